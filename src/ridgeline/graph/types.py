@@ -1,0 +1,206 @@
+"""What is computed: an immutable graph of operators over typed values, with repeated structure kept once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from ridgeline.dtypes import DType, dtype
+
+
+class Phase(StrEnum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+class Kind(StrEnum):
+    """Why a value's memory exists; peak memory is reported by it."""
+
+    PARAM = "param"
+    BUFFER = "buffer"
+    INPUT = "input"
+    CONSTANT = "constant"
+    ACTIVATION = "activation"
+    GRAD = "grad"
+    STATE = "state"  # optimizer state
+
+
+RESIDENT = frozenset({Kind.PARAM, Kind.BUFFER, Kind.INPUT, Kind.CONSTANT, Kind.STATE})
+"""Kinds that exist before the first node runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape, element type and memory layout (``contiguous``, ``channels_last`` or ``strided``)."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    layout: str = "contiguous"
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return math.ceil(math.prod(self.shape) * self.dtype.bits / 8)
+
+    def __str__(self) -> str:
+        suffix = "" if self.layout == "contiguous" else f":{self.layout}"
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{suffix}"
+
+
+def tensor(shape: tuple[int, ...] | list[int], dt: str | DType = "bf16", layout: str = "contiguous") -> TensorType:
+    """A tensor type, from a shape and a dtype's name."""
+    return TensorType(tuple(shape), dtype(dt), layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor of the graph.
+
+    ``alias`` names the value whose storage it shares (a view, or the result of an in-place op); a value without
+    alias owns ``type.num_bytes`` of memory (or ``storage_bytes`` where the allocation is larger than the tensor).
+    ``count`` > 1 marks a stack: one such tensor per iteration of a Block; nodes inside the block mean their own
+    iteration's.
+    """
+
+    id: int
+    type: TensorType
+    kind: Kind = Kind.ACTIVATION
+    alias: int | None = None
+    count: int = 1
+    name: str = ""
+    storage_bytes: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory owned per iteration; 0 for an alias."""
+        if self.alias is not None:
+            return 0
+        return self.type.num_bytes if self.storage_bytes is None else self.storage_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator call. ``frees`` are the values whose storage nobody needs after it has run."""
+
+    op: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    phase: Phase = Phase.FORWARD
+    module: str = ""  # dotted module path; ``*`` stands for the iteration inside a block
+    source: str = ""  # file:line of the model's code
+    target: str = ""  # what the framework called it, e.g. aten.addmm.default
+    frees: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """A value handed from one iteration to the next: ``inner`` is ``init`` in the first, then the last ``next``."""
+
+    init: int
+    inner: int
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A body that runs ``repeat`` times.
+
+    Stacked values (``count`` > 1) used inside mean the slice of this iteration; with ``reverse`` iteration i uses
+    slice ``repeat - 1 - i``, as a backward pass does. A value defined inside and used after the block without being
+    stacked is that of the last iteration run.
+    """
+
+    nodes: tuple[Node, ...]
+    repeat: int
+    carries: tuple[Carry, ...] = ()
+    reverse: bool = False
+    module: str = ""
+
+
+Item = Node | Block
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operators in schedule order, with every value they touch."""
+
+    name: str
+    values: tuple[Value, ...]  # values[i].id == i
+    items: tuple[Item, ...]
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    mode: str = "infer"
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def nodes(self) -> Iterator[tuple[Node, int]]:
+        """Every distinct node with the number of times it runs."""
+        for item in self.items:
+            if isinstance(item, Block):
+                for node in item.nodes:
+                    yield node, item.repeat
+            else:
+                yield item, 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes as run, repeats counted."""
+        return sum(times for _, times in self.nodes())
+
+    def type_of(self, value: int) -> TensorType:
+        return self.values[value].type
+
+    def in_types(self, node: Node) -> tuple[TensorType, ...]:
+        values = self.values
+        return tuple(values[i].type for i in node.inputs)
+
+    def out_types(self, node: Node) -> tuple[TensorType, ...]:
+        values = self.values
+        return tuple(values[i].type for i in node.outputs)
+
+    @property
+    def num_params(self) -> int:
+        """Elements of all distinct parameters."""
+        return sum(v.type.numel * v.count for v in self.values if v.kind is Kind.PARAM and v.alias is None)
+
+    @property
+    def param_bytes(self) -> int:
+        return sum(v.num_bytes * v.count for v in self.values if v.kind is Kind.PARAM)
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Equal graphs hash equal, whatever their name, source lines or machine."""
+        digest = hashlib.sha256()
+        for v in self.values:
+            digest.update(f"{v.id}|{v.type}|{v.kind}|{v.alias}|{v.count}|{v.storage_bytes};".encode())
+        for item in self.items:
+            digest.update(_item_text(item).encode())
+        digest.update(f"{self.inputs}{self.outputs}{self.mode}".encode())
+        return digest.hexdigest()[:32]
+
+    def __str__(self) -> str:
+        from ridgeline.graph.text import to_text
+
+        return to_text(self)
+
+
+def _node_text(n: Node) -> str:
+    attrs = json.dumps(dict(n.attrs), sort_keys=True, default=str)
+    return f"{n.op}|{n.inputs}|{n.outputs}|{attrs}|{n.phase}|{n.frees};"
+
+
+def _item_text(item: Item) -> str:
+    if isinstance(item, Node):
+        return _node_text(item)
+    body = "".join(_node_text(n) for n in item.nodes)
+    return f"block {item.repeat} {item.reverse} {item.carries} {{{body}}}"
