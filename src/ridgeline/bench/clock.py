@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ class Clock:
 
     def warm(self, run: Callable[[], Any], warmup_s: float, rep_s: float, max_num: int = 100) -> Timing:
         """Event time with inputs as the previous repetition left them."""
-        return self._timed(run, warmup_s, rep_s, max_num, lambda: torch.cuda._sleep(60_000))
+        return self._timed(run, warmup_s, rep_s, max_num, lambda: torch.cuda._sleep(150_000))
 
     def _timed(self, run: Callable[[], Any], warmup_s: float, rep_s: float, max_num: int, between: Callable[[], Any]) -> Timing:
         once_s = self._estimate(run)
@@ -81,13 +81,15 @@ def host_time(run: Callable[[], Any], num: int = 300) -> float:
     return statistics.median(samples)
 
 
-def kernels_of(runs: list[Callable[[], Any]], before: Callable[[], Any]) -> list[list[tuple[str, float]]]:
-    """Device kernels (name, seconds) each callable launched, told apart by marker kernels between them."""
+def kernels_of(runs: Iterable[Callable[[], Any]]) -> list[list[tuple[str, float]]]:
+    """Device kernels (name, seconds) each callable launched, told apart by marker kernels around them.
+
+    ``runs`` may prepare the next callable (inputs, cache state) while it is asked for it: that is not recorded.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as prof:
         for run in runs:
-            before()
             torch.cuda._sleep(100)
             run()
             torch.cuda._sleep(100)

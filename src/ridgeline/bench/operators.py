@@ -72,6 +72,7 @@ def make(kind: str, dtype: str, phase: str, library: str, shape: Shape, device: 
     request = Request(kind, dtype, phase, library, shape, device)
     forward = _MAKERS[kind](request)
     if library == "inductor":
+        torch._dynamo.reset()  # every shape its own static kernel, never the eager fallback after too many recompiles
         forward = torch.compile(forward, dynamic=False)
     return forward if phase == "fwd" else _backward(forward, request.leaves)
 
@@ -169,7 +170,7 @@ def _batch_norm(r: Request) -> Run:
         if r.phase == "bwd":
             r.leaves[0] = x.requires_grad_(True)
     weight, bias = r.tensor(r["c"]), r.tensor(r["c"])
-    mean, var = torch.zeros(r["c"], device=r.device), torch.ones(r["c"], device=r.device)
+    mean, var = torch.zeros_like(bias).detach(), torch.ones_like(bias).detach()
     training = bool(r.opt("training", 1))
     return lambda: F.batch_norm(x, mean, var, weight, bias, training)
 
@@ -321,7 +322,8 @@ def _sort(r: Request) -> Run:
 
 @maker("cumsum")
 def _cumsum(r: Request) -> Run:
-    x = r.tensor(r["n"], grad=False) if "c" not in r.shape else r.tensor(r["n"], r["c"], grad=False)
+    size = (r["n"],) if "c" not in r.shape else (r["n"], r["c"])
+    x = r.index(100, *size) if r.dtype == "int64" else r.tensor(*size, grad=False)
     return lambda: torch.cumsum(x, -1)
 
 

@@ -19,10 +19,10 @@ class Point:
     shape: dict[str, Any] = field(hash=False)
 
 
-def points(seed: int = 0, scale: float = 1.0) -> Iterator[Point]:
-    """The whole calibration set; ``scale`` multiplies how many shapes each kind gets."""
+def points(seed: int = 0, scale: float = 1.0, compiled: bool = False) -> Iterator[Point]:
+    """The whole calibration set; ``scale`` multiplies how many shapes each kind gets; ``compiled`` asks for Inductor's kernels instead."""
     rng = random.Random(seed)
-    for family, count in _FAMILIES:
+    for family, count in _COMPILED if compiled else _FAMILIES:
         for _ in range(max(1, round(count * scale))):
             point = family(rng)
             if point is not None:
@@ -112,8 +112,8 @@ def _decode(rng: random.Random) -> Point | None:
     return None
 
 
-def _rows(kind: str, phase: str = "fwd", library: str = "aten", low: float = 3e3, high: float = 3e8,
-          dtypes: tuple[str, ...] = ("bf16", "bf16", "bf16", "fp16", "fp32", "fp32"), max_c: int = 131072) -> Callable[[random.Random], Point]:
+def _rows(kind: str, phase: str = "fwd", library: str = "aten", low: float = 1e4, high: float = 3e8,
+          dtypes: tuple[str, ...] = ("bf16", "bf16", "bf16", "fp16", "fp32", "fp32"), max_c: int = 40000) -> Callable[[random.Random], Point]:
     def draw(rng: random.Random) -> Point:
         numel = _log(rng, low, high)
         c = min(_dim(rng, 16, max_c), numel)
@@ -277,3 +277,7 @@ _FAMILIES: list[tuple[Callable[[random.Random], Point | None], int]] = [
     (_optimizer("foreach"), 25), (_optimizer("fused"), 30), *[(_foreach(k), 15) for k in ("foreach_add", "foreach_sqrt", "foreach_mul_", "foreach_addcdiv_")],
     (_lstm, 15),
 ]  # fmt: skip
+
+_COMPILED: list[tuple[Callable[[random.Random], Point | None], int]] = [
+    (_rows(kind, phase, "inductor", low=3e5), 9) for kind in ("layer_norm", "rms_norm", "softmax", "gelu") for phase in ("fwd", "bwd")
+] + [(_rows(kind, "fwd", "inductor", low=3e5), 8) for kind in ("add", "sum_dim0", "sum_dim1", "add_row")]
