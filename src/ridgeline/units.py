@@ -18,14 +18,14 @@ def parse_quantity(text: str) -> float:
     """``'100MB'`` → 1e8, ``'4.8TB/s'`` → 4.8e12, ``'1980MHz'`` → 1.98e9, ``'96Mi'`` → 96·2²⁰, ``'700'`` → 700."""
     match = _NUMBER.match(text)
     if not match:
-        raise UnitError(f"cannot read {text!r} as a quantity: write a number with an optional unit, such as 100MB or 4.8TB/s")
+        raise UnitError(f"cannot read {text!r} as a quantity: write a number and an optional unit, as 100MB or 4.8TB/s")
     number, suffix = float(match.group(1).replace("_", "")), match.group(2)
     for unit in _UNITS:
         if suffix.endswith(unit):
             prefix = suffix[: len(suffix) - len(unit)] if unit else suffix
             if prefix in _PREFIX:
                 return number * _PREFIX[prefix] / (8 if unit in ("bit/s", "bps") else 1)
-    raise UnitError(f"unknown unit {suffix!r} in {text!r}: use B, B/s, FLOP/s, Hz, s, W or J with k, M, G, T, P or Ki, Mi, Gi")
+    raise UnitError(f"unknown unit {suffix!r} in {text!r}: use B, B/s, FLOP/s, Hz, s, W or J with k M G T or Ki Mi Gi")
 
 
 def _scaled(value: float, steps: list[tuple[float, str]]) -> str:

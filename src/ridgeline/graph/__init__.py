@@ -3,6 +3,8 @@
 from ridgeline.graph.build import Builder, root_of, with_frees
 from ridgeline.graph.expand import FlatNode, expand, slot_times
 from ridgeline.graph.ops import OpDecl, declare, op, ops
+from ridgeline.graph.serial import dumps, load, loads, save
+from ridgeline.graph.text import to_text
 from ridgeline.graph.types import (
     RESIDENT,
     Block,
@@ -16,8 +18,10 @@ from ridgeline.graph.types import (
     Value,
     tensor,
 )
+from ridgeline.graph.verify import problems, verify
 
 __all__ = [
     "RESIDENT", "Block", "Builder", "Carry", "FlatNode", "Graph", "Item", "Kind", "Node", "OpDecl", "Phase",
-    "TensorType", "Value", "declare", "expand", "op", "ops", "root_of", "slot_times", "tensor", "with_frees",
+    "TensorType", "Value", "declare", "dumps", "expand", "load", "loads", "op", "ops", "problems", "root_of", "save",
+    "slot_times", "tensor", "to_text", "verify", "with_frees",
 ]  # fmt: skip

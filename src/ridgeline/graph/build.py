@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,7 @@ class _OpenBlock:
 
 
 class Builder:
-    """Collects values and nodes; ``finish`` makes the immutable graph and, unless told, computes what each node frees."""
+    """Collects values and nodes; ``finish`` makes the immutable graph and computes what each node frees."""
 
     def __init__(self, name: str, mode: str = "infer", **meta: Any) -> None:
         self.name, self.mode, self.meta = name, mode, meta
@@ -119,54 +119,115 @@ def root_of(values: Sequence[Value], value: int) -> int:
 
 
 def with_frees(graph: Graph) -> Graph:
-    """Free every activation after its last use, as reference counting would."""
-    values = graph.values
-    keep = {root_of(values, o) for o in graph.outputs}
-    keep |= {v.id for v in values if v.kind in RESIDENT}
-    last_use: dict[int, int] = {}
-    for index, item in enumerate(graph.items):
-        for node in item.nodes if isinstance(item, Block) else (item,):
-            for value in (*node.inputs, *node.outputs):
-                last_use[root_of(values, value)] = index
-        if isinstance(item, Block):
-            for c in item.carries:
-                last_use[root_of(values, c.init)] = index
-    items = tuple(_freed_item(graph, item, index, last_use, keep) for index, item in enumerate(graph.items))
-    return replace(graph, items=items)
+    """Free every activation after its last use, as reference counting would; gradients stay."""
+    return replace(graph, items=tuple(_Frees(graph).items()))
 
 
-def _freed_item(graph: Graph, item: Item, index: int, last_use: dict[int, int], keep: set[int]) -> Item:
-    values = graph.values
-    if isinstance(item, Node):
-        roots = dict.fromkeys(root_of(values, v) for v in (*item.inputs, *item.outputs))
-        return replace(item, frees=tuple(r for r in roots if last_use[r] == index and r not in keep))
-    return _freed_block(graph, item, index, last_use, keep)
+class _Frees:
+    """Walks the schedule once, knowing of every storage where it is used last.
 
+    Storages go by the value that owns them; the placeholder of a carry counts as an owner, since it is another storage
+    in every iteration.
+    """
 
-def _freed_block(graph: Graph, block: Block, index: int, last_use: dict[int, int], keep: set[int]) -> Block:
-    """Inside a block a value dies after its last use in the body, unless it is carried on, stacked for later, or from outside."""
-    values = graph.values
-    inner_roots = {c.inner for c in block.carries}
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.carries = {c.inner: c for item in graph.items if isinstance(item, Block) for c in item.carries}
+        self.keep = {self.root(o) for o in graph.outputs}
+        self.keep |= {v.id for v in graph.values if v.kind in RESIDENT or v.kind is Kind.GRAD}
+        self.keep -= set(graph.meta.get("donated", ()))  # inputs the caller gives away, such as a cache being replaced
+        self.written: set[int] = set()  # roots written by the items passed
+        self.looped: set[int] = set()  # those of them that blocks wrote
+        self.pending: list[int] = []  # last used by a block that runs it many times: the next plain node frees them
+        self.last_item: dict[int, int] = {}
+        for index, item in enumerate(graph.items):
+            for node in item.nodes if isinstance(item, Block) else (item,):
+                for value in (*node.inputs, *node.outputs):
+                    self.last_item[self.root(value)] = index
+            if isinstance(item, Block):
+                for c in item.carries:
+                    self.last_item[self.root(c.init)] = index
 
-    def local_root(value: int) -> int:  # stop at the carried placeholder: each iteration has its own
-        while value not in inner_roots and values[value].alias is not None:
-            value = values[value].alias  # type: ignore[assignment]
+    def root(self, value: int) -> int:
+        while value not in self.carries and (alias := self.graph.values[value].alias) is not None:
+            value = alias
         return value
 
-    defined = {local_root(o) for n in block.nodes for o in n.outputs}
-    next_roots = {local_root(c.next) for c in block.carries}
-    last: dict[int, int] = {}
-    for at, node in enumerate(block.nodes):
-        for value in (*node.inputs, *node.outputs):
-            last[local_root(value)] = at
-    frees: dict[int, list[int]] = {}
-    for root, at in last.items():
-        if root in inner_roots:
-            if values[root].count == 1 and root not in next_roots:
+    def items(self) -> Iterator[Item]:
+        for index, item in enumerate(self.graph.items):
+            yield self._block(item, index) if isinstance(item, Block) else self._node(item, index)
+
+    def _node(self, node: Node, index: int) -> Node:
+        roots = dict.fromkeys(self.root(v) for v in (*node.inputs, *node.outputs))
+        dead = [r for r in roots if self.last_item[r] == index and r not in self.keep]
+        dead += [r for r in self.pending if r not in roots]
+        self.pending = []
+        self.written.update(self.root(o) for o in node.outputs)
+        return replace(node, frees=tuple(dead))
+
+    def _block(self, block: Block, index: int) -> Block:
+        last: dict[int, int] = {c.inner: 0 for c in block.carries}  # one that is never read dies at once
+        for at, node in enumerate(block.nodes):
+            for value in (*node.inputs, *node.outputs):
+                last[self.root(value)] = at
+        outputs = {o for n in block.nodes for o in n.outputs}
+        single = {i for n in block.nodes for i in n.inputs if self.graph.values[i].count == 1} - outputs
+        shared = {self.root(i) for i in single}  # the same for all iterations, if only as a view of a stack's last slice
+        local = {self.root(o) for o in outputs} - self.written - self.keep
+        inner = {c.inner: self.root(c.next) for c in block.carries}
+        handed_on = set(inner.values())
+        frees: dict[int, list[int]] = {}
+        for root, at in last.items():
+            if root in handed_on or root in self.keep or self.last_item.get(root, index) != index:
+                continue
+            if root in inner:
+                dies = self._dies_here(root, inner, last, index)
+            else:
+                dies = root in local or (root not in shared and self._own_slice(root, last))
+            if dies:
                 frees.setdefault(at, []).append(root)
-        elif root in next_roots or last_use[root_of(values, root)] != index or root in keep:
-            continue
-        elif root in defined or values[root].count > 1:
-            frees.setdefault(at, []).append(root)
-    nodes = tuple(replace(n, frees=tuple(frees.get(at, ()))) for at, n in enumerate(block.nodes))
-    return replace(block, nodes=nodes)
+            start = self.root(self.carries[root].init) if root in self.carries else root
+            if not dies or (root in inner and start in self.looped):  # of a looped start, earlier iterations' remain
+                self._leave(start, index)
+        self._leave_carried(block, index, local)
+        self.written |= local
+        self.looped |= local
+        nodes = (replace(n, frees=tuple(frees.get(at, ()))) for at, n in enumerate(block.nodes))
+        return replace(block, nodes=tuple(nodes))
+
+    def _dies_here(self, root: int, inner: Mapping[int, int], last: Mapping[int, int], index: int) -> bool:
+        """Whether a carried storage dies with its placeholder: not where it, or a twin of it, is stacked for later."""
+        twins = [i for i in inner if inner[i] == inner[root]]
+        if root != self._last_of(twins, last) or any(self.last_item.get(t, index) != index for t in twins):
+            return False
+        if self.graph.values[inner[root]].count == 1:
+            return True
+        return inner[root] not in self.keep and self.last_item.get(inner[root], index) == index
+
+    def _last_of(self, twins: Sequence[int], last: Mapping[int, int]) -> int:
+        """Of placeholders that mean one storage, the one that is read last."""
+        return max(twins, key=lambda twin: (last[twin], twin))
+
+    def _own_slice(self, root: int, used: Mapping[int, int]) -> bool:
+        """Whether each iteration may free its slice of a stack: not if the same storage is also stacked as a result."""
+        if self.graph.values[root].count == 1:
+            return False
+        if root not in self.carries:
+            return True
+        handed_on = self.root(self.carries[root].next)
+        twins = [c for c in self.carries if c in used and self.root(self.carries[c].next) == handed_on]
+        return handed_on not in used and root == self._last_of(twins, used)
+
+    def _leave_carried(self, block: Block, index: int, local: set[int]) -> None:
+        """What the last iteration hands on to nobody, and inits that several carries share."""
+        inits = [self.root(c.init) for c in block.carries]
+        for root in dict.fromkeys(self.root(c.next) for c in block.carries):
+            if root in local:
+                self._leave(root, index)
+        for root in {r for r in inits if inits.count(r) > 1}:
+            self._leave(root, index)
+
+    def _leave(self, value: int, index: int) -> None:
+        root = self.root(value)
+        if root not in self.keep and root not in self.pending and self.last_item.get(root, index) <= index:
+            self.pending.append(root)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ridgeline.graph.types import Block, Graph, Node
+from ridgeline.graph.types import RESIDENT, Block, Graph, Node
 
 Flat = tuple[int, int]
 """A storage of the flat graph: (id of the value that owns it, slice); the slice is 0 outside blocks."""
+
+OUTSIDE = -1
+"""The slot of nodes outside blocks: a value of a closed block then means its last iteration's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,36 +41,69 @@ def slot_times(repeat: int, max_iterations: int) -> list[int]:
 
 def expand(graph: Graph, max_iterations: int = 3) -> Iterator[FlatNode]:
     """Flat nodes in schedule order; a longer block shows its first, middle (× the rest) and last iteration."""
-    names = _Names(graph)
+    names = _Names(graph, max_iterations)
     body = 0
-    for item in graph.items:
+    for index, item in enumerate(graph.items):
         if isinstance(item, Node):
-            yield names.flat(item, 0, 1, 0)
+            yield names.flat(item, OUTSIDE, 1, 0)
+            names.written.update(item.outputs)
             continue
-        names.enter(item)
+        names.enter(item, index)
         times = slot_times(item.repeat, max_iterations)
-        for i, repeated in enumerate(times):
+        slot = 0
+        for i in range(len(times)):
             body += 1
             slot = len(times) - 1 - i if item.reverse else i
             names.iterate(item, i, slot)
             for node in item.nodes:
-                yield names.flat(node, slot, repeated, body)
+                yield names.flat(node, slot, times[slot], body)
         names.leave(item, slot)
 
 
 class _Names:
     """Which storage a value id means right now."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, max_iterations: int) -> None:
         self.values = graph.values
+        self.max_iterations = max_iterations
+        self.holders = frozenset(c.inner for b in graph.items if isinstance(b, Block) for c in b.carries)
+        self.needed = self._needed(graph)
+        self.index = 0
+        self.written: set[int] = set()  # values written so far, outside the open block
         self.carried: dict[int, Flat] = {}  # placeholder of the open block → storage in this iteration
         self.stacked: dict[Flat, Flat] = {}  # (placeholder, slice) → storage, for later blocks
         self.local: frozenset[int] = frozenset()  # values the open block defines
         self.last: dict[int, int] = {}  # value defined in a closed block → slice of its last iteration
+        self.slices: dict[int, int] = {}  # value of a closed block → iterations shown that each wrote one
+        self.gone: set[Flat] = set()  # freed so far
+        self.held: set[Flat] = set()  # stacked carries of closed blocks: a later block frees them slice by slice
         self.slot = 0
 
-    def enter(self, block: Block) -> None:
-        self.local = frozenset(o for n in block.nodes for o in n.outputs)
+    def _needed(self, graph: Graph) -> dict[int, float]:
+        """The last item that needs each storage by its own name; as a carry's start an item needs it half as long."""
+        needed: dict[int, float] = {}
+        if not self.holders:
+            return needed
+        for index, item in enumerate(graph.items):
+            if isinstance(item, Block):
+                for root in [self.owner(c.init) for c in item.carries]:
+                    needed[root] = index if needed.get(root) == index - 0.5 else index - 0.5
+            for node in item.nodes if isinstance(item, Block) else (item,):
+                for value in (*node.inputs, *node.outputs):
+                    needed[self.owner(value)] = index
+        for out in graph.outputs:
+            needed[self.owner(out)] = len(graph.items)
+        return needed
+
+    def owner(self, value: int) -> int:
+        while value not in self.holders and (alias := self.values[value].alias) is not None:
+            value = alias
+        return value
+
+    def enter(self, block: Block, index: int) -> None:
+        self.index = index
+        outputs = {o for n in block.nodes for o in n.outputs}
+        self.local = frozenset(o for o in outputs - self.written if self.values[o].kind not in RESIDENT)
         self.carried = {}
 
     def iterate(self, block: Block, i: int, slot: int) -> None:
@@ -79,26 +115,52 @@ class _Names:
         self.stacked.update({(inner, slot): flat for inner, flat in fresh.items()})
 
     def leave(self, block: Block, slot: int) -> None:
-        self.stacked.update({(c.inner, -1): self.carried[c.inner] for c in block.carries})
+        self.stacked.update({(c.inner, OUTSIDE): self.carried[c.inner] for c in block.carries})
         self.last.update(dict.fromkeys(self.local, slot))
+        slots = min(block.repeat, self.max_iterations)
+        self.slices.update(dict.fromkeys(self.local, slots))
+        self.slices.update({c.inner: slots for c in block.carries if self.values[c.inner].count > 1})
+        stacks = [c.inner for c in block.carries if self.values[c.inner].count > 1 and self.needed.get(c.inner, -1) > self.index]
+        self.held.update(self.stacked[inner, at] for inner in stacks for at in range(slots))
+        self.written |= self.local
         self.local, self.carried = frozenset(), {}
 
     def storage(self, value: int, slot: int) -> Flat:
+        values = self.values
+        inside = sliced = slot != OUTSIDE
         while True:
-            if value in self.carried:
+            if inside and value in self.carried:
                 return self.carried[value]
-            seen = self.values[value]
-            if seen.count > 1 and (value, slot) in self.stacked:
+            seen = values[value]
+            sliced = sliced and (seen.count > 1 or value in self.local)  # a view made outside is of the last slice
+            own = sliced and seen.count > 1
+            if own and (value, slot) in self.stacked:
                 return self.stacked[value, slot]
-            if (value, -1) in self.stacked and value not in self.local:
-                return self.stacked[value, -1]
+            if not own and (value, OUTSIDE) in self.stacked:
+                return self.stacked[value, OUTSIDE]
             if seen.alias is None:
-                inside = seen.count > 1 or value in self.local
-                return (value, slot if inside else self.last.get(value, 0))
+                return (value, slot if own or (inside and value in self.local) else self.last.get(value, 0))
             value = seen.alias
+
+    def freed(self, value: int, slot: int) -> Iterator[Flat]:
+        """A plain node frees what all iterations left; a body spares the start of a carry that others need still."""
+        if slot == OUTSIDE and value in self.slices:
+            every = (self.stacked.get((value, at), (value, at)) for at in range(self.slices[value]))
+            yield from (storage for storage in every if storage not in self.gone and storage not in self.held)
+            return
+        storage = self.storage(value, slot)
+        if value not in self.holders or not self.outlives(storage):
+            yield storage
+
+    def outlives(self, storage: Flat) -> bool:
+        root, slot = storage
+        if root in self.local or slot != self.last.get(root, 0):
+            return False
+        return self.values[root].kind in RESIDENT or self.needed.get(root, -1) >= self.index
 
     def flat(self, node: Node, slot: int, times: int, body: int) -> FlatNode:
         inputs = tuple(self.storage(v, slot) for v in node.inputs)
         outputs = tuple(self.storage(v, slot) for v in node.outputs)
-        frees = tuple(self.storage(v, slot) for v in node.frees)
+        frees = tuple(s for v in node.frees for s in self.freed(v, slot)) if node.frees else ()
+        self.gone.update(frees)
         return FlatNode(node, inputs, outputs, frees, times, body)

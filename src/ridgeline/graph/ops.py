@@ -54,7 +54,7 @@ declare("conv", "convolution; `which` = fwd, or bwd with grads among input, weig
         "n c o spatial kernel stride padding dilation groups transposed which",
         "out_spatial grads bias layout epilogue")
 declare("attention", "softmax(q·kᵀ)·v, phase forward or backward by the node",
-        "b h hkv s skv d causal", "dv window mask dropout backend bias_grad scale varlen lse")
+        "b h hkv s skv d causal", "dv window mask dropout backend bias_grad scale varlen lse softcap sinks")
 declare("rnn", "a whole LSTM/GRU/RNN call", "cell layers hidden input seq batch", "bidirectional")
 declare("fft", "FFT over the last transformed dims", "length batch", "real inverse")
 declare("linalg", "dense factorization or solve", "fn n batch")
@@ -87,7 +87,7 @@ declare("optimizer", "a fused optimizer step over a list of tensors", "fn num_te
 declare("quantize", "scale and round to a narrow type", "fn", "block")
 
 # Not device arithmetic.
-declare("view", "another look at the same storage", "", "fn", free=True)
+declare("view", "another look at the same storage", "", "fn dim", free=True)
 declare("alloc", "memory without a write (empty)", "", "fn", free=True)
 declare("host", "work of the host thread only", "fn", "", free=True)
 declare("sync", "the host waits for the device (item, cpu())", "fn")

@@ -196,7 +196,7 @@ class Graph:
 
 def _node_text(n: Node) -> str:
     attrs = json.dumps(dict(n.attrs), sort_keys=True, default=str)
-    return f"{n.op}|{n.inputs}|{n.outputs}|{attrs}|{n.phase}|{n.frees};"
+    return f"{n.op}|{n.inputs}|{n.outputs}|{attrs}|{n.phase}|{n.target}|{n.frees};"
 
 
 def _item_text(item: Item) -> str:

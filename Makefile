@@ -1,0 +1,59 @@
+# Two commands do everything from a fresh clone: `make demo` and `make test`.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# The first Python from 3.11 to 3.13 on this machine that can make a virtual environment; or PYTHON=… by hand.
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python; do \
+	$$p -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
+	&& { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+# Bytecode is written when a module is first imported: compiling all of torch and transformers up front takes longer.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
+export OMP_NUM_THREADS := 1
+export HF_HUB_OFFLINE := 1
+
+.PHONY: help demo test lint pytest clean
+
+help:
+	@echo "make demo   install the core and predict Llama-3-8B on an H200"
+	@echo "make test   install everything for tests, lint, type-check and test"
+	@echo "make lint   ruff, mypy and import-linter only"
+	@echo "make pytest the tests only (ARGS='tests/unit -x' to choose)"
+	@echo "make clean  remove the environment and the caches"
+
+demo: $(VENV)/.core
+	$(BIN)/ridgeline predict llama3-8b --on h200
+
+test: lint pytest
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+ARGS ?= -m "not gpu"
+pytest: $(VENV)/.test
+	$(BIN)/python -m pytest -q -n 2 $(ARGS)
+
+$(VENV)/.made:
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 to 3.13 with venv found: install one, or say PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.made pyproject.toml requirements/core.txt
+	$(PIP) -r requirements/core.txt
+	$(PIP) --no-deps --editable .
+	@touch $@
+
+# torch goes first and alone: its exact pin is what brings the CPU build where one is offered. The rest is a full
+# closure, so that nothing is resolved and nothing is pulled in behind our back.
+$(VENV)/.test: $(VENV)/.core requirements/torch.txt requirements/test.txt
+	$(PIP) -r requirements/torch.txt
+	$(PIP) --no-deps -r requirements/test.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

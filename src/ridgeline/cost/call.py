@@ -1,0 +1,102 @@
+"""A kernel call: the unit the time models price, the calibration measures and ``validate`` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ridgeline.cost.chip import Chip
+from ridgeline.errors import CostError, nearest
+
+Coef = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One library call as the library sees it: ``gemm`` of bf16 by cuBLAS with m, n, k.
+
+    ``shape`` is a tuple of (name, number) pairs so that a call is hashable and prices are remembered.
+    """
+
+    kind: str
+    dtype: str
+    phase: str = "fwd"
+    library: str = "aten"
+    shape: tuple[tuple[str, int], ...] = ()
+
+    def dims(self) -> dict[str, int]:
+        return dict(self.shape)
+
+
+def call(kind: str, dtype: str, phase: str = "fwd", library: str = "aten", **shape: int) -> Call:
+    """A call with its dimensions given by name."""
+    return Call(kind, dtype, phase, library, tuple(shape.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """What a call takes on a device.
+
+    ``busy_s`` is the sum of its kernels' durations, ``floor_s`` the speed of light (never above a measurement),
+    ``bound`` what limits it: compute, memory, cache, latency, or an instruction unit by name.
+    """
+
+    busy_s: float
+    floor_s: float
+    bound: str
+    num_kernels: int = 1
+
+
+Model = Callable[[Call, Chip, Coef, float], Time]
+"""(call, chip, coefficients of the family, share of the input bytes already in L2) → Time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Calls that one mechanism prices, with the coefficients a calibration may replace."""
+
+    name: str
+    model: Model
+    defaults: Coef
+
+
+_FAMILY_OF_KIND: dict[str, Family] = {}
+
+
+def family(name: str, kinds: str, defaults: Coef) -> Callable[[Model], Model]:
+    """Register a time model for the kinds (space-separated) it prices; a kind has one model."""
+
+    def register(model: Model) -> Model:
+        made = Family(name, model, defaults)
+        for kind in kinds.split():
+            if kind in _FAMILY_OF_KIND:
+                raise CostError(f"kind {kind!r} has two time models: {_FAMILY_OF_KIND[kind].name} and {name}")
+            _FAMILY_OF_KIND[kind] = made
+        return model
+
+    return register
+
+
+def family_of(kind: str) -> Family:
+    if kind not in _FAMILY_OF_KIND:
+        raise CostError(f"no time model for operator kind {kind!r}{nearest(kind, _FAMILY_OF_KIND)}")
+    return _FAMILY_OF_KIND[kind]
+
+
+def kinds() -> list[str]:
+    return sorted(_FAMILY_OF_KIND)
+
+
+ITEMSIZE = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp8_e5m2": 1.0, "int64": 8.0,
+            "int32": 4.0, "int16": 2.0, "int8": 1.0, "uint8": 1.0, "bool": 1.0, "fp4": 0.5, "int4": 0.5, "fp6": 0.75,
+            "complex64": 8.0, "complex128": 16.0}  # fmt: skip
+
+
+def memory_floor_s(chip: Chip, read_bytes: float, written_bytes: float, warm_frac: float) -> float:
+    """No kernel moves its bytes faster than this: cold reads from DRAM, everything through L2.
+
+    Writes may still sit in the L2 when the kernel ends, so only what exceeds its capacity must reach DRAM.
+    """
+    dram_bytes = read_bytes * (1.0 - warm_frac) + max(0.0, written_bytes - chip.l2_bytes)
+    return max(dram_bytes / chip.dram_bytes_per_s, (read_bytes + written_bytes) / chip.l2_bytes_per_s)
+

@@ -1,0 +1,32 @@
+"""The two questions people ask the zoo: what is there, and give me this one as a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridgeline.graph import Graph
+from ridgeline.graph.backward import differentiate
+from ridgeline.models import encoder, llm, speech, ssm, vision  # noqa: F401  (importing a family registers it)
+from ridgeline.models.card import ModelCard, catalog, check, find
+
+
+def models() -> list[ModelCard]:
+    """Every network of the zoo, in the order of their families."""
+    return catalog()
+
+
+def build(name: str, *, batch: int = 1, seq: int | None = None, kv: int | None = None, image: int | None = None,
+          mode: str = "infer", precision: str = "bf16", optimizer: str = "adamw", **options: Any) -> Graph:
+    """The graph of a named network.
+
+    ``infer`` is one forward pass with logits for every position, ``prefill`` keeps only the last token's logits,
+    ``decode`` is one new token on top of ``kv`` cached ones, ``train`` is forward, loss, backward and one step of
+    ``optimizer``. Sizes that are not given come from the network's card.
+    """
+    card, builder = find(name)
+    sizes = {"seq": seq, "kv": kv, "image": image}
+    request = check(card, batch=batch, sizes=sizes, mode=mode, precision=precision, optimizer=optimizer, options=options)
+    graph = builder(request)
+    if mode == "train":
+        return differentiate(graph, optimizer=optimizer)
+    return graph

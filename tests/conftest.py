@@ -1,0 +1,84 @@
+"""Tiers by folder, skips that say why, and the few fixtures that every tier shares."""
+
+from __future__ import annotations
+
+import importlib.abc
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+TIERS = ("unit", "property", "golden", "conformance", "gpu")
+
+# Examples are derived from the test, not drawn anew: a failure on one machine is a failure on all.
+settings.register_profile("steady", derandomize=True, deadline=None, max_examples=60,
+                          suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
+
+
+class _VisionOps(importlib.abc.MetaPathFinder):
+    """Defines the two ops that torchvision expects of its binary, which a CPU build of torch cannot load."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name == "torchvision":
+            sys.meta_path.remove(self)
+            _define_vision_ops()
+        return None
+
+
+def _define_vision_ops() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _KEPT.append(library)  # an op lives as long as the library object that defined it
+
+
+_KEPT: list[object] = []
+sys.meta_path.insert(0, _VisionOps())
+
+
+def _tier(path: Path) -> str | None:
+    parts = path.relative_to(ROOT / "tests").parts
+    return parts[0] if parts[0] in TIERS else None
+
+
+def _has_cuda() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if (tier := _tier(item.path)) is not None:
+            item.add_marker(tier)
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not _has_cuda():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def repo_dir() -> Path:
+    """The root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """Measurements kept beside the checkout, too large to be part of it; tests that need them skip elsewhere."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("no folder of shared measurements beside the checkout")
+    return folder
