@@ -35,8 +35,9 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports --no-logo
 
 ARGS ?= -m "not gpu"
+JOBS ?= 2
 pytest: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n 2 $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
 
 $(VENV)/.made:
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 to 3.13 with venv found: install one, or say PYTHON=/path/to/python" >&2; exit 1; }

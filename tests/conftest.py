@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.abc
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +52,7 @@ def _tier(path: Path) -> str | None:
     return parts[0] if parts[0] in TIERS else None
 
 
+@cache
 def _has_cuda() -> bool:
     try:
         import torch
@@ -59,14 +61,16 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by these marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (tier := _tier(item.path)) is not None:
             item.add_marker(tier)
-    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if on_gpu and not _has_cuda():
-        for item in on_gpu:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not _has_cuda():
+        pytest.skip("no CUDA device")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 
+from ridgeline.errors import InputError, nearest
+
 
 class Basis(IntEnum):
     """Ordered from most to least trustworthy, so that ``max`` is the worst."""
@@ -19,7 +21,10 @@ class Basis(IntEnum):
 
     @classmethod
     def parse(cls, text: str) -> Basis:
-        return cls[text.strip().upper()]
+        key = text.strip().upper()
+        if key not in cls.__members__:
+            raise InputError(f"unknown basis {text!r}{nearest(text, map(str, cls))}")
+        return cls[key]
 
 
 def worst(bases: Iterable[Basis]) -> Basis:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from ridgeline.errors import UnitError
@@ -20,6 +21,8 @@ def parse_quantity(text: str) -> float:
     if not match:
         raise UnitError(f"cannot read {text!r} as a quantity: write a number and an optional unit, as 100MB or 4.8TB/s")
     number, suffix = float(match.group(1).replace("_", "")), match.group(2)
+    if math.isinf(number):
+        raise UnitError(f"{text!r} is too large to be a quantity: write a number such as 100MB or 4.8TB/s")
     for unit in _UNITS:
         if suffix.endswith(unit):
             prefix = suffix[: len(suffix) - len(unit)] if unit else suffix

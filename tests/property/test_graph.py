@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections import Counter
@@ -76,10 +77,17 @@ class _Sketch:
                 made.append(self.op([*inner, *made, *saved]))
             fresh = [m for m in made if self.b.values[m].alias is None]
             for i in inner:
-                self.b.close_carry(i, self.draw(st.sampled_from(fresh)))
+                fitting = [m for m in made if self.start(m, inner) in {i, *fresh}]
+                self.b.close_carry(i, self.draw(st.sampled_from(fitting)))
         self.repeat = None
         self._stack(repeat, [*inner, *fresh])
         self.live.extend(fresh)
+
+    def start(self, value: int, inner: list[int]) -> int:
+        """Where a chain of aliases ends: a carry's next is new, or its placeholder updated in place."""
+        while value not in inner and (alias := self.b.values[value].alias) is not None:
+            value = alias
+        return value
 
     def _stack(self, repeat: int, candidates: list[int]) -> None:
         if repeat > 1 and candidates and self.draw(st.booleans()):
@@ -231,10 +239,8 @@ def test_any_json_in_any_place_is_refused_or_read_but_never_crashes(graph: Graph
 
 
 def _read_or_refuse(content: bytes) -> None:
-    try:
+    with contextlib.suppress(GraphError):
         verify(loads(content))
-    except GraphError as error:
-        assert str(error)
 
 
 @given(st.binary(max_size=200))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -202,7 +201,8 @@ def _recurrent(cell: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return padded, packed
 
 
-def _overrides() -> dict[str, Callable[..., Any]]:
+def overrides() -> dict[str, Callable[..., Any]]:
+    """CUDA's way through ops that decide by device, by overload name."""
     made: dict[str, Callable[..., Any]] = {
         "scaled_dot_product_attention": _attend, "dropout": _dropout, "rms_norm": _rms_norm, "softmax.int": _softmax,
         "log_softmax.int": _log_softmax, "one_hot": _one_hot,
@@ -341,12 +341,12 @@ def _cuda_autocast() -> Iterator[None]:
     outer = state.is_enabled("cuda")
     cls = torch.amp.autocast_mode.autocast
     patches = [
-        mock.patch.object(cls, "__init__", lambda self, *a, **k: state.init(self, *a, **k)),
-        mock.patch.object(cls, "__enter__", lambda self: state.enter(self)),
-        mock.patch.object(cls, "__exit__", lambda self, *a: state.exit(self, *a)),
-        mock.patch.object(torch, "is_autocast_enabled", state.enabled),
-        mock.patch.object(torch, "get_autocast_dtype", state.dtype_of),
-        mock.patch.object(torch, "get_autocast_gpu_dtype", lambda: state.dtype_of("cuda")),
+        _replaced(cls, "__init__", lambda self, *a, **k: state.init(self, *a, **k)),
+        _replaced(cls, "__enter__", lambda self: state.enter(self)),
+        _replaced(cls, "__exit__", lambda self, *a: state.exit(self, *a)),
+        _replaced(torch, "is_autocast_enabled", state.enabled),
+        _replaced(torch, "get_autocast_dtype", state.dtype_of),
+        _replaced(torch, "get_autocast_gpu_dtype", lambda: state.dtype_of("cuda")),
     ]
     with ExitStack() as stack:
         for patch in patches:
@@ -362,6 +362,16 @@ def _cuda_autocast() -> Iterator[None]:
 
 
 # --- torch.cuda without a GPU ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -387,16 +397,15 @@ def cuda_eager() -> Iterator[None]:
     """For the time being, ops on CPU tensors take the paths CUDA would take."""
     library = torch.library.Library("aten", "IMPL")
     try:
-        for name, kernel in _overrides().items():
+        for name, kernel in overrides().items():
             for key in _KEYS:
-                if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key) or True:
-                    library.impl(name, kernel, key)
+                library.impl(name, kernel, key)
         for name, kernel in _autocast_kernels().items():
             library.impl(name, kernel, "AutocastCPU")
         with ExitStack() as stack:
             for name, call in _cuda_calls().items():
                 if hasattr(torch.cuda, name):
-                    stack.enter_context(mock.patch.object(torch.cuda, name, call))
+                    stack.enter_context(_replaced(torch.cuda, name, call))
             stack.enter_context(_cuda_autocast())
             yield
     finally:

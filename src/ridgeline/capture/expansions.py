@@ -7,13 +7,17 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ridgeline.capture.cuda_eager import overrides
 from ridgeline.capture.recorder import Recorder
 
 aten = torch.ops.aten
 
 
 def expand_fast_paths(rec: Recorder) -> None:
-    """Teach the recorder what the eval fast paths of attention and encoder layers do inside."""
+    """Teach the recorder what the eval fast paths do inside, and CUDA's paths where autograd's keys are off."""
+    for name, override in overrides().items():
+        packet, _, overload = name.partition(".")
+        rec.expand_with(getattr(getattr(aten, packet), overload or "default"), override)
     for name, expansion in (("_native_multi_head_attention", _multi_head), ("_transformer_encoder_layer_fwd", _encoder_layer)):
         packet = getattr(aten, name, None)
         if packet is not None:

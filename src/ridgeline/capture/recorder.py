@@ -163,8 +163,8 @@ class Recorder(TorchDispatchMode):
         except Exception as error:
             raise self._failure(func, error) from error
         outs = _tensors((out,), {})
-        if self._shadowed(func, ins, outs):
-            shadows.follow(func, args, kwargs, ins, outs)
+        if self._shadowed(func, ins, outs) and shadows.follow(func, args, kwargs, ins, outs):
+            self.assume(shadows.ROUTING)
         if self.recording:
             self.record(func, args, kwargs, ins, outs)
         return out
@@ -373,7 +373,9 @@ class Recorder(TorchDispatchMode):
             meaning = self._meaning(func, args, kwargs, ins, outs, place)
         op, attrs = meaning
         op, attrs = self._homed(func, op, attrs, ins, outs)
-        outputs = self._outputs(func, inputs, ins, outs)
+        if op == "host":
+            inputs = ()
+        outputs = () if op == "host" and is_mutable(func) else self._outputs(func, args, inputs, ins, outs)
         if self.num_calls:
             attrs["calls"], self.num_calls = self.num_calls, 0
         self.nodes.append(RawNode(op, inputs, outputs, attrs, self.phase, place[0], place[1], str(func)))
@@ -394,12 +396,12 @@ class Recorder(TorchDispatchMode):
                 out.__dict__[_HOST] = True
         return op, attrs
 
-    def _outputs(self, func: Any, inputs: tuple[int, ...], ins: list[torch.Tensor], outs: list[torch.Tensor]) -> tuple[int, ...]:
+    def _outputs(self, func: Any, args: Any, inputs: tuple[int, ...], ins: list[torch.Tensor], outs: list[torch.Tensor]) -> tuple[int, ...]:
         """New values of the outputs; an output that is an input, or looks at one's storage, is its alias."""
         if not is_mutable(func):
             of = inputs[0] if inputs and is_view(func) else None
             return tuple([self._output(out, of) for out in outs])
-        written = outs or _written(func, ins)
+        written = outs or _written(func, ins, args)
         made = []
         for out in written:
             before = out.__dict__.pop(_VALUE, None)
@@ -515,15 +517,12 @@ def _holds_tensor(value: Any) -> bool:
     return bool(_tensors((value,), {}))
 
 
-def _written(func: Any, ins: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors an op without outputs writes: for the foreach and fused families, its first list."""
-    written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return ins[: _list_length(func, ins)] if written else []
-
-
-def _list_length(func: Any, ins: list[torch.Tensor]) -> int:
-    lists = [a for a in func._schema.arguments if str(a.type).startswith("List[Tensor")]
-    return len(ins) // max(len(lists), 1) if lists else 1
+def _written(func: Any, ins: list[torch.Tensor], args: Any) -> list[torch.Tensor]:
+    """Tensors an op without outputs writes: its first list, or its first tensor."""
+    writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+    if not writes or not args:
+        return []
+    return list(args[0]) if isinstance(args[0], (list, tuple)) else ins[:1]
 
 
 # --- ops whose result hangs on data ---------------------------------------------------------------------------------
@@ -568,6 +567,22 @@ def _truth(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: lis
         with outside_modes():
             give_shadow(out, torch.full(tuple(out.shape), answer))
     rec.assume("checks over unknown floats pass: any(...) is False, all(...) is True")
+    return out
+
+
+@_on("histc")
+def _histc(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor]) -> Any:
+    """CUDA counts integers too; here they are counted as floats."""
+    t = args[0]
+    if t.dtype.is_floating_point:
+        return NotImplemented
+    known = shadow_of(t)
+    bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
+    with outside_modes():
+        real = torch.zeros(bins, dtype=t.dtype) if known is None else func(known.float(), *args[1:], **kwargs).to(t.dtype)
+    out = rec.fake_of(real)
+    if rec.recording:
+        rec.record(func, args, kwargs, ins, [out])
     return out
 
 

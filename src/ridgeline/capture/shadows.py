@@ -60,32 +60,41 @@ def run_real(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return func(*with_shadows(args), **with_shadows(kwargs))
 
 
-def follow(func: Any, args: Any, kwargs: Any, ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-    """Give the outputs of an op just run on fakes their shadows, where the inputs' are known."""
+def follow(func: Any, args: Any, kwargs: Any, ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:
+    """Give the outputs of an op just run on fakes their shadows; True where they had to be assumed."""
     if not ins:
         _follow_factory(func, args, kwargs, outs)
-        return
+        return False
     known = [t for t in ins if _SHADOW in t.__dict__]
     if len(known) == len(ins) and all(affordable(o) for o in outs):
         real = run_real(func, args, kwargs)
         if not is_mutable(func) or outs:
             _assign(outs, real)
-        return
+        return False
     if known and is_mutable(func):
         _forget_written(func, args)
-    assume_indices(func, args, kwargs, outs)
+    return assume_indices(func, args, kwargs, outs)
 
 
 def _follow_factory(func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
     if not all(affordable(o, constant=True) for o in outs):
         return
     if any(o.dtype.is_floating_point for o in outs) and base_name(func) in _UNDEFINED_RANDOM:
+        _expect(func, outs)
         return
     real = run_real(func, args, kwargs)
     if base_name(func).startswith("empty"):
         with outside_modes():
             real.zero_()
     _assign(outs, real)
+
+
+def _expect(func: Any, outs: Sequence[torch.Tensor]) -> None:
+    """A uniform draw is taken as its mean: a branch on it goes the likelier way."""
+    if base_name(func) == "rand":
+        with outside_modes():
+            for out in outs:
+                give_shadow(out, torch.full(tuple(out.shape), 0.5, dtype=out.dtype))
 
 
 def _assign(outs: Sequence[torch.Tensor], real: Any) -> None:

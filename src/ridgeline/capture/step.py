@@ -18,7 +18,6 @@ from ridgeline.capture.facade import accelerator_facade
 from ridgeline.capture.fold import folded
 from ridgeline.capture.model import InputConverter, module_paths, on_fakes, unwrapped
 from ridgeline.capture.recorder import Recorder
-from ridgeline.capture.shadows import ROUTING
 from ridgeline.errors import CaptureError, nearest
 from ridgeline.graph import Graph, Kind, Node, Phase, Value
 

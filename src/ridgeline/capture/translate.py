@@ -85,15 +85,23 @@ def _meaning_of(func: Any) -> Rule | None:
         return None
     if name.startswith("_foreach_"):
         return _foreach
-    if is_view(func):
+    if is_view(func) or torch.Tag.inplace_view in func.tags:
         return _view
-    if torch.Tag.pointwise in func.tags:
+    if _is_pointwise(func, name):
         return _pointwise
     if name.startswith(("linalg_", "_linalg_")):
         return _linalg
     if name.endswith(("_backward", "_backward_data")) and base_of_backward(name) in _POINTWISE:
         return _pointwise
     return None
+
+
+def _is_pointwise(func: Any, name: str) -> bool:
+    """By the tag of the overload or, where an in-place form lacks it, of any overload of the plain one."""
+    if torch.Tag.pointwise in func.tags or name in _POINTWISE:
+        return True
+    packet = getattr(torch.ops.aten, name, None)
+    return packet is not None and any(torch.Tag.pointwise in getattr(packet, o).tags for o in packet.overloads())
 
 
 def base_of_backward(name: str) -> str:
@@ -461,6 +469,14 @@ def _row_norm(call: Call) -> Meaning:
         return "norm", {"fn": fn, "n": x.numel() // max(c, 1), "c": c, "affine": weight is not None, "which": "bwd",
                         "grads": [g for g, wanted in zip(("input", "weight", "bias"), mask, strict=False) if wanted]}
     return "norm", {"fn": fn, "n": x.numel() // max(c, 1), "c": c, "affine": call.arg(2, "weight") is not None}
+
+
+@rule("_weight_norm_interface _weight_norm_interface_backward")
+def _weight_norm(call: Call) -> Meaning:
+    v = call.args[1] if call.name.endswith("backward") else call.args[0]
+    dim = int(call.args[4] if call.name.endswith("backward") else call.arg(2, "dim", 0))
+    n = int(v.shape[dim])
+    return "norm", _with_which({"fn": "weight_norm", "n": n, "c": v.numel() // max(n, 1), "affine": True}, call)
 
 
 @rule("native_group_norm native_group_norm_backward")

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from ridgeline.errors import CostError, HardwareError
+from ridgeline.hardware import Device
 
 Floats = NDArray[np.float64]
+
+COMPUTE_BOUND, MEMORY_BOUND, LATENCY_BOUND = 0, 1, 2
+BOUND_NAMES = ("compute", "memory", "latency")
+MATRIX_DTYPES = ("fp64", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,3 +35,57 @@ class Chip:
     vector_flops_per_s: float
     tdp_w: float
     idle_w: float
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """The dense matrix peak for operands of ``dtype``; fp32 means full precision on the vector units."""
+        if dtype == "fp32":
+            return self.vector_flops_per_s
+        peak = self.tensor_flops_per_s.get(dtype)
+        if peak is None:
+            known = ", ".join(sorted(self.tensor_flops_per_s))
+            raise CostError(f"{self.name} has no matrix peak for {dtype}: its device file names {known} and fp32")
+        return peak
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One time model's answer for many problems: ``expected_s`` never lies below ``floor_s``."""
+
+    expected_s: Floats
+    floor_s: Floats
+    compute_s: Floats
+    memory_s: Floats
+    latency_s: Floats
+    bound: NDArray[np.intp]
+
+
+def timing(expected_s: Floats, floor_s: Floats, compute_s: Floats, memory_s: Floats, latency_s: Floats) -> Timing:
+    """Bundle the parts, name the largest as the bound and lift the expectation to the floor."""
+    bound = np.argmax((compute_s, memory_s, latency_s), axis=0)
+    return Timing(np.maximum(expected_s, floor_s), floor_s, compute_s, memory_s, latency_s, bound)
+
+
+def columns(*values: ArrayLike) -> tuple[Floats, ...]:
+    """The arguments as float arrays of one common length."""
+    arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(value, dtype=np.float64)) for value in values))
+    return tuple(arrays)
+
+
+def _matrix_peaks(device: Device) -> dict[str, float]:
+    """Peaks by dtype, with the device's own stand-ins; a dtype it cannot compute at all is left out."""
+    peaks: dict[str, float] = {}
+    for name in MATRIX_DTYPES:
+        with suppress(HardwareError):
+            peaks[name] = device.peak_flops_per_s("tensor", name)
+    return peaks
+
+
+def chip_of(device: Device) -> Chip:
+    """The physics of ``device``, all that the time models read of it."""
+    return Chip(
+        name=device.name, arch=device.arch, num_sms=device.num_cores, clock_hz=device.boost_hz,
+        dram_bytes_per_s=device.dram.bandwidth_bytes_per_s, l2_bytes=device.l2.capacity_bytes,
+        l2_bytes_per_s=device.l2.bandwidth_bytes_per_s, smem_bytes=device.shared.capacity_bytes,
+        tensor_flops_per_s=_matrix_peaks(device),
+        vector_flops_per_s=device.peak_flops_per_s("vector", "fp32"), tdp_w=device.tdp_w, idle_w=device.idle_w,
+    )  # fmt: skip

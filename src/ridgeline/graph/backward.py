@@ -39,8 +39,15 @@ def differentiate(graph: Graph, loss: int | None = None, optimizer: str = "adamw
     tape = Tape(graph)
     tape.run(graph.outputs[0] if loss is None else loss)
     append_optimizer(tape.out, tape.param_grads, optimizer, foreach=foreach)
-    made = Graph(graph.name, tuple(tape.out.values), tuple(tape.out.items), graph.inputs, graph.outputs, "train",
-                 {**graph.meta, "optimizer": optimizer})
+    made = Graph(
+        graph.name,
+        tuple(tape.out.values),
+        tuple(tape.out.items),
+        graph.inputs,
+        graph.outputs,
+        "train",
+        {**graph.meta, "optimizer": optimizer},
+    )
     return with_frees(made)
 
 
@@ -60,6 +67,7 @@ class Tape:
         self.local: frozenset[int] = frozenset()  # values of the forward block being reversed
         self.repeat = 1
         self.outside: dict[int, int] = {}  # value from outside the block → its running gradient
+        self.outer: dict[int, int] = {}  # gradients of the values around the block being reversed
 
     def run(self, loss: int) -> None:
         """Walk the forward items backward from ``loss``."""
@@ -79,8 +87,10 @@ class Tape:
             return
         rule = _RULES.get(node.op)
         if rule is None:
-            raise GraphError(f"no gradient rule for op {node.op!r} at {node.module or 'the top'}"
-                             f"{nearest(node.op, _RULES)}; write one in graph/backward.py")
+            raise GraphError(
+                f"no gradient rule for op {node.op!r} at {node.module or 'the top'}"
+                f"{nearest(node.op, _RULES)}; write one in graph/backward.py"
+            )
         self.node = node
         for output in node.outputs:
             if output not in node.inputs:
@@ -95,7 +105,9 @@ class Tape:
     def needs(self, value: int) -> bool:
         return value in self.needed
 
-    def emit(self, op: str, inputs: Iterable[int], *types: TensorType | int, module: str | None = None, **attrs: Any) -> int:
+    def emit(
+        self, op: str, inputs: Iterable[int], *types: TensorType | int, module: str | None = None, **attrs: Any
+    ) -> int:
         """Add a backward node beside the forward node being differentiated; returns its first output."""
         reads = tuple(inputs)
         for value in reads:
@@ -104,7 +116,9 @@ class Tape:
         where = module if module is not None else self.node.module if self.node else ""
         return self.out.node(op, reads, types, module=where, **attrs)[0]
 
-    def emit_all(self, op: str, inputs: Iterable[int], types: Sequence[TensorType | int], **attrs: Any) -> tuple[int, ...]:
+    def emit_all(
+        self, op: str, inputs: Iterable[int], types: Sequence[TensorType | int], **attrs: Any
+    ) -> tuple[int, ...]:
         """Like ``emit``, returning every output."""
         self.emit(op, inputs, *types, **attrs)
         last = self.out._block.nodes[-1] if self.out._block is not None else self.out.items[-1]
@@ -126,40 +140,40 @@ class Tape:
         if value not in self.needed:
             return
         grad = self.shrink(grad, self.type(value))
-        if self.out.values[value].kind is Kind.PARAM:
-            self._give_param(value, grad)
-        elif self.local and value not in self.local:
+        if value in self.outside:
             self.outside[value] = self._add_into(self.outside[value], grad)
-        elif value in self.grads:
-            self.grads[value] = self._add_into(self.grads[value], grad)
+        elif self.out.values[value].kind is Kind.PARAM:
+            self._give_param(value, grad)
         else:
-            self.grads[value] = grad
+            known = self.outer if self.local and value not in self.local else self.grads
+            known[value] = self._add_into(known[value], grad) if value in known else grad
 
     def _give_param(self, param: int, grad: int) -> None:
-        if param in self.param_grads and self._shared(param):
-            self.param_grads[param] = self._add_into(self.param_grads[param], grad)
-        elif param in self.param_grads:
-            self.param_grads[param] = self._add_into(self.param_grads[param], grad)
-        else:
-            self.param_grads[param] = self._own(param, grad)
-
-    def _shared(self, param: int) -> bool:
-        return bool(self.local) and self.out.values[param].count == 1
+        known = self.param_grads.get(param)
+        self.param_grads[param] = self._own(param, grad) if known is None else self._add_into(known, grad)
 
     def _own(self, param: int, grad: int) -> int:
         """Make ``grad`` the parameter's own gradient tensor, which outlives the pass."""
         values = self.out.values
         root = root_of(values, grad)
-        if values[root].type.numel != values[param].type.numel or values[root].kind is not Kind.ACTIVATION or root in self._carried():
+        if (
+            values[root].type.numel != values[param].type.numel
+            or values[root].kind is not Kind.ACTIVATION
+            or root in self._carried()
+        ):
             root = grad = self.emit("copy", [grad], _dense(self.type(param)), fn="clone")
-        values[root] = replace(values[root], kind=Kind.GRAD, count=values[param].count, name=f"{values[param].name}.grad")
+        values[root] = replace(
+            values[root], kind=Kind.GRAD, count=values[param].count, name=f"{values[param].name}.grad"
+        )
         return grad
 
     def _carried(self) -> set[int]:
         return {c.inner for c in self.out._block.carries} if self.out._block else set()
 
     def _add_into(self, total: int, grad: int) -> int:
-        out = self.out.value(self.type(total), self.out.values[total].kind, alias=total, count=self.out.values[total].count)
+        out = self.out.value(
+            self.type(total), self.out.values[total].kind, alias=total, count=self.out.values[total].count
+        )
         return self.emit("pointwise", [total, grad], out, fn="add", inplace=True)
 
     def shrink(self, grad: int, want: TensorType) -> int:
@@ -187,7 +201,8 @@ class Tape:
         flowing = [c for c in block.carries if c.next in self.grads]
         if not flowing:
             return
-        outer, self.grads = self.grads, {}
+        self.outer = outer = self.grads
+        self.grads = {}
         inits = [outer.pop(c.next) for c in flowing]
         self.repeat = block.repeat
         local = frozenset(o for n in block.nodes for o in n.outputs) | {c.inner for c in block.carries}
@@ -205,25 +220,19 @@ class Tape:
                 self.out.close_carry(g, end)
             for value, first in started.items():
                 self.out.close_carry(first, self.outside[value])
+        totals, self.outside, self.outer = self.outside, {}, {}
         self.local, self.repeat, self.grads, self.node = frozenset(), 1, outer, None
-        for c, end in zip(flowing, ends, strict=True):
-            self.give(c.init, end)
-        for value, total in self.outside.items():
-            self._give_total(value, total)
-        self.outside = {}
+        for value, grad in (*((c.init, end) for c, end in zip(flowing, ends, strict=True)), *totals.items()):
+            self.give(value, grad)
 
     def _outside_sums(self, block: Block, local: frozenset[int]) -> dict[int, int]:
         """Zeroed sums for values from outside whose gradient every iteration adds to."""
+        if block.repeat == 1:
+            return {}
         used = dict.fromkeys(i for n in block.nodes for i in n.inputs if i in self.needed and i not in local)
         values = self.out.values
         shared = [v for v in used if not (values[v].kind is Kind.PARAM and values[v].count > 1)]
         return {v: self.emit("fill", [], _dense(self.type(v)), fn="zeros", module=block.module) for v in shared}
-
-    def _give_total(self, value: int, total: int) -> None:
-        if self.out.values[value].kind is Kind.PARAM:
-            self._give_param(value, total)
-        else:
-            self.give(value, total)
 
 
 def _needing_grad(graph: Graph) -> set[int]:
@@ -266,8 +275,19 @@ def _matmul(t: Tape, node: Node, grads: Grads) -> None:
     if t.needs(x):
         t.give(x, t.emit("matmul", [g, w], _dense(t.type(x)), b=b, m=m, n=k, k=n, trans_b=not a.get("trans_b", False)))
     if t.needs(w):
-        t.give(w, t.emit("matmul", [g, x], _dense(t.type(w)), b=b, m=n if a.get("trans_b") else k,
-                         n=k if a.get("trans_b") else n, k=m, trans_a=True))
+        t.give(
+            w,
+            t.emit(
+                "matmul",
+                [g, x],
+                _dense(t.type(w)),
+                b=b,
+                m=n if a.get("trans_b") else k,
+                n=k if a.get("trans_b") else n,
+                k=m,
+                trans_a=True,
+            ),
+        )
     if len(node.inputs) > 2 and t.needs(node.inputs[2]):
         bias = node.inputs[2]
         rows = t.view(g, TensorType((m, n), t.type(g).dtype))
@@ -280,11 +300,35 @@ def _grouped_matmul(t: Tape, node: Node, grads: Grads) -> None:
     x, w, *rest = node.inputs
     m, n, k, groups = a["m"], a["n"], a["k"], a["groups"]
     if t.needs(x):
-        t.give(x, t.emit("grouped_matmul", [g, w, *rest], _dense(t.type(x)), groups=groups, m=m, n=k, k=n, which="rows",
-                         trans_b=not a.get("trans_b", False)))
+        t.give(
+            x,
+            t.emit(
+                "grouped_matmul",
+                [g, w, *rest],
+                _dense(t.type(x)),
+                groups=groups,
+                m=m,
+                n=k,
+                k=n,
+                which="rows",
+                trans_b=not a.get("trans_b", False),
+            ),
+        )
     if t.needs(w):
-        t.give(w, t.emit("grouped_matmul", [g, x, *rest], _dense(t.type(w)), groups=groups, m=n if a.get("trans_b") else k,
-                         n=k if a.get("trans_b") else n, k=m, which="reduction", trans_a=True))
+        t.give(
+            w,
+            t.emit(
+                "grouped_matmul",
+                [g, x, *rest],
+                _dense(t.type(w)),
+                groups=groups,
+                m=n if a.get("trans_b") else k,
+                n=k if a.get("trans_b") else n,
+                k=m,
+                which="reduction",
+                trans_a=True,
+            ),
+        )
 
 
 @gradient("conv")
@@ -301,8 +345,12 @@ def _conv(t: Tape, node: Node, grads: Grads) -> None:
 @gradient("attention")
 def _attention(t: Tape, node: Node, grads: Grads) -> None:
     g, qkv = _first(grads), node.inputs[:3]
-    outs = t.emit_all("attention", [g, *node.inputs, *node.outputs], [_dense(t.type(v)) for v in node.inputs if t.needs(v)],
-                      **{**node.attrs, "which": "bwd", "bias_grad": any(t.needs(v) for v in node.inputs[3:])})
+    outs = t.emit_all(
+        "attention",
+        [g, *node.inputs, *node.outputs],
+        [_dense(t.type(v)) for v in node.inputs if t.needs(v)],
+        **{**node.attrs, "which": "bwd", "bias_grad": any(t.needs(v) for v in node.inputs[3:])},
+    )
     assert all(t.needs(v) for v in qkv)
     for value, grad in zip([v for v in node.inputs if t.needs(v)], outs, strict=True):
         t.give(value, grad)
@@ -317,7 +365,9 @@ def _norm(t: Tape, node: Node, grads: Grads) -> None:
     wanted = [v for v in node.inputs[:3] if t.needs(v)]
     names = tuple(name for name, v in zip(("input", "weight", "bias"), node.inputs, strict=False) if t.needs(v))
     reads = [g, node.inputs[0], *node.inputs[1:2], *node.outputs[1:]]
-    outs = t.emit_all("norm", reads, [_dense(t.type(v)) for v in wanted], **{**node.attrs, "which": "bwd", "grads": names})
+    outs = t.emit_all(
+        "norm", reads, [_dense(t.type(v)) for v in wanted], **{**node.attrs, "which": "bwd", "grads": names}
+    )
     for value, grad in zip(wanted, outs, strict=True):
         t.give(value, grad)
 
@@ -338,17 +388,18 @@ def _loss(t: Tape, node: Node, grads: Grads) -> None:
 @gradient("cross_entropy")
 def _cross_entropy(t: Tape, node: Node, grads: Grads) -> None:
     x = node.inputs[0]
-    t.give(x, t.emit("cross_entropy", [_first(grads), *node.inputs], _dense(t.type(x)), **{**node.attrs, "which": "bwd"}))
+    t.give(
+        x, t.emit("cross_entropy", [_first(grads), *node.inputs], _dense(t.type(x)), **{**node.attrs, "which": "bwd"})
+    )
 
 
 # Elementwise ops.
 
 _FROM_OUTPUT = frozenset("relu sigmoid tanh exp sqrt rsqrt reciprocal".split())
 _FROM_INPUT = frozenset(
-    "silu gelu gelu_tanh quick_gelu hardswish hardsigmoid hardtanh relu6 softplus elu leaky_relu mish log log1p pow square sin cos abs "
-    "clamp erf cube clamped_swiglu".split()
+    "silu gelu gelu_tanh hardswish hardsigmoid hardtanh relu6 softplus elu leaky_relu mish log log1p pow square sin "
+    "cos abs clamp erf".split()
 )
-_LINEAR = frozenset("neg".split())
 
 
 @gradient("pointwise")
@@ -405,8 +456,10 @@ def _view(t: Tape, node: Node, grads: Grads) -> None:
     fn, x = node.attrs.get("fn", "view"), node.inputs[0]
     want = _dense(t.type(x))
     if fn == "split":
-        pieces = [t.emit("fill", [], _dense(t.type(o)), fn="zeros") if g is None else g
-                  for o, g in zip(node.outputs, grads, strict=True)]
+        pieces = [
+            t.emit("fill", [], _dense(t.type(o)), fn="zeros") if g is None else g
+            for o, g in zip(node.outputs, grads, strict=True)
+        ]
         t.give(x, t.emit("copy", pieces, want, fn="cat", dim=node.attrs.get("dim", -1)))
     elif fn == "slice":
         t.give(x, t.emit("copy", [_first(grads)], want, fn="slice_backward"))
@@ -428,8 +481,15 @@ def _copy(t: Tape, node: Node, grads: Grads) -> None:
     elif fn == "pad":
         t.give(node.inputs[0], t.view(g, replace(_dense(t.type(node.inputs[0])), layout="strided"), "slice"))
     elif fn in ("repeat", "roll"):
-        t.give(node.inputs[0], t.emit("copy" if fn == "roll" else "reduce", [g], _dense(t.type(node.inputs[0])),
-                                      **({"fn": "roll"} if fn == "roll" else {"fn": "sum", "dims": (0,)})))
+        t.give(
+            node.inputs[0],
+            t.emit(
+                "copy" if fn == "roll" else "reduce",
+                [g],
+                _dense(t.type(node.inputs[0])),
+                **({"fn": "roll"} if fn == "roll" else {"fn": "sum", "dims": (0,)}),
+            ),
+        )
     else:  # clone, contiguous: the gradient passes as it is
         t.give(node.inputs[0], g)
 
@@ -450,14 +510,20 @@ def _reduce(t: Tape, node: Node, grads: Grads) -> None:
 @gradient("embedding")
 def _embedding(t: Tape, node: Node, grads: Grads) -> None:
     table, indices = node.inputs
-    t.give(table, t.emit("embedding", [_first(grads), indices], _dense(t.type(table)), **{**node.attrs, "which": "bwd"}))
+    t.give(
+        table, t.emit("embedding", [_first(grads), indices], _dense(t.type(table)), **{**node.attrs, "which": "bwd"})
+    )
 
 
 @gradient("embedding_bag")
 def _embedding_bag(t: Tape, node: Node, grads: Grads) -> None:
     table = node.inputs[0]
-    t.give(table, t.emit("embedding_bag", [_first(grads), *node.inputs[1:]], _dense(t.type(table)),
-                         **{**node.attrs, "which": "bwd"}))
+    t.give(
+        table,
+        t.emit(
+            "embedding_bag", [_first(grads), *node.inputs[1:]], _dense(t.type(table)), **{**node.attrs, "which": "bwd"}
+        ),
+    )
 
 
 @gradient("gather")
@@ -465,7 +531,12 @@ def _gather(t: Tape, node: Node, grads: Grads) -> None:
     x, *indices = node.inputs
     zeros = t.emit("fill", [], _dense(t.type(x)), fn="zeros")
     out = t.out.value(_dense(t.type(x)), alias=zeros)
-    t.give(x, t.emit("scatter", [zeros, _first(grads), *indices], out, fn="index_add", num=node.attrs.get("num", 0), inplace=True))
+    t.give(
+        x,
+        t.emit(
+            "scatter", [zeros, _first(grads), *indices], out, fn="index_add", num=node.attrs.get("num", 0), inplace=True
+        ),
+    )
 
 
 @gradient("scatter")
@@ -477,8 +548,16 @@ def _scatter(t: Tape, node: Node, grads: Grads) -> None:
         t.give(base, g)
     for source in rest:
         if t.needs(source):
-            t.give(source, t.emit("gather", [g, *indices], _dense(t.type(source)), fn="index_select",
-                                  num=math.prod(t.type(source).shape)))
+            t.give(
+                source,
+                t.emit(
+                    "gather",
+                    [g, *indices],
+                    _dense(t.type(source)),
+                    fn="index_select",
+                    num=math.prod(t.type(source).shape),
+                ),
+            )
 
 
 @gradient("topk")
@@ -486,15 +565,26 @@ def _topk(t: Tape, node: Node, grads: Grads) -> None:
     x = node.inputs[0]
     zeros = t.emit("fill", [], _dense(t.type(x)), fn="zeros")
     out = t.out.value(_dense(t.type(x)), alias=zeros)
-    t.give(x, t.emit("scatter", [zeros, _first(grads), node.outputs[1]], out, fn="value_selecting_reduction_backward",
-                     num=t.type(node.outputs[0]).numel, inplace=True))
+    t.give(
+        x,
+        t.emit(
+            "scatter",
+            [zeros, _first(grads), node.outputs[1]],
+            out,
+            fn="value_selecting_reduction_backward",
+            num=t.type(node.outputs[0]).numel,
+            inplace=True,
+        ),
+    )
 
 
 @gradient("scan")
 def _scan(t: Tape, node: Node, grads: Grads) -> None:
     wanted = [v for v in node.inputs if t.needs(v)]
     extra = [] if node.attrs["fn"] == "cumsum" else [*node.inputs, *node.outputs]
-    outs = t.emit_all("scan", [_first(grads), *extra], [_dense(t.type(v)) for v in wanted], **{**node.attrs, "which": "bwd"})
+    outs = t.emit_all(
+        "scan", [_first(grads), *extra], [_dense(t.type(v)) for v in wanted], **{**node.attrs, "which": "bwd"}
+    )
     for value, grad in zip(wanted, outs, strict=True):
         t.give(value, grad)
 
@@ -502,7 +592,9 @@ def _scan(t: Tape, node: Node, grads: Grads) -> None:
 @gradient("pool")
 def _pool(t: Tape, node: Node, grads: Grads) -> None:
     x = node.inputs[0]
-    t.give(x, t.emit("pool", [_first(grads), x, *node.outputs[1:]], _dense(t.type(x)), **{**node.attrs, "which": "bwd"}))
+    t.give(
+        x, t.emit("pool", [_first(grads), x, *node.outputs[1:]], _dense(t.type(x)), **{**node.attrs, "which": "bwd"})
+    )
 
 
 @gradient("resize")
@@ -540,7 +632,9 @@ def append_optimizer(out: Builder, grads: dict[int, int], optimizer: str, *, for
 
 def _states(out: Builder, params: Sequence[int], name: str) -> list[int]:
     values = out.values
-    return [out.value(values[p].type, Kind.STATE, count=values[p].count, name=f"{values[p].name}.{name}") for p in params]
+    return [
+        out.value(values[p].type, Kind.STATE, count=values[p].count, name=f"{values[p].name}.{name}") for p in params
+    ]
 
 
 def _extent(out: Builder, params: Sequence[int]) -> tuple[int, int]:
@@ -551,23 +645,55 @@ def _extent(out: Builder, params: Sequence[int]) -> tuple[int, int]:
 
 def _adamw_foreach(out: Builder, params: list[int], grads: list[int]) -> None:
     num, numel = _extent(out, params)
-    held = {"param": params, "grad": grads, "exp_avg": _states(out, params, "exp_avg"),
-            "exp_avg_sq": _states(out, params, "exp_avg_sq"), "root": []}
+    held = {
+        "param": params,
+        "grad": grads,
+        "exp_avg": _states(out, params, "exp_avg"),
+        "exp_avg_sq": _states(out, params, "exp_avg_sq"),
+        "root": [],
+    }
     for fn, reads, writes in _ADAMW:
         inputs = [v for name in reads for v in held[name]]
         targets: Sequence[int | TensorType] = held[writes] or [TensorType((numel,), out.values[params[0]].type.dtype)]
-        made = out.node("foreach", inputs, targets, module="optimizer", fn=fn, num_tensors=num, numel=numel, reads=len(reads),
-                        writes=1)
+        made = out.node(
+            "foreach",
+            inputs,
+            targets,
+            module="optimizer",
+            fn=fn,
+            num_tensors=num,
+            numel=numel,
+            reads=len(reads),
+            writes=1,
+        )
         held[writes] = list(made)
 
 
 def _sgd(out: Builder, params: list[int], grads: list[int]) -> None:
     num, numel = _extent(out, params)
-    out.node("foreach", [*params, *grads], params, module="optimizer", fn="add_", num_tensors=num, numel=numel, reads=2, writes=1)
+    out.node(
+        "foreach",
+        [*params, *grads],
+        params,
+        module="optimizer",
+        fn="add_",
+        num_tensors=num,
+        numel=numel,
+        reads=2,
+        writes=1,
+    )
 
 
 def _fused(out: Builder, params: list[int], grads: list[int]) -> None:
     num, numel = _extent(out, params)
     states = [*_states(out, params, "exp_avg"), *_states(out, params, "exp_avg_sq")]
-    out.node("optimizer", [*params, *grads, *states], params, module="optimizer", fn="adamw", num_tensors=num, numel=numel,
-             state_dtype=str(out.values[params[0]].type.dtype))
+    out.node(
+        "optimizer",
+        [*params, *grads, *states],
+        params,
+        module="optimizer",
+        fn="adamw",
+        num_tensors=num,
+        numel=numel,
+        state_dtype=str(out.values[params[0]].type.dtype),
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ridgeline.errors import GraphError
+from ridgeline.graph.expand import moving
 from ridgeline.graph.types import RESIDENT, Block, Carry, Graph, Item, Kind, Node, Phase, TensorType, Value
 
 
@@ -126,13 +127,13 @@ def with_frees(graph: Graph) -> Graph:
 class _Frees:
     """Walks the schedule once, knowing of every storage where it is used last.
 
-    Storages go by the value that owns them; the placeholder of a carry counts as an owner, since it is another storage
-    in every iteration.
+    Storages go by the value that owns them; the placeholder of a carry counts as an owner if it is another storage in
+    every iteration.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.carries = {c.inner: c for item in graph.items if isinstance(item, Block) for c in item.carries}
+        self.carries = moving(graph)
         self.keep = {self.root(o) for o in graph.outputs}
         self.keep |= {v.id for v in graph.values if v.kind in RESIDENT or v.kind is Kind.GRAD}
         self.keep -= set(graph.meta.get("donated", ()))  # inputs the caller gives away, such as a cache being replaced
@@ -166,15 +167,17 @@ class _Frees:
         return replace(node, frees=tuple(dead))
 
     def _block(self, block: Block, index: int) -> Block:
-        last: dict[int, int] = {c.inner: 0 for c in block.carries}  # one that is never read dies at once
+        carries = [c for c in block.carries if c.inner in self.carries]
+        last: dict[int, int] = {c.inner: 0 for c in carries}  # one that is never read dies at once
         for at, node in enumerate(block.nodes):
             for value in (*node.inputs, *node.outputs):
                 last[self.root(value)] = at
         outputs = {o for n in block.nodes for o in n.outputs}
         single = {i for n in block.nodes for i in n.inputs if self.graph.values[i].count == 1} - outputs
-        shared = {self.root(i) for i in single}  # the same for all iterations, if only as a view of a stack's last slice
-        local = {self.root(o) for o in outputs} - self.written - self.keep
-        inner = {c.inner: self.root(c.next) for c in block.carries}
+        inits = {c.init for c in block.carries}
+        shared = {self.root(i) for i in single | inits}  # not by slice: a stack may be seen through a view of its last
+        local = {self.root(o) for o in outputs} - self.written - self.keep - self.carries.keys()
+        inner = {c.inner: self.root(c.next) for c in carries}
         handed_on = set(inner.values())
         frees: dict[int, list[int]] = {}
         for root, at in last.items():

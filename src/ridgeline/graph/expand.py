@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ridgeline.graph.types import RESIDENT, Block, Graph, Node
+from ridgeline.graph.types import RESIDENT, Block, Carry, Graph, Node
 
 Flat = tuple[int, int]
 """A storage of the flat graph: (id of the value that owns it, slice); the slice is 0 outside blocks."""
@@ -44,11 +44,12 @@ def expand(graph: Graph, max_iterations: int = 3) -> Iterator[FlatNode]:
     names = _Names(graph, max_iterations)
     body = 0
     for index, item in enumerate(graph.items):
+        names.index = index
         if isinstance(item, Node):
             yield names.flat(item, OUTSIDE, 1, 0)
             names.written.update(item.outputs)
             continue
-        names.enter(item, index)
+        names.enter(item)
         times = slot_times(item.repeat, max_iterations)
         slot = 0
         for i in range(len(times)):
@@ -60,13 +61,25 @@ def expand(graph: Graph, max_iterations: int = 3) -> Iterator[FlatNode]:
         names.leave(item, slot)
 
 
+def moving(graph: Graph) -> dict[int, Carry]:
+    """The carries that are another storage in every iteration, by placeholder; one updated in place is not."""
+    found = {c.inner: c for item in graph.items if isinstance(item, Block) for c in item.carries}
+    for inner, c in list(found.items()):
+        value: int | None = c.next
+        while value is not None and value != inner:
+            value = graph.values[value].alias
+        if value == inner and graph.values[inner].count == 1:
+            del found[inner]
+    return found
+
+
 class _Names:
     """Which storage a value id means right now."""
 
     def __init__(self, graph: Graph, max_iterations: int) -> None:
         self.values = graph.values
         self.max_iterations = max_iterations
-        self.holders = frozenset(c.inner for b in graph.items if isinstance(b, Block) for c in b.carries)
+        self.holders = frozenset(moving(graph))
         self.needed = self._needed(graph)
         self.index = 0
         self.written: set[int] = set()  # values written so far, outside the open block
@@ -76,7 +89,7 @@ class _Names:
         self.last: dict[int, int] = {}  # value defined in a closed block → slice of its last iteration
         self.slices: dict[int, int] = {}  # value of a closed block → iterations shown that each wrote one
         self.gone: set[Flat] = set()  # freed so far
-        self.held: set[Flat] = set()  # stacked carries of closed blocks: a later block frees them slice by slice
+        self.held: dict[Flat, float] = {}  # stacked carries of closed blocks → the later item that frees their slices
         self.slot = 0
 
     def _needed(self, graph: Graph) -> dict[int, float]:
@@ -100,15 +113,17 @@ class _Names:
             value = alias
         return value
 
-    def enter(self, block: Block, index: int) -> None:
-        self.index = index
-        outputs = {o for n in block.nodes for o in n.outputs}
-        self.local = frozenset(o for o in outputs - self.written if self.values[o].kind not in RESIDENT)
+    def enter(self, block: Block) -> None:
+        outputs = {o for n in block.nodes for o in n.outputs} - self.written
+        self.local = frozenset(o for o in outputs if self.values[o].alias is not None or not self._is_resident(o))
         self.carried = {}
+
+    def _is_resident(self, value: int) -> bool:
+        return self.values[value].kind in RESIDENT
 
     def iterate(self, block: Block, i: int, slot: int) -> None:
         if i == 0:
-            fresh = {c.inner: self.storage(c.init, slot) for c in block.carries}
+            fresh = {c.inner: self.storage(c.init, OUTSIDE) for c in block.carries}
         else:
             fresh = {c.inner: self.storage(c.next, self.slot) for c in block.carries}
         self.carried, self.slot = fresh, slot
@@ -119,9 +134,9 @@ class _Names:
         self.last.update(dict.fromkeys(self.local, slot))
         slots = min(block.repeat, self.max_iterations)
         self.slices.update(dict.fromkeys(self.local, slots))
-        self.slices.update({c.inner: slots for c in block.carries if self.values[c.inner].count > 1})
-        stacks = [c.inner for c in block.carries if self.values[c.inner].count > 1 and self.needed.get(c.inner, -1) > self.index]
-        self.held.update(self.stacked[inner, at] for inner in stacks for at in range(slots))
+        stacks = [c.inner for c in block.carries if self.values[c.inner].count > 1]
+        self.slices.update(dict.fromkeys(stacks, slots))
+        self.held.update({self.stacked[i, at]: self.needed.get(i, -1) for i in stacks for at in range(slots)})
         self.written |= self.local
         self.local, self.carried = frozenset(), {}
 
@@ -146,17 +161,21 @@ class _Names:
         """A plain node frees what all iterations left; a body spares the start of a carry that others need still."""
         if slot == OUTSIDE and value in self.slices:
             every = (self.stacked.get((value, at), (value, at)) for at in range(self.slices[value]))
-            yield from (storage for storage in every if storage not in self.gone and storage not in self.held)
+            yield from (storage for storage in every if storage not in self.gone and not self.is_held(storage))
             return
         storage = self.storage(value, slot)
-        if value not in self.holders or not self.outlives(storage):
+        spared = self.is_held(storage) if slot == OUTSIDE else value in self.holders and self.outlives(storage)
+        if not spared:
             yield storage
+
+    def is_held(self, storage: Flat) -> bool:
+        return self.held.get(storage, -1) > self.index
 
     def outlives(self, storage: Flat) -> bool:
         root, slot = storage
         if root in self.local or slot != self.last.get(root, 0):
             return False
-        return self.values[root].kind in RESIDENT or self.needed.get(root, -1) >= self.index
+        return self._is_resident(root) or self.needed.get(root, -1) >= self.index
 
     def flat(self, node: Node, slot: int, times: int, body: int) -> FlatNode:
         inputs = tuple(self.storage(v, slot) for v in node.inputs)

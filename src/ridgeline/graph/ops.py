@@ -75,7 +75,7 @@ declare("embedding", "rows of a table picked by index; backward scatters", "rows
 declare("embedding_bag", "rows picked and reduced per bag", "v d b l", "fn which weighted")
 declare("gather", "pick elements or rows by index", "fn", "dim num")
 declare("scatter", "write or add elements or rows by index", "fn", "dim num inplace reduce")
-declare("scan", "running fn along a dim", "fn n c", "")
+declare("scan", "running fn along a dim", "fn n c", "state")
 declare("sort", "sort n rows of c", "n c", "stable")
 declare("topk", "k largest of each of n rows of v", "n v k", "sorted")
 declare("pool", "pooling window", "fn kernel stride spatial", "which out_spatial n c")

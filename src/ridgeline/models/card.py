@@ -50,15 +50,19 @@ class Request:
         """Refuse a size that a fixed tensor of the network cannot serve."""
         asked = getattr(self, size)
         if asked > limit:
-            raise ModelError(f"{self.card.name}: {size}={asked} is {asked - limit} more than {tensor} holds "
-                             f"({limit}); ask for {size} ≤ {limit}")
+            raise ModelError(
+                f"{self.card.name}: {size}={asked} is {asked - limit} more than {tensor} holds "
+                f"({limit}); ask for {size} ≤ {limit}"
+            )
 
     def multiple_of(self, size: str, step: int, why: str) -> None:
         """Refuse a size that does not divide as the network needs."""
         asked = getattr(self, size)
         if asked % step:
-            raise ModelError(f"{self.card.name}: {size}={asked} is {asked % step} over a multiple of {step} ({why}); "
-                             f"the nearest legal ones are {asked - asked % step or step} and {asked - asked % step + step}")
+            raise ModelError(
+                f"{self.card.name}: {size}={asked} is {asked % step} over a multiple of {step} ({why}); "
+                f"the nearest legal ones are {asked - asked % step or step} and {asked - asked % step + step}"
+            )
 
 
 Build = Callable[[Request], Graph]
@@ -91,14 +95,24 @@ def find(name: str) -> tuple[ModelCard, Build]:
     return _CATALOG[key]
 
 
-def check(card: ModelCard, *, batch: int, sizes: Mapping[str, int | None], mode: str, precision: str, optimizer: str,
-          options: Mapping[str, Any]) -> Request:
+def check(
+    card: ModelCard,
+    *,
+    batch: int,
+    sizes: Mapping[str, int | None],
+    mode: str,
+    precision: str,
+    optimizer: str,
+    options: Mapping[str, Any],
+) -> Request:
     """The request in full, or an error naming the option that cannot be."""
     _one_of(card, "mode", mode, card.modes)
     _one_of(card, "precision", precision, PRECISIONS)
     _one_of(card, "optimizer", optimizer, OPTIMIZERS)
     if mode == "train" and precision == "fp8":
-        raise ModelError(f"{card.name}: mode='train' has no fp8 recipe in the zoo; use precision='bf16', or capture your own model")
+        raise ModelError(
+            f"{card.name}: mode='train' has no fp8 recipe in the zoo; use precision='bf16', or capture your own model"
+        )
     for option in options:
         if option not in card.options:
             raise ModelError(f"{card.name} has no option {option!r}{nearest(option, [*card.options, *card.defaults])}")
@@ -117,8 +131,10 @@ def _one_of(card: ModelCard, what: str, value: str, known: tuple[str, ...]) -> N
 def _check_option(card: ModelCard, option: str, value: Any) -> None:
     default = card.options[option]
     if isinstance(default, bool) != isinstance(value, bool) or not isinstance(value, type(default)):
-        raise ModelError(f"{card.name}: {option}={value!r} is a {type(value).__name__}, not a {type(default).__name__} "
-                         f"like its default {default!r}")
+        raise ModelError(
+            f"{card.name}: {option}={value!r} is a {type(value).__name__}, not a {type(default).__name__} "
+            f"like its default {default!r}"
+        )
     if isinstance(default, int) and not isinstance(default, bool) and value < 1:
         raise ModelError(f"{card.name}: {option}={value} is {1 - value} below the least legal value, 1")
 

@@ -23,8 +23,19 @@ class Bert:
     roberta: bool = False
 
 
-def self_attention(net: Net, x: int, heads: int, *, names: tuple[str, str, str], causal: bool = False, kv: int | None = None,
-                   bias: bool = True, key_bias: bool = True, width: int | None = None, mask: int | None = None) -> int:
+def self_attention(
+    net: Net,
+    x: int,
+    heads: int,
+    *,
+    names: tuple[str, str, str],
+    causal: bool = False,
+    kv: int | None = None,
+    bias: bool = True,
+    key_bias: bool = True,
+    width: int | None = None,
+    mask: int | None = None,
+) -> int:
     """Separate projections, attention, heads merged; ``kv`` makes it cross-attention."""
     width = width or net.shape(x)[-1]
     source = x if kv is None else kv
@@ -127,8 +138,11 @@ def _position_bias(net: Net, s: int, c: T5, *, causal: bool) -> int:
     far = net.pointwise("sub", net.fill("arange", s, 1, dt=INT64), net.fill("arange", 1, s, dt=INT64))
     near = net.pointwise("abs" if not causal else "minimum", far)
     logs = net.pointwise("log", net.pointwise("div", net.cast(near, FP32), scalars=1))
-    large = net.pointwise("add", net.node("copy", [net.pointwise("mul", logs, scalars=1)], [TensorType((s, s), INT64)], fn="cast")[0],
-                          scalars=1)
+    large = net.pointwise(
+        "add",
+        net.node("copy", [net.pointwise("mul", logs, scalars=1)], [TensorType((s, s), INT64)], fn="cast")[0],
+        scalars=1,
+    )
     bucket = net.pointwise("where", net.pointwise("minimum", large, scalars=1), near)
     table = net.weight("weight", c.buckets, c.heads)
     bias = net.reshape(net.permute(net.lookup(table, bucket), c.heads, s, s), 1, c.heads, s, s)
@@ -138,8 +152,16 @@ def _position_bias(net: Net, s: int, c: T5, *, causal: bool) -> int:
 
 def _t5_attention(net: Net, x: int, c: T5, name: str, *, mask: int | None, kv: int | None = None) -> int:
     net.enter(name)
-    y = self_attention(net, net.rms_norm(x, "layer_norm"), c.heads, names=("q", "k", "v"), kv=kv, bias=False, width=c.heads * c.d,
-                       mask=mask)
+    y = self_attention(
+        net,
+        net.rms_norm(x, "layer_norm"),
+        c.heads,
+        names=("q", "k", "v"),
+        kv=kv,
+        bias=False,
+        width=c.heads * c.d,
+        mask=mask,
+    )
     y = net.linear(y, c.hidden, "o")
     net.exit()
     return net.add(x, y)
@@ -192,20 +214,44 @@ def _t5(c: T5, r: Request) -> Graph:
 
 
 def _add_bert(name: str, title: str, num_params: int, source: str, config: Bert, aliases: tuple[str, ...] = ()) -> None:
-    register(ModelCard(name, title, "encoder", num_params, source, {"seq": 512}, {"head": "mlm"}, aliases=aliases),
-             lambda request: _bert(config, request))
+    register(
+        ModelCard(name, title, "encoder", num_params, source, {"seq": 512}, {"head": "mlm"}, aliases=aliases),
+        lambda request: _bert(config, request),
+    )
 
 
 def _add_t5(name: str, title: str, num_params: int, source: str, config: T5) -> None:
-    register(ModelCard(name, title, "encoder-decoder", num_params, source, {"seq": 512}, {"target_seq": 128}),
-             lambda request: _t5(config, request))
+    register(
+        ModelCard(name, title, "encoder-decoder", num_params, source, {"seq": 512}, {"target_seq": 128}),
+        lambda request: _t5(config, request),
+    )
 
 
-_add_bert("bert-base", "BERT base with its masked-language head", 109_514_298, "google-bert/bert-base-uncased config.json",
-          Bert(layers=12, hidden=768, heads=12, vocab=30522))
-_add_bert("bert-large", "BERT large with its masked-language head", 335_174_458, "google-bert/bert-large-uncased config.json",
-          Bert(layers=24, hidden=1024, heads=16, vocab=30522))
-_add_bert("roberta-large", "RoBERTa large with its masked-language head", 355_412_057, "FacebookAI/roberta-large config.json",
-          Bert(layers=24, hidden=1024, heads=16, vocab=50265, positions=514, types=1, roberta=True))
-_add_t5("t5-large", "T5 large", 737_668_096, "google-t5/t5-large config.json",
-        T5(layers=24, hidden=1024, heads=16, d=64, ffn=4096, vocab=32128))
+_add_bert(
+    "bert-base",
+    "BERT base with its masked-language head",
+    109_514_298,
+    "google-bert/bert-base-uncased config.json",
+    Bert(layers=12, hidden=768, heads=12, vocab=30522),
+)
+_add_bert(
+    "bert-large",
+    "BERT large with its masked-language head",
+    335_174_458,
+    "google-bert/bert-large-uncased config.json",
+    Bert(layers=24, hidden=1024, heads=16, vocab=30522),
+)
+_add_bert(
+    "roberta-large",
+    "RoBERTa large with its masked-language head",
+    355_412_057,
+    "FacebookAI/roberta-large config.json",
+    Bert(layers=24, hidden=1024, heads=16, vocab=50265, positions=514, types=1, roberta=True),
+)
+_add_t5(
+    "t5-large",
+    "T5 large",
+    737_668_096,
+    "google-t5/t5-large config.json",
+    T5(layers=24, hidden=1024, heads=16, d=64, ffn=4096, vocab=32128),
+)

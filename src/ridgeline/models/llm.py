@@ -66,8 +66,9 @@ class _Writer:
 
     def __init__(self, config: Decoder, request: Request) -> None:
         self.c, self.r = config, request
-        self.net = Net(request.card.name, request.mode, request.precision, batch=request.batch, seq=request.seq,
-                       kv=request.kv)
+        self.net = Net(
+            request.card.name, request.mode, request.precision, batch=request.batch, seq=request.seq, kv=request.kv
+        )
         self.decode = request.mode == "decode"
         self.past = request.kv if self.decode else 0
         self.s = 1 if self.decode else request.seq
@@ -193,7 +194,9 @@ class _Writer:
     def feed_forward(self, x: int, ffn: int) -> int:
         net, c = self.net, self.c
         if c.conv1d:
-            return net.linear(net.pointwise(c.act, net.linear(x, ffn, "c_fc", bias=True)), c.hidden, "c_proj", bias=True)
+            return net.linear(
+                net.pointwise(c.act, net.linear(x, ffn, "c_fc", bias=True)), c.hidden, "c_proj", bias=True
+            )
         if c.fused:
             gate, up = net.split(net.linear(x, 2 * ffn, "gate_up_proj"), (ffn, ffn))
         else:
@@ -207,7 +210,9 @@ class _Writer:
         """DeepSeek's attention as its reference runs it: the compressed keys and values are expanded before use."""
         net, c = self.net, self.c
         b, s, h = self.r.batch, self.s, c.heads
-        q = net.linear(net.rms_norm(net.linear(x, m.q_rank, "q_a_proj"), "q_a_layernorm"), h * (m.nope + m.rope), "q_b_proj")
+        q = net.linear(
+            net.rms_norm(net.linear(x, m.q_rank, "q_a_proj"), "q_a_layernorm"), h * (m.nope + m.rope), "q_b_proj"
+        )
         q = net.permute(net.reshape(q, b, s, h, m.nope + m.rope), b, h, s, m.nope + m.rope)
         q_nope, q_rope = net.split(q, (m.nope, m.rope))
         low, k_rope = net.split(net.linear(x, m.kv_rank + m.rope, "kv_a_proj_with_mqa"), (m.kv_rank, m.rope))
@@ -242,8 +247,15 @@ def rotary_table(net: Net, s: int, d: int) -> tuple[int, int]:
     net.enter("rotary_emb")
     where = net.reshape(net.cast(net.fill("arange", s, dt=INT64), FP32), 1, 1, s)
     inverse = net.value(TensorType((d // 2,), FP32), Kind.BUFFER, name="model.rotary_emb.inv_freq")
-    angles = net.node("matmul", [net.reshape(inverse, 1, d // 2, 1), where], [TensorType((1, d // 2, s), FP32)],
-                      b=1, m=d // 2, n=s, k=1)[0]
+    angles = net.node(
+        "matmul",
+        [net.reshape(inverse, 1, d // 2, 1), where],
+        [TensorType((1, d // 2, s), FP32)],
+        b=1,
+        m=d // 2,
+        n=s,
+        k=1,
+    )[0]
     angles = net.cat((net.permute(angles, 1, s, d // 2),) * 2, -1)
     cos = net.cast(net.pointwise("mul", net.pointwise("cos", angles), scalars=1), net.dt)
     sin = net.cast(net.pointwise("mul", net.pointwise("sin", angles), scalars=1), net.dt)
@@ -280,72 +292,315 @@ def _build(config: Decoder, request: Request) -> Graph:
     return _Writer(config, request).graph()
 
 
-def _add(name: str, title: str, num_params: int, source: str, config: Decoder, *, seq: int = 2048,
-         aliases: tuple[str, ...] = (), family: str = "llm") -> None:
+def _add(
+    name: str,
+    title: str,
+    num_params: int,
+    source: str,
+    config: Decoder,
+    *,
+    seq: int = 2048,
+    aliases: tuple[str, ...] = (),
+    family: str = "llm",
+) -> None:
     sizes = {"seq": seq, "kv": seq - 1 if config.positions else seq}
     card = ModelCard(name, title, family, num_params, source, sizes, {"use_cache": True}, MODES, aliases)
     register(card, lambda request: _build(config, request))
 
 
-_add("llama3-8b", "Llama 3 8B", 8_030_261_248, "meta-llama/Meta-Llama-3-8B config.json",
-     Decoder(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256), aliases=("llama3.1-8b", "llama-3-8b"))
-_add("llama3-70b", "Llama 3 70B", 70_553_706_496, "meta-llama/Meta-Llama-3-70B config.json",
-     Decoder(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=128256),
-     aliases=("llama3.1-70b", "llama3.3-70b", "llama-3-70b"))
-_add("llama3.1-405b", "Llama 3.1 405B", 405_853_388_800, "meta-llama/Llama-3.1-405B config.json",
-     Decoder(layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, vocab=128256),
-     aliases=("llama3-405b", "llama-3.1-405b"))
-_add("llama3.2-1b", "Llama 3.2 1B", 1_235_814_400, "meta-llama/Llama-3.2-1B config.json",
-     Decoder(layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256, tied=True))
-_add("llama3.2-3b", "Llama 3.2 3B", 3_212_749_824, "meta-llama/Llama-3.2-3B config.json",
-     Decoder(layers=28, hidden=3072, heads=24, kv_heads=8, ffn=8192, vocab=128256, tied=True))
-_add("llama2-7b", "Llama 2 7B", 6_738_415_616, "meta-llama/Llama-2-7b-hf config.json",
-     Decoder(layers=32, hidden=4096, heads=32, ffn=11008, vocab=32000))
-_add("llama2-13b", "Llama 2 13B", 13_015_864_320, "meta-llama/Llama-2-13b-hf config.json",
-     Decoder(layers=40, hidden=5120, heads=40, ffn=13824, vocab=32000))
-_add("llama2-70b", "Llama 2 70B", 68_976_648_192, "meta-llama/Llama-2-70b-hf config.json",
-     Decoder(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=32000))
-_add("mistral-7b", "Mistral 7B v0.1", 7_241_732_096, "mistralai/Mistral-7B-v0.1 config.json",
-     Decoder(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, windows=(4096,)))
-_add("qwen2.5-7b", "Qwen2.5 7B", 7_615_616_512, "Qwen/Qwen2.5-7B config.json",
-     Decoder(layers=28, hidden=3584, heads=28, kv_heads=4, ffn=18944, vocab=152064, qkv_bias=True))
-_add("qwen2.5-72b", "Qwen2.5 72B", 72_706_203_648, "Qwen/Qwen2.5-72B config.json",
-     Decoder(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=29568, vocab=152064, qkv_bias=True))
-_add("qwen3-8b", "Qwen3 8B", 8_190_735_360, "Qwen/Qwen3-8B config.json",
-     Decoder(layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=12288, vocab=151936, qk_norm=True))
-_add("qwen3-32b", "Qwen3 32B", 32_762_123_264, "Qwen/Qwen3-32B config.json",
-     Decoder(layers=64, hidden=5120, heads=64, kv_heads=8, head_dim=128, ffn=25600, vocab=151936, qk_norm=True))
-_add("gemma2-9b", "Gemma 2 9B", 9_241_705_984, "google/gemma-2-9b config.json",
-     Decoder(layers=42, hidden=3584, heads=16, kv_heads=8, head_dim=256, ffn=14336, vocab=256000, tied=True, act="gelu_tanh",
-             post_norms=True, embed_scale=True, final_softcap=True, score_softcap=True, windows=(4096, 0)))
-_add("gemma3-27b", "Gemma 3 27B, the language model", 27_009_346_304, "google/gemma-3-27b-pt config.json, text_config",
-     Decoder(layers=62, hidden=5376, heads=32, kv_heads=16, head_dim=128, ffn=21504, vocab=262208, tied=True, act="gelu_tanh",
-             qk_norm=True, post_norms=True, embed_scale=True, windows=(1024, 1024, 1024, 1024, 1024, 0)))
-_add("gpt2-xl", "GPT-2 XL", 1_557_611_200, "openai-community/gpt2-xl config.json",
-     Decoder(layers=48, hidden=1600, heads=25, ffn=6400, vocab=50257, tied=True, act="gelu_tanh", norm="layer_norm",
-             qkv_bias=True, o_bias=True, conv1d=True, positions=1024), seq=1024)
-_add("gpt3-175b", "GPT-3 175B", 174_604_259_328, "Brown et al. 2020, table 2.1, in GPT-2's architecture",
-     Decoder(layers=96, hidden=12288, heads=96, ffn=49152, vocab=50257, tied=True, act="gelu_tanh", norm="layer_norm",
-             qkv_bias=True, o_bias=True, conv1d=True, positions=2048))
-_add("phi-3-mini", "Phi-3 mini 4k", 3_821_079_552, "microsoft/Phi-3-mini-4k-instruct config.json",
-     Decoder(layers=32, hidden=3072, heads=32, ffn=8192, vocab=32064, fused=True, windows=(2047,)))
-_add("mixtral-8x7b", "Mixtral 8x7B", 46_702_792_704, "mistralai/Mixtral-8x7B-v0.1 config.json",
-     Decoder(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, experts=Experts(8, 2, 14336)), family="moe")
-_add("mixtral-8x22b", "Mixtral 8x22B", 140_620_634_112, "mistralai/Mixtral-8x22B-v0.1 config.json",
-     Decoder(layers=56, hidden=6144, heads=48, kv_heads=8, ffn=16384, vocab=32000, experts=Experts(8, 2, 16384)), family="moe")
-_add("qwen3-30b-a3b", "Qwen3 30B-A3B", 30_532_122_624, "Qwen/Qwen3-30B-A3B config.json",
-     Decoder(layers=48, hidden=2048, heads=32, kv_heads=4, head_dim=128, ffn=6144, vocab=151936, qk_norm=True,
-             experts=Experts(128, 8, 768)), family="moe")
-_add("qwen3-235b-a22b", "Qwen3 235B-A22B", 235_093_634_560, "Qwen/Qwen3-235B-A22B config.json",
-     Decoder(layers=94, hidden=4096, heads=64, kv_heads=4, head_dim=128, ffn=12288, vocab=151936, qk_norm=True,
-             experts=Experts(128, 8, 1536)), family="moe")
-_add("gpt-oss-20b", "gpt-oss 20B", 20_914_757_184, "openai/gpt-oss-20b config.json",
-     Decoder(layers=24, hidden=2880, heads=64, kv_heads=8, head_dim=64, ffn=2880, vocab=201088, qkv_bias=True, o_bias=True,
-             sinks=True, windows=(128, 0), experts=Experts(32, 4, 2880, bias=True, router="pick_first")), family="moe")
-_add("gpt-oss-120b", "gpt-oss 120B", 116_829_156_672, "openai/gpt-oss-120b config.json",
-     Decoder(layers=36, hidden=2880, heads=64, kv_heads=8, head_dim=64, ffn=2880, vocab=201088, qkv_bias=True, o_bias=True,
-             sinks=True, windows=(128, 0), experts=Experts(128, 4, 2880, bias=True, router="pick_first")), family="moe")
-_add("deepseek-v3", "DeepSeek-V3 without the MTP module", 671_026_404_352, "deepseek-ai/DeepSeek-V3 config.json",
-     Decoder(layers=61, hidden=7168, heads=128, ffn=18432, vocab=129280, latent=Latent(1536, 512, 128, 64, 128),
-             experts=Experts(256, 8, 2048, shared=2048, router="sigmoid_groups", groups=8, top_groups=4, dense_layers=3)),
-     family="moe", aliases=("deepseek-r1",))
+_add(
+    "llama3-8b",
+    "Llama 3 8B",
+    8_030_261_248,
+    "meta-llama/Meta-Llama-3-8B config.json",
+    Decoder(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256),
+    aliases=("llama3.1-8b", "llama-3-8b"),
+)
+_add(
+    "llama3-70b",
+    "Llama 3 70B",
+    70_553_706_496,
+    "meta-llama/Meta-Llama-3-70B config.json",
+    Decoder(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=128256),
+    aliases=("llama3.1-70b", "llama3.3-70b", "llama-3-70b"),
+)
+_add(
+    "llama3.1-405b",
+    "Llama 3.1 405B",
+    405_853_388_800,
+    "meta-llama/Llama-3.1-405B config.json",
+    Decoder(layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, vocab=128256),
+    aliases=("llama3-405b", "llama-3.1-405b"),
+)
+_add(
+    "llama3.2-1b",
+    "Llama 3.2 1B",
+    1_235_814_400,
+    "meta-llama/Llama-3.2-1B config.json",
+    Decoder(layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256, tied=True),
+)
+_add(
+    "llama3.2-3b",
+    "Llama 3.2 3B",
+    3_212_749_824,
+    "meta-llama/Llama-3.2-3B config.json",
+    Decoder(layers=28, hidden=3072, heads=24, kv_heads=8, ffn=8192, vocab=128256, tied=True),
+)
+_add(
+    "llama2-7b",
+    "Llama 2 7B",
+    6_738_415_616,
+    "meta-llama/Llama-2-7b-hf config.json",
+    Decoder(layers=32, hidden=4096, heads=32, ffn=11008, vocab=32000),
+)
+_add(
+    "llama2-13b",
+    "Llama 2 13B",
+    13_015_864_320,
+    "meta-llama/Llama-2-13b-hf config.json",
+    Decoder(layers=40, hidden=5120, heads=40, ffn=13824, vocab=32000),
+)
+_add(
+    "llama2-70b",
+    "Llama 2 70B",
+    68_976_648_192,
+    "meta-llama/Llama-2-70b-hf config.json",
+    Decoder(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=32000),
+)
+_add(
+    "mistral-7b",
+    "Mistral 7B v0.1",
+    7_241_732_096,
+    "mistralai/Mistral-7B-v0.1 config.json",
+    Decoder(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, windows=(4096,)),
+)
+_add(
+    "qwen2.5-7b",
+    "Qwen2.5 7B",
+    7_615_616_512,
+    "Qwen/Qwen2.5-7B config.json",
+    Decoder(layers=28, hidden=3584, heads=28, kv_heads=4, ffn=18944, vocab=152064, qkv_bias=True),
+)
+_add(
+    "qwen2.5-72b",
+    "Qwen2.5 72B",
+    72_706_203_648,
+    "Qwen/Qwen2.5-72B config.json",
+    Decoder(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=29568, vocab=152064, qkv_bias=True),
+)
+_add(
+    "qwen3-8b",
+    "Qwen3 8B",
+    8_190_735_360,
+    "Qwen/Qwen3-8B config.json",
+    Decoder(layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=12288, vocab=151936, qk_norm=True),
+)
+_add(
+    "qwen3-32b",
+    "Qwen3 32B",
+    32_762_123_264,
+    "Qwen/Qwen3-32B config.json",
+    Decoder(layers=64, hidden=5120, heads=64, kv_heads=8, head_dim=128, ffn=25600, vocab=151936, qk_norm=True),
+)
+_add(
+    "gemma2-9b",
+    "Gemma 2 9B",
+    9_241_705_984,
+    "google/gemma-2-9b config.json",
+    Decoder(
+        layers=42,
+        hidden=3584,
+        heads=16,
+        kv_heads=8,
+        head_dim=256,
+        ffn=14336,
+        vocab=256000,
+        tied=True,
+        act="gelu_tanh",
+        post_norms=True,
+        embed_scale=True,
+        final_softcap=True,
+        score_softcap=True,
+        windows=(4096, 0),
+    ),
+)
+_add(
+    "gemma3-27b",
+    "Gemma 3 27B, the language model",
+    27_009_346_304,
+    "google/gemma-3-27b-pt config.json, text_config",
+    Decoder(
+        layers=62,
+        hidden=5376,
+        heads=32,
+        kv_heads=16,
+        head_dim=128,
+        ffn=21504,
+        vocab=262208,
+        tied=True,
+        act="gelu_tanh",
+        qk_norm=True,
+        post_norms=True,
+        embed_scale=True,
+        windows=(1024, 1024, 1024, 1024, 1024, 0),
+    ),
+)
+_add(
+    "gpt2-xl",
+    "GPT-2 XL",
+    1_557_611_200,
+    "openai-community/gpt2-xl config.json",
+    Decoder(
+        layers=48,
+        hidden=1600,
+        heads=25,
+        ffn=6400,
+        vocab=50257,
+        tied=True,
+        act="gelu_tanh",
+        norm="layer_norm",
+        qkv_bias=True,
+        o_bias=True,
+        conv1d=True,
+        positions=1024,
+    ),
+    seq=1024,
+)
+_add(
+    "gpt3-175b",
+    "GPT-3 175B",
+    174_604_259_328,
+    "Brown et al. 2020, table 2.1, in GPT-2's architecture",
+    Decoder(
+        layers=96,
+        hidden=12288,
+        heads=96,
+        ffn=49152,
+        vocab=50257,
+        tied=True,
+        act="gelu_tanh",
+        norm="layer_norm",
+        qkv_bias=True,
+        o_bias=True,
+        conv1d=True,
+        positions=2048,
+    ),
+)
+_add(
+    "phi-3-mini",
+    "Phi-3 mini 4k",
+    3_821_079_552,
+    "microsoft/Phi-3-mini-4k-instruct config.json",
+    Decoder(layers=32, hidden=3072, heads=32, ffn=8192, vocab=32064, fused=True, windows=(2047,)),
+)
+_add(
+    "mixtral-8x7b",
+    "Mixtral 8x7B",
+    46_702_792_704,
+    "mistralai/Mixtral-8x7B-v0.1 config.json",
+    Decoder(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, experts=Experts(8, 2, 14336)),
+    family="moe",
+)
+_add(
+    "mixtral-8x22b",
+    "Mixtral 8x22B",
+    140_620_634_112,
+    "mistralai/Mixtral-8x22B-v0.1 config.json",
+    Decoder(layers=56, hidden=6144, heads=48, kv_heads=8, ffn=16384, vocab=32000, experts=Experts(8, 2, 16384)),
+    family="moe",
+)
+_add(
+    "qwen3-30b-a3b",
+    "Qwen3 30B-A3B",
+    30_532_122_624,
+    "Qwen/Qwen3-30B-A3B config.json",
+    Decoder(
+        layers=48,
+        hidden=2048,
+        heads=32,
+        kv_heads=4,
+        head_dim=128,
+        ffn=6144,
+        vocab=151936,
+        qk_norm=True,
+        experts=Experts(128, 8, 768),
+    ),
+    family="moe",
+)
+_add(
+    "qwen3-235b-a22b",
+    "Qwen3 235B-A22B",
+    235_093_634_560,
+    "Qwen/Qwen3-235B-A22B config.json",
+    Decoder(
+        layers=94,
+        hidden=4096,
+        heads=64,
+        kv_heads=4,
+        head_dim=128,
+        ffn=12288,
+        vocab=151936,
+        qk_norm=True,
+        experts=Experts(128, 8, 1536),
+    ),
+    family="moe",
+)
+_add(
+    "gpt-oss-20b",
+    "gpt-oss 20B",
+    20_914_757_184,
+    "openai/gpt-oss-20b config.json",
+    Decoder(
+        layers=24,
+        hidden=2880,
+        heads=64,
+        kv_heads=8,
+        head_dim=64,
+        ffn=2880,
+        vocab=201088,
+        qkv_bias=True,
+        o_bias=True,
+        sinks=True,
+        windows=(128, 0),
+        experts=Experts(32, 4, 2880, bias=True, router="pick_first"),
+    ),
+    family="moe",
+)
+_add(
+    "gpt-oss-120b",
+    "gpt-oss 120B",
+    116_829_156_672,
+    "openai/gpt-oss-120b config.json",
+    Decoder(
+        layers=36,
+        hidden=2880,
+        heads=64,
+        kv_heads=8,
+        head_dim=64,
+        ffn=2880,
+        vocab=201088,
+        qkv_bias=True,
+        o_bias=True,
+        sinks=True,
+        windows=(128, 0),
+        experts=Experts(128, 4, 2880, bias=True, router="pick_first"),
+    ),
+    family="moe",
+)
+_add(
+    "deepseek-v3",
+    "DeepSeek-V3 without the MTP module",
+    671_026_404_352,
+    "deepseek-ai/DeepSeek-V3 config.json",
+    Decoder(
+        layers=61,
+        hidden=7168,
+        heads=128,
+        ffn=18432,
+        vocab=129280,
+        latent=Latent(1536, 512, 128, 64, 128),
+        experts=Experts(256, 8, 2048, shared=2048, router="sigmoid_groups", groups=8, top_groups=4, dense_layers=3),
+    ),
+    family="moe",
+    aliases=("deepseek-r1",),
+)

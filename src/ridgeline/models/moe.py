@@ -42,7 +42,9 @@ def _logits(net: Net, flat: int, e: Experts, *, bias: bool = False) -> int:
     """The router's product; routers stay in the activations' precision whatever the experts run in."""
     rows, hidden = net.shape(flat)
     operands = [flat, net.weight("weight", e.num, hidden)] + ([net.weight("bias", e.num)] if bias else [])
-    return net.node("matmul", operands, [net.type(rows, e.num)], b=1, m=rows, n=e.num, k=hidden, trans_b=True, bias=bias)[0]
+    return net.node(
+        "matmul", operands, [net.type(rows, e.num)], b=1, m=rows, n=e.num, k=hidden, trans_b=True, bias=bias
+    )[0]
 
 
 def _topk(net: Net, x: int, k: int) -> tuple[int, int]:
@@ -70,7 +72,9 @@ def _sigmoid_groups(net: Net, flat: int, e: Experts) -> tuple[int, int]:
     rows, hidden = net.shape(flat)
     wide = net.cast(flat, FP32)
     weight = net.cast(net.weight("weight", e.num, hidden), FP32)
-    logits = net.node("matmul", [wide, weight], [TensorType((rows, e.num), FP32)], b=1, m=rows, n=e.num, k=hidden, trans_b=True)[0]
+    logits = net.node(
+        "matmul", [wide, weight], [TensorType((rows, e.num), FP32)], b=1, m=rows, n=e.num, k=hidden, trans_b=True
+    )[0]
     scores = net.pointwise("sigmoid", logits)
     correction = net.value(TensorType((e.num,), FP32), Kind.BUFFER, count=net.repeats, name="e_score_correction_bias")
     choice = net.add(scores, correction)
@@ -86,7 +90,9 @@ def _group_mask(net: Net, choice: int, e: Experts) -> int:
     pairs, _ = _topk(net, net.reshape(choice, rows, e.groups, per_group), 2)
     _, kept = _topk(net, net.reduce("sum", pairs, (-1,)), e.top_groups)
     mask = net.scatter("scatter", [net.fill("zeros", rows, e.groups, dt=FP32), kept], rows, e.groups)
-    wide = net.contiguous(net.expand_view(net.reshape(mask, rows, e.groups, 1), rows, e.groups, per_group), transposed=False)
+    wide = net.contiguous(
+        net.expand_view(net.reshape(mask, rows, e.groups, 1), rows, e.groups, per_group), transposed=False
+    )
     flat = net.node("copy", [net.reshape(wide, rows, e.num)], [TensorType((rows, e.num), BOOL)], fn="cast")[0]
     return net.pointwise("logical_not", flat)
 
@@ -118,8 +124,17 @@ def _grouped(net: Net, x: int, n: int, offsets: int, ids: int, name: str, e: Exp
     weight = net.param(name, TensorType((e.num, n, k), dt))
     if net.narrow:
         x = net.quantize(x)
-    out = net.node("grouped_matmul", [x, weight, offsets], [net.type(m, n)], groups=e.num, m=m, n=n, k=k, which="rows",
-                   trans_b=True)[0]
+    out = net.node(
+        "grouped_matmul",
+        [x, weight, offsets],
+        [net.type(m, n)],
+        groups=e.num,
+        m=m,
+        n=n,
+        k=k,
+        which="rows",
+        trans_b=True,
+    )[0]
     if not e.bias:
         return out
     return net.add(out, net.gather("index_select", [net.weight(f"{name}_bias", e.num, n), ids], m, n))

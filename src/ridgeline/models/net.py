@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ridgeline.dtypes import DType, dtype
@@ -21,6 +22,25 @@ class Net(Builder):
         self.train = mode == "train"
         self.narrow = precision == "fp8"
         self.dt: DType = dtype("bf16") if self.narrow else dtype(precision)
+
+    # Blocks: one iteration is no block.
+
+    @contextmanager
+    def repeat(self, times: int, module: str, *, reverse: bool = False) -> Iterator[None]:
+        if times > 1:
+            with super().repeat(times, module, reverse=reverse):
+                yield
+            return
+        self._path.append(f"{module}.0")
+        yield
+        self._path.pop()
+
+    def carry(self, init: int) -> int:
+        return init if self._block is None else super().carry(init)
+
+    def close_carry(self, inner: int, next_: int) -> None:
+        if self._block is not None:
+            super().close_carry(inner, next_)
 
     # Types and shapes.
 
@@ -71,8 +91,9 @@ class Net(Builder):
         left, right = self.shape(a), self.shape(b)
         n = right[-2] if trans_b else right[-1]
         out = TensorType((*left[:-1], n), self.values[a].type.dtype)
-        return self.node("matmul", [a, b], [out], b=math.prod(left[:-2]), m=left[-2], n=n, k=left[-1],
-                         trans_b=trans_b)[0]
+        return self.node("matmul", [a, b], [out], b=math.prod(left[:-2]), m=left[-2], n=n, k=left[-1], trans_b=trans_b)[
+            0
+        ]
 
     def pointwise(self, fn: str, *inputs: int, dt: DType | None = None, **attrs: Any) -> int:
         """An elementwise op; the result has the broadcast shape and the dtype of the first input unless told."""
@@ -113,7 +134,7 @@ class Net(Builder):
         if shape is None:
             dim %= len(first.shape)
             total = sum(self.shape(p)[dim] for p in parts)
-            shape = (*first.shape[:dim], total, *first.shape[dim + 1:])
+            shape = (*first.shape[:dim], total, *first.shape[dim + 1 :])
         return self.node("copy", parts, [TensorType(shape, first.dtype)], fn="cat", dim=dim)[0]
 
     def pad(self, x: int, shape: Shape) -> int:
@@ -137,8 +158,12 @@ class Net(Builder):
         whole = self.values[x].type
         dim %= len(whole.shape)
         kind = self.values[x].kind
-        outs = [self.value(TensorType((*whole.shape[:dim], w, *whole.shape[dim + 1:]), whole.dtype, "strided"), kind, alias=x)
-                for w in widths]
+        outs = [
+            self.value(
+                TensorType((*whole.shape[:dim], w, *whole.shape[dim + 1 :]), whole.dtype, "strided"), kind, alias=x
+            )
+            for w in widths
+        ]
         return self.node("view", [x], outs, fn="split", dim=dim)
 
     def rms_norm(self, x: int, name: str, *, affine: bool = True) -> int:
@@ -169,7 +194,9 @@ class Net(Builder):
         old = self.values[x].type
         axes = {d % len(old.shape) for d in dims}
         shape = tuple(1 if i in axes else s for i, s in enumerate(old.shape) if keepdim or i not in axes)
-        return self.node("reduce", [x], [TensorType(shape, old.dtype)], fn=fn, dims=tuple(sorted(axes)), keepdim=keepdim)[0]
+        return self.node(
+            "reduce", [x], [TensorType(shape, old.dtype)], fn=fn, dims=tuple(sorted(axes)), keepdim=keepdim
+        )[0]
 
     def embedding(self, indices: int, rows: int, cols: int, name: str) -> tuple[int, int]:
         """Looked-up rows and the table itself (for tying)."""
@@ -196,8 +223,18 @@ class Net(Builder):
     def fill(self, fn: str, *shape: int, dt: DType | None = None) -> int:
         return self.node("fill", [], [TensorType(shape, dt or self.dt)], fn=fn)[0]
 
-    def attention(self, q: int, k: int, v: int, *, causal: bool, window: int | None = None, mask: int | None = None,
-                  sinks: int | None = None, softcap: bool = False) -> int:
+    def attention(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        *,
+        causal: bool,
+        window: int | None = None,
+        mask: int | None = None,
+        sinks: int | None = None,
+        softcap: bool = False,
+    ) -> int:
         """``scaled_dot_product_attention`` over [b, h, s, d]; fewer key heads than query heads is grouped-query."""
         b, h, s, d = self.shape(q)
         _, hkv, skv, _ = self.shape(k)
@@ -232,25 +269,55 @@ class Net(Builder):
 
     # Convolutional layers.
 
-    def conv(self, x: int, o: int, kernel: int | Shape, name: str, *, stride: int | Shape = 1,
-             padding: int | Shape | None = None, dilation: int = 1, groups: int = 1, bias: bool = False,
-             transposed: bool = False, output_padding: int = 0) -> int:
+    def conv(
+        self,
+        x: int,
+        o: int,
+        kernel: int | Shape,
+        name: str,
+        *,
+        stride: int | Shape = 1,
+        padding: int | Shape | None = None,
+        dilation: int = 1,
+        groups: int = 1,
+        bias: bool = False,
+        transposed: bool = False,
+        output_padding: int = 0,
+    ) -> int:
         """``F.conv*d`` over [n, c, *spatial]; ``padding=None`` keeps the size at stride 1."""
         n, c, *spatial = self.shape(x)
         rank = len(spatial)
         ks, st = _tuple(kernel, rank), _tuple(stride, rank)
         pads = tuple(dilation * (k - 1) // 2 for k in ks) if padding is None else _tuple(padding, rank)
         if transposed:
-            out = tuple((i - 1) * s - 2 * p + k + output_padding for i, s, p, k in zip(spatial, st, pads, ks, strict=True))
+            out = tuple(
+                (i - 1) * s - 2 * p + k + output_padding for i, s, p, k in zip(spatial, st, pads, ks, strict=True)
+            )
         else:
-            out = tuple((i + 2 * p - dilation * (k - 1) - 1) // s + 1
-                        for i, s, p, k in zip(spatial, st, pads, ks, strict=True))
+            out = tuple(
+                (i + 2 * p - dilation * (k - 1) - 1) // s + 1 for i, s, p, k in zip(spatial, st, pads, ks, strict=True)
+            )
         self._path.append(name)
         weight = self.weight("weight", *((c, o // groups) if transposed else (o, c // groups)), *ks)
         operands = [x, weight, *([self.weight("bias", o)] if bias else [])]
-        made = self.node("conv", operands, [TensorType((n, o, *out), self.dt)], n=n, c=c, o=o, spatial=tuple(spatial),
-                         kernel=ks, stride=st, padding=pads, dilation=(dilation,) * rank, groups=groups,
-                         transposed=transposed, which="fwd", out_spatial=out, bias=bias)[0]
+        made = self.node(
+            "conv",
+            operands,
+            [TensorType((n, o, *out), self.dt)],
+            n=n,
+            c=c,
+            o=o,
+            spatial=tuple(spatial),
+            kernel=ks,
+            stride=st,
+            padding=pads,
+            dilation=(dilation,) * rank,
+            groups=groups,
+            transposed=transposed,
+            which="fwd",
+            out_spatial=out,
+            bias=bias,
+        )[0]
         self._path.pop()
         return made
 
@@ -261,9 +328,13 @@ class Net(Builder):
         self._path.append(name)
         operands = [x, self.weight("weight", c), self.weight("bias", c)]
         for stat in ("running_mean", "running_var"):
-            operands.append(self.value(TensorType((c,), self.dt), Kind.BUFFER, count=self.repeats, name=self._dotted(stat)))
+            operands.append(
+                self.value(TensorType((c,), self.dt), Kind.BUFFER, count=self.repeats, name=self._dotted(stat))
+            )
         outs = [self.values[x].type] + ([TensorType((c,), FP32)] * 2 if self.train else [])
-        out = self.node("norm", operands, outs, fn="batch_norm", n=c, c=n, affine=True, training=self.train, channels=c)[0]
+        out = self.node(
+            "norm", operands, outs, fn="batch_norm", n=c, c=n, affine=True, training=self.train, channels=c
+        )[0]
         self._path.pop()
         return out
 
@@ -272,8 +343,16 @@ class Net(Builder):
         b, c = shape[0], shape[1]
         self._path.append(name)
         outs = [TensorType(shape, self.dt)] + ([TensorType((b, groups), FP32)] * 2 if self.train else [])
-        out = self.node("norm", [x, self.weight("weight", c), self.weight("bias", c)], outs, fn="group_norm",
-                        n=b * groups, c=math.prod(shape) // (b * groups), affine=True, channels=c)[0]
+        out = self.node(
+            "norm",
+            [x, self.weight("weight", c), self.weight("bias", c)],
+            outs,
+            fn="group_norm",
+            n=b * groups,
+            c=math.prod(shape) // (b * groups),
+            affine=True,
+            channels=c,
+        )[0]
         self._path.pop()
         return out
 
@@ -284,8 +363,19 @@ class Net(Builder):
         outs = [TensorType((n, c, *out), self.dt)]
         if fn == "max" and self.train:
             outs.append(TensorType((n, c, *out), INT64))
-        return self.node("pool", [x], outs, fn=fn, kernel=(kernel,) * rank, stride=(stride,) * rank,
-                         spatial=tuple(spatial), out_spatial=out, n=n, c=c, which="fwd")[0]
+        return self.node(
+            "pool",
+            [x],
+            outs,
+            fn=fn,
+            kernel=(kernel,) * rank,
+            stride=(stride,) * rank,
+            spatial=tuple(spatial),
+            out_spatial=out,
+            n=n,
+            c=c,
+            which="fwd",
+        )[0]
 
     def resize(self, x: int, *spatial: int, fn: str = "nearest") -> int:
         n, c = self.shape(x)[:2]
@@ -298,14 +388,22 @@ class Net(Builder):
         n, c = self.shape(logits)
         logs = self.softmax(logits, log=True)
         dt = self.values[logits].type.dtype
-        return self.node("loss", [logs, labels], [TensorType((), dt), TensorType((), dt)], fn="nll_loss", n=n, c=c,
-                         reduction="mean")[0]
+        return self.node(
+            "loss", [logs, labels], [TensorType((), dt), TensorType((), dt)], fn="nll_loss", n=n, c=c, reduction="mean"
+        )[0]
 
     def mse(self, prediction: int, target: int) -> int:
         c = self.shape(prediction)[-1]
         out = TensorType((), self.values[prediction].type.dtype)
-        return self.node("loss", [prediction, target], [out], fn="mse_loss", n=self.values[prediction].type.numel // c, c=c,
-                         reduction="mean")[0]
+        return self.node(
+            "loss",
+            [prediction, target],
+            [out],
+            fn="mse_loss",
+            n=self.values[prediction].type.numel // c,
+            c=c,
+            reduction="mean",
+        )[0]
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:

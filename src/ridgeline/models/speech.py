@@ -82,7 +82,10 @@ def _step_layer(net: Net, x: int, c: Whisper, kv: int, caches: list[int], old: l
     for name in ("k_proj", "v_proj"):  # resident but idle: their products are in the cache
         net.weight(f"{name}.weight", c.hidden, c.hidden)
     net.weight("v_proj.bias", c.hidden)
-    k, v = (net.value(net.type(b, c.heads, c.frames // 2, d), Kind.INPUT, count=net.repeats, name="cross_key_values.*") for _ in "kv")
+    k, v = (
+        net.value(net.type(b, c.heads, c.frames // 2, d), Kind.INPUT, count=net.repeats, name="cross_key_values.*")
+        for _ in "kv"
+    )
     y = net.unheads(net.attention(q, k, v, causal=False))
     x = net.add(x, net.linear(y, c.hidden, "out_proj", bias=True))
     net.exit()
@@ -183,9 +186,24 @@ def _positions(net: Net, x: int, c: Wav2Vec2) -> int:
     size, direction = net.weight("weight_g", 1, 1, 128), net.weight("weight_v", h, h // 16, 128)
     norm = net.reduce("norm", direction, (0, 1), keepdim=True)
     weight = net.mul(direction, net.pointwise("div", size, norm))
-    y = net.node("conv", [net.permute(x, b, h, s), weight, net.weight("bias", h)], [net.type(b, h, s + 1)], n=b, c=h, o=h,
-                 spatial=(s,), kernel=(128,), stride=(1,), padding=(64,), dilation=(1,), groups=16, transposed=False, which="fwd",
-                 out_spatial=(s + 1,), bias=True)[0]
+    y = net.node(
+        "conv",
+        [net.permute(x, b, h, s), weight, net.weight("bias", h)],
+        [net.type(b, h, s + 1)],
+        n=b,
+        c=h,
+        o=h,
+        spatial=(s,),
+        kernel=(128,),
+        stride=(1,),
+        padding=(64,),
+        dilation=(1,),
+        groups=16,
+        transposed=False,
+        which="fwd",
+        out_spatial=(s + 1,),
+        bias=True,
+    )[0]
     y = net.pointwise("gelu", net.slice(y, b, h, s))
     net.exit()
     return net.add(x, net.permute(y, b, s, h))
@@ -194,8 +212,10 @@ def _positions(net: Net, x: int, c: Wav2Vec2) -> int:
 def _wav2vec2(c: Wav2Vec2, r: Request) -> Graph:
     shortest = 400
     if r.seq < shortest:
-        raise ModelError(f"{r.card.name}: seq={r.seq} samples are {shortest - r.seq} fewer than one frame of "
-                         f"feature_extractor needs ({shortest})")
+        raise ModelError(
+            f"{r.card.name}: seq={r.seq} samples are {shortest - r.seq} fewer than one frame of "
+            f"feature_extractor needs ({shortest})"
+        )
     net = Net(r.card.name, r.mode, r.precision, batch=r.batch, seq=r.seq)
     net.enter("wav2vec2")
     x = _positions(net, _features(net, c, r.batch, r.seq), c)
@@ -223,13 +243,39 @@ def _ctc(net: Net, logits: int, batch: int) -> int:
     b, s, v = net.shape(logits)
     labels = net.input("labels", TensorType((batch, max(1, s // 8)), INT64))
     logs = net.softmax(net.cast(logits, FP32), log=True)
-    return net.node("loss", [logs, labels], [TensorType((), FP32), TensorType((b, s, 2 * max(1, s // 8) + 1), FP32)],
-                    fn="ctc_loss", n=b * s, c=v, reduction="sum")[0]
+    return net.node(
+        "loss",
+        [logs, labels],
+        [TensorType((), FP32), TensorType((b, s, 2 * max(1, s // 8) + 1), FP32)],
+        fn="ctc_loss",
+        n=b * s,
+        c=v,
+        reduction="sum",
+    )[0]
 
 
 _LARGE = Whisper(layers=32, hidden=1280, heads=20, vocab=51866, mels=128)
-register(ModelCard("whisper-large-v3", "Whisper large v3", "speech", 1_543_490_560, "openai/whisper-large-v3 config.json",
-                   {"seq": 448, "kv": 447}, {}, ("infer", "decode", "train")), lambda request: _whisper(_LARGE, request))
-register(ModelCard("wav2vec2-large", "wav2vec 2.0 large with its CTC head", "speech", 315_461_792,
-                   "facebook/wav2vec2-large-960h config.json (seq counts audio samples, 16,000 a second)", {"seq": 160_000}),
-         lambda request: _wav2vec2(Wav2Vec2(), request))
+register(
+    ModelCard(
+        "whisper-large-v3",
+        "Whisper large v3",
+        "speech",
+        1_543_490_560,
+        "openai/whisper-large-v3 config.json",
+        {"seq": 448, "kv": 447},
+        {},
+        ("infer", "decode", "train"),
+    ),
+    lambda request: _whisper(_LARGE, request),
+)
+register(
+    ModelCard(
+        "wav2vec2-large",
+        "wav2vec 2.0 large with its CTC head",
+        "speech",
+        315_461_792,
+        "facebook/wav2vec2-large-960h config.json (seq counts audio samples, 16,000 a second)",
+        {"seq": 160_000},
+    ),
+    lambda request: _wav2vec2(Wav2Vec2(), request),
+)

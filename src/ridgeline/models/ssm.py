@@ -62,8 +62,15 @@ def _mamba(net: Net, x: int, c: StateSpace) -> int:
     delta = net.linear(step, c.inner, "dt_proj", bias=True)
     decay = net.pointwise("neg", net.pointwise("exp", net.cast(net.weight("A_log", c.inner, c.state), FP32)))
     skip = net.weight("D", c.inner)
-    y = net.node("scan", [u, delta, decay, key, read, skip, gate], [net.type(b, c.inner, s)], fn="selective_scan",
-                 n=b * c.inner, c=s, state=c.state)[0]
+    y = net.node(
+        "scan",
+        [u, delta, decay, key, read, skip, gate],
+        [net.type(b, c.inner, s)],
+        fn="selective_scan",
+        n=b * c.inner,
+        c=s,
+        state=c.state,
+    )[0]
     return net.linear(net.contiguous(net.permute(y, b, s, c.inner)), c.hidden, "out_proj")
 
 
@@ -85,7 +92,9 @@ def _mamba2(net: Net, x: int, c: StateSpace) -> int:
     delta = net.pointwise("softplus", net.add(step, net.weight("dt_bias", c.heads)))
     decay = net.mul(delta, net.pointwise("neg", net.pointwise("exp", net.weight("A_log", c.heads))))
     y = _chunked(net, u, key, read, delta, decay, c)
-    y = net.add(y, net.mul(net.reshape(u, b, s, c.heads, c.inner // c.heads), net.reshape(net.weight("D", c.heads), c.heads, 1)))
+    y = net.add(
+        y, net.mul(net.reshape(u, b, s, c.heads, c.inner // c.heads), net.reshape(net.weight("D", c.heads), c.heads, 1))
+    )
     y = net.mul(net.reshape(y, b, s, c.inner), net.pointwise("silu", gate))
     return net.linear(net.rms_norm(y, "norm"), c.hidden, "out_proj")
 
@@ -103,14 +112,20 @@ def _chunked(net: Net, u: int, key: int, read: int, delta: int, decay: int, c: S
     heads = net.contiguous(net.permute(net.reshape(steps, b, num, size, c.heads, d), b, num, c.heads, size, d))
     keys, reads = net.reshape(key, b, num, size, c.state), net.reshape(read, b, num, size, c.state)
     scores = net.reshape(net.bmm(reads, keys, trans_b=True), b, num, 1, size, size)
-    weights = net.pointwise("exp", net.expand_view(net.reshape(sums, b, num, c.heads, size, 1), b, num, c.heads, size, size))
+    weights = net.pointwise(
+        "exp", net.expand_view(net.reshape(sums, b, num, c.heads, size, 1), b, num, c.heads, size, size)
+    )
     inside = net.bmm(net.mul(weights, scores), heads)
-    weighted = net.mul(net.reshape(keys, b, num, 1, size, c.state),
-                       net.pointwise("exp", net.reshape(sums, b, num, c.heads, size, 1)))
+    weighted = net.mul(
+        net.reshape(keys, b, num, 1, size, c.state), net.pointwise("exp", net.reshape(sums, b, num, c.heads, size, 1))
+    )
     states = net.bmm(net.permute(weighted, b, num, c.heads, c.state, size), heads)
-    carried = net.node("scan", [states], [net.type(b, num, c.heads, c.state, d)], fn="chunk_state", n=b * c.heads * c.state * d,
-                       c=num)[0]
-    wide = net.mul(net.reshape(reads, b, num, 1, size, c.state), net.pointwise("exp", net.reshape(sums, b, num, c.heads, size, 1)))
+    carried = net.node(
+        "scan", [states], [net.type(b, num, c.heads, c.state, d)], fn="chunk_state", n=b * c.heads * c.state * d, c=num
+    )[0]
+    wide = net.mul(
+        net.reshape(reads, b, num, 1, size, c.state), net.pointwise("exp", net.reshape(sums, b, num, c.heads, size, 1))
+    )
     total = net.add(inside, net.bmm(wide, carried))
     out = net.contiguous(net.permute(total, b, num, size, c.heads, d))
     out = net.reshape(out, b, num * size, c.heads, d)
@@ -168,17 +183,36 @@ def _state_step(net: Net, u: int, key: int, read: int, delta: int, decay: int, s
     added = net.mul(net.mul(delta, net.reshape(key, b, 1, 1, n)), net.reshape(u, b, outer, inner, 1))
     state = net.add(kept, added)
     net.node("copy", [state], [held], fn="copy", inplace=True)
-    y = net.node("matmul", [net.reshape(state, b, outer * inner, n), net.reshape(read, b, n, 1)],
-                 [net.type(b, outer * inner, 1)], b=b, m=outer * inner, n=1, k=n)[0]
+    y = net.node(
+        "matmul",
+        [net.reshape(state, b, outer * inner, n), net.reshape(read, b, n, 1)],
+        [net.type(b, outer * inner, 1)],
+        b=b,
+        m=outer * inner,
+        n=1,
+        k=n,
+    )[0]
     return net.reshape(y, b, outer, inner)
 
 
 def _add(name: str, title: str, num_params: int, source: str, config: StateSpace) -> None:
-    register(ModelCard(name, title, "state-space", num_params, source, {"seq": 2048}, {}, MODES),
-             lambda request: _build(config, request))
+    register(
+        ModelCard(name, title, "state-space", num_params, source, {"seq": 2048}, {}, MODES),
+        lambda request: _build(config, request),
+    )
 
 
-_add("mamba-2.8b", "Mamba 2.8B", 2_768_345_600, "state-spaces/mamba-2.8b-hf config.json",
-     StateSpace(layers=64, hidden=2560, state=16, vocab=50280, rank=160))
-_add("mamba2-2.7b", "Mamba-2 2.7B", 2_702_599_680, "state-spaces/mamba2-2.7b config.json",
-     StateSpace(layers=64, hidden=2560, state=128, vocab=50288, heads=80))
+_add(
+    "mamba-2.8b",
+    "Mamba 2.8B",
+    2_768_345_600,
+    "state-spaces/mamba-2.8b-hf config.json",
+    StateSpace(layers=64, hidden=2560, state=16, vocab=50280, rank=160),
+)
+_add(
+    "mamba2-2.7b",
+    "Mamba-2 2.7B",
+    2_702_599_680,
+    "state-spaces/mamba2-2.7b config.json",
+    StateSpace(layers=64, hidden=2560, state=128, vocab=50288, heads=80),
+)

@@ -93,7 +93,9 @@ def _vit(c: Vit, r: Request) -> Graph:
 
 
 def _add_vit(name: str, title: str, num_params: int, source: str, config: Vit) -> None:
-    register(ModelCard(name, title, "vision", num_params, source, {"image": 224}), lambda request: _vit(config, request))
+    register(
+        ModelCard(name, title, "vision", num_params, source, {"image": 224}), lambda request: _vit(config, request)
+    )
 
 
 _add_vit("vit-b16", "ViT-B/16", 86_567_656, "timm vit_base_patch16_224", Vit(layers=12, hidden=768, heads=12))
@@ -158,7 +160,9 @@ def _window_attention(net: Net, x: int, heads: int, window: int, *, shifted: boo
         x = net.pad(x, (b, whole, whole, c))
     grid, area = whole // window, window * window
     x = net.contiguous(net.permute(net.reshape(x, b, grid, window, grid, window, c), b, grid, grid, window, window, c))
-    y = fused_attention(net, net.reshape(x, b * grid * grid, area, c), heads, mask=_window_bias(net, heads, window, grid, shifted))
+    y = fused_attention(
+        net, net.reshape(x, b * grid * grid, area, c), heads, mask=_window_bias(net, heads, window, grid, shifted)
+    )
     y = net.permute(net.reshape(y, b, grid, grid, window, window, c), b, grid, window, grid, window, c)
     y = net.reshape(net.contiguous(y), b, whole, whole, c)
     if whole != side:
@@ -179,7 +183,9 @@ def _window_bias(net: Net, heads: int, window: int, grid: int, shifted: bool) ->
     return net.add(mask, net.reshape(bias, 1, heads, area, area))
 
 
-register(ModelCard("swin-b", "Swin-B", "vision", 87_768_224, "timm swin_base_patch4_window7_224", {"image": 224}), _swin)
+register(
+    ModelCard("swin-b", "Swin-B", "vision", 87_768_224, "timm swin_base_patch4_window7_224", {"image": 224}), _swin
+)
 
 
 # ConvNeXt.
@@ -226,8 +232,19 @@ register(ModelCard("convnext-b", "ConvNeXt-B", "vision", 88_591_464, "timm convn
 # ResNet.
 
 
-def conv_bn(net: Net, x: int, o: int, kernel: int, conv: str, norm: str, *, stride: int = 1, groups: int = 1, padding: int | None = None,
-            act: str | None = "relu") -> int:
+def conv_bn(
+    net: Net,
+    x: int,
+    o: int,
+    kernel: int,
+    conv: str,
+    norm: str,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    padding: int | None = None,
+    act: str | None = "relu",
+) -> int:
     x = net.batch_norm(net.conv(x, o, kernel, conv, stride=stride, groups=groups, padding=padding), norm)
     return net.inplace(act, x) if act else x
 
@@ -267,15 +284,27 @@ def _resnet(depths: tuple[int, ...], r: Request) -> Graph:
     return classify(net, net.linear(x, 1000, "fc", bias=True))
 
 
-register(ModelCard("resnet50", "ResNet-50", "vision", 25_557_032, "timm resnet50", {"image": 224}),
-         lambda request: _resnet((3, 4, 6, 3), request))
-register(ModelCard("resnet152", "ResNet-152", "vision", 60_192_808, "timm resnet152", {"image": 224}),
-         lambda request: _resnet((3, 8, 36, 3), request))
+register(
+    ModelCard("resnet50", "ResNet-50", "vision", 25_557_032, "timm resnet50", {"image": 224}),
+    lambda request: _resnet((3, 4, 6, 3), request),
+)
+register(
+    ModelCard("resnet152", "ResNet-152", "vision", 60_192_808, "timm resnet152", {"image": 224}),
+    lambda request: _resnet((3, 8, 36, 3), request),
+)
 
 
 # EfficientNet.
 
-_STAGES = ((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192), (1, 3, 1, 6, 320))
+_STAGES = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
 
 
 def _inverted(net: Net, x: int, kernel: int, stride: int, factor: int, o: int) -> int:
@@ -283,7 +312,17 @@ def _inverted(net: Net, x: int, kernel: int, stride: int, factor: int, o: int) -
     c = net.shape(x)[1]
     y = conv_bn(net, x, c * factor, 1, "conv_pw", "bn1", act=None) if factor > 1 else x
     y = net.pointwise("silu", y) if factor > 1 else y
-    y = conv_bn(net, y, c * factor, kernel, "conv_dw", "bn2" if factor > 1 else "bn1", stride=stride, groups=c * factor, act=None)
+    y = conv_bn(
+        net,
+        y,
+        c * factor,
+        kernel,
+        "conv_dw",
+        "bn2" if factor > 1 else "bn1",
+        stride=stride,
+        groups=c * factor,
+        act=None,
+    )
     y = _squeeze(net, net.pointwise("silu", y), c // 4)
     y = conv_bn(net, y, o, 1, "conv_pwl", "bn3", act=None)
     return net.add(y, x) if stride == 1 and c == o else y
@@ -311,7 +350,10 @@ def _efficientnet(r: Request) -> Graph:
     return classify(net, net.linear(net.reduce("mean", x, (2, 3)), 1000, "classifier", bias=True))
 
 
-register(ModelCard("efficientnet-b0", "EfficientNet-B0", "vision", 5_288_548, "timm efficientnet_b0", {"image": 224}), _efficientnet)
+register(
+    ModelCard("efficientnet-b0", "EfficientNet-B0", "vision", 5_288_548, "timm efficientnet_b0", {"image": 224}),
+    _efficientnet,
+)
 
 
 # CLIP.
@@ -380,7 +422,9 @@ def _clip(r: Request) -> Graph:
     r.at_most("seq", 77, "text_model.embeddings.position_embedding.weight")
     net = Net(r.card.name, r.mode, r.precision, batch=r.batch, seq=r.seq, image=r.image)
     pictures, texts = _unit(net, _clip_vision(net, r)), _unit(net, _clip_text(net, r))
-    logits = net.node("matmul", [texts, pictures], [net.type(r.batch, r.batch)], b=1, m=r.batch, n=r.batch, k=768, trans_b=True)[0]
+    logits = net.node(
+        "matmul", [texts, pictures], [net.type(r.batch, r.batch)], b=1, m=r.batch, n=r.batch, k=768, trans_b=True
+    )[0]
     logits = net.mul(logits, net.pointwise("exp", net.weight("logit_scale")))
     if not net.train:
         return net.finish([logits])
@@ -389,5 +433,14 @@ def _clip(r: Request) -> Graph:
     return net.finish([net.pointwise("div", both, scalars=1)], frees=False)
 
 
-register(ModelCard("clip-vit-l14", "CLIP ViT-L/14", "multimodal", 427_616_513, "openai/clip-vit-large-patch14 config.json",
-                   {"seq": 77, "image": 224}), _clip)
+register(
+    ModelCard(
+        "clip-vit-l14",
+        "CLIP ViT-L/14",
+        "multimodal",
+        427_616_513,
+        "openai/clip-vit-large-patch14 config.json",
+        {"seq": 77, "image": 224},
+    ),
+    _clip,
+)

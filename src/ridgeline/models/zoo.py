@@ -6,7 +6,18 @@ from typing import Any
 
 from ridgeline.graph import Graph
 from ridgeline.graph.backward import differentiate
-from ridgeline.models import encoder, llm, speech, ssm, vision  # noqa: F401  (importing a family registers it)
+from ridgeline.models import (  # noqa: F401  (importing a family registers it)
+    dense,
+    diffusion,
+    driving,
+    encoder,
+    gnn,
+    llm,
+    recommend,
+    speech,
+    ssm,
+    vision,
+)
 from ridgeline.models.card import ModelCard, catalog, check, find
 
 
@@ -15,8 +26,18 @@ def models() -> list[ModelCard]:
     return catalog()
 
 
-def build(name: str, *, batch: int = 1, seq: int | None = None, kv: int | None = None, image: int | None = None,
-          mode: str = "infer", precision: str = "bf16", optimizer: str = "adamw", **options: Any) -> Graph:
+def build(
+    name: str,
+    *,
+    batch: int = 1,
+    seq: int | None = None,
+    kv: int | None = None,
+    image: int | None = None,
+    mode: str = "infer",
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    **options: Any,
+) -> Graph:
     """The graph of a named network.
 
     ``infer`` is one forward pass with logits for every position, ``prefill`` keeps only the last token's logits,
@@ -25,7 +46,9 @@ def build(name: str, *, batch: int = 1, seq: int | None = None, kv: int | None =
     """
     card, builder = find(name)
     sizes = {"seq": seq, "kv": kv, "image": image}
-    request = check(card, batch=batch, sizes=sizes, mode=mode, precision=precision, optimizer=optimizer, options=options)
+    request = check(
+        card, batch=batch, sizes=sizes, mode=mode, precision=precision, optimizer=optimizer, options=options
+    )
     graph = builder(request)
     if mode == "train":
         return differentiate(graph, optimizer=optimizer)

@@ -20,7 +20,9 @@ def full_peak_bytes(graph: Graph) -> tuple[int, int]:
     for flat in expand(graph, EVERYTHING):
         for s in flat.inputs:
             assert s not in freed, f"{flat.node.op} at {flat.node.module} reads freed {s} {values[s[0]]}"
-            assert s in alive or values[s[0]].kind in RESIDENT, f"{flat.node.op} at {flat.node.module} reads unborn {s} {values[s[0]]}"
+            assert s in alive or values[s[0]].kind in RESIDENT, (
+                f"{flat.node.op} at {flat.node.module} reads unborn {s} {values[s[0]]}"
+            )
         for s in flat.outputs:
             if s not in alive and values[s[0]].kind not in RESIDENT:
                 assert s not in freed, f"{flat.node.op} at {flat.node.module} revives {s}"
@@ -29,7 +31,9 @@ def full_peak_bytes(graph: Graph) -> tuple[int, int]:
         peak = max(peak, live_bytes)
         for s in flat.frees:
             assert s not in freed, f"{flat.node.op} at {flat.node.module} frees {s} twice"
-            assert s in alive or s[0] in graph.meta.get("donated", ()), f"{flat.node.op} at {flat.node.module} frees unborn {s}"
+            assert s in alive or s[0] in graph.meta.get("donated", ()), (
+                f"{flat.node.op} at {flat.node.module} frees unborn {s}"
+            )
             freed.add(s)
             alive.discard(s)
             live_bytes -= values[s[0]].num_bytes

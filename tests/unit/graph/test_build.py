@@ -159,3 +159,37 @@ def test_a_block_of_zero_iterations_is_left_out():
     with b.repeat(0, "layers"):
         b.node("pointwise", [x], [T], fn="relu")
     assert not any(isinstance(item, Block | Node) for item in b.finish([x]).items)
+
+
+def test_a_carry_updated_in_place_is_one_storage_through_all_blocks():
+    b = Builder("accumulated gradient")
+    (total,) = b.node("fill", [], [T], fn="zeros")
+    x = b.input("x", T)
+    for name in ("decoder", "encoder"):
+        with b.repeat(4, name, reverse=True):
+            inner = b.carry(total)
+            (g,) = b.node("pointwise", [x], [T], fn="relu")
+            out = b.value(T, alias=inner)
+            b.node("pointwise", [inner, g], [out], fn="add", inplace=True)
+            b.close_carry(inner, out)
+        total = out
+    (z,) = b.node("pointwise", [total], [T], fn="relu")
+    graph = verify(b.finish([z]))
+    assert {f.outputs[0] for f in expand(graph, 9) if f.node.attrs.get("inplace")} == {(0, 0)}
+    assert last_freed(graph)[0, 0] == len(list(expand(graph))) - 1
+
+
+def test_two_carries_may_start_from_views_of_one_storage_and_end_with_it():
+    b = Builder("halves")
+    (whole,) = b.node("fill", [], [tensor((8, 4))], fn="zeros")
+    halves = [b.view(whole, T, "slice") for _ in range(2)]
+    with b.repeat(3, "layers"):
+        inner = [b.carry(half) for half in halves]
+        outs = [b.value(T, alias=i) for i in inner]
+        for i, out in zip(inner, outs, strict=True):
+            b.node("pointwise", [i], [out], fn="relu", inplace=True)
+            b.close_carry(i, out)
+    b.node("pointwise", [outs[0]], [T], fn="relu")
+    (z,) = b.node("pointwise", [outs[1]], [T], fn="relu")
+    graph = verify(b.finish([z]))
+    assert [n.frees for n, _ in graph.nodes()][-1] == (whole,)

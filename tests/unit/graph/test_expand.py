@@ -63,3 +63,14 @@ def test_the_middle_of_a_reverse_block_stands_for_the_same_slices_as_forward():
     with b.repeat(9, "layers", reverse=True):
         b.node("pointwise", [x], [tensor((4,))], fn="relu")
     assert [(flat.outputs[0][1], flat.times) for flat in expand(b.finish(), 2)] == [(1, 8), (0, 1)]
+
+
+def test_a_view_of_a_stacked_parameter_is_of_the_slice_of_its_iteration():
+    b = Builder("transposed weight")
+    x = b.input("x", tensor((4, 4)))
+    with b.repeat(3, "layers"):
+        w = b.param("w", tensor((4, 4)))
+        t = b.view(w, tensor((4, 4)), "t")
+        b.node("matmul", [x, t], [tensor((4, 4))], b=1, m=4, n=4, k=4)
+    flats = list(expand(b.finish()))
+    assert [f.inputs[-1] for f in flats] == [(w, 0), (w, 0), (w, 1), (w, 1), (w, 2), (w, 2)]

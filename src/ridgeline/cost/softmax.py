@@ -1,0 +1,355 @@
+"""Time of softmax, log-softmax, cross-entropy and NLL loss as ATen's kernels and Inductor's fused ones run them."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
+from ridgeline.cost.chip import Chip
+from ridgeline.cost.rowwise import Kernel, dram_s, issue_seconds, kernel, resident_blocks, rounds, spilled
+from ridgeline.errors import CostError
+
+WARP_MAX_FORWARD = 2048
+WARP_MAX_BACKWARD = 1024
+REGISTER_MAX = 9 * 1024
+SMEM_BYTES = 48 * 1024 - 128
+VECTOR_BYTES = 16
+
+DEFAULTS: dict[str, float] = {
+    # --- shared by every kernel ---
+    "launch_cycles": 1500.0,  # an empty kernel as a profiler sees it
+    "dram_frac": 0.93,  # of the datasheet bandwidth a long stream reaches
+    "evict_frac": 0.10,  # dirty share of a cold L2 that a stream must write back
+    "evict_ramp_frac": 0.15,  # stream length, in L2 capacities, at which half of that is paid
+    "reread_frac": 1.0,  # of the L2 the rows in flight may fill and still be found there by the next pass
+    "left_frac": 0.8,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
+    "tail_frac": 0.8,  # share of the last partial wave of blocks that is waited for
+    "miss_cycles": 900.0,  # a load that goes to DRAM instead of L2
+    # Of each kernel: .first cycles once, .block cycles of latency a block, .step more per iteration (.miss when its loads
+    # go to DRAM), .base and .issue SM cycles of issue slots a block and an iteration, .power of the overlap.
+    # --- softmax_warp_forward: rows of at most 2048 in the registers of one warp ---
+    "warp.first": 200.0,
+    "warp.block": 1200.0,
+    "warp.step": 20.0,  # latency per element a lane may hold
+    "warp.touch": 20.0,  # … per element it does hold
+    "warp.half": 20.0,  # … more for 16-bit elements
+    "warp.div": 20.0,  # … more for the division that log-softmax spares
+    "warp.base": 60.0,
+    "warp.issue": 8.0,
+    "warp.issue_touch": 4.0,
+    "warp.issue_half": 5.0,
+    "warp.issue_div": 8.0,
+    "warp.power": 3.0,
+    # --- softmax_warp_backward ---
+    "warpb.first": 200.0,
+    "warpb.block": 1200.0,
+    "warpb.step": 20.0,
+    "warpb.half": 10.0,
+    "warpb.log": 5.0,  # the exponential of log-softmax
+    "warpb.base": 40.0,
+    "warpb.issue": 10.0,
+    "warpb.issue_half": 5.0,
+    "warpb.issue_log": 5.0,
+    "warpb.power": 3.0,
+    # --- cunn_SoftMaxForwardReg: rows of at most 9216 in the registers of a block, one block an SM ---
+    "reg.first": 1500.0,
+    "reg.block": 300.0,
+    "reg.step": 500.0,
+    "reg.half": 50.0,
+    "reg.div": 100.0,
+    "reg.power": 1.2,
+    # --- cunn_SoftMaxForwardSmem ---
+    "smem.first": 1500.0,
+    "smem.block": 1000.0,
+    "smem.step": 900.0,
+    "smem.issue": 200.0,
+    "smem.power": 2.0,
+    # --- cunn_SoftMaxForward: three passes over global memory ---
+    "plain.first": 1000.0,
+    "plain.block": 1500.0,
+    "plain.step": 1500.0,  # latency of one vectorized iteration, all passes
+    "plain.tail": 800.0,  # … of one scalar iteration at the end of the row
+    "plain.miss": 300.0,
+    "plain.div": 100.0,
+    "plain.issue": 200.0,
+    "plain.issue_half": 50.0,
+    "plain.issue_tail": 100.0,
+    "plain.issue_div": 100.0,
+    "plain.power": 2.5,
+    # --- cunn_SoftMaxBackwardSmem ---
+    "smemb.first": 500.0,
+    "smemb.block": 1500.0,
+    "smemb.step": 500.0,
+    "smemb.miss": 300.0,
+    "smemb.issue": 150.0,
+    "smemb.power": 3.0,
+    # --- cunn_SoftMaxBackward ---
+    "plainb.first": 500.0,
+    "plainb.block": 1500.0,
+    "plainb.step": 600.0,
+    "plainb.tail": 500.0,
+    "plainb.miss": 300.0,
+    "plainb.log": 100.0,
+    "plainb.issue": 150.0,
+    "plainb.issue_half": 50.0,
+    "plainb.issue_tail": 100.0,
+    "plainb.power": 2.5,
+    # --- one block of nll_loss over all rows ---
+    "nll.first": 1000.0,
+    "nll.step": 1000.0,  # a dependent pair of loads, target then log-probability
+    "nll.far": 900.0,  # … more when the log-probabilities have left the L2
+    "nllb.first": 800.0,
+    "nllb.step": 700.0,
+    "nllb.far": 300.0,
+    # --- elementwise helpers ---
+    "mul.first": 300.0,
+    "fill.dram_frac": 0.98,  # of the datasheet bandwidth a fill reaches
+    "fill.half_frac": 0.72,  # of that, when filling 16-bit elements
+    # --- Inductor's Triton kernels ---
+    "triton.first": 1500.0,
+    "triton.step": 1000.0,  # latency of one iteration of a looped reduction
+    "triton.dram_frac": 0.95,  # of dram_frac
+}
+
+
+def _row_bytes(call: Call) -> tuple[int, int, float]:
+    dims = call.dims()
+    rows, width = dims["n"], dims["c"] if "c" in dims else dims["v"]
+    return rows, width, ITEMSIZE[call.dtype]
+
+
+def _pow2(width: int) -> int:
+    return 1 << max(0, ceil(log2(width)))
+
+
+def _warp_shape(rows: int, width: int) -> tuple[int, int, int]:
+    """(blocks, elements a lane has room for, elements it holds) of the kernels that give a row to a warp or less."""
+    padded = _pow2(width)
+    lanes, batch = min(padded, 32), 2 if padded <= 128 else 1
+    return ceil(rows / (128 // lanes * batch)), padded // lanes * batch, ceil(width / lanes) * batch
+
+
+def _stream_s(chip: Chip, coef: Coef, read_bytes: float, written_bytes: float, warm_frac: float) -> float:
+    return dram_s(chip, coef, read_bytes * (1.0 - warm_frac) + written_bytes, 1.0 - warm_frac)
+
+
+def _warp_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
+    blocks, held, used = _warp_shape(rows, width)
+    half, div = size < 4, not is_log
+    touch = coef["warp.touch"] + half * coef["warp.half"] + div * coef["warp.div"]
+    issue = coef["warp.issue_touch"] + half * coef["warp.issue_half"] + div * coef["warp.issue_div"]
+    moved = rows * width * size
+    waves = rounds(blocks, chip.num_sms * resident_blocks(128, 24 + 1.2 * held), coef["tail_frac"])
+    return kernel(
+        "softmax_warp_forward", chip, coef, coef["warp.power"], coef["warp.first"] + coef["miss_cycles"] * (1.0 - warm),
+        waves, coef["warp.block"] + held * coef["warp.step"] + used * touch,
+        issue_seconds(chip, blocks, coef["warp.base"] + held * coef["warp.issue"] + used * issue),
+        _stream_s(chip, coef, moved, moved, warm),
+    )  # fmt: skip
+
+
+def _warp_backward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
+    blocks, held, used = _warp_shape(rows, width)
+    half = size < 4
+    touch = half * coef["warpb.half"] + is_log * coef["warpb.log"]
+    issue = half * coef["warpb.issue_half"] + is_log * coef["warpb.issue_log"]
+    moved = rows * width * size
+    waves = rounds(blocks, chip.num_sms * resident_blocks(128, 24 + 2.2 * held), coef["tail_frac"])
+    return kernel(
+        "softmax_warp_backward", chip, coef, coef["warpb.power"], coef["warpb.first"] + coef["miss_cycles"] * (1.0 - warm),
+        waves, coef["warpb.block"] + held * coef["warpb.step"] + used * touch,
+        issue_seconds(chip, blocks, coef["warpb.base"] + held * coef["warpb.issue"] + used * issue),
+        _stream_s(chip, coef, 2 * moved, moved, warm),
+    )  # fmt: skip
+
+
+def _register_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
+    step = coef["reg.step"] + (size < 4) * coef["reg.half"] + (not is_log) * coef["reg.div"]
+    moved = rows * width * size
+    return kernel(
+        "cunn_SoftMaxForwardReg", chip, coef, coef["reg.power"], coef["reg.first"] + coef["miss_cycles"] * (1.0 - warm),
+        rounds(rows, chip.num_sms, coef["tail_frac"]), coef["reg.block"] + ceil(width / 1024) * step, 0.0,
+        _stream_s(chip, coef, moved, moved, warm),
+    )  # fmt: skip
+
+
+def _shared_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
+    steps = ceil(width * size / VECTOR_BYTES / 1024)
+    moved = rows * width * size
+    return kernel(
+        "cunn_SoftMaxForwardSmem", chip, coef, coef["smem.power"], coef["smem.first"] + coef["miss_cycles"] * (1.0 - warm),
+        rounds(rows, chip.num_sms * 2, coef["tail_frac"]), coef["smem.block"] + steps * coef["smem.step"],
+        issue_seconds(chip, rows, width / 1024 * coef["smem.issue"]), _stream_s(chip, coef, moved, moved, warm),
+    )  # fmt: skip
+
+
+def _reread_bytes(rows: int, row_bytes: float, resident: int, chip: Chip, coef: Coef) -> float:
+    """Bytes that each further pass over the rows reads from DRAM again: rows in flight that the L2 cannot hold."""
+    in_flight = min(rows, chip.num_sms * resident) * row_bytes
+    return rows * row_bytes * spilled(2 * in_flight, coef["reread_frac"] * chip.l2_bytes)
+
+
+def _plain_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
+    lanes = int(VECTOR_BYTES / size) * 1024
+    steps, tail = width // lanes, ceil(width % lanes / 1024)
+    div = (not is_log) * coef["plain.div"]
+    issue = coef["plain.issue"] + (size < 4) * coef["plain.issue_half"] + (not is_log) * coef["plain.issue_div"]
+    moved = rows * width * size
+    read = moved + 2 * _reread_bytes(rows, width * size, 2, chip, coef)
+    chain = coef["plain.block"] + steps * (coef["plain.step"] + div) + tail * coef["plain.tail"]
+    chain += coef["plain.miss"] * (steps + tail) * (1.0 - warm)
+    return kernel(
+        "cunn_SoftMaxForward", chip, coef, coef["plain.power"], coef["plain.first"] + coef["miss_cycles"] * (1.0 - warm),
+        rounds(rows, chip.num_sms * 2, coef["tail_frac"]), chain,
+        issue_seconds(chip, rows, width / 1024 * issue + tail * coef["plain.issue_tail"]),
+        _stream_s(chip, coef, read, moved, warm),
+    )  # fmt: skip
+
+
+def _backward_threads(width: int, vector: int) -> int:
+    limit = min(width // vector, 1024)
+    threads = 1
+    while threads < limit / 2:
+        threads *= 2
+    return max(32, threads)
+
+
+def _shared_backward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
+    vector = int(VECTOR_BYTES / size)
+    threads = _backward_threads(width, vector)
+    steps = ceil(width / vector / threads)
+    resident = max(1, min(resident_blocks(threads, 40), int(chip.smem_bytes / (width * size + 128))))
+    moved = rows * width * size
+    return kernel(
+        "cunn_SoftMaxBackwardSmem", chip, coef, coef["smemb.power"], coef["smemb.first"] + coef["miss_cycles"] * (1.0 - warm),
+        rounds(rows, chip.num_sms * resident, coef["tail_frac"]),
+        coef["smemb.block"] + steps * (coef["smemb.step"] + coef["smemb.miss"] * (1.0 - warm)),
+        issue_seconds(chip, rows, width / 1024 * coef["smemb.issue"]), _stream_s(chip, coef, 2 * moved, moved, warm),
+    )  # fmt: skip
+
+
+def _plain_backward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
+    vector = int(VECTOR_BYTES / size)
+    threads = _backward_threads(width, vector)
+    steps, tail = width // (vector * threads), ceil(width % (vector * threads) / threads)
+    resident = resident_blocks(threads, 40)
+    issue = coef["plainb.issue"] + (size < 4) * coef["plainb.issue_half"]
+    moved = rows * width * size
+    read = 2 * moved + _reread_bytes(rows, width * size, resident, chip, coef)
+    chain = coef["plainb.block"] + steps * (coef["plainb.step"] + is_log * coef["plainb.log"]) + tail * coef["plainb.tail"]
+    chain += coef["plainb.miss"] * (steps + tail) * (1.0 - warm)
+    return kernel(
+        "cunn_SoftMaxBackward", chip, coef, coef["plainb.power"], coef["plainb.first"] + coef["miss_cycles"] * (1.0 - warm),
+        rounds(rows, chip.num_sms * resident, coef["tail_frac"]), chain,
+        issue_seconds(chip, rows, width / 1024 * issue + tail * threads / 1024 * coef["plainb.issue_tail"]),
+        _stream_s(chip, coef, read, moved, warm),
+    )  # fmt: skip
+
+
+def _forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
+    if width <= WARP_MAX_FORWARD and width * size <= 4 * WARP_MAX_FORWARD:
+        return _warp_forward(rows, width, size, is_log, chip, coef, warm)
+    if width <= REGISTER_MAX:
+        return _register_forward(rows, width, size, is_log, chip, coef, warm)
+    aligned = width * size % VECTOR_BYTES == 0
+    choice = _shared_forward if aligned and width * size < SMEM_BYTES else _plain_forward
+    return choice(rows, width, size, is_log, chip, coef, warm)
+
+
+def _backward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
+    if width <= WARP_MAX_BACKWARD and width * size <= 4 * WARP_MAX_BACKWARD:
+        return _warp_backward(rows, width, size, is_log, chip, coef, warm)
+    aligned = width * size % VECTOR_BYTES == 0
+    choice = _shared_backward if aligned and width * size < SMEM_BYTES else _plain_backward
+    return choice(rows, width, size, is_log, chip, coef, warm)
+
+
+def _mul(moved: float, chip: Chip, coef: Coef, warm: float) -> Kernel:
+    first = coef["mul.first"] + coef["miss_cycles"] * (1.0 - warm)
+    return kernel("mul", chip, coef, 1.0, first, 0.0, 0.0, 0.0, _stream_s(chip, coef, 2 * moved, moved, warm))
+
+
+def _fill(moved: float, size: float, chip: Chip, coef: Coef) -> Kernel:
+    frac = coef["fill.dram_frac"] * (coef["fill.half_frac"] if size < 4 else 1.0)
+    return kernel("fill", chip, coef, 1.0, 0.0, 0.0, 0.0, 0.0, moved / (chip.dram_bytes_per_s * frac))
+
+
+def _left_over(footprint_bytes: float, chip: Chip, coef: Coef) -> float:
+    """The share of what the kernel before moved that the next one still finds in L2."""
+    return 1.0 - spilled(footprint_bytes, coef["left_frac"] * chip.l2_bytes)
+
+
+def _nll_threads(rows: int) -> int:
+    return int(min(1024, max(32, 2 ** round(log2(max(1.0, rows / 16))))))
+
+
+def _nll_forward(rows: int, width: int, size: float, chip: Chip, coef: Coef) -> Kernel:
+    steps = ceil(rows / _nll_threads(rows))
+    far = spilled(rows * width * size, coef["left_frac"] * chip.l2_bytes)
+    chain = steps * (coef["nll.step"] + far * coef["nll.far"])
+    return kernel("nll_loss_forward", chip, coef, 1.0, coef["nll.first"], 1.0, chain, 0.0, 0.0)
+
+
+def _nll_backward(rows: int, width: int, size: float, chip: Chip, coef: Coef) -> Kernel:
+    steps = ceil(rows / _nll_threads(rows))
+    far = spilled(rows * width * size, coef["left_frac"] * chip.l2_bytes)
+    chain = steps * (coef["nllb.step"] + far * coef["nllb.far"])
+    return kernel("nll_loss_backward", chip, coef, 1.0, coef["nllb.first"], 1.0, chain, 0.0, 0.0)
+
+
+def _triton(call: Call, rows: int, width: int, size: float, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+    moved = rows * width * size
+    reads = moved if call.phase == "fwd" else 2 * moved
+    steps = 1 if width <= 1024 else ceil(width / 4096)
+    first = coef["triton.first"] + (steps - 1) * coef["triton.step"] + coef["miss_cycles"] * (1.0 - warm)
+    memory_s = _stream_s(chip, coef, reads, moved, warm) / coef["triton.dram_frac"]
+    return [kernel("triton", chip, coef, 1.0, first, 0.0, 0.0, 0.0, memory_s)]
+
+
+def kernels(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> list[Kernel]:
+    """The kernels the library launches for this call, in order, each with its time."""
+    rows, width, size = _row_bytes(call)
+    if rows <= 0 or width <= 0:
+        return []
+    moved = rows * width * size
+    if call.library == "inductor" and call.kind in ("softmax", "log_softmax"):
+        return _triton(call, rows, width, size, chip, coef, warm_frac)
+    is_log = call.kind != "softmax"
+    if call.phase == "fwd":
+        made = [] if call.kind == "nll_loss" else [_forward(rows, width, size, is_log, chip, coef, warm_frac)]
+        if call.kind in ("cross_entropy", "nll_loss"):
+            made.append(_nll_forward(rows, width, size, chip, coef))
+        return made
+    if call.kind == "softmax":
+        mul = _mul(moved, chip, coef, warm_frac)
+        return [mul, _backward(rows, width, size, False, chip, coef, max(warm_frac, _left_over(3 * moved, chip, coef)))]
+    if call.kind == "log_softmax":
+        return [_backward(rows, width, size, True, chip, coef, warm_frac)]
+    made = [_fill(moved, size, chip, coef), _nll_backward(rows, width, size, chip, coef)]
+    if call.kind == "cross_entropy":
+        made.append(_backward(rows, width, size, True, chip, coef, max(warm_frac, 0.5 * _left_over(moved, chip, coef))))
+    return made
+
+
+def _compulsory_bytes(call: Call) -> tuple[float, float]:
+    """(read, written) that no implementation avoids."""
+    rows, width, size = _row_bytes(call)
+    moved = rows * width * size
+    if call.kind == "nll_loss":
+        return (rows * (8 + size), size) if call.phase == "fwd" else (rows * 8.0, moved)
+    if call.kind == "cross_entropy":
+        return (moved, 0.0) if call.phase == "fwd" else (moved, moved)
+    return (moved, moved) if call.phase == "fwd" else (2 * moved, moved)
+
+
+@family("softmax", "softmax log_softmax cross_entropy nll_loss", DEFAULTS)
+def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
+    """Row-wise softmax and the losses made of it."""
+    if call.phase not in ("fwd", "bwd"):
+        raise CostError(f"{call.kind} has phases fwd and bwd, not {call.phase!r}")
+    made = kernels(call, chip, coef, warm_frac)
+    if not made:
+        return Time(0.0, 0.0, "latency", 0)
+    read, written = _compulsory_bytes(call)
+    floor_s = memory_floor_s(chip, read, written, warm_frac)
+    return Time(max(floor_s, sum(k[1] for k in made)), floor_s, max(made, key=lambda k: k[1])[2], len(made))
