@@ -103,6 +103,10 @@ def _residuals(module: Any, points: Sequence[Point], coef: dict[str, float]) -> 
     return out
 
 
+def _lower(key: str, start: float) -> float:
+    return 0.0 if key.endswith(".power") else start - 5.0
+
+
 def _upper(key: str, start: float) -> float:
     """Bounds of the logarithm of a coefficient: shares stay below one, powers below eight."""
     if key.endswith((".power",)):
@@ -121,7 +125,7 @@ def fit(module: Any, points: Sequence[Point], start: dict[str, float], keys: Seq
     found = least_squares(
         lambda x: np.append(_residuals(module, points, unpack(x)), 0.003 * (x - x0)),
         x0, loss="soft_l1", f_scale=0.04, max_nfev=40, diff_step=1e-3,
-        bounds=(x0 - 5.0, [_upper(k, x) for k, x in zip(keys, x0, strict=True)]),
+        bounds=([_lower(k, x) for k, x in zip(keys, x0, strict=True)], [_upper(k, x) for k, x in zip(keys, x0, strict=True)]),
     )  # fmt: skip
     return unpack(found.x)
 

@@ -1,1 +1,38 @@
-"""Ridgeline."""
+"""Ridgeline: how fast can your model run, how fast does it run, why is there a gap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ridgeline.capture import capture, cost_of, decode_kwargs, spec
+    from ridgeline.cost.prediction import Prediction, Row
+    from ridgeline.graph import Graph, load, save
+    from ridgeline.hardware import Device, device, devices
+    from ridgeline.journeys import predict
+    from ridgeline.models import build, models
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "capture": "ridgeline.capture", "cost_of": "ridgeline.capture", "decode_kwargs": "ridgeline.capture", "spec": "ridgeline.capture",
+    "Prediction": "ridgeline.cost.prediction", "Row": "ridgeline.cost.prediction", "Graph": "ridgeline.graph", "load": "ridgeline.graph",
+    "save": "ridgeline.graph", "Device": "ridgeline.hardware", "device": "ridgeline.hardware", "devices": "ridgeline.hardware",
+    "predict": "ridgeline.journeys", "build": "ridgeline.models", "models": "ridgeline.models",
+}  # fmt: skip
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Names are loaded when first used, so that ``import ridgeline`` costs next to nothing."""
+    from importlib import import_module
+
+    if name not in _HOME:
+        raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -15,7 +15,7 @@ from ridgeline.graph import RESIDENT, Block, Carry, Graph, Item, Kind, Node, Ten
 
 MAX_LAYERS_PER_PERIOD = 8
 MIN_REPEAT = 2
-MIN_PLAIN_REPEAT = 4
+MIN_HOST_REPEAT = 4
 _LIST_OPS = frozenset({"foreach", "optimizer"})
 
 
@@ -28,8 +28,16 @@ def folded(graph: Graph) -> Graph:
         except _Misfit as misfit:
             runs = misfit.repaired(runs)
             continue
-        return made if unrolls_to(made, graph) else graph
+        odd = first_difference(made, graph)
+        if odd is None:
+            return made
+        runs = [r for r in runs if r is not _blamed(runs, odd)]
     return graph
+
+
+def _blamed(runs: Sequence[Run], at: int) -> Run:
+    """The run that holds a position, or the last before it."""
+    return max((r for r in runs if r.start <= at), key=lambda r: r.start, default=runs[0])
 
 
 # --- finding runs ---------------------------------------------------------------------------------------------------
@@ -64,10 +72,13 @@ def find_runs(graph: Graph) -> list[Run]:
     candidates = sorted(_layer_runs(graph, signs), key=lambda r: (-(r.end - r.start), r.period, r.start))
     chosen: list[Run] = []
     for run in candidates:
-        if all(run.end <= other.start or other.end <= run.start for other in chosen):
+        if not _overlaps(run, chosen):
             chosen.append(run)
-    chosen += _plain_runs(signs, chosen)
-    return _aligned(chosen)
+    return _aligned([*chosen, *(h for h in _host_runs(graph, signs) if not _overlaps(h, chosen))])
+
+
+def _overlaps(run: Run, others: Sequence[Run]) -> bool:
+    return any(run.start < other.end and other.start < run.end for other in others)
 
 
 def _signatures(graph: Graph) -> list[int]:
@@ -166,20 +177,16 @@ def _matching(signs: Sequence[int], start: int, period: int) -> int:
     return at - start
 
 
-def _plain_runs(signs: Sequence[int], taken: Sequence[Run]) -> Iterator[Run]:
-    """One or two nodes over and over, outside layers: the host's share of an optimizer."""
-    covered = bytearray(len(signs))
-    for run in taken:
-        covered[run.start : run.end] = b"\x01" * (run.end - run.start)
+def _host_runs(graph: Graph, signs: Sequence[int]) -> Iterator[Run]:
+    """One thing the host does over and over, as optimizers do for every parameter."""
     at = 0
     while at < len(signs) - 1:
-        best = max((1, 2), key=lambda p: _matching(signs, at, p)) if not covered[at] else 1
-        repeat = _matching(signs, at, best) // best + 1 if not covered[at] else 1
-        if repeat >= MIN_PLAIN_REPEAT and not any(covered[at : at + best * repeat]):
-            yield Run(at, best, tuple(frozenset({i}) for i in range(repeat)), f"@{at}", False)
-            at += best * repeat
-        else:
-            at += 1
+        node = graph.items[at]
+        assert isinstance(node, Node)
+        repeat = _matching(signs, at, 1) + 1 if node.op == "host" and not node.outputs else 1
+        if repeat >= MIN_HOST_REPEAT:
+            yield Run(at, 1, tuple(frozenset({i}) for i in range(repeat)), f"@{at}", False)
+        at += repeat
 
 
 def _aligned(runs: list[Run]) -> list[Run]:
@@ -243,6 +250,7 @@ class _Open:
     run: Run
     slots: dict[tuple[int, ...], int] = field(default_factory=dict)
     carries: list[tuple[tuple[int, ...], _Carried]] = field(default_factory=list)
+    views: list[tuple[tuple[int, ...], int]] = field(default_factory=list)  # looks at what is carried
     body: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def slice_at(self, i: int) -> int:
@@ -262,6 +270,7 @@ class _Folder:
         self.named: dict[int, list[int]] = {}  # old value → stacks that hold it
         self.defined: set[int] = set()
         self.linked: dict[int, list[int]] = {}  # storages at one position of list ops
+        self.inners: set[int] = set()  # placeholders of carries
         self.bundles: dict[int, set[int]] = {}  # value of a list op → members still alive
         self._find_homes()
         self._link_lists()
@@ -287,7 +296,13 @@ class _Folder:
         self._keep_residents()
         values = tuple(Value(i, m.type, m.kind, m.alias, m.count, m.name, m.storage_bytes) for i, m in enumerate(self.made))
         inputs = tuple(i for i, m in enumerate(self.made) if m.kind is Kind.INPUT and m.alias is None)
-        return replace(self.graph, values=values, items=tuple(items), inputs=inputs, outputs=outputs)
+        meta = dict(self.graph.meta)
+        if "donated" in meta:
+            meta["donated"] = sorted({self._donated(old) for old in meta["donated"]})
+        return replace(self.graph, values=values, items=tuple(items), inputs=inputs, outputs=outputs, meta=meta)
+
+    def _donated(self, old: int) -> int:
+        return self.flat[old] if old in self.flat else self.named[old][0]
 
     def _keep_residents(self) -> None:
         """Parameters, states and inputs no node touches still occupy memory."""
@@ -342,7 +357,7 @@ class _Folder:
             return self._list_node(node)
         inputs = tuple([self._flat(v) for v in node.inputs])
         outputs = tuple([self._flat(v) for v in node.outputs])
-        return replace(node, inputs=inputs, outputs=outputs, frees=tuple([self._flat(v) for v in node.frees]))
+        return replace(node, inputs=inputs, outputs=outputs, frees=tuple(self._whole(node.frees)))
 
     def _whole(self, olds: Sequence[int]) -> list[int]:
         """Values named one by one, where all slices of a stack occur named as the stack."""
@@ -353,8 +368,7 @@ class _Folder:
             if stack is None:
                 made.append(self._flat(old))
             elif old == self.stacks[stack][0]:
-                self.made[stack].count = len(self.stacks[stack])
-                made.append(stack)
+                made.append(self._stacked(stack))
         return made
 
     # --- optimizers over lists --------------------------------------------------------------------------------------
@@ -447,8 +461,7 @@ class _Folder:
         """The stack with exactly these slices, made of residents where there is none yet."""
         for stack in self.named.get(olds[0], ()):
             if self.stacks[stack] == olds:
-                self.made[stack].count = len(olds)
-                return stack
+                return self._stacked(stack)
         odd = [old for old in olds if old in self.flat or old in self.home or self.old[old].kind not in RESIDENT]
         if odd or self.old[olds[0]].alias is not None:
             homes = [self.home[old][0] for old in olds if old in self.home]
@@ -459,6 +472,14 @@ class _Folder:
         name = _common_name([self.old[old].name for old in olds])
         stack = self._new(olds[0], alias, count=len(olds), name=name)
         self._name(stack, olds)
+        return stack
+
+    def _stacked(self, stack: int) -> int:
+        """Keep a slice per stretch of this value and of all it looks at."""
+        at: int | None = stack
+        while at is not None and at in self.stacks:
+            self.made[at].count = len(self.stacks[at])
+            at = None if at in self.inners else self.made[at].alias
         return stack
 
     def _name(self, stack: int, olds: tuple[int, ...]) -> None:
@@ -485,8 +506,9 @@ class _Folder:
         for (j, o), new in open_.body.items():
             olds = [self.nodes[run.start + i * run.period + j].outputs[o] for i in order]
             self._name(new, tuple(olds))
-        for refs, carried in open_.carries:
-            self._name(carried.inner, tuple(refs[i] for i in order))
+        looks = [(refs, carried.inner) for refs, carried in open_.carries] + open_.views
+        for refs, new in looks:
+            self._name(new, tuple(refs[i] for i in order))
 
     def _body_node(self, open_: _Open, j: int, stretch: list[Node]) -> Node:
         inputs = tuple([self._slot(open_, refs) for refs in zip(*[n.inputs for n in stretch], strict=True)])
@@ -552,11 +574,27 @@ class _Folder:
         return _Misfit(run, why)
 
     def _carry(self, open_: _Open, refs: tuple[int, ...], next_: tuple[int, int]) -> int:
+        roots = tuple(root_of(self.old, ref) for ref in refs)
+        if roots != refs and self._carried_on(open_, roots):
+            view = self._new(refs[1], self._slot(open_, roots), name="")
+            self.made[view].kind = Kind.ACTIVATION
+            open_.views.append((refs, view))
+            return view
+        if self.old[refs[0]].type.shape != self.old[refs[1]].type.shape:
+            raise _Misfit(open_.run, "the first stretch is handed another shape", first=1)
         init = self._flat(refs[0])
         inner = self._new(refs[1], init, name="")
         self.made[inner].kind = Kind.ACTIVATION
+        self.inners.add(inner)
         open_.carries.append((refs, _Carried(init, inner, next_)))
         return inner
+
+    def _carried_on(self, open_: _Open, roots: tuple[int, ...]) -> bool:
+        """Whether storages are handed from stretch to stretch as a whole, so that looks at them can share one carry."""
+        places = [self._place(open_, i, root) for i, root in enumerate(roots)]
+        last = places[-1]
+        alike = len({self.old[root].type.shape for root in roots}) == 1
+        return alike and places[0] is None and last is not None and last[0] == 1 and all(p == last for p in places[1:])
 
     def _outer(self, open_: _Open, refs: tuple[int, ...]) -> int:
         """From outside: the same for all stretches, slices of a stack, or looks at such."""
@@ -565,8 +603,7 @@ class _Folder:
         ordered = tuple(refs[open_.slice_at(s)] for s in range(len(refs)))
         for stack in self.named.get(ordered[0], ()):
             if self.stacks[stack] == ordered:
-                self.made[stack].count = len(ordered)
-                return stack
+                return self._stacked(stack)
         if all(ref not in self.defined and self.old[ref].alias is not None for ref in refs):
             alias = self._alias_slot(open_, refs)
             return self._new(refs[0], alias, name="")
@@ -598,9 +635,16 @@ class _Folder:
                 if ref not in outside[i]:
                     raise self._edge(open_.run, i, "one stretch frees something else")
                 outside[i].discard(ref)
-            made.append(self._slot(open_, refs))
+            made.append(self._freed_name(open_, refs))
         made += self._freed_slices(open_, outside)
         return tuple(made)
+
+    def _freed_name(self, open_: _Open, refs: tuple[int, ...]) -> int:
+        """A storage goes by the carry that already looks at it, where there is one."""
+        for carried, carry in open_.carries:
+            if all(root_of(self.old, a) == b for a, b in zip(carried, refs, strict=True)):
+                return carry.inner
+        return self._slot(open_, refs)
 
     def _freed_alike(self, open_: _Open, frees: list[tuple[int, ...]], place: tuple[int, int, int]) -> tuple[int, ...]:
         back, j, o = place
@@ -638,8 +682,7 @@ class _Folder:
             if len(olds) != open_.run.repeat:
                 continue
             if all(olds[open_.slice_at(i)] in outside[i] for i in range(len(olds))):
-                self.made[stack].count = len(olds)
-                return stack
+                return self._stacked(stack)
         raise _Misfit(open_.run, "the first stretch frees what is no slice of a stack", first=1)
 
 
@@ -664,25 +707,29 @@ def _common_name(names: Sequence[str]) -> str:
 
 def unrolls_to(made: Graph, flat: Graph) -> bool:
     """Whether unrolling ``made`` gives the nodes, storages and lifetimes of ``flat`` one for one."""
+    return first_difference(made, flat) is None
+
+
+def first_difference(made: Graph, flat: Graph) -> int | None:
+    """The first node at which unrolling ``made`` departs from ``flat``; list ops are compared by what they are."""
     there: dict[tuple[int, int], int] = {}
     back: dict[int, tuple[int, int]] = {}
 
     def same(news: Sequence[tuple[int, int]], olds: Sequence[int]) -> bool:
-        for new, old in zip(news, olds, strict=True):
-            if there.setdefault(new, old) != old or back.setdefault(old, new) != new:
-                return False
-        return True
-
-    originals = iter(flat.items)
-    for shown in expand(made, max_iterations=10**9):
-        node, mine = next(originals, None), shown.node
-        if not isinstance(node, Node) or (node.op, node.attrs, node.target) != (mine.op, mine.attrs, mine.target):
+        if len(news) != len(olds):
             return False
+        roots = [root_of(flat.values, v) for v in olds]
+        return all(there.setdefault(n, o) == o and back.setdefault(o, n) == n for n, o in zip(news, roots, strict=True))
+
+    at = -1
+    for at, shown in enumerate(expand(made, max_iterations=10**9)):
+        node, mine = flat.items[at] if at < len(flat.items) else None, shown.node
+        if not isinstance(node, Node) or (node.op, node.attrs, node.target) != (mine.op, mine.attrs, mine.target):
+            return at
         if node.op in _LIST_OPS:
             continue
-        for news, olds in ((shown.inputs, node.inputs), (shown.outputs, node.outputs)):
-            if len(news) != len(olds) or not same(news, [root_of(flat.values, v) for v in olds]):
-                return False
+        if not same(shown.inputs, node.inputs) or not same(shown.outputs, node.outputs):
+            return at
         if {there.get(f) for f in shown.frees} != set(node.frees):
-            return False
-    return next(originals, None) is None
+            return at
+    return None if at + 1 == len(flat.items) else at + 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -108,27 +107,83 @@ def module_paths(model: nn.Module, rec: Recorder) -> Iterator[None]:
         nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
-class InputConverter:
+class Rewriter:
+    """Containers and objects rebuilt with every tensor in them replaced; what holds none is handed back as it is."""
+
+    def __init__(self, replace: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.replace = replace
+        self.memo: dict[int, tuple[Any, Any]] = {}
+
+    def leaf(self, item: Any, name: str) -> Any:
+        return self.replace(item)
+
+    def rewritten(self, item: Any, name: str = "") -> Any:
+        if isinstance(item, (torch.Tensor, Spec)):
+            return self.leaf(item, name)
+        if isinstance(item, (*_PLAIN, nn.Module)) or (callable(item) and not hasattr(item, "__dict__")):
+            return item
+        if id(item) not in self.memo:
+            self.memo[id(item)] = (item, item)
+            self.memo[id(item)] = (item, self._container(item, name))
+        return self.memo[id(item)][1]
+
+    def _container(self, item: Any, name: str) -> Any:
+        if isinstance(item, dict):
+            made = copy.copy(item)
+            for key, value in item.items():
+                made[key] = self.rewritten(value, _dotted(name, key))
+            return made
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return type(item)(*[self.rewritten(v, _dotted(name, f)) for f, v in zip(item._fields, item, strict=True)])
+        if isinstance(item, (list, tuple)):
+            return type(item)([self.rewritten(value, _dotted(name, i)) for i, value in enumerate(item)])
+        return self._object(item, name) if hasattr(item, "__dict__") else item
+
+    def _object(self, item: Any, name: str) -> Any:
+        """A shallow copy whose tensors are replaced, when it holds any; the object itself otherwise."""
+        pairs = [(key, value, self.rewritten(value, _dotted(name, key))) for key, value in list(vars(item).items())]
+        changed = {key: made for key, value, made in pairs if _differs(value, made)}
+        if not changed:
+            return item
+        copied = copy.copy(item)
+        for key, value in changed.items():
+            object.__setattr__(copied, key, value)
+        return copied
+
+
+def _differs(before: Any, after: Any) -> bool:
+    if before is after:
+        return False
+    if type(before) in (list, tuple) and len(before) == len(after):
+        return any(_differs(b, a) for b, a in zip(before, after, strict=True))
+    if type(before) is dict and before.keys() == after.keys():
+        return any(_differs(before[k], after[k]) for k in before)
+    return True
+
+
+def _dotted(name: str, part: Any) -> str:
+    return f"{name}.{part}" if name else str(part)
+
+
+class InputConverter(Rewriter):
     """Turns whatever a model is called with into fakes: tensors, specs, containers, caches and other objects."""
 
     def __init__(self, rec: Recorder, bindings: Mapping[str, int]) -> None:
+        super().__init__(lambda t: t)
         self.rec, self.bindings = rec, bindings
-        self.memo: dict[int, Any] = {}
+        self.seen: dict[int, tuple[Any, torch.Tensor]] = {}
 
-    def convert(self, item: Any, name: str) -> Any:
-        if isinstance(item, torch.Tensor):
-            return self._tensor(item, name)
-        if isinstance(item, Spec):
-            return self._spec(item, name)
-        if isinstance(item, (*_PLAIN, nn.Module)) or callable(item) and not hasattr(item, "__dict__"):
-            return item
-        if id(item) not in self.memo:
-            self.memo[id(item)] = item
-            self.memo[id(item)] = self._container(item, name)
-        return self.memo[id(item)]
+    def leaf(self, item: Any, name: str) -> Any:
+        if id(item) not in self.seen:
+            made = self._spec(item, name) if isinstance(item, Spec) else self._tensor(item, name)
+            self.seen[id(item)] = (item, made)
+        return self.seen[id(item)][1]
 
     def _tensor(self, item: torch.Tensor, name: str) -> torch.Tensor:
-        fake = self.rec.adopt(item, Kind.INPUT, name, requires_grad=item.requires_grad)
+        fake = self.rec.fake_like(item)
+        if item.requires_grad:
+            fake.requires_grad_(True)
+        self.rec.value_of(fake, Kind.INPUT, name)
         if item.is_meta and "mask" in name and not item.dtype.is_floating_point:
             with outside_modes():
                 give_shadow(fake, torch.ones(tuple(item.shape), dtype=item.dtype))
@@ -142,36 +197,3 @@ class InputConverter:
             if item.fill is not None:
                 give_shadow(fake, torch.full(shape, item.fill, dtype=meta.dtype))
         return fake
-
-    def _container(self, item: Any, name: str) -> Any:
-        if isinstance(item, dict):
-            pairs = [(key, self.convert(value, f"{name}.{key}" if name else str(key))) for key, value in item.items()]
-            return self._like_dict(item, pairs)
-        if isinstance(item, tuple) and hasattr(item, "_fields"):
-            return type(item)(*[self.convert(v, f"{name}.{f}") for f, v in zip(item._fields, item, strict=True)])
-        if isinstance(item, (list, tuple)):
-            return type(item)([self.convert(value, f"{name}.{i}" if name else str(i)) for i, value in enumerate(item)])
-        if dataclasses.is_dataclass(item) or hasattr(item, "__dict__"):
-            return self._object(item, name)
-        return item
-
-    @staticmethod
-    def _like_dict(item: dict[Any, Any], pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        made = copy.copy(item)
-        for key, value in pairs:
-            made[key] = value
-        return made
-
-    def _object(self, item: Any, name: str) -> Any:
-        """A shallow copy whose tensors are fakes, when it holds any; the object itself otherwise."""
-        changed = {}
-        for key, value in list(vars(item).items()):
-            made = self.convert(value, f"{name}.{key}" if name else key)
-            if made is not value:
-                changed[key] = made
-        if not changed:
-            return item
-        made = copy.copy(item)
-        for key, value in changed.items():
-            object.__setattr__(made, key, value)
-        return made

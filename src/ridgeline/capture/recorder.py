@@ -136,9 +136,17 @@ class Recorder(TorchDispatchMode):
         device = kwargs.get("device")
         if device is not None and device != HOST:
             kwargs = {**kwargs, "device": HOST}
-        if any(t is not FakeTensor for t in types) or not types:
+        if func is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
+            args = (self._host_constant(args[0]),)
+        elif not types or any(t is not FakeTensor for t in types):
             args, kwargs = self._adopted(args), self._adopted(kwargs)
         return args, kwargs
+
+    def _host_constant(self, t: torch.Tensor) -> torch.Tensor:
+        """What ``torch.tensor(...)`` just made: host memory, whose value is known while it is small."""
+        fake = self.fake_like(t)
+        fake.__dict__[_HOST] = True
+        return fake
 
     def _adopted(self, tree: Any) -> Any:
         if isinstance(tree, torch.Tensor):
@@ -252,7 +260,6 @@ class Recorder(TorchDispatchMode):
         """Whether the result lives in host memory: made there, or computed from nothing but what is there."""
         wanted = self._wanted
         if func is aten.lift_fresh.default:
-            ins[0].__dict__[_HOST] = True
             return True
         if wanted is not None:
             return bool(wanted == HOST)
@@ -284,7 +291,7 @@ class Recorder(TorchDispatchMode):
             alias = of if of is not None and self._root(of) == known.root else known.root
             self.values.append(RawValue(type_, self.values[known.root].kind, alias, name))
         else:
-            num_bytes = 0 if _HOST in t.__dict__ else storage.nbytes()
+            num_bytes = storage.nbytes()
             self.values.append(RawValue(type_, kind, None, name, num_bytes if num_bytes != type_.num_bytes else None))
             ref = weakref.ref(storage, partial(self._died, storage._cdata, made))
             self._storages[storage._cdata] = _Storage(made, ref)
@@ -306,9 +313,10 @@ class Recorder(TorchDispatchMode):
 
     def _share(self, out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """An artifact: the same tensor under another object."""
-        out.__dict__[_VALUE] = self.value_of(source)
         if _HOST in source.__dict__:
             out.__dict__[_HOST] = True
+        else:
+            out.__dict__[_VALUE] = self.value_of(source)
         give_shadow(out, shadow_of(source))
         return out
 
@@ -368,14 +376,13 @@ class Recorder(TorchDispatchMode):
         self._last_place = self._place_now
         place = self.place()
         self._note_origin(place)
-        inputs = tuple([self.value_of(t) for t in ins])
+        inputs = tuple([self.value_of(t) for t in ins if _HOST not in t.__dict__])
         if meaning is None:
             meaning = self._meaning(func, args, kwargs, ins, outs, place)
         op, attrs = meaning
         op, attrs = self._homed(func, op, attrs, ins, outs)
-        if op == "host":
-            inputs = ()
-        outputs = () if op == "host" and is_mutable(func) else self._outputs(func, args, inputs, ins, outs)
+        on_host = bool(outs) and _HOST in outs[0].__dict__ or op == "host"
+        outputs = () if on_host else self._outputs(func, args, inputs, ins, outs)
         if self.num_calls:
             attrs["calls"], self.num_calls = self.num_calls, 0
         self.nodes.append(RawNode(op, inputs, outputs, attrs, self.phase, place[0], place[1], str(func)))
@@ -404,6 +411,8 @@ class Recorder(TorchDispatchMode):
         written = outs or _written(func, ins, args)
         made = []
         for out in written:
+            if _HOST in out.__dict__:
+                continue
             before = out.__dict__.pop(_VALUE, None)
             made.append(self._new_value(out, Kind.ACTIVATION, "", before))
         return tuple(made)
@@ -584,6 +593,21 @@ def _histc(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: lis
     if rec.recording:
         rec.record(func, args, kwargs, ins, [out])
     return out
+
+
+@_on("_ctc_loss")
+def _ctc_loss(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor]) -> Any:
+    """A loss per sequence, and the alphas over the longest target that backward needs."""
+    log_probs, targets = args[0], args[1]
+    batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
+    longest = targets.shape[1] if targets.dim() == 2 else -(-targets.shape[0] // max(batch, 1))
+    with outside_modes():
+        loss = torch.empty((batch,), dtype=log_probs.dtype, device="meta")
+        alphas = torch.empty((batch, log_probs.shape[0], 2 * longest + 1), dtype=log_probs.dtype, device="meta")
+    outs = [rec.fake_like(loss), rec.fake_like(alphas)]
+    if rec.recording:
+        rec.record(func, args, kwargs, ins, outs)
+    return tuple(outs)
 
 
 @_on("equal")

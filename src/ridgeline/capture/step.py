@@ -19,7 +19,7 @@ from ridgeline.capture.fold import folded
 from ridgeline.capture.model import InputConverter, module_paths, on_fakes, unwrapped
 from ridgeline.capture.recorder import Recorder
 from ridgeline.errors import CaptureError, nearest
-from ridgeline.graph import Graph, Kind, Node, Phase, Value
+from ridgeline.graph import RESIDENT, Graph, Kind, Node, Phase, Value
 
 OptimizerChoice = str | Callable[..., Any] | None
 
@@ -33,15 +33,29 @@ def capture_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     model = unwrapped(model)
     rec = Recorder(FakeTensorMode())
     with _surroundings(model, rec, mode == "train"):
-        converter = InputConverter(rec, bindings)
-        fake_args = tuple(converter.convert(a, str(i)) for i, a in enumerate(args))
-        fake_kwargs = {key: converter.convert(value, key) for key, value in kwargs.items()}
+        fake_args, fake_kwargs = _on_fakes(rec, args, kwargs, bindings)
         runner = _Training(model, rec, optimizer, loss) if mode == "train" else _Inference(model, rec)
         keep = runner.run(fake_args, fake_kwargs, autocast)
-        outputs = [rec.root_of(t) for t in _tensors_in(keep)]
+        outputs = [rec.root_of(t) for t in _tensors_in(keep) if "_rl_host" not in t.__dict__]
         rec.recording = False
     graph = _finished(rec, outputs, name or type(model).__name__, mode)
     return folded(graph) if fold else graph
+
+
+def _on_fakes(rec: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+              bindings: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs as fakes; nothing but them keeps the fakes alive, so that a cache that is replaced dies."""
+    converter = InputConverter(rec, bindings)
+    made = tuple(converter.rewritten(a, str(i)) for i, a in enumerate(args))
+    return made, {key: converter.rewritten(value, key) for key, value in kwargs.items()}
+
+
+def run_unrecorded(model: nn.Module, kwargs: Mapping[str, Any]) -> Any:
+    """The output of a forward pass in eval mode, on fakes."""
+    rec = Recorder(FakeTensorMode())
+    with _surroundings(model, rec, training=False):
+        _, fake_kwargs = _on_fakes(rec, (), kwargs, {})
+        return model(**fake_kwargs)
 
 
 @contextmanager
@@ -136,7 +150,8 @@ class _Training:
         group = self.optimizer.param_groups[0]
         if key == "step" and not group.get("fused") and not group.get("capturable"):
             value.__dict__["_rl_host"] = True
-        self.rec.value_of(value, Kind.STATE, key)
+        else:
+            self.rec.value_of(value, Kind.STATE, key)
 
     def _name_gradients(self) -> None:
         for p in self.parameters:
@@ -218,7 +233,10 @@ def _finished(rec: Recorder, outputs: list[int], name: str, mode: str) -> Graph:
     items = tuple(Node(n.op, n.inputs, n.outputs, n.attrs, n.phase, n.module, n.source, n.target, tuple(n.frees))
                   for n in rec.nodes)  # fmt: skip
     inputs = tuple(v.id for v in values if v.kind is Kind.INPUT and v.alias is None)
-    meta = {"framework": f"torch {torch.__version__.split('+')[0]}", "assumptions": list(rec.assumptions)}
+    meta: dict[str, Any] = {"framework": f"torch {torch.__version__.split('+')[0]}", "assumptions": list(rec.assumptions)}
+    donated = [f for n in rec.nodes for f in n.frees if values[f].kind in RESIDENT]
+    if donated:
+        meta["donated"] = donated
     return Graph(name, values, items, inputs, tuple(dict.fromkeys(outputs)), mode, meta)
 
 

@@ -152,18 +152,18 @@ def _rows(t: torch.Tensor, dim: int) -> tuple[int, int, int]:
     return (t.numel() // length if length else 0), length, inner
 
 
-def _element_order(t: torch.Tensor) -> tuple[int, ...]:
-    """Dims longer than one, from slowest to fastest varying in memory."""
-    dims = [d for d in range(t.dim()) if t.shape[d] > 1]
-    return tuple(sorted(dims, key=lambda d: (-t.stride(d), d)))
+def _element_order(t: torch.Tensor, dims: list[int] | None = None) -> tuple[int, ...]:
+    """Dims longer than one (or those given), from slowest to fastest varying in memory."""
+    chosen = [d for d in range(t.dim()) if t.shape[d] > 1] if dims is None else dims
+    return tuple(sorted(chosen, key=lambda d: (-t.stride(d), d)))
 
 
 def _reordered(source: torch.Tensor, target: torch.Tensor) -> bool:
     """Whether a copy between the two changes which elements are neighbors."""
-    if source.dim() != target.dim() or source.dim() < 2:
+    if source.dim() != target.dim() or source.dim() < 2 or 0 in source.stride():
         return False
-    a, b = _element_order(source), _element_order(target)
-    return bool(a and b and a != b and 0 not in source.stride())
+    dims = [d for d in range(source.dim()) if source.shape[d] > 1 and target.shape[d] > 1]
+    return _element_order(source, dims) != _element_order(target, dims)
 
 
 # --- linear algebra -------------------------------------------------------------------------------------------------

@@ -1,2 +1,343 @@
-DEFAULTS={}
-def kernels(*a): return []
+"""Time of layer, RMS, group and batch normalization as ATen's, cuDNN's and Inductor's kernels run them."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
+from ridgeline.cost.chip import Chip
+from ridgeline.cost.rowwise import (
+    TRITON_COEF, Kernel, kernel, left_over, looped, looped_coef, reread_bytes, reread_cycles, resident_blocks, spilled,
+    stream_s, triton_rows,
+)  # fmt: skip
+from ridgeline.errors import CostError
+
+DEFAULTS: dict[str, float] = {
+    "launch_cycles": 1500.0,  # an empty kernel as a profiler sees it
+    "dram_frac": 0.93,  # of the datasheet bandwidth a long stream reaches
+    "evict_frac": 0.15,  # dirty share of a cold L2 that a stream must write back
+    "evict_ramp_frac": 0.25,  # stream length, in L2 capacities, at which half of that is paid
+    "reread_frac": 1.2,  # of the L2 the rows in flight may fill and still be found there by the next pass
+    "left_frac": 0.7,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
+    "tail_frac": 0.8,  # share of the last partial wave of blocks that is waited for
+    "miss_cycles": 900.0,  # a load that goes to DRAM instead of L2
+    "stats_cycles": 1000.0,  # a kernel on a vector of channels, beyond its launch
+    "params_cycles": 1900.0,  # a kernel on the (sample, channel) matrix of group norm, beyond its launch
+    "params_row": 1.0,  # … more per (sample, group)
+    "memset_cycles": 200.0,  # a memset, beyond its launch
+    "reduce.step": 70.0,  # the column sum of partial gradients: cycles per serial row
+    "reduce.multi": 14000.0,  # … when several blocks share a column
+    # vectorized_layer_norm_kernel: 128 threads a row, 4 elements each, two passes; work unit: 128 elements
+    **looped_coef("ln", 1000, 300, 1000, 700, 250, 20, 2),
+    **looped_coef("rms", 800, 200, 700, 700, 100, 10, 2),
+    "rms.wide": 0.75,  # latency of an iteration on 32-bit elements, which the compiler unrolls further
+    # RowwiseMomentsCUDAKernel and LayerNormForwardCUDAKernel: rows that 4 does not divide
+    **looped_coef("moments", 2000, 900, 200, 500, 800, 3, 2),
+    **looped_coef("momentsr", 2000, 900, 200, 500, 800, 3, 2),
+    **looped_coef("affine", 300, 300, 300, 100, 50, 2, 2),
+    # layer_norm_grad_input_kernel, vectorized (work unit: 128 elements) or not (32 elements)
+    **looped_coef("dx", 500, 500, 700, 500, 100, 5, 2),
+    **looped_coef("dxs", 800, 500, 700, 500, 100, 5, 2),
+    "dx.bias": 5.0,  # more work a row for the mean that RMS norm does not have
+    "dx.far": 250.0,  # more latency an iteration once the rows of an SM exceed its L1
+    # GammaBetaBackwardCUDAKernelTemplate, a warp of columns: 8 rows a thread and iteration; a warp alone; partial sums
+    **looped_coef("dgb", 500, 500, 200, 200, 50, 30, 2),
+    **looped_coef("dgs", 100, 200, 500, 200, 20, 100, 2),
+    **looped_coef("dgp", 300, 800, 1600, 800, 50, 70, 2),
+    "dgb.bias": 1.2,  # the sum for the bias beside that for the weight
+    # group norm: moments of a group, affine map, layout copy; gradients per channel, input gradient, column sums
+    **looped_coef("gmoments", 500, 2500, 500, 400, 300, 300, 3),
+    **looped_coef("gaffine", 300, 500, 0.01, 0.01, 0.01, 10, 3),
+    **looped_coef("gcopy", 300, 500, 0.01, 0.01, 0.01, 20, 3),
+    **looped_coef("gsums", 300, 1500, 500, 300, 100, 60, 3),
+    **looped_coef("gdx", 300, 500, 0.01, 0.01, 0.01, 15, 3),
+    **looped_coef("gdgb", 300, 500, 400, 300, 0.01, 0.01, 3),
+    # ATen batch norm, one block a channel: statistics, affine map, the whole backward
+    **looped_coef("bstat", 300, 2000, 700, 300, 300, 100, 3),
+    **looped_coef("baffine", 300, 700, 200, 300, 160, 20, 3),
+    **looped_coef("bdx", 300, 2500, 1000, 600, 300, 100, 3),
+    # ATen batch norm on channels-last tensors
+    **looped_coef("cstat", 500, 2000, 2500, 500, 300, 300, 2),
+    **looped_coef("caffine", 300, 700, 700, 500, 100, 50, 2),
+    **looped_coef("csums", 500, 2000, 1000, 500, 300, 100, 2),
+    **looped_coef("cdx", 300, 700, 900, 500, 100, 50, 2),
+    # cuDNN batch norm (fp32): inference, training and backward, one block a channel, or persistent on channels-last
+    **looped_coef("ninfer", 500, 500, 100, 100, 100, 400, 2),
+    **looped_coef("ninfer_nhwc", 3000, 500, 0.01, 0.01, 0.01, 850, 2),
+    **looped_coef("ntrain", 2000, 3000, 300, 300, 100, 10, 2),
+    **looped_coef("ntrain_nhwc", 6000, 1000, 300, 300, 100, 10, 2),
+    **looped_coef("nback", 2000, 3000, 300, 300, 100, 10, 2),
+    **looped_coef("nback_nhwc", 6000, 1000, 300, 300, 100, 10, 2),
+    **TRITON_COEF,
+    "triton.mixed": 1.3,  # the row kernel that also keeps partial column sums, over one that does not
+    "triton.columns": 1.2,  # the column-sum kernel's time over its DRAM traffic
+}
+VECTOR = 4
+ROW_THREADS = 128
+MOMENT_THREADS = 512
+MANY_ROWS = 65536
+MAX_PARTIAL_BLOCKS = 32768
+
+
+def _normalize(rows: int, width: int, size: float, is_rms: bool, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+    """Layer or RMS norm forward: one fused kernel when 4 divides the row, else moments and then the affine map."""
+    moved = rows * width * size
+    if width % VECTOR == 0:
+        key, resident = "rms" if is_rms else "ln", 16 if size < 4 else 12
+        steps = ceil(width / (VECTOR * ROW_THREADS)) * (coef["rms.wide"] if is_rms and size >= 4 else 1.0)
+        read = moved + reread_bytes(rows, width * size, resident, 2, chip, coef)
+        memory_s = stream_s(chip, coef, read, moved, warm)
+        extra = reread_cycles(rows, width * size, resident, 2, steps, key, chip, coef)
+        return [looped(key, chip, coef, rows, resident, steps, ceil(width / 128), warm, memory_s, extra)]
+    again, suffix = max(warm, left_over(moved, chip, coef)), "r" if is_rms else ""
+    steps, warps = ceil(width / MOMENT_THREADS), ceil(width / 32)
+    return [
+        looped("moments" + suffix, chip, coef, rows, 4, steps, warps, warm, stream_s(chip, coef, moved, 0.0, warm)),
+        looped("affine", chip, coef, rows, 8, ceil(width / 256), warps, again, stream_s(chip, coef, moved, moved, again)),
+    ]
+
+
+def _normalize_backward(rows: int, width: int, size: float, is_rms: bool, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+    moved, vectorized = rows * width * size, width % VECTOR == 0
+    steps = ceil(width / (VECTOR * ROW_THREADS))
+    read = 2 * moved + 2 * reread_bytes(rows, width * size, 16, 3, chip, coef)
+    memory_s = stream_s(chip, coef, read, moved, warm)
+    beyond_l1 = spilled(2 * width * size * max(1.0, min(16.0, rows / chip.num_sms)), chip.smem_bytes)
+    work = ceil(width / (128 if vectorized else 32)) + (0.0 if is_rms else coef["dx.bias"])
+    key = "dx" if vectorized else "dxs"
+    extra = steps * beyond_l1 * coef["dx.far"] + reread_cycles(rows, width * size, 16, 3, steps, key, chip, coef)
+    made = [looped(key, chip, coef, rows, 16, steps, work, warm, memory_s, extra)]
+    again = max(warm, left_over(3 * moved, chip, coef))
+    return made + _parameter_gradients(rows, width, size, is_rms, chip, coef, again)
+
+
+def _parameter_gradients(rows: int, width: int, size: float, is_rms: bool, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+    """Sums over rows: a column of blocks when rows are few, partial sums and a second pass when they are many."""
+    columns = ceil(width / 32)
+    memory_s = stream_s(chip, coef, 2 * rows * width * size, 0.0, warm)
+    more = 1.0 if is_rms else coef["dgb.bias"]
+    if rows > MANY_ROWS and width // 32 < chip.num_sms // 2:
+        parts = min(MAX_PARTIAL_BLOCKS // columns, ceil(rows / 32))
+        tiles = ceil(rows / (32 * parts))
+        made = [looped("dgp", chip, coef, columns * parts, 32, tiles, tiles * more, warm, memory_s)]
+        return made + _column_sums(parts, width, chip, coef) * (1 if is_rms else 2)
+    if rows < 64:
+        return [looped("dgs", chip, coef, columns, 32, rows / 8, rows / 8 * more, warm, memory_s)]
+    threads_y = 8 if rows < 128 else 16 if rows < 256 else 32
+    tiles = ceil(rows / (8 * threads_y))
+    resident = resident_blocks(32 * threads_y, 64)
+    return [looped("dgb", chip, coef, columns, resident, tiles * more, tiles * threads_y * more, warm, memory_s)]
+
+
+def _column_sums(parts: int, width: int, chip: Chip, coef: Coef) -> list[Kernel]:
+    if parts * width > 2**18 and width < 1100:
+        memset = kernel("memset", chip, coef, 1.0, coef["memset_cycles"] - coef["launch_cycles"], 1.0, 0.0, 0.0, 0.0)
+        cycles = coef["reduce.multi"] * (1.0 if width % 4 == 0 else 0.7)
+        return [memset, kernel("reduce", chip, coef, 1.0, cycles, 1.0, 0.0, 0.0, 0.0)]
+    lanes = 1 if width >= 128 else 512 // (1 << ceil(log2(width)))
+    return [kernel("reduce", chip, coef, 1.0, 0.0, parts / lanes, coef["reduce.step"], 0.0, 0.0)]
+
+
+def _channels(name: str, chip: Chip, coef: Coef) -> Kernel:
+    """A kernel on a vector of channels."""
+    return kernel(name, chip, coef, 1.0, coef["stats_cycles"], 0.0, 0.0, 0.0, 0.0)
+
+
+def _parameters(name: str, chip: Chip, coef: Coef, rows: float) -> Kernel:
+    """A kernel on the (sample, channel) matrix of group norm."""
+    return kernel(name, chip, coef, 1.0, coef["params_cycles"] + coef["params_row"] * rows, 0.0, 0.0, 0.0, 0.0)
+
+
+def _mapped(key: str, chip: Chip, coef: Coef, numel: float, moved_s: float, warm: float) -> Kernel:
+    """An elementwise kernel with index arithmetic: 512 elements a block."""
+    return looped(key, chip, coef, ceil(numel / 512), 16, 0.0, 1.0, warm, moved_s)
+
+
+def _group_forward(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+    dims, size = call.dims(), ITEMSIZE[call.dtype]
+    samples, channels, plane, groups = dims["n"], dims["c"], dims["h"] * dims["w"], dims["groups"]
+    numel = samples * channels * plane
+    moved, made, again = numel * size, [], warm
+    if dims.get("nhwc", 0):
+        made.append(_mapped("gcopy", chip, coef, numel, stream_s(chip, coef, moved, moved, warm), warm))
+        again = max(warm, left_over(2 * moved, chip, coef))
+    length = channels // groups * plane
+    threads = 32 if length < MOMENT_THREADS else MOMENT_THREADS
+    steps = ceil(length / threads)
+    blocks, resident = samples * groups, resident_blocks(threads)
+    memory_s = stream_s(chip, coef, moved, 0.0, again)
+    made.append(looped("gmoments", chip, coef, blocks, resident, steps, steps * threads / 512, again, memory_s))
+    made.append(_parameters("fused_params", chip, coef, 0.1 * samples * groups))
+    again = max(warm, left_over(moved, chip, coef))
+    made.append(_mapped("gaffine", chip, coef, numel, stream_s(chip, coef, moved, moved, again), again))
+    return made
+
+
+def _group_backward(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+    dims, size = call.dims(), ITEMSIZE[call.dtype]
+    samples, channels, plane, groups = dims["n"], dims["c"], dims["h"] * dims["w"], dims["groups"]
+    numel = samples * channels * plane
+    moved = numel * size
+    threads = 32 if plane < MOMENT_THREADS else MOMENT_THREADS
+    steps = ceil(plane / threads)
+    again = max(warm, left_over(2 * moved, chip, coef))
+    held = left_over(3 * moved, chip, coef)
+    rows_memory_s = stream_s(chip, coef, 2 * moved, 0.0, warm)
+    sums = looped("gsums", chip, coef, samples * channels, resident_blocks(threads), steps, steps * threads / 512, warm, rows_memory_s)
+    rows = samples if samples <= 128 else samples / 32
+    return [
+        sums,
+        _parameters("channel_scale", chip, coef, 0.0),
+        _parameters("fused_params", chip, coef, samples * groups),
+        _mapped("gdx", chip, coef, numel, stream_s(chip, coef, 2 * moved, moved, again), again),
+        looped("gdgb", chip, coef, ceil(channels / 256), 8, rows, 0.0, held, 0.0),
+    ]
+
+
+def _threads_for(count: int) -> int:
+    return int(min(512, max(32, 1 << ceil(log2(max(1, count))))))
+
+
+def _channel_steps(samples: int, plane: int) -> int:
+    """Serial iterations of a block of 512 threads that walks one channel, samples by plane."""
+    threads = _threads_for(plane)
+    return ceil(samples * threads / 512) * ceil(plane / threads)
+
+
+def _batch_native(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+    """ATen's own kernels on contiguous tensors: a block a channel."""
+    dims, size = call.dims(), ITEMSIZE[call.dtype]
+    samples, channels, plane = dims["n"], dims["c"], dims["h"] * dims["w"]
+    moved, steps = samples * channels * plane * size, _channel_steps(samples, plane)
+    if call.phase == "bwd":
+        read = 2 * moved + 2 * reread_bytes(channels, samples * plane * size, 4, 3, chip, coef)
+        return [looped("bdx", chip, coef, channels, 4, steps, steps, warm, stream_s(chip, coef, read, moved, warm))]
+    made, again = [], warm
+    if dims.get("training", 1):
+        made.append(looped("bstat", chip, coef, channels, 4, steps, steps, warm, stream_s(chip, coef, moved, 0.0, warm)))
+        made.append(_channels("update_stats", chip, coef))
+        again = max(warm, left_over(moved, chip, coef))
+    else:
+        made += [_channels("cast_stats", chip, coef), _channels("invstd", chip, coef)]
+    threads = max(_threads_for(plane // 4), min(_threads_for(plane), 64))
+    per_block = max(64 // threads, 1)
+    blocks_y = max(1, min(256 * 1024 // channels, ceil(samples / per_block)))
+    steps = ceil(samples / (blocks_y * per_block)) * ceil(plane / threads)
+    resident = resident_blocks(threads * per_block)
+    memory_s = stream_s(chip, coef, moved, moved, again)
+    work = steps * threads * per_block / 512
+    made.append(looped("baffine", chip, coef, channels * blocks_y, resident, steps, work, again, memory_s))
+    return made
+
+
+def _columns_grid(rows: int, channels: int) -> tuple[int, int, int, bool]:
+    """(blocks, threads a block along channels × rows, rows a thread, several blocks a channel) on channels-last tensors."""
+    pow2_channels = 1 << int(log2(channels))
+    lanes = min(pow2_channels, 32)
+    deep = min(1 << int(log2(ceil(rows / 16))), 512 // lanes)
+    lanes = min(pow2_channels, 512 // deep)
+    tall = min(ceil(rows / (deep * 16)), 128)
+    return ceil(channels / lanes), lanes * deep, deep, tall >= 8
+
+
+def _batch_channels_last(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+    """ATen's own kernels on channels-last tensors: blocks of channels by rows."""
+    dims, size = call.dims(), ITEMSIZE[call.dtype]
+    rows, channels = dims["n"] * dims["h"] * dims["w"], dims["c"]
+    moved, training = rows * channels * size, dims.get("training", 1)
+    wide, threads, deep, shared = _columns_grid(rows, channels)
+    tall = min(ceil(rows / (deep * 16)), 128)
+    reducing = wide * (tall if shared else 1)
+    resident = resident_blocks(threads)
+    steps, map_steps = ceil(rows / (deep * (tall if shared else 1)) / 4), ceil(rows / (deep * tall) / 4)
+    backward = call.phase == "bwd"
+    made: list[Kernel] = []
+    again = warm
+    if backward or training:
+        if shared:
+            made.append(kernel("fill", chip, coef, 1.0, coef["memset_cycles"] - coef["launch_cycles"], 1.0, 0.0, 0.0, 0.0))
+        read = 2 * moved if backward else moved
+        key = "csums" if backward else "cstat"
+        made.append(looped(key, chip, coef, reducing, resident, steps, steps * threads / 512, warm, stream_s(chip, coef, read, 0.0, warm)))
+        again = max(warm, left_over(read, chip, coef))
+    if not backward:
+        made += [_channels("update_stats", chip, coef)] if training else [_channels("cast_stats", chip, coef), _channels("invstd", chip, coef)]
+    key, read = ("cdx", 2 * moved) if backward else ("caffine", moved)
+    memory_s = stream_s(chip, coef, read, moved, again)
+    return [*made, looped(key, chip, coef, wide * tall, resident, map_steps, map_steps * threads / 512, again, memory_s)]
+
+
+def _batch_cudnn(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+    """cuDNN's single-precision kernels."""
+    dims, size = call.dims(), ITEMSIZE[call.dtype]
+    samples, channels, plane = dims["n"], dims["c"], dims["h"] * dims["w"]
+    moved = samples * channels * plane * size
+    nhwc, training = dims.get("nhwc", 0), dims.get("training", 1)
+    work = samples * plane / 1024
+    if call.phase == "fwd" and not training:
+        memory_s = stream_s(chip, coef, moved, moved, warm)
+        if nhwc:
+            return [_mapped("ninfer_nhwc", chip, coef, moved / size, memory_s, warm)]
+        return [looped("ninfer", chip, coef, samples * channels, 8, ceil(plane / 1024), plane / 512, warm, memory_s)]
+    backward = call.phase == "bwd"
+    key, reads = ("nback", 2) if backward else ("ntrain", 1)
+    again = reread_bytes(1, moved, 1, 2, chip, coef)
+    memory_s = stream_s(chip, coef, reads * (moved + again), moved, warm)
+    if not nhwc:
+        return [looped(key, chip, coef, channels, 4, work, work, warm, memory_s)]
+    memset = kernel("memset", chip, coef, 1.0, coef["memset_cycles"] - coef["launch_cycles"], 1.0, 0.0, 0.0, 0.0)
+    total = moved / size / (1024 * chip.num_sms)
+    return [memset, looped(key + "_nhwc", chip, coef, chip.num_sms, 1, total, total, warm, memory_s)]
+
+
+def _triton(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+    """Inductor: the row kernel, and in the backward the column sums, inside it when rows are many."""
+    dims, size = call.dims(), ITEMSIZE[call.dtype]
+    rows, width, is_rms = dims["n"], dims["c"], call.kind == "rms_norm"
+    if call.phase == "fwd":
+        return triton_rows(rows, width, size, 1, chip, coef, warm)
+    made = triton_rows(rows, width, size, 2, chip, coef, warm)
+    if rows * width >= 5 * 2**20 and rows >= 2 * width and width <= 8192:
+        name, busy_s, bound = made[0]
+        sums = _column_sums(min(rows, 64 * chip.num_sms), width, chip, coef)[-1:]
+        return [(name, busy_s * coef["triton.mixed"], bound), *sums * (1 if is_rms else 2)]
+    moved = rows * width * size
+    again = max(warm, left_over(3 * moved, chip, coef))
+    memory_s = coef["triton.columns"] * stream_s(chip, coef, 2 * moved, 0.0, again)
+    columns = kernel("triton_columns", chip, coef, 1.0, coef["triton.first"], 1.0, coef["triton.block"], 0.0, memory_s)
+    return [*made, columns, kernel("triton_combine", chip, coef, 1.0, coef["triton.combine"], 0.0, 0.0, 0.0, 0.0)]
+
+
+def kernels(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> list[Kernel]:
+    """The kernels the library launches for this call, in order, each with its time."""
+    dims = call.dims()
+    if min(dims.values()) < 0 or dims["n"] == 0 or dims["c"] == 0 or dims.get("h", 1) * dims.get("w", 1) == 0:
+        return []
+    if call.kind in ("layer_norm", "rms_norm"):
+        if call.library == "inductor":
+            return _triton(call, chip, coef, warm_frac)
+        normalize = _normalize if call.phase == "fwd" else _normalize_backward
+        return normalize(dims["n"], dims["c"], ITEMSIZE[call.dtype], call.kind == "rms_norm", chip, coef, warm_frac)
+    if call.kind == "group_norm":
+        return (_group_forward if call.phase == "fwd" else _group_backward)(call, chip, coef, warm_frac)
+    if ITEMSIZE[call.dtype] >= 4 and call.library == "cudnn":
+        return _batch_cudnn(call, chip, coef, warm_frac)
+    return (_batch_channels_last if dims.get("nhwc", 0) else _batch_native)(call, chip, coef, warm_frac)
+
+
+def _floor_s(call: Call, chip: Chip, warm_frac: float) -> float:
+    dims = call.dims()
+    moved = dims["n"] * dims["c"] * dims.get("h", 1) * dims.get("w", 1) * ITEMSIZE[call.dtype]
+    return memory_floor_s(chip, moved if call.phase == "fwd" else 2 * moved, moved, warm_frac)
+
+
+@family("norm", "layer_norm rms_norm group_norm batch_norm", DEFAULTS)
+def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
+    """Normalizations over rows, groups and channels."""
+    if call.phase not in ("fwd", "bwd"):
+        raise CostError(f"{call.kind} has phases fwd and bwd, not {call.phase!r}")
+    made = kernels(call, chip, coef, warm_frac)
+    if not made:
+        return Time(0.0, 0.0, "latency", 0)
+    floor_s = _floor_s(call, chip, warm_frac)
+    return Time(max(floor_s, sum(k[1] for k in made)), floor_s, max(made, key=lambda k: k[1])[2], len(made))

@@ -73,3 +73,92 @@ def kernel(
 def issue_seconds(chip: Chip, blocks: float, cycles: float) -> float:
     """Time of the busiest SM when every block takes this many cycles of its issue slots."""
     return max(1.0, blocks / chip.num_sms) * cycles / chip.clock_hz
+
+
+def stream_s(chip: Chip, coef: Coef, read_bytes: float, written_bytes: float, warm_frac: float) -> float:
+    """DRAM time of reading what is not in L2 and of writing."""
+    return dram_s(chip, coef, read_bytes * (1.0 - warm_frac) + written_bytes, 1.0 - warm_frac)
+
+
+def reread_bytes(rows: float, row_bytes: float, resident: int, arrays: int, chip: Chip, coef: Coef) -> float:
+    """Bytes of one array that a further pass over the rows reads from DRAM again: rows in flight that the L2 cannot hold."""
+    in_flight = min(rows, chip.num_sms * resident) * row_bytes * arrays
+    return rows * row_bytes * spilled(in_flight, coef["reread_frac"] * chip.l2_bytes)
+
+
+def reread_cycles(rows: float, row_bytes: float, resident: int, arrays: int, steps: float, key: str, chip: Chip, coef: Coef) -> float:
+    """Latency added to a further pass by the loads that miss the L2."""
+    in_flight = min(rows, chip.num_sms * resident) * row_bytes * arrays
+    return steps * coef[key + ".miss"] * spilled(in_flight, coef["reread_frac"] * chip.l2_bytes)
+
+
+def left_over(footprint_bytes: float, chip: Chip, coef: Coef) -> float:
+    """The share of what the kernel before moved that the next one still finds in L2."""
+    return 1.0 - spilled(footprint_bytes, coef["left_frac"] * chip.l2_bytes)
+
+
+def looped_coef(key: str, first: float, block: float, step: float, miss: float, base: float, issue: float, power: float) -> Coef:
+    """The coefficients of one looped kernel.
+
+    ``first`` cycles once, ``block`` cycles of latency a block, ``step`` more per iteration and ``miss`` when its loads go
+    to DRAM, ``base`` and ``issue`` SM cycles of issue slots a block and a unit of work, ``power`` of their overlap.
+    """
+    return {
+        f"{key}.first": first, f"{key}.block": block, f"{key}.step": step, f"{key}.miss": miss, f"{key}.base": base,
+        f"{key}.issue": issue, f"{key}.power": power,
+    }  # fmt: skip
+
+
+def looped(
+    key: str, chip: Chip, coef: Coef, blocks: float, resident: int, steps: float, work: float, warm: float, memory_s: float,
+    extra_cycles: float = 0.0,
+) -> Kernel:  # fmt: skip
+    """A kernel whose blocks loop: ``steps`` serial iterations and ``work`` units of issue each, ``extra_cycles`` of latency."""
+    cold = 1.0 - warm
+    return kernel(
+        key, chip, coef, coef[key + ".power"], coef[key + ".first"] + coef["miss_cycles"] * cold,
+        rounds(blocks, chip.num_sms * resident, coef["tail_frac"]),
+        coef[key + ".block"] + steps * (coef[key + ".step"] + coef[key + ".miss"] * cold) + extra_cycles,
+        issue_seconds(chip, blocks, coef[key + ".base"] + work * coef[key + ".issue"]), memory_s,
+    )  # fmt: skip
+
+
+TRITON_COEF = {
+    # Inductor's reductions. Rows of at most 1024 sit in registers, several rows a program: issue cycles per 1024 padded
+    # elements, and how many times more when rows are not aligned to 16 bytes.
+    "triton.first": 300.0,
+    "triton.issue": 250.0,
+    "triton.scalar": 4.0,
+    # Longer rows are looped over by a program each: latency of a block and of an iteration of 2048 elements, and issue.
+    "triton.block": 1500.0,
+    "triton.step": 900.0,
+    "triton.loop_issue": 700.0,
+    "triton.power": 2.0,
+    "triton.combine": 700.0,  # the small kernel that joins the halves of a split reduction
+}
+
+
+def triton_rows(rows: int, width: int, size: float, arrays: int, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+    """Inductor's row reduction followed by a map over the row: reads ``arrays`` tensors, writes one."""
+    moved = rows * width * size
+    first = coef["triton.first"] + coef["miss_cycles"] * (1.0 - warm)
+    power = coef["triton.power"]
+    memory_s = stream_s(chip, coef, arrays * moved, moved, warm)
+    if width <= 1024:
+        padded = rows * (1 << (width - 1).bit_length()) / 1024
+        issue = coef["triton.issue"] * (1.0 if width * size % 16 == 0 else coef["triton.scalar"]) * arrays
+        return [kernel("triton_persistent", chip, coef, power, first, 1.0, coef["triton.block"], issue_seconds(chip, padded, issue), memory_s)]
+    if rows < 2 * chip.num_sms and width >= 8192:
+        again = max(warm, left_over(arrays * moved, chip, coef))
+        return [
+            kernel("triton_split", chip, coef, 1.0, first, 1.0, coef["triton.block"], 0.0, stream_s(chip, coef, arrays * moved, 0.0, warm)),
+            kernel("triton_combine", chip, coef, 1.0, coef["triton.combine"], 0.0, 0.0, 0.0, 0.0),
+            kernel("triton_map", chip, coef, 1.0, first, 1.0, coef["triton.combine"], 0.0, stream_s(chip, coef, arrays * moved, moved, again)),
+        ]  # fmt: skip
+    steps = ceil(width / 2048)
+    read = arrays * (moved + reread_bytes(rows, width * size, 4, arrays + 1, chip, coef))
+    memory_s = stream_s(chip, coef, read, moved, warm)
+    return [
+        kernel("triton_looped", chip, coef, power, first, rounds(rows, chip.num_sms * 4, coef["tail_frac"]),
+               coef["triton.block"] + steps * coef["triton.step"], issue_seconds(chip, rows, steps * coef["triton.loop_issue"]), memory_s)
+    ]  # fmt: skip

@@ -6,7 +6,10 @@ from math import ceil, log2
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
-from ridgeline.cost.rowwise import Kernel, dram_s, issue_seconds, kernel, resident_blocks, rounds, spilled
+from ridgeline.cost.rowwise import (
+    TRITON_COEF, Kernel, issue_seconds, kernel, left_over, reread_bytes, reread_cycles, resident_blocks, rounds, spilled,
+    stream_s, triton_rows,
+)  # fmt: skip
 from ridgeline.errors import CostError
 
 WARP_MAX_FORWARD = 2048
@@ -105,10 +108,7 @@ DEFAULTS: dict[str, float] = {
     "mul.first": 300.0,
     "fill.dram_frac": 0.98,  # of the datasheet bandwidth a fill reaches
     "fill.half_frac": 0.72,  # of that, when filling 16-bit elements
-    # --- Inductor's Triton kernels ---
-    "triton.first": 1500.0,
-    "triton.step": 1000.0,  # latency of one iteration of a looped reduction
-    "triton.dram_frac": 0.95,  # of dram_frac
+    **TRITON_COEF,
 }
 
 
@@ -129,10 +129,6 @@ def _warp_shape(rows: int, width: int) -> tuple[int, int, int]:
     return ceil(rows / (128 // lanes * batch)), padded // lanes * batch, ceil(width / lanes) * batch
 
 
-def _stream_s(chip: Chip, coef: Coef, read_bytes: float, written_bytes: float, warm_frac: float) -> float:
-    return dram_s(chip, coef, read_bytes * (1.0 - warm_frac) + written_bytes, 1.0 - warm_frac)
-
-
 def _warp_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
     blocks, held, used = _warp_shape(rows, width)
     half, div = size < 4, not is_log
@@ -144,7 +140,7 @@ def _warp_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, 
         "softmax_warp_forward", chip, coef, coef["warp.power"], coef["warp.first"] + coef["miss_cycles"] * (1.0 - warm),
         waves, coef["warp.block"] + held * coef["warp.step"] + used * touch,
         issue_seconds(chip, blocks, coef["warp.base"] + held * coef["warp.issue"] + used * issue),
-        _stream_s(chip, coef, moved, moved, warm),
+        stream_s(chip, coef, moved, moved, warm),
     )  # fmt: skip
 
 
@@ -159,7 +155,7 @@ def _warp_backward(rows: int, width: int, size: float, is_log: bool, chip: Chip,
         "softmax_warp_backward", chip, coef, coef["warpb.power"], coef["warpb.first"] + coef["miss_cycles"] * (1.0 - warm),
         waves, coef["warpb.block"] + held * coef["warpb.step"] + used * touch,
         issue_seconds(chip, blocks, coef["warpb.base"] + held * coef["warpb.issue"] + used * issue),
-        _stream_s(chip, coef, 2 * moved, moved, warm),
+        stream_s(chip, coef, 2 * moved, moved, warm),
     )  # fmt: skip
 
 
@@ -169,7 +165,7 @@ def _register_forward(rows: int, width: int, size: float, is_log: bool, chip: Ch
     return kernel(
         "cunn_SoftMaxForwardReg", chip, coef, coef["reg.power"], coef["reg.first"] + coef["miss_cycles"] * (1.0 - warm),
         rounds(rows, chip.num_sms, coef["tail_frac"]), coef["reg.block"] + ceil(width / 1024) * step, 0.0,
-        _stream_s(chip, coef, moved, moved, warm),
+        stream_s(chip, coef, moved, moved, warm),
     )  # fmt: skip
 
 
@@ -179,14 +175,8 @@ def _shared_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip
     return kernel(
         "cunn_SoftMaxForwardSmem", chip, coef, coef["smem.power"], coef["smem.first"] + coef["miss_cycles"] * (1.0 - warm),
         rounds(rows, chip.num_sms * 2, coef["tail_frac"]), coef["smem.block"] + steps * coef["smem.step"],
-        issue_seconds(chip, rows, width / 1024 * coef["smem.issue"]), _stream_s(chip, coef, moved, moved, warm),
+        issue_seconds(chip, rows, width / 1024 * coef["smem.issue"]), stream_s(chip, coef, moved, moved, warm),
     )  # fmt: skip
-
-
-def _reread_bytes(rows: int, row_bytes: float, resident: int, chip: Chip, coef: Coef) -> float:
-    """Bytes that each further pass over the rows reads from DRAM again: rows in flight that the L2 cannot hold."""
-    in_flight = min(rows, chip.num_sms * resident) * row_bytes
-    return rows * row_bytes * spilled(2 * in_flight, coef["reread_frac"] * chip.l2_bytes)
 
 
 def _plain_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
@@ -195,14 +185,15 @@ def _plain_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip,
     div = (not is_log) * coef["plain.div"]
     issue = coef["plain.issue"] + (size < 4) * coef["plain.issue_half"] + (not is_log) * coef["plain.issue_div"]
     moved = rows * width * size
-    read = moved + 2 * _reread_bytes(rows, width * size, 2, chip, coef)
+    read = moved + 2 * reread_bytes(rows, width * size, 2, 2, chip, coef)
     chain = coef["plain.block"] + steps * (coef["plain.step"] + div) + tail * coef["plain.tail"]
     chain += coef["plain.miss"] * (steps + tail) * (1.0 - warm)
+    chain += reread_cycles(rows, width * size, 2, 2, 2 * (steps + tail), "plain", chip, coef)
     return kernel(
         "cunn_SoftMaxForward", chip, coef, coef["plain.power"], coef["plain.first"] + coef["miss_cycles"] * (1.0 - warm),
         rounds(rows, chip.num_sms * 2, coef["tail_frac"]), chain,
         issue_seconds(chip, rows, width / 1024 * issue + tail * coef["plain.issue_tail"]),
-        _stream_s(chip, coef, read, moved, warm),
+        stream_s(chip, coef, read, moved, warm),
     )  # fmt: skip
 
 
@@ -224,7 +215,7 @@ def _shared_backward(rows: int, width: int, size: float, is_log: bool, chip: Chi
         "cunn_SoftMaxBackwardSmem", chip, coef, coef["smemb.power"], coef["smemb.first"] + coef["miss_cycles"] * (1.0 - warm),
         rounds(rows, chip.num_sms * resident, coef["tail_frac"]),
         coef["smemb.block"] + steps * (coef["smemb.step"] + coef["smemb.miss"] * (1.0 - warm)),
-        issue_seconds(chip, rows, width / 1024 * coef["smemb.issue"]), _stream_s(chip, coef, 2 * moved, moved, warm),
+        issue_seconds(chip, rows, width / 1024 * coef["smemb.issue"]), stream_s(chip, coef, 2 * moved, moved, warm),
     )  # fmt: skip
 
 
@@ -235,14 +226,15 @@ def _plain_backward(rows: int, width: int, size: float, is_log: bool, chip: Chip
     resident = resident_blocks(threads, 40)
     issue = coef["plainb.issue"] + (size < 4) * coef["plainb.issue_half"]
     moved = rows * width * size
-    read = 2 * moved + _reread_bytes(rows, width * size, resident, chip, coef)
+    read = 2 * moved + reread_bytes(rows, width * size, resident, 3, chip, coef)
     chain = coef["plainb.block"] + steps * (coef["plainb.step"] + is_log * coef["plainb.log"]) + tail * coef["plainb.tail"]
     chain += coef["plainb.miss"] * (steps + tail) * (1.0 - warm)
+    chain += reread_cycles(rows, width * size, resident, 3, steps + tail, "plainb", chip, coef)
     return kernel(
         "cunn_SoftMaxBackward", chip, coef, coef["plainb.power"], coef["plainb.first"] + coef["miss_cycles"] * (1.0 - warm),
         rounds(rows, chip.num_sms * resident, coef["tail_frac"]), chain,
         issue_seconds(chip, rows, width / 1024 * issue + tail * threads / 1024 * coef["plainb.issue_tail"]),
-        _stream_s(chip, coef, read, moved, warm),
+        stream_s(chip, coef, read, moved, warm),
     )  # fmt: skip
 
 
@@ -266,17 +258,12 @@ def _backward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef
 
 def _mul(moved: float, chip: Chip, coef: Coef, warm: float) -> Kernel:
     first = coef["mul.first"] + coef["miss_cycles"] * (1.0 - warm)
-    return kernel("mul", chip, coef, 1.0, first, 0.0, 0.0, 0.0, _stream_s(chip, coef, 2 * moved, moved, warm))
+    return kernel("mul", chip, coef, 1.0, first, 0.0, 0.0, 0.0, stream_s(chip, coef, 2 * moved, moved, warm))
 
 
 def _fill(moved: float, size: float, chip: Chip, coef: Coef) -> Kernel:
     frac = coef["fill.dram_frac"] * (coef["fill.half_frac"] if size < 4 else 1.0)
     return kernel("fill", chip, coef, 1.0, 0.0, 0.0, 0.0, 0.0, moved / (chip.dram_bytes_per_s * frac))
-
-
-def _left_over(footprint_bytes: float, chip: Chip, coef: Coef) -> float:
-    """The share of what the kernel before moved that the next one still finds in L2."""
-    return 1.0 - spilled(footprint_bytes, coef["left_frac"] * chip.l2_bytes)
 
 
 def _nll_threads(rows: int) -> int:
@@ -297,15 +284,6 @@ def _nll_backward(rows: int, width: int, size: float, chip: Chip, coef: Coef) ->
     return kernel("nll_loss_backward", chip, coef, 1.0, coef["nllb.first"], 1.0, chain, 0.0, 0.0)
 
 
-def _triton(call: Call, rows: int, width: int, size: float, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
-    moved = rows * width * size
-    reads = moved if call.phase == "fwd" else 2 * moved
-    steps = 1 if width <= 1024 else ceil(width / 4096)
-    first = coef["triton.first"] + (steps - 1) * coef["triton.step"] + coef["miss_cycles"] * (1.0 - warm)
-    memory_s = _stream_s(chip, coef, reads, moved, warm) / coef["triton.dram_frac"]
-    return [kernel("triton", chip, coef, 1.0, first, 0.0, 0.0, 0.0, memory_s)]
-
-
 def kernels(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> list[Kernel]:
     """The kernels the library launches for this call, in order, each with its time."""
     rows, width, size = _row_bytes(call)
@@ -313,7 +291,7 @@ def kernels(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> list[Kernel
         return []
     moved = rows * width * size
     if call.library == "inductor" and call.kind in ("softmax", "log_softmax"):
-        return _triton(call, rows, width, size, chip, coef, warm_frac)
+        return triton_rows(rows, width, size, 1 if call.phase == "fwd" else 2, chip, coef, warm_frac)
     is_log = call.kind != "softmax"
     if call.phase == "fwd":
         made = [] if call.kind == "nll_loss" else [_forward(rows, width, size, is_log, chip, coef, warm_frac)]
@@ -322,12 +300,12 @@ def kernels(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> list[Kernel
         return made
     if call.kind == "softmax":
         mul = _mul(moved, chip, coef, warm_frac)
-        return [mul, _backward(rows, width, size, False, chip, coef, max(warm_frac, _left_over(3 * moved, chip, coef)))]
+        return [mul, _backward(rows, width, size, False, chip, coef, max(warm_frac, left_over(3 * moved, chip, coef)))]
     if call.kind == "log_softmax":
         return [_backward(rows, width, size, True, chip, coef, warm_frac)]
     made = [_fill(moved, size, chip, coef), _nll_backward(rows, width, size, chip, coef)]
     if call.kind == "cross_entropy":
-        made.append(_backward(rows, width, size, True, chip, coef, max(warm_frac, 0.5 * _left_over(moved, chip, coef))))
+        made.append(_backward(rows, width, size, True, chip, coef, max(warm_frac, 0.5 * left_over(moved, chip, coef))))
     return made
 
 

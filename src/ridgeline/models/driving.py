@@ -22,13 +22,13 @@ def deformable(
     weights = net.softmax(net.reshape(weights, rows, queries, heads, levels * points))
     places = net.add(
         net.reshape(where, rows, queries, heads, levels * points, 2),
-        net.fill("reference_points", rows, queries, 1, 1, 2),
+        net.buffer("reference_points", rows, queries, 1, 1, 2),
     )
     tokens = net.shape(keys)[1]
     maps = net.permute(net.reshape(keys, rows * cameras, tokens, heads, d), rows * cameras, heads, tokens, d)
     grid = net.permute(places, rows, heads, queries, levels * points, 2)
     sampled = net.node(
-        "resize", [maps, grid], [net.type(rows, heads, d, queries, levels * points)], fn="grid_sample", which="fwd"
+        "resize", [maps, grid], [net.type(rows, heads, d, queries, levels * points)], fn="grid_sampler_2d", which="fwd"
     )[0]
     mixed = net.mul(
         sampled,
@@ -74,7 +74,7 @@ def _bevformer(r: Request) -> Graph:
     queries = net.weight("bev_embedding.weight", 1, cells, hidden)
     places = net.weight("positional_encoding", 1, 2 * side, hidden // 2)
     rows = net.reshape(
-        net.gather("index", [places, net.fill("cells", cells, dt=INT64)], cells, hidden), 1, cells, hidden
+        net.gather("index", [places, net.buffer("cells", cells, dt=INT64)], cells, hidden), 1, cells, hidden
     )
     start = net.add(net.expand_view(queries, r.batch, cells, hidden), rows)
     previous = net.input("previous_bev", net.type(r.batch, cells, hidden))
@@ -93,11 +93,11 @@ def _bev_layer(net: Net, x: int, previous: int, tokens: int, cameras: int, ffn: 
     y = deformable(net, x, both, 8, 1, 8, "temporal_attn")
     x = net.layer_norm(net.add(x, y), "norms.0")
     seen = max(1, cells // 4)  # a quarter of the map falls into each camera's view
-    packed = net.gather("index", [x, net.fill("visible", b * cameras * seen, dt=INT64)], b * cameras, seen, hidden)
+    packed = net.gather("index", [x, net.buffer("visible", b * cameras * seen, dt=INT64)], b * cameras, seen, hidden)
     y = deformable(net, packed, tokens, 8, 4, 8, "spatial_attn")
     slots = net.scatter(
         "index_add",
-        [net.fill("zeros", b, cells, hidden), y, net.fill("visible", b * cameras * seen, dt=INT64)],
+        [net.fill("zeros", b, cells, hidden), y, net.buffer("visible", b * cameras * seen, dt=INT64)],
         b,
         cells,
         hidden,

@@ -70,7 +70,7 @@ def _bert_embeddings(net: Net, tokens: int, c: Bert) -> tuple[int, int]:
     kinds, _ = net.embedding(net.fill("zeros", b, s, dt=INT64), c.types, c.hidden, "token_type_embeddings")
     x = net.add(words, kinds)
     if c.roberta:
-        mask = net.pointwise("cast", net.pointwise("ne", tokens, scalars=1))
+        mask = net.node("copy", [net.pointwise("ne", tokens, scalars=1)], [TensorType((b, s), INT64)], fn="to")[0]
         sums = net.node("scan", [mask], [TensorType((b, s), INT64)], fn="cumsum", n=b, c=s)[0]
         where = net.pointwise("add", net.mul(sums, mask), scalars=1)
     else:
@@ -140,7 +140,7 @@ def _position_bias(net: Net, s: int, c: T5, *, causal: bool) -> int:
     logs = net.pointwise("log", net.pointwise("div", net.cast(near, FP32), scalars=1))
     large = net.pointwise(
         "add",
-        net.node("copy", [net.pointwise("mul", logs, scalars=1)], [TensorType((s, s), INT64)], fn="cast")[0],
+        net.node("copy", [net.pointwise("mul", logs, scalars=1)], [TensorType((s, s), INT64)], fn="to")[0],
         scalars=1,
     )
     bucket = net.pointwise("where", net.pointwise("minimum", large, scalars=1), near)
@@ -171,7 +171,7 @@ def _t5_feed_forward(net: Net, x: int, c: T5, name: str) -> int:
     net.enter(name)
     y = net.rms_norm(x, "layer_norm")
     if c.gated:
-        y = net.mul(net.pointwise("gelu_tanh", net.linear(y, c.ffn, "wi_0")), net.linear(y, c.ffn, "wi_1"))
+        y = net.mul(net.pointwise("gelu", net.linear(y, c.ffn, "wi_0")), net.linear(y, c.ffn, "wi_1"))
     else:
         y = net.pointwise("relu", net.linear(y, c.ffn, "wi"))
     y = net.linear(y, c.hidden, "wo")

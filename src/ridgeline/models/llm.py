@@ -69,6 +69,7 @@ class _Writer:
         self.net = Net(
             request.card.name, request.mode, request.precision, batch=request.batch, seq=request.seq, kv=request.kv
         )
+        self.net.fused_norms = bool(request["fused_norms"])
         self.decode = request.mode == "decode"
         self.past = request.kv if self.decode else 0
         self.s = 1 if self.decode else request.seq
@@ -304,7 +305,9 @@ def _add(
     family: str = "llm",
 ) -> None:
     sizes = {"seq": seq, "kv": seq - 1 if config.positions else seq}
-    card = ModelCard(name, title, family, num_params, source, sizes, {"use_cache": True}, MODES, aliases)
+    card = ModelCard(
+        name, title, family, num_params, source, sizes, {"use_cache": True, "fused_norms": True}, MODES, aliases
+    )
     register(card, lambda request: _build(config, request))
 
 
@@ -416,7 +419,7 @@ _add(
         ffn=14336,
         vocab=256000,
         tied=True,
-        act="gelu_tanh",
+        act="gelu",
         post_norms=True,
         embed_scale=True,
         final_softcap=True,
@@ -438,7 +441,7 @@ _add(
         ffn=21504,
         vocab=262208,
         tied=True,
-        act="gelu_tanh",
+        act="gelu",
         qk_norm=True,
         post_norms=True,
         embed_scale=True,
@@ -457,7 +460,7 @@ _add(
         ffn=6400,
         vocab=50257,
         tied=True,
-        act="gelu_tanh",
+        act="gelu",
         norm="layer_norm",
         qkv_bias=True,
         o_bias=True,
@@ -478,7 +481,7 @@ _add(
         ffn=49152,
         vocab=50257,
         tied=True,
-        act="gelu_tanh",
+        act="gelu",
         norm="layer_norm",
         qkv_bias=True,
         o_bias=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.graph import Kind, TensorType
-from ridgeline.models.net import BOOL, FP8, FP32, INT64, Net
+from ridgeline.models.net import BOOL, FP8, FP32, INT32, INT64, Net
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _group_mask(net: Net, choice: int, e: Experts) -> int:
     wide = net.contiguous(
         net.expand_view(net.reshape(mask, rows, e.groups, 1), rows, e.groups, per_group), transposed=False
     )
-    flat = net.node("copy", [net.reshape(wide, rows, e.num)], [TensorType((rows, e.num), BOOL)], fn="cast")[0]
+    flat = net.node("copy", [net.reshape(wide, rows, e.num)], [TensorType((rows, e.num), BOOL)], fn="to")[0]
     return net.pointwise("logical_not", flat)
 
 
@@ -108,7 +108,7 @@ def run_experts(net: Net, flat: int, weights: int, chosen: int, e: Experts, act:
     token = net.pointwise("floor_divide", order, scalars=1)
     x = net.gather("index_select", [flat, token], picks, hidden)
     scale = net.gather("index_select", [net.reshape(weights, picks), order], picks)
-    counts = net.scatter("histc", [net.pointwise("cast", sorted_ids)], e.num)
+    counts = net.scatter("histc", [net.node("copy", [sorted_ids], [TensorType((picks,), INT32)], fn="to")[0]], e.num)
     offsets = net.node("scan", [counts], [TensorType((e.num,), INT64)], fn="cumsum", n=1, c=e.num)[0]
     both = _grouped(net, x, 2 * e.ffn, offsets, sorted_ids, "gate_up_proj", e)
     out = _grouped(net, _gated(net, both, e, act), hidden, offsets, sorted_ids, "down_proj", e)

@@ -10,7 +10,7 @@ from typing import Any
 from ridgeline.dtypes import DType, dtype
 from ridgeline.graph import Builder, Kind, TensorType
 
-FP32, INT64, FP8, BOOL = dtype("fp32"), dtype("int64"), dtype("fp8"), dtype("bool")
+FP32, INT64, INT32, FP8, BOOL = dtype("fp32"), dtype("int64"), dtype("int32"), dtype("fp8"), dtype("bool")
 Shape = tuple[int, ...]
 
 
@@ -21,6 +21,7 @@ class Net(Builder):
         super().__init__(name, mode, precision=precision, **meta)
         self.train = mode == "train"
         self.narrow = precision == "fp8"
+        self.fused_norms = True  # F.rms_norm; False spells it out as Hugging Face models do
         self.dt: DType = dtype("bf16") if self.narrow else dtype(precision)
 
     # Blocks: one iteration is no block.
@@ -123,7 +124,7 @@ class Net(Builder):
     def cast(self, x: int, dt: DType) -> int:
         if self.values[x].type.dtype is dt:
             return x
-        return self.node("copy", [x], [TensorType(self.shape(x), dt)], fn="cast")[0]
+        return self.node("copy", [x], [TensorType(self.shape(x), dt)], fn="to")[0]
 
     def contiguous(self, x: int, *, transposed: bool = True) -> int:
         old = self.values[x].type
@@ -138,7 +139,7 @@ class Net(Builder):
         return self.node("copy", parts, [TensorType(shape, first.dtype)], fn="cat", dim=dim)[0]
 
     def pad(self, x: int, shape: Shape) -> int:
-        return self.node("copy", [x], [TensorType(shape, self.values[x].type.dtype)], fn="pad")[0]
+        return self.node("copy", [x], [TensorType(shape, self.values[x].type.dtype)], fn="constant_pad_nd")[0]
 
     def reshape(self, x: int, *shape: int) -> int:
         return self.view(x, TensorType(shape, self.values[x].type.dtype))
@@ -167,7 +168,16 @@ class Net(Builder):
         return self.node("view", [x], outs, fn="split", dim=dim)
 
     def rms_norm(self, x: int, name: str, *, affine: bool = True) -> int:
-        return self._norm(x, name, "rms_norm", ("weight",) if affine else (), 1)
+        if self.fused_norms:
+            return self._norm(x, name, "rms_norm", ("weight",) if affine else (), 1)
+        self._path.append(name)
+        wide = self.cast(x, FP32)
+        mean = self.reduce("mean", self.pointwise("pow", wide), (-1,), keepdim=True)
+        scale = self.pointwise("rsqrt", self.pointwise("add", mean, scalars=1))
+        out = self.cast(self.mul(wide, scale), self.dt)
+        out = self.mul(self.weight("weight", self.shape(x)[-1]), out) if affine else out
+        self._path.pop()
+        return out
 
     def layer_norm(self, x: int, name: str, *, affine: bool = True, bias: bool = True) -> int:
         names = (("weight", "bias") if bias else ("weight",)) if affine else ()
@@ -219,6 +229,10 @@ class Net(Builder):
     def scatter(self, fn: str, inputs: Sequence[int], *shape: int, dt: DType | None = None, **attrs: Any) -> int:
         out = TensorType(shape, dt or self.values[inputs[0]].type.dtype)
         return self.node("scatter", inputs, [out], fn=fn, **attrs)[0]
+
+    def buffer(self, name: str, *shape: int, dt: DType | None = None) -> int:
+        """A resident tensor that is no parameter: an index table, a mask, running statistics."""
+        return self.value(TensorType(shape, dt or self.dt), Kind.BUFFER, count=self.repeats, name=self._dotted(name))
 
     def fill(self, fn: str, *shape: int, dt: DType | None = None) -> int:
         return self.node("fill", [], [TensorType(shape, dt or self.dt)], fn=fn)[0]
@@ -328,9 +342,7 @@ class Net(Builder):
         self._path.append(name)
         operands = [x, self.weight("weight", c), self.weight("bias", c)]
         for stat in ("running_mean", "running_var"):
-            operands.append(
-                self.value(TensorType((c,), self.dt), Kind.BUFFER, count=self.repeats, name=self._dotted(stat))
-            )
+            operands.append(self.buffer(stat, c))
         outs = [self.values[x].type] + ([TensorType((c,), FP32)] * 2 if self.train else [])
         out = self.node(
             "norm", operands, outs, fn="batch_norm", n=c, c=n, affine=True, training=self.train, channels=c
@@ -367,7 +379,7 @@ class Net(Builder):
             "pool",
             [x],
             outs,
-            fn=fn,
+            fn=f"{fn}_pool{rank}d",
             kernel=(kernel,) * rank,
             stride=(stride,) * rank,
             spatial=tuple(spatial),
@@ -377,7 +389,7 @@ class Net(Builder):
             which="fwd",
         )[0]
 
-    def resize(self, x: int, *spatial: int, fn: str = "nearest") -> int:
+    def resize(self, x: int, *spatial: int, fn: str = "upsample_nearest2d") -> int:
         n, c = self.shape(x)[:2]
         return self.node("resize", [x], [TensorType((n, c, *spatial), self.dt)], fn=fn, which="fwd")[0]
 

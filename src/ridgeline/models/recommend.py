@@ -65,7 +65,7 @@ def _dlrm(r: Request) -> Graph:
     dots = net.node(
         "matmul", [features, features], [net.type(r.batch, 27, 27)], b=r.batch, m=27, n=27, k=DIM, trans_b=True
     )[0]
-    pairs = net.gather("index", [dots, net.fill("tril_indices", 351, dt=INT64)], r.batch, 351)
+    pairs = net.gather("index", [dots, net.buffer("pairs", 351, dt=INT64)], r.batch, 351)
     x = _tower(net, net.cat((bottom, pairs), 1), (1024, 1024, 512, 256, 1), "top_l", last_relu=False)
     return _click(net, x, r.batch)
 
@@ -116,14 +116,14 @@ def _pointwise_attention(net: Net, q: int, k: int, v: int) -> int:
     flat = [net.reshape(net.contiguous(x), b * h, s, d) for x in (q, k, v)]
     scores = net.reshape(net.bmm(flat[0], flat[1], trans_b=True), b, h, s, s)
     offsets = net.gather(
-        "index", [net.weight("rel_attn_bias.pos_w", 2 * s - 1), net.fill("offsets", s * s, dt=INT64)], s * s
+        "index", [net.weight("rel_attn_bias.pos_w", 2 * s - 1), net.buffer("offsets", s * s, dt=INT64)], s * s
     )
     ages = net.gather(
-        "index", [net.weight("rel_attn_bias.ts_w", 129), net.fill("buckets", b * s * s, dt=INT64)], b * s * s
+        "index", [net.weight("rel_attn_bias.ts_w", 129), net.fill("bucketize", b * s * s, dt=INT64)], b * s * s
     )
     bias = net.add(net.reshape(ages, b, 1, s, s), net.reshape(offsets, 1, 1, s, s))
     weights = net.pointwise("silu", net.add(scores, bias))
-    weights = net.mul(net.pointwise("div", weights, scalars=1), net.fill("causal_mask", 1, 1, s, s))
+    weights = net.mul(net.pointwise("div", weights, scalars=1), net.buffer("attn_mask", 1, 1, s, s))
     return net.reshape(net.bmm(net.reshape(weights, b * h, s, s), flat[2]), b, h, s, d)
 
 

@@ -174,12 +174,12 @@ def _window_bias(net: Net, heads: int, window: int, grid: int, shifted: bool) ->
     """A learned bias for every offset inside a window, and for shifted windows the mask between regions."""
     area = window * window
     table = net.weight("relative_position_bias_table", (2 * window - 1) ** 2, heads)
-    index = net.fill("relative_position_index", area * area, dt=INT64)
+    index = net.buffer("relative_position_index", area * area, dt=INT64)
     bias = net.gather("index_select", [table, index], area * area, heads)
     bias = net.contiguous(net.permute(net.reshape(bias, area, area, heads), heads, area, area))
     if not shifted:
         return net.reshape(bias, 1, heads, area, area)
-    mask = net.fill("attn_mask", grid * grid, 1, area, area)
+    mask = net.buffer("attn_mask", grid * grid, 1, area, area)
     return net.add(mask, net.reshape(bias, 1, heads, area, area))
 
 

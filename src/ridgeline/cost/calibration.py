@@ -1,0 +1,54 @@
+"""Fitted coefficients of a device, read from data/calibrations; a device without a file uses its family's defaults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from ridgeline.basis import Basis
+from ridgeline.cost.call import Call, Coef, Family
+from ridgeline.errors import CalibrationError
+from ridgeline.hardware import Device
+from ridgeline.resources import data_dir
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was fitted for one device: coefficients by family, host costs, power, and how far predictions miss."""
+
+    device: str
+    families: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    host: Coef = field(default_factory=dict)
+    power: Coef = field(default_factory=dict)
+    intervals: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+    def coef(self, family: Family, call: Call) -> tuple[Coef, Basis]:
+        """Coefficients for a call: the family's defaults, replaced where this device was fitted."""
+        entry = self.families.get(family.name)
+        if not entry:
+            return family.defaults, Basis.ASSUMED if self.device == "" else Basis.DATASHEET
+        found = entry.get(call.dtype, entry.get("all", entry if "coef" in entry else None))
+        if found is None:
+            return family.defaults, Basis.DATASHEET
+        return {**family.defaults, **found["coef"]}, Basis.FITTED
+
+
+@lru_cache(maxsize=64)
+def _load(name: str) -> Calibration | None:
+    path = data_dir() / "calibrations" / f"{name}.json"
+    if not path.is_file():
+        return None
+    try:
+        raw = json.loads(path.read_text())
+        return Calibration(raw["device"], raw.get("families", {}), raw.get("host", {}), raw.get("power", {}), raw.get("intervals", {}), raw.get("source", ""))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CalibrationError(f"calibration file {path.name} is malformed ({error}): rerun `ridgeline calibrate`") from None
+
+
+def calibration_of(device: Device) -> Calibration:
+    """The device's own calibration, its parent's for an imagined device, else an empty one."""
+    return _load(device.name) or (_load(device.parent) if device.parent else None) or Calibration("")

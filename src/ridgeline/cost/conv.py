@@ -1,0 +1,714 @@
+"""Time of convolutions: what cuDNN and ATen launch for a shape, kernel by kernel.
+
+A dense convolution is an implicit GEMM over channels-last tensors: rows are pixels, columns output channels, and the
+inner loop walks filter taps and input channels. Tiles quantize the grid, waves quantize the tiles. Tensors that are not
+channels-last are transposed before and after by kernels of their own, often as costly as the arithmetic. A pointwise
+convolution is a plain GEMM. Single precision runs on the vector units, depthwise filters on stencil kernels, and
+groups that no kernel takes whole are run one after another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
+from ridgeline.cost.chip import Chip
+from ridgeline.errors import CostError
+
+DEFAULTS: Coef = {
+    # Layout transforms: a block moves a tile of 32 channels by 32 pixels through shared memory.
+    "transform_start_cycles": 2866.0,  # launch to last exit of a transform with nothing to move
+    "transform_miss_cycles": 1015.0,  # added when the source is not in L2
+    "transform_tile_cycles": 399.0,  # one SM's time for a tile, however full it is
+    "transform_back": 0.19,  # extra tile time towards channels-first when the source is not in L2
+    "transform_dram_frac": 0.835,  # share of the DRAM bandwidth
+    "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
+    "generic_tile_cycles": 3200.0,  # tile time of the generic transform that pads or splits groups
+    "generic_start_cycles": 16000.0,  # its start
+    "memset_cycles": 1900.0,  # one small memset
+    # Tensor-core implicit GEMM fed by TMA (Hopper and later).
+    "tma_start_cycles": 9800.0,  # launch, descriptors, pipeline fill, epilogue drain
+    "tma_frac": 0.87,  # share of the matrix peak inside the main loop
+    "tma_bytes_per_cycle": 97.0,  # operand bytes an SM takes in per clock
+    "tma_ragged": 0.9,  # extra loop time when the channels do not fill whole 64-byte rows
+    "tma_tile_cycles": 1000.0,  # epilogue of a tile that its neighbor on the SM does not hide
+    # Tensor-core implicit GEMM fed by asynchronous copies (Ampere kernels).
+    "copy_start_cycles": 2300.0,  # launch, pipeline fill, epilogue drain
+    "copy_frac": 0.48,  # share of the matrix peak inside the main loop
+    "copy_bytes_per_cycle": 33.6,  # operand bytes an SM gathers per clock
+    "copy_tile_cycles": 4670.0,  # prologue and epilogue of a tile that its neighbor on the SM does not hide
+    # Shared by both.
+    "loop_l2_frac": 1.17,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
+    "loop_dram_frac": 0.60,  # share of the DRAM bandwidth an implicit GEMM reaches
+    "ramp_cycles": 4000.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "segment_cycles": 10000.0,  # set-up and fix-up when one tile's loop is shared by several SMs
+    "segment_loop": 1.2,  # loop time of a shared tile over a whole one
+    "strided_grad": 1.3,  # loop time of the input gradient of a strided convolution over a plain one
+    "weight_grad": 1.1,  # loop time of the weight gradient: both operands gathered along pixels
+    "choice": 1.05,  # time of the tile that the library's heuristic takes over the one assumed here
+    # Pointwise convolutions as GEMM.
+    "gemm_start_cycles": 5125.0,  # launch, pipeline fill, epilogue drain
+    "gemm_frac": 0.83,  # share of the matrix peak
+    "gemm_bytes_per_cycle": 73.7,  # operand bytes an SM takes in per clock
+    "gemm_step_cycles": 25.8,  # barrier cost of a 64-deep step
+    "gemm_dram_frac": 0.78,  # share of the DRAM bandwidth
+    "gemm_ramp_cycles": 5215.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "gemm_half_aligned": 7.0,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
+    "gemm_unaligned": 10.0,  # and when they are not even that
+    "gemm_split_depth": 512.0,  # shortest inner loop that a weight gradient is split into
+    "gemm_reduce_cycles": 3500.0,  # kernel that adds the partial weight gradients
+    # Single precision on the vector units.
+    "simt_start_cycles": 4000.0,  # launch and drain
+    "simt_wide_frac": 0.62,  # share of the vector peak, 256 x 64 tiles
+    "simt_narrow_frac": 0.38,  # the same, 32 x 32 tiles
+    "simt_step_cycles": 540.0,  # one 8-deep step of a lone block
+    "simt_grad_frac": 0.52,  # share of the vector peak, input gradient with at least simt_grad_channels channels
+    "simt_grad_channels": 144.0,  # output channels that fill its inner tile
+    "simt_atomic_frac": 0.15,  # share of the vector peak, weight gradient by atomics, one tap
+    "simt_atomic_taps": 0.24,  # the same with more taps, whose input is reused
+    "winograd_gain": 2.2,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
+    "winograd_bytes": 5.0,  # bytes moved by the transforms over the tensors' own
+    "simt_image_frac": 0.18,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
+    # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
+    "stencil_start_cycles": 4600.0,  # launch to exit of a stencil with little to do
+    "stencil_cycles": 1.38,  # channels first, unrolled filter of side 3 or 5
+    "stencil_tap_cycles": 0.127,
+    "stencil_any_cycles": 2.24,  # channels first, any filter
+    "stencil_any_tap_cycles": 0.137,
+    "stencil_any_tap_latency_cycles": 170.0,  # one tap of one thread, filters that are not unrolled
+    "stencil_tiled_cycles": 0.4,  # channels first in fp16: tiles in shared memory
+    "stencil_tiled_tap_cycles": 0.047,
+    "stencil_grad_cycles": 3.84,  # input gradient, channels first, unrolled
+    "stencil_grad_tap_cycles": 0.0625,
+    "stencil_any_grad_cycles": 2.0,  # input gradient, channels first, any filter
+    "stencil_any_grad_tap_cycles": 0.2,
+    "stencil_weight_step_cycles": 12.5,  # weight gradient, channels first: 32 pixels of one image by a warp
+    "stencil_weight_latency_cycles": 300.0,  # the same for a lone warp
+    "stencil_last_cycles": 0.35,  # channels last
+    "stencil_last_tap_cycles": 0.028,
+    "stencil_last_stride": 0.7,  # its work per output grows with the inputs skipped, times this
+    "stencil_last_latency_cycles": 350.0,  # one tap of one thread
+    "stencil_last_grad_cycles": 0.3,  # input gradient, channels last
+    "stencil_last_grad_tap_cycles": 0.085,
+    "stencil_last_weight_cycles": 0.4,  # weight gradient, channels last
+    "stencil_last_weight_tap_cycles": 0.035,
+    "stencil_last_wide": 2.2,  # channels last in single precision over 16 bits
+    "stencil_direct_tap_cycles": 1.5,  # weight gradient, channels last, single precision
+    # Groups.
+    "group_start_cycles": 13000.0,  # one group's kernel when narrow groups run one after another
+    "group_frac": 0.2,  # share of the vector peak it reaches
+    "group_matrix_cycles": 44000.0,  # one group's five kernels when wide groups run one after another
+}
+
+_TMA_ARCHS = ("hopper", "blackwell")
+_WIDE_SIDE = 7
+"""From this filter side on, the TMA kernels are not offered for the forward pass and the weight gradient."""
+_RAMP_BYTES = 20e6
+"""Read traffic at which half of the DRAM ramp has been lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conv:
+    """A convolution in the terms its kernels see: counts of pixels and taps, whatever the number of dimensions."""
+
+    n: int
+    c: int
+    o: int
+    groups: int
+    in_px: int
+    out_px: int
+    taps: int
+    side: int
+    stride: int
+    rank: int
+    channels_last: bool
+    dtype: str
+
+    @property
+    def itemsize(self) -> float:
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups > 1 and self.groups == self.c
+
+    @property
+    def pointwise(self) -> bool:
+        return self.taps == 1 and self.stride == 1
+
+    @property
+    def touched_bytes(self) -> float:
+        """Input that the filter reaches: a stride wider than the filter skips the rest."""
+        return self.n * min(self.in_px, self.out_px * self.taps) * self.c * self.itemsize
+
+    @property
+    def input_bytes(self) -> float:
+        return self.n * self.in_px * self.c * self.itemsize
+
+    @property
+    def output_bytes(self) -> float:
+        return self.n * self.out_px * self.o * self.itemsize
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.o * (self.c // self.groups) * self.taps * self.itemsize
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.n * self.out_px * self.o * (self.c // self.groups) * self.taps
+
+
+_SPATIAL = {"conv1d": ("l",), "conv2d": ("h", "w"), "conv3d": ("t", "h", "w")}
+
+
+def _conv(call: Call, d: dict[str, int]) -> Conv:
+    if call.dtype not in ITEMSIZE:
+        raise CostError(f"{call.kind}: no convolution time model for dtype {call.dtype!r}")
+    try:
+        return _flat(call, d) if call.kind == "conv" else _spatial(call, d)
+    except KeyError as missing:
+        raise CostError(f"{call.kind} needs the dimension {missing}; it has {', '.join(d) or 'none'}") from None
+
+
+def _flat(call: Call, d: dict[str, int]) -> Conv:
+    taps, rank = d["kernel_elems"], max(1, d["spatial_rank"])
+    return Conv(d["n"], d["c"], d["o"], d["groups"], d["in_px"], d["out_px"], taps, round(taps ** (1.0 / rank)),
+                d["stride_max"], rank, bool(d["nhwc"]), call.dtype)  # fmt: skip
+
+
+def _spatial(call: Call, d: dict[str, int]) -> Conv:
+    names, side, stride = _SPATIAL[call.kind], d["k"], d["stride"]
+    pad = d.get("padding", side // 2)
+    in_px = out_px = 1
+    for name in names:
+        in_px *= d[name]
+        out_px *= max(0, (d[name] + 2 * pad - side) // stride + 1)
+    return Conv(d["n"], d["c"], d["o"], d.get("groups", 1), in_px, out_px, side ** len(names), side, stride, len(names),
+                bool(d.get("nhwc", 0)), call.dtype)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a kernel runs: the chip, the coefficients and how much of the input is already in L2."""
+
+    chip: Chip
+    coef: Coef
+    warm_frac: float
+
+    def cycles_s(self, cycles: float) -> float:
+        return cycles / self.chip.clock_hz
+
+    def dram_s(self, num_bytes: float, frac: str) -> float:
+        return num_bytes / (self.coef[frac] * self.chip.dram_bytes_per_s)
+
+    def held(self, num_bytes: float) -> float:
+        """Share of just-written bytes that the next kernel still finds in L2."""
+        return max(0.0, 1.0 - num_bytes / (self.coef["transform_held"] * self.chip.l2_bytes))
+
+    def ramp_s(self, read_bytes: float, cycles: str) -> float:
+        return self.cycles_s(self.coef[cycles] * read_bytes / (read_bytes + _RAMP_BYTES))
+
+    def on_matrix_units(self, conv: Conv) -> bool:
+        return conv.dtype != "fp32" and conv.dtype in self.chip.tensor_flops_per_s
+
+    @property
+    def tma(self) -> bool:
+        return self.chip.arch in _TMA_ARCHS
+
+
+Cost = tuple[float, int]
+"""Seconds and number of kernels."""
+
+
+def _sum(*costs: Cost) -> Cost:
+    return sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
+
+
+def _both(a: float, b: float) -> float:
+    """The slower of two overlapping activities, a little more when they are equal."""
+    return (a**4 + b**4) ** 0.25
+
+
+def _padded(channels: int) -> int:
+    """Channels as the matrix units take them, in eights."""
+    return -(-channels // 8) * 8
+
+
+# Layout transforms
+
+
+def _transform(site: Site, n: int, c: int, px: int, itemsize: float, fresh: bool) -> Cost:
+    """Channels-first to channels-last, or back for a tensor that the kernel before has just written (``fresh``)."""
+    coef = site.coef
+    size = n * c * px * itemsize
+    held = site.held(size)
+    cold = (1.0 - held) if fresh else 1.0 - site.warm_frac
+    tile = coef["transform_tile_cycles"] * (1.0 + coef["transform_back"] * cold * fresh)
+    busy = site.cycles_s(tile * n * -(-c // 32) * -(-px // 32) / site.chip.num_sms)
+    start = coef["transform_start_cycles"] + coef["transform_miss_cycles"] * cold
+    return site.cycles_s(start) + _both(busy, site.dram_s(size * (cold + 1.0 - held), "transform_dram_frac")), 1
+
+
+def _x(site: Site, conv: Conv, fresh: bool = False) -> Cost:
+    return _transform(site, conv.n, conv.c, conv.in_px, conv.itemsize, fresh)
+
+
+def _y(site: Site, conv: Conv, fresh: bool = False) -> Cost:
+    return _transform(site, conv.n, conv.o, conv.out_px, conv.itemsize, fresh)
+
+
+def _w(site: Site, conv: Conv, fresh: bool = False) -> Cost:
+    if conv.taps == 1:
+        return 0.0, 0
+    return _transform(site, conv.o, conv.c // conv.groups, conv.taps, conv.itemsize, fresh)
+
+
+def _generic_transform(site: Site, n: int, c: int, px: int) -> Cost:
+    """Any strides to any strides, with padding: what groups of odd width need."""
+    tiles = n * -(-c // 32) * -(-px // 32)
+    busy = site.coef["generic_start_cycles"] + site.coef["generic_tile_cycles"] * tiles / site.chip.num_sms
+    return site.cycles_s(busy), 1
+
+
+def _memset(site: Site) -> Cost:
+    return site.cycles_s(site.coef["memset_cycles"]), 1
+
+
+# Implicit GEMM on the matrix units
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """An implicit GEMM: rows x columns of output (``repeat`` times over), taps x channels of inner loop, bytes moved."""
+
+    rows: int
+    columns: int
+    channels: int
+    taps: float
+    read_bytes: float
+    written_bytes: float
+    effort: float = 1.0
+    repeat: int = 1
+
+
+Tile = tuple[int, int, int, bool]
+"""Rows, columns and depth of a tile, and whether TMA feeds it."""
+
+
+def _tile(loop: Loop, wide: bool, tma: bool) -> Tile:
+    """The tile that the library's heuristic takes most often for a problem of this size."""
+    rows, columns, channels = loop.rows, loop.columns, loop.channels
+    squares = -(-rows // 128) * -(-columns // 128)
+    if wide or not tma or channels < 16:
+        return _copy_tile(columns, squares)
+    small = -(-rows // 64) * -(-columns // 64)
+    if columns <= 32:
+        return _column_tile(channels, squares, small)
+    if loop.taps <= 1.0:
+        return (128, 128, 64, True) if channels > 48 and squares > 6 else (64, 64, 64, False)
+    if channels < 64:
+        return _shallow_tile(columns, squares)
+    if columns <= 64:
+        if rows <= 16000:
+            return (64, 64, 64, True)
+        return (128, 64, 64, True) if rows <= 60000 else (256, 64, 32, True)
+    if small <= 150:
+        return (64, 64, 64, True)
+    if squares <= 66:
+        return (64, 128, 64, True)
+    if squares >= 780 and loop.taps * channels >= 1700 and columns >= 384:
+        return (256, 128, 64, True)
+    return (128, 128, 64, True)
+
+
+def _copy_tile(columns: int, squares: int) -> Tile:
+    if columns <= 32:
+        return (64, 32, 64, False)
+    return (64, 64, 64, False) if squares <= 20 else (128, 128, 32, False)
+
+
+def _column_tile(channels: int, squares: int, small: int) -> Tile:
+    if channels < 64:
+        return (64, 64, 32, False) if squares <= 60 else (128, 32, 32, False)
+    return (64, 64, 64, True) if small <= 132 else (64, 32, 64, False)
+
+
+def _shallow_tile(columns: int, squares: int) -> Tile:
+    if squares <= 400:
+        return (64, 64, 32, False) if squares <= 32 else (64, 128, 32, False)
+    return (128, 128, 32, True) if columns > 64 else (256, 64, 32, True)
+
+
+def _loop_s(site: Site, loop: Loop, tile: Tile, dtype: str, segmented: bool = False) -> float:
+    """Seconds of one implicit GEMM with a given tile; ``segmented`` lets several SMs share a tile's inner loop."""
+    coef, chip = site.coef, site.chip
+    high, wide, deep, tma = tile
+    way = "tma" if tma else "copy"
+    peak_macs = chip.tensor_flops_per_s[dtype] / (2.0 * chip.num_sms * chip.clock_hz)
+    steps = loop.taps * -(-loop.channels // deep)
+    step_bytes = (high + wide) * deep * ITEMSIZE[dtype]
+    step = loop.effort * max(high * wide * deep / (peak_macs * coef[way + "_frac"]), step_bytes / coef[way + "_bytes_per_cycle"])
+    if tma and loop.channels % 32 and loop.channels % deep:
+        step *= 1.0 + coef["tma_ragged"]
+    tiles = -(-loop.rows // high) * -(-loop.columns // wide) * loop.repeat
+    start, per_sm = coef[way + "_start_cycles"], float(-(-tiles // chip.num_sms))
+    if segmented:
+        start, per_sm = start + coef["segment_cycles"], max(tiles / chip.num_sms, 1.0 / max(steps, 1.0)) * coef["segment_loop"]
+    busy = site.cycles_s(per_sm * steps * step + ceil(per_sm / 2.0) * coef[way + "_tile_cycles"])
+    cache_s = tiles * steps * step_bytes / (coef["loop_l2_frac"] * chip.l2_bytes_per_s)
+    memory_s = site.dram_s(loop.read_bytes + loop.written_bytes, "loop_dram_frac") + site.ramp_s(loop.read_bytes, "ramp_cycles")
+    return site.cycles_s(start) + coef["choice"] * _both(max(busy, cache_s), memory_s)
+
+
+def _gemm_loop(site: Site, loop: Loop, tile: Tile, dtype: str) -> Cost:
+    """One kernel, or the variant that shares tiles between SMs where the library would gain by it."""
+    plain = _loop_s(site, loop, tile, dtype)
+    if loop.taps * loop.channels < 3000:
+        return plain, 1
+    shared = _loop_s(site, loop, tile, dtype, True)
+    return (plain, 1) if plain <= shared else (shared, 2)
+
+
+def _cold(site: Site, conv: Conv, num_bytes: float) -> float:
+    """Bytes of an operand that come from DRAM: transforms leave channels-first operands in L2."""
+    return num_bytes * (1.0 - (site.warm_frac if conv.channels_last else site.held(num_bytes)))
+
+
+def _forward_loop(site: Site, conv: Conv) -> Cost:
+    read = _cold(site, conv, conv.touched_bytes) + _cold(site, conv, conv.weight_bytes)
+    loop = Loop(conv.n * conv.out_px, conv.o, _padded(conv.c), conv.taps, read, conv.output_bytes)
+    return _gemm_loop(site, loop, _tile(loop, conv.side >= _WIDE_SIDE, site.tma), conv.dtype)
+
+
+def _input_grad_loop(site: Site, conv: Conv) -> Cost:
+    """Rows are input pixels; under a stride each of them meets only its share of the taps."""
+    read = _cold(site, conv, conv.output_bytes) + _cold(site, conv, conv.weight_bytes)
+    share = conv.stride**conv.rank if conv.stride > 1 else 1
+    effort = site.coef["strided_grad"] if conv.stride > 1 else 1.0
+    loop = Loop(conv.n * conv.in_px, _padded(conv.c), _padded(conv.o), conv.taps / share, read, conv.input_bytes, effort)
+    return _gemm_loop(site, loop, _tile(loop, False, site.tma), conv.dtype)
+
+
+def _weight_grad_loop(site: Site, conv: Conv) -> Cost:
+    """Rows are output channels, columns taps x input channels, the inner loop runs over all output pixels."""
+    read = _cold(site, conv, conv.touched_bytes) + _cold(site, conv, conv.output_bytes)
+    effort, channels = site.coef["weight_grad"], _padded(conv.c)
+    tma = site.tma and conv.side < _WIDE_SIDE
+    loop = Loop(conv.o, channels, conv.n * conv.out_px, 1.0, read, conv.weight_bytes, effort, conv.taps)
+    return _gemm_loop(site, loop, _weight_tile(conv, tma), conv.dtype)
+
+
+def _weight_tile(conv: Conv, tma: bool) -> Tile:
+    columns = conv.c * conv.taps
+    if not tma:
+        return (256, 64, 32, False) if conv.o > 64 else (64, 64, 64, False)
+    if conv.o >= 256 and -(-conv.o // 128) * -(-columns // 128) >= 400:
+        return (256, 128, 64, True)
+    return (64 if conv.o <= 96 else 128, 64 if columns <= 1600 or conv.c <= 64 else 128, 64, True)
+
+
+# Pointwise convolutions
+
+_GEMM_TILES = ((64, 32), (64, 64), (128, 128), (128, 256))
+
+
+def _gemm_s(site: Site, batch: int, m: int, n: int, k: int, dtype: str, read_bytes: float, written_bytes: float) -> float:
+    """Seconds of ``batch`` products of m x k by k x n: the best tile, or the bytes."""
+    coef, chip = site.coef, site.chip
+    rate = coef["gemm_frac"] * chip.tensor_flops_per_s[dtype] / (2.0 * chip.num_sms * chip.clock_hz)
+    item_per_cycle = ITEMSIZE[dtype] / coef["gemm_bytes_per_cycle"]
+    best = 1e30
+    for high, wide in _GEMM_TILES:
+        step = max(high * wide * 64 / rate, (high + wide) * 64 * item_per_cycle) + coef["gemm_step_cycles"]
+        best = min(best, -(-(batch * -(-m // high) * -(-n // wide)) // chip.num_sms) * step)
+    compute = site.cycles_s(best * -(-k // 64))
+    memory = site.dram_s(read_bytes + written_bytes, "gemm_dram_frac") + site.ramp_s(read_bytes, "gemm_ramp_cycles")
+    return site.cycles_s(coef["gemm_start_cycles"]) + (compute**3 + memory**3) ** (1.0 / 3.0)
+
+
+def _misalignment(site: Site, conv: Conv) -> float:
+    """Slowdown of a GEMM over channels-first images whose rows do not start on 16 bytes."""
+    row_bytes = conv.in_px * conv.itemsize
+    if conv.channels_last or row_bytes % 16 == 0:
+        return 1.0
+    return site.coef["gemm_half_aligned" if row_bytes % 8 == 0 else "gemm_unaligned"]
+
+
+def _pointwise(site: Site, conv: Conv, columns: int, depth: int, read_bytes: float, written_bytes: float) -> Cost:
+    batch, rows = (1, conv.n * conv.in_px) if conv.channels_last else (conv.n, conv.in_px)
+    read = read_bytes * (1.0 - site.warm_frac)
+    slowed = round(depth * _misalignment(site, conv))
+    return _gemm_s(site, batch, rows, columns, slowed, conv.dtype, read, written_bytes), 1
+
+
+def _pointwise_weight_grad(site: Site, conv: Conv) -> Cost:
+    """Images, or stretches of pixels, each give a partial gradient; a second kernel adds them up."""
+    read = (conv.input_bytes + conv.output_bytes) * (1.0 - site.warm_frac)
+    splits, depth = conv.n, conv.in_px
+    if conv.channels_last:
+        pixels, blocks = conv.n * conv.in_px, -(-conv.o // 64) * -(-conv.c // 64)
+        splits = max(1, min(site.chip.num_sms // blocks, int(pixels / site.coef["gemm_split_depth"])))
+        depth = -(-pixels // splits)
+    partial = splits * conv.o * conv.c * 4.0 * (splits > 1)
+    slowed = round(depth * _misalignment(site, conv))
+    seconds = _gemm_s(site, splits, conv.o, conv.c, slowed, conv.dtype, read, partial + conv.weight_bytes)
+    if splits == 1:
+        return seconds, 1
+    reduce_s = site.cycles_s(site.coef["gemm_reduce_cycles"]) + site.dram_s(partial * (1.0 - site.held(partial)), "gemm_dram_frac")
+    return seconds + reduce_s, 2
+
+
+def _small_images(conv: Conv) -> bool:
+    """Channels-first images too small for a GEMM each, in a batch large enough to transpose instead."""
+    return not conv.channels_last and conv.in_px <= 200 and conv.n >= 16 and min(conv.c, conv.o) >= 256
+
+
+# Vector units
+
+
+def _simt_s(site: Site, rows: int, columns: int, depth: int) -> float:
+    """A convolution as SIMT tiles: large ones for throughput, small ones to fill the chip."""
+    coef, chip = site.coef, site.chip
+    macs = chip.vector_flops_per_s / (2.0 * chip.num_sms * chip.clock_hz)
+    wide = -(-(-(-rows // 256) * -(-columns // 64)) // chip.num_sms) * 256 * 64 * 8 / (macs * coef["simt_wide_frac"])
+    narrow = -(-(-(-rows // 32) * -(-columns // 32)) // chip.num_sms) * 32 * 32 * 8 / (macs * coef["simt_narrow_frac"])
+    return site.cycles_s(coef["simt_start_cycles"] + -(-depth // 8) * max(coef["simt_step_cycles"], min(wide, narrow)))
+
+
+def _vector(site: Site, seconds: float, moved_bytes: float) -> Cost:
+    return site.cycles_s(site.coef["simt_start_cycles"]) + _both(seconds, site.dram_s(moved_bytes, "loop_dram_frac")), 1
+
+
+def _simt_forward(site: Site, conv: Conv) -> Cost:
+    moved = conv.touched_bytes + conv.weight_bytes + conv.output_bytes
+    seconds = _simt_s(site, conv.n * conv.out_px, conv.o, conv.c * conv.taps)
+    return _both(seconds, site.dram_s(moved, "loop_dram_frac")), 1
+
+
+def _simt_input_grad(site: Site, conv: Conv) -> Cost:
+    """The faster of a gather over input pixels and a scatter from output pixels."""
+    coef = site.coef
+    filled = min(1.0, conv.o / coef["simt_grad_channels"])
+    moved = 2.0 * conv.input_bytes + conv.weight_bytes + conv.output_bytes
+    scatter = _vector(site, conv.flops / (coef["simt_grad_frac"] * filled * site.chip.vector_flops_per_s), moved)
+    gather = _simt_s(site, conv.n * conv.in_px, conv.c, conv.o * conv.taps)
+    return (scatter[0], 2) if scatter[0] < gather else (gather, 1)
+
+
+def _simt_weight_grad(site: Site, conv: Conv) -> Cost:
+    coef, peak = site.coef, site.chip.vector_flops_per_s
+    own = conv.input_bytes + conv.output_bytes + conv.weight_bytes
+    if conv.side == 3 and conv.stride == 1:
+        seconds, _ = _vector(site, conv.flops / (coef["winograd_gain"] * peak), coef["winograd_bytes"] * own)
+        return seconds + 3.0 * site.cycles_s(coef["simt_start_cycles"]), 4
+    atomic = _vector(site, conv.flops / (coef["simt_atomic_frac" if conv.taps == 1 else "simt_atomic_taps"] * peak), own)
+    gather = _simt_s(site, conv.o, conv.c * conv.taps, conv.n * conv.out_px)
+    return min(atomic, (gather, 1))
+
+
+# Depthwise stencils
+
+
+def _stencil(site: Site, elements: float, each: float, moved_bytes: float, latency: float = 0.0) -> Cost:
+    busy = max(site.cycles_s(elements * each / site.chip.num_sms), site.cycles_s(latency))
+    return site.cycles_s(site.coef["stencil_start_cycles"]) + _both(busy, site.dram_s(moved_bytes, "gemm_dram_frac")), 1
+
+
+def _linear(site: Site, kind: str, taps: int) -> float:
+    return site.coef[f"stencil_{kind}cycles"] + taps * site.coef[f"stencil_{kind}tap_cycles"]
+
+
+def _tiled(conv: Conv) -> bool:
+    return conv.dtype == "fp16" and conv.rank == 2 and conv.c >= 32 and conv.side in (3, 5) and conv.o == conv.c
+
+
+def _stencil_forward(site: Site, conv: Conv) -> Cost:
+    coef = site.coef
+    elements, moved = conv.n * conv.out_px * conv.o, conv.input_bytes * (1.0 - site.warm_frac) + conv.output_bytes
+    if conv.channels_last:
+        each = _linear(site, "last_", conv.taps) * (coef["stencil_last_wide"] if conv.itemsize > 2 else 1.0)
+        skipped = max(1.0, coef["stencil_last_stride"] * conv.in_px / conv.out_px)
+        return _stencil(site, elements, each * skipped, moved, conv.taps * coef["stencil_last_latency_cycles"])
+    if _tiled(conv):
+        return _stencil(site, elements, _linear(site, "tiled_", conv.taps), moved)
+    if conv.rank == 2 and conv.side in (3, 5):
+        return _stencil(site, elements, _linear(site, "", conv.taps), moved)
+    return _stencil(site, elements, _linear(site, "any_", conv.taps), moved, conv.taps * coef["stencil_any_tap_latency_cycles"])
+
+
+def _stencil_input_grad(site: Site, conv: Conv) -> Cost:
+    moved = conv.output_bytes * (1.0 - site.warm_frac) + conv.input_bytes
+    elements, taps = conv.n * conv.in_px * conv.c, conv.taps * max(1, conv.o // conv.c)
+    if conv.channels_last:
+        each = _linear(site, "last_grad_", taps) * (site.coef["stencil_last_wide"] ** 0.5 if conv.itemsize > 2 else 1.0)
+        return _stencil(site, elements, each, moved)
+    unrolled = conv.rank == 2 and conv.side in (3, 5) and conv.stride <= 2
+    return _stencil(site, elements, _linear(site, "grad_" if unrolled else "any_grad_", taps), moved)
+
+
+def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
+    """Channels first: a block for each channel and tap, a warp for each image of the batch, 32 pixels a step."""
+    coef, chip = site.coef, site.chip
+    moved = (conv.output_bytes + conv.input_bytes) * (1.0 - site.warm_frac)
+    if conv.channels_last:
+        direct = coef["stencil_direct_tap_cycles"] * conv.taps
+        each = direct if conv.itemsize > 2 else _linear(site, "last_weight_", conv.taps)
+        return _sum(_stencil(site, conv.n * conv.out_px * conv.o, each, moved), _memset(site))
+    blocks, warps, image_steps = conv.o * conv.taps, min(conv.n, 8), -(-conv.out_px // 32)
+    alone = -(-conv.n // warps) * image_steps * coef["stencil_weight_latency_cycles"]
+    resident = max(1, min(32, 64 // warps)) * chip.num_sms
+    latency = alone * -(-blocks // resident)
+    return _stencil(site, blocks * conv.n * image_steps, coef["stencil_weight_step_cycles"], moved, latency)
+
+
+# Groups
+
+
+def _grouped(site: Site, conv: Conv) -> Cost:
+    """Groups packed block-diagonally into 64-wide tiles between transforms that pad them, or else run one by one."""
+    wide, tall = conv.c // conv.groups, conv.o // conv.groups
+    packable = min(wide, tall) >= 5 and (conv.taps > 1 or wide <= 20)
+    if not site.on_matrix_units(conv) or wide <= 4 or tall == 1:
+        macs = conv.n * conv.out_px * 32.0 * -(-tall // 32) * wide * conv.taps
+        one_s = site.cycles_s(site.coef["group_start_cycles"]) + 2.0 * macs / (site.coef["group_frac"] * site.chip.vector_flops_per_s)
+        return conv.groups * one_s, conv.groups
+    if not packable:
+        return conv.groups * site.cycles_s(site.coef["group_matrix_cycles"]), 5 * conv.groups
+    packed = max(1, 64 // max(_padded(wide), _padded(tall)))
+    tiles = -(-conv.groups // packed) * -(-max(wide, tall) // 64)
+    loop = Loop(conv.n * conv.out_px, 64, 64 * -(-wide // 64), conv.taps, conv.touched_bytes, conv.output_bytes, repeat=tiles)
+    inner = _loop_s(site, loop, (64, 64, 64, site.tma), conv.dtype), 1
+    return _sum(_group_transforms(site, conv, wide % 8 == 0, tall % 8 == 0), _memset(site), inner)
+
+
+def _group_transforms(site: Site, conv: Conv, whole_in: bool, whole_out: bool) -> Cost:
+    if not conv.channels_last:
+        weight = _generic_transform(site, conv.o, conv.c // conv.groups, conv.taps)
+        return _sum(weight, _x(site, conv), _y(site, conv, fresh=True))
+    parts = [] if whole_in and whole_out else [_generic_transform(site, conv.o, conv.c // conv.groups, conv.taps)]
+    if not whole_in:
+        parts.append(_generic_transform(site, conv.n, conv.c, conv.in_px))
+    if not whole_out:
+        parts.append(_generic_transform(site, conv.n, conv.o, conv.out_px))
+    return _sum(*parts)
+
+
+# Which kernels run
+
+
+def _forward(site: Site, conv: Conv) -> Cost:
+    if conv.depthwise:
+        return _stencil_forward(site, conv)
+    if conv.groups > 1:
+        return _grouped(site, conv)
+    if not site.on_matrix_units(conv):
+        plain = _simt_forward(site, conv)
+        return _sum(_x(site, conv), _w(site, conv), plain, _y(site, conv, fresh=True)) if conv.channels_last else plain
+    if conv.pointwise and not _small_images(conv):
+        return _pointwise(site, conv, conv.o, conv.c, conv.input_bytes + conv.weight_bytes, conv.output_bytes)
+    if conv.channels_last:
+        loop = _forward_loop(site, conv)
+        return loop if conv.c % 8 == 0 else _sum(_x(site, conv), _w(site, conv), _memset(site), _memset(site), loop)
+    whole = _sum(_x(site, conv), _w(site, conv), _forward_loop(site, conv), _y(site, conv, fresh=True))
+    return whole if conv.c % 8 == 0 else min(whole, _image_forward(site, conv))
+
+
+def _image_forward(site: Site, conv: Conv) -> Cost:
+    """Few input channels and no padding: 16-bit tensors convolved on the vector units."""
+    seconds = conv.flops / (site.coef["simt_image_frac"] * site.chip.vector_flops_per_s)
+    return _vector(site, seconds, conv.touched_bytes + conv.output_bytes)
+
+
+def _input_grad(site: Site, conv: Conv) -> Cost:
+    if conv.depthwise:
+        return _stencil_input_grad(site, conv)
+    if conv.groups > 1:
+        return _grouped(site, conv)
+    if not site.on_matrix_units(conv):
+        plain = _simt_input_grad(site, conv)
+        return _sum(_y(site, conv), _w(site, conv), plain, _x(site, conv, fresh=True)) if conv.channels_last else plain
+    if conv.pointwise:
+        return _pointwise(site, conv, conv.c, conv.o, conv.output_bytes + conv.weight_bytes, conv.input_bytes)
+    loop = _input_grad_loop(site, conv)
+    return loop if conv.channels_last else _sum(_w(site, conv), _y(site, conv), loop, _x(site, conv, fresh=True))
+
+
+def _weight_grad(site: Site, conv: Conv) -> Cost:
+    if conv.depthwise:
+        return _stencil_weight_grad(site, conv)
+    if conv.groups > 1:
+        return _grouped(site, conv)
+    if not site.on_matrix_units(conv):
+        return _simt_weight_grad(site, conv)
+    if conv.pointwise:
+        return _pointwise_weight_grad(site, conv)
+    loop = _weight_grad_loop(site, conv)
+    return loop if conv.channels_last else _sum(_x(site, conv), _y(site, conv), loop, _w(site, conv, fresh=True))
+
+
+def _swapped(conv: Conv) -> Conv:
+    """The convolution whose input gradient a transposed convolution is."""
+    return Conv(conv.n, conv.o, conv.c, conv.groups, conv.out_px, conv.in_px, conv.taps, conv.side, conv.stride, conv.rank,
+                conv.channels_last, conv.dtype)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a call runs, and what it cannot avoid: passes over the multiplications, bytes read, bytes written."""
+
+    cost: Cost
+    passes: int
+    read_bytes: float
+    written_bytes: float
+
+
+def _forward_parts(site: Site, conv: Conv, transposed: bool) -> Parts:
+    if transposed:
+        return Parts(_input_grad(site, conv), 1, conv.output_bytes + conv.weight_bytes, conv.input_bytes)
+    return Parts(_forward(site, conv), 1, conv.touched_bytes + conv.weight_bytes, conv.output_bytes)
+
+
+def _backward_parts(site: Site, conv: Conv, transposed: bool, of_input: bool, of_weight: bool) -> Parts:
+    """The gradients asked for; those of a transposed convolution are a forward pass and a weight gradient."""
+    given, made = (conv.touched_bytes, conv.output_bytes) if transposed else (conv.output_bytes, conv.input_bytes)
+    costs: list[Cost] = []
+    read, written = given, 0.0
+    if of_input:
+        costs.append((_forward if transposed else _input_grad)(site, conv))
+        read, written = read + conv.weight_bytes, written + made
+    if of_weight:
+        costs.append(_weight_grad(site, conv))
+        read, written = read + (made if transposed else conv.touched_bytes), written + conv.weight_bytes
+    return Parts(_sum(*costs), len(costs), read, written)
+
+
+def _peak_flops_per_s(site: Site, conv: Conv) -> float:
+    """Reachable by no kernel: the matrix peak at its highest clock, or vector units with multiplications saved."""
+    if site.on_matrix_units(conv):
+        return 1.1 * site.chip.tensor_flops_per_s[conv.dtype]
+    return 4.0 * site.chip.vector_flops_per_s
+
+
+def _time(site: Site, conv: Conv, parts: Parts) -> Time:
+    compute_s = parts.passes * conv.flops / _peak_flops_per_s(site, conv)
+    memory_s = memory_floor_s(site.chip, parts.read_bytes, parts.written_bytes, site.warm_frac)
+    floor_s = max(compute_s, memory_s)
+    busy_s = max(parts.cost[0], floor_s)
+    bound = "latency" if floor_s < 0.2 * busy_s else "compute" if compute_s > memory_s else "memory"
+    return Time(busy_s, floor_s, bound, parts.cost[1])
+
+
+@family("conv", "conv conv1d conv2d conv3d", DEFAULTS)
+def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
+    """Time of a convolution, forward or backward, by the kernels the library runs for it."""
+    d = call.dims()
+    conv, site = _conv(call, d), Site(chip, coef, warm_frac)
+    if min(conv.n, conv.c, conv.o, conv.in_px, conv.out_px, conv.taps) <= 0:
+        return Time(0.0, 0.0, "latency", 0)
+    transposed = bool(d.get("transposed", 0))
+    if transposed:
+        conv = _swapped(conv)
+    if call.phase == "fwd":
+        return _time(site, conv, _forward_parts(site, conv, transposed))
+    return _time(site, conv, _backward_parts(site, conv, transposed, bool(d.get("dgrad", 1)), bool(d.get("wgrad", 1))))

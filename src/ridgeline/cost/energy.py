@@ -1,0 +1,53 @@
+"""Energy from activity: what idles, what switches, what moves; and the clock that a power limit leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.cost.call import Coef
+from ridgeline.cost.work import Work
+
+DEFAULTS: Coef = {
+    "idle_frac": 0.168,  # board power with nothing running, of the power limit
+    "host_frac": 0.03,  # more while a context keeps the clocks up between kernels
+    "busy_frac": 0.16,  # instruction issue and clocks while any kernel runs, of the power limit
+    "matrix_j_per_flop_frac": 1.02,  # matrix arithmetic at its peak rate draws this share of the power limit
+    "byte_frac": 0.72,  # DRAM at its peak rate draws this share
+    "throttle": 0.62,  # how much slower a kernel gets per unit of power above the limit (voltage falls with the clock)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a stretch of work did, in extensive quantities."""
+
+    busy_s: float
+    peak_matrix_s: float  # matrix flops over the peak rate of their dtype
+    peak_dram_s: float  # bytes over the DRAM bandwidth
+
+    def __add__(self, other: Activity) -> Activity:
+        return Activity(self.busy_s + other.busy_s, self.peak_matrix_s + other.peak_matrix_s, self.peak_dram_s + other.peak_dram_s)
+
+
+def activity_of(work: Work, busy_s: float, matrix_peak_flops_per_s: float, dram_bytes_per_s: float, cold_frac: float) -> Activity:
+    """What the work did while it ran; bytes found in L2 cost no DRAM energy."""
+    return Activity(busy_s, work.matrix_flops / matrix_peak_flops_per_s, work.num_bytes * cold_frac / dram_bytes_per_s)
+
+
+def dynamic_j(activity: Activity, coef: Coef, limit_w: float) -> float:
+    """Joules above idle."""
+    return limit_w * (coef["busy_frac"] * activity.busy_s + coef["matrix_j_per_flop_frac"] * activity.peak_matrix_s + coef["byte_frac"] * activity.peak_dram_s)
+
+
+def throttle_factor(activity: Activity, coef: Coef, limit_w: float) -> float:
+    """How much longer sustained work takes because it would draw more than the limit; 1 where it would not."""
+    if activity.busy_s <= 0:
+        return 1.0
+    wanted_w = limit_w * coef["idle_frac"] + dynamic_j(activity, coef, limit_w) / activity.busy_s
+    return 1.0 + coef["throttle"] * max(0.0, wanted_w / limit_w - 1.0)
+
+
+def energy_j(activity: Activity, wall_s: float, coef: Coef, limit_w: float) -> float:
+    """Joules of the board over ``wall_s``, never more than the limit allows."""
+    resting_w = limit_w * (coef["idle_frac"] + coef["host_frac"])
+    return min(resting_w * wall_s + dynamic_j(activity, coef, limit_w), limit_w * wall_s)

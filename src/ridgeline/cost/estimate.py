@@ -1,0 +1,218 @@
+"""From a graph to a prediction: lower, price, schedule, and add up."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.basis import Basis, worst
+from ridgeline.cost import energy, host, interval
+from ridgeline.cost.call import Call, Coef
+from ridgeline.cost.lower import lower
+from ridgeline.cost.memory import memory_of
+from ridgeline.cost.prediction import Prediction, Row
+from ridgeline.cost.price import Pricer, pricer_of
+from ridgeline.cost.schedule import Segment, wall_s
+from ridgeline.cost.work import Site, Work, site_of, work_of
+from ridgeline.errors import CostError, nearest
+from ridgeline.graph import Block, Graph, Node, root_of
+from ridgeline.hardware import Device
+
+EXECUTIONS = ("eager", "compiled", "cudagraph")
+L2_KEPT_FRAC = 0.55
+"""Share of the L2 in which a kernel still finds what earlier ones touched (fitted on whole models)."""
+
+
+@dataclass(slots=True)
+class Line:
+    """One priced node (or fused group) and how often it runs."""
+
+    node: Node
+    times: int
+    work: Work
+    calls: tuple[Call, ...]
+    busy_s: float
+    floor_s: float
+    bound: str
+    basis: Basis
+    family: str
+    num_kernels: int
+    host_s: float
+    cold_frac: float
+    energy_j: float = 0.0
+    stretch: float = 1.0
+    members: tuple[Node, ...] = ()
+
+    def row(self) -> Row:
+        node, times = self.node, self.times
+        total_s = self.busy_s * self.stretch * times
+        low, high = interval.factors(self.family, self.basis, self.busy_s)
+        name = node.module or node.target or node.op
+        kernel = "+".join(dict.fromkeys(c.kind for c in self.calls))
+        op = node.op if not self.members else "fused(" + "+".join(dict.fromkeys(str(m.attrs.get("fn", m.op)) for m in self.members)) + ")"
+        return Row(name, node.module, op, str(node.phase), self.bound, times, self.num_kernels * times, self.work.flops * times,
+                   self.work.num_bytes * times, self.floor_s * times, total_s, total_s * low, total_s * high, self.host_s * times,
+                   self.energy_j, self.basis, kernel, node.source)
+
+
+def estimate(graph: Graph, device: Device, execution: str = "eager") -> Prediction:
+    """Price one step of the graph on the device."""
+    if execution not in EXECUTIONS:
+        raise CostError(f"unknown execution mode {execution!r}{nearest(execution, EXECUTIONS)}")
+    pricer = pricer_of(device)
+    coef = {**host.DEFAULTS, **pricer.calibration.host}
+    segments = _segments(graph, pricer, coef, execution)
+    lines = [line for segment in segments for line in segment.lines]
+    return _summed(graph, device, execution, pricer, coef, segments, lines)
+
+
+def _segments(graph: Graph, pricer: Pricer, coef: Coef, execution: str) -> list[Segment]:
+    walk = _Walk(graph, pricer, coef)
+    segments: list[Segment] = []
+    loose: list[Line] = []
+    for item in graph.items:
+        if isinstance(item, Block):
+            if loose:
+                segments.append(Segment(loose, 1))
+                loose = []
+            segments.append(Segment([walk.line(node, item.repeat) for node in item.nodes], item.repeat))
+        else:
+            loose.append(walk.line(item, 1))
+    if loose:
+        segments.append(Segment(loose, 1))
+    if execution != "eager":
+        from ridgeline.cost.fusion import compiled_segments
+
+        return compiled_segments(graph, segments, pricer, coef, fuse=execution == "compiled")
+    return segments
+
+
+class _Walk:
+    """Prices nodes in order, remembering what the L2 still holds."""
+
+    def __init__(self, graph: Graph, pricer: Pricer, coef: Coef) -> None:
+        self.graph, self.pricer, self.coef = graph, pricer, coef
+        self.training = graph.mode == "train"
+        self.roots = [root_of(graph.values, v.id) if v.alias is not None else v.id for v in graph.values]
+        self.cache = Cache(pricer.chip.l2_bytes * L2_KEPT_FRAC)
+        self.seen: dict[tuple[object, ...], tuple[Site, Work, tuple[Call, ...]]] = pricer.lowered
+
+    def line(self, node: Node, times: int) -> Line:
+        site, work, calls = self._lowered(node)
+        storages = [(self.roots[v], b) for v, b in zip(node.inputs, site.in_bytes, strict=True)]
+        warm_frac = self.cache.warm_frac(storages) if calls else 0.0
+        spent_s = host.host_s(node, self.coef, self.training)
+        if not calls:
+            return Line(node, times, work, calls, 0.0, 0.0, "free", Basis.MEASURED, "", 0, spent_s, 0.0)
+        for storage, num_bytes in storages:
+            self.cache.touch(storage, num_bytes)
+        for v, t in zip(node.outputs, site.outs, strict=True):
+            self.cache.touch(self.roots[v], t.num_bytes)
+        return priced(self.pricer, node, times, work, calls, warm_frac, spent_s)
+
+    def _lowered(self, node: Node) -> tuple[Site, Work, tuple[Call, ...]]:
+        values, roots = self.graph.values, self.roots
+        ins = tuple(values[v].type for v in node.inputs)
+        outs = tuple(values[v].type for v in node.outputs)
+        held = tuple(values[roots[v]].num_bytes for v in node.inputs)
+        key = (node.op, tuple(node.attrs.items()), ins, outs, held)
+        try:
+            found = self.seen.get(key)
+        except TypeError:
+            raise CostError(f"op {node.op!r} at {node.module or 'top level'} has an attribute that is no plain value: {dict(node.attrs)}") from None
+        if found is None:
+            in_bytes = [min(t.num_bytes, h) if h else t.num_bytes for t, h in zip(ins, held, strict=True)]
+            site = site_of(node, ins, outs, in_bytes)
+            found = self.seen[key] = (site, work_of(site), lower(site, self.pricer.chip.arch))
+        return found
+
+
+def priced(pricer: Pricer, node: Node, times: int, work: Work, calls: Sequence[Call], warm_frac: float, spent_s: float) -> Line:
+    """The line of a node that launches these calls."""
+    prices = [pricer.price(call, warm_frac) for call in calls]
+    longest = max(prices, key=lambda p: p.time.busy_s)
+    return Line(node, times, work, tuple(calls), sum(p.time.busy_s for p in prices), sum(p.time.floor_s for p in prices), longest.time.bound,
+                worst(p.basis for p in prices), longest.family, sum(p.time.num_kernels for p in prices), spent_s, 1.0 - warm_frac)
+
+
+class Cache:
+    """Which storages the L2 still holds, least recently used first out."""
+
+    def __init__(self, capacity_bytes: float) -> None:
+        self.capacity, self.used = capacity_bytes, 0.0
+        self.held: OrderedDict[int, float] = OrderedDict()
+
+    def warm_frac(self, storages: Sequence[tuple[int, float]]) -> float:
+        total = sum(b for _, b in storages)
+        warm = sum(min(b, self.held.get(s, 0.0)) for s, b in storages)
+        return warm / total if total else 0.0
+
+    def touch(self, storage: int, num_bytes: float) -> None:
+        old = self.held.pop(storage, 0.0)
+        kept = max(old, num_bytes) if num_bytes <= self.capacity else 0.0
+        self.used += kept - old
+        if kept:
+            self.held[storage] = kept
+        else:  # a stream larger than the cache leaves nothing behind
+            self.held.clear()
+            self.used = 0.0
+        while self.used > self.capacity:
+            _, gone = self.held.popitem(last=False)
+            self.used -= gone
+
+
+def _summed(graph: Graph, device: Device, execution: str, pricer: Pricer, coef: Coef, segments: list[Segment], lines: list[Line]) -> Prediction:
+    power = {**energy.DEFAULTS, **pricer.calibration.power}
+    chip, limit_w = pricer.chip, pricer.chip.tdp_w
+    total = energy.Activity(0.0, 0.0, 0.0)
+    for line in lines:
+        if line.busy_s:
+            peak = chip.tensor_flops_per_s.get(line.work.dtype, chip.vector_flops_per_s)
+            spent = energy.activity_of(line.work, line.busy_s, peak, chip.dram_bytes_per_s, line.cold_frac)
+            line.energy_j = energy.dynamic_j(spent, power, limit_w) * line.times
+            total += energy.Activity(spent.busy_s * line.times, spent.peak_matrix_s * line.times, spent.peak_dram_s * line.times)
+    stretch = energy.throttle_factor(total, power, limit_w)
+    for line in lines:
+        line.stretch = stretch if line.bound == "compute" else 1.0
+    busy_s = sum(line.busy_s * line.stretch * line.times for line in lines)
+    expected_s, host_total_s = wall_s(segments, coef, execution, device.kind)
+    floor_s = sum(line.floor_s * line.times for line in lines)
+    memory = memory_of(graph)
+    joules = energy.energy_j(total, expected_s, power, limit_w)
+    price = device.price_usd_per_hour
+    spread = interval.spread(lines, busy_s)
+    host_share = max(0.0, expected_s - busy_s) / expected_s if expected_s else 0.0
+    wall_spread = spread + interval.HOST_SPREAD * host_share
+    return Prediction(
+        graph=graph, device=device, execution=execution, expected_s=expected_s,
+        interval_s=(max(floor_s, expected_s / (1 + wall_spread)), expected_s * (1 + wall_spread)),
+        busy_s=busy_s, busy_interval_s=(max(floor_s, busy_s / (1 + spread)), busy_s * (1 + spread)), floor_s=floor_s, host_s=host_total_s,
+        memory=memory, energy_j=joules, power_w=joules / expected_s if expected_s else 0.0, usd=expected_s / 3600.0 * price if price else 0.0,
+        basis=worst(line.basis for line in lines), num_kernels=sum(line.num_kernels * line.times for line in lines), throttle=stretch,
+        lines=tuple(lines), notes=_notes(graph, device, memory.peak_bytes, pricer),
+    )  # fmt: skip
+
+
+def _notes(graph: Graph, device: Device, peak_bytes: int, pricer: Pricer) -> tuple[str, ...]:
+    notes = [str(a) for a in graph.meta.get("assumptions", ())]
+    if not pricer.calibration.device:
+        notes.append(f"{device.name} is not calibrated: its datasheet and the behavior of its architecture family are used")
+    elif pricer.calibration.device != device.name:
+        notes.append(f"calibration of {pricer.calibration.device} used for {device.name}")
+    missing = peak_bytes - device.dram.capacity_bytes
+    if missing > 0:
+        notes.append(_cure(graph, missing, peak_bytes, device))
+    return tuple(notes)
+
+
+def _cure(graph: Graph, missing: float, peak_bytes: int, device: Device) -> str:
+    from ridgeline.units import show_bytes
+
+    ranks = -(-peak_bytes // int(device.dram.capacity_bytes * 0.92))
+    cures = [f"shard over {ranks} devices"]
+    if graph.mode == "train":
+        cures += ["shard optimizer states (ZeRO)", "recompute activations", "a smaller micro-batch"]
+    else:
+        cures += ["a narrower weight format (fp8, int4)", "a smaller batch or sequence"]
+    return f"does not fit in {device.name}: misses {show_bytes(missing)} of {show_bytes(peak_bytes)}; what would make it fit: " + ", ".join(cures)

@@ -1,0 +1,115 @@
+"""Peak memory by liveness over the schedule, with the allocator's rounding and the libraries' workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ridgeline.graph import RESIDENT, FlatNode, Graph, expand, slot_times
+from ridgeline.graph.expand import Flat
+
+GRANULE = 512  # PyTorch's caching allocator rounds every block up to this
+WORKSPACE_BYTES = 32 << 20  # cuBLAS keeps one per handle on Hopper; each thread and the Lt path have their own
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes over the schedule: what stays, what comes and goes, and what the peak consists of."""
+
+    peak_bytes: int
+    resident_bytes: int
+    workspace_bytes: int
+    by_kind: Mapping[str, int]  # live at the peak
+    peak_at: int  # index of the flat node at the peak
+    timeline: tuple[tuple[int, int], ...]  # (flat node index, live bytes after its allocations), repeats not unrolled
+
+
+def rounded(num_bytes: int) -> int:
+    return -(-num_bytes // GRANULE) * GRANULE
+
+
+def memory_of(graph: Graph) -> Memory:
+    """Live bytes at every node; a repeated block grows or shrinks by the same amount each time, so its ends suffice."""
+    walk = _Walk(graph)
+    for index, flat in enumerate(expand(graph)):
+        walk.step(index, flat)
+    return walk.result()
+
+
+class _Walk:
+    """Replays allocations and frees in schedule order."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.values, self.workspace = graph.values, workspace_bytes(graph)
+        self.live: dict[Flat, int] = {}
+        self.kinds: dict[str, int] = {}
+        for v in graph.values:
+            if v.kind in RESIDENT and v.alias is None:
+                self.kinds[v.kind] = self.kinds.get(v.kind, 0) + rounded(v.num_bytes) * v.count
+        self.resident = self.current = sum(self.kinds.values())
+        self.peak, self.peak_at, self.peak_kinds = self.current, 0, dict(self.kinds)
+        self.timeline: list[tuple[int, int]] = []
+        self.body, self.times = 0, 1
+        self.before: dict[str, int] = {}  # live bytes by kind when the body began
+        self.highest: tuple[int, int, dict[str, int]] = (0, 0, {})
+
+    def step(self, index: int, flat: FlatNode) -> None:
+        if flat.body != self.body:
+            self._close_body()
+            self.body, self.times, self.before, self.highest = flat.body, flat.times, dict(self.kinds), (0, index, {})
+        for out in flat.outputs:
+            self._allocate(out)
+        self.timeline.append((index, self.current))
+        if self.current > self.highest[0]:
+            self.highest = (self.current, index, dict(self.kinds))
+        if self.current > self.peak:
+            self.peak, self.peak_at, self.peak_kinds = self.current, index, dict(self.kinds)
+        for gone in flat.frees:
+            self._release(gone)
+
+    def _close_body(self) -> None:
+        """A middle iteration stands for many, each of which changes what is live by the same amount."""
+        more = self.times - 1
+        if self.body and more:
+            growth = {k: (v - self.before.get(k, 0)) * more for k, v in self.kinds.items()}
+            live, index, kinds = self.highest
+            last = live + sum(growth.values())
+            if last > self.peak:
+                self.peak, self.peak_at = last, index
+                self.peak_kinds = {k: v + growth.get(k, 0) for k, v in kinds.items()}
+            self.kinds = {k: v + growth[k] for k, v in self.kinds.items()}
+            self.current += sum(growth.values())
+        self.times = 1
+
+    def _allocate(self, flat: Flat) -> None:
+        value = self.values[flat[0]]
+        if flat in self.live or value.kind in RESIDENT or value.alias is not None:
+            return
+        self.live[flat] = size = rounded(value.num_bytes)
+        self.current += size
+        self.kinds[value.kind] = self.kinds.get(value.kind, 0) + size
+
+    def _release(self, flat: Flat) -> None:
+        size = self.live.pop(flat, 0)
+        value = self.values[flat[0]]
+        if value.count > 1 and not self.body:  # freed outside the block: one shown slice stands for several
+            size *= slot_times(value.count, 3)[flat[1]]
+        self.current -= size
+        if size:
+            self.kinds[value.kind] -= size
+
+    def result(self) -> Memory:
+        self._close_body()
+        kinds = {str(k): v for k, v in self.peak_kinds.items() if v}
+        if self.workspace:
+            kinds["workspace"] = self.workspace
+        return Memory(self.peak + self.workspace, self.resident, self.workspace, kinds, self.peak_at, tuple(self.timeline))
+
+
+def workspace_bytes(graph: Graph) -> int:
+    """What the matrix libraries keep: one workspace for plain products, one more for fused bias or a backward thread."""
+    products = {bool(n.attrs.get("bias")) for n, _ in graph.nodes() if n.op == "matmul"}
+    if not products:
+        return 0
+    handles = 2 if graph.mode == "train" or True in products else 1
+    return WORKSPACE_BYTES * handles

@@ -1,0 +1,151 @@
+"""The answer of ``predict``: time, memory, energy and money of one step, and where each of them goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from ridgeline.basis import Basis, worst
+from ridgeline.cost.memory import Memory
+from ridgeline.graph import Graph
+from ridgeline.hardware import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One node of the graph and all its runs: seconds, flops and bytes are totals over ``times``."""
+
+    name: str
+    module: str
+    op: str
+    phase: str
+    bound: str
+    times: int
+    num_kernels: int
+    flops: float
+    bytes: float
+    floor_s: float
+    expected_s: float
+    low_s: float
+    high_s: float
+    host_s: float
+    energy_j: float
+    basis: Basis
+    kernel: str
+    source: str
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+    def keys(self) -> list[str]:
+        return [f.name for f in fields(self)]
+
+    @property
+    def floor_ratio(self) -> float:
+        """How many times its speed of light the node takes; 1 is perfect."""
+        return self.expected_s / self.floor_s if self.floor_s > 0 else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An interval on the predicted device timeline (one per kernel group; repeats unrolled on demand)."""
+
+    name: str
+    module: str
+    op: str
+    phase: str
+    start_s: float
+    duration_s: float
+    lane: str  # device or host
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One step of a graph on a device: ``expected_s`` is wall time, ``busy_s`` the sum of kernel durations.
+
+    ``interval_s`` contains the measured wall time in 90 % of the cases, ``busy_interval_s`` the measured busy time.
+    """
+
+    graph: Graph
+    device: Device
+    execution: str
+    expected_s: float
+    interval_s: tuple[float, float]
+    busy_s: float
+    busy_interval_s: tuple[float, float]
+    floor_s: float
+    host_s: float
+    memory: Memory
+    energy_j: float
+    power_w: float
+    usd: float
+    basis: Basis
+    num_kernels: int
+    throttle: float  # how much the power limit stretches the kernels; 1 is not at all
+    lines: tuple[Any, ...] = field(repr=False, default=())
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.memory.peak_bytes
+
+    @property
+    def num_params(self) -> int:
+        return self.graph.num_params
+
+    @cached_property
+    def flops(self) -> float:
+        return sum(row.flops for row in self.rows())
+
+    @property
+    def idle_s(self) -> float:
+        """Time the device waits for the host or between kernels."""
+        return max(0.0, self.expected_s - self.busy_s)
+
+    @property
+    def capacity_bytes(self) -> float:
+        return self.device.dram.capacity_bytes
+
+    @property
+    def missing_bytes(self) -> float:
+        """By how much the step does not fit in the device's memory; 0 when it fits."""
+        return max(0.0, self.peak_bytes - self.capacity_bytes)
+
+    def rows(self) -> list[Row]:
+        """One row a node, in schedule order."""
+        return self._rows
+
+    @cached_property
+    def _rows(self) -> list[Row]:
+        return [line.row() for line in self.lines]
+
+    def by(self, key: str) -> list[dict[str, Any]]:
+        """Totals grouped by a column of the rows (op, module, phase, bound, basis, kernel), largest first."""
+        groups: dict[Any, dict[str, Any]] = {}
+        for row in self.rows():
+            group = groups.setdefault(row[key], {key: row[key], "expected_s": 0.0, "floor_s": 0.0, "flops": 0.0, "bytes": 0.0, "num_kernels": 0, "energy_j": 0.0, "_bases": []})
+            for total in ("expected_s", "floor_s", "flops", "bytes", "num_kernels", "energy_j"):
+                group[total] += row[total]
+            group["_bases"].append(row.basis)
+        for group in groups.values():
+            group["basis"] = worst(group.pop("_bases"))
+        return sorted(groups.values(), key=lambda g: -g["expected_s"])
+
+    def spans(self) -> Iterator[Span]:
+        """Device spans in time order, repeats unrolled."""
+        from ridgeline.cost.schedule import spans_of
+
+        return spans_of(self)
+
+    def to_dict(self) -> Mapping[str, Any]:
+        """Everything a machine wants to read, in SI units."""
+        return {
+            "model": self.graph.name, "mode": self.graph.mode, "device": self.device.name, "execution": self.execution,
+            "expected_s": self.expected_s, "interval_s": list(self.interval_s), "busy_s": self.busy_s, "busy_interval_s": list(self.busy_interval_s),
+            "floor_s": self.floor_s, "host_s": self.host_s, "flops": self.flops, "num_params": self.num_params, "num_kernels": self.num_kernels,
+            "peak_bytes": self.peak_bytes, "memory": dict(self.memory.by_kind), "capacity_bytes": self.capacity_bytes, "missing_bytes": self.missing_bytes,
+            "energy_j": self.energy_j, "power_w": self.power_w, "usd": self.usd, "throttle": self.throttle, "basis": str(self.basis), "notes": list(self.notes),
+            "rows": [{k: (str(row[k]) if k == "basis" else row[k]) for k in row.keys()} for row in self.rows()],
+        }  # fmt: skip

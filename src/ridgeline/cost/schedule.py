@@ -1,0 +1,98 @@
+"""Two queues, host and device: when kernels run, and how long the step takes on the wall."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ridgeline.cost.call import Coef
+
+if TYPE_CHECKING:
+    from ridgeline.cost.estimate import Line
+    from ridgeline.cost.prediction import Prediction, Span
+
+
+@dataclass(slots=True)
+class Segment:
+    """Lines that run ``repeat`` times in a row; ``compiled`` ones are launched by generated code."""
+
+    lines: list[Line]
+    repeat: int
+    compiled: bool = False
+
+
+@dataclass(slots=True)
+class _Clock:
+    host_s: float = 0.0
+    device_s: float = 0.0
+    spent_s: float = 0.0  # host seconds in all
+
+
+def wall_s(segments: list[Segment], coef: Coef, execution: str, kind: str) -> tuple[float, float]:
+    """(seconds from the step's start to its last kernel's end, host seconds spent)."""
+    busy_s = sum(line.busy_s * line.stretch * segment.repeat for segment in segments for line in segment.lines)
+    if kind != "gpu":
+        return busy_s, 0.0
+    num_kernels = sum(line.num_kernels * segment.repeat for segment in segments for line in segment.lines)
+    if execution == "cudagraph":
+        return busy_s + num_kernels * coef["graph_gap_s"] + coef["launch_s"] + coef["step_s"] * 0.3, coef["launch_s"]
+    clock = _Clock(host_s=coef["compiled_step_s"] if execution == "compiled" else coef["step_s"])
+    clock.spent_s = clock.host_s
+    for segment in segments:
+        _run(segment, clock, coef)
+    return max(clock.device_s, clock.host_s), clock.spent_s
+
+
+def _run(segment: Segment, clock: _Clock, coef: Coef) -> None:
+    """Three iterations are walked; the rest go on like the third, on each queue by itself."""
+    walked = min(segment.repeat, 3)
+    before = (clock.host_s, clock.device_s, clock.spent_s)
+    for _ in range(walked):
+        before = (clock.host_s, clock.device_s, clock.spent_s)
+        for line in segment.lines:
+            _launch(line, clock, coef)
+    more = segment.repeat - walked
+    if more:
+        clock.device_s += (clock.device_s - before[1]) * more
+        clock.host_s += (clock.host_s - before[0]) * more
+        clock.spent_s += (clock.spent_s - before[2]) * more
+
+
+def _launch(line: Line, clock: _Clock, coef: Coef) -> float:
+    clock.host_s += line.host_s
+    clock.spent_s += line.host_s
+    if not line.num_kernels:
+        return clock.device_s
+    start = max(clock.host_s + coef["launch_s"], clock.device_s + coef["gap_s"])
+    clock.device_s = start + line.busy_s * line.stretch + (line.num_kernels - 1) * coef["gap_s"]
+    if line.node.op == "sync":
+        clock.host_s = max(clock.host_s, clock.device_s)
+    return start
+
+
+def spans_of(prediction: Prediction) -> Iterator[Span]:
+    """Every kernel of the step on the device's clock, repeats unrolled."""
+    from ridgeline.cost import host
+    from ridgeline.cost.prediction import Span
+    from ridgeline.cost.price import pricer_of
+
+    coef = {**host.DEFAULTS, **pricer_of(prediction.device).calibration.host}
+    clock = _Clock(host_s=0.0 if prediction.execution == "cudagraph" else coef["step_s"])
+    at = 0
+    lines = prediction.lines
+    while at < len(lines):
+        stop, times = at, lines[at].times
+        while stop < len(lines) and lines[stop].times == times and (times > 1 or stop - at < 1):
+            stop += 1
+        for iteration in range(times):
+            for line in lines[at:stop]:
+                began = clock.host_s
+                start = _launch(line, clock, coef)
+                module = line.node.module.replace("*", str(iteration), 1)
+                if line.num_kernels:
+                    name = line.calls[0].kind if line.calls else line.node.op
+                    yield Span(name, module, line.node.op, str(line.node.phase), start, line.busy_s * line.stretch, "device")
+                if line.host_s:
+                    yield Span(line.node.target or line.node.op, module, line.node.op, str(line.node.phase), began, line.host_s, "host")
+        at = stop
