@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from ridgeline.cost import gemm
+from ridgeline.cost import attention, gemm
 from ridgeline.cost.chip import Chip, Floats, chip_of
 from ridgeline.hardware import device
 
@@ -105,8 +105,8 @@ def loop_warm_frac(chip: Chip, coef: Mapping[str, float], rows: pd.DataFrame, dt
     m, n, k = _dims(rows, "m n k")
     x, w = m * k * gemm.itemsize(dtype), n * k * gemm.itemsize(dtype)
     y = m * n * gemm.itemsize(gemm.out_dtype_of(dtype))
-    x_warm = gemm._fall(x + w + y, coef["x_held_frac"] * chip.l2_bytes)
-    w_warm = gemm._fall(x + NUM_WEIGHT_COPIES * w + y, coef["w_held_frac"] * chip.l2_bytes)
+    x_warm = gemm.held_frac(x + w + y, coef["x_held_frac"] * chip.l2_bytes)
+    w_warm = gemm.held_frac(x + NUM_WEIGHT_COPIES * w + y, coef["w_held_frac"] * chip.l2_bytes)
     return (x * x_warm + w * w_warm) / (x + w)
 
 
@@ -129,7 +129,7 @@ def _gemm_suite(chip: Chip, table: pd.DataFrame, kind: str) -> Suite:
     rows = table[table.gemm_dtype == kind].assign(measured_s=lambda t: t.latency_ms * 1e-3)
     extra = {} if library == "cublas" else QUANTIZE
     protocol = {**GEMM_PROTOCOL, **extra}
-    kernel = {k: v for k, v in gemm.defaults(chip.arch, dtype).items() if k != "unaligned_frac"}
+    kernel = {k: v for k, v in gemm.defaults(chip.arch, library).items() if k != "unaligned_frac"}
 
     def predict(coef: Mapping[str, float], rows: pd.DataFrame) -> Floats:
         m, n, k = _dims(rows, "m n k")
@@ -153,9 +153,93 @@ def _possible(rows: pd.DataFrame, chip: Chip, dtype: str) -> pd.DataFrame:
     return kept.reset_index(drop=True)
 
 
+# Attention
+
+ATTENTION_LIBRARIES = {"h200": "fa3", "h100-sxm": "fa3", "a100-sxm-80gb": "flashinfer", "l40s": "fa2",
+                       "b200": "trtllm", "gb200": "trtllm"}  # fmt: skip
+DECODERS = {"b200": "trtllm_decode", "gb200": "trtllm_decode"}
+KV_DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
+CACHE_LAUNCH_S = 2.5e-6
+CACHE = {"cache_token_s": 5e-9, "cache_frac": 0.6}
+PREFILL = ("launch_s", "tile_s", "row_s", "pack_frac", "tensor_frac", "exp_per_clock", "serial_frac", "tail_frac", "dram_frac",
+           "exposed_frac", "split_s", "power_frac", "power_tau_s")  # fmt: skip
+DECODE = ("launch_s", "fanout_s", "tile_s", "row_s", "dram_frac", "exposed_frac", "split_s", "split_each_s", "load_frac",
+          "l2_frac")  # fmt: skip
+DECODE_PROTOCOL = {"kv_held_frac": 0.7, "scan_s": 0.4e-6}
+SCAN_WIDTH, SCAN_MAX_BATCH = 31, 992  # sequences a scheduler warp looks through at once, and up to how many it does
+
+
+def attention_suites(name: str, folder: Path, chip: Chip) -> list[Suite]:
+    prefill = _attention_rows(folder / "context_attention.parquet")
+    decode = _attention_rows(folder / "generation_attention.parquet")
+    suites = []
+    for kind, kv_dtype in KV_DTYPES.items():
+        suffix = "" if kv_dtype == "bf16" else f"_{kv_dtype}kv"
+        for window in (False, True):
+            key = ("_window" if window else "") + suffix
+            rows = prefill[(prefill.kv_cache_dtype == kind) & ((prefill.window_size > 0) == window) & (prefill.isl > 1)]
+            if len(rows):
+                suites.append(_prefill_suite(name, chip, rows, "prefill" + key, kv_dtype))
+            rows = decode[(decode.kv_cache_dtype == kind) & ((decode.window_size > 0) == window)]
+            if len(rows):
+                suites.append(_decode_suite(name, chip, rows, "decode" + key, kv_dtype))
+    return suites
+
+
+def _attention_rows(path: Path) -> pd.DataFrame:
+    rows = pd.read_parquet(path)
+    rows = rows[(rows.head_dim <= 256) & ~rows.kernel_source.str.contains("triton")]
+    heads = np.where(rows.num_key_value_heads == 0, rows.num_heads, rows.num_key_value_heads)
+    return rows.assign(
+        measured_s=rows.latency_ms * 1e-3, hkv=heads, window_size=rows.get("window_size", 0), kv_length=rows.step + 1
+    ).reset_index(drop=True)
+
+
+def _cache_write_s(chip: Chip, coef: Mapping[str, float], rows: pd.DataFrame, kv_bytes: Floats) -> Floats:
+    """The kernel that copies new keys and values into the paged cache: a block a token, of as many threads as elements."""
+    b, s, hkv, d = _dims(rows, "batch_size isl hkv head_dim")
+    blocks_s = b * s * coef["cache_token_s"] * (np.minimum(hkv * d, 512) / 512) ** 1.3
+    return CACHE_LAUNCH_S + gemm.overlapped(blocks_s, kv_bytes / (coef["cache_frac"] * chip.dram_bytes_per_s), 0.5)
+
+
+def _prefill_suite(name: str, chip: Chip, rows: pd.DataFrame, key: str, kv_dtype: str) -> Suite:
+    library = ATTENTION_LIBRARIES[name]
+
+    def predict(coef: Mapping[str, float], rows: pd.DataFrame) -> Floats:
+        b, h, hkv, s, d, window = _dims(rows, "batch_size num_heads hkv isl head_dim window_size")
+        times = attention.attention_timing(
+            chip, coef, b=b, h=h, hkv=hkv, s=s, skv=s, d=d, window=window, library=library, kv_dtype=kv_dtype
+        )
+        kv_bytes = b * s * hkv * d * 2 * (2 + gemm.itemsize(kv_dtype))
+        return times.expected_s + _cache_write_s(chip, coef, rows, kv_bytes)
+
+    start = {k: attention.defaults(chip.arch, library)[k] for k in PREFILL} | CACHE
+    fixed = ("split_s",) if not attention.LIBRARIES[library].splits else ()
+    return Suite("attention", key, rows.reset_index(drop=True), predict, start, tuple(CACHE), fixed, library)
+
+
+def _decode_suite(name: str, chip: Chip, rows: pd.DataFrame, key: str, kv_dtype: str) -> Suite:
+    library = DECODERS.get(name, "decode")
+
+    def predict(coef: Mapping[str, float], rows: pd.DataFrame) -> Floats:
+        b, h, hkv, skv, d, window = _dims(rows, "batch_size num_heads hkv kv_length head_dim window_size")
+        seen = np.where(window > 0, np.minimum(window, skv), skv)
+        kv_bytes = b * hkv * seen * d * 2 * gemm.itemsize(kv_dtype)
+        warm = gemm.held_frac(kv_bytes, coef["kv_held_frac"] * chip.l2_bytes)
+        times = attention.attention_timing(
+            chip, coef, b=b, h=h, hkv=hkv, s=1, skv=skv, d=d, window=window, library=library,
+            kv_dtype=kv_dtype, warm_frac=warm,
+        )  # fmt: skip
+        steps = np.minimum(np.ceil(chip.num_sms / hkv / SCAN_WIDTH), np.ceil(b / SCAN_WIDTH)) * (b < SCAN_MAX_BATCH)
+        return times.expected_s + coef["scan_s"] * steps * np.ceil(b * hkv / chip.num_sms)
+
+    start = {k: attention.defaults(chip.arch, library)[k] for k in DECODE} | DECODE_PROTOCOL
+    return Suite("attention", key, rows.reset_index(drop=True), predict, start, tuple(DECODE_PROTOCOL), (), library)
+
+
 def report(name: str, suite: Suite, found: Fit) -> None:
     f = found.figures
-    print(f"{name:14} {suite.family:9} {suite.key:14} n={f['n']:5} MAPE {100 * f['mape']:5.2f} %"
+    print(f"{name:21} {suite.family:9} {suite.key:21} n={f['n']:5} MAPE {100 * f['mape']:5.2f} %"
           f"  median {100 * f['median_ape']:5.2f} %  bias {100 * f['bias']:+5.2f} %  {found.seconds:4.0f} s", flush=True)  # fmt: skip
 
 
@@ -172,24 +256,70 @@ def write(path: Path, name: str, fits: list[tuple[Suite, Fit]]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
+# A device nobody measured: coefficients of its siblings
+
+SIBLINGS = {"h200": ("h100-sxm",), "h100-sxm": ("h200",), "b200": ("gb200",), "gb200": ("b200",),
+            "a100-sxm-80gb": ("h200", "b200", "l40s"), "l40s": ("h200", "b200", "a100-sxm-80gb")}  # fmt: skip
+
+
+def pooled(suites: list[Suite]) -> Suite:
+    """One suite over several devices, fitted with one coefficient set; every row keeps its own device's physics."""
+    rows = [suite.rows.assign(member=i) for i, suite in enumerate(suites)]
+
+    def predict(coef: Mapping[str, float], rows: pd.DataFrame) -> Floats:
+        times = np.empty(len(rows))
+        for i, suite in enumerate(suites):
+            mine = (rows["member"] == i).to_numpy()
+            if mine.any():
+                times[mine] = suite.predict(coef, rows[mine])
+        return times
+
+    first = suites[0]
+    sizes = min(len(part) for part in rows)
+    mixed = pd.concat([part.sample(sizes, random_state=0) for part in rows], ignore_index=True)
+    return Suite(first.family, first.key, mixed, predict, dict(first.start), first.protocol, first.fixed, first.note)
+
+
+def transfer(name: str, suites: Mapping[str, list[Suite]]) -> None:
+    """Predict a device with coefficients fitted to its siblings alone, and print the error."""
+    for suite in suites[name]:
+        others = [s for sibling in SIBLINGS[name] for s in suites[sibling] if (s.family, s.key) == (suite.family, suite.key)]
+        if not others:
+            print(f"{name:21} {suite.family:9} {suite.key:21} no sibling has it")
+            continue
+        found = fit(pooled(others))
+        coef = {**suite.start, **found.coef}
+        errors = suite.predict(coef, suite.rows) / suite.rows["measured_s"].to_numpy() - 1
+        report(f"{name} unseen", suite, Fit(coef, errors, suite.rows, found.seconds, _figures(errors, 0)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tables", type=Path)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--family", default="")
+    parser.add_argument("tables", type=Path, help="folder with one folder of Parquet tables per device")
+    parser.add_argument("--only", default="", help="comma-separated devices")
+    parser.add_argument("--family", default="", help="gemm or attention")
+    parser.add_argument("--key", default="", help="only suites whose key contains this")
+    parser.add_argument("--unseen", action="store_true", help="instead, predict each device from its siblings' coefficients")
     parser.add_argument("--out", type=Path, default=Path("data/calibrations"))
     options = parser.parse_args()
-    for name, folder in FOLDERS.items():
-        if options.only and name not in options.only.split(","):
+    suites = {name: _suites(name, options) for name in FOLDERS}
+    for name in options.only.split(",") if options.only else FOLDERS:
+        if options.unseen:
+            transfer(name, suites)
             continue
-        chip = chip_of(device(name))
         fits = []
-        for suite in gemm_suites(name, options.tables / folder, chip):
+        for suite in suites[name]:
             found = fit(suite)
             report(name, suite, found)
             fits.append((suite, found))
         options.out.mkdir(parents=True, exist_ok=True)
         write(options.out / f"{name}.json", name, fits)
+
+
+def _suites(name: str, options: argparse.Namespace) -> list[Suite]:
+    chip, folder = chip_of(device(name)), options.tables / FOLDERS[name]
+    every = gemm_suites(name, folder, chip) + attention_suites(name, folder, chip)
+    return [suite for suite in every if options.family in suite.family and options.key in suite.key]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.cost.estimate import estimate
 from ridgeline.cost.prediction import Prediction
@@ -11,6 +11,12 @@ from ridgeline.graph import Graph
 from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
 from ridgeline.models import build
+
+if TYPE_CHECKING:
+    import os
+
+    from ridgeline.cost.check import Check
+    from ridgeline.trace import Trace
 
 
 def predict(model: Graph | str, on: str | Device = "h200", execution: str = "eager", **options: Any) -> Prediction:
@@ -25,3 +31,36 @@ def predict(model: Graph | str, on: str | Device = "h200", execution: str = "eag
         raise InputError(f"predict takes a graph or a zoo name, not {type(model).__name__}: capture the model first with ridgeline.capture(model, args=…)")
     graph = build(model, **options) if isinstance(model, str) else model
     return estimate(graph, device_named(on), execution)
+
+
+def validate(path: str | os.PathLike[str], on: str | Device = "h200") -> Check:
+    """How far predictions of single operators are from a CSV file of measured ones.
+
+    Columns are ``kind, dtype, phase, library, shape, measured_s`` and, if you like, ``cache`` (cold or warm).
+    """
+    from ridgeline.cost.check import check
+    from ridgeline.cost.measurements import read_measurements
+
+    return check(on, read_measurements(path))
+
+
+def timeline(prediction: Prediction, max_spans: int = 300_000) -> Trace:
+    """When everything of a predicted step happens: host calls, kernels and live memory, repeats unrolled."""
+    from itertools import islice
+
+    from ridgeline.cost.memory_curve import memory_curve
+    from ridgeline.trace import TraceBuilder
+
+    trace = TraceBuilder(name=f"{prediction.graph.name} on {prediction.device.name}, {prediction.execution}, predicted")
+    called_s: list[float] = []
+    spans = prediction.spans()
+    for span in islice(spans, max_spans):
+        trace.add(span.name, span.lane, span.start_s, span.duration_s, module=span.module, op=span.op, phase=span.phase)
+        if span.lane == "host":
+            called_s.append(span.start_s)
+    if next(spans, None) is not None:
+        trace.note(f"the first {max_spans:,} spans of the step; the rest are left out")
+    else:
+        for at_s, live_bytes in memory_curve(prediction, called_s):
+            trace.count("memory_bytes", at_s, live_bytes)
+    return trace.build()

@@ -24,6 +24,9 @@ _OPS = torch.library.Library("ridgeline", "DEF")
 _OPS.define("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float dropout, bool causal) -> (Tensor, Tensor)")
 _OPS.define("attention_backward(Tensor q, Tensor k, Tensor v, Tensor? mask, float dropout, bool causal, bool bias_grad, "
             "Tensor out, Tensor lse, Tensor grad) -> (Tensor, Tensor, Tensor, Tensor?)")  # fmt: skip
+_OPS.define("rms_norm(Tensor x, SymInt[] shape, Tensor? weight) -> (Tensor, Tensor)")
+_OPS.define("rms_norm_backward(Tensor grad, Tensor x, SymInt[] shape, Tensor rstd, Tensor? weight, bool[] wanted) "
+            "-> (Tensor, Tensor?)")  # fmt: skip
 _RNN_ARGS = ("Tensor x, Tensor[] state, Tensor[] params, str cell, int hidden, int layers, bool bidirectional, int seq, "
              "int batch, bool train")  # fmt: skip
 _OPS.define(f"rnn({_RNN_ARGS}) -> Tensor[]")
@@ -42,6 +45,15 @@ def _attention_backward_meta(q: Any, k: Any, v: Any, mask: Any, dropout: float, 
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(mask) if bias_grad else None
 
 
+def _rms_norm_meta(x: Any, shape: Any, weight: Any) -> tuple[Any, Any]:
+    kept = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(kept, dtype=torch.float32)
+
+
+def _rms_norm_backward_meta(grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, wanted: Any) -> tuple[Any, Any]:
+    return torch.empty_like(x), torch.empty_like(weight) if wanted[1] else None
+
+
 def _rnn_meta(x: Any, state: Any, params: Any, cell: str, hidden: int, layers: int, bidirectional: bool, seq: int,
               batch: int, train: bool) -> list[Any]:
     directions = 2 if bidirectional else 1
@@ -56,7 +68,7 @@ def _rnn_backward_meta(x: Any, state: Any, params: Any, *more: Any) -> list[Any]
 
 
 for _name, _meta in (("attention", _attention_meta), ("attention_backward", _attention_backward_meta),
-                     ("rnn", _rnn_meta), ("rnn_backward", _rnn_backward_meta)):  # fmt: skip
+                     ("rms_norm", _rms_norm_meta), ("rms_norm_backward", _rms_norm_backward_meta), ("rnn", _rnn_meta), ("rnn_backward", _rnn_backward_meta)):  # fmt: skip
     _OPS.impl(_name, _meta, "Meta")
 
 
@@ -73,6 +85,22 @@ class _Attention(torch.autograd.Function):
         q, k, v, mask, out, lse = ctx.saved_tensors
         dq, dk, dv, dmask = torch.ops.ridgeline.attention_backward(q, k, v, mask, *ctx.options, out, lse, grads[0])
         return dq, dk, dv, dmask, None, None
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, shape: Any, weight: Any) -> Any:
+        out, rstd = torch.ops.ridgeline.rms_norm(x, shape, weight)
+        ctx.save_for_backward(x, rstd, weight)
+        ctx.shape = shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, rstd, weight = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], weight is not None and ctx.needs_input_grad[2]]
+        dx, dweight = torch.ops.ridgeline.rms_norm_backward(grads[0], x, ctx.shape, rstd, weight, wanted)
+        return dx, None, dweight
 
 
 class _Rnn(torch.autograd.Function):
@@ -121,6 +149,8 @@ def _has_fused_kernel(q: Any, k: Any, v: Any, mask: Any, grouped: bool) -> bool:
     """Flash takes half types without mask, cuDNN half types up to 256 wide, the memory-efficient one all but groups."""
     if q.dim() != 4 or q.dtype not in (*_HALF, torch.float32):
         return False
+    if mask is not None and mask.dim() and mask.shape[-1] > 1 and mask.stride(-1) != 1:
+        return False  # every fused kernel reads masks along their last dim (T5's position bias is transposed)
     half = q.dtype in _HALF
     flash = half and mask is None and q.shape[-1] == v.shape[-1] <= _MAX_FUSED_HEAD_DIM
     grouped = grouped or q.shape[1] != k.shape[1]
@@ -143,8 +173,11 @@ def _dropout(input: Any, p: float, train: bool) -> Any:
 
 
 def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-    if hasattr(aten, "_fused_rms_norm") and (weight is None or weight.dtype == input.dtype):
-        return aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]
+    """One fused kernel, unless the weight is of another type."""
+    if weight is None or weight.dtype == input.dtype:
+        if torch.is_grad_enabled() and (input.requires_grad or (weight is not None and weight.requires_grad)):
+            return _RmsNorm.apply(input, list(normalized_shape), weight)
+        return torch.ops.ridgeline.rms_norm(input, list(normalized_shape), weight)[0]
     wide = input.float() if input.dtype in _HALF else input
     dims = list(range(-len(normalized_shape), 0))
     eps = torch.finfo(wide.dtype).eps if eps is None else eps

@@ -38,11 +38,29 @@ def _seen_is_cpu(t: Any) -> bool:
     return facade.inside or "_rl_host" in t.__dict__
 
 
+def _indexed(device: Any) -> Any:
+    """``cuda`` as ``cuda:0``: without a driver PyTorch cannot look up which one is current."""
+    if isinstance(device, str) and device.split(":")[0] == "cuda":
+        return ACCELERATOR
+    if isinstance(device, torch.device) and device.type == "cuda":
+        return ACCELERATOR
+    return device
+
+
+def _to(t: Any, *args: Any, **kwargs: Any) -> Any:
+    return torch.Tensor.to(t, *map(_indexed, args), **{key: _indexed(value) for key, value in kwargs.items()})
+
+
+def _cuda(t: Any, *args: Any, **kwargs: Any) -> Any:
+    return torch.Tensor.to(t, ACCELERATOR)
+
+
 @contextmanager
 def accelerator_facade() -> Iterator[None]:
     """Fakes answer ``cuda:0`` to the model's code for the time being."""
     device = FakeTensor.__dict__["device"]
-    made = {"device": property(_seen_device, device.fset), "is_cuda": property(_seen_is_cuda), "is_cpu": property(_seen_is_cpu)}
+    made = {"device": property(_seen_device, device.fset), "is_cuda": property(_seen_is_cuda),
+            "is_cpu": property(_seen_is_cpu), "to": _to, "cuda": _cuda}  # fmt: skip
     kept = {name: FakeTensor.__dict__.get(name) for name in made}
     for name, seen in made.items():
         setattr(FakeTensor, name, seen)

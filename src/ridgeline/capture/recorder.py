@@ -19,7 +19,7 @@ from ridgeline.capture import shadows
 from ridgeline.capture.facade import HOST, facade
 from ridgeline.capture.declared import checked_cost, declared_cost
 from ridgeline.capture.shadows import give_shadow, outside_modes, shadow_of
-from ridgeline.capture.translate import Call, Meaning, UnknownOp, base_name, dtype_name, is_mutable, is_view, meaning_of
+from ridgeline.capture.translate import Call, Meaning, UnknownOp, base_name, dtype_name, is_composite, is_mutable, is_view, meaning_of, target_of
 from ridgeline.dtypes import dtype
 from ridgeline.errors import CaptureError
 from ridgeline.graph import Kind, Phase, TensorType
@@ -27,6 +27,7 @@ from ridgeline.graph import Kind, Phase, TensorType
 aten = torch.ops.aten
 _VALUE = "_rl_value"
 _HOST = "_rl_host"
+_MADE_BY = "_rl_made_by"  # sequence number of the autograd node whose backward made a tensor
 _TORCH_ROOT = str(Path(torch.__file__).parent)
 _OWN_ROOT = str(Path(__file__).parent)
 
@@ -86,6 +87,7 @@ class Recorder(TorchDispatchMode):
         self._place_now: tuple[int, int] = (0, 0)
         self._engine = False
         self._wanted: torch.device | None = None
+        self.sole_owner: tuple[int, int] | None = None  # reference counts of a tensor only autograd holds
         self._expansions: dict[Any, Callable[..., Any]] = {}
 
     # --- dispatch ---------------------------------------------------------------------------------------------------
@@ -106,40 +108,38 @@ class Recorder(TorchDispatchMode):
             facade.inside = outside
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        wanted = kwargs.get("device")
-        args, kwargs = self._on_this_device(func, types, args, kwargs)
+        args, kwargs = self._with_fakes(func, types, args, kwargs)
         if func is aten.detach.default and self._is_saving():
             return self._share(func(*args, **kwargs), args[0])
-        self._wanted = wanted
-        if func is aten._to_copy.default and self._already_there(args[0], kwargs):
-            return self._share(aten.detach.default(args[0]), args[0])
         expansion = self._expansions.get(func)
         if expansion is not None:
             with self:
                 return expansion(*args, **kwargs)
-        if self._must_decompose(func):
+        if is_composite(func):
             with self:
-                answer = func.decompose(*args, **kwargs)
-            if answer is not NotImplemented:
-                return answer
+                return func.decompose(*args, **kwargs)
+        if func is aten.add.Tensor and self._engine:
+            kept = self._accumulated(args, kwargs)
+            if kept is not None:
+                self._run(aten.add_.Tensor, kept, {})
+                return kept[0]
+        self._wanted = kwargs.get("device")
+        if func is aten._to_copy.default and self._already_there(args[0], kwargs):
+            return self._share(aten.detach.default(args[0]), args[0])
+        if self._wanted is not None and self._wanted != HOST:
+            kwargs = {**kwargs, "device": HOST}
         return self._run(func, args, kwargs)
 
     def expand_with(self, func: Any, expansion: Callable[..., Any]) -> None:
         """Record ``func`` as what ``expansion`` dispatches instead of as one op."""
         self._expansions[func] = expansion
 
-    def _must_decompose(self, func: Any) -> bool:
-        return meaning_of(func) is None and func.namespace == "aten" and func._can_decompose()
-
-    def _on_this_device(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """One device stands for the accelerator: other devices named in calls, and tensors of the caller, move to it."""
-        device = kwargs.get("device")
-        if device is not None and device != HOST:
-            kwargs = {**kwargs, "device": HOST}
+    def _with_fakes(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Tensors of the caller met on the way are replaced by fakes that stand for them."""
         if func is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
-            args = (self._host_constant(args[0]),)
-        elif not types or any(t is not FakeTensor for t in types):
-            args, kwargs = self._adopted(args), self._adopted(kwargs)
+            return (self._host_constant(args[0]),), kwargs
+        if not types or any(t is not FakeTensor for t in types):
+            return self._adopted(args), self._adopted(kwargs)
         return args, kwargs
 
     def _host_constant(self, t: torch.Tensor) -> torch.Tensor:
@@ -246,6 +246,31 @@ class Recorder(TorchDispatchMode):
         if self._engine and node is not None:
             return not node.name().endswith("AccumulateGrad")
         return self._place_now == self._last_place
+
+    # --- gradients that meet ----------------------------------------------------------------------------------------
+
+    def _accumulated(self, args: Any, kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(sum, addend) where autograd adds a gradient to one it has: in place if nothing else holds the one kept.
+
+        Autograd never does so on tensor subclasses such as fakes, so what it would do is decided here by its rule.
+        """
+        node = torch._C._current_autograd_node()
+        if kwargs or len(args) != 2 or node is None or not isinstance(args[1], torch.Tensor):
+            return None
+        kept, fresh = args
+        if kept.shape != fresh.shape or kept.dtype != fresh.dtype:
+            return None
+        if self.sole_owner is None:
+            self.sole_owner = _owners(kept)
+        if kept.__dict__.get(_MADE_BY) == node._sequence_nr():
+            return None  # a term of a gradient formula
+        if self._is_sole(kept):
+            return kept, fresh
+        return (fresh, kept) if self._is_sole(fresh) else None
+
+    def _is_sole(self, t: torch.Tensor) -> bool:
+        mine, sole = _owners(t), self.sole_owner
+        return sole is not None and mine[0] <= sole[0] and mine[1] <= sole[1] and _is_dense(t)
 
     # --- host and accelerator ---------------------------------------------------------------------------------------
 
@@ -385,7 +410,12 @@ class Recorder(TorchDispatchMode):
         outputs = () if on_host else self._outputs(func, args, inputs, ins, outs)
         if self.num_calls:
             attrs["calls"], self.num_calls = self.num_calls, 0
-        self.nodes.append(RawNode(op, inputs, outputs, attrs, self.phase, place[0], place[1], str(func)))
+        if self._engine:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                for out in outs:
+                    out.__dict__[_MADE_BY] = node._sequence_nr()
+        self.nodes.append(RawNode(op, inputs, outputs, attrs, self.phase, place[0], place[1], target_of(func)))
 
     def _homed(self, func: Any, op: str, attrs: dict[str, Any], ins: list[torch.Tensor], outs: list[torch.Tensor]) -> Meaning:
         """Work of the host thread and copies over the link are told apart from work of the accelerator."""
@@ -465,6 +495,22 @@ class Recorder(TorchDispatchMode):
 Recorder.__torch_dispatch__ = Recorder.meet  # type: ignore[method-assign]
 
 
+def _owners(t: torch.Tensor) -> tuple[int, int]:
+    """How many hold the tensor and its storage, the machinery of this call included."""
+    return t._use_count(), torch._C._storage_Use_Count(t.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+def _is_dense(t: torch.Tensor) -> bool:
+    """Every element of a stretch of memory once, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
 _ACCELERATOR_BELOW = torch.device("cpu", 0)
 
 
@@ -476,14 +522,16 @@ def _device_below(t: torch.Tensor) -> torch.device:
 
 
 def _layout(t: torch.Tensor) -> str:
-    """``contiguous``, ``channels_last`` or ``strided``, from the strides of dims longer than one."""
+    """``contiguous``, ``channels_last``, ``transposed`` (the last dim is not the dense one) or ``strided``, from the
+    strides of dims longer than one."""
     if t.layout is not torch.strided:
         return "strided"
     if _is_packed(t, range(t.dim())):
         return "contiguous"
     if t.dim() in (4, 5) and _is_packed(t, [0, *range(2, t.dim()), 1]):
         return "channels_last"
-    return "strided"
+    innermost = next((dim for dim in reversed(range(t.dim())) if t.shape[dim] > 1), None)
+    return "transposed" if innermost is not None and t.stride(innermost) > 1 else "strided"
 
 
 def _is_packed(t: torch.Tensor, order: Any) -> bool:

@@ -119,6 +119,7 @@ class _Training:
         self.optimizer = made_optimizer(optimizer, self.parameters)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: str | None) -> Any:
+        self._learn_ownership()
         self._reach_steady_state()
         self.rec.recording = True
         with _autocasting(autocast):
@@ -132,6 +133,11 @@ class _Training:
         if self.optimizer is not None:
             self.optimizer.step()
         return loss
+
+    def _learn_ownership(self) -> None:
+        """See on a small sum of gradients what reference counts a tensor has that only autograd holds."""
+        x = torch.zeros(2, requires_grad=True)
+        (x.sin() + x.cos()).sum().backward()
 
     def _reach_steady_state(self) -> None:
         """A first, unrecorded step makes the optimizer's states, as every step after the first finds them."""

@@ -123,6 +123,14 @@ def is_view(func: Any) -> bool:
 
 
 @cache
+def is_composite(func: Any) -> bool:
+    """Whether eager PyTorch never runs this op as one, but as others."""
+    if func.namespace != "aten" or not func._can_decompose():
+        return False
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU")
+
+
+@cache
 def is_mutable(func: Any) -> bool:
     return bool(func._schema.is_mutable)
 
@@ -391,7 +399,7 @@ for _name in "_unsafe_view _reshape_alias lift_fresh lift alias detach _conj _ne
     rule(_name)(_view)
 
 
-@rule("clone contiguous _to_copy copy copy_ expand_copy _copy_from _copy_from_and_resize to")
+@rule("clone _to_copy copy expand_copy _copy_from _copy_from_and_resize")
 def _copy(call: Call) -> Meaning:
     name = call.name
     if name == "copy":
@@ -469,6 +477,18 @@ def _row_norm(call: Call) -> Meaning:
         return "norm", {"fn": fn, "n": x.numel() // max(c, 1), "c": c, "affine": weight is not None, "which": "bwd",
                         "grads": [g for g, wanted in zip(("input", "weight", "bias"), mask, strict=False) if wanted]}
     return "norm", {"fn": fn, "n": x.numel() // max(c, 1), "c": c, "affine": call.arg(2, "weight") is not None}
+
+
+@rule("rms_norm rms_norm_backward")
+def _rms_norm(call: Call) -> Meaning:
+    backward = call.name.endswith("backward")
+    x, shape = (call.args[1], call.args[2]) if backward else (call.args[0], call.args[1])
+    weight = call.args[4] if backward else call.args[2]
+    c = math.prod(int(s) for s in shape)
+    attrs: Attrs = {"fn": "rms_norm", "n": x.numel() // max(c, 1), "c": c, "affine": weight is not None}
+    if backward:
+        attrs |= {"which": "bwd", "grads": [g for g, wanted in zip(("input", "weight"), call.args[5], strict=True) if wanted]}
+    return "norm", attrs
 
 
 @rule("_weight_norm_interface _weight_norm_interface_backward")
@@ -747,6 +767,22 @@ fixed("sym_size sym_numel sym_stride sym_storage_offset is_same_size is_pinned _
       "_has_compatible_shallow_copy_type _version record_stream set_data is_coalesced _nested_tensor_size "
       "_assert_scalar_functional _functional_assert_async",
       "host")  # fmt: skip
+
+
+_TARGETS = {
+    "ridgeline.attention.default": "aten.scaled_dot_product_attention.default",
+    "ridgeline.attention_backward.default": "aten._scaled_dot_product_attention_backward.default",
+    "ridgeline.rms_norm.default": "aten._fused_rms_norm.default",
+    "ridgeline.rms_norm_backward.default": "aten._fused_rms_norm_backward.default",
+    "ridgeline.rnn.default": "aten._cudnn_rnn.default",
+    "ridgeline.rnn_backward.default": "aten._cudnn_rnn_backward.default",
+}
+
+
+@cache
+def target_of(func: Any) -> str:
+    """What the framework calls it on CUDA."""
+    return _TARGETS.get(str(func), str(func))
 
 
 @cache

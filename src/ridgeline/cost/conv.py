@@ -32,17 +32,18 @@ DEFAULTS: Coef = {
     "tma_frac": 0.87,  # share of the matrix peak inside the main loop
     "tma_bytes_per_cycle": 97.0,  # operand bytes an SM takes in per clock
     "tma_ragged": 0.9,  # extra loop time when the channels do not fill whole 64-byte rows
-    "tma_tile_cycles": 1000.0,  # epilogue of a tile that its neighbor on the SM does not hide
+    "tma_tile_cycles": 1700.0,  # epilogue of a 128 x 128 tile
     # Tensor-core implicit GEMM fed by asynchronous copies (Ampere kernels).
     "copy_start_cycles": 2300.0,  # launch, pipeline fill, epilogue drain
     "copy_frac": 0.48,  # share of the matrix peak inside the main loop
     "copy_bytes_per_cycle": 33.6,  # operand bytes an SM gathers per clock
-    "copy_tile_cycles": 4670.0,  # prologue and epilogue of a tile that its neighbor on the SM does not hide
+    "copy_tile_cycles": 2500.0,  # prologue and epilogue of a 128 x 128 tile
     # Shared by both.
     "loop_l2_frac": 1.17,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
     "loop_dram_frac": 0.60,  # share of the DRAM bandwidth an implicit GEMM reaches
     "ramp_cycles": 4000.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
     "segment_cycles": 10000.0,  # set-up and fix-up when one tile's loop is shared by several SMs
+    "weight_segment_cycles": 6000.0,  # the same for a weight gradient
     "segment_loop": 1.2,  # loop time of a shared tile over a whole one
     "strided_grad": 1.3,  # loop time of the input gradient of a strided convolution over a plain one
     "weight_grad": 1.1,  # loop time of the weight gradient: both operands gathered along pixels
@@ -56,6 +57,8 @@ DEFAULTS: Coef = {
     "gemm_ramp_cycles": 5215.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
     "gemm_half_aligned": 7.0,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
     "gemm_unaligned": 10.0,  # and when they are not even that
+    "gemm_odd": 2.6,  # slowdown of the bytes when channels do not come in eights
+    "gemm_odd_step_cycles": 2600.0,  # one 64-deep step then
     "gemm_split_depth": 512.0,  # shortest inner loop that a weight gradient is split into
     "gemm_reduce_cycles": 3500.0,  # kernel that adds the partial weight gradients
     # Single precision on the vector units.
@@ -63,10 +66,12 @@ DEFAULTS: Coef = {
     "simt_wide_frac": 0.62,  # share of the vector peak, 256 x 64 tiles
     "simt_narrow_frac": 0.38,  # the same, 32 x 32 tiles
     "simt_step_cycles": 540.0,  # one 8-deep step of a lone block
+    "simt_store_cycles": 0.5,  # prologue and epilogue of a tile, per output element
     "simt_grad_frac": 0.52,  # share of the vector peak, input gradient with at least simt_grad_channels channels
     "simt_grad_channels": 144.0,  # output channels that fill its inner tile
     "simt_atomic_frac": 0.15,  # share of the vector peak, weight gradient by atomics, one tap
     "simt_atomic_taps": 0.24,  # the same with more taps, whose input is reused
+    "fourier_gain": 1.2,  # work saved, and share of the peak reached, by Fourier transforms of large problems
     "winograd_gain": 2.2,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
     "winograd_bytes": 5.0,  # bytes moved by the transforms over the tensors' own
     "simt_image_frac": 0.18,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
@@ -85,25 +90,29 @@ DEFAULTS: Coef = {
     "stencil_any_grad_tap_cycles": 0.2,
     "stencil_weight_step_cycles": 12.5,  # weight gradient, channels first: 32 pixels of one image by a warp
     "stencil_weight_latency_cycles": 300.0,  # the same for a lone warp
-    "stencil_last_cycles": 0.35,  # channels last
+    "stencil_last_cycles": 0.25,  # channels last
     "stencil_last_tap_cycles": 0.028,
-    "stencil_last_stride": 0.7,  # its work per output grows with the inputs skipped, times this
+    "stencil_last_stride": 0.8,  # its work per output grows with the inputs skipped, times this
     "stencil_last_latency_cycles": 350.0,  # one tap of one thread
-    "stencil_last_grad_cycles": 0.3,  # input gradient, channels last
+    "stencil_last_grad_cycles": 0.1,  # input gradient, channels last
     "stencil_last_grad_tap_cycles": 0.085,
     "stencil_last_weight_cycles": 0.4,  # weight gradient, channels last
     "stencil_last_weight_tap_cycles": 0.035,
+    "stencil_last_weight_rows": 500.0,  # images x channels that fill the chip
     "stencil_last_wide": 2.2,  # channels last in single precision over 16 bits
-    "stencil_direct_tap_cycles": 1.5,  # weight gradient, channels last, single precision
+    "stencil_direct_tap_cycles": 1.9,  # weight gradient, channels last, single precision
     # Groups.
-    "group_start_cycles": 13000.0,  # one group's kernel when narrow groups run one after another
-    "group_frac": 0.2,  # share of the vector peak it reaches
-    "group_matrix_cycles": 44000.0,  # one group's five kernels when wide groups run one after another
+    "group_start_cycles": 5000.0,  # added to each group's kernel when narrow groups run one after another
+    "group_direct_frac": 0.006,  # share of the vector peak of the kernel that takes any groups
+    "group_matrix_cycles": 40000.0,  # one group's four kernels when wide groups run one after another
+    "group_row_cycles": 1.6,  # its gradients, per pixel
 }
 
 _TMA_ARCHS = ("hopper", "blackwell")
 _WIDE_SIDE = 7
 """From this filter side on, the TMA kernels are not offered for the forward pass and the weight gradient."""
+_FOURIER_FLOPS = 1e11
+"""From here on, single-precision 3 x 3 input gradients are done by Fourier transforms."""
 _RAMP_BYTES = 20e6
 """Read traffic at which half of the DRAM ramp has been lost."""
 
@@ -290,6 +299,7 @@ class Loop:
     written_bytes: float
     effort: float = 1.0
     repeat: int = 1
+    segment: str = "segment_cycles"
 
 
 Tile = tuple[int, int, int, bool]
@@ -354,17 +364,17 @@ def _loop_s(site: Site, loop: Loop, tile: Tile, dtype: str, segmented: bool = Fa
     tiles = -(-loop.rows // high) * -(-loop.columns // wide) * loop.repeat
     start, per_sm = coef[way + "_start_cycles"], float(-(-tiles // chip.num_sms))
     if segmented:
-        start, per_sm = start + coef["segment_cycles"], max(tiles / chip.num_sms, 1.0 / max(steps, 1.0)) * coef["segment_loop"]
-    busy = site.cycles_s(per_sm * steps * step + ceil(per_sm / 2.0) * coef[way + "_tile_cycles"])
+        start, per_sm = start + coef[loop.segment], max(tiles / chip.num_sms, 1.0 / max(steps, 1.0)) * coef["segment_loop"]
+    busy = site.cycles_s(per_sm * (steps * step + coef[way + "_tile_cycles"] * high * wide / 16384.0))
     cache_s = tiles * steps * step_bytes / (coef["loop_l2_frac"] * chip.l2_bytes_per_s)
     memory_s = site.dram_s(loop.read_bytes + loop.written_bytes, "loop_dram_frac") + site.ramp_s(loop.read_bytes, "ramp_cycles")
     return site.cycles_s(start) + coef["choice"] * _both(max(busy, cache_s), memory_s)
 
 
-def _gemm_loop(site: Site, loop: Loop, tile: Tile, dtype: str) -> Cost:
+def _gemm_loop(site: Site, loop: Loop, tile: Tile, dtype: str, splittable: bool) -> Cost:
     """One kernel, or the variant that shares tiles between SMs where the library would gain by it."""
     plain = _loop_s(site, loop, tile, dtype)
-    if loop.taps * loop.channels < 3000:
+    if not splittable or loop.taps * loop.channels < 3000:
         return plain, 1
     shared = _loop_s(site, loop, tile, dtype, True)
     return (plain, 1) if plain <= shared else (shared, 2)
@@ -378,7 +388,8 @@ def _cold(site: Site, conv: Conv, num_bytes: float) -> float:
 def _forward_loop(site: Site, conv: Conv) -> Cost:
     read = _cold(site, conv, conv.touched_bytes) + _cold(site, conv, conv.weight_bytes)
     loop = Loop(conv.n * conv.out_px, conv.o, _padded(conv.c), conv.taps, read, conv.output_bytes)
-    return _gemm_loop(site, loop, _tile(loop, conv.side >= _WIDE_SIDE, site.tma), conv.dtype)
+    tile = _tile(loop, conv.side >= _WIDE_SIDE, site.tma)
+    return _gemm_loop(site, loop, tile, conv.dtype, tile[3])
 
 
 def _input_grad_loop(site: Site, conv: Conv) -> Cost:
@@ -387,7 +398,8 @@ def _input_grad_loop(site: Site, conv: Conv) -> Cost:
     share = conv.stride**conv.rank if conv.stride > 1 else 1
     effort = site.coef["strided_grad"] if conv.stride > 1 else 1.0
     loop = Loop(conv.n * conv.in_px, _padded(conv.c), _padded(conv.o), conv.taps / share, read, conv.input_bytes, effort)
-    return _gemm_loop(site, loop, _tile(loop, False, site.tma), conv.dtype)
+    tile = _tile(loop, False, site.tma)
+    return _gemm_loop(site, loop, tile, conv.dtype, tile[3])
 
 
 def _weight_grad_loop(site: Site, conv: Conv) -> Cost:
@@ -395,14 +407,19 @@ def _weight_grad_loop(site: Site, conv: Conv) -> Cost:
     read = _cold(site, conv, conv.touched_bytes) + _cold(site, conv, conv.output_bytes)
     effort, channels = site.coef["weight_grad"], _padded(conv.c)
     tma = site.tma and conv.side < _WIDE_SIDE
-    loop = Loop(conv.o, channels, conv.n * conv.out_px, 1.0, read, conv.weight_bytes, effort, conv.taps)
-    return _gemm_loop(site, loop, _weight_tile(conv, tma), conv.dtype)
+    tile = _weight_tile(conv, tma)
+    columns, repeat = (channels, conv.taps) if tile[3] else (channels * conv.taps, 1)
+    loop = Loop(conv.o, columns, conv.n * conv.out_px, 1.0, read, conv.weight_bytes, effort, repeat, "weight_segment_cycles")
+    return _gemm_loop(site, loop, tile, conv.dtype, True)
 
 
 def _weight_tile(conv: Conv, tma: bool) -> Tile:
-    columns = conv.c * conv.taps
-    if not tma:
+    """Weight gradients take wide tiles where there are many filters, and short loops take the kernels that start fast."""
+    columns, pixels = conv.c * conv.taps, conv.n * conv.out_px
+    if not tma or pixels <= 128:
         return (256, 64, 32, False) if conv.o > 64 else (64, 64, 64, False)
+    if pixels <= 1000 and conv.o * columns <= 400_000:
+        return (64, 32, 64, False)
     if conv.o >= 256 and -(-conv.o // 128) * -(-columns // 128) >= 400:
         return (256, 128, 64, True)
     return (64 if conv.o <= 96 else 128, 64 if columns <= 1600 or conv.c <= 64 else 128, 64, True)
@@ -413,17 +430,33 @@ def _weight_tile(conv: Conv, tma: bool) -> Tile:
 _GEMM_TILES = ((64, 32), (64, 64), (128, 128), (128, 256))
 
 
-def _gemm_s(site: Site, batch: int, m: int, n: int, k: int, dtype: str, read_bytes: float, written_bytes: float) -> float:
-    """Seconds of ``batch`` products of m x k by k x n: the best tile, or the bytes."""
+@dataclass(frozen=True, slots=True)
+class Product:
+    """``batch`` products of m x k by k x n, the bytes they move, and whether several SMs may share an inner loop."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    read_bytes: float
+    written_bytes: float
+    split: bool = False
+
+
+def _gemm_s(site: Site, product: Product, dtype: str, unaligned: bool = False) -> float:
+    """Seconds of a GEMM: the best tile, or the bytes."""
     coef, chip = site.coef, site.chip
     rate = coef["gemm_frac"] * chip.tensor_flops_per_s[dtype] / (2.0 * chip.num_sms * chip.clock_hz)
     item_per_cycle = ITEMSIZE[dtype] / coef["gemm_bytes_per_cycle"]
-    best = 1e30
+    best, steps = 1e30, -(-product.k // 64)
     for high, wide in _GEMM_TILES:
         step = max(high * wide * 64 / rate, (high + wide) * 64 * item_per_cycle) + coef["gemm_step_cycles"]
-        best = min(best, -(-(batch * -(-m // high) * -(-n // wide)) // chip.num_sms) * step)
-    compute = site.cycles_s(best * -(-k // 64))
-    memory = site.dram_s(read_bytes + written_bytes, "gemm_dram_frac") + site.ramp_s(read_bytes, "gemm_ramp_cycles")
+        waves = product.batch * -(-product.m // high) * -(-product.n // wide) / chip.num_sms
+        passes = max(steps * waves, min(steps, coef["gemm_split_depth"] / 64.0)) if product.split else steps * ceil(waves)
+        best = min(best, passes * step)
+    memory = site.dram_s(product.read_bytes + product.written_bytes, "gemm_dram_frac")
+    memory = memory * (coef["gemm_odd"] if unaligned else 1.0) + site.ramp_s(product.read_bytes, "gemm_ramp_cycles")
+    compute = site.cycles_s(best if not unaligned else max(best, steps * coef["gemm_odd_step_cycles"]))
     return site.cycles_s(coef["gemm_start_cycles"]) + (compute**3 + memory**3) ** (1.0 / 3.0)
 
 
@@ -435,28 +468,30 @@ def _misalignment(site: Site, conv: Conv) -> float:
     return site.coef["gemm_half_aligned" if row_bytes % 8 == 0 else "gemm_unaligned"]
 
 
+def _odd(conv: Conv) -> bool:
+    return bool(conv.c % 8 or conv.o % 8)
+
+
 def _pointwise(site: Site, conv: Conv, columns: int, depth: int, read_bytes: float, written_bytes: float) -> Cost:
     batch, rows = (1, conv.n * conv.in_px) if conv.channels_last else (conv.n, conv.in_px)
-    read = read_bytes * (1.0 - site.warm_frac)
     slowed = round(depth * _misalignment(site, conv))
-    return _gemm_s(site, batch, rows, columns, slowed, conv.dtype, read, written_bytes), 1
+    product = Product(batch, rows, columns, slowed, read_bytes * (1.0 - site.warm_frac), written_bytes)
+    return _gemm_s(site, product, conv.dtype, _odd(conv)), 1
 
 
 def _pointwise_weight_grad(site: Site, conv: Conv) -> Cost:
     """Images, or stretches of pixels, each give a partial gradient; a second kernel adds them up."""
     read = (conv.input_bytes + conv.output_bytes) * (1.0 - site.warm_frac)
-    splits, depth = conv.n, conv.in_px
+    pixels, odd = conv.n * conv.in_px, _odd(conv)
+    reduce_s = site.cycles_s(site.coef["gemm_reduce_cycles"])
     if conv.channels_last:
-        pixels, blocks = conv.n * conv.in_px, -(-conv.o // 64) * -(-conv.c // 64)
-        splits = max(1, min(site.chip.num_sms // blocks, int(pixels / site.coef["gemm_split_depth"])))
-        depth = -(-pixels // splits)
-    partial = splits * conv.o * conv.c * 4.0 * (splits > 1)
-    slowed = round(depth * _misalignment(site, conv))
-    seconds = _gemm_s(site, splits, conv.o, conv.c, slowed, conv.dtype, read, partial + conv.weight_bytes)
-    if splits == 1:
-        return seconds, 1
-    reduce_s = site.cycles_s(site.coef["gemm_reduce_cycles"]) + site.dram_s(partial * (1.0 - site.held(partial)), "gemm_dram_frac")
-    return seconds + reduce_s, 2
+        split = pixels >= 4096 and not odd
+        product = Product(1, conv.o, conv.c, pixels, read, conv.weight_bytes, split)
+        return _gemm_s(site, product, conv.dtype, odd) + reduce_s * split, 1 + split
+    partial = conv.n * conv.o * conv.c * 4.0
+    slowed = round(conv.in_px * _misalignment(site, conv))
+    seconds = _gemm_s(site, Product(conv.n, conv.o, conv.c, slowed, read, partial), conv.dtype, odd)
+    return seconds + reduce_s + site.dram_s(partial * (1.0 - site.held(partial)), "gemm_dram_frac"), 2
 
 
 def _small_images(conv: Conv) -> bool:
@@ -471,9 +506,12 @@ def _simt_s(site: Site, rows: int, columns: int, depth: int) -> float:
     """A convolution as SIMT tiles: large ones for throughput, small ones to fill the chip."""
     coef, chip = site.coef, site.chip
     macs = chip.vector_flops_per_s / (2.0 * chip.num_sms * chip.clock_hz)
-    wide = -(-(-(-rows // 256) * -(-columns // 64)) // chip.num_sms) * 256 * 64 * 8 / (macs * coef["simt_wide_frac"])
-    narrow = -(-(-(-rows // 32) * -(-columns // 32)) // chip.num_sms) * 32 * 32 * 8 / (macs * coef["simt_narrow_frac"])
-    return site.cycles_s(coef["simt_start_cycles"] + -(-depth // 8) * max(coef["simt_step_cycles"], min(wide, narrow)))
+    steps, best = -(-depth // 8), 1e30
+    for high, wide, frac in ((256, 64, "simt_wide_frac"), (32, 32, "simt_narrow_frac")):
+        per_sm = -(-(-(-rows // high) * -(-columns // wide)) // chip.num_sms)
+        step = max(coef["simt_step_cycles"], per_sm * high * wide * 8 / (macs * coef[frac]))
+        best = min(best, steps * step + per_sm * high * wide * coef["simt_store_cycles"])
+    return site.cycles_s(coef["simt_start_cycles"] + best)
 
 
 def _vector(site: Site, seconds: float, moved_bytes: float) -> Cost:
@@ -487,24 +525,27 @@ def _simt_forward(site: Site, conv: Conv) -> Cost:
 
 
 def _simt_input_grad(site: Site, conv: Conv) -> Cost:
-    """The faster of a gather over input pixels and a scatter from output pixels."""
-    coef = site.coef
+    """The faster of a gather over input pixels and a scatter from output pixels; by transforms when there is much to save."""
+    coef, peak = site.coef, site.chip.vector_flops_per_s
     filled = min(1.0, conv.o / coef["simt_grad_channels"])
+    if conv.side == 3 and conv.stride == 1 and conv.flops > _FOURIER_FLOPS:
+        return conv.flops / (coef["fourier_gain"] * peak), 4
     moved = 2.0 * conv.input_bytes + conv.weight_bytes + conv.output_bytes
-    scatter = _vector(site, conv.flops / (coef["simt_grad_frac"] * filled * site.chip.vector_flops_per_s), moved)
+    scatter, _ = _vector(site, conv.flops / (coef["simt_grad_frac"] * filled * peak), moved)
     gather = _simt_s(site, conv.n * conv.in_px, conv.c, conv.o * conv.taps)
-    return (scatter[0], 2) if scatter[0] < gather else (gather, 1)
+    return (scatter, 2) if scatter < gather else (gather, 1)
 
 
 def _simt_weight_grad(site: Site, conv: Conv) -> Cost:
     coef, peak = site.coef, site.chip.vector_flops_per_s
     own = conv.input_bytes + conv.output_bytes + conv.weight_bytes
-    if conv.side == 3 and conv.stride == 1:
+    if conv.side == 3 and conv.stride == 1 and min(conv.c, conv.o) > 16:
         seconds, _ = _vector(site, conv.flops / (coef["winograd_gain"] * peak), coef["winograd_bytes"] * own)
         return seconds + 3.0 * site.cycles_s(coef["simt_start_cycles"]), 4
-    atomic = _vector(site, conv.flops / (coef["simt_atomic_frac" if conv.taps == 1 else "simt_atomic_taps"] * peak), own)
+    frac = coef["simt_atomic_frac" if conv.taps == 1 else "simt_atomic_taps"] * min(1.0, conv.o / 32.0)
+    atomic, _ = _vector(site, conv.flops / (frac * peak), own)
     gather = _simt_s(site, conv.o, conv.c * conv.taps, conv.n * conv.out_px)
-    return min(atomic, (gather, 1))
+    return min(_sum((atomic, 1), _memset(site)), (gather, 1))
 
 
 # Depthwise stencils
@@ -527,8 +568,10 @@ def _stencil_forward(site: Site, conv: Conv) -> Cost:
     coef = site.coef
     elements, moved = conv.n * conv.out_px * conv.o, conv.input_bytes * (1.0 - site.warm_frac) + conv.output_bytes
     if conv.channels_last:
-        each = _linear(site, "last_", conv.taps) * (coef["stencil_last_wide"] if conv.itemsize > 2 else 1.0)
+        each = _linear(site, "last_", conv.taps)
         skipped = max(1.0, coef["stencil_last_stride"] * conv.in_px / conv.out_px)
+        if conv.itemsize > 2:
+            return _stencil(site, elements, each * coef["stencil_last_wide"], moved)
         return _stencil(site, elements, each * skipped, moved, conv.taps * coef["stencil_last_latency_cycles"])
     if _tiled(conv):
         return _stencil(site, elements, _linear(site, "tiled_", conv.taps), moved)
@@ -552,8 +595,10 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
     coef, chip = site.coef, site.chip
     moved = (conv.output_bytes + conv.input_bytes) * (1.0 - site.warm_frac)
     if conv.channels_last:
-        direct = coef["stencil_direct_tap_cycles"] * conv.taps
-        each = direct if conv.itemsize > 2 else _linear(site, "last_weight_", conv.taps)
+        each = _linear(site, "last_weight_", conv.taps) * (1.0 + 0.25 * (conv.in_px / conv.out_px - 1.0))
+        each *= max(1.0, coef["stencil_last_weight_rows"] / (conv.n * conv.o))
+        if conv.itemsize > 2:
+            return _stencil(site, conv.n * conv.out_px * conv.o, coef["stencil_direct_tap_cycles"] * conv.taps, moved)
         return _sum(_stencil(site, conv.n * conv.out_px * conv.o, each, moved), _memset(site))
     blocks, warps, image_steps = conv.o * conv.taps, min(conv.n, 8), -(-conv.out_px // 32)
     alone = -(-conv.n // warps) * image_steps * coef["stencil_weight_latency_cycles"]
@@ -565,21 +610,29 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
 # Groups
 
 
-def _grouped(site: Site, conv: Conv) -> Cost:
+def _grouped(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
     """Groups packed block-diagonally into 64-wide tiles between transforms that pad them, or else run one by one."""
     wide, tall = conv.c // conv.groups, conv.o // conv.groups
-    packable = min(wide, tall) >= 5 and (conv.taps > 1 or wide <= 20)
-    if not site.on_matrix_units(conv) or wide <= 4 or tall == 1:
-        macs = conv.n * conv.out_px * 32.0 * -(-tall // 32) * wide * conv.taps
-        one_s = site.cycles_s(site.coef["group_start_cycles"]) + 2.0 * macs / (site.coef["group_frac"] * site.chip.vector_flops_per_s)
-        return conv.groups * one_s, conv.groups
-    if not packable:
-        return conv.groups * site.cycles_s(site.coef["group_matrix_cycles"]), 5 * conv.groups
+    if not site.on_matrix_units(conv) or tall == 1 or (wide <= 4 and not backward):
+        return _narrow_groups(site, conv, rows, backward)
+    if (conv.taps == 1 and (wide > 20 or backward)) or wide >= 64 > tall:
+        each = site.coef["group_matrix_cycles"] + backward * rows * site.coef["group_row_cycles"]
+        return conv.groups * site.cycles_s(each), 4 * conv.groups
     packed = max(1, 64 // max(_padded(wide), _padded(tall)))
     tiles = -(-conv.groups // packed) * -(-max(wide, tall) // 64)
-    loop = Loop(conv.n * conv.out_px, 64, 64 * -(-wide // 64), conv.taps, conv.touched_bytes, conv.output_bytes, repeat=tiles)
+    loop = Loop(rows, 64, 64 * -(-wide // 64), conv.taps, conv.touched_bytes, conv.output_bytes, repeat=tiles)
     inner = _loop_s(site, loop, (64, 64, 64, site.tma), conv.dtype), 1
     return _sum(_group_transforms(site, conv, wide % 8 == 0, tall % 8 == 0), _memset(site), inner)
+
+
+def _narrow_groups(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
+    """A direct kernel for all groups, or a vector kernel for each of them."""
+    wide, tall = conv.c // conv.groups, conv.o // conv.groups
+    if tall == 1 or (conv.taps == 1 and conv.itemsize > 2 and not backward):
+        busy_s = conv.flops / (site.coef["group_direct_frac"] * site.chip.vector_flops_per_s)
+        return site.cycles_s(site.coef["simt_start_cycles"]) + busy_s, 1
+    each = site.cycles_s(site.coef["group_start_cycles"]) + _simt_s(site, rows, tall, wide * conv.taps)
+    return conv.groups * each, conv.groups
 
 
 def _group_transforms(site: Site, conv: Conv, whole_in: bool, whole_out: bool) -> Cost:
@@ -601,30 +654,31 @@ def _forward(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_forward(site, conv)
     if conv.groups > 1:
-        return _grouped(site, conv)
+        return _grouped(site, conv, conv.n * conv.out_px, False)
     if not site.on_matrix_units(conv):
         plain = _simt_forward(site, conv)
         return _sum(_x(site, conv), _w(site, conv), plain, _y(site, conv, fresh=True)) if conv.channels_last else plain
     if conv.pointwise and not _small_images(conv):
         return _pointwise(site, conv, conv.o, conv.c, conv.input_bytes + conv.weight_bytes, conv.output_bytes)
-    if conv.channels_last:
-        loop = _forward_loop(site, conv)
-        return loop if conv.c % 8 == 0 else _sum(_x(site, conv), _w(site, conv), _memset(site), _memset(site), loop)
-    whole = _sum(_x(site, conv), _w(site, conv), _forward_loop(site, conv), _y(site, conv, fresh=True))
+    loop = _forward_loop(site, conv)
+    if conv.channels_last and conv.c % 8 == 0:
+        return loop
+    ends = _sum(_memset(site), _memset(site)) if conv.channels_last else _y(site, conv, fresh=True)
+    whole = _sum(_x(site, conv), _w(site, conv), loop, ends)
     return whole if conv.c % 8 == 0 else min(whole, _image_forward(site, conv))
 
 
 def _image_forward(site: Site, conv: Conv) -> Cost:
     """Few input channels and no padding: 16-bit tensors convolved on the vector units."""
-    seconds = conv.flops / (site.coef["simt_image_frac"] * site.chip.vector_flops_per_s)
-    return _vector(site, seconds, conv.touched_bytes + conv.output_bytes)
+    work = 2.0 * conv.n * conv.out_px * conv.o * (-(-conv.c * conv.taps // 8) * 8)
+    return _vector(site, work / (site.coef["simt_image_frac"] * site.chip.vector_flops_per_s), conv.touched_bytes + conv.output_bytes)
 
 
 def _input_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_input_grad(site, conv)
     if conv.groups > 1:
-        return _grouped(site, conv)
+        return _grouped(site, conv, conv.n * conv.in_px, True)
     if not site.on_matrix_units(conv):
         plain = _simt_input_grad(site, conv)
         return _sum(_y(site, conv), _w(site, conv), plain, _x(site, conv, fresh=True)) if conv.channels_last else plain
@@ -638,7 +692,7 @@ def _weight_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_weight_grad(site, conv)
     if conv.groups > 1:
-        return _grouped(site, conv)
+        return _grouped(site, conv, conv.n * conv.out_px, True)
     if not site.on_matrix_units(conv):
         return _simt_weight_grad(site, conv)
     if conv.pointwise:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ridgeline.basis import Basis, worst
 from ridgeline.cost import energy, host, interval
@@ -68,7 +69,7 @@ def estimate(graph: Graph, device: Device, execution: str = "eager") -> Predicti
 
 
 def _segments(graph: Graph, pricer: Pricer, coef: Coef, execution: str) -> list[Segment]:
-    walk = _Walk(graph, pricer, coef)
+    walk = Walk(graph, pricer, coef)
     segments: list[Segment] = []
     loose: list[Line] = []
     for item in graph.items:
@@ -88,7 +89,7 @@ def _segments(graph: Graph, pricer: Pricer, coef: Coef, execution: str) -> list[
     return segments
 
 
-class _Walk:
+class Walk:
     """Prices nodes in order, remembering what the L2 still holds."""
 
     def __init__(self, graph: Graph, pricer: Pricer, coef: Coef) -> None:
@@ -99,7 +100,7 @@ class _Walk:
         self.seen: dict[tuple[object, ...], tuple[Site, Work, tuple[Call, ...]]] = pricer.lowered
 
     def line(self, node: Node, times: int) -> Line:
-        site, work, calls = self._lowered(node)
+        site, work, calls = self.lowered(node)
         storages = [(self.roots[v], b) for v, b in zip(node.inputs, site.in_bytes, strict=True)]
         warm_frac = self.cache.warm_frac(storages) if calls else 0.0
         spent_s = host.host_s(node, self.coef, self.training)
@@ -111,12 +112,12 @@ class _Walk:
             self.cache.touch(self.roots[v], t.num_bytes)
         return priced(self.pricer, node, times, work, calls, warm_frac, spent_s)
 
-    def _lowered(self, node: Node) -> tuple[Site, Work, tuple[Call, ...]]:
+    def lowered(self, node: Node) -> tuple[Site, Work, tuple[Call, ...]]:
         values, roots = self.graph.values, self.roots
         ins = tuple(values[v].type for v in node.inputs)
         outs = tuple(values[v].type for v in node.outputs)
         held = tuple(values[roots[v]].num_bytes for v in node.inputs)
-        key = (node.op, tuple(node.attrs.items()), ins, outs, held)
+        key = (node.op, _frozen(node.attrs), ins, outs, held)
         try:
             found = self.seen.get(key)
         except TypeError:
@@ -126,6 +127,10 @@ class _Walk:
             site = site_of(node, ins, outs, in_bytes)
             found = self.seen[key] = (site, work_of(site), lower(site, self.pricer.chip.arch))
         return found
+
+
+def _frozen(attrs: Mapping[str, Any]) -> tuple[tuple[str, object], ...]:
+    return tuple((k, tuple(v) if type(v) is list else v) for k, v in attrs.items() if k != "calls")
 
 
 def priced(pricer: Pricer, node: Node, times: int, work: Work, calls: Sequence[Call], warm_frac: float, spent_s: float) -> Line:

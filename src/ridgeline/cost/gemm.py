@@ -57,7 +57,7 @@ _HALF = {
     "kstep_cold_s": 0.03e-6, "epilogue_frac": 0.28, "splitk_s": 2.7e-6, "exposed_frac": 0.25, "power_frac": 1.45,
     "power_tau_s": 250e-6, "writeback_frac": 0.4, "unaligned_frac": 0.5,
 }  # fmt: skip
-DEFAULTS: dict[str, dict[str, float]] = {"generic": _HALF}
+DEFAULTS: dict[str, dict[str, float]] = {"generic/cublas": _HALF, "generic/cutlass": _HALF}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +118,12 @@ def menu(arch: str, library: str) -> Menu:
     return _flexible_menu() if arch in FLEXIBLE_ARCHS else _fixed_menu()
 
 
-def defaults(arch: str, dtype: str) -> Mapping[str, float]:
-    """Coefficients for a device nobody measured: those of its architecture and dtype, else its architecture, else generic."""
-    for key in (f"{arch}/{dtype}", arch, f"generic/{dtype}"):
+def defaults(arch: str, library: str) -> Mapping[str, float]:
+    """Coefficients for a device nobody measured: those of its architecture, else the ones all devices share."""
+    for key in (f"{arch}/{library}", f"generic/{library}"):
         if key in DEFAULTS:
             return DEFAULTS[key]
-    return DEFAULTS["generic"]
+    raise CostError(f"no GEMM coefficients for library {library!r}{nearest(library, LIBRARIES)}")
 
 
 def _shrunk(size: Floats, count: Floats, side: Floats, flex: Floats) -> Floats:
@@ -184,19 +184,19 @@ def _reread_bytes(chip: Chip, tiling: _Tiling, b: Floats, m: Floats, n: Floats, 
     return np.asarray(np.maximum(fetched - b * (m + n) * k, 0) * (missed * tiling.in_bytes))
 
 
-def _fall(footprint_bytes: Floats, held_bytes: float) -> Floats:
+def held_frac(footprint_bytes: Floats, held_bytes: float) -> Floats:
     """Share of a footprint that a cache of ``held_bytes`` keeps: one while it fits, none once it is well beyond."""
     return np.clip((1 + WARM_EDGE / 2 - footprint_bytes / held_bytes) / WARM_EDGE, 0, 1)
 
 
-def _overlapped(a_s: Floats, b_s: Floats, exposed_frac: float) -> Floats:
+def overlapped(a_s: Floats, b_s: Floats, exposed_frac: float) -> Floats:
     """Two streams at once: the longer, and of the shorter what sticks out, which counts only when they are close."""
     long_s = np.maximum(a_s, b_s)
     ratio = np.minimum(a_s, b_s) / long_s
     return np.asarray(long_s * (1 + min(exposed_frac, 0.5) * ratio * ratio * ratio))
 
 
-def _throttled(coef: Mapping[str, float], busy_s: Floats, flops: Floats, peak: float) -> Floats:
+def throttled(coef: Mapping[str, float], busy_s: Floats, flops: Floats, peak: float) -> Floats:
     """The same work when the tensor cores draw more than the cap allows, for kernels long enough to be noticed."""
     wanted = coef["power_frac"] * flops / (busy_s * peak)
     slowdown = np.maximum(wanted, 1) ** POWER_EXPONENT - 1
@@ -232,7 +232,7 @@ def gemm_timing(
     library: str = "cublas",
 ) -> Timing:
     """Times of ``b`` products of m x k by k x n each; ``warm_frac`` is the share of input bytes already in L2."""
-    coef = {**defaults(chip.arch, dtype), **coef}
+    coef = {**defaults(chip.arch, library), **coef}
     b, m, n, k, warm = columns(b, m, n, k, warm_frac)
     in_bytes, out_bytes = itemsize(dtype), itemsize(out_dtype or out_dtype_of(dtype))
     peak = chip.peak_flops_per_s(dtype)
@@ -240,7 +240,7 @@ def gemm_timing(
     loop_s, dram_s, busy_s, reduce_s = picked
     flops = 2 * b * m * n * k
     slow = np.where(_unaligned(n, k, in_bytes), loop_s * (1 / coef["unaligned_frac"] - 1), 0.0)
-    expected_s = _throttled(coef, busy_s + slow, flops, peak)
+    expected_s = throttled(coef, busy_s + slow, flops, peak)
     cold_bytes = b * ((m + n) * k * in_bytes * (1 - warm) + np.maximum(m * n * out_bytes - chip.l2_bytes, 0))
     floor_s = np.maximum(flops / peak, cold_bytes / chip.dram_bytes_per_s)
     return timing(expected_s, floor_s, loop_s + slow, dram_s, coef["launch_s"] + reduce_s)
@@ -255,12 +255,12 @@ def _picked(
     tiling = _tile(b, m, n, k, menu, in_bytes, out_bytes)
     loop_s = _loop_s(chip, coef, menu, tiling, peak * coef["tensor_frac"], warm)
     operands, output = b * (m + n) * k * in_bytes, b * m * n * out_bytes
-    written = output * (1 - _fall(operands + output, coef["writeback_frac"] * chip.l2_bytes))
+    written = output * (1 - held_frac(operands + output, coef["writeback_frac"] * chip.l2_bytes))
     moved = operands * (1 - warm) + written + _reread_bytes(chip, tiling, b, m, n, k)
     dram_s = np.broadcast_to(moved / (coef["dram_frac"] * chip.dram_bytes_per_s), loop_s.shape)
     partial_s = b * m * n * (8 / (REDUCTION_L2_FRAC * coef["l2_frac"] * chip.l2_bytes_per_s))
     reduce_s = (menu.splits > 1) * (coef["splitk_s"] + menu.splits * partial_s)
-    busy_s = _overlapped(loop_s, dram_s, coef["exposed_frac"]) + reduce_s
+    busy_s = overlapped(loop_s, dram_s, coef["exposed_frac"]) + reduce_s
     if menu.is_gated:
         busy_s = np.where((m > menu.min_m) & (m <= menu.max_m), busy_s, np.inf)
     best = np.argmin(busy_s, axis=1)

@@ -141,15 +141,28 @@ def _stream(dtype: str, numel: float, read_bytes: float, written_bytes: float, n
 
 
 def _shape_path(site: Site) -> dict[str, int]:
-    """Which elementwise kernel ATen takes: vectorized when all operands line up, converting, or index-computing."""
+    """Which elementwise kernel ATen takes: vectorized when all operands line up, converting, index-computing or transposing."""
     tensors = [t for t in site.ins if t.numel > 1]
     out = site.outs[0]
     same_shape = all(t.numel == out.numel and b >= t.num_bytes for t, b in zip(site.ins, site.in_bytes, strict=True) if t.numel > 1)
-    same_layout = len({t.layout for t in (*tensors, out)}) <= 1 and out.layout != "strided" or out.numel <= 1
+    layouts = {t.layout for t in (*tensors, out) if sum(d > 1 for d in t.shape) > 1}
+    same_layout = len(layouts) <= 1 and "strided" not in layouts
+    crossed = "transposed" in layouts and len(layouts) > 1 and same_shape
     widths = {t.dtype.name for t in (*tensors, out) if t.dtype.family != "bool"}
     mixed = len({t.dtype.name for t in tensors}) > 1 or (len(widths) > 1 and not _narrowing(tensors, out))
-    vector = int(same_shape and same_layout and not mixed)
-    return {"vector": vector, "cast": int(mixed and same_shape and same_layout), "dims": min(5, sum(d > 1 for d in out.shape)) or 1}
+    path = {"vector": int(same_shape and same_layout and not mixed), "cast": int(mixed and same_shape and same_layout),
+            "dims": min(5, sum(d > 1 for d in out.shape)) or 1}
+    if crossed:
+        path |= {"transposed": 1, "rows": out.shape[-2] if len(out.shape) > 1 else 32, "row_bytes": int(out.shape[-1] * out.dtype.itemsize)}
+    return path
+
+
+def _made_contiguous(t: TensorType) -> Calls:
+    """The copy a library makes inside when it only takes rows that lie one after the other."""
+    if t.layout in ("contiguous", "channels_last") or t.numel <= 1:
+        return ()
+    crossed = {"transposed": 1, "rows": t.shape[-2] if len(t.shape) > 1 else 32, "row_bytes": int(t.shape[-1] * t.dtype.itemsize)} if t.layout == "transposed" else {}
+    return (_stream(t.dtype.name, t.numel, t.num_bytes, t.num_bytes, 1, 1.0, vector=0, dims=min(4, len(t.shape)), **crossed),)
 
 
 def _narrowing(tensors: list[TensorType], out: TensorType) -> bool:
@@ -176,7 +189,7 @@ def _copy(site: Site, arch: str) -> Calls:
         return (_stream(site.dtype, out.numel, work.read_bytes, work.written_bytes, 1, 8.0, vector=0, dims=4),)
     path = _shape_path(site)
     source = site.ins[-1] if site.ins else out
-    if site.attrs.get("transposed") or source.layout == "strided":
+    if site.attrs.get("transposed") or source.layout in ("strided", "transposed"):
         path["vector"], path["cast"] = 0, 0
     if path["vector"] and source.dtype == out.dtype:
         n = max(1, out.numel)
@@ -193,6 +206,9 @@ def _cat(site: Site) -> Calls:
     rows = math.prod(out.shape[:dim])
     total = max(1, sum(parts)) * inner
     first = max(1, parts[0] * inner if parts else total)
+    if any(t.layout != "contiguous" for t in site.ins):  # element by element, one grid row per input: unequal inputs idle
+        largest = max((t.numel for t in site.ins), default=1) * len(site.ins) / max(1, out.numel)
+        return (_stream(site.dtype, out.numel, site.read_bytes, site.written_bytes, 1, 60.0 + 55.0 * (min(2.0, largest) - 1.0), vector=0, dims=4),)
     return (call("cat", site.dtype, n=max(1, rows), c=first, c2=max(0, total - first)),)
 
 
@@ -229,7 +245,8 @@ def _norm(site: Site, arch: str) -> Calls:
     a = site.attrs
     fn, x = str(a["fn"]), max(site.ins, key=lambda t: t.numel)
     if fn in ("layer_norm", "rms_norm"):
-        return (call(fn, x.dtype.name, _phase(site), n=a["n"], c=a["c"]),)
+        copies = [c for t in site.ins if t.numel == x.numel for c in _made_contiguous(t)]
+        return (*copies, call(fn, x.dtype.name, _phase(site), n=a["n"], c=a["c"]))
     n, channels = x.shape[0], x.shape[1] if len(x.shape) > 1 else 1
     px = math.prod(x.shape[2:])
     nhwc = int(a.get("layout", x.layout) == "channels_last")
@@ -244,7 +261,7 @@ def _norm(site: Site, arch: str) -> Calls:
 def _softmax(site: Site, arch: str) -> Calls:
     a = site.attrs
     kind = "log_softmax" if a.get("log") else "softmax"
-    return (call(kind, site.ins[0].dtype.name, _phase(site), n=a["n"], c=a["c"]),)
+    return (*_made_contiguous(site.ins[0]), call(kind, site.ins[0].dtype.name, _phase(site), n=a["n"], c=a["c"]))
 
 
 @lowering("loss")

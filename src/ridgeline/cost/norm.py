@@ -7,70 +7,70 @@ from math import ceil, log2
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.rowwise import (
-    TRITON_COEF, Kernel, kernel, left_over, looped, looped_coef, reread_bytes, reread_cycles, resident_blocks, spilled,
-    stream_s, triton_rows,
+    Kernel, kernel, left_over, looped, looped_coef, reread_bytes, reread_cycles, resident_blocks, spilled,
+    stream_s, triton_coef, triton_persistent, triton_rows,
 )  # fmt: skip
 from ridgeline.errors import CostError
 
 DEFAULTS: dict[str, float] = {
     "launch_cycles": 1500.0,  # an empty kernel as a profiler sees it
-    "dram_frac": 0.93,  # of the datasheet bandwidth a long stream reaches
-    "evict_frac": 0.15,  # dirty share of a cold L2 that a stream must write back
-    "evict_ramp_frac": 0.25,  # stream length, in L2 capacities, at which half of that is paid
-    "reread_frac": 1.2,  # of the L2 the rows in flight may fill and still be found there by the next pass
-    "left_frac": 0.7,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
-    "tail_frac": 0.8,  # share of the last partial wave of blocks that is waited for
-    "miss_cycles": 900.0,  # a load that goes to DRAM instead of L2
-    "stats_cycles": 1000.0,  # a kernel on a vector of channels, beyond its launch
-    "params_cycles": 1900.0,  # a kernel on the (sample, channel) matrix of group norm, beyond its launch
-    "params_row": 1.0,  # … more per (sample, group)
-    "memset_cycles": 200.0,  # a memset, beyond its launch
-    "reduce.step": 70.0,  # the column sum of partial gradients: cycles per serial row
-    "reduce.multi": 14000.0,  # … when several blocks share a column
+    "dram_frac": 0.941,  # of the datasheet bandwidth a long stream reaches
+    "evict_frac": 0.213,  # dirty share of a cold L2 that a stream must write back
+    "evict_ramp_frac": 0.0485,  # stream length, in L2 capacities, at which half of that is paid
+    "reread_frac": 0.874,  # of the L2 the rows in flight may fill and still be found there by the next pass
+    "left_frac": 0.48,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
+    "tail_frac": 0.979,  # share of the last partial wave of blocks that is waited for
+    "miss_cycles": 900.0,  # a load that goes to DRAM instead of L2, in Inductor's kernels
+    "stats_cycles": 1710.0,  # a kernel on a vector of channels, beyond its launch
+    "params_cycles": 2530.0,  # a kernel on the (sample, channel) matrix of group norm, beyond its launch
+    "params_row": 1.27,  # … more per (sample, group)
+    "memset_cycles": 1640.0,  # a memset, its launch included
+    "reduce.step": 48.9,  # the column sum of partial gradients: cycles per serial row
+    "reduce.multi": 20100.0,  # … when several blocks share a column
     # vectorized_layer_norm_kernel: 128 threads a row, 4 elements each, two passes; work unit: 128 elements
-    **looped_coef("ln", 1000, 300, 1000, 700, 250, 20, 2),
-    **looped_coef("rms", 800, 200, 700, 700, 100, 10, 2),
-    "rms.wide": 0.75,  # latency of an iteration on 32-bit elements, which the compiler unrolls further
+    **looped_coef("ln", 2430, 0, 1080, 835, 271, 17.9, 1.91),
+    **looped_coef("rms", 610, 1080, 709, 724, 53.9, 2.1, 1.84),
+    "rms.wide": 0.768,  # latency of an iteration on 32-bit elements, which the compiler unrolls further
     # RowwiseMomentsCUDAKernel and LayerNormForwardCUDAKernel: rows that 4 does not divide
-    **looped_coef("moments", 2000, 900, 200, 500, 800, 3, 2),
-    **looped_coef("momentsr", 2000, 900, 200, 500, 800, 3, 2),
-    **looped_coef("affine", 300, 300, 300, 100, 50, 2, 2),
+    **looped_coef("moments", 3750, 0, 24.5, 777, 1210, 12.5, 2.5),
+    **looped_coef("momentsr", 3180, 0, 28.7, 689, 1130, 0.483, 1.14),
+    **looped_coef("affine", 740, 0, 796, 0, 84.7, 2.81, 1.42),
     # layer_norm_grad_input_kernel, vectorized (work unit: 128 elements) or not (32 elements)
-    **looped_coef("dx", 500, 500, 700, 500, 100, 5, 2),
-    **looped_coef("dxs", 800, 500, 700, 500, 100, 5, 2),
-    "dx.bias": 5.0,  # more work a row for the mean that RMS norm does not have
-    "dx.far": 250.0,  # more latency an iteration once the rows of an SM exceed its L1
+    **looped_coef("dx", 507, 884, 549, 595, 109, 14.2, 1.94),
+    **looped_coef("dxs", 583, 1720, 689, 615, 0, 19.1, 1.81),
+    "dx.bias": 3.61,  # more work a row for the mean that RMS norm does not have
+    "dx.far": 419.0,  # more latency an iteration once the rows of an SM exceed its L1
     # GammaBetaBackwardCUDAKernelTemplate, a warp of columns: 8 rows a thread and iteration; a warp alone; partial sums
-    **looped_coef("dgb", 500, 500, 200, 200, 50, 30, 2),
-    **looped_coef("dgs", 100, 200, 500, 200, 20, 100, 2),
-    **looped_coef("dgp", 300, 800, 1600, 800, 50, 70, 2),
-    "dgb.bias": 1.2,  # the sum for the bias beside that for the weight
+    **looped_coef("dgb", 920, 1550, 0, 441, 1350, 39.6, 1.38),
+    **looped_coef("dgs", 850, 475, 563, 25.6, 191, 30.8, 1.28),
+    **looped_coef("dgp", 50, 4500, 185, 139, 0, 152, 1.89),
+    "dgb.bias": 1.17,  # the sum for the bias beside that for the weight
     # group norm: moments of a group, affine map, layout copy; gradients per channel, input gradient, column sums
-    **looped_coef("gmoments", 500, 2500, 500, 400, 300, 300, 3),
-    **looped_coef("gaffine", 300, 500, 0.01, 0.01, 0.01, 10, 3),
-    **looped_coef("gcopy", 300, 500, 0.01, 0.01, 0.01, 20, 3),
-    **looped_coef("gsums", 300, 1500, 500, 300, 100, 60, 3),
-    **looped_coef("gdx", 300, 500, 0.01, 0.01, 0.01, 15, 3),
-    **looped_coef("gdgb", 300, 500, 400, 300, 0.01, 0.01, 3),
+    **looped_coef("gmoments", 50, 4740, 420, 359, 0, 26.9, 1.23),
+    **looped_coef("gaffine", 2110, 0, 0, 600, 0, 309, 2.07),
+    **looped_coef("gcopy", 50, 3980, 0, 600, 0, 714, 1.53),
+    **looped_coef("gsums", 2030, 0, 275, 607, 119, 320, 8.0),
+    **looped_coef("gdx", 2450, 0, 0, 600, 0, 459, 5.11),
+    **looped_coef("gdgb", 50, 912, 538, 666, 0, 0, 3.0),
     # ATen batch norm, one block a channel: statistics, affine map, the whole backward
-    **looped_coef("bstat", 300, 2000, 700, 300, 300, 100, 3),
-    **looped_coef("baffine", 300, 700, 200, 300, 160, 20, 3),
-    **looped_coef("bdx", 300, 2500, 1000, 600, 300, 100, 3),
+    **looped_coef("bstat", 930, 2030, 400, 425, 1220, 12.4, 1.39),
+    **looped_coef("baffine", 1520, 768, 416, 675, 145, 179, 8.0),
+    **looped_coef("bdx", 2680, 0, 887, 588, 794, 265, 1.65),
     # ATen batch norm on channels-last tensors
-    **looped_coef("cstat", 500, 2000, 2500, 500, 300, 300, 2),
-    **looped_coef("caffine", 300, 700, 700, 500, 100, 50, 2),
-    **looped_coef("csums", 500, 2000, 1000, 500, 300, 100, 2),
-    **looped_coef("cdx", 300, 700, 900, 500, 100, 50, 2),
+    **looped_coef("cstat", 2860, 315, 1100, 1580, 1300, 487, 1.0),
+    **looped_coef("caffine", 890, 156, 881, 1270, 1250, 272, 2.06),
+    **looped_coef("csums", 50, 1370, 662, 580, 1460, 0, 1.0),
+    **looped_coef("cdx", 770, 1280, 719, 1400, 915, 634, 2.9),
     # cuDNN batch norm (fp32): inference, training and backward, one block a channel, or persistent on channels-last
-    **looped_coef("ninfer", 500, 500, 100, 100, 100, 400, 2),
-    **looped_coef("ninfer_nhwc", 3000, 500, 0.01, 0.01, 0.01, 850, 2),
-    **looped_coef("ntrain", 2000, 3000, 300, 300, 100, 10, 2),
-    **looped_coef("ntrain_nhwc", 6000, 1000, 300, 300, 100, 10, 2),
-    **looped_coef("nback", 2000, 3000, 300, 300, 100, 10, 2),
-    **looped_coef("nback_nhwc", 6000, 1000, 300, 300, 100, 10, 2),
-    **TRITON_COEF,
-    "triton.mixed": 1.3,  # the row kernel that also keeps partial column sums, over one that does not
-    "triton.columns": 1.2,  # the column-sum kernel's time over its DRAM traffic
+    **looped_coef("ninfer", 1990, 1010, 111, 139, 12.9, 389, 6.46),
+    **looped_coef("ninfer_nhwc", 4110, 5540, 0, 0, 0, 867, 3.34),
+    **looped_coef("ntrain", 2120, 1250, 441, 154, 1410, 16.0, 1.0),
+    **looped_coef("ntrain_nhwc", 7980, 1050, 139, 150, 0, 9.5, 1.0),
+    **looped_coef("nback", 50, 2050, 1270, 863, 2010, 6.95, 1.18),
+    **looped_coef("nback_nhwc", 342, 8220, 443, 407, 0, 10.0, 1.85),
+    **triton_coef(1320, 141, 611, 1710, 180, 33.9, 570, 8.0, 1750),
+    "triton.mixed": 1.35,  # the row kernel that also keeps partial column sums, over one that does not
+    "triton.columns": 1.09,  # the column-sum kernel's time over its DRAM traffic
 }
 VECTOR = 4
 ROW_THREADS = 128
@@ -87,8 +87,7 @@ def _normalize(rows: int, width: int, size: float, is_rms: bool, chip: Chip, coe
         steps = ceil(width / (VECTOR * ROW_THREADS)) * (coef["rms.wide"] if is_rms and size >= 4 else 1.0)
         read = moved + reread_bytes(rows, width * size, resident, 2, chip, coef)
         memory_s = stream_s(chip, coef, read, moved, warm)
-        extra = reread_cycles(rows, width * size, resident, 2, steps, key, chip, coef)
-        return [looped(key, chip, coef, rows, resident, steps, ceil(width / 128), warm, memory_s, extra)]
+        return [looped(key, chip, coef, rows, resident, steps, ceil(width / 128), warm, memory_s)]
     again, suffix = max(warm, left_over(moved, chip, coef)), "r" if is_rms else ""
     steps, warps = ceil(width / MOMENT_THREADS), ceil(width / 32)
     return [
@@ -150,7 +149,7 @@ def _parameters(name: str, chip: Chip, coef: Coef, rows: float) -> Kernel:
 
 def _mapped(key: str, chip: Chip, coef: Coef, numel: float, moved_s: float, warm: float) -> Kernel:
     """An elementwise kernel with index arithmetic: 512 elements a block."""
-    return looped(key, chip, coef, ceil(numel / 512), 16, 0.0, 1.0, warm, moved_s)
+    return looped(key, chip, coef, ceil(numel / 512), 16, 1.0, 1.0, warm, moved_s)
 
 
 def _group_forward(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
@@ -296,12 +295,11 @@ def _triton(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
     rows, width, is_rms = dims["n"], dims["c"], call.kind == "rms_norm"
     if call.phase == "fwd":
         return triton_rows(rows, width, size, 1, chip, coef, warm)
-    made = triton_rows(rows, width, size, 2, chip, coef, warm)
     if rows * width >= 5 * 2**20 and rows >= 2 * width and width <= 8192:
-        name, busy_s, bound = made[0]
-        sums = _column_sums(min(rows, 64 * chip.num_sms), width, chip, coef)[-1:]
-        return [(name, busy_s * coef["triton.mixed"], bound), *sums * (1 if is_rms else 2)]
-    moved = rows * width * size
+        name, busy_s, bound = triton_persistent(rows, width, size, 2, chip, coef, warm)
+        sums = kernel("reduce", chip, coef, 1.0, coef["reduce.multi"], 1.0, 0.0, 0.0, 0.0)
+        return [(name, busy_s * coef["triton.mixed"], bound), *[sums] * (1 if is_rms else 2)]
+    made, moved = triton_rows(rows, width, size, 2, chip, coef, warm), rows * width * size
     again = max(warm, left_over(3 * moved, chip, coef))
     memory_s = coef["triton.columns"] * stream_s(chip, coef, 2 * moved, 0.0, again)
     columns = kernel("triton_columns", chip, coef, 1.0, coef["triton.first"], 1.0, coef["triton.block"], 0.0, memory_s)

@@ -116,49 +116,68 @@ def looped(
     """A kernel whose blocks loop: ``steps`` serial iterations and ``work`` units of issue each, ``extra_cycles`` of latency."""
     cold = 1.0 - warm
     return kernel(
-        key, chip, coef, coef[key + ".power"], coef[key + ".first"] + coef["miss_cycles"] * cold,
+        key, chip, coef, coef[key + ".power"], coef[key + ".first"],
         rounds(blocks, chip.num_sms * resident, coef["tail_frac"]),
         coef[key + ".block"] + steps * (coef[key + ".step"] + coef[key + ".miss"] * cold) + extra_cycles,
         issue_seconds(chip, blocks, coef[key + ".base"] + work * coef[key + ".issue"]), memory_s,
     )  # fmt: skip
 
 
-TRITON_COEF = {
-    # Inductor's reductions. Rows of at most 1024 sit in registers, several rows a program: issue cycles per 1024 padded
-    # elements, and how many times more when rows are not aligned to 16 bytes.
-    "triton.first": 300.0,
-    "triton.issue": 250.0,
-    "triton.scalar": 4.0,
-    # Longer rows are looped over by a program each: latency of a block and of an iteration of 2048 elements, and issue.
-    "triton.block": 1500.0,
-    "triton.step": 900.0,
-    "triton.loop_issue": 700.0,
-    "triton.power": 2.0,
-    "triton.combine": 700.0,  # the small kernel that joins the halves of a split reduction
-}
+def triton_coef(
+    first: float, issue: float, scalar: float, block: float, step: float, base: float, loop_issue: float, power: float, combine: float
+) -> Coef:
+    """The coefficients of Inductor's row reductions.
+
+    Rows of at most 1024 sit in registers, several a program: ``issue`` SM cycles per 1024 padded elements, ``scalar`` when
+    rows are not aligned to 16 bytes. Longer rows are looped over by a program each: ``block`` and ``step`` cycles of latency
+    a row and 2048 elements, ``base`` and ``loop_issue`` SM cycles of issue. ``combine``: the small kernel that joins the
+    parts of a split reduction.
+    """
+    return {
+        "triton.first": first, "triton.issue": issue, "triton.scalar": scalar, "triton.block": block, "triton.step": step,
+        "triton.base": base, "triton.loop_issue": loop_issue, "triton.power": power, "triton.combine": combine,
+    }  # fmt: skip
 
 
-def triton_rows(rows: int, width: int, size: float, arrays: int, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
-    """Inductor's row reduction followed by a map over the row: reads ``arrays`` tensors, writes one."""
+def triton_persistent(rows: int, width: int, size: float, arrays: int, chip: Chip, coef: Coef, warm: float) -> Kernel:
+    """Inductor's kernel that keeps whole rows in registers: reads ``arrays`` tensors, writes one."""
     moved = rows * width * size
-    first = coef["triton.first"] + coef["miss_cycles"] * (1.0 - warm)
-    power = coef["triton.power"]
-    memory_s = stream_s(chip, coef, arrays * moved, moved, warm)
-    if width <= 1024:
-        padded = rows * (1 << (width - 1).bit_length()) / 1024
-        issue = coef["triton.issue"] * (1.0 if width * size % 16 == 0 else coef["triton.scalar"]) * arrays
-        return [kernel("triton_persistent", chip, coef, power, first, 1.0, coef["triton.block"], issue_seconds(chip, padded, issue), memory_s)]
-    if rows < 2 * chip.num_sms and width >= 8192:
-        again = max(warm, left_over(arrays * moved, chip, coef))
-        return [
-            kernel("triton_split", chip, coef, 1.0, first, 1.0, coef["triton.block"], 0.0, stream_s(chip, coef, arrays * moved, 0.0, warm)),
-            kernel("triton_combine", chip, coef, 1.0, coef["triton.combine"], 0.0, 0.0, 0.0, 0.0),
-            kernel("triton_map", chip, coef, 1.0, first, 1.0, coef["triton.combine"], 0.0, stream_s(chip, coef, arrays * moved, moved, again)),
-        ]  # fmt: skip
-    steps = ceil(width / 2048)
-    read = arrays * (moved + reread_bytes(rows, width * size, 4, arrays + 1, chip, coef))
-    memory_s = stream_s(chip, coef, read, moved, warm)
+    padded = rows * (1 << (width - 1).bit_length()) / 1024
+    issue = coef["triton.issue"] if width * size % 16 == 0 else coef["triton.scalar"]
+    return kernel(
+        "triton_persistent", chip, coef, coef["triton.power"], coef["triton.first"] + coef["miss_cycles"] * (1.0 - warm),
+        1.0, coef["triton.block"], issue_seconds(chip, padded, issue), stream_s(chip, coef, arrays * moved, moved, warm),
+    )  # fmt: skip
+
+
+def _triton_split(rows: int, width: int, size: float, arrays: int, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+    """Few long rows: each reduced by several programs, joined, and then mapped."""
+    moved, first = rows * width * size, coef["triton.first"] + coef["miss_cycles"] * (1.0 - warm)
+    again = max(warm, left_over(arrays * moved, chip, coef))
+    read_s = stream_s(chip, coef, arrays * moved, 0.0, warm)
+    map_s = stream_s(chip, coef, arrays * moved, moved, again)
     return [
-        kernel("triton_looped", chip, coef, power, first, rounds(rows, chip.num_sms * 4, coef["tail_frac"]),
-               coef["triton.block"] + steps * coef["triton.step"], issue_seconds(chip, rows, steps * coef["triton.loop_issue"]), memory_s)
+        kernel("triton_split", chip, coef, 1.0, first, 1.0, coef["triton.block"], 0.0, read_s),
+        kernel("triton_combine", chip, coef, 1.0, coef["triton.combine"], 0.0, 0.0, 0.0, 0.0),
+        kernel("triton_map", chip, coef, 1.0, first, 1.0, coef["triton.combine"], 0.0, map_s),
+    ]
+
+
+def triton_rows(
+    rows: int, width: int, size: float, arrays: int, chip: Chip, coef: Coef, warm: float, weight: float = 1.0
+) -> list[Kernel]:
+    """Inductor's row reduction followed by a map over the row; ``weight`` scales the arithmetic of the looped form."""
+    if width <= 1024:
+        return [triton_persistent(rows, width, size, arrays, chip, coef, warm)]
+    if rows < 2 * chip.num_sms and width >= 8192:
+        return _triton_split(rows, width, size, arrays, chip, coef, warm)
+    moved, steps = rows * width * size, width / 2048
+    read = arrays * (moved + reread_bytes(rows, width * size, 4, arrays + 1, chip, coef))
+    issue = weight * (coef["triton.base"] + steps * coef["triton.loop_issue"])
+    return [
+        kernel(
+            "triton_looped", chip, coef, coef["triton.power"], coef["triton.first"] + coef["miss_cycles"] * (1.0 - warm),
+            rounds(rows, chip.num_sms * 4, coef["tail_frac"]), coef["triton.block"] + steps * coef["triton.step"],
+            issue_seconds(chip, rows, issue), stream_s(chip, coef, read, moved, warm),
+        )
     ]  # fmt: skip

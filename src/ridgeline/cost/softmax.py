@@ -7,8 +7,8 @@ from math import ceil, log2
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.rowwise import (
-    TRITON_COEF, Kernel, issue_seconds, kernel, left_over, reread_bytes, reread_cycles, resident_blocks, rounds, spilled,
-    stream_s, triton_rows,
+    Kernel, issue_seconds, kernel, left_over, reread_bytes, reread_cycles, resident_blocks, rounds, spilled,
+    stream_s, triton_coef, triton_rows,
 )  # fmt: skip
 from ridgeline.errors import CostError
 
@@ -20,95 +20,96 @@ VECTOR_BYTES = 16
 
 DEFAULTS: dict[str, float] = {
     # --- shared by every kernel ---
-    "launch_cycles": 1500.0,  # an empty kernel as a profiler sees it
-    "dram_frac": 0.93,  # of the datasheet bandwidth a long stream reaches
-    "evict_frac": 0.10,  # dirty share of a cold L2 that a stream must write back
-    "evict_ramp_frac": 0.15,  # stream length, in L2 capacities, at which half of that is paid
-    "reread_frac": 1.0,  # of the L2 the rows in flight may fill and still be found there by the next pass
-    "left_frac": 0.8,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
-    "tail_frac": 0.8,  # share of the last partial wave of blocks that is waited for
-    "miss_cycles": 900.0,  # a load that goes to DRAM instead of L2
+    "launch_cycles": 1630.0,  # an empty kernel as a profiler sees it
+    "dram_frac": 0.953,  # of the datasheet bandwidth a long stream reaches
+    "evict_frac": 0.224,  # dirty share of a cold L2 that a stream must write back
+    "evict_ramp_frac": 0.31,  # stream length, in L2 capacities, at which half of that is paid
+    "reread_frac": 1.23,  # of the L2 the rows in flight may fill and still be found there by the next pass
+    "left_frac": 0.58,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
+    "tail_frac": 1.0,  # share of the last partial wave of blocks that is waited for
+    "miss_cycles": 697.0,  # a load that goes to DRAM instead of L2
     # Of each kernel: .first cycles once, .block cycles of latency a block, .step more per iteration (.miss when its loads
     # go to DRAM), .base and .issue SM cycles of issue slots a block and an iteration, .power of the overlap.
     # --- softmax_warp_forward: rows of at most 2048 in the registers of one warp ---
-    "warp.first": 200.0,
-    "warp.block": 1200.0,
-    "warp.step": 20.0,  # latency per element a lane may hold
-    "warp.touch": 20.0,  # … per element it does hold
-    "warp.half": 20.0,  # … more for 16-bit elements
-    "warp.div": 20.0,  # … more for the division that log-softmax spares
-    "warp.base": 60.0,
-    "warp.issue": 8.0,
-    "warp.issue_touch": 4.0,
-    "warp.issue_half": 5.0,
-    "warp.issue_div": 8.0,
-    "warp.power": 3.0,
+    "warp.first": 474.0,
+    "warp.block": 1.47,
+    "warp.step": 75.3,  # latency per element a lane may hold
+    "warp.touch": 7.08,  # … per element it does hold
+    "warp.half": 113.0,  # … more for 16-bit elements
+    "warp.div": 89.0,  # … more for the division that log-softmax spares
+    "warp.base": 156.0,
+    "warp.issue": 0.0582,
+    "warp.issue_touch": 0.0293,
+    "warp.issue_half": 14.7,
+    "warp.issue_div": 0.269,
+    "warp.power": 1.62,
     # --- softmax_warp_backward ---
-    "warpb.first": 200.0,
-    "warpb.block": 1200.0,
-    "warpb.step": 20.0,
-    "warpb.half": 10.0,
-    "warpb.log": 5.0,  # the exponential of log-softmax
-    "warpb.base": 40.0,
-    "warpb.issue": 10.0,
-    "warpb.issue_half": 5.0,
-    "warpb.issue_log": 5.0,
-    "warpb.power": 3.0,
+    "warpb.first": 555.0,
+    "warpb.block": 0.644,
+    "warpb.step": 21.7,
+    "warpb.half": 71.3,
+    "warpb.log": 132.0,  # the exponential of log-softmax
+    "warpb.base": 76.2,
+    "warpb.issue": 0.0685,
+    "warpb.issue_half": 7.28,
+    "warpb.issue_log": 0.803,
+    "warpb.power": 1.46,
     # --- cunn_SoftMaxForwardReg: rows of at most 9216 in the registers of a block, one block an SM ---
-    "reg.first": 1500.0,
-    "reg.block": 300.0,
-    "reg.step": 500.0,
-    "reg.half": 50.0,
-    "reg.div": 100.0,
-    "reg.power": 1.2,
+    "reg.first": 329.0,
+    "reg.block": 1.74,
+    "reg.step": 620.0,
+    "reg.half": 57.0,
+    "reg.div": 72.4,
+    "reg.power": 1.3,
     # --- cunn_SoftMaxForwardSmem ---
-    "smem.first": 1500.0,
-    "smem.block": 1000.0,
-    "smem.step": 900.0,
-    "smem.issue": 200.0,
-    "smem.power": 2.0,
+    "smem.first": 111.0,
+    "smem.block": 3310.0,
+    "smem.step": 1510.0,
+    "smem.issue": 261.0,
+    "smem.power": 1.47,
     # --- cunn_SoftMaxForward: three passes over global memory ---
-    "plain.first": 1000.0,
-    "plain.block": 1500.0,
-    "plain.step": 1500.0,  # latency of one vectorized iteration, all passes
-    "plain.tail": 800.0,  # … of one scalar iteration at the end of the row
-    "plain.miss": 300.0,
-    "plain.div": 100.0,
-    "plain.issue": 200.0,
-    "plain.issue_half": 50.0,
-    "plain.issue_tail": 100.0,
-    "plain.issue_div": 100.0,
-    "plain.power": 2.5,
+    "plain.first": 1850.0,
+    "plain.block": 13.3,
+    "plain.step": 1580.0,  # latency of one vectorized iteration, all passes
+    "plain.tail": 66.7,  # … of one scalar iteration at the end of the row
+    "plain.miss": 554.0,
+    "plain.div": 18.4,
+    "plain.issue": 58.6,
+    "plain.issue_half": 68.0,
+    "plain.issue_tail": 953.0,
+    "plain.issue_div": 185.0,
+    "plain.power": 1.72,
     # --- cunn_SoftMaxBackwardSmem ---
-    "smemb.first": 500.0,
-    "smemb.block": 1500.0,
-    "smemb.step": 500.0,
-    "smemb.miss": 300.0,
-    "smemb.issue": 150.0,
-    "smemb.power": 3.0,
+    "smemb.first": 1470.0,
+    "smemb.block": 62.8,
+    "smemb.step": 696.0,
+    "smemb.miss": 1060.0,
+    "smemb.issue": 210.0,
+    "smemb.power": 2.55,
     # --- cunn_SoftMaxBackward ---
-    "plainb.first": 500.0,
-    "plainb.block": 1500.0,
-    "plainb.step": 600.0,
-    "plainb.tail": 500.0,
-    "plainb.miss": 300.0,
-    "plainb.log": 100.0,
-    "plainb.issue": 150.0,
-    "plainb.issue_half": 50.0,
-    "plainb.issue_tail": 100.0,
-    "plainb.power": 2.5,
+    "plainb.first": 2290.0,
+    "plainb.block": 89.8,
+    "plainb.step": 850.0,
+    "plainb.tail": 864.0,
+    "plainb.miss": 641.0,
+    "plainb.log": 284.0,
+    "plainb.issue": 72.2,
+    "plainb.issue_half": 0.229,
+    "plainb.issue_tail": 64.4,
+    "plainb.power": 1.45,
     # --- one block of nll_loss over all rows ---
-    "nll.first": 1000.0,
-    "nll.step": 1000.0,  # a dependent pair of loads, target then log-probability
-    "nll.far": 900.0,  # … more when the log-probabilities have left the L2
-    "nllb.first": 800.0,
-    "nllb.step": 700.0,
-    "nllb.far": 300.0,
+    "nll.first": 729.0,
+    "nll.step": 1430.0,  # a dependent pair of loads, target then log-probability
+    "nll.far": 608.0,  # … more when the log-probabilities have left the L2
+    "nllb.first": 543.0,
+    "nllb.step": 949.0,
+    "nllb.far": 24.6,
     # --- elementwise helpers ---
-    "mul.first": 300.0,
-    "fill.dram_frac": 0.98,  # of the datasheet bandwidth a fill reaches
-    "fill.half_frac": 0.72,  # of that, when filling 16-bit elements
-    **TRITON_COEF,
+    "mul.first": 435.0,
+    "fill.dram_frac": 0.951,  # of the datasheet bandwidth a fill reaches
+    "fill.half_frac": 0.749,  # of that, when filling 16-bit elements
+    **triton_coef(1050, 242, 424, 930, 505, 500, 203, 7.67, 1750),
+    "triton.online": 3.82,  # arithmetic of the online maximum and sum of a looped softmax, over a plain sum
 }
 
 
@@ -229,7 +230,6 @@ def _plain_backward(rows: int, width: int, size: float, is_log: bool, chip: Chip
     read = 2 * moved + reread_bytes(rows, width * size, resident, 3, chip, coef)
     chain = coef["plainb.block"] + steps * (coef["plainb.step"] + is_log * coef["plainb.log"]) + tail * coef["plainb.tail"]
     chain += coef["plainb.miss"] * (steps + tail) * (1.0 - warm)
-    chain += reread_cycles(rows, width * size, resident, 3, steps + tail, "plainb", chip, coef)
     return kernel(
         "cunn_SoftMaxBackward", chip, coef, coef["plainb.power"], coef["plainb.first"] + coef["miss_cycles"] * (1.0 - warm),
         rounds(rows, chip.num_sms * resident, coef["tail_frac"]), chain,
@@ -291,7 +291,9 @@ def kernels(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> list[Kernel
         return []
     moved = rows * width * size
     if call.library == "inductor" and call.kind in ("softmax", "log_softmax"):
-        return triton_rows(rows, width, size, 1 if call.phase == "fwd" else 2, chip, coef, warm_frac)
+        forward = call.phase == "fwd"
+        weight = coef["triton.online"] if forward else 1.0
+        return triton_rows(rows, width, size, 1 if forward else 2, chip, coef, warm_frac, weight)
     is_log = call.kind != "softmax"
     if call.phase == "fwd":
         made = [] if call.kind == "nll_loss" else [_forward(rows, width, size, is_log, chip, coef, warm_frac)]

@@ -492,12 +492,13 @@ def _product(t: Tape, node: Node, g: int) -> None:
 def _view(t: Tape, node: Node, grads: Grads) -> None:
     fn, x = node.attrs.get("fn", "view"), node.inputs[0]
     want = _dense(t.type(x))
-    if fn == "split":
+    if fn in ("split", "unbind"):
         pieces = [
             t.emit("fill", [], _dense(t.type(o)), fn="zeros") if g is None else g
             for o, g in zip(node.outputs, grads, strict=True)
         ]
-        t.give(x, t.emit("copy", pieces, want, fn="cat", dim=node.attrs.get("dim", -1)))
+        dim = node.attrs.get("dim", 0)
+        t.give(x, t.emit("copy", pieces, want, fn="cat" if fn == "split" else "stack", dim=dim))
     elif fn == "slice":
         t.give(x, t.emit("copy", [_first(grads)], want, fn="slice_backward"))
     elif fn == "expand":

@@ -20,7 +20,7 @@ FORMAT = "ridgeline-graph"
 VERSION = 1
 MAX_BYTES = 1 << 29
 """A 405B model in train mode takes under 1 MB; half a gigabyte is a mistake or an attack."""
-_LAYOUTS = frozenset({"contiguous", "channels_last", "strided"})
+_LAYOUTS = frozenset({"contiguous", "channels_last", "strided", "transposed"})
 _MAX_INT = 2**63
 _E = TypeVar("_E", Kind, Phase)
 

@@ -38,7 +38,11 @@ RESIDENT = frozenset({Kind.PARAM, Kind.BUFFER, Kind.INPUT, Kind.CONSTANT, Kind.S
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Shape, element type and memory layout (``contiguous``, ``channels_last`` or ``strided``)."""
+    """Shape, element type and memory layout.
+
+    ``contiguous``, ``channels_last``, ``transposed`` (dense along another dim than the last) or ``strided`` (any other
+    view with gaps or reordered outer dims).
+    """
 
     shape: tuple[int, ...]
     dtype: DType

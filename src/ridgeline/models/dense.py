@@ -250,17 +250,15 @@ def _segformer_layer(net: Net, x: int, heads: int, shrink: int, side: int) -> in
     net.enter("attention")
     source = y
     if shrink > 1:
-        image = net.contiguous(net.reshape(net.permute(y, b, c, s), b, c, side, side))
+        image = net.reshape(net.permute(y, b, c, s), b, c, side, side)  # channels last: nothing moves
         image = net.conv(image, c, shrink, "sequence_reduction.sequence_reduction", stride=shrink, padding=0, bias=True)
         few = (side // shrink) ** 2
-        source = net.layer_norm(
-            net.contiguous(net.permute(net.reshape(image, b, c, few), b, few, c)), "sequence_reduction.layer_norm"
-        )
+        source = net.layer_norm(net.permute(net.reshape(image, b, c, few), b, few, c), "sequence_reduction.layer_norm")
     y = self_attention(net, y, heads, names=("q_proj", "k_proj", "v_proj"), kv=source)
     x = net.add(net.linear(y, c, "o_proj", bias=True), x)
     net.exit()
     y = net.linear(net.layer_norm(x, "layernorm_after"), 4 * c, "mlp.fc1", bias=True)
-    y = net.contiguous(net.reshape(net.permute(y, b, 4 * c, s), b, 4 * c, side, side))
+    y = net.reshape(net.permute(y, b, 4 * c, s), b, 4 * c, side, side)
     y = net.conv(y, 4 * c, 3, "mlp.dwconv.dwconv", groups=4 * c, bias=True)
     y = net.pointwise("gelu", net.permute(net.reshape(y, b, 4 * c, s), b, s, 4 * c))
     return net.add(net.linear(y, c, "mlp.fc2", bias=True), x)
@@ -298,7 +296,7 @@ def _segformer_head(net: Net, maps: list[int]) -> int:
         y = net.linear(
             net.permute(net.reshape(m, b, c, h * w), b, h * w, c), 768, f"linear_projections.{i}.proj", bias=True
         )
-        y = net.contiguous(net.reshape(net.permute(y, b, 768, h * w), b, 768, h, w))
+        y = net.reshape(net.permute(y, b, 768, h * w), b, 768, h, w)
         same.append(net.resize(y, *fine, fn="upsample_bilinear2d"))
     x = conv_bn(net, net.cat(same[::-1], 1), 768, 1, "linear_fuse", "batch_norm", act=None)
     x = net.conv(net.pointwise("relu", x), 150, 1, "classifier", bias=True)

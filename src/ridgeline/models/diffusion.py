@@ -133,7 +133,7 @@ class _UnetWriter:
         if c != width:
             x = net.conv(x, width, 1, "conv_shortcut", bias=True)
         net.exit()
-        return net.add(x, y)
+        return net.pointwise("div", net.add(x, y), scalars=1)  # by an output scale of one, but divided all the same
 
     def transformer(self, x: int, depth: int, heads: int, name: str) -> int:
         net = self.net
@@ -175,6 +175,7 @@ class _UnetWriter:
         k = net.heads(net.linear(source, width, "to_k"), heads, width // heads)
         v = net.heads(net.linear(source, width, "to_v"), heads, width // heads)
         y = net.linear(net.unheads(net.attention(q, k, v, causal=False)), width, "to_out.0", bias=True)
+        y = net.pointwise("div", y, scalars=1)
         net.exit()
         return y
 

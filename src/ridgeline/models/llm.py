@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ridgeline.graph import Graph, Kind, TensorType
 from ridgeline.models.card import MODES, ModelCard, Request, register
@@ -187,8 +187,7 @@ class _Writer:
             old = net.value(net.type(b, h, past, d), Kind.INPUT, count=net.repeats, name=f"past_key_values.*.{name}")
             self.donated.append(old)
             parts = [old, new]
-        whole = net.cat(parts, -2, shape=(b, h, past + s, d))
-        net.values[whole] = replace(net.values[whole], count=net.repeats)
+        whole = net.stacked(net.cat(parts, -2, shape=(b, h, past + s, d)))
         self.new_cache.append(whole)
         return whole
 
@@ -246,18 +245,10 @@ class _Writer:
 def rotary_table(net: Net, s: int, d: int) -> tuple[int, int]:
     """cos and sin of the positions, as [1, s, d]; made once for all layers."""
     net.enter("rotary_emb")
-    where = net.reshape(net.cast(net.fill("arange", s, dt=INT64), FP32), 1, 1, s)
-    inverse = net.value(TensorType((d // 2,), FP32), Kind.BUFFER, name="model.rotary_emb.inv_freq")
-    angles = net.node(
-        "matmul",
-        [net.reshape(inverse, 1, d // 2, 1), where],
-        [TensorType((1, d // 2, s), FP32)],
-        b=1,
-        m=d // 2,
-        n=s,
-        k=1,
-    )[0]
-    angles = net.cat((net.permute(angles, 1, s, d // 2),) * 2, -1)
+    where = net.reshape(net.cast(net.fill("arange", s, dt=INT64), FP32), 1, s, 1)
+    inverse = net.reshape(net.buffer("inv_freq", d // 2, dt=FP32), 1, 1, d // 2)
+    angles = net.mul(where, inverse)
+    angles = net.cat((angles, angles), -1)
     cos = net.cast(net.pointwise("mul", net.pointwise("cos", angles), scalars=1), net.dt)
     sin = net.cast(net.pointwise("mul", net.pointwise("sin", angles), scalars=1), net.dt)
     net.exit()

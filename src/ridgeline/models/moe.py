@@ -106,15 +106,16 @@ def run_experts(net: Net, flat: int, weights: int, chosen: int, e: Experts, act:
     picks = rows * e.top
     sorted_ids, order = net.node("sort", [net.reshape(chosen, picks)], [TensorType((picks,), INT64)] * 2, n=1, c=picks)
     token = net.pointwise("floor_divide", order, scalars=1)
-    x = net.gather("index_select", [flat, token], picks, hidden)
-    scale = net.gather("index_select", [net.reshape(weights, picks), order], picks)
-    counts = net.scatter("histc", [net.node("copy", [sorted_ids], [TensorType((picks,), INT32)], fn="to")[0]], e.num)
+    x = net.gather("index", [flat, token], picks, hidden)
+    scale = net.gather("index", [net.reshape(weights, picks), order], picks)
+    ids = net.node("copy", [sorted_ids], [TensorType((picks,), INT32)], fn="to")[0]
+    counts = net.node("reduce", [ids], [TensorType((e.num,), INT32)], fn="histc", dims=(0,))[0]
     offsets = net.node("scan", [counts], [TensorType((e.num,), INT64)], fn="cumsum", n=1, c=e.num)[0]
     both = _grouped(net, x, 2 * e.ffn, offsets, sorted_ids, "gate_up_proj", e)
     out = _grouped(net, _gated(net, both, e, act), hidden, offsets, sorted_ids, "down_proj", e)
     out = net.mul(out, net.reshape(scale, picks, 1))
     inverse = net.scatter("index_put", [order, net.fill("arange", picks, dt=INT64)], picks, num=picks)
-    out = net.reshape(net.gather("index_select", [out, inverse], picks, hidden), rows, e.top, hidden)
+    out = net.reshape(net.gather("index", [out, inverse], picks, hidden), rows, e.top, hidden)
     return net.reduce("sum", out, (1,))
 
 
@@ -137,7 +138,7 @@ def _grouped(net: Net, x: int, n: int, offsets: int, ids: int, name: str, e: Exp
     )[0]
     if not e.bias:
         return out
-    return net.add(out, net.gather("index_select", [net.weight(f"{name}_bias", e.num, n), ids], m, n))
+    return net.add(out, net.gather("index", [net.weight(f"{name}_bias", e.num, n), ids], m, n))
 
 
 def _gated(net: Net, both: int, e: Experts, act: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ridgeline.dtypes import DType, dtype
@@ -128,7 +129,7 @@ class Net(Builder):
 
     def contiguous(self, x: int, *, transposed: bool = True) -> int:
         old = self.values[x].type
-        return self.node("copy", [x], [TensorType(old.shape, old.dtype)], fn="contiguous", transposed=transposed)[0]
+        return self.node("copy", [x], [TensorType(old.shape, old.dtype)], fn="clone", transposed=transposed)[0]
 
     def cat(self, parts: Sequence[int], dim: int, *, shape: Shape | None = None) -> int:
         first = self.values[parts[0]].type
@@ -166,6 +167,12 @@ class Net(Builder):
             for w in widths
         ]
         return self.node("view", [x], outs, fn="split", dim=dim)
+
+    def unbind(self, x: int) -> tuple[int, ...]:
+        """The slices of ``x`` along its first dim, as views."""
+        first, *rest = self.shape(x)
+        piece = TensorType(tuple(rest), self.values[x].type.dtype, "strided")
+        return self.node("view", [x], [self.value(piece, alias=x) for _ in range(first)], fn="unbind")
 
     def rms_norm(self, x: int, name: str, *, affine: bool = True) -> int:
         if self.fused_norms:
@@ -229,6 +236,11 @@ class Net(Builder):
     def scatter(self, fn: str, inputs: Sequence[int], *shape: int, dt: DType | None = None, **attrs: Any) -> int:
         out = TensorType(shape, dt or self.values[inputs[0]].type.dtype)
         return self.node("scatter", inputs, [out], fn=fn, **attrs)[0]
+
+    def stacked(self, x: int) -> int:
+        """Keep every iteration's ``x``, as a cache does."""
+        self.values[x] = replace(self.values[x], count=self.repeats)
+        return x
 
     def buffer(self, name: str, *shape: int, dt: DType | None = None) -> int:
         """A resident tensor that is no parameter: an index table, a mask, running statistics."""
@@ -341,12 +353,20 @@ class Net(Builder):
         c, n = shape[1], math.prod(shape) // shape[1]
         self._path.append(name)
         operands = [x, self.weight("weight", c), self.weight("bias", c)]
-        for stat in ("running_mean", "running_var"):
-            operands.append(self.buffer(stat, c))
+        operands += [self.buffer(stat, c) for stat in ("running_mean", "running_var")]
+        seen = self.buffer("num_batches_tracked", dt=INT64)
+        if self.train:
+            self.node("pointwise", [seen], [seen], fn="add", inplace=True, scalars=1)
         outs = [self.values[x].type] + ([TensorType((c,), FP32)] * 2 if self.train else [])
-        out = self.node(
-            "norm", operands, outs, fn="batch_norm", n=c, c=n, affine=True, training=self.train, channels=c
-        )[0]
+        attrs: dict[str, Any] = {
+            "fn": "batch_norm",
+            "n": c,
+            "c": n,
+            "affine": True,
+            "training": self.train,
+            "channels": c,
+        }
+        out = self.node("norm", operands, outs, **attrs)[0]
         self._path.pop()
         return out
 

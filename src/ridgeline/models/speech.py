@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ridgeline.errors import ModelError
 from ridgeline.graph import Graph, Kind, TensorType
@@ -26,11 +26,29 @@ class Whisper:
     positions: int = 448
 
 
-def _attend(net: Net, x: int, c: Whisper, name: str, norm: str, **how: int | bool | None) -> int:
-    y = net.layer_norm(x, norm)
+def _attend(
+    net: Net,
+    x: int,
+    c: Whisper,
+    name: str,
+    *,
+    causal: bool = False,
+    memory: int | None = None,
+    caches: list[int] | None = None,
+) -> int:
+    """A pre-norm attention; scaled queries and contiguous heads as the reference makes them."""
+    y = net.layer_norm(x, f"{name}_layer_norm")
+    source = y if memory is None else memory
+    d = c.hidden // c.heads
     net.enter(name)
-    y = self_attention(net, y, c.heads, names=_QKV, key_bias=False, **how)  # type: ignore[arg-type]
-    y = net.linear(y, c.hidden, "out_proj", bias=True)
+    q = net.pointwise("mul", net.linear(y, c.hidden, "q_proj", bias=True), scalars=1)
+    q = net.contiguous(net.heads(q, c.heads, d))
+    k = net.contiguous(net.heads(net.linear(source, c.hidden, "k_proj"), c.heads, d))
+    v = net.contiguous(net.heads(net.linear(source, c.hidden, "v_proj", bias=True), c.heads, d))
+    if caches is not None:
+        k, v = (net.stacked(net.cat((new,), -2)) for new in (k, v))
+        caches += (k, v)
+    y = net.linear(net.unheads(net.attention(q, k, v, causal=causal)), c.hidden, "out_proj", bias=True)
     net.exit()
     return net.add(x, y)
 
@@ -50,16 +68,17 @@ def _encode(net: Net, c: Whisper, batch: int) -> int:
     x = net.add(net.permute(x, batch, length, c.hidden), net.weight("embed_positions.weight", length, c.hidden))
     with net.repeat(c.layers, "layers"):
         inner = net.carry(x)
-        x = _feed_forward(net, _attend(net, inner, c, "self_attn", "self_attn_layer_norm"), c.hidden)
+        x = _feed_forward(net, _attend(net, inner, c, "self_attn"), c.hidden)
         net.close_carry(inner, x)
     x = net.layer_norm(x, "layer_norm")
     net.exit()
     return x
 
 
-def _decode_layer(net: Net, x: int, c: Whisper, memory: int) -> int:
-    x = _attend(net, x, c, "self_attn", "self_attn_layer_norm", causal=True)
-    x = _attend(net, x, c, "encoder_attn", "encoder_attn_layer_norm", kv=memory)
+def _decode_layer(net: Net, x: int, c: Whisper, memory: int, caches: list[int]) -> int:
+    kept = None if net.train else caches
+    x = _attend(net, x, c, "self_attn", causal=True, caches=kept)
+    x = _attend(net, x, c, "encoder_attn", memory=memory, caches=kept)
     return _feed_forward(net, x, c.hidden)
 
 
@@ -72,7 +91,7 @@ def _step_layer(net: Net, x: int, c: Whisper, kv: int, caches: list[int], old: l
     for new in (k, v):
         past = net.value(net.type(b, c.heads, kv, d), Kind.INPUT, count=net.repeats, name="past_key_values.*")
         old.append(past)
-        caches.append(net.cat((past, new), -2) if kv else net.cat((new,), -2))
+        caches.append(net.stacked(net.cat((past, new) if kv else (new,), -2)))
     y = net.unheads(net.attention(q, caches[-2], caches[-1], causal=False))
     x = net.add(x, net.linear(y, c.hidden, "out_proj", bias=True))
     net.exit()
@@ -102,7 +121,11 @@ def _decoder(net: Net, c: Whisper, tokens: int, memory: int | None, kv: int) -> 
     x = net.add(x, net.slice(places, s, c.hidden))
     with net.repeat(c.layers, "layers"):
         inner = net.carry(x)
-        x = _step_layer(net, inner, c, kv, caches, old) if memory is None else _decode_layer(net, inner, c, memory)
+        x = (
+            _step_layer(net, inner, c, kv, caches, old)
+            if memory is None
+            else _decode_layer(net, inner, c, memory, caches)
+        )
         net.close_carry(inner, x)
     x = net.layer_norm(x, "layer_norm")
     net.exit()
@@ -118,9 +141,9 @@ def _whisper(c: Whisper, r: Request) -> Graph:
     net = Net(r.card.name, r.mode, r.precision, batch=r.batch, seq=r.seq)
     memory = _encode(net, c, r.batch)
     tokens = net.input("decoder_input_ids", TensorType((r.batch, r.seq), INT64))
-    logits, _ = _decoder(net, c, tokens, memory, 0)
+    logits, caches = _decoder(net, c, tokens, memory, 0)
     if not net.train:
-        return net.finish([logits])
+        return net.finish([logits, *caches])
     labels = net.input("labels", TensorType((r.batch, r.seq), INT64))
     rows = r.batch * r.seq
     return net.finish([net.cross_entropy(net.reshape(logits, rows, c.vocab), net.reshape(labels, rows))], frees=False)
@@ -133,8 +156,6 @@ def _whisper_step(c: Whisper, r: Request) -> Graph:
     net.param("model.encoder (resident, idle)", net.type(whole))
     tokens = net.input("decoder_input_ids", TensorType((r.batch, 1), INT64))
     logits, caches = _decoder(net, c, tokens, None, r.kv)
-    for cache in caches:
-        net.values[cache] = replace(net.values[cache], count=c.layers)
     return net.finish([logits, *caches])
 
 

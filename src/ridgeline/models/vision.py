@@ -38,12 +38,13 @@ class Vit:
     classes: int = 1000
 
 
-def fused_attention(net: Net, x: int, heads: int, *, mask: int | None = None, bias: bool = True) -> int:
+def fused_attention(net: Net, x: int, heads: int) -> int:
     """One projection for q, k and v, attention, and the output projection."""
-    width = net.shape(x)[-1]
-    q, k, v = net.split(net.linear(x, 3 * width, "qkv", bias=bias), (width,) * 3)
-    q, k, v = (net.heads(part, heads, width // heads) for part in (q, k, v))
-    return net.linear(net.unheads(net.attention(q, k, v, causal=False, mask=mask)), width, "proj", bias=True)
+    b, tokens, width = net.shape(x)
+    d = width // heads
+    both = net.reshape(net.linear(x, 3 * width, "qkv", bias=True), b, tokens, 3, heads, d)
+    q, k, v = net.unbind(net.permute(both, 3, b, heads, tokens, d))
+    return net.linear(net.unheads(net.attention(q, k, v, causal=False)), width, "proj", bias=True)
 
 
 def mlp(net: Net, x: int, hidden: int, act: str = "gelu") -> int:
@@ -156,13 +157,10 @@ def _window_attention(net: Net, x: int, heads: int, window: int, *, shifted: boo
     if shifted:
         x = net.node("copy", [x], [net.type(b, side, side, c)], fn="roll")[0]
     whole = -(-side // window) * window
-    if whole != side:
-        x = net.pad(x, (b, whole, whole, c))
+    x = net.pad(x, (b, whole, whole, c))  # called, and copying, even where it adds nothing
     grid, area = whole // window, window * window
     x = net.contiguous(net.permute(net.reshape(x, b, grid, window, grid, window, c), b, grid, grid, window, window, c))
-    y = fused_attention(
-        net, net.reshape(x, b * grid * grid, area, c), heads, mask=_window_bias(net, heads, window, grid, shifted)
-    )
+    y = _biased_attention(net, net.reshape(x, b * grid * grid, area, c), heads, window, grid if shifted else 0)
     y = net.permute(net.reshape(y, b, grid, grid, window, window, c), b, grid, window, grid, window, c)
     y = net.reshape(net.contiguous(y), b, whole, whole, c)
     if whole != side:
@@ -170,17 +168,30 @@ def _window_attention(net: Net, x: int, heads: int, window: int, *, shifted: boo
     return net.node("copy", [y], [net.type(b, side, side, c)], fn="roll")[0] if shifted else y
 
 
-def _window_bias(net: Net, heads: int, window: int, grid: int, shifted: bool) -> int:
-    """A learned bias for every offset inside a window, and for shifted windows the mask between regions."""
+def _biased_attention(net: Net, x: int, heads: int, window: int, grid: int) -> int:
+    """Attention inside windows, op by op: a learned bias for every offset, and with ``grid`` a mask between regions."""
+    rows, area, width = net.shape(x)
+    d = width // heads
+    q, k, v = net.split(net.linear(x, 3 * width, "qkv", bias=True), (width,) * 3)
+    q = net.contiguous(net.pointwise("mul", net.heads(q, heads, d), scalars=1))
+    scores = net.bmm(q, net.contiguous(net.heads(k, heads, d)), trans_b=True)
+    scores = net.add(scores, _window_bias(net, heads, window))
+    if grid:
+        mask = net.reshape(net.buffer("attn_mask", grid * grid, area, area), 1, grid * grid, 1, area, area)
+        scores = net.add(net.reshape(scores, rows // grid**2, grid**2, heads, area, area), mask)
+        scores = net.reshape(scores, rows, heads, area, area)
+    y = net.bmm(net.softmax(scores), net.contiguous(net.heads(v, heads, d)))
+    y = net.contiguous(net.permute(y, rows, area, heads, d))
+    return net.linear(net.reshape(y, rows, area, width), width, "proj", bias=True)
+
+
+def _window_bias(net: Net, heads: int, window: int) -> int:
     area = window * window
     table = net.weight("relative_position_bias_table", (2 * window - 1) ** 2, heads)
     index = net.buffer("relative_position_index", area * area, dt=INT64)
-    bias = net.gather("index_select", [table, index], area * area, heads)
+    bias = net.gather("index", [table, index], area * area, heads)
     bias = net.contiguous(net.permute(net.reshape(bias, area, area, heads), heads, area, area))
-    if not shifted:
-        return net.reshape(bias, 1, heads, area, area)
-    mask = net.buffer("attn_mask", grid * grid, 1, area, area)
-    return net.add(mask, net.reshape(bias, 1, heads, area, area))
+    return net.reshape(bias, 1, heads, area, area)
 
 
 register(

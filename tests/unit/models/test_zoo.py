@@ -224,3 +224,9 @@ def test_vision_models_build_at_any_legal_size(name: str, steps: int, batch: int
 def test_longer_sequences_never_take_fewer_flops(seq: int, more: int) -> None:
     assert flops(build("mamba2-2.7b", seq=seq + more)) >= flops(build("mamba2-2.7b", seq=seq))
     assert flops(build("llama3.2-1b", seq=seq + more)) > flops(build("llama3.2-1b", seq=seq))
+
+
+def test_the_guide_lists_every_network_with_its_parameters() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guide" / "zoo.md").read_text()
+    for card in models():
+        assert f"`{card.name}`" in guide and f"{card.num_params:,}" in guide

@@ -1,0 +1,287 @@
+"""Predicted against measured operators: what events around a call would read, and how far that is from what they read."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from ridgeline.cost import host, interval
+from ridgeline.cost.call import ITEMSIZE, Call, kinds
+from ridgeline.cost.price import Pricer, pricer_of
+from ridgeline.dtypes import dtype as dtype_named
+from ridgeline.errors import InputError, RidgelineError, nearest
+from ridgeline.hardware import Device
+from ridgeline.hardware import device as device_named
+
+CACHES = ("cold", "warm")
+_REQUIRED = {
+    "gemm": "m n k", "bmm": "b m n k", "attention": "b h hkv s skv d causal", "layer_norm": "n c", "rms_norm": "n c",
+    "softmax": "n c", "gelu": "n c", "add": "n c", "sum_dim0": "n c", "conv2d": "n c h w o k stride groups",
+    "embedding_bag": "v d b l", "cross_entropy": "n v", "topk": "n v k", "sort": "n", "cumsum": "n",
+}  # fmt: skip
+_KIND_WORDS = {
+    "matmul": "gemm", "mm": "gemm", "linear": "gemm", "batched_gemm": "bmm", "batched_matmul": "bmm", "sdpa": "attention",
+    "attn": "attention", "flash_attention": "attention", "conv": "conv2d", "convolution": "conv2d", "sum_0": "sum_dim0",
+    "xent": "cross_entropy", "scan": "cumsum",
+}  # fmt: skip
+_PHASE_WORDS = {"fwd": "fwd", "forward": "fwd", "bwd": "bwd", "backward": "bwd"}
+_LIBRARY_WORDS = {
+    "cublas": "cublas", "cublaslt": "cublas", "cudnn": "cudnn", "fa2": "fa2", "flashattention2": "fa2", "flashattn2": "fa2",
+    "flash2": "fa2", "flash": "fa2", "flashattention": "fa2", "fa3": "fa3", "flashattention3": "fa3", "flashattn3": "fa3", "flash3": "fa3",
+    "efficient": "efficient", "memefficient": "efficient", "aten": "aten", "torch": "aten", "pytorch": "aten", "eager": "aten",
+    "native": "aten", "inductor": "inductor", "triton": "inductor", "compiled": "inductor", "torchcompile": "inductor",
+    "foreach": "foreach", "fused": "fused",
+}  # fmt: skip
+
+
+class CallTime(NamedTuple):
+    """Seconds between the events around a call: expected, its 90 % interval, and the speed of light."""
+
+    expected_s: float
+    low_s: float
+    high_s: float
+    floor_s: float
+
+
+def predict_call(device: str | Device, kind: str, dtype: str, phase: str, library: str, shape: Mapping[str, Any],
+                 cache: str = "cold") -> CallTime:  # fmt: skip
+    """What events around one library call would read on the device, with the L2 cold or warm."""
+    found, pricer = call_of(kind, dtype, phase, library, shape), pricer_of(device_named(device))
+    price = pricer.price(found, _warm_frac(found, pricer, cache))
+    coef = {**host.DEFAULTS, **pricer.calibration.host}
+    busy_s = price.time.busy_s
+    expected_s = busy_s + coef["event_s"] + max(0, price.time.num_kernels - 1) * coef["event_gap_s"]
+    low, high = interval.factors(price.family, price.basis, busy_s)
+    return CallTime(expected_s, max(price.time.floor_s, expected_s * low), expected_s * high, price.time.floor_s)
+
+
+def call_of(kind: str, dtype: str, phase: str, library: str, shape: Mapping[str, Any]) -> Call:
+    """The call that people's spellings mean; what cannot be read is an InputError."""
+    name = _kind(kind)
+    dims = {key: _dim(name, key, value) for key, value in shape.items()}
+    _check_dims(name, dims)
+    if name == "gemm" and dims.get("b", 1) != 1:
+        name = "bmm"
+    return Call(name, dtype_named(dtype.strip()).name, _word("phase", phase, _PHASE_WORDS), _word("library", library, _LIBRARY_WORDS),
+                tuple(dims.items()))  # fmt: skip
+
+
+def _squashed(word: str) -> str:
+    return "".join(c for c in word.lower() if c.isalnum())
+
+
+def _kind(word: str) -> str:
+    spelled = {_squashed(name): name for name in (*kinds(), *_REQUIRED)} | {_squashed(w): k for w, k in _KIND_WORDS.items()}
+    found = spelled.get(_squashed(word))
+    if found is None:
+        raise InputError(f"unknown kind {word!r}{nearest(word, _REQUIRED)}")
+    return found
+
+
+def _word(what: str, word: str, words: Mapping[str, str]) -> str:
+    found = words.get(_squashed(word))
+    if found is None:
+        raise InputError(f"unknown {what} {word!r}{nearest(word, set(words.values()))}")
+    return found
+
+
+def _dim(kind: str, key: str, value: Any) -> Any:
+    """A whole number, a flag as 0 or 1, or the letters of a layout."""
+    if key == "layout":
+        return str(value)
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return int(value.strip().lower() == "true")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{kind}: {key}={value!r} is not a number") from None
+    if not number.is_integer() or not 0 <= number < 2**53:
+        raise InputError(f"{kind}: {key}={value} is not a whole number a dimension can have")
+    return int(number)
+
+
+def _check_dims(kind: str, dims: Mapping[str, Any]) -> None:
+    required = _REQUIRED.get(kind, "").split()
+    missing = [key for key in required if key not in dims]
+    if missing:
+        raise InputError(f"{kind} needs {', '.join(missing)} in its shape: write {';'.join(f'{key}=…' for key in required)}")
+    empty = [key for key in required if key != "causal" and dims[key] < 1]
+    if empty:
+        raise InputError(f"{kind}: {empty[0]}={dims[empty[0]]} must be at least 1")
+
+
+def _warm_frac(call: Call, pricer: Pricer, cache: str) -> float:
+    """All of a small call is found in the L2 when it ran just before; of a large one, what the L2 holds."""
+    if cache.strip().lower() not in CACHES:
+        raise InputError(f"unknown cache state {cache!r}{nearest(cache, CACHES)}")
+    if cache.strip().lower() == "cold":
+        return 0.0
+    touched_bytes = footprint_bytes(call)
+    return min(1.0, pricer.chip.l2_bytes / touched_bytes) if touched_bytes else 1.0
+
+
+def footprint_bytes(call: Call) -> float:
+    """Bytes of all tensors a call touches, each once."""
+    dims, size = call.dims(), ITEMSIZE[call.dtype]
+    rule = _FOOTPRINT.get(call.kind)
+    if rule is not None:
+        return rule(dims, call.phase == "bwd") * size
+    shape = [dims[key] for key in ("n", "c", "h", "w", "b", "s", "d", "v", "numel") if key in dims]
+    return math.prod(shape) * size * (3 if call.phase == "bwd" or call.kind in ("add", "mul", "div") else 2)
+
+
+def _product(d: Mapping[str, int], backward: bool) -> float:
+    inputs, out = d["m"] * d["k"] + d["k"] * d["n"], d["m"] * d["n"]
+    return d.get("b", 1) * (2 * inputs + out if backward else inputs + out)
+
+
+def _attention(d: Mapping[str, int], backward: bool) -> float:
+    return d["b"] * d["d"] * 2 * (d["h"] * d["s"] + d["hkv"] * d["skv"]) * (2 if backward else 1)
+
+
+def _conv(d: Mapping[str, int], backward: bool) -> float:
+    image, weight = d["n"] * d["c"] * d["h"] * d["w"], d["o"] * (d["c"] // d["groups"]) * d["k"] ** 2
+    out = d["n"] * d["o"] * (d["h"] // d["stride"]) * (d["w"] // d["stride"])
+    return 2 * (image + weight) + out if backward else image + weight + out
+
+
+def _sort(d: Mapping[str, int], backward: bool) -> float:
+    return 4 * d["n"] * d.get("c", 1)  # keys in and out, and their 8-byte positions
+
+
+_FOOTPRINT: dict[str, Callable[[Mapping[str, int], bool], float]] = {
+    "gemm": _product, "bmm": _product, "attention": _attention, "conv2d": _conv, "sort": _sort,
+    "sum_dim0": lambda d, _: d["n"] * d["c"], "sum_dim1": lambda d, _: d["n"] * d["c"], "topk": lambda d, _: d["n"] * d["v"],
+    "cross_entropy": lambda d, backward: d["n"] * d["v"] * (3 if backward else 2),
+    "embedding_bag": lambda d, _: d["b"] * d["d"] * (d["l"] + 1), "cumsum": lambda d, _: 2 * d["n"] * d.get("c", 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRow:
+    """One measured call beside its prediction; ``ape`` is |predicted / measured − 1|."""
+
+    line: int
+    kind: str
+    dtype: str
+    phase: str
+    library: str
+    shape: str
+    cache: str
+    measured_s: float
+    predicted_s: float
+    low_s: float
+    high_s: float
+    floor_s: float
+    ape: float
+    inside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row that could not be used, and why."""
+
+    line: int
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How far predictions are from measurements, as fractions; ``coverage`` is the share inside the 90 % interval."""
+
+    n: int
+    mape: float
+    median_ape: float
+    bias: float
+    coverage: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Every row of a file of measurements, judged."""
+
+    device: str
+    rows: tuple[CheckedRow, ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def all(self) -> Score:
+        return score(self.rows)
+
+    def by(self, key: str = "kind") -> dict[str, Score]:
+        """Scores grouped by a column, in the order of their names."""
+        groups: dict[str, list[CheckedRow]] = {}
+        for row in self.rows:
+            groups.setdefault(getattr(row, key), []).append(row)
+        return {name: score(groups[name]) for name in sorted(groups)}
+
+    def worst(self, num: int = 10) -> list[CheckedRow]:
+        return sorted(self.rows, key=lambda row: -row.ape)[:num]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.device, "all": asdict(self.all), "by": {kind: asdict(found) for kind, found in self.by().items()},
+            "rows": [asdict(row) for row in self.rows], "skipped": [asdict(row) for row in self.skipped],
+        }  # fmt: skip
+
+
+def score(rows: Sequence[CheckedRow]) -> Score:
+    """Mean and median absolute percentage error, bias and coverage; no rows is an error of ours."""
+    assert rows, "a score needs a row"
+    apes = [row.ape for row in rows]
+    bias = statistics.fmean(row.predicted_s / row.measured_s - 1.0 for row in rows)
+    return Score(len(rows), statistics.fmean(apes), statistics.median(apes), bias, statistics.fmean(row.inside for row in rows))
+
+
+def check(device: str | Device, records: Iterable[tuple[int, Mapping[str, str]]]) -> Check:
+    """Judge measured calls, given as (line, columns); a row that cannot be used is kept with its reason."""
+    found = device_named(device)
+    rows, skipped = list[CheckedRow](), list[Skipped]()
+    for line, record in records:
+        try:
+            rows.append(_checked(found, line, record))
+        except RidgelineError as error:
+            skipped.append(Skipped(line, str(error), ",".join(str(value) for value in record.values())))
+    if not rows:
+        reason = f"; the first: line {skipped[0].line}: {skipped[0].reason}" if skipped else ""
+        raise InputError(f"no row of the measurements can be used ({len(skipped)} skipped){reason}")
+    return Check(found.name, tuple(rows), tuple(skipped))
+
+
+def _checked(device: Device, line: int, record: Mapping[str, str]) -> CheckedRow:
+    measured_s, shape = _measured_s(record["measured_s"]), _shape(record["shape"])
+    cache = (record.get("cache") or "cold").strip().lower()
+    call = call_of(record["kind"], record["dtype"], record["phase"], record["library"], shape)
+    try:
+        time = predict_call(device, call.kind, call.dtype, call.phase, call.library, call.dims(), cache)
+    except KeyError as error:
+        raise InputError(f"{call.kind} needs {error.args[0]} in its shape") from None
+    return CheckedRow(line, call.kind, call.dtype, call.phase, call.library, record["shape"].strip(), cache, measured_s,
+                      time.expected_s, time.low_s, time.high_s, time.floor_s, abs(time.expected_s / measured_s - 1.0),
+                      time.low_s <= measured_s <= time.high_s)  # fmt: skip
+
+
+def _measured_s(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InputError(f"measured_s={text!r} is not a number of seconds") from None
+    if not (value > 0 and math.isfinite(value)):
+        raise InputError(f"measured_s={text} is not a positive time")
+    return value
+
+
+def _shape(text: str) -> dict[str, str]:
+    dims: dict[str, str] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value) or key in dims:
+            raise InputError(f"cannot read {part!r} in shape {text!r}: write m=…;n=…;k=…, each once")
+        dims[key] = value
+    if not dims:
+        raise InputError("the shape is empty: write m=…;n=…;k=…")
+    return dims

@@ -1,0 +1,243 @@
+"""What Inductor makes of a graph: chains of memory-bound ops become one kernel, matrix products stay the library's.
+
+An op joins the kernel of a producer when nothing forces it to wait for a later library call (its level is the same)
+and both walk the same elements. Only what other kernels read is written to memory. This is our own reading of how the
+compiler behaves, checked against kernel counts and times recorded from compiled models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from ridgeline.cost import host
+from ridgeline.cost.call import Call, Coef, call
+from ridgeline.cost.estimate import Cache, L2_KEPT_FRAC, Line, Walk, priced
+from ridgeline.cost.price import Pricer
+from ridgeline.cost.schedule import Segment
+from ridgeline.cost.stream import alu_of
+from ridgeline.cost.work import Site, Work
+from ridgeline.graph import RESIDENT, FlatNode, Graph, Phase, expand
+from ridgeline.graph.expand import Flat
+
+FUSIBLE = frozenset({"pointwise", "copy", "fill", "random", "reduce", "norm", "softmax", "loss", "cross_entropy", "embedding", "gather", "quantize", "resize"})
+REDUCING = frozenset({"norm", "softmax", "loss", "cross_entropy", "reduce"})
+MAX_MEMBERS = 64  # Inductor's limit on what one kernel takes
+
+
+@dataclass(slots=True)
+class Group:
+    """Ops of one generated kernel."""
+
+    level: int
+    domain: int  # elements the kernel walks
+    members: list[FlatNode] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    reads: dict[Flat, float] = field(default_factory=dict)
+    writes: dict[Flat, float] = field(default_factory=dict)
+    escaping: set[Flat] = field(default_factory=set)
+    reduced: int = 0  # longest row that is reduced
+    order: int = 0
+
+
+def compiled_segments(graph: Graph, eager: list[Segment], pricer: Pricer, coef: Coef, *, fuse: bool) -> list[Segment]:
+    """The step as a compiled graph launches it; without ``fuse`` the same kernels as eager, recorded once."""
+    if not fuse:
+        return [Segment([replace_host(line, 0.0) for line in segment.lines], segment.repeat, True) for segment in eager]
+    fuser = Fuser(graph, pricer, coef)
+    for flat in expand(graph):
+        fuser.see(flat)
+    return fuser.segments()
+
+
+def replace_host(line: Line, host_s: float) -> Line:
+    return replace(line, host_s=host_s)
+
+
+class Fuser:
+    """Assigns flat nodes to kernels in schedule order."""
+
+    def __init__(self, graph: Graph, pricer: Pricer, coef: Coef) -> None:
+        self.graph, self.pricer, self.coef = graph, pricer, coef
+        self.walk = Walk(graph, pricer, coef)
+        self.level: dict[Flat, int] = {}
+        self.producer: dict[Flat, Group] = {}
+        self.done: list[tuple[int, int, int, object]] = []  # (level order, sequence, body, group or line)
+        self.sequence = 0
+        self.cache = Cache(pricer.chip.l2_bytes * L2_KEPT_FRAC)
+
+    def see(self, flat: FlatNode) -> None:
+        node = flat.node
+        site, work, calls = self.walk.lowered(node)
+        self.sequence += 1
+        if node.op in ("view", "alloc", "host"):
+            return
+        if node.phase is Phase.OPTIMIZER or node.op not in FUSIBLE:
+            self._library(flat, site, work, self._relaid(calls))
+        else:
+            self._fuse(flat, site)
+
+    def _relaid(self, calls: tuple[Call, ...]) -> tuple[Call, ...]:
+        """Compiled convolutions run channels-last; their bias joins a generated kernel."""
+        if not calls or calls[0].kind != "conv":
+            return calls
+        return (replace(calls[0], shape=tuple((k, 1 if k == "nhwc" else v) for k, v in calls[0].shape)),)
+
+    def _library(self, flat: FlatNode, site: Site, work: Work, calls: tuple[Call, ...]) -> None:
+        level = max((self.level.get(i, 0) for i in flat.inputs), default=0)
+        for i in flat.inputs:
+            self._read_outside(i, None)
+        for out in flat.outputs:
+            self.level[out] = level + 1
+            self.producer.pop(out, None)
+        self.done.append((level, self.sequence, flat.body, (flat, site, work, calls)))
+
+    def _fuse(self, flat: FlatNode, site: Site) -> None:
+        level = max((self.level.get(i, 0) for i in flat.inputs), default=0)
+        domain = max((t.numel for t in (*site.ins, *site.outs)), default=0) if site.op not in ("embedding", "gather") else site.out_numel
+        group = self._joinable(flat, site, level, domain)
+        if group is None:
+            group = Group(level, domain, order=self.sequence)
+            self.done.append((level, self.sequence, flat.body, group))
+        group.members.append(flat)
+        group.sites.append(site)
+        if site.op in REDUCING:
+            group.reduced = max(group.reduced, _row(site))
+        sizes = site.in_bytes if site.op not in ("embedding", "gather") else (site.written_bytes, *site.in_bytes[1:])
+        for i, size in zip(flat.inputs, sizes, strict=False):
+            if self.producer.get(i) is not group:
+                group.reads[i] = max(group.reads.get(i, 0.0), size)
+            self._read_outside(i, group)
+        for out, t in zip(flat.outputs, site.outs, strict=True):
+            self.level[out] = level
+            self.producer[out] = group
+            group.writes[out] = float(t.num_bytes)
+            if self.graph.values[out[0]].kind in RESIDENT or out[0] in self.graph.outputs:
+                group.escaping.add(out)
+
+    def _joinable(self, flat: FlatNode, site: Site, level: int, domain: int) -> Group | None:
+        """The latest producer's kernel, if it walks the same elements at the same level."""
+        best: Group | None = None
+        for i in flat.inputs:
+            group = self.producer.get(i)
+            if group is None or group.level != level or len(group.members) >= MAX_MEMBERS:
+                continue
+            same = group.domain == domain or _row_of(group, domain)
+            if same and not _crosses(group, site) and (best is None or group.order > best.order):
+                best = group
+        if best is not None and domain > best.domain:
+            best.domain = domain
+        return best
+
+    def _read_outside(self, storage: Flat, reader: Group | None) -> None:
+        made_by = self.producer.get(storage)
+        if made_by is not None and made_by is not reader:
+            made_by.escaping.add(storage)
+
+    def segments(self) -> list[Segment]:
+        """Kernels in schedule order, stretches of one body together."""
+        segments: list[Segment] = []
+        for _, _, body, item in sorted(self.done, key=lambda d: (d[1])):
+            line = self._group_line(item) if isinstance(item, Group) else self._library_line(item)  # type: ignore[arg-type]
+            if line is None:
+                continue
+            if segments and segments[-1].repeat == line.times and (line.times > 1 or not body):
+                segments[-1].lines.append(line)
+            else:
+                segments.append(Segment([line], line.times, True))
+        return segments
+
+    def _library_line(self, item: tuple[FlatNode, Site, Work, tuple[Call, ...]]) -> Line | None:
+        flat, site, work, calls = item
+        if not calls:
+            return None
+        warm = self._warm(zip(flat.inputs, site.in_bytes, strict=True))
+        self._touch(flat, site)
+        spent = self.coef["compiled_call_s"] * len(calls)
+        if flat.node.phase is Phase.OPTIMIZER:  # the optimizer is not compiled with the model
+            spent = host.host_s(flat.node, self.coef, True)
+        return priced(self.pricer, flat.node, flat.times, work, calls, warm, spent)
+
+    def _group_line(self, group: Group) -> Line | None:
+        read, written = sum(group.reads.values()), sum(group.writes[s] for s in group.escaping if s in group.writes)
+        if not written and not read:
+            return None
+        written = max(written, 4.0)
+        last = group.members[-1]
+        alu = sum(_alu(site) * max((t.numel for t in (*site.ins, *site.outs)), default=0) for site in group.sites) / max(1, group.domain)
+        itemsize = _narrowest(group.sites)
+        warm = self._warm(group.reads.items())
+        calls = [call("pointwise", itemsize, "fwd", "inductor", numel=max(1, group.domain), read_bytes=int(read), written_bytes=int(written),
+                      num_inputs=max(1, len(group.reads)), alu=round(min(alu, 400.0), 1), vector=1, transposed=0)]  # type: ignore[arg-type]
+        extra = _column_reduction(group)
+        if extra is not None:
+            calls = [extra] if not group.escaping - set(last.outputs) else [*calls, extra]
+        for s, b in (*group.reads.items(), *((s, group.writes[s]) for s in group.escaping if s in group.writes)):
+            self.cache.touch(hash(s), b)
+        work = Work(flops=float(group.domain) * len(group.members), read_bytes=read, written_bytes=written, dtype=itemsize)
+        line = priced(self.pricer, last.node, last.times, work, calls, warm, self.coef["compiled_call_s"])
+        line.members = tuple(m.node for m in group.members)
+        return line
+
+    def _warm(self, storages: Iterable[tuple[Flat, float]]) -> float:
+        return self.cache.warm_frac([(hash(s), b) for s, b in storages])
+
+    def _touch(self, flat: FlatNode, site: Site) -> None:
+        for s, b in zip(flat.inputs, site.in_bytes, strict=True):
+            self.cache.touch(hash(s), b)
+        for s, t in zip(flat.outputs, site.outs, strict=True):
+            self.cache.touch(hash(s), t.num_bytes)
+
+
+def _row(site: Site) -> int:
+    if site.op == "reduce":
+        return site.ins[0].numel // max(1, site.out_numel)
+    return int(site.attrs.get("c", site.attrs.get("v", 1)))
+
+
+def _row_of(group: Group, domain: int) -> bool:
+    """Per-row results (means, scales) belong to the kernel that reduces the rows, and spread back over them."""
+    if not group.reduced:
+        return domain < group.domain and group.domain % max(1, domain) == 0 and domain * 4096 >= group.domain
+    return max(domain, group.domain) % max(1, min(domain, group.domain)) == 0
+
+
+def _crosses(group: Group, site: Site) -> bool:
+    """A sum over rows cannot share a kernel with work that needs its result, nor follow a reduction over columns."""
+    if any(s.op == "reduce" and _is_column(s) for s in group.sites):
+        return True
+    return site.op == "reduce" and _is_column(site) and group.reduced > 0
+
+
+def _is_column(site: Site) -> bool:
+    shape, dims = site.ins[0].shape, site.attrs["dims"]
+    if not isinstance(dims, (tuple, list)) or not shape:
+        return False
+    return bool(dims) and (len(shape) - 1) not in {int(d) % len(shape) for d in dims}
+
+
+def _column_reduction(group: Group) -> Call | None:
+    site = group.sites[-1]
+    if site.op != "reduce" or not _is_column(site):
+        return None
+    shape = site.ins[0].shape
+    inner = math.prod(site.outs[0].shape) or 1
+    return call("reduce", site.ins[0].dtype.name, "fwd", "inductor", outer=1, reduced=max(1, math.prod(shape) // max(1, inner)), inner=max(1, inner),
+                out_bytes=int(site.written_bytes))
+
+
+def _alu(site: Site) -> float:
+    if site.op in ("pointwise", "quantize"):
+        return alu_of(str(site.attrs["fn"]).rstrip("_"))
+    return {"norm": 10.0, "softmax": 14.0, "loss": 4.0, "cross_entropy": 16.0, "random": 20.0, "reduce": 2.0}.get(site.op, 1.0)
+
+
+def _narrowest(sites: list[Site]) -> str:
+    """The element type that most of the traffic has."""
+    sizes: dict[str, float] = {}
+    for site in sites:
+        for t in (*site.ins, *site.outs):
+            sizes[t.dtype.name] = sizes.get(t.dtype.name, 0.0) + t.numel
+    return max(sizes, key=lambda k: sizes[k], default="bf16")
+

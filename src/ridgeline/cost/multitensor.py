@@ -1,0 +1,121 @@
+"""Time of operators over lists of tensors: optimizers and foreach kernels, chunk by chunk, launch by launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
+from ridgeline.cost.chip import Chip
+from ridgeline.cost.stream import blend, issue_s, resident_frac
+
+DEFAULTS: Coef = {
+    "overlap": 5.0,  # exponent of the blend of latency, instructions and bytes
+    "dram_frac": 0.88,  # share of the DRAM bandwidth a full launch reaches
+    "l2_frac": 0.6,  # share of the L2 bandwidth
+    "start_cycles": 3600.0,  # a launch with next to nothing to do
+    "step_cycles": 350.0,  # one step of a block: load, compute, store 2048 elements; nothing loaded
+    "access_cycles": 110.0,  # more per tensor read or written
+    "miss_cycles": 420.0,  # more when loads come from DRAM
+    "ragged_cycles": 300.0,  # more when the length forbids vectors
+    "access_instr": 16.0,  # lane instructions per element and tensor read or written
+    "ragged_instr": 14.0,  # more when the length forbids vectors
+    "adam_instr": 30.0,  # more per element of the fused optimizer
+    "adam_cycles": 300.0,  # and longer steps
+    "root_cycles": 150.0,  # longer steps of a square root
+    "step_kernel_cycles": 2700.0,  # its kernel that counts steps
+}
+
+_CHUNK, _STEP, _MAX_BLOCKS = 65536, 2048, 320
+_MAX_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One foreach operator: tensor lists it reads and writes, and how many lists its kernel is given."""
+
+    reads: int
+    writes: int
+    lists: int
+    extra_instr: float = 0.0
+    extra_cycles: float = 0.0
+
+
+def launches(num_tensors: int, chunks_each: int, lists: int) -> list[int]:
+    """Blocks of each launch: at most 320, from at most as many tensors as fit into its arguments."""
+    limit = _MAX_TENSORS[min(5, max(1, lists))]
+    if limit * chunks_each <= _MAX_BLOCKS:
+        full, rest = divmod(num_tensors, limit)
+        return [limit * chunks_each] * full + ([rest * chunks_each] if rest else [])
+    full, rest = divmod(num_tensors * chunks_each, _MAX_BLOCKS)
+    return [_MAX_BLOCKS] * full + ([rest] if rest else [])
+
+
+def _launch_s(chip: Chip, coef: Coef, one: Pass, blocks: int, elements: float, size: float, ragged: bool, warm_frac: float) -> float:
+    """One launch of ``blocks`` blocks with ``elements`` each: the fullest SM sets the time."""
+    accesses, cold = one.reads + one.writes, 1.0 - warm_frac
+    steps = max(1.0, elements / _STEP)
+    step = coef["step_cycles"] + coef["access_cycles"] * accesses + coef["miss_cycles"] * cold + one.extra_cycles
+    instr = coef["access_instr"] * accesses + one.extra_instr
+    if ragged:
+        step += coef["ragged_cycles"]
+        instr += coef["ragged_instr"] * accesses * (2.0 / size if size > 2.0 else 1.0)
+    latency = steps * step / chip.clock_hz
+    issue = issue_s(chip, -(-blocks // chip.num_sms) * chip.num_sms * elements * instr)
+    moved = blocks * elements * size * accesses
+    memory = max(moved * cold / (coef["dram_frac"] * chip.dram_bytes_per_s), moved / (coef["l2_frac"] * chip.l2_bytes_per_s))
+    body = blend(coef["overlap"], blend(coef["overlap"], latency, issue), memory)
+    return coef["start_cycles"] / chip.clock_hz + body
+
+
+def pass_s(chip: Chip, coef: Coef, one: Pass, numel: int, num_tensors: int, size: float, warm_frac: float) -> tuple[float, int]:
+    """Seconds and launches of one operator over ``num_tensors`` tensors of ``numel`` elements."""
+    chunks = max(1, -(-numel // _CHUNK))
+    blocks = launches(num_tensors, chunks, one.lists)
+    if not blocks:
+        return 0.0, 0
+    ragged = numel % 4 != 0
+    longest = min(float(_CHUNK), float(numel))
+    average = numel / chunks
+    elements = average + (longest - average) / (1.0 + chunks * num_tensors / (2.0 * chip.num_sms))
+    full = _launch_s(chip, coef, one, blocks[0], elements, size, ragged, warm_frac)
+    last = full if blocks[-1] == blocks[0] else _launch_s(chip, coef, one, blocks[-1], elements, size, ragged, warm_frac)
+    return full * (len(blocks) - 1) + last, len(blocks)
+
+
+_FOREACH = {"foreach_add": Pass(2, 1, 2), "foreach_mul_": Pass(1, 1, 1), "foreach_addcdiv_": Pass(3, 1, 3)}
+_ADAMW = (Pass(1, 1, 1), Pass(2, 1, 2), Pass(1, 1, 1), Pass(3, 1, 3), Pass(1, 1, 2), Pass(1, 1, 1), Pass(1, 1, 1), Pass(3, 1, 3))
+"""AdamW as foreach calls: decay, first moment, second moment (two), root, correction, epsilon, update."""
+
+
+def _passes(call: Call, coef: Coef, dims: dict[str, int]) -> tuple[Pass, ...]:
+    if call.kind == "adamw":
+        fused = Pass(4, 3, 4, coef["adam_instr"], coef["adam_cycles"])
+        return (fused,) if call.library == "fused" else _ADAMW
+    if call.kind == "foreach":
+        return (Pass(dims["reads"], dims["writes"], dims.get("lists", max(1, dims["reads"]))),)
+    if call.kind == "foreach_sqrt":
+        return (Pass(1, 1, 2, 0.0, coef["root_cycles"]),)
+    return (_FOREACH[call.kind],)
+
+
+@family("multitensor", "adamw foreach foreach_add foreach_sqrt foreach_mul_ foreach_addcdiv_", DEFAULTS)
+def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
+    dims, size = call.dims(), ITEMSIZE[call.dtype]
+    if call.kind == "foreach":
+        num_tensors = max(1, dims["num_tensors"])
+        numel = -(-dims["numel"] // num_tensors)
+    else:
+        numel, num_tensors = dims["numel"], dims["tensors"]
+    if numel * num_tensors <= 0:
+        return Time(0.0, 0.0, "latency", 0)
+    busy_s, kernels = 0.0, 0
+    if call.kind == "adamw" and call.library == "fused":
+        busy_s, kernels = coef["step_kernel_cycles"] / chip.clock_hz, 1
+    passes, warm, moved = _passes(call, coef, dims), warm_frac, float(numel) * num_tensors * size
+    for one in passes:
+        seconds, count = pass_s(chip, coef, one, numel, num_tensors, size, warm)
+        busy_s, kernels = busy_s + seconds, kernels + count
+        warm = max(warm, 0.8 * resident_frac(chip, 5.0 * moved))
+    reads, writes = (4, 3) if call.kind == "adamw" else (passes[0].reads, passes[0].writes)
+    floor_s = memory_floor_s(chip, reads * moved, writes * moved, warm_frac)
+    return Time(busy_s, floor_s, "latency" if busy_s > 4.0 * floor_s else "memory", kernels)
