@@ -103,15 +103,11 @@ def _residuals(module: Any, points: Sequence[Point], coef: dict[str, float]) -> 
     return out
 
 
-def _lower(key: str, start: float) -> float:
-    return 0.0 if key.endswith(".power") else start - 5.0
-
-
-def _upper(key: str, start: float) -> float:
-    """Bounds of the logarithm of a coefficient: shares stay below one, powers below eight."""
-    if key.endswith((".power",)):
-        return float(np.log(8.0))
-    return 1e-6 if key == "tail_frac" or key.endswith("dram_frac") else start + 3.0
+def _bounds(key: str, start: float) -> tuple[float, float]:
+    """Of the logarithm of a coefficient: shares stay below one, powers between one and eight."""
+    if key.endswith(".power"):
+        return 0.0, float(np.log(8.0)) + 1e-6
+    return start - 5.0, 1e-6 if key == "tail_frac" or key.endswith("dram_frac") else start + 3.0
 
 
 def fit(module: Any, points: Sequence[Point], start: dict[str, float], keys: Sequence[str]) -> dict[str, float]:
@@ -125,13 +121,13 @@ def fit(module: Any, points: Sequence[Point], start: dict[str, float], keys: Seq
     found = least_squares(
         lambda x: np.append(_residuals(module, points, unpack(x)), 0.01 * (x - x0)),
         x0, loss="soft_l1", f_scale=0.04, max_nfev=40, diff_step=1e-3,
-        bounds=([_lower(k, x) for k, x in zip(keys, x0, strict=True)], [_upper(k, x) for k, x in zip(keys, x0, strict=True)]),
+        bounds=tuple(zip(*(_bounds(k, x) for k, x in zip(keys, x0, strict=True)), strict=True)),
     )  # fmt: skip
     return unpack(found.x)
 
 
 def free(coef: dict[str, float]) -> list[str]:
-    """The coefficients a fit may move: not those absent from a kernel (zero) nor those set by an empty kernel and a lone load."""
+    """What a fit may move: not the terms a kernel lacks (zero), nor what an empty kernel or a lone load sets."""
     return sorted(k for k, v in coef.items() if v > 0.0 and k not in ("launch_cycles", "miss_cycles"))
 
 
@@ -162,12 +158,13 @@ def report(module: Any, points: Sequence[Point], coef: dict[str, float], worst: 
         groups["all", "", "", ""].append(error)
     for key, errors in sorted(groups.items()):
         e = np.array(errors)
-        print(f"{' '.join(key):40s} n={len(e):4d} MAPE {100 * np.mean(abs(e)):6.2f} median {100 * np.median(abs(e)):6.2f} "
-              f"bias {100 * np.mean(e):+6.2f}")  # fmt: skip
+        mape, median, bias = 100 * np.mean(abs(e)), 100 * np.median(abs(e)), 100 * np.mean(e)
+        print(f"{' '.join(key):40s} n={len(e):4d} MAPE {mape:6.2f} median {median:6.2f} bias {bias:+6.2f}")
     for error, point, busy_s in sorted(rows, key=lambda r: -abs(r[0]))[:worst]:
         c = point.call
-        print(f"  {100 * error:+7.1f}% {c.kind} {c.phase} {c.library} {c.dtype} {dict(c.shape)} predicted {busy_s * 1e6:.2f} us, "
-              f"kernels {[round(s * 1e6, 2) for s in point.kernels_s]}")  # fmt: skip
+        kernels_us = [round(s * 1e6, 2) for s in point.kernels_s]
+        print(f"  {100 * error:+7.1f}% {c.kind} {c.phase} {c.library} {c.dtype} {dict(c.shape)}"
+              f" predicted {busy_s * 1e6:.2f} us, kernels {kernels_us} us")  # fmt: skip
     return float(np.mean([abs(r[0]) for r in rows]))
 
 

@@ -155,17 +155,17 @@ def _possible(rows: pd.DataFrame, chip: Chip, dtype: str) -> pd.DataFrame:
 
 # Attention
 
-ATTENTION_LIBRARIES = {"h200": "fa3", "h100-sxm": "fa3", "a100-sxm-80gb": "flashinfer", "l40s": "fa2",
+ATTENTION_LIBRARIES = {"h200": "fa3", "h100-sxm": "fa3", "a100-sxm-80gb": "flashinfer", "l40s": "fa2_paged",
                        "b200": "trtllm", "gb200": "trtllm"}  # fmt: skip
-DECODERS = {"b200": "trtllm_decode", "gb200": "trtllm_decode"}
+DECODERS = {"l40s": "fa2_decode", "b200": "trtllm_decode", "gb200": "trtllm_decode"}
 KV_DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
 CACHE_LAUNCH_S = 2.5e-6
-CACHE = {"cache_token_s": 5e-9, "cache_frac": 0.6}
-PREFILL = ("launch_s", "tile_s", "row_s", "pack_frac", "tensor_frac", "exp_per_clock", "serial_frac", "tail_frac", "dram_frac",
+CACHE = {"cache_token_s": 5e-9, "cache_frac": 0.6, "io_held_frac": 0.5}
+PREFILL = ("launch_s", "tile_s", "row_s", "pack_frac", "tensor_frac", "exp_per_clock", "serial_frac", "tail_frac", "uneven_frac", "dram_frac",
            "exposed_frac", "split_s", "power_frac", "power_tau_s")  # fmt: skip
 DECODE = ("launch_s", "fanout_s", "tile_s", "row_s", "dram_frac", "exposed_frac", "split_s", "split_each_s", "load_frac",
           "l2_frac")  # fmt: skip
-DECODE_PROTOCOL = {"kv_held_frac": 0.7, "scan_s": 0.4e-6}
+DECODE_PROTOCOL = {"kv_held_frac": 0.7, "scan_s": 0.4e-6, "regroup_s": 0.5e-6}
 SCAN_WIDTH, SCAN_MAX_BATCH = 31, 992  # sequences a scheduler warp looks through at once, and up to how many it does
 
 
@@ -203,15 +203,16 @@ def _cache_write_s(chip: Chip, coef: Mapping[str, float], rows: pd.DataFrame, kv
 
 
 def _prefill_suite(name: str, chip: Chip, rows: pd.DataFrame, key: str, kv_dtype: str) -> Suite:
-    library = ATTENTION_LIBRARIES[name]
+    library = "flashinfer" if (name, kv_dtype) == ("l40s", "fp8") else ATTENTION_LIBRARIES[name]
 
     def predict(coef: Mapping[str, float], rows: pd.DataFrame) -> Floats:
         b, h, hkv, s, d, window = _dims(rows, "batch_size num_heads hkv isl head_dim window_size")
-        times = attention.attention_timing(
-            chip, coef, b=b, h=h, hkv=hkv, s=s, skv=s, d=d, window=window, library=library, kv_dtype=kv_dtype
-        )
         kv_bytes = b * s * hkv * d * 2 * (2 + gemm.itemsize(kv_dtype))
-        return times.expected_s + _cache_write_s(chip, coef, rows, kv_bytes)
+        warm = gemm.held_frac(kv_bytes + b * s * h * d * 4, coef["io_held_frac"] * chip.l2_bytes)
+        times = attention.attention_timing(
+            chip, coef, b=b, h=h, hkv=hkv, s=s, skv=s, d=d, window=window, library=library, kv_dtype=kv_dtype, warm_frac=warm
+        )
+        return times.expected_s + _cache_write_s(chip, coef, rows, kv_bytes * (1 - warm))
 
     start = {k: attention.defaults(chip.arch, library)[k] for k in PREFILL} | CACHE
     fixed = ("split_s",) if not attention.LIBRARIES[library].splits else ()
@@ -219,7 +220,7 @@ def _prefill_suite(name: str, chip: Chip, rows: pd.DataFrame, key: str, kv_dtype
 
 
 def _decode_suite(name: str, chip: Chip, rows: pd.DataFrame, key: str, kv_dtype: str) -> Suite:
-    library = DECODERS.get(name, "decode")
+    library = "decode" if (name, kv_dtype) == ("l40s", "fp8") else DECODERS.get(name, "decode")
 
     def predict(coef: Mapping[str, float], rows: pd.DataFrame) -> Floats:
         b, h, hkv, skv, d, window = _dims(rows, "batch_size num_heads hkv kv_length head_dim window_size")
@@ -231,7 +232,8 @@ def _decode_suite(name: str, chip: Chip, rows: pd.DataFrame, key: str, kv_dtype:
             kv_dtype=kv_dtype, warm_frac=warm,
         )  # fmt: skip
         steps = np.minimum(np.ceil(chip.num_sms / hkv / SCAN_WIDTH), np.ceil(b / SCAN_WIDTH)) * (b < SCAN_MAX_BATCH)
-        return times.expected_s + coef["scan_s"] * steps * np.ceil(b * hkv / chip.num_sms)
+        regrouped = (b > 1) & (hkv > 1) & (h > hkv) & (window == 0)  # queries copied to put a group's heads together
+        return times.expected_s + coef["regroup_s"] * regrouped + coef["scan_s"] * steps * np.ceil(b * hkv / chip.num_sms)
 
     start = {k: attention.defaults(chip.arch, library)[k] for k in DECODE} | DECODE_PROTOCOL
     return Suite("attention", key, rows.reset_index(drop=True), predict, start, tuple(DECODE_PROTOCOL), (), library)
@@ -293,6 +295,24 @@ def transfer(name: str, suites: Mapping[str, list[Suite]]) -> None:
         report(f"{name} unseen", suite, Fit(coef, errors, suite.rows, found.seconds, _figures(errors, 0)))
 
 
+POOLS = {"hopper": ("h200", "h100-sxm"), "blackwell": ("b200", "gb200"), "ampere": ("a100-sxm-80gb",), "ada": ("l40s",),
+         "generic": ("h200", "b200", "a100-sxm-80gb", "l40s")}  # fmt: skip
+DEFAULT_KEYS = ("bf16", "fp8", "prefill", "decode")
+
+
+def print_defaults(suites: Mapping[str, list[Suite]]) -> None:
+    """The architecture defaults of gemm.py and attention.py, as rows of their tables."""
+    for pool, names in POOLS.items():
+        for key in DEFAULT_KEYS:
+            members = [suite for name in names for suite in suites[name] if suite.key == key]
+            if not members:
+                continue
+            found = fit(pooled(members))
+            library = members[0].note
+            values = ", ".join(f'"{k}": {float(f"{v:.3g}")!r}' for k, v in found.coef.items() if k not in members[0].protocol)
+            print(f'    "{pool}/{library}": {{{values}}},  # {100 * found.figures["mape"]:.1f} %', flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", type=Path, help="folder with one folder of Parquet tables per device")
@@ -300,9 +320,13 @@ def main() -> None:
     parser.add_argument("--family", default="", help="gemm or attention")
     parser.add_argument("--key", default="", help="only suites whose key contains this")
     parser.add_argument("--unseen", action="store_true", help="instead, predict each device from its siblings' coefficients")
+    parser.add_argument("--defaults", action="store_true", help="instead, print one coefficient set per architecture")
     parser.add_argument("--out", type=Path, default=Path("data/calibrations"))
     options = parser.parse_args()
     suites = {name: _suites(name, options) for name in FOLDERS}
+    if options.defaults:
+        print_defaults(suites)
+        return
     for name in options.only.split(",") if options.only else FOLDERS:
         if options.unseen:
             transfer(name, suites)

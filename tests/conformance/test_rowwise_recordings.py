@@ -16,7 +16,8 @@ from ridgeline.resources import data_dir
 
 H200 = Chip(
     name="h200", arch="hopper", num_sms=132, clock_hz=1.98e9, dram_bytes_per_s=4.8e12, l2_bytes=60e6,
-    l2_bytes_per_s=10.14e12, smem_bytes=233472.0, tensor_flops_per_s={}, vector_flops_per_s=67e12, tdp_w=700.0, idle_w=75.0,
+    l2_bytes_per_s=10.14e12, smem_bytes=233472.0, tensor_flops_per_s={}, vector_flops_per_s=67e12, tdp_w=700.0,
+    idle_w=75.0,
 )  # fmt: skip
 LARGEST_MEAN_ERROR = {"layer_norm": 0.055, "rms_norm": 0.055, "group_norm": 0.06, "batch_norm": 0.06, "softmax": 0.05,
                       "log_softmax": 0.07, "cross_entropy": 0.05}  # fmt: skip

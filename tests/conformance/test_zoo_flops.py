@@ -76,7 +76,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "gpt-oss-20b": ({"input_ids": ids(1, 64)}, {"batch": 1, "seq": 64}),
     "deepseek-v3": ({"input_ids": ids(1, 64)}, {"batch": 1, "seq": 64}),
     "bert-large": ({"input_ids": ids(2, 128)}, {"batch": 2, "seq": 128}),
-    "roberta-large": ({"input_ids": ids(1, 128)}, {"batch": 1, "seq": 128}),
     "t5-large": (
         {"input_ids": ids(2, 128), "decoder_input_ids": ids(2, 32)},
         {"batch": 2, "seq": 128, "target_seq": 32},

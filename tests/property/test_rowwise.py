@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite
 
 from hypothesis import given
@@ -77,9 +78,5 @@ def test_cold_inputs_never_take_less_time(made, chip):
 
 @given(row_calls(), chips(), st.floats(1.0, 4.0))
 def test_more_bandwidth_never_takes_more_time(made, chip, factor):
-    faster = Chip(
-        name="any", arch="any", num_sms=chip.num_sms, clock_hz=chip.clock_hz, dram_bytes_per_s=chip.dram_bytes_per_s * factor,
-        l2_bytes=chip.l2_bytes, l2_bytes_per_s=chip.l2_bytes_per_s, smem_bytes=chip.smem_bytes, tensor_flops_per_s={},
-        vector_flops_per_s=chip.vector_flops_per_s, tdp_w=chip.tdp_w, idle_w=chip.idle_w,
-    )  # fmt: skip
+    faster = replace(chip, dram_bytes_per_s=chip.dram_bytes_per_s * factor)
     assert priced(made, faster, 0.0).busy_s <= priced(made, chip, 0.0).busy_s * (1 + 1e-9)

@@ -14,10 +14,19 @@ if TYPE_CHECKING:
 __all__ = ["Dim", "Spec", "capture", "cost_of", "decode_kwargs", "spec"]
 
 
-def capture(model: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, mode: str = "infer",
-            optimizer: str | Callable[..., Any] | None = "adamw", loss: Callable[..., Any] | None = None,
-            name: str | None = None, bindings: Mapping[str, int] | None = None, *, autocast: str | None = None,
-            fold: bool = True) -> Graph:
+def capture(
+    model: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    mode: str = "infer",
+    optimizer: str | Callable[..., Any] | None = "adamw",
+    loss: Callable[..., Any] | None = None,
+    name: str | None = None,
+    bindings: Mapping[str, int] | None = None,
+    *,
+    autocast: str | None = None,
+    fold: bool = True,
+) -> Graph:
     """The operators eager PyTorch on CUDA would run for one step of ``model``.
 
     ``mode="infer"`` is a forward pass in eval mode without gradients; ``"train"`` is forward, backward and a
@@ -28,7 +37,9 @@ def capture(model: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | 
     """
     from ridgeline.capture.step import capture_step
 
-    return capture_step(model, tuple(args), dict(kwargs or {}), mode, optimizer, loss, name, dict(bindings or {}), autocast, fold)
+    return capture_step(
+        model, tuple(args), dict(kwargs or {}), mode, optimizer, loss, name, dict(bindings or {}), autocast, fold
+    )
 
 
 def decode_kwargs(model_or_config: Any, batch: int, kv_len: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What eager PyTorch does on CUDA and not on CPU: fused attention, dropout, norms and recurrent cells, and autocast's lists.
+"""What eager PyTorch does on CUDA and not on CPU: fused attention, dropout, norms, recurrent cells, autocast's lists.
 
 The overrides sit in the dispatcher for the time of a capture, so that every way of calling an op meets them.
 """
@@ -22,13 +22,13 @@ _MAX_FUSED_HEAD_DIM = 256
 
 _OPS = torch.library.Library("ridgeline", "DEF")
 _OPS.define("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float dropout, bool causal) -> (Tensor, Tensor)")
-_OPS.define("attention_backward(Tensor q, Tensor k, Tensor v, Tensor? mask, float dropout, bool causal, bool bias_grad, "
-            "Tensor out, Tensor lse, Tensor grad) -> (Tensor, Tensor, Tensor, Tensor?)")  # fmt: skip
+_OPS.define("attention_backward(Tensor q, Tensor k, Tensor v, Tensor? mask, float dropout, bool causal, "
+            "bool bias_grad, Tensor out, Tensor lse, Tensor grad) -> (Tensor, Tensor, Tensor, Tensor?)")  # fmt: skip
 _OPS.define("rms_norm(Tensor x, SymInt[] shape, Tensor? weight) -> (Tensor, Tensor)")
 _OPS.define("rms_norm_backward(Tensor grad, Tensor x, SymInt[] shape, Tensor rstd, Tensor? weight, bool[] wanted) "
             "-> (Tensor, Tensor?)")  # fmt: skip
-_RNN_ARGS = ("Tensor x, Tensor[] state, Tensor[] params, str cell, int hidden, int layers, bool bidirectional, int seq, "
-             "int batch, bool train")  # fmt: skip
+_RNN_ARGS = ("Tensor x, Tensor[] state, Tensor[] params, str cell, int hidden, int layers, bool bidirectional, "
+             "int seq, int batch, bool train")  # fmt: skip
 _OPS.define(f"rnn({_RNN_ARGS}) -> Tensor[]")
 _OPS.define(f"rnn_backward({_RNN_ARGS}, Tensor[] saved, Tensor[] grads) -> Tensor[]")
 
@@ -40,8 +40,9 @@ def _attention_meta(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: b
     return out, q.new_empty((*lead, h, s), dtype=torch.float32)
 
 
-def _attention_backward_meta(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, bias_grad: bool, out: Any,
-                             lse: Any, grad: Any) -> tuple[Any, Any, Any, Any]:
+def _attention_backward_meta(
+    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, bias_grad: bool, out: Any, lse: Any, grad: Any
+) -> tuple[Any, Any, Any, Any]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(mask) if bias_grad else None
 
 
@@ -54,8 +55,18 @@ def _rms_norm_backward_meta(grad: Any, x: Any, shape: Any, rstd: Any, weight: An
     return torch.empty_like(x), torch.empty_like(weight) if wanted[1] else None
 
 
-def _rnn_meta(x: Any, state: Any, params: Any, cell: str, hidden: int, layers: int, bidirectional: bool, seq: int,
-              batch: int, train: bool) -> list[Any]:
+def _rnn_meta(
+    x: Any,
+    state: Any,
+    params: Any,
+    cell: str,
+    hidden: int,
+    layers: int,
+    bidirectional: bool,
+    seq: int,
+    batch: int,
+    train: bool,
+) -> list[Any]:
     directions = 2 if bidirectional else 1
     gates = {"lstm": 4, "gru": 3}.get(cell, 1)
     out = x.new_empty((*x.shape[:-1], state[0].shape[-1] * directions))
@@ -68,7 +79,8 @@ def _rnn_backward_meta(x: Any, state: Any, params: Any, *more: Any) -> list[Any]
 
 
 for _name, _meta in (("attention", _attention_meta), ("attention_backward", _attention_backward_meta),
-                     ("rms_norm", _rms_norm_meta), ("rms_norm_backward", _rms_norm_backward_meta), ("rnn", _rnn_meta), ("rnn_backward", _rnn_backward_meta)):  # fmt: skip
+                     ("rms_norm", _rms_norm_meta), ("rms_norm_backward", _rms_norm_backward_meta),
+                     ("rnn", _rnn_meta), ("rnn_backward", _rnn_backward_meta)):  # fmt: skip
     _OPS.impl(_name, _meta, "Meta")
 
 
@@ -124,12 +136,22 @@ class _Rnn(torch.autograd.Function):
 # --- overrides of composite ops -------------------------------------------------------------------------------------
 
 
-def _attend(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-            scale: float | None = None, enable_gqa: bool = False) -> Any:
+def _attend(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
     """The one fused call CUDA makes, or its math fallback where no fused kernel takes the problem."""
     if not _has_fused_kernel(query, key, value, attn_mask, enable_gqa):
         return aten._scaled_dot_product_attention_math.default(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
     mask = _additive_mask(attn_mask, query)
     head_dim = query.shape[-1]
     if head_dim % 8:
@@ -210,7 +232,9 @@ def _one_hot(self: Any, num_classes: int = -1) -> Any:
 def _recurrent(cell: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The padded and the packed entry of a recurrent family."""
 
-    def run(x: Any, state: Any, params: Any, layers: int, train: bool, bidirectional: bool, seq: int, batch: int) -> Any:
+    def run(
+        x: Any, state: Any, params: Any, layers: int, train: bool, bidirectional: bool, seq: int, batch: int
+    ) -> Any:
         state = [s.contiguous() for s in state]
         options = (cell, int(params[1].shape[1]), layers, bidirectional, seq, batch, train)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *state, *params)):
@@ -219,14 +243,32 @@ def _recurrent(cell: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
             outs = torch.ops.ridgeline.rnn(x, state, list(params), *options)[:-1]
         return tuple(outs)
 
-    def padded(input: Any, hx: Any, params: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
-               bidirectional: bool, batch_first: bool) -> Any:
+    def padded(
+        input: Any,
+        hx: Any,
+        params: Any,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
         state = list(hx) if cell == "lstm" else [hx]
         batch, seq = (input.shape[0], input.shape[1]) if batch_first else (input.shape[1], input.shape[0])
         return run(input, state, params, num_layers, train, bidirectional, int(seq), int(batch))
 
-    def packed(data: Any, batch_sizes: Any, hx: Any, params: Any, has_biases: bool, num_layers: int, dropout: float,
-               train: bool, bidirectional: bool) -> Any:
+    def packed(
+        data: Any,
+        batch_sizes: Any,
+        hx: Any,
+        params: Any,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> Any:
         state = list(hx) if cell == "lstm" else [hx]
         seq = int(batch_sizes.shape[0])
         return run(data, state, params, num_layers, train, bidirectional, seq, -(-int(data.shape[0]) // max(seq, 1)))
@@ -343,7 +385,9 @@ class _AutocastState:
             return self.dtype(device_type)
         return self.dtype("cpu") if self.is_enabled("cpu") else self.cuda_dtype
 
-    def init(self, context: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+    def init(
+        self, context: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+    ) -> None:
         context.device, context._enabled = device_type, enabled and device_type == "cuda"
         context.fast_dtype = dtype if dtype is not None else self.cuda_dtype
         context._cache_enabled = torch.is_autocast_cache_enabled() if cache_enabled is None else cache_enabled
@@ -414,13 +458,17 @@ def _nothing(*_: Any, **__: Any) -> None:
 def _cuda_calls() -> dict[str, Any]:
     """Calls models make on the way; on a machine with a GPU too, a capture must not touch it."""
     properties = SimpleNamespace(name="accelerator", major=9, minor=0, multi_processor_count=132,
-                                 total_memory=80 * 10**9, warp_size=32, shared_memory_per_block_optin=232448)  # fmt: skip
-    stream = SimpleNamespace(synchronize=_nothing, wait_stream=_nothing, wait_event=_nothing, record_event=_nothing, cuda_stream=0)
+                                 total_memory=80 * 10**9, warp_size=32,
+                                 shared_memory_per_block_optin=232448)  # fmt: skip
+    stream = SimpleNamespace(
+        synchronize=_nothing, wait_stream=_nothing, wait_event=_nothing, record_event=_nothing, cuda_stream=0
+    )
     return {
         "synchronize": _nothing, "empty_cache": _nothing, "set_device": _nothing, "reset_peak_memory_stats": _nothing,
         "get_device_capability": lambda *_: (9, 0), "get_device_properties": lambda *_: properties,
         "get_device_name": lambda *_: "accelerator", "current_device": lambda: 0, "current_stream": lambda *_: stream,
-        "is_bf16_supported": lambda *_, **__: True, "memory_allocated": lambda *_: 0, "max_memory_allocated": lambda *_: 0,
+        "is_bf16_supported": lambda *_, **__: True, "memory_allocated": lambda *_: 0,
+        "max_memory_allocated": lambda *_: 0,
         "is_current_stream_capturing": lambda: False, "manual_seed": _nothing, "manual_seed_all": _nothing,
     }  # fmt: skip
 
@@ -439,6 +487,9 @@ def cuda_eager() -> Iterator[None]:
             for name, call in _cuda_calls().items():
                 if hasattr(torch.cuda, name):
                     stack.enter_context(_replaced(torch.cuda, name, call))
+            stack.enter_context(
+                _replaced(torch.backends.cudnn, "is_acceptable", lambda _: False)
+            )  # no weights to flatten
             stack.enter_context(_cuda_autocast())
             yield
     finally:

@@ -38,7 +38,9 @@ def declared_cost(op_name: str) -> CostFn | None:
     return _COSTS.get(op_name)
 
 
-def checked_cost(op_name: str, inputs: tuple[Any, ...], outputs: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
+def checked_cost(
+    op_name: str, inputs: tuple[Any, ...], outputs: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, int]:
     """What the owner's function answers, complete and checked."""
     answer = dict(_COSTS[op_name](inputs, outputs, **kwargs))
     strange = set(answer) - _FIELDS

@@ -18,10 +18,13 @@ def expand_fast_paths(rec: Recorder) -> None:
     for name, override in overrides().items():
         packet, _, overload = name.partition(".")
         rec.expand_with(getattr(getattr(aten, packet), overload or "default"), override)
-    for name, expansion in (("_native_multi_head_attention", _multi_head), ("_transformer_encoder_layer_fwd", _encoder_layer)):
-        packet = getattr(aten, name, None)
-        if packet is not None:
-            rec.expand_with(packet.default, expansion)
+    for path, expansion in (
+        ("_native_multi_head_attention", _multi_head),
+        ("_transformer_encoder_layer_fwd", _encoder_layer),
+    ):
+        found = getattr(aten, path, None)
+        if found is not None:
+            rec.expand_with(found.default, expansion)
 
 
 def _attend(x: Any, heads: int, qkv_weight: Any, qkv_bias: Any, out_weight: Any, out_bias: Any, mask: Any) -> Any:
@@ -40,19 +43,49 @@ def _fitting(mask: Any, batch: int, seq: int, mask_type: Any) -> Any:
     return shaped.logical_not() if shaped.dtype is torch.bool else shaped
 
 
-def _multi_head(query: Any, key: Any, value: Any, embed_dim: int, num_head: int, qkv_weight: Any, qkv_bias: Any,
-                proj_weight: Any, proj_bias: Any, mask: Any = None, need_weights: bool = True,
-                average_attn_weights: bool = True, mask_type: Any = None) -> Any:
+def _multi_head(
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    proj_weight: Any,
+    proj_bias: Any,
+    mask: Any = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: Any = None,
+) -> Any:
     batch, seq, _ = query.shape
     out = _attend(query, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, _fitting(mask, batch, seq, mask_type))
     weights = query.new_empty((batch, seq, seq)) if need_weights else query.new_empty((0,))
     return out, weights
 
 
-def _encoder_layer(src: Any, embed_dim: int, num_heads: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any,
-                   proj_bias: Any, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Any, norm_bias_1: Any,
-                   norm_weight_2: Any, norm_bias_2: Any, ffn_weight_1: Any, ffn_bias_1: Any, ffn_weight_2: Any,
-                   ffn_bias_2: Any, mask: Any = None, mask_type: Any = None) -> Any:
+def _encoder_layer(
+    src: Any,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    proj_weight: Any,
+    proj_bias: Any,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Any,
+    norm_bias_1: Any,
+    norm_weight_2: Any,
+    norm_bias_2: Any,
+    ffn_weight_1: Any,
+    ffn_bias_1: Any,
+    ffn_weight_2: Any,
+    ffn_bias_2: Any,
+    mask: Any = None,
+    mask_type: Any = None,
+) -> Any:
     batch, seq, _ = src.shape
     mask = _fitting(mask, batch, seq, mask_type)
 

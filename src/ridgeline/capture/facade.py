@@ -1,4 +1,4 @@
-"""What the model's own code sees of the fake tensors: an accelerator, while the machinery below sees plain CPU fakes."""
+"""What the model's own code sees of the fake tensors: an accelerator, where the machinery below sees CPU fakes."""
 
 from __future__ import annotations
 

@@ -90,7 +90,9 @@ def _signatures(graph: Graph) -> list[int]:
         assert isinstance(node, Node)
         attrs = json.dumps(node.attrs, sort_keys=True, default=str)
         ins = tuple([values[i].type for i in node.inputs])
-        outs = tuple([(values[o].type, values[o].kind, values[o].storage_bytes, values[o].alias is None) for o in node.outputs])
+        outs = tuple(
+            [(values[o].type, values[o].kind, values[o].storage_bytes, values[o].alias is None) for o in node.outputs]
+        )
         key = (node.op, attrs, node.phase, _starred(node.module), node.source, node.target, ins, outs, len(node.frees))
         signs.append(seen.setdefault(key, len(seen)))
     return signs
@@ -154,7 +156,9 @@ def _runs_of(prefix: str, cuts: list[tuple[int, int]], layers: int, signs: Seque
         at += 1
 
 
-def _keys(cuts: list[tuple[int, int]], at: int, start: int, period: int, repeat: int) -> tuple[tuple[frozenset[int], ...], int]:
+def _keys(
+    cuts: list[tuple[int, int]], at: int, start: int, period: int, repeat: int
+) -> tuple[tuple[frozenset[int], ...], int]:
     """Which members each stretch covers; the last stretch may be cut short of a member's end, never of its start."""
     keys: list[frozenset[int]] = []
     for i in range(repeat):
@@ -294,7 +298,9 @@ class _Folder:
         items.extend(self._flat_node(node) for node in self.nodes[at:])
         outputs = tuple(dict.fromkeys(self._whole(self.graph.outputs)))
         self._keep_residents()
-        values = tuple(Value(i, m.type, m.kind, m.alias, m.count, m.name, m.storage_bytes) for i, m in enumerate(self.made))
+        values = tuple(
+            Value(i, m.type, m.kind, m.alias, m.count, m.name, m.storage_bytes) for i, m in enumerate(self.made)
+        )
         inputs = tuple(i for i, m in enumerate(self.made) if m.kind is Kind.INPUT and m.alias is None)
         meta = dict(self.graph.meta)
         if "donated" in meta:
@@ -307,14 +313,21 @@ class _Folder:
     def _keep_residents(self) -> None:
         """Parameters, states and inputs no node touches still occupy memory."""
         for value in self.old:
-            if value.kind in RESIDENT and value.alias is None and value.id not in self.flat and value.id not in self.named:
+            if (
+                value.kind in RESIDENT
+                and value.alias is None
+                and value.id not in self.flat
+                and value.id not in self.named
+            ):
                 self._flat(value.id)
 
     # --- values outside runs ----------------------------------------------------------------------------------------
 
     def _new(self, old: int, alias: int | None, *, count: int = 1, name: str | None = None) -> int:
         seen = self.old[old]
-        self.made.append(_Made(seen.type, seen.kind, alias, seen.name if name is None else name, seen.storage_bytes, count))
+        self.made.append(
+            _Made(seen.type, seen.kind, alias, seen.name if name is None else name, seen.storage_bytes, count)
+        )
         return len(self.made) - 1
 
     def _flat(self, old: int) -> int:
@@ -391,7 +404,7 @@ class _Folder:
                 self.linked[member] = one
 
     def _list_node(self, node: Node) -> Node:
-        """Lists over all parameters: what one layer's tensors are slices of is named once, new tensors are one value."""
+        """Lists over all parameters: a stack of one tensor per layer is named once, new tensors are one value."""
         lists = _lists(node)
         inputs = [new for olds in lists for new in self._listed(olds)]
         inputs += [self._flat(v) for v in node.inputs[len(lists) * len(lists[0]) if lists else 0 :]]
@@ -498,7 +511,9 @@ class _Folder:
             nodes.append(self._body_node(open_, j, stretch))
         carries = tuple(Carry(c.init, c.inner, open_.body[c.next]) for _, c in open_.carries)
         self._name_bodies(open_)
-        return Block(tuple(nodes), run.repeat, carries, run.reverse, run.prefix if not run.prefix.startswith("@") else "")
+        return Block(
+            tuple(nodes), run.repeat, carries, run.reverse, run.prefix if not run.prefix.startswith("@") else ""
+        )
 
     def _name_bodies(self, open_: _Open) -> None:
         run = open_.run

@@ -23,7 +23,9 @@ def decode_kwargs(model_or_config: Any, batch: int, kv_len: int) -> dict[str, An
     configuration stands for the model it describes.
     """
     if batch < 1 or kv_len < 1:
-        raise CaptureError(f"a decode step needs at least one sequence and one cached token, not batch={batch}, kv_len={kv_len}")
+        raise CaptureError(
+            f"a decode step needs at least one sequence and one cached token, not batch={batch}, kv_len={kv_len}"
+        )
     model = unwrapped(model_or_config if isinstance(model_or_config, nn.Module) else _built(model_or_config))
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return _decoder_step(model, batch, kv_len)

@@ -29,9 +29,18 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside ``torch.compile``'s wrapper, which runs the same operators."""
-    return getattr(model, "_orig_mod", model)
+_WRAPPERS = ("DistributedDataParallel", "DataParallel")
+
+
+def unwrapped(model: Any) -> nn.Module:
+    """The module inside ``torch.compile``'s and data parallelism's wrappers, which run the same operators."""
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"a {type(model).__name__} is no torch.nn.Module: wrap what it does in a module's forward")
+    while True:
+        inner = getattr(model, "_orig_mod", model.module if type(model).__name__ in _WRAPPERS else None)
+        if inner is None:
+            return model
+        model = inner
 
 
 @contextmanager

@@ -16,10 +16,21 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.capture import shadows
-from ridgeline.capture.facade import HOST, facade
 from ridgeline.capture.declared import checked_cost, declared_cost
+from ridgeline.capture.facade import HOST, facade
 from ridgeline.capture.shadows import give_shadow, outside_modes, shadow_of
-from ridgeline.capture.translate import Call, Meaning, UnknownOp, base_name, dtype_name, is_composite, is_mutable, is_view, meaning_of, target_of
+from ridgeline.capture.translate import (
+    Call,
+    Meaning,
+    UnknownOp,
+    base_name,
+    dtype_name,
+    is_composite,
+    is_mutable,
+    is_view,
+    meaning_of,
+    target_of,
+)
 from ridgeline.dtypes import dtype
 from ridgeline.errors import CaptureError
 from ridgeline.graph import Kind, Phase, TensorType
@@ -30,6 +41,14 @@ _HOST = "_rl_host"
 _MADE_BY = "_rl_made_by"  # sequence number of the autograd node whose backward made a tensor
 _TORCH_ROOT = str(Path(torch.__file__).parent)
 _OWN_ROOT = str(Path(__file__).parent)
+
+
+_NEEDS_DATA = frozenset({"UnsupportedOperatorException", "DataDependentOutputException", "DynamicOutputShapeException",
+                         "UnsupportedFakeTensorException", "UnsupportedMutationAliasingException"})  # fmt: skip
+
+
+class OpFailed(CaptureError, RuntimeError):
+    """An operator that does not take what the model gave it: the model would fail in a real run too."""
 
 
 @dataclass(slots=True)
@@ -103,12 +122,12 @@ class Recorder(TorchDispatchMode):
         self._engine = frame.f_code.co_name == "_engine_run_backward"
         outside, facade.inside = facade.inside, True
         try:
-            return self._dispatch(func, types, args, kwargs or {})
+            return self._dispatch(func, args, kwargs or {})
         finally:
             facade.inside = outside
 
-    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        args, kwargs = self._with_fakes(func, types, args, kwargs)
+    def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        args, kwargs = self._with_fakes(func, args, kwargs)
         if func is aten.detach.default and self._is_saving():
             return self._share(func(*args, **kwargs), args[0])
         expansion = self._expansions.get(func)
@@ -134,13 +153,13 @@ class Recorder(TorchDispatchMode):
         """Record ``func`` as what ``expansion`` dispatches instead of as one op."""
         self._expansions[func] = expansion
 
-    def _with_fakes(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _with_fakes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Tensors of the caller met on the way are replaced by fakes that stand for them."""
         if func is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return (self._host_constant(args[0]),), kwargs
-        if not types or any(t is not FakeTensor for t in types):
-            return self._adopted(args), self._adopted(kwargs)
-        return args, kwargs
+        if all(isinstance(t, FakeTensor) for t in _tensors(args, kwargs)):
+            return args, kwargs
+        return self._adopted(args), self._adopted(kwargs)
 
     def _host_constant(self, t: torch.Tensor) -> torch.Tensor:
         """What ``torch.tensor(...)`` just made: host memory, whose value is known while it is small."""
@@ -169,7 +188,7 @@ class Recorder(TorchDispatchMode):
         except CaptureError:
             raise
         except Exception as error:
-            raise self._failure(func, error) from error
+            raise self._failure(func, ins, error) from error
         outs = _tensors((out,), {})
         if self._shadowed(func, ins, outs) and shadows.follow(func, args, kwargs, ins, outs):
             self.assume(shadows.ROUTING)
@@ -186,23 +205,22 @@ class Recorder(TorchDispatchMode):
             return True
         return any(o.dtype is torch.int64 for o in outs)
 
-    def _failure(self, func: Any, error: Exception) -> Exception:
-        if isinstance(error, (UnknownOp, TypeError, AssertionError)):
-            return error
-        unsupported = type(error).__name__ in ("UnsupportedOperatorException", "DataDependentOutputException",
-                                               "DynamicOutputShapeException", "UnsupportedFakeTensorException")
-        if not unsupported and not isinstance(error, NotImplementedError):
+    def _failure(self, func: Any, ins: list[torch.Tensor], error: Exception) -> Exception:
+        """The error a person can act on: which op, where, and what to do."""
+        if not isinstance(error, RuntimeError) or isinstance(error, CaptureError):
             return error
         module, source = self.place()
-        name = func._schema.name
-        if func.namespace not in ("aten", "prims"):
+        name, where = func._schema.name, f"module {module or '(top level)'!r}, {source}"
+        if type(error).__name__ in _NEEDS_DATA or isinstance(error, NotImplementedError):
+            if func.namespace in ("aten", "prims"):
+                return CaptureError(f"operator {name!r} called in {where}, needs data that only a run would know: "
+                                    "pass real integer inputs, or keep the decision out of the step")  # fmt: skip
             return CaptureError(
-                f"operator {name!r} called in module {module!r}, {source}, cannot run without data: "
-                f"give it a fake implementation (torch.library.register_fake({name!r})) and declare its cost with "
-                f"@ridgeline.cost_of({name!r})")
-        return CaptureError(
-            f"operator {name!r} called in module {module!r}, {source}, needs data that only a run would know: "
-            f"pass real integer inputs, or keep the decision out of the captured step")
+                f"operator {name!r} called in {where}, cannot run without data: give it a fake implementation "
+                f"(torch.library.register_fake({name!r})) and declare its cost with @ridgeline.cost_of({name!r})"
+            )
+        types = ", ".join(str(self.type_of(t)) for t in ins)
+        return OpFailed(f"operator {name!r} called in {where}, does not take {types}: {error}")
 
     # --- places -----------------------------------------------------------------------------------------------------
 
@@ -395,8 +413,15 @@ class Recorder(TorchDispatchMode):
 
     # --- recording --------------------------------------------------------------------------------------------------
 
-    def record(self, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor], outs: list[torch.Tensor],
-               meaning: Meaning | None = None) -> None:
+    def record(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        ins: list[torch.Tensor],
+        outs: list[torch.Tensor],
+        meaning: Meaning | None = None,
+    ) -> None:
         """Write one node down."""
         self._last_place = self._place_now
         place = self.place()
@@ -406,7 +431,7 @@ class Recorder(TorchDispatchMode):
             meaning = self._meaning(func, args, kwargs, ins, outs, place)
         op, attrs = meaning
         op, attrs = self._homed(func, op, attrs, ins, outs)
-        on_host = bool(outs) and _HOST in outs[0].__dict__ or op == "host"
+        on_host = (bool(outs) and _HOST in outs[0].__dict__) or op == "host"
         outputs = () if on_host else self._outputs(func, args, inputs, ins, outs)
         if self.num_calls:
             attrs["calls"], self.num_calls = self.num_calls, 0
@@ -417,10 +442,12 @@ class Recorder(TorchDispatchMode):
                     out.__dict__[_MADE_BY] = node._sequence_nr()
         self.nodes.append(RawNode(op, inputs, outputs, attrs, self.phase, place[0], place[1], target_of(func)))
 
-    def _homed(self, func: Any, op: str, attrs: dict[str, Any], ins: list[torch.Tensor], outs: list[torch.Tensor]) -> Meaning:
+    def _homed(
+        self, func: Any, op: str, attrs: dict[str, Any], ins: list[torch.Tensor], outs: list[torch.Tensor]
+    ) -> Meaning:
         """Work of the host thread and copies over the link are told apart from work of the accelerator."""
         to_host = self._makes_host(ins, func)
-        from_host = bool(ins) and all([_HOST in t.__dict__ for t in ins])
+        from_host = bool(ins) and all(_HOST in t.__dict__ for t in ins)
         if not to_host and not from_host:
             return op, attrs
         if func is aten._to_copy.default and from_host != to_host:
@@ -433,7 +460,9 @@ class Recorder(TorchDispatchMode):
                 out.__dict__[_HOST] = True
         return op, attrs
 
-    def _outputs(self, func: Any, args: Any, inputs: tuple[int, ...], ins: list[torch.Tensor], outs: list[torch.Tensor]) -> tuple[int, ...]:
+    def _outputs(
+        self, func: Any, args: Any, inputs: tuple[int, ...], ins: list[torch.Tensor], outs: list[torch.Tensor]
+    ) -> tuple[int, ...]:
         """New values of the outputs; an output that is an input, or looks at one's storage, is its alias."""
         if not is_mutable(func):
             of = inputs[0] if inputs and is_view(func) else None
@@ -453,8 +482,15 @@ class Recorder(TorchDispatchMode):
             return self._new_value(out, Kind.ACTIVATION, "", before)
         return self._new_value(out, Kind.ACTIVATION, "", of)
 
-    def _meaning(self, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor], outs: list[torch.Tensor],
-                 place: tuple[str, str]) -> Meaning:
+    def _meaning(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        ins: list[torch.Tensor],
+        outs: list[torch.Tensor],
+        place: tuple[str, str],
+    ) -> Meaning:
         rule = meaning_of(func)
         if rule is None:
             return self._declared(func, args, kwargs, ins, outs, place)
@@ -464,8 +500,15 @@ class Recorder(TorchDispatchMode):
             attrs["inplace"] = True
         return op, attrs
 
-    def _declared(self, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor], outs: list[torch.Tensor],
-                  place: tuple[str, str]) -> Meaning:
+    def _declared(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        ins: list[torch.Tensor],
+        outs: list[torch.Tensor],
+        place: tuple[str, str],
+    ) -> Meaning:
         name = func._schema.name
         if declared_cost(name) is None:
             raise UnknownOp(name, *place)
@@ -473,7 +516,11 @@ class Recorder(TorchDispatchMode):
         plain |= {key: v for key, v in kwargs.items() if not _holds_tensor(v)}
         cost = checked_cost(name, tuple(map(self.type_of, ins)), tuple(map(self.type_of, outs)), plain)
         typed = next((t for t in (*ins, *outs) if t.dtype.is_floating_point), None)
-        return "custom", {"name": name, "dtype": str(self.type_of(typed).dtype) if typed is not None else "fp32", **cost}
+        return "custom", {
+            "name": name,
+            "dtype": str(self.type_of(typed).dtype) if typed is not None else "fp32",
+            **cost,
+        }
 
     def assume(self, text: str) -> None:
         self.assumptions[text] = None
@@ -497,7 +544,8 @@ Recorder.__torch_dispatch__ = Recorder.meet  # type: ignore[method-assign]
 
 def _owners(t: torch.Tensor) -> tuple[int, int]:
     """How many hold the tensor and its storage, the machinery of this call included."""
-    return t._use_count(), torch._C._storage_Use_Count(t.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    holders = t._use_count() if hasattr(t, "_use_count") else 0
+    return holders, torch._C._storage_Use_Count(t.untyped_storage()._cdata)  # type: ignore[attr-defined]
 
 
 def _is_dense(t: torch.Tensor) -> bool:
@@ -608,7 +656,9 @@ def _item(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: list
             return known.item()
     module, source = rec.place()
     answer: Any = 1.0 if t.dtype.is_floating_point else False if t.dtype is torch.bool else 1
-    rec.assume(f"item() of unknown {dtype_name(t.dtype)} data at {source or module or 'top level'} is taken as {answer}")
+    rec.assume(
+        f"item() of unknown {dtype_name(t.dtype)} data at {source or module or 'top level'} is taken as {answer}"
+    )
     return answer
 
 
@@ -636,7 +686,9 @@ def _histc(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: lis
     known = shadow_of(t)
     bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
     with outside_modes():
-        real = torch.zeros(bins, dtype=t.dtype) if known is None else func(known.float(), *args[1:], **kwargs).to(t.dtype)
+        real = (
+            torch.zeros(bins, dtype=t.dtype) if known is None else func(known.float(), *args[1:], **kwargs).to(t.dtype)
+        )
     out = rec.fake_of(real)
     if rec.recording:
         rec.record(func, args, kwargs, ins, [out])

@@ -1,4 +1,4 @@
-"""Real values beside fake tensors: integers, masks and small constants stay known, so that control flow on them is real.
+"""Real values beside fake tensors: integers, masks and small constants stay known, so control flow on them is real.
 
 A shadow is an ordinary CPU tensor kept on the fake one. It is made by running the same op on the shadows of the
 inputs, and lost when data nobody knows flows in. Where a model asks for a value that hangs on unknown floats, a stated
@@ -21,7 +21,9 @@ MAX_FLOAT_ELEMENTS = 1_000_000
 MAX_FLOAT_CONSTANT_ELEMENTS = 4096
 
 _SHADOW = "_rl_shadow"
-_UNDEFINED_RANDOM = frozenset("rand randn rand_like randn_like normal uniform bernoulli exponential multinomial".split())
+_UNDEFINED_RANDOM = frozenset(
+    "rand randn rand_like randn_like normal uniform bernoulli exponential multinomial".split()
+)
 
 
 def shadow_of(t: torch.Tensor) -> torch.Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,9 +25,18 @@ from ridgeline.graph import RESIDENT, Graph, Kind, Node, Phase, Value
 OptimizerChoice = str | Callable[..., Any] | None
 
 
-def capture_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: str, optimizer: OptimizerChoice,
-                 loss: Callable[..., Any] | None, name: str | None, bindings: Mapping[str, int],
-                 autocast: str | None, fold: bool) -> Graph:
+def capture_step(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    mode: str,
+    optimizer: OptimizerChoice,
+    loss: Callable[..., Any] | None,
+    name: str | None,
+    bindings: Mapping[str, int],
+    autocast: str | None,
+    fold: bool,
+) -> Graph:
     """Run one step and return its graph."""
     if mode not in ("infer", "train"):
         raise CaptureError(f"mode {mode!r} is not one of 'infer' and 'train'")
@@ -42,8 +52,9 @@ def capture_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     return folded(graph) if fold else graph
 
 
-def _on_fakes(rec: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, Any],
-              bindings: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _on_fakes(
+    rec: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, Any], bindings: Mapping[str, int]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The inputs as fakes; nothing but them keeps the fakes alive, so that a cache that is replaced dies."""
     converter = InputConverter(rec, bindings)
     made = tuple(converter.rewritten(a, str(i)) for i, a in enumerate(args))
@@ -65,7 +76,8 @@ def _surroundings(model: nn.Module, rec: Recorder, training: bool) -> Iterator[N
     with ExitStack() as stack:
         rng = torch.get_rng_state()
         stack.callback(torch.set_rng_state, rng)
-        stack.enter_context(_eager_stance())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_quiet())
         stack.enter_context(_no_tracing_seen())
         stack.enter_context(cuda_eager())
         stack.enter_context(on_fakes(model, rec, training))
@@ -81,25 +93,30 @@ def _surroundings(model: nn.Module, rec: Recorder, training: bool) -> Iterator[N
 
 
 @contextmanager
-def _eager_stance() -> Iterator[None]:
-    """Functions decorated with ``torch.compile`` run as they are written."""
-    with torch.compiler.set_stance("force_eager"):
+def _quiet() -> Iterator[None]:
+    """The fake mode logs a traceback for every op that fails; the error we raise says it better."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
         yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager
 def _no_tracing_seen() -> Iterator[None]:
     """Libraries that treat fake tensors as a sign of tracing must behave as in a real run."""
-    library = sys.modules.get("transformers.utils.import_utils")
+    library: Any = sys.modules.get("transformers.utils.import_utils")
     original = getattr(library, "is_fake_tensor", None)
     if original is None:
         yield
         return
-    setattr(library, "is_fake_tensor", lambda x: False)
+    library.is_fake_tensor = lambda x: False
     try:
         yield
     finally:
-        setattr(library, "is_fake_tensor", original)
+        library.is_fake_tensor = original
 
 
 class _Inference:
@@ -113,7 +130,9 @@ class _Inference:
 
 
 class _Training:
-    def __init__(self, model: nn.Module, rec: Recorder, optimizer: OptimizerChoice, loss: Callable[..., Any] | None) -> None:
+    def __init__(
+        self, model: nn.Module, rec: Recorder, optimizer: OptimizerChoice, loss: Callable[..., Any] | None
+    ) -> None:
         self.model, self.rec, self.loss = model, rec, loss
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = made_optimizer(optimizer, self.parameters)
@@ -195,7 +214,9 @@ def made_optimizer(choice: OptimizerChoice, parameters: list[Any]) -> Any:
     if callable(choice):
         return choice(parameters)
     if choice not in _OPTIMIZERS:
-        raise CaptureError(f"unknown optimizer {choice!r}{nearest(choice, _OPTIMIZERS)}; or pass a function of the parameters")
+        raise CaptureError(
+            f"unknown optimizer {choice!r}{nearest(choice, _OPTIMIZERS)}; or pass a function of the parameters"
+        )
     return _OPTIMIZERS[choice](parameters)
 
 
@@ -206,7 +227,11 @@ def scalar_loss(output: Any, loss: Callable[..., Any] | None) -> torch.Tensor:
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, torch.Tensor):
         return own if own.dim() == 0 else own.mean()
-    if isinstance(output, Mapping) and output and all(isinstance(v, torch.Tensor) and v.dim() == 0 for v in output.values()):
+    if (
+        isinstance(output, Mapping)
+        and output
+        and all(isinstance(v, torch.Tensor) and v.dim() == 0 for v in output.values())
+    ):
         return sum(output.values())  # type: ignore[return-value]
     candidates = [t for t in _tensors_in(output) if t.is_floating_point() and t.requires_grad]
     if not candidates:
@@ -239,7 +264,10 @@ def _finished(rec: Recorder, outputs: list[int], name: str, mode: str) -> Graph:
     items = tuple(Node(n.op, n.inputs, n.outputs, n.attrs, n.phase, n.module, n.source, n.target, tuple(n.frees))
                   for n in rec.nodes)  # fmt: skip
     inputs = tuple(v.id for v in values if v.kind is Kind.INPUT and v.alias is None)
-    meta: dict[str, Any] = {"framework": f"torch {torch.__version__.split('+')[0]}", "assumptions": list(rec.assumptions)}
+    meta: dict[str, Any] = {
+        "framework": f"torch {torch.__version__.split('+')[0]}",
+        "assumptions": list(rec.assumptions),
+    }
     donated = [f for n in rec.nodes for f in n.frees if values[f].kind in RESIDENT]
     if donated:
         meta["donated"] = donated

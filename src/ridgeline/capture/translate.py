@@ -81,6 +81,8 @@ def _meaning_of(func: Any) -> Rule | None:
     found = _RULES.get(name)
     if found is not None and func.namespace in ("aten", "prims", "ridgeline", "prim"):
         return found
+    if func.namespace in ("_c10d_functional", "c10d"):
+        return _wait if name == "wait_tensor" else _collective
     if func.namespace != "aten":
         return None
     if name.startswith("_foreach_"):
@@ -261,7 +263,14 @@ def _grouped_mm(call: Call) -> Meaning:
         m, n, k = int(a.shape[0]), int(w.shape[1]), int(a.shape[1])
         return "grouped_matmul", {"groups": groups, "m": m, "n": n, "k": k, "which": "reduction", **attrs}
     m = int(a.shape[0]) if a.dim() == 2 else int(a.shape[1]) * 1
-    return "grouped_matmul", {"groups": groups, "m": m, "n": int(w.shape[-1]), "k": int(a.shape[-1]), "which": "rows", **attrs}
+    return "grouped_matmul", {
+        "groups": groups,
+        "m": m,
+        "n": int(w.shape[-1]),
+        "k": int(a.shape[-1]),
+        "which": "rows",
+        **attrs,
+    }
 
 
 @rule("convolution _convolution cudnn_convolution convolution_overrideable")
@@ -281,8 +290,16 @@ def _convolution_backward(call: Call) -> Meaning:
     return "conv", {**attrs, "which": "bwd", "grads": grads, "bias": bool(bias_sizes)}
 
 
-def _conv_attrs(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, stride: Any, padding: Any, dilation: Any,
-                transposed: bool, groups: int) -> Attrs:
+def _conv_attrs(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    groups: int,
+) -> Attrs:
     num = w.dim() - 2
     return {
         "n": int(x.shape[0]) if x.dim() == num + 2 else 1, "c": int(x.shape[-num - 1]), "o": int(y.shape[-num - 1]),
@@ -333,18 +350,55 @@ def _fft(call: Call) -> Meaning:
     real = call.outs[0] if call.name == "_fft_c2r" else x
     length = math.prod(int(real.shape[d]) for d in dims)
     inverse = call.name == "_fft_c2r" or (call.name == "_fft_c2c" and not call.args[3])
-    return "fft", {"length": length, "batch": real.numel() // max(length, 1), "real": call.name != "_fft_c2c", "inverse": inverse}
+    return "fft", {
+        "length": length,
+        "batch": real.numel() // max(length, 1),
+        "real": call.name != "_fft_c2c",
+        "inverse": inverse,
+    }
 
 
-@rule("_linalg_svd linalg_qr linalg_inv_ex cholesky linalg_cholesky_ex linalg_eigh _linalg_eigh triangular_solve "
-      "linalg_solve_triangular _linalg_det _linalg_slogdet linalg_lu_factor_ex _linalg_solve_ex linalg_lstsq "
-      "cholesky_solve cholesky_inverse linalg_householder_product geqrf linalg_matrix_exp linalg_eig linalg_lu_solve "
-      "_linalg_check_errors linalg_ldl_factor_ex linalg_pinv linalg_cross ormqr inverse linalg_lu lu_unpack")
+@rule(
+    "_linalg_svd linalg_qr linalg_inv_ex cholesky linalg_cholesky_ex linalg_eigh _linalg_eigh triangular_solve "
+    "linalg_solve_triangular _linalg_det _linalg_slogdet linalg_lu_factor_ex _linalg_solve_ex linalg_lstsq "
+    "cholesky_solve cholesky_inverse linalg_householder_product geqrf linalg_matrix_exp linalg_eig linalg_lu_solve "
+    "linalg_ldl_factor_ex linalg_pinv linalg_cross ormqr inverse linalg_lu lu_unpack"
+)
 def _linalg(call: Call) -> Meaning:
     a = call.ins[0]
     n = int(a.shape[-1]) if a.dim() else 1
     square = math.prod(a.shape[-2:]) if a.dim() >= 2 else 1
-    return "linalg", {"fn": call.name.removeprefix("_").removeprefix("linalg_"), "n": n, "batch": a.numel() // max(square, 1)}
+    return "linalg", {
+        "fn": call.name.removeprefix("_").removeprefix("linalg_"),
+        "n": n,
+        "batch": a.numel() // max(square, 1),
+    }
+
+
+# --- communication ---------------------------------------------------------------------------------------------------
+
+
+def _collective(call: Call) -> Meaning:
+    """Bytes are those of the largest side: gathered or yet to be scattered."""
+    sides = [sum(t.numel() * t.element_size() for t in ts) for ts in (call.ins, call.outs)]
+    fn = call.name.strip("_").replace("_into_tensor", "").replace("_tensor", "").replace("_coalesced", "")
+    return "collective", {"fn": fn, "num_bytes": int(max(sides)), "num_ranks": _num_ranks(call)}
+
+
+def _num_ranks(call: Call) -> int:
+    sizes = [a for a in call.args if isinstance(a, int) and not isinstance(a, bool)]
+    names = [a for a in call.args if isinstance(a, str)]
+    if sizes and call.name.startswith(("all_gather", "reduce_scatter")):
+        return int(sizes[0])
+    if not names:
+        return int(torch.distributed.get_world_size())
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    return int(_resolve_process_group(names[-1]).size())
+
+
+def _wait(call: Call) -> Meaning:
+    return "view", {"fn": "wait_tensor"}
 
 
 # --- memory-bound families ------------------------------------------------------------------------------------------
@@ -361,7 +415,8 @@ _POINTWISE_NAMES = """
     hardsigmoid_backward hardtanh_backward leaky_relu_backward softplus_backward logit_backward softshrink_backward
     hardshrink_backward native_dropout_backward _prelu_kernel _prelu_kernel_backward polar complex bucketize
     searchsorted bitwise_and bitwise_or bitwise_xor bitwise_not __and__ __or__ __xor__ __lshift__ __rshift__ heaviside
-    isfinite isnan isinf isposinf isneginf nan_to_num real_if_close angle conj_physical sgn _conj_physical _neg_view_copy
+    isfinite isnan isinf isposinf isneginf nan_to_num real_if_close angle conj_physical sgn _conj_physical
+    _neg_view_copy
     special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py
     special_zeta polygamma igamma igammac fill_mask renorm frac trunc rsub pow float_power square glu_jvp ldexp
     gelu_quick swiglu masked_fill_backward rrelu_with_noise rrelu_with_noise_backward cross
@@ -444,10 +499,12 @@ fixed("rand randn rand_like randn_like randint randint_like randperm bernoulli u
       "_dirichlet_grad", "random")  # fmt: skip
 
 
-@rule("sum mean amax amin aminmax prod any all norm linalg_vector_norm var var_mean std std_mean logsumexp argmax argmin "
-      "count_nonzero nansum nanmean max min median nanmedian mode kthvalue trace dist equal histc bincount "
-      "_unique2 unique_dim unique_consecutive var_mean_correction _is_any_true _is_all_true allclose "
-      "_histogramdd_from_bin_tensors quantile nanquantile unique")
+@rule(
+    "sum mean amax amin aminmax prod any all norm linalg_vector_norm var var_mean std std_mean logsumexp argmax argmin "
+    "count_nonzero nansum nanmean max min median nanmedian mode kthvalue trace dist equal histc bincount "
+    "_unique2 unique_dim unique_consecutive var_mean_correction _is_any_true _is_all_true allclose "
+    "_histogramdd_from_bin_tensors quantile nanquantile unique"
+)
 def _reduce(call: Call) -> Meaning:
     x = call.ins[0]
     if call.name in ("max", "min") and len(call.ins) == 2 and not call.overload.startswith("dim"):
@@ -474,8 +531,14 @@ def _row_norm(call: Call) -> Meaning:
     if backward:
         weight = call.args[4] if fn == "rms_norm" else call.args[5]
         mask = call.args[5] if fn == "rms_norm" else call.args[7]
-        return "norm", {"fn": fn, "n": x.numel() // max(c, 1), "c": c, "affine": weight is not None, "which": "bwd",
-                        "grads": [g for g, wanted in zip(("input", "weight", "bias"), mask, strict=False) if wanted]}
+        return "norm", {
+            "fn": fn,
+            "n": x.numel() // max(c, 1),
+            "c": c,
+            "affine": weight is not None,
+            "which": "bwd",
+            "grads": [g for g, wanted in zip(("input", "weight", "bias"), mask, strict=False) if wanted],
+        }
     return "norm", {"fn": fn, "n": x.numel() // max(c, 1), "c": c, "affine": call.arg(2, "weight") is not None}
 
 
@@ -487,7 +550,10 @@ def _rms_norm(call: Call) -> Meaning:
     c = math.prod(int(s) for s in shape)
     attrs: Attrs = {"fn": "rms_norm", "n": x.numel() // max(c, 1), "c": c, "affine": weight is not None}
     if backward:
-        attrs |= {"which": "bwd", "grads": [g for g, wanted in zip(("input", "weight"), call.args[5], strict=True) if wanted]}
+        attrs |= {
+            "which": "bwd",
+            "grads": [g for g, wanted in zip(("input", "weight"), call.args[5], strict=True) if wanted],
+        }
     return "norm", attrs
 
 
@@ -510,9 +576,11 @@ def _group_norm(call: Call) -> Meaning:
     return "norm", _with_which(attrs, call)
 
 
-@rule("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training cudnn_batch_norm "
-      "_batch_norm_with_update _batch_norm_no_update native_batch_norm_backward cudnn_batch_norm_backward "
-      "batch_norm_backward miopen_batch_norm")
+@rule(
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training cudnn_batch_norm "
+    "_batch_norm_with_update _batch_norm_no_update native_batch_norm_backward cudnn_batch_norm_backward "
+    "batch_norm_backward miopen_batch_norm"
+)
 def _batch_norm(call: Call) -> Meaning:
     backward = call.name.endswith("backward")
     x = call.args[1] if backward and not call.name.startswith("cudnn") else call.args[0]
@@ -539,8 +607,10 @@ def _norm_layout(x: torch.Tensor) -> str:
     return "channels_last" if _is_channels_last(x) else "contiguous"
 
 
-@rule("_softmax _log_softmax _safe_softmax softmax log_softmax _softmax_backward_data _log_softmax_backward_data "
-      "_masked_softmax _masked_softmax_backward")
+@rule(
+    "_softmax _log_softmax _safe_softmax softmax log_softmax _softmax_backward_data _log_softmax_backward_data "
+    "_masked_softmax _masked_softmax_backward"
+)
 def _softmax(call: Call) -> Meaning:
     backward = "_backward" in call.name
     x = call.args[0]
@@ -558,11 +628,13 @@ def _nll_loss(call: Call) -> Meaning:
     return "loss", _with_which({"fn": "nll_loss", "n": x.numel() // max(c, 1), "c": c}, call)
 
 
-@rule("mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward "
-      "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits soft_margin_loss "
-      "soft_margin_loss_backward multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward "
-      "multilabel_margin_loss_backward _ctc_loss _ctc_loss_backward kl_div l1_loss _cdist_forward _cdist_backward "
-      "_use_cudnn_ctc_loss _cudnn_ctc_loss _euclidean_dist _pdist_forward _pdist_backward")
+@rule(
+    "mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward "
+    "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits soft_margin_loss "
+    "soft_margin_loss_backward multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward "
+    "multilabel_margin_loss_backward _ctc_loss _ctc_loss_backward kl_div l1_loss _cdist_forward _cdist_backward "
+    "_use_cudnn_ctc_loss _cudnn_ctc_loss _euclidean_dist _pdist_forward _pdist_backward"
+)
 def _loss(call: Call) -> Meaning:
     x = call.args[1] if call.name.endswith("backward") else call.args[0]
     c = int(x.shape[-1]) if x.dim() else 1
@@ -610,8 +682,10 @@ def _bag_weights_backward(call: Call) -> Meaning:
     return "gather", {"fn": "bag_weights_backward", "num": call.outs[0].numel()}
 
 
-@rule("index index_select gather take masked_select take_along_dim _unsafe_index repeat_interleave "
-      "_unsafe_masked_index index_select_out")
+@rule(
+    "index index_select gather take masked_select take_along_dim _unsafe_index repeat_interleave "
+    "_unsafe_masked_index index_select_out"
+)
 def _gather(call: Call) -> Meaning:
     attrs: Attrs = {"fn": call.name, "num": call.outs[0].numel() if call.outs else 0}
     if call.name in ("gather", "index_select"):
@@ -619,9 +693,11 @@ def _gather(call: Call) -> Meaning:
     return "gather", attrs
 
 
-@rule("scatter scatter_add scatter_reduce index_put _index_put_impl index_add index_copy index_fill put "
-      "masked_scatter index_reduce gather_backward index_select_backward _unsafe_index_put masked_scatter_backward "
-      "_unsafe_masked_index_put_accumulate embedding_renorm")
+@rule(
+    "scatter scatter_add scatter_reduce index_put _index_put_impl index_add index_copy index_fill put "
+    "masked_scatter index_reduce gather_backward index_select_backward _unsafe_index_put masked_scatter_backward "
+    "_unsafe_masked_index_put_accumulate embedding_renorm"
+)
 def _scatter(call: Call) -> Meaning:
     attrs: Attrs = {"fn": call.name.lstrip("_").removesuffix("_impl"), "num": _num_scattered(call)}
     accumulates = call.name in ("scatter_add", "scatter_reduce", "index_add", "index_reduce")
@@ -665,10 +741,13 @@ def _value_selecting_backward(call: Call) -> Meaning:
     return "scatter", {"fn": "value_selecting_backward", "num": call.ins[0].numel()}
 
 
-_POOLS = ("max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d "
-          "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d "
-          "adaptive_max_pool2d adaptive_max_pool3d max_unpool2d max_unpool3d fractional_max_pool2d fractional_max_pool3d")
-_POOL_GRADS = ("max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward "
+_POOLS = (
+    "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d "
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d "
+    "adaptive_max_pool2d adaptive_max_pool3d max_unpool2d max_unpool3d fractional_max_pool2d fractional_max_pool3d"
+)
+_POOL_GRADS = ("max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward "
+               "avg_pool3d_backward "
                "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward "
                "adaptive_max_pool3d_backward max_pool2d_backward fractional_max_pool2d_backward")  # fmt: skip
 
@@ -698,14 +777,16 @@ def _pool_attrs(call: Call, x: torch.Tensor, y: torch.Tensor, at: int) -> Attrs:
             "n": int(x.shape[0]) if x.dim() == num + 2 else 1, "c": int(x.shape[-num - 1])}  # fmt: skip
 
 
-@rule("upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d "
-      "upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d "
-      "_upsample_nearest_exact2d _upsample_nearest_exact3d grid_sampler_2d grid_sampler_3d upsample_nearest1d_backward "
-      "upsample_nearest2d_backward upsample_nearest3d_backward upsample_linear1d_backward upsample_bilinear2d_backward "
-      "upsample_bicubic2d_backward upsample_trilinear3d_backward _upsample_bilinear2d_aa_backward "
-      "_upsample_bicubic2d_aa_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward "
-      "grid_sampler_2d_backward grid_sampler_3d_backward affine_grid_generator affine_grid_generator_backward "
-      "cudnn_grid_sampler cudnn_grid_sampler_backward")
+@rule(
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d "
+    "upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d "
+    "_upsample_nearest_exact2d _upsample_nearest_exact3d grid_sampler_2d grid_sampler_3d upsample_nearest1d_backward "
+    "upsample_nearest2d_backward upsample_nearest3d_backward upsample_linear1d_backward upsample_bilinear2d_backward "
+    "upsample_bicubic2d_backward upsample_trilinear3d_backward _upsample_bilinear2d_aa_backward "
+    "_upsample_bicubic2d_aa_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward "
+    "grid_sampler_2d_backward grid_sampler_3d_backward affine_grid_generator affine_grid_generator_backward "
+    "cudnn_grid_sampler cudnn_grid_sampler_backward"
+)
 def _resize(call: Call) -> Meaning:
     return "resize", _with_which({"fn": call.name.lstrip("_").removesuffix("_backward")}, call)
 
@@ -715,8 +796,8 @@ def _nonzero(call: Call) -> Meaning:
     return "nonzero", {"num": int(call.outs[0].shape[0]) if call.outs and call.outs[0].dim() else 0}
 
 
-@rule("_local_scalar_dense item is_nonzero")
-def _item(call: Call) -> Meaning:
+@rule("_local_scalar_dense _linalg_check_errors")
+def _sync(call: Call) -> Meaning:
     return "sync", {"fn": "item"}
 
 
@@ -755,14 +836,18 @@ def _fused_optimizer(call: Call) -> Meaning:
 @rule("_amp_foreach_non_finite_check_and_unscale")
 def _unscale(call: Call) -> Meaning:
     tensors = call.args[0]
-    return "foreach", {"fn": "unscale", "num_tensors": len(tensors), "numel": sum(t.numel() for t in tensors), "reads": 1,
+    numel = sum(t.numel() for t in tensors)
+    return "foreach", {"fn": "unscale", "num_tensors": len(tensors), "numel": numel, "reads": 1,
                        "writes": 1}  # fmt: skip
 
 
 fixed("_amp_update_scale", "pointwise")
-fixed("quantize_per_tensor quantize_per_channel dequantize fake_quantize_per_tensor_affine_cachemask "
-      "fake_quantize_per_channel_affine_cachemask _fake_quantize_learnable_per_tensor_affine "
-      "fake_quantize_per_tensor_affine_cachemask_backward fake_quantize_per_channel_affine_cachemask_backward", "quantize")
+fixed(
+    "quantize_per_tensor quantize_per_channel dequantize fake_quantize_per_tensor_affine_cachemask "
+    "fake_quantize_per_channel_affine_cachemask _fake_quantize_learnable_per_tensor_affine "
+    "fake_quantize_per_tensor_affine_cachemask_backward fake_quantize_per_channel_affine_cachemask_backward",
+    "quantize",
+)
 fixed("sym_size sym_numel sym_stride sym_storage_offset is_same_size is_pinned _assert_async _assert_scalar "
       "_has_compatible_shallow_copy_type _version record_stream set_data is_coalesced _nested_tensor_size "
       "_assert_scalar_functional _functional_assert_async",

@@ -34,6 +34,7 @@ COEFFICIENTS = {
     "exp_per_clock": "exponentials an SM adds to the loop per clock",
     "serial_frac": "share of the shorter of products and exponentials that the longer does not hide",
     "tail_frac": "share of the last, partial wave that is paid for",
+    "uneven_frac": "share of the longest tile's excess over the average that outlasts the other SMs",
     "dram_frac": "share of the datasheet DRAM bandwidth",
     "exposed_frac": "share of the shorter of SM time and DRAM time that the longer does not hide",
     "split_s": "fixed cost of combining keys split over SMs",
@@ -46,7 +47,8 @@ COEFFICIENTS = {
 
 _GENERIC = {
     "launch_s": 5.5e-6, "fanout_s": 1e-6, "tile_s": 2.6e-6, "row_s": 5e-9, "pack_frac": 2.0, "tensor_frac": 0.95,
-    "exp_per_clock": 17.0, "serial_frac": 0.9, "tail_frac": 0.75, "dram_frac": 0.9, "exposed_frac": 0.2, "split_s": 4e-6,
+    "exp_per_clock": 17.0, "serial_frac": 0.9, "tail_frac": 0.75, "uneven_frac": 0.3,
+    "dram_frac": 0.9, "exposed_frac": 0.2, "split_s": 4e-6,
     "split_each_s": 5e-8, "load_frac": 0.5, "l2_frac": 0.6, "power_frac": 1.2, "power_tau_s": 300e-6,
 }  # fmt: skip
 DEFAULTS: dict[str, dict[str, float]] = {"generic": _GENERIC}
@@ -60,19 +62,22 @@ class Library:
     packs: bool = False
     splits: bool = False
     short_rows: int = 0  # tile height for so few rows that a tall tile would be mostly empty
+    only_groups: bool = False  # packs and splits grouped queries without a window only
 
 
 LIBRARIES = {
     "fa2": Library({64: (128, 128), 128: (128, 64), 256: (64, 64)}, splits=True),
+    "fa2_paged": Library({64: (64, 256), 128: (64, 128), 256: (64, 64)}, splits=True),
     "fa3": Library({64: (192, 128), 128: (128, 128), 192: (128, 112), 256: (128, 80)}, packs=True, splits=True, short_rows=64),
     "flashinfer": Library({64: (128, 128), 128: (128, 64), 256: (64, 64)}, packs=True, splits=True),
     "trtllm": Library({256: (256, 128)}),
     "cudnn": Library({256: (128, 128)}),
     "efficient": Library({64: (64, 64), 256: (64, 64)}),
     "decode": Library({128: (64, 128), 256: (64, 64)}, packs=True, splits=True),
+    "fa2_decode": Library({64: (64, 256), 128: (64, 128), 256: (64, 64)}, packs=True, splits=True, only_groups=True),
     "trtllm_decode": Library({128: (32, 128), 256: (32, 64)}, packs=True, splits=True),
 }  # fmt: skip
-DECODERS = ("decode", "trtllm_decode")
+DECODERS = ("decode", "fa2_decode", "trtllm_decode")
 
 
 def library_named(name: str) -> Library:
@@ -104,6 +109,7 @@ class _Problem:
     dv: Floats
     window: Floats
     causal: Floats
+    is_local: Floats
     warm: Floats
 
     @property
@@ -175,6 +181,8 @@ def _tile_loop_s(chip: Chip, coef: Mapping[str, float], problem: _Problem, libra
     longest_s = start_s + tiles.max_blocks * block_s
     tail_frac = np.maximum(problem.span, coef["tail_frac"])
     many_s = _waves(tiles.count, chip.num_sms, tail_frac) * (start_s + tiles.mean_blocks * block_s)
+    sorted_frac = chip.num_sms / (chip.num_sms + tiles.count / problem.b)
+    many_s += coef["uneven_frac"] * sorted_frac * (tiles.max_blocks - tiles.mean_blocks) * block_s
     loop_s = np.where(tiles.count <= chip.num_sms, longest_s, np.maximum(many_s, longest_s))
     if not library.splits:
         return np.asarray(loop_s)
@@ -197,13 +205,15 @@ def _stream(chip: Chip, coef: Mapping[str, float], problem: _Problem, library: L
     """Decoding: SM time of the tiles' streams and their latency, with the split of keys that is fastest."""
     rows, keys = _sides(library, problem.d)
     blocks = np.ceil(np.minimum(problem.skv, problem.window) / keys) + (problem.skv > problem.window)
-    count = problem.b * problem.hkv * np.ceil(problem.s * problem.h / problem.hkv / rows)
+    group = problem.h / problem.hkv
+    packs = (group > 1) & (problem.is_local == 0) if library.only_groups else np.ones_like(group, dtype=bool)
+    count = problem.b * np.where(packs, problem.hkv * np.ceil(problem.s * group / rows), problem.h)
     block_s = keys * (problem.d + problem.dv) * (kv_size / (coef["load_frac"] * SM_PORT_BYTES * chip.clock_hz))
     start_s = coef["tile_s"] + rows * coef["row_s"] * (problem.d / 128)
     waves = np.ceil(count / chip.num_sms)
     parts = np.clip(np.floor(chip.num_sms / count), 1, np.minimum(blocks, MAX_SPLITS))
     split_s = coef["split_s"] + parts * coef["split_each_s"] + np.ceil(blocks / parts) * block_s
-    is_split = (parts > 1) & (split_s < blocks * block_s)
+    is_split = packs & (parts > 1) & (split_s < blocks * block_s)
     return (
         np.asarray(np.where(is_split, np.ceil(blocks / parts), waves * blocks) * block_s),
         np.asarray(np.where(is_split, start_s + coef["split_s"] + parts * coef["split_each_s"], waves * start_s)),
@@ -237,7 +247,7 @@ def attention_timing(
     query_bytes, kv_bytes = _bytes(problem, dtype, kv_dtype or dtype, phase)
     peak = chip.peak_flops_per_s(dtype)
     products = BACKWARD_PRODUCTS if phase == "bwd" else 1.0
-    cold_s = (query_bytes + kv_bytes * (1 - problem.warm)) / (coef["dram_frac"] * chip.dram_bytes_per_s)
+    cold_s = (query_bytes + kv_bytes) * (1 - problem.warm) / (coef["dram_frac"] * chip.dram_bytes_per_s)
     if library in DECODERS:
         loop_s, tiles_s = _stream(chip, coef, problem, library_named(library), itemsize(kv_dtype or dtype))
         cold_s = cold_s + kv_bytes * problem.warm / (coef["l2_frac"] * chip.l2_bytes_per_s)
@@ -254,4 +264,5 @@ def attention_timing(
 
 def _problem(*values: ArrayLike) -> _Problem:
     b, h, hkv, s, skv, d, dv, window, causal, warm = columns(*values)
-    return _Problem(b, h, hkv, s, skv, d, dv, np.where(window > 0, window, skv), causal, warm)
+    is_local = window > 0
+    return _Problem(b, h, hkv, s, skv, d, dv, np.where(is_local, window, skv), causal, is_local, warm)

@@ -9,7 +9,7 @@ groups that no kernel takes whole are run one after another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
@@ -18,63 +18,66 @@ from ridgeline.errors import CostError
 
 DEFAULTS: Coef = {
     # Layout transforms: a block moves a tile of 32 channels by 32 pixels through shared memory.
-    "transform_start_cycles": 2866.0,  # launch to last exit of a transform with nothing to move
-    "transform_miss_cycles": 1015.0,  # added when the source is not in L2
+    "transform_start_cycles": 2870.0,  # launch to last exit of a transform with nothing to move
+    "transform_miss_cycles": 1020.0,  # added when the source is not in L2
     "transform_tile_cycles": 399.0,  # one SM's time for a tile, however full it is
     "transform_back": 0.19,  # extra tile time towards channels-first when the source is not in L2
     "transform_dram_frac": 0.835,  # share of the DRAM bandwidth
     "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
-    "generic_tile_cycles": 3200.0,  # tile time of the generic transform that pads or splits groups
-    "generic_start_cycles": 16000.0,  # its start
+    "generic_tile_cycles": 3420.0,  # tile time of the generic transform that pads or splits groups
+    "generic_start_cycles": 6540.0,  # its start
     "memset_cycles": 1900.0,  # one small memset
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
-    "tma_start_cycles": 9800.0,  # launch, descriptors, pipeline fill, epilogue drain
-    "tma_frac": 0.87,  # share of the matrix peak inside the main loop
-    "tma_bytes_per_cycle": 97.0,  # operand bytes an SM takes in per clock
-    "tma_ragged": 0.9,  # extra loop time when the channels do not fill whole 64-byte rows
-    "tma_tile_cycles": 1700.0,  # epilogue of a 128 x 128 tile
+    "tma_start_cycles": 10100.0,  # launch, descriptors, pipeline fill, epilogue drain
+    "tma_frac": 0.797,  # share of the matrix peak inside the main loop
+    "tma_bytes_per_cycle": 56.0,  # operand bytes an SM takes in per clock
+    "tma_ragged": 1.3,  # extra loop time when the channels do not fill whole 64-byte rows
+    "tma_tile_cycles": 1490.0,  # epilogue of a 128 x 128 tile
     # Tensor-core implicit GEMM fed by asynchronous copies (Ampere kernels).
-    "copy_start_cycles": 2300.0,  # launch, pipeline fill, epilogue drain
-    "copy_frac": 0.48,  # share of the matrix peak inside the main loop
-    "copy_bytes_per_cycle": 33.6,  # operand bytes an SM gathers per clock
-    "copy_tile_cycles": 2500.0,  # prologue and epilogue of a 128 x 128 tile
+    "copy_start_cycles": 6470.0,  # launch, pipeline fill, epilogue drain
+    "copy_frac": 0.509,  # share of the matrix peak inside the main loop
+    "copy_bytes_per_cycle": 30.4,  # operand bytes an SM gathers per clock
+    "copy_tile_cycles": 2680.0,  # prologue and epilogue of a 128 x 128 tile
     # Shared by both.
-    "loop_l2_frac": 1.17,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
-    "loop_dram_frac": 0.60,  # share of the DRAM bandwidth an implicit GEMM reaches
-    "ramp_cycles": 4000.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "segment_cycles": 10000.0,  # set-up and fix-up when one tile's loop is shared by several SMs
-    "weight_segment_cycles": 6000.0,  # the same for a weight gradient
-    "segment_loop": 1.2,  # loop time of a shared tile over a whole one
-    "strided_grad": 1.3,  # loop time of the input gradient of a strided convolution over a plain one
-    "weight_grad": 1.1,  # loop time of the weight gradient: both operands gathered along pixels
-    "choice": 1.05,  # time of the tile that the library's heuristic takes over the one assumed here
+    "loop_l2_frac": 1.1,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
+    "loop_dram_frac": 0.535,  # share of the DRAM bandwidth an implicit GEMM reaches
+    "ramp_cycles": 8130.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "segment_cycles": 19900.0,  # set-up and fix-up when one tile's loop is shared by several SMs
+    "weight_segment_cycles": 22500.0,  # the same for a weight gradient
+    "segment_loop": 1.07,  # loop time of a shared tile over a whole one
+    "strided_grad": 1.18,  # loop time of the input gradient of a strided convolution over a plain one
+    "small_grad": 0.331,  # the same for small strided ones, which visit every tap
+    "weight_grad": 0.529,  # loop time of the weight gradient over a forward pass with the same tile
+    "choice": 1.0,  # time of the tile that the heuristic takes over the one assumed here
     # Pointwise convolutions as GEMM.
-    "gemm_start_cycles": 5125.0,  # launch, pipeline fill, epilogue drain
-    "gemm_frac": 0.83,  # share of the matrix peak
+    "gemm_start_cycles": 5120.0,  # launch, pipeline fill, epilogue drain
+    "gemm_frac": 0.871,  # share of the matrix peak
     "gemm_bytes_per_cycle": 73.7,  # operand bytes an SM takes in per clock
     "gemm_step_cycles": 25.8,  # barrier cost of a 64-deep step
-    "gemm_dram_frac": 0.78,  # share of the DRAM bandwidth
-    "gemm_ramp_cycles": 5215.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "gemm_half_aligned": 7.0,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
-    "gemm_unaligned": 10.0,  # and when they are not even that
-    "gemm_odd": 2.6,  # slowdown of the bytes when channels do not come in eights
-    "gemm_odd_step_cycles": 2600.0,  # one 64-deep step then
-    "gemm_split_depth": 512.0,  # shortest inner loop that a weight gradient is split into
-    "gemm_reduce_cycles": 3500.0,  # kernel that adds the partial weight gradients
+    "gemm_dram_frac": 0.775,  # share of the DRAM bandwidth
+    "gemm_ramp_cycles": 5220.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "gemm_half_aligned": 7.16,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
+    "gemm_unaligned": 11.7,  # and when they are not even that
+    "gemm_odd": 2.28,  # slowdown of the bytes when channels do not come in eights
+    "gemm_odd_step_cycles": 2700.0,  # one 64-deep step then
+    "gemm_split_depth": 177.0,  # shortest inner loop that a weight gradient is split into
+    "gemm_reduce_cycles": 3780.0,  # kernel that adds the partial weight gradients
     # Single precision on the vector units.
-    "simt_start_cycles": 4000.0,  # launch and drain
-    "simt_wide_frac": 0.62,  # share of the vector peak, 256 x 64 tiles
-    "simt_narrow_frac": 0.38,  # the same, 32 x 32 tiles
-    "simt_step_cycles": 540.0,  # one 8-deep step of a lone block
-    "simt_store_cycles": 0.5,  # prologue and epilogue of a tile, per output element
-    "simt_grad_frac": 0.52,  # share of the vector peak, input gradient with at least simt_grad_channels channels
-    "simt_grad_channels": 144.0,  # output channels that fill its inner tile
-    "simt_atomic_frac": 0.15,  # share of the vector peak, weight gradient by atomics, one tap
-    "simt_atomic_taps": 0.24,  # the same with more taps, whose input is reused
-    "fourier_gain": 1.2,  # work saved, and share of the peak reached, by Fourier transforms of large problems
-    "winograd_gain": 2.2,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
-    "winograd_bytes": 5.0,  # bytes moved by the transforms over the tensors' own
-    "simt_image_frac": 0.18,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
+    "simt_start_cycles": 6760.0,  # launch and drain
+    "simt_wide_frac": 0.56,  # share of the vector peak, 256 x 64 tiles
+    "simt_narrow_frac": 0.379,  # the same, 32 x 32 tiles
+    "simt_taps": 1.2,  # loop time with several taps over one, whose loads are contiguous
+    "simt_step_cycles": 538.0,  # one 8-deep step of a lone block
+    "simt_store_cycles": 0.494,  # prologue and epilogue of a tile, per output element
+    "simt_grad_frac": 0.627,  # share of the vector peak, input gradient with at least simt_grad_channels channels
+    "simt_grad_channels": 196.0,  # output channels that fill its inner tile
+    "simt_atomic_frac": 0.105,  # share of the vector peak, weight gradient by atomics, one tap
+    "simt_atomic_taps": 0.19,  # the same with more taps, whose input is reused
+    "fourier_gain": 1.25,  # work saved, and share of the peak reached, by Fourier transforms of large problems
+    "winograd_gain": 2.07,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
+    "winograd_bytes": 17.1,  # bytes moved by the transforms over the tensors' own
+    "wide_weight_frac": 0.41,  # share of the vector peak of 16-bit weight gradients of large filters on large images
+    "simt_image_frac": 0.145,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
     # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
     "stencil_start_cycles": 4600.0,  # launch to exit of a stencil with little to do
     "stencil_cycles": 1.38,  # channels first, unrolled filter of side 3 or 5
@@ -88,24 +91,24 @@ DEFAULTS: Coef = {
     "stencil_grad_tap_cycles": 0.0625,
     "stencil_any_grad_cycles": 2.0,  # input gradient, channels first, any filter
     "stencil_any_grad_tap_cycles": 0.2,
-    "stencil_weight_step_cycles": 12.5,  # weight gradient, channels first: 32 pixels of one image by a warp
-    "stencil_weight_latency_cycles": 300.0,  # the same for a lone warp
-    "stencil_last_cycles": 0.25,  # channels last
-    "stencil_last_tap_cycles": 0.028,
-    "stencil_last_stride": 0.8,  # its work per output grows with the inputs skipped, times this
-    "stencil_last_latency_cycles": 350.0,  # one tap of one thread
-    "stencil_last_grad_cycles": 0.1,  # input gradient, channels last
-    "stencil_last_grad_tap_cycles": 0.085,
-    "stencil_last_weight_cycles": 0.4,  # weight gradient, channels last
-    "stencil_last_weight_tap_cycles": 0.035,
-    "stencil_last_weight_rows": 500.0,  # images x channels that fill the chip
-    "stencil_last_wide": 2.2,  # channels last in single precision over 16 bits
-    "stencil_direct_tap_cycles": 1.9,  # weight gradient, channels last, single precision
+    "stencil_weight_step_cycles": 12.4,  # weight gradient, channels first: 32 pixels of one image by a warp
+    "stencil_weight_latency_cycles": 315.0,  # the same for a lone warp
+    "stencil_last_cycles": 0.351,  # channels last
+    "stencil_last_tap_cycles": 0.0266,
+    "stencil_last_stride": 1.1,  # its work per output grows with the inputs skipped, times this
+    "stencil_last_latency_cycles": 505.0,  # one tap of one thread
+    "stencil_last_grad_cycles": 0.272,  # input gradient, channels last
+    "stencil_last_grad_tap_cycles": 0.0967,
+    "stencil_last_weight_cycles": 0.927,  # weight gradient, channels last
+    "stencil_last_weight_tap_cycles": 0.00577,
+    "stencil_last_weight_rows": 960.0,  # images x channels that fill the chip
+    "stencil_last_wide": 1.87,  # channels last in single precision over 16 bits
+    "stencil_direct_tap_cycles": 2.5,  # weight gradient, channels last, single precision
     # Groups.
-    "group_start_cycles": 5000.0,  # added to each group's kernel when narrow groups run one after another
-    "group_direct_frac": 0.006,  # share of the vector peak of the kernel that takes any groups
-    "group_matrix_cycles": 40000.0,  # one group's four kernels when wide groups run one after another
-    "group_row_cycles": 1.6,  # its gradients, per pixel
+    "group_start_cycles": 6300.0,  # added to each group's kernel when narrow groups run one after another
+    "group_direct_frac": 0.00579,  # share of the vector peak of the kernel that takes any groups
+    "group_matrix_cycles": 45900.0,  # one group's four kernels when wide groups run one after another
+    "group_row_cycles": 1.37,  # its gradients, per pixel
 }
 
 _TMA_ARCHS = ("hopper", "blackwell")
@@ -113,6 +116,8 @@ _WIDE_SIDE = 7
 """From this filter side on, the TMA kernels are not offered for the forward pass and the weight gradient."""
 _FOURIER_FLOPS = 1e11
 """From here on, single-precision 3 x 3 input gradients are done by Fourier transforms."""
+_STRANDED_FLOPS = 5e11
+"""Up to here, 16-bit weight gradients of large filters may fall back to the vector units."""
 _RAMP_BYTES = 20e6
 """Read traffic at which half of the DRAM ramp has been lost."""
 
@@ -236,7 +241,7 @@ def _sum(*costs: Cost) -> Cost:
 
 def _both(a: float, b: float) -> float:
     """The slower of two overlapping activities, a little more when they are equal."""
-    return (a**4 + b**4) ** 0.25
+    return float((a**4 + b**4) ** 0.25)
 
 
 def _padded(channels: int) -> int:
@@ -289,7 +294,7 @@ def _memset(site: Site) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """An implicit GEMM: rows x columns of output (``repeat`` times over), taps x channels of inner loop, bytes moved."""
+    """An implicit GEMM: rows x columns of output, ``repeat`` times over; taps x channels of inner loop; bytes moved."""
 
     rows: int
     columns: int
@@ -316,17 +321,17 @@ def _tile(loop: Loop, wide: bool, tma: bool) -> Tile:
     if columns <= 32:
         return _column_tile(channels, squares, small)
     if loop.taps <= 1.0:
-        return (128, 128, 64, True) if channels > 48 and squares > 6 else (64, 64, 64, False)
+        return (128, 128, 64, True) if channels > 48 and squares > 10 else (64, 64, 64, False)
     if channels < 64:
         return _shallow_tile(columns, squares)
     if columns <= 64:
-        if rows <= 16000:
-            return (64, 64, 64, True)
-        return (128, 64, 64, True) if rows <= 60000 else (256, 64, 32, True)
+        return (64, 64, 64, True) if rows <= 24000 else (128, 64, 64, True)
     if small <= 150:
         return (64, 64, 64, True)
     if squares <= 66:
         return (64, 128, 64, True)
+    if 0 < columns % 128 <= 64 and rows >= 20000:
+        return (256, 64, 32, True)
     if squares >= 780 and loop.taps * channels >= 1700 and columns >= 384:
         return (256, 128, 64, True)
     return (128, 128, 64, True)
@@ -345,7 +350,7 @@ def _column_tile(channels: int, squares: int, small: int) -> Tile:
 
 
 def _shallow_tile(columns: int, squares: int) -> Tile:
-    if squares <= 400:
+    if squares <= 200:
         return (64, 64, 32, False) if squares <= 32 else (64, 128, 32, False)
     return (128, 128, 32, True) if columns > 64 else (256, 64, 32, True)
 
@@ -358,16 +363,19 @@ def _loop_s(site: Site, loop: Loop, tile: Tile, dtype: str, segmented: bool = Fa
     peak_macs = chip.tensor_flops_per_s[dtype] / (2.0 * chip.num_sms * chip.clock_hz)
     steps = loop.taps * -(-loop.channels // deep)
     step_bytes = (high + wide) * deep * ITEMSIZE[dtype]
-    step = loop.effort * max(high * wide * deep / (peak_macs * coef[way + "_frac"]), step_bytes / coef[way + "_bytes_per_cycle"])
+    step = max(high * wide * deep / (peak_macs * coef[way + "_frac"]), step_bytes / coef[way + "_bytes_per_cycle"])
+    step *= loop.effort
     if tma and loop.channels % 32 and loop.channels % deep:
         step *= 1.0 + coef["tma_ragged"]
     tiles = -(-loop.rows // high) * -(-loop.columns // wide) * loop.repeat
     start, per_sm = coef[way + "_start_cycles"], float(-(-tiles // chip.num_sms))
     if segmented:
-        start, per_sm = start + coef[loop.segment], max(tiles / chip.num_sms, 1.0 / max(steps, 1.0)) * coef["segment_loop"]
+        start += coef[loop.segment]
+        per_sm = max(tiles / chip.num_sms, 1.0 / max(steps, 1.0)) * coef["segment_loop"]
     busy = site.cycles_s(per_sm * (steps * step + coef[way + "_tile_cycles"] * high * wide / 16384.0))
     cache_s = tiles * steps * step_bytes / (coef["loop_l2_frac"] * chip.l2_bytes_per_s)
-    memory_s = site.dram_s(loop.read_bytes + loop.written_bytes, "loop_dram_frac") + site.ramp_s(loop.read_bytes, "ramp_cycles")
+    memory_s = site.dram_s(loop.read_bytes + loop.written_bytes, "loop_dram_frac")
+    memory_s += site.ramp_s(loop.read_bytes, "ramp_cycles")
     return site.cycles_s(start) + coef["choice"] * _both(max(busy, cache_s), memory_s)
 
 
@@ -393,13 +401,23 @@ def _forward_loop(site: Site, conv: Conv) -> Cost:
 
 
 def _input_grad_loop(site: Site, conv: Conv) -> Cost:
-    """Rows are input pixels; under a stride each of them meets only its share of the taps."""
+    """Rows are input pixels; under a stride each of them meets only its share of the taps, in all but small kernels."""
+    rows, columns, channels = conv.n * conv.in_px, _padded(conv.c), _padded(conv.o)
     read = _cold(site, conv, conv.output_bytes) + _cold(site, conv, conv.weight_bytes)
+    if conv.stride > 1 and conv.taps > 1 and -(-rows // 128) * -(-columns // 128) <= 24:
+        loop = Loop(rows, columns, channels, conv.taps, read, conv.input_bytes, site.coef["small_grad"])
+        return _loop_s(site, loop, (64, 64, 64, False), conv.dtype), 1
     share = conv.stride**conv.rank if conv.stride > 1 else 1
     effort = site.coef["strided_grad"] if conv.stride > 1 else 1.0
-    loop = Loop(conv.n * conv.in_px, _padded(conv.c), _padded(conv.o), conv.taps / share, read, conv.input_bytes, effort)
-    tile = _tile(loop, False, site.tma)
+    loop = Loop(rows, columns, channels, conv.taps / share, read, conv.input_bytes, effort)
+    tile = _input_grad_tile(site, conv, loop)
     return _gemm_loop(site, loop, tile, conv.dtype, tile[3])
+
+
+def _input_grad_tile(site: Site, conv: Conv, loop: Loop) -> Tile:
+    if conv.stride > 2 or (loop.channels <= 32 and loop.columns >= 384):
+        return (128, 64, 64, False)
+    return _tile(loop, False, site.tma)
 
 
 def _weight_grad_loop(site: Site, conv: Conv) -> Cost:
@@ -409,12 +427,13 @@ def _weight_grad_loop(site: Site, conv: Conv) -> Cost:
     tma = site.tma and conv.side < _WIDE_SIDE
     tile = _weight_tile(conv, tma)
     columns, repeat = (channels, conv.taps) if tile[3] else (channels * conv.taps, 1)
-    loop = Loop(conv.o, columns, conv.n * conv.out_px, 1.0, read, conv.weight_bytes, effort, repeat, "weight_segment_cycles")
+    loop = Loop(conv.o, columns, conv.n * conv.out_px, 1.0, read, conv.weight_bytes, effort, repeat,
+                "weight_segment_cycles")  # fmt: skip
     return _gemm_loop(site, loop, tile, conv.dtype, True)
 
 
 def _weight_tile(conv: Conv, tma: bool) -> Tile:
-    """Weight gradients take wide tiles where there are many filters, and short loops take the kernels that start fast."""
+    """Weight gradients take wide tiles where there are many filters; short loops take the kernels that start fast."""
     columns, pixels = conv.c * conv.taps, conv.n * conv.out_px
     if not tma or pixels <= 128:
         return (256, 64, 32, False) if conv.o > 64 else (64, 64, 64, False)
@@ -452,12 +471,13 @@ def _gemm_s(site: Site, product: Product, dtype: str, unaligned: bool = False) -
     for high, wide in _GEMM_TILES:
         step = max(high * wide * 64 / rate, (high + wide) * 64 * item_per_cycle) + coef["gemm_step_cycles"]
         waves = product.batch * -(-product.m // high) * -(-product.n // wide) / chip.num_sms
-        passes = max(steps * waves, min(steps, coef["gemm_split_depth"] / 64.0)) if product.split else steps * ceil(waves)
+        shared = max(steps * waves, min(steps, coef["gemm_split_depth"] / 64.0))
+        passes = shared if product.split else steps * ceil(waves)
         best = min(best, passes * step)
     memory = site.dram_s(product.read_bytes + product.written_bytes, "gemm_dram_frac")
     memory = memory * (coef["gemm_odd"] if unaligned else 1.0) + site.ramp_s(product.read_bytes, "gemm_ramp_cycles")
     compute = site.cycles_s(best if not unaligned else max(best, steps * coef["gemm_odd_step_cycles"]))
-    return site.cycles_s(coef["gemm_start_cycles"]) + (compute**3 + memory**3) ** (1.0 / 3.0)
+    return site.cycles_s(coef["gemm_start_cycles"]) + float((compute**3 + memory**3) ** (1.0 / 3.0))
 
 
 def _misalignment(site: Site, conv: Conv) -> float:
@@ -502,14 +522,14 @@ def _small_images(conv: Conv) -> bool:
 # Vector units
 
 
-def _simt_s(site: Site, rows: int, columns: int, depth: int) -> float:
+def _simt_s(site: Site, rows: int, columns: int, depth: int, effort: float = 1.0) -> float:
     """A convolution as SIMT tiles: large ones for throughput, small ones to fill the chip."""
     coef, chip = site.coef, site.chip
     macs = chip.vector_flops_per_s / (2.0 * chip.num_sms * chip.clock_hz)
     steps, best = -(-depth // 8), 1e30
     for high, wide, frac in ((256, 64, "simt_wide_frac"), (32, 32, "simt_narrow_frac")):
         per_sm = -(-(-(-rows // high) * -(-columns // wide)) // chip.num_sms)
-        step = max(coef["simt_step_cycles"], per_sm * high * wide * 8 / (macs * coef[frac]))
+        step = max(coef["simt_step_cycles"], per_sm * high * wide * 8 * effort / (macs * coef[frac]))
         best = min(best, steps * step + per_sm * high * wide * coef["simt_store_cycles"])
     return site.cycles_s(coef["simt_start_cycles"] + best)
 
@@ -520,12 +540,13 @@ def _vector(site: Site, seconds: float, moved_bytes: float) -> Cost:
 
 def _simt_forward(site: Site, conv: Conv) -> Cost:
     moved = conv.touched_bytes + conv.weight_bytes + conv.output_bytes
-    seconds = _simt_s(site, conv.n * conv.out_px, conv.o, conv.c * conv.taps)
+    effort = 1.0 if conv.taps == 1 else site.coef["simt_taps"]
+    seconds = _simt_s(site, conv.n * conv.out_px, conv.o, conv.c * conv.taps, effort)
     return _both(seconds, site.dram_s(moved, "loop_dram_frac")), 1
 
 
 def _simt_input_grad(site: Site, conv: Conv) -> Cost:
-    """The faster of a gather over input pixels and a scatter from output pixels; by transforms when there is much to save."""
+    """The faster of a gather over input pixels and a scatter from output pixels; by transforms when much is saved."""
     coef, peak = site.coef, site.chip.vector_flops_per_s
     filled = min(1.0, conv.o / coef["simt_grad_channels"])
     if conv.side == 3 and conv.stride == 1 and conv.flops > _FOURIER_FLOPS:
@@ -544,8 +565,10 @@ def _simt_weight_grad(site: Site, conv: Conv) -> Cost:
         return seconds + 3.0 * site.cycles_s(coef["simt_start_cycles"]), 4
     frac = coef["simt_atomic_frac" if conv.taps == 1 else "simt_atomic_taps"] * min(1.0, conv.o / 32.0)
     atomic, _ = _vector(site, conv.flops / (frac * peak), own)
-    gather = _simt_s(site, conv.o, conv.c * conv.taps, conv.n * conv.out_px)
-    return min(_sum((atomic, 1), _memset(site)), (gather, 1))
+    gather = _simt_s(site, conv.o, conv.c * conv.taps, conv.n * conv.out_px), 1
+    if not conv.channels_last:
+        gather = _sum(_x(site, conv), _y(site, conv), gather, _w(site, conv, fresh=True))
+    return min(_sum((atomic, 1), _memset(site)), gather)
 
 
 # Depthwise stencils
@@ -577,7 +600,8 @@ def _stencil_forward(site: Site, conv: Conv) -> Cost:
         return _stencil(site, elements, _linear(site, "tiled_", conv.taps), moved)
     if conv.rank == 2 and conv.side in (3, 5):
         return _stencil(site, elements, _linear(site, "", conv.taps), moved)
-    return _stencil(site, elements, _linear(site, "any_", conv.taps), moved, conv.taps * coef["stencil_any_tap_latency_cycles"])
+    latency = conv.taps * coef["stencil_any_tap_latency_cycles"]
+    return _stencil(site, elements, _linear(site, "any_", conv.taps), moved, latency)
 
 
 def _stencil_input_grad(site: Site, conv: Conv) -> Cost:
@@ -671,7 +695,8 @@ def _forward(site: Site, conv: Conv) -> Cost:
 def _image_forward(site: Site, conv: Conv) -> Cost:
     """Few input channels and no padding: 16-bit tensors convolved on the vector units."""
     work = 2.0 * conv.n * conv.out_px * conv.o * (-(-conv.c * conv.taps // 8) * 8)
-    return _vector(site, work / (site.coef["simt_image_frac"] * site.chip.vector_flops_per_s), conv.touched_bytes + conv.output_bytes)
+    seconds = work / (site.coef["simt_image_frac"] * site.chip.vector_flops_per_s)
+    return _vector(site, seconds, conv.touched_bytes + conv.output_bytes)
 
 
 def _input_grad(site: Site, conv: Conv) -> Cost:
@@ -688,6 +713,12 @@ def _input_grad(site: Site, conv: Conv) -> Cost:
     return loop if conv.channels_last else _sum(_w(site, conv), _y(site, conv), loop, _x(site, conv, fresh=True))
 
 
+def _stranded(conv: Conv) -> bool:
+    """16-bit weight gradients of large filters over large images: the library falls back to the vector units."""
+    large = conv.side >= _WIDE_SIDE and conv.c >= 32 and conv.o >= 128 and conv.out_px >= 784
+    return large and conv.flops < _STRANDED_FLOPS
+
+
 def _weight_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_weight_grad(site, conv)
@@ -697,14 +728,16 @@ def _weight_grad(site: Site, conv: Conv) -> Cost:
         return _simt_weight_grad(site, conv)
     if conv.pointwise:
         return _pointwise_weight_grad(site, conv)
+    if _stranded(conv):
+        seconds = conv.flops / (site.coef["wide_weight_frac"] * site.chip.vector_flops_per_s)
+        return _sum(_vector(site, seconds, conv.input_bytes + conv.output_bytes), _memset(site), _memset(site))
     loop = _weight_grad_loop(site, conv)
     return loop if conv.channels_last else _sum(_x(site, conv), _y(site, conv), loop, _w(site, conv, fresh=True))
 
 
 def _swapped(conv: Conv) -> Conv:
     """The convolution whose input gradient a transposed convolution is."""
-    return Conv(conv.n, conv.o, conv.c, conv.groups, conv.out_px, conv.in_px, conv.taps, conv.side, conv.stride, conv.rank,
-                conv.channels_last, conv.dtype)  # fmt: skip
+    return replace(conv, c=conv.o, o=conv.c, in_px=conv.out_px, out_px=conv.in_px)
 
 
 @dataclass(frozen=True, slots=True)

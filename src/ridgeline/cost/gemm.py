@@ -41,6 +41,8 @@ COEFFICIENTS = {
     "tensor_frac": "share of the datasheet tensor peak a main loop reaches while the clock is not capped",
     "l2_frac": "share of the device file's L2 bandwidth that operand loads reach",
     "dram_frac": "share of the datasheet DRAM bandwidth",
+    "ramp_s": "what DRAM loses until it streams at that share, in full for a long kernel",
+    "ramp_bytes": "traffic at which half of it has been lost",
     "kstep_s": "least time of one 64-element step along k with operands in L2: latency over pipeline depth",
     "kstep_cold_s": "what the step takes longer when operands come from DRAM",
     "epilogue_frac": "share of 64 B/clock at which an SM writes its finished tile",
@@ -55,7 +57,7 @@ COEFFICIENTS = {
 _HALF = {
     "launch_s": 2.4e-6, "fanout_s": 0.3e-6, "gap_s": 0.1e-6, "tensor_frac": 0.95, "l2_frac": 0.9, "dram_frac": 0.88, "kstep_s": 0.09e-6,
     "kstep_cold_s": 0.03e-6, "epilogue_frac": 0.28, "splitk_s": 2.7e-6, "exposed_frac": 0.25, "power_frac": 1.45,
-    "power_tau_s": 250e-6, "writeback_frac": 0.4, "unaligned_frac": 0.5,
+    "power_tau_s": 250e-6, "writeback_frac": 0.4, "unaligned_frac": 0.5, "ramp_s": 1e-9, "ramp_bytes": 5e7,
 }  # fmt: skip
 DEFAULTS: dict[str, dict[str, float]] = {"generic/cublas": _HALF, "generic/cutlass": _HALF}
 
@@ -257,7 +259,8 @@ def _picked(
     operands, output = b * (m + n) * k * in_bytes, b * m * n * out_bytes
     written = output * (1 - held_frac(operands + output, coef["writeback_frac"] * chip.l2_bytes))
     moved = operands * (1 - warm) + written + _reread_bytes(chip, tiling, b, m, n, k)
-    dram_s = np.broadcast_to(moved / (coef["dram_frac"] * chip.dram_bytes_per_s), loop_s.shape)
+    ramp_s = coef["ramp_s"] * moved / (moved + coef["ramp_bytes"])
+    dram_s = np.broadcast_to(moved / (coef["dram_frac"] * chip.dram_bytes_per_s) + ramp_s, loop_s.shape)
     partial_s = b * m * n * (8 / (REDUCTION_L2_FRAC * coef["l2_frac"] * chip.l2_bytes_per_s))
     reduce_s = (menu.splits > 1) * (coef["splitk_s"] + menu.splits * partial_s)
     busy_s = overlapped(loop_s, dram_s, coef["exposed_frac"]) + reduce_s

@@ -7,39 +7,42 @@ import math
 from ridgeline.cost import ordering, stream
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
-from ridgeline.cost.stream import Sweep, blend, issue_s
+from ridgeline.cost.stream import Sweep, blend, issue_s, timed
 
 DEFAULTS: Coef = {
-    "overlap": 2.5,  # exponent of the blend of latency, instructions and bytes
-    "start_cycles": 2250.0,  # a gather of a few rows
-    "miss_cycles": 1250.0,  # longer when indices and rows come from DRAM
-    "block_cycles": 1.2,  # the chip starts one block, a row each, in this many clocks
-    "row_frac": 0.80,  # share of the DRAM bandwidth that whole rows reach
-    "l2_frac": 0.55,  # share of the L2 bandwidth
-    "atomic_start_cycles": 3200.0,  # a scatter of a few rows
-    "atomic_instr": 235.0,  # lane instructions per 32-bit element added atomically
-    "atomic_narrow_instr": 283.0,  # and per 16-bit element
-    "bag_start_cycles": 4600.0,  # a sum over bags, nothing to add
-    "bag_entry_cycles": 280.0,  # one entry of a bag after the other, from the L2
-    "bag_miss_cycles": 280.0,  # more when its row comes from DRAM
-    "bag_chunk_instr": 380.0,  # lane instructions per bag and 32 columns
-    "bag_entry_instr": 60.0,  # and per entry
-    "feature_cycles": 3500.0,  # table gradient of few indices: start
-    "feature_index_cycles": 46.0,  # every index in turn
-    "feature_miss_cycles": 21.0,  # more when its row comes from DRAM
-    "tile_cycles": 28500.0,  # sort of a few thousand indices by one block
-    "pass_cycles": 10600.0,  # one radix pass over 64-bit indices, whose digit is always the same
-    "pass_instr": 240.0,  # its lane instructions per index
-    "digit_cycles": 4200.0,  # more when the digit varies
+    "overlap": 10.9,  # exponent of the blend of latency, instructions and bytes
+    "start_cycles": 2360.0,  # a gather of a few rows
+    "miss_cycles": 1390.0,  # longer when indices and rows come from DRAM
+    "block_cycles": 1.18,  # the chip starts one block, a row each, in this many clocks
+    "row_frac": 0.773,  # share of the DRAM bandwidth that whole rows reach
+    "l2_frac": 0.581,  # share of the L2 bandwidth
+    "pick_instr": 90.0,  # lane instructions per element picked on its own, as the index-computing kernel
+    "atomic_start_cycles": 3640.0,  # a scatter of a few rows
+    "atomic_instr": 243.0,  # lane instructions per 32-bit element added atomically
+    "atomic_narrow_instr": 280.0,  # and per 16-bit element
+    "bag_start_cycles": 4370.0,  # a sum over bags, nothing to add
+    "bag_entry_cycles": 286.0,  # one entry of a bag after the other, from the L2
+    "bag_miss_cycles": 262.0,  # more when its row comes from DRAM
+    "bag_chunk_instr": 331.0,  # lane instructions per bag and 32 columns
+    "bag_entry_instr": 53.5,  # and per entry
+    "bag_stall_instr": 12.0,  # slots lost per entry that misses the L2, with every SM full
+    "feature_cycles": 3530.0,  # table gradient of few indices: start
+    "feature_index_cycles": 47.2,  # every index in turn
+    "feature_miss_cycles": 23.0,  # more when its row comes from DRAM
+    "tile_cycles": 24300.0,  # sort of a few thousand indices by one block
+    "pass_cycles": 11000.0,  # one radix pass over 64-bit indices, whose digit is always the same
+    "pass_instr": 65.4,  # its lane instructions per index
+    "digit_cycles": 2730.0,  # more when the digit varies
     "digit_instr": 110.0,  # and more instructions
-    "between_cycles": 29000.0,  # the small kernels that find equal indices
+    "between_cycles": 26000.0,  # the small kernels that find equal indices
     "between_instr": 700.0,  # and their instructions per index
-    "segment_instr": 15000.0,  # summing rows of equal index: lane instructions per partial sum
-    "column_instr": 200.0,  # and per column of it
-    "value_instr": 31.0,  # and per row element read
+    "segment_instr": 17300.0,  # summing rows of equal index: lane instructions per partial sum
+    "column_instr": 165.0,  # and per column of it
+    "value_instr": 45.3,  # and per row element read
     "segment_cycles": 3600.0,  # start of each of its two kernels
 }
 
+_SECTOR_BYTES, _INDEX_BYTES = 32.0, 8.0
 _FEW_INDICES = 3072  # up to this many indices a table gradient is not sorted
 _TILE_INDICES = 2048  # up to this many one block sorts them
 _ROWS_PER_PART = 10  # rows one thread sums before partial sums are joined
@@ -51,8 +54,10 @@ def _unique(rows: float, count: float) -> float:
 
 
 def gather_s(chip: Chip, coef: Coef, rows: float, row_bytes: float, table_bytes: float, warm_frac: float) -> float:
-    """Rows copied from a table by index: a block each, first touches from DRAM, the rest from the L2 while it holds them."""
+    """Rows copied from a table by index, a block each: first touches from DRAM, the rest from the L2."""
     moved = rows * row_bytes
+    if row_bytes % 16.0:
+        return _pick_s(chip, coef, rows, row_bytes, table_bytes, warm_frac)
     from_dram = moved * missed_frac(chip, max(1.0, table_bytes / row_bytes), row_bytes, rows)
     cold = 1.0 - warm_frac
     dram_s = (from_dram + moved) * cold / (coef["row_frac"] * chip.dram_bytes_per_s)
@@ -60,6 +65,17 @@ def gather_s(chip: Chip, coef: Coef, rows: float, row_bytes: float, table_bytes:
     blocks = rows * max(1.0, row_bytes / 4096.0)
     start = coef["start_cycles"] + coef["miss_cycles"] * cold
     return start / chip.clock_hz + blend(coef["overlap"], memory, blocks * coef["block_cycles"] / chip.clock_hz)
+
+
+def _pick_s(chip: Chip, coef: Coef, rows: float, row_bytes: float, table_bytes: float, warm_frac: float) -> float:
+    """Elements or ragged rows picked one by one: index arithmetic, and a whole sector for every miss."""
+    numel = rows * max(1.0, row_bytes / 4.0)
+    sector_bytes, cold = max(row_bytes, _SECTOR_BYTES), 1.0 - warm_frac
+    missed = missed_frac(chip, max(1.0, table_bytes / sector_bytes), sector_bytes, rows)
+    fetched = rows * (sector_bytes * missed + row_bytes + _INDEX_BYTES) * cold
+    memory = fetched / (coef["row_frac"] * chip.dram_bytes_per_s)
+    start = coef["start_cycles"] + coef["miss_cycles"] * cold
+    return start / chip.clock_hz + blend(coef["overlap"], memory, issue_s(chip, numel * coef["pick_instr"]))
 
 
 def scatter_s(chip: Chip, coef: Coef, rows: float, row_bytes: float, size: float, warm_frac: float) -> float:
@@ -78,7 +94,8 @@ def bag_s(chip: Chip, coef: Coef, bags: float, length: float, width: float, miss
     cold = 1.0 - warm_frac
     wait = coef["bag_entry_cycles"] + coef["bag_miss_cycles"] * cold * missed
     latency = rounds * length * wait / chip.clock_hz
-    issue = issue_s(chip, 32.0 * chunks * (coef["bag_chunk_instr"] + coef["bag_entry_instr"] * length))
+    per_entry = coef["bag_entry_instr"] + coef["bag_stall_instr"] * cold * missed
+    issue = issue_s(chip, 32.0 * chunks * (coef["bag_chunk_instr"] + per_entry * length))
     start = coef["bag_start_cycles"] + coef["miss_cycles"] * cold
     return start / chip.clock_hz + blend(coef["overlap"], latency, issue)
 
@@ -91,7 +108,9 @@ def missed_frac(chip: Chip, table_rows: float, row_bytes: float, count: float) -
 
 def _fill_s(chip: Chip, table_bytes: float, size: float) -> float:
     numel = table_bytes / size
-    return stream.sweep_s(chip, stream.DEFAULTS, Sweep(numel, 0.0, table_bytes, 0, stream.DEFAULTS["fill_instr"], size, "plain"), 0.0)
+    return stream.sweep_s(
+        chip, stream.DEFAULTS, Sweep(numel, 0.0, table_bytes, 0, stream.DEFAULTS["fill_instr"], size, "plain"), 0.0
+    )
 
 
 def _index_sort_s(chip: Chip, coef: Coef, count: float, rows: float) -> tuple[float, int]:
@@ -103,8 +122,9 @@ def _index_sort_s(chip: Chip, coef: Coef, count: float, rows: float) -> tuple[fl
     return cycles / chip.clock_hz + issue_s(chip, count * (8.0 * coef["pass_instr"] + varied * coef["digit_instr"])), 20
 
 
-def table_gradient_s(chip: Chip, coef: Coef, rows: float, width: float, count: float, size: float, warm_frac: float,
-                     bags: bool) -> tuple[float, int]:
+def table_gradient_s(
+    chip: Chip, coef: Coef, rows: float, width: float, count: float, size: float, warm_frac: float, bags: bool
+) -> tuple[float, int]:
     """Gradient of a table: few indices one after the other, many sorted so that equal ones are summed."""
     filled = _fill_s(chip, rows * width * size, size)
     if not bags and count <= _FEW_INDICES:
@@ -114,9 +134,13 @@ def table_gradient_s(chip: Chip, coef: Coef, rows: float, width: float, count: f
     unique = _unique(rows, count)
     parts = unique + max(0.0, count - unique) / _ROWS_PER_PART
     lanes = max(32.0, math.ceil(width / 32.0) * 32.0)
-    work = (parts + unique) * (coef["segment_instr"] + coef["column_instr"] * lanes) + coef["value_instr"] * count * lanes
+    work = (parts + unique) * (coef["segment_instr"] + coef["column_instr"] * lanes) + coef[
+        "value_instr"
+    ] * count * lanes
     between = coef["between_cycles"] + 2.0 * coef["segment_cycles"]
-    return filled + sorted_s + between / chip.clock_hz + issue_s(chip, work + count * coef["between_instr"]), kernels + 11
+    return filled + sorted_s + between / chip.clock_hz + issue_s(
+        chip, work + count * coef["between_instr"]
+    ), kernels + 11
 
 
 def _rows_of(call: Call, dims: dict[str, int], size: float) -> tuple[float, float, float]:
@@ -154,4 +178,4 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
         busy_s = gather_s(chip, coef, rows, row_bytes, table_bytes, warm_frac)
         unique_bytes = _unique(table_bytes / row_bytes, rows) * row_bytes * 0.9
         floor_s = memory_floor_s(chip, unique_bytes, moved, warm_frac)
-    return Time(busy_s, floor_s, "latency" if busy_s > 4.0 * floor_s else "memory", kernels)
+    return timed(busy_s, floor_s, "latency" if busy_s > 4.0 * floor_s else "memory", kernels)

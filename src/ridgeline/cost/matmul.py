@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from ridgeline.cost.call import Call, Coef, Time, family
+from dataclasses import replace
+from functools import lru_cache
+
+from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family
 from ridgeline.cost.chip import BOUND_NAMES, Chip
 from ridgeline.cost.gemm import gemm_timing
 
-Problem = tuple[int, int, int, int]  # b, m, n, k
+Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
+LEGACY = "ampere"
+"""Rows off 16-byte boundaries cannot be fetched by TMA: libraries fall back to kernels of this older generation."""
 
 
 @family("gemm", "gemm bmm grouped_gemm", {})
@@ -14,22 +19,52 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     """One product, or the two products of its gradients."""
     times = [_product(problem, call, chip, coef, warm_frac) for problem in _problems(call)]
     longest = max(times, key=lambda t: t.busy_s)
-    return Time(sum(t.busy_s for t in times), sum(t.floor_s for t in times), longest.bound, sum(t.num_kernels for t in times))
+    extra_s = coef.get("grouped_s", 0.0) if call.kind == "grouped_gemm" else 0.0
+    slower = coef.get("grouped_ratio", 1.0) if call.kind == "grouped_gemm" else 1.0
+    return Time(sum(t.busy_s for t in times) * slower + extra_s, sum(t.floor_s for t in times), longest.bound, sum(t.num_kernels for t in times))
 
 
 def _problems(call: Call) -> list[Problem]:
     dims = call.dims()
+    layout = str(dims.get("layout", "nt"))
     if call.kind == "grouped_gemm":
         groups, m, n, k = dims["groups"], dims["m"], dims["n"], dims["k"]
         if dims.get("reduction"):
-            return [(groups, m, n, max(1, k // groups))]
-        return [(groups, max(1, m // groups), n, k)]
+            return [(groups, m, n, max(1, k // groups), "tn")]
+        return [(groups, max(1, m // groups), n, k, "nt")]
     b, m, n, k = dims.get("b", 1), dims["m"], dims["n"], dims["k"]
-    return [(b, m, n, k)] if call.phase == "fwd" else [(b, m, k, n), (b, k, n, m)]
+    if call.phase == "fwd":
+        return [(b, m, n, k, layout)]
+    return [(b, m, k, n, "nn"), (b, n, k, m, "tn")]  # gradients of the input and of the weight
+
+
+def alignment(problem: Problem, dtype: str) -> int:
+    """Elements up to 16 bytes by which every row of operands and result is aligned."""
+    _, m, n, k, layout = problem
+    full = max(1, int(16 / ITEMSIZE.get(dtype, 2.0)))
+    aligned = full
+    for row in (m if layout[0] == "t" else k, k if layout[1] == "t" else n, n):
+        while row % aligned:
+            aligned //= 2
+    return 8 if aligned == full else aligned
+
+
+@lru_cache(maxsize=4096)
+def _split(coef: tuple[tuple[str, float], ...], group: str) -> dict[str, float]:
+    """Coefficients of the aligned kernels, replaced by those fitted for a narrower alignment."""
+    plain = {k: v for k, v in coef if "." not in k}
+    return plain | {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}
 
 
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
-    b, m, n, k = problem
+    b, m, n, k, _ = problem
     dtype = call.dtype if call.dtype == "fp32" or call.dtype in chip.tensor_flops_per_s else "fp32"
-    timing = gemm_timing(chip, coef, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
+    step = alignment(problem, call.dtype)
+    group = "" if step == 8 else "align1" if step == 1 else "align2"
+    fitted = bool(group) and any(name.startswith(group + ".") for name in coef)
+    used = _split(tuple(coef.items()), group)
+    if fitted or (not group and coef):
+        used["unaligned_frac"] = 1.0  # the coefficients speak of this alignment already
+    older = replace(chip, arch=LEGACY) if fitted or (dtype == "fp32" and coef) else chip
+    timing = gemm_timing(older, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
     return Time(float(timing.expected_s[0]), float(timing.floor_s[0]), BOUND_NAMES[int(timing.bound[0])])

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
-from ridgeline.cost.stream import blend, issue_s, resident_frac
+from ridgeline.cost.stream import blend, issue_s, resident_frac, timed
 
 DEFAULTS: Coef = {
-    "overlap": 5.0,  # exponent of the blend of latency, instructions and bytes
-    "dram_frac": 0.88,  # share of the DRAM bandwidth a full launch reaches
+    "overlap": 1.84,  # exponent of the blend of latency, instructions and bytes
+    "dram_frac": 1.02,  # share of the DRAM bandwidth a full launch reaches
     "l2_frac": 0.6,  # share of the L2 bandwidth
-    "start_cycles": 3600.0,  # a launch with next to nothing to do
-    "step_cycles": 350.0,  # one step of a block: load, compute, store 2048 elements; nothing loaded
-    "access_cycles": 110.0,  # more per tensor read or written
-    "miss_cycles": 420.0,  # more when loads come from DRAM
+    "start_cycles": 2940.0,  # a launch with next to nothing to do
+    "step_cycles": 4.67e-06,  # one step of a block: load, compute, store 2048 elements; nothing loaded
+    "access_cycles": 3.11e-06,  # more per tensor read or written
+    "miss_cycles": 729.0,  # more when loads come from DRAM
     "ragged_cycles": 300.0,  # more when the length forbids vectors
-    "access_instr": 16.0,  # lane instructions per element and tensor read or written
-    "ragged_instr": 14.0,  # more when the length forbids vectors
-    "adam_instr": 30.0,  # more per element of the fused optimizer
-    "adam_cycles": 300.0,  # and longer steps
-    "root_cycles": 150.0,  # longer steps of a square root
+    "access_instr": 10.8,  # lane instructions per element and tensor read or written
+    "ragged_instr": 11.1,  # more when the length forbids vectors
+    "adam_instr": 43.4,  # more per element of the fused optimizer
+    "adam_cycles": 204.0,  # and longer steps
+    "root_cycles": 309.0,  # longer steps of a square root
     "step_kernel_cycles": 2700.0,  # its kernel that counts steps
 }
 
@@ -29,8 +29,7 @@ _CHUNK, _STEP, _MAX_BLOCKS = 65536, 2048, 320
 _MAX_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """One foreach operator: tensor lists it reads and writes, and how many lists its kernel is given."""
 
     reads: int
@@ -50,7 +49,9 @@ def launches(num_tensors: int, chunks_each: int, lists: int) -> list[int]:
     return [_MAX_BLOCKS] * full + ([rest] if rest else [])
 
 
-def _launch_s(chip: Chip, coef: Coef, one: Pass, blocks: int, elements: float, size: float, ragged: bool, warm_frac: float) -> float:
+def _launch_s(
+    chip: Chip, coef: Coef, one: Pass, blocks: int, elements: float, size: float, ragged: bool, warm_frac: float
+) -> float:
     """One launch of ``blocks`` blocks with ``elements`` each: the fullest SM sets the time."""
     accesses, cold = one.reads + one.writes, 1.0 - warm_frac
     steps = max(1.0, elements / _STEP)
@@ -62,12 +63,16 @@ def _launch_s(chip: Chip, coef: Coef, one: Pass, blocks: int, elements: float, s
     latency = steps * step / chip.clock_hz
     issue = issue_s(chip, -(-blocks // chip.num_sms) * chip.num_sms * elements * instr)
     moved = blocks * elements * size * accesses
-    memory = max(moved * cold / (coef["dram_frac"] * chip.dram_bytes_per_s), moved / (coef["l2_frac"] * chip.l2_bytes_per_s))
+    memory = max(
+        moved * cold / (coef["dram_frac"] * chip.dram_bytes_per_s), moved / (coef["l2_frac"] * chip.l2_bytes_per_s)
+    )
     body = blend(coef["overlap"], blend(coef["overlap"], latency, issue), memory)
     return coef["start_cycles"] / chip.clock_hz + body
 
 
-def pass_s(chip: Chip, coef: Coef, one: Pass, numel: int, num_tensors: int, size: float, warm_frac: float) -> tuple[float, int]:
+def pass_s(
+    chip: Chip, coef: Coef, one: Pass, numel: int, num_tensors: int, size: float, warm_frac: float
+) -> tuple[float, int]:
     """Seconds and launches of one operator over ``num_tensors`` tensors of ``numel`` elements."""
     chunks = max(1, -(-numel // _CHUNK))
     blocks = launches(num_tensors, chunks, one.lists)
@@ -78,12 +83,23 @@ def pass_s(chip: Chip, coef: Coef, one: Pass, numel: int, num_tensors: int, size
     average = numel / chunks
     elements = average + (longest - average) / (1.0 + chunks * num_tensors / (2.0 * chip.num_sms))
     full = _launch_s(chip, coef, one, blocks[0], elements, size, ragged, warm_frac)
-    last = full if blocks[-1] == blocks[0] else _launch_s(chip, coef, one, blocks[-1], elements, size, ragged, warm_frac)
+    last = (
+        full if blocks[-1] == blocks[0] else _launch_s(chip, coef, one, blocks[-1], elements, size, ragged, warm_frac)
+    )
     return full * (len(blocks) - 1) + last, len(blocks)
 
 
 _FOREACH = {"foreach_add": Pass(2, 1, 2), "foreach_mul_": Pass(1, 1, 1), "foreach_addcdiv_": Pass(3, 1, 3)}
-_ADAMW = (Pass(1, 1, 1), Pass(2, 1, 2), Pass(1, 1, 1), Pass(3, 1, 3), Pass(1, 1, 2), Pass(1, 1, 1), Pass(1, 1, 1), Pass(3, 1, 3))
+_ADAMW = (
+    Pass(1, 1, 1),
+    Pass(2, 1, 2),
+    Pass(1, 1, 1),
+    Pass(3, 1, 3),
+    Pass(1, 1, 2),
+    Pass(1, 1, 1),
+    Pass(1, 1, 1),
+    Pass(3, 1, 3),
+)
 """AdamW as foreach calls: decay, first moment, second moment (two), root, correction, epsilon, update."""
 
 
@@ -118,4 +134,4 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
         warm = max(warm, 0.8 * resident_frac(chip, 5.0 * moved))
     reads, writes = (4, 3) if call.kind == "adamw" else (passes[0].reads, passes[0].writes)
     floor_s = memory_floor_s(chip, reads * moved, writes * moved, warm_frac)
-    return Time(busy_s, floor_s, "latency" if busy_s > 4.0 * floor_s else "memory", kernels)
+    return timed(busy_s, floor_s, "latency" if busy_s > 4.0 * floor_s else "memory", kernels)

@@ -7,70 +7,82 @@ from math import ceil, log2
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.rowwise import (
-    Kernel, kernel, left_over, looped, looped_coef, reread_bytes, reread_cycles, resident_blocks, spilled,
-    stream_s, triton_coef, triton_persistent, triton_rows,
-)  # fmt: skip
+    Kernel,
+    kernel,
+    left_over,
+    looped,
+    looped_coef,
+    reread_bytes,
+    reread_frac,
+    resident_blocks,
+    spilled,
+    stream_s,
+    triton_coef,
+    triton_persistent,
+    triton_rows,
+)
 from ridgeline.errors import CostError
 
 DEFAULTS: dict[str, float] = {
     "launch_cycles": 1500.0,  # an empty kernel as a profiler sees it
-    "dram_frac": 0.941,  # of the datasheet bandwidth a long stream reaches
-    "evict_frac": 0.213,  # dirty share of a cold L2 that a stream must write back
-    "evict_ramp_frac": 0.0485,  # stream length, in L2 capacities, at which half of that is paid
-    "reread_frac": 0.874,  # of the L2 the rows in flight may fill and still be found there by the next pass
-    "left_frac": 0.48,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
-    "tail_frac": 0.979,  # share of the last partial wave of blocks that is waited for
+    "dram_frac": 0.937,  # of the datasheet bandwidth a long stream reaches
+    "l2_frac": 0.506,  # of the L2 bandwidth
+    "evict_frac": 0.181,  # dirty share of a cold L2 that a stream must write back
+    "evict_ramp_frac": 0.0408,  # stream length, in L2 capacities, at which half of that is paid
+    "reread_frac": 0.875,  # of the L2 the rows in flight may fill and still be found there by the next pass
+    "left_frac": 0.523,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
+    "tail_frac": 1.0,  # share of the last partial wave of blocks that is waited for
     "miss_cycles": 900.0,  # a load that goes to DRAM instead of L2, in Inductor's kernels
-    "stats_cycles": 1710.0,  # a kernel on a vector of channels, beyond its launch
-    "params_cycles": 2530.0,  # a kernel on the (sample, channel) matrix of group norm, beyond its launch
-    "params_row": 1.27,  # … more per (sample, group)
+    "stats_cycles": 1100.0,  # a kernel on a vector of channels, beyond its launch
+    "params_cycles": 1910.0,  # a kernel on the (sample, channel) matrix of group norm, beyond its launch
+    "params_row": 1.28,  # … more per (sample, group)
     "memset_cycles": 1640.0,  # a memset, its launch included
-    "reduce.step": 48.9,  # the column sum of partial gradients: cycles per serial row
-    "reduce.multi": 20100.0,  # … when several blocks share a column
+    "reduce.step": 64.2,  # the column sum of partial gradients: cycles per serial row
+    "reduce.multi": 18500.0,  # … when several blocks share a column
     # vectorized_layer_norm_kernel: 128 threads a row, 4 elements each, two passes; work unit: 128 elements
-    **looped_coef("ln", 2430, 0, 1080, 835, 271, 17.9, 1.91),
-    **looped_coef("rms", 610, 1080, 709, 724, 53.9, 2.1, 1.84),
+    **looped_coef("ln", 600, 2200, 1000, 800, 60, 25, 1.9),
+    **looped_coef("rms", 448, 1040, 697, 736, 58.2, 0.885, 1.8),
     "rms.wide": 0.768,  # latency of an iteration on 32-bit elements, which the compiler unrolls further
     # RowwiseMomentsCUDAKernel and LayerNormForwardCUDAKernel: rows that 4 does not divide
-    **looped_coef("moments", 3750, 0, 24.5, 777, 1210, 12.5, 2.5),
-    **looped_coef("momentsr", 3180, 0, 28.7, 689, 1130, 0.483, 1.14),
-    **looped_coef("affine", 740, 0, 796, 0, 84.7, 2.81, 1.42),
+    **looped_coef("moments", 3590, 0.0, 22.4, 793, 1210, 13.0, 2.88),
+    **looped_coef("momentsr", 3050, 0.0, 10.4, 716, 1150, 2.01, 1.21),
+    **looped_coef("affine", 511, 0.0, 789, 0.0, 88.2, 3.21, 1.48),
     # layer_norm_grad_input_kernel, vectorized (work unit: 128 elements) or not (32 elements)
-    **looped_coef("dx", 507, 884, 549, 595, 109, 14.2, 1.94),
-    **looped_coef("dxs", 583, 1720, 689, 615, 0, 19.1, 1.81),
-    "dx.bias": 3.61,  # more work a row for the mean that RMS norm does not have
-    "dx.far": 419.0,  # more latency an iteration once the rows of an SM exceed its L1
+    **looped_coef("dx", 536, 668, 533, 607, 122, 13.3, 1.93),
+    **looped_coef("dxs", 434, 1710, 681, 619, 0.0, 18.7, 1.78),
+    "dx.bias": 3.63,  # more work a row for the mean that RMS norm does not have
+    "dx.far": 424.0,  # more latency an iteration once the rows of an SM exceed its L1
     # GammaBetaBackwardCUDAKernelTemplate, a warp of columns: 8 rows a thread and iteration; a warp alone; partial sums
-    **looped_coef("dgb", 920, 1550, 0, 441, 1350, 39.6, 1.38),
-    **looped_coef("dgs", 850, 475, 563, 25.6, 191, 30.8, 1.28),
-    **looped_coef("dgp", 50, 4500, 185, 139, 0, 152, 1.89),
+    **looped_coef("dgb", 399, 2010, 0.0, 663, 1340, 39.6, 1.53),
+    **looped_coef("dgs", 843, 256, 549, 18.5, 164, 4.67, 1.14),
+    **looped_coef("dgp", 42.1, 4620, 72.0, 64.9, 0.0, 155, 1.92),
     "dgb.bias": 1.17,  # the sum for the bias beside that for the weight
     # group norm: moments of a group, affine map, layout copy; gradients per channel, input gradient, column sums
-    **looped_coef("gmoments", 50, 4740, 420, 359, 0, 26.9, 1.23),
-    **looped_coef("gaffine", 2110, 0, 0, 600, 0, 309, 2.07),
-    **looped_coef("gcopy", 50, 3980, 0, 600, 0, 714, 1.53),
-    **looped_coef("gsums", 2030, 0, 275, 607, 119, 320, 8.0),
-    **looped_coef("gdx", 2450, 0, 0, 600, 0, 459, 5.11),
-    **looped_coef("gdgb", 50, 912, 538, 666, 0, 0, 3.0),
+    **looped_coef("gmoments", 4.65, 4430, 384, 384, 0.0, 34.0, 1.2),
+    **looped_coef("gaffine", 1850, 0.0, 0.0, 2690, 0.0, 308, 2.7),
+    **looped_coef("gcopy", 17.8, 551, 0.0, 2820, 0.0, 749, 1.59),
+    **looped_coef("gsums", 1840, 0.0, 277, 605, 118, 321, 8.0),
+    **looped_coef("gdx", 2220, 0.0, 0.0, 601, 0.0, 461, 5.83),
+    **looped_coef("gdgb", 46.0, 419, 540, 672, 0.0, 0.0, 3.0),
     # ATen batch norm, one block a channel: statistics, affine map, the whole backward
-    **looped_coef("bstat", 930, 2030, 400, 425, 1220, 12.4, 1.39),
-    **looped_coef("baffine", 1520, 768, 416, 675, 145, 179, 8.0),
-    **looped_coef("bdx", 2680, 0, 887, 588, 794, 265, 1.65),
+    **looped_coef("bstat", 854, 1800, 395, 431, 1230, 4.62, 1.34),
+    **looped_coef("baffine", 1260, 817, 424, 664, 146, 181, 8.0),
+    **looped_coef("bdx", 2160, 0.0, 916, 498, 850, 104, 1.28),
     # ATen batch norm on channels-last tensors
-    **looped_coef("cstat", 2860, 315, 1100, 1580, 1300, 487, 1.0),
-    **looped_coef("caffine", 890, 156, 881, 1270, 1250, 272, 2.06),
-    **looped_coef("csums", 50, 1370, 662, 580, 1460, 0, 1.0),
-    **looped_coef("cdx", 770, 1280, 719, 1400, 915, 634, 2.9),
+    **looped_coef("cstat", 2760, 81.9, 936, 1770, 1380, 477, 1.0),
+    **looped_coef("caffine", 523, 329, 868, 1220, 1150, 115, 1.73),
+    **looped_coef("csums", 35.7, 587, 500, 787, 1740, 0.0, 1.0),
+    **looped_coef("cdx", 1220, 2550, 356, 1660, 520, 118, 1.88),
     # cuDNN batch norm (fp32): inference, training and backward, one block a channel, or persistent on channels-last
-    **looped_coef("ninfer", 1990, 1010, 111, 139, 12.9, 389, 6.46),
-    **looped_coef("ninfer_nhwc", 4110, 5540, 0, 0, 0, 867, 3.34),
-    **looped_coef("ntrain", 2120, 1250, 441, 154, 1410, 16.0, 1.0),
-    **looped_coef("ntrain_nhwc", 7980, 1050, 139, 150, 0, 9.5, 1.0),
-    **looped_coef("nback", 50, 2050, 1270, 863, 2010, 6.95, 1.18),
-    **looped_coef("nback_nhwc", 342, 8220, 443, 407, 0, 10.0, 1.85),
-    **triton_coef(1320, 141, 611, 1710, 180, 33.9, 570, 8.0, 1750),
-    "triton.mixed": 1.35,  # the row kernel that also keeps partial column sums, over one that does not
-    "triton.columns": 1.09,  # the column-sum kernel's time over its DRAM traffic
+    **looped_coef("ninfer", 2020, 905, 117, 223, 3.65, 395, 6.49),
+    **looped_coef("ninfer_nhwc", 4250, 5710, 0.0, 0.0, 0.0, 878, 4.32),
+    **looped_coef("ntrain", 2560, 614, 327, 284, 1430, 18.1, 1.0),
+    **looped_coef("ntrain_nhwc", 7860, 1070, 56.5, 233, 0.0, 8.35, 1.0),
+    **looped_coef("nback", 28.5, 271, 1440, 1090, 3310, 8.57, 1.42),
+    **looped_coef("nback_nhwc", 147, 8220, 361, 432, 0.0, 10.4, 1.7),
+    **triton_coef(23.1, 92.8, 610, 1550, 406, 11.5, 619, 8.0, 1080),
+    "triton.mixed": 1.36,  # the row kernel that also keeps partial column sums, over one that does not
+    "triton.columns": 1.21,  # the column-sum kernel's time over its DRAM traffic
 }
 VECTOR = 4
 ROW_THREADS = 128
@@ -90,27 +102,32 @@ def _normalize(rows: int, width: int, size: float, is_rms: bool, chip: Chip, coe
         return [looped(key, chip, coef, rows, resident, steps, ceil(width / 128), warm, memory_s)]
     again, suffix = max(warm, left_over(moved, chip, coef)), "r" if is_rms else ""
     steps, warps = ceil(width / MOMENT_THREADS), ceil(width / 32)
+    read_s, map_s = stream_s(chip, coef, moved, 0.0, warm), stream_s(chip, coef, moved, moved, again)
     return [
-        looped("moments" + suffix, chip, coef, rows, 4, steps, warps, warm, stream_s(chip, coef, moved, 0.0, warm)),
-        looped("affine", chip, coef, rows, 8, ceil(width / 256), warps, again, stream_s(chip, coef, moved, moved, again)),
+        looped("moments" + suffix, chip, coef, rows, 4, steps, warps, warm, read_s),
+        looped("affine", chip, coef, rows, 8, ceil(width / 256), warps, again, map_s),
     ]
 
 
-def _normalize_backward(rows: int, width: int, size: float, is_rms: bool, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+def _normalize_backward(
+    rows: int, width: int, size: float, is_rms: bool, chip: Chip, coef: Coef, warm: float
+) -> list[Kernel]:
     moved, vectorized = rows * width * size, width % VECTOR == 0
     steps = ceil(width / (VECTOR * ROW_THREADS))
-    read = 2 * moved + 2 * reread_bytes(rows, width * size, 16, 3, chip, coef)
-    memory_s = stream_s(chip, coef, read, moved, warm)
+    memory_s = stream_s(chip, coef, 2 * moved + 2 * reread_bytes(rows, width * size, 16, 3, chip, coef), moved, warm)
     beyond_l1 = spilled(2 * width * size * max(1.0, min(16.0, rows / chip.num_sms)), chip.smem_bytes)
     work = ceil(width / (128 if vectorized else 32)) + (0.0 if is_rms else coef["dx.bias"])
     key = "dx" if vectorized else "dxs"
-    extra = steps * beyond_l1 * coef["dx.far"] + reread_cycles(rows, width * size, 16, 3, steps, key, chip, coef)
+    beyond_l2 = reread_frac(rows, width * size, 16, 3, chip, coef)
+    extra = steps * (1 if vectorized else VECTOR) * (beyond_l1 * coef["dx.far"] + beyond_l2 * coef[key + ".miss"])
     made = [looped(key, chip, coef, rows, 16, steps, work, warm, memory_s, extra)]
     again = max(warm, left_over(3 * moved, chip, coef))
     return made + _parameter_gradients(rows, width, size, is_rms, chip, coef, again)
 
 
-def _parameter_gradients(rows: int, width: int, size: float, is_rms: bool, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
+def _parameter_gradients(
+    rows: int, width: int, size: float, is_rms: bool, chip: Chip, coef: Coef, warm: float
+) -> list[Kernel]:
     """Sums over rows: a column of blocks when rows are few, partial sums and a second pass when they are many."""
     columns = ceil(width / 32)
     memory_s = stream_s(chip, coef, 2 * rows * width * size, 0.0, warm)
@@ -130,7 +147,7 @@ def _parameter_gradients(rows: int, width: int, size: float, is_rms: bool, chip:
 
 def _column_sums(parts: int, width: int, chip: Chip, coef: Coef) -> list[Kernel]:
     if parts * width > 2**18 and width < 1100:
-        memset = kernel("memset", chip, coef, 1.0, coef["memset_cycles"] - coef["launch_cycles"], 1.0, 0.0, 0.0, 0.0)
+        memset = _memset("memset", chip, coef)
         cycles = coef["reduce.multi"] * (1.0 if width % 4 == 0 else 0.7)
         return [memset, kernel("reduce", chip, coef, 1.0, cycles, 1.0, 0.0, 0.0, 0.0)]
     lanes = 1 if width >= 128 else 512 // (1 << ceil(log2(width)))
@@ -140,6 +157,15 @@ def _column_sums(parts: int, width: int, chip: Chip, coef: Coef) -> list[Kernel]
 def _channels(name: str, chip: Chip, coef: Coef) -> Kernel:
     """A kernel on a vector of channels."""
     return kernel(name, chip, coef, 1.0, coef["stats_cycles"], 0.0, 0.0, 0.0, 0.0)
+
+
+def _statistics(training: int) -> tuple[str, ...]:
+    """The kernels on the statistics themselves."""
+    return ("update_stats",) if training else ("cast_stats", "invstd")
+
+
+def _memset(name: str, chip: Chip, coef: Coef) -> Kernel:
+    return kernel(name, chip, coef, 1.0, coef["memset_cycles"] - coef["launch_cycles"], 0.0, 0.0, 0.0, 0.0)
 
 
 def _parameters(name: str, chip: Chip, coef: Coef, rows: float) -> Kernel:
@@ -181,8 +207,8 @@ def _group_backward(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Ker
     steps = ceil(plane / threads)
     again = max(warm, left_over(2 * moved, chip, coef))
     held = left_over(3 * moved, chip, coef)
-    rows_memory_s = stream_s(chip, coef, 2 * moved, 0.0, warm)
-    sums = looped("gsums", chip, coef, samples * channels, resident_blocks(threads), steps, steps * threads / 512, warm, rows_memory_s)
+    read_s, work = stream_s(chip, coef, 2 * moved, 0.0, warm), steps * threads / 512
+    sums = looped("gsums", chip, coef, samples * channels, resident_blocks(threads), steps, work, warm, read_s)
     rows = samples if samples <= 128 else samples / 32
     return [
         sums,
@@ -213,11 +239,10 @@ def _batch_native(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kerne
         return [looped("bdx", chip, coef, channels, 4, steps, steps, warm, stream_s(chip, coef, read, moved, warm))]
     made, again = [], warm
     if dims.get("training", 1):
-        made.append(looped("bstat", chip, coef, channels, 4, steps, steps, warm, stream_s(chip, coef, moved, 0.0, warm)))
-        made.append(_channels("update_stats", chip, coef))
+        read_s = stream_s(chip, coef, moved, 0.0, warm)
+        made.append(looped("bstat", chip, coef, channels, 4, steps, steps, warm, read_s))
         again = max(warm, left_over(moved, chip, coef))
-    else:
-        made += [_channels("cast_stats", chip, coef), _channels("invstd", chip, coef)]
+    made += [_channels(name, chip, coef) for name in _statistics(dims.get("training", 1))]
     threads = max(_threads_for(plane // 4), min(_threads_for(plane), 64))
     per_block = max(64 // threads, 1)
     blocks_y = max(1, min(256 * 1024 // channels, ceil(samples / per_block)))
@@ -229,41 +254,44 @@ def _batch_native(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kerne
     return made
 
 
-def _columns_grid(rows: int, channels: int) -> tuple[int, int, int, bool]:
-    """(blocks, threads a block along channels × rows, rows a thread, several blocks a channel) on channels-last tensors."""
+def _columns_grid(rows: int, channels: int) -> tuple[int, int, int, int]:
+    """(blocks along channels, threads a block, of them along rows, blocks along rows) on channels-last tensors."""
     pow2_channels = 1 << int(log2(channels))
-    lanes = min(pow2_channels, 32)
-    deep = min(1 << int(log2(ceil(rows / 16))), 512 // lanes)
+    deep = min(1 << int(log2(ceil(rows / 16))), 512 // min(pow2_channels, 32))
     lanes = min(pow2_channels, 512 // deep)
-    tall = min(ceil(rows / (deep * 16)), 128)
-    return ceil(channels / lanes), lanes * deep, deep, tall >= 8
+    return ceil(channels / lanes), lanes * deep, deep, min(ceil(rows / (deep * 16)), 128)
+
+
+def _columns(
+    key: str, rows: int, channels: int, tall: int, chip: Chip, coef: Coef, warm: float, memory_s: float
+) -> Kernel:
+    """A kernel on channels-last tensors: ``tall`` blocks along the rows, four rows a thread and iteration."""
+    wide, threads, deep, _ = _columns_grid(rows, channels)
+    steps = ceil(rows / (deep * tall) / 4)
+    resident = resident_blocks(threads)
+    return looped(key, chip, coef, wide * tall, resident, steps, steps * threads / 512, warm, memory_s)
 
 
 def _batch_channels_last(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
     """ATen's own kernels on channels-last tensors: blocks of channels by rows."""
     dims, size = call.dims(), ITEMSIZE[call.dtype]
-    rows, channels = dims["n"] * dims["h"] * dims["w"], dims["c"]
-    moved, training = rows * channels * size, dims.get("training", 1)
-    wide, threads, deep, shared = _columns_grid(rows, channels)
-    tall = min(ceil(rows / (deep * 16)), 128)
-    reducing = wide * (tall if shared else 1)
-    resident = resident_blocks(threads)
-    steps, map_steps = ceil(rows / (deep * (tall if shared else 1)) / 4), ceil(rows / (deep * tall) / 4)
-    backward = call.phase == "bwd"
+    rows, channels, training = dims["n"] * dims["h"] * dims["w"], dims["c"], dims.get("training", 1)
+    backward, moved = call.phase == "bwd", rows * channels * size
+    read = 2 * moved if backward else moved
+    tall = _columns_grid(rows, channels)[3]
     made: list[Kernel] = []
     again = warm
     if backward or training:
-        if shared:
-            made.append(kernel("fill", chip, coef, 1.0, coef["memset_cycles"] - coef["launch_cycles"], 1.0, 0.0, 0.0, 0.0))
-        read = 2 * moved if backward else moved
+        if tall >= 8:  # fewer blocks do not share a channel
+            made.append(_memset("fill", chip, coef))
+        read_s = stream_s(chip, coef, read, 0.0, warm)
         key = "csums" if backward else "cstat"
-        made.append(looped(key, chip, coef, reducing, resident, steps, steps * threads / 512, warm, stream_s(chip, coef, read, 0.0, warm)))
+        made.append(_columns(key, rows, channels, tall if tall >= 8 else 1, chip, coef, warm, read_s))
         again = max(warm, left_over(read, chip, coef))
     if not backward:
-        made += [_channels("update_stats", chip, coef)] if training else [_channels("cast_stats", chip, coef), _channels("invstd", chip, coef)]
-    key, read = ("cdx", 2 * moved) if backward else ("caffine", moved)
-    memory_s = stream_s(chip, coef, read, moved, again)
-    return [*made, looped(key, chip, coef, wide * tall, resident, map_steps, map_steps * threads / 512, again, memory_s)]
+        made += [_channels(name, chip, coef) for name in _statistics(training)]
+    map_s = stream_s(chip, coef, read, moved, again)
+    return [*made, _columns("cdx" if backward else "caffine", rows, channels, tall, chip, coef, again, map_s)]
 
 
 def _batch_cudnn(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
@@ -284,7 +312,7 @@ def _batch_cudnn(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kernel
     memory_s = stream_s(chip, coef, reads * (moved + again), moved, warm)
     if not nhwc:
         return [looped(key, chip, coef, channels, 4, work, work, warm, memory_s)]
-    memset = kernel("memset", chip, coef, 1.0, coef["memset_cycles"] - coef["launch_cycles"], 1.0, 0.0, 0.0, 0.0)
+    memset = _memset("memset", chip, coef)
     total = moved / size / (1024 * chip.num_sms)
     return [memset, looped(key + "_nhwc", chip, coef, chip.num_sms, 1, total, total, warm, memory_s)]
 

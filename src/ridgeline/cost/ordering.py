@@ -5,68 +5,70 @@ from __future__ import annotations
 from ridgeline.cost import stream
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
-from ridgeline.cost.stream import Sweep, blend, issue_s
+from ridgeline.cost.stream import Sweep, blend, issue_s, timed
 
 DEFAULTS: Coef = {
-    "overlap": 1.7,  # exponent of the blend of a lone block's latency and the chip's throughput
+    "overlap": 1.3,  # exponent of the blend of a lone block's latency and the chip's throughput
     "memset_cycles": 2200.0,  # clearing a counter
     "tiny_cycles": 2200.0,  # a kernel over a few hundred numbers
     # sort of short rows, one block each
-    "block_cycles": 11500.0,  # a 1024-wide block sort apart from its bits
-    "block_bit_cycles": 580.0,  # and per key bit
-    "block_width_frac": 0.15,  # longer per doubling of the threads
-    "narrow_frac": 0.34,  # a 128-wide block takes this share
-    "block_instr": 22.0,  # lane instructions per padded element and key bit
-    "narrow_instr_frac": 2.0,  # more for 128-wide blocks, whose threads hold four
-    "bitonic_cycles": 8500.0,  # sort of at most 32 numbers
-    "bitonic_instr": 720.0,  # lane instructions per thread of it
+    "block_cycles": 11100.0,  # a 1024-wide block sort apart from its bits
+    "block_bit_cycles": 599.0,  # and per key bit
+    "block_width_frac": 0.142,  # longer per doubling of the threads
+    "narrow_frac": 0.31,  # a 128-wide block takes this share
+    "block_instr": 22.2,  # lane instructions per padded element and key bit
+    "narrow_instr_frac": 2.06,  # more for 128-wide blocks, whose threads hold four
+    "bitonic_cycles": 9520.0,  # sort of at most 32 numbers
+    "bitonic_instr": 574.0,  # lane instructions per thread of it
     # radix sort over the whole chip
-    "pass_cycles": 14200.0,  # one onesweep pass, nothing to sort
+    "pass_cycles": 13500.0,  # one onesweep pass, nothing to sort
     "pass_fill_cycles": 4500.0,  # more as tiles fill the chip
-    "pass_fill_elements": 50e3,  # at this number of elements half of it
-    "pass_instr": 305.0,  # lane instructions per element and pass
+    "pass_fill_elements": 50000.0,  # at this number of elements half of it
+    "pass_instr": 320.0,  # lane instructions per element and pass
     "histogram_cycles": 5000.0,  # the histogram kernel
-    "histogram_instr": 67.0,  # merging its bins, per element, until the grid is full
+    "histogram_instr": 8.73,  # merging its bins, per element, until the grid is full
     "histogram_digit_instr": 20.0,  # and per digit
-    "histogram_full_elements": 45e3,  # elements per SM that fill its grid
+    "histogram_full_elements": 45000.0,  # elements per SM that fill its grid
     "index_cycles": 2300.0,  # writing the initial indices
     "index_instr": 120.0,  # lane instructions per index
     "gather_cycles": 3300.0,  # reordering after a sort of tagged segments
     "gather_instr": 260.0,  # lane instructions per element
     "segment_cycles": 5000.0,  # one pass over segments, a block each
-    "segment_element_cycles": 4.8,  # a lone block, per element
-    "segment_instr": 400.0,  # lane instructions per element when blocks share an SM
+    "segment_element_cycles": 1.97,  # a lone block, per element
+    "segment_instr": 386.0,  # lane instructions per element when blocks share an SM
     # scan
-    "scan_cycles": 4300.0,  # two kernels of a chip-wide scan
-    "scan_look_cycles": 6500.0,  # waiting for predecessors as tiles fill the chip
-    "scan_look_elements": 600e3,  # at this number of elements half of it
-    "scan_frac": 0.58,  # share of the DRAM bandwidth
+    "scan_cycles": 5580.0,  # two kernels of a chip-wide scan
+    "scan_look_cycles": 2560.0,  # waiting for predecessors as tiles fill the chip
+    "scan_look_elements": 40600.0,  # at this number of elements half of it
+    "scan_frac": 0.588,  # share of the DRAM bandwidth
     "scan_wide_instr": 100.0,  # lane instructions per element
-    "scan_narrow_cycles": 3800.0,  # 16-bit elements: longer,
-    "scan_narrow_instr": 142.0,  # and more instructions
-    "row_cycles": 3000.0,  # row scan: launch
-    "row_step_cycles": 1700.0,  # one step of a block over twice its width: load, sweep up, sweep down
-    "row_level_cycles": 105.0,  # more per doubling of the width
-    "row_miss_cycles": 600.0,  # more when the step misses the L2
-    "row_instr": 620.0,  # lane instructions per thread and step
+    "scan_narrow_cycles": 5200.0,  # 16-bit elements: longer,
+    "scan_narrow_instr": 120.0,  # and more instructions
+    "row_cycles": 1230.0,  # row scan: launch
+    "row_step_cycles": 1290.0,  # one step of a block over twice its width: load, sweep up, sweep down
+    "row_level_cycles": 139.0,  # more per doubling of the width
+    "row_miss_cycles": 742.0,  # more when the step misses the L2
+    "row_instr": 370.0,  # lane instructions per thread and step
     # top-k
-    "select_cycles": 8700.0,  # one-block radix select
-    "select_step_cycles": 7700.0,  # per 1024 candidates and 16 key bits
-    "select_instr": 1450.0,  # lane instructions per thread and step
-    "digit_instr": 60.0,  # chip-wide select: counting digits, per element and pass
-    "digit_cycles": 4200.0,  # its start
+    "select_cycles": 9150.0,  # one-block radix select
+    "select_step_cycles": 6780.0,  # per 1024 candidates and 16 key bits
+    "select_instr": 1620.0,  # lane instructions per thread and step
+    "digit_instr": 63.4,  # chip-wide select: counting digits, per element and pass
+    "digit_cycles": 1790.0,  # its start
     "digit_block_cycles": 45.0,  # adding up the counts of one block
     "digit_row_cycles": 2.2,  # and of one row
     "within_cycles": 4400.0,  # marking the blocks that matter
     "within_block_cycles": 3.6,  # per block
     "take_cycles": 8000.0,  # collecting the winners
-    "take_instr": 117.0,  # lane instructions per element
-    "select_scan_cycles": 18000.0,  # the scans and small kernels between
+    "take_instr": 126.0,  # lane instructions per element
+    "select_scan_cycles": 31100.0,  # the scans and small kernels between
 }
 
 
 def _copy_s(chip: Chip, numel: float, size: float, warm_frac: float) -> float:
-    return stream.sweep_s(chip, stream.DEFAULTS, Sweep(numel, numel * size, numel * size, 1, 0, size, "copy"), warm_frac)
+    return stream.sweep_s(
+        chip, stream.DEFAULTS, Sweep(numel, numel * size, numel * size, 1, 0, size, "copy"), warm_frac
+    )
 
 
 def _kernel_s(chip: Chip, cycles: float, numel: float, instructions: float) -> float:
@@ -76,7 +78,9 @@ def _kernel_s(chip: Chip, cycles: float, numel: float, instructions: float) -> f
 def block_sort_s(chip: Chip, coef: Coef, rows: float, length: int, bits: float) -> float:
     """Rows short enough for one block each: 32 by a bitonic network, up to 4096 by a block's radix sort."""
     if length <= 32:
-        return blend(coef["overlap"], coef["bitonic_cycles"] / chip.clock_hz, issue_s(chip, rows * 32 * coef["bitonic_instr"]))
+        return blend(
+            coef["overlap"], coef["bitonic_cycles"] / chip.clock_hz, issue_s(chip, rows * 32 * coef["bitonic_instr"])
+        )
     padded = 128 if length <= 128 else 1024 if length <= 1024 else 2048 if length <= 2048 else 4096
     cycles = coef["block_cycles"] + coef["block_bit_cycles"] * bits
     instr = coef["block_instr"] * bits
@@ -91,7 +95,9 @@ def radix_sort_s(chip: Chip, coef: Coef, numel: float, bits: float) -> tuple[flo
     """A chip-wide radix sort of keys with indices: histogram, then one pass per eight bits."""
     passes = max(1, round(bits / 8))
     counted = min(numel, coef["histogram_full_elements"] * chip.num_sms)
-    histogram = _kernel_s(chip, coef["histogram_cycles"], counted, coef["histogram_instr"] + coef["histogram_digit_instr"] * passes)
+    histogram = _kernel_s(
+        chip, coef["histogram_cycles"], counted, coef["histogram_instr"] + coef["histogram_digit_instr"] * passes
+    )
     histogram += numel * bits / 8 / chip.dram_bytes_per_s
     filling = coef["pass_fill_cycles"] * numel / (numel + coef["pass_fill_elements"])
     one = _kernel_s(chip, coef["pass_cycles"] + filling + coef["memset_cycles"], numel, coef["pass_instr"])
@@ -146,7 +152,9 @@ def scan_s(chip: Chip, coef: Coef, rows: int, length: int, size: float, warm_fra
         return cycles / chip.clock_hz + max(memory, issue), 2
     width = _row_threads(rows, length)
     steps, blocks = -(-length // (2 * width)), -(-rows // (512 // width))
-    step = coef["row_step_cycles"] + coef["row_level_cycles"] * (width.bit_length() - 1) + coef["row_miss_cycles"] * cold
+    step = (
+        coef["row_step_cycles"] + coef["row_level_cycles"] * (width.bit_length() - 1) + coef["row_miss_cycles"] * cold
+    )
     waves = max(1.0, blocks / (chip.num_sms * 4))
     latency = steps * step * waves / chip.clock_hz
     issue = issue_s(chip, 512.0 * blocks * steps * coef["row_instr"])
@@ -177,7 +185,12 @@ def _whole_chip_topk_s(chip: Chip, coef: Coef, rows: int, length: int, size: flo
     numel, passes = float(rows) * length, max(1, round(size))
     items = min(64, max(4, -(-int(numel) // (chip.num_sms * 8 * 256))))
     per_row = -(-length // (256 * items))
-    digits = coef["digit_cycles"] + coef["digit_cycles"] * 0.65 + coef["digit_block_cycles"] * per_row + coef["digit_row_cycles"] * rows
+    digits = (
+        coef["digit_cycles"]
+        + coef["digit_cycles"] * 0.65
+        + coef["digit_block_cycles"] * per_row
+        + coef["digit_row_cycles"] * rows
+    )
     within = coef["within_cycles"] + coef["within_block_cycles"] * per_row * rows
     one = _kernel_s(chip, digits + within, numel, coef["digit_instr"])
     cold_s = numel * size * (1.0 - warm_frac) / (0.9 * chip.dram_bytes_per_s)
@@ -206,4 +219,4 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
         busy_s, kernels = scan_s(chip, coef, rows, length, size, warm_frac)
         written = numel * size
     floor_s = memory_floor_s(chip, numel * size, written, warm_frac)
-    return Time(busy_s, floor_s, "latency" if busy_s > 8.0 * floor_s else "compute", kernels)
+    return timed(busy_s, floor_s, "latency" if busy_s > 8.0 * floor_s else "compute", kernels)

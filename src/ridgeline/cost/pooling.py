@@ -5,29 +5,31 @@ from __future__ import annotations
 from ridgeline.cost import reduction, stream
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
-from ridgeline.cost.stream import Sweep, blend, issue_s
+from ridgeline.cost.stream import Sweep, blend, issue_s, timed
 
 DEFAULTS: Coef = {
-    "overlap": 3.0,  # exponent of the blend of latency, instructions and bytes
-    "start_cycles": 4600.0,  # a small grid
-    "miss_cycles": 900.0,  # longer when its input comes from DRAM
-    "output_instr": 284.0,  # lane instructions per output: window bounds
-    "window_instr": 29.0,  # and per element of the window
-    "average_frac": 2.0,  # channels-last average pooling needs this many times more
-    "last_frac": 1.05,  # channels-last maximum
-    "last_start_cycles": 12000.0,  # channels-last maximum: a block first clears its shared memory
-    "last_output_cycles": 600.0,  # and walks its image rows in turn, per output pixel up to 64
-    "back_instr": 388.0,  # gradient of maximum pooling: lane instructions per input element
-    "back_last_frac": 0.72,  # channels-last
-    "back_small_frac": 1.4,  # images below 100 pixels leave lanes idle
-    "back_last_start_cycles": 16000.0,  # channels-last: start
-    "resize_instr": 82.0,  # nearest-neighbor resize, per output
-    "resize_wide_frac": 1.15,  # 32-bit elements
+    "overlap": 0.889,  # exponent of the blend of latency, instructions and bytes
+    "start_cycles": 3120.0,  # a small grid
+    "miss_cycles": 2160.0,  # longer when its input comes from DRAM
+    "output_instr": 272.0,  # lane instructions per output: window bounds
+    "window_instr": 30.1,  # and per element of the window
+    "average_frac": 2.05,  # channels-last average pooling needs this many times more
+    "last_frac": 0.919,  # channels-last maximum
+    "last_start_cycles": 10400.0,  # channels-last maximum: a block first clears its shared memory
+    "last_output_cycles": 340.0,  # and walks its image rows in turn, per output pixel up to 64
+    "back_instr": 364.0,  # gradient of maximum pooling: lane instructions per input element
+    "back_last_frac": 0.655,  # channels-last
+    "back_small_frac": 1.47,  # images below 100 pixels leave lanes idle
+    "back_last_start_cycles": 12100.0,  # channels-last: start
+    "resize_instr": 79.9,  # nearest-neighbor resize, per output
+    "resize_wide_frac": 1.17,  # 32-bit elements
     "linear_instr": 160.0,  # more for interpolation
 }
 
 
-def _window_s(chip: Chip, coef: Coef, outputs: float, window: float, call: Call, channels_last: bool, pixels: float, cold: float) -> float:
+def _window_s(
+    chip: Chip, coef: Coef, outputs: float, window: float, call: Call, channels_last: bool, pixels: float, cold: float
+) -> float:
     instr = coef["output_instr"] + coef["window_instr"] * window
     start = coef["start_cycles"] + coef["miss_cycles"] * cold
     latency = 0.0
@@ -39,7 +41,9 @@ def _window_s(chip: Chip, coef: Coef, outputs: float, window: float, call: Call,
     return start / chip.clock_hz + blend(coef["overlap"], latency, issue_s(chip, outputs * instr))
 
 
-def _back_s(chip: Chip, coef: Coef, inputs: float, pixels: float, size: float, channels_last: bool, cold: float) -> float:
+def _back_s(
+    chip: Chip, coef: Coef, inputs: float, pixels: float, size: float, channels_last: bool, cold: float
+) -> float:
     """Clear the gradient, then every input looks for the windows it won."""
     cleared = Sweep(inputs, 0.0, inputs * size, 0, stream.DEFAULTS["fill_instr"], size, "plain")
     block = min(256, 1 << max(5, (int(pixels) - 1).bit_length()))
@@ -49,11 +53,17 @@ def _back_s(chip: Chip, coef: Coef, inputs: float, pixels: float, size: float, c
         instr *= coef["back_small_frac"]
     latency = coef["back_last_start_cycles"] / chip.clock_hz if channels_last else 0.0
     start = (coef["start_cycles"] + coef["miss_cycles"] * cold) / chip.clock_hz
-    return stream.sweep_s(chip, stream.DEFAULTS, cleared, 0.0) + start + blend(coef["overlap"], latency, issue_s(chip, inputs * instr))
+    return (
+        stream.sweep_s(chip, stream.DEFAULTS, cleared, 0.0)
+        + start
+        + blend(coef["overlap"], latency, issue_s(chip, inputs * instr))
+    )
 
 
 def _resize_s(chip: Chip, coef: Coef, outputs: float, size: float, linear: bool, cold: float) -> float:
-    instr = coef["resize_instr"] * (coef["resize_wide_frac"] if size > 2.0 else 1.0) + (coef["linear_instr"] if linear else 0.0)
+    instr = coef["resize_instr"] * (coef["resize_wide_frac"] if size > 2.0 else 1.0) + (
+        coef["linear_instr"] if linear else 0.0
+    )
     start = (coef["start_cycles"] + coef["miss_cycles"] * cold) / chip.clock_hz
     return start + issue_s(chip, outputs * instr)
 
@@ -64,7 +74,7 @@ def _adaptive(call: Call, chip: Chip, dims: dict[str, int], size: float, warm_fr
     view = (n, pixels, c) if dims.get("nhwc", 0) else (n * c, pixels, 1)
     out_bytes = n * c * size
     busy_s, kernels, _ = reduction.reduce_s(chip, reduction.DEFAULTS, view, size, out_bytes, warm_frac)
-    return Time(busy_s, memory_floor_s(chip, pixels * out_bytes, out_bytes, warm_frac), "memory", kernels)
+    return timed(busy_s, memory_floor_s(chip, pixels * out_bytes, out_bytes, warm_frac), "memory", kernels)
 
 
 def _sizes(call: Call, dims: dict[str, int]) -> tuple[float, float, float, float]:
@@ -101,8 +111,7 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     else:
         busy_s = _window_s(chip, coef, outputs, window, call, channels_last, pixels, cold)
     floor_s = memory_floor_s(chip, read, written, warm_frac)
-    busy_s = max(busy_s, 1.05 * floor_s)
-    return Time(busy_s, floor_s, "compute" if issue_s(chip, outputs) * 50.0 > floor_s else "memory", kernels)
+    return timed(busy_s, floor_s, "compute" if issue_s(chip, outputs) * 50.0 > floor_s else "memory", kernels)
 
 
 def _spread(dims: dict[str, int]) -> tuple[float, float, float, float]:

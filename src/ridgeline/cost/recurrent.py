@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
+from ridgeline.cost.stream import timed
 
 DEFAULTS: Coef = {
-    "product_cycles": 4700.0,  # one step's matrix product, apart from its weights
-    "product_l2_frac": 0.62,  # share of the L2 bandwidth at which it reads the recurrent weights
+    "product_cycles": 4870.0,  # one step's matrix product, apart from its weights
+    "product_l2_frac": 0.558,  # share of the L2 bandwidth at which it reads the recurrent weights
     "product_row_cycles": 8.0,  # and per sequence of the batch
-    "cell_cycles": 3550.0,  # one step's pointwise cell
-    "cell_element_cycles": 0.0185,  # and per hidden value of the batch
-    "input_frac": 0.42,  # share of the matrix peak that the products over many steps reach
-    "input_cycles": 5200.0,  # start of each of them
-    "layer_cycles": 26000.0,  # copies and fills around a layer
+    "cell_cycles": 3730.0,  # one step's pointwise cell
+    "cell_element_cycles": 3.14e-07,  # and per hidden value of the batch
+    "input_frac": 0.316,  # share of the matrix peak that the products over many steps reach
+    "input_cycles": 6970.0,  # start of each of them
+    "layer_cycles": 17700.0,  # copies and fills around a layer
 }
 
 
@@ -33,8 +34,9 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
         return Time(0.0, 0.0, "latency", 0)
     peak = chip.tensor_flops_per_s.get(call.dtype, chip.vector_flops_per_s)
     weights = 4.0 * hidden * hidden * size
-    product = ((coef["product_cycles"] + coef["product_row_cycles"] * batch) / chip.clock_hz
-               + weights / (coef["product_l2_frac"] * chip.l2_bytes_per_s))
+    product = (coef["product_cycles"] + coef["product_row_cycles"] * batch) / chip.clock_hz + weights / (
+        coef["product_l2_frac"] * chip.l2_bytes_per_s
+    )
     cell = (coef["cell_cycles"] + coef["cell_element_cycles"] * batch * hidden) / chip.clock_hz
     busy_s, kernels, flops = 0.0, 3, 0.0
     for layer in range(layers):
@@ -49,4 +51,4 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
         busy_s, kernels, flops = 2.0 * busy_s, 2 * kernels, 2.0 * flops
     moved = layers * 2.0 * weights
     floor_s = max(flops / peak, memory_floor_s(chip, moved, seq * batch * hidden * size, warm_frac))
-    return Time(busy_s, floor_s, "latency", kernels)
+    return timed(busy_s, floor_s, "latency", kernels)

@@ -7,11 +7,11 @@ meet in global memory behind a cleared counter: that last meeting is serial and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
-from ridgeline.cost.stream import bound_of, blend
+from ridgeline.cost.stream import blend, bound_of, timed
 
 DEFAULTS: Coef = {
     "dram_frac": 0.916,  # share of the datasheet DRAM bandwidth a full grid of loads reaches
@@ -51,8 +51,7 @@ _VECTOR_FROM = 128  # rows at least this long are read in vectors
 _MIN_VALUES, _MAX_VALUES = 16, 256  # values per thread below which a split is not worth it, above which it is forced
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """Block and grid of one reduction."""
 
     width: int
@@ -106,7 +105,9 @@ def _meet_cycles(coef: Coef, shape: Launch, outer: int, inner: int) -> float:
     return coef["meet_cycles"] + coef["meet_round_cycles"] * ragged * _ceil(shape.splits, rows)
 
 
-def _thread(coef: Coef, shape: Launch, view: tuple[int, int, int], op: str, input_vector: int, cold: float) -> tuple[float, float]:
+def _thread(
+    coef: Coef, shape: Launch, view: tuple[int, int, int], op: str, input_vector: int, cold: float
+) -> tuple[float, float]:
     """Instructions of a thread, and the cycles it waits for its loads."""
     per_value, per_thread = coef["value_instr"], coef["thread_instr"]
     wait = coef["load_cycles"] + coef["load_miss_cycles"] * cold
@@ -121,8 +122,9 @@ def _thread(coef: Coef, shape: Launch, view: tuple[int, int, int], op: str, inpu
     return per_thread + work, _ceil(shape.values, _ROUND) * (wait + coef["round_cycles"])
 
 
-def reduce_s(chip: Chip, coef: Coef, view: tuple[int, int, int], size: float, out_bytes: float, warm_frac: float,
-             op: str = "sum") -> tuple[float, int, bool]:
+def reduce_s(
+    chip: Chip, coef: Coef, view: tuple[int, int, int], size: float, out_bytes: float, warm_frac: float, op: str = "sum"
+) -> tuple[float, int, bool]:
     """Seconds and kernels of one reduction, and whether instructions rather than bytes bound it.
 
     ``op`` is sum (also mean: eight 16-bit values a load), norm, guard (maximum) or index (arg-maximum).
@@ -134,12 +136,20 @@ def reduce_s(chip: Chip, coef: Coef, view: tuple[int, int, int], size: float, ou
     instructions, wait_cycles = _thread(coef, shape, view, op, input_vector, cold)
     waves = max(1.0, blocks / (chip.num_sms * (_SM_THREADS // threads)))
     moved = float(outer) * reduced * inner * size + out_bytes
-    memory = max(moved * cold / (coef["dram_frac"] * chip.dram_bytes_per_s), moved / (coef["l2_frac"] * chip.l2_bytes_per_s))
+    memory = max(
+        moved * cold / (coef["dram_frac"] * chip.dram_bytes_per_s), moved / (coef["l2_frac"] * chip.l2_bytes_per_s)
+    )
     issue = 2.0 * instructions * threads * blocks / chip.vector_flops_per_s
-    folds = (shape.width.bit_length() - 1 if inner == 1 else 0) + (shape.height.bit_length() - 1 if shape.split_rows else 0)
+    folds = (shape.width.bit_length() - 1 if inner == 1 else 0) + (
+        shape.height.bit_length() - 1 if shape.split_rows else 0
+    )
     chain = waves * (wait_cycles + coef["fold_cycles"] * folds) / chip.clock_hz
     body = blend(coef["overlap"], blend(coef["overlap"], memory, issue), chain)
-    start = coef["start_cycles"] + coef["miss_cycles"] * cold + coef["ramp_cycles"] * cold * moved / (moved + coef["ramp_bytes"])
+    start = (
+        coef["start_cycles"]
+        + coef["miss_cycles"] * cold
+        + coef["ramp_cycles"] * cold * moved / (moved + coef["ramp_bytes"])
+    )
     if shape.splits > 1:
         start += coef["clear_cycles"] + _meet_cycles(coef, shape, outer, inner)
     return start / chip.clock_hz + body, 2 if shape.splits > 1 else 1, issue > memory
@@ -158,12 +168,18 @@ def _fused_s(chip: Chip, coef: Coef, view: tuple[int, int, int], size: float, wa
     """A reduction compiled by Inductor: split in two kernels when its outputs alone do not fill the chip."""
     outer, reduced, inner = view
     numel = float(outer) * reduced * inner
-    memory = max(numel * size * (1.0 - warm_frac) / (coef["fused_frac"] * chip.dram_bytes_per_s),
-                 numel * size / (coef["l2_frac"] * chip.l2_bytes_per_s))
+    memory = max(
+        numel * size * (1.0 - warm_frac) / (coef["fused_frac"] * chip.dram_bytes_per_s),
+        numel * size / (coef["l2_frac"] * chip.l2_bytes_per_s),
+    )
     narrow = min(2.0, max(1.0, 64.0 / inner)) * coef["fused_column_instr"]  # short rows of columns leave lanes idle
     issue = 2.0 * numel * (coef["fused_row_instr"] if inner == 1 else narrow) / chip.vector_flops_per_s
     split = outer * inner < chip.num_sms * 64 and reduced > (8192 if inner == 1 else 512)
-    start = coef["fused_start_cycles"] + coef["miss_cycles"] * (1.0 - warm_frac) + (coef["fused_split_cycles"] if split else 0.0)
+    start = (
+        coef["fused_start_cycles"]
+        + coef["miss_cycles"] * (1.0 - warm_frac)
+        + (coef["fused_split_cycles"] if split else 0.0)
+    )
     return start / chip.clock_hz + blend(coef["overlap"], memory, issue), 2 if split else 1
 
 
@@ -186,6 +202,6 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     floor_s = memory_floor_s(chip, float(outer) * reduced * inner * size, out_bytes, warm_frac)
     if call.library == "inductor":
         busy_s, num_kernels = _fused_s(chip, coef, (outer, reduced, inner), size, warm_frac)
-        return Time(busy_s, floor_s, bound_of(busy_s, floor_s, False, warm_frac), num_kernels)
+        return timed(busy_s, floor_s, bound_of(busy_s, floor_s, False, warm_frac), num_kernels)
     busy_s, num_kernels, issue_bound = reduce_s(chip, coef, (outer, reduced, inner), size, out_bytes, warm_frac, op)
-    return Time(busy_s, floor_s, bound_of(busy_s, floor_s, issue_bound, warm_frac), num_kernels)
+    return timed(busy_s, floor_s, bound_of(busy_s, floor_s, issue_bound, warm_frac), num_kernels)

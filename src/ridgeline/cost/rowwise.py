@@ -1,4 +1,4 @@
-"""The time of one kernel whose blocks each walk one row: waves of blocks, latency chains, issue slots and DRAM traffic."""
+"""The time of a kernel whose blocks each walk a row: waves of blocks, latency chains, issue slots and DRAM traffic."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def kernel(
     """A kernel of equal blocks.
 
     ``first_cycles`` are paid once (pipeline fill, cold misses), ``chain_cycles`` is the serial latency of one block and
-    ``issue_s`` the time the blocks of one SM need of its issue slots. Latency, issue and memory overlap as a norm of this
-    ``power``: 1 when one follows the other, infinite when the longest hides the rest.
+    ``issue_s`` the time the blocks of one SM need of its issue slots. Latency, issue and memory overlap as a norm of
+    this ``power``: 1 when one follows the other, infinite when the longest hides the rest.
     """
     latency_s = chain_cycles * rounds_of_blocks / chip.clock_hz
     busy_s = (latency_s**power + issue_s**power + memory_s**power) ** (1.0 / power)
@@ -76,20 +76,21 @@ def issue_seconds(chip: Chip, blocks: float, cycles: float) -> float:
 
 
 def stream_s(chip: Chip, coef: Coef, read_bytes: float, written_bytes: float, warm_frac: float) -> float:
-    """DRAM time of reading what is not in L2 and of writing."""
-    return dram_s(chip, coef, read_bytes * (1.0 - warm_frac) + written_bytes, 1.0 - warm_frac)
+    """Time of reading, from DRAM or from what is already in L2, and of writing."""
+    cached_bytes_per_s = max(chip.l2_bytes_per_s * coef["l2_frac"], chip.dram_bytes_per_s * coef["dram_frac"])
+    cached_s = read_bytes * warm_frac / cached_bytes_per_s
+    return cached_s + dram_s(chip, coef, read_bytes * (1.0 - warm_frac) + written_bytes, 1.0 - warm_frac)
 
 
 def reread_bytes(rows: float, row_bytes: float, resident: int, arrays: int, chip: Chip, coef: Coef) -> float:
-    """Bytes of one array that a further pass over the rows reads from DRAM again: rows in flight that the L2 cannot hold."""
-    in_flight = min(rows, chip.num_sms * resident) * row_bytes * arrays
-    return rows * row_bytes * spilled(in_flight, coef["reread_frac"] * chip.l2_bytes)
+    """Bytes of one array that a further pass reads from DRAM again: rows in flight that the L2 cannot hold."""
+    return rows * row_bytes * reread_frac(rows, row_bytes, resident, arrays, chip, coef)
 
 
-def reread_cycles(rows: float, row_bytes: float, resident: int, arrays: int, steps: float, key: str, chip: Chip, coef: Coef) -> float:
-    """Latency added to a further pass by the loads that miss the L2."""
+def reread_frac(rows: float, row_bytes: float, resident: int, arrays: int, chip: Chip, coef: Coef) -> float:
+    """The share of the rows in flight that the L2 cannot hold until the next pass."""
     in_flight = min(rows, chip.num_sms * resident) * row_bytes * arrays
-    return steps * coef[key + ".miss"] * spilled(in_flight, coef["reread_frac"] * chip.l2_bytes)
+    return spilled(in_flight, coef["reread_frac"] * chip.l2_bytes)
 
 
 def left_over(footprint_bytes: float, chip: Chip, coef: Coef) -> float:
@@ -97,11 +98,14 @@ def left_over(footprint_bytes: float, chip: Chip, coef: Coef) -> float:
     return 1.0 - spilled(footprint_bytes, coef["left_frac"] * chip.l2_bytes)
 
 
-def looped_coef(key: str, first: float, block: float, step: float, miss: float, base: float, issue: float, power: float) -> Coef:
+def looped_coef(
+    key: str, first: float, block: float, step: float, miss: float, base: float, issue: float, power: float
+) -> Coef:
     """The coefficients of one looped kernel.
 
-    ``first`` cycles once, ``block`` cycles of latency a block, ``step`` more per iteration and ``miss`` when its loads go
-    to DRAM, ``base`` and ``issue`` SM cycles of issue slots a block and a unit of work, ``power`` of their overlap.
+    ``first`` cycles once, ``block`` cycles of latency a block, ``step`` more per iteration and ``miss`` when its loads
+    go to DRAM, ``base`` and ``issue`` SM cycles of issue slots a block and a unit of work, ``power`` of their overlap.
+    Zero says that the kernel has no such term.
     """
     return {
         f"{key}.first": first, f"{key}.block": block, f"{key}.step": step, f"{key}.miss": miss, f"{key}.base": base,
@@ -110,10 +114,10 @@ def looped_coef(key: str, first: float, block: float, step: float, miss: float, 
 
 
 def looped(
-    key: str, chip: Chip, coef: Coef, blocks: float, resident: int, steps: float, work: float, warm: float, memory_s: float,
-    extra_cycles: float = 0.0,
+    key: str, chip: Chip, coef: Coef, blocks: float, resident: int, steps: float, work: float, warm: float,
+    memory_s: float, extra_cycles: float = 0.0,
 ) -> Kernel:  # fmt: skip
-    """A kernel whose blocks loop: ``steps`` serial iterations and ``work`` units of issue each, ``extra_cycles`` of latency."""
+    """A kernel whose blocks loop: ``steps`` iterations, ``work`` units of issue, ``extra_cycles`` of latency each."""
     cold = 1.0 - warm
     return kernel(
         key, chip, coef, coef[key + ".power"], coef[key + ".first"],
@@ -124,19 +128,25 @@ def looped(
 
 
 def triton_coef(
-    first: float, issue: float, scalar: float, block: float, step: float, base: float, loop_issue: float, power: float, combine: float
-) -> Coef:
+    first: float, issue: float, scalar: float, block: float, step: float, base: float, loop_issue: float,
+    power: float, combine: float,
+) -> Coef:  # fmt: skip
     """The coefficients of Inductor's row reductions.
 
-    Rows of at most 1024 sit in registers, several a program: ``issue`` SM cycles per 1024 padded elements, ``scalar`` when
-    rows are not aligned to 16 bytes. Longer rows are looped over by a program each: ``block`` and ``step`` cycles of latency
-    a row and 2048 elements, ``base`` and ``loop_issue`` SM cycles of issue. ``combine``: the small kernel that joins the
-    parts of a split reduction.
+    Rows of at most 1024 sit in registers, several a program: ``issue`` SM cycles per 1024 padded elements, ``scalar``
+    when rows are not aligned to 16 bytes. Longer rows are looped over by a program each: ``block`` and ``step`` cycles
+    of latency a row and 2048 elements, ``base`` and ``loop_issue`` SM cycles of issue. ``combine``: the small kernel
+    that joins the parts of a split reduction.
     """
     return {
-        "triton.first": first, "triton.issue": issue, "triton.scalar": scalar, "triton.block": block, "triton.step": step,
-        "triton.base": base, "triton.loop_issue": loop_issue, "triton.power": power, "triton.combine": combine,
+        "triton.first": first, "triton.issue": issue, "triton.scalar": scalar, "triton.block": block,
+        "triton.step": step, "triton.base": base, "triton.loop_issue": loop_issue, "triton.power": power,
+        "triton.combine": combine,
     }  # fmt: skip
+
+
+def _triton_first(coef: Coef, warm: float) -> float:
+    return coef["triton.first"] + coef["miss_cycles"] * (1.0 - warm)
 
 
 def triton_persistent(rows: int, width: int, size: float, arrays: int, chip: Chip, coef: Coef, warm: float) -> Kernel:
@@ -145,14 +155,14 @@ def triton_persistent(rows: int, width: int, size: float, arrays: int, chip: Chi
     padded = rows * (1 << (width - 1).bit_length()) / 1024
     issue = coef["triton.issue"] if width * size % 16 == 0 else coef["triton.scalar"]
     return kernel(
-        "triton_persistent", chip, coef, coef["triton.power"], coef["triton.first"] + coef["miss_cycles"] * (1.0 - warm),
-        1.0, coef["triton.block"], issue_seconds(chip, padded, issue), stream_s(chip, coef, arrays * moved, moved, warm),
+        "triton_persistent", chip, coef, coef["triton.power"], _triton_first(coef, warm), 1.0, coef["triton.block"],
+        issue_seconds(chip, padded, issue), stream_s(chip, coef, arrays * moved, moved, warm),
     )  # fmt: skip
 
 
 def _triton_split(rows: int, width: int, size: float, arrays: int, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
     """Few long rows: each reduced by several programs, joined, and then mapped."""
-    moved, first = rows * width * size, coef["triton.first"] + coef["miss_cycles"] * (1.0 - warm)
+    moved, first = rows * width * size, _triton_first(coef, warm)
     again = max(warm, left_over(arrays * moved, chip, coef))
     read_s = stream_s(chip, coef, arrays * moved, 0.0, warm)
     map_s = stream_s(chip, coef, arrays * moved, moved, again)
@@ -176,7 +186,7 @@ def triton_rows(
     issue = weight * (coef["triton.base"] + steps * coef["triton.loop_issue"])
     return [
         kernel(
-            "triton_looped", chip, coef, coef["triton.power"], coef["triton.first"] + coef["miss_cycles"] * (1.0 - warm),
+            "triton_looped", chip, coef, coef["triton.power"], _triton_first(coef, warm),
             rounds(rows, chip.num_sms * 4, coef["tail_frac"]), coef["triton.block"] + steps * coef["triton.step"],
             issue_seconds(chip, rows, issue), stream_s(chip, coef, read, moved, warm),
         )

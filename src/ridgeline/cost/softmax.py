@@ -7,9 +7,19 @@ from math import ceil, log2
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.rowwise import (
-    Kernel, issue_seconds, kernel, left_over, reread_bytes, reread_cycles, resident_blocks, rounds, spilled,
-    stream_s, triton_coef, triton_rows,
-)  # fmt: skip
+    Kernel,
+    issue_seconds,
+    kernel,
+    left_over,
+    reread_bytes,
+    reread_frac,
+    resident_blocks,
+    rounds,
+    spilled,
+    stream_s,
+    triton_coef,
+    triton_rows,
+)
 from ridgeline.errors import CostError
 
 WARP_MAX_FORWARD = 2048
@@ -20,96 +30,96 @@ VECTOR_BYTES = 16
 
 DEFAULTS: dict[str, float] = {
     # --- shared by every kernel ---
-    "launch_cycles": 1630.0,  # an empty kernel as a profiler sees it
-    "dram_frac": 0.953,  # of the datasheet bandwidth a long stream reaches
-    "evict_frac": 0.224,  # dirty share of a cold L2 that a stream must write back
-    "evict_ramp_frac": 0.31,  # stream length, in L2 capacities, at which half of that is paid
-    "reread_frac": 1.23,  # of the L2 the rows in flight may fill and still be found there by the next pass
-    "left_frac": 0.58,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
+    "launch_cycles": 1600.0,  # an empty kernel as a profiler sees it
+    "dram_frac": 0.951,  # of the datasheet bandwidth a long stream reaches
+    "l2_frac": 0.857,  # of the L2 bandwidth
+    "evict_frac": 0.231,  # dirty share of a cold L2 that a stream must write back
+    "evict_ramp_frac": 0.367,  # stream length, in L2 capacities, at which half of that is paid
+    "reread_frac": 1.24,  # of the L2 the rows in flight may fill and still be found there by the next pass
+    "left_frac": 0.742,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
     "tail_frac": 1.0,  # share of the last partial wave of blocks that is waited for
-    "miss_cycles": 697.0,  # a load that goes to DRAM instead of L2
-    # Of each kernel: .first cycles once, .block cycles of latency a block, .step more per iteration (.miss when its loads
-    # go to DRAM), .base and .issue SM cycles of issue slots a block and an iteration, .power of the overlap.
+    "miss_cycles": 800.0,  # a load that goes to DRAM instead of L2
+    # Of each kernel: .first cycles once, .block cycles of latency a block, .step more per iteration (.miss when its
+    # loads go to DRAM), .base and .issue SM cycles of issue slots a block and an iteration, .power of the overlap.
     # --- softmax_warp_forward: rows of at most 2048 in the registers of one warp ---
-    "warp.first": 474.0,
-    "warp.block": 1.47,
-    "warp.step": 75.3,  # latency per element a lane may hold
-    "warp.touch": 7.08,  # … per element it does hold
-    "warp.half": 113.0,  # … more for 16-bit elements
-    "warp.div": 89.0,  # … more for the division that log-softmax spares
-    "warp.base": 156.0,
-    "warp.issue": 0.0582,
-    "warp.issue_touch": 0.0293,
-    "warp.issue_half": 14.7,
+    "warp.first": 424.0,
+    "warp.block": 16.6,
+    "warp.step": 75.0,  # latency per element a lane may hold
+    "warp.touch": 6.34,  # … per element it does hold
+    "warp.half": 114.0,  # … more for 16-bit elements
+    "warp.div": 89.5,  # … more for the division that log-softmax spares
+    "warp.base": 154.0,
+    "warp.issue": 1.39,
+    "warp.issue_touch": 0.219,
+    "warp.issue_half": 14.3,
     "warp.issue_div": 0.269,
-    "warp.power": 1.62,
+    "warp.power": 1.67,
     # --- softmax_warp_backward ---
-    "warpb.first": 555.0,
-    "warpb.block": 0.644,
-    "warpb.step": 21.7,
-    "warpb.half": 71.3,
+    "warpb.first": 496.0,
+    "warpb.block": 11.0,
+    "warpb.step": 18.4,
+    "warpb.half": 72.5,
     "warpb.log": 132.0,  # the exponential of log-softmax
-    "warpb.base": 76.2,
-    "warpb.issue": 0.0685,
-    "warpb.issue_half": 7.28,
-    "warpb.issue_log": 0.803,
+    "warpb.base": 71.2,
+    "warpb.issue": 0.261,
+    "warpb.issue_half": 7.13,
+    "warpb.issue_log": 0.714,
     "warpb.power": 1.46,
     # --- cunn_SoftMaxForwardReg: rows of at most 9216 in the registers of a block, one block an SM ---
-    "reg.first": 329.0,
-    "reg.block": 1.74,
-    "reg.step": 620.0,
-    "reg.half": 57.0,
-    "reg.div": 72.4,
-    "reg.power": 1.3,
+    "reg.first": 1200.0,
+    "reg.step": 370.0,
+    "reg.half": 130.0,
+    "reg.div": 110.0,
+    "reg.burst": 1.36,  # memory time over the stream's: the one block of an SM loads and computes in turn
     # --- cunn_SoftMaxForwardSmem ---
-    "smem.first": 111.0,
+    "smem.first": 76.9,
     "smem.block": 3310.0,
     "smem.step": 1510.0,
-    "smem.issue": 261.0,
+    "smem.issue": 260.0,
     "smem.power": 1.47,
     # --- cunn_SoftMaxForward: three passes over global memory ---
-    "plain.first": 1850.0,
-    "plain.block": 13.3,
-    "plain.step": 1580.0,  # latency of one vectorized iteration, all passes
-    "plain.tail": 66.7,  # … of one scalar iteration at the end of the row
-    "plain.miss": 554.0,
-    "plain.div": 18.4,
-    "plain.issue": 58.6,
-    "plain.issue_half": 68.0,
-    "plain.issue_tail": 953.0,
-    "plain.issue_div": 185.0,
-    "plain.power": 1.72,
+    "plain.first": 1840.0,
+    "plain.block": 16.8,
+    "plain.step": 1590.0,  # latency of one vectorized iteration, all passes
+    "plain.tail": 58.2,  # … of one scalar iteration at the end of the row
+    "plain.miss": 551.0,
+    "plain.div": 53.4,
+    "plain.issue": 47.4,
+    "plain.issue_half": 75.9,
+    "plain.issue_tail": 965.0,
+    "plain.issue_div": 180.0,
+    "plain.power": 1.71,
     # --- cunn_SoftMaxBackwardSmem ---
-    "smemb.first": 1470.0,
-    "smemb.block": 62.8,
-    "smemb.step": 696.0,
-    "smemb.miss": 1060.0,
-    "smemb.issue": 210.0,
-    "smemb.power": 2.55,
+    "smemb.first": 1060.0,
+    "smemb.block": 11.2,
+    "smemb.step": 917.0,
+    "smemb.miss": 967.0,
+    "smemb.issue": 153.0,
+    "smemb.power": 2.49,
     # --- cunn_SoftMaxBackward ---
-    "plainb.first": 2290.0,
-    "plainb.block": 89.8,
-    "plainb.step": 850.0,
-    "plainb.tail": 864.0,
-    "plainb.miss": 641.0,
-    "plainb.log": 284.0,
-    "plainb.issue": 72.2,
-    "plainb.issue_half": 0.229,
-    "plainb.issue_tail": 64.4,
-    "plainb.power": 1.45,
+    "plainb.first": 2260.0,
+    "plainb.block": 26.9,
+    "plainb.step": 862.0,
+    "plainb.tail": 817.0,
+    "plainb.miss": 739.0,
+    "plainb.log": 213.0,
+    "plainb.issue": 84.8,
+    "plainb.issue_half": 0.175,
+    "plainb.issue_tail": 78.9,
+    "plainb.power": 1.52,
     # --- one block of nll_loss over all rows ---
-    "nll.first": 729.0,
-    "nll.step": 1430.0,  # a dependent pair of loads, target then log-probability
-    "nll.far": 608.0,  # … more when the log-probabilities have left the L2
-    "nllb.first": 543.0,
-    "nllb.step": 949.0,
-    "nllb.far": 24.6,
+    "nll.first": 755.0,
+    "nll.step": 1440.0,  # a dependent pair of loads, target then log-probability
+    "nll.far": 640.0,  # … more when the log-probabilities have left the L2
+    "nllb.first": 585.0,
+    "nllb.step": 946.0,
+    "nllb.far": 32.7,
     # --- elementwise helpers ---
-    "mul.first": 435.0,
-    "fill.dram_frac": 0.951,  # of the datasheet bandwidth a fill reaches
-    "fill.half_frac": 0.749,  # of that, when filling 16-bit elements
-    **triton_coef(1050, 242, 424, 930, 505, 500, 203, 7.67, 1750),
-    "triton.online": 3.82,  # arithmetic of the online maximum and sum of a looped softmax, over a plain sum
+    "mul.first": 390.0,
+    "fill.dram_frac": 0.948,  # of the datasheet bandwidth a fill reaches
+    "fill.half_frac": 0.75,  # of that, when filling 16-bit elements
+    **triton_coef(943, 248, 424, 1200, 352, 500, 206, 8.0, 551),
+    "triton.online": 3.81,  # arithmetic of the online maximum and sum of a looped softmax, over a plain sum
 }
 
 
@@ -130,6 +140,11 @@ def _warp_shape(rows: int, width: int) -> tuple[int, int, int]:
     return ceil(rows / (128 // lanes * batch)), padded // lanes * batch, ceil(width / lanes) * batch
 
 
+def _first(key: str, coef: Coef, warm: float) -> float:
+    """Cycles paid once: the pipeline fills, and the first loads come from DRAM unless warm."""
+    return coef[key + ".first"] + coef["miss_cycles"] * (1.0 - warm)
+
+
 def _warp_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
     blocks, held, used = _warp_shape(rows, width)
     half, div = size < 4, not is_log
@@ -138,7 +153,7 @@ def _warp_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, 
     moved = rows * width * size
     waves = rounds(blocks, chip.num_sms * resident_blocks(128, 24 + 1.2 * held), coef["tail_frac"])
     return kernel(
-        "softmax_warp_forward", chip, coef, coef["warp.power"], coef["warp.first"] + coef["miss_cycles"] * (1.0 - warm),
+        "softmax_warp_forward", chip, coef, coef["warp.power"], _first("warp", coef, warm),
         waves, coef["warp.block"] + held * coef["warp.step"] + used * touch,
         issue_seconds(chip, blocks, coef["warp.base"] + held * coef["warp.issue"] + used * issue),
         stream_s(chip, coef, moved, moved, warm),
@@ -153,7 +168,7 @@ def _warp_backward(rows: int, width: int, size: float, is_log: bool, chip: Chip,
     moved = rows * width * size
     waves = rounds(blocks, chip.num_sms * resident_blocks(128, 24 + 2.2 * held), coef["tail_frac"])
     return kernel(
-        "softmax_warp_backward", chip, coef, coef["warpb.power"], coef["warpb.first"] + coef["miss_cycles"] * (1.0 - warm),
+        "softmax_warp_backward", chip, coef, coef["warpb.power"], _first("warpb", coef, warm),
         waves, coef["warpb.block"] + held * coef["warpb.step"] + used * touch,
         issue_seconds(chip, blocks, coef["warpb.base"] + held * coef["warpb.issue"] + used * issue),
         stream_s(chip, coef, 2 * moved, moved, warm),
@@ -164,9 +179,9 @@ def _register_forward(rows: int, width: int, size: float, is_log: bool, chip: Ch
     step = coef["reg.step"] + (size < 4) * coef["reg.half"] + (not is_log) * coef["reg.div"]
     moved = rows * width * size
     return kernel(
-        "cunn_SoftMaxForwardReg", chip, coef, coef["reg.power"], coef["reg.first"] + coef["miss_cycles"] * (1.0 - warm),
-        rounds(rows, chip.num_sms, coef["tail_frac"]), coef["reg.block"] + ceil(width / 1024) * step, 0.0,
-        stream_s(chip, coef, moved, moved, warm),
+        "cunn_SoftMaxForwardReg", chip, coef, 1.0, _first("reg", coef, warm),
+        rounds(rows, chip.num_sms, coef["tail_frac"]), width / 1024 * step, 0.0,
+        coef["reg.burst"] * stream_s(chip, coef, moved, moved, warm),
     )  # fmt: skip
 
 
@@ -174,7 +189,7 @@ def _shared_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip
     steps = ceil(width * size / VECTOR_BYTES / 1024)
     moved = rows * width * size
     return kernel(
-        "cunn_SoftMaxForwardSmem", chip, coef, coef["smem.power"], coef["smem.first"] + coef["miss_cycles"] * (1.0 - warm),
+        "cunn_SoftMaxForwardSmem", chip, coef, coef["smem.power"], _first("smem", coef, warm),
         rounds(rows, chip.num_sms * 2, coef["tail_frac"]), coef["smem.block"] + steps * coef["smem.step"],
         issue_seconds(chip, rows, width / 1024 * coef["smem.issue"]), stream_s(chip, coef, moved, moved, warm),
     )  # fmt: skip
@@ -189,9 +204,9 @@ def _plain_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip,
     read = moved + 2 * reread_bytes(rows, width * size, 2, 2, chip, coef)
     chain = coef["plain.block"] + steps * (coef["plain.step"] + div) + tail * coef["plain.tail"]
     chain += coef["plain.miss"] * (steps + tail) * (1.0 - warm)
-    chain += reread_cycles(rows, width * size, 2, 2, 2 * (steps + tail), "plain", chip, coef)
+    chain += coef["plain.miss"] * 2 * (steps + tail) * reread_frac(rows, width * size, 2, 2, chip, coef)
     return kernel(
-        "cunn_SoftMaxForward", chip, coef, coef["plain.power"], coef["plain.first"] + coef["miss_cycles"] * (1.0 - warm),
+        "cunn_SoftMaxForward", chip, coef, coef["plain.power"], _first("plain", coef, warm),
         rounds(rows, chip.num_sms * 2, coef["tail_frac"]), chain,
         issue_seconds(chip, rows, width / 1024 * issue + tail * coef["plain.issue_tail"]),
         stream_s(chip, coef, read, moved, warm),
@@ -213,7 +228,7 @@ def _shared_backward(rows: int, width: int, size: float, is_log: bool, chip: Chi
     resident = max(1, min(resident_blocks(threads, 40), int(chip.smem_bytes / (width * size + 128))))
     moved = rows * width * size
     return kernel(
-        "cunn_SoftMaxBackwardSmem", chip, coef, coef["smemb.power"], coef["smemb.first"] + coef["miss_cycles"] * (1.0 - warm),
+        "cunn_SoftMaxBackwardSmem", chip, coef, coef["smemb.power"], _first("smemb", coef, warm),
         rounds(rows, chip.num_sms * resident, coef["tail_frac"]),
         coef["smemb.block"] + steps * (coef["smemb.step"] + coef["smemb.miss"] * (1.0 - warm)),
         issue_seconds(chip, rows, width / 1024 * coef["smemb.issue"]), stream_s(chip, coef, 2 * moved, moved, warm),
@@ -228,10 +243,11 @@ def _plain_backward(rows: int, width: int, size: float, is_log: bool, chip: Chip
     issue = coef["plainb.issue"] + (size < 4) * coef["plainb.issue_half"]
     moved = rows * width * size
     read = 2 * moved + reread_bytes(rows, width * size, resident, 3, chip, coef)
-    chain = coef["plainb.block"] + steps * (coef["plainb.step"] + is_log * coef["plainb.log"]) + tail * coef["plainb.tail"]
+    step = coef["plainb.step"] + is_log * coef["plainb.log"]
+    chain = coef["plainb.block"] + steps * step + tail * coef["plainb.tail"]
     chain += coef["plainb.miss"] * (steps + tail) * (1.0 - warm)
     return kernel(
-        "cunn_SoftMaxBackward", chip, coef, coef["plainb.power"], coef["plainb.first"] + coef["miss_cycles"] * (1.0 - warm),
+        "cunn_SoftMaxBackward", chip, coef, coef["plainb.power"], _first("plainb", coef, warm),
         rounds(rows, chip.num_sms * resident, coef["tail_frac"]), chain,
         issue_seconds(chip, rows, width / 1024 * issue + tail * threads / 1024 * coef["plainb.issue_tail"]),
         stream_s(chip, coef, read, moved, warm),
@@ -257,7 +273,7 @@ def _backward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef
 
 
 def _mul(moved: float, chip: Chip, coef: Coef, warm: float) -> Kernel:
-    first = coef["mul.first"] + coef["miss_cycles"] * (1.0 - warm)
+    first = _first("mul", coef, warm)
     return kernel("mul", chip, coef, 1.0, first, 0.0, 0.0, 0.0, stream_s(chip, coef, 2 * moved, moved, warm))
 
 

@@ -6,7 +6,7 @@ then the slower of moving the bytes and issuing the instructions, blended becaus
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
@@ -27,26 +27,26 @@ DEFAULTS: Coef = {
     "strided_instr": 37.2,  # instructions per element of the index-computing kernel
     "strided_thread_instr": 69.7,  # instructions per thread of it, shared by its 4 (16-bit) or 2 elements
     "index_instr": 4.16,  # instructions per element, dimension and operand to turn an index into an offset
-    "strided_start_cycles": 418.0,  # longer start of the index-computing kernel
+    "strided_start_cycles": 417.0,  # longer start of the index-computing kernel
     "narrow_start_cycles": 1100.0,  # longer still when a thread takes four narrow elements one by one
     "index_chain_cycles": 35.4,  # latency of one offset computation, four elements of a thread in turn
     "cast_start_cycles": 3090.0,  # longer start of the kernel that converts types as it loads
     "cast_instr": 89.4,  # its instructions per element
     "transposed_instr": 228.0,  # instruction slots an element takes whose warp touches 32 sectors
     "granule_bytes": 64.0,  # DRAM access unit, fetched whole for an element when reuse misses the L2
-    "copy_start_cycles": 2020.0,  # the driver's copy kernel: start
+    "copy_start_cycles": 1970.0,  # the driver's copy kernel: start
     "copy_large_bytes": 1048576.0,  # from this size on the driver uses its bulk kernel
-    "copy_large_start_cycles": 7750.0,  # whose start is longer
-    "copy_frac": 0.904,  # its share of the DRAM bandwidth
+    "copy_large_start_cycles": 7560.0,  # whose start is longer
+    "copy_frac": 0.902,  # its share of the DRAM bandwidth
     "store_start_cycles": 1660.0,  # start of a kernel that only writes
-    "fill_frac": 0.994,  # its share of the DRAM bandwidth
+    "fill_frac": 0.993,  # its share of the DRAM bandwidth
     "fill_instr": 19.8,  # instructions per element of a fill
     "dropout_instr": 29.9,  # random-number instructions per element
     "dropout_thread_instr": 162.0,  # and per thread, shared by the vector width
     "cat_instr": 19.6,  # instructions per element, concatenation of 16-byte aligned rows
     "cat_element_instr": 56.8,  # and of unaligned rows, written element by element
     "cat_seam_instr": 256.0,  # added when rows end inside a sector that leaves the L2 half-written
-    "cat_seam_bytes": 73.9,  # row length at which half of it is saved
+    "cat_seam_bytes": 74.0,  # row length at which half of it is saved
     "fused_frac": 0.916,  # a fused Triton kernel: share of the DRAM bandwidth
     "fused_alu": 1.26,  # its arithmetic instructions over those of the library's kernel
     "fused_ragged": 1.51,  # more instructions when an odd number of elements forbids vectors
@@ -61,35 +61,56 @@ def _cost(instructions: float, names: str) -> None:
     ALU.update(dict.fromkeys(names.split(), instructions))
 
 
-_cost(0.0, "fill zero zeros ones full zeros_like ones_like full_like empty copy clone contiguous alias")
-_cost(1.0, """add sub rsub mul neg abs relu threshold clamp clamp_min clamp_max maximum minimum fmax fmin eq ne lt le gt ge
-    logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor lerp square
-    addcmul relu_ hardtanh leaky_relu positive sign heaviside lshift rshift bitwise_left_shift bitwise_right_shift
-    threshold_backward relu_backward leaky_relu_backward hardtanh_backward isnan isinf isfinite real imag conj pow2
-    addcmul_ native_dropout_backward dropout_backward arange masked_fill where masked_scatter tril triu""")  # fmt: skip
-_cost(2.0, "cast to _to_copy convert floor ceil round trunc frac rsqrt reciprocal exp exp2 sqrt hardsigmoid hardswish "
-           "hardsigmoid_backward hardswish_backward nan_to_num silu_half mse_loss l1_loss smooth_l1_loss huber_loss")
-_cost(10.0, "div div_ true_divide addcdiv log log2 log10 log1p expm1 sigmoid sigmoid_backward tanh_backward glu "
-            "logsigmoid softplus softplus_backward elu elu_backward selu celu logit")
-_cost(12.0, "silu tanh sinh cosh swish silu_ logaddexp logaddexp2 binary_cross_entropy_with_logits xlogy")
-_cost(15.0, "gelu_tanh gelu_new quick_gelu mish fmod remainder floor_divide hypot")
-_cost(19.0, "cos sin tan asin acos atan atan2 asinh acosh atanh sinc")
-_cost(21.0, "gelu erf erfc ndtr binary_cross_entropy")
+# fmt: off
+_cost(0.0, """fill zero zeros ones full zeros_like ones_like full_like empty copy clone contiguous alias
+    view_as_real_copy real_if_close""")
+_cost(1.0, """add sub rsub mul neg abs relu threshold clamp clip clamp_min clamp_max maximum minimum max min fmax fmin
+    eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor
+    and or xor lshift rshift ilshift irshift ixor iand ior bitwise_left_shift bitwise_right_shift lerp square
+    addcmul hardtanh relu6 leaky_relu prelu prelu_kernel hardshrink softshrink positive sign sgn signbit
+    copysign heaviside isnan isinf isfinite isposinf isneginf real imag conj conj_physical neg_view_copy complex
+    pow2 deg2rad rad2deg masked_scale native_dropout_backward dropout_backward arange masked_fill index_fill
+    where masked_scatter tril triu fill_mask threshold_backward relu_backward dropout_mask""")
+_cost(2.0, """cast to to_copy convert floor ceil round trunc frac rsqrt reciprocal exp exp2 sqrt hardsigmoid hardswish
+    nan_to_num mse_loss l1_loss smooth_l1_loss huber_loss nextafter ldexp frexp renorm cross rrelu_with_noise
+    amp_update_scale""")
+_cost(10.0, """div true_divide addcdiv log log2 log10 log1p expm1 sigmoid tanh_backward sigmoid_backward glu softsign
+    logsigmoid log_sigmoid log_sigmoid_forward softplus elu selu celu logit special_xlog1py special_entr angle
+    quantize""")
+_cost(12.0, """silu tanh sinh cosh swish swiglu logaddexp logaddexp2 binary_cross_entropy_with_logits xlogy glu_jvp
+    bucketize searchsorted isin""")
+_cost(15.0, "gelu_tanh gelu_new gelu_quick quick_gelu mish fmod remainder floor_divide hypot fused_rms_norm_rope")
+_cost(19.0, """cos sin tan asin acos atan atan2 asinh acosh atanh sinc arccos arcsin arctan arccosh arcsinh
+    arctanh arctan2""")
+_cost(21.0, """gelu erf erfc ndtr binary_cross_entropy special_log_ndtr special_erfcx i0
+    special_i0e special_i1 special_i1e""")
 _cost(23.0, "silu_backward mish_backward gelu_tanh_backward glu_backward")
-_cost(36.0, "gelu_backward erfinv pow lgamma digamma polar normal randn rand uniform bernoulli native_dropout dropout")
+_cost(36.0, """gelu_backward erfinv pow float_power lgamma digamma polar normal randn rand uniform bernoulli random
+    exponential native_dropout fused_dropout dropout gcd lcm special_ndtri""")
+_cost(120.0, "igamma igammac polygamma mvlgamma special_zeta special_airy_ai")
+# fmt: on
+_SERIES = tuple(
+    f"special_{name}"
+    for name in "bessel modified_bessel scaled_modified_bessel spherical_bessel chebyshev shifted_chebyshev hermite "
+    "laguerre legendre".split()
+)
 
 
 def alu_of(fn: str) -> float:
-    """Scalar instructions per element of the aten function ``fn`` (``aten.gelu.default`` and ``gelu_`` are ``gelu``)."""
-    name = fn.removeprefix("aten.").removeprefix("aten::").split(".")[0]
-    for known in (name, name.rstrip("_"), name.lstrip("_"), name.strip("_")):
-        if known in ALU:
-            return ALU[known]
-    raise CostError(f"no instruction count for pointwise function {fn!r}{nearest(name, ALU)}: add it to ALU in cost/stream.py")
+    """Scalar instructions per element of the function ``fn`` (``aten.gelu.default`` and ``gelu_`` are ``gelu``)."""
+    name = fn.removeprefix("aten.").removeprefix("aten::").split(".")[0].strip("_")
+    if name in ALU:
+        return ALU[name]
+    base = name.removesuffix("_backward")
+    if base != name and base in ALU:
+        return ALU[base] + 2.0  # a gradient multiplies by what the function's derivative needs as well
+    if name.startswith(_SERIES):
+        return 60.0
+    hint = nearest(name, ALU)
+    raise CostError(f"no instruction count for pointwise function {fn!r}{hint}: add one in cost/stream.py")
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(NamedTuple):
     """One kernel's pass over memory: what it reads and writes, and how each element is handled."""
 
     numel: float
@@ -104,7 +125,9 @@ class Sweep:
     row_bytes: float = 0.0  # transposed: that distance
 
 
-def memory_s(chip: Chip, coef: Coef, read_bytes: float, written_bytes: float, warm_frac: float, frac: float = 0.0) -> float:
+def memory_s(
+    chip: Chip, coef: Coef, read_bytes: float, written_bytes: float, warm_frac: float, frac: float = 0.0
+) -> float:
     """Steady and ramping time of the traffic: cold bytes at DRAM speed, all of them through the L2."""
     cold = 1.0 - warm_frac
     read_frac, write_frac = (frac, frac) if frac else (coef["read_frac"], coef["write_frac"])
@@ -116,7 +139,9 @@ def memory_s(chip: Chip, coef: Coef, read_bytes: float, written_bytes: float, wa
 def ramp_s(chip: Chip, coef: Coef, moved_bytes: float, warm_frac: float) -> float:
     """What the memory system loses until its steady rate, and the first miss."""
     cold_bytes = moved_bytes * (1.0 - warm_frac)
-    cycles = coef["miss_cycles"] * (1.0 - warm_frac) + coef["ramp_cycles"] * cold_bytes / (cold_bytes + coef["ramp_bytes"])
+    cycles = coef["miss_cycles"] * (1.0 - warm_frac) + coef["ramp_cycles"] * cold_bytes / (
+        cold_bytes + coef["ramp_bytes"]
+    )
     return cycles / chip.clock_hz
 
 
@@ -136,7 +161,7 @@ def issue_s(chip: Chip, instructions: float) -> float:
 def _strided_instructions(coef: Coef, sweep: Sweep) -> float:
     per_thread = 4.0 if sweep.itemsize <= 2.0 else 2.0
     offsets = sweep.dims * (sweep.num_inputs + 1.0)
-    return (coef["strided_instr"] + coef["strided_thread_instr"] / per_thread + coef["index_instr"] * offsets + sweep.alu)
+    return coef["strided_instr"] + coef["strided_thread_instr"] / per_thread + coef["index_instr"] * offsets + sweep.alu
 
 
 def _lines_frac(sweep: Sweep) -> float:
@@ -174,7 +199,9 @@ def _start_cycles(coef: Coef, sweep: Sweep, warm_frac: float) -> float:
         return start + coef["chain_cycles"] * sweep.alu * min(8.0, 16.0 / max(1.0, sweep.itemsize))
     if path == "cast":
         return start + coef["cast_start_cycles"] * (1.0 - 0.5 * warm_frac)
-    narrow = coef["narrow_start_cycles"] * (1.0 - 0.5 * warm_frac) if sweep.itemsize <= 2.0 and path == "strided" else 0.0
+    narrow = (
+        coef["narrow_start_cycles"] * (1.0 - 0.5 * warm_frac) if sweep.itemsize <= 2.0 and path == "strided" else 0.0
+    )
     per_thread = 4.0 if sweep.itemsize <= 2.0 else 2.0
     chain = coef["index_chain_cycles"] * per_thread * sweep.dims * (sweep.num_inputs + 1.0)
     return start + narrow + (coef["strided_start_cycles"] + chain) * (1.0 - 0.5 * warm_frac)
@@ -227,8 +254,18 @@ def _generic(call: Call, dims: dict[str, int], size: float) -> Sweep:
     path = "vector" if dims["vector"] else "cast" if dims.get("cast") else "strided"
     if dims.get("transposed"):
         path = "transposed"
-    return Sweep(dims["numel"], dims["read_bytes"], dims["written_bytes"], dims["num_inputs"], dims["alu"], size,
-                 "fused" if call.library == "inductor" else path, dims.get("dims", 3), dims.get("rows", 32), dims.get("row_bytes", 0))
+    return Sweep(
+        dims["numel"],
+        dims["read_bytes"],
+        dims["written_bytes"],
+        dims["num_inputs"],
+        dims["alu"],
+        size,
+        "fused" if call.library == "inductor" else path,
+        dims.get("dims", 3),
+        dims.get("rows", 32),
+        dims.get("row_bytes", 0),
+    )
 
 
 def _elementwise(call: Call, numel: float, size: float) -> Sweep | None:
@@ -253,7 +290,15 @@ def _rearranged(call: Call, dims: dict[str, int], numel: float, size: float) -> 
     if kind in ("add_row", "mul_col"):
         n, c = dims["n"], dims["c"]
         contiguous = n == 1 if kind == "add_row" else c == 1
-        return Sweep(numel, moved + (c if kind == "add_row" else n) * size, moved, 2, 1, size, "vector" if contiguous else "strided")
+        return Sweep(
+            numel,
+            moved + (c if kind == "add_row" else n) * size,
+            moved,
+            2,
+            1,
+            size,
+            "vector" if contiguous else "strided",
+        )
     if kind == "transpose":
         path = "copy" if 1 in (dims["n"], dims["c"]) else "transposed"
         return Sweep(numel, moved, moved, 1, 0, size, path, 2, dims["n"], dims["c"] * size)
@@ -290,6 +335,9 @@ def _special(call: Call, dims: dict[str, int], numel: float, size: float, coef: 
         return [Sweep(numel, moved, moved, 1, 0, size, "copy")]
     if kind == "fill":
         return [Sweep(numel, 0.0, moved, 0, coef["fill_instr"], size, "plain")]
+    if kind == "random":
+        alu = coef["dropout_instr"] + coef["dropout_thread_instr"] / 4.0
+        return [Sweep(numel, 0.0, moved, 0, alu, size, "paced")]
     if kind == "masked_fill":
         return [Sweep(numel, moved, moved, 1, 0, size, "copy"), Sweep(numel, moved + numel, moved, 2, 1, size)]
     if kind == "dropout":
@@ -315,12 +363,16 @@ def sweeps(call: Call, chip: Chip, coef: Coef) -> list[Sweep]:
     if found is None:
         raise CostError(f"operator kind {call.kind!r} has no phase {call.phase!r}")
     if call.library == "inductor":
-        return [replace(sweep, path="fused") for sweep in found]
+        return [sweep._replace(path="fused") for sweep in found]
     return found
 
 
-@family("stream", "pointwise gelu silu relu exp tanh sigmoid neg rsqrt cos pow2 gelu_tanh clamp bitwise_not add mul div add_ "
-        "where masked_fill add_row mul_col add_strided permute0213 transpose cast copy cat fill dropout", DEFAULTS)
+@family(
+    "stream",
+    "pointwise gelu silu relu exp tanh sigmoid neg rsqrt cos pow2 gelu_tanh clamp bitwise_not add mul div add_ "
+    "where masked_fill add_row mul_col add_strided permute0213 transpose cast copy cat fill dropout random",
+    DEFAULTS,
+)
 def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     busy_s, floor_s, issue_bound, warm = 0.0, 0.0, False, warm_frac
     found = sweeps(call, chip, coef)
@@ -330,7 +382,12 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
         issue = issue_s(chip, sweep.numel * _instructions(coef, sweep))
         issue_bound = issue > memory_s(chip, coef, sweep.read_bytes, sweep.written_bytes, warm)
         warm = max(warm, resident_frac(chip, sweep.read_bytes + sweep.written_bytes))
-    return Time(busy_s, floor_s, bound_of(busy_s, floor_s, issue_bound, warm_frac), len(found))
+    return timed(busy_s, floor_s, bound_of(busy_s, floor_s, issue_bound, warm_frac), len(found))
+
+
+def timed(busy_s: float, floor_s: float, bound: str, num_kernels: int) -> Time:
+    """A time that never beats the speed of light."""
+    return Time(max(busy_s, floor_s), floor_s, bound, num_kernels)
 
 
 def bound_of(busy_s: float, floor_s: float, issue_bound: bool, warm_frac: float) -> str:

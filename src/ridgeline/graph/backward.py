@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.dtypes import DType
+from ridgeline.dtypes import DType, dtype
 from ridgeline.errors import GraphError, nearest
 from ridgeline.graph.build import Builder, root_of, with_frees
 from ridgeline.graph.types import Block, Graph, Kind, Node, Phase, TensorType, Value
@@ -423,12 +423,10 @@ def _cross_entropy(t: Tape, node: Node, grads: Grads) -> None:
 
 # Elementwise ops.
 
-_FROM_OUTPUT = frozenset("relu sigmoid tanh exp sqrt reciprocal".split())
+_FROM_OUTPUT = frozenset("relu sigmoid tanh".split())  # fused kernels that read the result
+_FROM_INPUT = frozenset("silu gelu hardswish hardsigmoid hardtanh softplus elu leaky_relu mish".split())
 _POWERS = frozenset({"pow", "square", "rsqrt"})
-_FROM_INPUT = frozenset(
-    "silu gelu hardswish hardsigmoid hardtanh relu6 softplus elu leaky_relu mish log log1p sin "
-    "cos abs clamp erf".split()
-)
+_FACTORS = {"sin": "cos", "cos": "sin", "abs": "sgn"}  # the derivative is another function of the input
 
 
 @gradient("pointwise")
@@ -440,14 +438,18 @@ def _pointwise(t: Tape, node: Node, grads: Grads) -> None:
         _sum(t, node, g)
     elif fn in ("mul", "div"):
         _product(t, node, g)
-    elif fn in ("where", "masked_fill", "dropout_mask"):
+    elif fn in ("where", "masked_fill"):
+        masks = [i for i in node.inputs if not t.needs(i)]
         for value in node.inputs:
             if t.needs(value):
-                t.give(value, t.pointwise(f"{fn}_backward", [g, *(i for i in node.inputs if not t.needs(i))], g))
+                t.give(value, t.pointwise(fn, [g, *masks], g))
     else:
-        for value in node.inputs:
-            if t.needs(value):
-                t.give(value, t.pointwise(f"{fn}_backward", [g, *node.inputs], g))
+        raise _no_pointwise_rule(fn, node)
+
+
+def _no_pointwise_rule(fn: str, node: Node) -> GraphError:
+    where = node.module or "the top"
+    return GraphError(f"no gradient rule for pointwise fn {fn!r} at {where}; add it to graph/backward.py")
 
 
 def _unary(t: Tape, node: Node, g: int) -> None:
@@ -462,7 +464,26 @@ def _unary(t: Tape, node: Node, g: int) -> None:
         return t.give(x, t.pointwise("threshold_backward" if fn == "relu" else f"{fn}_backward", [g, y], x))
     if fn in _FROM_INPUT:
         return t.give(x, t.pointwise(f"{fn}_backward", [g, x], x))
-    raise GraphError(f"no gradient rule for pointwise fn {fn!r} at {node.module}; add it to graph/backward.py")
+    return t.give(x, _spelled_out(t, node, g, x, y))
+
+
+def _spelled_out(t: Tape, node: Node, g: int, x: int, y: int) -> int:
+    """Gradients that autograd writes in plain ops."""
+    fn = node.attrs["fn"]
+    if fn in _FACTORS:
+        return t.pointwise("mul", [g, t.pointwise(_FACTORS[fn], [x], x)], g)
+    if fn == "exp":
+        return t.pointwise("mul", [g, y], g)
+    if fn == "log":
+        return t.pointwise("div", [g, x], g)
+    if fn == "sqrt":
+        return t.pointwise("div", [g, t.emit("pointwise", [y], _dense(t.type(y)), fn="mul", scalars=1)], g)
+    if fn == "reciprocal":
+        return t.pointwise("mul", [t.pointwise("mul", [t.pointwise("neg", [g], g), y], g), y], g)
+    if fn == "clamp":
+        inside = t.emit("pointwise", [x], TensorType(t.type(x).shape, dtype("bool")), fn="ge", scalars=1)
+        return t.pointwise("where", [g, inside], g)
+    raise _no_pointwise_rule(fn, node)
 
 
 def _power(t: Tape, g: int, base: int) -> int:
@@ -481,8 +502,11 @@ def _product(t: Tape, node: Node, g: int) -> None:
     fn, (a, b) = node.attrs["fn"], node.inputs
     if t.needs(a):
         t.give(a, t.pointwise(fn, [g, b], g))
-    if t.needs(b):
-        t.give(b, t.pointwise("mul" if fn == "mul" else "div_backward", [g, a] if fn == "mul" else [g, a, b], g))
+    if t.needs(b) and fn == "mul":
+        t.give(b, t.pointwise("mul", [g, a], g))
+    elif t.needs(b):  # -g·(a/b)/b
+        ratio = t.pointwise("div", [t.pointwise("div", [a, b], g), b], g)
+        t.give(b, t.pointwise("mul", [t.pointwise("neg", [g], g), ratio], g))
 
 
 # Movement.
@@ -541,8 +565,15 @@ def _reduce(t: Tape, node: Node, grads: Grads) -> None:
         t.give(x, t.emit("view", [g], wide, fn="expand"))
     elif fn == "mean":
         t.give(x, t.emit("pointwise", [g], want, fn="div", scalars=1))
+    elif fn == "norm":  # x·(g/‖x‖)
+        ratio = t.pointwise("div", [g, node.outputs[0]], g)
+        t.give(x, t.emit("pointwise", [x, ratio], want, fn="mul"))
+    elif fn in ("amax", "amin"):  # shared among the elements that are the largest
+        top = t.emit("pointwise", [x, node.outputs[0]], TensorType(want.shape, dtype("bool")), fn="eq")
+        num = t.emit("reduce", [top], _dense(t.type(g)), fn="sum", dims=node.attrs["dims"], keepdim=True)
+        t.give(x, t.emit("pointwise", [top, t.pointwise("div", [g, num], g)], want, fn="mul"))
     else:
-        t.give(x, t.emit("pointwise", [g, x, node.outputs[0]], want, fn=f"{fn}_backward"))
+        raise GraphError(f"no gradient rule for reduce fn {fn!r} at {node.module}; add it to graph/backward.py")
 
 
 @gradient("embedding")

@@ -84,7 +84,7 @@ def _bert_embeddings(net: Net, tokens: int, c: Bert) -> tuple[int, int]:
 def _masked_head(net: Net, x: int, table: int, c: Bert) -> int:
     net.enter("lm_head" if c.roberta else "cls.predictions")
     x = net.layer_norm(net.pointwise("gelu", net.linear(x, c.hidden, "dense", bias=True)), "layer_norm")
-    logits = net.linear(x, c.vocab, "decoder", bias=True, weight=None if net.narrow else table)
+    logits = net.linear(x, c.vocab, "decoder", bias=True, weight=table)
     net.exit()
     return logits
 
@@ -205,7 +205,7 @@ def _t5(c: T5, r: Request) -> Graph:
     y = t5_stack(net, net.lookup(table, target), c, "decoder", memory=memory)
     if c.tied:
         y = net.pointwise("mul", y, scalars=1)
-    logits = net.linear(y, c.vocab, "lm_head", weight=table if c.tied and not net.narrow else None)
+    logits = net.linear(y, c.vocab, "lm_head", weight=table if c.tied else None, wide=True)
     if not net.train:
         return net.finish([logits])
     labels = net.input("labels", TensorType((r.batch, out), INT64))

@@ -232,7 +232,7 @@ class _Writer:
         net, c, r = self.net, self.c, self.r
         if r.mode == "prefill" and self.s > 1:
             h = net.slice(h, r.batch, 1, c.hidden)
-        logits = net.linear(h, c.vocab, "lm_head", weight=table if c.tied and not net.narrow else None)
+        logits = net.linear(h, c.vocab, "lm_head", weight=table if c.tied else None, wide=True)
         if c.final_softcap:
             logits = net.pointwise("mul", net.pointwise("tanh", net.pointwise("mul", logits, scalars=1)), scalars=1)
         if net.train:

@@ -68,14 +68,17 @@ class Net(Builder):
 
     # One node each.
 
-    def linear(self, x: int, n: int, name: str, *, bias: bool = False, weight: int | None = None) -> int:
-        """``F.linear``: x·Wᵀ (+ b) over the last dim; ``weight`` reuses a tied one."""
+    def linear(
+        self, x: int, n: int, name: str, *, bias: bool = False, weight: int | None = None, wide: bool = False
+    ) -> int:
+        """``F.linear``: x·Wᵀ (+ b) over the last dim; ``weight`` reuses a tied one, ``wide`` is never quantized."""
         shape = self.values[x].type.shape
         k = shape[-1]
         self._path.append(name)
+        narrow = self.narrow and weight is None and not wide
         if weight is None:
-            weight = self.param("weight", TensorType((n, k), FP8 if self.narrow else self.dt))
-        operands = [self.quantize(x) if self.narrow else x, weight]
+            weight = self.param("weight", TensorType((n, k), FP8 if narrow else self.dt))
+        operands = [self.quantize(x) if narrow else x, weight]
         attrs: dict[str, Any] = {"b": 1, "m": math.prod(shape[:-1]), "n": n, "k": k, "trans_b": True}
         if bias:
             operands.append(self.weight("bias", n))

@@ -102,7 +102,7 @@ def _hstu(r: Request) -> Graph:
         x = net.add(net.linear(y, hidden, "o", bias=True), inner)
         net.close_carry(inner, x)
     x = net.layer_norm(x, "norm", affine=False)
-    logits = net.linear(x, items + 1, "item_logits", weight=None if net.narrow else table)
+    logits = net.linear(x, items + 1, "item_logits", weight=table)
     if not net.train:
         return net.finish([logits])
     rows = r.batch * s

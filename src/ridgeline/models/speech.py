@@ -130,7 +130,7 @@ def _decoder(net: Net, c: Whisper, tokens: int, memory: int | None, kv: int) -> 
     x = net.layer_norm(x, "layer_norm")
     net.exit()
     net.meta["donated"] = tuple(old)
-    return net.linear(x, c.vocab, "proj_out", weight=None if net.narrow else table), caches
+    return net.linear(x, c.vocab, "proj_out", weight=table), caches
 
 
 def _whisper(c: Whisper, r: Request) -> Graph:

@@ -47,7 +47,7 @@ def _build(c: StateSpace, r: Request) -> Graph:
     net.exit()
     if r.mode == "prefill" and s > 1:
         h = net.slice(h, r.batch, 1, c.hidden)
-    logits = net.linear(h, c.vocab, "lm_head", weight=None if net.narrow else table)
+    logits = net.linear(h, c.vocab, "lm_head", weight=table)
     return net.finish([causal_loss(net, logits, tokens)], frees=False) if net.train else net.finish([logits])
 
 

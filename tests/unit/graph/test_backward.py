@@ -212,3 +212,31 @@ def test_an_unknown_optimizer_suggests_the_nearest() -> None:
 def test_a_second_rule_for_an_op_is_an_error() -> None:
     with pytest.raises(GraphError, match="two gradient rules"):
         gradient("matmul")(lambda tape, node, grads: None)
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        ("relu", ["threshold_backward"]),
+        ("exp", ["mul"]),
+        ("log", ["div"]),
+        ("sin", ["cos", "mul"]),
+        ("sqrt", ["mul", "div"]),
+        ("rsqrt", ["pow", "mul", "mul"]),
+        ("clamp", ["ge", "where"]),
+        ("reciprocal", ["neg", "mul", "mul"]),
+    ],
+)
+def test_gradients_of_functions_are_the_ops_autograd_runs(fn: str, expected: list[str]) -> None:
+    graph = differentiate(two_layers(fn), optimizer="none")
+    made = [n.attrs["fn"] for n, _ in graph.nodes() if n.phase is Phase.BACKWARD and n.op == "pointwise"]
+    assert made == expected
+
+
+def test_a_quotient_spells_out_the_gradient_of_its_divisor() -> None:
+    b = Builder("quotient")
+    x, w = b.input("x", tensor((B, D))), b.param("w", tensor((B, D)))
+    y = b.node("pointwise", [x, w], [tensor((B, D))], fn="div")[0]
+    graph = differentiate(b.finish([mean_loss(b, y)]), optimizer="none")
+    made = [n.attrs["fn"] for n, _ in graph.nodes() if n.phase is Phase.BACKWARD and n.op == "pointwise"]
+    assert made == ["div", "div", "neg", "mul"]

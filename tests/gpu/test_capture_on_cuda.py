@@ -1,4 +1,4 @@
-"""On a machine with a GPU: a capture holds the operators eager CUDA dispatches, and replays to the memory it peaks at."""
+"""On a machine with a GPU: a capture holds the operators eager CUDA dispatches, and replays to its peak memory."""
 
 from __future__ import annotations
 
@@ -14,49 +14,92 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 transformers = pytest.importorskip("transformers")
 
-from ridgeline.capture import capture, decode_kwargs  # noqa: E402
-from ridgeline.graph import RESIDENT, Graph, expand  # noqa: E402
+from ridgeline.capture import capture, decode_kwargs
+from ridgeline.graph import RESIDENT, Graph, expand
 
 _IGNORED = {"detach", "detach_", "lift_fresh", "item", "_local_scalar_dense", "is_nonzero", "alias"}
 
 
 def _llama() -> tuple[Any, dict[str, Any]]:
-    config = transformers.LlamaConfig(hidden_size=1024, intermediate_size=2816, num_hidden_layers=6, num_attention_heads=16,
-                                      num_key_value_heads=4, vocab_size=8000)
+    config = transformers.LlamaConfig(
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=6,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        vocab_size=8000,
+    )
     ids = torch.randint(0, 8000, (4, 512))
-    return transformers.LlamaForCausalLM(config).to(torch.bfloat16), {"input_ids": ids, "labels": ids, "use_cache": False}
+    return transformers.LlamaForCausalLM(config).to(torch.bfloat16), {
+        "input_ids": ids,
+        "labels": ids,
+        "use_cache": False,
+    }
 
 
 def _bert() -> tuple[Any, dict[str, Any]]:
-    config = transformers.BertConfig(hidden_size=768, num_hidden_layers=6, num_attention_heads=12, intermediate_size=3072)
+    config = transformers.BertConfig(
+        hidden_size=768, num_hidden_layers=6, num_attention_heads=12, intermediate_size=3072
+    )
     ids = torch.randint(0, 8000, (8, 256))
     return transformers.BertForMaskedLM(config).to(torch.bfloat16), {
-        "input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+        "input_ids": ids,
+        "labels": ids,
+        "attention_mask": torch.ones_like(ids),
+    }
 
 
 def _vit() -> tuple[Any, dict[str, Any]]:
     config = transformers.ViTConfig(hidden_size=768, num_hidden_layers=6, num_attention_heads=12, num_labels=100)
     return transformers.ViTForImageClassification(config), {
-        "pixel_values": torch.randn(16, 3, 224, 224), "labels": torch.randint(0, 100, (16,))}
+        "pixel_values": torch.randn(16, 3, 224, 224),
+        "labels": torch.randint(0, 100, (16,)),
+    }
 
 
 def _mixtral() -> tuple[Any, dict[str, Any]]:
-    config = transformers.MixtralConfig(hidden_size=512, intermediate_size=1024, num_hidden_layers=3, num_attention_heads=8,
-                                        num_key_value_heads=4, vocab_size=8000, num_local_experts=8)
+    config = transformers.MixtralConfig(
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=8000,
+        num_local_experts=8,
+    )
     ids = torch.randint(0, 8000, (4, 256))
-    return transformers.MixtralForCausalLM(config).to(torch.bfloat16), {"input_ids": ids, "labels": ids, "use_cache": False}
+    return transformers.MixtralForCausalLM(config).to(torch.bfloat16), {
+        "input_ids": ids,
+        "labels": ids,
+        "use_cache": False,
+    }
 
 
 def _convnet() -> tuple[Any, dict[str, Any]]:
     nn = torch.nn
-    blocks = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(6)]
-    model = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *blocks, nn.AdaptiveAvgPool2d(1),
-                          nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 10))
+    blocks = [
+        nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(6)
+    ]
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(64, 10),
+    )
     return model, {"input": torch.randn(16, 3, 224, 224)}
 
 
 MODELS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
-    "llama": _llama, "bert": _bert, "vit": _vit, "mixtral": _mixtral, "convnet": _convnet}
+    "llama": _llama,
+    "bert": _bert,
+    "vit": _vit,
+    "mixtral": _mixtral,
+    "convnet": _convnet,
+}
 
 
 def _on_cuda(tree: Any) -> Any:
@@ -106,15 +149,19 @@ def _captured(graph: Graph) -> Counter[str]:
     return found
 
 
-_FUSED = {"_scaled_dot_product_flash_attention": "scaled_dot_product_attention",
-          "_scaled_dot_product_efficient_attention": "scaled_dot_product_attention",
-          "_scaled_dot_product_cudnn_attention": "scaled_dot_product_attention",
-          "_scaled_dot_product_flash_attention_backward": "_scaled_dot_product_attention_backward",
-          "_scaled_dot_product_efficient_attention_backward": "_scaled_dot_product_attention_backward",
-          "_scaled_dot_product_cudnn_attention_backward": "_scaled_dot_product_attention_backward",
-          "cudnn_batch_norm": "native_batch_norm", "cudnn_batch_norm_backward": "native_batch_norm_backward",
-          "_batch_norm_impl_index": "native_batch_norm", "_batch_norm_impl_index_backward": "native_batch_norm_backward",
-          "_native_batch_norm_legit_no_training": "native_batch_norm"}
+_FUSED = {
+    "_scaled_dot_product_flash_attention": "scaled_dot_product_attention",
+    "_scaled_dot_product_efficient_attention": "scaled_dot_product_attention",
+    "_scaled_dot_product_cudnn_attention": "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention_backward": "_scaled_dot_product_attention_backward",
+    "_scaled_dot_product_efficient_attention_backward": "_scaled_dot_product_attention_backward",
+    "_scaled_dot_product_cudnn_attention_backward": "_scaled_dot_product_attention_backward",
+    "cudnn_batch_norm": "native_batch_norm",
+    "cudnn_batch_norm_backward": "native_batch_norm_backward",
+    "_batch_norm_impl_index": "native_batch_norm",
+    "_batch_norm_impl_index_backward": "native_batch_norm_backward",
+    "_native_batch_norm_legit_no_training": "native_batch_norm",
+}
 
 
 def _merged(counts: Counter[str]) -> Counter[str]:
@@ -152,7 +199,7 @@ def test_operators_and_peak_memory_are_those_of_eager_cuda(name: str, mode: str)
     run = _run(model, _on_cuda(kwargs), mode)
     for _ in range(2):
         run()
-    known = {target for target in _captured(graph)} | set(_FUSED)
+    known = set(_captured(graph)) | set(_FUSED)
     ours, theirs = _merged(_captured(graph)), _merged(_dispatched(run, known))
     differences = {op: (ours[op], theirs[op]) for op in sorted(set(ours) | set(theirs)) if ours[op] != theirs[op]}
     gc.collect()
@@ -160,8 +207,10 @@ def test_operators_and_peak_memory_are_those_of_eager_cuda(name: str, mode: str)
     torch.cuda.reset_peak_memory_stats()
     run()
     measured, predicted = torch.cuda.max_memory_allocated(), replayed_peak_bytes(graph)
-    print(f"{name} {mode}: peak measured {measured:,} replayed {predicted:,} ratio {predicted / measured:.4f}; "
-          f"op differences (captured, dispatched) {differences}")
+    print(
+        f"{name} {mode}: peak measured {measured:,} replayed {predicted:,} ratio {predicted / measured:.4f}; "
+        f"op differences (captured, dispatched) {differences}"
+    )
     assert sum(abs(a - b) for a, b in differences.values()) <= 0.02 * sum(theirs.values())
     assert abs(predicted / measured - 1) < 0.05
 

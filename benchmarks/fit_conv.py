@@ -1,0 +1,188 @@
+"""Fits the convolution time model to the H200 recordings and reports the error on the half it has not seen.
+
+Run from the repository: ``python benchmarks/fit_conv.py [--fit] [--worst 10] [--out FILE.json]``. Without ``--fit`` it
+reports the error of the coefficients in the source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+
+from ridgeline.cost import conv
+from ridgeline.cost.call import Call, call
+from ridgeline.cost.chip import Chip
+
+H200 = Chip(
+    name="h200", arch="hopper", num_sms=132, clock_hz=1.98e9, dram_bytes_per_s=4.8e12, l2_bytes=60 * 2.0**20,
+    l2_bytes_per_s=10.14e12, smem_bytes=233472.0, vector_flops_per_s=66.9e12,
+    tensor_flops_per_s={"tf32": 494.7e12, "fp16": 989.4e12, "bf16": 989.4e12}, tdp_w=700.0, idle_w=75.0,
+)  # fmt: skip
+RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings" / "h200"
+EVENT_S, GAP_S = 3e-6, 1e-6  # what event timing adds to the kernels, once and per further kernel
+CAP = 1.5  # log error beyond which a point no longer pulls: the library fell back to a kernel nobody would choose
+SEED = 7  # of the split into halves
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One recorded convolution and the half it belongs to."""
+
+    call: Call
+    event_s: float
+    train: bool
+    kernels: tuple[str, ...]
+
+    @property
+    def shape(self) -> dict[str, int]:
+        return self.call.dims()
+
+    @property
+    def sort(self) -> str:
+        groups = self.shape.get("groups", 1)
+        return "dense" if groups == 1 else "depthwise" if groups == self.shape["c"] else "grouped"
+
+    @property
+    def layout(self) -> str:
+        return "nhwc" if self.shape.get("nhwc", 0) else "nchw"
+
+    @property
+    def pointwise(self) -> bool:
+        return self.shape["k"] == 1 and self.shape["stride"] == 1
+
+
+def _event_s(row: dict[str, Any]) -> float:
+    """Kernel durations with the event's overhead, averaged with the event itself where the host kept up."""
+    kernels_s = sum(k[1] for k in row["kernels"]) + EVENT_S + GAP_S * (len(row["kernels"]) - 1)
+    event_s = row.get("cold_s", 0.0)
+    if row["phase"] == "fwd" and 0.8 < event_s / kernels_s < 1.25:
+        return math.sqrt(kernels_s * event_s)
+    return float(kernels_s)
+
+
+def points() -> list[Point]:
+    rng, found = random.Random(SEED), []
+    for file in sorted(RECORDINGS.glob("operators_seed*.jsonl.gz")):
+        with gzip.open(file, "rt") as lines:
+            rows = [json.loads(line) for line in lines][1:]
+        for row in rows:
+            if row["kind"].startswith("conv") and "error" not in row and "kernels" in row:
+                made = call(row["kind"], row["dtype"], row["phase"], row["library"], **row["shape"])
+                found.append(Point(made, _event_s(row), rng.random() < 0.5, tuple(k[0] for k in row["kernels"])))
+    return found
+
+
+def predicted_s(point: Point, coef: dict[str, float]) -> float:
+    time = conv.model(point.call, H200, coef, 0.0)
+    return time.busy_s + EVENT_S + GAP_S * (time.num_kernels - 1)
+
+
+def _sixteen(p: Point) -> bool:
+    return p.call.dtype != "fp32"
+
+
+def _dense(p: Point, phase: str, sixteen: bool) -> bool:
+    return p.sort == "dense" and p.call.phase == phase and _sixteen(p) == sixteen
+
+
+STAGES: list[tuple[str, Callable[[Point], bool], int]] = [
+    ("tma_start_cycles tma_frac tma_bytes_per_cycle tma_ragged tma_tile_cycles copy_start_cycles copy_bytes_per_cycle "
+     "copy_tile_cycles loop_l2_frac loop_dram_frac ramp_cycles segment_cycles choice",
+     lambda p: _dense(p, "fwd", True) and not p.pointwise and p.shape["c"] % 8 == 0, 1200),
+    ("gemm_frac gemm_half_aligned gemm_unaligned gemm_dram_frac gemm_odd",
+     lambda p: _dense(p, "fwd", True) and p.pointwise, 250),
+    ("strided_grad small_grad weight_grad weight_segment_cycles",
+     lambda p: _dense(p, "bwd", True) and not p.pointwise, 250),
+    ("gemm_reduce_cycles gemm_split_depth gemm_odd_step_cycles",
+     lambda p: _dense(p, "bwd", True) and p.pointwise, 150),
+    ("simt_start_cycles simt_wide_frac simt_narrow_frac simt_step_cycles simt_store_cycles",
+     lambda p: _dense(p, "fwd", False), 300),
+    ("simt_grad_frac simt_grad_channels simt_atomic_frac simt_atomic_taps winograd_gain winograd_bytes fourier_gain",
+     lambda p: _dense(p, "bwd", False), 400),
+    ("stencil_weight_step_cycles stencil_weight_latency_cycles",
+     lambda p: p.sort == "depthwise" and p.call.phase == "bwd" and p.layout == "nchw", 100),
+    ("generic_tile_cycles generic_start_cycles group_start_cycles group_matrix_cycles group_row_cycles "
+     "group_direct_frac",
+     lambda p: p.sort == "grouped", 200),
+]  # fmt: skip
+"""Coefficients fitted together, the points that decide them, and how many evaluations to spend."""
+
+
+def _fit(coef: dict[str, float], names: list[str], train: list[Point], budget: int) -> dict[str, float]:
+    start = np.log([coef[name] for name in names])
+
+    def with_(logs: Any) -> dict[str, float]:
+        return {**coef, **dict(zip(names, np.exp(logs).tolist(), strict=True))}
+
+    def error(logs: Any) -> float:
+        tried = with_(logs)
+        if np.abs(logs - start).max() > 3.0:
+            return CAP
+        return float(np.mean([min(CAP, abs(math.log(predicted_s(p, tried) / p.event_s))) for p in train]))
+
+    best, least = start, error(start)
+    for step in (0.3, -0.2):
+        simplex = np.vstack([best, best + step * np.eye(len(names))])
+        options = {"maxfev": budget, "initial_simplex": simplex, "adaptive": len(names) > 6}
+        found = minimize(error, best, method="Nelder-Mead", options=options)
+        if found.fun < least:
+            best, least = found.x, found.fun
+    return with_(best)
+
+
+def fit(everything: list[Point]) -> dict[str, float]:
+    coef = dict(conv.DEFAULTS)
+    for names, belongs, budget in STAGES:
+        train = [p for p in everything if p.train and belongs(p)]
+        coef = _fit(coef, names.split(), train, budget)
+        print(f"{len(train):4d} points:", {name: float(f"{coef[name]:.3g}") for name in names.split()}, flush=True)
+    return coef
+
+
+def _line(label: str, ratios: Iterable[float]) -> str:
+    r = np.array(list(ratios))
+    off = np.abs(r - 1.0)
+    bias = math.exp(float(np.log(r).mean())) - 1.0
+    return f"{label:34s} n {len(r):4d}  mape {off.mean():6.1%}  median {np.median(off):6.1%}  bias {bias:+6.1%}"
+
+
+def report(held_out: list[Point], coef: dict[str, float], num_worst: int) -> None:
+    ratios = [(predicted_s(p, coef) / p.event_s, p) for p in held_out]
+    by: dict[str, list[float]] = defaultdict(list)
+    for ratio, p in ratios:
+        by[p.call.kind].append(ratio)
+        by[f"{p.call.kind} {p.call.phase}"].append(ratio)
+        by[f"{p.call.kind} {p.call.phase} {p.layout} {p.call.dtype} {p.sort}"].append(ratio)
+    for label in sorted(by):
+        print(_line(label, by[label]))
+    for ratio, p in sorted(ratios, key=lambda pair: -abs(math.log(pair[0])))[:num_worst]:
+        what = f"{p.call.kind} {p.call.phase} {p.call.dtype}"
+        print(f"{ratio:6.2f} x {p.event_s * 1e6:9.1f} us", what, p.shape, p.kernels[0][:60])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fit", action="store_true", help="fit on one half before reporting on the other")
+    parser.add_argument("--worst", type=int, default=0, help="list that many worst points")
+    parser.add_argument("--out", type=Path, help="write the coefficients to this JSON file")
+    args = parser.parse_args()
+    everything = points()
+    coef = fit(everything) if args.fit else dict(conv.DEFAULTS)
+    report([p for p in everything if not p.train], coef, args.worst)
+    if args.out:
+        args.out.write_text(json.dumps(coef, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

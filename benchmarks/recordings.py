@@ -1,0 +1,50 @@
+"""Reading recordings and writing calibrations: what the fit scripts share."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+
+
+def load_operators(device: str) -> list[dict[str, Any]]:
+    """Measured operators; ``busy_s`` is the sum of kernel durations, ``seed`` which run they come from."""
+    rows = []
+    for path in sorted((DATA / "recordings" / device).glob("operators_seed*.jsonl.gz")):
+        with gzip.open(path, "rt") as lines:
+            next(lines)
+            for row in map(json.loads, lines):
+                if "error" not in row and row.get("kernels"):
+                    row["busy_s"], row["seed"] = sum(k[1] for k in row["kernels"]), int(path.stem.partition("seed")[2].partition(".")[0])
+                    rows.append(row)
+    return rows
+
+
+def event_to_busy_s(row: dict[str, Any], event_s: float = 3e-6, gap_s: float = 0.8e-6) -> float:
+    """Kernel time as the events saw it; where the two disagree (a host hiccup), the profiler's word counts."""
+    if row["phase"] == "bwd" or "cold_s" not in row:
+        return float(row["busy_s"])
+    seen = row["cold_s"] - event_s - gap_s * (len(row["kernels"]) - 1)
+    return float(seen if 0.78 < seen / row["busy_s"] < 1.28 or seen > 2e-4 else min(seen, row["busy_s"]) if seen > 0 else row["busy_s"])
+
+
+def load_models(device: str) -> list[dict[str, Any]]:
+    with gzip.open(DATA / "recordings" / device / "models.jsonl.gz", "rt") as lines:
+        next(lines)
+        return [row for row in map(json.loads, lines) if "error" not in row]
+
+
+def update_calibration(device: str, **parts: Any) -> None:
+    """Replace parts of a calibration file (one level deep for ``families``), keeping the rest."""
+    path = DATA / "calibrations" / f"{device}.json"
+    found = json.loads(path.read_text()) if path.is_file() else {"device": device, "basis": "fitted", "source": f"data/recordings/{device}"}
+    for name, value in parts.items():
+        if name == "families":
+            found.setdefault("families", {}).update(value)
+        else:
+            found[name] = value
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")

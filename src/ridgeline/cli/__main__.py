@@ -1,0 +1,5 @@
+"""``python -m ridgeline.cli`` is ``ridgeline``."""
+
+from ridgeline.cli import main
+
+main()

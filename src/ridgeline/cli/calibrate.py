@@ -1,0 +1,40 @@
+"""``ridgeline calibrate``: measure what the cost model needs on this machine's GPU."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ridgeline.errors import CalibrationError, InputError, MissingExtra
+
+
+def record_all(out: Path, budget_s: float, seed: int) -> None:
+    """Record host costs, sustained power and operators into a folder, saying how far it is."""
+    _check_gpu()
+    from ridgeline.bench.record import record_host, record_operators, record_power
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from error
+    began = time.perf_counter()
+    _say("host costs", began)
+    record_host(out / "host.json")
+    _say("power while looping", began)
+    record_power(out / "power.json")
+    _say("operators", began)
+    num = record_operators(out / "operators.jsonl.gz", seed, budget_s, progress=lambda text: _say(text, began))
+    _say(f"{num} operators, host costs and power recorded in {out}", began)
+
+
+def _check_gpu() -> None:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtra("PyTorch", "torch", "calibrating") from error
+    if not torch.cuda.is_available():
+        raise CalibrationError("no CUDA device here: run `ridgeline calibrate` on the machine whose GPU is to be measured")
+
+
+def _say(text: str, began: float) -> None:
+    print(f"[{time.perf_counter() - began:5.0f} s] {text}", flush=True)

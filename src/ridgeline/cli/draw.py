@@ -1,0 +1,95 @@
+"""Small pieces that the tables share: bars, ratios, colors by bound and by basis."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ridgeline.basis import Basis
+from ridgeline.units import show_bytes, show_flops, show_usd
+
+BOUND_STYLE = {"compute": "magenta", "memory": "cyan", "cache": "blue", "latency": "yellow", "free": "bright_black"}
+BASIS_STYLE = {Basis.MEASURED: "green", Basis.FITTED: "green", Basis.DATASHEET: "yellow", Basis.ASSUMED: "red"}
+DIM = "bright_black"
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def console() -> Console:
+    """Where tables go; nothing in a name is ever read as markup."""
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
+def print_json(document: Any) -> None:
+    """Only JSON on stdout; infinities and NaN would not be."""
+    json.dump(document, sys.stdout, allow_nan=False, indent=1)
+    sys.stdout.write("\n")
+
+
+def bar(frac: float, width: int, style: str = "cyan") -> Text:
+    """A bar of ``width`` cells, to an eighth of a cell."""
+    eighths = round(max(0.0, min(1.0, frac)) * width * 8)
+    if frac > 0 and not eighths:
+        eighths = 1
+    full, part = divmod(eighths, 8)
+    drawn = "█" * full + (_EIGHTHS[part] if part else "")
+    return Text(drawn, style=style) + Text("·" * (width - len(drawn)), style=DIM)
+
+
+def percent(frac: float) -> str:
+    if 0 < frac < 0.0005:
+        return "<0.1%"
+    return f"{100 * frac:.1f}%" if frac < 0.0995 else f"{100 * frac:.0f}%"
+
+
+def money(value_usd: float) -> str:
+    """Dollars without an exponent, to three digits."""
+    if value_usd >= 0.01 or value_usd <= 0:
+        return show_usd(value_usd)
+    return f"${value_usd:.{2 - math.floor(math.log10(value_usd))}f}"
+
+
+def ratio(above_s: float, below_s: float) -> Text:
+    """How many times the floor; far from it is what deserves a look."""
+    if below_s <= 0:
+        return Text("–", style=DIM)
+    value = above_s / below_s
+    style = "green" if value < 1.5 else "yellow" if value < 4 else "red"
+    return Text(f"{value:.2f}×" if value < 99.5 else f"{value:.0f}×" if value < 999.5 else ">999×", style=style)
+
+
+def bound(name: str) -> Text:
+    return Text(name, style=BOUND_STYLE.get(name, "white"))
+
+
+def basis(found: Basis) -> Text:
+    return Text(str(found), style=BASIS_STYLE[found])
+
+
+def speed(flops: float, num_bytes: float, seconds: float, bound_name: str) -> str:
+    """What was achieved, in the unit of what limits it."""
+    if seconds <= 0:
+        return "–"
+    if bound_name == "compute" and flops:
+        return f"{show_flops(flops / seconds)}/s"
+    return f"{show_bytes(num_bytes / seconds)}/s" if num_bytes else "–"
+
+
+def shortened(text: str, width: int) -> str:
+    """The end of a dotted path says more than its start."""
+    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
+
+
+def table(title: str, *columns: tuple[str, str]) -> Table:
+    """A plain table; columns are (heading, left or right)."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False,
+                 padding=(0, 1, 0, 0), header_style=DIM)  # fmt: skip
+    for heading, side in columns:
+        made.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True, overflow="ellipsis")
+    return made

@@ -1,0 +1,300 @@
+"""A prediction in the terminal: summary, breakdown, longest rows, notes; readable at 80 columns and better at 140."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ridgeline.basis import Basis, worst
+from ridgeline.cli import draw
+from ridgeline.cli.rates import rate_of
+from ridgeline.cost.prediction import Prediction, Row
+from ridgeline.cost.utilization import utilization
+from ridgeline.units import show_bytes, show_flops, show_joules, show_seconds
+
+WIDE = 118
+"""Columns from which the summary stands in two halves and the tables have their wide form."""
+TIGHT_FRAC = 0.92
+"""Share of the memory above which a step that fits is called tight: the driver and fragments need the rest."""
+Line = tuple[str, Text | str]
+
+
+def show(predictions: Sequence[Prediction], by: str, top: int) -> None:
+    """Print one prediction in full, or several as summaries and a comparison."""
+    out = draw.console()
+    for prediction in predictions:
+        out.print(summary(prediction, out.width))
+        if len(predictions) == 1:
+            _print_tables(out, prediction, by, top)
+        _print_notes(out, prediction)
+    if len(predictions) > 1:
+        out.print(comparison(predictions, out.width))
+
+
+def _print_tables(out: Console, prediction: Prediction, by: str, top: int) -> None:
+    if not top:
+        return
+    out.print()
+    out.print(breakdown(prediction, by, top, out.width))
+    out.print()
+    out.print(longest(prediction, top, out.width))
+
+
+def _print_notes(out: Console, prediction: Prediction) -> None:
+    for note in prediction.notes:
+        style = "red" if note.startswith("does not fit") else draw.DIM
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(Text("•", style=style), Text(note, style=style))
+        out.print(grid)
+
+
+def summary(prediction: Prediction, width: int) -> RenderableType:
+    """The panel that answers the question."""
+    time, needs = _grid(_time_lines(prediction)), _grid(_need_lines(prediction))
+    body: RenderableType
+    if width >= WIDE:
+        body = Table.grid(padding=(0, 3), expand=True)
+        body.add_column(ratio=1)
+        body.add_column(ratio=1)
+        body.add_row(time, needs)
+    else:
+        body = Group(time, Text(), needs)
+    return Panel(body, title=_title(prediction, width), title_align="left", box=box.ROUNDED, border_style="cyan", padding=(0, 1))
+
+
+def _title(prediction: Prediction, width: int) -> Text:
+    graph, device = prediction.graph, prediction.device
+    sizes = [f"{key} {graph.meta[key]}" for key in _shown_sizes(graph.mode) if graph.meta.get(key)]
+    what = [graph.mode, *filter(None, [str(graph.meta.get("precision", ""))]), *sizes, prediction.execution]
+    called = device.title if width >= WIDE and not device.is_imagined else device.name
+    return Text.assemble((f" {graph.name} ", "bold"), ("on ", draw.DIM), (called, "bold"), (f" · {' · '.join(what)} ", draw.DIM))
+
+
+def _shown_sizes(mode: str) -> tuple[str, ...]:
+    return ("batch", "kv") if mode == "decode" else ("batch", "seq", "image")
+
+
+def _grid(lines: Iterable[Line]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style=draw.DIM, no_wrap=True)
+    grid.add_column()
+    for label, value in lines:
+        grid.add_row(label, value)
+    return grid
+
+
+def _time_lines(p: Prediction) -> list[Line]:
+    low, high = (show_seconds(end_s) for end_s in p.interval_s)
+    lines: list[Line] = [
+        ("wall time", Text.assemble((show_seconds(p.expected_s), "bold"), (f"  90 % interval {low} … {high}", draw.DIM))),
+        ("device busy", _with_bar(show_seconds(p.busy_s), p.busy_s, p.expected_s, "of the wall time")),
+        ("floor", _floor_text(p)),
+        ("host", _host_text(p)),
+        ("work", f"{show_flops(p.flops)}, {show_bytes(sum(row.bytes for row in p.rows()))} moved, {p.num_kernels:,} kernels"),
+        ("utilization", _utilization_text(p)),
+    ]
+    rate = rate_of(p)
+    if rate:
+        lines.append(("rate", Text.assemble((f"{_count(rate.per_s)} {rate.unit}/s", "bold"))))
+    return lines
+
+
+def _with_bar(shown: str, part: float, whole: float, of: str, style: str = "cyan") -> Text:
+    frac = part / whole if whole else 0.0
+    return Text.assemble(f"{shown}  ", draw.bar(frac, 12, style), f"  {draw.percent(frac)} ", (of, draw.DIM))
+
+
+def _floor_text(p: Prediction) -> Text:
+    return Text.assemble(f"{show_seconds(p.floor_s)}  ", ("the wall time is ", draw.DIM), draw.ratio(p.expected_s, p.floor_s),
+                         (" the speed of light", draw.DIM))  # fmt: skip
+
+
+def _host_text(p: Prediction) -> Text:
+    if p.expected_s <= 0:
+        return Text("–")
+    idle = p.idle_s / p.expected_s
+    style = "red" if idle > 0.3 else "yellow" if idle > 0.1 else "green"
+    return Text.assemble(f"{show_seconds(p.host_s)} of calls  ", ("device idle ", draw.DIM), (f"{show_seconds(p.idle_s)}, {draw.percent(idle)}", style))
+
+
+def _utilization_text(p: Prediction) -> Text:
+    used = utilization(p)
+    return Text.assemble((f"MFU {draw.percent(used.mfu_frac)}", "bold"), (f"  memory bandwidth {draw.percent(used.dram_frac)}", draw.DIM))
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _need_lines(p: Prediction) -> list[Line]:
+    return [
+        ("peak memory", _memory_text(p)),
+        ("", Text(_kinds_text(p), style=draw.DIM)),
+        ("energy", Text.assemble((show_joules(p.energy_j), "bold"), (" a step", draw.DIM))),
+        ("power", _power_text(p)),
+        ("money", _money_text(p)),
+        ("basis", Text.assemble(draw.basis(p.basis), (f"  {_basis_meaning(p.basis)}", draw.DIM))),
+    ]
+
+
+def _memory_text(p: Prediction) -> Text:
+    frac = p.peak_bytes / p.capacity_bytes
+    if p.missing_bytes:
+        verdict, style = f"does not fit: misses {show_bytes(p.missing_bytes)}", "bold red"
+    elif frac > TIGHT_FRAC:
+        verdict, style = "tight", "yellow"
+    else:
+        verdict, style = "fits", "green"
+    return Text.assemble((show_bytes(p.peak_bytes), "bold"), f" of {show_bytes(p.capacity_bytes)}  ",
+                         draw.bar(frac, 10, style.split()[-1]), "  ", (verdict, style))  # fmt: skip
+
+
+def _kinds_text(p: Prediction) -> str:
+    kinds = sorted(p.memory.by_kind.items(), key=lambda item: -item[1])
+    return " · ".join(f"{kind} {show_bytes(num)}" for kind, num in kinds)
+
+
+def _power_text(p: Prediction) -> Text:
+    slow = f"  the limit stretches compute-bound kernels by {draw.percent(p.throttle - 1)}" if p.throttle > 1.001 else ""
+    return Text.assemble(f"{p.power_w:.0f} W on average ", (f"of {p.device.tdp_w:.0f} W{slow}", draw.DIM))
+
+
+def _money_text(p: Prediction) -> Text:
+    rate, hourly = rate_of(p), p.device.price_usd_per_hour
+    if not hourly:
+        return Text("no price known", style=draw.DIM)
+    per_million = f", {draw.money(rate.usd_per_million)} per million {rate.unit}" if rate else ""
+    return Text.assemble((draw.money(p.usd), "bold"), (f" a step{per_million}, at {draw.money(hourly)} an hour", draw.DIM))
+
+
+def _basis_meaning(found: Basis) -> str:
+    return {
+        Basis.MEASURED: "read from a measurement",
+        Basis.FITTED: "coefficients fitted on measurements of this device",
+        Basis.DATASHEET: "part of it rests on the datasheet alone",
+        Basis.ASSUMED: "part of it rests on assumed numbers",
+    }[found]
+
+
+@dataclass(slots=True)
+class Total:
+    """Rows of one group, added up."""
+
+    name: str
+    rows: list[Row]
+
+    def sum(self, column: str) -> float:
+        return float(sum(row[column] for row in self.rows))
+
+    @property
+    def expected_s(self) -> float:
+        return self.sum("expected_s")
+
+    @property
+    def basis(self) -> Basis:
+        return worst(row.basis for row in self.rows)
+
+    def bound(self) -> tuple[str, float]:
+        """What limits most of the group's time, and how much of it."""
+        shares: dict[str, float] = {}
+        for row in self.rows:
+            shares[row.bound] = shares.get(row.bound, 0.0) + row.expected_s
+        name = max(shares, key=lambda key: shares[key])
+        total = sum(shares.values())
+        return name, shares[name] / total if total else 1.0
+
+
+def totals(rows: Iterable[Row], key: str) -> list[Total]:
+    """Rows grouped by a column, the longest group first."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(str(row[key]), []).append(row)
+    return sorted((Total(name, found) for name, found in groups.items()), key=lambda total: -total.expected_s)
+
+
+def breakdown(prediction: Prediction, by: str, top: int, width: int) -> Table:
+    """Where the busy time goes, by op, module, phase, bound, kernel or basis."""
+    wide = width >= WIDE
+    made = draw.table(f"By {by}", (by, "left"), ("time", "right"), ("share of busy", "left"), ("× floor", "right"), ("bound", "left"),
+                      *((("FLOPs", "right"), ("bytes", "right"), ("energy", "right")) if wide else ()), ("kernels", "right"), ("basis", "left"))  # fmt: skip
+    found = [total for total in totals(prediction.rows(), by) if total.expected_s > 0]
+    for total in found[:top]:
+        made.add_row(*_group_cells(total, prediction.busy_s, width, by))
+    _add_rest(made, found[top:], prediction.busy_s, wide)
+    return made
+
+
+def _group_cells(total: Total, busy_s: float, width: int, by: str) -> list[Text | str]:
+    wide, share = width >= WIDE, total.expected_s / busy_s if busy_s else 0.0
+    name, part = total.bound()
+    shown = Text.assemble(draw.bound(name), ("" if part > 0.995 else f" {part:.0%}", draw.DIM))
+    label = draw.shortened(total.name or "(top level)", width - 88 if wide else width - 60)
+    wide_cells = [show_flops(total.sum("flops")), show_bytes(total.sum("bytes")), show_joules(total.sum("energy_j"))] if wide else []
+    return [label, show_seconds(total.expected_s), _share(share, 14 if wide else 8), draw.ratio(total.expected_s, total.sum("floor_s")),
+            shown, *wide_cells, f"{total.sum('num_kernels'):,.0f}", draw.basis(total.basis)]  # fmt: skip
+
+
+def _share(frac: float, cells: int) -> Text:
+    return Text.assemble(f"{draw.percent(frac):>5} ", draw.bar(frac, cells))
+
+
+def _add_rest(made: Table, rest: Sequence[Total], busy_s: float, wide: bool) -> None:
+    if not rest:
+        return
+    rest_s = sum(total.expected_s for total in rest)
+    made.add_row(Text(f"{len(rest)} more", style=draw.DIM), show_seconds(rest_s), _share(rest_s / busy_s if busy_s else 0.0, 14 if wide else 8))
+
+
+def longest(prediction: Prediction, top: int, width: int) -> Table:
+    """The rows that take longest, each over all its runs."""
+    wide = width >= WIDE
+    made = draw.table("Longest", ("module", "left"), ("op", "left"), ("runs", "right"), ("time", "right"), ("share", "right"), ("× floor", "right"),
+                      ("bound", "left"), *((("achieved", "right"), ("90 % interval", "right"), ("kernel", "left"), ("basis", "left")) if wide else (("achieved", "right"),)))  # fmt: skip
+    for row in sorted(prediction.rows(), key=lambda row: -row.expected_s)[:top]:
+        if row.expected_s > 0:
+            made.add_row(*_row_cells(row, prediction.busy_s, width))
+    return made
+
+
+def _row_cells(row: Row, busy_s: float, width: int) -> list[Text | str]:
+    wide = width >= WIDE
+    phase = {"forward": "", "backward": " bwd", "optimizer": " opt"}.get(row.phase, f" {row.phase}")
+    cells: list[Text | str] = [
+        draw.shortened(row.module or row.name, max(14, width - (106 if wide else 61))), f"{draw.shortened(row.op, 18 if wide else 13 - len(phase))}{phase}",
+        f"{row.times:,}", show_seconds(row.expected_s), draw.percent(row.expected_s / busy_s if busy_s else 0.0),
+        draw.ratio(row.expected_s, row.floor_s), draw.bound(row.bound), draw.speed(row.flops, row.bytes, row.expected_s, row.bound),
+    ]  # fmt: skip
+    if wide:
+        cells += [f"{show_seconds(row.low_s)} … {show_seconds(row.high_s)}", draw.shortened(row.kernel, 14), draw.basis(row.basis)]
+    return cells
+
+
+def comparison(predictions: Sequence[Prediction], width: int) -> Table:
+    """Devices side by side; the ratio is to the first one's wall time."""
+    wide = width >= WIDE
+    made = draw.table("Compared", ("device", "left"), ("wall time", "right"), ("speed", "right"), ("× floor", "right"), ("memory", "left"),
+                      ("energy", "right"), ("a step", "right"),
+                      *((("90 % interval", "right"), ("busy", "right"), ("MFU", "right"), ("power", "right"), ("basis", "left")) if wide else ()))  # fmt: skip
+    made.columns[0].no_wrap = False
+    for p in predictions:
+        made.add_row(*_compared_cells(p, predictions[0], wide))
+    return made
+
+
+def _compared_cells(p: Prediction, first: Prediction, wide: bool) -> list[Text | str]:
+    fits = Text(f"{show_bytes(p.peak_bytes)} fits", style="green") if not p.missing_bytes else Text(f"−{show_bytes(p.missing_bytes)}", style="red")
+    cells: list[Text | str] = [
+        Text(p.device.name), Text(show_seconds(p.expected_s), style="bold"),
+        f"{first.expected_s / p.expected_s:.2f}×" if p.expected_s else "–", draw.ratio(p.expected_s, p.floor_s),
+        fits, show_joules(p.energy_j), draw.money(p.usd),
+    ]  # fmt: skip
+    if wide:
+        low, high = (show_seconds(end_s) for end_s in p.interval_s)
+        cells += [f"{low} … {high}", show_seconds(p.busy_s), draw.percent(utilization(p).mfu_frac), f"{p.power_w:.0f} W", draw.basis(p.basis)]
+    return cells

@@ -1,0 +1,145 @@
+"""What a person means by MODEL: a network of the zoo, a saved graph, or a function in a script of theirs."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ridgeline.errors import InputError, RidgelineError, nearest
+from ridgeline.graph import Graph
+
+CAPTURE_MODES = ("infer", "train")
+
+
+def graph_of(model: str, options: Mapping[str, Any], further: Sequence[str]) -> Graph:
+    """The graph behind MODEL with the options that were given."""
+    asked = {**options, **_parsed(further, options)}
+    script, colon, function = model.rpartition(":")
+    if colon and script.endswith(".py"):
+        return _from_script(Path(script), function, asked)
+    if model.endswith((".json", ".json.gz")):
+        return _from_file(model, asked)
+    if model.endswith(".py"):
+        raise InputError(f"{model} is a script: say which function makes the model, as {model}:make")
+    from ridgeline.models import build
+
+    return build(model, **asked)
+
+
+def _parsed(further: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """``--option key=value`` pairs; each key once."""
+    found: dict[str, Any] = {}
+    for text in further:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not key or not equals or not value:
+            raise InputError(f"cannot read --option {text!r}: write key=value")
+        if key in found or key in options:
+            raise InputError(f"option {key!r} is given twice")
+        found[key] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    """A flag, a number or a word, as written."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _from_file(path: str, asked: Mapping[str, Any]) -> Graph:
+    from ridgeline.graph import load
+
+    if asked:
+        raise InputError(f"{path} is a saved graph and has its sizes already: leave out {', '.join(asked)}")
+    return load(path)
+
+
+def _from_script(path: Path, function: str, asked: Mapping[str, Any]) -> Graph:
+    """Call the function; a module it returns is captured, a graph is taken as it is."""
+    make = _function(path, function)
+    taken = inspect.signature(make).parameters
+    mine = {key: value for key, value in asked.items() if key in taken}
+    rest = {key: value for key, value in asked.items() if key not in taken}
+    made = _called(path, function, make, mine)
+    if isinstance(made, Graph):
+        _refuse(rest, (), f"{path}:{function} returned a graph")
+        return made
+    _refuse(rest, ("mode", "optimizer"), f"{path}:{function}({', '.join(taken)})")
+    return _captured(path, function, made, {**mine, **rest})
+
+
+def _refuse(options: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    for option in options:
+        if option not in known:
+            raise InputError(f"{what} takes no {option!r}: add it as a parameter of the function, or leave it out")
+
+
+def _captured(path: Path, function: str, made: Any, asked: Mapping[str, Any]) -> Graph:
+    model, args, kwargs = _unpacked(path, function, made)
+    mode = asked.get("mode", "infer")
+    if mode not in CAPTURE_MODES:
+        raise InputError(f"a captured model has no mode {mode!r}{nearest(mode, CAPTURE_MODES)}; for a decode step, return one from the function")
+    from ridgeline.capture import capture
+
+    return capture(model, args, kwargs, mode=mode, optimizer=asked.get("optimizer", "adamw"))
+
+
+def _unpacked(path: Path, function: str, made: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    model, args, kwargs = (*made, (), {})[:3] if isinstance(made, tuple) and made else (made, (), {})
+    args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    if not callable(model) or not isinstance(kwargs, dict) or (isinstance(made, tuple) and len(made) > 3):
+        raise InputError(f"{path}:{function} must return (model, args, kwargs) or a graph, not {type(made).__name__}")
+    return model, args, kwargs
+
+
+def _function(path: Path, name: str) -> Callable[..., Any]:
+    module = _loaded(path)
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = [word for word, value in vars(module).items() if inspect.isfunction(value)]
+        raise InputError(f"{path} has no function {name!r}{nearest(name, known)}")
+    return found  # type: ignore[no-any-return]
+
+
+def _loaded(path: Path) -> ModuleType:
+    """The script as a module, with its folder importable as if it were run."""
+    if not path.is_file():
+        raise InputError(f"cannot read {path}: no such file")
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[path.stem] = module
+    try:
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
+    except RidgelineError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _blamed(path, "the script", error) from error
+    return module
+
+
+def _called(path: Path, function: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    try:
+        return make(**options)
+    except RidgelineError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _blamed(path, f"{function}()", error) from error
+
+
+def _blamed(path: Path, what: str, error: BaseException) -> InputError:
+    """An error of the script itself, with the line of the script where it happened."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = lines[-1] if lines else getattr(error, "lineno", None)
+    where = f"{path}:{line}" if line else str(path)
+    return InputError(f"{what} failed at {where}: {type(error).__name__}: {error}")

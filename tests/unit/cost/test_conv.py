@@ -1,0 +1,191 @@
+"""Which kernels a convolution runs, and what follows from it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.cost.call import Call, Time, call, family_of
+from ridgeline.cost.chip import Chip
+from ridgeline.cost.conv import DEFAULTS, model
+from ridgeline.errors import CostError
+
+H200 = Chip(
+    name="h200", arch="hopper", num_sms=132, clock_hz=1.98e9, dram_bytes_per_s=4.8e12, l2_bytes=60 * 2.0**20,
+    l2_bytes_per_s=10.14e12, smem_bytes=233472.0, vector_flops_per_s=66.9e12,
+    tensor_flops_per_s={"tf32": 494.7e12, "fp16": 989.4e12, "bf16": 989.4e12}, tdp_w=700.0, idle_w=75.0,
+)  # fmt: skip
+A100 = replace(H200, name="a100", arch="ampere", num_sms=108, clock_hz=1.41e9, dram_bytes_per_s=2.0e12,
+               l2_bytes=40 * 2.0**20, l2_bytes_per_s=7.2e12, vector_flops_per_s=19.5e12,
+               tensor_flops_per_s={"tf32": 156e12, "fp16": 312e12, "bf16": 312e12})  # fmt: skip
+P100 = replace(H200, name="p100", arch="pascal", num_sms=56, clock_hz=1.48e9, dram_bytes_per_s=0.73e12,
+               l2_bytes=4 * 2.0**20, l2_bytes_per_s=1.6e12, vector_flops_per_s=10.6e12, tensor_flops_per_s={})  # fmt: skip
+CHIPS = (H200, A100, P100)
+RECORDINGS = Path(__file__).resolve().parents[3] / "data" / "recordings" / "h200"
+
+
+def made(phase: str = "fwd", dtype: str = "bf16", **changes: int) -> Call:
+    shape = {"n": 16, "c": 128, "h": 56, "w": 56, "o": 128, "k": 3, "stride": 1, "groups": 1, "nhwc": 1} | changes
+    return call("conv2d", dtype, phase, "cudnn", **shape)
+
+
+def time(call_: Call, chip: Chip = H200, warm_frac: float = 0.0) -> Time:
+    return model(call_, chip, DEFAULTS, warm_frac)
+
+
+def test_every_kind_is_priced_by_this_family():
+    assert {family_of(kind).name for kind in ("conv", "conv1d", "conv2d", "conv3d")} == {"conv"}
+
+
+def test_channels_first_tensors_are_transposed_around_the_convolution():
+    last, first = time(made(nhwc=1)), time(made(nhwc=0))
+    assert (last.num_kernels, first.num_kernels) == (1, 4)
+    assert first.busy_s > 1.3 * last.busy_s
+
+
+def test_a_pointwise_convolution_is_one_gemm_in_either_layout():
+    assert time(made(k=1, nhwc=1)).num_kernels == time(made(k=1, nhwc=0)).num_kernels == 1
+
+
+def test_small_channels_first_images_are_transposed_even_for_a_pointwise_convolution():
+    small = {"n": 64, "h": 7, "w": 7, "c": 1024, "o": 512, "k": 1, "nhwc": 0}
+    assert time(made(**small)).num_kernels == 3
+    assert time(made(**small | {"n": 4})).num_kernels == 1
+
+
+def test_backward_is_the_sum_of_the_gradients_asked_for():
+    flat = {"n": 8, "c": 64, "o": 128, "groups": 1, "in_px": 3136, "out_px": 3136, "kernel_elems": 9, "stride_max": 1,
+            "nhwc": 1, "transposed": 0, "spatial_rank": 2}  # fmt: skip
+    both, of_input, of_weight = (
+        time(call("conv", "bf16", "bwd", "cudnn", **flat, dgrad=d, wgrad=w)).busy_s for d, w in ((1, 1), (1, 0), (0, 1))
+    )
+    assert both == pytest.approx(of_input + of_weight)
+
+
+def test_the_flat_form_prices_like_the_spatial_one():
+    flat = call("conv", "bf16", "fwd", "cudnn", n=16, c=128, o=128, groups=1, in_px=3136, out_px=3136, kernel_elems=9,
+                stride_max=1, nhwc=1, transposed=0, dgrad=1, wgrad=1, spatial_rank=2)  # fmt: skip
+    assert time(flat) == time(made())
+
+
+def test_a_transposed_convolution_runs_as_an_input_gradient():
+    flat = {"n": 8, "groups": 1, "kernel_elems": 4, "stride_max": 2, "nhwc": 1, "spatial_rank": 2}
+    up = call(
+        "conv", "bf16", "fwd", "cudnn", **flat, c=256, o=128, in_px=784, out_px=3136, transposed=1, dgrad=1, wgrad=1
+    )
+    down = call(
+        "conv", "bf16", "bwd", "cudnn", **flat, c=128, o=256, in_px=3136, out_px=784, transposed=0, dgrad=1, wgrad=0
+    )
+    assert time(up).busy_s == pytest.approx(time(down).busy_s)
+
+
+def test_groups_that_pack_into_a_tile_take_few_kernels_and_narrow_ones_one_each():
+    assert time(made(c=256, o=256, groups=32, nhwc=0)).num_kernels < 8
+    assert time(made(c=64, o=64, groups=32, nhwc=0)).num_kernels == 32
+
+
+def test_depthwise_costs_what_its_taps_cost():
+    three, seven = (time(made(c=128, o=128, groups=128, k=k, nhwc=0)).busy_s for k in (3, 7))
+    assert 2.0 < seven / three < 5.0
+
+
+def test_single_precision_is_bound_by_the_vector_units():
+    assert time(made(dtype="fp32", c=512, o=512)).busy_s > 8.0 * time(made(c=512, o=512)).busy_s
+
+
+def test_a_chip_without_matrix_units_uses_its_vector_units():
+    assert time(made(), P100).busy_s > time(made(), A100).busy_s > time(made(), H200).busy_s
+
+
+def test_nothing_to_do_takes_no_time():
+    assert time(made(n=0)) == Time(0.0, 0.0, "latency", 0)
+    assert time(made(h=1, w=1, k=5, padding=0)).num_kernels == 0
+
+
+def test_a_missing_dimension_is_named():
+    with pytest.raises(CostError, match="'stride'"):
+        time(call("conv2d", "bf16", n=1, c=8, h=8, w=8, o=8, k=3))
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(CostError, match="complex32"):
+        time(made(dtype="complex32"))
+
+
+sizes = st.sampled_from((1, 3, 8, 24, 64, 96, 320, 1280))
+SHAPES = st.fixed_dictionaries({
+    "n": st.integers(1, 256), "c": sizes, "o": sizes, "h": st.integers(7, 128), "w": st.integers(7, 128),
+    "k": st.sampled_from((1, 2, 3, 5, 7)), "stride": st.sampled_from((1, 2, 3)), "nhwc": st.sampled_from((0, 1)),
+})  # fmt: skip
+
+
+@given(
+    shape=SHAPES, dtype=st.sampled_from(("bf16", "fp16", "tf32", "fp32")), phase=st.sampled_from(("fwd", "bwd")),
+    chip=st.sampled_from(CHIPS), warm_frac=st.floats(0.0, 1.0), depthwise=st.booleans(),
+)  # fmt: skip
+def test_time_is_finite_and_never_below_its_floor(shape, dtype, phase, chip, warm_frac, depthwise):
+    if depthwise:
+        shape = shape | {"o": shape["c"], "groups": shape["c"]}
+    found = time(call("conv2d", dtype, phase, "cudnn", **shape), chip, warm_frac)
+    assert 0.0 < found.floor_s <= found.busy_s < 1e4
+    assert found.num_kernels >= 1
+    assert found.bound in ("compute", "memory", "latency")
+
+
+@given(SHAPES, st.sampled_from(("bf16", "fp32")), st.sampled_from(("fwd", "bwd")))
+def test_warm_inputs_never_cost_more(shape, dtype, phase):
+    cold, warm = (time(call("conv2d", dtype, phase, "cudnn", **shape), H200, w) for w in (0.0, 1.0))
+    assert warm.busy_s <= cold.busy_s * (1.0 + 1e-9)
+
+
+@given(SHAPES, st.sampled_from(("bf16", "fp32")))
+def test_sixteen_times_the_batch_takes_longer(shape, dtype):
+    small, large = (
+        time(call("conv2d", dtype, "fwd", "cudnn", **shape | {"n": n})) for n in (shape["n"], 16 * shape["n"])
+    )
+    assert large.busy_s > small.busy_s
+
+
+@given(st.integers(1, 64), st.sampled_from((3, 5, 7)), st.sampled_from((0, 1)))
+def test_a_larger_depthwise_batch_never_takes_less(n, k, nhwc):
+    shape = {"c": 96, "o": 96, "groups": 96, "k": k, "nhwc": nhwc}
+    assert time(made(n=n + 1, **shape)).busy_s >= time(made(n=n, **shape)).busy_s
+
+
+def _recorded(kind: str) -> list[tuple[Call, float, int]]:
+    rows = []
+    for file in sorted(RECORDINGS.glob("operators_seed*.jsonl.gz")):
+        with gzip.open(file, "rt") as lines:
+            for line in list(lines)[1:]:
+                row = json.loads(line)
+                if row["kind"] == kind and "error" not in row and "kernels" in row:
+                    made_ = call(kind, row["dtype"], row["phase"], row["library"], **row["shape"])
+                    rows.append((made_, sum(k[1] for k in row["kernels"]), len(row["kernels"])))
+    if not rows:
+        pytest.skip("no recordings of the H200 here")
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "most_median", "most_mean"), [("conv1d", 0.06, 0.09), ("conv2d", 0.10, 0.19), ("conv3d", 0.13, 0.16)]
+)
+def test_recorded_convolutions_are_priced_within_the_stated_error(kind, most_median, most_mean):
+    off = []
+    for made_, kernels_s, num_kernels in _recorded(kind):
+        found = time(made_)
+        event_s = kernels_s + 3e-6 + 1e-6 * (num_kernels - 1)
+        off.append(abs((found.busy_s + 3e-6 + 1e-6 * (found.num_kernels - 1)) / event_s - 1.0))
+    assert median(off) < most_median
+    assert mean(off) < most_mean
+
+
+@pytest.mark.parametrize("kind", ["conv1d", "conv2d", "conv3d"])
+def test_no_recorded_convolution_beats_the_floor(kind):
+    assert all(time(made_).floor_s <= kernels_s for made_, kernels_s, _ in _recorded(kind))
