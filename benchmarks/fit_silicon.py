@@ -92,7 +92,8 @@ def _figures(errors: Floats, num_fit: int) -> dict[str, object]:
 # GEMM
 
 GEMM_DTYPES = {"bfloat16": ("bf16", "cublas"), "fp8": ("fp8", "cutlass"), "nvfp4": ("fp4", "cutlass")}
-GEMM_PROTOCOL = {"x_held_frac": 0.75, "w_held_frac": 0.42}
+GEMM_PROTOCOL = {"x_held_frac": 0.8, "w_held_frac": 0.85}
+ONE_L2 = ("ada",)  # elsewhere L2 has two halves, each with its own copy of what both read
 QUANTIZE = {"quantize_launch_s": 2.5e-6, "quantize_row_s": 7e-9, "quantize_block_s": 4e-9}
 
 
@@ -106,7 +107,8 @@ def loop_warm_frac(chip: Chip, coef: Mapping[str, float], rows: pd.DataFrame, dt
     x, w = m * k * gemm.itemsize(dtype), n * k * gemm.itemsize(dtype)
     y = m * n * gemm.itemsize(gemm.out_dtype_of(dtype))
     x_warm = gemm.held_frac(x + w + y, coef["x_held_frac"] * chip.l2_bytes)
-    w_warm = gemm.held_frac(x + NUM_WEIGHT_COPIES * w + y, coef["w_held_frac"] * chip.l2_bytes)
+    distinct_bytes = chip.l2_bytes if chip.arch in ONE_L2 else chip.l2_bytes / 2
+    w_warm = gemm.held_frac(x + NUM_WEIGHT_COPIES * w + y, coef["w_held_frac"] * distinct_bytes)
     return (x * x_warm + w * w_warm) / (x + w)
 
 
@@ -138,7 +140,7 @@ def _gemm_suite(chip: Chip, table: pd.DataFrame, kind: str) -> Suite:
         return times.expected_s + _quantize_s(coef, rows)
 
     rows = _possible(rows, chip, dtype)
-    fixed = ("splitk_s",) if library == "cutlass" else ()
+    fixed = ("ramp_s", "ramp_bytes", *(("splitk_s",) if library == "cutlass" else ()))
     return Suite("gemm", dtype, rows, predict, {**kernel, **protocol}, tuple(protocol), fixed, library)
 
 

@@ -166,7 +166,7 @@ FITS = (
     ),
     Fit("stream", "copy masked_fill", "copy_start_cycles copy_large_start_cycles copy_frac"),
     Fit("stream", "fill", "store_start_cycles fill_frac fill_instr"),
-    Fit("stream", "dropout", "paced_overlap dropout_instr dropout_thread_instr"),
+    Fit("stream", "dropout", "paced_overlap paced_cycles dropout_instr dropout_thread_instr"),
     Fit("stream", "cat", "cat_instr cat_element_instr cat_seam_instr cat_seam_bytes"),
     Fit("stream", "gelu add add_row", "fused_frac fused_alu fused_ragged fused_start_cycles", compiled=True),
     Fit(
@@ -203,7 +203,7 @@ FITS = (
     Fit(
         "indexing",
         "embedding_bag:fwd",
-        "bag_start_cycles bag_entry_cycles bag_miss_cycles bag_chunk_instr bag_entry_instr bag_stall_instr",
+        "bag_overlap bag_start_cycles bag_entry_cycles bag_miss_cycles bag_chunk_instr bag_entry_instr bag_stall_instr",
     ),
     Fit(
         "indexing",
@@ -214,14 +214,14 @@ FITS = (
     Fit(
         "multitensor",
         "adamw foreach_add foreach_sqrt foreach_mul_ foreach_addcdiv_",
-        "overlap dram_frac start_cycles step_cycles "
-        "access_cycles miss_cycles access_instr ragged_instr adam_instr adam_cycles root_cycles",
+        "start_cycles step_cycles access_cycles miss_cycles ragged_cycles element_instr access_instr ragged_instr root_frac "
+        "root_cycles adam_instr adam_cycles",
     ),
     Fit(
         "pooling",
         "max_pool2d avg_pool2d upsample2x",
-        "overlap start_cycles miss_cycles output_instr window_instr average_frac "
-        "last_frac last_start_cycles last_output_cycles back_instr back_last_frac back_small_frac "
+        "start_cycles miss_cycles output_instr window_instr average_frac "
+        "last_frac last_start_cycles last_output_cycles last_wide_frac back_instr back_last_frac back_small_frac "
         "back_last_start_cycles resize_instr resize_wide_frac",
     ),
     Fit(

@@ -28,7 +28,7 @@ def event_to_busy_s(row: dict[str, Any], event_s: float = 3e-6, gap_s: float = 0
     if row["phase"] == "bwd" or "cold_s" not in row:
         return float(row["busy_s"])
     seen = row["cold_s"] - event_s - gap_s * (len(row["kernels"]) - 1)
-    return float(seen if 0.78 < seen / row["busy_s"] < 1.28 or seen > 2e-4 else min(seen, row["busy_s"]) if seen > 0 else row["busy_s"])
+    return float(seen if 0.78 < seen / row["busy_s"] < 1.28 else row["busy_s"])
 
 
 def load_models(device: str) -> list[dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.capture.declared import cost_of
@@ -47,3 +49,13 @@ def decode_kwargs(model_or_config: Any, batch: int, kv_len: int) -> dict[str, An
     from ridgeline.capture.generation import decode_kwargs as build
 
     return build(model_or_config, batch, kv_len)
+
+
+class _Room(ModuleType):
+    """``ridgeline.capture`` is this package once anything imported it, and the verb before: both can be called."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Graph:
+        return capture(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Room

@@ -28,26 +28,26 @@ DEFAULTS: Coef = {
     "generic_start_cycles": 6540.0,  # its start
     "memset_cycles": 1900.0,  # one small memset
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
-    "tma_start_cycles": 10100.0,  # launch, descriptors, pipeline fill, epilogue drain
-    "tma_frac": 0.797,  # share of the matrix peak inside the main loop
-    "tma_bytes_per_cycle": 56.0,  # operand bytes an SM takes in per clock
-    "tma_ragged": 1.3,  # extra loop time when the channels do not fill whole 64-byte rows
-    "tma_tile_cycles": 1490.0,  # epilogue of a 128 x 128 tile
+    "tma_start_cycles": 10600.0,  # launch, descriptors, pipeline fill, epilogue drain
+    "tma_frac": 0.869,  # share of the matrix peak inside the main loop
+    "tma_bytes_per_cycle": 53.4,  # operand bytes an SM takes in per clock
+    "tma_ragged": 1.09,  # extra loop time when the channels do not fill whole 64-byte rows
+    "tma_tile_cycles": 1510.0,  # epilogue of a 128 x 128 tile
     # Tensor-core implicit GEMM fed by asynchronous copies (Ampere kernels).
-    "copy_start_cycles": 6470.0,  # launch, pipeline fill, epilogue drain
-    "copy_frac": 0.509,  # share of the matrix peak inside the main loop
-    "copy_bytes_per_cycle": 30.4,  # operand bytes an SM gathers per clock
-    "copy_tile_cycles": 2680.0,  # prologue and epilogue of a 128 x 128 tile
+    "copy_start_cycles": 6490.0,  # launch, pipeline fill, epilogue drain
+    "copy_frac": 0.561,  # share of the matrix peak inside the main loop
+    "copy_bytes_per_cycle": 30.1,  # operand bytes an SM gathers per clock
+    "copy_tile_cycles": 2660.0,  # prologue and epilogue of a 128 x 128 tile
     # Shared by both.
-    "loop_l2_frac": 1.1,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
-    "loop_dram_frac": 0.535,  # share of the DRAM bandwidth an implicit GEMM reaches
-    "ramp_cycles": 8130.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "segment_cycles": 19900.0,  # set-up and fix-up when one tile's loop is shared by several SMs
-    "weight_segment_cycles": 22500.0,  # the same for a weight gradient
-    "segment_loop": 1.07,  # loop time of a shared tile over a whole one
-    "strided_grad": 1.18,  # loop time of the input gradient of a strided convolution over a plain one
-    "small_grad": 0.331,  # the same for small strided ones, which visit every tap
-    "weight_grad": 0.529,  # loop time of the weight gradient over a forward pass with the same tile
+    "loop_l2_frac": 1.05,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
+    "loop_dram_frac": 0.85,  # share of the DRAM bandwidth an implicit GEMM reaches
+    "ramp_cycles": 16000.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "segment_cycles": 19700.0,  # set-up and fix-up when one tile's loop is shared by several SMs
+    "weight_segment_cycles": 16900.0,  # the same for a weight gradient
+    "segment_loop": 1.2,  # loop time of a shared tile over a whole one
+    "strided_grad": 1.28,  # loop time of the input gradient of a strided convolution over a plain one
+    "small_grad": 0.337,  # the same for small strided ones, which visit every tap
+    "weight_grad": 0.614,  # loop time of the weight gradient over a forward pass with the same tile
     "choice": 1.0,  # time of the tile that the heuristic takes over the one assumed here
     # Pointwise convolutions as GEMM.
     "gemm_start_cycles": 5120.0,  # launch, pipeline fill, epilogue drain
@@ -63,19 +63,18 @@ DEFAULTS: Coef = {
     "gemm_split_depth": 177.0,  # shortest inner loop that a weight gradient is split into
     "gemm_reduce_cycles": 3780.0,  # kernel that adds the partial weight gradients
     # Single precision on the vector units.
-    "simt_start_cycles": 6760.0,  # launch and drain
-    "simt_wide_frac": 0.56,  # share of the vector peak, 256 x 64 tiles
-    "simt_narrow_frac": 0.379,  # the same, 32 x 32 tiles
-    "simt_taps": 1.2,  # loop time with several taps over one, whose loads are contiguous
+    "simt_start_cycles": 6740.0,  # launch and drain
+    "simt_wide_frac": 0.634,  # share of the vector peak, 256 x 64 tiles
+    "simt_narrow_frac": 0.383,  # the same, 32 x 32 tiles
     "simt_step_cycles": 538.0,  # one 8-deep step of a lone block
-    "simt_store_cycles": 0.494,  # prologue and epilogue of a tile, per output element
-    "simt_grad_frac": 0.627,  # share of the vector peak, input gradient with at least simt_grad_channels channels
+    "simt_store_cycles": 0.502,  # prologue and epilogue of a tile, per output element
+    "simt_grad_frac": 0.653,  # share of the vector peak, input gradient with at least simt_grad_channels channels
     "simt_grad_channels": 196.0,  # output channels that fill its inner tile
-    "simt_atomic_frac": 0.105,  # share of the vector peak, weight gradient by atomics, one tap
-    "simt_atomic_taps": 0.19,  # the same with more taps, whose input is reused
-    "fourier_gain": 1.25,  # work saved, and share of the peak reached, by Fourier transforms of large problems
-    "winograd_gain": 2.07,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
-    "winograd_bytes": 17.1,  # bytes moved by the transforms over the tensors' own
+    "simt_atomic_frac": 0.104,  # share of the vector peak, weight gradient by atomics, one tap
+    "simt_atomic_taps": 0.183,  # the same with more taps, whose input is reused
+    "fourier_gain": 1.23,  # work saved, and share of the peak reached, by Fourier transforms of large problems
+    "winograd_gain": 2.3,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
+    "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
     "wide_weight_frac": 0.41,  # share of the vector peak of 16-bit weight gradients of large filters on large images
     "simt_image_frac": 0.145,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
     # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
@@ -107,8 +106,8 @@ DEFAULTS: Coef = {
     # Groups.
     "group_start_cycles": 6300.0,  # added to each group's kernel when narrow groups run one after another
     "group_direct_frac": 0.00579,  # share of the vector peak of the kernel that takes any groups
-    "group_matrix_cycles": 45900.0,  # one group's four kernels when wide groups run one after another
-    "group_row_cycles": 1.37,  # its gradients, per pixel
+    "group_matrix_cycles": 34000.0,  # one group's four kernels when wide groups run one after another
+    "group_row_cycles": 1.6,  # its gradients, per pixel
 }
 
 _TMA_ARCHS = ("hopper", "blackwell")
@@ -323,7 +322,7 @@ def _tile(loop: Loop, wide: bool, tma: bool) -> Tile:
     if loop.taps <= 1.0:
         return (128, 128, 64, True) if channels > 48 and squares > 10 else (64, 64, 64, False)
     if channels < 64:
-        return _shallow_tile(columns, squares)
+        return _shallow_tile(columns, squares, loop.taps in (4, 16))
     if columns <= 64:
         return (64, 64, 64, True) if rows <= 24000 else (128, 64, 64, True)
     if small <= 150:
@@ -349,7 +348,9 @@ def _column_tile(channels: int, squares: int, small: int) -> Tile:
     return (64, 64, 64, True) if small <= 132 else (64, 32, 64, False)
 
 
-def _shallow_tile(columns: int, squares: int) -> Tile:
+def _shallow_tile(columns: int, squares: int, even: bool) -> Tile:
+    if even and columns > 64 and squares > 32:
+        return (128, 128, 64, True)
     if squares <= 200:
         return (64, 64, 32, False) if squares <= 32 else (64, 128, 32, False)
     return (128, 128, 32, True) if columns > 64 else (256, 64, 32, True)
@@ -381,11 +382,12 @@ def _loop_s(site: Site, loop: Loop, tile: Tile, dtype: str, segmented: bool = Fa
 
 def _gemm_loop(site: Site, loop: Loop, tile: Tile, dtype: str, splittable: bool) -> Cost:
     """One kernel, or the variant that shares tiles between SMs where the library would gain by it."""
-    plain = _loop_s(site, loop, tile, dtype)
+    plain = _loop_s(site, loop, tile, dtype), 1
+    if tile[3] and loop.repeat == 1 and -(-loop.rows // tile[0]) * -(-loop.columns // tile[1]) > 2 * site.chip.num_sms:
+        plain = _sum(plain, _memset(site))  # the counter from which a persistent grid draws its tiles
     if not splittable or loop.taps * loop.channels < 3000:
-        return plain, 1
-    shared = _loop_s(site, loop, tile, dtype, True)
-    return (plain, 1) if plain <= shared else (shared, 2)
+        return plain
+    return min(plain, (_loop_s(site, loop, tile, dtype, True), 2))
 
 
 def _cold(site: Site, conv: Conv, num_bytes: float) -> float:
@@ -522,14 +524,19 @@ def _small_images(conv: Conv) -> bool:
 # Vector units
 
 
-def _simt_s(site: Site, rows: int, columns: int, depth: int, effort: float = 1.0) -> float:
+_SIMT_TILES = ((32, 32, "simt_narrow_frac"), (256, 64, "simt_wide_frac"))
+_SIMT_DEEP = 1700
+"""From this depth of the inner loop on, the library takes its small SIMT tiles."""
+
+
+def _simt_s(site: Site, rows: int, columns: int, depth: int) -> float:
     """A convolution as SIMT tiles: large ones for throughput, small ones to fill the chip."""
     coef, chip = site.coef, site.chip
     macs = chip.vector_flops_per_s / (2.0 * chip.num_sms * chip.clock_hz)
     steps, best = -(-depth // 8), 1e30
-    for high, wide, frac in ((256, 64, "simt_wide_frac"), (32, 32, "simt_narrow_frac")):
+    for high, wide, frac in _SIMT_TILES if depth < _SIMT_DEEP else _SIMT_TILES[:1]:
         per_sm = -(-(-(-rows // high) * -(-columns // wide)) // chip.num_sms)
-        step = max(coef["simt_step_cycles"], per_sm * high * wide * 8 * effort / (macs * coef[frac]))
+        step = max(coef["simt_step_cycles"], per_sm * high * wide * 8 / (macs * coef[frac]))
         best = min(best, steps * step + per_sm * high * wide * coef["simt_store_cycles"])
     return site.cycles_s(coef["simt_start_cycles"] + best)
 
@@ -540,8 +547,7 @@ def _vector(site: Site, seconds: float, moved_bytes: float) -> Cost:
 
 def _simt_forward(site: Site, conv: Conv) -> Cost:
     moved = conv.touched_bytes + conv.weight_bytes + conv.output_bytes
-    effort = 1.0 if conv.taps == 1 else site.coef["simt_taps"]
-    seconds = _simt_s(site, conv.n * conv.out_px, conv.o, conv.c * conv.taps, effort)
+    seconds = _simt_s(site, conv.n * conv.out_px, conv.o, conv.c * conv.taps)
     return _both(seconds, site.dram_s(moved, "loop_dram_frac")), 1
 
 

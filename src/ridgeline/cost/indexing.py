@@ -20,12 +20,13 @@ DEFAULTS: Coef = {
     "atomic_start_cycles": 3640.0,  # a scatter of a few rows
     "atomic_instr": 243.0,  # lane instructions per 32-bit element added atomically
     "atomic_narrow_instr": 280.0,  # and per 16-bit element
-    "bag_start_cycles": 4370.0,  # a sum over bags, nothing to add
-    "bag_entry_cycles": 286.0,  # one entry of a bag after the other, from the L2
-    "bag_miss_cycles": 262.0,  # more when its row comes from DRAM
-    "bag_chunk_instr": 331.0,  # lane instructions per bag and 32 columns
-    "bag_entry_instr": 53.5,  # and per entry
-    "bag_stall_instr": 12.0,  # slots lost per entry that misses the L2, with every SM full
+    "bag_overlap": 1.66,  # exponent of the blend of a bag's walk and the chip's throughput
+    "bag_start_cycles": 4000.0,  # a sum over bags, nothing to add
+    "bag_entry_cycles": 275.0,  # one entry of a bag after the other, from the L2
+    "bag_miss_cycles": 240.0,  # more when its row comes from DRAM
+    "bag_chunk_instr": 338.0,  # lane instructions per bag and 32 columns
+    "bag_entry_instr": 42.4,  # and per entry
+    "bag_stall_instr": 6.66,  # slots lost per entry that misses the L2, with every SM full
     "feature_cycles": 3530.0,  # table gradient of few indices: start
     "feature_index_cycles": 47.2,  # every index in turn
     "feature_miss_cycles": 23.0,  # more when its row comes from DRAM
@@ -97,7 +98,7 @@ def bag_s(chip: Chip, coef: Coef, bags: float, length: float, width: float, miss
     per_entry = coef["bag_entry_instr"] + coef["bag_stall_instr"] * cold * missed
     issue = issue_s(chip, 32.0 * chunks * (coef["bag_chunk_instr"] + per_entry * length))
     start = coef["bag_start_cycles"] + coef["miss_cycles"] * cold
-    return start / chip.clock_hz + blend(coef["overlap"], latency, issue)
+    return start / chip.clock_hz + blend(coef["bag_overlap"], latency, issue)
 
 
 def missed_frac(chip: Chip, table_rows: float, row_bytes: float, count: float) -> float:

@@ -9,19 +9,21 @@ from ridgeline.cost.chip import Chip
 from ridgeline.cost.stream import blend, issue_s, resident_frac, timed
 
 DEFAULTS: Coef = {
-    "overlap": 1.84,  # exponent of the blend of latency, instructions and bytes
-    "dram_frac": 1.02,  # share of the DRAM bandwidth a full launch reaches
+    "overlap": 3.0,  # exponent of the blend of latency, instructions and bytes
+    "dram_frac": 0.9,  # share of the DRAM bandwidth a full launch reaches
     "l2_frac": 0.6,  # share of the L2 bandwidth
-    "start_cycles": 2940.0,  # a launch with next to nothing to do
-    "step_cycles": 4.67e-06,  # one step of a block: load, compute, store 2048 elements; nothing loaded
-    "access_cycles": 3.11e-06,  # more per tensor read or written
-    "miss_cycles": 729.0,  # more when loads come from DRAM
-    "ragged_cycles": 300.0,  # more when the length forbids vectors
-    "access_instr": 10.8,  # lane instructions per element and tensor read or written
-    "ragged_instr": 11.1,  # more when the length forbids vectors
-    "adam_instr": 43.4,  # more per element of the fused optimizer
-    "adam_cycles": 204.0,  # and longer steps
-    "root_cycles": 309.0,  # longer steps of a square root
+    "start_cycles": 3300.0,  # a launch with next to nothing to do
+    "step_cycles": 100.0,  # one step of a lone block: compute 2048 elements
+    "access_cycles": 120.0,  # and per tensor read or written
+    "miss_cycles": 450.0,  # longer when loads come from DRAM
+    "ragged_cycles": 80.0,  # longer per tensor when the length forbids vectors
+    "element_instr": 8.0,  # lane instructions per element
+    "access_instr": 13.0,  # and per tensor read or written
+    "ragged_instr": 13.0,  # more when the length forbids vectors
+    "root_frac": 0.8,  # an out-of-place root issues this share
+    "root_cycles": 200.0,  # but waits longer
+    "adam_instr": 30.0,  # more per element of the fused optimizer
+    "adam_cycles": 600.0,  # longer steps of it
     "step_kernel_cycles": 2700.0,  # its kernel that counts steps
 }
 
@@ -30,13 +32,23 @@ _MAX_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 
 
 class Pass(NamedTuple):
-    """One foreach operator: tensor lists it reads and writes, and how many lists its kernel is given."""
+    """One operator over lists: how many it reads and writes, its kernel's arguments, and what sets it apart."""
 
     reads: int
     writes: int
     lists: int
+    instr_frac: float = 1.0
     extra_instr: float = 0.0
     extra_cycles: float = 0.0
+    blocks_per_sm: int = 4
+
+
+class Chunk(NamedTuple):
+    """What one block works through: elements of each list, their width, and whether they come one by one."""
+
+    elements: float
+    size: float
+    ragged: bool
 
 
 def launches(num_tensors: int, chunks_each: int, lists: int) -> list[int]:
@@ -49,24 +61,30 @@ def launches(num_tensors: int, chunks_each: int, lists: int) -> list[int]:
     return [_MAX_BLOCKS] * full + ([rest] if rest else [])
 
 
-def _launch_s(
-    chip: Chip, coef: Coef, one: Pass, blocks: int, elements: float, size: float, ragged: bool, warm_frac: float
-) -> float:
-    """One launch of ``blocks`` blocks with ``elements`` each: the fullest SM sets the time."""
+def _wave_s(chip: Chip, coef: Coef, one: Pass, blocks: int, chunk: Chunk, warm_frac: float) -> float:
+    """Blocks that run together, a chunk each: a lone one waits, several share an SM's issue slots, all the memory."""
     accesses, cold = one.reads + one.writes, 1.0 - warm_frac
-    steps = max(1.0, elements / _STEP)
     step = coef["step_cycles"] + coef["access_cycles"] * accesses + coef["miss_cycles"] * cold + one.extra_cycles
-    instr = coef["access_instr"] * accesses + one.extra_instr
-    if ragged:
-        step += coef["ragged_cycles"]
-        instr += coef["ragged_instr"] * accesses * (2.0 / size if size > 2.0 else 1.0)
-    latency = steps * step / chip.clock_hz
-    issue = issue_s(chip, -(-blocks // chip.num_sms) * chip.num_sms * elements * instr)
-    moved = blocks * elements * size * accesses
-    memory = max(
-        moved * cold / (coef["dram_frac"] * chip.dram_bytes_per_s), moved / (coef["l2_frac"] * chip.l2_bytes_per_s)
-    )
-    body = blend(coef["overlap"], blend(coef["overlap"], latency, issue), memory)
+    instr = coef["element_instr"] + coef["access_instr"] * accesses
+    if chunk.ragged:
+        step += coef["ragged_cycles"] * accesses
+        instr += coef["ragged_instr"] * accesses
+    instr = instr * one.instr_frac + one.extra_instr
+    latency = max(1.0, chunk.elements / _STEP) * step / chip.clock_hz
+    issue = issue_s(chip, -(-blocks // chip.num_sms) * chip.num_sms * chunk.elements * instr)
+    moved = blocks * chunk.elements * chunk.size * accesses
+    dram_s = moved * cold / (coef["dram_frac"] * chip.dram_bytes_per_s)
+    memory = max(dram_s, moved / (coef["l2_frac"] * chip.l2_bytes_per_s))
+    return blend(coef["overlap"], blend(coef["overlap"], latency, issue), memory)
+
+
+def _launch_s(chip: Chip, coef: Coef, one: Pass, blocks: int, chunk: Chunk, warm_frac: float) -> float:
+    """One launch: as many waves as its blocks need on this many SMs."""
+    together = chip.num_sms * one.blocks_per_sm
+    full, rest = divmod(blocks, together)
+    body = full * _wave_s(chip, coef, one, together, chunk, warm_frac) if full else 0.0
+    if rest:
+        body += _wave_s(chip, coef, one, rest, chunk, warm_frac)
     return coef["start_cycles"] / chip.clock_hz + body
 
 
@@ -78,14 +96,11 @@ def pass_s(
     blocks = launches(num_tensors, chunks, one.lists)
     if not blocks:
         return 0.0, 0
-    ragged = numel % 4 != 0
-    longest = min(float(_CHUNK), float(numel))
-    average = numel / chunks
+    longest, average = min(float(_CHUNK), float(numel)), numel / chunks
     elements = average + (longest - average) / (1.0 + chunks * num_tensors / (2.0 * chip.num_sms))
-    full = _launch_s(chip, coef, one, blocks[0], elements, size, ragged, warm_frac)
-    last = (
-        full if blocks[-1] == blocks[0] else _launch_s(chip, coef, one, blocks[-1], elements, size, ragged, warm_frac)
-    )
+    chunk = Chunk(elements, size, numel % 4 != 0)
+    full = _launch_s(chip, coef, one, blocks[0], chunk, warm_frac)
+    last = full if blocks[-1] == blocks[0] else _launch_s(chip, coef, one, blocks[-1], chunk, warm_frac)
     return full * (len(blocks) - 1) + last, len(blocks)
 
 
@@ -105,12 +120,12 @@ _ADAMW = (
 
 def _passes(call: Call, coef: Coef, dims: dict[str, int]) -> tuple[Pass, ...]:
     if call.kind == "adamw":
-        fused = Pass(4, 3, 4, coef["adam_instr"], coef["adam_cycles"])
+        fused = Pass(4, 3, 4, 1.0, coef["adam_instr"], coef["adam_cycles"], 1)
         return (fused,) if call.library == "fused" else _ADAMW
     if call.kind == "foreach":
         return (Pass(dims["reads"], dims["writes"], dims.get("lists", max(1, dims["reads"]))),)
     if call.kind == "foreach_sqrt":
-        return (Pass(1, 1, 2, 0.0, coef["root_cycles"]),)
+        return (Pass(1, 1, 2, coef["root_frac"], 0.0, coef["root_cycles"]),)
     return (_FOREACH[call.kind],)
 
 

@@ -25,64 +25,66 @@ from ridgeline.errors import CostError
 
 DEFAULTS: dict[str, float] = {
     "launch_cycles": 1500.0,  # an empty kernel as a profiler sees it
-    "dram_frac": 0.937,  # of the datasheet bandwidth a long stream reaches
-    "l2_frac": 0.506,  # of the L2 bandwidth
-    "evict_frac": 0.181,  # dirty share of a cold L2 that a stream must write back
-    "evict_ramp_frac": 0.0408,  # stream length, in L2 capacities, at which half of that is paid
-    "reread_frac": 0.875,  # of the L2 the rows in flight may fill and still be found there by the next pass
-    "left_frac": 0.523,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
+    "dram_frac": 0.95,  # of the datasheet bandwidth a long stream reaches
+    "l2_frac": 0.503,  # of the L2 bandwidth
+    "evict_frac": 0.187,  # dirty share of a cold L2 that a stream must write back
+    "evict_ramp_frac": 0.0416,  # stream length, in L2 capacities, at which half of that is paid
+    "reread_frac": 0.874,  # of the L2 the rows in flight may fill and still be found there by the next pass
+    "left_frac": 0.525,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
     "tail_frac": 1.0,  # share of the last partial wave of blocks that is waited for
     "miss_cycles": 900.0,  # a load that goes to DRAM instead of L2, in Inductor's kernels
     "stats_cycles": 1100.0,  # a kernel on a vector of channels, beyond its launch
     "params_cycles": 1910.0,  # a kernel on the (sample, channel) matrix of group norm, beyond its launch
     "params_row": 1.28,  # … more per (sample, group)
     "memset_cycles": 1640.0,  # a memset, its launch included
-    "reduce.step": 64.2,  # the column sum of partial gradients: cycles per serial row
+    "reduce.step": 64.3,  # the column sum of partial gradients: cycles per serial row
     "reduce.multi": 18500.0,  # … when several blocks share a column
     # vectorized_layer_norm_kernel: 128 threads a row, 4 elements each, two passes; work unit: 128 elements
-    **looped_coef("ln", 600, 2200, 1000, 800, 60, 25, 1.9),
-    **looped_coef("rms", 448, 1040, 697, 736, 58.2, 0.885, 1.8),
+    **looped_coef("ln", 2300, 0, 1080, 828, 256, 25, 2.1),
+    **looped_coef("rms", 1350, 0, 710, 725, 131, 5.7, 2.0),
+    "ln.wide_work": 3.0,  # more work a row of 32-bit elements
+    "rms.wide_work": 5.5,
     "rms.wide": 0.768,  # latency of an iteration on 32-bit elements, which the compiler unrolls further
     # RowwiseMomentsCUDAKernel and LayerNormForwardCUDAKernel: rows that 4 does not divide
-    **looped_coef("moments", 3590, 0.0, 22.4, 793, 1210, 13.0, 2.88),
-    **looped_coef("momentsr", 3050, 0.0, 10.4, 716, 1150, 2.01, 1.21),
-    **looped_coef("affine", 511, 0.0, 789, 0.0, 88.2, 3.21, 1.48),
+    **looped_coef("moments", 3590, 0.0, 22.0, 793, 1210, 13.0, 2.9),
+    **looped_coef("momentsr", 3060, 0.0, 8.54, 718, 1150, 2.47, 1.23),
+    **looped_coef("affine", 510, 0.0, 789, 0.0, 87.5, 3.14, 1.47),
     # layer_norm_grad_input_kernel, vectorized (work unit: 128 elements) or not (32 elements)
-    **looped_coef("dx", 536, 668, 533, 607, 122, 13.3, 1.93),
-    **looped_coef("dxs", 434, 1710, 681, 619, 0.0, 18.7, 1.78),
-    "dx.bias": 3.63,  # more work a row for the mean that RMS norm does not have
-    "dx.far": 424.0,  # more latency an iteration once the rows of an SM exceed its L1
+    **looped_coef("dx", 433, 771, 533, 604, 115, 13.1, 1.88),
+    **looped_coef("dxs", 475, 1790, 610, 654, 0.0, 20.1, 1.96),
+    "dx.bias": 3.77,  # more work a row for the mean that RMS norm does not have
+    "dx.far": 436.0,  # more latency an iteration once the rows of an SM exceed its L1
     # GammaBetaBackwardCUDAKernelTemplate, a warp of columns: 8 rows a thread and iteration; a warp alone; partial sums
-    **looped_coef("dgb", 399, 2010, 0.0, 663, 1340, 39.6, 1.53),
-    **looped_coef("dgs", 843, 256, 549, 18.5, 164, 4.67, 1.14),
-    **looped_coef("dgp", 42.1, 4620, 72.0, 64.9, 0.0, 155, 1.92),
+    **looped_coef("dgb", 380, 2030, 0.0, 668, 1330, 39.7, 1.52),
+    **looped_coef("dgs", 889, 216, 549, 16.9, 161, 2.46, 1.13),
+    **looped_coef("dgp", 39.9, 4190, 58.8, 55.5, 0.0, 149, 1.79),
     "dgb.bias": 1.17,  # the sum for the bias beside that for the weight
     # group norm: moments of a group, affine map, layout copy; gradients per channel, input gradient, column sums
-    **looped_coef("gmoments", 4.65, 4430, 384, 384, 0.0, 34.0, 1.2),
-    **looped_coef("gaffine", 1850, 0.0, 0.0, 2690, 0.0, 308, 2.7),
-    **looped_coef("gcopy", 17.8, 551, 0.0, 2820, 0.0, 749, 1.59),
+    **looped_coef("gmoments", 3.29, 4420, 384, 383, 0.0, 33.4, 1.2),
+    **looped_coef("gaffine", 1850, 0.0, 0.0, 2690, 0.0, 308, 2.67),
+    **looped_coef("gcopy", 14.3, 410, 0.0, 2960, 0.0, 749, 1.59),
     **looped_coef("gsums", 1840, 0.0, 277, 605, 118, 321, 8.0),
-    **looped_coef("gdx", 2220, 0.0, 0.0, 601, 0.0, 461, 5.83),
-    **looped_coef("gdgb", 46.0, 419, 540, 672, 0.0, 0.0, 3.0),
+    **looped_coef("gdx", 2220, 0.0, 0.0, 601, 0.0, 461, 5.69),
+    **looped_coef("gdgb", 46.0, 418, 540, 673, 0.0, 0.0, 3.0),
     # ATen batch norm, one block a channel: statistics, affine map, the whole backward
-    **looped_coef("bstat", 854, 1800, 395, 431, 1230, 4.62, 1.34),
-    **looped_coef("baffine", 1260, 817, 424, 664, 146, 181, 8.0),
-    **looped_coef("bdx", 2160, 0.0, 916, 498, 850, 104, 1.28),
+    **looped_coef("bstat", 817, 1830, 395, 431, 1220, 3.8, 1.33),
+    **looped_coef("baffine", 1260, 819, 425, 664, 146, 181, 8.0),
+    **looped_coef("bdx", 2130, 0.0, 918, 493, 849, 98.1, 1.27),
     # ATen batch norm on channels-last tensors
-    **looped_coef("cstat", 2760, 81.9, 936, 1770, 1380, 477, 1.0),
-    **looped_coef("caffine", 523, 329, 868, 1220, 1150, 115, 1.73),
-    **looped_coef("csums", 35.7, 587, 500, 787, 1740, 0.0, 1.0),
-    **looped_coef("cdx", 1220, 2550, 356, 1660, 520, 118, 1.88),
+    **looped_coef("cstat", 2770, 64.2, 932, 1770, 1380, 482, 1.0),
+    **looped_coef("caffine", 388, 469, 874, 1200, 1120, 108, 1.7),
+    **looped_coef("csums", 33.0, 550, 497, 792, 1760, 0.0, 1.0),
+    **looped_coef("cdx", 1180, 2630, 352, 1650, 473, 69.3, 1.8),
     # cuDNN batch norm (fp32): inference, training and backward, one block a channel, or persistent on channels-last
-    **looped_coef("ninfer", 2020, 905, 117, 223, 3.65, 395, 6.49),
-    **looped_coef("ninfer_nhwc", 4250, 5710, 0.0, 0.0, 0.0, 878, 4.32),
-    **looped_coef("ntrain", 2560, 614, 327, 284, 1430, 18.1, 1.0),
-    **looped_coef("ntrain_nhwc", 7860, 1070, 56.5, 233, 0.0, 8.35, 1.0),
-    **looped_coef("nback", 28.5, 271, 1440, 1090, 3310, 8.57, 1.42),
-    **looped_coef("nback_nhwc", 147, 8220, 361, 432, 0.0, 10.4, 1.7),
-    **triton_coef(23.1, 92.8, 610, 1550, 406, 11.5, 619, 8.0, 1080),
-    "triton.mixed": 1.36,  # the row kernel that also keeps partial column sums, over one that does not
-    "triton.columns": 1.21,  # the column-sum kernel's time over its DRAM traffic
+    **looped_coef("ninfer", 2010, 894, 119, 232, 2.9, 396, 6.45),
+    **looped_coef("ninfer_nhwc", 4250, 5720, 0.0, 0.0, 0.0, 878, 4.34),
+    **looped_coef("ntrain", 2530, 571, 326, 287, 1450, 22.4, 1.0),
+    **looped_coef("ntrain_nhwc", 7850, 1070, 38.0, 261, 0.0, 7.78, 1.0),
+    **looped_coef("nback", 25.3, 209, 1440, 1090, 3280, 9.0, 1.4),
+    **looped_coef("nback_nhwc", 123, 8220, 339, 469, 0.0, 10.5, 1.71),
+    **triton_coef(10.2, 81.0, 609, 1540, 423, 9.4, 633, 8.0, 1080),
+    "triton.mixed": 1.38,  # the row kernel that also keeps partial column sums, over one that does not
+    "triton.columns": 1.24,  # the column-sum kernel's time over its DRAM traffic
 }
 VECTOR = 4
 ROW_THREADS = 128
@@ -95,11 +97,11 @@ def _normalize(rows: int, width: int, size: float, is_rms: bool, chip: Chip, coe
     """Layer or RMS norm forward: one fused kernel when 4 divides the row, else moments and then the affine map."""
     moved = rows * width * size
     if width % VECTOR == 0:
-        key, resident = "rms" if is_rms else "ln", 16 if size < 4 else 12
+        key, resident = "rms" if is_rms else "ln", resident_blocks(ROW_THREADS, 32 if size < 4 else 48)
         steps = ceil(width / (VECTOR * ROW_THREADS)) * (coef["rms.wide"] if is_rms and size >= 4 else 1.0)
         read = moved + reread_bytes(rows, width * size, resident, 2, chip, coef)
-        memory_s = stream_s(chip, coef, read, moved, warm)
-        return [looped(key, chip, coef, rows, resident, steps, ceil(width / 128), warm, memory_s)]
+        work = ceil(width / 128) + (size >= 4) * coef[key + ".wide_work"]
+        return [looped(key, chip, coef, rows, resident, steps, work, warm, stream_s(chip, coef, read, moved, warm))]
     again, suffix = max(warm, left_over(moved, chip, coef)), "r" if is_rms else ""
     steps, warps = ceil(width / MOMENT_THREADS), ceil(width / 32)
     read_s, map_s = stream_s(chip, coef, moved, 0.0, warm), stream_s(chip, coef, moved, moved, again)

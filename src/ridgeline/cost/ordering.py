@@ -26,7 +26,7 @@ DEFAULTS: Coef = {
     "pass_fill_elements": 50000.0,  # at this number of elements half of it
     "pass_instr": 320.0,  # lane instructions per element and pass
     "histogram_cycles": 5000.0,  # the histogram kernel
-    "histogram_instr": 8.73,  # merging its bins, per element, until the grid is full
+    "histogram_instr": 8.76,  # merging its bins, per element, until the grid is full
     "histogram_digit_instr": 20.0,  # and per digit
     "histogram_full_elements": 45000.0,  # elements per SM that fill its grid
     "index_cycles": 2300.0,  # writing the initial indices

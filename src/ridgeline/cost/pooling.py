@@ -8,19 +8,20 @@ from ridgeline.cost.chip import Chip
 from ridgeline.cost.stream import Sweep, blend, issue_s, timed
 
 DEFAULTS: Coef = {
-    "overlap": 0.889,  # exponent of the blend of latency, instructions and bytes
-    "start_cycles": 3120.0,  # a small grid
-    "miss_cycles": 2160.0,  # longer when its input comes from DRAM
+    "overlap": 1.5,  # exponent of the blend of latency, instructions and bytes
+    "start_cycles": 3140.0,  # a small grid
+    "miss_cycles": 2140.0,  # longer when its input comes from DRAM
     "output_instr": 272.0,  # lane instructions per output: window bounds
     "window_instr": 30.1,  # and per element of the window
     "average_frac": 2.05,  # channels-last average pooling needs this many times more
-    "last_frac": 0.919,  # channels-last maximum
-    "last_start_cycles": 10400.0,  # channels-last maximum: a block first clears its shared memory
-    "last_output_cycles": 340.0,  # and walks its image rows in turn, per output pixel up to 64
+    "last_frac": 1.12,  # channels-last maximum
+    "last_start_cycles": 9530.0,  # channels-last maximum: a block first clears its shared memory
+    "last_output_cycles": 454.0,  # and walks its image rows in turn, per output pixel up to 64
+    "last_wide_frac": 1.4,  # longer with 32-bit elements, of which fewer fit
     "back_instr": 364.0,  # gradient of maximum pooling: lane instructions per input element
-    "back_last_frac": 0.655,  # channels-last
+    "back_last_frac": 0.809,  # channels-last
     "back_small_frac": 1.47,  # images below 100 pixels leave lanes idle
-    "back_last_start_cycles": 12100.0,  # channels-last: start
+    "back_last_start_cycles": 15800.0,  # channels-last: start
     "resize_instr": 79.9,  # nearest-neighbor resize, per output
     "resize_wide_frac": 1.17,  # 32-bit elements
     "linear_instr": 160.0,  # more for interpolation
@@ -37,7 +38,8 @@ def _window_s(
         instr *= coef["average_frac"]
     elif channels_last:
         instr *= coef["last_frac"]
-        latency = (coef["last_start_cycles"] + coef["last_output_cycles"] * min(64.0, pixels)) / chip.clock_hz
+        wide = coef["last_wide_frac"] if ITEMSIZE[call.dtype] > 2.0 else 1.0
+        latency = wide * (coef["last_start_cycles"] + coef["last_output_cycles"] * min(64.0, pixels)) / chip.clock_hz
     return start / chip.clock_hz + blend(coef["overlap"], latency, issue_s(chip, outputs * instr))
 
 

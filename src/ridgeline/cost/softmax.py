@@ -33,92 +33,95 @@ DEFAULTS: dict[str, float] = {
     "launch_cycles": 1600.0,  # an empty kernel as a profiler sees it
     "dram_frac": 0.951,  # of the datasheet bandwidth a long stream reaches
     "l2_frac": 0.857,  # of the L2 bandwidth
-    "evict_frac": 0.231,  # dirty share of a cold L2 that a stream must write back
-    "evict_ramp_frac": 0.367,  # stream length, in L2 capacities, at which half of that is paid
+    "evict_frac": 0.235,  # dirty share of a cold L2 that a stream must write back
+    "evict_ramp_frac": 0.379,  # stream length, in L2 capacities, at which half of that is paid
     "reread_frac": 1.24,  # of the L2 the rows in flight may fill and still be found there by the next pass
-    "left_frac": 0.742,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
+    "left_frac": 0.744,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
     "tail_frac": 1.0,  # share of the last partial wave of blocks that is waited for
     "miss_cycles": 800.0,  # a load that goes to DRAM instead of L2
     # Of each kernel: .first cycles once, .block cycles of latency a block, .step more per iteration (.miss when its
     # loads go to DRAM), .base and .issue SM cycles of issue slots a block and an iteration, .power of the overlap.
     # --- softmax_warp_forward: rows of at most 2048 in the registers of one warp ---
-    "warp.first": 424.0,
-    "warp.block": 16.6,
-    "warp.step": 75.0,  # latency per element a lane may hold
-    "warp.touch": 6.34,  # … per element it does hold
+    "warp.first": 437.0,
+    "warp.block": 2.67,
+    "warp.step": 78.5,  # latency per element a lane may hold
+    "warp.touch": 2.42,  # … per element it does hold
     "warp.half": 114.0,  # … more for 16-bit elements
-    "warp.div": 89.5,  # … more for the division that log-softmax spares
-    "warp.base": 154.0,
-    "warp.issue": 1.39,
-    "warp.issue_touch": 0.219,
-    "warp.issue_half": 14.3,
-    "warp.issue_div": 0.269,
-    "warp.power": 1.67,
+    "warp.div": 89.1,  # … more for the division that log-softmax spares
+    "warp.base": 155.0,
+    "warp.issue": 1.06,
+    "warp.issue_touch": 0.0506,
+    "warp.issue_half": 14.5,
+    "warp.issue_div": 0.0427,
+    "warp.power": 1.65,
     # --- softmax_warp_backward ---
-    "warpb.first": 496.0,
-    "warpb.block": 11.0,
+    "warpb.first": 502.0,
+    "warpb.block": 1.62,
     "warpb.step": 18.4,
     "warpb.half": 72.5,
     "warpb.log": 132.0,  # the exponential of log-softmax
     "warpb.base": 71.2,
-    "warpb.issue": 0.261,
-    "warpb.issue_half": 7.13,
-    "warpb.issue_log": 0.714,
-    "warpb.power": 1.46,
+    "warpb.issue": 0.0496,
+    "warpb.issue_half": 7.04,
+    "warpb.issue_log": 0.157,
+    "warpb.power": 1.44,
     # --- cunn_SoftMaxForwardReg: rows of at most 9216 in the registers of a block, one block an SM ---
-    "reg.first": 1200.0,
-    "reg.step": 370.0,
-    "reg.half": 130.0,
-    "reg.div": 110.0,
-    "reg.burst": 1.36,  # memory time over the stream's: the one block of an SM loads and computes in turn
+    "reg.first": 317.0,
+    "reg.block": 284.0,
+    "reg.step": 593.0,
+    "reg.half": 42.8,
+    "reg.div": 105.0,
+    "reg.burst": 0.665,  # memory time over the stream's: the one block of an SM loads and computes in turn
     # --- cunn_SoftMaxForwardSmem ---
-    "smem.first": 76.9,
-    "smem.block": 3310.0,
-    "smem.step": 1510.0,
-    "smem.issue": 260.0,
+    "smem.first": 53.0,
+    "smem.block": 3320.0,
+    "smem.step": 1520.0,
+    "smem.issue": 261.0,
     "smem.power": 1.47,
     # --- cunn_SoftMaxForward: three passes over global memory ---
     "plain.first": 1840.0,
-    "plain.block": 16.8,
+    "plain.block": 29.8,
     "plain.step": 1590.0,  # latency of one vectorized iteration, all passes
-    "plain.tail": 58.2,  # … of one scalar iteration at the end of the row
-    "plain.miss": 551.0,
-    "plain.div": 53.4,
-    "plain.issue": 47.4,
-    "plain.issue_half": 75.9,
+    "plain.tail": 61.5,  # … of one scalar iteration at the end of the row
+    "plain.miss": 549.0,
+    "plain.div": 64.1,
+    "plain.issue": 44.6,
+    "plain.issue_half": 77.9,
     "plain.issue_tail": 965.0,
-    "plain.issue_div": 180.0,
+    "plain.issue_div": 179.0,
     "plain.power": 1.71,
     # --- cunn_SoftMaxBackwardSmem ---
     "smemb.first": 1060.0,
-    "smemb.block": 11.2,
-    "smemb.step": 917.0,
-    "smemb.miss": 967.0,
-    "smemb.issue": 153.0,
-    "smemb.power": 2.49,
+    "smemb.block": 3.72,
+    "smemb.step": 918.0,
+    "smemb.miss": 966.0,
+    "smemb.issue": 152.0,
+    "smemb.power": 2.48,
     # --- cunn_SoftMaxBackward ---
-    "plainb.first": 2260.0,
-    "plainb.block": 26.9,
+    "plainb.first": 2270.0,
+    "plainb.block": 13.5,
     "plainb.step": 862.0,
-    "plainb.tail": 817.0,
-    "plainb.miss": 739.0,
-    "plainb.log": 213.0,
-    "plainb.issue": 84.8,
-    "plainb.issue_half": 0.175,
-    "plainb.issue_tail": 78.9,
+    "plainb.tail": 823.0,
+    "plainb.miss": 741.0,
+    "plainb.log": 211.0,
+    "plainb.issue": 85.4,
+    "plainb.issue_half": 0.127,
+    "plainb.issue_tail": 45.4,
     "plainb.power": 1.52,
     # --- one block of nll_loss over all rows ---
-    "nll.first": 755.0,
-    "nll.step": 1440.0,  # a dependent pair of loads, target then log-probability
-    "nll.far": 640.0,  # … more when the log-probabilities have left the L2
-    "nllb.first": 585.0,
-    "nllb.step": 946.0,
-    "nllb.far": 32.7,
+    "nll.first": 751.0,
+    "nll.step": 1000.0,  # a dependent pair of loads, target then log-probability
+    "nll.miss": 400.0,  # … more when the target comes from DRAM
+    "nll.far": 638.0,  # … more when the log-probabilities have left the L2
+    "nllb.first": 586.0,
+    "nllb.step": 650.0,
+    "nllb.miss": 300.0,
+    "nllb.far": 38.0,
     # --- elementwise helpers ---
-    "mul.first": 390.0,
+    "mul.first": 393.0,
     "fill.dram_frac": 0.948,  # of the datasheet bandwidth a fill reaches
     "fill.half_frac": 0.75,  # of that, when filling 16-bit elements
-    **triton_coef(943, 248, 424, 1200, 352, 500, 206, 8.0, 551),
+    **triton_coef(952, 248, 424, 1230, 247, 500, 205, 8.0, 531),
     "triton.online": 3.81,  # arithmetic of the online maximum and sum of a looped softmax, over a plain sum
 }
 
@@ -180,7 +183,7 @@ def _register_forward(rows: int, width: int, size: float, is_log: bool, chip: Ch
     moved = rows * width * size
     return kernel(
         "cunn_SoftMaxForwardReg", chip, coef, 1.0, _first("reg", coef, warm),
-        rounds(rows, chip.num_sms, coef["tail_frac"]), width / 1024 * step, 0.0,
+        rounds(rows, chip.num_sms, coef["tail_frac"]), coef["reg.block"] + width / 1024 * step, 0.0,
         coef["reg.burst"] * stream_s(chip, coef, moved, moved, warm),
     )  # fmt: skip
 
@@ -286,17 +289,17 @@ def _nll_threads(rows: int) -> int:
     return int(min(1024, max(32, 2 ** round(log2(max(1.0, rows / 16))))))
 
 
-def _nll_forward(rows: int, width: int, size: float, chip: Chip, coef: Coef) -> Kernel:
+def _nll_forward(rows: int, width: int, size: float, chip: Chip, coef: Coef, warm: float) -> Kernel:
     steps = ceil(rows / _nll_threads(rows))
     far = spilled(rows * width * size, coef["left_frac"] * chip.l2_bytes)
-    chain = steps * (coef["nll.step"] + far * coef["nll.far"])
+    chain = steps * (coef["nll.step"] + coef["nll.miss"] * (1.0 - warm) + far * coef["nll.far"])
     return kernel("nll_loss_forward", chip, coef, 1.0, coef["nll.first"], 1.0, chain, 0.0, 0.0)
 
 
-def _nll_backward(rows: int, width: int, size: float, chip: Chip, coef: Coef) -> Kernel:
+def _nll_backward(rows: int, width: int, size: float, chip: Chip, coef: Coef, warm: float) -> Kernel:
     steps = ceil(rows / _nll_threads(rows))
     far = spilled(rows * width * size, coef["left_frac"] * chip.l2_bytes)
-    chain = steps * (coef["nllb.step"] + far * coef["nllb.far"])
+    chain = steps * (coef["nllb.step"] + coef["nllb.miss"] * (1.0 - warm) + far * coef["nllb.far"])
     return kernel("nll_loss_backward", chip, coef, 1.0, coef["nllb.first"], 1.0, chain, 0.0, 0.0)
 
 
@@ -314,14 +317,14 @@ def kernels(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> list[Kernel
     if call.phase == "fwd":
         made = [] if call.kind == "nll_loss" else [_forward(rows, width, size, is_log, chip, coef, warm_frac)]
         if call.kind in ("cross_entropy", "nll_loss"):
-            made.append(_nll_forward(rows, width, size, chip, coef))
+            made.append(_nll_forward(rows, width, size, chip, coef, warm_frac))
         return made
     if call.kind == "softmax":
         mul = _mul(moved, chip, coef, warm_frac)
         return [mul, _backward(rows, width, size, False, chip, coef, max(warm_frac, left_over(3 * moved, chip, coef)))]
     if call.kind == "log_softmax":
         return [_backward(rows, width, size, True, chip, coef, warm_frac)]
-    made = [_fill(moved, size, chip, coef), _nll_backward(rows, width, size, chip, coef)]
+    made = [_fill(moved, size, chip, coef), _nll_backward(rows, width, size, chip, coef, warm_frac)]
     if call.kind == "cross_entropy":
         made.append(_backward(rows, width, size, True, chip, coef, max(warm_frac, 0.5 * left_over(moved, chip, coef))))
     return made

@@ -21,7 +21,8 @@ DEFAULTS: Coef = {
     "ramp_cycles": 6460.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
     "ramp_bytes": 83300000.0,  # traffic at which half of the ramp has been lost
     "overlap": 8.65,  # exponent of the blend of memory and instruction time: infinity is a perfect overlap
-    "paced_overlap": 2.74,  # the same exponent for a fixed grid whose threads load, compute and store in turn
+    "paced_overlap": 2.63,  # the same exponent for a fixed grid whose threads load, compute and store in turn
+    "paced_cycles": 17.2,  # latency of one instruction of such a thread, up to its first store
     "vector_instr": 20.2,  # instructions per element around the arithmetic: vectorized kernel
     "chain_cycles": 4.38,  # latency of one dependent instruction of the arithmetic
     "strided_instr": 37.2,  # instructions per element of the index-computing kernel
@@ -41,12 +42,12 @@ DEFAULTS: Coef = {
     "store_start_cycles": 1660.0,  # start of a kernel that only writes
     "fill_frac": 0.993,  # its share of the DRAM bandwidth
     "fill_instr": 19.8,  # instructions per element of a fill
-    "dropout_instr": 29.9,  # random-number instructions per element
-    "dropout_thread_instr": 162.0,  # and per thread, shared by the vector width
-    "cat_instr": 19.6,  # instructions per element, concatenation of 16-byte aligned rows
-    "cat_element_instr": 56.8,  # and of unaligned rows, written element by element
-    "cat_seam_instr": 256.0,  # added when rows end inside a sector that leaves the L2 half-written
-    "cat_seam_bytes": 74.0,  # row length at which half of it is saved
+    "dropout_instr": 29.1,  # random-number instructions per element
+    "dropout_thread_instr": 151.0,  # and per thread, shared by the vector width
+    "cat_instr": 17.2,  # instructions per element, concatenation of 16-byte aligned rows
+    "cat_element_instr": 51.5,  # and of unaligned rows, written element by element
+    "cat_seam_instr": 112.0,  # added per byte when rows end inside a sector that leaves the L2 half-written
+    "cat_seam_bytes": 63.6,  # row length at which half of it is saved
     "fused_frac": 0.916,  # a fused Triton kernel: share of the DRAM bandwidth
     "fused_alu": 1.26,  # its arithmetic instructions over those of the library's kernel
     "fused_ragged": 1.51,  # more instructions when an odd number of elements forbids vectors
@@ -193,7 +194,9 @@ def _start_cycles(coef: Coef, sweep: Sweep, warm_frac: float) -> float:
     if path == "fused":
         return coef["fused_start_cycles"]
     start = coef["start_cycles"] if sweep.read_bytes > 0.0 else coef["store_start_cycles"]
-    if path in ("plain", "paced"):
+    if path == "paced":
+        return start + coef["paced_cycles"] * sweep.alu
+    if path == "plain":
         return start
     if path == "vector":
         return start + coef["chain_cycles"] * sweep.alu * min(8.0, 16.0 / max(1.0, sweep.itemsize))
@@ -325,7 +328,7 @@ def _cat(coef: Coef, chip: Chip, dims: dict[str, int], size: float) -> Sweep:
     if dims["n"] > 1 and (dims["c"] * size % 32 or dims["c2"] * size % 32):
         row_bytes = (dims["c"] + dims["c2"]) * size / 2.0
         evicted = 1.0 - resident_frac(chip, 2.0 * numel * size)
-        alu += coef["cat_seam_instr"] * evicted / (1.0 + row_bytes / coef["cat_seam_bytes"])
+        alu += coef["cat_seam_instr"] * size * evicted / (1.0 + row_bytes / coef["cat_seam_bytes"])
     return Sweep(numel, numel * size, numel * size, 2, alu, size, "paced")
 
 
