@@ -214,8 +214,8 @@ FITS = (
     Fit(
         "multitensor",
         "adamw foreach_add foreach_sqrt foreach_mul_ foreach_addcdiv_",
-        "start_cycles step_cycles access_cycles miss_cycles ragged_cycles element_instr access_instr ragged_instr root_frac "
-        "root_cycles adam_instr adam_cycles",
+        "overlap start_cycles step_cycles access_cycles miss_cycles ragged_cycles access_instr ragged_instr root_frac "
+        "root_cycles adam_instr adam_cycles adam_frac",
     ),
     Fit(
         "pooling",

@@ -103,14 +103,15 @@ class Walk:
         site, work, calls = self.lowered(node)
         storages = [(self.roots[v], b) for v, b in zip(node.inputs, site.in_bytes, strict=True)]
         warm_frac = self.cache.warm_frac(storages) if calls else 0.0
-        spent_s = host.host_s(node, self.coef, self.training)
         if not calls:
-            return Line(node, times, work, calls, 0.0, 0.0, "free", Basis.MEASURED, "", 0, spent_s, 0.0)
+            return Line(node, times, work, calls, 0.0, 0.0, "free", Basis.MEASURED, "", 0, host.host_s(node, self.coef, self.training), 0.0)
         for storage, num_bytes in storages:
             self.cache.touch(storage, num_bytes)
         for v, t in zip(node.outputs, site.outs, strict=True):
             self.cache.touch(self.roots[v], t.num_bytes)
-        return priced(self.pricer, node, times, work, calls, warm_frac, spent_s)
+        line = priced(self.pricer, node, times, work, calls, warm_frac, 0.0)
+        line.host_s = host.host_s(node, self.coef, self.training, line.num_kernels)
+        return line
 
     def lowered(self, node: Node) -> tuple[Site, Work, tuple[Call, ...]]:
         values, roots = self.graph.values, self.roots

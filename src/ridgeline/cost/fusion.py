@@ -156,7 +156,7 @@ class Fuser:
         self._touch(flat, site)
         spent = self.coef["compiled_call_s"] * len(calls)
         if flat.node.phase is Phase.OPTIMIZER:  # the optimizer is not compiled with the model
-            spent = host.host_s(flat.node, self.coef, True)
+            spent = host.host_s(flat.node, self.coef, training=True)
         return priced(self.pricer, flat.node, flat.times, work, calls, warm, spent)
 
     def _group_line(self, group: Group) -> Line | None:

@@ -42,6 +42,7 @@ class _Walk:
     def __init__(self, graph: Graph) -> None:
         self.values, self.workspace = graph.values, workspace_bytes(graph)
         self.live: dict[Flat, int] = {}
+        self.gone: set[Flat] = set()
         self.kinds: dict[str, int] = {}
         for v in graph.values:
             if v.kind in RESIDENT and v.alias is None:
@@ -90,8 +91,11 @@ class _Walk:
         self.kinds[value.kind] = self.kinds.get(value.kind, 0) + size
 
     def _release(self, flat: Flat) -> None:
-        size = self.live.pop(flat, 0)
         value = self.values[flat[0]]
+        size = self.live.pop(flat, 0)
+        if value.kind in RESIDENT and value.alias is None and flat not in self.gone:  # a cache the step replaces
+            self.gone.add(flat)
+            size = rounded(value.num_bytes)
         if value.count > 1 and not self.body:  # freed outside the block: one shown slice stands for several
             size *= slot_times(value.count, 3)[flat[1]]
         self.current -= size

@@ -9,25 +9,26 @@ from ridgeline.cost.chip import Chip
 from ridgeline.cost.stream import blend, issue_s, resident_frac, timed
 
 DEFAULTS: Coef = {
-    "overlap": 3.0,  # exponent of the blend of latency, instructions and bytes
-    "dram_frac": 0.9,  # share of the DRAM bandwidth a full launch reaches
+    "overlap": 6.28,  # exponent of the blend of latency, instructions and bytes
+    "dram_frac": 0.87,  # share of the DRAM bandwidth a full launch reaches
     "l2_frac": 0.6,  # share of the L2 bandwidth
-    "start_cycles": 3300.0,  # a launch with next to nothing to do
-    "step_cycles": 100.0,  # one step of a lone block: compute 2048 elements
-    "access_cycles": 120.0,  # and per tensor read or written
-    "miss_cycles": 450.0,  # longer when loads come from DRAM
-    "ragged_cycles": 80.0,  # longer per tensor when the length forbids vectors
-    "element_instr": 8.0,  # lane instructions per element
-    "access_instr": 13.0,  # and per tensor read or written
-    "ragged_instr": 13.0,  # more when the length forbids vectors
-    "root_frac": 0.8,  # an out-of-place root issues this share
-    "root_cycles": 200.0,  # but waits longer
-    "adam_instr": 30.0,  # more per element of the fused optimizer
-    "adam_cycles": 600.0,  # longer steps of it
+    "start_cycles": 3330.0,  # a launch with next to nothing to do
+    "step_cycles": 111.0,  # one step of a lone block: compute 2048 elements
+    "access_cycles": 140.0,  # and per tensor read or written
+    "miss_cycles": 636.0,  # longer when loads come from DRAM
+    "ragged_cycles": 86.1,  # longer per tensor when the length forbids vectors
+    "access_instr": 17.6,  # issue slots per element and tensor read or written, with every SM full
+    "ragged_instr": 18.2,  # more when the length forbids vectors
+    "root_frac": 0.852,  # an out-of-place root issues this share
+    "root_cycles": 254.0,  # but waits longer
+    "adam_instr": 37.3,  # more per element of the fused optimizer
+    "adam_cycles": 617.0,  # longer steps of it
+    "adam_frac": 0.933,  # its seven streams reach this share of the others' bandwidth
     "step_kernel_cycles": 2700.0,  # its kernel that counts steps
 }
 
 _CHUNK, _STEP, _MAX_BLOCKS = 65536, 2048, 320
+_BLOCKS_PER_SM = 4
 _MAX_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 
 
@@ -40,7 +41,7 @@ class Pass(NamedTuple):
     instr_frac: float = 1.0
     extra_instr: float = 0.0
     extra_cycles: float = 0.0
-    blocks_per_sm: int = 4
+    dram_frac: float = 1.0
 
 
 class Chunk(NamedTuple):
@@ -65,22 +66,22 @@ def _wave_s(chip: Chip, coef: Coef, one: Pass, blocks: int, chunk: Chunk, warm_f
     """Blocks that run together, a chunk each: a lone one waits, several share an SM's issue slots, all the memory."""
     accesses, cold = one.reads + one.writes, 1.0 - warm_frac
     step = coef["step_cycles"] + coef["access_cycles"] * accesses + coef["miss_cycles"] * cold + one.extra_cycles
-    instr = coef["element_instr"] + coef["access_instr"] * accesses
+    instr = coef["access_instr"] * accesses
     if chunk.ragged:
         step += coef["ragged_cycles"] * accesses
         instr += coef["ragged_instr"] * accesses
     instr = instr * one.instr_frac + one.extra_instr
     latency = max(1.0, chunk.elements / _STEP) * step / chip.clock_hz
-    issue = issue_s(chip, -(-blocks // chip.num_sms) * chip.num_sms * chunk.elements * instr)
+    issue = issue_s(chip, blocks * chunk.elements * instr)
     moved = blocks * chunk.elements * chunk.size * accesses
-    dram_s = moved * cold / (coef["dram_frac"] * chip.dram_bytes_per_s)
+    dram_s = moved * cold / (coef["dram_frac"] * one.dram_frac * chip.dram_bytes_per_s)
     memory = max(dram_s, moved / (coef["l2_frac"] * chip.l2_bytes_per_s))
     return blend(coef["overlap"], blend(coef["overlap"], latency, issue), memory)
 
 
 def _launch_s(chip: Chip, coef: Coef, one: Pass, blocks: int, chunk: Chunk, warm_frac: float) -> float:
     """One launch: as many waves as its blocks need on this many SMs."""
-    together = chip.num_sms * one.blocks_per_sm
+    together = chip.num_sms * _BLOCKS_PER_SM
     full, rest = divmod(blocks, together)
     body = full * _wave_s(chip, coef, one, together, chunk, warm_frac) if full else 0.0
     if rest:
@@ -120,7 +121,7 @@ _ADAMW = (
 
 def _passes(call: Call, coef: Coef, dims: dict[str, int]) -> tuple[Pass, ...]:
     if call.kind == "adamw":
-        fused = Pass(4, 3, 4, 1.0, coef["adam_instr"], coef["adam_cycles"], 1)
+        fused = Pass(4, 3, 4, 1.0, coef["adam_instr"], coef["adam_cycles"], coef["adam_frac"])
         return (fused,) if call.library == "fused" else _ADAMW
     if call.kind == "foreach":
         return (Pass(dims["reads"], dims["writes"], dims.get("lists", max(1, dims["reads"]))),)

@@ -8,6 +8,7 @@ from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.rowwise import (
     Kernel,
+    dimensions,
     kernel,
     left_over,
     looped,
@@ -25,12 +26,12 @@ from ridgeline.errors import CostError
 
 DEFAULTS: dict[str, float] = {
     "launch_cycles": 1500.0,  # an empty kernel as a profiler sees it
-    "dram_frac": 0.95,  # of the datasheet bandwidth a long stream reaches
-    "l2_frac": 0.503,  # of the L2 bandwidth
-    "evict_frac": 0.187,  # dirty share of a cold L2 that a stream must write back
-    "evict_ramp_frac": 0.0416,  # stream length, in L2 capacities, at which half of that is paid
-    "reread_frac": 0.874,  # of the L2 the rows in flight may fill and still be found there by the next pass
-    "left_frac": 0.525,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
+    "dram_frac": 0.941,  # of the datasheet bandwidth a long stream reaches
+    "l2_frac": 0.501,  # of the L2 bandwidth
+    "evict_frac": 0.184,  # dirty share of a cold L2 that a stream must write back
+    "evict_ramp_frac": 0.0408,  # stream length, in L2 capacities, at which half of that is paid
+    "reread_frac": 0.868,  # of the L2 the rows in flight may fill and still be found there by the next pass
+    "left_frac": 0.524,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
     "tail_frac": 1.0,  # share of the last partial wave of blocks that is waited for
     "miss_cycles": 900.0,  # a load that goes to DRAM instead of L2, in Inductor's kernels
     "stats_cycles": 1100.0,  # a kernel on a vector of channels, beyond its launch
@@ -40,52 +41,54 @@ DEFAULTS: dict[str, float] = {
     "reduce.step": 64.3,  # the column sum of partial gradients: cycles per serial row
     "reduce.multi": 18500.0,  # … when several blocks share a column
     # vectorized_layer_norm_kernel: 128 threads a row, 4 elements each, two passes; work unit: 128 elements
-    **looped_coef("ln", 2300, 0, 1080, 828, 256, 25, 2.1),
-    **looped_coef("rms", 1350, 0, 710, 725, 131, 5.7, 2.0),
-    "ln.wide_work": 3.0,  # more work a row of 32-bit elements
-    "rms.wide_work": 5.5,
-    "rms.wide": 0.768,  # latency of an iteration on 32-bit elements, which the compiler unrolls further
+    **looped_coef("ln", 2320, 0.0, 1060, 864, 258, 27.4, 2.21),
+    **looped_coef("rms", 1370, 0.0, 698, 754, 133, 6.35, 1.98),
+    "ln.wide_work": 2.8,  # more work a row of 32-bit elements
+    "rms.wide_work": 4.07,
+    "rms.wide": 0.751,  # latency of an iteration on 32-bit elements, which the compiler unrolls further
     # RowwiseMomentsCUDAKernel and LayerNormForwardCUDAKernel: rows that 4 does not divide
-    **looped_coef("moments", 3590, 0.0, 22.0, 793, 1210, 13.0, 2.9),
-    **looped_coef("momentsr", 3060, 0.0, 8.54, 718, 1150, 2.47, 1.23),
-    **looped_coef("affine", 510, 0.0, 789, 0.0, 87.5, 3.14, 1.47),
+    **looped_coef("moments", 3590, 0.0, 21.4, 794, 1210, 13.0, 2.9),
+    **looped_coef("momentsr", 3070, 0.0, 6.73, 720, 1150, 2.55, 1.24),
+    **looped_coef("affine", 511, 0.0, 789, 0.0, 88.1, 3.17, 1.48),
     # layer_norm_grad_input_kernel, vectorized (work unit: 128 elements) or not (32 elements)
-    **looped_coef("dx", 433, 771, 533, 604, 115, 13.1, 1.88),
-    **looped_coef("dxs", 475, 1790, 610, 654, 0.0, 20.1, 1.96),
+    **looped_coef("dx", 465, 744, 533, 605, 118, 13.1, 1.91),
+    **looped_coef("dxs", 474, 1790, 613, 651, 0.0, 20.2, 1.97),
     "dx.bias": 3.77,  # more work a row for the mean that RMS norm does not have
-    "dx.far": 436.0,  # more latency an iteration once the rows of an SM exceed its L1
+    "dx.far": 435.0,  # more latency an iteration once the rows of an SM exceed its L1
     # GammaBetaBackwardCUDAKernelTemplate, a warp of columns: 8 rows a thread and iteration; a warp alone; partial sums
-    **looped_coef("dgb", 380, 2030, 0.0, 668, 1330, 39.7, 1.52),
-    **looped_coef("dgs", 889, 216, 549, 16.9, 161, 2.46, 1.13),
-    **looped_coef("dgp", 39.9, 4190, 58.8, 55.5, 0.0, 149, 1.79),
+    **looped_coef("dgb", 415, 1980, 0.0, 692, 1360, 39.7, 1.55),
+    **looped_coef("dgs", 931, 170, 550, 14.8, 160, 1.5, 1.13),
+    **looped_coef("dgp", 36.7, 4430, 45.9, 45.4, 0.0, 152, 1.85),
     "dgb.bias": 1.17,  # the sum for the bias beside that for the weight
     # group norm: moments of a group, affine map, layout copy; gradients per channel, input gradient, column sums
-    **looped_coef("gmoments", 3.29, 4420, 384, 383, 0.0, 33.4, 1.2),
-    **looped_coef("gaffine", 1850, 0.0, 0.0, 2690, 0.0, 308, 2.67),
-    **looped_coef("gcopy", 14.3, 410, 0.0, 2960, 0.0, 749, 1.59),
+    **looped_coef("gmoments", 2.31, 4430, 384, 383, 0.0, 33.6, 1.2),
+    **looped_coef("gaffine", 1850, 0.0, 0.0, 2720, 0.0, 308, 2.7),
+    **looped_coef("gcopy", 11.0, 311, 0.0, 3070, 0.0, 750, 1.6),
     **looped_coef("gsums", 1840, 0.0, 277, 605, 118, 321, 8.0),
-    **looped_coef("gdx", 2220, 0.0, 0.0, 601, 0.0, 461, 5.69),
-    **looped_coef("gdgb", 46.0, 418, 540, 673, 0.0, 0.0, 3.0),
+    **looped_coef("gdx", 2220, 0.0, 0.0, 601, 0.0, 461, 5.81),
+    **looped_coef("gdgb", 46.0, 418, 540, 672, 0.0, 0.0, 3.0),
     # ATen batch norm, one block a channel: statistics, affine map, the whole backward
-    **looped_coef("bstat", 817, 1830, 395, 431, 1220, 3.8, 1.33),
-    **looped_coef("baffine", 1260, 819, 425, 664, 146, 181, 8.0),
-    **looped_coef("bdx", 2130, 0.0, 918, 493, 849, 98.1, 1.27),
+    **looped_coef("bstat", 805, 1840, 396, 431, 1220, 3.13, 1.33),
+    **looped_coef("baffine", 1260, 818, 424, 664, 146, 181, 8.0),
+    **looped_coef("bdx", 2130, 0.0, 921, 490, 851, 94.9, 1.26),
     # ATen batch norm on channels-last tensors
-    **looped_coef("cstat", 2770, 64.2, 932, 1770, 1380, 482, 1.0),
-    **looped_coef("caffine", 388, 469, 874, 1200, 1120, 108, 1.7),
-    **looped_coef("csums", 33.0, 550, 497, 792, 1760, 0.0, 1.0),
-    **looped_coef("cdx", 1180, 2630, 352, 1650, 473, 69.3, 1.8),
+    **looped_coef("cstat", 2780, 48.2, 935, 1770, 1380, 479, 1.0),
+    **looped_coef("caffine", 293, 618, 870, 1200, 1110, 101, 1.7),
+    **looped_coef("csums", 29.6, 574, 497, 790, 1740, 0.0, 1.0),
+    **looped_coef("cdx", 1210, 2650, 344, 1650, 460, 47.7, 1.8),
     # cuDNN batch norm (fp32): inference, training and backward, one block a channel, or persistent on channels-last
-    **looped_coef("ninfer", 2010, 894, 119, 232, 2.9, 396, 6.45),
-    **looped_coef("ninfer_nhwc", 4250, 5720, 0.0, 0.0, 0.0, 878, 4.34),
-    **looped_coef("ntrain", 2530, 571, 326, 287, 1450, 22.4, 1.0),
-    **looped_coef("ntrain_nhwc", 7850, 1070, 38.0, 261, 0.0, 7.78, 1.0),
-    **looped_coef("nback", 25.3, 209, 1440, 1090, 3280, 9.0, 1.4),
-    **looped_coef("nback_nhwc", 123, 8220, 339, 469, 0.0, 10.5, 1.71),
-    **triton_coef(10.2, 81.0, 609, 1540, 423, 9.4, 633, 8.0, 1080),
-    "triton.mixed": 1.38,  # the row kernel that also keeps partial column sums, over one that does not
-    "triton.columns": 1.24,  # the column-sum kernel's time over its DRAM traffic
+    **looped_coef("ninfer", 2000, 888, 122, 236, 2.23, 396, 6.47),
+    **looped_coef("ninfer_nhwc", 4160, 5690, 0.0, 0.0, 0.0, 875, 3.92),
+    **looped_coef("ntrain", 2660, 506, 323, 284, 1420, 21.8, 1.0),
+    **looped_coef("ntrain_nhwc", 7840, 1080, 25.8, 268, 0.0, 7.0, 1.0),
+    **looped_coef("nback", 22.1, 185, 1460, 1090, 3320, 10.2, 1.42),
+    **looped_coef("nback_nhwc", 98.9, 8250, 301, 488, 0.0, 10.8, 1.69),
+    **triton_coef(5.82, 75.4, 609, 1540, 426, 7.4, 623, 8.0, 1080),
+    "triton.mixed": 1.37,  # the row kernel that also keeps partial column sums, over one that does not
+    "triton.columns": 1.21,  # the column-sum kernel's time over its DRAM traffic
 }
+NEEDS = {"layer_norm": ("n", "c"), "rms_norm": ("n", "c"), "group_norm": ("n", "c", "h", "w", "groups"),
+         "batch_norm": ("n", "c", "h", "w")}  # fmt: skip
 VECTOR = 4
 ROW_THREADS = 128
 MOMENT_THREADS = 512
@@ -338,8 +341,8 @@ def _triton(call: Call, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
 
 def kernels(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> list[Kernel]:
     """The kernels the library launches for this call, in order, each with its time."""
-    dims = call.dims()
-    if min(dims.values()) < 0 or dims["n"] == 0 or dims["c"] == 0 or dims.get("h", 1) * dims.get("w", 1) == 0:
+    dims = dimensions(call, *NEEDS[call.kind])
+    if min(dims[name] for name in NEEDS[call.kind]) <= 0:
         return []
     if call.kind in ("layer_norm", "rms_norm"):
         if call.library == "inductor":

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
-from ridgeline.cost.stream import blend, bound_of, timed
+from ridgeline.cost.stream import blend, bound_of, issue_s, timed
 
 DEFAULTS: Coef = {
     "dram_frac": 0.916,  # share of the datasheet DRAM bandwidth a full grid of loads reaches
@@ -139,7 +139,7 @@ def reduce_s(
     memory = max(
         moved * cold / (coef["dram_frac"] * chip.dram_bytes_per_s), moved / (coef["l2_frac"] * chip.l2_bytes_per_s)
     )
-    issue = 2.0 * instructions * threads * blocks / chip.vector_flops_per_s
+    issue = issue_s(chip, instructions * threads * blocks)
     folds = (shape.width.bit_length() - 1 if inner == 1 else 0) + (
         shape.height.bit_length() - 1 if shape.split_rows else 0
     )
@@ -173,7 +173,7 @@ def _fused_s(chip: Chip, coef: Coef, view: tuple[int, int, int], size: float, wa
         numel * size / (coef["l2_frac"] * chip.l2_bytes_per_s),
     )
     narrow = min(2.0, max(1.0, 64.0 / inner)) * coef["fused_column_instr"]  # short rows of columns leave lanes idle
-    issue = 2.0 * numel * (coef["fused_row_instr"] if inner == 1 else narrow) / chip.vector_flops_per_s
+    issue = issue_s(chip, numel * (coef["fused_row_instr"] if inner == 1 else narrow))
     split = outer * inner < chip.num_sms * 64 and reduced > (8192 if inner == 1 else 512)
     start = (
         coef["fused_start_cycles"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import ceil
 
-from ridgeline.cost.call import Coef
+from ridgeline.cost.call import Call, Coef
 from ridgeline.cost.chip import Chip
+from ridgeline.errors import CostError
 
 THREADS_PER_SM = 2048
 BLOCKS_PER_SM = 32
@@ -15,6 +16,15 @@ Kernel = tuple[str, float, str]
 """(name, seconds, bound) of one kernel."""
 
 LATENCY, ISSUE, MEMORY = "latency", "issue", "memory"
+
+
+def dimensions(call: Call, *names: str) -> dict[str, int]:
+    """The call's dimensions, with an error that names those it lacks."""
+    dims = call.dims()
+    missing = [name for name in names if name not in dims]
+    if missing:
+        raise CostError(f"{call.kind} needs the dimensions {' '.join(names)}: {' '.join(missing)} not given")
+    return dims
 
 
 def resident_blocks(threads: int, registers: float = 32.0) -> int:

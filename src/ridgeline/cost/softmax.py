@@ -8,6 +8,7 @@ from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.rowwise import (
     Kernel,
+    dimensions,
     issue_seconds,
     kernel,
     left_over,
@@ -32,104 +33,93 @@ DEFAULTS: dict[str, float] = {
     # --- shared by every kernel ---
     "launch_cycles": 1600.0,  # an empty kernel as a profiler sees it
     "dram_frac": 0.951,  # of the datasheet bandwidth a long stream reaches
-    "l2_frac": 0.857,  # of the L2 bandwidth
-    "evict_frac": 0.235,  # dirty share of a cold L2 that a stream must write back
-    "evict_ramp_frac": 0.379,  # stream length, in L2 capacities, at which half of that is paid
+    "l2_frac": 0.84,  # of the L2 bandwidth
+    "evict_frac": 0.233,  # dirty share of a cold L2 that a stream must write back
+    "evict_ramp_frac": 0.381,  # stream length, in L2 capacities, at which half of that is paid
     "reread_frac": 1.24,  # of the L2 the rows in flight may fill and still be found there by the next pass
-    "left_frac": 0.744,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
+    "left_frac": 0.753,  # of the L2 the tensors of one kernel may fill and still be found there by the next kernel
     "tail_frac": 1.0,  # share of the last partial wave of blocks that is waited for
     "miss_cycles": 800.0,  # a load that goes to DRAM instead of L2
     # Of each kernel: .first cycles once, .block cycles of latency a block, .step more per iteration (.miss when its
     # loads go to DRAM), .base and .issue SM cycles of issue slots a block and an iteration, .power of the overlap.
     # --- softmax_warp_forward: rows of at most 2048 in the registers of one warp ---
-    "warp.first": 437.0,
-    "warp.block": 2.67,
-    "warp.step": 78.5,  # latency per element a lane may hold
-    "warp.touch": 2.42,  # … per element it does hold
-    "warp.half": 114.0,  # … more for 16-bit elements
-    "warp.div": 89.1,  # … more for the division that log-softmax spares
+    "warp.first": 449.0,
+    "warp.step": 80.6,  # latency per element a lane has room for
+    "warp.half": 113.0,  # … more per 16-bit element it holds
+    "warp.div": 88.7,  # … more for the division that log-softmax spares
     "warp.base": 155.0,
-    "warp.issue": 1.06,
-    "warp.issue_touch": 0.0506,
-    "warp.issue_half": 14.5,
-    "warp.issue_div": 0.0427,
+    "warp.issue": 1.11,
+    "warp.issue_half": 14.6,
     "warp.power": 1.65,
     # --- softmax_warp_backward ---
-    "warpb.first": 502.0,
-    "warpb.block": 1.62,
-    "warpb.step": 18.4,
-    "warpb.half": 72.5,
-    "warpb.log": 132.0,  # the exponential of log-softmax
-    "warpb.base": 71.2,
-    "warpb.issue": 0.0496,
-    "warpb.issue_half": 7.04,
-    "warpb.issue_log": 0.157,
+    "warpb.first": 503.0,
+    "warpb.step": 18.2,
+    "warpb.half": 72.4,
+    "warpb.log": 133.0,  # the exponential of log-softmax
+    "warpb.base": 71.0,
+    "warpb.issue_half": 7.12,
     "warpb.power": 1.44,
     # --- cunn_SoftMaxForwardReg: rows of at most 9216 in the registers of a block, one block an SM ---
-    "reg.first": 317.0,
-    "reg.block": 284.0,
-    "reg.step": 593.0,
-    "reg.half": 42.8,
-    "reg.div": 105.0,
-    "reg.burst": 0.665,  # memory time over the stream's: the one block of an SM loads and computes in turn
+    "reg.first": 291.0,
+    "reg.block": 298.0,
+    "reg.step": 610.0,
+    "reg.half": 33.1,
+    "reg.div": 102.0,
+    "reg.burst": 0.627,  # share of the memory time that the one block of an SM does not hide behind its arithmetic
     # --- cunn_SoftMaxForwardSmem ---
-    "smem.first": 53.0,
+    "smem.first": 44.1,
     "smem.block": 3320.0,
     "smem.step": 1520.0,
     "smem.issue": 261.0,
     "smem.power": 1.47,
     # --- cunn_SoftMaxForward: three passes over global memory ---
-    "plain.first": 1840.0,
-    "plain.block": 29.8,
-    "plain.step": 1590.0,  # latency of one vectorized iteration, all passes
-    "plain.tail": 61.5,  # … of one scalar iteration at the end of the row
-    "plain.miss": 549.0,
-    "plain.div": 64.1,
-    "plain.issue": 44.6,
-    "plain.issue_half": 77.9,
+    "plain.first": 1880.0,
+    "plain.step": 1630.0,  # latency of one vectorized iteration, all passes
+    "plain.tail": 87.3,  # … of one scalar iteration at the end of the row
+    "plain.miss": 515.0,
+    "plain.div": 65.2,
+    "plain.issue": 39.7,
+    "plain.issue_half": 79.7,
     "plain.issue_tail": 965.0,
-    "plain.issue_div": 179.0,
-    "plain.power": 1.71,
+    "plain.issue_div": 178.0,
+    "plain.power": 1.69,
     # --- cunn_SoftMaxBackwardSmem ---
     "smemb.first": 1060.0,
-    "smemb.block": 3.72,
-    "smemb.step": 918.0,
+    "smemb.step": 920.0,
     "smemb.miss": 966.0,
     "smemb.issue": 152.0,
-    "smemb.power": 2.48,
+    "smemb.power": 2.49,
     # --- cunn_SoftMaxBackward ---
-    "plainb.first": 2270.0,
-    "plainb.block": 13.5,
-    "plainb.step": 862.0,
-    "plainb.tail": 823.0,
-    "plainb.miss": 741.0,
-    "plainb.log": 211.0,
-    "plainb.issue": 85.4,
-    "plainb.issue_half": 0.127,
-    "plainb.issue_tail": 45.4,
-    "plainb.power": 1.52,
+    "plainb.first": 2280.0,
+    "plainb.step": 860.0,
+    "plainb.tail": 834.0,
+    "plainb.miss": 721.0,
+    "plainb.log": 223.0,
+    "plainb.issue": 85.7,
+    "plainb.issue_tail": 37.9,
+    "plainb.power": 1.51,
     # --- one block of nll_loss over all rows ---
-    "nll.first": 751.0,
-    "nll.step": 1000.0,  # a dependent pair of loads, target then log-probability
-    "nll.miss": 400.0,  # … more when the target comes from DRAM
-    "nll.far": 638.0,  # … more when the log-probabilities have left the L2
-    "nllb.first": 586.0,
-    "nllb.step": 650.0,
-    "nllb.miss": 300.0,
-    "nllb.far": 38.0,
+    "nll.first": 736.0,
+    "nll.step": 989.0,  # a dependent pair of loads, target then log-probability
+    "nll.miss": 470.0,  # … more when the target comes from DRAM
+    "nll.far": 624.0,  # … more when the log-probabilities have left the L2
+    "nllb.first": 580.0,
+    "nllb.step": 458.0,
+    "nllb.miss": 496.0,
+    "nllb.far": 31.0,
     # --- elementwise helpers ---
-    "mul.first": 393.0,
+    "mul.first": 394.0,
     "fill.dram_frac": 0.948,  # of the datasheet bandwidth a fill reaches
     "fill.half_frac": 0.75,  # of that, when filling 16-bit elements
-    **triton_coef(952, 248, 424, 1230, 247, 500, 205, 8.0, 531),
+    **triton_coef(946, 248, 424, 1240, 215, 499, 205, 8.0, 519),
     "triton.online": 3.81,  # arithmetic of the online maximum and sum of a looped softmax, over a plain sum
 }
 
 
-def _row_bytes(call: Call) -> tuple[int, int, float]:
-    dims = call.dims()
-    rows, width = dims["n"], dims["c"] if "c" in dims else dims["v"]
-    return rows, width, ITEMSIZE[call.dtype]
+def _rows(call: Call) -> tuple[int, int, float]:
+    width = "v" if call.kind in ("cross_entropy", "nll_loss") else "c"
+    dims = dimensions(call, "n", width)
+    return dims["n"], dims[width], ITEMSIZE[call.dtype]
 
 
 def _pow2(width: int) -> int:
@@ -151,14 +141,13 @@ def _first(key: str, coef: Coef, warm: float) -> float:
 def _warp_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
     blocks, held, used = _warp_shape(rows, width)
     half, div = size < 4, not is_log
-    touch = coef["warp.touch"] + half * coef["warp.half"] + div * coef["warp.div"]
-    issue = coef["warp.issue_touch"] + half * coef["warp.issue_half"] + div * coef["warp.issue_div"]
+    touch = half * coef["warp.half"] + div * coef["warp.div"]
+    issue = coef["warp.base"] + held * coef["warp.issue"] + used * half * coef["warp.issue_half"]
     moved = rows * width * size
     waves = rounds(blocks, chip.num_sms * resident_blocks(128, 24 + 1.2 * held), coef["tail_frac"])
     return kernel(
         "softmax_warp_forward", chip, coef, coef["warp.power"], _first("warp", coef, warm),
-        waves, coef["warp.block"] + held * coef["warp.step"] + used * touch,
-        issue_seconds(chip, blocks, coef["warp.base"] + held * coef["warp.issue"] + used * issue),
+        waves, held * coef["warp.step"] + used * touch, issue_seconds(chip, blocks, issue),
         stream_s(chip, coef, moved, moved, warm),
     )  # fmt: skip
 
@@ -167,13 +156,12 @@ def _warp_backward(rows: int, width: int, size: float, is_log: bool, chip: Chip,
     blocks, held, used = _warp_shape(rows, width)
     half = size < 4
     touch = half * coef["warpb.half"] + is_log * coef["warpb.log"]
-    issue = half * coef["warpb.issue_half"] + is_log * coef["warpb.issue_log"]
     moved = rows * width * size
     waves = rounds(blocks, chip.num_sms * resident_blocks(128, 24 + 2.2 * held), coef["tail_frac"])
     return kernel(
         "softmax_warp_backward", chip, coef, coef["warpb.power"], _first("warpb", coef, warm),
-        waves, coef["warpb.block"] + held * coef["warpb.step"] + used * touch,
-        issue_seconds(chip, blocks, coef["warpb.base"] + held * coef["warpb.issue"] + used * issue),
+        waves, held * coef["warpb.step"] + used * touch,
+        issue_seconds(chip, blocks, coef["warpb.base"] + used * half * coef["warpb.issue_half"]),
         stream_s(chip, coef, 2 * moved, moved, warm),
     )  # fmt: skip
 
@@ -205,7 +193,7 @@ def _plain_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip,
     issue = coef["plain.issue"] + (size < 4) * coef["plain.issue_half"] + (not is_log) * coef["plain.issue_div"]
     moved = rows * width * size
     read = moved + 2 * reread_bytes(rows, width * size, 2, 2, chip, coef)
-    chain = coef["plain.block"] + steps * (coef["plain.step"] + div) + tail * coef["plain.tail"]
+    chain = steps * (coef["plain.step"] + div) + tail * coef["plain.tail"]
     chain += coef["plain.miss"] * (steps + tail) * (1.0 - warm)
     chain += coef["plain.miss"] * 2 * (steps + tail) * reread_frac(rows, width * size, 2, 2, chip, coef)
     return kernel(
@@ -233,7 +221,7 @@ def _shared_backward(rows: int, width: int, size: float, is_log: bool, chip: Chi
     return kernel(
         "cunn_SoftMaxBackwardSmem", chip, coef, coef["smemb.power"], _first("smemb", coef, warm),
         rounds(rows, chip.num_sms * resident, coef["tail_frac"]),
-        coef["smemb.block"] + steps * (coef["smemb.step"] + coef["smemb.miss"] * (1.0 - warm)),
+        steps * (coef["smemb.step"] + coef["smemb.miss"] * (1.0 - warm)),
         issue_seconds(chip, rows, width / 1024 * coef["smemb.issue"]), stream_s(chip, coef, 2 * moved, moved, warm),
     )  # fmt: skip
 
@@ -243,11 +231,11 @@ def _plain_backward(rows: int, width: int, size: float, is_log: bool, chip: Chip
     threads = _backward_threads(width, vector)
     steps, tail = width // (vector * threads), ceil(width % (vector * threads) / threads)
     resident = resident_blocks(threads, 40)
-    issue = coef["plainb.issue"] + (size < 4) * coef["plainb.issue_half"]
+    issue = coef["plainb.issue"]
     moved = rows * width * size
     read = 2 * moved + reread_bytes(rows, width * size, resident, 3, chip, coef)
     step = coef["plainb.step"] + is_log * coef["plainb.log"]
-    chain = coef["plainb.block"] + steps * step + tail * coef["plainb.tail"]
+    chain = steps * step + tail * coef["plainb.tail"]
     chain += coef["plainb.miss"] * (steps + tail) * (1.0 - warm)
     return kernel(
         "cunn_SoftMaxBackward", chip, coef, coef["plainb.power"], _first("plainb", coef, warm),
@@ -305,7 +293,7 @@ def _nll_backward(rows: int, width: int, size: float, chip: Chip, coef: Coef, wa
 
 def kernels(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> list[Kernel]:
     """The kernels the library launches for this call, in order, each with its time."""
-    rows, width, size = _row_bytes(call)
+    rows, width, size = _rows(call)
     if rows <= 0 or width <= 0:
         return []
     moved = rows * width * size
@@ -332,7 +320,7 @@ def kernels(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> list[Kernel
 
 def _compulsory_bytes(call: Call) -> tuple[float, float]:
     """(read, written) that no implementation avoids."""
-    rows, width, size = _row_bytes(call)
+    rows, width, size = _rows(call)
     moved = rows * width * size
     if call.kind == "nll_loss":
         return (rows * (8 + size), size) if call.phase == "fwd" else (rows * 8.0, moved)

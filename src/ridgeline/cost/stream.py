@@ -154,9 +154,14 @@ def blend(power: float, a_s: float, b_s: float) -> float:
     return float(high * (1.0 + (low / high) ** power) ** (1.0 / power))
 
 
+_SPLIT_PIPES = frozenset(("volta", "turing", "ampere"))
+"""Four warps a clock on 64 floating-point and 64 integer lanes: the peak in FLOP/s tells half of the issue rate."""
+
+
 def issue_s(chip: Chip, instructions: float) -> float:
     """Time to issue scalar instructions on every lane of the chip."""
-    return 2.0 * instructions / chip.vector_flops_per_s
+    per_s = chip.vector_flops_per_s / 2.0
+    return instructions / (2.0 * per_s if chip.arch in _SPLIT_PIPES else per_s)
 
 
 def _strided_instructions(coef: Coef, sweep: Sweep) -> float:

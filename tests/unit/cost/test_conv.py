@@ -26,7 +26,8 @@ A100 = replace(H200, name="a100", arch="ampere", num_sms=108, clock_hz=1.41e9, d
                l2_bytes=40 * 2.0**20, l2_bytes_per_s=7.2e12, vector_flops_per_s=19.5e12,
                tensor_flops_per_s={"tf32": 156e12, "fp16": 312e12, "bf16": 312e12})  # fmt: skip
 P100 = replace(H200, name="p100", arch="pascal", num_sms=56, clock_hz=1.48e9, dram_bytes_per_s=0.73e12,
-               l2_bytes=4 * 2.0**20, l2_bytes_per_s=1.6e12, vector_flops_per_s=10.6e12, tensor_flops_per_s={})  # fmt: skip
+               l2_bytes=4 * 2.0**20, l2_bytes_per_s=1.6e12, vector_flops_per_s=10.6e12,
+               tensor_flops_per_s={})  # fmt: skip
 CHIPS = (H200, A100, P100)
 RECORDINGS = Path(__file__).resolve().parents[3] / "data" / "recordings" / "h200"
 
@@ -46,7 +47,7 @@ def test_every_kind_is_priced_by_this_family():
 
 def test_channels_first_tensors_are_transposed_around_the_convolution():
     last, first = time(made(nhwc=1)), time(made(nhwc=0))
-    assert (last.num_kernels, first.num_kernels) == (1, 4)
+    assert first.num_kernels == last.num_kernels + 3
     assert first.busy_s > 1.3 * last.busy_s
 
 

@@ -95,3 +95,8 @@ def test_an_empty_tensor_launches_nothing():
 def test_an_unknown_phase_is_an_error():
     with pytest.raises(CostError, match="fwd and bwd"):
         time(call("layer_norm", "bf16", "optimizer", n=1, c=4))
+
+
+def test_a_missing_dimension_is_named():
+    with pytest.raises(CostError, match="groups not given"):
+        time(call("group_norm", "bf16", n=8, c=64, h=8, w=8))

@@ -83,3 +83,8 @@ def test_an_empty_tensor_launches_nothing():
 def test_an_unknown_phase_is_an_error():
     with pytest.raises(CostError, match="fwd and bwd"):
         time(call("softmax", "bf16", "optimizer", n=1, c=4))
+
+
+def test_a_missing_dimension_is_named():
+    with pytest.raises(CostError, match="v not given"):
+        time(call("cross_entropy", "bf16", n=8, c=64))
