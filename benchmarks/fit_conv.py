@@ -32,6 +32,7 @@ H200 = Chip(
 RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings" / "h200"
 EVENT_S, GAP_S = 3e-6, 1e-6  # what event timing adds to the kernels, once and per further kernel
 CAP = 1.5  # log error beyond which a point no longer pulls: the library fell back to a kernel nobody would choose
+REACH = 0.7  # a fit moves no coefficient further than this, in logarithms, from where it started
 SEED = 7  # of the split into halves
 
 
@@ -98,7 +99,7 @@ def _dense(p: Point, phase: str, sixteen: bool) -> bool:
 
 STAGES: list[tuple[str, Callable[[Point], bool], int]] = [
     ("tma_start_cycles tma_frac tma_bytes_per_cycle tma_ragged tma_tile_cycles copy_start_cycles copy_bytes_per_cycle "
-     "copy_tile_cycles loop_l2_frac loop_dram_frac ramp_cycles segment_cycles choice",
+     "copy_tile_cycles loop_l2_frac ramp_cycles segment_cycles",
      lambda p: _dense(p, "fwd", True) and not p.pointwise and p.shape["c"] % 8 == 0, 1200),
     ("gemm_frac gemm_half_aligned gemm_unaligned gemm_dram_frac gemm_odd",
      lambda p: _dense(p, "fwd", True) and p.pointwise, 250),
@@ -127,7 +128,7 @@ def _fit(coef: dict[str, float], names: list[str], train: list[Point], budget: i
 
     def error(logs: Any) -> float:
         tried = with_(logs)
-        if np.abs(logs - start).max() > 3.0:
+        if np.abs(logs - start).max() > REACH:
             return CAP
         return float(np.mean([min(CAP, abs(math.log(predicted_s(p, tried) / p.event_s))) for p in train]))
 

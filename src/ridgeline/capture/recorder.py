@@ -102,9 +102,8 @@ class Recorder(TorchDispatchMode):
         self._origin: list[tuple[str, str]] = []  # module and source of each autograd node, by sequence number
         self._first_origin = -1
         self._last_backward = ("", "")
-        self._last_place: tuple[int, int] = (0, 0)
+        self._last_place: tuple[int, int] = (0, 0)  # frame and instruction of the last op that was no detach
         self._place_now: tuple[int, int] = (0, 0)
-        self._last_was_detach = False
         self._engine = False
         self._wanted: torch.device | None = None
         self.sole_owner: tuple[int, int] | None = None  # reference counts of a tensor only autograd holds
@@ -259,13 +258,12 @@ class Recorder(TorchDispatchMode):
     def _is_saving(self) -> bool:
         """Whether a detach is autograd keeping a tensor (a fake-tensor artifact) rather than a call of the model.
 
-        Autograd saves outputs at the very instruction that ran the op; a model's own detach is another instruction, and
-        nothing saves what a detach returns.
+        Autograd saves outputs at the very instruction that ran the op; a model's own detach is another instruction.
         """
         node = torch._C._current_autograd_node()
         if self._engine and node is not None:
             return not node.name().endswith("AccumulateGrad")
-        return self._place_now == self._last_place and not self._last_was_detach
+        return self._place_now == self._last_place
 
     # --- gradients that meet ----------------------------------------------------------------------------------------
 
@@ -425,7 +423,8 @@ class Recorder(TorchDispatchMode):
         meaning: Meaning | None = None,
     ) -> None:
         """Write one node down."""
-        self._last_place, self._last_was_detach = self._place_now, func is aten.detach.default
+        if func is not aten.detach.default:
+            self._last_place = self._place_now
         place = self.place()
         self._note_origin(place)
         inputs = tuple([self.value_of(t) for t in ins if _HOST not in t.__dict__])

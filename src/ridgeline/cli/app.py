@@ -15,13 +15,19 @@ from ridgeline.errors import RidgelineError
 FAILED, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 
 app = typer.Typer(
-    name="ridgeline", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="ridgeline",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="How fast can your model run, how fast does it run, and why is there a gap.",
-)  # fmt: skip
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON in SI units and nothing else.")]
-On = Annotated[list[str], typer.Option("--on", help="Device, with changes if you like: 'h200 hbm_bandwidth=2x'. Repeat to compare.")]
+On = Annotated[
+    list[str],
+    typer.Option("--on", help="Device, with changes if you like: 'h200 hbm_bandwidth=2x'. Repeat to compare."),
+]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -74,7 +80,9 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
 ) -> None:
     pass
 
@@ -86,7 +94,9 @@ def _given(**options: Any) -> dict[str, Any]:
 
 @app.command()
 def predict(
-    model: Annotated[str, typer.Argument(help="Name of the zoo, saved graph (.json, .json.gz), or script.py:function.")],
+    model: Annotated[
+        str, typer.Argument(help="Name of the zoo, saved graph (.json, .json.gz), or script.py:function.")
+    ],
     on: On = ["h200"],  # noqa: B006  (typer reads it once)
     batch: Annotated[int | None, typer.Option(help="Samples or sequences a step.")] = None,
     seq: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
@@ -96,7 +106,9 @@ def predict(
     precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, tf32 or fp8.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="adamw, adamw_fused, sgd or none.")] = None,
     execution: Annotated[str, typer.Option(help="eager, compiled or cudagraph.")] = "eager",
-    option: Annotated[list[str] | None, typer.Option("--option", help="Further option of the network, as key=value.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", help="Further option of the network, as key=value.")
+    ] = None,
     by: Annotated[str, typer.Option(help="Break down by op, module, phase, bound, kernel or basis.")] = "op",
     top: Annotated[int, typer.Option(min=0, help="Rows in each table.")] = 12,
     json: Json = False,
@@ -112,7 +124,9 @@ def predict(
 
 @app.command()
 def devices(
-    name: Annotated[str | None, typer.Argument(help="One device, with changes if you like; all of them without.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One device, with changes if you like; all of them without.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the devices, or every number of one with where it comes from."""
@@ -146,7 +160,12 @@ def calibrate(
 
 @app.command()
 def validate(
-    file: Annotated[Path, typer.Argument(help="CSV with the columns kind, dtype, phase, library, shape, measured_s and optionally cache.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV with the columns kind, dtype, phase, library, shape, measured_s and optionally cache."
+        ),
+    ],
     on: Annotated[str, typer.Option("--on", help="Device the operators were measured on.")] = "h200",
     worst: Annotated[int, typer.Option(min=0, help="Worst cases to list.")] = 10,
     json: Json = False,

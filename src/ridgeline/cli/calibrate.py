@@ -23,8 +23,14 @@ def record_all(out: Path, budget_s: float, seed: int) -> None:
     _say("power while looping", began)
     record_power(out / "power.json")
     _say("operators", began)
-    num = record_operators(out / "operators.jsonl.gz", seed, budget_s, progress=lambda text: _say(text, began))
+    num = record_operators(
+        out / f"operators_seed{seed}.jsonl.gz", seed, budget_s, progress=lambda text: _say(text, began)
+    )
     _say(f"{num} operators, host costs and power recorded in {out}", began)
+    print(
+        "to fit coefficients: keep the folder as data/recordings/NAME in a checkout and run benchmarks/fit_*.py there "
+        "(such as `python benchmarks/fit_gemm.py --device NAME --write`); predictions on NAME then use data/calibrations/NAME.json"
+    )
 
 
 def _check_gpu() -> None:
@@ -33,7 +39,9 @@ def _check_gpu() -> None:
     except ImportError as error:
         raise MissingExtra("PyTorch", "torch", "calibrating") from error
     if not torch.cuda.is_available():
-        raise CalibrationError("no CUDA device here: run `ridgeline calibrate` on the machine whose GPU is to be measured")
+        raise CalibrationError(
+            "no CUDA device here: run `ridgeline calibrate` on the machine whose GPU is to be measured"
+        )
 
 
 def _say(text: str, began: float) -> None:

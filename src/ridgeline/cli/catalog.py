@@ -25,11 +25,22 @@ def show_devices(name: str | None, as_json: bool) -> None:
 
 
 def _device_document(found: Device) -> dict[str, Any]:
-    numbers = {key: {"value": value, "basis": str(found.provenance(key).basis), "source": found.provenance(key).source}
-               for key, value in found.numbers().items()}  # fmt: skip
-    return {"name": found.name, "title": found.title, "vendor": found.vendor, "arch": found.arch, "kind": found.kind,
-            "release_year": found.release_year, "price_date": found.price_date, "parent": found.parent,
-            "calibrated": _calibrated(found), "numbers": numbers}  # fmt: skip
+    numbers = {
+        key: {"value": value, "basis": str(found.provenance(key).basis), "source": found.provenance(key).source}
+        for key, value in found.numbers().items()
+    }
+    return {
+        "name": found.name,
+        "title": found.title,
+        "vendor": found.vendor,
+        "arch": found.arch,
+        "kind": found.kind,
+        "release_year": found.release_year,
+        "price_date": found.price_date,
+        "parent": found.parent,
+        "calibrated": _calibrated(found),
+        "numbers": numbers,
+    }
 
 
 def _calibrated(found: Device) -> bool:
@@ -43,18 +54,37 @@ def _show_all_devices() -> None:
 
     out = draw.console()
     wide = out.width >= 110
-    made = draw.table("", ("device", "left"), ("arch", "left"), ("memory", "right"), ("bandwidth", "right"), ("bf16", "right"),
-                      ("TDP", "right"), ("an hour", "right"), *((("year", "right"), ("calibrated", "left"), ("vendor", "left")) if wide else ()))  # fmt: skip
+    made = draw.table(
+        "",
+        ("device", "left"),
+        ("arch", "left"),
+        ("memory", "right"),
+        ("bandwidth", "right"),
+        ("bf16", "right"),
+        ("TDP", "right"),
+        ("an hour", "right"),
+        *((("year", "right"), ("calibrated", "left"), ("vendor", "left")) if wide else ()),
+    )
     for name in devices():
         made.add_row(*_device_cells(device(name), wide))
     out.print(made)
-    out.print(f"{len(devices())} devices; `ridgeline devices NAME` shows every number of one, with its basis and source", style=draw.DIM)
+    out.print(
+        f"{len(devices())} devices; `ridgeline devices NAME` shows every number of one, with its basis and source",
+        style=draw.DIM,
+    )
 
 
 def _device_cells(found: Device, wide: bool) -> list[str]:
     hourly = f"${found.price_usd_per_hour:.2f}" if found.price_usd_per_hour else "–"
-    cells = [found.name, found.arch, show_bytes(found.dram.capacity_bytes), f"{show_bytes(found.dram.bandwidth_bytes_per_s)}/s",
-             f"{show_flops(found.peak_flops_per_s('tensor', 'bf16'))}/s", f"{found.tdp_w:.0f} W", hourly]  # fmt: skip
+    cells = [
+        found.name,
+        found.arch,
+        show_bytes(found.dram.capacity_bytes),
+        f"{show_bytes(found.dram.bandwidth_bytes_per_s)}/s",
+        f"{show_flops(found.peak_flops_per_s('tensor', 'bf16'))}/s",
+        f"{found.tdp_w:.0f} W",
+        hourly,
+    ]
     return [*cells, str(found.release_year), "yes" if _calibrated(found) else "", found.vendor] if wide else cells
 
 
@@ -62,14 +92,23 @@ def _show_device(found: Device) -> None:
     from ridgeline.cli import draw
 
     out = draw.console()
-    state = "calibrated" if _calibrated(found) else "not calibrated: its datasheet and the behavior of its architecture family are used"
+    state = (
+        "calibrated"
+        if _calibrated(found)
+        else "not calibrated: its datasheet and the behavior of its architecture family are used"
+    )
     out.print(found.title if not found.is_imagined else f"{found.name} (imagined, from {found.parent})", style="bold")
     out.print(f"{found.vendor} · {found.arch} · {found.kind} · {found.release_year} · {state}", style=draw.DIM)
     sources: dict[str, int] = {}
     made = draw.table("", ("number", "left"), ("value", "right"), ("basis", "left"), ("source", "right"))
     for key, value in found.numbers().items():
         where = found.provenance(key)
-        made.add_row(key, shown(key, value, found), draw.basis(where.basis), f"[{sources.setdefault(where.source, len(sources) + 1)}]")
+        made.add_row(
+            key,
+            shown(key, value, found),
+            draw.basis(where.basis),
+            f"[{sources.setdefault(where.source, len(sources) + 1)}]",
+        )
     out.print(made)
     for source, number in sources.items():
         out.print(f"[{number}] {source}", style=draw.DIM)
@@ -109,8 +148,17 @@ def show_models(name: str | None, as_json: bool) -> None:
 
 
 def _card_document(card: ModelCard) -> dict[str, Any]:
-    return {"name": card.name, "title": card.title, "family": card.family, "num_params": card.num_params, "source": card.source,
-            "defaults": dict(card.defaults), "options": dict(card.options), "modes": list(card.modes), "aliases": list(card.aliases)}  # fmt: skip
+    return {
+        "name": card.name,
+        "title": card.title,
+        "family": card.family,
+        "num_params": card.num_params,
+        "source": card.source,
+        "defaults": dict(card.defaults),
+        "options": dict(card.options),
+        "modes": list(card.modes),
+        "aliases": list(card.aliases),
+    }
 
 
 def show_count(value: float) -> str:
@@ -126,10 +174,23 @@ def _show_all_models(cards: list[ModelCard]) -> None:
 
     out = draw.console()
     wide = out.width >= 110
-    made = draw.table("", ("model", "left"), ("family", "left"), ("parameters", "right"), ("sizes", "left"), *((("modes", "left"), ("title", "left")) if wide else ()))
+    made = draw.table(
+        "",
+        ("model", "left"),
+        ("family", "left"),
+        ("parameters", "right"),
+        ("sizes", "left"),
+        *((("modes", "left"), ("title", "left")) if wide else ()),
+    )
     for card in cards:
         sizes = " ".join(f"{key}={value}" for key, value in card.defaults.items()) or "–"
-        made.add_row(card.name, card.family, show_count(card.num_params), sizes, *([" ".join(card.modes), card.title] if wide else []))
+        made.add_row(
+            card.name,
+            card.family,
+            show_count(card.num_params),
+            sizes,
+            *([" ".join(card.modes), card.title] if wide else []),
+        )
     out.print(made)
     out.print(f"{len(cards)} networks; `ridgeline models NAME` shows what can be asked of one", style=draw.DIM)
 
@@ -142,10 +203,19 @@ def _show_model(card: ModelCard) -> None:
     out = draw.console()
     out.print(card.title, style="bold")
     grid = Table.grid(padding=(0, 2))
-    options = " ".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in card.options.items())
-    facts = {"name": card.name, "also called": ", ".join(card.aliases), "family": card.family, "parameters": f"{card.num_params:,}",
-             "sizes": " ".join(f"--{key} {value}" for key, value in card.defaults.items()), "modes": ", ".join(card.modes),
-             "options": options, "source": card.source}  # fmt: skip
+    options = " ".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in card.options.items()
+    )
+    facts = {
+        "name": card.name,
+        "also called": ", ".join(card.aliases),
+        "family": card.family,
+        "parameters": f"{card.num_params:,}",
+        "sizes": " ".join(f"--{key} {value}" for key, value in card.defaults.items()),
+        "modes": ", ".join(card.modes),
+        "options": options,
+        "source": card.source,
+    }
     for label, value in facts.items():
         if value:
             grid.add_row(label, value)

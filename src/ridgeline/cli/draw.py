@@ -88,8 +88,16 @@ def shortened(text: str, width: int) -> str:
 
 def table(title: str, *columns: tuple[str, str]) -> Table:
     """A plain table; columns are (heading, left or right)."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False,
-                 padding=(0, 1, 0, 0), header_style=DIM)  # fmt: skip
+    made = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style=DIM,
+    )
     for heading, side in columns:
         made.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True, overflow="ellipsis")
     return made

@@ -57,7 +57,11 @@ def predict_and_show(wish: Wish) -> None:
 def document(prediction: Prediction) -> dict[str, Any]:
     """What ``--json`` prints: the prediction, its rate and its utilization."""
     rate = rate_of(prediction)
-    return {**prediction.to_dict(), "rate": asdict(rate) if rate else None, "utilization": asdict(utilization(prediction))}
+    return {
+        **prediction.to_dict(),
+        "rate": asdict(rate) if rate else None,
+        "utilization": asdict(utilization(prediction)),
+    }
 
 
 def _write_files(prediction: Prediction, wish: Wish, alone: bool) -> None:

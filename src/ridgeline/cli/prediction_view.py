@@ -65,7 +65,9 @@ def summary(prediction: Prediction, width: int) -> RenderableType:
         body.add_row(time, needs)
     else:
         body = Group(time, Text(), needs)
-    return Panel(body, title=_title(prediction, width), title_align="left", box=box.ROUNDED, border_style="cyan", padding=(0, 1))
+    return Panel(
+        body, title=_title(prediction, width), title_align="left", box=box.ROUNDED, border_style="cyan", padding=(0, 1)
+    )
 
 
 def _title(prediction: Prediction, width: int) -> Text:
@@ -73,7 +75,9 @@ def _title(prediction: Prediction, width: int) -> Text:
     sizes = [f"{key} {graph.meta[key]}" for key in _shown_sizes(graph.mode) if graph.meta.get(key)]
     what = [graph.mode, *filter(None, [str(graph.meta.get("precision", ""))]), *sizes, prediction.execution]
     called = device.title if width >= WIDE and not device.is_imagined else device.name
-    return Text.assemble((f" {graph.name} ", "bold"), ("on ", draw.DIM), (called, "bold"), (f" · {' · '.join(what)} ", draw.DIM))
+    return Text.assemble(
+        (f" {graph.name} ", "bold"), ("on ", draw.DIM), (called, "bold"), (f" · {' · '.join(what)} ", draw.DIM)
+    )
 
 
 def _shown_sizes(mode: str) -> tuple[str, ...]:
@@ -92,11 +96,17 @@ def _grid(lines: Iterable[Line]) -> Table:
 def _time_lines(p: Prediction) -> list[Line]:
     low, high = (show_seconds(end_s) for end_s in p.interval_s)
     lines: list[Line] = [
-        ("wall time", Text.assemble((show_seconds(p.expected_s), "bold"), (f"  90 % interval {low} … {high}", draw.DIM))),
+        (
+            "wall time",
+            Text.assemble((show_seconds(p.expected_s), "bold"), (f"  90 % interval {low} … {high}", draw.DIM)),
+        ),
         ("device busy", _with_bar(show_seconds(p.busy_s), p.busy_s, p.expected_s, "of the wall time")),
         ("floor", _floor_text(p)),
         ("host", _host_text(p)),
-        ("work", f"{show_flops(p.flops)}, {show_bytes(sum(row.bytes for row in p.rows()))} moved, {p.num_kernels:,} kernels"),
+        (
+            "work",
+            f"{show_flops(p.flops)}, {show_bytes(sum(row.bytes for row in p.rows()))} moved, {p.num_kernels:,} kernels",
+        ),
         ("utilization", _utilization_text(p)),
     ]
     rate = rate_of(p)
@@ -111,8 +121,12 @@ def _with_bar(shown: str, part: float, whole: float, of: str, style: str = "cyan
 
 
 def _floor_text(p: Prediction) -> Text:
-    return Text.assemble(f"{show_seconds(p.floor_s)}  ", ("the wall time is ", draw.DIM), draw.ratio(p.expected_s, p.floor_s),
-                         (" the speed of light", draw.DIM))  # fmt: skip
+    return Text.assemble(
+        f"{show_seconds(p.floor_s)}  ",
+        ("the wall time is ", draw.DIM),
+        draw.ratio(p.expected_s, p.floor_s),
+        (" the speed of light", draw.DIM),
+    )
 
 
 def _host_text(p: Prediction) -> Text:
@@ -120,12 +134,18 @@ def _host_text(p: Prediction) -> Text:
         return Text("–")
     idle = p.idle_s / p.expected_s
     style = "red" if idle > 0.3 else "yellow" if idle > 0.1 else "green"
-    return Text.assemble(f"{show_seconds(p.host_s)} of calls  ", ("device idle ", draw.DIM), (f"{show_seconds(p.idle_s)}, {draw.percent(idle)}", style))
+    return Text.assemble(
+        f"{show_seconds(p.host_s)} of calls  ",
+        ("device idle ", draw.DIM),
+        (f"{show_seconds(p.idle_s)}, {draw.percent(idle)}", style),
+    )
 
 
 def _utilization_text(p: Prediction) -> Text:
     used = utilization(p)
-    return Text.assemble((f"MFU {draw.percent(used.mfu_frac)}", "bold"), (f"  memory bandwidth {draw.percent(used.dram_frac)}", draw.DIM))
+    return Text.assemble(
+        (f"MFU {draw.percent(used.mfu_frac)}", "bold"), (f"  memory bandwidth {draw.percent(used.dram_frac)}", draw.DIM)
+    )
 
 
 def _count(value: float) -> str:
@@ -151,8 +171,13 @@ def _memory_text(p: Prediction) -> Text:
         verdict, style = "tight", "yellow"
     else:
         verdict, style = "fits", "green"
-    return Text.assemble((show_bytes(p.peak_bytes), "bold"), f" of {show_bytes(p.capacity_bytes)}  ",
-                         draw.bar(frac, 10, style.split()[-1]), "  ", (verdict, style))  # fmt: skip
+    return Text.assemble(
+        (show_bytes(p.peak_bytes), "bold"),
+        f" of {show_bytes(p.capacity_bytes)}  ",
+        draw.bar(frac, 10, style.split()[-1]),
+        "  ",
+        (verdict, style),
+    )
 
 
 def _kinds_text(p: Prediction) -> str:
@@ -161,7 +186,9 @@ def _kinds_text(p: Prediction) -> str:
 
 
 def _power_text(p: Prediction) -> Text:
-    slow = f"  the limit stretches compute-bound kernels by {draw.percent(p.throttle - 1)}" if p.throttle > 1.001 else ""
+    slow = (
+        f"  the limit stretches compute-bound kernels by {draw.percent(p.throttle - 1)}" if p.throttle > 1.001 else ""
+    )
     return Text.assemble(f"{p.power_w:.0f} W on average ", (f"of {p.device.tdp_w:.0f} W{slow}", draw.DIM))
 
 
@@ -170,7 +197,9 @@ def _money_text(p: Prediction) -> Text:
     if not hourly:
         return Text("no price known", style=draw.DIM)
     per_million = f", {draw.money(rate.usd_per_million)} per million {rate.unit}" if rate else ""
-    return Text.assemble((draw.money(p.usd), "bold"), (f" a step{per_million}, at {draw.money(hourly)} an hour", draw.DIM))
+    return Text.assemble(
+        (draw.money(p.usd), "bold"), (f" a step{per_million}, at {draw.money(hourly)} an hour", draw.DIM)
+    )
 
 
 def _basis_meaning(found: Basis) -> str:
@@ -221,8 +250,17 @@ def totals(rows: Iterable[Row], key: str) -> list[Total]:
 def breakdown(prediction: Prediction, by: str, top: int, width: int) -> Table:
     """Where the busy time goes, by op, module, phase, bound, kernel or basis."""
     wide = width >= WIDE
-    made = draw.table(f"By {by}", (by, "left"), ("time", "right"), ("share of busy", "left"), ("× floor", "right"), ("bound", "left"),
-                      *((("FLOPs", "right"), ("bytes", "right"), ("energy", "right")) if wide else ()), ("kernels", "right"), ("basis", "left"))  # fmt: skip
+    made = draw.table(
+        f"By {by}",
+        (by, "left"),
+        ("time", "right"),
+        ("share of busy", "left"),
+        ("× floor", "right"),
+        ("bound", "left"),
+        *((("FLOPs", "right"), ("bytes", "right"), ("energy", "right")) if wide else ()),
+        ("kernels", "right"),
+        ("basis", "left"),
+    )
     found = [total for total in totals(prediction.rows(), by) if total.expected_s > 0]
     for total in found[:top]:
         made.add_row(*_group_cells(total, prediction.busy_s, width, by))
@@ -235,9 +273,21 @@ def _group_cells(total: Total, busy_s: float, width: int, by: str) -> list[Text 
     name, part = total.bound()
     shown = Text.assemble(draw.bound(name), ("" if part > 0.995 else f" {part:.0%}", draw.DIM))
     label = draw.shortened(total.name or "(top level)", width - 88 if wide else width - 60)
-    wide_cells = [show_flops(total.sum("flops")), show_bytes(total.sum("bytes")), show_joules(total.sum("energy_j"))] if wide else []
-    return [label, show_seconds(total.expected_s), _share(share, 14 if wide else 8), draw.ratio(total.expected_s, total.sum("floor_s")),
-            shown, *wide_cells, f"{total.sum('num_kernels'):,.0f}", draw.basis(total.basis)]  # fmt: skip
+    wide_cells = (
+        [show_flops(total.sum("flops")), show_bytes(total.sum("bytes")), show_joules(total.sum("energy_j"))]
+        if wide
+        else []
+    )
+    return [
+        label,
+        show_seconds(total.expected_s),
+        _share(share, 14 if wide else 8),
+        draw.ratio(total.expected_s, total.sum("floor_s")),
+        shown,
+        *wide_cells,
+        f"{total.sum('num_kernels'):,.0f}",
+        draw.basis(total.basis),
+    ]
 
 
 def _share(frac: float, cells: int) -> Text:
@@ -248,14 +298,31 @@ def _add_rest(made: Table, rest: Sequence[Total], busy_s: float, wide: bool) -> 
     if not rest:
         return
     rest_s = sum(total.expected_s for total in rest)
-    made.add_row(Text(f"{len(rest)} more", style=draw.DIM), show_seconds(rest_s), _share(rest_s / busy_s if busy_s else 0.0, 14 if wide else 8))
+    made.add_row(
+        Text(f"{len(rest)} more", style=draw.DIM),
+        show_seconds(rest_s),
+        _share(rest_s / busy_s if busy_s else 0.0, 14 if wide else 8),
+    )
 
 
 def longest(prediction: Prediction, top: int, width: int) -> Table:
     """The rows that take longest, each over all its runs."""
     wide = width >= WIDE
-    made = draw.table("Longest", ("module", "left"), ("op", "left"), ("runs", "right"), ("time", "right"), ("share", "right"), ("× floor", "right"),
-                      ("bound", "left"), *((("achieved", "right"), ("90 % interval", "right"), ("kernel", "left"), ("basis", "left")) if wide else (("achieved", "right"),)))  # fmt: skip
+    made = draw.table(
+        "Longest",
+        ("module", "left"),
+        ("op", "left"),
+        ("runs", "right"),
+        ("time", "right"),
+        ("share", "right"),
+        ("× floor", "right"),
+        ("bound", "left"),
+        *(
+            (("achieved", "right"), ("90 % interval", "right"), ("kernel", "left"), ("basis", "left"))
+            if wide
+            else (("achieved", "right"),)
+        ),
+    )
     for row in sorted(prediction.rows(), key=lambda row: -row.expected_s)[:top]:
         if row.expected_s > 0:
             made.add_row(*_row_cells(row, prediction.busy_s, width))
@@ -266,21 +333,42 @@ def _row_cells(row: Row, busy_s: float, width: int) -> list[Text | str]:
     wide = width >= WIDE
     phase = {"forward": "", "backward": " bwd", "optimizer": " opt"}.get(row.phase, f" {row.phase}")
     cells: list[Text | str] = [
-        draw.shortened(row.module or row.name, max(14, width - (106 if wide else 61))), f"{draw.shortened(row.op, 18 if wide else 13 - len(phase))}{phase}",
-        f"{row.times:,}", show_seconds(row.expected_s), draw.percent(row.expected_s / busy_s if busy_s else 0.0),
-        draw.ratio(row.expected_s, row.floor_s), draw.bound(row.bound), draw.speed(row.flops, row.bytes, row.expected_s, row.bound),
-    ]  # fmt: skip
+        draw.shortened(row.module or row.name, max(14, width - (106 if wide else 61))),
+        f"{draw.shortened(row.op, 18 if wide else 13 - len(phase))}{phase}",
+        f"{row.times:,}",
+        show_seconds(row.expected_s),
+        draw.percent(row.expected_s / busy_s if busy_s else 0.0),
+        draw.ratio(row.expected_s, row.floor_s),
+        draw.bound(row.bound),
+        draw.speed(row.flops, row.bytes, row.expected_s, row.bound),
+    ]
     if wide:
-        cells += [f"{show_seconds(row.low_s)} … {show_seconds(row.high_s)}", draw.shortened(row.kernel, 14), draw.basis(row.basis)]
+        cells += [
+            f"{show_seconds(row.low_s)} … {show_seconds(row.high_s)}",
+            draw.shortened(row.kernel, 14),
+            draw.basis(row.basis),
+        ]
     return cells
 
 
 def comparison(predictions: Sequence[Prediction], width: int) -> Table:
     """Devices side by side; the ratio is to the first one's wall time."""
     wide = width >= WIDE
-    made = draw.table("Compared", ("device", "left"), ("wall time", "right"), ("speed", "right"), ("× floor", "right"), ("memory", "left"),
-                      ("energy", "right"), ("a step", "right"),
-                      *((("90 % interval", "right"), ("busy", "right"), ("MFU", "right"), ("power", "right"), ("basis", "left")) if wide else ()))  # fmt: skip
+    made = draw.table(
+        "Compared",
+        ("device", "left"),
+        ("wall time", "right"),
+        ("speed", "right"),
+        ("× floor", "right"),
+        ("memory", "left"),
+        ("energy", "right"),
+        ("a step", "right"),
+        *(
+            (("90 % interval", "right"), ("busy", "right"), ("MFU", "right"), ("power", "right"), ("basis", "left"))
+            if wide
+            else ()
+        ),
+    )
     made.columns[0].no_wrap = False
     for p in predictions:
         made.add_row(*_compared_cells(p, predictions[0], wide))
@@ -288,13 +376,27 @@ def comparison(predictions: Sequence[Prediction], width: int) -> Table:
 
 
 def _compared_cells(p: Prediction, first: Prediction, wide: bool) -> list[Text | str]:
-    fits = Text(f"{show_bytes(p.peak_bytes)} fits", style="green") if not p.missing_bytes else Text(f"−{show_bytes(p.missing_bytes)}", style="red")
+    fits = (
+        Text(f"{show_bytes(p.peak_bytes)} fits", style="green")
+        if not p.missing_bytes
+        else Text(f"−{show_bytes(p.missing_bytes)}", style="red")
+    )
     cells: list[Text | str] = [
-        Text(p.device.name), Text(show_seconds(p.expected_s), style="bold"),
-        f"{first.expected_s / p.expected_s:.2f}×" if p.expected_s else "–", draw.ratio(p.expected_s, p.floor_s),
-        fits, show_joules(p.energy_j), draw.money(p.usd),
-    ]  # fmt: skip
+        Text(p.device.name),
+        Text(show_seconds(p.expected_s), style="bold"),
+        f"{first.expected_s / p.expected_s:.2f}×" if p.expected_s else "–",
+        draw.ratio(p.expected_s, p.floor_s),
+        fits,
+        show_joules(p.energy_j),
+        draw.money(p.usd),
+    ]
     if wide:
         low, high = (show_seconds(end_s) for end_s in p.interval_s)
-        cells += [f"{low} … {high}", show_seconds(p.busy_s), draw.percent(utilization(p).mfu_frac), f"{p.power_w:.0f} W", draw.basis(p.basis)]
+        cells += [
+            f"{low} … {high}",
+            show_seconds(p.busy_s),
+            draw.percent(utilization(p).mfu_frac),
+            f"{p.power_w:.0f} W",
+            draw.basis(p.basis),
+        ]
     return cells

@@ -88,7 +88,9 @@ def _captured(path: Path, function: str, made: Any, asked: Mapping[str, Any]) ->
     model, args, kwargs = _unpacked(path, function, made)
     mode = asked.get("mode", "infer")
     if mode not in CAPTURE_MODES:
-        raise InputError(f"a captured model has no mode {mode!r}{nearest(mode, CAPTURE_MODES)}; for a decode step, return one from the function")
+        raise InputError(
+            f"a captured model has no mode {mode!r}{nearest(mode, CAPTURE_MODES)}; for a decode step, return one from the function"
+        )
     from ridgeline.capture import capture
 
     return capture(model, args, kwargs, mode=mode, optimizer=asked.get("optimizer", "adamw"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.table import Table
 from rich.text import Text
 
 from ridgeline.cli import draw
@@ -23,8 +24,15 @@ def validate_and_show(path: Path, on: str, worst: int, as_json: bool) -> None:
 
 def _show(check: Check, worst: int) -> None:
     out = draw.console()
-    made = draw.table(f"Predicted against measured on {check.device}", ("kind", "left"), ("n", "right"), ("mean error", "right"),
-                      ("median", "right"), ("bias", "right"), ("inside 90 %", "right"))  # fmt: skip
+    made = draw.table(
+        f"Predicted against measured on {check.device}",
+        ("kind", "left"),
+        ("n", "right"),
+        ("mean error", "right"),
+        ("median", "right"),
+        ("bias", "right"),
+        ("inside 90 %", "right"),
+    )
     for kind, found in check.by().items():
         made.add_row(kind, *_score_cells(found))
     made.add_section()
@@ -32,7 +40,7 @@ def _show(check: Check, worst: int) -> None:
     out.print(made)
     if worst:
         out.print()
-        out.print(_worst_table(check.worst(worst), out.width))
+        out.print(_worst_table(check.worst(worst)))
     if check.skipped:
         out.print(f"\n{len(check.skipped)} rows could not be used:", style="yellow")
         for row in check.skipped[: max(worst, 5)]:
@@ -50,11 +58,29 @@ def _error(value: float) -> Text:
     return Text(f"{value:.1%}", style="green" if value <= 0.06 else "yellow" if value <= 0.12 else "red")
 
 
-def _worst_table(rows: list[CheckedRow], width: int) -> draw.Table:
-    made = draw.table("Worst", ("line", "right"), ("kind", "left"), ("dtype", "left"), ("by", "left"), ("shape", "left"), ("measured", "right"),
-                      ("predicted", "right"), ("error", "right"))  # fmt: skip
+def _worst_table(rows: list[CheckedRow]) -> Table:
+    made = draw.table(
+        "Worst",
+        ("line", "right"),
+        ("kind", "left"),
+        ("dtype", "left"),
+        ("by", "left"),
+        ("shape", "left"),
+        ("measured", "right"),
+        ("predicted", "right"),
+        ("error", "right"),
+    )
+    made.columns[4].no_wrap = False
     for row in rows:
         kind = row.kind if row.phase == "fwd" else f"{row.kind} {row.phase}"
-        made.add_row(str(row.line), kind, row.dtype, row.library, row.shape if width >= 118 else row.shape.replace(";", " "), show_seconds(row.measured_s),
-                     show_seconds(row.predicted_s), f"{row.predicted_s / row.measured_s - 1.0:+.0%}")  # fmt: skip
+        made.add_row(
+            str(row.line),
+            kind,
+            row.dtype,
+            row.library,
+            row.shape.replace(";", " "),
+            show_seconds(row.measured_s),
+            show_seconds(row.predicted_s),
+            f"{row.predicted_s / row.measured_s - 1.0:+.0%}",
+        )
     return made

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ridgeline.cost.chip import Chip, Floats, Timing, columns, timing
+from ridgeline.cost.chip import Chip, Floats, Timing, columns, kindred, timing
 from ridgeline.cost.gemm import held_frac, itemsize, overlapped, throttled
 from ridgeline.errors import CostError, nearest
 
@@ -51,7 +51,34 @@ _GENERIC = {
     "dram_frac": 0.9, "exposed_frac": 0.2, "split_s": 4e-6,
     "split_each_s": 5e-8, "load_frac": 0.5, "l2_frac": 0.6, "power_frac": 1.2, "power_tau_s": 300e-6,
 }  # fmt: skip
-DEFAULTS: dict[str, dict[str, float]] = {"generic": _GENERIC}
+_TILED = (
+    "launch_s", "tile_s", "row_s", "pack_frac", "tensor_frac", "exp_per_clock", "serial_frac", "tail_frac", "uneven_frac",
+    "dram_frac", "exposed_frac", "split_s",
+)  # fmt: skip
+_STREAMED = (
+    "launch_s", "fanout_s", "tile_s", "row_s", "dram_frac", "exposed_frac", "split_s", "split_each_s", "load_frac", "l2_frac",
+)  # fmt: skip
+# One set per architecture and library, fitted by benchmarks/fit_silicon.py --defaults to serving frameworks' kernels;
+# generic is one set for an H200, a B200, an A100 and an L40S together.
+_TILED_SETS = {
+    "hopper/fa3": (6e-6, 3.09e-6, 5.17e-9, 1.19, 0.988, 14.8, 0.836, 0.293, 1.11, 0.849, 0.291, 4.52e-6),
+    "blackwell/trtllm": (6.08e-6, 8.89e-7, 2.31e-9, 2, 0.964, 12, 0.416, 1.06, 1.39, 0.451, 0.5, 4e-6),
+    "ampere/flashinfer": (8.32e-6, 1.33e-6, 3.75e-9, 2.05, 0.757, 19.2, 0.883, 0.763, 2.65, 0.641, 0.12, 1.67e-5),
+    "ada/fa2_paged": (1.4e-6, 1.22e-6, 6.54e-9, 2, 0.612, 11.8, 1.38, 0.78, 1.11, 0.79, 0.175, 1.14e-5),
+    "generic/fa3": (5.46e-6, 2.27e-6, 2.4e-10, 0.366, 0.687, 12.1, 0.224, 0.378, 2.25, 1.34, 0.574, 1.86e-5),
+}  # fmt: skip
+_STREAMED_SETS = {
+    "hopper/decode": (7.42e-6, 8.93e-7, 1.45e-6, 1.64e-8, 0.916, 0.193, 2.01e-6, 5.17e-8, 0.42, 0.551),
+    "blackwell/trtllm_decode": (7.94e-6, 8.82e-7, 6.48e-7, 1.17e-8, 0.975, 0.299, 7.58e-7, 8.58e-8, 0.745, 2.9),
+    "ampere/decode": (1.04e-5, 7.1e-7, 4.78e-9, 6.97e-11, 0.616, 0.494, 9.17e-6, 6.46e-8, 0.184, 0.166),
+    "ada/fa2_decode": (4.74e-6, 9.74e-7, 1.76e-6, 1.46e-10, 0.8, 0.0142, 3.6e-6, 1.45e-7, 0.164, 0.435),
+    "generic/decode": (7.31e-6, 1.13e-6, 3.82e-7, 3.77e-8, 0.828, 0.0464, 1.38e-6, 8.98e-8, 0.506, 0.438),
+}  # fmt: skip
+DEFAULTS: dict[str, dict[str, float]] = {
+    key: {**_GENERIC, **dict(zip(names, values, strict=True))}
+    for names, sets in ((_TILED, _TILED_SETS), (_STREAMED, _STREAMED_SETS))
+    for key, values in sets.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +90,7 @@ class Library:
     splits: bool = False
     short_rows: int = 0  # tile height for so few rows that a tall tile would be mostly empty
     only_groups: bool = False  # packs and splits grouped queries without a window only
+    streams: bool = False  # made for few queries: keys are streamed past them
 
 
 LIBRARIES = {
@@ -73,11 +101,10 @@ LIBRARIES = {
     "trtllm": Library({256: (256, 128)}),
     "cudnn": Library({256: (128, 128)}),
     "efficient": Library({64: (64, 64), 256: (64, 64)}),
-    "decode": Library({128: (64, 128), 256: (64, 64)}, packs=True, splits=True),
-    "fa2_decode": Library({64: (64, 256), 128: (64, 128), 256: (64, 64)}, packs=True, splits=True, only_groups=True),
-    "trtllm_decode": Library({128: (32, 128), 256: (32, 64)}, packs=True, splits=True),
+    "decode": Library({128: (64, 128), 256: (64, 64)}, packs=True, splits=True, streams=True),
+    "fa2_decode": Library({64: (64, 256), 128: (64, 128), 256: (64, 64)}, packs=True, splits=True, only_groups=True, streams=True),
+    "trtllm_decode": Library({128: (32, 128), 256: (32, 64)}, packs=True, splits=True, streams=True),
 }  # fmt: skip
-DECODERS = ("decode", "fa2_decode", "trtllm_decode")
 
 
 def library_named(name: str) -> Library:
@@ -89,11 +116,13 @@ def library_named(name: str) -> Library:
 
 
 def defaults(arch: str, library: str, phase: str = "fwd") -> Mapping[str, float]:
-    """Coefficients for a device nobody measured, the most specific that are known."""
-    for key in (f"{arch}/{library}/{phase}", f"{arch}/{library}", arch, f"generic/{library}"):
-        if key in DEFAULTS:
-            return DEFAULTS[key]
-    return DEFAULTS["generic"]
+    """Coefficients for a device nobody measured: the same kernel on its kin, else another of the same manner."""
+    others = [name for name, other in LIBRARIES.items() if other.streams == library_named(library).streams]
+    for name in kindred(arch):
+        for key in (f"{name}/{library}/{phase}", f"{name}/{library}", *(f"{name}/{other}" for other in others)):
+            if key in DEFAULTS:
+                return DEFAULTS[key]
+    return _GENERIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +277,7 @@ def attention_timing(
     peak = chip.peak_flops_per_s(dtype)
     products = BACKWARD_PRODUCTS if phase == "bwd" else 1.0
     cold_s = (query_bytes + kv_bytes) * (1 - problem.warm) / (coef["dram_frac"] * chip.dram_bytes_per_s)
-    if library in DECODERS:
+    if library_named(library).streams:
         loop_s, tiles_s = _stream(chip, coef, problem, library_named(library), itemsize(kv_dtype or dtype))
         cold_s = cold_s + kv_bytes * problem.warm / (coef["l2_frac"] * chip.l2_bytes_per_s)
         spread = np.minimum(problem.b * problem.hkv / chip.num_sms, 1)

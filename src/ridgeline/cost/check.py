@@ -54,7 +54,7 @@ def predict_call(device: str | Device, kind: str, dtype: str, phase: str, librar
     coef = {**host.DEFAULTS, **pricer.calibration.host}
     busy_s = price.time.busy_s
     expected_s = busy_s + coef["event_s"] + max(0, price.time.num_kernels - 1) * coef["event_gap_s"]
-    low, high = interval.factors(price.family, price.basis, busy_s)
+    low, high = interval.factors(price.width)
     return CallTime(expected_s, max(price.time.floor_s, expected_s * low), expected_s * high, price.time.floor_s)
 
 
@@ -74,7 +74,9 @@ def _squashed(word: str) -> str:
 
 
 def _kind(word: str) -> str:
-    spelled = {_squashed(name): name for name in (*kinds(), *_REQUIRED)} | {_squashed(w): k for w, k in _KIND_WORDS.items()}
+    spelled = {_squashed(name): name for name in (*kinds(), *_REQUIRED)} | {
+        _squashed(w): k for w, k in _KIND_WORDS.items()
+    }
     found = spelled.get(_squashed(word))
     if found is None:
         raise InputError(f"unknown kind {word!r}{nearest(word, _REQUIRED)}")
@@ -107,7 +109,9 @@ def _check_dims(kind: str, dims: Mapping[str, Any]) -> None:
     required = _REQUIRED.get(kind, "").split()
     missing = [key for key in required if key not in dims]
     if missing:
-        raise InputError(f"{kind} needs {', '.join(missing)} in its shape: write {';'.join(f'{key}=…' for key in required)}")
+        raise InputError(
+            f"{kind} needs {', '.join(missing)} in its shape: write {';'.join(f'{key}=…' for key in required)}"
+        )
     empty = [key for key in required if key != "causal" and dims[key] < 1]
     if empty:
         raise InputError(f"{kind}: {empty[0]}={dims[empty[0]]} must be at least 1")
@@ -234,7 +238,9 @@ def score(rows: Sequence[CheckedRow]) -> Score:
     assert rows, "a score needs a row"
     apes = [row.ape for row in rows]
     bias = statistics.fmean(row.predicted_s / row.measured_s - 1.0 for row in rows)
-    return Score(len(rows), statistics.fmean(apes), statistics.median(apes), bias, statistics.fmean(row.inside for row in rows))
+    return Score(
+        len(rows), statistics.fmean(apes), statistics.median(apes), bias, statistics.fmean(row.inside for row in rows)
+    )
 
 
 def check(device: str | Device, records: Iterable[tuple[int, Mapping[str, str]]]) -> Check:

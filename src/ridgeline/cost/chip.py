@@ -19,6 +19,14 @@ BOUND_NAMES = ("compute", "memory", "latency")
 MATRIX_DTYPES = ("fp64", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 
 
+KIN = {"ampere-ga10x": "ampere", "turing": "ampere", "volta": "ampere", "pascal": "ampere", "blackwell-consumer": "ada"}
+
+
+def kindred(arch: str) -> tuple[str, ...]:
+    """Architectures whose coefficients stand in for a missing one of ``arch``, closest first."""
+    return (arch, *((KIN[arch],) if arch in KIN else ()), "generic")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
     """What a GPU can do per second and hold, without opinion on how well software uses it."""

@@ -36,7 +36,8 @@ DEFAULTS: Coef = {
     "tma_tile_cycles": 1510.0,  # epilogue of a 128 x 128 tile
     # Tensor-core implicit GEMM fed by asynchronous copies (Ampere kernels).
     "copy_start_cycles": 6490.0,  # launch, pipeline fill, epilogue drain
-    "copy_frac": 0.561,  # share of the matrix peak inside the main loop
+    "copy_frac": 0.561,  # share of the matrix peak inside the main loop, on chips whose peak needs TMA
+    "copy_native_frac": 0.8,  # the same where they are the fastest path (assumed: no recordings)
     "copy_bytes_per_cycle": 30.1,  # operand bytes an SM gathers per clock
     "copy_tile_cycles": 2660.0,  # prologue and epilogue of a 128 x 128 tile
     # Shared by both.
@@ -47,9 +48,8 @@ DEFAULTS: Coef = {
     "weight_segment_cycles": 16900.0,  # the same for a weight gradient
     "segment_loop": 1.2,  # loop time of a shared tile over a whole one
     "strided_grad": 1.28,  # loop time of the input gradient of a strided convolution over a plain one
-    "small_grad": 0.337,  # the same for small strided ones, which visit every tap
+    "small_grad": 0.337,  # loop time of small ones, which visit every tap, over a plain one
     "weight_grad": 0.614,  # loop time of the weight gradient over a forward pass with the same tile
-    "choice": 1.0,  # time of the tile that the heuristic takes over the one assumed here
     # Pointwise convolutions as GEMM.
     "gemm_start_cycles": 5120.0,  # launch, pipeline fill, epilogue drain
     "gemm_frac": 0.871,  # share of the matrix peak
@@ -81,29 +81,29 @@ DEFAULTS: Coef = {
     # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
     "stencil_start_cycles": 4600.0,  # launch to exit of a stencil with little to do
     "stencil_cycles": 1.38,  # channels first, unrolled filter of side 3 or 5
-    "stencil_tap_cycles": 0.127,
+    "stencil_tap_cycles": 0.127,  # and per tap
     "stencil_any_cycles": 2.24,  # channels first, any filter
-    "stencil_any_tap_cycles": 0.137,
+    "stencil_any_tap_cycles": 0.137,  # and per tap
     "stencil_any_tap_latency_cycles": 170.0,  # one tap of one thread, filters that are not unrolled
     "stencil_tiled_cycles": 0.4,  # channels first in fp16: tiles in shared memory
-    "stencil_tiled_tap_cycles": 0.047,
+    "stencil_tiled_tap_cycles": 0.047,  # and per tap
     "stencil_grad_cycles": 3.84,  # input gradient, channels first, unrolled
-    "stencil_grad_tap_cycles": 0.0625,
+    "stencil_grad_tap_cycles": 0.0625,  # and per tap
     "stencil_any_grad_cycles": 2.0,  # input gradient, channels first, any filter
-    "stencil_any_grad_tap_cycles": 0.2,
+    "stencil_any_grad_tap_cycles": 0.2,  # and per tap
     "stencil_weight_step_cycles": 12.4,  # weight gradient, channels first: 32 pixels of one image by a warp
     "stencil_weight_latency_cycles": 315.0,  # the same for a lone warp
     "stencil_last_cycles": 0.351,  # channels last
-    "stencil_last_tap_cycles": 0.0266,
+    "stencil_last_tap_cycles": 0.0266,  # and per tap
     "stencil_last_stride": 1.1,  # its work per output grows with the inputs skipped, times this
     "stencil_last_latency_cycles": 505.0,  # one tap of one thread
     "stencil_last_grad_cycles": 0.272,  # input gradient, channels last
-    "stencil_last_grad_tap_cycles": 0.0967,
+    "stencil_last_grad_tap_cycles": 0.0967,  # and per tap
     "stencil_last_weight_cycles": 0.927,  # weight gradient, channels last
-    "stencil_last_weight_tap_cycles": 0.00577,
+    "stencil_last_weight_tap_cycles": 0.00577,  # and per tap
     "stencil_last_weight_rows": 960.0,  # images x channels that fill the chip
     "stencil_last_wide": 1.87,  # channels last in single precision over 16 bits
-    "stencil_direct_tap_cycles": 2.5,  # weight gradient, channels last, single precision
+    "stencil_direct_tap_cycles": 2.5,  # weight gradient, channels last, single precision, per tap
     # Groups.
     "group_start_cycles": 6300.0,  # added to each group's kernel when narrow groups run one after another
     "group_direct_frac": 0.00579,  # share of the vector peak of the kernel that takes any groups
@@ -359,10 +359,11 @@ def _loop_s(site: Site, loop: Loop, tile: Tile, dtype: str, segmented: bool = Fa
     coef, chip = site.coef, site.chip
     high, wide, deep, tma = tile
     way = "tma" if tma else "copy"
+    frac = coef[way + "_frac" if site.tma else "copy_native_frac"]
     peak_macs = chip.tensor_flops_per_s[dtype] / (2.0 * chip.num_sms * chip.clock_hz)
     steps = loop.taps * -(-loop.channels // deep)
     step_bytes = (high + wide) * deep * ITEMSIZE[dtype]
-    step = max(high * wide * deep / (peak_macs * coef[way + "_frac"]), step_bytes / coef[way + "_bytes_per_cycle"])
+    step = max(high * wide * deep / (peak_macs * frac), step_bytes / coef[way + "_bytes_per_cycle"])
     step *= loop.effort
     if tma and loop.channels % 32 and loop.channels % deep:
         step *= 1.0 + coef["tma_ragged"]
@@ -375,7 +376,7 @@ def _loop_s(site: Site, loop: Loop, tile: Tile, dtype: str, segmented: bool = Fa
     cache_s = tiles * steps * step_bytes / (coef["loop_l2_frac"] * chip.l2_bytes_per_s)
     memory_s = site.dram_s(loop.read_bytes + loop.written_bytes, "loop_dram_frac")
     memory_s += site.ramp_s(loop.read_bytes, "ramp_cycles")
-    return site.cycles_s(start) + coef["choice"] * _both(max(busy, cache_s), memory_s)
+    return site.cycles_s(start) + _both(max(busy, cache_s), memory_s)
 
 
 def _gemm_loop(site: Site, loop: Loop, tile: Tile, dtype: str, splittable: bool) -> Cost:

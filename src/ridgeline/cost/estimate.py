@@ -44,11 +44,12 @@ class Line:
     energy_j: float = 0.0
     stretch: float = 1.0
     members: tuple[Node, ...] = ()
+    width: float = 0.0
 
     def row(self) -> Row:
         node, times = self.node, self.times
         total_s = self.busy_s * self.stretch * times
-        low, high = interval.factors(self.family, self.basis, self.busy_s)
+        low, high = interval.factors(self.width)
         name = node.module or node.target or node.op
         kernel = "+".join(dict.fromkeys(c.kind for c in self.calls))
         op = node.op if not self.members else "fused(" + "+".join(dict.fromkeys(str(m.attrs.get("fn", m.op)) for m in self.members)) + ")"
@@ -138,8 +139,10 @@ def priced(pricer: Pricer, node: Node, times: int, work: Work, calls: Sequence[C
     """The line of a node that launches these calls."""
     prices = [pricer.price(call, warm_frac) for call in calls]
     longest = max(prices, key=lambda p: p.time.busy_s)
-    return Line(node, times, work, tuple(calls), sum(p.time.busy_s for p in prices), sum(p.time.floor_s for p in prices), longest.time.bound,
-                worst(p.basis for p in prices), longest.family, sum(p.time.num_kernels for p in prices), spent_s, 1.0 - warm_frac)
+    busy_s = sum(p.time.busy_s for p in prices)
+    width = sum(p.width * p.time.busy_s for p in prices) / busy_s if busy_s else 0.0
+    return Line(node, times, work, tuple(calls), busy_s, sum(p.time.floor_s for p in prices), longest.time.bound, worst(p.basis for p in prices),
+                longest.family, sum(p.time.num_kernels for p in prices), spent_s, 1.0 - warm_frac, width=width)
 
 
 class Cache:
@@ -192,12 +195,16 @@ def _summed(graph: Graph, device: Device, execution: str, pricer: Pricer, coef: 
     wall_spread = spread + interval.HOST_SPREAD * host_share
     return Prediction(
         graph=graph, device=device, execution=execution, expected_s=expected_s,
-        interval_s=(max(floor_s, expected_s / (1 + wall_spread)), expected_s * (1 + wall_spread)),
-        busy_s=busy_s, busy_interval_s=(max(floor_s, busy_s / (1 + spread)), busy_s * (1 + spread)), floor_s=floor_s, host_s=host_total_s,
+        interval_s=_interval(expected_s, wall_spread, floor_s), busy_s=busy_s, busy_interval_s=_interval(busy_s, spread, floor_s), floor_s=floor_s, host_s=host_total_s,
         memory=memory, energy_j=joules, power_w=joules / expected_s if expected_s else 0.0, usd=expected_s / 3600.0 * price if price else 0.0,
         basis=worst(line.basis for line in lines), num_kernels=sum(line.num_kernels * line.times for line in lines), throttle=stretch,
         lines=tuple(lines), notes=_notes(graph, device, memory.peak_bytes, pricer),
     )  # fmt: skip
+
+
+def _interval(seconds: float, width: float, floor_s: float) -> tuple[float, float]:
+    low, high = interval.factors(width)
+    return max(min(floor_s, seconds), seconds * low), seconds * high
 
 
 def _notes(graph: Graph, device: Device, peak_bytes: int, pricer: Pricer) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ridgeline.cost.chip import Chip, Floats, Timing, columns, timing
+from ridgeline.cost.chip import Chip, Floats, Timing, columns, kindred, timing
 from ridgeline.dtypes import dtype as dtype_named
 from ridgeline.errors import CostError, nearest
 
@@ -54,12 +54,27 @@ COEFFICIENTS = {
     "unaligned_frac": "tensor rate when rows are not 16-byte aligned, relative to aligned",
 }
 
-_HALF = {
-    "launch_s": 2.4e-6, "fanout_s": 0.3e-6, "gap_s": 0.1e-6, "tensor_frac": 0.95, "l2_frac": 0.9, "dram_frac": 0.88, "kstep_s": 0.09e-6,
-    "kstep_cold_s": 0.03e-6, "epilogue_frac": 0.28, "splitk_s": 2.7e-6, "exposed_frac": 0.25, "power_frac": 1.45,
-    "power_tau_s": 250e-6, "writeback_frac": 0.4, "unaligned_frac": 0.5, "ramp_s": 1e-9, "ramp_bytes": 5e7,
+_SHARED = {"unaligned_frac": 0.5, "ramp_s": 1e-9, "ramp_bytes": 5e7}
+_FITTED = (
+    "launch_s", "fanout_s", "gap_s", "tensor_frac", "l2_frac", "dram_frac", "kstep_s", "kstep_cold_s", "epilogue_frac",
+    "splitk_s", "exposed_frac", "power_frac", "power_tau_s", "writeback_frac",
+)  # fmt: skip
+# One set per architecture and library, fitted by benchmarks/fit_silicon.py --defaults to short bursts with warm caches;
+# generic is one set for an H200, a B200, an A100 and an L40S together.
+_SETS = {
+    "hopper/cublas": (2.45e-6, 5.21e-7, 3.13e-7, 0.935, 0.997, 0.872, 9.13e-8, 2.22e-8, 0.352, 2.64e-6, 0.297, 1.41, 0.000313, 0.13),
+    "hopper/cutlass": (2.47e-6, 9.4e-7, 9.58e-7, 0.867, 0.857, 0.814, 4.16e-8, 1.08e-8, 4.01, 2.7e-6, 0.324, 5.44, 0.0195, 0.345),
+    "blackwell/cublas": (1.8e-6, 1.22e-6, 1.2e-7, 0.9, 0.883, 0.823, 7.74e-8, 2.06e-8, 0.836, 3.1e-6, 0.431, 2.02, 0.000315, 0.372),
+    "blackwell/cutlass": (8.66e-7, 4.18e-7, 3.97e-7, 1.17, 1.7, 0.817, 3.93e-8, 9.05e-9, 0.284, 2.7e-6, 0.466, 1.75, 1.12e-5, 0.174),
+    "ampere/cublas": (3.26e-6, 9.44e-8, 9.81e-7, 0.925, 0.49, 0.733, 3.23e-7, 1.22e-8, 0.198, 2.44e-6, 0.186, 1.42, 0.000895, 0.0713),
+    "ada/cublas": (1.73e-6, 3.59e-7, 1.81e-8, 0.847, 0.695, 0.788, 2.71e-7, 5.92e-9, 0.125, 1.98e-6, 0.252, 1.81, 9.43e-5, 0.515),
+    "ada/cutlass": (1.98e-6, 1.73e-6, 7.27e-6, 1.07, 0.529, 0.747, 7.27e-8, 1.07e-8, 0.0543, 2.7e-6, 0.955, 2.1, 3.92e-5, 0.0161),
+    "generic/cublas": (2.25e-6, 1.32e-6, 6.54e-7, 0.822, 0.809, 0.781, 8.5e-8, 6.95e-9, 5.16, 2.59e-6, 0.364, 1.4, 0.000602, 0.145),
+    "generic/cutlass": (2.06e-6, 4.31e-7, 5.65e-7, 0.935, 1.63, 0.697, 4.43e-8, 1.59e-9, 0.665, 2.7e-6, 0.531, 2.76, 0.000238, 0.00795),
 }  # fmt: skip
-DEFAULTS: dict[str, dict[str, float]] = {"generic/cublas": _HALF, "generic/cutlass": _HALF}
+DEFAULTS: dict[str, dict[str, float]] = {
+    key: {**_SHARED, **dict(zip(_FITTED, values, strict=True))} for key, values in _SETS.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +137,9 @@ def menu(arch: str, library: str) -> Menu:
 
 def defaults(arch: str, library: str) -> Mapping[str, float]:
     """Coefficients for a device nobody measured: those of its architecture, else the ones all devices share."""
-    for key in (f"{arch}/{library}", f"generic/{library}"):
-        if key in DEFAULTS:
-            return DEFAULTS[key]
+    for name in kindred(arch):
+        if f"{name}/{library}" in DEFAULTS:
+            return DEFAULTS[f"{name}/{library}"]
     raise CostError(f"no GEMM coefficients for library {library!r}{nearest(library, LIBRARIES)}")
 
 

@@ -3,47 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ridgeline.basis import Basis
+from ridgeline.cost.call import Call
 
 HOST_SPREAD = 0.45
 """Relative half-width of host-side time: machines differ, and so does the Python around a model."""
 
-HALF_WIDTH: dict[str, float] = {
-    "gemm": 0.12, "attention": 0.14, "conv": 0.28, "norm": 0.15, "softmax": 0.15, "stream": 0.12, "reduction": 0.17,
+FAMILY_WIDTH: dict[str, float] = {
+    "gemm": 0.12, "attention": 0.16, "conv": 0.30, "norm": 0.15, "softmax": 0.15, "stream": 0.12, "reduction": 0.2,
 }
-"""log half-width that held 90 % of held-out calls, by family, where the device was fitted."""
+"""log half-width that held 90 % of held-out calls, by family, where no finer figure was calibrated."""
 
-OTHER = 0.25
+OTHER_WIDTH = 0.3
 WIDER = {Basis.MEASURED: 1.0, Basis.FITTED: 1.0, Basis.DATASHEET: 2.2, Basis.ASSUMED: 3.0}
-SHARED_FRAC = 0.55
+OUTSIDE = 1.5
+"""Wider by this for calls shorter or longer than any that was measured."""
+
+SHARED_FRAC = 0.5
 """Share of a family's error that its calls have in common, so that it does not average out over a model."""
 
+MODEL_WIDTH = 0.05
+"""What a whole model adds: clocks, neighbors in the cache, kernels chosen differently (fitted on recorded models)."""
 
-def half_width(family: str, basis: Basis) -> float:
-    return HALF_WIDTH.get(family, OTHER) * WIDER[basis]
+
+def half_width(intervals: Mapping[str, Any], call: Call, family: str, basis: Basis, busy_s: float) -> float:
+    """log half-width of the 90 % interval of a call: by kind, phase and library if calibrated, else by family."""
+    kinds = intervals.get("kinds", {})
+    entry = kinds.get(f"{call.kind}/{call.phase}/{call.library}") or kinds.get(f"{call.kind}/{call.phase}")
+    if entry is None:
+        return float(intervals.get("families", {}).get(family, FAMILY_WIDTH.get(family, OTHER_WIDTH)) * WIDER[basis])
+    low_s, high_s = entry["domain_s"]
+    width = entry["short"] if busy_s < entry["split_s"] else entry["long"]
+    return float(width * (1.0 if low_s <= busy_s <= high_s else OUTSIDE) * WIDER[basis])
 
 
-def factors(family: str, basis: Basis, busy_s: float) -> tuple[float, float]:
-    """(low, high) multipliers that contain 90 % of measurements of such a call."""
-    if not busy_s:
-        return 1.0, 1.0
-    width = half_width(family, basis)
+def factors(width: float) -> tuple[float, float]:
+    """(low, high) multipliers that contain 90 % of measurements."""
     return math.exp(-width), math.exp(width)
 
 
 def spread(lines: Iterable[Any], busy_s: float) -> float:
-    """Relative half-width of a sum: errors shared within a family add up, the rest average out."""
+    """log half-width of a sum: errors shared within a family add up, the rest average out, and the model adds its own."""
     if busy_s <= 0:
         return 0.0
     shared: dict[str, float] = {}
     own = 0.0
     for line in lines:
-        if not line.busy_s:
-            continue
-        width_s = half_width(line.family, line.basis) * line.busy_s * line.times
-        shared[line.family] = shared.get(line.family, 0.0) + SHARED_FRAC * width_s
-        own += ((1 - SHARED_FRAC) * width_s) ** 2
-    return math.sqrt(sum(v * v for v in shared.values()) + own) / busy_s
+        if line.busy_s:
+            width_s = line.width * line.busy_s * line.times
+            shared[line.family] = shared.get(line.family, 0.0) + SHARED_FRAC * width_s
+            own += ((1 - SHARED_FRAC) * width_s) ** 2
+    return math.hypot(math.sqrt(sum(v * v for v in shared.values()) + own) / busy_s, MODEL_WIDTH)

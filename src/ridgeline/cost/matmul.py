@@ -14,14 +14,21 @@ LEGACY = "ampere"
 """Rows off 16-byte boundaries cannot be fetched by TMA: libraries fall back to kernels of this older generation."""
 
 
-@family("gemm", "gemm bmm grouped_gemm", {})
+DEFAULTS: Coef = {
+    "grouped_ratio": 1.24,  # a grouped product over one batched call of the same size: groups of unequal tiles
+    "grouped_s": 6.3e-6,  # laying out the groups' problems on the device
+}
+
+
+@family("gemm", "gemm bmm grouped_gemm", DEFAULTS)
 def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     """One product, or the two products of its gradients."""
     times = [_product(problem, call, chip, coef, warm_frac) for problem in _problems(call)]
     longest = max(times, key=lambda t: t.busy_s)
-    extra_s = coef.get("grouped_s", 0.0) if call.kind == "grouped_gemm" else 0.0
-    slower = coef.get("grouped_ratio", 1.0) if call.kind == "grouped_gemm" else 1.0
-    return Time(sum(t.busy_s for t in times) * slower + extra_s, sum(t.floor_s for t in times), longest.bound, sum(t.num_kernels for t in times))
+    busy_s, num_kernels = sum(t.busy_s for t in times), len(times)
+    if call.kind == "grouped_gemm":
+        busy_s, num_kernels = busy_s * coef["grouped_ratio"] + coef["grouped_s"], 2
+    return Time(busy_s, sum(t.floor_s for t in times), longest.bound, num_kernels)
 
 
 def _problems(call: Call) -> list[Problem]:
@@ -52,7 +59,7 @@ def alignment(problem: Problem, dtype: str) -> int:
 @lru_cache(maxsize=4096)
 def _split(coef: tuple[tuple[str, float], ...], group: str) -> dict[str, float]:
     """Coefficients of the aligned kernels, replaced by those fitted for a narrower alignment."""
-    plain = {k: v for k, v in coef if "." not in k}
+    plain = {k: v for k, v in coef if "." not in k and k not in DEFAULTS}
     return plain | {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}
 
 
@@ -63,8 +70,9 @@ def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: fl
     group = "" if step == 8 else "align1" if step == 1 else "align2"
     fitted = bool(group) and any(name.startswith(group + ".") for name in coef)
     used = _split(tuple(coef.items()), group)
-    if fitted or (not group and coef):
+    measured = len(coef) > len(DEFAULTS)
+    if fitted or (not group and measured):
         used["unaligned_frac"] = 1.0  # the coefficients speak of this alignment already
-    older = replace(chip, arch=LEGACY) if fitted or (dtype == "fp32" and coef) else chip
+    older = replace(chip, arch=LEGACY) if fitted or (dtype == "fp32" and measured) else chip
     timing = gemm_timing(older, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
     return Time(float(timing.expected_s[0]), float(timing.floor_s[0]), BOUND_NAMES[int(timing.bound[0])])

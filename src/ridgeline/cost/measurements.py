@@ -48,7 +48,9 @@ def _check_header(header: list[str], source: Path) -> None:
     missing = [name for name in REQUIRED if name not in header]
     if missing:
         known = nearest(missing[0], header) if header else "; the file is empty"
-        raise InputError(f"{source} has no column {missing[0]!r}{known} (needed: {', '.join(REQUIRED)}; optional: {', '.join(OPTIONAL)})")
+        raise InputError(
+            f"{source} has no column {missing[0]!r}{known} (needed: {', '.join(REQUIRED)}; optional: {', '.join(OPTIONAL)})"
+        )
     twice = {name for name in header if header.count(name) > 1 and name in REQUIRED + OPTIONAL}
     if twice:
         raise InputError(f"{source} has the column {sorted(twice)[0]!r} twice: keep one")

@@ -9,21 +9,21 @@ from ridgeline.cost.chip import Chip
 from ridgeline.cost.stream import blend, issue_s, resident_frac, timed
 
 DEFAULTS: Coef = {
-    "overlap": 6.28,  # exponent of the blend of latency, instructions and bytes
+    "overlap": 6.27,  # exponent of the blend of latency, instructions and bytes
     "dram_frac": 0.87,  # share of the DRAM bandwidth a full launch reaches
     "l2_frac": 0.6,  # share of the L2 bandwidth
-    "start_cycles": 3330.0,  # a launch with next to nothing to do
-    "step_cycles": 111.0,  # one step of a lone block: compute 2048 elements
-    "access_cycles": 140.0,  # and per tensor read or written
+    "start_cycles": 3410.0,  # a launch with next to nothing to do
+    "step_cycles": 143.0,  # one step of a lone block: compute 2048 elements
+    "access_cycles": 132.0,  # and per tensor read or written
     "miss_cycles": 636.0,  # longer when loads come from DRAM
-    "ragged_cycles": 86.1,  # longer per tensor when the length forbids vectors
-    "access_instr": 17.6,  # issue slots per element and tensor read or written, with every SM full
-    "ragged_instr": 18.2,  # more when the length forbids vectors
-    "root_frac": 0.852,  # an out-of-place root issues this share
-    "root_cycles": 254.0,  # but waits longer
-    "adam_instr": 37.3,  # more per element of the fused optimizer
-    "adam_cycles": 617.0,  # longer steps of it
-    "adam_frac": 0.933,  # its seven streams reach this share of the others' bandwidth
+    "ragged_cycles": 85.0,  # longer per tensor when the length forbids vectors
+    "access_instr": 18.8,  # issue slots per element and tensor read or written, with every SM full
+    "ragged_instr": 17.9,  # more when the length forbids vectors
+    "root_frac": 0.833,  # an out-of-place root issues this share
+    "root_cycles": 235.0,  # but waits longer
+    "adam_instr": 30.3,  # more per element of the fused optimizer
+    "adam_cycles": 642.0,  # longer steps of it
+    "adam_frac": 0.935,  # its seven streams reach this share of the others' bandwidth
     "step_kernel_cycles": 2700.0,  # its kernel that counts steps
 }
 
@@ -107,16 +107,16 @@ def pass_s(
 
 _FOREACH = {"foreach_add": Pass(2, 1, 2), "foreach_mul_": Pass(1, 1, 1), "foreach_addcdiv_": Pass(3, 1, 3)}
 _ADAMW = (
-    Pass(1, 1, 1),
-    Pass(2, 1, 2),
-    Pass(1, 1, 1),
-    Pass(3, 1, 3),
-    Pass(1, 1, 2),
-    Pass(1, 1, 1),
-    Pass(1, 1, 1),
-    Pass(3, 1, 3),
+    Pass(1, 1, 1),  # decay
+    Pass(2, 1, 2),  # first moment
+    Pass(1, 1, 1),  # second moment, decayed
+    Pass(2, 1, 3),  # and the squared gradient added: one list given twice
+    Pass(1, 1, 2),  # root
+    Pass(1, 1, 1),  # correction
+    Pass(1, 1, 1),  # epsilon
+    Pass(3, 1, 3),  # update
 )
-"""AdamW as foreach calls: decay, first moment, second moment (two), root, correction, epsilon, update."""
+"""AdamW as the foreach calls it is made of."""
 
 
 def _passes(call: Call, coef: Coef, dims: dict[str, int]) -> tuple[Pass, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from ridgeline.basis import Basis
 from ridgeline.cost import attention_calls, conv, matmul, norm, roofline, softmax, stream  # noqa: F401  (register families)
 from ridgeline.cost import indexing, ordering, reduction  # noqa: F401
+from ridgeline.cost import interval
 from ridgeline.cost.calibration import Calibration, calibration_of
 from ridgeline.cost.call import Call, Time, family_of
 from ridgeline.cost.chip import Chip, chip_of
@@ -24,6 +25,7 @@ class Price:
     time: Time
     basis: Basis
     family: str
+    width: float  # log half-width of the 90 % interval
 
 
 class Pricer:
@@ -51,7 +53,8 @@ class Pricer:
     def _priced(self, call: Call, warm_frac: float) -> Price:
         family = family_of(call.kind)
         coef, basis = self.calibration.coef(family, call)
-        return Price(family.model(call, self.chip, coef, warm_frac), basis, family.name)
+        time = family.model(call, self.chip, coef, warm_frac)
+        return Price(time, basis, family.name, interval.half_width(self.calibration.intervals, call, family.name, basis, time.busy_s))
 
 
 @lru_cache(maxsize=32)

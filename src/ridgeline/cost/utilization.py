@@ -41,7 +41,9 @@ def _roof(chip: Chip, work: Work, times: int, cold_frac: float) -> Roof:
     matrix_s = work.matrix_flops / matrix_peak_flops_per_s(chip, work.dtype)
     vector_s = max(0.0, work.flops - work.matrix_flops) / chip.vector_flops_per_s
     num_bytes = work.num_bytes * times
-    return Roof((matrix_s + vector_s) * times, num_bytes * cold_frac / chip.dram_bytes_per_s, num_bytes / chip.l2_bytes_per_s)
+    return Roof(
+        (matrix_s + vector_s) * times, num_bytes * cold_frac / chip.dram_bytes_per_s, num_bytes / chip.l2_bytes_per_s
+    )
 
 
 def utilization(prediction: Prediction) -> Utilization:
@@ -50,6 +52,9 @@ def utilization(prediction: Prediction) -> Utilization:
     if wall_s <= 0:
         return Utilization(0.0, 0.0)
     chip = chip_of(prediction.device)
-    matrix_s = sum(line.work.matrix_flops / matrix_peak_flops_per_s(chip, line.work.dtype) * line.times for line in prediction.lines)
+    matrix_s = sum(
+        line.work.matrix_flops / matrix_peak_flops_per_s(chip, line.work.dtype) * line.times
+        for line in prediction.lines
+    )
     dram_s = sum(line.work.num_bytes * line.cold_frac * line.times for line in prediction.lines) / chip.dram_bytes_per_s
     return Utilization(matrix_s / wall_s, min(1.0, dram_s / wall_s))

@@ -21,7 +21,11 @@ def write_chrome(trace: Trace, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     try:
         with target.open("w", encoding="utf-8") as out:
-            out.write('{"displayTimeUnit":"ms","otherData":' + json.dumps({"title": trace.title, "notes": list(trace.notes)}) + ',"traceEvents":[\n')
+            out.write(
+                '{"displayTimeUnit":"ms","otherData":'
+                + json.dumps({"title": trace.title, "notes": list(trace.notes)})
+                + ',"traceEvents":[\n'
+            )
             for i, event in enumerate(events(trace)):
                 out.write((",\n" if i else "") + json.dumps(event, separators=(",", ":")))
             out.write("\n]}\n")
@@ -55,16 +59,30 @@ def _ns(seconds: float) -> int:
 
 def _slice(name: str, tid: int, start_ns: int, end_ns: int, **args: str) -> Event:
     """A complete event; Chrome's unit is the microsecond."""
-    return {"ph": "X", "pid": PID, "tid": tid, "name": name, "ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3,
-            "args": {key: value for key, value in args.items() if value}}  # fmt: skip
+    return {
+        "ph": "X",
+        "pid": PID,
+        "tid": tid,
+        "name": name,
+        "ts": start_ns / 1e3,
+        "dur": (end_ns - start_ns) / 1e3,
+        "args": {key: value for key, value in args.items() if value},
+    }
 
 
 def _spans(trace: Trace, lane: str, tid: int) -> Iterator[Event]:
     words = trace.words
     for i in trace.on(lane):
         start_s = float(trace.start_s[i])
-        yield _slice(words[trace.name[i]], tid, _ns(start_s), _ns(start_s + float(trace.duration_s[i])),
-                     module=words[trace.module[i]], op=words[trace.op[i]], phase=words[trace.phase[i]])  # fmt: skip
+        yield _slice(
+            words[trace.name[i]],
+            tid,
+            _ns(start_s),
+            _ns(start_s + float(trace.duration_s[i])),
+            module=words[trace.module[i]],
+            op=words[trace.op[i]],
+            phase=words[trace.phase[i]],
+        )
 
 
 def _modules(trace: Trace, tid: int) -> Iterator[Event]:

@@ -80,10 +80,22 @@ class TraceBuilder:
         self._counters: dict[str, tuple[array[float], array[float]]] = {}
         self._notes: list[str] = []
 
-    def add(self, name: str, lane: str, start_s: float, duration_s: float, *, module: str = "", op: str = "", phase: str = "") -> None:
+    def add(
+        self,
+        name: str,
+        lane: str,
+        start_s: float,
+        duration_s: float,
+        *,
+        module: str = "",
+        op: str = "",
+        phase: str = "",
+    ) -> None:
         """One span; time cannot run backward."""
         if not duration_s >= 0.0 or not start_s == start_s:
-            raise InputError(f"span {name!r} on lane {lane!r} starts at {start_s} s and lasts {duration_s} s: no such time")
+            raise InputError(
+                f"span {name!r} on lane {lane!r} starts at {start_s} s and lasts {duration_s} s: no such time"
+            )
         for column, word in zip(_WORDS, (name, lane, module, op, phase), strict=True):
             self._words[column].append(self._ids.setdefault(word, len(self._ids)))
         self._start_s.append(start_s)
@@ -100,6 +112,15 @@ class TraceBuilder:
 
     def build(self) -> Trace:
         columns = {column: np.array(ids, dtype=np.int32) for column, ids in self._words.items()}
-        counters = {name: Counter(np.array(times), np.array(values)) for name, (times, values) in self._counters.items()}
-        return Trace(self._title, tuple(self._ids), **columns, start_s=np.array(self._start_s), duration_s=np.array(self._duration_s),
-                     counters=counters, notes=tuple(self._notes))  # fmt: skip
+        counters = {
+            name: Counter(np.array(times), np.array(values)) for name, (times, values) in self._counters.items()
+        }
+        return Trace(
+            self._title,
+            tuple(self._ids),
+            **columns,
+            start_s=np.array(self._start_s),
+            duration_s=np.array(self._duration_s),
+            counters=counters,
+            notes=tuple(self._notes),
+        )

@@ -22,36 +22,79 @@ _NUMBERS = ("times", "num_kernels", "flops", "bytes", "floor_s", "expected_s", "
 def report_data(prediction: Prediction, rate: tuple[str, float] | None) -> dict[str, Any]:
     """Everything the page shows."""
     return {
-        "title": _title(prediction), "totals": _totals(prediction, rate), "memory": _memory(prediction), "ceilings": _ceilings(prediction),
-        "whatif": _whatif(prediction), "rows": _columns(prediction), "notes": list(prediction.notes), "bases": _bases(prediction),
+        "title": _title(prediction),
+        "totals": _totals(prediction, rate),
+        "memory": _memory(prediction),
+        "ceilings": _ceilings(prediction),
+        "whatif": _whatif(prediction),
+        "rows": _columns(prediction),
+        "notes": list(prediction.notes),
+        "bases": _bases(prediction),
         "device": _device_numbers(prediction),
-    }  # fmt: skip
+    }
 
 
 def _title(p: Prediction) -> dict[str, Any]:
     from ridgeline import __version__
 
-    meta = {key: p.graph.meta[key] for key in ("precision", "batch", "seq", "kv", "image", "optimizer") if p.graph.meta.get(key)}
-    return {"model": p.graph.name, "mode": p.graph.mode, "device": p.device.name, "device_title": p.device.title, "execution": p.execution,
-            "sizes": {key: str(value) for key, value in meta.items()}, "version": __version__, "hash": p.graph.content_hash}  # fmt: skip
+    meta = {
+        key: p.graph.meta[key]
+        for key in ("precision", "batch", "seq", "kv", "image", "optimizer")
+        if p.graph.meta.get(key)
+    }
+    return {
+        "model": p.graph.name,
+        "mode": p.graph.mode,
+        "device": p.device.name,
+        "device_title": p.device.title,
+        "execution": p.execution,
+        "sizes": {key: str(value) for key, value in meta.items()},
+        "version": __version__,
+        "hash": p.graph.content_hash,
+    }
 
 
 def _totals(p: Prediction, rate: tuple[str, float] | None) -> dict[str, Any]:
     used = utilization(p)
     return {
-        "expected_s": p.expected_s, "interval_s": list(p.interval_s), "busy_s": p.busy_s, "busy_interval_s": list(p.busy_interval_s),
-        "floor_s": p.floor_s, "host_s": p.host_s, "idle_s": p.idle_s, "flops": p.flops, "bytes": sum(row.bytes for row in p.rows()),
-        "num_kernels": p.num_kernels, "num_params": p.num_params, "energy_j": p.energy_j, "power_w": p.power_w, "tdp_w": p.device.tdp_w,
-        "usd": p.usd, "usd_per_hour": p.device.price_usd_per_hour, "price_date": p.device.price_date, "mfu_frac": used.mfu_frac,
-        "dram_frac": used.dram_frac, "throttle": p.throttle, "basis": str(p.basis), "rate": list(rate) if rate else None,
-    }  # fmt: skip
+        "expected_s": p.expected_s,
+        "interval_s": list(p.interval_s),
+        "busy_s": p.busy_s,
+        "busy_interval_s": list(p.busy_interval_s),
+        "floor_s": p.floor_s,
+        "host_s": p.host_s,
+        "idle_s": p.idle_s,
+        "flops": p.flops,
+        "bytes": sum(row.bytes for row in p.rows()),
+        "num_kernels": p.num_kernels,
+        "num_params": p.num_params,
+        "energy_j": p.energy_j,
+        "power_w": p.power_w,
+        "tdp_w": p.device.tdp_w,
+        "usd": p.usd,
+        "usd_per_hour": p.device.price_usd_per_hour,
+        "price_date": p.device.price_date,
+        "mfu_frac": used.mfu_frac,
+        "dram_frac": used.dram_frac,
+        "throttle": p.throttle,
+        "basis": str(p.basis),
+        "rate": list(rate) if rate else None,
+    }
 
 
 def _memory(p: Prediction) -> dict[str, Any]:
     curve = list(live_bytes(p))
-    return {"by_kind": dict(p.memory.by_kind), "resident_kinds": sorted(map(str, RESIDENT)), "peak_bytes": p.peak_bytes,
-            "capacity_bytes": p.capacity_bytes, "missing_bytes": p.missing_bytes, "resident_bytes": p.memory.resident_bytes,
-            "workspace_bytes": p.memory.workspace_bytes, "num_nodes": len(curve), "curve": thinned(curve)}  # fmt: skip
+    return {
+        "by_kind": dict(p.memory.by_kind),
+        "resident_kinds": sorted(map(str, RESIDENT)),
+        "peak_bytes": p.peak_bytes,
+        "capacity_bytes": p.capacity_bytes,
+        "missing_bytes": p.missing_bytes,
+        "resident_bytes": p.memory.resident_bytes,
+        "workspace_bytes": p.memory.workspace_bytes,
+        "num_nodes": len(curve),
+        "curve": thinned(curve),
+    }
 
 
 def thinned(curve: Sequence[int]) -> list[list[int]]:
@@ -64,18 +107,35 @@ def thinned(curve: Sequence[int]) -> list[list[int]]:
 def _ceilings(p: Prediction) -> dict[str, Any]:
     chip = pricer_of(p.device).chip
     used = sorted({line.work.dtype for line in p.lines if line.work.matrix_flops})
-    peaks = [[f"{dtype} matrix peak", matrix_peak_flops_per_s(chip, dtype)] for dtype in used if dtype in chip.tensor_flops_per_s]
-    return {"dram_bytes_per_s": chip.dram_bytes_per_s, "l2_bytes_per_s": chip.l2_bytes_per_s,
-            "peaks": [*peaks, ["fp32 vector peak", chip.vector_flops_per_s]]}  # fmt: skip
+    peaks = [
+        [f"{dtype} matrix peak", matrix_peak_flops_per_s(chip, dtype)]
+        for dtype in used
+        if dtype in chip.tensor_flops_per_s
+    ]
+    return {
+        "dram_bytes_per_s": chip.dram_bytes_per_s,
+        "l2_bytes_per_s": chip.l2_bytes_per_s,
+        "peaks": [*peaks, ["fp32 vector peak", chip.vector_flops_per_s]],
+    }
 
 
 def _whatif(p: Prediction) -> dict[str, Any]:
     """What re-pricing in the browser needs of the host, the queue and the power limit."""
     calibration = pricer_of(p.device).calibration
     queue, power = {**host.DEFAULTS, **calibration.host}, {**energy.DEFAULTS, **calibration.power}
-    return {"kind": p.device.kind, "execution": p.execution, "limit_w": p.device.tdp_w, "idle_frac": power["idle_frac"],
-            "host_frac": power["host_frac"], "throttle": power["throttle"],
-            **{key: queue[key] for key in ("launch_s", "gap_s", "graph_gap_s", "step_s", "compiled_step_s")}}  # fmt: skip
+    return {
+        "kind": p.device.kind,
+        "execution": p.execution,
+        "limit_w": p.device.tdp_w,
+        "idle_frac": power["idle_frac"],
+        "host_frac": power["host_frac"],
+        "throttle": power["throttle"],
+        "busy_frac": power["busy_frac"],
+        "matrix_frac": power["matrix_j_per_flop_frac"],
+        "byte_frac": power["byte_frac"],
+        "matrix_s": utilization(p).mfu_frac * p.expected_s,
+        **{key: queue[key] for key in ("launch_s", "gap_s", "graph_gap_s", "step_s", "compiled_step_s")},
+    }
 
 
 def _columns(p: Prediction) -> dict[str, Any]:
@@ -83,7 +143,11 @@ def _columns(p: Prediction) -> dict[str, Any]:
     columns: dict[str, Any] = {key: [ids.setdefault(str(row[key]), len(ids)) for row in rows] for key in _WORDS}
     columns |= {key: [_number(row, key) for row in rows] for key in _NUMBERS}
     found = roofs(p)
-    columns |= {"compute_s": [_short(r.compute_s) for r in found], "dram_s": [_short(r.dram_s) for r in found], "l2_s": [_short(r.l2_s) for r in found]}
+    columns |= {
+        "compute_s": [_short(r.compute_s) for r in found],
+        "dram_s": [_short(r.dram_s) for r in found],
+        "l2_s": [_short(r.l2_s) for r in found],
+    }
     return {"words": list(ids), "stretch": [_short(line.stretch) for line in p.lines], **columns}
 
 
@@ -106,4 +170,7 @@ def _bases(p: Prediction) -> list[list[Any]]:
 
 def _device_numbers(p: Prediction) -> list[list[Any]]:
     found = p.device
-    return [[key, value, str(found.provenance(key).basis), found.provenance(key).source] for key, value in found.numbers().items()]
+    return [
+        [key, value, str(found.provenance(key).basis), found.provenance(key).source]
+        for key, value in found.numbers().items()
+    ]

@@ -49,8 +49,14 @@ def write_report(prediction: Prediction, path: str | os.PathLike[str], rate: tup
 def render_report(prediction: Prediction, rate: tuple[str, float] | None = None) -> str:
     """The report as text."""
     title = f"{prediction.graph.name} on {prediction.device.name} · Ridgeline"
-    return _PAGE.format(policy=html.escape(_POLICY), title=html.escape(title), style=_asset("report.css"), body=_asset("report.html"),
-                        data=embedded(report_data(prediction, rate)), script=_asset("report.js"))  # fmt: skip
+    return _PAGE.format(
+        policy=html.escape(_POLICY),
+        title=html.escape(title),
+        style=_asset("report.css"),
+        body=_asset("report.html"),
+        data=embedded(report_data(prediction, rate)),
+        script=_asset("report.js"),
+    )
 
 
 def _asset(name: str) -> str:

@@ -55,7 +55,8 @@ function hover(node, title, facts) {
 const SLIDERS = [
   ["dram", "Memory bandwidth"], ["peak", "Peak FLOP/s"], ["l2", "L2 bandwidth"], ["clock", "Core clock"], ["host", "Host speed"], ["limit", "Power limit"],
 ];
-const state = { scale: Object.fromEntries(SLIDERS.map(([k]) => [k, 1])), t: R.expected_s.slice(), stretch: T.throttle };
+const ones = Object.freeze(Object.fromEntries(SLIDERS.map(([k]) => [k, 1])));
+const state = { scale: { ...ones }, t: R.expected_s.slice(), stretch: T.throttle };
 
 function unstretched(s) {
   const out = new Array(N);
@@ -70,14 +71,20 @@ function unstretched(s) {
   }
   return out;
 }
-const dynamicJ = sum(R.energy_j);
+const rowsJ = sum(R.energy_j), dramS = sum(R.dram_s);
+/* Joules above idle, as the prediction counts them: what runs, what multiplies, what moves. */
+function dynamicJ(raw, s) {
+  const q = D.whatif, parts = (busy, scale) => q.busy_frac * busy + q.matrix_frac * q.matrix_s / (scale.peak * scale.clock) + q.byte_frac * dramS / scale.dram;
+  const before = parts(sum(R.expected_s.map((t, i) => t / R.stretch[i])), ones);
+  return before > 0 ? rowsJ * parts(raw, s) / before : rowsJ;
+}
 function priced(s) {
-  const q = D.whatif, t = unstretched(s), limit = q.limit_w * s.limit, raw = sum(t);
-  const wanted = q.limit_w * q.idle_frac + (raw > 0 ? dynamicJ / raw : 0);
+  const q = D.whatif, t = unstretched(s), limit = q.limit_w * s.limit, raw = sum(t), joulesAbove = dynamicJ(raw, s);
+  const wanted = q.limit_w * q.idle_frac + (raw > 0 ? joulesAbove / raw : 0);
   const stretch = 1 + q.throttle * Math.max(0, wanted / limit - 1);
   for (let i = 0; i < N; i++) if (word("bound", i) === "compute") t[i] *= stretch;
   const wall = wallOf(t, s.host), busy = sum(t);
-  const energy = Math.min(q.limit_w * (q.idle_frac + q.host_frac) * wall + dynamicJ, Math.max(limit, q.limit_w * q.idle_frac) * wall);
+  const energy = Math.min(q.limit_w * (q.idle_frac + q.host_frac) * wall + joulesAbove, Math.max(limit, q.limit_w * q.idle_frac) * wall);
   return { t, stretch, busy, wall, energy };
 }
 const SEGMENTS = (() => {
@@ -113,7 +120,6 @@ function wallOf(t, hostSpeed) {
   }
   return Math.max(host, device);
 }
-const ones = Object.fromEntries(SLIDERS.map(([k]) => [k, 1]));
 const base = priced(ones);
 const anchorWall = base.wall > 0 ? T.expected_s / base.wall : 1, anchorEnergy = base.energy > 0 ? T.energy_j / base.energy : 1, anchorBusy = base.busy > 0 ? T.busy_s / base.busy : 1;
 const changed = () => SLIDERS.some(([k]) => state.scale[k] !== 1);

@@ -1,0 +1,101 @@
+"""How far operator predictions are from the recordings, by kind; and the intervals that follow.
+
+    python benchmarks/validate_operators.py [--device h200] [--worst KIND] [--write]
+
+Event time is predicted where events were recorded (forward), kernel time elsewhere. ``--write`` puts the 90 % widths
+into the calibration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from recordings import event_to_busy_s, load_operators, update_calibration
+
+from ridgeline.cost import host
+from ridgeline.cost.call import Call
+from ridgeline.cost.price import Pricer, pricer_of
+from ridgeline.errors import RidgelineError
+from ridgeline.hardware import device
+
+COVER = 0.9
+
+
+def errors(rows: list[dict[str, Any]], pricer: Pricer) -> list[dict[str, Any]]:
+    coef = {**host.DEFAULTS, **pricer.calibration.host}
+    found = []
+    for row in rows:
+        call = Call(row["kind"], row["dtype"], row["phase"], row["library"], tuple(row["shape"].items()))
+        try:
+            price = pricer.price(call)
+        except RidgelineError as error:
+            print("not priced:", call, error)
+            continue
+        more = coef["event_s"] + coef["event_gap_s"] * max(0, price.time.num_kernels - 1)
+        measured = event_to_busy_s(row) + coef["event_s"] + coef["event_gap_s"] * max(0, len(row["kernels"]) - 1)
+        found.append({"row": row, "log": math.log((price.time.busy_s + more) / measured), "measured_s": measured, "busy_s": price.time.busy_s,
+                      "width": price.width, "family": price.family, "below_floor": row["busy_s"] < price.time.floor_s * 0.98})
+    return found
+
+
+def table(found: list[dict[str, Any]], key: Any) -> None:
+    groups = defaultdict(list)
+    for e in found:
+        groups[key(e["row"])].append(e)
+    for name in sorted(groups, key=str):
+        logs = np.array([e["log"] for e in groups[name]])
+        ape = np.abs(np.exp(logs) - 1)
+        inside = np.mean([abs(e["log"]) <= e["width"] for e in groups[name]])
+        below = sum(e["below_floor"] for e in groups[name])
+        print(f"{name!s:40s} n {len(logs):5d}  MAPE {ape.mean():6.1%}  median {np.median(ape):6.1%}  bias {np.mean(np.exp(logs) - 1):+6.1%}  inside {inside:4.0%}" + (f"  BELOW FLOOR {below}" if below else ""))
+
+
+def widths(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """90 % half-widths by kind, phase and library, apart for short and long calls; a little wider for few points."""
+    groups = defaultdict(list)
+    for e in found:
+        r = e["row"]
+        groups[f"{r['kind']}/{r['phase']}/{r['library']}"].append(e)
+    made = {}
+    for name, members in groups.items():
+        if len(members) < 12:
+            continue
+        seconds = np.array([e["busy_s"] for e in members])
+        logs = np.abs([e["log"] for e in members])
+        split = float(np.median(seconds))
+        made[name] = {"split_s": split, "domain_s": [float(seconds.min()) * 0.8, float(seconds.max()) * 1.25],
+                      "short": _quantile(logs[seconds < split]), "long": _quantile(logs[seconds >= split])}
+    families = defaultdict(list)
+    for e in found:
+        families[e["family"]].append(abs(e["log"]))
+    return {"kinds": made, "families": {k: _quantile(np.array(v)) for k, v in families.items()}}
+
+
+def _quantile(logs: np.ndarray) -> float:
+    return float(round(np.quantile(logs, min(1.0, COVER * (1 + 1 / len(logs)))) * 1.03, 4))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="h200")
+    parser.add_argument("--worst", default="")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    found = errors(load_operators(options.device), pricer_of(device(options.device)))
+    table(found, lambda r: (r["kind"], r["phase"], r["library"]))
+    table(found, lambda r: r["dtype"])
+    table(found, lambda r: "all")
+    if options.worst:
+        for e in sorted((e for e in found if e["row"]["kind"] == options.worst), key=lambda e: -abs(e["log"]))[:25]:
+            r = e["row"]
+            print(f"{math.exp(e['log']):.2f} {e['measured_s'] * 1e6:9.1f} us", r["dtype"], r["phase"], r["library"], r["shape"], [k[0][:50] for k in r["kernels"]][:3])
+    if options.write:
+        update_calibration(options.device, intervals=widths(found))
+
+
+if __name__ == "__main__":
+    main()
