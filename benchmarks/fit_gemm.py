@@ -80,6 +80,10 @@ def main() -> None:
         start = {**START, "tensor_frac": tensor_frac, "epilogue_frac": 1.0, "kstep_s": 3e-7, "gap_s": 5e-7, "ramp_s": 1e-5, "l2_frac": 0.4}
         found, _ = fit([r for r in half if step_of(r) in steps and r["shape"]["m"] > 1], older, "bf16", start, group)
         coef |= {f"{group}.{k}": v for k, v in found.items()}
+    batched = [r for r in rows if r["kind"] == "bmm" and r["dtype"] in ("bf16", "fp16") and step_of(r) < 8]
+    start = {**START, "tensor_frac": 0.25, "epilogue_frac": 1.0, "kstep_s": 4e-7, "gap_s": 2e-7, "ramp_s": 1e-5, "l2_frac": 0.4}
+    found, _ = fit(batched, older, "bf16", start, "batched")
+    coef |= {f"batched.{k}": v for k, v in found.items()}
     families = {"bf16": {"coef": coef, "heldout": report}, "fp16": {"coef": coef, "heldout": report}}
     for name, where in (("fp8", chip), ("tf32", chip), ("fp32", older), ("int8", chip)):
         mine = [r for r in dense if r["dtype"] == name and (name == "fp32" or step_of(r) == 8)]

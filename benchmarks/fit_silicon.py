@@ -248,16 +248,23 @@ def report(name: str, suite: Suite, found: Fit) -> None:
 
 
 def write(path: Path, name: str, fits: list[tuple[Suite, Fit]]) -> None:
-    """The calibration file of a device: coefficients by family and key, with their held-out errors."""
-    families: dict[str, dict[str, object]] = {}
+    """Add the coefficients to the device's calibration file; what was fitted to other measurements stays."""
+    content = json.loads(path.read_text()) if path.is_file() else {"device": name, "basis": "fitted", "source": SOURCE}
+    families = content.setdefault("families", {})
     for suite, found in fits:
-        kernel = {k: float(f"{v:.4g}") for k, v in found.coef.items() if k not in suite.protocol}
-        protocol = {k: float(f"{found.coef[k]:.4g}") for k in suite.protocol}
-        families.setdefault(suite.family, {})[suite.key] = {
-            "library": suite.note, "coef": kernel, "protocol": protocol, "heldout": found.figures,
-        }  # fmt: skip
-    content = {"device": name, "families": families, "basis": "fitted", "source": SOURCE}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+        entries = families.setdefault(suite.family, {})
+        if suite.key not in entries or entries[suite.key].get("source") == SOURCE:
+            entries[suite.key] = _entry(suite, found)
+    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def _entry(suite: Suite, found: Fit) -> dict[str, object]:
+    rounded = {k: float(f"{v:.4g}") for k, v in found.coef.items()}
+    return {
+        "library": suite.note, "source": SOURCE, "heldout": found.figures,
+        "coef": {k: v for k, v in rounded.items() if k not in suite.protocol},
+        "protocol": {k: rounded[k] for k in suite.protocol},
+    }  # fmt: skip
 
 
 # A device nobody measured: coefficients of its siblings

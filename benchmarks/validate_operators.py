@@ -75,6 +75,15 @@ def widths(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {"kinds": made, "families": {k: _quantile(np.array(v)) for k, v in families.items()}}
 
 
+def fitted_families(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Families whose defaults were fitted on these recordings: their own entry says so, with the error reached."""
+    logs = defaultdict(list)
+    for e in found:
+        logs[e["family"]].append(e["log"])
+    own = {k: np.exp(np.array(v)) for k, v in logs.items() if k not in ("gemm", "attention")}
+    return {k: {"all": {"coef": {}, "fitted": {"n": len(v), "mape": round(float(np.mean(np.abs(v - 1))), 4), "bias": round(float(np.mean(v - 1)), 4)}}} for k, v in own.items()}
+
+
 def _quantile(logs: np.ndarray) -> float:
     return float(round(np.quantile(logs, min(1.0, COVER * (1 + 1 / len(logs)))) * 1.03, 4))
 
@@ -94,7 +103,7 @@ def main() -> None:
             r = e["row"]
             print(f"{math.exp(e['log']):.2f} {e['measured_s'] * 1e6:9.1f} us", r["dtype"], r["phase"], r["library"], r["shape"], [k[0][:50] for k in r["kernels"]][:3])
     if options.write:
-        update_calibration(options.device, intervals=widths(found))
+        update_calibration(options.device, intervals=widths(found), families=fitted_families(found))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ The folded graph is unrolled and compared with the recording before it is handed
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,7 @@ from ridgeline.graph import RESIDENT, Block, Carry, Graph, Item, Kind, Node, Ten
 
 MAX_LAYERS_PER_PERIOD = 8
 MIN_REPEAT = 2
+MAX_TRIES = 8
 MIN_HOST_REPEAT = 4
 _LIST_OPS = frozenset({"foreach", "optimizer"})
 
@@ -22,11 +24,13 @@ _LIST_OPS = frozenset({"foreach", "optimizer"})
 def folded(graph: Graph) -> Graph:
     """The same graph with its repeated stretches as blocks; flat where nothing repeats or nothing fits."""
     runs = find_runs(graph)
+    tries: Counter[str] = Counter()
     while runs:
         try:
             made = _Folder(graph, runs).fold()
         except _Misfit as misfit:
-            runs = misfit.repaired(runs)
+            tries[misfit.run.prefix] += 1
+            runs = misfit.repaired(runs, give_up=tries[misfit.run.prefix] > MAX_TRIES)
             continue
         odd = first_difference(made, graph)
         if odd is None:
@@ -217,8 +221,8 @@ class _Misfit(Exception):
         super().__init__(f"{run.prefix or 'top level'} at {run.start}: {why}")
         self.run, self.first, self.last = run, first, last
 
-    def repaired(self, runs: list[Run]) -> list[Run]:
-        if not self.first and not self.last:
+    def repaired(self, runs: list[Run], *, give_up: bool = False) -> list[Run]:
+        if give_up or (not self.first and not self.last):
             return [r for r in runs if r is not self.run]
         cut = self.run.trimmed(min(self.first, self.run.repeat), min(self.last, max(self.run.repeat - self.first, 0)))
         return _aligned([cut if r is self.run else r for r in runs if cut.repeat or r is not self.run])

@@ -86,6 +86,8 @@ def _fake_parameter(parameter: Any, rec: Recorder, name: str) -> Any:
         return memo[1]
     fake = nn.Parameter(rec.fake_like(parameter), requires_grad=parameter.requires_grad)
     give_shadow(fake, None)
+    marks = {key: mark for key, mark in vars(parameter).items() if not isinstance(mark, torch.Tensor)}
+    fake.__dict__.update({key: mark for key, mark in marks.items() if key not in fake.__dict__})
     rec.value_of(fake, Kind.PARAM, name)
     rec.constants[id(parameter)] = (parameter, fake)
     return fake

@@ -29,7 +29,8 @@ def record_all(out: Path, budget_s: float, seed: int) -> None:
     _say(f"{num} operators, host costs and power recorded in {out}", began)
     print(
         "to fit coefficients: keep the folder as data/recordings/NAME in a checkout and run benchmarks/fit_*.py there "
-        "(such as `python benchmarks/fit_gemm.py --device NAME --write`); predictions on NAME then use data/calibrations/NAME.json"
+        "(such as `python benchmarks/fit_gemm.py --device NAME --write`); "
+        "predictions on NAME then use data/calibrations/NAME.json"
     )
 
 

@@ -78,7 +78,7 @@ def _device_cells(found: Device, wide: bool) -> list[str]:
     hourly = f"${found.price_usd_per_hour:.2f}" if found.price_usd_per_hour else "–"
     cells = [
         found.name,
-        found.arch,
+        found.arch if wide else found.arch[:12],
         show_bytes(found.dram.capacity_bytes),
         f"{show_bytes(found.dram.bandwidth_bytes_per_s)}/s",
         f"{show_flops(found.peak_flops_per_s('tensor', 'bf16'))}/s",

@@ -89,7 +89,8 @@ def _captured(path: Path, function: str, made: Any, asked: Mapping[str, Any]) ->
     mode = asked.get("mode", "infer")
     if mode not in CAPTURE_MODES:
         raise InputError(
-            f"a captured model has no mode {mode!r}{nearest(mode, CAPTURE_MODES)}; for a decode step, return one from the function"
+            f"a captured model has no mode {mode!r}{nearest(mode, CAPTURE_MODES)}; "
+            "for a decode step, let the function return its arguments"
         )
     from ridgeline.capture import capture
 

@@ -1,4 +1,4 @@
-"""Predicted against measured operators: what events around a call would read, and how far that is from what they read."""
+"""Predicted against measured operators: what events around a call would read, and how far from what they did."""
 
 from __future__ import annotations
 
@@ -18,23 +18,66 @@ from ridgeline.hardware import device as device_named
 
 CACHES = ("cold", "warm")
 _REQUIRED = {
-    "gemm": "m n k", "bmm": "b m n k", "attention": "b h hkv s skv d causal", "layer_norm": "n c", "rms_norm": "n c",
-    "softmax": "n c", "gelu": "n c", "add": "n c", "sum_dim0": "n c", "conv2d": "n c h w o k stride groups",
-    "embedding_bag": "v d b l", "cross_entropy": "n v", "topk": "n v k", "sort": "n", "cumsum": "n",
-}  # fmt: skip
+    "gemm": "m n k",
+    "bmm": "b m n k",
+    "attention": "b h hkv s skv d causal",
+    "layer_norm": "n c",
+    "rms_norm": "n c",
+    "softmax": "n c",
+    "gelu": "n c",
+    "add": "n c",
+    "sum_dim0": "n c",
+    "conv2d": "n c h w o k stride groups",
+    "embedding_bag": "v d b l",
+    "cross_entropy": "n v",
+    "topk": "n v k",
+    "sort": "n",
+    "cumsum": "n",
+}
 _KIND_WORDS = {
-    "matmul": "gemm", "mm": "gemm", "linear": "gemm", "batched_gemm": "bmm", "batched_matmul": "bmm", "sdpa": "attention",
-    "attn": "attention", "flash_attention": "attention", "conv": "conv2d", "convolution": "conv2d", "sum_0": "sum_dim0",
-    "xent": "cross_entropy", "scan": "cumsum",
-}  # fmt: skip
+    "matmul": "gemm",
+    "mm": "gemm",
+    "linear": "gemm",
+    "batched_gemm": "bmm",
+    "batched_matmul": "bmm",
+    "sdpa": "attention",
+    "attn": "attention",
+    "flash_attention": "attention",
+    "conv": "conv2d",
+    "convolution": "conv2d",
+    "sum_0": "sum_dim0",
+    "xent": "cross_entropy",
+    "scan": "cumsum",
+}
 _PHASE_WORDS = {"fwd": "fwd", "forward": "fwd", "bwd": "bwd", "backward": "bwd"}
 _LIBRARY_WORDS = {
-    "cublas": "cublas", "cublaslt": "cublas", "cudnn": "cudnn", "fa2": "fa2", "flashattention2": "fa2", "flashattn2": "fa2",
-    "flash2": "fa2", "flash": "fa2", "flashattention": "fa2", "fa3": "fa3", "flashattention3": "fa3", "flashattn3": "fa3", "flash3": "fa3",
-    "efficient": "efficient", "memefficient": "efficient", "aten": "aten", "torch": "aten", "pytorch": "aten", "eager": "aten",
-    "native": "aten", "inductor": "inductor", "triton": "inductor", "compiled": "inductor", "torchcompile": "inductor",
-    "foreach": "foreach", "fused": "fused",
-}  # fmt: skip
+    "cublas": "cublas",
+    "cublaslt": "cublas",
+    "cudnn": "cudnn",
+    "fa2": "fa2",
+    "flashattention2": "fa2",
+    "flashattn2": "fa2",
+    "flash2": "fa2",
+    "flash": "fa2",
+    "flashattention": "fa2",
+    "fa3": "fa3",
+    "flashattention3": "fa3",
+    "flashattn3": "fa3",
+    "flash3": "fa3",
+    "efficient": "efficient",
+    "memefficient": "efficient",
+    "aten": "aten",
+    "torch": "aten",
+    "pytorch": "aten",
+    "eager": "aten",
+    "native": "aten",
+    "inductor": "inductor",
+    "triton": "inductor",
+    "compiled": "inductor",
+    "torchcompile": "inductor",
+    "foreach": "foreach",
+    "fused": "fused",
+}
 
 
 class CallTime(NamedTuple):
@@ -46,8 +89,9 @@ class CallTime(NamedTuple):
     floor_s: float
 
 
-def predict_call(device: str | Device, kind: str, dtype: str, phase: str, library: str, shape: Mapping[str, Any],
-                 cache: str = "cold") -> CallTime:  # fmt: skip
+def predict_call(
+    device: str | Device, kind: str, dtype: str, phase: str, library: str, shape: Mapping[str, Any], cache: str = "cold"
+) -> CallTime:
     """What events around one library call would read on the device, with the L2 cold or warm."""
     found, pricer = call_of(kind, dtype, phase, library, shape), pricer_of(device_named(device))
     price = pricer.price(found, _warm_frac(found, pricer, cache))
@@ -65,8 +109,13 @@ def call_of(kind: str, dtype: str, phase: str, library: str, shape: Mapping[str,
     _check_dims(name, dims)
     if name == "gemm" and dims.get("b", 1) != 1:
         name = "bmm"
-    return Call(name, dtype_named(dtype.strip()).name, _word("phase", phase, _PHASE_WORDS), _word("library", library, _LIBRARY_WORDS),
-                tuple(dims.items()))  # fmt: skip
+    return Call(
+        name,
+        dtype_named(dtype.strip()).name,
+        _word("phase", phase, _PHASE_WORDS),
+        _word("library", library, _LIBRARY_WORDS),
+        tuple(dims.items()),
+    )
 
 
 def _squashed(word: str) -> str:
@@ -157,11 +206,18 @@ def _sort(d: Mapping[str, int], backward: bool) -> float:
 
 
 _FOOTPRINT: dict[str, Callable[[Mapping[str, int], bool], float]] = {
-    "gemm": _product, "bmm": _product, "attention": _attention, "conv2d": _conv, "sort": _sort,
-    "sum_dim0": lambda d, _: d["n"] * d["c"], "sum_dim1": lambda d, _: d["n"] * d["c"], "topk": lambda d, _: d["n"] * d["v"],
+    "gemm": _product,
+    "bmm": _product,
+    "attention": _attention,
+    "conv2d": _conv,
+    "sort": _sort,
+    "sum_dim0": lambda d, _: d["n"] * d["c"],
+    "sum_dim1": lambda d, _: d["n"] * d["c"],
+    "topk": lambda d, _: d["n"] * d["v"],
     "cross_entropy": lambda d, backward: d["n"] * d["v"] * (3 if backward else 2),
-    "embedding_bag": lambda d, _: d["b"] * d["d"] * (d["l"] + 1), "cumsum": lambda d, _: 2 * d["n"] * d.get("c", 1),
-}  # fmt: skip
+    "embedding_bag": lambda d, _: d["b"] * d["d"] * (d["l"] + 1),
+    "cumsum": lambda d, _: 2 * d["n"] * d.get("c", 1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +284,12 @@ class Check:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "device": self.device, "all": asdict(self.all), "by": {kind: asdict(found) for kind, found in self.by().items()},
-            "rows": [asdict(row) for row in self.rows], "skipped": [asdict(row) for row in self.skipped],
-        }  # fmt: skip
+            "device": self.device,
+            "all": asdict(self.all),
+            "by": {kind: asdict(found) for kind, found in self.by().items()},
+            "rows": [asdict(row) for row in self.rows],
+            "skipped": [asdict(row) for row in self.skipped],
+        }
 
 
 def score(rows: Sequence[CheckedRow]) -> Score:
@@ -266,9 +325,22 @@ def _checked(device: Device, line: int, record: Mapping[str, str]) -> CheckedRow
         time = predict_call(device, call.kind, call.dtype, call.phase, call.library, call.dims(), cache)
     except KeyError as error:
         raise InputError(f"{call.kind} needs {error.args[0]} in its shape") from None
-    return CheckedRow(line, call.kind, call.dtype, call.phase, call.library, record["shape"].strip(), cache, measured_s,
-                      time.expected_s, time.low_s, time.high_s, time.floor_s, abs(time.expected_s / measured_s - 1.0),
-                      time.low_s <= measured_s <= time.high_s)  # fmt: skip
+    return CheckedRow(
+        line,
+        call.kind,
+        call.dtype,
+        call.phase,
+        call.library,
+        record["shape"].strip(),
+        cache,
+        measured_s,
+        time.expected_s,
+        time.low_s,
+        time.high_s,
+        time.floor_s,
+        abs(time.expected_s / measured_s - 1.0),
+        time.low_s <= measured_s <= time.high_s,
+    )
 
 
 def _measured_s(text: str) -> float:

@@ -26,6 +26,7 @@ DEFAULTS: Coef = {
     "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
     "generic_tile_cycles": 3420.0,  # tile time of the generic transform that pads or splits groups
     "generic_start_cycles": 6540.0,  # its start
+    "pad_cycles": 0.43,  # one SM's time for an element of a tensor widened to whole eights of channels
     "memset_cycles": 1900.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
@@ -41,7 +42,7 @@ DEFAULTS: Coef = {
     "copy_bytes_per_cycle": 30.1,  # operand bytes an SM gathers per clock
     "copy_tile_cycles": 2660.0,  # prologue and epilogue of a 128 x 128 tile
     # Shared by both.
-    "loop_l2_frac": 1.05,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
+    "loop_l2_frac": 1.1,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
     "loop_dram_frac": 0.85,  # share of the DRAM bandwidth an implicit GEMM reaches
     "ramp_cycles": 16000.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
     "segment_cycles": 19700.0,  # set-up and fix-up when one tile's loop is shared by several SMs
@@ -57,7 +58,7 @@ DEFAULTS: Coef = {
     "gemm_step_cycles": 25.8,  # barrier cost of a 64-deep step
     "gemm_dram_frac": 0.775,  # share of the DRAM bandwidth
     "gemm_ramp_cycles": 5220.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "gemm_half_aligned": 7.16,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
+    "gemm_half_aligned": 4.0,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
     "gemm_unaligned": 11.7,  # and when they are not even that
     "gemm_odd": 2.28,  # slowdown of the bytes when channels do not come in eights
     "gemm_odd_step_cycles": 2700.0,  # one 64-deep step then
@@ -282,8 +283,15 @@ def _generic_transform(site: Site, n: int, c: int, px: int) -> Cost:
     return site.cycles_s(busy), 1
 
 
-def _memset(site: Site) -> Cost:
-    return site.cycles_s(site.coef["memset_cycles"]), 1
+def _memset(site: Site, num_bytes: float = 0.0) -> Cost:
+    return site.cycles_s(site.coef["memset_cycles"]) + num_bytes / site.chip.dram_bytes_per_s, 1
+
+
+def _pad_channels(site: Site, conv: Conv) -> Cost:
+    """Channels-last tensors widened to the next eight channels: zeros, then the channels that there are."""
+    elements = conv.n * conv.in_px * _padded(conv.c)
+    busy_s = site.cycles_s(site.coef["transform_start_cycles"] + elements * site.coef["pad_cycles"] / site.chip.num_sms)
+    return _sum((busy_s, 1), _memset(site, elements * conv.itemsize))
 
 
 # Implicit GEMM on the matrix units
@@ -337,7 +345,9 @@ def _tile(loop: Loop, wide: bool, tma: bool) -> Tile:
 def _copy_tile(columns: int, squares: int) -> Tile:
     if columns <= 32:
         return (64, 32, 64, False)
-    return (64, 64, 64, False) if squares <= 20 else (128, 128, 32, False)
+    if squares <= 20:
+        return (64, 64, 64, False)
+    return (128, 128, 32, False) if columns > 64 else (256, 64, 32, False)
 
 
 def _column_tile(channels: int, squares: int, small: int) -> Tile:
@@ -517,7 +527,8 @@ def _pointwise_weight_grad(site: Site, conv: Conv) -> Cost:
 
 def _small_images(conv: Conv) -> bool:
     """Channels-first images too small for a GEMM each, in a batch large enough to transpose instead."""
-    return not conv.channels_last and conv.in_px <= 200 and conv.n >= 16 and min(conv.c, conv.o) >= 256
+    enough = 256 if conv.in_px <= 100 else 400
+    return not conv.channels_last and conv.in_px <= 200 and conv.n >= 16 and min(conv.c, conv.o) >= enough
 
 
 # Vector units
@@ -642,7 +653,8 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
 def _grouped(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
     """Groups packed block-diagonally into 64-wide tiles between transforms that pad them, or else run one by one."""
     wide, tall = conv.c // conv.groups, conv.o // conv.groups
-    if not site.on_matrix_units(conv) or tall == 1 or (wide <= 4 and not backward):
+    narrow = wide < 4 or (wide == 4 and conv.taps == 1)
+    if not site.on_matrix_units(conv) or tall == 1 or (narrow and not backward):
         return _narrow_groups(site, conv, rows, backward)
     if (conv.taps == 1 and (wide > 20 or backward)) or wide >= 64 > tall:
         each = site.coef["group_matrix_cycles"] + backward * rows * site.coef["group_row_cycles"]
@@ -689,12 +701,17 @@ def _forward(site: Site, conv: Conv) -> Cost:
         return _sum(_x(site, conv), _w(site, conv), plain, _y(site, conv, fresh=True)) if conv.channels_last else plain
     if conv.pointwise and not _small_images(conv):
         return _pointwise(site, conv, conv.o, conv.c, conv.input_bytes + conv.weight_bytes, conv.output_bytes)
-    loop = _forward_loop(site, conv)
-    if conv.channels_last and conv.c % 8 == 0:
-        return loop
-    ends = _sum(_memset(site), _memset(site)) if conv.channels_last else _y(site, conv, fresh=True)
-    whole = _sum(_x(site, conv), _w(site, conv), loop, ends)
-    return whole if conv.c % 8 == 0 else min(whole, _image_forward(site, conv))
+    whole = _forward_loop(site, conv)
+    if not conv.channels_last:
+        whole = _sum(_x(site, conv), _w(site, conv), whole, _y(site, conv, fresh=True))
+    return whole if conv.c % 8 == 0 else min(_image_forward(site, conv), _sum(whole, _widen(site, conv)))
+
+
+def _widen(site: Site, conv: Conv) -> Cost:
+    """Zeros for the channels that fill up eights, for images and filters; channels-first transforms write the rest."""
+    if conv.channels_last:
+        return _sum(_pad_channels(site, conv), _w(site, conv), _memset(site))
+    return _sum(_memset(site, conv.n * conv.in_px * _padded(conv.c) * conv.itemsize), _memset(site))
 
 
 def _image_forward(site: Site, conv: Conv) -> Cost:

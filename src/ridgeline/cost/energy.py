@@ -8,12 +8,13 @@ from ridgeline.cost.call import Coef
 from ridgeline.cost.work import Work
 
 DEFAULTS: Coef = {
+    # fitted on sustained loops and whole models on an H200 with a 700 W limit
     "idle_frac": 0.168,  # board power with nothing running, of the power limit
-    "host_frac": 0.03,  # more while a context keeps the clocks up between kernels
-    "busy_frac": 0.16,  # instruction issue and clocks while any kernel runs, of the power limit
-    "matrix_j_per_flop_frac": 1.02,  # matrix arithmetic at its peak rate draws this share of the power limit
-    "byte_frac": 0.72,  # DRAM at its peak rate draws this share
-    "throttle": 0.62,  # how much slower a kernel gets per unit of power above the limit (voltage falls with the clock)
+    "busy_frac": 0.314,  # instruction issue, caches and clocks while any kernel runs
+    "matrix_frac": 1.295,  # matrix arithmetic at its peak rate would draw this much more
+    "byte_frac": 0.787,  # DRAM at its peak rate draws this much more
+    "cap_frac": 0.975,  # the mean that the power controller settles at when the limit binds
+    "throttle": 0.5,  # how much slower matrix kernels get per unit of power wanted above the limit: voltage falls with the clock
 }
 
 
@@ -36,7 +37,7 @@ def activity_of(work: Work, busy_s: float, matrix_peak_flops_per_s: float, dram_
 
 def dynamic_j(activity: Activity, coef: Coef, limit_w: float) -> float:
     """Joules above idle."""
-    return limit_w * (coef["busy_frac"] * activity.busy_s + coef["matrix_j_per_flop_frac"] * activity.peak_matrix_s + coef["byte_frac"] * activity.peak_dram_s)
+    return limit_w * (coef["busy_frac"] * activity.busy_s + coef["matrix_frac"] * activity.peak_matrix_s + coef["byte_frac"] * activity.peak_dram_s)
 
 
 def throttle_factor(activity: Activity, coef: Coef, limit_w: float) -> float:
@@ -48,6 +49,5 @@ def throttle_factor(activity: Activity, coef: Coef, limit_w: float) -> float:
 
 
 def energy_j(activity: Activity, wall_s: float, coef: Coef, limit_w: float) -> float:
-    """Joules of the board over ``wall_s``, never more than the limit allows."""
-    resting_w = limit_w * (coef["idle_frac"] + coef["host_frac"])
-    return min(resting_w * wall_s + dynamic_j(activity, coef, limit_w), limit_w * wall_s)
+    """Joules of the board over ``wall_s``, never more than the limit lets through."""
+    return min(limit_w * coef["idle_frac"] * wall_s + dynamic_j(activity, coef, limit_w), limit_w * coef["cap_frac"] * wall_s)

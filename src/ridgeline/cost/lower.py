@@ -226,8 +226,9 @@ def _random(site: Site, arch: str) -> Calls:
 def _reduce(site: Site, arch: str) -> Calls:
     source = site.ins[0]
     outer, reduced, inner = reduced_extent(source.shape, site.attrs["dims"])
-    dtype = source.dtype.name
-    return (call("reduce", dtype, outer=outer, reduced=reduced, inner=inner, out_bytes=int(site.written_bytes)),)
+    fn = str(site.attrs["fn"])
+    flags = {"index": 1} if fn.startswith("arg") else {"guard": 1} if fn in ("max", "min", "amax", "amin") else {"norm": 1} if "norm" in fn else {}
+    return (call("reduce", source.dtype.name, outer=outer, reduced=reduced, inner=inner, out_bytes=int(site.written_bytes), **flags),)
 
 
 def reduced_extent(shape: tuple[int, ...], dims: object) -> tuple[int, int, int]:
@@ -298,7 +299,8 @@ def _embedding_bag(site: Site, arch: str) -> Calls:
 def _gather(site: Site, arch: str) -> Calls:
     out = site.outs[0]
     row = out.shape[-1] if out.shape and site.attrs["fn"] in ("index_select", "index", "embedding") else 1
-    return (call("gather", out.dtype.name, rows=max(1, out.numel // max(1, row)), row_bytes=max(1, int(row * out.dtype.itemsize))),)
+    return (call("gather", out.dtype.name, rows=max(1, out.numel // max(1, row)), row_bytes=max(1, int(row * out.dtype.itemsize)),
+                 table_bytes=max(1, int(site.in_bytes[0]) if site.in_bytes else 1)),)
 
 
 @lowering("scatter")
@@ -353,7 +355,7 @@ def _foreach(site: Site, arch: str) -> Calls:
 def _optimizer(site: Site, arch: str) -> Calls:
     a = site.attrs
     tensors = max(1, a["num_tensors"])
-    return (call("adamw", site.dtype, "fwd", "fused", numel=max(1, a["numel"] // tensors), tensors=tensors),)
+    return (call("adamw", site.dtype, "fwd", "fused", numel=max(1, a["numel"] // tensors), tensors=tensors, mixed=1),)
 
 
 @lowering("rnn")

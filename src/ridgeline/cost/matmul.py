@@ -67,11 +67,11 @@ def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: fl
     b, m, n, k, _ = problem
     dtype = call.dtype if call.dtype == "fp32" or call.dtype in chip.tensor_flops_per_s else "fp32"
     step = alignment(problem, call.dtype)
-    group = "" if step == 8 else "align1" if step == 1 else "align2"
+    group = "" if step == 8 else "batched" if b > 1 else "align1" if step == 1 else "align2"
     fitted = bool(group) and any(name.startswith(group + ".") for name in coef)
     used = _split(tuple(coef.items()), group)
     measured = len(coef) > len(DEFAULTS)
-    if fitted or (not group and measured):
+    if fitted or dtype == "fp32" or (not group and measured):
         used["unaligned_frac"] = 1.0  # the coefficients speak of this alignment already
     older = replace(chip, arch=LEGACY) if fitted or (dtype == "fp32" and measured) else chip
     timing = gemm_timing(older, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)

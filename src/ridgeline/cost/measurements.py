@@ -49,7 +49,8 @@ def _check_header(header: list[str], source: Path) -> None:
     if missing:
         known = nearest(missing[0], header) if header else "; the file is empty"
         raise InputError(
-            f"{source} has no column {missing[0]!r}{known} (needed: {', '.join(REQUIRED)}; optional: {', '.join(OPTIONAL)})"
+            f"{source} has no column {missing[0]!r}{known} "
+            f"(needed: {', '.join(REQUIRED)}; optional: {', '.join(OPTIONAL)})"
         )
     twice = {name for name in header if header.count(name) > 1 and name in REQUIRED + OPTIONAL}
     if twice:

@@ -130,14 +130,21 @@ def _passes(call: Call, coef: Coef, dims: dict[str, int]) -> tuple[Pass, ...]:
     return (_FOREACH[call.kind],)
 
 
-@family("multitensor", "adamw foreach foreach_add foreach_sqrt foreach_mul_ foreach_addcdiv_", DEFAULTS)
-def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
-    dims, size = call.dims(), ITEMSIZE[call.dtype]
+def _lengths(call: Call, dims: dict[str, int]) -> tuple[int, int]:
+    """Elements of a tensor and tensors; an average over tensors of many lengths is taken as one that allows vectors."""
     if call.kind == "foreach":
         num_tensors = max(1, dims["num_tensors"])
         numel = -(-dims["numel"] // num_tensors)
     else:
         numel, num_tensors = dims["numel"], dims["tensors"]
+    averaged = call.kind == "foreach" or dims.get("mixed", 0)
+    return (-(-numel // 4) * 4 if averaged else numel), num_tensors
+
+
+@family("multitensor", "adamw foreach foreach_add foreach_sqrt foreach_mul_ foreach_addcdiv_", DEFAULTS)
+def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
+    dims, size = call.dims(), ITEMSIZE[call.dtype]
+    numel, num_tensors = _lengths(call, dims)
     if numel * num_tensors <= 0:
         return Time(0.0, 0.0, "latency", 0)
     busy_s, kernels = 0.0, 0

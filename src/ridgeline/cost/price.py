@@ -7,9 +7,22 @@ from functools import lru_cache
 from typing import Any
 
 from ridgeline.basis import Basis
-from ridgeline.cost import attention_calls, conv, matmul, norm, roofline, softmax, stream  # noqa: F401  (register families)
-from ridgeline.cost import indexing, ordering, reduction  # noqa: F401
-from ridgeline.cost import interval
+from ridgeline.cost import (  # noqa: F401  (each registers its family)
+    attention_calls,
+    conv,
+    indexing,
+    interval,
+    matmul,
+    multitensor,
+    norm,
+    ordering,
+    pooling,
+    recurrent,
+    reduction,
+    roofline,
+    softmax,
+    stream,
+)
 from ridgeline.cost.calibration import Calibration, calibration_of
 from ridgeline.cost.call import Call, Time, family_of
 from ridgeline.cost.chip import Chip, chip_of

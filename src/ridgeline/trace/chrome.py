@@ -1,4 +1,4 @@
-"""Traces as Chrome JSON, which Perfetto and chrome://tracing open: a lane a thread, modules nested, memory as a counter."""
+"""Traces as Chrome JSON, which Perfetto opens: a lane a thread, modules nested, memory as a counter."""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ from ridgeline.errors import InputError
 from ridgeline.web.data import report_data
 
 _ASSETS = Path(__file__).resolve().parent / "assets"
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
