@@ -163,10 +163,10 @@ DECODERS = {"l40s": "fa2_decode", "b200": "trtllm_decode", "gb200": "trtllm_deco
 KV_DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
 CACHE_LAUNCH_S = 2.5e-6
 CACHE = {"cache_token_s": 5e-9, "cache_frac": 0.6, "io_held_frac": 0.5}
-PREFILL = ("launch_s", "tile_s", "row_s", "pack_frac", "tensor_frac", "exp_per_clock", "serial_frac", "tail_frac", "uneven_frac", "dram_frac",
-           "exposed_frac", "split_s", "power_frac", "power_tau_s")  # fmt: skip
-DECODE = ("launch_s", "fanout_s", "tile_s", "row_s", "dram_frac", "exposed_frac", "split_s", "split_each_s", "load_frac",
-          "l2_frac")  # fmt: skip
+PREFILL = ("launch_s", "tile_s", "row_s", "pack_frac", "tensor_frac", "exp_per_clock", "serial_frac", "tail_frac",
+           "uneven_frac", "dram_frac", "exposed_frac", "split_s", "power_frac", "power_tau_s")  # fmt: skip
+DECODE = ("launch_s", "fanout_s", "tile_s", "row_s", "dram_frac", "exposed_frac", "split_s", "split_each_s",
+          "load_frac", "l2_frac")  # fmt: skip
 DECODE_PROTOCOL = {"kv_held_frac": 0.7, "scan_s": 0.4e-6, "regroup_s": 0.5e-6}
 SCAN_WIDTH, SCAN_MAX_BATCH = 31, 992  # sequences a scheduler warp looks through at once, and up to how many it does
 
@@ -198,7 +198,7 @@ def _attention_rows(path: Path) -> pd.DataFrame:
 
 
 def _cache_write_s(chip: Chip, coef: Mapping[str, float], rows: pd.DataFrame, kv_bytes: Floats) -> Floats:
-    """The kernel that copies new keys and values into the paged cache: a block a token, of as many threads as elements."""
+    """The copy of new keys and values into the paged cache: a block a token, of as many threads as elements."""
     b, s, hkv, d = _dims(rows, "batch_size isl hkv head_dim")
     blocks_s = b * s * coef["cache_token_s"] * (np.minimum(hkv * d, 512) / 512) ** 1.3
     return CACHE_LAUNCH_S + gemm.overlapped(blocks_s, kv_bytes / (coef["cache_frac"] * chip.dram_bytes_per_s), 0.5)
@@ -212,8 +212,9 @@ def _prefill_suite(name: str, chip: Chip, rows: pd.DataFrame, key: str, kv_dtype
         kv_bytes = b * s * hkv * d * 2 * (2 + gemm.itemsize(kv_dtype))
         warm = gemm.held_frac(kv_bytes + b * s * h * d * 4, coef["io_held_frac"] * chip.l2_bytes)
         times = attention.attention_timing(
-            chip, coef, b=b, h=h, hkv=hkv, s=s, skv=s, d=d, window=window, library=library, kv_dtype=kv_dtype, warm_frac=warm
-        )
+            chip, coef, b=b, h=h, hkv=hkv, s=s, skv=s, d=d, window=window, library=library,
+            kv_dtype=kv_dtype, warm_frac=warm,
+        )  # fmt: skip
         return times.expected_s + _cache_write_s(chip, coef, rows, kv_bytes * (1 - warm))
 
     start = {k: attention.defaults(chip.arch, library)[k] for k in PREFILL} | CACHE
@@ -235,7 +236,8 @@ def _decode_suite(name: str, chip: Chip, rows: pd.DataFrame, key: str, kv_dtype:
         )  # fmt: skip
         steps = np.minimum(np.ceil(chip.num_sms / hkv / SCAN_WIDTH), np.ceil(b / SCAN_WIDTH)) * (b < SCAN_MAX_BATCH)
         regrouped = (b > 1) & (hkv > 1) & (h > hkv) & (window == 0)  # queries copied to put a group's heads together
-        return times.expected_s + coef["regroup_s"] * regrouped + coef["scan_s"] * steps * np.ceil(b * hkv / chip.num_sms)
+        waves = np.ceil(b * hkv / chip.num_sms)
+        return times.expected_s + coef["regroup_s"] * regrouped + coef["scan_s"] * steps * waves
 
     start = {k: attention.defaults(chip.arch, library)[k] for k in DECODE} | DECODE_PROTOCOL
     return Suite("attention", key, rows.reset_index(drop=True), predict, start, tuple(DECODE_PROTOCOL), (), library)
@@ -243,8 +245,8 @@ def _decode_suite(name: str, chip: Chip, rows: pd.DataFrame, key: str, kv_dtype:
 
 def report(name: str, suite: Suite, found: Fit) -> None:
     f = found.figures
-    print(f"{name:21} {suite.family:9} {suite.key:21} n={f['n']:5} MAPE {100 * f['mape']:5.2f} %"
-          f"  median {100 * f['median_ape']:5.2f} %  bias {100 * f['bias']:+5.2f} %  {found.seconds:4.0f} s", flush=True)  # fmt: skip
+    errors = f"MAPE {100 * f['mape']:5.2f} %  median {100 * f['median_ape']:5.2f} %  bias {100 * f['bias']:+5.2f} %"
+    print(f"{name:21} {suite.family:9} {suite.key:21} n={f['n']:5} {errors}  {found.seconds:4.0f} s", flush=True)
 
 
 def write(path: Path, name: str, fits: list[tuple[Suite, Fit]]) -> None:
@@ -294,7 +296,8 @@ def pooled(suites: list[Suite]) -> Suite:
 def transfer(name: str, suites: Mapping[str, list[Suite]]) -> None:
     """Predict a device with coefficients fitted to its siblings alone, and print the error."""
     for suite in suites[name]:
-        others = [s for sibling in SIBLINGS[name] for s in suites[sibling] if (s.family, s.key) == (suite.family, suite.key)]
+        same = (suite.family, suite.key)
+        others = [other for sibling in SIBLINGS[name] for other in suites[sibling] if (other.family, other.key) == same]
         if not others:
             print(f"{name:21} {suite.family:9} {suite.key:21} no sibling has it")
             continue
@@ -318,7 +321,8 @@ def print_defaults(suites: Mapping[str, list[Suite]]) -> None:
                 continue
             found = fit(pooled(members))
             library = members[0].note
-            values = ", ".join(f'"{k}": {float(f"{v:.3g}")!r}' for k, v in found.coef.items() if k not in members[0].protocol)
+            kernel = {k: v for k, v in found.coef.items() if k not in members[0].protocol}
+            values = ", ".join(f'"{k}": {float(f"{v:.3g}")!r}' for k, v in kernel.items())
             print(f'    "{pool}/{library}": {{{values}}},  # {100 * found.figures["mape"]:.1f} %', flush=True)
 
 
@@ -328,7 +332,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="comma-separated devices")
     parser.add_argument("--family", default="", help="gemm or attention")
     parser.add_argument("--key", default="", help="only suites whose key contains this")
-    parser.add_argument("--unseen", action="store_true", help="instead, predict each device from its siblings' coefficients")
+    parser.add_argument("--unseen", action="store_true", help="instead, predict a device from its siblings")
     parser.add_argument("--defaults", action="store_true", help="instead, print one coefficient set per architecture")
     parser.add_argument("--out", type=Path, default=Path("data/calibrations"))
     options = parser.parse_args()

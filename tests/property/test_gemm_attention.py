@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,8 +50,6 @@ def test_warmer_operands_are_never_slower(chip: Chip, m: int, n: int, k: int, a:
 @settings(max_examples=100, deadline=None)
 @given(chips, sizes, aligned, aligned, st.floats(1.0, 3.0))
 def test_more_dram_bandwidth_is_never_slower(chip: Chip, m: int, n: int, k: int, factor: float) -> None:
-    import dataclasses
-
     wider = dataclasses.replace(chip, dram_bytes_per_s=chip.dram_bytes_per_s * factor)
     slow, fast = (gemm_timing(c, {}, m=m, n=n, k=k, dtype="fp16").expected_s[0] for c in (chip, wider))
     assert fast <= slow * rounding
@@ -59,8 +58,9 @@ def test_more_dram_bandwidth_is_never_slower(chip: Chip, m: int, n: int, k: int,
 attention_shapes = st.fixed_dictionaries(
     {
         "b": st.integers(1, 256), "hkv": st.integers(1, 16), "group": st.sampled_from([1, 2, 4, 5, 8]),
-        "s": st.integers(1, 16_384), "more": st.integers(0, 65_536), "d": st.sampled_from([32, 64, 80, 96, 128, 192, 256]),
-        "causal": st.booleans(), "window": st.sampled_from([0, 128, 4096]), "library": st.sampled_from(sorted(LIBRARIES)),
+        "s": st.integers(1, 16_384), "more": st.integers(0, 65_536), "d": st.sampled_from([32, 64, 80, 128, 192, 256]),
+        "causal": st.booleans(), "window": st.sampled_from([0, 128, 4096]),
+        "library": st.sampled_from(sorted(LIBRARIES)),
     }
 )  # fmt: skip
 
@@ -88,4 +88,4 @@ def _arguments(shape: dict[str, int]) -> dict[str, object]:
 
 
 def test_chips_of_the_properties_differ() -> None:
-    assert len({chip.arch for chip in CHIPS}) == pytest.approx(5)
+    assert len({chip.arch for chip in CHIPS}) == len(CHIPS)

@@ -34,7 +34,7 @@ def folded(graph: Graph) -> Graph:
             continue
         odd = first_difference(made, graph)
         if odd is None:
-            return made
+            return made if frees_once(made) else graph
         runs = [r for r in runs if r is not _blamed(runs, odd)]
     return graph
 
@@ -378,15 +378,12 @@ class _Folder:
 
     def _whole(self, olds: Sequence[int]) -> list[int]:
         """Values named one by one, where all slices of a stack occur named as the stack."""
-        present = set(olds)
-        made: list[int] = []
-        for old in olds:
-            stack = next((s for s in self.named.get(old, ()) if present.issuperset(self.stacks[s])), None)
-            if stack is None:
-                made.append(self._flat(old))
-            elif old == self.stacks[stack][0]:
-                made.append(self._stacked(stack))
-        return made
+        present, covered = set(olds), {}
+        for stack in dict.fromkeys(s for old in olds for s in self.named.get(old, ())):
+            slices = self.stacks[stack]
+            if present.issuperset(slices) and covered.keys().isdisjoint(slices):
+                covered.update(dict.fromkeys(slices, self._stacked(stack)))
+        return list(dict.fromkeys(covered[old] if old in covered else self._flat(old) for old in olds))
 
     # --- optimizers over lists --------------------------------------------------------------------------------------
 
@@ -727,6 +724,16 @@ def _common_name(names: Sequence[str]) -> str:
 def unrolls_to(made: Graph, flat: Graph) -> bool:
     """Whether unrolling ``made`` gives the nodes, storages and lifetimes of ``flat`` one for one."""
     return first_difference(made, flat) is None
+
+
+def frees_once(made: Graph) -> bool:
+    """Whether lifetimes stay sound when blocks are shown by a few iterations only."""
+    gone: set[tuple[int, int]] = set()
+    for shown in expand(made):
+        if not gone.isdisjoint((*shown.inputs, *shown.outputs, *shown.frees)) or len(set(shown.frees)) < len(shown.frees):
+            return False
+        gone.update(shown.frees)
+    return True
 
 
 def first_difference(made: Graph, flat: Graph) -> int | None:

@@ -155,11 +155,15 @@ class Recorder(TorchDispatchMode):
 
     def _with_fakes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Tensors of the caller met on the way are replaced by fakes that stand for them."""
-        if func is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
+        if func is aten.lift_fresh.default and not self._is_mine(args[0]):
             return (self._host_constant(args[0]),), kwargs
-        if all(isinstance(t, FakeTensor) for t in _tensors(args, kwargs)):
+        if all(self._is_mine(t) for t in _tensors(args, kwargs)):
             return args, kwargs
         return self._adopted(args), self._adopted(kwargs)
+
+    def _is_mine(self, t: torch.Tensor) -> bool:
+        """A fake of this capture, not one that a cache of the model kept from an earlier one."""
+        return isinstance(t, FakeTensor) and t.fake_mode is self.fake_mode
 
     def _host_constant(self, t: torch.Tensor) -> torch.Tensor:
         """What ``torch.tensor(...)`` just made: host memory, whose value is known while it is small."""
@@ -169,7 +173,7 @@ class Recorder(TorchDispatchMode):
 
     def _adopted(self, tree: Any) -> Any:
         if isinstance(tree, torch.Tensor):
-            return tree if isinstance(tree, FakeTensor) else self.adopt(tree, Kind.CONSTANT)
+            return tree if self._is_mine(tree) else self.adopt(tree, Kind.CONSTANT)
         if isinstance(tree, (list, tuple)):
             return type(tree)([self._adopted(item) for item in tree])
         if isinstance(tree, dict):

@@ -1,10 +1,10 @@
-"""How long fused attention takes: query tiles that stream over key blocks, or, in decoding, key blocks split over the SMs.
+"""How long fused attention takes: query tiles that stream over key blocks, or, in decoding, keys split over the SMs.
 
 A query tile of ``rows`` x d visits the key blocks its mask leaves, and each visit costs the two products at the tensor
 rate plus the exponentials at the special-function rate, which overlap little. Starting and finishing a tile costs a
-latency and its rows' way through shared memory. Tiles make waves over the SMs; causal tiles are unequal and a scheduler
-that takes long ones first hides part of the last wave. With fewer tiles than SMs, libraries that can do so split the keys
-and combine. Decoding has one tile per key-value head and is a race between DRAM, each SM's load rate and tile latency.
+latency and its rows' way through shared memory. Tiles make waves over the SMs; causal tiles are unequal, and taking
+long ones first hides part of the last wave. With fewer tiles than SMs, libraries that can split the keys do so and
+combine. Decoding has one tile per key-value head and is a race between DRAM, each SM's load rate and tile latency.
 Libraries that pack grouped queries put the heads of a group in the rows of one tile.
 """
 
@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ridgeline.cost.chip import Chip, Floats, Timing, columns, kindred, timing
-from ridgeline.cost.gemm import held_frac, itemsize, overlapped, throttled
+from ridgeline.cost.gemm import itemsize, overlapped, throttled
 from ridgeline.errors import CostError, nearest
 
+Flags = NDArray[np.bool_]
 SM_PORT_BYTES = 64  # bytes an SM takes from L2 in a clock
 BACKWARD_PRODUCTS = 2.5  # five products for the forward's two
 MAX_SPLITS = 128
@@ -52,15 +53,23 @@ _GENERIC = {
     "split_each_s": 5e-8, "load_frac": 0.5, "l2_frac": 0.6, "power_frac": 1.2, "power_tau_s": 300e-6,
 }  # fmt: skip
 _TILED = (
-    "launch_s", "tile_s", "row_s", "pack_frac", "tensor_frac", "exp_per_clock", "serial_frac", "tail_frac", "uneven_frac",
-    "dram_frac", "exposed_frac", "split_s",
+    "launch_s", "tile_s", "row_s", "pack_frac", "tensor_frac", "exp_per_clock", "serial_frac", "tail_frac",
+    "uneven_frac", "dram_frac", "exposed_frac", "split_s",
 )  # fmt: skip
 _STREAMED = (
-    "launch_s", "fanout_s", "tile_s", "row_s", "dram_frac", "exposed_frac", "split_s", "split_each_s", "load_frac", "l2_frac",
+    "launch_s", "fanout_s", "tile_s", "row_s", "dram_frac", "exposed_frac", "split_s", "split_each_s", "load_frac",
+    "l2_frac",
 )  # fmt: skip
 # One set per architecture and library, fitted by benchmarks/fit_silicon.py --defaults to serving frameworks' kernels;
-# generic is one set for an H200, a B200, an A100 and an L40S together.
+# generic is one set for an H200, a B200, an A100 and an L40S together. Sets with a phase are PyTorch's kernels on an
+# H200, from data/recordings/h200.
 _TILED_SETS = {
+    "hopper/fa2/fwd": (3.56e-6, 1.93e-6, 2.49e-9, 2, 0.421, 18.8, 0.901, 0.899, 3.19, 0.463, 0.113, 6.49e-6),
+    "hopper/fa2/bwd": (2.23e-7, 1.11e-5, 5.31e-10, 2, 0.33, 22.5, 0.899, 0.712, 1.14, 0.439, 0.164, 0.000297),
+    "hopper/cudnn/fwd": (3.56e-6, 1.17e-6, 3.81e-9, 2, 1.03, 14.8, 0.9, 1.01, 2.19, 0.841, 0.2, 4e-6),
+    "hopper/cudnn/bwd": (6.09e-6, 4.08e-6, 4.97e-9, 2, 0.791, 7.4, 0.901, 0.983, 0.947, 0.817, 0.155, 4e-6),
+    "hopper/efficient/fwd": (4.7e-6, 1.1e-6, 8.08e-9, 2, 0.157, 3.2, 0.897, 0.597, 4.88, 1.81, 0.159, 4e-6),
+    "hopper/efficient/bwd": (1.01e-5, 4.16e-6, 8e-9, 2, 0.136, 2.14, 0.903, 0.476, 24.2, 2.1, 0.151, 4e-6),
     "hopper/fa3": (6e-6, 3.09e-6, 5.17e-9, 1.19, 0.988, 14.8, 0.836, 0.293, 1.11, 0.849, 0.291, 4.52e-6),
     "blackwell/trtllm": (6.08e-6, 8.89e-7, 2.31e-9, 2, 0.964, 12, 0.416, 1.06, 1.39, 0.451, 0.5, 4e-6),
     "ampere/flashinfer": (8.32e-6, 1.33e-6, 3.75e-9, 2.05, 0.757, 19.2, 0.883, 0.763, 2.65, 0.641, 0.12, 1.67e-5),
@@ -96,13 +105,17 @@ class Library:
 LIBRARIES = {
     "fa2": Library({64: (128, 128), 128: (128, 64), 256: (64, 64)}, splits=True),
     "fa2_paged": Library({64: (64, 256), 128: (64, 128), 256: (64, 64)}, splits=True),
-    "fa3": Library({64: (192, 128), 128: (128, 128), 192: (128, 112), 256: (128, 80)}, packs=True, splits=True, short_rows=64),
+    "fa3": Library(
+        {64: (192, 128), 128: (128, 128), 192: (128, 112), 256: (128, 80)}, packs=True, splits=True, short_rows=64
+    ),
     "flashinfer": Library({64: (128, 128), 128: (128, 64), 256: (64, 64)}, packs=True, splits=True),
     "trtllm": Library({256: (256, 128)}),
     "cudnn": Library({256: (128, 128)}),
     "efficient": Library({64: (64, 64), 256: (64, 64)}),
     "decode": Library({128: (64, 128), 256: (64, 64)}, packs=True, splits=True, streams=True),
-    "fa2_decode": Library({64: (64, 256), 128: (64, 128), 256: (64, 64)}, packs=True, splits=True, only_groups=True, streams=True),
+    "fa2_decode": Library(
+        {64: (64, 256), 128: (64, 128), 256: (64, 64)}, packs=True, splits=True, only_groups=True, streams=True
+    ),
     "trtllm_decode": Library({128: (32, 128), 256: (32, 64)}, packs=True, splits=True, streams=True),
 }  # fmt: skip
 
@@ -110,7 +123,7 @@ LIBRARIES = {
 def library_named(name: str) -> Library:
     if name not in LIBRARIES:
         raise CostError(
-            f"no attention kernel {name!r}{nearest(name, LIBRARIES)}; unfused attention is priced as its products and softmax"
+            f"no attention kernel {name!r}{nearest(name, LIBRARIES)}; unfused attention is two products and softmax"
         )
     return LIBRARIES[name]
 
@@ -119,9 +132,10 @@ def defaults(arch: str, library: str, phase: str = "fwd") -> Mapping[str, float]
     """Coefficients for a device nobody measured: the same kernel on its kin, else another of the same manner."""
     others = [name for name, other in LIBRARIES.items() if other.streams == library_named(library).streams]
     for name in kindred(arch):
-        for key in (f"{name}/{library}/{phase}", f"{name}/{library}", *(f"{name}/{other}" for other in others)):
-            if key in DEFAULTS:
-                return DEFAULTS[key]
+        for other in (library, *others):
+            for key in (f"{name}/{other}/{phase}", f"{name}/{other}"):
+                if key in DEFAULTS:
+                    return DEFAULTS[key]
     return _GENERIC
 
 
@@ -138,7 +152,7 @@ class _Problem:
     dv: Floats
     window: Floats
     causal: Floats
-    is_local: Floats
+    is_local: Flags
     warm: Floats
 
     @property
@@ -167,7 +181,7 @@ class _Tiles:
     count: Floats
     mean_blocks: Floats
     max_blocks: Floats
-    is_packed: Floats
+    is_packed: Flags
 
 
 def _sides(library: Library, d: Floats) -> tuple[Floats, Floats]:
@@ -197,7 +211,9 @@ def _waves(count: Floats, num_sms: int, tail_frac: Floats) -> Floats:
     return np.asarray(full + tail_frac * (np.ceil(full) - full))
 
 
-def _tile_loop_s(chip: Chip, coef: Mapping[str, float], problem: _Problem, library: Library, peak: float, products: float) -> Floats:
+def _tile_loop_s(
+    chip: Chip, coef: Mapping[str, float], problem: _Problem, library: Library, peak: float, products: float
+) -> Floats:
     """Time the SMs need for all query tiles."""
     tiles = _tiled(problem, library)
     width = problem.d + problem.dv
@@ -230,12 +246,14 @@ def _bytes(problem: _Problem, dtype: str, kv_dtype: str, phase: str) -> tuple[Fl
     return queries, keys
 
 
-def _stream(chip: Chip, coef: Mapping[str, float], problem: _Problem, library: Library, kv_size: float) -> tuple[Floats, Floats]:
+def _stream(
+    chip: Chip, coef: Mapping[str, float], problem: _Problem, library: Library, kv_size: float
+) -> tuple[Floats, Floats]:
     """Decoding: SM time of the tiles' streams and their latency, with the split of keys that is fastest."""
     rows, keys = _sides(library, problem.d)
     blocks = np.ceil(np.minimum(problem.skv, problem.window) / keys) + (problem.skv > problem.window)
     group = problem.h / problem.hkv
-    packs = (group > 1) & (problem.is_local == 0) if library.only_groups else np.ones_like(group, dtype=bool)
+    packs = (group > 1) & ~problem.is_local if library.only_groups else np.ones_like(group, dtype=bool)
     count = problem.b * np.where(packs, problem.hkv * np.ceil(problem.s * group / rows), problem.h)
     block_s = keys * (problem.d + problem.dv) * (kv_size / (coef["load_frac"] * SM_PORT_BYTES * chip.clock_hz))
     start_s = coef["tile_s"] + rows * coef["row_s"] * (problem.d / 128)

@@ -650,6 +650,10 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
 # Groups
 
 
+_LONG_FILTER = 49
+"""Filters with more taps than this (speech encoders' positional ones) run group by group."""
+
+
 def _grouped(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
     """Groups packed block-diagonally into 64-wide tiles between transforms that pad them, or else run one by one."""
     wide, tall = conv.c // conv.groups, conv.o // conv.groups
@@ -659,6 +663,10 @@ def _grouped(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
     if (conv.taps == 1 and (wide > 20 or backward)) or wide >= 64 > tall:
         each = site.coef["group_matrix_cycles"] + backward * rows * site.coef["group_row_cycles"]
         return conv.groups * site.cycles_s(each), 4 * conv.groups
+    if conv.taps > _LONG_FILTER and not backward:
+        single = Loop(rows, tall, wide, conv.taps, conv.touched_bytes / conv.groups, conv.output_bytes / conv.groups)
+        each_s = _loop_s(site, single, (64, 64, 64, False), conv.dtype) + 3 * site.cycles_s(site.coef["group_start_cycles"])
+        return conv.groups * each_s, 4 * conv.groups
     packed = max(1, 64 // max(_padded(wide), _padded(tall)))
     tiles = -(-conv.groups // packed) * -(-max(wide, tall) // 64)
     loop = Loop(rows, 64, 64 * -(-wide // 64), conv.taps, conv.touched_bytes, conv.output_bytes, repeat=tiles)
@@ -699,11 +707,14 @@ def _forward(site: Site, conv: Conv) -> Cost:
     if not site.on_matrix_units(conv):
         plain = _simt_forward(site, conv)
         return _sum(_x(site, conv), _w(site, conv), plain, _y(site, conv, fresh=True)) if conv.channels_last else plain
-    if conv.pointwise and not _small_images(conv):
-        return _pointwise(site, conv, conv.o, conv.c, conv.input_bytes + conv.weight_bytes, conv.output_bytes)
+    product = _pointwise(site, conv, conv.o, conv.c, conv.input_bytes + conv.weight_bytes, conv.output_bytes) if conv.pointwise else None
+    if product and not _small_images(conv) and _misalignment(site, conv) == 1.0:
+        return product
     whole = _forward_loop(site, conv)
     if not conv.channels_last:
         whole = _sum(_x(site, conv), _w(site, conv), whole, _y(site, conv, fresh=True))
+    if product and not _small_images(conv):  # rows off 16 bytes: a slow product, or images transposed for the fast kernels
+        return min(product, whole)
     return whole if conv.c % 8 == 0 else min(_image_forward(site, conv), _sum(whole, _widen(site, conv)))
 
 

@@ -14,7 +14,7 @@ DEFAULTS: Coef = {
     "matrix_frac": 1.295,  # matrix arithmetic at its peak rate would draw this much more
     "byte_frac": 0.787,  # DRAM at its peak rate draws this much more
     "cap_frac": 0.975,  # the mean that the power controller settles at when the limit binds
-    "throttle": 0.5,  # how much slower matrix kernels get per unit of power wanted above the limit: voltage falls with the clock
+    "throttle": 0.4,  # how much slower matrix kernels get per unit of power wanted above the limit: voltage falls with the clock
 }
 
 
@@ -40,11 +40,11 @@ def dynamic_j(activity: Activity, coef: Coef, limit_w: float) -> float:
     return limit_w * (coef["busy_frac"] * activity.busy_s + coef["matrix_frac"] * activity.peak_matrix_s + coef["byte_frac"] * activity.peak_dram_s)
 
 
-def throttle_factor(activity: Activity, coef: Coef, limit_w: float) -> float:
+def throttle_factor(activity: Activity, wall_s: float, coef: Coef, limit_w: float) -> float:
     """How much longer sustained work takes because it would draw more than the limit; 1 where it would not."""
-    if activity.busy_s <= 0:
+    if wall_s <= 0:
         return 1.0
-    wanted_w = limit_w * coef["idle_frac"] + dynamic_j(activity, coef, limit_w) / activity.busy_s
+    wanted_w = limit_w * coef["idle_frac"] + dynamic_j(activity, coef, limit_w) / wall_s
     return 1.0 + coef["throttle"] * max(0.0, wanted_w / limit_w - 1.0)
 
 

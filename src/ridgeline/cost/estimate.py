@@ -181,7 +181,8 @@ def _summed(graph: Graph, device: Device, execution: str, pricer: Pricer, coef: 
             spent = energy.activity_of(line.work, line.busy_s, peak, chip.dram_bytes_per_s, line.cold_frac)
             line.energy_j = energy.dynamic_j(spent, power, limit_w) * line.times
             total += energy.Activity(spent.busy_s * line.times, spent.peak_matrix_s * line.times, spent.peak_dram_s * line.times)
-    stretch = energy.throttle_factor(total, power, limit_w)
+    cool_s, _ = wall_s(segments, coef, execution, device.kind)
+    stretch = energy.throttle_factor(total, cool_s, power, limit_w)
     for line in lines:
         line.stretch = stretch if line.bound == "compute" else 1.0
     busy_s = sum(line.busy_s * line.stretch * line.times for line in lines)

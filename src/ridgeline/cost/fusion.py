@@ -79,9 +79,11 @@ class Fuser:
             self._fuse(flat, site)
 
     def _relaid(self, calls: tuple[Call, ...]) -> tuple[Call, ...]:
-        """Compiled convolutions run channels-last; their bias joins a generated kernel."""
-        if not calls or calls[0].kind != "conv":
+        """Compiled convolutions run channels-last, their bias joins a generated kernel; odd products are padded."""
+        if not calls or calls[0].kind not in ("conv", "gemm"):
             return calls
+        if calls[0].kind == "gemm":
+            return (replace(calls[0], shape=tuple((k, -(-v // 8) * 8 if k in "mnk" and v > 64 else v) for k, v in calls[0].shape)),)
         return (replace(calls[0], shape=tuple((k, 1 if k == "nhwc" else v) for k, v in calls[0].shape)),)
 
     def _library(self, flat: FlatNode, site: Site, work: Work, calls: tuple[Call, ...]) -> None:

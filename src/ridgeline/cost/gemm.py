@@ -9,8 +9,8 @@ A library picks a CTA tile and a split of k from a menu. For every entry of the 
   the part of the output that the write-back cache cannot hold;
 * the second pass that adds the partial results when k is split.
 
-The entry with the least time is what the library is taken to run. A long product then heats the chip into its power cap:
-the clock falls with the share of the tensor peak that is in use.
+The entry with the least time is what the library is taken to run. A long product then meets the chip's power cap: the
+clock falls with the share of the tensor peak that is in use.
 """
 
 from __future__ import annotations
@@ -62,15 +62,42 @@ _FITTED = (
 # One set per architecture and library, fitted by benchmarks/fit_silicon.py --defaults to short bursts with warm caches;
 # generic is one set for an H200, a B200, an A100 and an L40S together.
 _SETS = {
-    "hopper/cublas": (2.45e-6, 5.21e-7, 3.13e-7, 0.935, 0.997, 0.872, 9.13e-8, 2.22e-8, 0.352, 2.64e-6, 0.297, 1.41, 0.000313, 0.13),
-    "hopper/cutlass": (2.47e-6, 9.4e-7, 9.58e-7, 0.867, 0.857, 0.814, 4.16e-8, 1.08e-8, 4.01, 2.7e-6, 0.324, 5.44, 0.0195, 0.345),
-    "blackwell/cublas": (1.8e-6, 1.22e-6, 1.2e-7, 0.9, 0.883, 0.823, 7.74e-8, 2.06e-8, 0.836, 3.1e-6, 0.431, 2.02, 0.000315, 0.372),
-    "blackwell/cutlass": (8.66e-7, 4.18e-7, 3.97e-7, 1.17, 1.7, 0.817, 3.93e-8, 9.05e-9, 0.284, 2.7e-6, 0.466, 1.75, 1.12e-5, 0.174),
-    "ampere/cublas": (3.26e-6, 9.44e-8, 9.81e-7, 0.925, 0.49, 0.733, 3.23e-7, 1.22e-8, 0.198, 2.44e-6, 0.186, 1.42, 0.000895, 0.0713),
-    "ada/cublas": (1.73e-6, 3.59e-7, 1.81e-8, 0.847, 0.695, 0.788, 2.71e-7, 5.92e-9, 0.125, 1.98e-6, 0.252, 1.81, 9.43e-5, 0.515),
-    "ada/cutlass": (1.98e-6, 1.73e-6, 7.27e-6, 1.07, 0.529, 0.747, 7.27e-8, 1.07e-8, 0.0543, 2.7e-6, 0.955, 2.1, 3.92e-5, 0.0161),
-    "generic/cublas": (2.25e-6, 1.32e-6, 6.54e-7, 0.822, 0.809, 0.781, 8.5e-8, 6.95e-9, 5.16, 2.59e-6, 0.364, 1.4, 0.000602, 0.145),
-    "generic/cutlass": (2.06e-6, 4.31e-7, 5.65e-7, 0.935, 1.63, 0.697, 4.43e-8, 1.59e-9, 0.665, 2.7e-6, 0.531, 2.76, 0.000238, 0.00795),
+    "hopper/cublas": (
+        2.45e-6, 5.21e-7, 3.13e-7, 0.935, 0.997, 0.872, 9.13e-8,
+        2.22e-8, 0.352, 2.64e-6, 0.297, 1.41, 0.000313, 0.13,
+    ),
+    "hopper/cutlass": (
+        2.47e-6, 9.4e-7, 9.58e-7, 0.867, 0.857, 0.814, 4.16e-8,
+        1.08e-8, 4.01, 2.7e-6, 0.324, 5.44, 0.0195, 0.345,
+    ),
+    "blackwell/cublas": (
+        1.8e-6, 1.22e-6, 1.2e-7, 0.9, 0.883, 0.823, 7.74e-8,
+        2.06e-8, 0.836, 3.1e-6, 0.431, 2.02, 0.000315, 0.372,
+    ),
+    "blackwell/cutlass": (
+        8.66e-7, 4.18e-7, 3.97e-7, 1.17, 1.7, 0.817, 3.93e-8,
+        9.05e-9, 0.284, 2.7e-6, 0.466, 1.75, 1.12e-5, 0.174,
+    ),
+    "ampere/cublas": (
+        3.26e-6, 9.44e-8, 9.81e-7, 0.925, 0.49, 0.733, 3.23e-7,
+        1.22e-8, 0.198, 2.44e-6, 0.186, 1.42, 0.000895, 0.0713,
+    ),
+    "ada/cublas": (
+        1.73e-6, 3.59e-7, 1.81e-8, 0.847, 0.695, 0.788, 2.71e-7,
+        5.92e-9, 0.125, 1.98e-6, 0.252, 1.81, 9.43e-5, 0.515,
+    ),
+    "ada/cutlass": (
+        1.98e-6, 1.73e-6, 7.27e-6, 1.07, 0.529, 0.747, 7.27e-8,
+        1.07e-8, 0.0543, 2.7e-6, 0.955, 2.1, 3.92e-5, 0.0161,
+    ),
+    "generic/cublas": (
+        2.25e-6, 1.32e-6, 6.54e-7, 0.822, 0.809, 0.781, 8.5e-8,
+        6.95e-9, 5.16, 2.59e-6, 0.364, 1.4, 0.000602, 0.145,
+    ),
+    "generic/cutlass": (
+        2.06e-6, 4.31e-7, 5.65e-7, 0.935, 1.63, 0.697, 4.43e-8,
+        1.59e-9, 0.665, 2.7e-6, 0.531, 2.76, 0.000238, 0.00795,
+    ),
 }  # fmt: skip
 DEFAULTS: dict[str, dict[str, float]] = {
     key: {**_SHARED, **dict(zip(_FITTED, values, strict=True))} for key, values in _SETS.items()
@@ -95,7 +122,8 @@ class Menu:
 def _menu_of(entries: list[tuple[float, ...]], multicast: float) -> Menu:
     table = np.array(entries, dtype=np.float64)
     gated = bool((table[:, 5] > 0).any() or np.isfinite(table[:, 6]).any())
-    return Menu(*(table[:, i][None] for i in range(7)), is_gated=gated, multicast=multicast)
+    rows, cols, rows_flex, cols_flex, splits, min_m, max_m = (table[:, i][None] for i in range(7))
+    return Menu(rows, cols, rows_flex, cols_flex, splits, min_m, max_m, gated, multicast)
 
 
 def _flexible_menu() -> Menu:
@@ -186,7 +214,8 @@ def _tile(b: Floats, m: Floats, n: Floats, k: Floats, menu: Menu, in_bytes: floa
     rows = _shrunk(m, num_rows, menu.rows, menu.rows_flex)
     cols = _shrunk(n, num_cols, menu.cols, menu.cols_flex)
     k_per_cta = np.ceil(k / (menu.splits * K_STEP)) * K_STEP
-    return _Tiling(rows, cols, num_rows, num_cols, b * num_rows * num_cols * menu.splits, k_per_cta, in_bytes, out_bytes)
+    ctas = b * num_rows * num_cols * menu.splits
+    return _Tiling(rows, cols, num_rows, num_cols, ctas, k_per_cta, in_bytes, out_bytes)
 
 
 def _reread_bytes(chip: Chip, tiling: _Tiling, b: Floats, m: Floats, n: Floats, k: Floats) -> Floats:
@@ -264,7 +293,12 @@ def gemm_timing(
 
 
 def _picked(
-    chip: Chip, coef: Mapping[str, float], menu: Menu, problem: tuple[Floats, ...], widths: tuple[float, float], peak: float
+    chip: Chip,
+    coef: Mapping[str, float],
+    menu: Menu,
+    problem: tuple[Floats, ...],
+    widths: tuple[float, float],
+    peak: float,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """SM time, DRAM time, sum and reduction time of the menu entry that takes the least time."""
     b, m, n, k, warm = (column[:, None] for column in problem)

@@ -69,6 +69,8 @@ def _conv(site: Site, arch: str) -> Calls:
     a = site.attrs
     grads = a.get("grads", ("input", "weight"))
     out_spatial = a.get("out_spatial") or tuple(s // t for s, t in zip(a["spatial"], a["stride"], strict=True))
+    if math.prod(a["spatial"]) == 1 and a["groups"] == 1 and not site.backward:  # squeeze-and-excite: a plain product
+        return (call("gemm", site.dtype, "fwd", "cublas", m=a["n"], n=a["o"], k=a["c"] * math.prod(a["kernel"])),)
     made = [call("conv", site.dtype, _phase(site), "cudnn", n=a["n"], c=a["c"], o=a["o"], groups=a["groups"],
                  in_px=math.prod(a["spatial"]), out_px=math.prod(out_spatial), kernel_elems=math.prod(a["kernel"]),
                  stride_max=max(a["stride"]), nhwc=int(a.get("layout") == "channels_last"), transposed=int(bool(a["transposed"])),
@@ -245,6 +247,8 @@ def reduced_extent(shape: tuple[int, ...], dims: object) -> tuple[int, int, int]
 def _norm(site: Site, arch: str) -> Calls:
     a = site.attrs
     fn, x = str(a["fn"]), max(site.ins, key=lambda t: t.numel)
+    if "weight_norm" in fn:
+        return (call("weight_norm", x.dtype.name, _phase(site), n=x.numel // max(1, x.shape[-1]), c=max(1, x.shape[-1])),)
     if fn in ("layer_norm", "rms_norm"):
         copies = [c for t in site.ins if t.numel == x.numel for c in _made_contiguous(t)]
         return (*copies, call(fn, x.dtype.name, _phase(site), n=a["n"], c=a["c"]))

@@ -22,6 +22,7 @@ from ridgeline.cost import (  # noqa: F401  (each registers its family)
     roofline,
     softmax,
     stream,
+    weightnorm,
 )
 from ridgeline.cost.calibration import Calibration, calibration_of
 from ridgeline.cost.call import Call, Time, family_of

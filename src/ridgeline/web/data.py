@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.basis import Basis
-from ridgeline.cost import energy, host
+from ridgeline.cost import host
 from ridgeline.cost.memory_curve import live_bytes
 from ridgeline.cost.prediction import Prediction, Row
 from ridgeline.cost.price import pricer_of
@@ -120,21 +120,14 @@ def _ceilings(p: Prediction) -> dict[str, Any]:
 
 
 def _whatif(p: Prediction) -> dict[str, Any]:
-    """What re-pricing in the browser needs of the host, the queue and the power limit."""
-    calibration = pricer_of(p.device).calibration
-    queue, power = {**host.DEFAULTS, **calibration.host}, {**energy.DEFAULTS, **calibration.power}
+    """What replaying the host's and the device's queues in the browser needs."""
+    queue = {**host.DEFAULTS, **pricer_of(p.device).calibration.host}
+    kept = ("launch_s", "gap_s", "graph_gap_s", "step_s", "compiled_step_s")
     return {
         "kind": p.device.kind,
         "execution": p.execution,
-        "limit_w": p.device.tdp_w,
-        "idle_frac": power["idle_frac"],
-        "host_frac": power["host_frac"],
-        "throttle": power["throttle"],
-        "busy_frac": power["busy_frac"],
-        "matrix_frac": power["matrix_j_per_flop_frac"],
-        "byte_frac": power["byte_frac"],
-        "matrix_s": utilization(p).mfu_frac * p.expected_s,
-        **{key: queue[key] for key in ("launch_s", "gap_s", "graph_gap_s", "step_s", "compiled_step_s")},
+        "idle_w": p.device.idle_w,
+        **{key: queue[key] for key in kept},
     }
 
 

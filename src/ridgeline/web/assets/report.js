@@ -56,7 +56,7 @@ const SLIDERS = [
   ["dram", "Memory bandwidth"], ["peak", "Peak FLOP/s"], ["l2", "L2 bandwidth"], ["clock", "Core clock"], ["host", "Host speed"], ["limit", "Power limit"],
 ];
 const ones = Object.freeze(Object.fromEntries(SLIDERS.map(([k]) => [k, 1])));
-const state = { scale: { ...ones }, t: R.expected_s.slice(), stretch: T.throttle };
+const state = { scale: { ...ones }, t: R.expected_s.slice() };
 
 function unstretched(s) {
   const out = new Array(N);
@@ -71,21 +71,28 @@ function unstretched(s) {
   }
   return out;
 }
-const rowsJ = sum(R.energy_j), dramS = sum(R.dram_s);
-/* Joules above idle, as the prediction counts them: what runs, what multiplies, what moves. */
-function dynamicJ(raw, s) {
-  const q = D.whatif, parts = (busy, scale) => q.busy_frac * busy + q.matrix_frac * q.matrix_s / (scale.peak * scale.clock) + q.byte_frac * dramS / scale.dram;
-  const before = parts(sum(R.expected_s.map((t, i) => t / R.stretch[i])), ones);
-  return before > 0 ? rowsJ * parts(raw, s) / before : rowsJ;
+/* Power: a row keeps the watts it draws above idle; more than the limit stretches what computes. */
+const rowsJ = sum(R.energy_j), TYPICAL_STRETCH = 0.5;
+const restingW = Math.max(D.whatif.idle_w, T.expected_s > 0 ? (T.energy_j - rowsJ) / T.expected_s : 0);
+function drawn(t) {
+  let joules = 0, busy = 0;
+  for (let i = 0; i < N; i++) {
+    const before = R.expected_s[i] / R.stretch[i];
+    joules += before > 0 ? R.energy_j[i] * t[i] / before : 0;
+    busy += t[i];
+  }
+  return { joules, watts: restingW + (busy > 0 ? joules / busy : 0) };
 }
+const stretchPerExcess = (() => {
+  const excess = drawn(unstretched(ones)).watts / T.tdp_w - 1;
+  return excess > 0.01 && T.throttle > 1 ? (T.throttle - 1) / excess : TYPICAL_STRETCH;
+})();
 function priced(s) {
-  const q = D.whatif, t = unstretched(s), limit = q.limit_w * s.limit, raw = sum(t), joulesAbove = dynamicJ(raw, s);
-  const wanted = q.limit_w * q.idle_frac + (raw > 0 ? joulesAbove / raw : 0);
-  const stretch = 1 + q.throttle * Math.max(0, wanted / limit - 1);
+  const t = unstretched(s), limit = T.tdp_w * s.limit, power = drawn(t), excess = power.watts / limit - 1;
+  const same = s.limit === 1 && T.throttle === 1, stretch = same ? 1 : 1 + stretchPerExcess * Math.max(0, excess);
   for (let i = 0; i < N; i++) if (word("bound", i) === "compute") t[i] *= stretch;
   const wall = wallOf(t, s.host), busy = sum(t);
-  const energy = Math.min(q.limit_w * (q.idle_frac + q.host_frac) * wall + joulesAbove, Math.max(limit, q.limit_w * q.idle_frac) * wall);
-  return { t, stretch, busy, wall, energy };
+  return { t, busy, wall, energy: Math.min(restingW * wall + power.joules, Math.max(limit, restingW) * wall) };
 }
 const SEGMENTS = (() => {
   const made = [];
@@ -161,7 +168,7 @@ let pending = false;
 function schedule() {
   if (pending) return;
   pending = true;
-  requestAnimationFrame(() => { pending = false; redraw(); });
+  setTimeout(() => { pending = false; redraw(); }, 0);
 }
 
 // ---- summary ------------------------------------------------------------------------------------------------------
