@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 
 import ridgeline.cost.gemm as gemm
 from ridgeline.cost.chip import Chip, chip_of
-from ridgeline.cost.matmul import LEGACY, alignment
+from ridgeline.cost.matmul import CTAS_PER_SM, LEGACY, alignment
 from ridgeline.hardware import device
 
 EVENT_S = 3e-6
@@ -82,7 +82,8 @@ def main() -> None:
         coef |= {f"{group}.{k}": v for k, v in found.items()}
     batched = [r for r in rows if r["kind"] == "bmm" and r["dtype"] in ("bf16", "fp16") and step_of(r) < 8]
     start = {**START, "tensor_frac": 0.25, "epilogue_frac": 1.0, "kstep_s": 4e-7, "gap_s": 2e-7, "ramp_s": 1e-5, "l2_frac": 0.4}
-    found, _ = fit(batched, older, "bf16", start, "batched")
+    small = dataclasses.replace(chip, arch=gemm.SMALL_TILES, num_sms=chip.num_sms * CTAS_PER_SM)
+    found, _ = fit(batched, small, "bf16", start, "batched")
     coef |= {f"batched.{k}": v for k, v in found.items()}
     families = {"bf16": {"coef": coef, "heldout": report}, "fp16": {"coef": coef, "heldout": report}}
     for name, where in (("fp8", chip), ("tf32", chip), ("fp32", older), ("int8", chip)):

@@ -47,7 +47,7 @@ def step_of(work: Workload, model: torch.nn.Module, args: Any, kwargs: Any) -> C
             with torch.no_grad():
                 model(*args, **kwargs)
             if cache is not None:
-                cache.crop(length)
+                cache.crop(-1)
 
         return infer
     optimizer = OPTIMIZERS[str(work.optimizer)](model.parameters())

@@ -74,8 +74,9 @@ def _cache(model: nn.Module, batch: int, length: int) -> Any:
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cache = DynamicCache()
     for layer in range(config.num_hidden_layers):
-        k, v = torch.randn(2, batch, config.num_key_value_heads, length, dim).unbind(0)
+        k, v = torch.randn(2, batch, config.num_key_value_heads, length + 1, dim).unbind(0)
         cache.update(k.contiguous(), v.contiguous(), layer)
+    cache.crop(-1)  # a view without the last token, as the measuring loop leaves it after every step
     return cache
 
 

@@ -1,83 +1,126 @@
-"""Fused attention as calls: forward, backward and decoding by each library, on the attention time model."""
+"""Fused attention as calls: which kernels each library launches, and how long their tiles take on the SMs.
+
+A launch cuts the queries (in backward the keys) into tiles that walk over blocks of the other side. A tile alone on an
+SM is slowed by latency; several on one SM share it and hide each other's. Tiles make waves over the SMs; causal tiles
+are unequal. FlashAttention-2 splits the keys when tiles are few, and backward calls add passes over memory that zero,
+convert and sum gradients. Libraries that serving frameworks bring are priced by the tile model of ``attention``.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
 
 from ridgeline.cost.attention import attention_timing
-from ridgeline.cost.call import Call, Coef, Time, family
-from ridgeline.cost.chip import BOUND_NAMES, Chip, Floats, Timing
+from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family
+from ridgeline.cost.chip import BOUND_NAMES, Chip
 
 DECODE_ROWS = 16
-"""Queries of a sequence up to which a call is a decoding step: keys are split over the SMs instead of query tiles."""
+"""Queries of a sequence up to which cuDNN streams keys past them instead of cutting query tiles."""
 
-BLOCK = 128
-"""Sequences that are no multiple of this take the kernels that guard every access."""
+SPLIT_ROWS = 64
+"""Query rows of FlashAttention-2's split-key kernel."""
 
-OWN = frozenset({"side_frac", "ragged"})
-"""Coefficients of this module; the others belong to the tile model."""
+BACKWARD_PRODUCTS = 2.5
+POWER_EXPONENT = 0.5
+MAX_SPLITS = 128
 
-KERNELS = {("cudnn", "bwd"): 3, ("fa2", "bwd"): 3, ("efficient", "bwd"): 3, ("decode", "fwd"): 2}
+COEFFICIENTS = {
+    "launch_cycles": "time of the main kernel beyond its tiles",
+    "start_cycles": "latency of a tile apart from its blocks: first loads, last stores",
+    "edge_cycles": "the same per element of head dim",
+    "block_cycles": "latency of visiting a block whatever its size",
+    "tensor_frac_64": "share of the tensor peak that the products of one block reach, head dims to 64",
+    "tensor_frac_128": "the same, head dims to 128",
+    "tensor_frac_256": "the same, larger head dims",
+    "exp_per_clock": "scores an SM turns to probabilities per clock, apart from the products",
+    "alone_frac": "pace of a tile alone on its SM, over the pace of a full SM",
+    "tail_frac": "share of the last, partial wave that is paid for",
+    "uneven_frac": "share of the longest tile's excess over the mean that outlasts the other SMs",
+    "mask_frac": "what a block on the causal diagonal costs more",
+    "ragged_frac": "what kernels cost more that guard every access because a length does not fill its last block",
+    "dram_frac": "share of the datasheet DRAM bandwidth",
+    "exposed_frac": "share of the shorter of SM time and DRAM time that the longer does not hide",
+    "power_frac": "power wanted at full tensor rate, over the power cap",
+    "power_tau_s": "kernel duration at which half of the power cap's slowdown has set in",
+    "pass_cycles": "latency of each memory pass beside the main kernel",
+    "pass_frac": "share of the datasheet DRAM bandwidth that passes reach",
+    "sum_frac": "the same for the pass that sums gradients of grouped heads",
+    "combine_cycles": "latency of combining split keys",
+    "combine_split_cycles": "the same per split",
+}  # fmt: skip
 
 
-HEAD_DIMS = {"cudnn": (64, 128, 192, 256), "fa2": (32, 64, 96, 128, 192, 256), "fa3": (64, 96, 128, 192, 256), "efficient": (32, 64, 128, 256)}
-"""Head dims for which a library has kernels; others are padded up."""
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a kernel cuts attention: rows of the tile it owns, of the blocks it walks over, and tiles that share an SM."""
+
+    rows: int
+    keys: int
+    resident: int
 
 
-@family("attention", "attention", {})
-def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
-    dims = call.dims()
-    decoding = call.phase == "fwd" and dims["s"] <= DECODE_ROWS and call.library in ("fa2", "cudnn")
-    used = _split(tuple(coef.items()), f"{call.library}_decode" if decoding else f"{call.library}_{call.phase}")
-    timing, extra = priced(chip, used, dims, call.phase, call.library, _matrix_dtype(call, chip), warm_frac)
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One library's kernels by the largest head dim each serves; ``own`` is the side a tile owns."""
+
+    tilings: Mapping[int, Tiling]
+    sorts: bool = False  # long causal tiles first, so that the last wave is short
+
+
+KERNELS = {
+    "fa2_fwd": Kernel({32: Tiling(128, 128, 2), 64: Tiling(128, 128, 2), 96: Tiling(128, 64, 2), 128: Tiling(128, 64, 2), 192: Tiling(128, 64, 1),
+                       256: Tiling(64, 64, 2)}),
+    "fa2_split": Kernel({32: Tiling(64, 256, 2), 64: Tiling(64, 256, 2), 96: Tiling(64, 128, 2), 128: Tiling(64, 128, 2), 192: Tiling(64, 64, 1),
+                         256: Tiling(64, 64, 1)}),
+    "fa2_bwd": Kernel({32: Tiling(128, 128, 1), 64: Tiling(128, 128, 1), 96: Tiling(128, 64, 1), 128: Tiling(128, 64, 1), 192: Tiling(64, 64, 1),
+                       256: Tiling(64, 64, 1)}),
+    "cudnn_fwd": Kernel({64: Tiling(128, 128, 1), 128: Tiling(128, 128, 1), 192: Tiling(128, 128, 1), 256: Tiling(128, 128, 1)}),
+    "cudnn_bwd": Kernel({64: Tiling(128, 64, 1), 128: Tiling(128, 64, 1), 192: Tiling(64, 64, 1), 256: Tiling(64, 64, 1)}),
+    "efficient_fwd": Kernel({64: Tiling(64, 64, 4), 128: Tiling(64, 128, 2), 65536: Tiling(32, 128, 2)}),
+    "efficient_bwd": Kernel({32: Tiling(64, 64, 2), 64: Tiling(64, 64, 2), 128: Tiling(128, 128, 1), 65536: Tiling(64, 128, 1)}),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Attention as the kernel sees it, head dims padded to the kernel's."""
+
+    b: int
+    h: int
+    hkv: int
+    s: int
+    skv: int
+    d: int
+    dv: int
+    causal: bool
+    window: int
+    mask: int
+    true_width: int
+
+    def scores(self) -> float:
+        """Query-key pairs that the mask leaves, per head."""
+        if not self.causal:
+            return float(self.s) * min(self.skv, 2 * self.window if self.window else self.skv)
+        reach = min(self.s, self.skv)
+        pairs = self.s * max(self.skv - self.s, 0) + reach * (reach + 1) / 2
+        if self.window and self.window < self.skv:
+            pairs = min(pairs, float(self.s) * self.window)
+        return float(pairs)
+
+
+def problem_of(dims: Mapping[str, int], kernel: Kernel) -> Problem:
     d, dv = dims["d"], dims.get("dv", dims["d"])
-    floor_s = float(timing.floor_s[0]) * (d + dv) / (padded(call.library, d) + padded(call.library, dv))
-    kernel = "decode" if decoding else call.library
-    return Time(float(extra[0]), floor_s, BOUND_NAMES[int(timing.bound[0])], KERNELS.get((kernel, call.phase), 1))
+    return Problem(dims["b"], dims["h"], dims["hkv"], dims["s"], dims["skv"], padded(kernel, d), padded(kernel, dv), bool(dims.get("causal", 0)),
+                   dims.get("window", 0), dims.get("mask", 0), d + dv)
 
 
-def priced(chip: Chip, coef: Coef, dims: Mapping[str, Any], phase: str, library: str, dtype: str, warm_frac: float = 0.0) -> tuple[Timing, Floats]:
-    """The main kernel's timing, and the seconds of the whole call; ``dims`` may hold numbers or equally long arrays.
-
-    A backward kernel owns blocks of keys and walks over queries, so the two change places.
-    """
-    s, skv = np.asarray(dims["s"], float), np.asarray(dims["skv"], float)
-    decoding = phase == "fwd" and library in ("fa2", "cudnn") and bool(np.all(s <= DECODE_ROWS))
-    rows, keys = (skv, s) if phase == "bwd" else (s, skv)
-    d = np.vectorize(lambda v: padded(library, int(v)))(dims["d"])
-    dv = np.vectorize(lambda v: padded(library, int(v)))(dims.get("dv", dims["d"]))
-    timing = attention_timing(chip, {k: v for k, v in coef.items() if k not in OWN}, b=dims["b"], h=dims["h"], hkv=dims["hkv"], s=rows, skv=keys,
-                              d=d, dv=dv, causal=dims.get("causal", 0), window=dims.get("window", 0), phase=phase,
-                              library="decode" if decoding else library, dtype=dtype, warm_frac=warm_frac)
-    ragged = (s % BLOCK != 0) | (skv % BLOCK != 0)
-    busy_s = timing.expected_s * (1 + coef.get("ragged", 0.0) * ragged)
-    return timing, busy_s + side_bytes(dims, phase) / (coef.get("side_frac", 0.7) * chip.dram_bytes_per_s)
-
-
-def padded(library: str, d: int) -> int:
+def padded(kernel: Kernel, d: int) -> int:
     """The head dim of the kernel that runs."""
-    return next((size for size in HEAD_DIMS.get(library, ()) if size >= d), d)
+    return next((size for size in kernel.tilings if d <= size < 65536), d)
 
 
-def side_bytes(dims: Mapping[str, Any], phase: str) -> Any:
-    """Traffic beside the main kernel: the mask; in backward the row sums, the fp32 gradient of q, and, with grouped
-    heads, gradients of every query head's keys and values that are added up afterwards."""
-    b, h, s, skv, d = (np.asarray(dims[k], float) for k in ("b", "h", "s", "skv", "d"))
-    mask = 2.0 * b * s * skv * np.asarray(dims.get("mask", 0), float)
-    if phase == "fwd":
-        return mask
-    return mask + 14.0 * b * h * s * d + 8.0 * b * h * skv * d * (h != np.asarray(dims["hkv"]))
-
-
-def _matrix_dtype(call: Call, chip: Chip) -> str:
-    wanted = "tf32" if call.dtype == "fp32" else call.dtype  # fp32 kernels of this kind use the narrower matrix mode
-    return wanted if wanted in chip.tensor_flops_per_s else "fp32"
-
-
-@lru_cache(maxsize=256)
-def _split(coef: tuple[tuple[str, float], ...], group: str) -> dict[str, float]:
-    return {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}
+def tiling_of(kernel: Kernel, d: int) -> Tiling:
+    return next((tiling for size, tiling in kernel.tilings.items() if d <= size), list(kernel.tilings.values())[-1])

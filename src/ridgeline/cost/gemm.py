@@ -143,6 +143,12 @@ def _fixed_menu() -> Menu:
     return _menu_of([(*tile, split, 0, np.inf) for tile in tiles for split in splits], multicast=1)
 
 
+def _small_menu() -> Menu:
+    """Small tiles of one CTA, as the older batched kernels have for matrices of a few dozen rows; k is never split."""
+    sides = (16, 32, 64, 128)
+    return _menu_of([(a, b, 0, 0, 1, 0, np.inf) for a in sides for b in sides], multicast=1)
+
+
 def _cutlass_menu() -> Menu:
     """Scaled products of CUTLASS as serving frameworks instantiate them: the tile follows m, k is never split."""
     gates = [(16, 64, 0, 16), (64, 64, 16, 64), (64, 128, 64, 128), (128, 128, 128, np.inf), (256, 128, 8191, np.inf)]
@@ -150,6 +156,8 @@ def _cutlass_menu() -> Menu:
 
 
 LIBRARIES = ("cublas", "cutlass")
+SMALL_TILES = "batched"
+"""Stands in for an architecture where batched products of unaligned rows run on small tiles, whatever the chip."""
 FLEXIBLE_ARCHS = ("hopper", "blackwell")
 
 
@@ -160,6 +168,8 @@ def menu(arch: str, library: str) -> Menu:
         return _cutlass_menu()
     if library != "cublas":
         raise CostError(f"no tile menu for library {library!r}{nearest(library, LIBRARIES)}")
+    if arch == SMALL_TILES:
+        return _small_menu()
     return _flexible_menu() if arch in FLEXIBLE_ARCHS else _fixed_menu()
 
 
@@ -287,7 +297,7 @@ def gemm_timing(
     flops = 2 * b * m * n * k
     slow = np.where(_unaligned(n, k, in_bytes), loop_s * (1 / coef["unaligned_frac"] - 1), 0.0)
     expected_s = throttled(coef, busy_s + slow, flops, peak)
-    cold_bytes = b * ((m + n) * k * in_bytes * (1 - warm) + np.maximum(m * n * out_bytes - chip.l2_bytes, 0))
+    cold_bytes = b * (m + n) * k * in_bytes * (1 - warm) + np.maximum(b * m * n * out_bytes - chip.l2_bytes, 0)
     floor_s = np.maximum(flops / peak, cold_bytes / chip.dram_bytes_per_s)
     return timing(expected_s, floor_s, loop_s + slow, dram_s, coef["launch_s"] + reduce_s)
 

@@ -7,12 +7,15 @@ from functools import lru_cache
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family
 from ridgeline.cost.chip import BOUND_NAMES, Chip
-from ridgeline.cost.gemm import gemm_timing
+from ridgeline.cost.gemm import SMALL_TILES, gemm_timing
 
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
 LEGACY = "ampere"
 """Rows off 16-byte boundaries cannot be fetched by TMA: libraries fall back to kernels of this older generation."""
 
+
+CTAS_PER_SM = 8
+"""Small tiles of batched products that share an SM."""
 
 DEFAULTS: Coef = {
     "grouped_ratio": 1.24,  # a grouped product over one batched call of the same size: groups of unequal tiles
@@ -73,6 +76,8 @@ def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: fl
     measured = len(coef) > len(DEFAULTS)
     if fitted or dtype == "fp32" or (not group and measured):
         used["unaligned_frac"] = 1.0  # the coefficients speak of this alignment already
-    older = replace(chip, arch=LEGACY) if fitted or (dtype == "fp32" and measured) else chip
+    if fitted and group == "batched":
+        chip = replace(chip, arch=SMALL_TILES, num_sms=chip.num_sms * CTAS_PER_SM)
+    older = replace(chip, arch=LEGACY) if (fitted and group != "batched") or (dtype == "fp32" and measured) else chip
     timing = gemm_timing(older, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
     return Time(float(timing.expected_s[0]), float(timing.floor_s[0]), BOUND_NAMES[int(timing.bound[0])])
