@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from ridgeline.capture.shadows import outside_modes, shadow_of
+from ridgeline.errors import CaptureError
+
 aten = torch.ops.aten
 _KEYS = ("AutogradCPU", "CPU")
 _HALF = (torch.float16, torch.bfloat16)
@@ -276,11 +279,46 @@ def _recurrent(cell: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return padded, packed
 
 
+def _steps(batch_sizes: Any) -> list[int]:
+    known = shadow_of(batch_sizes)
+    if known is None:
+        raise CaptureError("the lengths of a packed sequence are unknown: pass real integer lengths")
+    with outside_modes():
+        return [int(n) for n in known]
+
+
+def _pad_packed(data: Any, batch_sizes: Any, batch_first: bool, padding_value: float, total_length: int) -> Any:
+    """Step by step back to a rectangle, a copy for each run of equal batch sizes."""
+    sizes = _steps(batch_sizes)
+    out = data.new_full((max(len(sizes), total_length), sizes[0], *data.shape[1:]), padding_value)
+    at = start = 0
+    for step in range(1, len(sizes) + 1):
+        if step == len(sizes) or sizes[step] != sizes[start]:
+            rows = (step - start) * sizes[start]
+            block = data[at : at + rows].view(step - start, sizes[start], *data.shape[1:])
+            out[start:step, : sizes[start]].copy_(block)
+            at, start = at + rows, step
+    with outside_modes():
+        lengths = torch.tensor([sum(n > row for n in sizes) for row in range(sizes[0])])
+    return (out.transpose(0, 1) if batch_first else out), lengths
+
+
+def _pack_padded_backward(grad: Any, input_size: Any, batch_sizes: Any, batch_first: bool) -> Any:
+    shape = [input_size[1], input_size[0], *input_size[2:]] if batch_first else list(input_size)
+    out = grad.new_zeros(shape)
+    at = 0
+    for step, rows in enumerate(_steps(batch_sizes)):
+        out[step, :rows].copy_(grad[at : at + rows])
+        at += rows
+    return out.transpose(0, 1) if batch_first else out
+
+
 def overrides() -> dict[str, Callable[..., Any]]:
     """CUDA's way through ops that decide by device, by overload name."""
     made: dict[str, Callable[..., Any]] = {
         "scaled_dot_product_attention": _attend, "dropout": _dropout, "rms_norm": _rms_norm, "softmax.int": _softmax,
-        "log_softmax.int": _log_softmax, "one_hot": _one_hot,
+        "log_softmax.int": _log_softmax, "one_hot": _one_hot, "_pad_packed_sequence": _pad_packed,
+        "_pack_padded_sequence_backward": _pack_padded_backward,
     }  # fmt: skip
     for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         padded, packed = _recurrent(cell)

@@ -730,7 +730,9 @@ def frees_once(made: Graph) -> bool:
     """Whether lifetimes stay sound when blocks are shown by a few iterations only."""
     gone: set[tuple[int, int]] = set()
     for shown in expand(made):
-        if not gone.isdisjoint((*shown.inputs, *shown.outputs, *shown.frees)) or len(set(shown.frees)) < len(shown.frees):
+        if not gone.isdisjoint((*shown.inputs, *shown.outputs, *shown.frees)) or len(set(shown.frees)) < len(
+            shown.frees
+        ):
             return False
         gone.update(shown.frees)
     return True

@@ -48,6 +48,12 @@ def on_fakes(model: nn.Module, rec: Recorder, training: bool) -> Iterator[None]:
     """Parameters and buffers are fakes inside; afterwards every module's attributes are what they were."""
     modules = list(model.modules())
     kept = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in modules]
+    caches = [
+        (cache, copy.copy(cache))
+        for _, attributes, *_ in kept
+        for cache in attributes.values()
+        if type(cache) in (dict, list)
+    ]
     try:
         _swap(model, rec)
         for m in modules:
@@ -61,6 +67,23 @@ def on_fakes(model: nn.Module, rec: Recorder, training: bool) -> Iterator[None]:
             m._buffers.update(buffers)
             m.__dict__.clear()
             m.__dict__.update(attributes)
+        for cache, before in caches:
+            _restore(cache, before)
+
+
+def _restore(cache: Any, before: Any) -> None:
+    """A model's own dict or list as it was: what a capture put there are fakes."""
+    if len(cache) == len(before) and all(a is b for a, b in zip(_held(cache), _held(before), strict=True)):
+        return
+    cache.clear()
+    if isinstance(cache, dict):
+        cache.update(before)
+    else:
+        cache.extend(before)
+
+
+def _held(cache: Any) -> list[Any]:
+    return list(cache.values()) if isinstance(cache, dict) else list(cache)
 
 
 def _swap(model: nn.Module, rec: Recorder) -> None:

@@ -86,6 +86,8 @@ class _Storage:
 class Recorder(TorchDispatchMode):
     """A dispatch mode that sits above the fake one and writes down what runs."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         super().__init__()
         self.fake_mode = fake_mode
@@ -115,6 +117,8 @@ class Recorder(TorchDispatchMode):
         """What PyTorch calls for every dispatch."""
         if func is torch.ops.prim.device.default:
             return _device_below(args[0])
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            raise self._opaque(func)
         if func.namespace == "profiler":
             return func(*args, **(kwargs or {}))
         frame = sys._getframe(1)
@@ -148,6 +152,13 @@ class Recorder(TorchDispatchMode):
         if self._wanted is not None and self._wanted != HOST:
             kwargs = {**kwargs, "device": HOST}
         return self._run(func, args, kwargs)
+
+    def _opaque(self, func: Any) -> CaptureError:
+        module, source = self.place()
+        name = func.name() if callable(func.name) else func.name
+        return CaptureError(f"higher-order operator {name!r} in module {module!r}, {source}, hides what it runs: call a plain "
+                            "operator instead (scaled_dot_product_attention for flex_attention), or wrap the kernel with "
+                            "torch.library.custom_op and declare its cost with @ridgeline.cost_of")  # fmt: skip
 
     def expand_with(self, func: Any, expansion: Callable[..., Any]) -> None:
         """Record ``func`` as what ``expansion`` dispatches instead of as one op."""
@@ -330,6 +341,10 @@ class Recorder(TorchDispatchMode):
         return self._new_value(t, kind, name, of)
 
     def _new_value(self, t: torch.Tensor, kind: Kind, name: str, of: int | None) -> int:
+        if t.layout is not torch.strided:
+            module, source = self.place()
+            raise CaptureError(f"a sparse tensor is made in module {module!r}, {source}: captures know dense tensors only, "
+                               "so build the layer with sparse=False")  # fmt: skip
         storage = t.untyped_storage()
         known = self._storages.get(storage._cdata)
         made = len(self.values)
@@ -471,7 +486,7 @@ class Recorder(TorchDispatchMode):
         """New values of the outputs; an output that is an input, or looks at one's storage, is its alias."""
         if not is_mutable(func):
             of = inputs[0] if inputs and is_view(func) else None
-            return tuple([self._output(out, of) for out in outs])
+            return tuple([self._output(out, of) for out in outs if _HOST not in out.__dict__])
         written = outs or _written(func, ins, args)
         made = []
         for out in written:
@@ -710,6 +725,29 @@ def _ctc_loss(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: 
         loss = torch.empty((batch,), dtype=log_probs.dtype, device="meta")
         alphas = torch.empty((batch, log_probs.shape[0], 2 * longest + 1), dtype=log_probs.dtype, device="meta")
     outs = [rec.fake_like(loss), rec.fake_like(alphas)]
+    if rec.recording:
+        rec.record(func, args, kwargs, ins, outs)
+    return tuple(outs)
+
+
+@_on("_nested_tensor_from_mask_left_aligned")
+def _left_aligned(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor]) -> Any:
+    rec.assume("padded batches of nn.TransformerEncoder are run padded, not as nested tensors")
+    return False
+
+
+@_on("_pack_padded_sequence")
+def _pack_padded(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor]) -> Any:
+    """Rows of all sequences, step by step; how many there are the lengths say."""
+    x, lengths, batch_first = args[0], shadow_of(args[1]), args[2]
+    if lengths is None:
+        return NotImplemented
+    with outside_modes():
+        sizes = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
+        data = torch.empty((sum(sizes), *x.shape[2:]), dtype=x.dtype, device="meta")
+        batch_sizes = torch.tensor(sizes)
+    outs = [rec.fake_like(data), rec.fake_of(batch_sizes)]
+    outs[1].__dict__[_HOST] = True
     if rec.recording:
         rec.record(func, args, kwargs, ins, outs)
     return tuple(outs)

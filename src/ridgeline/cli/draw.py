@@ -15,7 +15,14 @@ from rich.text import Text
 from ridgeline.basis import Basis
 from ridgeline.units import show_bytes, show_flops, show_usd
 
-BOUND_STYLE = {"compute": "magenta", "memory": "cyan", "cache": "blue", "latency": "yellow", "free": "bright_black"}
+BOUND_STYLE = {
+    "compute": "magenta",
+    "memory": "cyan",
+    "cache": "blue",
+    "latency": "yellow",
+    "issue": "bright_magenta",
+    "free": "bright_black",
+}
 BASIS_STYLE = {Basis.MEASURED: "green", Basis.FITTED: "green", Basis.DATASHEET: "yellow", Basis.ASSUMED: "red"}
 DIM = "bright_black"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"

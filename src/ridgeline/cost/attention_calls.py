@@ -24,13 +24,15 @@ SPLIT_ROWS = 64
 """Query rows of FlashAttention-2's split-key kernel."""
 
 BACKWARD_PRODUCTS = 2.5
-POWER_EXPONENT = 0.5
+POWER_EXPONENT = 0.6
+SOFT = 4.0
 MAX_SPLITS = 128
 
 COEFFICIENTS = {
     "launch_cycles": "time of the main kernel beyond its tiles",
     "start_cycles": "latency of a tile apart from its blocks: first loads, last stores",
     "edge_cycles": "the same per element of head dim",
+    "share_cycles": "the same per tile on the SM",
     "block_cycles": "latency of visiting a block whatever its size",
     "tensor_frac_64": "share of the tensor peak that the products of one block reach, head dims to 64",
     "tensor_frac_128": "the same, head dims to 128",
@@ -41,6 +43,7 @@ COEFFICIENTS = {
     "uneven_frac": "share of the longest tile's excess over the mean that outlasts the other SMs",
     "mask_frac": "what a block on the causal diagonal costs more",
     "ragged_frac": "what kernels cost more that guard every access because a length does not fill its last block",
+    "ragged_causal_frac": "the same for causal calls",
     "dram_frac": "share of the datasheet DRAM bandwidth",
     "exposed_frac": "share of the shorter of SM time and DRAM time that the longer does not hide",
     "power_frac": "power wanted at full tensor rate, over the power cap",
@@ -124,3 +127,95 @@ def padded(kernel: Kernel, d: int) -> int:
 
 def tiling_of(kernel: Kernel, d: int) -> Tiling:
     return next((tiling for size, tiling in kernel.tilings.items() if d <= size), list(kernel.tilings.values())[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The tiles of one kernel: their number and the blocks that a mean and the longest one visit."""
+
+    tiling: Tiling
+    tiles: int
+    mean_blocks: float
+    max_blocks: float
+    diagonal_blocks: float
+    is_ragged: bool
+    is_causal: bool
+
+
+def launch_of(tiling: Tiling, p: Problem, rows: int, keys: int, heads: int) -> Launch:
+    """Tiles over ``rows`` that walk over ``keys``; in backward these are keys and queries."""
+    tall, blocks = -(-rows // tiling.rows), -(-keys // tiling.keys)
+    is_ragged = rows % tiling.rows > 0 or keys % tiling.keys > 0
+    if not p.causal:
+        reach = min(blocks, 2 * p.window // tiling.keys + 2) if p.window else blocks
+        return Launch(tiling, heads * tall, reach, reach, 1.0 * is_ragged, is_ragged, False)
+    beyond = max(keys - rows, 0) / tiling.keys
+    mean = min(_triangle(tall, tiling.rows / tiling.keys) / tall + beyond, blocks)
+    reach = min(blocks, p.window / tiling.keys + tiling.rows / tiling.keys + 1) if p.window else blocks
+    diagonal = -(-tiling.rows // tiling.keys) + is_ragged
+    return Launch(tiling, heads * tall, min(mean, reach), reach, min(diagonal, mean), is_ragged, True)
+
+
+def _triangle(tall: int, ratio: float) -> float:
+    """Blocks under a diagonal: of ``tall`` tiles, tile i visits (i + 1) * ratio blocks, rounded up."""
+    if ratio >= 1:
+        return ratio * tall * (tall + 1) / 2
+    step = round(1 / ratio)
+    full, rest = divmod(tall, step)
+    return step * full * (full + 1) / 2 + rest * (full + 1)
+
+
+def loop_s(chip: Chip, coef: Coef, launch: Launch, width: int, flops_per_clock: float, products: float) -> float:
+    """Time the SMs need for all tiles of a launch."""
+    tiling = launch.tiling
+    frac = coef["tensor_frac_64"] if width <= 128 else coef["tensor_frac_128"] if width <= 256 else coef["tensor_frac_256"]
+    work = tiling.rows * tiling.keys * (2 * products * width / (flops_per_clock * frac) + 1 / coef["exp_per_clock"])
+    alone, lead = 1 / coef["alone_frac"], coef["start_cycles"] + coef["edge_cycles"] * width / 2
+    extra = coef["mask_frac"] * launch.diagonal_blocks
+    full, rest = divmod(launch.tiles, chip.num_sms * tiling.resident)
+
+    def tile(blocks: float, resident: int) -> float:
+        edge = lead + coef["share_cycles"] * resident
+        return edge + blocks * coef["block_cycles"] + (blocks + extra) * work * max(resident, alone)
+
+    if not full:
+        return tile(launch.max_blocks, -(-rest // chip.num_sms)) / chip.clock_hz
+    busy = tile(launch.mean_blocks, tiling.resident)
+    smooth = launch.tiles / (chip.num_sms * tiling.resident) * busy
+    if launch.max_blocks > launch.mean_blocks:
+        longest = tile(launch.max_blocks, tiling.resident)
+        return max(longest, smooth + coef["uneven_frac"] * (longest - busy * (1 - coef["tail_frac"]))) / chip.clock_hz
+    stepped = full * busy + (tile(launch.mean_blocks, -(-rest // chip.num_sms)) if rest else 0.0)
+    return (smooth + coef["tail_frac"] * (stepped - smooth)) / chip.clock_hz
+
+
+def main_s(chip: Chip, coef: Coef, p: Problem, launch: Launch, moved_bytes: float, peak: float, products: float) -> tuple[float, float, float]:
+    """Duration of a main kernel, and its SM and DRAM times."""
+    width = p.d + p.dv
+    busy_s = loop_s(chip, coef, launch, width, peak / (chip.num_sms * chip.clock_hz), products)
+    if launch.is_ragged:
+        busy_s *= 1 + coef["ragged_causal_frac" if launch.is_causal else "ragged_frac"]
+    dram_s = moved_bytes / (coef["dram_frac"] * chip.dram_bytes_per_s)
+    both_s = max(busy_s, dram_s) + min(coef["exposed_frac"], 1.0) * min(busy_s, dram_s)
+    whole_s = coef["launch_cycles"] / chip.clock_hz + both_s
+    wanted = coef["power_frac"] * 2 * products * width * p.b * p.h * p.scores() / (whole_s * peak)
+    slower = max(wanted, 1.0) ** POWER_EXPONENT - 1
+    return whole_s * (1 + slower * whole_s / (whole_s + coef["power_tau_s"])), busy_s, dram_s
+
+
+def pass_s(chip: Chip, coef: Coef, moved_bytes: float, frac: str = "pass_frac") -> float:
+    return coef["pass_cycles"] / chip.clock_hz + moved_bytes / (coef[frac] * chip.dram_bytes_per_s)
+
+
+def num_splits(tiles: int, num_sms: int, blocks: int) -> int:
+    """FlashAttention-2's choice: the fewest splits whose waves are 85% as full as the fullest."""
+    slots = 2 * num_sms
+    if tiles >= 0.8 * slots:
+        return 1
+    fills = {}
+    for splits in range(1, min(MAX_SPLITS, slots, blocks) + 1):
+        if splits == 1 or -(-blocks // splits) != -(-blocks // (splits - 1)):
+            waves = tiles * splits / slots
+            fills[splits] = waves / math.ceil(waves)
+    best = max(fills.values())
+    return next(splits for splits, fill in fills.items() if fill >= 0.85 * best)

@@ -11,7 +11,6 @@ from ridgeline.basis import Basis, worst
 from ridgeline.cost import energy, host, interval
 from ridgeline.cost.call import Call, Coef
 from ridgeline.cost.lower import lower
-from ridgeline.cost.memory import memory_of
 from ridgeline.cost.prediction import Prediction, Row
 from ridgeline.cost.price import Pricer, pricer_of
 from ridgeline.cost.schedule import Segment, wall_s
@@ -45,6 +44,7 @@ class Line:
     stretch: float = 1.0
     members: tuple[Node, ...] = ()
     width: float = 0.0
+    unmade: frozenset[int] = frozenset()  # values a fused kernel keeps to itself
 
     def row(self) -> Row:
         node, times = self.node, self.times
@@ -184,11 +184,10 @@ def _summed(graph: Graph, device: Device, execution: str, pricer: Pricer, coef: 
     cool_s, _ = wall_s(segments, coef, execution, device.kind)
     stretch = energy.throttle_factor(total, cool_s, power, limit_w)
     for line in lines:
-        line.stretch = stretch if line.bound == "compute" else 1.0
+        line.stretch = stretch if line.bound == "compute" and line.work.matrix_flops else 1.0
     busy_s = sum(line.busy_s * line.stretch * line.times for line in lines)
     expected_s, host_total_s = wall_s(segments, coef, execution, device.kind)
     floor_s = sum(line.floor_s * line.times for line in lines)
-    memory = memory_of(graph)
     joules = energy.energy_j(total, expected_s, power, limit_w)
     price = device.price_usd_per_hour
     spread = interval.spread(lines, busy_s)
@@ -197,36 +196,12 @@ def _summed(graph: Graph, device: Device, execution: str, pricer: Pricer, coef: 
     return Prediction(
         graph=graph, device=device, execution=execution, expected_s=expected_s,
         interval_s=_interval(expected_s, wall_spread, floor_s), busy_s=busy_s, busy_interval_s=_interval(busy_s, spread, floor_s), floor_s=floor_s, host_s=host_total_s,
-        memory=memory, energy_j=joules, power_w=joules / expected_s if expected_s else 0.0, usd=expected_s / 3600.0 * price if price else 0.0,
+        energy_j=joules, power_w=joules / expected_s if expected_s else 0.0, usd=expected_s / 3600.0 * price if price else 0.0,
         basis=worst(line.basis for line in lines), num_kernels=sum(line.num_kernels * line.times for line in lines), throttle=stretch,
-        lines=tuple(lines), notes=_notes(graph, device, memory.peak_bytes, pricer),
+        calibrated_on=pricer.calibration.device, lines=tuple(lines),
     )  # fmt: skip
 
 
 def _interval(seconds: float, width: float, floor_s: float) -> tuple[float, float]:
     low, high = interval.factors(width)
     return max(min(floor_s, seconds), seconds * low), seconds * high
-
-
-def _notes(graph: Graph, device: Device, peak_bytes: int, pricer: Pricer) -> tuple[str, ...]:
-    notes = [str(a) for a in graph.meta.get("assumptions", ())]
-    if not pricer.calibration.device:
-        notes.append(f"{device.name} is not calibrated: its datasheet and the behavior of its architecture family are used")
-    elif pricer.calibration.device != device.name:
-        notes.append(f"calibration of {pricer.calibration.device} used for {device.name}")
-    missing = peak_bytes - device.dram.capacity_bytes
-    if missing > 0:
-        notes.append(_cure(graph, missing, peak_bytes, device))
-    return tuple(notes)
-
-
-def _cure(graph: Graph, missing: float, peak_bytes: int, device: Device) -> str:
-    from ridgeline.units import show_bytes
-
-    ranks = -(-peak_bytes // int(device.dram.capacity_bytes * 0.92))
-    cures = [f"shard over {ranks} devices"]
-    if graph.mode == "train":
-        cures += ["shard optimizer states (ZeRO)", "recompute activations", "a smaller micro-batch"]
-    else:
-        cures += ["a narrower weight format (fp8, int4)", "a smaller batch or sequence"]
-    return f"does not fit in {device.name}: misses {show_bytes(missing)} of {show_bytes(peak_bytes)}; what would make it fit: " + ", ".join(cures)

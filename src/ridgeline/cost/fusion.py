@@ -180,6 +180,7 @@ class Fuser:
         work = Work(flops=float(group.domain) * len(group.members), read_bytes=read, written_bytes=written, dtype=itemsize)
         line = priced(self.pricer, last.node, last.times, work, calls, warm, self.coef["compiled_call_s"])
         line.members = tuple(m.node for m in group.members)
+        line.unmade = frozenset(s[0] for s in group.writes.keys() - group.escaping)
         return line
 
     def _warm(self, storages: Iterable[tuple[Flat, float]]) -> float:
@@ -232,6 +233,8 @@ def _column_reduction(group: Group) -> Call | None:
 def _alu(site: Site) -> float:
     if site.op in ("pointwise", "quantize"):
         return alu_of(str(site.attrs["fn"]).rstrip("_"))
+    if site.op == "copy" and str(site.attrs["fn"]) in ("cat", "stack"):
+        return 45.0  # every element asks which piece it comes from
     return {"norm": 10.0, "softmax": 14.0, "loss": 4.0, "cross_entropy": 16.0, "random": 20.0, "reduce": 2.0}.get(site.op, 1.0)
 
 

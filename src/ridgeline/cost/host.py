@@ -25,7 +25,7 @@ DEFAULTS: Coef = {
     "gap_s": 0.9e-6,  # between two kernels that wait in the queue
     "graph_gap_s": 0.7e-6,  # between two kernels of a CUDA graph
     "compiled_call_s": 9.0e-6,  # one kernel of a compiled graph: generated wrapper code instead of dispatch
-    "compiled_step_s": 300e-6,  # guards and entry of a compiled region, once a step
+    "compiled_step_s": 600e-6,  # guards and entry of a compiled region, once a step
     "event_s": 3.0e-6,  # what events around a call add to its kernels
     "event_gap_s": 0.8e-6,  # and for every further kernel
 }  # fmt: skip

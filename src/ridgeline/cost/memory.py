@@ -28,9 +28,12 @@ def rounded(num_bytes: int) -> int:
     return -(-num_bytes // GRANULE) * GRANULE
 
 
-def memory_of(graph: Graph) -> Memory:
-    """Live bytes at every node; a repeated block grows or shrinks by the same amount each time, so its ends suffice."""
-    walk = _Walk(graph)
+def memory_of(graph: Graph, unmade: frozenset[int] = frozenset()) -> Memory:
+    """Live bytes at every node; a repeated block grows or shrinks by the same amount each time, so its ends suffice.
+
+    ``unmade`` values never exist in memory: fused kernels keep them in registers.
+    """
+    walk = _Walk(graph, unmade)
     for index, flat in enumerate(expand(graph)):
         walk.step(index, flat)
     return walk.result()
@@ -39,8 +42,8 @@ def memory_of(graph: Graph) -> Memory:
 class _Walk:
     """Replays allocations and frees in schedule order."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.values, self.workspace = graph.values, workspace_bytes(graph)
+    def __init__(self, graph: Graph, unmade: frozenset[int]) -> None:
+        self.values, self.workspace, self.unmade = graph.values, workspace_bytes(graph), unmade
         self.live: dict[Flat, int] = {}
         self.gone: set[Flat] = set()
         self.kinds: dict[str, int] = {}
@@ -84,7 +87,7 @@ class _Walk:
 
     def _allocate(self, flat: Flat) -> None:
         value = self.values[flat[0]]
-        if flat in self.live or value.kind in RESIDENT or value.alias is not None:
+        if flat in self.live or value.kind in RESIDENT or value.alias is not None or flat[0] in self.unmade:
             return
         self.live[flat] = size = rounded(value.num_bytes)
         self.current += size

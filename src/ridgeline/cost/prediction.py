@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from ridgeline.basis import Basis, worst
-from ridgeline.cost.memory import Memory
+from ridgeline.cost.memory import Memory, memory_of
 from ridgeline.graph import Graph
 from ridgeline.hardware import Device
+from ridgeline.units import show_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +78,44 @@ class Prediction:
     busy_interval_s: tuple[float, float]
     floor_s: float
     host_s: float
-    memory: Memory
     energy_j: float
     power_w: float
     usd: float
     basis: Basis
     num_kernels: int
     throttle: float  # how much the power limit stretches the kernels; 1 is not at all
+    calibrated_on: str = ""  # the device whose calibration was used; empty when none was
     lines: tuple[Any, ...] = field(repr=False, default=())
-    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Live bytes over the schedule, worked out when first asked for."""
+        return memory_of(self.graph, self.unmade)
+
+    @cached_property
+    def unmade(self) -> frozenset[int]:
+        """Values that fused kernels never write to memory."""
+        return frozenset().union(*(line.unmade for line in self.lines)) if self.execution == "compiled" else frozenset()
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know: assumptions, missing calibration, memory that does not suffice and its cure."""
+        found = [str(a) for a in self.graph.meta.get("assumptions", ())]
+        if not self.calibrated_on:
+            found.append(f"{self.device.name} is not calibrated: its datasheet and the behavior of its architecture family are used")
+        elif self.calibrated_on != self.device.name:
+            found.append(f"calibration of {self.calibrated_on} used for {self.device.name}")
+        return (*found, *([self._cure()] if self.missing_bytes else []))
+
+    def _cure(self) -> str:
+        ranks = -(-self.peak_bytes // int(self.capacity_bytes * 0.92))
+        cures = [f"shard over {ranks} devices"]
+        if self.graph.mode == "train":
+            cures += ["shard optimizer states (ZeRO)", "recompute activations", "a smaller micro-batch"]
+        else:
+            cures += ["a narrower weight format (fp8, int4)", "a smaller batch or sequence"]
+        return (f"does not fit in {self.device.name}: misses {show_bytes(self.missing_bytes)} of {show_bytes(self.peak_bytes)}; "
+                f"what would make it fit: {', '.join(cures)}")
 
     @property
     def peak_bytes(self) -> int:

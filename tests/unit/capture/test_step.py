@@ -306,3 +306,54 @@ def test_module_calls_are_counted_for_the_host() -> None:
 def test_no_source_names_a_machines_folders() -> None:
     graph = capture(Mlp(2), (X,), mode="train")
     assert not any("/" in n.source or "/" in n.module for n in nodes_of(graph))
+
+
+def test_packed_sequences_run_their_real_lengths() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(8, 16, batch_first=True)
+
+        def forward(self, x: Any, lengths: Any) -> Any:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0]
+
+    graph = capture(Packed(), (torch.empty(3, 12, 8, device="meta"), torch.tensor([10, 8, 5])), mode="train")
+    rnn = next(n for n in nodes_of(graph) if n.op == "rnn")
+    assert graph.in_types(rnn)[0].shape == (23, 8)
+    assert graph.mode == "train"
+
+
+def test_sparse_gradients_and_hidden_kernels_name_the_cure() -> None:
+    with pytest.raises(CaptureError, match="sparse=False"):
+        capture(nn.Embedding(10, 4, sparse=True), (torch.tensor([1, 2]),), mode="train", optimizer=None)
+
+    class Flex(nn.Module):
+        def forward(self, q: Any) -> Any:
+            from torch.nn.attention.flex_attention import flex_attention
+
+            return flex_attention(q, q, q)
+
+    with pytest.raises(CaptureError, match="hides what it runs"):
+        capture(Flex(), (torch.empty(1, 2, 128, 16, device="meta"),))
+
+
+def test_caches_a_model_keeps_are_emptied_of_fakes() -> None:
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cache: dict[str, Any] = {}
+
+        def forward(self, x: Any) -> Any:
+            if "positions" not in self.cache:
+                self.cache["positions"] = torch.arange(16, device=x.device)
+            return x + self.cache["positions"]
+
+    model = Caching()
+    assert [n.op for n in nodes_of(capture(model, (X,)))] == ["fill", "pointwise"]
+    assert model.cache == {}
+
+
+def test_something_that_is_no_module_says_so() -> None:
+    with pytest.raises(CaptureError, match=r"no torch\.nn\.Module"):
+        capture(lambda x: x, (X,))

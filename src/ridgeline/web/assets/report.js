@@ -5,7 +5,7 @@ const D = JSON.parse(document.getElementById("data").textContent);
 const R = D.rows, W = R.words, N = R.expected_s.length, T = D.totals;
 const $ = (id) => document.getElementById(id);
 const word = (column, i) => W[R[column][i]];
-const BOUNDS = ["compute", "memory", "cache", "latency"];
+const BOUNDS = ["compute", "memory", "cache", "latency", "issue"];
 const boundVar = (b) => `var(--${BOUNDS.includes(b) ? b : "other"})`;
 
 // ---- small tools ------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ function unstretched(s) {
     let c = R.compute_s[i], m = R.dram_s[i], l = R.l2_s[i];
     const roof = Math.max(c, m, l);
     if (!t || !roof) { out[i] = bound === "latency" || !roof ? t / s.clock : t; continue; }
-    if (bound === "memory") m = roof; else if (bound === "cache") l = roof; else if (bound === "compute") c = roof;
+    if (bound === "memory") m = roof; else if (bound === "cache") l = roof; else if (bound === "compute" || bound === "issue") c = roof;
     const after = Math.max(c / (s.peak * s.clock), m / s.dram, l / (s.l2 * s.clock));
     out[i] = bound === "latency" ? Math.max(0, t - roof) / s.clock + Math.min(t, roof) * after / roof : t * after / roof;
   }
@@ -284,7 +284,7 @@ function distance() {
   const { root, inside, X, Y } = frame(a, ya, "floor of one run: the speed of light", "expected time of one run", seconds, seconds);
   for (const k of [1, 2, 10, 100]) {
     const x0 = 10 ** a.lo, x1 = 10 ** a.hi, at = Math.max(10 ** ya.lo * 1.6, x0 * k * 1.2) / k;
-    inside.append(svg("path", { class: `ceiling ${k > 1 ? "was" : ""}`, d: `M${X(x0)} ${Y(x0 * k)}L${X(x1)} ${Y(x1 * k)}` }), svg("text", { class: "ink", x: X(at) + 4, y: Y(at * k) - 5 }, k === 1 ? "speed of light" : `${k}×`));
+    inside.append(svg("path", { class: `ceiling ${k > 1 ? "was" : ""}`, d: `M${X(x0)} ${Y(x0 * k)}L${X(x1)} ${Y(x1 * k)}` }), svg("text", { class: "ink", x: X(at) + (k === 1 ? 14 : 6), y: Y(at * k) + (k === 1 ? 4 : -3) }, k === 1 ? "speed of light" : `${k}×`));
   }
   dots(inside, ids, (i) => X(Math.max(one(i)[0], 10 ** a.lo)), (i) => Y(Math.max(one(i)[1], 10 ** ya.lo)));
   $("plot").replaceChildren(root);
