@@ -22,8 +22,10 @@ from ridgeline.hardware import device
 
 EVENT_S = 3e-6
 START = {
-    "launch_s": 2.6e-6, "fanout_s": 4.2e-7, "gap_s": 1.7e-7, "tensor_frac": 0.867, "l2_frac": 1.0, "dram_frac": 0.841, "kstep_s": 6.4e-8,
-    "kstep_cold_s": 3e-8, "epilogue_frac": 0.52, "splitk_s": 2e-6, "exposed_frac": 0.233, "power_frac": 1.315, "power_tau_s": 2.25e-4,
+    "launch_s": 2.6e-6, "fanout_s": 4.2e-7, "gap_s": 1.7e-7,
+    "tensor_frac": 0.867, "l2_frac": 1.0, "dram_frac": 0.841, "kstep_s": 6.4e-8,
+    "kstep_cold_s": 3e-8, "epilogue_frac": 0.52, "splitk_s": 2e-6,
+    "exposed_frac": 0.233, "power_frac": 1.315, "power_tau_s": 2.25e-4,
     "writeback_frac": 0.0755, "ramp_s": 6.5e-6, "ramp_bytes": 4.6e7,
 }  # fmt: skip
 
@@ -38,7 +40,9 @@ def columns(rows: list[dict]) -> tuple[np.ndarray, ...]:
     return (*dims, np.array([event_to_busy_s(r) for r in rows]) + EVENT_S)
 
 
-def fit(rows: list[dict], chip: Chip, dtype: str, start: dict[str, float], label: str, rounds: int = 3) -> tuple[dict[str, float], dict]:
+def fit(
+    rows: list[dict], chip: Chip, dtype: str, start: dict[str, float], label: str, rounds: int = 3
+) -> tuple[dict[str, float], dict]:
     rng = np.random.default_rng(0)
     order = rng.permutation(len(rows))
     half = len(rows) // 2
@@ -59,9 +63,18 @@ def fit(rows: list[dict], chip: Chip, dtype: str, start: dict[str, float], label
         x = minimize(loss, x, method="Powell", options={"maxiter": 2, "ftol": 1e-3}).x
     ratio = seconds(x, held) / held[4]
     logs = np.log(ratio)
-    report = {"n": len(test), "mape": float(np.mean(np.abs(ratio - 1))), "median_ape": float(np.median(np.abs(ratio - 1))), "bias": float(np.mean(ratio - 1)),
-              "log_quantiles": {"q05": float(np.quantile(logs, 0.05)), "q95": float(np.quantile(logs, 0.95))}}
-    print(f"{label:14s} n {report['n']:4d}  MAPE {report['mape']:.1%}  median {report['median_ape']:.1%}  bias {report['bias']:+.1%}  ({time.time() - began:.0f} s)", flush=True)
+    report = {
+        "n": len(test),
+        "mape": float(np.mean(np.abs(ratio - 1))),
+        "median_ape": float(np.median(np.abs(ratio - 1))),
+        "bias": float(np.mean(ratio - 1)),
+        "log_quantiles": {"q05": float(np.quantile(logs, 0.05)), "q95": float(np.quantile(logs, 0.95))},
+    }
+    print(
+        f"{label:14s} n {report['n']:4d}  MAPE {report['mape']:.1%}  median {report['median_ape']:.1%}  "
+        f"bias {report['bias']:+.1%}  ({time.time() - began:.0f} s)",
+        flush=True,
+    )
     return {k: float(f"{v:.4g}") for k, v in zip(names, np.exp(x), strict=True)}, report
 
 
@@ -77,11 +90,27 @@ def main() -> None:
     half = [r for r in dense if r["dtype"] in ("bf16", "fp16")]
     coef, report = fit([r for r in half if step_of(r) == 8], chip, "bf16", START, "half aligned")
     for group, steps, tensor_frac in (("align1", (1,), 0.2), ("align2", (2, 4), 0.4)):
-        start = {**START, "tensor_frac": tensor_frac, "epilogue_frac": 1.0, "kstep_s": 3e-7, "gap_s": 5e-7, "ramp_s": 1e-5, "l2_frac": 0.4}
+        start = {
+            **START,
+            "tensor_frac": tensor_frac,
+            "epilogue_frac": 1.0,
+            "kstep_s": 3e-7,
+            "gap_s": 5e-7,
+            "ramp_s": 1e-5,
+            "l2_frac": 0.4,
+        }
         found, _ = fit([r for r in half if step_of(r) in steps and r["shape"]["m"] > 1], older, "bf16", start, group)
         coef |= {f"{group}.{k}": v for k, v in found.items()}
     batched = [r for r in rows if r["kind"] == "bmm" and r["dtype"] in ("bf16", "fp16") and step_of(r) < 8]
-    start = {**START, "tensor_frac": 0.25, "epilogue_frac": 1.0, "kstep_s": 4e-7, "gap_s": 2e-7, "ramp_s": 1e-5, "l2_frac": 0.4}
+    start = {
+        **START,
+        "tensor_frac": 0.25,
+        "epilogue_frac": 1.0,
+        "kstep_s": 4e-7,
+        "gap_s": 2e-7,
+        "ramp_s": 1e-5,
+        "l2_frac": 0.4,
+    }
     small = dataclasses.replace(chip, arch=gemm.SMALL_TILES, num_sms=chip.num_sms * CTAS_PER_SM)
     found, _ = fit(batched, small, "bf16", start, "batched")
     coef |= {f"batched.{k}": v for k, v in found.items()}

@@ -1,6 +1,6 @@
 """Measure whole models on this machine's GPU: busy time, wall time, peak memory, power; eager and compiled.
 
-    python benchmarks/record_models.py --out models.jsonl.gz [--only NAME,…] [--compiled-s SECONDS]
+python benchmarks/record_models.py --out models.jsonl.gz [--only NAME,…] [--compiled-s SECONDS]
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 def step_of(work: Workload, model: torch.nn.Module, args: Any, kwargs: Any) -> Callable[[], None]:
     cache = kwargs.get("past_key_values")
-    length = cache.get_seq_length() if cache is not None else 0
     if work.mode == "infer":
+
         def infer() -> None:
             with torch.no_grad():
                 model(*args, **kwargs)
@@ -72,7 +72,11 @@ def measure(step: Callable[[], None], board: Board, power_s: float) -> dict[str,
         step()
         torch.cuda.synchronize()
         synced.append(time.perf_counter() - began)
-    found: dict[str, Any] = {"wall_s": statistics.median(synced), "base_bytes": base, "peak_bytes": torch.cuda.max_memory_allocated()}
+    found: dict[str, Any] = {
+        "wall_s": statistics.median(synced),
+        "base_bytes": base,
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+    }
     found |= kernels(step)
     if power_s:
         loop = sustained(step, board, power_s, 0.5)
@@ -89,7 +93,11 @@ def kernels(step: Callable[[], None]) -> dict[str, Any]:
         torch.cuda.synchronize()
     events = device_events(prof)
     third = len(events) // 3
-    return {"busy_s": sum(e[2] for e in events) / 3, "num_kernels": third, "kernels": [[e[1][:110], round(e[2] * 1e6, 2)] for e in events[-third:]]}
+    return {
+        "busy_s": sum(e[2] for e in events) / 3,
+        "num_kernels": third,
+        "kernels": [[e[1][:110], round(e[2] * 1e6, 2)] for e in events[-third:]],
+    }
 
 
 def main() -> None:
@@ -110,7 +118,9 @@ def main() -> None:
         for wants_compiled in (False, True):
             for name in compiled_names if wants_compiled else names:
                 work = WORKLOADS[name]
-                if (wants_compiled and compiled_s > options.compiled_s) or time.perf_counter() - began > options.budget_s:
+                if (
+                    wants_compiled and compiled_s > options.compiled_s
+                ) or time.perf_counter() - began > options.budget_s:
                     continue
                 at = time.perf_counter()
                 row: dict[str, Any] = {"name": name, "execution": "compiled" if wants_compiled else "eager"}

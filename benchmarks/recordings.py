@@ -18,7 +18,10 @@ def load_operators(device: str) -> list[dict[str, Any]]:
             next(lines)
             for row in map(json.loads, lines):
                 if "error" not in row and row.get("kernels"):
-                    row["busy_s"], row["seed"] = sum(k[1] for k in row["kernels"]), int(path.stem.partition("seed")[2].partition(".")[0])
+                    row["busy_s"], row["seed"] = (
+                        sum(k[1] for k in row["kernels"]),
+                        int(path.stem.partition("seed")[2].partition(".")[0]),
+                    )
                     rows.append(row)
     return rows
 
@@ -40,7 +43,11 @@ def load_models(device: str) -> list[dict[str, Any]]:
 def update_calibration(device: str, **parts: Any) -> None:
     """Replace parts of a calibration file (one level deep for ``families``), keeping the rest."""
     path = DATA / "calibrations" / f"{device}.json"
-    found = json.loads(path.read_text()) if path.is_file() else {"device": device, "basis": "fitted", "source": f"data/recordings/{device}"}
+    found = (
+        json.loads(path.read_text())
+        if path.is_file()
+        else {"device": device, "basis": "fitted", "source": f"data/recordings/{device}"}
+    )
     for name, value in parts.items():
         if name == "families":
             found.setdefault("families", {}).update(value)

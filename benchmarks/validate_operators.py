@@ -37,8 +37,17 @@ def errors(rows: list[dict[str, Any]], pricer: Pricer) -> list[dict[str, Any]]:
             continue
         more = coef["event_s"] + coef["event_gap_s"] * max(0, price.time.num_kernels - 1)
         measured = event_to_busy_s(row) + coef["event_s"] + coef["event_gap_s"] * max(0, len(row["kernels"]) - 1)
-        found.append({"row": row, "log": math.log((price.time.busy_s + more) / measured), "measured_s": measured, "busy_s": price.time.busy_s,
-                      "width": price.width, "family": price.family, "below_floor": row["busy_s"] < price.time.floor_s * 0.98})
+        found.append(
+            {
+                "row": row,
+                "log": math.log((price.time.busy_s + more) / measured),
+                "measured_s": measured,
+                "busy_s": price.time.busy_s,
+                "width": price.width,
+                "family": price.family,
+                "below_floor": row["busy_s"] < price.time.floor_s * 0.98,
+            }
+        )
     return found
 
 
@@ -51,7 +60,11 @@ def table(found: list[dict[str, Any]], key: Any) -> None:
         ape = np.abs(np.exp(logs) - 1)
         inside = np.mean([abs(e["log"]) <= e["width"] for e in groups[name]])
         below = sum(e["below_floor"] for e in groups[name])
-        print(f"{name!s:40s} n {len(logs):5d}  MAPE {ape.mean():6.1%}  median {np.median(ape):6.1%}  bias {np.mean(np.exp(logs) - 1):+6.1%}  inside {inside:4.0%}" + (f"  BELOW FLOOR {below}" if below else ""))
+        print(
+            f"{name!s:40s} n {len(logs):5d}  MAPE {ape.mean():6.1%}  median {np.median(ape):6.1%}  "
+            f"bias {np.mean(np.exp(logs) - 1):+6.1%}  inside {inside:4.0%}"
+            + (f"  BELOW FLOOR {below}" if below else "")
+        )
 
 
 def widths(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -67,8 +80,12 @@ def widths(found: list[dict[str, Any]]) -> dict[str, Any]:
         seconds = np.array([e["busy_s"] for e in members])
         logs = np.abs([e["log"] for e in members])
         split = float(np.median(seconds))
-        made[name] = {"split_s": split, "domain_s": [float(seconds.min()) * 0.8, float(seconds.max()) * 1.25],
-                      "short": _quantile(logs[seconds < split]), "long": _quantile(logs[seconds >= split])}
+        made[name] = {
+            "split_s": split,
+            "domain_s": [float(seconds.min()) * 0.8, float(seconds.max()) * 1.25],
+            "short": _quantile(logs[seconds < split]),
+            "long": _quantile(logs[seconds >= split]),
+        }
     families = defaultdict(list)
     for e in found:
         families[e["family"]].append(abs(e["log"]))
@@ -81,7 +98,19 @@ def fitted_families(found: list[dict[str, Any]]) -> dict[str, Any]:
     for e in found:
         logs[e["family"]].append(e["log"])
     own = {k: np.exp(np.array(v)) for k, v in logs.items() if k not in ("gemm", "attention")}
-    return {k: {"all": {"coef": {}, "fitted": {"n": len(v), "mape": round(float(np.mean(np.abs(v - 1))), 4), "bias": round(float(np.mean(v - 1)), 4)}}} for k, v in own.items()}
+    return {
+        k: {
+            "all": {
+                "coef": {},
+                "fitted": {
+                    "n": len(v),
+                    "mape": round(float(np.mean(np.abs(v - 1))), 4),
+                    "bias": round(float(np.mean(v - 1)), 4),
+                },
+            }
+        }
+        for k, v in own.items()
+    }
 
 
 def _quantile(logs: np.ndarray) -> float:
@@ -101,7 +130,14 @@ def main() -> None:
     if options.worst:
         for e in sorted((e for e in found if e["row"]["kind"] == options.worst), key=lambda e: -abs(e["log"]))[:25]:
             r = e["row"]
-            print(f"{math.exp(e['log']):.2f} {e['measured_s'] * 1e6:9.1f} us", r["dtype"], r["phase"], r["library"], r["shape"], [k[0][:50] for k in r["kernels"]][:3])
+            print(
+                f"{math.exp(e['log']):.2f} {e['measured_s'] * 1e6:9.1f} us",
+                r["dtype"],
+                r["phase"],
+                r["library"],
+                r["shape"],
+                [k[0][:50] for k in r["kernels"]][:3],
+            )
     if options.write:
         update_calibration(options.device, intervals=widths(found), families=fitted_families(found))
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 
 
-
 def _tolerate_torchvision() -> None:
     """A torchvision built for CUDA beside a CPU torch breaks imports of transformers and timm; two op names cure it."""
     try:
@@ -46,7 +45,9 @@ class Workload:
 WORKLOADS: dict[str, Workload] = {}
 
 
-def workload(name: str, mode: str = "infer", optimizer: str | None = None, compiled: bool = False) -> Callable[[Callable[[], Built]], Callable[[], Built]]:
+def workload(
+    name: str, mode: str = "infer", optimizer: str | None = None, compiled: bool = False
+) -> Callable[[Callable[[], Built]], Callable[[], Built]]:
     def register(build: Callable[[], Built]) -> Callable[[], Built]:
         optimizer_ = optimizer or ("adamw" if mode == "train" else None)
         WORKLOADS[name] = Workload(name, build, mode, optimizer_, compiled)
@@ -59,12 +60,23 @@ def _ids(vocab: int, *size: int) -> torch.Tensor:
     return torch.randint(0, vocab, size)
 
 
-def _llama(layers: int, *, hidden: int = 4096, heads: int = 32, kv: int = 8, inter: int = 14336, vocab: int = 128256) -> nn.Module:
+def _llama(
+    layers: int, *, hidden: int = 4096, heads: int = 32, kv: int = 8, inter: int = 14336, vocab: int = 128256
+) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, intermediate_size=inter,
-        vocab_size=vocab, max_position_embeddings=8192, rope_parameters={"rope_type": "default", "rope_theta": 500000.0}))
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv,
+            intermediate_size=inter,
+            vocab_size=vocab,
+            max_position_embeddings=8192,
+            rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        )
+    )
 
 
 def _cache(model: nn.Module, batch: int, length: int) -> Any:
@@ -83,7 +95,16 @@ def _cache(model: nn.Module, batch: int, length: int) -> Any:
 def _decode(model: nn.Module, batch: int, length: int) -> Built:
     """One decode step; the cache is cropped back by the measuring loop, so the length stays as given."""
     positions = torch.full((batch, 1), length, dtype=torch.int64)
-    return model, (), {"input_ids": _ids(1000, batch, 1), "position_ids": positions, "past_key_values": _cache(model, batch, length), "use_cache": True}
+    return (
+        model,
+        (),
+        {
+            "input_ids": _ids(1000, batch, 1),
+            "position_ids": positions,
+            "past_key_values": _cache(model, batch, length),
+            "use_cache": True,
+        },
+    )
 
 
 @workload("llama8b-8l-prefill-1x2048", compiled=True)
@@ -123,7 +144,11 @@ def _() -> Built:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     ids = _ids(50257, 8, 512)
-    return GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=24, n_head=16)), (), {"input_ids": ids, "labels": ids, "use_cache": False}
+    return (
+        GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=24, n_head=16)),
+        (),
+        {"input_ids": ids, "labels": ids, "use_cache": False},
+    )
 
 
 @workload("qwen3moe-4l-prefill-2x1024")
@@ -140,16 +165,31 @@ def _() -> Built:
 def _moe(layers: int) -> nn.Module:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(
-        hidden_size=2048, num_hidden_layers=layers, num_attention_heads=32, num_key_value_heads=4, head_dim=128, intermediate_size=6144,
-        moe_intermediate_size=768, num_experts=64, num_experts_per_tok=8, vocab_size=32000))
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            hidden_size=2048,
+            num_hidden_layers=layers,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            head_dim=128,
+            intermediate_size=6144,
+            moe_intermediate_size=768,
+            num_experts=64,
+            num_experts_per_tok=8,
+            vocab_size=32000,
+        )
+    )
 
 
 def _bert(batch: int, seq: int) -> Built:
     from transformers import BertConfig, BertModel
 
     config = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
-    return BertModel(config), (), {"input_ids": _ids(30522, batch, seq), "attention_mask": torch.ones(batch, seq, dtype=torch.int64)}
+    return (
+        BertModel(config),
+        (),
+        {"input_ids": _ids(30522, batch, seq), "attention_mask": torch.ones(batch, seq, dtype=torch.int64)},
+    )
 
 
 @workload("bert-large-32x512", compiled=True)
@@ -171,8 +211,14 @@ def _() -> Built:
 def _() -> Built:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(d_model=1024, d_kv=64, d_ff=4096, num_layers=24, num_decoder_layers=24, num_heads=16, vocab_size=32128)
-    return T5ForConditionalGeneration(config), (), {"input_ids": _ids(32128, 8, 512), "decoder_input_ids": _ids(32128, 8, 128), "use_cache": False}
+    config = T5Config(
+        d_model=1024, d_kv=64, d_ff=4096, num_layers=24, num_decoder_layers=24, num_heads=16, vocab_size=32128
+    )
+    return (
+        T5ForConditionalGeneration(config),
+        (),
+        {"input_ids": _ids(32128, 8, 512), "decoder_input_ids": _ids(32128, 8, 128), "use_cache": False},
+    )
 
 
 @workload("whisper-large-encoder-8")
@@ -180,7 +226,9 @@ def _() -> Built:
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-    config = WhisperConfig(d_model=1280, encoder_layers=32, encoder_attention_heads=20, encoder_ffn_dim=5120, num_mel_bins=128)
+    config = WhisperConfig(
+        d_model=1280, encoder_layers=32, encoder_attention_heads=20, encoder_ffn_dim=5120, num_mel_bins=128
+    )
     return WhisperEncoder(config), (torch.randn(8, 128, 3000),), {}
 
 
@@ -291,9 +339,19 @@ class DLRM(nn.Module):
     def __init__(self, tables: int = 26, rows: int = 200_000, dim: int = 128) -> None:
         super().__init__()
         self.bags = nn.ModuleList(nn.EmbeddingBag(rows, dim, mode="sum") for _ in range(tables))
-        self.bottom = nn.Sequential(nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, dim), nn.ReLU())
+        self.bottom = nn.Sequential(
+            nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, dim), nn.ReLU()
+        )
         pairs = (tables + 1) * tables // 2
-        self.top = nn.Sequential(nn.Linear(pairs + dim, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 1))
+        self.top = nn.Sequential(
+            nn.Linear(pairs + dim, 1024),
+            nn.ReLU(),
+            nn.Linear(1024, 1024),
+            nn.ReLU(),
+            nn.Linear(1024, 512),
+            nn.ReLU(),
+            nn.Linear(512, 1),
+        )
         self.rows_cols = torch.triu_indices(tables + 1, tables + 1, 1, device="cpu")
 
     def forward(self, dense: torch.Tensor, ids: list[torch.Tensor]) -> torch.Tensor:

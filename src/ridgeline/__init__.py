@@ -14,13 +14,33 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "capture": "ridgeline.capture", "cost_of": "ridgeline.capture", "decode_kwargs": "ridgeline.capture", "spec": "ridgeline.capture",
-    "Prediction": "ridgeline.cost.prediction", "Row": "ridgeline.cost.prediction", "Graph": "ridgeline.graph", "load": "ridgeline.graph",
-    "save": "ridgeline.graph", "Device": "ridgeline.hardware", "device": "ridgeline.hardware", "devices": "ridgeline.hardware",
-    "predict": "ridgeline.journeys", "build": "ridgeline.models", "models": "ridgeline.models",
-}  # fmt: skip
-__all__ = [*_HOME, "__version__"]
+_ROOMS = {
+    "ridgeline.capture": ("capture", "cost_of", "decode_kwargs", "spec"),
+    "ridgeline.cost.prediction": ("Prediction", "Row"),
+    "ridgeline.graph": ("Graph", "load", "save"),
+    "ridgeline.hardware": ("Device", "device", "devices"),
+    "ridgeline.journeys": ("predict",),
+    "ridgeline.models": ("build", "models"),
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+__all__ = [
+    "Device",
+    "Graph",
+    "Prediction",
+    "Row",
+    "__version__",
+    "build",
+    "capture",
+    "cost_of",
+    "decode_kwargs",
+    "device",
+    "devices",
+    "load",
+    "models",
+    "predict",
+    "save",
+    "spec",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ridgeline.bench.clock import Clock, host_time, kernels_of  # noqa: E402
-from ridgeline.bench.operators import make  # noqa: E402
-from ridgeline.bench.power import Board, sustained  # noqa: E402
-from ridgeline.cost.check import predict_call  # noqa: E402
+from ridgeline.bench.clock import Clock, host_time, kernels_of
+from ridgeline.bench.operators import make
+from ridgeline.bench.power import Board, sustained
+from ridgeline.cost.check import predict_call
 
 
 def _name() -> str:
@@ -29,7 +29,13 @@ CASES = [
     ("add", "bf16", "aten", {"n": 16384, "c": 4096}, 0.1),
     ("sum_dim0", "bf16", "aten", {"n": 16384, "c": 4096}, 0.25),
     ("cross_entropy", "fp32", "aten", {"n": 2048, "v": 50304}, 0.2),
-    ("conv2d", "bf16", "cudnn", {"n": 32, "c": 256, "h": 28, "w": 28, "o": 256, "k": 3, "stride": 1, "groups": 1, "nhwc": 1}, 0.4),
+    (
+        "conv2d",
+        "bf16",
+        "cudnn",
+        {"n": 32, "c": 256, "h": 28, "w": 28, "o": 256, "k": 3, "stride": 1, "groups": 1, "nhwc": 1},
+        0.4,
+    ),
 ]
 
 
@@ -39,7 +45,9 @@ def test_predictions_are_near_fresh_measurements(kind, dtype, library, shape, to
         pytest.skip("recorded for an H200")
     measured = Clock().cold(make(kind, dtype, "fwd", library, shape), 0.02, 0.08).median_s
     predicted = predict_call(_name(), kind, dtype, "fwd", library, shape).expected_s
-    assert abs(math.log(predicted / measured)) < tolerance, f"{predicted * 1e6:.1f} us predicted, {measured * 1e6:.1f} us measured"
+    assert abs(math.log(predicted / measured)) < tolerance, (
+        f"{predicted * 1e6:.1f} us predicted, {measured * 1e6:.1f} us measured"
+    )
 
 
 def test_a_wrong_prediction_would_fail():

@@ -7,14 +7,21 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import ridgeline as rl  # noqa: E402
-from ridgeline.bench.clock import kernels_of  # noqa: E402
+import ridgeline as rl
+from ridgeline.bench.clock import kernels_of
 
 
 def _llama(layers: int = 3):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(hidden_size=2048, num_hidden_layers=layers, num_attention_heads=16, num_key_value_heads=8, intermediate_size=8192, vocab_size=32000)
+    config = LlamaConfig(
+        hidden_size=2048,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        intermediate_size=8192,
+        vocab_size=32000,
+    )
     with torch.device("cuda"):
         return LlamaForCausalLM(config).to(torch.bfloat16)
 
@@ -43,7 +50,9 @@ def test_inference_busy_time_and_memory_of_a_small_llama():
 
 def test_training_peak_memory_of_a_small_llama():
     model, ids = _llama(2).train(), _ids()
-    graph = rl.capture(model, kwargs={"input_ids": ids, "labels": ids, "use_cache": False}, mode="train", optimizer="adamw")
+    graph = rl.capture(
+        model, kwargs={"input_ids": ids, "labels": ids, "use_cache": False}, mode="train", optimizer="adamw"
+    )
     prediction = rl.predict(graph, on="h200")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     for _ in range(3):

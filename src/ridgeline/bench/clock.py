@@ -25,7 +25,7 @@ class Timing:
 
 
 class Clock:
-    """Measures callables on the current CUDA device as ``triton.testing.do_bench`` does: events, L2 flushed between runs."""
+    """Measures callables on the current CUDA device as ``triton.testing.do_bench`` does: by events, with a cold L2."""
 
     def __init__(self) -> None:
         self.flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
@@ -38,7 +38,9 @@ class Clock:
         """Event time with inputs as the previous repetition left them."""
         return self._timed(run, warmup_s, rep_s, max_num, lambda: torch.cuda._sleep(150_000))
 
-    def _timed(self, run: Callable[[], Any], warmup_s: float, rep_s: float, max_num: int, between: Callable[[], Any]) -> Timing:
+    def _timed(
+        self, run: Callable[[], Any], warmup_s: float, rep_s: float, max_num: int, between: Callable[[], Any]
+    ) -> Timing:
         once_s = self._estimate(run)
         for _ in range(max(1, min(50, int(warmup_s / once_s)))):
             run()
@@ -63,7 +65,9 @@ class Clock:
 
 def _summary(samples: list[float]) -> Timing:
     ordered = sorted(samples)
-    return Timing(statistics.median(ordered), ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10], len(ordered))
+    return Timing(
+        statistics.median(ordered), ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10], len(ordered)
+    )
 
 
 def host_time(run: Callable[[], Any], num: int = 300) -> float:
@@ -101,8 +105,11 @@ def device_events(prof: Any) -> list[tuple[int, str, float]]:
     """(start in ns, name, seconds) of everything that ran on the device, in order."""
     from torch.autograd import DeviceType
 
-    events = [(e.start_ns(), e.name(), e.duration_ns() * 1e-9) for e in prof.profiler.kineto_results.events()
-              if e.device_type() == DeviceType.CUDA]
+    events = [
+        (e.start_ns(), e.name(), e.duration_ns() * 1e-9)
+        for e in prof.profiler.kineto_results.events()
+        if e.device_type() == DeviceType.CUDA
+    ]
     return sorted(events)
 
 

@@ -13,7 +13,13 @@ def environment() -> dict[str, Any]:
     found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.cuda.is_available():
         props = torch.cuda.get_device_properties(0)
-        found |= {"device": props.name, "num_sms": props.multi_processor_count, "memory_bytes": props.total_memory,
-                  "l2_bytes": getattr(props, "L2_cache_size", None), "cuda": torch.version.cuda,
-                  "cudnn": torch.backends.cudnn.version(), "capability": list(torch.cuda.get_device_capability())}
+        found |= {
+            "device": props.name,
+            "num_sms": props.multi_processor_count,
+            "memory_bytes": props.total_memory,
+            "l2_bytes": getattr(props, "L2_cache_size", None),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "capability": list(torch.cuda.get_device_capability()),
+        }
     return found

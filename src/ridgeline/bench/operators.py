@@ -14,8 +14,15 @@ Shape = Mapping[str, Any]
 Run = Callable[[], Any]
 Maker = Callable[["Request"], Run]
 _MAKERS: dict[str, Maker] = {}
-_TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32,
-          "int64": torch.int64, "int32": torch.int32, "int8": torch.int8}
+_TORCH = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int8": torch.int8,
+}
 
 
 class Request:
@@ -23,7 +30,13 @@ class Request:
 
     def __init__(self, kind: str, dtype: str, phase: str, library: str, shape: Shape, device: str = "cuda") -> None:
         self.kind, self.dtype, self.phase, self.library, self.shape, self.device = (
-            kind, dtype, phase, library, shape, device)
+            kind,
+            dtype,
+            phase,
+            library,
+            shape,
+            device,
+        )
         self.leaves: list[torch.Tensor] = []
 
     def __getitem__(self, key: str) -> Any:
@@ -32,7 +45,9 @@ class Request:
     def opt(self, key: str, default: Any) -> Any:
         return self.shape.get(key, default)
 
-    def tensor(self, *size: int, dtype: torch.dtype | None = None, grad: bool = True, scale: float = 1.0) -> torch.Tensor:
+    def tensor(
+        self, *size: int, dtype: torch.dtype | None = None, grad: bool = True, scale: float = 1.0
+    ) -> torch.Tensor:
         """Random normal numbers; a leaf to differentiate when the phase is backward."""
         made = torch.randn(size, device=self.device, dtype=dtype or _TORCH[self.dtype])
         if scale != 1.0:
@@ -108,7 +123,11 @@ def _gemm(r: Request) -> Run:
 @maker("bmm")
 def _bmm(r: Request) -> Run:
     x = r.tensor(r["b"], r["m"], r["k"])
-    y = r.tensor(r["b"], r["n"], r["k"]).transpose(1, 2) if r.opt("layout", "nn") == "nt" else r.tensor(r["b"], r["k"], r["n"])
+    y = (
+        r.tensor(r["b"], r["n"], r["k"]).transpose(1, 2)
+        if r.opt("layout", "nn") == "nt"
+        else r.tensor(r["b"], r["k"], r["n"])
+    )
     return lambda: torch.bmm(x, y)
 
 
@@ -124,8 +143,12 @@ def _grouped(r: Request) -> Run:
 def _attention(r: Request) -> Run:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    backend = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
-               "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}.get(r.library)
+    backend = {
+        "fa2": SDPBackend.FLASH_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "math": SDPBackend.MATH,
+    }.get(r.library)
     q = r.tensor(r["b"], r["s"], r["h"], r["d"]).transpose(1, 2)
     k = r.tensor(r["b"], r["skv"], r["hkv"], r["d"]).transpose(1, 2)
     v = r.tensor(r["b"], r["skv"], r["hkv"], r["d"]).transpose(1, 2)
@@ -185,9 +208,18 @@ def _softmax(r: Request) -> Run:
 def _unary(r: Request) -> Run:
     x = r.tensor(r["n"], r["c"])
     fns: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "gelu": F.gelu, "silu": F.silu, "relu": F.relu, "exp": torch.exp, "tanh": torch.tanh,
-        "sigmoid": torch.sigmoid, "neg": torch.neg, "rsqrt": torch.rsqrt, "cos": torch.cos,
-        "pow2": lambda t: t.pow(2), "gelu_tanh": lambda t: F.gelu(t, approximate="tanh")}
+        "gelu": F.gelu,
+        "silu": F.silu,
+        "relu": F.relu,
+        "exp": torch.exp,
+        "tanh": torch.tanh,
+        "sigmoid": torch.sigmoid,
+        "neg": torch.neg,
+        "rsqrt": torch.rsqrt,
+        "cos": torch.cos,
+        "pow2": lambda t: t.pow(2),
+        "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"),
+    }
     fn = fns[r.kind]
     return lambda: fn(x)
 
@@ -257,9 +289,14 @@ def _dropout(r: Request) -> Run:
 def _reduce(r: Request) -> Run:
     x = r.tensor(r["n"], r["c"])
     fns: dict[str, Run] = {
-        "sum_dim0": lambda: x.sum(0), "sum_dim1": lambda: x.sum(1), "mean_dim1": lambda: x.mean(-1, keepdim=True),
-        "sum_all": lambda: x.sum(), "argmax_dim1": lambda: x.argmax(-1), "max_dim1": lambda: x.amax(-1),
-        "norm_all": lambda: torch.linalg.vector_norm(x)}
+        "sum_dim0": lambda: x.sum(0),
+        "sum_dim1": lambda: x.sum(1),
+        "mean_dim1": lambda: x.mean(-1, keepdim=True),
+        "sum_all": lambda: x.sum(),
+        "argmax_dim1": lambda: x.argmax(-1),
+        "max_dim1": lambda: x.amax(-1),
+        "norm_all": lambda: torch.linalg.vector_norm(x),
+    }
     return fns[r.kind]
 
 
@@ -267,7 +304,9 @@ def _reduce(r: Request) -> Run:
 def _conv2d(r: Request) -> Run:
     kernel, stride, groups = r["k"], r["stride"], r["groups"]
     x = r.tensor(r["n"], r["c"], r["h"], r["w"], grad=False)
-    weight = r.tensor(r["o"], r["c"] // groups, kernel, kernel, grad=False, scale=(r["c"] // groups * kernel**2) ** -0.5)
+    weight = r.tensor(
+        r["o"], r["c"] // groups, kernel, kernel, grad=False, scale=(r["c"] // groups * kernel**2) ** -0.5
+    )
     if r.opt("nhwc", 0):
         x, weight = x.to(memory_format=torch.channels_last), weight.to(memory_format=torch.channels_last)
     if r.phase == "bwd":
@@ -347,7 +386,9 @@ def _pool(r: Request) -> Run:
         r.leaves.append(x.requires_grad_(True))
     fns: dict[str, Run] = {
         "max_pool2d": lambda: F.max_pool2d(x, r["k"], r["stride"], r["k"] // 2),
-        "avg_pool2d": lambda: F.avg_pool2d(x, r["k"], r["stride"]), "adaptive_pool2d": lambda: F.adaptive_avg_pool2d(x, 1)}
+        "avg_pool2d": lambda: F.avg_pool2d(x, r["k"], r["stride"]),
+        "adaptive_pool2d": lambda: F.adaptive_avg_pool2d(x, 1),
+    }
     return fns[r.kind]
 
 
@@ -372,9 +413,11 @@ def _adamw(r: Request) -> Run:
 def _foreach(r: Request) -> Run:
     xs, ys, zs = ([r.tensor(r["numel"], grad=False).abs_().add_(0.5) for _ in range(r["tensors"])] for _ in range(3))
     fns: dict[str, Run] = {
-        "foreach_add": lambda: torch._foreach_add_(xs, ys), "foreach_sqrt": lambda: torch._foreach_sqrt(xs),
+        "foreach_add": lambda: torch._foreach_add_(xs, ys),
+        "foreach_sqrt": lambda: torch._foreach_sqrt(xs),
         "foreach_mul_": lambda: torch._foreach_mul_(xs, 0.999),
-        "foreach_addcdiv_": lambda: torch._foreach_addcdiv_(xs, ys, zs, [-1e-3] * len(xs))}
+        "foreach_addcdiv_": lambda: torch._foreach_addcdiv_(xs, ys, zs, [-1e-3] * len(xs)),
+    }
     return fns[r.kind]
 
 

@@ -32,7 +32,9 @@ class Board:
 
     def power_w(self) -> float:
         value = ctypes.c_uint()
-        return float("nan") if self.lib.nvmlDeviceGetPowerUsage(self.handle, ctypes.byref(value)) else value.value * 1e-3
+        return (
+            float("nan") if self.lib.nvmlDeviceGetPowerUsage(self.handle, ctypes.byref(value)) else value.value * 1e-3
+        )
 
     def limit_w(self) -> float:
         value = ctypes.c_uint()
@@ -42,7 +44,11 @@ class Board:
     def clock_hz(self, which: int = 1) -> float:
         """Current clock; 1 is the SMs, 2 the memory."""
         value = ctypes.c_uint()
-        return float("nan") if self.lib.nvmlDeviceGetClockInfo(self.handle, which, ctypes.byref(value)) else value.value * 1e6
+        return (
+            float("nan")
+            if self.lib.nvmlDeviceGetClockInfo(self.handle, which, ctypes.byref(value))
+            else value.value * 1e6
+        )
 
 
 @dataclass(frozen=True, slots=True)

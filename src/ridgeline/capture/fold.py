@@ -378,7 +378,8 @@ class _Folder:
 
     def _whole(self, olds: Sequence[int]) -> list[int]:
         """Values named one by one, where all slices of a stack occur named as the stack."""
-        present, covered = set(olds), {}
+        present: set[int] = set(olds)
+        covered: dict[int, int] = {}
         for stack in dict.fromkeys(s for old in olds for s in self.named.get(old, ())):
             slices = self.stacks[stack]
             if present.issuperset(slices) and covered.keys().isdisjoint(slices):

@@ -156,9 +156,11 @@ class Recorder(TorchDispatchMode):
     def _opaque(self, func: Any) -> CaptureError:
         module, source = self.place()
         name = func.name() if callable(func.name) else func.name
-        return CaptureError(f"higher-order operator {name!r} in module {module!r}, {source}, hides what it runs: call a plain "
-                            "operator instead (scaled_dot_product_attention for flex_attention), or wrap the kernel with "
-                            "torch.library.custom_op and declare its cost with @ridgeline.cost_of")  # fmt: skip
+        cure = ("call a plain operator instead (scaled_dot_product_attention for flex_attention), or wrap the kernel "
+                "with torch.library.custom_op and declare its cost with @ridgeline.cost_of")  # fmt: skip
+        return CaptureError(
+            f"higher-order operator {name!r} in module {module!r}, {source}, hides what it runs: {cure}"
+        )
 
     def expand_with(self, func: Any, expansion: Callable[..., Any]) -> None:
         """Record ``func`` as what ``expansion`` dispatches instead of as one op."""
@@ -341,10 +343,6 @@ class Recorder(TorchDispatchMode):
         return self._new_value(t, kind, name, of)
 
     def _new_value(self, t: torch.Tensor, kind: Kind, name: str, of: int | None) -> int:
-        if t.layout is not torch.strided:
-            module, source = self.place()
-            raise CaptureError(f"a sparse tensor is made in module {module!r}, {source}: captures know dense tensors only, "
-                               "so build the layer with sparse=False")  # fmt: skip
         storage = t.untyped_storage()
         known = self._storages.get(storage._cdata)
         made = len(self.values)
@@ -446,6 +444,9 @@ class Recorder(TorchDispatchMode):
             self._last_place = self._place_now
         place = self.place()
         self._note_origin(place)
+        if any(t.layout is not torch.strided for t in outs):
+            raise CaptureError(f"a sparse tensor is made in module {place[0]!r}, {place[1]}: captures know dense "
+                               "tensors only, so build the layer with sparse=False")  # fmt: skip
         inputs = tuple([self.value_of(t) for t in ins if _HOST not in t.__dict__])
         if meaning is None:
             meaning = self._meaning(func, args, kwargs, ins, outs, place)
@@ -739,7 +740,7 @@ def _left_aligned(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], i
 @_on("_pack_padded_sequence")
 def _pack_padded(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor]) -> Any:
     """Rows of all sequences, step by step; how many there are the lengths say."""
-    x, lengths, batch_first = args[0], shadow_of(args[1]), args[2]
+    x, lengths = args[0], shadow_of(args[1])
     if lengths is None:
         return NotImplemented
     with outside_modes():

@@ -450,7 +450,10 @@ def _view(call: Call) -> Meaning:
     return "view", {"fn": call.name}
 
 
-for _name in "unsafe_split unsafe_chunk unsafe_split_with_sizes _unsafe_view _reshape_alias lift_fresh lift alias detach _conj _neg_view _assert_tensor_metadata".split():
+_LOOKS = """unsafe_split unsafe_chunk unsafe_split_with_sizes _unsafe_view _reshape_alias lift_fresh lift alias detach
+    _conj _neg_view _assert_tensor_metadata"""
+
+for _name in _LOOKS.split():
     rule(_name)(_view)
 
 

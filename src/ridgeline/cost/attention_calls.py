@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from ridgeline.cost.attention import attention_timing
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family
@@ -25,7 +26,6 @@ SPLIT_ROWS = 64
 
 BACKWARD_PRODUCTS = 2.5
 POWER_EXPONENT = 0.6
-SOFT = 4.0
 MAX_SPLITS = 128
 
 COEFFICIENTS = {
@@ -44,13 +44,14 @@ COEFFICIENTS = {
     "mask_frac": "what a block on the causal diagonal costs more",
     "ragged_frac": "what kernels cost more that guard every access because a length does not fill its last block",
     "ragged_causal_frac": "the same for causal calls",
+    "padded_frac": "what a head dim smaller than the kernel's costs more",
     "dram_frac": "share of the datasheet DRAM bandwidth",
     "exposed_frac": "share of the shorter of SM time and DRAM time that the longer does not hide",
     "power_frac": "power wanted at full tensor rate, over the power cap",
     "power_tau_s": "kernel duration at which half of the power cap's slowdown has set in",
     "pass_cycles": "latency of each memory pass beside the main kernel",
     "pass_frac": "share of the datasheet DRAM bandwidth that passes reach",
-    "sum_frac": "the same for the pass that sums gradients of grouped heads",
+    "strided_frac": "the same for passes that read strided: sums over grouped heads, copies of masks",
     "combine_cycles": "latency of combining split keys",
     "combine_split_cycles": "the same per split",
 }  # fmt: skip
@@ -83,7 +84,7 @@ KERNELS = {
     "cudnn_fwd": Kernel({64: Tiling(128, 128, 1), 128: Tiling(128, 128, 1), 192: Tiling(128, 128, 1), 256: Tiling(128, 128, 1)}),
     "cudnn_bwd": Kernel({64: Tiling(128, 64, 1), 128: Tiling(128, 64, 1), 192: Tiling(64, 64, 1), 256: Tiling(64, 64, 1)}),
     "efficient_fwd": Kernel({64: Tiling(64, 64, 4), 128: Tiling(64, 128, 2), 65536: Tiling(32, 128, 2)}),
-    "efficient_bwd": Kernel({32: Tiling(64, 64, 2), 64: Tiling(64, 64, 2), 128: Tiling(128, 128, 1), 65536: Tiling(64, 128, 1)}),
+    "efficient_bwd": Kernel({32: Tiling(64, 64, 4), 64: Tiling(64, 64, 4), 128: Tiling(128, 128, 1), 65536: Tiling(64, 128, 1)}),
 }  # fmt: skip
 
 
@@ -142,16 +143,36 @@ class Launch:
     is_causal: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a library launches for a call: the main kernel, and bytes of the passes beside it.
+
+    ``first_bytes`` are what the first wave of tiles must load before it computes and store after it.
+    """
+
+    group: str
+    problem: Problem
+    launch: Launch
+    products: float
+    read_bytes: float
+    written_bytes: float
+    first_bytes: float
+    passes: tuple[float, ...] = ()
+    strided_passes: tuple[float, ...] = ()
+    splits: int = 1
+    num_kernels: int = 1
+
+
 def launch_of(tiling: Tiling, p: Problem, rows: int, keys: int, heads: int) -> Launch:
     """Tiles over ``rows`` that walk over ``keys``; in backward these are keys and queries."""
     tall, blocks = -(-rows // tiling.rows), -(-keys // tiling.keys)
     is_ragged = rows % tiling.rows > 0 or keys % tiling.keys > 0
     if not p.causal:
         reach = min(blocks, 2 * p.window // tiling.keys + 2) if p.window else blocks
-        return Launch(tiling, heads * tall, reach, reach, 1.0 * is_ragged, is_ragged, False)
+        return Launch(tiling, heads * tall, reach, reach, float(is_ragged), is_ragged, False)
     beyond = max(keys - rows, 0) / tiling.keys
     mean = min(_triangle(tall, tiling.rows / tiling.keys) / tall + beyond, blocks)
-    reach = min(blocks, p.window / tiling.keys + tiling.rows / tiling.keys + 1) if p.window else blocks
+    reach = min(blocks, (p.window + tiling.rows) / tiling.keys + 1) if p.window else blocks
     diagonal = -(-tiling.rows // tiling.keys) + is_ragged
     return Launch(tiling, heads * tall, min(mean, reach), reach, min(diagonal, mean), is_ragged, True)
 
@@ -165,6 +186,109 @@ def _triangle(tall: int, ratio: float) -> float:
     return step * full * (full + 1) / 2 + rest * (full + 1)
 
 
+def plan_of(dims: Mapping[str, int], library: str, phase: str, num_sms: int, size: float = 2.0) -> Plan:
+    """The launches of a call by one of PyTorch's own backends."""
+    if phase == "bwd":
+        return _backward_plan(dims, library, num_sms, size)
+    if library == "fa2":
+        return _fa2_plan(dims, num_sms, size)
+    kernel = KERNELS[f"{library}_fwd"]
+    p = problem_of(dims, kernel)
+    launch = launch_of(tiling_of(kernel, dims["d"]), p, p.s, p.skv, p.b * p.h)
+    plan = _forward(f"{library}_fwd", p, launch, num_sms, size, num_kernels=2 if library == "cudnn" else 1)
+    if library == "efficient" and p.mask and p.skv % 8:  # the mask is copied into rows that start on 16 bytes
+        mask = size * p.b * p.s * p.skv
+        return replace(plan, passes=(mask,), strided_passes=(2 * mask,), num_kernels=3)
+    return plan
+
+
+def _fa2_plan(dims: Mapping[str, int], num_sms: int, size: float) -> Plan:
+    """FlashAttention-2 puts the heads of a group in a decoding tile's rows, and splits keys when tiles are few."""
+    decodes = dims["s"] <= DECODE_ROWS
+    if dims["s"] == 1 and dims["h"] > dims["hkv"] and not dims.get("window"):
+        dims = {**dims, "s": dims["h"] // dims["hkv"], "h": dims["hkv"], "causal": 0}
+    split = tiling_of(KERNELS["fa2_split"], dims["d"])
+    blocks = -(-dims["skv"] // split.keys)
+    splits = num_splits(dims["b"] * dims["h"] * -(-dims["s"] // split.rows), num_sms, blocks)
+    kernel = KERNELS["fa2_split" if splits > 1 else "fa2_fwd"]
+    p = problem_of(dims, kernel)
+    launch = launch_of(tiling_of(kernel, dims["d"]), p, p.s, p.skv, p.b * p.h)
+    if splits == 1:
+        return _forward("fa2_decode" if decodes else "fa2_fwd", p, launch, num_sms, size)
+    each = float(-(-blocks // splits))
+    launch = replace(launch, tiles=launch.tiles * splits, mean_blocks=each, max_blocks=each)
+    partial = 8.0 * splits * p.b * p.h * p.s * p.dv
+    return _forward("fa2_split", p, launch, num_sms, size, passes=(partial,), splits=splits, num_kernels=2)
+
+
+def _forward(group: str, p: Problem, launch: Launch, num_sms: int, size: float, **more: Any) -> Plan:
+    queries, values = size * p.b * p.h * p.s * p.true_width, size * p.b * p.hkv * p.true_width
+    out = queries / 2
+    first = min(1.0, num_sms * launch.tiling.resident / launch.tiles)
+    read = queries - out + values * p.skv + size * p.b * p.s * p.skv * p.mask
+    visited = min(p.skv, launch.tiling.keys * more.get("splits", 1))
+    return Plan(group, p, launch, 1.0, read, out, first * (queries + values * visited), **more)
+
+
+def _backward_plan(dims: Mapping[str, int], library: str, num_sms: int, size: float) -> Plan:
+    """Tiles own keys and walk over queries; passes prepare row sums, convert the gradient of q and sum grouped heads."""
+    kernel = KERNELS[f"{library}_bwd"]
+    p, tiling = problem_of(dims, kernel), tiling_of(kernel, dims["d"])
+    launch = launch_of(tiling, p, p.skv, p.s, p.b * p.h)
+    queries, values = size * p.b * p.h * p.s * p.true_width, size * p.b * p.h * p.skv * p.true_width
+    read = 2 * queries + values + size * p.b * p.s * p.skv * p.mask
+    first = min(1.0, num_sms * tiling.resident / launch.tiles) * (2 * values + queries * min(1.0, tiling.keys / p.s))
+    plan = Plan(f"{library}_bwd", p, launch, BACKWARD_PRODUCTS, read, values, first)
+    wide = 4.0 * p.b * p.h * p.s * p.d
+    if library == "efficient":
+        return _efficient_backward(plan, wide)
+    grouped = size * p.b * (p.h + p.hkv) * p.skv * p.true_width / 2
+    sums = (grouped, grouped) if p.h != p.hkv else ()
+    return replace(plan, passes=(2 * wide, 1.5 * wide), strided_passes=sums, num_kernels=(4 if library == "cudnn" else 3) + len(sums))
+
+
+def _efficient_backward(plan: Plan, wide_bytes: float) -> Plan:
+    """The memory-efficient kernel splits keys over CTAs unless heads alone fill the device or gradients need staging."""
+    p, launch = plan.problem, plan.launch
+    heads, blocks = p.b * p.h, -(-p.skv // launch.tiling.rows)
+    parts = 1 if heads >= 256 and blocks <= 2 else blocks
+    if p.d > 128:
+        parts = max(1, min(parts, 200 // heads))
+    visits = launch.max_blocks * -(-blocks // parts)
+    launch = replace(launch, tiles=heads * parts, mean_blocks=visits * (launch.mean_blocks / launch.max_blocks), max_blocks=visits)
+    zeroes = blocks > 1 or p.d > 128
+    return replace(plan, launch=launch, passes=(wide_bytes,) if zeroes else (), num_kernels=2 if zeroes else 1)
+
+
+def plan_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float = 0.0) -> tuple[float, float, float]:
+    """Seconds of all kernels of a call, and the SM and DRAM time of the main one."""
+    main_s, busy_s, dram_s = _main_s(chip, coef, plan, peak, warm_frac)
+    for moved in plan.passes:
+        main_s += _pass_s(chip, coef, moved, coef["pass_frac"])
+    for moved in plan.strided_passes:
+        main_s += _pass_s(chip, coef, moved, coef["strided_frac"])
+    if plan.splits > 1:
+        main_s += (coef["combine_cycles"] + coef["combine_split_cycles"] * plan.splits) / chip.clock_hz
+    return main_s, busy_s, dram_s
+
+
+def _main_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float) -> tuple[float, float, float]:
+    launch, p = plan.launch, plan.problem
+    width = p.d + p.dv
+    busy_s = loop_s(chip, coef, launch, width, peak / (chip.num_sms * chip.clock_hz), plan.products)
+    if launch.is_ragged:
+        busy_s *= 1 + coef["ragged_causal_frac" if launch.is_causal else "ragged_frac"]
+    if p.true_width < width:
+        busy_s *= 1 + coef["padded_frac"]
+    cold = 1 - warm_frac
+    dram_s = (plan.read_bytes * cold + plan.written_bytes) / (coef["dram_frac"] * chip.dram_bytes_per_s)
+    both_s = max(busy_s, dram_s) + coef["exposed_frac"] * plan.first_bytes * (1 + cold) / 2 / chip.dram_bytes_per_s
+    whole_s = coef["launch_cycles"] / chip.clock_hz + both_s
+    wanted = coef["power_frac"] * 2 * plan.products * width * p.b * p.h * p.scores() / (whole_s * peak)
+    slower = max(wanted, 1.0) ** POWER_EXPONENT - 1
+    return whole_s * (1 + slower * whole_s / (whole_s + coef["power_tau_s"])), busy_s, dram_s
+
+
 def loop_s(chip: Chip, coef: Coef, launch: Launch, width: int, flops_per_clock: float, products: float) -> float:
     """Time the SMs need for all tiles of a launch."""
     tiling = launch.tiling
@@ -175,8 +299,8 @@ def loop_s(chip: Chip, coef: Coef, launch: Launch, width: int, flops_per_clock: 
     full, rest = divmod(launch.tiles, chip.num_sms * tiling.resident)
 
     def tile(blocks: float, resident: int) -> float:
-        edge = lead + coef["share_cycles"] * resident
-        return edge + blocks * coef["block_cycles"] + (blocks + extra) * work * max(resident, alone)
+        start = lead + coef["share_cycles"] * resident
+        return start + blocks * coef["block_cycles"] + (blocks + extra) * work * max(resident, alone)
 
     if not full:
         return tile(launch.max_blocks, -(-rest // chip.num_sms)) / chip.clock_hz
@@ -184,29 +308,16 @@ def loop_s(chip: Chip, coef: Coef, launch: Launch, width: int, flops_per_clock: 
     smooth = launch.tiles / (chip.num_sms * tiling.resident) * busy
     if launch.max_blocks > launch.mean_blocks:
         longest = tile(launch.max_blocks, tiling.resident)
-        return max(longest, smooth + coef["uneven_frac"] * (longest - busy * (1 - coef["tail_frac"]))) / chip.clock_hz
+        return max(longest, smooth + coef["uneven_frac"] * longest) / chip.clock_hz
     stepped = full * busy + (tile(launch.mean_blocks, -(-rest // chip.num_sms)) if rest else 0.0)
     return (smooth + coef["tail_frac"] * (stepped - smooth)) / chip.clock_hz
 
 
-def main_s(chip: Chip, coef: Coef, p: Problem, launch: Launch, moved_bytes: float, peak: float, products: float) -> tuple[float, float, float]:
-    """Duration of a main kernel, and its SM and DRAM times."""
-    width = p.d + p.dv
-    busy_s = loop_s(chip, coef, launch, width, peak / (chip.num_sms * chip.clock_hz), products)
-    if launch.is_ragged:
-        busy_s *= 1 + coef["ragged_causal_frac" if launch.is_causal else "ragged_frac"]
-    dram_s = moved_bytes / (coef["dram_frac"] * chip.dram_bytes_per_s)
-    both_s = max(busy_s, dram_s) + min(coef["exposed_frac"], 1.0) * min(busy_s, dram_s)
-    whole_s = coef["launch_cycles"] / chip.clock_hz + both_s
-    wanted = coef["power_frac"] * 2 * products * width * p.b * p.h * p.scores() / (whole_s * peak)
-    slower = max(wanted, 1.0) ** POWER_EXPONENT - 1
-    return whole_s * (1 + slower * whole_s / (whole_s + coef["power_tau_s"])), busy_s, dram_s
+def _pass_s(chip: Chip, coef: Coef, moved_bytes: float, frac: float) -> float:
+    return coef["pass_cycles"] / chip.clock_hz + moved_bytes / (frac * chip.dram_bytes_per_s)
 
 
-def pass_s(chip: Chip, coef: Coef, moved_bytes: float, frac: str = "pass_frac") -> float:
-    return coef["pass_cycles"] / chip.clock_hz + moved_bytes / (coef[frac] * chip.dram_bytes_per_s)
-
-
+@lru_cache(maxsize=4096)
 def num_splits(tiles: int, num_sms: int, blocks: int) -> int:
     """FlashAttention-2's choice: the fewest splits whose waves are 85% as full as the fullest."""
     slots = 2 * num_sms

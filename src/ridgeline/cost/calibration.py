@@ -44,9 +44,18 @@ def _load(name: str) -> Calibration | None:
         return None
     try:
         raw = json.loads(path.read_text())
-        return Calibration(raw["device"], raw.get("families", {}), raw.get("host", {}), raw.get("power", {}), raw.get("intervals", {}), raw.get("source", ""))
+        return Calibration(
+            raw["device"],
+            raw.get("families", {}),
+            raw.get("host", {}),
+            raw.get("power", {}),
+            raw.get("intervals", {}),
+            raw.get("source", ""),
+        )
     except (ValueError, KeyError, TypeError) as error:
-        raise CalibrationError(f"calibration file {path.name} is malformed ({error}): rerun `ridgeline calibrate`") from None
+        raise CalibrationError(
+            f"calibration file {path.name} is malformed ({error}): rerun `ridgeline calibrate`"
+        ) from None
 
 
 def calibration_of(device: Device) -> Calibration:

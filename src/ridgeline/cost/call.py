@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ridgeline.cost.chip import Chip
 from ridgeline.errors import CostError, nearest
@@ -22,13 +23,13 @@ class Call:
     dtype: str
     phase: str = "fwd"
     library: str = "aten"
-    shape: tuple[tuple[str, int], ...] = ()
+    shape: tuple[tuple[str, Any], ...] = ()  # whole numbers, but for a layout's name and instructions per element
 
-    def dims(self) -> dict[str, int]:
+    def dims(self) -> dict[str, Any]:
         return dict(self.shape)
 
 
-def call(kind: str, dtype: str, phase: str = "fwd", library: str = "aten", **shape: int) -> Call:
+def call(kind: str, dtype: str, phase: str = "fwd", library: str = "aten", **shape: Any) -> Call:
     """A call with its dimensions given by name."""
     return Call(kind, dtype, phase, library, tuple(shape.items()))
 
@@ -99,4 +100,3 @@ def memory_floor_s(chip: Chip, read_bytes: float, written_bytes: float, warm_fra
     """
     dram_bytes = read_bytes * (1.0 - warm_frac) + max(0.0, written_bytes - chip.l2_bytes)
     return max(dram_bytes / chip.dram_bytes_per_s, (read_bytes + written_bytes) / chip.l2_bytes_per_s)
-

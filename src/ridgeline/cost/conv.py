@@ -665,7 +665,8 @@ def _grouped(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
         return conv.groups * site.cycles_s(each), 4 * conv.groups
     if conv.taps > _LONG_FILTER and not backward:
         single = Loop(rows, tall, wide, conv.taps, conv.touched_bytes / conv.groups, conv.output_bytes / conv.groups)
-        each_s = _loop_s(site, single, (64, 64, 64, False), conv.dtype) + 3 * site.cycles_s(site.coef["group_start_cycles"])
+        each_s = _loop_s(site, single, (64, 64, 64, False), conv.dtype)
+        each_s += 3 * site.cycles_s(site.coef["group_start_cycles"])
         return conv.groups * each_s, 4 * conv.groups
     packed = max(1, 64 // max(_padded(wide), _padded(tall)))
     tiles = -(-conv.groups // packed) * -(-max(wide, tall) // 64)
@@ -707,13 +708,14 @@ def _forward(site: Site, conv: Conv) -> Cost:
     if not site.on_matrix_units(conv):
         plain = _simt_forward(site, conv)
         return _sum(_x(site, conv), _w(site, conv), plain, _y(site, conv, fresh=True)) if conv.channels_last else plain
-    product = _pointwise(site, conv, conv.o, conv.c, conv.input_bytes + conv.weight_bytes, conv.output_bytes) if conv.pointwise else None
+    read_bytes = conv.input_bytes + conv.weight_bytes
+    product = _pointwise(site, conv, conv.o, conv.c, read_bytes, conv.output_bytes) if conv.pointwise else None
     if product and not _small_images(conv) and _misalignment(site, conv) == 1.0:
         return product
     whole = _forward_loop(site, conv)
     if not conv.channels_last:
         whole = _sum(_x(site, conv), _w(site, conv), whole, _y(site, conv, fresh=True))
-    if product and not _small_images(conv):  # rows off 16 bytes: a slow product, or images transposed for the fast kernels
+    if product and not _small_images(conv):  # rows off 16 bytes: a slow product, or images transposed first
         return min(product, whole)
     return whole if conv.c % 8 == 0 else min(_image_forward(site, conv), _sum(whole, _widen(site, conv)))
 

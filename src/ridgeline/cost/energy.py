@@ -14,7 +14,7 @@ DEFAULTS: Coef = {
     "matrix_frac": 1.295,  # matrix arithmetic at its peak rate would draw this much more
     "byte_frac": 0.787,  # DRAM at its peak rate draws this much more
     "cap_frac": 0.975,  # the mean that the power controller settles at when the limit binds
-    "throttle": 0.4,  # how much slower matrix kernels get per unit of power wanted above the limit: voltage falls with the clock
+    "throttle": 0.4,  # how much slower matrix kernels get per unit of power wanted above the limit
 }
 
 
@@ -27,17 +27,25 @@ class Activity:
     peak_dram_s: float  # bytes over the DRAM bandwidth
 
     def __add__(self, other: Activity) -> Activity:
-        return Activity(self.busy_s + other.busy_s, self.peak_matrix_s + other.peak_matrix_s, self.peak_dram_s + other.peak_dram_s)
+        return Activity(
+            self.busy_s + other.busy_s, self.peak_matrix_s + other.peak_matrix_s, self.peak_dram_s + other.peak_dram_s
+        )
 
 
-def activity_of(work: Work, busy_s: float, matrix_peak_flops_per_s: float, dram_bytes_per_s: float, cold_frac: float) -> Activity:
+def activity_of(
+    work: Work, busy_s: float, matrix_peak_flops_per_s: float, dram_bytes_per_s: float, cold_frac: float
+) -> Activity:
     """What the work did while it ran; bytes found in L2 cost no DRAM energy."""
     return Activity(busy_s, work.matrix_flops / matrix_peak_flops_per_s, work.num_bytes * cold_frac / dram_bytes_per_s)
 
 
 def dynamic_j(activity: Activity, coef: Coef, limit_w: float) -> float:
     """Joules above idle."""
-    return limit_w * (coef["busy_frac"] * activity.busy_s + coef["matrix_frac"] * activity.peak_matrix_s + coef["byte_frac"] * activity.peak_dram_s)
+    return limit_w * (
+        coef["busy_frac"] * activity.busy_s
+        + coef["matrix_frac"] * activity.peak_matrix_s
+        + coef["byte_frac"] * activity.peak_dram_s
+    )
 
 
 def throttle_factor(activity: Activity, wall_s: float, coef: Coef, limit_w: float) -> float:
@@ -50,4 +58,6 @@ def throttle_factor(activity: Activity, wall_s: float, coef: Coef, limit_w: floa
 
 def energy_j(activity: Activity, wall_s: float, coef: Coef, limit_w: float) -> float:
     """Joules of the board over ``wall_s``, never more than the limit lets through."""
-    return min(limit_w * coef["idle_frac"] * wall_s + dynamic_j(activity, coef, limit_w), limit_w * coef["cap_frac"] * wall_s)
+    return min(
+        limit_w * coef["idle_frac"] * wall_s + dynamic_j(activity, coef, limit_w), limit_w * coef["cap_frac"] * wall_s
+    )

@@ -52,10 +52,31 @@ class Line:
         low, high = interval.factors(self.width)
         name = node.module or node.target or node.op
         kernel = "+".join(dict.fromkeys(c.kind for c in self.calls))
-        op = node.op if not self.members else "fused(" + "+".join(dict.fromkeys(str(m.attrs.get("fn", m.op)) for m in self.members)) + ")"
-        return Row(name, node.module, op, str(node.phase), self.bound, times, self.num_kernels * times, self.work.flops * times,
-                   self.work.num_bytes * times, self.floor_s * times, total_s, total_s * low, total_s * high, self.host_s * times,
-                   self.energy_j, self.basis, kernel, node.source)
+        op = (
+            node.op
+            if not self.members
+            else "fused(" + "+".join(dict.fromkeys(str(m.attrs.get("fn", m.op)) for m in self.members)) + ")"
+        )
+        return Row(
+            name,
+            node.module,
+            op,
+            str(node.phase),
+            self.bound,
+            times,
+            self.num_kernels * times,
+            self.work.flops * times,
+            self.work.num_bytes * times,
+            self.floor_s * times,
+            total_s,
+            total_s * low,
+            total_s * high,
+            self.host_s * times,
+            self.energy_j,
+            self.basis,
+            kernel,
+            node.source,
+        )
 
 
 def estimate(graph: Graph, device: Device, execution: str = "eager") -> Prediction:
@@ -105,7 +126,20 @@ class Walk:
         storages = [(self.roots[v], b) for v, b in zip(node.inputs, site.in_bytes, strict=True)]
         warm_frac = self.cache.warm_frac(storages) if calls else 0.0
         if not calls:
-            return Line(node, times, work, calls, 0.0, 0.0, "free", Basis.MEASURED, "", 0, host.host_s(node, self.coef, self.training), 0.0)
+            return Line(
+                node,
+                times,
+                work,
+                calls,
+                0.0,
+                0.0,
+                "free",
+                Basis.MEASURED,
+                "",
+                0,
+                host.host_s(node, self.coef, self.training),
+                0.0,
+            )
         for storage, num_bytes in storages:
             self.cache.touch(storage, num_bytes)
         for v, t in zip(node.outputs, site.outs, strict=True):
@@ -123,7 +157,10 @@ class Walk:
         try:
             found = self.seen.get(key)
         except TypeError:
-            raise CostError(f"op {node.op!r} at {node.module or 'top level'} has an attribute that is no plain value: {dict(node.attrs)}") from None
+            raise CostError(
+                f"op {node.op!r} at {node.module or 'top level'} has an attribute "
+                f"that is no plain value: {dict(node.attrs)}"
+            ) from None
         if found is None:
             in_bytes = [min(t.num_bytes, h) if h else t.num_bytes for t, h in zip(ins, held, strict=True)]
             site = site_of(node, ins, outs, in_bytes)
@@ -135,14 +172,29 @@ def _frozen(attrs: Mapping[str, Any]) -> tuple[tuple[str, object], ...]:
     return tuple((k, tuple(v) if type(v) is list else v) for k, v in attrs.items() if k != "calls")
 
 
-def priced(pricer: Pricer, node: Node, times: int, work: Work, calls: Sequence[Call], warm_frac: float, spent_s: float) -> Line:
+def priced(
+    pricer: Pricer, node: Node, times: int, work: Work, calls: Sequence[Call], warm_frac: float, spent_s: float
+) -> Line:
     """The line of a node that launches these calls."""
     prices = [pricer.price(call, warm_frac) for call in calls]
     longest = max(prices, key=lambda p: p.time.busy_s)
     busy_s = sum(p.time.busy_s for p in prices)
     width = sum(p.width * p.time.busy_s for p in prices) / busy_s if busy_s else 0.0
-    return Line(node, times, work, tuple(calls), busy_s, sum(p.time.floor_s for p in prices), longest.time.bound, worst(p.basis for p in prices),
-                longest.family, sum(p.time.num_kernels for p in prices), spent_s, 1.0 - warm_frac, width=width)
+    return Line(
+        node,
+        times,
+        work,
+        tuple(calls),
+        busy_s,
+        sum(p.time.floor_s for p in prices),
+        longest.time.bound,
+        worst(p.basis for p in prices),
+        longest.family,
+        sum(p.time.num_kernels for p in prices),
+        spent_s,
+        1.0 - warm_frac,
+        width=width,
+    )
 
 
 class Cache:
@@ -171,7 +223,9 @@ class Cache:
             self.used -= gone
 
 
-def _summed(graph: Graph, device: Device, execution: str, pricer: Pricer, coef: Coef, segments: list[Segment], lines: list[Line]) -> Prediction:
+def _summed(
+    graph: Graph, device: Device, execution: str, pricer: Pricer, coef: Coef, segments: list[Segment], lines: list[Line]
+) -> Prediction:
     power = {**energy.DEFAULTS, **pricer.calibration.power}
     chip, limit_w = pricer.chip, pricer.chip.tdp_w
     total = energy.Activity(0.0, 0.0, 0.0)
@@ -180,7 +234,9 @@ def _summed(graph: Graph, device: Device, execution: str, pricer: Pricer, coef: 
             peak = chip.tensor_flops_per_s.get(line.work.dtype, chip.vector_flops_per_s)
             spent = energy.activity_of(line.work, line.busy_s, peak, chip.dram_bytes_per_s, line.cold_frac)
             line.energy_j = energy.dynamic_j(spent, power, limit_w) * line.times
-            total += energy.Activity(spent.busy_s * line.times, spent.peak_matrix_s * line.times, spent.peak_dram_s * line.times)
+            total += energy.Activity(
+                spent.busy_s * line.times, spent.peak_matrix_s * line.times, spent.peak_dram_s * line.times
+            )
     cool_s, _ = wall_s(segments, coef, execution, device.kind)
     stretch = energy.throttle_factor(total, cool_s, power, limit_w)
     for line in lines:
@@ -194,12 +250,24 @@ def _summed(graph: Graph, device: Device, execution: str, pricer: Pricer, coef: 
     host_share = max(0.0, expected_s - busy_s) / expected_s if expected_s else 0.0
     wall_spread = spread + interval.HOST_SPREAD * host_share
     return Prediction(
-        graph=graph, device=device, execution=execution, expected_s=expected_s,
-        interval_s=_interval(expected_s, wall_spread, floor_s), busy_s=busy_s, busy_interval_s=_interval(busy_s, spread, floor_s), floor_s=floor_s, host_s=host_total_s,
-        energy_j=joules, power_w=joules / expected_s if expected_s else 0.0, usd=expected_s / 3600.0 * price if price else 0.0,
-        basis=worst(line.basis for line in lines), num_kernels=sum(line.num_kernels * line.times for line in lines), throttle=stretch,
-        calibrated_on=pricer.calibration.device, lines=tuple(lines),
-    )  # fmt: skip
+        graph=graph,
+        device=device,
+        execution=execution,
+        expected_s=expected_s,
+        interval_s=_interval(expected_s, wall_spread, floor_s),
+        busy_s=busy_s,
+        busy_interval_s=_interval(busy_s, spread, floor_s),
+        floor_s=floor_s,
+        host_s=host_total_s,
+        energy_j=joules,
+        power_w=joules / expected_s if expected_s else 0.0,
+        usd=expected_s / 3600.0 * price if price else 0.0,
+        basis=worst(line.basis for line in lines),
+        num_kernels=sum(line.num_kernels * line.times for line in lines),
+        throttle=stretch,
+        calibrated_on=pricer.calibration.device,
+        lines=tuple(lines),
+    )
 
 
 def _interval(seconds: float, width: float, floor_s: float) -> tuple[float, float]:

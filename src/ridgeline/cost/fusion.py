@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ridgeline.cost import host
 from ridgeline.cost.call import Call, Coef, call
-from ridgeline.cost.estimate import Cache, L2_KEPT_FRAC, Line, Walk, priced
+from ridgeline.cost.estimate import L2_KEPT_FRAC, Cache, Line, Walk, priced
 from ridgeline.cost.price import Pricer
 from ridgeline.cost.schedule import Segment
 from ridgeline.cost.stream import alu_of
@@ -21,7 +21,23 @@ from ridgeline.cost.work import Site, Work
 from ridgeline.graph import RESIDENT, FlatNode, Graph, Phase, expand
 from ridgeline.graph.expand import Flat
 
-FUSIBLE = frozenset({"pointwise", "copy", "fill", "random", "reduce", "norm", "softmax", "loss", "cross_entropy", "embedding", "gather", "quantize", "resize"})
+FUSIBLE = frozenset(
+    {
+        "pointwise",
+        "copy",
+        "fill",
+        "random",
+        "reduce",
+        "norm",
+        "softmax",
+        "loss",
+        "cross_entropy",
+        "embedding",
+        "gather",
+        "quantize",
+        "resize",
+    }
+)
 REDUCING = frozenset({"norm", "softmax", "loss", "cross_entropy", "reduce"})
 MAX_MEMBERS = 64  # Inductor's limit on what one kernel takes
 
@@ -55,6 +71,9 @@ def replace_host(line: Line, host_s: float) -> Line:
     return replace(line, host_s=host_s)
 
 
+LibraryCall = tuple[FlatNode, Site, Work, tuple[Call, ...]]
+
+
 class Fuser:
     """Assigns flat nodes to kernels in schedule order."""
 
@@ -63,7 +82,7 @@ class Fuser:
         self.walk = Walk(graph, pricer, coef)
         self.level: dict[Flat, int] = {}
         self.producer: dict[Flat, Group] = {}
-        self.done: list[tuple[int, int, int, object]] = []  # (level order, sequence, body, group or line)
+        self.done: list[tuple[int, int, Group | LibraryCall]] = []  # (sequence, body, what runs)
         self.sequence = 0
         self.cache = Cache(pricer.chip.l2_bytes * L2_KEPT_FRAC)
 
@@ -83,7 +102,12 @@ class Fuser:
         if not calls or calls[0].kind not in ("conv", "gemm"):
             return calls
         if calls[0].kind == "gemm":
-            return (replace(calls[0], shape=tuple((k, -(-v // 8) * 8 if k in "mnk" and v > 64 else v) for k, v in calls[0].shape)),)
+            return (
+                replace(
+                    calls[0],
+                    shape=tuple((k, -(-v // 8) * 8 if k in "mnk" and v > 64 else v) for k, v in calls[0].shape),
+                ),
+            )
         return (replace(calls[0], shape=tuple((k, 1 if k == "nhwc" else v) for k, v in calls[0].shape)),)
 
     def _library(self, flat: FlatNode, site: Site, work: Work, calls: tuple[Call, ...]) -> None:
@@ -93,15 +117,19 @@ class Fuser:
         for out in flat.outputs:
             self.level[out] = level + 1
             self.producer.pop(out, None)
-        self.done.append((level, self.sequence, flat.body, (flat, site, work, calls)))
+        self.done.append((self.sequence, flat.body, (flat, site, work, calls)))
 
     def _fuse(self, flat: FlatNode, site: Site) -> None:
         level = max((self.level.get(i, 0) for i in flat.inputs), default=0)
-        domain = max((t.numel for t in (*site.ins, *site.outs)), default=0) if site.op not in ("embedding", "gather") else site.out_numel
+        domain = (
+            max((t.numel for t in (*site.ins, *site.outs)), default=0)
+            if site.op not in ("embedding", "gather")
+            else site.out_numel
+        )
         group = self._joinable(flat, site, level, domain)
         if group is None:
             group = Group(level, domain, order=self.sequence)
-            self.done.append((level, self.sequence, flat.body, group))
+            self.done.append((self.sequence, flat.body, group))
         group.members.append(flat)
         group.sites.append(site)
         if site.op in REDUCING:
@@ -140,8 +168,8 @@ class Fuser:
     def segments(self) -> list[Segment]:
         """Kernels in schedule order, stretches of one body together."""
         segments: list[Segment] = []
-        for _, _, body, item in sorted(self.done, key=lambda d: (d[1])):
-            line = self._group_line(item) if isinstance(item, Group) else self._library_line(item)  # type: ignore[arg-type]
+        for _, body, item in sorted(self.done, key=lambda d: d[0]):
+            line = self._group_line(item) if isinstance(item, Group) else self._library_line(item)
             if line is None:
                 continue
             if segments and segments[-1].repeat == line.times and (line.times > 1 or not body):
@@ -150,7 +178,7 @@ class Fuser:
                 segments.append(Segment([line], line.times, True))
         return segments
 
-    def _library_line(self, item: tuple[FlatNode, Site, Work, tuple[Call, ...]]) -> Line | None:
+    def _library_line(self, item: LibraryCall) -> Line | None:
         flat, site, work, calls = item
         if not calls:
             return None
@@ -167,17 +195,34 @@ class Fuser:
             return None
         written = max(written, 4.0)
         last = group.members[-1]
-        alu = sum(_alu(site) * max((t.numel for t in (*site.ins, *site.outs)), default=0) for site in group.sites) / max(1, group.domain)
+        alu = sum(
+            _alu(site) * max((t.numel for t in (*site.ins, *site.outs)), default=0) for site in group.sites
+        ) / max(1, group.domain)
         itemsize = _narrowest(group.sites)
         warm = self._warm(group.reads.items())
-        calls = [call("pointwise", itemsize, "fwd", "inductor", numel=max(1, group.domain), read_bytes=int(read), written_bytes=int(written),
-                      num_inputs=max(1, len(group.reads)), alu=round(min(alu, 400.0), 1), vector=1, transposed=0)]  # type: ignore[arg-type]
+        calls = [
+            call(
+                "pointwise",
+                itemsize,
+                "fwd",
+                "inductor",
+                numel=max(1, group.domain),
+                read_bytes=int(read),
+                written_bytes=int(written),
+                num_inputs=max(1, len(group.reads)),
+                alu=round(min(alu, 400.0), 1),
+                vector=1,
+                transposed=0,
+            )
+        ]
         extra = _column_reduction(group)
         if extra is not None:
             calls = [extra] if not group.escaping - set(last.outputs) else [*calls, extra]
         for s, b in (*group.reads.items(), *((s, group.writes[s]) for s in group.escaping if s in group.writes)):
             self.cache.touch(hash(s), b)
-        work = Work(flops=float(group.domain) * len(group.members), read_bytes=read, written_bytes=written, dtype=itemsize)
+        work = Work(
+            flops=float(group.domain) * len(group.members), read_bytes=read, written_bytes=written, dtype=itemsize
+        )
         line = priced(self.pricer, last.node, last.times, work, calls, warm, self.coef["compiled_call_s"])
         line.members = tuple(m.node for m in group.members)
         line.unmade = frozenset(s[0] for s in group.writes.keys() - group.escaping)
@@ -226,8 +271,16 @@ def _column_reduction(group: Group) -> Call | None:
         return None
     shape = site.ins[0].shape
     inner = math.prod(site.outs[0].shape) or 1
-    return call("reduce", site.ins[0].dtype.name, "fwd", "inductor", outer=1, reduced=max(1, math.prod(shape) // max(1, inner)), inner=max(1, inner),
-                out_bytes=int(site.written_bytes))
+    return call(
+        "reduce",
+        site.ins[0].dtype.name,
+        "fwd",
+        "inductor",
+        outer=1,
+        reduced=max(1, math.prod(shape) // max(1, inner)),
+        inner=max(1, inner),
+        out_bytes=int(site.written_bytes),
+    )
 
 
 def _alu(site: Site) -> float:
@@ -235,7 +288,9 @@ def _alu(site: Site) -> float:
         return alu_of(str(site.attrs["fn"]).rstrip("_"))
     if site.op == "copy" and str(site.attrs["fn"]) in ("cat", "stack"):
         return 45.0  # every element asks which piece it comes from
-    return {"norm": 10.0, "softmax": 14.0, "loss": 4.0, "cross_entropy": 16.0, "random": 20.0, "reduce": 2.0}.get(site.op, 1.0)
+    return {"norm": 10.0, "softmax": 14.0, "loss": 4.0, "cross_entropy": 16.0, "random": 20.0, "reduce": 2.0}.get(
+        site.op, 1.0
+    )
 
 
 def _narrowest(sites: list[Site]) -> str:
@@ -245,4 +300,3 @@ def _narrowest(sites: list[Site]) -> str:
         for t in (*site.ins, *site.outs):
             sizes[t.dtype.name] = sizes.get(t.dtype.name, 0.0) + t.numel
     return max(sizes, key=lambda k: sizes[k], default="bf16")
-

@@ -7,12 +7,42 @@ from ridgeline.graph import Node, Phase
 
 DEFAULTS: Coef = {
     # seconds per eager call in a tight loop, by what is called: dispatch, allocation and launch
-    "view_s": 2.6e-6, "alloc_s": 4.2e-6, "pointwise_s": 9.5e-6, "copy_s": 11.5e-6, "fill_s": 10.0e-6, "random_s": 11.0e-6,
-    "reduce_s": 11.5e-6, "norm_s": 14.5e-6, "softmax_s": 10.2e-6, "loss_s": 13.0e-6, "cross_entropy_s": 30e-6, "matmul_s": 15.0e-6,
-    "grouped_matmul_s": 26e-6, "conv_s": 22e-6, "attention_s": 30e-6, "embedding_s": 11e-6, "embedding_bag_s": 24e-6, "gather_s": 13e-6,
-    "scatter_s": 15e-6, "scan_s": 10e-6, "sort_s": 40e-6, "topk_s": 22e-6, "pool_s": 12e-6, "resize_s": 12e-6, "nonzero_s": 30e-6,
-    "foreach_s": 20e-6, "optimizer_s": 25e-6, "quantize_s": 12e-6, "rnn_s": 60e-6, "fft_s": 25e-6, "linalg_s": 40e-6, "custom_s": 20e-6,
-    "sync_s": 15e-6, "transfer_s": 12e-6, "collective_s": 20e-6, "host_s": 1.5e-6,
+    "view_s": 2.6e-6,
+    "alloc_s": 4.2e-6,
+    "pointwise_s": 9.5e-6,
+    "copy_s": 11.5e-6,
+    "fill_s": 10.0e-6,
+    "random_s": 11.0e-6,
+    "reduce_s": 11.5e-6,
+    "norm_s": 14.5e-6,
+    "softmax_s": 10.2e-6,
+    "loss_s": 13.0e-6,
+    "cross_entropy_s": 30e-6,
+    "matmul_s": 15.0e-6,
+    "grouped_matmul_s": 26e-6,
+    "conv_s": 22e-6,
+    "attention_s": 30e-6,
+    "embedding_s": 11e-6,
+    "embedding_bag_s": 24e-6,
+    "gather_s": 13e-6,
+    "scatter_s": 15e-6,
+    "scan_s": 10e-6,
+    "sort_s": 40e-6,
+    "topk_s": 22e-6,
+    "pool_s": 12e-6,
+    "resize_s": 12e-6,
+    "nonzero_s": 30e-6,
+    "foreach_s": 20e-6,
+    "optimizer_s": 25e-6,
+    "quantize_s": 12e-6,
+    "rnn_s": 60e-6,
+    "fft_s": 25e-6,
+    "linalg_s": 40e-6,
+    "custom_s": 20e-6,
+    "sync_s": 15e-6,
+    "transfer_s": 12e-6,
+    "collective_s": 20e-6,
+    "host_s": 1.5e-6,
     "cold": 1.6,  # a model's calls against those of a tight loop: every one runs code that the caches have forgotten
     "module_s": 2.5e-6,  # one nn.Module call: hooks, attribute look-ups, the Python around the op
     "foreach_tensor_s": 1.3e-6,  # each tensor of a list handed to a foreach op
@@ -28,12 +58,12 @@ DEFAULTS: Coef = {
     "compiled_step_s": 600e-6,  # guards and entry of a compiled region, once a step
     "event_s": 3.0e-6,  # what events around a call add to its kernels
     "event_gap_s": 0.8e-6,  # and for every further kernel
-}  # fmt: skip
+}
 
 
 def host_s(node: Node, coef: Coef, training: bool, num_kernels: int = 1) -> float:
     """Host seconds of one eager call of this op, modules entered on the way included."""
-    spent = coef[f"{node.op}_s"] * coef["cold"] + node.attrs.get("calls", 0) * coef["module_s"]
+    spent: float = coef[f"{node.op}_s"] * coef["cold"] + node.attrs.get("calls", 0) * coef["module_s"]
     if node.op in ("foreach", "optimizer"):
         spent += node.attrs["num_tensors"] * coef["foreach_tensor_s"]
     if num_kernels > 1:

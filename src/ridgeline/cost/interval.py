@@ -13,7 +13,13 @@ HOST_SPREAD = 0.45
 """Relative half-width of host-side time: machines differ, and so does the Python around a model."""
 
 FAMILY_WIDTH: dict[str, float] = {
-    "gemm": 0.12, "attention": 0.16, "conv": 0.30, "norm": 0.15, "softmax": 0.15, "stream": 0.12, "reduction": 0.2,
+    "gemm": 0.12,
+    "attention": 0.16,
+    "conv": 0.30,
+    "norm": 0.15,
+    "softmax": 0.15,
+    "stream": 0.12,
+    "reduction": 0.2,
 }
 """log half-width that held 90 % of held-out calls, by family, where no finer figure was calibrated."""
 
@@ -46,7 +52,7 @@ def factors(width: float) -> tuple[float, float]:
 
 
 def spread(lines: Iterable[Any], busy_s: float) -> float:
-    """log half-width of a sum: errors shared within a family add up, the rest average out, and the model adds its own."""
+    """log half-width of a sum: errors shared within a family add up, the rest average out, a model adds its own."""
     if busy_s <= 0:
         return 0.0
     shared: dict[str, float] = {}

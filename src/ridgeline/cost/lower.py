@@ -36,7 +36,9 @@ def lowering(*names: str) -> Callable[[Rule], Rule]:
 
 def lower(site: Site, arch: str) -> Calls:
     """The calls behind one op on a device of this architecture; none for views and empty tensors."""
-    if site.op in ("view", "alloc", "host", "collective", "transfer", "nonzero_size") or (site.outs and site.out_numel == 0):
+    if site.op in ("view", "alloc", "host", "collective", "transfer", "nonzero_size") or (
+        site.outs and site.out_numel == 0
+    ):
         return ()
     found = _RULES.get(site.op)
     if found is None:
@@ -53,15 +55,26 @@ def _matmul(site: Site, arch: str) -> Calls:
     a = site.attrs
     layout = ("t" if a.get("trans_a") else "n") + ("t" if a.get("trans_b", True) else "n")
     if a["b"] == 1:
-        return (call("gemm", site.dtype, "fwd", "cublas", m=a["m"], n=a["n"], k=a["k"], layout=layout),)  # type: ignore[arg-type]
-    return (call("bmm", site.dtype, "fwd", "cublas", b=a["b"], m=a["m"], n=a["n"], k=a["k"], layout=layout),)  # type: ignore[arg-type]
+        return (call("gemm", site.dtype, "fwd", "cublas", m=a["m"], n=a["n"], k=a["k"], layout=layout),)
+    return (call("bmm", site.dtype, "fwd", "cublas", b=a["b"], m=a["m"], n=a["n"], k=a["k"], layout=layout),)
 
 
 @lowering("grouped_matmul")
 def _grouped(site: Site, arch: str) -> Calls:
     a = site.attrs
-    return (call("grouped_gemm", site.dtype, "fwd", "cublas", groups=a["groups"], m=a["m"], n=a["n"], k=a["k"],
-                 reduction=int(a.get("which") == "reduction")),)
+    return (
+        call(
+            "grouped_gemm",
+            site.dtype,
+            "fwd",
+            "cublas",
+            groups=a["groups"],
+            m=a["m"],
+            n=a["n"],
+            k=a["k"],
+            reduction=int(a.get("which") == "reduction"),
+        ),
+    )
 
 
 @lowering("conv")
@@ -71,16 +84,42 @@ def _conv(site: Site, arch: str) -> Calls:
     out_spatial = a.get("out_spatial") or tuple(s // t for s, t in zip(a["spatial"], a["stride"], strict=True))
     if math.prod(a["spatial"]) == 1 and a["groups"] == 1 and not site.backward:  # squeeze-and-excite: a plain product
         return (call("gemm", site.dtype, "fwd", "cublas", m=a["n"], n=a["o"], k=a["c"] * math.prod(a["kernel"])),)
-    made = [call("conv", site.dtype, _phase(site), "cudnn", n=a["n"], c=a["c"], o=a["o"], groups=a["groups"],
-                 in_px=math.prod(a["spatial"]), out_px=math.prod(out_spatial), kernel_elems=math.prod(a["kernel"]),
-                 stride_max=max(a["stride"]), nhwc=int(a.get("layout") == "channels_last"), transposed=int(bool(a["transposed"])),
-                 dgrad=int("input" in grads), wgrad=int("weight" in grads), spatial_rank=len(a["spatial"]))]
+    made = [
+        call(
+            "conv",
+            site.dtype,
+            _phase(site),
+            "cudnn",
+            n=a["n"],
+            c=a["c"],
+            o=a["o"],
+            groups=a["groups"],
+            in_px=math.prod(a["spatial"]),
+            out_px=math.prod(out_spatial),
+            kernel_elems=math.prod(a["kernel"]),
+            stride_max=max(a["stride"]),
+            nhwc=int(a.get("layout") == "channels_last"),
+            transposed=int(bool(a["transposed"])),
+            dgrad=int("input" in grads),
+            wgrad=int("weight" in grads),
+            spatial_rank=len(a["spatial"]),
+        )
+    ]
     if a.get("bias") and not site.backward:
         out = site.outs[0]
         made.append(_stream(site.dtype, out.numel, out.num_bytes, out.num_bytes, 2, 1.0, vector=0, dims=3))
     if site.backward and "bias" in grads:
         positions = math.prod(out_spatial)
-        made.append(call("reduce", site.dtype, outer=a["n"], reduced=positions, inner=a["o"], out_bytes=int(a["o"] * ITEMSIZE[site.dtype])))
+        made.append(
+            call(
+                "reduce",
+                site.dtype,
+                outer=a["n"],
+                reduced=positions,
+                inner=a["o"],
+                out_bytes=int(a["o"] * ITEMSIZE[site.dtype]),
+            )
+        )
     return tuple(made)
 
 
@@ -101,10 +140,10 @@ def _attention(site: Site, arch: str) -> Calls:
 
 
 def sdpa_backend(site: Site, arch: str) -> str:
-    """Which kernel scaled_dot_product_attention picks: cuDNN on recent GPUs, FlashAttention-2, else memory-efficient, else math."""
+    """What scaled_dot_product_attention picks: cuDNN on recent GPUs, FlashAttention-2, memory-efficient, else math."""
     a = site.attrs
     half, head_dim = site.dtype in ("fp16", "bf16"), max(a["d"], a.get("dv") or 0)
-    if str(a.get("mask")) == "strided" or head_dim % 8 and a.get("mask"):
+    if str(a.get("mask")) == "strided" or (head_dim % 8 and a.get("mask")):
         return "math"
     if arch.startswith(FUSED_SDPA_FIRST) and half and head_dim <= 128 and not a.get("mask"):
         return "cudnn"
@@ -124,7 +163,9 @@ def _math_attention(site: Site) -> Calls:
     made += [_stream("fp32", n, n * wide, n * wide, 1, 1.0, vector=0, dims=4) for n in (q, k)]
     made.append(call("bmm", "fp32", "fwd", "cublas", b=b * h, m=s, n=skv, k=d))
     if a.get("mask"):
-        made.append(_stream("fp32", scores, scores * wide + h * s * skv * 2, scores * wide, 2, 1.0, vector=0, cast=1, dims=4))
+        made.append(
+            _stream("fp32", scores, scores * wide + h * s * skv * 2, scores * wide, 2, 1.0, vector=0, cast=1, dims=4)
+        )
     made.append(call("softmax", "fp32", n=b * h * s, c=skv))
     made.append(_stream("fp32", scores, scores * wide, scores, 1, 1.0))
     made.append(call("reduce", "bool", outer=b * h * s, reduced=skv, inner=1, out_bytes=b * h * s))
@@ -136,26 +177,61 @@ def _math_attention(site: Site) -> Calls:
     return tuple(made) * (2 if site.backward else 1)
 
 
-def _stream(dtype: str, numel: float, read_bytes: float, written_bytes: float, num_inputs: int, alu: float, *, vector: int = 1,
-            transposed: int = 0, cast: int = 0, dims: int = 2, rows: int = 32, row_bytes: int = 0) -> Call:
-    return call("pointwise", dtype, numel=int(numel), read_bytes=int(read_bytes), written_bytes=int(written_bytes), num_inputs=num_inputs,
-                alu=alu, vector=vector, transposed=transposed, cast=cast, dims=dims, rows=rows, row_bytes=row_bytes)  # type: ignore[arg-type]
+def _stream(
+    dtype: str,
+    numel: float,
+    read_bytes: float,
+    written_bytes: float,
+    num_inputs: int,
+    alu: float,
+    *,
+    vector: int = 1,
+    transposed: int = 0,
+    cast: int = 0,
+    dims: int = 2,
+    rows: int = 32,
+    row_bytes: int = 0,
+) -> Call:
+    return call(
+        "pointwise",
+        dtype,
+        numel=int(numel),
+        read_bytes=int(read_bytes),
+        written_bytes=int(written_bytes),
+        num_inputs=num_inputs,
+        alu=alu,
+        vector=vector,
+        transposed=transposed,
+        cast=cast,
+        dims=dims,
+        rows=rows,
+        row_bytes=row_bytes,
+    )
 
 
 def _shape_path(site: Site) -> dict[str, int]:
-    """Which elementwise kernel ATen takes: vectorized when all operands line up, converting, index-computing or transposing."""
+    """Which elementwise kernel ATen takes: vectorized where operands line up, converting, indexing or transposing."""
     tensors = [t for t in site.ins if t.numel > 1]
     out = site.outs[0]
-    same_shape = all(t.numel == out.numel and b >= t.num_bytes for t, b in zip(site.ins, site.in_bytes, strict=True) if t.numel > 1)
+    same_shape = all(
+        t.numel == out.numel and b >= t.num_bytes for t, b in zip(site.ins, site.in_bytes, strict=True) if t.numel > 1
+    )
     layouts = {t.layout for t in (*tensors, out) if sum(d > 1 for d in t.shape) > 1}
     same_layout = len(layouts) <= 1 and "strided" not in layouts
     crossed = "transposed" in layouts and len(layouts) > 1 and same_shape
     widths = {t.dtype.name for t in (*tensors, out) if t.dtype.family != "bool"}
     mixed = len({t.dtype.name for t in tensors}) > 1 or (len(widths) > 1 and not _narrowing(tensors, out))
-    path = {"vector": int(same_shape and same_layout and not mixed), "cast": int(mixed and same_shape and same_layout),
-            "dims": min(5, sum(d > 1 for d in out.shape)) or 1}
+    path = {
+        "vector": int(same_shape and same_layout and not mixed),
+        "cast": int(mixed and same_shape and same_layout),
+        "dims": min(5, sum(d > 1 for d in out.shape)) or 1,
+    }
     if crossed:
-        path |= {"transposed": 1, "rows": out.shape[-2] if len(out.shape) > 1 else 32, "row_bytes": int(out.shape[-1] * out.dtype.itemsize)}
+        path |= {
+            "transposed": 1,
+            "rows": out.shape[-2] if len(out.shape) > 1 else 32,
+            "row_bytes": int(out.shape[-1] * out.dtype.itemsize),
+        }
     return path
 
 
@@ -163,8 +239,20 @@ def _made_contiguous(t: TensorType) -> Calls:
     """The copy a library makes inside when it only takes rows that lie one after the other."""
     if t.layout in ("contiguous", "channels_last") or t.numel <= 1:
         return ()
-    crossed = {"transposed": 1, "rows": t.shape[-2] if len(t.shape) > 1 else 32, "row_bytes": int(t.shape[-1] * t.dtype.itemsize)} if t.layout == "transposed" else {}
-    return (_stream(t.dtype.name, t.numel, t.num_bytes, t.num_bytes, 1, 1.0, vector=0, dims=min(4, len(t.shape)), **crossed),)
+    crossed = (
+        {
+            "transposed": 1,
+            "rows": t.shape[-2] if len(t.shape) > 1 else 32,
+            "row_bytes": int(t.shape[-1] * t.dtype.itemsize),
+        }
+        if t.layout == "transposed"
+        else {}
+    )
+    return (
+        _stream(
+            t.dtype.name, t.numel, t.num_bytes, t.num_bytes, 1, 1.0, vector=0, dims=min(4, len(t.shape)), **crossed
+        ),
+    )
 
 
 def _narrowing(tensors: list[TensorType], out: TensorType) -> bool:
@@ -178,7 +266,9 @@ def _pointwise(site: Site, arch: str) -> Calls:
     written = max(site.written_bytes, 1.0)
     read = site.read_bytes
     path = _shape_path(site)
-    return (_stream(site.dtype, max(t.numel for t in site.outs), read, written, max(1, len(site.ins)), alu_of(fn), **path),)
+    return (
+        _stream(site.dtype, max(t.numel for t in site.outs), read, written, max(1, len(site.ins)), alu_of(fn), **path),
+    )
 
 
 @lowering("copy")
@@ -208,9 +298,22 @@ def _cat(site: Site) -> Calls:
     rows = math.prod(out.shape[:dim])
     total = max(1, sum(parts)) * inner
     first = max(1, parts[0] * inner if parts else total)
-    if any(t.layout != "contiguous" for t in site.ins):  # element by element, one grid row per input: unequal inputs idle
+    if any(
+        t.layout != "contiguous" for t in site.ins
+    ):  # element by element, one grid row per input: unequal inputs idle
         largest = max((t.numel for t in site.ins), default=1) * len(site.ins) / max(1, out.numel)
-        return (_stream(site.dtype, out.numel, site.read_bytes, site.written_bytes, 1, 60.0 + 55.0 * (min(2.0, largest) - 1.0), vector=0, dims=4),)
+        return (
+            _stream(
+                site.dtype,
+                out.numel,
+                site.read_bytes,
+                site.written_bytes,
+                1,
+                60.0 + 55.0 * (min(2.0, largest) - 1.0),
+                vector=0,
+                dims=4,
+            ),
+        )
     return (call("cat", site.dtype, n=max(1, rows), c=first, c2=max(0, total - first)),)
 
 
@@ -226,17 +329,26 @@ def _random(site: Site, arch: str) -> Calls:
 
 @lowering("reduce")
 def _reduce(site: Site, arch: str) -> Calls:
-    source = site.ins[0]
+    source, fn = site.ins[0], str(site.attrs["fn"])
     outer, reduced, inner = reduced_extent(source.shape, site.attrs["dims"])
-    fn = str(site.attrs["fn"])
-    flags = {"index": 1} if fn.startswith("arg") else {"guard": 1} if fn in ("max", "min", "amax", "amin") else {"norm": 1} if "norm" in fn else {}
-    return (call("reduce", source.dtype.name, outer=outer, reduced=reduced, inner=inner, out_bytes=int(site.written_bytes), **flags),)
+    dims = {"outer": outer, "reduced": reduced, "inner": inner, "out_bytes": int(site.written_bytes)}
+    if fn.startswith("arg"):
+        dims["index"] = 1
+    elif fn in ("max", "min", "amax", "amin"):
+        dims["guard"] = 1
+    elif "norm" in fn:
+        dims["norm"] = 1
+    return (Call("reduce", source.dtype.name, "fwd", "aten", tuple(dims.items())),)
 
 
 def reduced_extent(shape: tuple[int, ...], dims: object) -> tuple[int, int, int]:
     """A reduction seen as [outer, reduced, inner]: dims behind the last reduced one are inner."""
     rank = len(shape)
-    chosen = sorted({int(d) % rank for d in dims}) if isinstance(dims, (tuple, list)) and dims and rank else list(range(rank))
+    chosen = (
+        sorted({int(d) % rank for d in dims})
+        if isinstance(dims, (tuple, list)) and dims and rank
+        else list(range(rank))
+    )
     reduced = math.prod(shape[d] for d in chosen)
     inner = math.prod(shape[chosen[-1] + 1 :]) if chosen else 1
     outer = max(1, math.prod(shape)) // max(1, reduced * inner)
@@ -248,7 +360,9 @@ def _norm(site: Site, arch: str) -> Calls:
     a = site.attrs
     fn, x = str(a["fn"]), max(site.ins, key=lambda t: t.numel)
     if "weight_norm" in fn:
-        return (call("weight_norm", x.dtype.name, _phase(site), n=x.numel // max(1, x.shape[-1]), c=max(1, x.shape[-1])),)
+        return (
+            call("weight_norm", x.dtype.name, _phase(site), n=x.numel // max(1, x.shape[-1]), c=max(1, x.shape[-1])),
+        )
     if fn in ("layer_norm", "rms_norm"):
         copies = [c for t in site.ins if t.numel == x.numel for c in _made_contiguous(t)]
         return (*copies, call(fn, x.dtype.name, _phase(site), n=a["n"], c=a["c"]))
@@ -256,10 +370,35 @@ def _norm(site: Site, arch: str) -> Calls:
     px = math.prod(x.shape[2:])
     nhwc = int(a.get("layout", x.layout) == "channels_last")
     if fn == "group_norm":
-        return (call("group_norm", x.dtype.name, _phase(site), n=n, c=channels, h=px, w=1, groups=max(1, a["n"] // max(1, n)), nhwc=nhwc),)
+        return (
+            call(
+                "group_norm",
+                x.dtype.name,
+                _phase(site),
+                n=n,
+                c=channels,
+                h=px,
+                w=1,
+                groups=max(1, a["n"] // max(1, n)),
+                nhwc=nhwc,
+            ),
+        )
     if fn == "instance_norm":
         return (call("group_norm", x.dtype.name, _phase(site), n=n, c=channels, h=px, w=1, groups=channels, nhwc=nhwc),)
-    return (call("batch_norm", x.dtype.name, _phase(site), "cudnn", n=n, c=channels, h=px, w=1, training=int(bool(a.get("training", site.backward))), nhwc=nhwc),)
+    return (
+        call(
+            "batch_norm",
+            x.dtype.name,
+            _phase(site),
+            "cudnn",
+            n=n,
+            c=channels,
+            h=px,
+            w=1,
+            training=int(bool(a.get("training", site.backward))),
+            nhwc=nhwc,
+        ),
+    )
 
 
 @lowering("softmax")
@@ -303,15 +442,29 @@ def _embedding_bag(site: Site, arch: str) -> Calls:
 def _gather(site: Site, arch: str) -> Calls:
     out = site.outs[0]
     row = out.shape[-1] if out.shape and site.attrs["fn"] in ("index_select", "index", "embedding") else 1
-    return (call("gather", out.dtype.name, rows=max(1, out.numel // max(1, row)), row_bytes=max(1, int(row * out.dtype.itemsize)),
-                 table_bytes=max(1, int(site.in_bytes[0]) if site.in_bytes else 1)),)
+    return (
+        call(
+            "gather",
+            out.dtype.name,
+            rows=max(1, out.numel // max(1, row)),
+            row_bytes=max(1, int(row * out.dtype.itemsize)),
+            table_bytes=max(1, int(site.in_bytes[0]) if site.in_bytes else 1),
+        ),
+    )
 
 
 @lowering("scatter")
 def _scatter(site: Site, arch: str) -> Calls:
     source = max(site.ins[1:] or site.ins, key=lambda t: t.numel)
     row = source.shape[-1] if source.shape and str(site.attrs["fn"]).startswith("index") else 1
-    return (call("scatter", source.dtype.name, rows=max(1, source.numel // max(1, row)), row_bytes=max(1, int(row * source.dtype.itemsize))),)
+    return (
+        call(
+            "scatter",
+            source.dtype.name,
+            rows=max(1, source.numel // max(1, row)),
+            row_bytes=max(1, int(row * source.dtype.itemsize)),
+        ),
+    )
 
 
 @lowering("scan")
@@ -334,13 +487,26 @@ def _topk(site: Site, arch: str) -> Calls:
 def _pool(site: Site, arch: str) -> Calls:
     source, out = max(site.ins, key=lambda t: t.numel), max(site.outs, key=lambda t: t.numel)
     window = math.prod(site.attrs["kernel"]) if site.attrs["kernel"] else 1
-    return (call("pool", source.dtype.name, _phase(site), in_numel=source.numel, out_numel=out.numel, window=max(1, window)),)
+    return (
+        call(
+            "pool", source.dtype.name, _phase(site), in_numel=source.numel, out_numel=out.numel, window=max(1, window)
+        ),
+    )
 
 
 @lowering("resize")
 def _resize(site: Site, arch: str) -> Calls:
     source, out = max(site.ins, key=lambda t: t.numel), site.outs[0]
-    return (call("resize", source.dtype.name, _phase(site), in_numel=source.numel, out_numel=out.numel, window=1 if "nearest" in str(site.attrs["fn"]) else 4),)
+    return (
+        call(
+            "resize",
+            source.dtype.name,
+            _phase(site),
+            in_numel=source.numel,
+            out_numel=out.numel,
+            window=1 if "nearest" in str(site.attrs["fn"]) else 4,
+        ),
+    )
 
 
 @lowering("nonzero")
@@ -352,7 +518,16 @@ def _nonzero(site: Site, arch: str) -> Calls:
 @lowering("foreach")
 def _foreach(site: Site, arch: str) -> Calls:
     a = site.attrs
-    return (call("foreach", site.dtype, numel=a["numel"], num_tensors=a["num_tensors"], reads=a.get("reads", 1), writes=a.get("writes", 1)),)
+    return (
+        call(
+            "foreach",
+            site.dtype,
+            numel=a["numel"],
+            num_tensors=a["num_tensors"],
+            reads=a.get("reads", 1),
+            writes=a.get("writes", 1),
+        ),
+    )
 
 
 @lowering("optimizer")
@@ -365,15 +540,37 @@ def _optimizer(site: Site, arch: str) -> Calls:
 @lowering("rnn")
 def _rnn(site: Site, arch: str) -> Calls:
     a = site.attrs
-    return (call("lstm", site.dtype, _phase(site), "cudnn", input=a["input"], hidden=a["hidden"], layers=a["layers"] * (2 if a.get("bidirectional") else 1),
-                 seq=a["seq"], batch=a["batch"]),)
+    return (
+        call(
+            "lstm",
+            site.dtype,
+            _phase(site),
+            "cudnn",
+            input=a["input"],
+            hidden=a["hidden"],
+            layers=a["layers"] * (2 if a.get("bidirectional") else 1),
+            seq=a["seq"],
+            batch=a["batch"],
+        ),
+    )
 
 
 @lowering("fft", "linalg", "custom")
 def _declared(site: Site, arch: str) -> Calls:
     work = work_of(site)
-    return (Call("roofline", work.dtype, "fwd", str(site.attrs.get("name") or site.attrs.get("fn") or site.op),
-                 (("flops", int(work.flops)), ("read_bytes", int(work.read_bytes)), ("written_bytes", int(work.written_bytes)))),)
+    return (
+        Call(
+            "roofline",
+            work.dtype,
+            "fwd",
+            str(site.attrs.get("name") or site.attrs.get("fn") or site.op),
+            (
+                ("flops", int(work.flops)),
+                ("read_bytes", int(work.read_bytes)),
+                ("written_bytes", int(work.written_bytes)),
+            ),
+        ),
+    )
 
 
 @lowering("sync")

@@ -110,11 +110,13 @@ class _Walk:
         kinds = {str(k): v for k, v in self.peak_kinds.items() if v}
         if self.workspace:
             kinds["workspace"] = self.workspace
-        return Memory(self.peak + self.workspace, self.resident, self.workspace, kinds, self.peak_at, tuple(self.timeline))
+        return Memory(
+            self.peak + self.workspace, self.resident, self.workspace, kinds, self.peak_at, tuple(self.timeline)
+        )
 
 
 def workspace_bytes(graph: Graph) -> int:
-    """What the matrix libraries keep: one workspace for plain products, one more for fused bias or a backward thread."""
+    """What the matrix libraries keep: a workspace for plain products, another for fused bias or a backward thread."""
     products = {bool(n.attrs.get("bias")) for n, _ in graph.nodes() if n.op == "matmul"}
     if not products:
         return 0

@@ -40,8 +40,9 @@ class Row:
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)
 
-    def keys(self) -> list[str]:
-        return [f.name for f in fields(self)]
+    @classmethod
+    def keys(cls) -> list[str]:
+        return [f.name for f in fields(cls)]
 
     @property
     def floor_ratio(self) -> float:
@@ -102,7 +103,9 @@ class Prediction:
         """What a reader should know: assumptions, missing calibration, memory that does not suffice and its cure."""
         found = [str(a) for a in self.graph.meta.get("assumptions", ())]
         if not self.calibrated_on:
-            found.append(f"{self.device.name} is not calibrated: its datasheet and the behavior of its architecture family are used")
+            found.append(
+                f"{self.device.name} is not calibrated: its datasheet and its architecture family's behavior are used"
+            )
         elif self.calibrated_on != self.device.name:
             found.append(f"calibration of {self.calibrated_on} used for {self.device.name}")
         return (*found, *([self._cure()] if self.missing_bytes else []))
@@ -114,8 +117,11 @@ class Prediction:
             cures += ["shard optimizer states (ZeRO)", "recompute activations", "a smaller micro-batch"]
         else:
             cures += ["a narrower weight format (fp8, int4)", "a smaller batch or sequence"]
-        return (f"does not fit in {self.device.name}: misses {show_bytes(self.missing_bytes)} of {show_bytes(self.peak_bytes)}; "
-                f"what would make it fit: {', '.join(cures)}")
+        return (
+            f"does not fit in {self.device.name}: misses {show_bytes(self.missing_bytes)} "
+            f"of {show_bytes(self.peak_bytes)}; "
+            f"what would make it fit: {', '.join(cures)}"
+        )
 
     @property
     def peak_bytes(self) -> int:
@@ -155,7 +161,19 @@ class Prediction:
         """Totals grouped by a column of the rows (op, module, phase, bound, basis, kernel), largest first."""
         groups: dict[Any, dict[str, Any]] = {}
         for row in self.rows():
-            group = groups.setdefault(row[key], {key: row[key], "expected_s": 0.0, "floor_s": 0.0, "flops": 0.0, "bytes": 0.0, "num_kernels": 0, "energy_j": 0.0, "_bases": []})
+            group = groups.setdefault(
+                row[key],
+                {
+                    key: row[key],
+                    "expected_s": 0.0,
+                    "floor_s": 0.0,
+                    "flops": 0.0,
+                    "bytes": 0.0,
+                    "num_kernels": 0,
+                    "energy_j": 0.0,
+                    "_bases": [],
+                },
+            )
             for total in ("expected_s", "floor_s", "flops", "bytes", "num_kernels", "energy_j"):
                 group[total] += row[total]
             group["_bases"].append(row.basis)
@@ -171,11 +189,30 @@ class Prediction:
 
     def to_dict(self) -> Mapping[str, Any]:
         """Everything a machine wants to read, in SI units."""
+        names = Row.keys()
         return {
-            "model": self.graph.name, "mode": self.graph.mode, "device": self.device.name, "execution": self.execution,
-            "expected_s": self.expected_s, "interval_s": list(self.interval_s), "busy_s": self.busy_s, "busy_interval_s": list(self.busy_interval_s),
-            "floor_s": self.floor_s, "host_s": self.host_s, "flops": self.flops, "num_params": self.num_params, "num_kernels": self.num_kernels,
-            "peak_bytes": self.peak_bytes, "memory": dict(self.memory.by_kind), "capacity_bytes": self.capacity_bytes, "missing_bytes": self.missing_bytes,
-            "energy_j": self.energy_j, "power_w": self.power_w, "usd": self.usd, "throttle": self.throttle, "basis": str(self.basis), "notes": list(self.notes),
-            "rows": [{k: (str(row[k]) if k == "basis" else row[k]) for k in row.keys()} for row in self.rows()],
-        }  # fmt: skip
+            "model": self.graph.name,
+            "mode": self.graph.mode,
+            "device": self.device.name,
+            "execution": self.execution,
+            "expected_s": self.expected_s,
+            "interval_s": list(self.interval_s),
+            "busy_s": self.busy_s,
+            "busy_interval_s": list(self.busy_interval_s),
+            "floor_s": self.floor_s,
+            "host_s": self.host_s,
+            "flops": self.flops,
+            "num_params": self.num_params,
+            "num_kernels": self.num_kernels,
+            "peak_bytes": self.peak_bytes,
+            "memory": dict(self.memory.by_kind),
+            "capacity_bytes": self.capacity_bytes,
+            "missing_bytes": self.missing_bytes,
+            "energy_j": self.energy_j,
+            "power_w": self.power_w,
+            "usd": self.usd,
+            "throttle": self.throttle,
+            "basis": str(self.basis),
+            "notes": list(self.notes),
+            "rows": [{k: (str(row[k]) if k == "basis" else row[k]) for k in names} for row in self.rows()],
+        }

@@ -68,7 +68,12 @@ class Pricer:
         family = family_of(call.kind)
         coef, basis = self.calibration.coef(family, call)
         time = family.model(call, self.chip, coef, warm_frac)
-        return Price(time, basis, family.name, interval.half_width(self.calibration.intervals, call, family.name, basis, time.busy_s))
+        return Price(
+            time,
+            basis,
+            family.name,
+            interval.half_width(self.calibration.intervals, call, family.name, basis, time.busy_s),
+        )
 
 
 @lru_cache(maxsize=32)

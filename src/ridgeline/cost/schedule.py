@@ -92,7 +92,17 @@ def spans_of(prediction: Prediction) -> Iterator[Span]:
                 module = line.node.module.replace("*", str(iteration), 1)
                 if line.num_kernels:
                     name = line.calls[0].kind if line.calls else line.node.op
-                    yield Span(name, module, line.node.op, str(line.node.phase), start, line.busy_s * line.stretch, "device")
+                    yield Span(
+                        name, module, line.node.op, str(line.node.phase), start, line.busy_s * line.stretch, "device"
+                    )
                 if line.host_s:
-                    yield Span(line.node.target or line.node.op, module, line.node.op, str(line.node.phase), began, line.host_s, "host")
+                    yield Span(
+                        line.node.target or line.node.op,
+                        module,
+                        line.node.op,
+                        str(line.node.phase),
+                        began,
+                        line.host_s,
+                        "host",
+                    )
         at = stop

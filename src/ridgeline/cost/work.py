@@ -51,7 +51,10 @@ class NoWorkRule(CostError):
     """An op that nobody taught the cost model."""
 
     def __init__(self, op: str, where: str) -> None:
-        super().__init__(f"no work rule for op {op!r} at {where or 'top level'}: add one to cost/work.py, or declare the op free in graph/ops.py")
+        super().__init__(
+            f"no work rule for op {op!r} at {where or 'top level'}: "
+            "add one to cost/work.py, or declare the op free in graph/ops.py"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,16 @@ class Site:
 
 
 def site_of(node: Node, ins: Sequence[TensorType], outs: Sequence[TensorType], in_bytes: Sequence[float]) -> Site:
-    return Site(node.op, node.attrs, tuple(ins), tuple(outs), tuple(in_bytes), node.attrs.get("which") == "bwd", node.module, node.target)
+    return Site(
+        node.op,
+        node.attrs,
+        tuple(ins),
+        tuple(outs),
+        tuple(in_bytes),
+        node.attrs.get("which") == "bwd",
+        node.module,
+        node.target,
+    )
 
 
 Rule = Callable[[Site], Work]
@@ -123,13 +135,19 @@ def work_of(site: Site) -> Work:
 def _streamed(site: Site, flops_per_element: float) -> Work:
     """Every input read once, every output written once."""
     numel = max((t.numel for t in (*site.ins, *site.outs)), default=0)
-    return Work(flops=flops_per_element * numel, read_bytes=site.read_bytes, written_bytes=site.written_bytes, dtype=site.dtype)
+    return Work(
+        flops=flops_per_element * numel, read_bytes=site.read_bytes, written_bytes=site.written_bytes, dtype=site.dtype
+    )
 
 
 def _matrix(site: Site, flops: float, read_bytes: float | None = None, written_bytes: float | None = None) -> Work:
-    return Work(flops=flops, matrix_flops=flops, dtype=site.dtype,
-                read_bytes=site.read_bytes if read_bytes is None else read_bytes,
-                written_bytes=site.written_bytes if written_bytes is None else written_bytes)
+    return Work(
+        flops=flops,
+        matrix_flops=flops,
+        dtype=site.dtype,
+        read_bytes=site.read_bytes if read_bytes is None else read_bytes,
+        written_bytes=site.written_bytes if written_bytes is None else written_bytes,
+    )
 
 
 @rule("matmul")
@@ -159,7 +177,7 @@ def conv_macs(a: Attrs) -> float:
     A transposed convolution scatters, so its positions are those of the input.
     """
     positions = math.prod(a["spatial"]) if a["transposed"] else math.prod(a["out_spatial"])
-    return float(a["n"]) * positions * a["o"] * a["c"] / a["groups"] * math.prod(a["kernel"])
+    return float(a["n"] * positions * a["o"] * a["c"] / a["groups"] * math.prod(a["kernel"]))
 
 
 @rule("attention")
@@ -167,7 +185,9 @@ def _attention(site: Site) -> Work:
     a = site.attrs
     pairs = attended_pairs(a["s"], a["skv"], bool(a["causal"]), a.get("window"))
     d, dv = a["d"], a.get("dv") or a["d"]
-    products = 2.0 * (3 * d + 2 * dv) if site.backward else 2.0 * (d + dv)  # backward recomputes q·kᵀ, then four products
+    products = (
+        2.0 * (3 * d + 2 * dv) if site.backward else 2.0 * (d + dv)
+    )  # backward recomputes q·kᵀ, then four products
     return _matrix(site, a["b"] * a["h"] * pairs * products)
 
 
@@ -185,20 +205,30 @@ def _rnn(site: Site) -> Work:
     gates = {"lstm": 4, "gru": 3}.get(str(a["cell"]), 1)
     directions = 2 if a.get("bidirectional") else 1
     per_layer = 2.0 * a["seq"] * a["batch"] * gates * a["hidden"] * directions
-    flops = per_layer * (a["input"] + a["hidden"]) + per_layer * (a["layers"] - 1) * (directions * a["hidden"] + a["hidden"])
+    flops = per_layer * (a["input"] + a["hidden"]) + per_layer * (a["layers"] - 1) * (
+        directions * a["hidden"] + a["hidden"]
+    )
     return _matrix(site, flops * (2 if site.backward else 1))
 
 
 @rule("fft")
 def _fft(site: Site) -> Work:
     length = max(2, site.attrs["length"])
-    return Work(flops=5.0 * length * math.log2(length) * site.attrs["batch"], read_bytes=site.read_bytes,
-                written_bytes=site.written_bytes, dtype=site.dtype)
+    return Work(
+        flops=5.0 * length * math.log2(length) * site.attrs["batch"],
+        read_bytes=site.read_bytes,
+        written_bytes=site.written_bytes,
+        dtype=site.dtype,
+    )
 
 
 @rule("linalg")
 def _linalg(site: Site) -> Work:
-    return Work(flops=2.0 / 3.0 * site.attrs["n"] ** 3 * site.attrs["batch"], read_bytes=site.read_bytes, written_bytes=site.written_bytes)
+    return Work(
+        flops=2.0 / 3.0 * site.attrs["n"] ** 3 * site.attrs["batch"],
+        read_bytes=site.read_bytes,
+        written_bytes=site.written_bytes,
+    )
 
 
 @rule("pointwise", "quantize")
@@ -213,7 +243,9 @@ def _random(site: Site) -> Work:
 
 @rule("copy")
 def _copy(site: Site) -> Work:
-    return Work(read_bytes=min(site.read_bytes, _copied_bytes(site)), written_bytes=site.written_bytes, dtype=site.dtype)
+    return Work(
+        read_bytes=min(site.read_bytes, _copied_bytes(site)), written_bytes=site.written_bytes, dtype=site.dtype
+    )
 
 
 def _copied_bytes(site: Site) -> float:
@@ -250,7 +282,12 @@ def _embedding(site: Site) -> Work:
     row_bytes = a["cols"] * (site.outs[0].dtype.itemsize if site.outs else 2.0)
     moved = float(a["num"]) * row_bytes
     if site.backward:  # the dense gradient is zeroed, then rows are added into it
-        return Work(flops=float(a["num"]) * a["cols"], read_bytes=2 * moved + a["num"] * 8.0, written_bytes=site.written_bytes + moved, dtype=site.dtype)
+        return Work(
+            flops=float(a["num"]) * a["cols"],
+            read_bytes=2 * moved + a["num"] * 8.0,
+            written_bytes=site.written_bytes + moved,
+            dtype=site.dtype,
+        )
     return Work(read_bytes=moved + a["num"] * 8.0, written_bytes=moved, dtype=site.dtype)
 
 
@@ -261,13 +298,22 @@ def _embedding_bag(site: Site) -> Work:
     picked = float(a["b"]) * a["l"] * a["d"]
     if site.backward:
         return Work(flops=picked, read_bytes=picked * size, written_bytes=site.written_bytes, dtype=site.dtype)
-    return Work(flops=picked, read_bytes=picked * size + a["b"] * a["l"] * 8.0, written_bytes=a["b"] * a["d"] * size, dtype=site.dtype)
+    return Work(
+        flops=picked,
+        read_bytes=picked * size + a["b"] * a["l"] * 8.0,
+        written_bytes=a["b"] * a["d"] * size,
+        dtype=site.dtype,
+    )
 
 
 @rule("gather")
 def _gather(site: Site) -> Work:
     """Rows picked are read and written; the table is not read whole."""
-    return Work(read_bytes=min(site.written_bytes, site.read_bytes) + sum(site.in_bytes[1:]), written_bytes=site.written_bytes, dtype=site.dtype)
+    return Work(
+        read_bytes=min(site.written_bytes, site.read_bytes) + sum(site.in_bytes[1:]),
+        written_bytes=site.written_bytes,
+        dtype=site.dtype,
+    )
 
 
 @rule("scatter")
@@ -285,7 +331,12 @@ def _pass(site: Site) -> Work:
 @rule("sort")
 def _sort(site: Site) -> Work:
     rounds = max(1.0, math.log2(max(2, site.attrs["c"])))
-    return Work(flops=site.attrs["n"] * site.attrs["c"] * rounds, read_bytes=site.read_bytes, written_bytes=site.written_bytes, dtype=site.dtype)
+    return Work(
+        flops=site.attrs["n"] * site.attrs["c"] * rounds,
+        read_bytes=site.read_bytes,
+        written_bytes=site.written_bytes,
+        dtype=site.dtype,
+    )
 
 
 @rule("topk")
@@ -299,7 +350,12 @@ def _foreach(site: Site) -> Work:
     numel, size = float(a["numel"]), dtype(site.dtype).itemsize
     if site.op == "optimizer":
         return Work(flops=12.0 * numel, read_bytes=4 * numel * size, written_bytes=3 * numel * size, dtype=site.dtype)
-    return Work(flops=numel, read_bytes=a.get("reads", 1) * numel * size, written_bytes=a.get("writes", 1) * numel * size, dtype=site.dtype)
+    return Work(
+        flops=numel,
+        read_bytes=a.get("reads", 1) * numel * size,
+        written_bytes=a.get("writes", 1) * numel * size,
+        dtype=site.dtype,
+    )
 
 
 @rule("sync")
@@ -320,5 +376,10 @@ def _collective(site: Site) -> Work:
 @rule("custom")
 def _custom(site: Site) -> Work:
     a = site.attrs
-    return Work(flops=float(a["flops"]), matrix_flops=float(a.get("matrix_flops", 0.0)), read_bytes=float(a["read_bytes"]),
-                written_bytes=float(a["written_bytes"]), dtype=str(a.get("dtype", site.dtype)))
+    return Work(
+        flops=float(a["flops"]),
+        matrix_flops=float(a.get("matrix_flops", 0.0)),
+        read_bytes=float(a["read_bytes"]),
+        written_bytes=float(a["written_bytes"]),
+        dtype=str(a.get("dtype", site.dtype)),
+    )

@@ -141,7 +141,8 @@ def _columns(p: Prediction) -> dict[str, Any]:
         "dram_s": [_short(r.dram_s) for r in found],
         "l2_s": [_short(r.l2_s) for r in found],
     }
-    return {"words": list(ids), "stretch": [_short(line.stretch) for line in p.lines], **columns}
+    stretch, matrix = [_short(line.stretch) for line in p.lines], [int(line.work.matrix_flops > 0) for line in p.lines]
+    return {"words": list(ids), "stretch": stretch, "matrix": matrix, **columns}
 
 
 def _number(row: Row, key: str) -> float:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import ridgeline as rl
+from ridgeline.cost import memory
 from ridgeline.cost.memory_curve import live_bytes
 from ridgeline.errors import InputError
-from ridgeline.graph import Block, Graph
+from ridgeline.graph import Block, expand
 from ridgeline.web import render_report, write_report
 from ridgeline.web.data import MAX_POINTS, report_data, thinned
 from ridgeline.web.report import embedded
@@ -89,21 +90,13 @@ def test_the_memory_curve_has_a_point_a_node_and_reaches_the_peak(options):
     assert min(curve) >= p.memory.resident_bytes
 
 
-def _unrolled(graph: Graph) -> list[int]:
-    """Live bytes node by node, every iteration walked, by the memory model itself."""
-    from ridgeline.cost.memory import _Walk
-    from ridgeline.graph import expand
-
-    walk = _Walk(graph)
-    for index, flat in enumerate(expand(graph, max_iterations=10_000)):
-        walk.step(index, flat)
-    return [live + walk.workspace for _, live in walk.timeline]
-
-
 @pytest.mark.parametrize("mode", ["infer", "train"])
-def test_filling_in_the_repeats_equals_walking_them(mode):
+def test_filling_in_the_repeats_equals_walking_them(mode, monkeypatch):
     p = rl.predict("llama3.2-1b", seq=256, mode=mode)
-    assert list(live_bytes(p)) == pytest.approx(_unrolled(p.graph), rel=1e-3)
+    filled = list(live_bytes(p))
+    monkeypatch.setattr(memory, "expand", lambda graph: expand(graph, max_iterations=10_000))
+    walked = memory.memory_of(p.graph)
+    assert filled == pytest.approx([live + walked.workspace_bytes for _, live in walked.timeline], rel=1e-3)
 
 
 def test_a_folder_that_is_not_there_is_an_error_with_a_cure(llama, tmp_path):

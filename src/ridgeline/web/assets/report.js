@@ -71,7 +71,7 @@ function unstretched(s) {
   }
   return out;
 }
-/* Power: a row keeps the watts it draws above idle; more than the limit stretches what computes. */
+/* Power: a row keeps the watts it draws above idle; more than the limit stretches what multiplies matrices. */
 const rowsJ = sum(R.energy_j), TYPICAL_STRETCH = 0.5;
 const restingW = Math.max(D.whatif.idle_w, T.expected_s > 0 ? (T.energy_j - rowsJ) / T.expected_s : 0);
 function drawn(t) {
@@ -90,7 +90,7 @@ const stretchPerExcess = (() => {
 function priced(s) {
   const t = unstretched(s), limit = T.tdp_w * s.limit, power = drawn(t), excess = power.watts / limit - 1;
   const same = s.limit === 1 && T.throttle === 1, stretch = same ? 1 : 1 + stretchPerExcess * Math.max(0, excess);
-  for (let i = 0; i < N; i++) if (word("bound", i) === "compute") t[i] *= stretch;
+  for (let i = 0; i < N; i++) if (word("bound", i) === "compute" && R.matrix[i]) t[i] *= stretch;
   const wall = wallOf(t, s.host), busy = sum(t);
   return { t, busy, wall, energy: Math.min(restingW * wall + power.joules, Math.max(limit, restingW) * wall) };
 }
