@@ -52,15 +52,16 @@ def timeline(prediction: Prediction, max_spans: int = 300_000) -> Trace:
     from ridgeline.trace import TraceBuilder
 
     trace = TraceBuilder(name=f"{prediction.graph.name} on {prediction.device.name}, {prediction.execution}, predicted")
-    called_s: list[float] = []
+    called_s, end_s = list[float](), 0.0
     spans = prediction.spans()
     for span in islice(spans, max_spans):
         trace.add(span.name, span.lane, span.start_s, span.duration_s, module=span.module, op=span.op, phase=span.phase)
+        end_s = max(end_s, span.start_s + span.duration_s)
         if span.lane == "host":
             called_s.append(span.start_s)
     if next(spans, None) is not None:
         trace.note(f"the first {max_spans:,} spans of the step; the rest are left out")
-    else:
-        for at_s, live_bytes in memory_curve(prediction, called_s):
-            trace.count("memory_bytes", at_s, live_bytes)
+        return trace.build()
+    for at_s, live_bytes in memory_curve(prediction, called_s, end_s):
+        trace.count("memory_bytes", at_s, live_bytes)
     return trace.build()

@@ -731,6 +731,22 @@ def _ctc_loss(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: 
     return tuple(outs)
 
 
+@_on("native_layer_norm native_batch_norm _native_batch_norm_legit")
+def _kept_wide(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor]) -> Any:
+    """CUDA keeps the statistics of half-precision rows in fp32."""
+    if args[0].dtype not in (torch.float16, torch.bfloat16):
+        return NotImplemented
+    out, *kept = func(*args, **kwargs)
+    with outside_modes():
+        metas = [torch.empty(tuple(t.shape), dtype=torch.float32, device="meta") for t in kept]
+    outs = [out, *[rec.fake_like(t) for t in metas]]
+    for t in outs:
+        give_shadow(t, None)
+    if rec.recording:
+        rec.record(func, args, kwargs, ins, outs)
+    return tuple(outs)
+
+
 @_on("_nested_tensor_from_mask_left_aligned")
 def _left_aligned(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor]) -> Any:
     rec.assume("padded batches of nn.TransformerEncoder are run padded, not as nested tensors")

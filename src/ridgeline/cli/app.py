@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import InputError, RidgelineError, nearest
 
 FAILED, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 
@@ -33,6 +33,7 @@ On = Annotated[
 def run(argv: Sequence[str]) -> int:
     """Run a command line; every mistake of a user becomes one line on stderr and exit code 2."""
     try:
+        _check_command(argv)
         code = typer.main.get_command(app).main(args=list(argv), prog_name="ridgeline", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -50,6 +51,13 @@ def run(argv: Sequence[str]) -> int:
         if message is None:
             raise
         return _fail(message) if message else 0
+
+
+def _check_command(argv: Sequence[str]) -> None:
+    """An unknown command suggests the nearest, whatever the version of typer."""
+    known = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    if argv and not argv[0].startswith("-") and argv[0] not in known:
+        raise InputError(f"no command {argv[0]!r}{nearest(argv[0], known)}")
 
 
 def _usage(error: Exception) -> str | None:

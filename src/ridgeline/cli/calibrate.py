@@ -10,7 +10,7 @@ from ridgeline.errors import CalibrationError, InputError, MissingExtra
 
 def record_all(out: Path, budget_s: float, seed: int) -> None:
     """Record host costs, sustained power and operators into a folder, saying how far it is."""
-    _check_gpu()
+    gpu = _gpu_name()
     from ridgeline.bench.record import record_host, record_operators, record_power
 
     try:
@@ -18,7 +18,7 @@ def record_all(out: Path, budget_s: float, seed: int) -> None:
     except OSError as error:
         raise InputError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from error
     began = time.perf_counter()
-    _say("host costs", began)
+    _say(f"{gpu}: host costs", began)
     record_host(out / "host.json")
     _say("power while looping", began)
     record_power(out / "power.json")
@@ -34,15 +34,19 @@ def record_all(out: Path, budget_s: float, seed: int) -> None:
     )
 
 
-def _check_gpu() -> None:
+def _gpu_name() -> str:
+    """The GPU that will be measured, or an error that says where to go."""
+    from ridgeline.bench.environment import environment
+
     try:
-        import torch
+        found = environment()
     except ImportError as error:
         raise MissingExtra("PyTorch", "torch", "calibrating") from error
-    if not torch.cuda.is_available():
+    if "device" not in found:
         raise CalibrationError(
             "no CUDA device here: run `ridgeline calibrate` on the machine whose GPU is to be measured"
         )
+    return str(found["device"])
 
 
 def _say(text: str, began: float) -> None:

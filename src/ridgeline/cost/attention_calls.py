@@ -28,6 +28,12 @@ BACKWARD_PRODUCTS = 2.5
 POWER_EXPONENT = 0.6
 MAX_SPLITS = 128
 
+SYNC_FLOPS_PER_CLOCK = 2560.0
+"""16-bit operations per clock and SM of warp-wide matrix instructions, all that kernels written for Ampere use."""
+
+SYNC = frozenset({"fa2_fwd", "fa2_decode", "fa2_split", "fa2_bwd", "efficient_fwd", "efficient_bwd", "cudnn_decode"})
+"""Kernels that use those instructions on every architecture."""
+
 COEFFICIENTS = {
     "launch_cycles": "time of the main kernel beyond its tiles",
     "start_cycles": "latency of a tile apart from its blocks: first loads, last stores",
@@ -42,6 +48,7 @@ COEFFICIENTS = {
     "tail_frac": "share of the last, partial wave that is paid for",
     "uneven_frac": "share of the longest tile's excess over the mean that outlasts the other SMs",
     "mask_frac": "what a block on the causal diagonal costs more",
+    "mask_per_clock": "scores of an explicit mask that an SM reads and adds per clock",
     "ragged_frac": "what kernels cost more that guard every access because a length does not fill its last block",
     "ragged_causal_frac": "the same for causal calls",
     "padded_frac": "what a head dim smaller than the kernel's costs more",
@@ -55,6 +62,16 @@ COEFFICIENTS = {
     "combine_cycles": "latency of combining split keys",
     "combine_split_cycles": "the same per split",
 }  # fmt: skip
+
+
+_COMMON = {
+    "launch_cycles": 3000.0, "start_cycles": 2500.0, "edge_cycles": 5.0, "share_cycles": 1000.0, "block_cycles": 100.0, "tensor_frac_64": 0.9,
+    "tensor_frac_128": 0.9, "tensor_frac_256": 0.9, "exp_per_clock": 40.0, "alone_frac": 0.8, "tail_frac": 0.8, "uneven_frac": 0.5, "mask_frac": 0.1,
+    "mask_per_clock": 16.0, "ragged_frac": 0.02, "ragged_causal_frac": 0.02, "padded_frac": 0.03, "dram_frac": 0.85, "exposed_frac": 0.8,
+    "power_frac": 1.0, "power_tau_s": 3e-4, "pass_cycles": 4000.0, "pass_frac": 0.75, "strided_frac": 0.6, "combine_cycles": 4000.0,
+    "combine_split_cycles": 200.0,
+}  # fmt: skip
+DEFAULTS: dict[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +100,9 @@ KERNELS = {
                        256: Tiling(64, 64, 1)}),
     "cudnn_fwd": Kernel({64: Tiling(128, 128, 1), 128: Tiling(128, 128, 1), 192: Tiling(128, 128, 1), 256: Tiling(128, 128, 1)}),
     "cudnn_bwd": Kernel({64: Tiling(128, 64, 1), 128: Tiling(128, 64, 1), 192: Tiling(64, 64, 1), 256: Tiling(64, 64, 1)}),
+    "cudnn_decode": Kernel({64: Tiling(16, 128, 4), 128: Tiling(16, 128, 4), 256: Tiling(16, 128, 2)}),
+    "fa3_fwd": Kernel({64: Tiling(192, 128, 1), 128: Tiling(128, 128, 1), 192: Tiling(128, 112, 1), 256: Tiling(128, 80, 1)}),
+    "fa3_bwd": Kernel({64: Tiling(128, 128, 1), 96: Tiling(128, 64, 1), 128: Tiling(128, 80, 1), 192: Tiling(96, 64, 1), 256: Tiling(80, 64, 1)}),
     "efficient_fwd": Kernel({64: Tiling(64, 64, 4), 128: Tiling(64, 128, 2), 65536: Tiling(32, 128, 2)}),
     "efficient_bwd": Kernel({32: Tiling(64, 64, 4), 64: Tiling(64, 64, 4), 128: Tiling(128, 128, 1), 65536: Tiling(64, 128, 1)}),
 }  # fmt: skip
@@ -192,6 +212,8 @@ def plan_of(dims: Mapping[str, int], library: str, phase: str, num_sms: int, siz
         return _backward_plan(dims, library, num_sms, size)
     if library == "fa2":
         return _fa2_plan(dims, num_sms, size)
+    if library == "cudnn" and dims["s"] <= DECODE_ROWS:
+        return _cudnn_decode_plan(dims, num_sms, size)
     kernel = KERNELS[f"{library}_fwd"]
     p = problem_of(dims, kernel)
     launch = launch_of(tiling_of(kernel, dims["d"]), p, p.s, p.skv, p.b * p.h)
@@ -216,9 +238,21 @@ def _fa2_plan(dims: Mapping[str, int], num_sms: int, size: float) -> Plan:
     if splits == 1:
         return _forward("fa2_decode" if decodes else "fa2_fwd", p, launch, num_sms, size)
     each = float(-(-blocks // splits))
-    launch = replace(launch, tiles=launch.tiles * splits, mean_blocks=each, max_blocks=each)
+    seen = launch.mean_blocks / launch.max_blocks  # splits beyond the diagonal end at once
+    launch = replace(launch, tiles=launch.tiles * splits, mean_blocks=each * seen, max_blocks=each)
     partial = 8.0 * splits * p.b * p.h * p.s * p.dv
     return _forward("fa2_split", p, launch, num_sms, size, passes=(partial,), splits=splits, num_kernels=2)
+
+
+def _cudnn_decode_plan(dims: Mapping[str, int], num_sms: int, size: float) -> Plan:
+    """cuDNN gives few queries a kernel of short tiles that splits the keys until every SM has a tile."""
+    kernel = KERNELS["cudnn_decode"]
+    p = problem_of({**dims, "causal": 0}, kernel)
+    launch = launch_of(tiling_of(kernel, dims["d"]), p, p.s, p.skv, p.b * p.h)
+    splits = int(max(1, min(num_sms // launch.tiles, launch.max_blocks)))
+    each = float(-(-launch.max_blocks // splits))
+    launch = replace(launch, tiles=launch.tiles * splits, mean_blocks=each, max_blocks=each)
+    return _forward("cudnn_decode", p, launch, num_sms, size, splits=splits, num_kernels=2 if splits > 1 else 1)
 
 
 def _forward(group: str, p: Problem, launch: Launch, num_sms: int, size: float, **more: Any) -> Plan:
@@ -275,7 +309,8 @@ def plan_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float = 0
 def _main_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float) -> tuple[float, float, float]:
     launch, p = plan.launch, plan.problem
     width = p.d + p.dv
-    busy_s = loop_s(chip, coef, launch, width, peak / (chip.num_sms * chip.clock_hz), plan.products)
+    per_clock = peak / (chip.num_sms * chip.clock_hz)
+    busy_s = loop_s(chip, coef, plan, min(per_clock, SYNC_FLOPS_PER_CLOCK) if plan.group in SYNC else per_clock)
     if launch.is_ragged:
         busy_s *= 1 + coef["ragged_causal_frac" if launch.is_causal else "ragged_frac"]
     if p.true_width < width:
@@ -289,11 +324,12 @@ def _main_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float) -
     return whole_s * (1 + slower * whole_s / (whole_s + coef["power_tau_s"])), busy_s, dram_s
 
 
-def loop_s(chip: Chip, coef: Coef, launch: Launch, width: int, flops_per_clock: float, products: float) -> float:
+def loop_s(chip: Chip, coef: Coef, plan: Plan, flops_per_clock: float) -> float:
     """Time the SMs need for all tiles of a launch."""
-    tiling = launch.tiling
+    launch, tiling, width = plan.launch, plan.launch.tiling, plan.problem.d + plan.problem.dv
     frac = coef["tensor_frac_64"] if width <= 128 else coef["tensor_frac_128"] if width <= 256 else coef["tensor_frac_256"]
-    work = tiling.rows * tiling.keys * (2 * products * width / (flops_per_clock * frac) + 1 / coef["exp_per_clock"])
+    score = 2 * plan.products * width / (flops_per_clock * frac) + 1 / coef["exp_per_clock"] + plan.problem.mask / coef["mask_per_clock"]
+    work = tiling.rows * tiling.keys * score
     alone, lead = 1 / coef["alone_frac"], coef["start_cycles"] + coef["edge_cycles"] * width / 2
     extra = coef["mask_frac"] * launch.diagonal_blocks
     full, rest = divmod(launch.tiles, chip.num_sms * tiling.resident)
@@ -330,3 +366,55 @@ def num_splits(tiles: int, num_sms: int, blocks: int) -> int:
             fills[splits] = waves / math.ceil(waves)
     best = max(fills.values())
     return next(splits for splits, fill in fills.items() if fill >= 0.85 * best)
+
+
+PYTORCH = ("fa2", "cudnn", "efficient")
+"""Libraries whose launches this module plans for both phases."""
+
+
+@family("attention", "attention", DEFAULTS)
+def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
+    dims = call.dims()
+    if min(dims[name] for name in ("b", "h", "s", "skv")) < 1:
+        return Time(0.0, 0.0, "latency", 0)
+    if call.library not in PYTORCH and not (call.library == "fa3" and call.phase == "bwd"):
+        return _served(call, chip, warm_frac)
+    plan = plan_of(dims, call.library, call.phase, chip.num_sms, ITEMSIZE[call.dtype])
+    dtype = matrix_dtype(call, chip)
+    if call.dtype == "fp32":  # three products of narrower operands make one of full precision
+        plan = replace(plan, products=3 * plan.products)
+    busy_s, sm_s, dram_s = plan_s(chip, group_coef(tuple(coef.items()), plan.group), plan, chip.peak_flops_per_s(dtype), warm_frac)
+    floor_s = _floor_s(call, chip, warm_frac, chip.peak_flops_per_s(dtype))
+    bound = "memory" if dram_s > sm_s else "compute" if 2 * sm_s > busy_s else "latency"
+    return Time(max(busy_s, floor_s), floor_s, bound, plan.num_kernels)
+
+
+def _served(call: Call, chip: Chip, warm_frac: float) -> Time:
+    """Kernels of serving frameworks, by the tile model and its own coefficients for the architecture."""
+    dims = call.dims()
+    library = "decode" if call.library == "fa3" and dims["s"] <= DECODE_ROWS else call.library
+    found = attention_timing(chip, {}, b=dims["b"], h=dims["h"], hkv=dims["hkv"], s=dims["s"], skv=dims["skv"], d=dims["d"], dv=dims.get("dv", dims["d"]),
+                             causal=dims.get("causal", 0), window=dims.get("window", 0), phase=call.phase, library=library,
+                             dtype=matrix_dtype(call, chip), warm_frac=warm_frac)
+    return Time(float(found.expected_s[0]), float(found.floor_s[0]), BOUND_NAMES[int(found.bound[0])], 1)
+
+
+def _floor_s(call: Call, chip: Chip, warm_frac: float, peak: float) -> float:
+    """The products of the scores that count at the tensor peak, or each input once from DRAM."""
+    dims, size = call.dims(), ITEMSIZE[call.dtype]
+    p = problem_of(dims, Kernel({}))
+    products = BACKWARD_PRODUCTS if call.phase == "bwd" else 1.0
+    flops = 2 * products * p.true_width * p.b * p.h * p.scores()
+    moved = size * p.b * (p.h * p.s * p.d + p.hkv * min(p.skv, p.window + p.s if p.window else p.skv) * p.true_width)
+    return max(flops / peak, moved * (1 - warm_frac) / chip.dram_bytes_per_s)
+
+
+def matrix_dtype(call: Call, chip: Chip) -> str:
+    wanted = "tf32" if call.dtype == "fp32" else call.dtype  # fp32 kernels of this kind use the narrower matrix mode
+    return wanted if wanted in chip.tensor_flops_per_s else "fp32"
+
+
+@lru_cache(maxsize=256)
+def group_coef(coef: tuple[tuple[str, float], ...], group: str) -> dict[str, float]:
+    """The coefficients of one group of kernels, under their own names."""
+    return _COMMON | {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}

@@ -28,13 +28,23 @@ class Calibration:
 
     def coef(self, family: Family, call: Call) -> tuple[Coef, Basis]:
         """Coefficients for a call: the family's defaults, replaced where this device was fitted."""
-        entry = self.families.get(family.name)
-        if not entry:
-            return family.defaults, Basis.ASSUMED if self.device == "" else Basis.DATASHEET
-        found = entry.get(call.dtype, entry.get("all", entry if "coef" in entry else None))
+        found = self.entry(family.name, call.dtype)
         if found is None:
             return family.defaults, Basis.DATASHEET
         return {**family.defaults, **found["coef"]}, Basis.FITTED
+
+    def entry(self, family: str, *keys: str) -> Mapping[str, Any] | None:
+        """What was fitted for a family: under the first of ``keys`` that is known, else for all of its calls."""
+        entries = self.families.get(family, {})
+        for key in (*keys, "all"):
+            if key in entries:
+                return dict(entries[key])
+        return None
+
+    def width(self, entry: Mapping[str, Any] | None) -> float | None:
+        """log half-width that held 90 % of the held-out rows of an entry, where the fit recorded it."""
+        quantiles = (entry or {}).get("heldout", {}).get("log_quantiles")
+        return max(-quantiles["q05"], quantiles["q95"]) * 1.05 if quantiles else None
 
 
 @lru_cache(maxsize=64)

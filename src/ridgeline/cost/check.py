@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ridgeline.cost import host, interval
+from ridgeline.cost import host, interval, serving
 from ridgeline.cost.call import ITEMSIZE, Call, kinds
 from ridgeline.cost.price import Pricer, pricer_of
 from ridgeline.dtypes import dtype as dtype_named
@@ -90,16 +90,35 @@ class CallTime(NamedTuple):
 
 
 def predict_call(
-    device: str | Device, kind: str, dtype: str, phase: str, library: str, shape: Mapping[str, Any], cache: str = "cold"
+    device: str | Device,
+    kind: str,
+    dtype: str,
+    phase: str,
+    library: str,
+    shape: Mapping[str, Any],
+    cache: str | None = None,
 ) -> CallTime:
-    """What events around one library call would read on the device, with the L2 cold or warm."""
+    """What events around one library call would read on the device.
+
+    ``cache`` is cold or warm; None is the state in which the device's calibration was measured (cold, or the loop of a
+    serving framework).
+    """
     found, pricer = call_of(kind, dtype, phase, library, shape), pricer_of(device_named(device))
-    price = pricer.price(found, _warm_frac(found, pricer, cache))
+    looped = _looped(found, pricer)
+    price = pricer.price(found, _warm_frac(found, pricer, cache, looped))
     coef = {**host.DEFAULTS, **pricer.calibration.host}
-    busy_s = price.time.busy_s
-    expected_s = busy_s + coef["event_s"] + max(0, price.time.num_kernels - 1) * coef["event_gap_s"]
+    more_s = coef["event_s"] + max(0, price.time.num_kernels - 1) * coef["event_gap_s"]
+    expected_s = price.time.busy_s + (0.0 if looped else more_s)
     low, high = interval.factors(price.width)
     return CallTime(expected_s, max(price.time.floor_s, expected_s * low), expected_s * high, price.time.floor_s)
+
+
+def _looped(call: Call, pricer: Pricer) -> Mapping[str, Any] | None:
+    """The calibration entry, if this call was only ever timed inside a serving framework's loop."""
+    entry = pricer.serving_entry(call)
+    if entry is None and call.kind in ("gemm", "bmm"):
+        entry = pricer.calibration.entry("gemm", call.dtype)
+    return entry if entry is not None and entry.get("protocol") else None
 
 
 def call_of(kind: str, dtype: str, phase: str, library: str, shape: Mapping[str, Any]) -> Call:
@@ -166,11 +185,14 @@ def _check_dims(kind: str, dims: Mapping[str, Any]) -> None:
         raise InputError(f"{kind}: {empty[0]}={dims[empty[0]]} must be at least 1")
 
 
-def _warm_frac(call: Call, pricer: Pricer, cache: str) -> float:
+def _warm_frac(call: Call, pricer: Pricer, cache: str | None, looped: Mapping[str, Any] | None) -> float:
     """All of a small call is found in the L2 when it ran just before; of a large one, what the L2 holds."""
-    if cache.strip().lower() not in CACHES:
-        raise InputError(f"unknown cache state {cache!r}{nearest(cache, CACHES)}")
-    if cache.strip().lower() == "cold":
+    state = (cache or "").strip().lower()
+    if state and state not in CACHES:
+        raise InputError(f"unknown cache state {cache!r}{nearest(state, CACHES)}")
+    if looped is not None and state != "cold":
+        return serving.loop_warm_frac(call, pricer.chip, looped)
+    if state != "warm":
         return 0.0
     touched_bytes = footprint_bytes(call)
     return min(1.0, pricer.chip.l2_bytes / touched_bytes) if touched_bytes else 1.0
@@ -183,7 +205,8 @@ def footprint_bytes(call: Call) -> float:
     if rule is not None:
         return rule(dims, call.phase == "bwd") * size
     shape = [dims[key] for key in ("n", "c", "h", "w", "b", "s", "d", "v", "numel") if key in dims]
-    return math.prod(shape) * size * (3 if call.phase == "bwd" or call.kind in ("add", "mul", "div") else 2)
+    num_tensors = 3 if call.phase == "bwd" or call.kind in ("add", "mul", "div") else 2
+    return float(math.prod(shape) * size * num_tensors)
 
 
 def _product(d: Mapping[str, int], backward: bool) -> float:
@@ -319,10 +342,10 @@ def check(device: str | Device, records: Iterable[tuple[int, Mapping[str, str]]]
 
 def _checked(device: Device, line: int, record: Mapping[str, str]) -> CheckedRow:
     measured_s, shape = _measured_s(record["measured_s"]), _shape(record["shape"])
-    cache = (record.get("cache") or "cold").strip().lower()
+    cache = (record.get("cache") or "").strip().lower()
     call = call_of(record["kind"], record["dtype"], record["phase"], record["library"], shape)
     try:
-        time = predict_call(device, call.kind, call.dtype, call.phase, call.library, call.dims(), cache)
+        time = predict_call(device, call.kind, call.dtype, call.phase, call.library, call.dims(), cache or None)
     except KeyError as error:
         raise InputError(f"{call.kind} needs {error.args[0]} in its shape") from None
     return CheckedRow(
@@ -332,7 +355,7 @@ def _checked(device: Device, line: int, record: Mapping[str, str]) -> CheckedRow
         call.phase,
         call.library,
         record["shape"].strip(),
-        cache,
+        cache or "as calibrated",
         measured_s,
         time.expected_s,
         time.low_s,

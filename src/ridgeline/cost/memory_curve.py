@@ -40,11 +40,11 @@ def _unrolled(walked: Sequence[int], num_nodes: int, repeat: int, shown: int) ->
     yield from last
 
 
-def memory_curve(prediction: Prediction, called_s: Sequence[float]) -> Iterator[tuple[float, int]]:
-    """(seconds, live bytes): at the host call of every node where each has one, else spread evenly over the step."""
+def memory_curve(prediction: Prediction, called_s: Sequence[float], end_s: float) -> Iterator[tuple[float, int]]:
+    """(seconds, live bytes): at the host call of every node where each has one, else spread evenly until ``end_s``."""
     live = list(live_bytes(prediction))
     if len(called_s) == len(live):
         yield from zip(called_s, live, strict=True)
         return
     for i, value in enumerate(live):
-        yield prediction.expected_s * i / max(1, len(live)), value
+        yield end_s * i / max(1, len(live)), value

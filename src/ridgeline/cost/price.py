@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,6 +21,7 @@ from ridgeline.cost import (  # noqa: F401  (each registers its family)
     recurrent,
     reduction,
     roofline,
+    serving,
     softmax,
     stream,
     weightnorm,
@@ -30,6 +32,8 @@ from ridgeline.cost.chip import Chip, chip_of
 from ridgeline.hardware import Device
 
 WARM_STEPS = 8
+SERVING = ("fa3", "flashinfer", "trtllm")
+"""Attention libraries that serving frameworks bring along; PyTorch's own are fitted apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +70,30 @@ class Pricer:
 
     def _priced(self, call: Call, warm_frac: float) -> Price:
         family = family_of(call.kind)
-        coef, basis = self.calibration.coef(family, call)
-        time = family.model(call, self.chip, coef, warm_frac)
-        return Price(
-            time,
-            basis,
-            family.name,
-            interval.half_width(self.calibration.intervals, call, family.name, basis, time.busy_s),
-        )
+        entry = self.serving_entry(call)
+        if entry is not None:
+            model = serving.attention if call.kind == "attention" else serving.gemm
+            time, basis = model(call, self.chip, entry, warm_frac), Basis.FITTED
+        else:
+            coef, basis = self.calibration.coef(family, call)
+            time = family.model(call, self.chip, coef, warm_frac)
+        return Price(time, basis, family.name, self._width(call, family.name, entry, basis, time.busy_s))
+
+    def serving_entry(self, call: Call) -> Mapping[str, Any] | None:
+        """How serving frameworks' kernels were fitted here, if that is what the call is or all that is known."""
+        if call.kind in ("gemm", "bmm") and call.phase == "fwd":
+            entry = self.calibration.entry("gemm", call.dtype)
+            return entry if entry is not None and entry.get("library") == "cutlass" else None
+        entries = self.calibration.families.get("attention", {})
+        if call.kind != "attention" or not entries or ("all" in entries and call.library not in SERVING):
+            return None
+        return serving.entry_of(entries, call)
+
+    def _width(self, call: Call, family: str, entry: Mapping[str, Any] | None, basis: Basis, busy_s: float) -> float:
+        known = self.calibration.width(entry or self.calibration.entry(family, call.dtype))
+        if known is not None and not self.calibration.intervals:
+            return known
+        return interval.half_width(self.calibration.intervals, call, family, basis, busy_s)
 
 
 @lru_cache(maxsize=32)

