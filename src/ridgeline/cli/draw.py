@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
@@ -108,3 +109,12 @@ def table(title: str, *columns: tuple[str, str]) -> Table:
     for heading, side in columns:
         made.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True, overflow="ellipsis")
     return made
+
+
+def add_rows(made: Table, rows: Sequence[Sequence[Text | str]], width: int, *, least: int = 12) -> None:
+    """Add rows whose first cell, a name, takes the room that the others leave: numbers are never cut."""
+    headings = [str(column.header) for column in made.columns]
+    others = [max([len(heading), *(len(row[i]) for row in rows if i < len(row))]) for i, heading in enumerate(headings)]
+    room = max(least, width - sum(others[1:]) - len(headings))
+    for name, *cells in rows:
+        made.add_row(name if isinstance(name, Text) else shortened(name, room), *cells)

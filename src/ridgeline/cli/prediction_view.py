@@ -262,24 +262,22 @@ def breakdown(prediction: Prediction, by: str, top: int, width: int) -> Table:
         ("basis", "left"),
     )
     found = [total for total in totals(prediction.rows(), by) if total.expected_s > 0]
-    for total in found[:top]:
-        made.add_row(*_group_cells(total, prediction.busy_s, width, by))
-    _add_rest(made, found[top:], prediction.busy_s, wide)
+    cells = [_group_cells(total, prediction.busy_s, wide) for total in found[:top]]
+    draw.add_rows(made, [*cells, *_rest_cells(found[top:], prediction.busy_s, wide)], width)
     return made
 
 
-def _group_cells(total: Total, busy_s: float, width: int, by: str) -> list[Text | str]:
-    wide, share = width >= WIDE, total.expected_s / busy_s if busy_s else 0.0
+def _group_cells(total: Total, busy_s: float, wide: bool) -> list[Text | str]:
+    share = total.expected_s / busy_s if busy_s else 0.0
     name, part = total.bound()
     shown = Text.assemble(draw.bound(name), ("" if part > 0.995 else f" {part:.0%}", draw.DIM))
-    label = draw.shortened(total.name or "(top level)", width - 88 if wide else width - 60)
     wide_cells = (
         [show_flops(total.sum("flops")), show_bytes(total.sum("bytes")), show_joules(total.sum("energy_j"))]
         if wide
         else []
     )
     return [
-        label,
+        total.name or "(top level)",
         show_seconds(total.expected_s),
         _share(share, 14 if wide else 8),
         draw.ratio(total.expected_s, total.sum("floor_s")),
@@ -294,15 +292,13 @@ def _share(frac: float, cells: int) -> Text:
     return Text.assemble(f"{draw.percent(frac):>5} ", draw.bar(frac, cells))
 
 
-def _add_rest(made: Table, rest: Sequence[Total], busy_s: float, wide: bool) -> None:
+def _rest_cells(rest: Sequence[Total], busy_s: float, wide: bool) -> list[list[Text | str]]:
+    """One line for the groups that are not shown, if any."""
     if not rest:
-        return
+        return []
     rest_s = sum(total.expected_s for total in rest)
-    made.add_row(
-        Text(f"{len(rest)} more", style=draw.DIM),
-        show_seconds(rest_s),
-        _share(rest_s / busy_s if busy_s else 0.0, 14 if wide else 8),
-    )
+    share = _share(rest_s / busy_s if busy_s else 0.0, 14 if wide else 8)
+    return [[Text(f"{len(rest)} more", style=draw.DIM), show_seconds(rest_s), share]]
 
 
 def longest(prediction: Prediction, top: int, width: int) -> Table:

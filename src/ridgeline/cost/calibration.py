@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,13 +25,14 @@ class Calibration:
     power: Coef = field(default_factory=dict)
     intervals: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+    basis: Basis = Basis.FITTED  # of results that use these coefficients; worse when fitted on another device
 
     def coef(self, family: Family, call: Call) -> tuple[Coef, Basis]:
         """Coefficients for a call: the family's defaults, replaced where this device was fitted."""
         found = self.entry(family.name, call.dtype)
         if found is None:
-            return family.defaults, Basis.DATASHEET
-        return {**family.defaults, **found["coef"]}, Basis.FITTED
+            return family.defaults, max(self.basis, Basis.DATASHEET)
+        return {**family.defaults, **found["coef"]}, self.basis
 
     def entry(self, family: str, *keys: str) -> Mapping[str, Any] | None:
         """What was fitted for a family: under the first of ``keys`` that is known, else for all of its calls."""
@@ -68,6 +69,25 @@ def _load(name: str) -> Calibration | None:
         ) from None
 
 
+SIBLINGS = {
+    "hopper": "h100-sxm",
+    "blackwell": "b200",
+    "ampere": "a100-sxm-80gb",
+    "ampere-ga10x": "l40s",
+    "ada": "l40s",
+    "blackwell-consumer": "l40s",
+}
+"""Whose measured behavior stands in for devices of an architecture that nobody measured."""
+
+
 def calibration_of(device: Device) -> Calibration:
-    """The device's own calibration, its parent's for an imagined device, else an empty one."""
-    return _load(device.name) or (_load(device.parent) if device.parent else None) or Calibration("")
+    """The device's own calibration, its parent's for an imagined device, else a sibling's."""
+    own = _load(device.name)
+    if own is not None:
+        return own
+    parent = _load(device.parent) if device.parent else None
+    if parent is not None:
+        return replace(parent, basis=Basis.ASSUMED)
+    sibling = _load(SIBLINGS[device.arch]) if device.arch in SIBLINGS else None
+    basis = Basis.ASSUMED if device.parent else Basis.DATASHEET
+    return replace(sibling, basis=basis) if sibling is not None else Calibration("", basis=basis)

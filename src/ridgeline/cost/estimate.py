@@ -246,7 +246,8 @@ def _summed(
     floor_s = sum(line.floor_s * line.times for line in lines)
     joules = energy.energy_j(total, expected_s, power, limit_w)
     price = device.price_usd_per_hour
-    spread = interval.spread(lines, busy_s)
+    basis = worst(line.basis for line in lines)
+    spread = interval.spread(lines, busy_s, basis)
     host_share = max(0.0, expected_s - busy_s) / expected_s if expected_s else 0.0
     wall_spread = spread + interval.HOST_SPREAD * host_share
     return Prediction(
@@ -262,7 +263,7 @@ def _summed(
         energy_j=joules,
         power_w=joules / expected_s if expected_s else 0.0,
         usd=expected_s / 3600.0 * price if price else 0.0,
-        basis=worst(line.basis for line in lines),
+        basis=basis,
         num_kernels=sum(line.num_kernels * line.times for line in lines),
         throttle=stretch,
         calibrated_on=pricer.calibration.device,

@@ -31,7 +31,7 @@ OUTSIDE = 1.5
 SHARED_FRAC = 0.5
 """Share of a family's error that its calls have in common, so that it does not average out over a model."""
 
-MODEL_WIDTH = 0.05
+MODEL_WIDTH = {Basis.MEASURED: 0.05, Basis.FITTED: 0.08, Basis.DATASHEET: 0.25, Basis.ASSUMED: 0.35}
 """What a whole model adds: clocks, neighbors in the cache, kernels chosen differently (fitted on recorded models)."""
 
 
@@ -51,7 +51,7 @@ def factors(width: float) -> tuple[float, float]:
     return math.exp(-width), math.exp(width)
 
 
-def spread(lines: Iterable[Any], busy_s: float) -> float:
+def spread(lines: Iterable[Any], busy_s: float, basis: Basis = Basis.FITTED) -> float:
     """log half-width of a sum: errors shared within a family add up, the rest average out, a model adds its own."""
     if busy_s <= 0:
         return 0.0
@@ -62,4 +62,4 @@ def spread(lines: Iterable[Any], busy_s: float) -> float:
             width_s = line.width * line.busy_s * line.times
             shared[line.family] = shared.get(line.family, 0.0) + SHARED_FRAC * width_s
             own += ((1 - SHARED_FRAC) * width_s) ** 2
-    return math.hypot(math.sqrt(sum(v * v for v in shared.values()) + own) / busy_s, MODEL_WIDTH)
+    return math.hypot(math.sqrt(sum(v * v for v in shared.values()) + own) / busy_s, MODEL_WIDTH[basis])

@@ -73,10 +73,12 @@ class Pricer:
         entry = self.serving_entry(call)
         if entry is not None:
             model = serving.attention if call.kind == "attention" else serving.gemm
-            time, basis = model(call, self.chip, entry, warm_frac), Basis.FITTED
+            time, basis = model(call, self.chip, entry, warm_frac), self.calibration.basis
         else:
             coef, basis = self.calibration.coef(family, call)
             time = family.model(call, self.chip, coef, warm_frac)
+        if self.device.kind != "gpu":
+            time = unlike_a_gpu(time)
         return Price(time, basis, family.name, self._width(call, family.name, entry, basis, time.busy_s))
 
     def serving_entry(self, call: Call) -> Mapping[str, Any] | None:
@@ -92,8 +94,18 @@ class Pricer:
     def _width(self, call: Call, family: str, entry: Mapping[str, Any] | None, basis: Basis, busy_s: float) -> float:
         known = self.calibration.width(entry or self.calibration.entry(family, call.dtype))
         if known is not None and not self.calibration.intervals:
-            return known
+            return known * interval.WIDER[basis]
         return interval.half_width(self.calibration.intervals, call, family, basis, busy_s)
+
+
+REACHED_FRAC = 0.7
+START_S = 2e-6
+"""Without SMs to fill, the GPU kernels' shapes say nothing: a share of the speed of light and a start are assumed."""
+
+
+def unlike_a_gpu(time: Time) -> Time:
+    """The same call on a processor that no kernel model here describes (CPU, TPU, other accelerators)."""
+    return Time(time.floor_s / REACHED_FRAC + START_S, time.floor_s, time.bound)
 
 
 @lru_cache(maxsize=32)
