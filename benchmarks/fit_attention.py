@@ -1,62 +1,91 @@
-"""Fit the attention coefficients of a recorded device, by library and phase, and write them into its calibration.
+"""Fit the attention coefficients of a recorded device, by group of kernels, and write them into its calibration.
 
-    python benchmarks/fit_attention.py [--device h200] [--write]
+    python benchmarks/fit_attention.py [--device h200] [--write] [--verbose]
+
+Errors are those of a fit to a random half on the other half; the coefficients written are fitted to all points.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections import defaultdict
+from typing import Any
 
 import numpy as np
 from recordings import event_to_busy_s, load_operators, update_calibration
 from scipy.optimize import minimize
 
-from ridgeline.cost import attention
-from ridgeline.cost.attention_calls import DECODE_ROWS, priced
+from ridgeline.cost.attention_calls import BASE, GROUPS, SHARED, plan_of, plan_s
 from ridgeline.cost.chip import Chip, chip_of
 from ridgeline.hardware import device
 
 EVENT_S = 3e-6
+ROUNDS = 6
+PRIOR = 1e-3  # pull of a coefficient's logarithm towards its start, so that what no point tells stays put
+Row = dict[str, Any]
 
 
-def columns(rows: list[dict]) -> dict[str, np.ndarray]:
-    made = {k: np.array([r["shape"].get(k, 0) for r in rows], float) for k in ("b", "h", "hkv", "s", "skv", "d", "causal", "mask")}
-    made["target"] = np.array([event_to_busy_s(r) for r in rows]) + EVENT_S
-    return made
+class Target:
+    """Rows of one group of kernels with what was measured of them."""
+
+    def __init__(self, rows: list[Row], chip: Chip) -> None:
+        self.rows, self.chip, self.peak = rows, chip, chip.peak_flops_per_s("bf16")
+        self.measured_s = np.array([event_to_busy_s(r) for r in rows]) + EVENT_S
+
+    def ratios(self, coef: dict[str, float]) -> np.ndarray:
+        return (np.array([plan_s(self.chip, coef, r["plan"], self.peak)[0] for r in self.rows]) + EVENT_S) / self.measured_s
 
 
-def fit(rows: list[dict], chip: Chip, library: str, phase: str, label: str, rounds: int = 3, verbose: bool = False) -> tuple[dict[str, float], dict]:
-    order = np.random.default_rng(0).permutation(len(rows))
-    half = len(rows) // 2
-    train, test = columns([rows[i] for i in order[:half]]), columns([rows[i] for i in order[half:]])
-    start = {**attention.defaults(chip.arch, library, phase), "side_frac": 0.7, "ragged": 0.1}
-    names = list(start)
-    x0 = np.log([max(start[k], 1e-9) for k in names])
+def fitted(target: Target, group: str) -> dict[str, float]:
+    """Coefficients of the group with the least mean |log ratio|."""
+    names = [*SHARED, *GROUPS[group]]
+    start = np.log([BASE[name] for name in names])
 
-    def seconds(x: np.ndarray, c: dict[str, np.ndarray]) -> np.ndarray:
-        return priced(chip, dict(zip(names, np.exp(x), strict=True)), c, phase, library, "bf16")[1] + EVENT_S
+    def coef(x: np.ndarray) -> dict[str, float]:
+        return BASE | dict(zip(names, np.exp(x).tolist(), strict=True))
 
     def loss(x: np.ndarray) -> float:
-        return float(np.mean(np.abs(np.log(seconds(x, train) / train["target"]))) + 1e-3 * np.mean((x - x0) ** 2))
+        return float(np.mean(np.abs(np.log(target.ratios(coef(x))))) + PRIOR * np.mean((x - start) ** 2))
 
-    x, began = x0, time.time()
-    for _ in range(rounds):
+    x = start
+    for _ in range(ROUNDS):
         x = minimize(loss, x, method="Powell", options={"maxiter": 2, "ftol": 1e-3}).x
-    ratio = seconds(x, test) / test["target"]
-    logs = np.log(ratio)
-    report = {"n": len(ratio), "mape": float(np.mean(np.abs(ratio - 1))), "median_ape": float(np.median(np.abs(ratio - 1))), "bias": float(np.mean(ratio - 1)),
-              "log_quantiles": {"q05": float(np.quantile(logs, 0.05)), "q95": float(np.quantile(logs, 0.95))}}
-    print(f"{label:16s} n {report['n']:4d}  MAPE {report['mape']:.1%}  median {report['median_ape']:.1%}  bias {report['bias']:+.1%}  ({time.time() - began:.0f} s)", flush=True)
+    return {name: coef(x)[name] for name in names}
+
+
+def report(ratio: np.ndarray) -> dict[str, Any]:
+    logs, missed = np.log(ratio), np.abs(ratio - 1)
+    return {"n": len(ratio), "mape": float(missed.mean()), "median_ape": float(np.median(missed)), "bias": float(np.mean(ratio - 1)),
+            "log_quantiles": {"q05": float(np.quantile(logs, 0.05)), "q95": float(np.quantile(logs, 0.95))}}  # fmt: skip
+
+
+def tell(target: Target, ratio: np.ndarray) -> None:
+    """Error by feature, and the worst points."""
+    by: dict[tuple[str, object], list[float]] = defaultdict(list)
+    for row, found, seconds in zip(target.rows, ratio, target.measured_s, strict=True):
+        s = row["shape"]
+        for feature in (("d", s["d"]), ("causal", s["causal"]), ("ragged", s["s"] % 128 > 0), ("grouped", s["h"] != s["hkv"]),
+                        ("cross", s["s"] != s["skv"]), ("log10 s", round(2 * np.log10(seconds)) / 2)):  # fmt: skip
+            by[feature].append(found)
+    for feature in sorted(by, key=str):
+        found = np.array(by[feature])
+        print(f"    {feature[0]:8s} {feature[1]!s:6s} n {len(found):4d}  MAPE {np.mean(np.abs(found - 1)):.1%}  median {np.median(found) - 1:+.1%}")
+    for i in np.argsort(-np.abs(np.log(ratio)))[:8]:
+        print(f"    {ratio[i]:.2f} x {target.measured_s[i] * 1e6:.1f} us  {target.rows[i]['shape']}")
+
+
+def heldout(rows: list[Row], chip: Chip, group: str, verbose: bool) -> np.ndarray:
+    began = time.time()
+    order = np.random.default_rng(0).permutation(len(rows))
+    half = len(rows) // 2
+    train, test = (Target([rows[i] for i in part], chip) for part in (order[:half], order[half:]))
+    ratio = test.ratios(BASE | fitted(train, group))
+    found = report(ratio)
+    print(f"{group:14s} n {found['n']:4d}  MAPE {found['mape']:.1%}  median {found['median_ape']:.1%}  bias {found['bias']:+.1%}  ({time.time() - began:.0f} s)", flush=True)
     if verbose:
-        for name in ("b", "h", "s", "skv", "d", "causal", "target"):
-            edges = np.quantile(test[name], [0, 0.25, 0.5, 0.75, 1.0])
-            print("   ", name, [(f"{a:.3g}", f"{np.mean(np.abs(ratio - 1)[(test[name] >= a) & (test[name] <= b)]):.3f}", f"{np.mean((ratio - 1)[(test[name] >= a) & (test[name] <= b)]):+.3f}")
-                                for a, b in zip(edges, edges[1:], strict=False)])
-        for i in np.argsort(-np.abs(logs))[:8]:
-            print("   ", {k: int(test[k][i]) for k in ("b", "h", "hkv", "s", "skv", "d", "causal")}, f"{ratio[i] * test['target'][i] * 1e6:.1f} for {test['target'][i] * 1e6:.1f} us")
-        print("   ", {k: float(f"{v:.3g}") for k, v in zip(names, np.exp(x), strict=True)})
-    return {k: float(f"{v:.4g}") for k, v in zip(names, np.exp(x), strict=True)}, report
+        tell(test, ratio)
+    return ratio
 
 
 def main() -> None:
@@ -64,21 +93,28 @@ def main() -> None:
     parser.add_argument("--device", default="h200")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--only", default="", help="one group of kernels")
     options = parser.parse_args()
     chip = chip_of(device(options.device))
     rows = [r for r in load_operators(options.device) if r["kind"] == "attention"]
+    for row in rows:
+        row["plan"] = plan_of(row["shape"], row["library"], row["phase"], chip.num_sms)
+    missed = [row for row in rows if len(row["kernels"]) != row["plan"].num_kernels]
+    print(f"{len(rows)} points, {len(missed)} with another number of kernels than planned")
     coef: dict[str, float] = {}
-    reports = {}
-    for library in ("fa2", "cudnn", "efficient"):
-        for phase in ("fwd", "bwd"):
-            mine = [r for r in rows if r["library"] == library and r["phase"] == phase and r["shape"]["s"] > DECODE_ROWS]
-            found, reports[f"{library}_{phase}"] = fit(mine, chip, library, phase, f"{library} {phase}", verbose=options.verbose)
-            coef |= {f"{library}_{phase}.{k}": v for k, v in found.items()}
-    decode = [r for r in rows if r["shape"]["s"] <= DECODE_ROWS]
-    found, reports["fa2_decode"] = fit(decode, chip, "fa2", "fwd", "fa2 decode", verbose=options.verbose)
-    for library in ("fa2", "cudnn"):
-        coef |= {f"{library}_decode.{k}": v for k, v in found.items()}
-    if options.write:
+    reports, everything = {}, []
+    for group in GROUPS:
+        mine = [r for r in rows if r["plan"].group == group]
+        if len(mine) < 10 or options.only not in ("", group):
+            continue
+        ratio = heldout(mine, chip, group, options.verbose)
+        everything.append(ratio)
+        reports[group] = report(ratio)
+        coef |= {f"{group}.{k}": float(f"{v:.4g}") for k, v in fitted(Target(mine, chip), group).items()}
+    print("all", {k: v for k, v in report(np.concatenate(everything)).items() if k != "log_quantiles"})
+    if options.verbose:
+        print(coef)
+    if options.write and not options.only:
         update_calibration(options.device, families={"attention": {"all": {"coef": coef, "heldout": reports}}})
 
 

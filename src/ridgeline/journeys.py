@@ -26,9 +26,14 @@ def predict(model: Graph | str, on: str | Device = "h200", execution: str = "eag
     precision, …). ``on`` is a device's name, with overrides if you like: ``"h200 hbm_bandwidth=2x"``.
     """
     if isinstance(model, Graph) and options:
-        raise InputError(f"{', '.join(options)}: a captured graph has its sizes already; options are for names of the zoo")
+        raise InputError(
+            f"{', '.join(options)}: a captured graph has its sizes already; options are for names of the zoo"
+        )
     if not isinstance(model, (Graph, str)):
-        raise InputError(f"predict takes a graph or a zoo name, not {type(model).__name__}: capture the model first with ridgeline.capture(model, args=…)")
+        raise InputError(
+            f"predict takes a graph or a zoo name, not {type(model).__name__}: "
+            "capture the model first with ridgeline.capture(model, args=…)"
+        )
     graph = build(model, **options) if isinstance(model, str) else model
     return estimate(graph, device_named(on), execution)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich import box
@@ -26,6 +26,8 @@ BOUND_STYLE = {
 }
 BASIS_STYLE = {Basis.MEASURED: "green", Basis.FITTED: "green", Basis.DATASHEET: "yellow", Basis.ASSUMED: "red"}
 DIM = "bright_black"
+LEAST = 12
+"""Cells a name keeps, however narrow the terminal."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -94,8 +96,12 @@ def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
 
 
-def table(title: str, *columns: tuple[str, str]) -> Table:
-    """A plain table; columns are (heading, left or right)."""
+def clipped(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def table(title: str, *columns: tuple[str, str], tight: bool = False) -> Table:
+    """A plain table; columns are (heading, left or right), a tight one has a single space between them."""
     made = Table(
         title=title,
         title_justify="left",
@@ -103,7 +109,7 @@ def table(title: str, *columns: tuple[str, str]) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         show_edge=False,
-        padding=(0, 1, 0, 0),
+        padding=(0, 0 if tight else 1, 0, 0),
         header_style=DIM,
     )
     for heading, side in columns:
@@ -111,10 +117,11 @@ def table(title: str, *columns: tuple[str, str]) -> Table:
     return made
 
 
-def add_rows(made: Table, rows: Sequence[Sequence[Text | str]], width: int, *, least: int = 12) -> None:
+def add_rows(made: Table, rows: Sequence[Sequence[Text | str]], width: int, cut: Callable[[str, int], str]) -> None:
     """Add rows whose first cell, a name, takes the room that the others leave: numbers are never cut."""
     headings = [str(column.header) for column in made.columns]
     others = [max([len(heading), *(len(row[i]) for row in rows if i < len(row))]) for i, heading in enumerate(headings)]
-    room = max(least, width - sum(others[1:]) - len(headings))
+    gap = 1 + made.padding[1]
+    room = max(LEAST, width - sum(others[1:]) - gap * len(headings))
     for name, *cells in rows:
-        made.add_row(name if isinstance(name, Text) else shortened(name, room), *cells)
+        made.add_row(name if isinstance(name, Text) else cut(name, room), *cells)

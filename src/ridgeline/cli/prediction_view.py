@@ -20,6 +20,8 @@ from ridgeline.units import show_bytes, show_flops, show_joules, show_seconds
 
 WIDE = 118
 """Columns from which the summary stands in two halves and the tables have their wide form."""
+ROOMY = 134
+"""Columns from which the longest rows name their kernels too."""
 TIGHT_FRAC = 0.92
 """Share of the memory above which a step that fits is called tight: the driver and fragments need the rest."""
 Line = tuple[str, Text | str]
@@ -260,10 +262,12 @@ def breakdown(prediction: Prediction, by: str, top: int, width: int) -> Table:
         *((("FLOPs", "right"), ("bytes", "right"), ("energy", "right")) if wide else ()),
         ("kernels", "right"),
         ("basis", "left"),
+        tight=not wide,
     )
     found = [total for total in totals(prediction.rows(), by) if total.expected_s > 0]
+    cut = draw.shortened if by == "module" else draw.clipped
     cells = [_group_cells(total, prediction.busy_s, wide) for total in found[:top]]
-    draw.add_rows(made, [*cells, *_rest_cells(found[top:], prediction.busy_s, wide)], width)
+    draw.add_rows(made, [*cells, *_rest_cells(found[top:], prediction.busy_s, wide)], width, cut)
     return made
 
 
@@ -313,15 +317,13 @@ def longest(prediction: Prediction, top: int, width: int) -> Table:
         ("share", "right"),
         ("× floor", "right"),
         ("bound", "left"),
-        *(
-            (("achieved", "right"), ("90 % interval", "right"), ("kernel", "left"), ("basis", "left"))
-            if wide
-            else (("achieved", "right"),)
-        ),
+        ("achieved", "right"),
+        *((("90 % interval", "right"), ("basis", "left")) if wide else ()),
+        *((("kernel", "left"),) if width >= ROOMY else ()),
+        tight=not wide,
     )
-    for row in sorted(prediction.rows(), key=lambda row: -row.expected_s)[:top]:
-        if row.expected_s > 0:
-            made.add_row(*_row_cells(row, prediction.busy_s, width))
+    rows = sorted((row for row in prediction.rows() if row.expected_s > 0), key=lambda row: -row.expected_s)
+    draw.add_rows(made, [_row_cells(row, prediction.busy_s, width) for row in rows[:top]], width, draw.shortened)
     return made
 
 
@@ -329,8 +331,8 @@ def _row_cells(row: Row, busy_s: float, width: int) -> list[Text | str]:
     wide = width >= WIDE
     phase = {"forward": "", "backward": " bwd", "optimizer": " opt"}.get(row.phase, f" {row.phase}")
     cells: list[Text | str] = [
-        draw.shortened(row.module or row.name, max(14, width - (106 if wide else 61))),
-        f"{draw.shortened(row.op, 18 if wide else 13 - len(phase))}{phase}",
+        row.module or row.name,
+        f"{draw.clipped(row.op, (22 if wide else 13) - len(phase))}{phase}",
         f"{row.times:,}",
         show_seconds(row.expected_s),
         draw.percent(row.expected_s / busy_s if busy_s else 0.0),
@@ -339,11 +341,9 @@ def _row_cells(row: Row, busy_s: float, width: int) -> list[Text | str]:
         draw.speed(row.flops, row.bytes, row.expected_s, row.bound),
     ]
     if wide:
-        cells += [
-            f"{show_seconds(row.low_s)} … {show_seconds(row.high_s)}",
-            draw.shortened(row.kernel, 14),
-            draw.basis(row.basis),
-        ]
+        cells += [f"{show_seconds(row.low_s)} … {show_seconds(row.high_s)}", draw.basis(row.basis)]
+    if width >= ROOMY:
+        cells.append(draw.clipped(row.kernel, 14))
     return cells
 
 

@@ -25,7 +25,6 @@ SPLIT_ROWS = 64
 """Query rows of FlashAttention-2's split-key kernel."""
 
 BACKWARD_PRODUCTS = 2.5
-POWER_EXPONENT = 0.6
 MAX_SPLITS = 128
 
 SYNC_FLOPS_PER_CLOCK = 2560.0
@@ -53,9 +52,7 @@ COEFFICIENTS = {
     "ragged_causal_frac": "the same for causal calls",
     "padded_frac": "what a head dim smaller than the kernel's costs more",
     "dram_frac": "share of the datasheet DRAM bandwidth",
-    "exposed_frac": "share of the shorter of SM time and DRAM time that the longer does not hide",
-    "power_frac": "power wanted at full tensor rate, over the power cap",
-    "power_tau_s": "kernel duration at which half of the power cap's slowdown has set in",
+    "exposed_frac": "share of the first wave's loads and stores, at full DRAM bandwidth, that computation does not hide",
     "pass_cycles": "latency of each memory pass beside the main kernel",
     "pass_frac": "share of the datasheet DRAM bandwidth that passes reach",
     "strided_frac": "the same for passes that read strided: sums over grouped heads, copies of masks",
@@ -64,14 +61,50 @@ COEFFICIENTS = {
 }  # fmt: skip
 
 
-_COMMON = {
+BASE = {
     "launch_cycles": 3000.0, "start_cycles": 2500.0, "edge_cycles": 5.0, "share_cycles": 1000.0, "block_cycles": 100.0, "tensor_frac_64": 0.9,
     "tensor_frac_128": 0.9, "tensor_frac_256": 0.9, "exp_per_clock": 40.0, "alone_frac": 0.8, "tail_frac": 0.8, "uneven_frac": 0.5, "mask_frac": 0.1,
     "mask_per_clock": 16.0, "ragged_frac": 0.02, "ragged_causal_frac": 0.02, "padded_frac": 0.03, "dram_frac": 0.85, "exposed_frac": 0.8,
-    "power_frac": 1.0, "power_tau_s": 3e-4, "pass_cycles": 4000.0, "pass_frac": 0.75, "strided_frac": 0.6, "combine_cycles": 4000.0,
+    "pass_cycles": 4000.0, "pass_frac": 0.75, "strided_frac": 0.6, "combine_cycles": 4000.0,
     "combine_split_cycles": 200.0,
 }  # fmt: skip
-DEFAULTS: dict[str, float] = {}
+"""Where a fit starts, and what a group uses whose kernels do not know a coefficient."""
+
+SHARED = ("launch_cycles", "start_cycles", "edge_cycles", "share_cycles", "block_cycles", "tensor_frac_64", "tensor_frac_128", "tensor_frac_256",
+          "exp_per_clock", "tail_frac", "ragged_frac", "padded_frac", "dram_frac", "exposed_frac")  # fmt: skip
+_CAUSAL = ("uneven_frac", "mask_frac", "ragged_causal_frac")
+_BACKWARD = ("pass_cycles", "pass_frac", "strided_frac")
+GROUPS = {
+    "fa2_fwd": ("alone_frac", *_CAUSAL), "fa2_decode": ("alone_frac",), "fa2_split": ("alone_frac", *_CAUSAL, "combine_cycles", "combine_split_cycles"),
+    "fa2_bwd": (*_CAUSAL, *_BACKWARD), "cudnn_fwd": _CAUSAL, "cudnn_bwd": (*_CAUSAL, *_BACKWARD),
+    "efficient_fwd": ("alone_frac", *_BACKWARD), "efficient_bwd": ("alone_frac", "pass_cycles", "pass_frac"),
+}  # fmt: skip
+"""Groups of kernels with coefficients of their own, and which beside the shared ones recordings can tell."""
+
+_FITTED = {
+    "fa2_fwd": (1.49e3, 5.01e3, 5.78, 566, 1.8e3, 0.785, 0.914, 0.757, 42.9, 1.01, 0.00298, 0.0272, 0.56, 1.09, 0.907, 0.497, 0.369, 0.0342),
+    "fa2_decode": (1.39e3, 3.14e3, 1.17, 987, 1.91e3, 0.789, 0.919, 0.9, 39.9, 0.88, 0.0192, 0.03, 0.85, 1.88, 0.727),
+    "fa2_split": (528, 2.09e3, 2.34, 1.45e3, 2.48e3, 0.546, 0.698, 0.665, 40.2, 0.913, 0.0229, 0.0231, 0.906, 1.34, 0.587, 0.0681, 0.02, 0.112, 169, 355),
+    "fa2_bwd": (152, 6.29e3, 12.3, 1.4e3, 2.6e3, 0.822, 0.936, 0.676, 39.3, 0.949, 0.041, 0.082, 0.468, 0.402, 0.568, 0.0862, 0.004, 5.29e3, 0.77, 0.593),
+    "cudnn_fwd": (6.66e3, 573, 7.91, 740, 29.1, 0.84, 1.09, 1.08, 39.9, 0.949, 0.0682, 0.00785, 0.965, 1.22, 0.709, 0.16, 0.00595),
+    "cudnn_bwd": (9.43e3, 6.04e3, 4.77, 1.13e3, 383, 0.83, 0.977, 0.467, 40.1, 1.01, 0.0248, 0.00308, 0.612, 0.389, 0.607, 0.0275, 0.0139, 1.8e3, 0.654, 0.882),
+    "efficient_fwd": (269, 255, 3.75, 1.41e3, 8.57e3, 0.993, 0.493, 0.5, 40.4, 0.922, 0.00276, 0.027, 0.85, 1.7, 1, 3.14e3, 0.31, 0.559),
+    "efficient_bwd": (303, 395, 39.3, 203, 1.29e4, 0.361, 0.353, 0.101, 42.7, 1.03, 0.0643, 0.00468, 0.85, 0.739, 0.814, 715, 0.224),
+}  # fmt: skip
+# Fitted to recordings of an H200, in the order of the shared coefficients and the group's own.
+_GUESSED = {
+    "cudnn_decode": {"launch_cycles": 1800.0, "start_cycles": 2400.0, "block_cycles": 1000.0, "dram_frac": 0.72, "exposed_frac": 0.1,
+                     "combine_cycles": 3200.0},
+}  # fmt: skip
+# Set to match single kernels seen in whole models.
+DEFAULTS: dict[str, float] = {
+    f"{group}.{name}": value
+    for group, values in (
+        *((group, dict(zip((*SHARED, *GROUPS[group]), row, strict=True))) for group, row in _FITTED.items()),
+        *_GUESSED.items(),
+    )
+    for name, value in values.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,10 +351,7 @@ def _main_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float) -
     cold = 1 - warm_frac
     dram_s = (plan.read_bytes * cold + plan.written_bytes) / (coef["dram_frac"] * chip.dram_bytes_per_s)
     both_s = max(busy_s, dram_s) + coef["exposed_frac"] * plan.first_bytes * (1 + cold) / 2 / chip.dram_bytes_per_s
-    whole_s = coef["launch_cycles"] / chip.clock_hz + both_s
-    wanted = coef["power_frac"] * 2 * plan.products * width * p.b * p.h * p.scores() / (whole_s * peak)
-    slower = max(wanted, 1.0) ** POWER_EXPONENT - 1
-    return whole_s * (1 + slower * whole_s / (whole_s + coef["power_tau_s"])), busy_s, dram_s
+    return coef["launch_cycles"] / chip.clock_hz + both_s, busy_s, dram_s
 
 
 def loop_s(chip: Chip, coef: Coef, plan: Plan, flops_per_clock: float) -> float:
@@ -417,4 +447,4 @@ def matrix_dtype(call: Call, chip: Chip) -> str:
 @lru_cache(maxsize=256)
 def group_coef(coef: tuple[tuple[str, float], ...], group: str) -> dict[str, float]:
     """The coefficients of one group of kernels, under their own names."""
-    return _COMMON | {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}
+    return BASE | {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}

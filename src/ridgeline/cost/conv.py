@@ -654,6 +654,10 @@ _LONG_FILTER = 49
 """Filters with more taps than this (speech encoders' positional ones) run group by group."""
 
 
+_ANALYTIC = 2.9
+"""Their kernels work out every address: slower by this (one recorded speech encoder)."""
+
+
 def _grouped(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
     """Groups packed block-diagonally into 64-wide tiles between transforms that pad them, or else run one by one."""
     wide, tall = conv.c // conv.groups, conv.o // conv.groups
@@ -665,7 +669,7 @@ def _grouped(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
         return conv.groups * site.cycles_s(each), 4 * conv.groups
     if conv.taps > _LONG_FILTER and not backward:
         single = Loop(rows, tall, wide, conv.taps, conv.touched_bytes / conv.groups, conv.output_bytes / conv.groups)
-        each_s = _loop_s(site, single, (64, 64, 64, False), conv.dtype)
+        each_s = _ANALYTIC * _loop_s(site, single, (64, 64, 64, False), conv.dtype)
         each_s += 3 * site.cycles_s(site.coef["group_start_cycles"])
         return conv.groups * each_s, 4 * conv.groups
     packed = max(1, 64 // max(_padded(wide), _padded(tall)))

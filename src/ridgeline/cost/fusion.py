@@ -185,9 +185,12 @@ class Fuser:
         warm = self._warm(zip(flat.inputs, site.in_bytes, strict=True))
         self._touch(flat, site)
         spent = self.coef["compiled_call_s"] * len(calls)
+        indices = frozenset(flat.node.outputs[1:]) if flat.node.op == "pool" and self.graph.mode == "infer" else frozenset()
         if flat.node.phase is Phase.OPTIMIZER:  # the optimizer is not compiled with the model
             spent = host.host_s(flat.node, self.coef, training=True)
-        return priced(self.pricer, flat.node, flat.times, work, calls, warm, spent)
+        line = priced(self.pricer, flat.node, flat.times, work, calls, warm, spent)
+        line.unmade = indices  # positions of maxima nobody asks for
+        return line
 
     def _group_line(self, group: Group) -> Line | None:
         read, written = sum(group.reads.values()), sum(group.writes[s] for s in group.escaping if s in group.writes)
@@ -287,7 +290,8 @@ def _alu(site: Site) -> float:
     if site.op in ("pointwise", "quantize"):
         return alu_of(str(site.attrs["fn"]).rstrip("_"))
     if site.op == "copy" and str(site.attrs["fn"]) in ("cat", "stack"):
-        return 45.0  # every element asks which piece it comes from
+        largest = max((t.numel for t in site.ins), default=0) * len(site.ins) / max(1, site.out_numel)
+        return 45.0 if largest < 1.5 else 150.0  # every element asks which piece it comes from, appends word by word
     return {"norm": 10.0, "softmax": 14.0, "loss": 4.0, "cross_entropy": 16.0, "random": 20.0, "reduce": 2.0}.get(
         site.op, 1.0
     )

@@ -47,8 +47,8 @@ DEFAULTS: Coef = {
     "module_s": 2.5e-6,  # one nn.Module call: hooks, attribute look-ups, the Python around the op
     "foreach_tensor_s": 1.3e-6,  # each tensor of a list handed to a foreach op
     "grad_s": 1.2e-6,  # recording one op for the backward pass
-    "engine_s": 12e-6,  # the autograd engine, per op of the backward pass
-    "conv_grad_s": 120e-6,  # finding the plans of a convolution's two gradients
+    "engine_s": 15e-6,  # the autograd engine, per op of the backward pass
+    "conv_grad_s": 170e-6,  # finding the plans of a convolution's two gradients
     "kernel_s": 4.5e-6,  # each kernel a call launches beyond its first
     "step_s": 60e-6,  # once a step: entering the model, reading the result
     "launch_s": 4.0e-6,  # from the host's call to the kernel's start on an idle device

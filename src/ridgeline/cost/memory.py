@@ -24,16 +24,20 @@ class Memory:
     timeline: tuple[tuple[int, int], ...]  # (flat node index, live bytes after its allocations), repeats not unrolled
 
 
+OVERWRITING = frozenset({"pointwise", "copy", "norm", "softmax", "quantize"})
+
+
 def rounded(num_bytes: int) -> int:
     return -(-num_bytes // GRANULE) * GRANULE
 
 
-def memory_of(graph: Graph, unmade: frozenset[int] = frozenset()) -> Memory:
+def memory_of(graph: Graph, unmade: frozenset[int] = frozenset(), *, reuse: bool = False) -> Memory:
     """Live bytes at every node; a repeated block grows or shrinks by the same amount each time, so its ends suffice.
 
-    ``unmade`` values never exist in memory: fused kernels keep them in registers.
+    ``unmade`` values never exist in memory: fused kernels keep them in registers. With ``reuse`` a memory-bound op
+    writes over an input that dies with it, as compiled code does.
     """
-    walk = _Walk(graph, unmade)
+    walk = _Walk(graph, unmade, reuse)
     for index, flat in enumerate(expand(graph)):
         walk.step(index, flat)
     return walk.result()
@@ -42,7 +46,8 @@ def memory_of(graph: Graph, unmade: frozenset[int] = frozenset()) -> Memory:
 class _Walk:
     """Replays allocations and frees in schedule order."""
 
-    def __init__(self, graph: Graph, unmade: frozenset[int]) -> None:
+    def __init__(self, graph: Graph, unmade: frozenset[int], reuse: bool) -> None:
+        self.reuse = reuse
         self.values, self.workspace, self.unmade = graph.values, workspace_bytes(graph), unmade
         self.live: dict[Flat, int] = {}
         self.gone: set[Flat] = set()
@@ -61,6 +66,9 @@ class _Walk:
         if flat.body != self.body:
             self._close_body()
             self.body, self.times, self.before, self.highest = flat.body, flat.times, dict(self.kinds), (0, index, {})
+        over = self.reuse and flat.node.op in OVERWRITING
+        for gone in flat.frees if over else ():
+            self._release(gone)
         for out in flat.outputs:
             self._allocate(out)
         self.timeline.append((index, self.current))
@@ -68,7 +76,7 @@ class _Walk:
             self.highest = (self.current, index, dict(self.kinds))
         if self.current > self.peak:
             self.peak, self.peak_at, self.peak_kinds = self.current, index, dict(self.kinds)
-        for gone in flat.frees:
+        for gone in () if over else flat.frees:
             self._release(gone)
 
     def _close_body(self) -> None:

@@ -91,7 +91,7 @@ class Prediction:
     @cached_property
     def memory(self) -> Memory:
         """Live bytes over the schedule, worked out when first asked for."""
-        return memory_of(self.graph, self.unmade)
+        return memory_of(self.graph, self.unmade, reuse=self.execution == "compiled")
 
     @cached_property
     def unmade(self) -> frozenset[int]:

@@ -195,8 +195,14 @@ def attended_pairs(s: int, skv: int, causal: bool, window: int | None = None) ->
     """Query-key pairs inside the mask; queries are the last ``s`` of ``skv`` positions."""
     if not causal:
         return float(s) * (skv if not window else min(window, skv))
-    full = s * (skv - s) + s * (s + 1) / 2 if skv >= s else skv * (skv + 1) / 2 + (s - skv) * skv
-    return full if not window else min(full, float(s) * window)
+    full = s * (skv - s) + _triangle(s) if skv >= s else _triangle(skv) + (s - skv) * skv
+    if not window:
+        return full
+    return full - (_triangle(skv - window) - _triangle(skv - s - window))  # keys that have left the window
+
+
+def _triangle(side: int) -> float:
+    return side * (side + 1) / 2 if side > 0 else 0.0
 
 
 @rule("rnn")

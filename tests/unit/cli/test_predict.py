@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +19,14 @@ def test_nothing_is_wider_than_the_terminal(ridgeline, width):
     said = ridgeline("predict", "llama3-8b", "--on", "h200", width=width)
     assert said.code == 0
     assert max(len(line) for line in said.out.splitlines()) <= width
+
+
+@pytest.mark.parametrize("width", [80, 120, 140])
+@pytest.mark.parametrize("options", [("--mode", "train"), ("--mode", "decode"), ("--execution", "compiled")])
+def test_numbers_are_never_cut(ridgeline, width, options):
+    out = ridgeline("predict", "llama3-8b", *options, width=width).out
+    tables = out[out.index("By op") :]
+    assert not re.search(r"\d ?…(?! )|\d \S?…\s|× …|/…", tables), tables
 
 
 def test_the_summary_says_everything_that_was_asked(ridgeline):

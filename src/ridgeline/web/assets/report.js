@@ -256,13 +256,13 @@ function roofline() {
   const xs = ids.map((i) => R.flops[i] / R.bytes[i]), ys = ids.map((i) => R.flops[i] / state.t[i]);
   const xa = logAxis(Math.min(0.1, ...xs), Math.max(1e3, 3 * top / dram, ...xs)), ya = logAxis(Math.max(Math.min(1e11, ...ys), top / 1e9), top * 1.05);
   const { root, inside, X, Y } = frame(xa, ya, "arithmetic intensity, FLOP per byte", "achieved FLOP/s", (v) => v >= 1e4 ? count(v) : String(v), (v) => flops(v).replace("FLOP", ""));
-  const x0 = 10 ** xa.lo, x1 = 10 ** xa.hi;
+  const x0 = 10 ** xa.lo, x1 = 10 ** xa.hi, labels = [];
   const slope = (bw, cls, name, cap) => {
     const knee = Math.min(cap / bw, x1);
     inside.append(svg("path", { class: `ceiling ${cls}`, d: `M${X(x0)} ${Y(x0 * bw)}L${X(knee)} ${Y(knee * bw)}` }));
     if (!name) return;
     const from = Math.max(x0, 10 ** ya.lo / bw), at = from * (knee / from) ** 0.3, angle = Math.atan2(Y(at * 10 * bw) - Y(at * bw), X(at * 10) - X(at)) * 180 / Math.PI;
-    inside.append(svg("text", { class: "ink", x: X(at), y: Y(at * bw) + (cls ? -6 : 15), transform: `rotate(${angle} ${X(at)} ${Y(at * bw)})` }, name));
+    labels.push(svg("text", { class: "ink over", x: X(at), y: Y(at * bw) + (cls ? -6 : 15), transform: `rotate(${angle} ${X(at)} ${Y(at * bw)})` }, name));
   };
   const cap = Math.max(...peaks.map((p) => p[2]));
   if (changed()) slope(C.dram_bytes_per_s, "was", "", Math.max(...peaks.map((p) => p[1])));
@@ -270,10 +270,11 @@ function roofline() {
   slope(dram, "", `DRAM ${bytes(dram)}/s`, cap);
   for (const [name, was, is] of peaks) {
     if (changed() && was !== is) inside.append(svg("path", { class: "ceiling was", d: `M${X(was / l2)} ${Y(was)}L${X(x1)} ${Y(was)}` }));
-    inside.append(svg("path", { class: `ceiling ${name.includes("vector") ? "vec" : ""}`, d: `M${X(Math.max(x0, is / l2))} ${Y(is)}L${X(x1)} ${Y(is)}` }),
-      svg("text", { class: "ink", x: X(x1) - 8, y: Y(is) - 6, "text-anchor": "end" }, `${name} ${flops(is)}/s`));
+    inside.append(svg("path", { class: `ceiling ${name.includes("vector") ? "vec" : ""}`, d: `M${X(Math.max(x0, is / l2))} ${Y(is)}L${X(x1)} ${Y(is)}` }));
+    labels.push(svg("text", { class: "ink over", x: X(x1) - 8, y: Y(is) - 6, "text-anchor": "end" }, `${name} ${flops(is)}/s`));
   }
   dots(inside, ids, (i) => X(R.flops[i] / R.bytes[i]), (i) => Y(Math.max(R.flops[i] / state.t[i], 10 ** ya.lo)));
+  inside.append(...labels);
   $("plot").replaceChildren(root);
   $("plot-note").textContent = `Every dot is a node of the graph, its area the time of all its runs. ${timed - ids.length ? `${timed - ids.length} rows do no arithmetic (copies, gathers, fills) and are only in the other view. ` : ""}A dot above the DRAM line found its inputs in the L2.`;
 }
