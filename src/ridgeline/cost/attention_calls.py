@@ -30,6 +30,9 @@ MAX_SPLITS = 128
 SYNC_FLOPS_PER_CLOCK = 2560.0
 """16-bit operations per clock and SM of warp-wide matrix instructions, all that kernels written for Ampere use."""
 
+NATIVE_FRAC = 0.83
+"""Share of the SM time that remains where no faster instructions exist: FlashAttention-2's published A100 figures."""
+
 SYNC = frozenset({"fa2_fwd", "fa2_decode", "fa2_split", "fa2_bwd", "efficient_fwd", "efficient_bwd", "cudnn_decode"})
 """Kernels that use those instructions on every architecture."""
 
@@ -92,16 +95,21 @@ _FITTED = {
     "efficient_bwd": (303, 395, 39.3, 203, 1.29e4, 0.361, 0.353, 0.101, 42.7, 1.03, 0.0643, 0.00468, 0.85, 0.739, 0.814, 715, 0.224),
 }  # fmt: skip
 # Fitted to recordings of an H200, in the order of the shared coefficients and the group's own.
-_GUESSED = {
+_CUDNN_FWD, _CUDNN_BWD = (dict(zip((*SHARED, *GROUPS[name]), _FITTED[name], strict=True)) for name in ("cudnn_fwd", "cudnn_bwd"))
+_BORROWED: dict[str, dict[str, float]] = {
+    "fa3_fwd": {**_CUDNN_FWD, "launch_cycles": 8000.0, "start_cycles": 1700.0, "tensor_frac_64": 0.953, "tensor_frac_128": 1.04, "tensor_frac_256": 1.08,
+                "uneven_frac": 0.624, "mask_frac": 0.242},
+    "fa3_bwd": _CUDNN_BWD,
     "cudnn_decode": {"launch_cycles": 1800.0, "start_cycles": 2400.0, "block_cycles": 1000.0, "dram_frac": 0.72, "exposed_frac": 0.1,
                      "combine_cycles": 3200.0},
 }  # fmt: skip
-# Set to match single kernels seen in whole models.
+# cuDNN's decoding set matches single kernels seen in whole models on an H200; FlashAttention-3's forward set is fitted to
+# its published H100 figures, its backward set is cuDNN's.
 DEFAULTS: dict[str, float] = {
     f"{group}.{name}": value
     for group, values in (
         *((group, dict(zip((*SHARED, *GROUPS[group]), row, strict=True))) for group, row in _FITTED.items()),
-        *_GUESSED.items(),
+        *_BORROWED.items(),
     )
     for name, value in values.items()
 }
@@ -344,6 +352,8 @@ def _main_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float) -
     width = p.d + p.dv
     per_clock = peak / (chip.num_sms * chip.clock_hz)
     busy_s = loop_s(chip, coef, plan, min(per_clock, SYNC_FLOPS_PER_CLOCK) if plan.group in SYNC else per_clock)
+    if plan.group in SYNC and per_clock < SYNC_FLOPS_PER_CLOCK:
+        busy_s *= NATIVE_FRAC
     if launch.is_ragged:
         busy_s *= 1 + coef["ragged_causal_frac" if launch.is_causal else "ragged_frac"]
     if p.true_width < width:
@@ -398,8 +408,8 @@ def num_splits(tiles: int, num_sms: int, blocks: int) -> int:
     return next(splits for splits, fill in fills.items() if fill >= 0.85 * best)
 
 
-PYTORCH = ("fa2", "cudnn", "efficient")
-"""Libraries whose launches this module plans for both phases."""
+PLANNED = frozenset({"fa2", "cudnn", "efficient", "fa3"})
+"""Libraries whose launches this module plans; others are priced by the tile model of ``attention``."""
 
 
 @family("attention", "attention", DEFAULTS)
@@ -407,7 +417,7 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dims = call.dims()
     if min(dims[name] for name in ("b", "h", "s", "skv")) < 1:
         return Time(0.0, 0.0, "latency", 0)
-    if call.library not in PYTORCH and not (call.library == "fa3" and call.phase == "bwd"):
+    if call.library not in PLANNED or (call.library == "fa3" and call.phase == "fwd" and dims["s"] <= DECODE_ROWS):
         return _served(call, chip, warm_frac)
     plan = plan_of(dims, call.library, call.phase, chip.num_sms, ITEMSIZE[call.dtype])
     dtype = matrix_dtype(call, chip)
