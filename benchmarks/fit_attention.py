@@ -2,7 +2,8 @@
 
     python benchmarks/fit_attention.py [--device h200] [--write] [--verbose]
 
-Errors are those of a fit to a random half on the other half; the coefficients written are fitted to all points.
+Errors are those of cross-validation, every point predicted by a fit that did not see it; the coefficients written are
+fitted to all points.
 """
 
 from __future__ import annotations
@@ -75,16 +76,18 @@ def tell(target: Target, ratio: np.ndarray) -> None:
         print(f"    {ratio[i]:.2f} x {target.measured_s[i] * 1e6:.1f} us  {target.rows[i]['shape']}")
 
 
-def heldout(rows: list[Row], chip: Chip, group: str, verbose: bool) -> np.ndarray:
+def heldout(rows: list[Row], chip: Chip, group: str, folds: int, verbose: bool) -> np.ndarray:
+    """Ratios of predicted to measured, each point's by a fit that did not see its fold."""
     began = time.time()
-    order = np.random.default_rng(0).permutation(len(rows))
-    half = len(rows) // 2
-    train, test = (Target([rows[i] for i in part], chip) for part in (order[:half], order[half:]))
-    ratio = test.ratios(BASE | fitted(train, group))
+    fold = np.random.default_rng(0).permutation(len(rows)) % folds
+    ratio = np.empty(len(rows))
+    for k in range(folds):
+        coef = fitted(Target([r for r, f in zip(rows, fold, strict=True) if f != k], chip), group)
+        ratio[fold == k] = Target([r for r, f in zip(rows, fold, strict=True) if f == k], chip).ratios(BASE | coef)
     found = report(ratio)
     print(f"{group:14s} n {found['n']:4d}  MAPE {found['mape']:.1%}  median {found['median_ape']:.1%}  bias {found['bias']:+.1%}  ({time.time() - began:.0f} s)", flush=True)
     if verbose:
-        tell(test, ratio)
+        tell(Target(rows, chip), ratio)
     return ratio
 
 
@@ -93,6 +96,7 @@ def main() -> None:
     parser.add_argument("--device", default="h200")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--folds", type=int, default=4)
     parser.add_argument("--only", default="", help="one group of kernels")
     options = parser.parse_args()
     chip = chip_of(device(options.device))
@@ -107,10 +111,11 @@ def main() -> None:
         mine = [r for r in rows if r["plan"].group == group]
         if len(mine) < 10 or options.only not in ("", group):
             continue
-        ratio = heldout(mine, chip, group, options.verbose)
+        ratio = heldout(mine, chip, group, options.folds, options.verbose)
         everything.append(ratio)
         reports[group] = report(ratio)
-        coef |= {f"{group}.{k}": float(f"{v:.4g}") for k, v in fitted(Target(mine, chip), group).items()}
+        if options.write or options.verbose:
+            coef |= {f"{group}.{k}": float(f"{v:.4g}") for k, v in fitted(Target(mine, chip), group).items()}
     print("all", {k: v for k, v in report(np.concatenate(everything)).items() if k != "log_quantiles"})
     if options.verbose:
         print(coef)

@@ -67,7 +67,7 @@ def main() -> None:
     torch.set_default_dtype(torch.bfloat16)
     wanted = set(options.only.split(",")) if options.only else set(WORKLOADS)
     graphs: dict[str, rl.Graph] = {}
-    lines = ["| workload | busy | wall | peak memory | power | kernels | in interval |", "|---|---|---|---|---|---|---|"]
+    lines = ["| workload | busy | wall | peak memory | power | kernels | in interval |", "|---" * 7 + "|"]
     ratios: dict[str, list[dict[str, float]]] = {"eager": [], "compiled": []}
     for row in load_models(options.device):
         if row["name"] not in wanted:

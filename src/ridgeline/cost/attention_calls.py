@@ -26,6 +26,7 @@ SPLIT_ROWS = 64
 
 BACKWARD_PRODUCTS = 2.5
 MAX_SPLITS = 128
+BLEND = 5.0
 
 SYNC_FLOPS_PER_CLOCK = 2560.0
 """16-bit operations per clock and SM of warp-wide matrix instructions, all that kernels written for Ampere use."""
@@ -144,8 +145,8 @@ KERNELS = {
     "cudnn_decode": Kernel({64: Tiling(16, 128, 4), 128: Tiling(16, 128, 4), 256: Tiling(16, 128, 2)}),
     "fa3_fwd": Kernel({64: Tiling(192, 128, 1), 128: Tiling(128, 128, 1), 192: Tiling(128, 112, 1), 256: Tiling(128, 80, 1)}),
     "fa3_bwd": Kernel({64: Tiling(128, 128, 1), 96: Tiling(128, 64, 1), 128: Tiling(128, 80, 1), 192: Tiling(96, 64, 1), 256: Tiling(80, 64, 1)}),
-    "efficient_fwd": Kernel({64: Tiling(64, 64, 4), 128: Tiling(64, 128, 2), 65536: Tiling(32, 128, 2)}),
-    "efficient_bwd": Kernel({32: Tiling(64, 64, 4), 64: Tiling(64, 64, 4), 128: Tiling(128, 128, 1), 65536: Tiling(64, 128, 1)}),
+    "efficient_fwd": Kernel({64: Tiling(64, 64, 4), 128: Tiling(64, 128, 2), 65536: Tiling(32, 128, 4)}),
+    "efficient_bwd": Kernel({32: Tiling(64, 64, 3), 64: Tiling(64, 64, 3), 128: Tiling(128, 128, 1), 65536: Tiling(64, 128, 1)}),
 }  # fmt: skip
 
 
@@ -360,7 +361,7 @@ def _main_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float) -
         busy_s *= 1 + coef["padded_frac"]
     cold = 1 - warm_frac
     dram_s = (plan.read_bytes * cold + plan.written_bytes) / (coef["dram_frac"] * chip.dram_bytes_per_s)
-    both_s = max(busy_s, dram_s) + coef["exposed_frac"] * plan.first_bytes * (1 + cold) / 2 / chip.dram_bytes_per_s
+    both_s = (busy_s**BLEND + dram_s**BLEND) ** (1 / BLEND) + coef["exposed_frac"] * plan.first_bytes * (1 + cold) / 2 / chip.dram_bytes_per_s
     return coef["launch_cycles"] / chip.clock_hz + both_s, busy_s, dram_s
 
 

@@ -39,25 +39,24 @@ def activity_of(
     return Activity(busy_s, work.matrix_flops / matrix_peak_flops_per_s, work.num_bytes * cold_frac / dram_bytes_per_s)
 
 
-def dynamic_j(activity: Activity, coef: Coef, limit_w: float) -> float:
-    """Joules above idle."""
-    return limit_w * (
+def dynamic_j(activity: Activity, coef: Coef, scale_w: float) -> float:
+    """Joules above idle; ``scale_w`` is the power limit the chip was designed for, whatever limit is set now."""
+    return scale_w * (
         coef["busy_frac"] * activity.busy_s
         + coef["matrix_frac"] * activity.peak_matrix_s
         + coef["byte_frac"] * activity.peak_dram_s
     )
 
 
-def throttle_factor(activity: Activity, wall_s: float, coef: Coef, limit_w: float) -> float:
+def throttle_factor(activity: Activity, wall_s: float, coef: Coef, scale_w: float, limit_w: float) -> float:
     """How much longer sustained work takes because it would draw more than the limit; 1 where it would not."""
     if wall_s <= 0:
         return 1.0
-    wanted_w = limit_w * coef["idle_frac"] + dynamic_j(activity, coef, limit_w) / wall_s
+    wanted_w = scale_w * coef["idle_frac"] + dynamic_j(activity, coef, scale_w) / wall_s
     return 1.0 + coef["throttle"] * max(0.0, wanted_w / limit_w - 1.0)
 
 
-def energy_j(activity: Activity, wall_s: float, coef: Coef, limit_w: float) -> float:
+def energy_j(activity: Activity, wall_s: float, coef: Coef, scale_w: float, limit_w: float) -> float:
     """Joules of the board over ``wall_s``, never more than the limit lets through."""
-    return min(
-        limit_w * coef["idle_frac"] * wall_s + dynamic_j(activity, coef, limit_w), limit_w * coef["cap_frac"] * wall_s
-    )
+    drawn = scale_w * coef["idle_frac"] * wall_s + dynamic_j(activity, coef, scale_w)
+    return min(drawn, limit_w * coef["cap_frac"] * wall_s)

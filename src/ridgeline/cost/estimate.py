@@ -44,6 +44,7 @@ class Line:
     stretch: float = 1.0
     members: tuple[Node, ...] = ()
     width: float = 0.0
+    block: int = 0  # lines of one block repeat together; 0 is outside blocks
     unmade: frozenset[int] = frozenset()  # values a fused kernel keeps to itself
 
     def row(self) -> Row:
@@ -86,6 +87,9 @@ def estimate(graph: Graph, device: Device, execution: str = "eager") -> Predicti
     pricer = pricer_of(device)
     coef = {**host.DEFAULTS, **pricer.calibration.host}
     segments = _segments(graph, pricer, coef, execution)
+    for number, segment in enumerate(segments, 1):
+        for line in segment.lines if segment.repeat > 1 else ():
+            line.block = number
     lines = [line for segment in segments for line in segment.lines]
     return _summed(graph, device, execution, pricer, coef, segments, lines)
 
@@ -227,24 +231,24 @@ def _summed(
     graph: Graph, device: Device, execution: str, pricer: Pricer, coef: Coef, segments: list[Segment], lines: list[Line]
 ) -> Prediction:
     power = {**energy.DEFAULTS, **pricer.calibration.power}
-    chip, limit_w = pricer.chip, pricer.chip.tdp_w
+    chip, limit_w, scale_w = pricer.chip, pricer.chip.tdp_w, pricer.designed_w
     total = energy.Activity(0.0, 0.0, 0.0)
     for line in lines:
         if line.busy_s:
             peak = chip.tensor_flops_per_s.get(line.work.dtype, chip.vector_flops_per_s)
             spent = energy.activity_of(line.work, line.busy_s, peak, chip.dram_bytes_per_s, line.cold_frac)
-            line.energy_j = energy.dynamic_j(spent, power, limit_w) * line.times
+            line.energy_j = energy.dynamic_j(spent, power, scale_w) * line.times
             total += energy.Activity(
                 spent.busy_s * line.times, spent.peak_matrix_s * line.times, spent.peak_dram_s * line.times
             )
     cool_s, _ = wall_s(segments, coef, execution, device.kind)
-    stretch = energy.throttle_factor(total, cool_s, power, limit_w)
+    stretch = energy.throttle_factor(total, cool_s, power, scale_w, limit_w)
     for line in lines:
         line.stretch = stretch if line.bound == "compute" and line.work.matrix_flops else 1.0
     busy_s = sum(line.busy_s * line.stretch * line.times for line in lines)
     expected_s, host_total_s = wall_s(segments, coef, execution, device.kind)
     floor_s = sum(line.floor_s * line.times for line in lines)
-    joules = energy.energy_j(total, expected_s, power, limit_w)
+    joules = energy.energy_j(total, expected_s, power, scale_w, limit_w)
     price = device.price_usd_per_hour
     basis = worst(line.basis for line in lines)
     spread = interval.spread(lines, busy_s, basis)

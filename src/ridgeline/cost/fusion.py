@@ -185,11 +185,11 @@ class Fuser:
         warm = self._warm(zip(flat.inputs, site.in_bytes, strict=True))
         self._touch(flat, site)
         spent = self.coef["compiled_call_s"] * len(calls)
-        indices = frozenset(flat.node.outputs[1:]) if flat.node.op == "pool" and self.graph.mode == "infer" else frozenset()
+        unasked = flat.node.op == "pool" and self.graph.mode == "infer"
         if flat.node.phase is Phase.OPTIMIZER:  # the optimizer is not compiled with the model
             spent = host.host_s(flat.node, self.coef, training=True)
         line = priced(self.pricer, flat.node, flat.times, work, calls, warm, spent)
-        line.unmade = indices  # positions of maxima nobody asks for
+        line.unmade = frozenset(flat.node.outputs[1:]) if unasked else frozenset()  # positions of maxima
         return line
 
     def _group_line(self, group: Group) -> Line | None:

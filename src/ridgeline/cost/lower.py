@@ -15,7 +15,7 @@ Calls = tuple[Call, ...]
 Rule = Callable[[Site, str], Calls]
 _RULES: dict[str, Rule] = {}
 ADD_RUN_ALU = 6400.0
-"""Instruction slots an element takes when sorted runs are added by one warp each (one recorded gradient of indexing)."""
+"""Instruction slots an element takes when sorted runs are added by one warp each (one recorded gradient)."""
 FUSED_SDPA_FIRST = ("hopper", "blackwell")
 """Architectures on which PyTorch's scaled_dot_product_attention tries cuDNN first."""
 
@@ -460,7 +460,8 @@ def _scatter(site: Site, arch: str) -> Calls:
     source = max(site.ins[1:] or site.ins, key=lambda t: t.numel)
     if site.attrs["fn"] == "index_put" and site.attrs.get("reduce"):  # sorted by position, then added run by run
         indices = max((t.numel for t in site.ins[1:] if t.dtype.family == "int"), default=1)
-        sums = _stream(source.dtype.name, source.numel, 2 * source.num_bytes, source.num_bytes, 2, ADD_RUN_ALU, vector=0)
+        moved = source.num_bytes
+        sums = _stream(source.dtype.name, source.numel, 2 * moved, moved, 2, ADD_RUN_ALU, vector=0)
         return (call("sort", "int64", n=1, c=indices), sums)
     row = source.shape[-1] if source.shape and str(site.attrs["fn"]).startswith("index") else 1
     return (

@@ -30,6 +30,7 @@ from ridgeline.cost.calibration import Calibration, calibration_of
 from ridgeline.cost.call import Call, Time, family_of
 from ridgeline.cost.chip import Chip, chip_of
 from ridgeline.hardware import Device
+from ridgeline.hardware import device as device_named
 
 WARM_STEPS = 8
 SERVING = ("fa3", "flashinfer", "trtllm")
@@ -52,6 +53,7 @@ class Pricer:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.chip: Chip = chip_of(device)
+        self.designed_w = device_named(device.parent).tdp_w if device.parent else device.tdp_w
         self.calibration: Calibration = calibration_of(device)
         self.lowered: dict[tuple[object, ...], Any] = {}  # what nodes of equal meaning lower to
         self._prices: dict[tuple[Call, int], Price] = {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ridgeline.cost.call import Coef
@@ -37,11 +38,16 @@ def wall_s(segments: list[Segment], coef: Coef, execution: str, kind: str) -> tu
     num_kernels = sum(line.num_kernels * segment.repeat for segment in segments for line in segment.lines)
     if execution == "cudagraph":
         return busy_s + num_kernels * coef["graph_gap_s"] + coef["launch_s"] + coef["step_s"] * 0.3, coef["launch_s"]
-    clock = _Clock(host_s=coef["compiled_step_s"] if execution == "compiled" else coef["step_s"])
+    clock = _Clock(host_s=entry_s(coef, execution))
     clock.spent_s = clock.host_s
     for segment in segments:
         _run(segment, clock, coef)
     return max(clock.device_s, clock.host_s), clock.spent_s
+
+
+def entry_s(coef: Coef, execution: str) -> float:
+    """Host seconds before the first launch."""
+    return coef["compiled_step_s"] if execution == "compiled" else coef["step_s"]
 
 
 def _run(segment: Segment, clock: _Clock, coef: Coef) -> None:
@@ -60,6 +66,7 @@ def _run(segment: Segment, clock: _Clock, coef: Coef) -> None:
 
 
 def _launch(line: Line, clock: _Clock, coef: Coef) -> float:
+    """Queue one line; returns when its first kernel starts."""
     clock.host_s += line.host_s
     clock.spent_s += line.host_s
     if not line.num_kernels:
@@ -78,31 +85,25 @@ def spans_of(prediction: Prediction) -> Iterator[Span]:
     from ridgeline.cost.price import pricer_of
 
     coef = {**host.DEFAULTS, **pricer_of(prediction.device).calibration.host}
-    clock = _Clock(host_s=0.0 if prediction.execution == "cudagraph" else coef["step_s"])
-    at = 0
-    lines = prediction.lines
-    while at < len(lines):
-        stop, times = at, lines[at].times
-        while stop < len(lines) and lines[stop].times == times and (times > 1 or stop - at < 1):
-            stop += 1
-        for iteration in range(times):
-            for line in lines[at:stop]:
-                began = clock.host_s
-                start = _launch(line, clock, coef)
-                module = line.node.module.replace("*", str(iteration), 1)
-                if line.num_kernels:
-                    name = line.calls[0].kind if line.calls else line.node.op
-                    yield Span(
-                        name, module, line.node.op, str(line.node.phase), start, line.busy_s * line.stretch, "device"
-                    )
-                if line.host_s:
-                    yield Span(
-                        line.node.target or line.node.op,
-                        module,
-                        line.node.op,
-                        str(line.node.phase),
-                        began,
-                        line.host_s,
-                        "host",
-                    )
-        at = stop
+    if prediction.execution == "cudagraph":  # nothing but the gaps between kernels
+        coef |= {"gap_s": coef["graph_gap_s"], "launch_s": 0.0}
+    clock = _Clock(host_s=entry_s(coef, prediction.execution) * (0.3 if prediction.execution == "cudagraph" else 1.0))
+    alone = prediction.device.kind != "gpu"  # the processor runs the program itself: nothing is launched
+    if alone:
+        clock, coef = _Clock(), coef | {"gap_s": 0.0, "launch_s": 0.0}
+    for block, group in groupby(prediction.lines, key=lambda line: line.block):
+        lines = [replace(line, host_s=0.0) if alone else line for line in group]
+        for iteration in range(lines[0].times if block else 1):
+            for line in lines:
+                yield from _spans_of_line(line, iteration, clock, coef, Span)
+
+
+def _spans_of_line(line: Line, iteration: int, clock: _Clock, coef: Coef, span: type[Span]) -> Iterator[Span]:
+    node, began = line.node, clock.host_s
+    start = _launch(line, clock, coef)
+    module = node.module.replace("*", str(iteration), 1)
+    if line.num_kernels:
+        name = line.calls[0].kind if line.calls else node.op
+        yield span(name, module, node.op, str(node.phase), start, line.busy_s * line.stretch, "device")
+    if line.host_s:
+        yield span(node.target or node.op, module, node.op, str(node.phase), began, line.host_s, "host")

@@ -71,7 +71,7 @@ def _cache_write_s(dims: Mapping[str, Any], chip: Chip, coef: Entry, warm_frac: 
     blocks_s = tokens * coef["cache_token_s"] * (min(width, 512) / 512) ** 1.3
     moved = tokens * width * 4.0 * ITEMSIZE.get(dtype, 2.0) * (1 - warm_frac)
     bytes_s = moved / (coef["cache_frac"] * chip.dram_bytes_per_s)
-    return CACHE_LAUNCH_S + float(overlapped(np.float64(blocks_s), np.float64(max(bytes_s, 1e-12)), 0.5))
+    return CACHE_LAUNCH_S + float(overlapped(np.array([blocks_s]), np.array([max(bytes_s, 1e-12)]), 0.5)[0])
 
 
 def _decode_extra_s(dims: Mapping[str, Any], chip: Chip, coef: Entry) -> float:
@@ -91,7 +91,7 @@ def loop_warm_frac(call: Call, chip: Chip, entry: Entry) -> float:
         distinct = chip.l2_bytes if chip.arch in ONE_L2 else chip.l2_bytes / 2
         x_warm = _held(x + w + y, protocol["x_held_frac"] * chip.l2_bytes)
         w_warm = _held(x + WEIGHT_COPIES * w + y, protocol["w_held_frac"] * distinct)
-        return (x * x_warm + w * w_warm) / (x + w)
+        return float((x * x_warm + w * w_warm) / (x + w))
     size = ITEMSIZE.get(call.dtype, 2.0)
     if "kv_held_frac" in protocol:
         seen = min(dims["skv"], dims.get("window") or dims["skv"])
@@ -101,4 +101,4 @@ def loop_warm_frac(call: Call, chip: Chip, entry: Entry) -> float:
 
 
 def _held(footprint_bytes: float, held_bytes: float) -> float:
-    return float(held_frac(np.float64(footprint_bytes), held_bytes))
+    return float(held_frac(np.array([footprint_bytes]), held_bytes)[0])

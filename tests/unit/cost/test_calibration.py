@@ -8,7 +8,7 @@ import pytest
 
 from ridgeline.basis import Basis
 from ridgeline.cost import calibration, energy, host
-from ridgeline.cost.calibration import Calibration, calibration_of
+from ridgeline.cost.calibration import SIBLINGS, Calibration, calibration_of
 from ridgeline.cost.call import call, family_of, kinds
 from ridgeline.cost.price import pricer_of
 from ridgeline.errors import CalibrationError
@@ -23,12 +23,24 @@ def test_a_measured_device_uses_its_own_file() -> None:
     assert calibration_of(device("h200")).device == "h200"
 
 
-def test_an_imagined_device_uses_its_parent_s() -> None:
-    assert calibration_of(device("h200 hbm_bandwidth=2x")).device == "h200"
+def test_an_imagined_device_uses_its_parent_s_and_is_assumed() -> None:
+    found = calibration_of(device("h200 hbm_bandwidth=2x"))
+    assert (found.device, found.basis) == ("h200", Basis.ASSUMED)
 
 
-def test_a_device_nobody_measured_has_an_empty_one() -> None:
-    assert calibration_of(device("t4")) == Calibration("")
+def test_a_device_nobody_measured_uses_a_sibling_s_or_none_and_its_datasheet() -> None:
+    sibling, alone = calibration_of(device("gh200")), calibration_of(device("t4"))
+    assert sibling.device in FILES and sibling.basis is Basis.DATASHEET
+    assert (alone.device, alone.families, alone.basis) == ("", {}, Basis.DATASHEET)
+
+
+def test_an_imagined_device_of_an_unmeasured_one_is_assumed() -> None:
+    assert calibration_of(device("t4 sms=80")).basis is Basis.ASSUMED
+
+
+def test_siblings_are_devices_that_were_measured() -> None:
+    assert set(SIBLINGS.values()) <= set(FILES)
+    assert {device(name).arch for name in SIBLINGS.values()} <= set(SIBLINGS)
 
 
 def test_fitted_coefficients_replace_defaults_and_say_so() -> None:
@@ -45,9 +57,15 @@ def test_a_dtype_that_was_not_fitted_falls_back_to_all_then_to_the_datasheet() -
     assert other.coef(gemm, fp8) == (gemm.defaults, Basis.DATASHEET)
 
 
-def test_no_calibration_is_assumed_and_a_missing_family_is_the_datasheet() -> None:
-    assert Calibration("").coef(family_of("gemm"), GEMM)[1] is Basis.ASSUMED
+def test_a_family_nobody_fitted_is_no_better_than_the_datasheet() -> None:
     assert Calibration("x").coef(family_of("gemm"), GEMM)[1] is Basis.DATASHEET
+    assert Calibration("x", basis=Basis.ASSUMED).coef(family_of("gemm"), GEMM)[1] is Basis.ASSUMED
+
+
+def test_the_width_of_an_entry_is_the_wider_side_of_its_held_out_rows() -> None:
+    entry = {"heldout": {"log_quantiles": {"q05": -0.2, "q95": 0.1}}}
+    assert Calibration("x").width(entry) == pytest.approx(0.21)
+    assert Calibration("x").width({"coef": {}}) is None and Calibration("x").width(None) is None
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -80,4 +98,5 @@ def test_a_malformed_file_says_what_to_rerun(tmp_path, monkeypatch) -> None:
 
 def test_the_pricer_prices_under_the_calibration_of_its_device() -> None:
     assert pricer_of(device("h200")).price(GEMM).basis is Basis.FITTED
-    assert pricer_of(device("t4")).price(GEMM).basis is Basis.ASSUMED
+    assert pricer_of(device("t4")).price(GEMM).basis is Basis.DATASHEET
+    assert pricer_of(device("h200 sms=160")).price(GEMM).basis is Basis.ASSUMED
