@@ -24,9 +24,10 @@ DECODE_ROWS = 16
 SPLIT_ROWS = 64
 """Query rows of FlashAttention-2's split-key kernel."""
 
-BACKWARD_PRODUCTS = 2.5
+BACKWARD_PRODUCTS = 2.5  # five products for the forward's two
 MAX_SPLITS = 128
 BLEND = 5.0
+"""How sharply the longer of SM time and DRAM time decides: the exponent of a power mean."""
 
 SYNC_FLOPS_PER_CLOCK = 2560.0
 """16-bit operations per clock and SM of warp-wide matrix instructions, all that kernels written for Ampere use."""
@@ -146,7 +147,7 @@ KERNELS = {
     "fa3_fwd": Kernel({64: Tiling(192, 128, 1), 128: Tiling(128, 128, 1), 192: Tiling(128, 112, 1), 256: Tiling(128, 80, 1)}),
     "fa3_bwd": Kernel({64: Tiling(128, 128, 1), 96: Tiling(128, 64, 1), 128: Tiling(128, 80, 1), 192: Tiling(96, 64, 1), 256: Tiling(80, 64, 1)}),
     "efficient_fwd": Kernel({64: Tiling(64, 64, 4), 128: Tiling(64, 128, 2), 65536: Tiling(32, 128, 4)}),
-    "efficient_bwd": Kernel({32: Tiling(64, 64, 3), 64: Tiling(64, 64, 3), 128: Tiling(128, 128, 1), 65536: Tiling(64, 128, 1)}),
+    "efficient_bwd": Kernel({32: Tiling(64, 64, 3), 64: Tiling(64, 64, 3), 128: Tiling(128, 128, 1), 65536: Tiling(64, 128, 2)}),
 }  # fmt: skip
 
 

@@ -95,24 +95,27 @@ def estimate(graph: Graph, device: Device, execution: str = "eager") -> Predicti
 
 
 def _segments(graph: Graph, pricer: Pricer, coef: Coef, execution: str) -> list[Segment]:
+    """The step as stretches that repeat; first what each node finds in the L2, then prices, then lines."""
     walk = Walk(graph, pricer, coef)
-    segments: list[Segment] = []
-    loose: list[Line] = []
+    plans: list[tuple[list[Planned], int]] = []
     for item in graph.items:
         if isinstance(item, Block):
-            if loose:
-                segments.append(Segment(loose, 1))
-                loose = []
-            segments.append(Segment([walk.line(node, item.repeat) for node in item.nodes], item.repeat))
+            plans.append(([walk.plan(node) for node in item.nodes], item.repeat))
+        elif plans and plans[-1][1] == 1:
+            plans[-1][0].append(walk.plan(item))
         else:
-            loose.append(walk.line(item, 1))
-    if loose:
-        segments.append(Segment(loose, 1))
+            plans.append(([walk.plan(item)], 1))
+    pricer.prefetch((call, warm_frac) for nodes, _ in plans for _, _, calls, warm_frac in nodes for call in calls)
+    segments = [Segment([walk.line(planned, repeat) for planned in nodes], repeat) for nodes, repeat in plans]
     if execution != "eager":
         from ridgeline.cost.fusion import compiled_segments
 
         return compiled_segments(graph, segments, pricer, coef, fuse=execution == "compiled")
     return segments
+
+
+Planned = tuple[Node, Work, tuple[Call, ...], float]
+"""A node, its work, the calls it makes and the share of its inputs that the L2 holds."""
 
 
 class Walk:
@@ -125,29 +128,23 @@ class Walk:
         self.cache = Cache(pricer.chip.l2_bytes * L2_KEPT_FRAC)
         self.seen: dict[tuple[object, ...], tuple[Site, Work, tuple[Call, ...]]] = pricer.lowered
 
-    def line(self, node: Node, times: int) -> Line:
+    def plan(self, node: Node) -> Planned:
         site, work, calls = self.lowered(node)
-        storages = [(self.roots[v], b) for v, b in zip(node.inputs, site.in_bytes, strict=True)]
-        warm_frac = self.cache.warm_frac(storages) if calls else 0.0
         if not calls:
-            return Line(
-                node,
-                times,
-                work,
-                calls,
-                0.0,
-                0.0,
-                "free",
-                Basis.MEASURED,
-                "",
-                0,
-                host.host_s(node, self.coef, self.training),
-                0.0,
-            )
+            return node, work, calls, 0.0
+        storages = [(self.roots[v], b) for v, b in zip(node.inputs, site.in_bytes, strict=True)]
+        warm_frac = self.cache.warm_frac(storages)
         for storage, num_bytes in storages:
             self.cache.touch(storage, num_bytes)
         for v, t in zip(node.outputs, site.outs, strict=True):
             self.cache.touch(self.roots[v], t.num_bytes)
+        return node, work, calls, warm_frac
+
+    def line(self, planned: Planned, times: int) -> Line:
+        node, work, calls, warm_frac = planned
+        if not calls:
+            spent_s = host.host_s(node, self.coef, self.training)
+            return Line(node, times, work, calls, 0.0, 0.0, "free", Basis.MEASURED, "", 0, spent_s, 0.0)
         line = priced(self.pricer, node, times, work, calls, warm_frac, 0.0)
         line.host_s = host.host_s(node, self.coef, self.training, line.num_kernels)
         return line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -66,18 +67,40 @@ def _split(coef: tuple[tuple[str, float], ...], group: str) -> dict[str, float]:
     return plain | {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}
 
 
-def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
-    b, m, n, k, _ = problem
-    dtype = call.dtype if call.dtype == "fp32" or call.dtype in chip.tensor_flops_per_s else "fp32"
-    step = alignment(problem, call.dtype)
+def _settings(problem: Problem, dtype: str, chip: Chip, coef: Coef) -> tuple[str, dict[str, float], Chip]:
+    """(element type that is computed, coefficients, the chip as the kernels of this alignment see it)."""
+    b = problem[0]
+    computed = dtype if dtype == "fp32" or dtype in chip.tensor_flops_per_s else "fp32"
+    step = alignment(problem, dtype)
     group = "" if step == 8 else "batched" if b > 1 else "align1" if step == 1 else "align2"
     fitted = bool(group) and any(name.startswith(group + ".") for name in coef)
     used = _split(tuple(coef.items()), group)
     measured = len(coef) > len(DEFAULTS)
-    if fitted or dtype == "fp32" or (not group and measured):
-        used["unaligned_frac"] = 1.0  # the coefficients speak of this alignment already
+    if fitted or computed == "fp32" or (not group and measured):
+        used = {**used, "unaligned_frac": 1.0}  # the coefficients speak of this alignment already
     if fitted and group == "batched":
-        chip = replace(chip, arch=SMALL_TILES, num_sms=chip.num_sms * CTAS_PER_SM)
-    older = replace(chip, arch=LEGACY) if (fitted and group != "batched") or (dtype == "fp32" and measured) else chip
-    timing = gemm_timing(older, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
+        return computed, used, replace(chip, arch=SMALL_TILES, num_sms=chip.num_sms * CTAS_PER_SM)
+    older = fitted or (computed == "fp32" and measured)
+    return computed, used, replace(chip, arch=LEGACY) if older else chip
+
+
+def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
+    b, m, n, k, _ = problem
+    dtype, used, seen = _settings(problem, call.dtype, chip, coef)
+    timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
     return Time(float(timing.expected_s[0]), float(timing.floor_s[0]), BOUND_NAMES[int(timing.bound[0])])
+
+
+def is_plain(call: Call) -> bool:
+    """A single product of aligned rows: many of these can be priced in one go."""
+    return call.kind in ("gemm", "bmm") and call.phase == "fwd" and alignment(_problems(call)[0], call.dtype) == 8
+
+
+def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[float]) -> list[Time]:
+    """Times of plain products of one element type, as ``model`` would give them one by one."""
+    problems = [_problems(call)[0] for call in calls]
+    dtype, used, seen = _settings(problems[0], calls[0].dtype, chip, coef)
+    b, m, n, k = (list(column) for column in zip(*(p[:4] for p in problems), strict=True))
+    timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=list(warm_fracs))
+    found = zip(timing.expected_s.tolist(), timing.floor_s.tolist(), timing.bound.tolist(), strict=True)
+    return [Time(expected, floor, BOUND_NAMES[bound]) for expected, floor, bound in found]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -69,6 +69,23 @@ class Pricer:
                 self._prices.clear()
             self._prices[key] = found
         return found
+
+    def prefetch(self, wanted: Iterable[tuple[Call, float]]) -> None:
+        """Price the plain products among these in one go: a model has many, and they are the slowest to price alone."""
+        groups: dict[str, dict[tuple[Call, int], None]] = {}
+        for call, warm_frac in wanted:
+            key = (call, round(warm_frac * WARM_STEPS))
+            if call.kind in ("gemm", "bmm") and key not in self._prices and matmul.is_plain(call):
+                groups.setdefault(call.dtype, {})[key] = None
+        for dtype, keys in groups.items():
+            calls = [call for call, _ in keys]
+            if len(calls) < 2 or self.serving_entry(calls[0]) is not None or self.device.kind != "gpu":
+                continue
+            coef, basis = self.calibration.coef(family_of("gemm"), calls[0])
+            times = matmul.many(calls, self.chip, coef, [step / WARM_STEPS for _, step in keys])
+            for key, time in zip(keys, times, strict=True):
+                width = self._width(key[0], "gemm", None, basis, time.busy_s)
+                self._prices[key] = Price(time, basis, "gemm", width)
 
     def _priced(self, call: Call, warm_frac: float) -> Price:
         family = family_of(call.kind)

@@ -27,31 +27,38 @@ def test_activities_add_up_and_so_does_their_energy() -> None:
 
 
 def test_an_idle_board_draws_its_idle_power() -> None:
-    assert energy_j(Activity(0, 0, 0), 10.0, DEFAULTS, LIMIT_W) == pytest.approx(
-        10.0 * LIMIT_W * DEFAULTS["idle_frac"]
-    )
+    idle_j = energy_j(Activity(0, 0, 0), 10.0, DEFAULTS, LIMIT_W, LIMIT_W)
+    assert idle_j == pytest.approx(10.0 * LIMIT_W * DEFAULTS["idle_frac"])
 
 
 def test_the_limit_caps_the_mean_power() -> None:
     greedy = Activity(1.0, 1.0, 1.0)
-    assert energy_j(greedy, 1.0, DEFAULTS, LIMIT_W) == pytest.approx(LIMIT_W * DEFAULTS["cap_frac"])
+    assert energy_j(greedy, 1.0, DEFAULTS, LIMIT_W, LIMIT_W) == pytest.approx(LIMIT_W * DEFAULTS["cap_frac"])
 
 
 def test_only_work_that_wants_more_than_the_limit_is_slowed() -> None:
-    assert throttle_factor(Activity(1.0, 0.1, 0.1), 1.0, DEFAULTS, LIMIT_W) == 1.0
-    some, more = (throttle_factor(Activity(1.0, f, 0.1), 1.0, DEFAULTS, LIMIT_W) for f in (0.7, 0.9))
+    assert throttle_factor(Activity(1.0, 0.1, 0.1), 1.0, DEFAULTS, LIMIT_W, LIMIT_W) == 1.0
+    some, more = (throttle_factor(Activity(1.0, f, 0.1), 1.0, DEFAULTS, LIMIT_W, LIMIT_W) for f in (0.7, 0.9))
     assert 1.0 < some < more < 1.5
-    assert throttle_factor(Activity(1.0, 1.0, 1.0), 0.0, DEFAULTS, LIMIT_W) == 1.0
+    assert throttle_factor(Activity(1.0, 1.0, 1.0), 0.0, DEFAULTS, LIMIT_W, LIMIT_W) == 1.0
 
 
 def test_waiting_for_the_host_cools_the_board() -> None:
     hot = Activity(1.0, 0.9, 0.1)
-    assert throttle_factor(hot, 3.0, DEFAULTS, LIMIT_W) < throttle_factor(hot, 1.0, DEFAULTS, LIMIT_W)
+    cooled, steady = (throttle_factor(hot, wall_s, DEFAULTS, LIMIT_W, LIMIT_W) for wall_s in (3.0, 1.0))
+    assert cooled < steady
+
+
+def test_a_lower_limit_slows_the_same_chip_more() -> None:
+    work = Activity(1.0, 0.6, 0.1)
+    factors = [throttle_factor(work, 1.0, DEFAULTS, LIMIT_W, limit_w) for limit_w in (700.0, 500.0, 300.0)]
+    assert factors == sorted(factors) and factors[-1] > factors[0]
 
 
 def test_a_tighter_power_limit_slows_a_compute_bound_model() -> None:
     full, half = (predict("llama3-8b", batch=4, on=f"h200{limit}") for limit in ("", " tdp=300W"))
     assert half.power_w <= 300.0 < full.power_w <= 700.0
+    assert half.busy_s > full.busy_s and half.throttle > full.throttle > 1.0
 
 
 def test_rows_share_the_energy_above_idle() -> None:
