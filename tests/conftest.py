@@ -11,15 +11,19 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("unit", "property", "golden", "conformance", "gpu")
 
-# Examples are derived from the test, not drawn anew: a failure on one machine is a failure on all.
-settings.register_profile("steady", derandomize=True, deadline=None, max_examples=60,
-                          suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("steady")
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # a GPU host has what its image has, and the tests there need no hypothesis
+    pass
+else:
+    # Examples are derived from the test, not drawn anew: a failure on one machine is a failure on all.
+    settings.register_profile("steady", derandomize=True, deadline=None, max_examples=60,
+                              suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("steady")
 
 
 class _VisionOps(importlib.abc.MetaPathFinder):

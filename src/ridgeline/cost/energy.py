@@ -56,7 +56,12 @@ def throttle_factor(activity: Activity, wall_s: float, coef: Coef, scale_w: floa
     return 1.0 + coef["throttle"] * max(0.0, wanted_w / limit_w - 1.0)
 
 
+def idle_j(wall_s: float, coef: Coef, scale_w: float) -> float:
+    """Joules of a board that does nothing for ``wall_s``."""
+    return scale_w * coef["idle_frac"] * wall_s
+
+
 def energy_j(activity: Activity, wall_s: float, coef: Coef, scale_w: float, limit_w: float) -> float:
     """Joules of the board over ``wall_s``, never more than the limit lets through."""
-    drawn = scale_w * coef["idle_frac"] * wall_s + dynamic_j(activity, coef, scale_w)
+    drawn = idle_j(wall_s, coef, scale_w) + dynamic_j(activity, coef, scale_w)
     return min(drawn, limit_w * coef["cap_frac"] * wall_s)
