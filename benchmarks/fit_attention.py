@@ -9,12 +9,13 @@ fitted to all points.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections import defaultdict
 from typing import Any
 
 import numpy as np
-from recordings import event_to_busy_s, load_operators, update_calibration
+from recordings import DATA, event_to_busy_s, load_operators, update_calibration
 from scipy.optimize import minimize
 
 from ridgeline.cost.attention_calls import BASE, GROUPS, SHARED, plan_of, plan_s
@@ -35,7 +36,8 @@ class Target:
         self.measured_s = np.array([event_to_busy_s(r) for r in rows]) + EVENT_S
 
     def ratios(self, coef: dict[str, float]) -> np.ndarray:
-        return (np.array([plan_s(self.chip, coef, r["plan"], self.peak)[0] for r in self.rows]) + EVENT_S) / self.measured_s
+        busy_s = [plan_s(self.chip, coef, r["plan"], self.peak)[0] for r in self.rows]
+        return (np.array(busy_s) + EVENT_S) / self.measured_s
 
 
 def fitted(target: Target, group: str) -> dict[str, float]:
@@ -57,21 +59,30 @@ def fitted(target: Target, group: str) -> dict[str, float]:
 
 def report(ratio: np.ndarray) -> dict[str, Any]:
     logs, missed = np.log(ratio), np.abs(ratio - 1)
-    return {"n": len(ratio), "mape": float(missed.mean()), "median_ape": float(np.median(missed)), "bias": float(np.mean(ratio - 1)),
-            "log_quantiles": {"q05": float(np.quantile(logs, 0.05)), "q95": float(np.quantile(logs, 0.95))}}  # fmt: skip
+    return {
+        "n": len(ratio), "mape": float(missed.mean()), "median_ape": float(np.median(missed)),
+        "bias": float(np.mean(ratio - 1)),
+        "log_quantiles": {"q05": float(np.quantile(logs, 0.05)), "q95": float(np.quantile(logs, 0.95))},
+    }  # fmt: skip
+
+
+def features(row: Row, seconds: float) -> list[tuple[str, object]]:
+    s = row["shape"]
+    return [
+        ("d", s["d"]), ("causal", s["causal"]), ("ragged", s["s"] % 128 > 0), ("grouped", s["h"] != s["hkv"]),
+        ("cross", s["s"] != s["skv"]), ("log10 s", round(2 * np.log10(seconds)) / 2),
+    ]  # fmt: skip
 
 
 def tell(target: Target, ratio: np.ndarray) -> None:
     """Error by feature, and the worst points."""
     by: dict[tuple[str, object], list[float]] = defaultdict(list)
     for row, found, seconds in zip(target.rows, ratio, target.measured_s, strict=True):
-        s = row["shape"]
-        for feature in (("d", s["d"]), ("causal", s["causal"]), ("ragged", s["s"] % 128 > 0), ("grouped", s["h"] != s["hkv"]),
-                        ("cross", s["s"] != s["skv"]), ("log10 s", round(2 * np.log10(seconds)) / 2)):  # fmt: skip
+        for feature in features(row, seconds):
             by[feature].append(found)
-    for feature in sorted(by, key=str):
-        found = np.array(by[feature])
-        print(f"    {feature[0]:8s} {feature[1]!s:6s} n {len(found):4d}  MAPE {np.mean(np.abs(found - 1)):.1%}  median {np.median(found) - 1:+.1%}")
+    for (name, value), found in sorted(by.items(), key=str):
+        missed = np.mean(np.abs(np.array(found) - 1))
+        print(f"    {name:8s} {value!s:6s} n {len(found):4d}  MAPE {missed:.1%}  median {np.median(found) - 1:+.1%}")
     for i in np.argsort(-np.abs(np.log(ratio)))[:8]:
         print(f"    {ratio[i]:.2f} x {target.measured_s[i] * 1e6:.1f} us  {target.rows[i]['shape']}")
 
@@ -85,7 +96,8 @@ def heldout(rows: list[Row], chip: Chip, group: str, folds: int, verbose: bool) 
         coef = fitted(Target([r for r, f in zip(rows, fold, strict=True) if f != k], chip), group)
         ratio[fold == k] = Target([r for r, f in zip(rows, fold, strict=True) if f == k], chip).ratios(BASE | coef)
     found = report(ratio)
-    print(f"{group:14s} n {found['n']:4d}  MAPE {found['mape']:.1%}  median {found['median_ape']:.1%}  bias {found['bias']:+.1%}  ({time.time() - began:.0f} s)", flush=True)
+    errors = f"MAPE {found['mape']:.1%}  median {found['median_ape']:.1%}  bias {found['bias']:+.1%}"
+    print(f"{group:14s} n {found['n']:4d}  {errors}  ({time.time() - began:.0f} s)", flush=True)
     if verbose:
         tell(Target(rows, chip), ratio)
     return ratio
@@ -120,7 +132,10 @@ def main() -> None:
     if options.verbose:
         print(coef)
     if options.write and not options.only:
-        update_calibration(options.device, families={"attention": {"all": {"coef": coef, "heldout": reports}}})
+        path = DATA / "calibrations" / f"{options.device}.json"
+        kept = json.loads(path.read_text()).get("families", {}).get("attention", {}) if path.is_file() else {}
+        fits = {**kept, "all": {"coef": coef, "heldout": reports}}
+        update_calibration(options.device, families={"attention": fits})
 
 
 if __name__ == "__main__":

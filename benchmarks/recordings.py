@@ -10,10 +10,13 @@ from typing import Any
 DATA = Path(__file__).resolve().parent.parent / "data"
 
 
-def load_operators(device: str) -> list[dict[str, Any]]:
-    """Measured operators; ``busy_s`` is the sum of kernel durations, ``seed`` which run they come from."""
+def load_operators(device: str, pattern: str = "operators_seed*") -> list[dict[str, Any]]:
+    """Measured operators; ``busy_s`` is the sum of kernel durations, ``seed`` which run they come from.
+
+    Fits read ``operators_seed*``; ``unseen_seed*`` was recorded after the models were made and is for judging only.
+    """
     rows = []
-    for path in sorted((DATA / "recordings" / device).glob("operators_seed*.jsonl.gz")):
+    for path in sorted((DATA / "recordings" / device).glob(f"{pattern}.jsonl.gz")):
         with gzip.open(path, "rt") as lines:
             next(lines)
             for row in map(json.loads, lines):

@@ -1,6 +1,6 @@
 """How far operator predictions are from the recordings, by kind; and the intervals that follow.
 
-    python benchmarks/validate_operators.py [--device h200] [--worst KIND] [--write]
+    python benchmarks/validate_operators.py [--device h200] [--unseen] [--worst KIND] [--write]
 
 Event time is predicted where events were recorded (forward), kernel time elsewhere. ``--write`` puts the 90 % widths
 into the calibration.
@@ -121,9 +121,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="h200")
     parser.add_argument("--worst", default="")
+    parser.add_argument("--unseen", action="store_true", help="judge on shapes recorded after the models were made")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    found = errors(load_operators(options.device), pricer_of(device(options.device)))
+    pattern = "unseen_seed*" if options.unseen else "operators_seed*"
+    found = errors(load_operators(options.device, pattern), pricer_of(device(options.device)))
     table(found, lambda r: (r["kind"], r["phase"], r["library"]))
     table(found, lambda r: r["dtype"])
     table(found, lambda r: "all")

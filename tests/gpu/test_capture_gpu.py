@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -26,11 +28,19 @@ def _llama(layers: int = 3):
         return LlamaForCausalLM(config).to(torch.bfloat16)
 
 
+@pytest.fixture
+def before():
+    """Bytes that earlier tests left allocated: library workspaces, and what a failure's traceback holds on to."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
+
+
 def _ids():
     return torch.randint(0, 32000, (2, 1024), device="cuda")
 
 
-def test_inference_busy_time_and_memory_of_a_small_llama():
+def test_inference_busy_time_and_memory_of_a_small_llama(before):
     model, ids = _llama().eval(), _ids()
     prediction = rl.predict(rl.capture(model, kwargs={"input_ids": ids, "use_cache": False}), on="h200")
 
@@ -45,10 +55,10 @@ def test_inference_busy_time_and_memory_of_a_small_llama():
     busy_s = sum(k[1] for k in kernels_of([step])[0])
     step()
     assert prediction.busy_s == pytest.approx(busy_s, rel=0.2)
-    assert prediction.peak_bytes == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.05)
+    assert prediction.peak_bytes == pytest.approx(torch.cuda.max_memory_allocated() - before, rel=0.05, abs=70e6)
 
 
-def test_training_peak_memory_of_a_small_llama():
+def test_training_peak_memory_of_a_small_llama(before):
     model, ids = _llama(2).train(), _ids()
     graph = rl.capture(
         model, kwargs={"input_ids": ids, "labels": ids, "use_cache": False}, mode="train", optimizer="adamw"
@@ -60,4 +70,4 @@ def test_training_peak_memory_of_a_small_llama():
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         optimizer.step()
         torch.cuda.reset_peak_memory_stats() if _ == 1 else None
-    assert prediction.peak_bytes == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.05)
+    assert prediction.peak_bytes == pytest.approx(torch.cuda.max_memory_allocated() - before, rel=0.05, abs=70e6)

@@ -77,7 +77,7 @@ def test_a_405b_model_costs_what_one_layer_does() -> None:
 def test_a_timeline_holds_kernels_calls_and_memory() -> None:
     p = predict("resnet50")
     trace = timeline(p)
-    assert {"device", "host"} <= set(trace.lanes)
+    assert {"device", "host"} <= set(trace.lanes())
     assert trace.busy_s("device") == pytest.approx(p.busy_s)
     assert trace.end_s == pytest.approx(p.expected_s, rel=0.02)
 

@@ -45,6 +45,7 @@ COEFFICIENTS = {
     "share_cycles": "the same per tile on the SM",
     "block_cycles": "latency of visiting a block whatever its size",
     "tensor_frac_64": "share of the tensor peak that the products of one block reach, head dims to 64",
+    "tensor_frac_96": "the same, head dims to 96 where a library has kernels for them",
     "tensor_frac_128": "the same, head dims to 128",
     "tensor_frac_256": "the same, larger head dims",
     "exp_per_clock": "scores an SM turns to probabilities per clock, apart from the products",
@@ -57,7 +58,7 @@ COEFFICIENTS = {
     "ragged_causal_frac": "the same for causal calls",
     "padded_frac": "what a head dim smaller than the kernel's costs more",
     "dram_frac": "share of the datasheet DRAM bandwidth",
-    "exposed_frac": "share of the first wave's loads and stores, at full DRAM bandwidth, that computation does not hide",
+    "exposed_frac": "share of the first wave's loads and stores, at full DRAM bandwidth, that nothing hides",
     "pass_cycles": "latency of each memory pass beside the main kernel",
     "pass_frac": "share of the datasheet DRAM bandwidth that passes reach",
     "strided_frac": "the same for passes that read strided: sums over grouped heads, copies of masks",
@@ -67,59 +68,99 @@ COEFFICIENTS = {
 
 
 BASE = {
-    "launch_cycles": 3000.0, "start_cycles": 2500.0, "edge_cycles": 5.0, "share_cycles": 1000.0, "block_cycles": 100.0, "tensor_frac_64": 0.9,
-    "tensor_frac_128": 0.9, "tensor_frac_256": 0.9, "exp_per_clock": 40.0, "alone_frac": 0.8, "tail_frac": 0.8, "uneven_frac": 0.5, "mask_frac": 0.1,
-    "mask_per_clock": 16.0, "ragged_frac": 0.02, "ragged_causal_frac": 0.02, "padded_frac": 0.03, "dram_frac": 0.85, "exposed_frac": 0.8,
+    "launch_cycles": 3000.0, "start_cycles": 2500.0, "edge_cycles": 5.0, "share_cycles": 1000.0, "block_cycles": 100.0,
+    "tensor_frac_64": 0.9, "tensor_frac_96": 0.9, "tensor_frac_128": 0.9, "tensor_frac_256": 0.9, "exp_per_clock": 40.0,
+    "alone_frac": 0.8, "tail_frac": 0.8, "uneven_frac": 0.5, "mask_frac": 0.1, "mask_per_clock": 16.0,
+    "ragged_frac": 0.02, "ragged_causal_frac": 0.02, "padded_frac": 0.03, "dram_frac": 0.85, "exposed_frac": 0.8,
     "pass_cycles": 4000.0, "pass_frac": 0.75, "strided_frac": 0.6, "combine_cycles": 4000.0,
     "combine_split_cycles": 200.0,
 }  # fmt: skip
 """Where a fit starts, and what a group uses whose kernels do not know a coefficient."""
 
-SHARED = ("launch_cycles", "start_cycles", "edge_cycles", "share_cycles", "block_cycles", "tensor_frac_64", "tensor_frac_128", "tensor_frac_256",
-          "exp_per_clock", "tail_frac", "ragged_frac", "padded_frac", "dram_frac", "exposed_frac")  # fmt: skip
+SHARED = (
+    "launch_cycles", "start_cycles", "edge_cycles", "share_cycles", "block_cycles", "tensor_frac_64", "tensor_frac_128",
+    "tensor_frac_256", "exp_per_clock", "tail_frac", "ragged_frac", "padded_frac", "dram_frac", "exposed_frac",
+)  # fmt: skip
 _CAUSAL = ("uneven_frac", "mask_frac", "ragged_causal_frac")
 _BACKWARD = ("pass_cycles", "pass_frac", "strided_frac")
 GROUPS = {
-    "fa2_fwd": ("alone_frac", *_CAUSAL), "fa2_decode": ("alone_frac",), "fa2_split": ("alone_frac", *_CAUSAL, "combine_cycles", "combine_split_cycles"),
-    "fa2_bwd": (*_CAUSAL, *_BACKWARD), "cudnn_fwd": _CAUSAL, "cudnn_bwd": (*_CAUSAL, *_BACKWARD),
-    "efficient_fwd": ("alone_frac", *_BACKWARD), "efficient_bwd": ("alone_frac", "pass_cycles", "pass_frac"),
-}  # fmt: skip
+    "fa2_fwd": ("alone_frac", "tensor_frac_96", *_CAUSAL),
+    "fa2_decode": ("alone_frac",),
+    "fa2_split": ("alone_frac", "tensor_frac_96", *_CAUSAL, "combine_cycles", "combine_split_cycles"),
+    "fa2_bwd": ("tensor_frac_96", *_CAUSAL, *_BACKWARD),
+    "cudnn_fwd": _CAUSAL,
+    "cudnn_bwd": (*_CAUSAL, *_BACKWARD),
+    "efficient_fwd": ("alone_frac", *_BACKWARD),
+    "efficient_bwd": ("alone_frac", "pass_cycles", "pass_frac"),
+}
 """Groups of kernels with coefficients of their own, and which beside the shared ones recordings can tell."""
 
 _FITTED = {
-    "fa2_fwd": (1.49e3, 5.01e3, 5.78, 566, 1.8e3, 0.785, 0.914, 0.757, 42.9, 1.01, 0.00298, 0.0272, 0.56, 1.09, 0.907, 0.497, 0.369, 0.0342),
-    "fa2_decode": (1.39e3, 3.14e3, 1.17, 987, 1.91e3, 0.789, 0.919, 0.9, 39.9, 0.88, 0.0192, 0.03, 0.85, 1.88, 0.727),
-    "fa2_split": (528, 2.09e3, 2.34, 1.45e3, 2.48e3, 0.546, 0.698, 0.665, 40.2, 0.913, 0.0229, 0.0231, 0.906, 1.34, 0.587, 0.0681, 0.02, 0.112, 169, 355),
-    "fa2_bwd": (152, 6.29e3, 12.3, 1.4e3, 2.6e3, 0.822, 0.936, 0.676, 39.3, 0.949, 0.041, 0.082, 0.468, 0.402, 0.568, 0.0862, 0.004, 5.29e3, 0.77, 0.593),
-    "cudnn_fwd": (6.66e3, 573, 7.91, 740, 29.1, 0.84, 1.09, 1.08, 39.9, 0.949, 0.0682, 0.00785, 0.965, 1.22, 0.709, 0.16, 0.00595),
-    "cudnn_bwd": (9.43e3, 6.04e3, 4.77, 1.13e3, 383, 0.83, 0.977, 0.467, 40.1, 1.01, 0.0248, 0.00308, 0.612, 0.389, 0.607, 0.0275, 0.0139, 1.8e3, 0.654, 0.882),
-    "efficient_fwd": (269, 255, 3.75, 1.41e3, 8.57e3, 0.993, 0.493, 0.5, 40.4, 0.922, 0.00276, 0.027, 0.85, 1.7, 1, 3.14e3, 0.31, 0.559),
-    "efficient_bwd": (303, 395, 39.3, 203, 1.29e4, 0.361, 0.353, 0.101, 42.7, 1.03, 0.0643, 0.00468, 0.85, 0.739, 0.814, 715, 0.224),
+    "fa2_fwd": (
+        1690, 4960, 2.79, 864, 1900, 0.801, 0.921, 0.771, 44, 1.02, 0.00405, 0.0962, 0.594, 0.908, 0.908, 1.12,
+        0.512, 0.25, 0.561,
+    ),
+    "fa2_decode": (
+        1230, 3050, 1.93, 1220, 1670, 0.783, 0.92, 0.9, 40, 0.934, 0.0159, 0.03, 0.773, 1.85, 0.679,
+    ),
+    "fa2_split": (
+        355, 1890, 1.69, 1750, 3060, 0.664, 0.85, 0.795, 29.9, 0.945, 0.0138, 0.0447, 1.3, 1.43, 0.564, 0.936,
+        0.0641, 0.0236, 0.27, 157, 352,
+    ),
+    "fa2_bwd": (
+        764, 7360, 9.76, 1200, 2690, 0.829, 0.937, 0.676, 41.5, 0.935, 0.0432, 0.0658, 0.474, 0.78, 0.905, 0.568,
+        0.068, 0.0098, 4610, 0.939, 0.544,
+    ),
+    "cudnn_fwd": (
+        6960, 560, 4.64, 889, 53, 0.853, 1.1, 1.08, 40, 0.929, 0.0661, 0.00645, 1, 1.2, 0.693, 0.207, 0.0161,
+    ),
+    "cudnn_bwd": (
+        9800, 5590, 4.76, 1050, 379, 0.824, 0.975, 0.459, 40, 1.08, 0.0267, 0.00294, 0.627, 0.227, 0.606, 0.0748,
+        0.0109, 1720, 0.665, 0.873,
+    ),
+    "efficient_fwd": (
+        955, 252, 1.76, 1260, 8320, 0.849, 0.476, 0.315, 42.7, 0.948, 0.00371, 0.0288, 0.431, 1.71, 1, 3060, 0.434,
+        0.454,
+    ),
+    "efficient_bwd": (
+        454, 418, 4.6, 525, 17000, 1.27, 0.374, 0.0776, 40.7, 1.07, 0.0479, 0.00514, 0.298, 1.13, 0.887, 640, 0.212,
+    ),
 }  # fmt: skip
-# Fitted to recordings of an H200, in the order of the shared coefficients and the group's own.
-_CUDNN_FWD, _CUDNN_BWD = (dict(zip((*SHARED, *GROUPS[name]), _FITTED[name], strict=True)) for name in ("cudnn_fwd", "cudnn_bwd"))
-_BORROWED: dict[str, dict[str, float]] = {
-    "fa3_fwd": {**_CUDNN_FWD, "launch_cycles": 8000.0, "start_cycles": 1700.0, "tensor_frac_64": 0.953, "tensor_frac_128": 1.04, "tensor_frac_256": 1.08,
-                "uneven_frac": 0.624, "mask_frac": 0.242},
-    "fa3_bwd": _CUDNN_BWD,
-    "cudnn_decode": {"launch_cycles": 1800.0, "start_cycles": 2400.0, "block_cycles": 1000.0, "dram_frac": 0.72, "exposed_frac": 0.1,
-                     "combine_cycles": 3200.0},
+"""Fitted to recordings of an H200, in the order of the shared coefficients and the group's own."""
+
+
+def _fitted(group: str) -> dict[str, float]:
+    return dict(zip((*SHARED, *GROUPS[group]), map(float, _FITTED[group]), strict=True))
+
+
+_SEEN = {
+    "cudnn_fwd": {"mask_per_clock": 6.0},
+    "cudnn_bwd": {"mask_per_clock": 3.0},
+    "cudnn_decode": {
+        "launch_cycles": 1000.0, "start_cycles": 2000.0, "share_cycles": 500.0, "block_cycles": 1000.0, "alone_frac": 1.0,
+        "dram_frac": 0.71, "exposed_frac": 0.1, "combine_cycles": 3200.0,
+    },
 }  # fmt: skip
-# cuDNN's decoding set matches single kernels seen in whole models on an H200; FlashAttention-3's forward set is fitted to
-# its published H100 figures, its backward set is cuDNN's.
-DEFAULTS: dict[str, float] = {
-    f"{group}.{name}": value
-    for group, values in (
-        *((group, dict(zip((*SHARED, *GROUPS[group]), row, strict=True))) for group, row in _FITTED.items()),
-        *_BORROWED.items(),
-    )
-    for name, value in values.items()
+"""Set to match single kernels of whole models on an H200."""
+
+_PUBLISHED = {
+    "launch_cycles": 8000.0, "start_cycles": 1700.0, "tensor_frac_64": 0.953, "tensor_frac_96": 1.0, "tensor_frac_128": 1.04,
+    "tensor_frac_256": 1.08, "uneven_frac": 0.624, "mask_frac": 0.242,
+}  # fmt: skip
+"""Fitted to FlashAttention-3's published H100 forward figures; what they do not tell is as in cuDNN's kernels."""
+
+_SETS = {
+    **{group: _fitted(group) | _SEEN.get(group, {}) for group in GROUPS},
+    "cudnn_decode": _SEEN["cudnn_decode"],
+    "fa3_fwd": _fitted("cudnn_fwd") | _PUBLISHED,
+    "fa3_bwd": _fitted("cudnn_bwd"),
 }
+DEFAULTS = {f"{group}.{name}": value for group, values in _SETS.items() for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a kernel cuts attention: rows of the tile it owns, of the blocks it walks over, and tiles that share an SM."""
+    """How a kernel cuts attention: rows of a tile, rows of the blocks it walks over, and tiles that share an SM."""
 
     rows: int
     keys: int
@@ -128,27 +169,37 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One library's kernels by the largest head dim each serves; ``own`` is the side a tile owns."""
+    """One library's kernels by the largest head dim each serves."""
 
     tilings: Mapping[int, Tiling]
-    sorts: bool = False  # long causal tiles first, so that the last wave is short
 
+
+def _tilings(**sizes: str) -> Kernel:
+    """Tilings written as d64="128 128 2": rows, keys and tiles on an SM for head dims to 64."""
+    return Kernel({int(name[1:]): Tiling(*map(int, size.split())) for name, size in sizes.items()})
+
+
+ANY = 65536  # the head dim of kernels for all the rest
 
 KERNELS = {
-    "fa2_fwd": Kernel({32: Tiling(128, 128, 2), 64: Tiling(128, 128, 2), 96: Tiling(128, 64, 2), 128: Tiling(128, 64, 2), 192: Tiling(128, 64, 1),
-                       256: Tiling(64, 64, 2)}),
-    "fa2_split": Kernel({32: Tiling(64, 256, 2), 64: Tiling(64, 256, 2), 96: Tiling(64, 128, 2), 128: Tiling(64, 128, 2), 192: Tiling(64, 64, 1),
-                         256: Tiling(64, 64, 1)}),
-    "fa2_bwd": Kernel({32: Tiling(128, 128, 1), 64: Tiling(128, 128, 1), 96: Tiling(128, 64, 1), 128: Tiling(128, 64, 1), 192: Tiling(64, 64, 1),
-                       256: Tiling(64, 64, 1)}),
-    "cudnn_fwd": Kernel({64: Tiling(128, 128, 1), 128: Tiling(128, 128, 1), 192: Tiling(128, 128, 1), 256: Tiling(128, 128, 1)}),
-    "cudnn_bwd": Kernel({64: Tiling(128, 64, 1), 128: Tiling(128, 64, 1), 192: Tiling(64, 64, 1), 256: Tiling(64, 64, 1)}),
-    "cudnn_decode": Kernel({64: Tiling(16, 128, 4), 128: Tiling(16, 128, 4), 256: Tiling(16, 128, 2)}),
-    "fa3_fwd": Kernel({64: Tiling(192, 128, 1), 128: Tiling(128, 128, 1), 192: Tiling(128, 112, 1), 256: Tiling(128, 80, 1)}),
-    "fa3_bwd": Kernel({64: Tiling(128, 128, 1), 96: Tiling(128, 64, 1), 128: Tiling(128, 80, 1), 192: Tiling(96, 64, 1), 256: Tiling(80, 64, 1)}),
-    "efficient_fwd": Kernel({64: Tiling(64, 64, 4), 128: Tiling(64, 128, 2), 65536: Tiling(32, 128, 4)}),
-    "efficient_bwd": Kernel({32: Tiling(64, 64, 3), 64: Tiling(64, 64, 3), 128: Tiling(128, 128, 1), 65536: Tiling(64, 128, 2)}),
-}  # fmt: skip
+    "fa2_fwd": _tilings(
+        d32="128 128 2", d64="128 128 2", d96="128 64 2", d128="128 64 2", d192="128 64 1", d256="64 64 2"
+    ),
+    "fa2_split": _tilings(
+        d32="64 256 2", d64="64 256 2", d96="64 128 2", d128="64 128 2", d192="64 64 1", d256="64 64 1"
+    ),
+    "fa2_bwd": _tilings(
+        d32="128 128 1", d64="128 128 1", d96="128 64 1", d128="128 64 1", d192="64 64 1", d256="64 64 1"
+    ),
+    "fa3_fwd": _tilings(d64="192 128 1", d96="192 128 1", d128="128 128 1", d192="128 112 1", d256="128 80 1"),
+    "fa3_bwd": _tilings(d64="128 128 1", d96="128 64 1", d128="128 80 1", d192="96 64 1", d256="80 64 1"),
+    "cudnn_fwd": _tilings(d64="128 128 1", d128="128 128 1", d192="128 128 1", d256="128 128 1"),
+    "cudnn_bwd": _tilings(d64="128 64 1", d128="128 64 1", d192="64 64 1", d256="64 64 1"),
+    "cudnn_decode": _tilings(d64="16 128 4", d128="16 128 4", d256="16 128 2"),
+    "efficient_fwd": _tilings(d64="64 64 4", d128="64 128 2", d65536="32 128 4"),
+    "efficient_bwd": _tilings(d32="64 64 3", d64="64 64 3", d128="128 128 1", d65536="64 128 2"),
+}
+"""In backward a tile's rows are keys and it walks over queries. Kernel names and public sources tell the sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +231,15 @@ class Problem:
 
 def problem_of(dims: Mapping[str, int], kernel: Kernel) -> Problem:
     d, dv = dims["d"], dims.get("dv", dims["d"])
-    return Problem(dims["b"], dims["h"], dims["hkv"], dims["s"], dims["skv"], padded(kernel, d), padded(kernel, dv), bool(dims.get("causal", 0)),
-                   dims.get("window", 0), dims.get("mask", 0), d + dv)
+    return Problem(
+        b=dims["b"], h=dims["h"], hkv=dims["hkv"], s=dims["s"], skv=dims["skv"], d=padded(kernel, d),
+        dv=padded(kernel, dv), causal=bool(dims.get("causal", 0)), window=dims.get("window", 0), mask=dims.get("mask", 0), true_width=d + dv,
+    )  # fmt: skip
 
 
 def padded(kernel: Kernel, d: int) -> int:
     """The head dim of the kernel that runs."""
-    return next((size for size in kernel.tilings if d <= size < 65536), d)
+    return next((size for size in kernel.tilings if d <= size < ANY), d)
 
 
 def tiling_of(kernel: Kernel, d: int) -> Tiling:
@@ -231,7 +284,7 @@ def launch_of(tiling: Tiling, p: Problem, rows: int, keys: int, heads: int) -> L
     tall, blocks = -(-rows // tiling.rows), -(-keys // tiling.keys)
     is_ragged = rows % tiling.rows > 0 or keys % tiling.keys > 0
     if not p.causal:
-        reach = min(blocks, 2 * p.window // tiling.keys + 2) if p.window else blocks
+        reach: float = min(blocks, 2 * p.window // tiling.keys + 2) if p.window else blocks
         return Launch(tiling, heads * tall, reach, reach, float(is_ragged), is_ragged, False)
     beyond = max(keys - rows, 0) / tiling.keys
     mean = min(_triangle(tall, tiling.rows / tiling.keys) / tall + beyond, blocks)
@@ -308,7 +361,7 @@ def _forward(group: str, p: Problem, launch: Launch, num_sms: int, size: float, 
 
 
 def _backward_plan(dims: Mapping[str, int], library: str, num_sms: int, size: float) -> Plan:
-    """Tiles own keys and walk over queries; passes prepare row sums, convert the gradient of q and sum grouped heads."""
+    """Tiles own keys and walk over queries; passes make row sums, convert the gradient of q and sum grouped heads."""
     kernel = KERNELS[f"{library}_bwd"]
     p, tiling = problem_of(dims, kernel), tiling_of(kernel, dims["d"])
     launch = launch_of(tiling, p, p.skv, p.s, p.b * p.h)
@@ -321,18 +374,20 @@ def _backward_plan(dims: Mapping[str, int], library: str, num_sms: int, size: fl
         return _efficient_backward(plan, wide)
     grouped = size * p.b * (p.h + p.hkv) * p.skv * p.true_width / 2
     sums = (grouped, grouped) if p.h != p.hkv else ()
-    return replace(plan, passes=(2 * wide, 1.5 * wide), strided_passes=sums, num_kernels=(4 if library == "cudnn" else 3) + len(sums))
+    num_kernels = (4 if library == "cudnn" else 3) + len(sums)
+    return replace(plan, passes=(2 * wide, 1.5 * wide), strided_passes=sums, num_kernels=num_kernels)
 
 
 def _efficient_backward(plan: Plan, wide_bytes: float) -> Plan:
-    """The memory-efficient kernel splits keys over CTAs unless heads alone fill the device or gradients need staging."""
+    """The memory-efficient kernel splits keys over tiles unless heads fill the device or gradients need staging."""
     p, launch = plan.problem, plan.launch
     heads, blocks = p.b * p.h, -(-p.skv // launch.tiling.rows)
     parts = 1 if heads >= 256 and blocks <= 2 else blocks
     if p.d > 128:
         parts = max(1, min(parts, 200 // heads))
     visits = launch.max_blocks * -(-blocks // parts)
-    launch = replace(launch, tiles=heads * parts, mean_blocks=visits * (launch.mean_blocks / launch.max_blocks), max_blocks=visits)
+    seen = launch.mean_blocks / launch.max_blocks
+    launch = replace(launch, tiles=heads * parts, mean_blocks=visits * seen, max_blocks=visits)
     zeroes = blocks > 1 or p.d > 128
     return replace(plan, launch=launch, passes=(wide_bytes,) if zeroes else (), num_kernels=2 if zeroes else 1)
 
@@ -356,24 +411,27 @@ def _main_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float) -
     busy_s = loop_s(chip, coef, plan, min(per_clock, SYNC_FLOPS_PER_CLOCK) if plan.group in SYNC else per_clock)
     if plan.group in SYNC and per_clock < SYNC_FLOPS_PER_CLOCK:
         busy_s *= NATIVE_FRAC
-    if launch.is_ragged:
-        busy_s *= 1 + coef["ragged_causal_frac" if launch.is_causal else "ragged_frac"]
+    if launch.is_ragged and not launch.is_causal:
+        busy_s *= 1 + coef["ragged_frac"]
     if p.true_width < width:
         busy_s *= 1 + coef["padded_frac"]
     cold = 1 - warm_frac
     dram_s = (plan.read_bytes * cold + plan.written_bytes) / (coef["dram_frac"] * chip.dram_bytes_per_s)
-    both_s = (busy_s**BLEND + dram_s**BLEND) ** (1 / BLEND) + coef["exposed_frac"] * plan.first_bytes * (1 + cold) / 2 / chip.dram_bytes_per_s
-    return coef["launch_cycles"] / chip.clock_hz + both_s, busy_s, dram_s
+    long_s, short_s = max(busy_s, dram_s), min(busy_s, dram_s)
+    both_s = float(long_s * (1 + (short_s / long_s) ** BLEND) ** (1 / BLEND))
+    first_s = coef["exposed_frac"] * plan.first_bytes * (1 + cold) / 2 / chip.dram_bytes_per_s
+    return coef["launch_cycles"] / chip.clock_hz + both_s + first_s, busy_s, dram_s
 
 
 def loop_s(chip: Chip, coef: Coef, plan: Plan, flops_per_clock: float) -> float:
     """Time the SMs need for all tiles of a launch."""
     launch, tiling, width = plan.launch, plan.launch.tiling, plan.problem.d + plan.problem.dv
-    frac = coef["tensor_frac_64"] if width <= 128 else coef["tensor_frac_128"] if width <= 256 else coef["tensor_frac_256"]
-    score = 2 * plan.products * width / (flops_per_clock * frac) + 1 / coef["exp_per_clock"] + plan.problem.mask / coef["mask_per_clock"]
-    work = tiling.rows * tiling.keys * score
+    score = 2 * plan.products * width / (flops_per_clock * _tensor_frac(coef, width)) + 1 / coef["exp_per_clock"]
+    work = tiling.rows * tiling.keys * (score + plan.problem.mask / coef["mask_per_clock"])
     alone, lead = 1 / coef["alone_frac"], coef["start_cycles"] + coef["edge_cycles"] * width / 2
     extra = coef["mask_frac"] * launch.diagonal_blocks
+    if launch.is_ragged and launch.is_causal:
+        extra += coef["ragged_causal_frac"] * launch.diagonal_blocks
     full, rest = divmod(launch.tiles, chip.num_sms * tiling.resident)
 
     def tile(blocks: float, resident: int) -> float:
@@ -389,6 +447,10 @@ def loop_s(chip: Chip, coef: Coef, plan: Plan, flops_per_clock: float) -> float:
         return max(longest, smooth + coef["uneven_frac"] * longest) / chip.clock_hz
     stepped = full * busy + (tile(launch.mean_blocks, -(-rest // chip.num_sms)) if rest else 0.0)
     return (smooth + coef["tail_frac"] * (stepped - smooth)) / chip.clock_hz
+
+
+def _tensor_frac(coef: Coef, width: int) -> float:
+    return coef[next((f"tensor_frac_{d}" for d in (64, 96, 128) if width <= 2 * d), "tensor_frac_256")]
 
 
 def _pass_s(chip: Chip, coef: Coef, moved_bytes: float, frac: float) -> float:
@@ -422,11 +484,11 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     if call.library not in PLANNED or (call.library == "fa3" and call.phase == "fwd" and dims["s"] <= DECODE_ROWS):
         return _served(call, chip, warm_frac)
     plan = plan_of(dims, call.library, call.phase, chip.num_sms, ITEMSIZE[call.dtype])
-    dtype = matrix_dtype(call, chip)
     if call.dtype == "fp32":  # three products of narrower operands make one of full precision
         plan = replace(plan, products=3 * plan.products)
-    busy_s, sm_s, dram_s = plan_s(chip, group_coef(tuple(coef.items()), plan.group), plan, chip.peak_flops_per_s(dtype), warm_frac)
-    floor_s = _floor_s(call, chip, warm_frac, chip.peak_flops_per_s(dtype))
+    peak = chip.peak_flops_per_s(matrix_dtype(call, chip))
+    busy_s, sm_s, dram_s = plan_s(chip, group_coef(tuple(coef.items()), plan.group), plan, peak, warm_frac)
+    floor_s = _floor_s(call, chip, warm_frac, peak)
     bound = "memory" if dram_s > sm_s else "compute" if 2 * sm_s > busy_s else "latency"
     return Time(max(busy_s, floor_s), floor_s, bound, plan.num_kernels)
 
@@ -435,9 +497,11 @@ def _served(call: Call, chip: Chip, warm_frac: float) -> Time:
     """Kernels of serving frameworks, by the tile model and its own coefficients for the architecture."""
     dims = call.dims()
     library = "decode" if call.library == "fa3" and dims["s"] <= DECODE_ROWS else call.library
-    found = attention_timing(chip, {}, b=dims["b"], h=dims["h"], hkv=dims["hkv"], s=dims["s"], skv=dims["skv"], d=dims["d"], dv=dims.get("dv", dims["d"]),
-                             causal=dims.get("causal", 0), window=dims.get("window", 0), phase=call.phase, library=library,
-                             dtype=matrix_dtype(call, chip), warm_frac=warm_frac)
+    found = attention_timing(
+        chip, {}, b=dims["b"], h=dims["h"], hkv=dims["hkv"], s=dims["s"], skv=dims["skv"], d=dims["d"],
+        dv=dims.get("dv", dims["d"]), causal=dims.get("causal", 0), window=dims.get("window", 0), phase=call.phase,
+        library=library, dtype=matrix_dtype(call, chip), warm_frac=warm_frac,
+    )  # fmt: skip
     return Time(float(found.expected_s[0]), float(found.floor_s[0]), BOUND_NAMES[int(found.bound[0])], 1)
 
 

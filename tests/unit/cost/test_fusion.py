@@ -152,19 +152,21 @@ def transformer_block() -> Graph:
 def test_a_transformer_block_has_the_kernels_of_a_hand_count() -> None:
     """norm · q k v · attention · o · add+norm · gate up · silu+mul · down · add."""
     p = compiled(transformer_block())
-    assert p.num_kernels == 1 + 3 + 1 + 1 + 1 + 2 + 1 + 1 + 1
+    assert len(p.rows()) == 1 + 3 + 1 + 1 + 1 + 2 + 1 + 1 + 1
+    assert p.num_kernels == len(p.rows()) + 1  # cuDNN's attention launches two
     fused = [op for op, _ in kernels(p) if op.startswith("fused")]
     assert sorted(fused) == sorted(["fused(rms_norm)", "fused(add+rms_norm)", "fused(silu+mul)", "fused(add)"])
 
 
-def test_eager_launches_more_kernels_than_compiled() -> None:
+def test_eager_launches_every_op_by_itself() -> None:
     graph = transformer_block()
-    assert estimate(graph, device("h200")).num_kernels == 14 > compiled(graph).num_kernels
+    launching = [row for row in estimate(graph, device("h200")).rows() if row.num_kernels]
+    assert len(launching) == 14 == len(compiled(graph).rows()) + 2
 
 
 @pytest.mark.parametrize(
     "name",
-    ["llama3-8b", "gpt2-xl", "bert-large", "vit-l16", "resnet50", "convnext-base", "sdxl-unet", "mixtral-8x7b", "dlrm",
+    ["llama3-8b", "gpt2-xl", "bert-large", "vit-l16", "resnet50", "convnext-b", "sdxl-unet", "mixtral-8x7b", "dlrm",
      "t5-large", "whisper-large-v3", "mamba-2.8b"],
 )  # fmt: skip
 @pytest.mark.parametrize("mode", ["infer", "train"])
