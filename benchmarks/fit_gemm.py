@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 
 import ridgeline.cost.gemm as gemm
 from ridgeline.cost.chip import Chip, chip_of
-from ridgeline.cost.matmul import CTAS_PER_SM, LEGACY, alignment
+from ridgeline.cost.matmul import CTAS_PER_SM, LEGACY, THIN_ROWS, alignment
 from ridgeline.hardware import device
 
 EVENT_S = 3e-6
@@ -118,7 +118,11 @@ def main() -> None:
     for name, where in (("fp8", chip), ("tf32", chip), ("fp32", older), ("int8", chip)):
         mine = [r for r in dense if r["dtype"] == name and (name == "fp32" or step_of(r) == 8)]
         start = {**START, "tensor_frac": 0.8, "power_frac": 0.9} if name == "fp32" else START
-        found, report = fit(mine, where, name, start, name)
+        thin = [r for r in mine if name == "fp32" and r["shape"]["m"] <= THIN_ROWS]
+        found, report = fit([r for r in mine if r not in thin], where, name, start, name)
+        if thin:
+            narrow, _ = fit(thin, where, name, start, "fp32 thin")
+            found |= {f"thin.{k}": v for k, v in narrow.items()}
         families[name] = {"coef": found, "heldout": report}
     if options.write:
         update_calibration(options.device, families={"gemm": families})

@@ -22,7 +22,7 @@ from ridgeline.models import models
 BUSY_SLACK, WALL_SLACK = 1.005, 1.015
 EXACT = 1 + 1e-9
 WARM_SLACK = 1.04  # what the L2 still holds of an input is known in eighths
-SPLIT_SLACK = 1.1  # attention over few tiles splits its keys and adds the parts; a little longer, it no longer does
+SPLIT_SLACK = 1.05  # attention over few tiles splits its keys and adds the parts; a little longer, it no longer does
 DEVICES = ("h200", "h100-sxm", "a100-sxm-80gb", "b200", "l40s", "t4", "mi300x", "tpu-v5p", "grace")
 NETS = [("llama3-8b", "infer"), ("llama3-8b", "decode"), ("resnet50", "infer"), ("bert-large", "train"),
         ("dlrm", "infer"), ("vit-l16", "infer"), ("mixtral-8x7b", "decode")]  # fmt: skip
@@ -41,7 +41,7 @@ def check_faster(better: Prediction, plain: Prediction) -> None:
     assert better.expected_s <= plain.expected_s * WALL_SLACK
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(cases, st.integers(1, 16), st.floats(1.01, 4.0), st.sampled_from(EXECUTIONS))
 def test_more_dram_bandwidth_is_never_slower(case, batch: int, factor: float, execution: str) -> None:
     net, on = case
@@ -51,7 +51,7 @@ def test_more_dram_bandwidth_is_never_slower(case, batch: int, factor: float, ex
     check_faster(better, plain)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(cases, st.integers(1, 16), st.floats(1.01, 2.0))
 def test_a_higher_clock_is_never_slower(case, batch: int, factor: float) -> None:
     net, on = case
@@ -59,7 +59,7 @@ def test_a_higher_clock_is_never_slower(case, batch: int, factor: float) -> None
     check_faster(better, plain)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(cases, st.integers(1, 16), st.floats(1.05, 2.5))
 def test_more_cores_are_never_slower(case, batch: int, factor: float) -> None:
     net, on = case
@@ -67,7 +67,7 @@ def test_more_cores_are_never_slower(case, batch: int, factor: float) -> None:
     check_faster(better, plain)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(cases, st.integers(1, 24), st.integers(1, 24))
 def test_a_larger_batch_is_never_faster_and_never_smaller(case, batch: int, more: int) -> None:
     net, on = case
@@ -79,7 +79,7 @@ def test_a_larger_batch_is_never_faster_and_never_smaller(case, batch: int, more
     assert many.energy_j >= few.energy_j / WALL_SLACK
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.sampled_from(DEVICES), st.integers(1, 4096), st.integers(1, 4096))
 def test_a_longer_sequence_is_never_faster(on: str, seq: int, more: int) -> None:
     short, long = (predict("llama3-8b", on=on, seq=s) for s in (seq, seq + more))
@@ -88,7 +88,7 @@ def test_a_longer_sequence_is_never_faster(on: str, seq: int, more: int) -> None
     assert long.busy_s >= short.busy_s / SPLIT_SLACK
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(cases, st.integers(1, 64), st.sampled_from(EXECUTIONS))
 def test_everything_is_in_its_bounds(case, batch: int, execution: str) -> None:
     net, on = case
@@ -129,7 +129,7 @@ def test_extreme_sizes_stay_finite_on_every_device(on: str) -> None:
         check_bounds(predict(name, on=on, **options))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(cases, st.floats(0.3, 1.0))
 def test_a_lower_power_limit_is_never_faster_and_is_kept(case, factor: float) -> None:
     net, on = case

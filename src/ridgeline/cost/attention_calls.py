@@ -137,15 +137,15 @@ _SEEN = {
     "cudnn_fwd": {"mask_per_clock": 6.0},
     "cudnn_bwd": {"mask_per_clock": 3.0},
     "cudnn_decode": {
-        "launch_cycles": 1000.0, "start_cycles": 2000.0, "share_cycles": 500.0, "block_cycles": 1000.0, "alone_frac": 1.0,
-        "dram_frac": 0.71, "exposed_frac": 0.1, "combine_cycles": 3200.0,
+        "launch_cycles": 1000.0, "start_cycles": 2000.0, "share_cycles": 500.0, "block_cycles": 1000.0,
+        "alone_frac": 1.0, "dram_frac": 0.75, "exposed_frac": 0.1, "combine_cycles": 3400.0,
     },
 }  # fmt: skip
 """Set to match single kernels of whole models on an H200."""
 
 _PUBLISHED = {
-    "launch_cycles": 8000.0, "start_cycles": 1700.0, "tensor_frac_64": 0.953, "tensor_frac_96": 1.0, "tensor_frac_128": 1.04,
-    "tensor_frac_256": 1.08, "uneven_frac": 0.624, "mask_frac": 0.242,
+    "launch_cycles": 8000.0, "start_cycles": 1700.0, "tensor_frac_64": 0.953, "tensor_frac_96": 1.0,
+    "tensor_frac_128": 1.04, "tensor_frac_256": 1.08, "uneven_frac": 0.624, "mask_frac": 0.242,
 }  # fmt: skip
 """Fitted to FlashAttention-3's published H100 forward figures; what they do not tell is as in cuDNN's kernels."""
 
@@ -233,7 +233,8 @@ def problem_of(dims: Mapping[str, int], kernel: Kernel) -> Problem:
     d, dv = dims["d"], dims.get("dv", dims["d"])
     return Problem(
         b=dims["b"], h=dims["h"], hkv=dims["hkv"], s=dims["s"], skv=dims["skv"], d=padded(kernel, d),
-        dv=padded(kernel, dv), causal=bool(dims.get("causal", 0)), window=dims.get("window", 0), mask=dims.get("mask", 0), true_width=d + dv,
+        dv=padded(kernel, dv), causal=bool(dims.get("causal", 0)), window=dims.get("window", 0),
+        mask=dims.get("mask", 0), true_width=d + dv,
     )  # fmt: skip
 
 
@@ -277,6 +278,7 @@ class Plan:
     strided_passes: tuple[float, ...] = ()
     splits: int = 1
     num_kernels: int = 1
+    operand_bytes: float = 2.0
 
 
 def launch_of(tiling: Tiling, p: Problem, rows: int, keys: int, heads: int) -> Launch:
@@ -407,10 +409,7 @@ def plan_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float = 0
 def _main_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float) -> tuple[float, float, float]:
     launch, p = plan.launch, plan.problem
     width = p.d + p.dv
-    per_clock = peak / (chip.num_sms * chip.clock_hz)
-    busy_s = loop_s(chip, coef, plan, min(per_clock, SYNC_FLOPS_PER_CLOCK) if plan.group in SYNC else per_clock)
-    if plan.group in SYNC and per_clock < SYNC_FLOPS_PER_CLOCK:
-        busy_s *= NATIVE_FRAC
+    busy_s = loop_s(chip, coef, plan, peak / (chip.num_sms * chip.clock_hz))
     if launch.is_ragged and not launch.is_causal:
         busy_s *= 1 + coef["ragged_frac"]
     if p.true_width < width:
@@ -424,7 +423,16 @@ def _main_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float) -
 
 
 def loop_s(chip: Chip, coef: Coef, plan: Plan, flops_per_clock: float) -> float:
-    """Time the SMs need for all tiles of a launch."""
+    """Time the SMs need for all tiles, by what the kernel's matrix instructions reach of the operations per clock."""
+    warp_wide = SYNC_FLOPS_PER_CLOCK * 2 / plan.operand_bytes
+    if plan.group not in SYNC:
+        return _waves_s(chip, coef, plan, flops_per_clock)
+    if flops_per_clock < warp_wide:
+        return NATIVE_FRAC * _waves_s(chip, coef, plan, flops_per_clock)
+    return _waves_s(chip, coef, plan, warp_wide)
+
+
+def _waves_s(chip: Chip, coef: Coef, plan: Plan, flops_per_clock: float) -> float:
     launch, tiling, width = plan.launch, plan.launch.tiling, plan.problem.d + plan.problem.dv
     score = 2 * plan.products * width / (flops_per_clock * _tensor_frac(coef, width)) + 1 / coef["exp_per_clock"]
     work = tiling.rows * tiling.keys * (score + plan.problem.mask / coef["mask_per_clock"])
@@ -484,9 +492,10 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     if call.library not in PLANNED or (call.library == "fa3" and call.phase == "fwd" and dims["s"] <= DECODE_ROWS):
         return _served(call, chip, warm_frac)
     plan = plan_of(dims, call.library, call.phase, chip.num_sms, ITEMSIZE[call.dtype])
-    if call.dtype == "fp32":  # three products of narrower operands make one of full precision
-        plan = replace(plan, products=3 * plan.products)
-    peak = chip.peak_flops_per_s(matrix_dtype(call, chip))
+    dtype = matrix_dtype(call, chip)
+    if dtype == "tf32":  # three products of narrower operands make one of full precision
+        plan = replace(plan, products=3 * plan.products, operand_bytes=4.0)
+    peak = chip.peak_flops_per_s(dtype)
     busy_s, sm_s, dram_s = plan_s(chip, group_coef(tuple(coef.items()), plan.group), plan, peak, warm_frac)
     floor_s = _floor_s(call, chip, warm_frac, peak)
     bound = "memory" if dram_s > sm_s else "compute" if 2 * sm_s > busy_s else "latency"

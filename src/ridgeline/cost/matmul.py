@@ -15,6 +15,8 @@ LEGACY = "ampere"
 """Rows off 16-byte boundaries cannot be fetched by TMA: libraries fall back to kernels of this older generation."""
 
 
+THIN_ROWS = 16
+"""Full-precision products of up to so many rows run on kernels of their own."""
 CTAS_PER_SM = 8
 """Small tiles of batched products that share an SM."""
 
@@ -54,7 +56,7 @@ def alignment(problem: Problem, dtype: str) -> int:
     _, m, n, k, layout = problem
     full = max(1, int(16 / ITEMSIZE.get(dtype, 2.0)))
     aligned = full
-    for row in (m if layout[0] == "t" else k, k if layout[1] == "t" else n, n):
+    for row in (m if layout[0] == "t" and m > 1 else k, k if layout[1] == "t" else n, n):
         while row % aligned:
             aligned //= 2
     return 8 if aligned == full else aligned
@@ -69,10 +71,12 @@ def _split(coef: tuple[tuple[str, float], ...], group: str) -> dict[str, float]:
 
 def _settings(problem: Problem, dtype: str, chip: Chip, coef: Coef) -> tuple[str, dict[str, float], Chip]:
     """(element type that is computed, coefficients, the chip as the kernels of this alignment see it)."""
-    b = problem[0]
+    b, m = problem[:2]
     computed = dtype if dtype == "fp32" or dtype in chip.tensor_flops_per_s else "fp32"
     step = alignment(problem, dtype)
     group = "" if step == 8 else "batched" if b > 1 else "align1" if step == 1 else "align2"
+    if computed == "fp32":
+        group = "thin" if m <= THIN_ROWS else ""
     fitted = bool(group) and any(name.startswith(group + ".") for name in coef)
     used = _split(tuple(coef.items()), group)
     measured = len(coef) > len(DEFAULTS)

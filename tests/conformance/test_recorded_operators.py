@@ -1,0 +1,126 @@
+"""Are we right? Every operator recorded on an H200 beside its prediction, by family, with figures that must hold."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.cost.matmul import alignment
+from ridgeline.cost.price import pricer_of
+from ridgeline.hardware import device
+
+Error = dict[str, Any]
+POINTWISE = set("gelu silu relu exp rsqrt cos pow2 gelu_tanh clamp add mul div add_ where masked_fill fill cast copy "
+                "add_row mul_col add_strided permute0213 transpose cat dropout".split())  # fmt: skip
+REDUCTIONS = set("sum_dim0 sum_dim1 mean_dim1 sum_all argmax_dim1 max_dim1 norm_all".split())
+NORMS = {"layer_norm", "rms_norm", "group_norm", "batch_norm"}
+SOFTMAXES = {"softmax", "log_softmax", "cross_entropy"}
+CONVOLUTIONS = {"conv1d", "conv2d", "conv3d"}
+
+
+def _aligned_gemm(row: dict[str, Any]) -> bool:
+    s = row["shape"]
+    if (row["kind"], row["dtype"], row["phase"]) != ("gemm", "bf16", "fwd"):
+        return False
+    return alignment((1, s["m"], s["n"], s["k"], s.get("layout", "nt")), "bf16") == 8
+
+
+GROUPS: dict[str, tuple[Callable[[dict[str, Any]], bool], float]] = {
+    "norms": (lambda r: r["kind"] in NORMS, 0.055),
+    "softmaxes": (lambda r: r["kind"] in SOFTMAXES, 0.055),
+    "pointwise": (lambda r: r["kind"] in POINTWISE, 0.055),
+    "reductions": (lambda r: r["kind"] in REDUCTIONS, 0.065),
+    "aligned bf16 gemm": (_aligned_gemm, 0.06),
+    "all gemm": (lambda r: r["kind"] == "gemm", 0.09),
+    "cudnn attention forward": (lambda r: r["kind"] == "attention" and (r["library"], r["phase"]) == ("cudnn", "fwd"), 0.08),
+    "cudnn attention": (lambda r: r["kind"] == "attention" and r["library"] == "cudnn", 0.08),
+    "all attention": (lambda r: r["kind"] == "attention", 0.08),
+    "convolution": (lambda r: r["kind"] in CONVOLUTIONS, 0.16),
+    "the rest": (lambda r: r["kind"] not in NORMS | SOFTMAXES | POINTWISE | REDUCTIONS | CONVOLUTIONS
+                 | {"gemm", "attention"}, 0.09),
+    "all": (lambda r: True, 0.085),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def judged(repo_dir: Path) -> list[Error]:
+    """Every recorded call priced, as the benchmark that prints the table does it."""
+    sys.path.insert(0, str(repo_dir / "benchmarks"))
+    try:
+        recordings, validation = (importlib.import_module(name) for name in ("recordings", "validate_operators"))
+    finally:
+        sys.path.remove(str(repo_dir / "benchmarks"))
+    return validation.errors(recordings.load_operators("h200"), pricer_of(device("h200")))
+
+
+def ape(error: Error) -> float:
+    return abs(math.exp(error["log"]) - 1.0)
+
+
+def mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
+
+
+def test_every_recorded_call_is_priced(judged: list[Error]) -> None:
+    assert len(judged) > 10_000
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_mean_error_of_a_family_stays_small(judged: list[Error], group: str) -> None:
+    wanted, limit = GROUPS[group]
+    members = [e for e in judged if wanted(e["row"])]
+    found = mean(map(ape, members))
+    by_kind: dict[str, list[float]] = defaultdict(list)
+    for e in members:
+        by_kind[f"{e['row']['kind']} {e['row']['phase']}"].append(ape(e))
+    print(f"{group}: n {len(members)}, mean error {found:.1%} (limit {limit:.1%})")
+    print(", ".join(f"{kind} {mean(v):.1%}" for kind, v in sorted(by_kind.items())))
+    assert len(members) > 100 and found <= limit
+
+
+def test_predictions_lean_to_neither_side(judged: list[Error]) -> None:
+    assert abs(mean(math.exp(e["log"]) - 1.0 for e in judged)) < 0.03
+
+
+def test_intervals_hold_what_they_promise(judged: list[Error]) -> None:
+    inside = mean(float(abs(e["log"]) <= e["width"]) for e in judged)
+    print(f"inside their 90 % intervals: {inside:.1%}")
+    assert 0.85 <= inside <= 0.97
+
+
+def test_nothing_measured_beats_its_floor(judged: list[Error]) -> None:
+    beaten = [(e["row"]["kind"], e["row"]["shape"]) for e in judged if e["below_floor"]]
+    assert not beaten, f"{len(beaten)} recordings are more than 2 % below their floor: {beaten[:5]}"
+
+
+def test_half_the_time_would_fail(judged: list[Error]) -> None:
+    """The limits are tight enough to notice a model that is off by a factor."""
+    for wanted, limit in GROUPS.values():
+        assert mean(abs(0.5 * math.exp(e["log"]) - 1.0) for e in judged if wanted(e["row"])) > 2 * limit
+
+
+def test_shapes_that_no_fit_has_seen_are_predicted_as_well(repo_dir: Path) -> None:
+    """A third seed, recorded after the coefficients were fitted."""
+    path = repo_dir / "data" / "recordings" / "h200" / "unseen_seed2.jsonl.gz"
+    if not path.is_file():
+        pytest.skip("no recording of unseen shapes")
+    with gzip.open(path, "rt") as lines:
+        next(lines)
+        rows = [row for row in map(json.loads, lines) if "error" not in row and row.get("kernels")]
+    for row in rows:
+        row["busy_s"] = sum(seconds for _, seconds in row["kernels"])
+    validation = sys.modules["validate_operators"]
+    found = validation.errors(rows, pricer_of(device("h200")))
+    error, inside = mean(map(ape, found)), mean(float(abs(e["log"]) <= e["width"]) for e in found)
+    print(f"{len(found)} unseen calls: mean error {error:.1%}, inside their intervals {inside:.1%}")
+    assert error <= 0.09 and 0.82 <= inside <= 0.97
