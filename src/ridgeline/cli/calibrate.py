@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
+from ridgeline.cost.calibration import FOLDER
 from ridgeline.errors import CalibrationError, InputError, MissingExtra
+from ridgeline.hardware import device
 
 
-def record_all(out: Path, budget_s: float, seed: int) -> None:
+def record_all(out: Path, budget_s: float, seed: int, device_name: str | None) -> None:
     """Record host costs, sustained power and operators into a folder, saying how far it is."""
     gpu = _gpu_name()
+    device_name = device(device_name or gpu).name  # an unknown name is told before minutes are spent
     from ridgeline.bench.record import record_host, record_operators, record_power
 
     try:
@@ -27,11 +31,17 @@ def record_all(out: Path, budget_s: float, seed: int) -> None:
         out / f"operators_seed{seed}.jsonl.gz", seed, budget_s, progress=lambda text: _say(text, began)
     )
     _say(f"{num} operators, host costs and power recorded in {out}", began)
-    print(
-        "to fit coefficients: keep the folder as data/recordings/NAME in a checkout and run benchmarks/fit_*.py there "
-        "(such as `python benchmarks/fit_gemm.py --device NAME --write`); "
-        "predictions on NAME then use data/calibrations/NAME.json"
-    )
+    fit(out, device_name, began)
+
+
+def fit(folder: Path, device_name: str, began: float) -> None:
+    """Fit what was recorded and write the calibration beside it."""
+    from ridgeline.bench.fitting import calibrate
+
+    made = calibrate(device(device_name), folder, lambda text: _say(text, began))
+    path = folder / f"{made['device']}.json"
+    path.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+    _say(f"calibration written to {path}; to use it: export {FOLDER}={folder}", began)
 
 
 def _gpu_name() -> str:
