@@ -25,6 +25,13 @@ from ridgeline.hardware import device
 EVENT_S = 3e-6
 ROUNDS = 6
 PRIOR = 1e-3  # pull of a coefficient's logarithm towards its start, so that what no point tells stays put
+MOST = {
+    "dram_frac": 0.95,
+    "pass_frac": 0.95,
+    "strided_frac": 0.95,
+    "alone_frac": 1.0,
+    "tail_frac": 1.0,
+}  # what is possible
 Row = dict[str, Any]
 
 
@@ -46,7 +53,8 @@ def fitted(target: Target, group: str) -> dict[str, float]:
     start = np.log([BASE[name] for name in names])
 
     def coef(x: np.ndarray) -> dict[str, float]:
-        return BASE | dict(zip(names, np.exp(x).tolist(), strict=True))
+        found = zip(names, np.exp(x).tolist(), strict=True)
+        return BASE | {name: min(value, MOST.get(name, value)) for name, value in found}
 
     def loss(x: np.ndarray) -> float:
         return float(np.mean(np.abs(np.log(target.ratios(coef(x))))) + PRIOR * np.mean((x - start) ** 2))

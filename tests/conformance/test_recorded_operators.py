@@ -39,9 +39,8 @@ GROUPS: dict[str, tuple[Callable[[dict[str, Any]], bool], float]] = {
     "reductions": (lambda r: r["kind"] in REDUCTIONS, 0.065),
     "aligned bf16 gemm": (_aligned_gemm, 0.06),
     "all gemm": (lambda r: r["kind"] == "gemm", 0.09),
-    "cudnn attention forward": (lambda r: r["kind"] == "attention" and (r["library"], r["phase"]) == ("cudnn", "fwd"), 0.08),
-    "cudnn attention": (lambda r: r["kind"] == "attention" and r["library"] == "cudnn", 0.08),
-    "all attention": (lambda r: r["kind"] == "attention", 0.08),
+    "cudnn attention": (lambda r: r["kind"] == "attention" and r["library"] == "cudnn", 0.06),
+    "all attention": (lambda r: r["kind"] == "attention", 0.06),
     "convolution": (lambda r: r["kind"] in CONVOLUTIONS, 0.16),
     "the rest": (lambda r: r["kind"] not in NORMS | SOFTMAXES | POINTWISE | REDUCTIONS | CONVOLUTIONS
                  | {"gemm", "attention"}, 0.09),

@@ -159,7 +159,7 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="Folder for the recordings.")],
     budget_s: Annotated[float, typer.Option("--budget-s", min=10, help="Seconds to spend on operators.")] = 330.0,
     seed: Annotated[int, typer.Option(help="Which sample of shapes to measure.")] = 0,
-    name: Annotated[str | None, typer.Option(help="Device that is measured; default: the driver's name for it.")] = None,
+    name: Annotated[str | None, typer.Option(help="Device that is measured; else the driver's name.")] = None,
 ) -> None:
     """Measure this machine's GPU (operators, host costs, power) and fit a calibration of its own."""
     from ridgeline.cli.calibrate import record_all

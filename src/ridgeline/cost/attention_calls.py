@@ -21,9 +21,6 @@ from ridgeline.cost.chip import BOUND_NAMES, Chip
 DECODE_ROWS = 16
 """Queries of a sequence up to which cuDNN streams keys past them instead of cutting query tiles."""
 
-SPLIT_ROWS = 64
-"""Query rows of FlashAttention-2's split-key kernel."""
-
 BACKWARD_PRODUCTS = 2.5  # five products for the forward's two
 MAX_SPLITS = 128
 BLEND = 5.0
@@ -51,11 +48,11 @@ COEFFICIENTS = {
     "exp_per_clock": "scores an SM turns to probabilities per clock, apart from the products",
     "alone_frac": "pace of a tile alone on its SM, over the pace of a full SM",
     "tail_frac": "share of the last, partial wave that is paid for",
-    "uneven_frac": "share of the longest tile's excess over the mean that outlasts the other SMs",
+    "uneven_frac": "share of the longest tile that unequal tiles leave at the end",
     "mask_frac": "what a block on the causal diagonal costs more",
     "mask_per_clock": "scores of an explicit mask that an SM reads and adds per clock",
     "ragged_frac": "what kernels cost more that guard every access because a length does not fill its last block",
-    "ragged_causal_frac": "the same for causal calls",
+    "ragged_causal_frac": "what such kernels cost more per block on the causal diagonal",
     "padded_frac": "what a head dim smaller than the kernel's costs more",
     "dram_frac": "share of the datasheet DRAM bandwidth",
     "exposed_frac": "share of the first wave's loads and stores, at full DRAM bandwidth, that nothing hides",
@@ -98,33 +95,34 @@ GROUPS = {
 
 _FITTED = {
     "fa2_fwd": (
-        1690, 4960, 2.79, 864, 1900, 0.801, 0.921, 0.771, 44, 1.02, 0.00405, 0.0962, 0.594, 0.908, 0.908, 1.12,
-        0.512, 0.25, 0.561,
+        1230, 5220, 2.96, 861, 1870, 0.799, 0.918, 0.769, 43.3, 1, 0.00427, 0.096, 0.61, 0.965, 0.886, 1.11, 0.513,
+        0.218, 0.566,
     ),
     "fa2_decode": (
-        1230, 3050, 1.93, 1220, 1670, 0.783, 0.92, 0.9, 40, 0.934, 0.0159, 0.03, 0.773, 1.85, 0.679,
+        1750, 2790, 1.76, 1180, 1690, 0.784, 0.926, 0.9, 40.1, 0.96, 0.0224, 0.03, 0.791, 1.93, 0.726,
     ),
     "fa2_split": (
-        355, 1890, 1.69, 1750, 3060, 0.664, 0.85, 0.795, 29.9, 0.945, 0.0138, 0.0447, 1.3, 1.43, 0.564, 0.936,
-        0.0641, 0.0236, 0.27, 157, 352,
+        522, 2080, 1.52, 2210, 2700, 0.62, 0.799, 0.727, 34.9, 0.781, 0.0134, 0.0707, 0.95, 1.18, 0.609, 0.928,
+        0.0641, 0.0196, 0.203, 181, 362,
     ),
     "fa2_bwd": (
-        764, 7360, 9.76, 1200, 2690, 0.829, 0.937, 0.676, 41.5, 0.935, 0.0432, 0.0658, 0.474, 0.78, 0.905, 0.568,
-        0.068, 0.0098, 4610, 0.939, 0.544,
+        392, 6370, 2.19, 1300, 2660, 0.822, 0.937, 0.672, 41.9, 0.964, 0.0451, 0.0663, 0.509, 0.38, 0.901, 0.576,
+        0.0694, 0.0103, 5360, 0.766, 0.619,
     ),
     "cudnn_fwd": (
-        6960, 560, 4.64, 889, 53, 0.853, 1.1, 1.08, 40, 0.929, 0.0661, 0.00645, 1, 1.2, 0.693, 0.207, 0.0161,
+        6980, 524, 3.82, 1010, 23.5, 0.842, 1.08, 1.08, 40, 0.953, 0.0685, 0.00644, 0.95, 1.07, 0.708, 0.207,
+        0.0145,
     ),
     "cudnn_bwd": (
-        9800, 5590, 4.76, 1050, 379, 0.824, 0.975, 0.459, 40, 1.08, 0.0267, 0.00294, 0.627, 0.227, 0.606, 0.0748,
-        0.0109, 1720, 0.665, 0.873,
+        9850, 5880, 4.68, 1030, 378, 0.825, 0.97, 0.472, 40, 1, 0.027, 0.00294, 0.646, 0.268, 0.607, 0.035, 0.0108,
+        1740, 0.655, 0.925,
     ),
     "efficient_fwd": (
-        955, 252, 1.76, 1260, 8320, 0.849, 0.476, 0.315, 42.7, 0.948, 0.00371, 0.0288, 0.431, 1.71, 1, 3060, 0.434,
-        0.454,
+        514, 226, 2.84, 1340, 8440, 0.903, 0.486, 0.318, 42.2, 0.95, 0.00306, 0.03, 0.44, 1.73, 1, 3140, 0.436,
+        0.452,
     ),
     "efficient_bwd": (
-        454, 418, 4.6, 525, 17000, 1.27, 0.374, 0.0776, 40.7, 1.07, 0.0479, 0.00514, 0.298, 1.13, 0.887, 640, 0.212,
+        417, 318, 9.8, 1000, 16800, 1.09, 0.366, 0.0773, 68.8, 1, 0.0377, 0.00906, 0.309, 1.08, 0.875, 587, 0.233,
     ),
 }  # fmt: skip
 """Fitted to recordings of an H200, in the order of the shared coefficients and the group's own."""
@@ -138,7 +136,7 @@ _SEEN = {
     "fa2_decode": {"miss_cycles": 300.0},
     "fa2_split": {"miss_cycles": 200.0},
     "cudnn_fwd": {"mask_per_clock": 6.0},
-    "cudnn_bwd": {"mask_per_clock": 3.0},
+    "cudnn_bwd": {"mask_per_clock": 2.5},
     "cudnn_decode": {
         "launch_cycles": 1000.0, "start_cycles": 2000.0, "share_cycles": 500.0, "block_cycles": 1000.0,
         "alone_frac": 1.0, "dram_frac": 0.75, "exposed_frac": 0.1, "combine_cycles": 3400.0,

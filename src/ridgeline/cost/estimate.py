@@ -247,7 +247,8 @@ def _summed(
     floor_s = sum(line.floor_s * line.times for line in lines)
     joules = energy.energy_j(total, expected_s, power, scale_w, limit_w)
     wanted_j = sum(line.energy_j for line in lines)
-    granted_frac = min(1.0, max(0.0, joules - energy.idle_j(expected_s, power, scale_w)) / wanted_j) if wanted_j else 0.0
+    above_idle_j = max(0.0, joules - energy.idle_j(expected_s, power, scale_w))
+    granted_frac = min(1.0, above_idle_j / wanted_j) if wanted_j else 0.0
     for line in lines:
         line.energy_j *= granted_frac  # at a lower clock and voltage the same work takes less
     price = device.price_usd_per_hour

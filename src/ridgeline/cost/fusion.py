@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from ridgeline.cost import host
 from ridgeline.cost.call import Call, Coef, call
 from ridgeline.cost.estimate import L2_KEPT_FRAC, Cache, Line, Walk, priced
+from ridgeline.cost.lower import function_of
 from ridgeline.cost.price import Pricer
 from ridgeline.cost.schedule import Segment
 from ridgeline.cost.stream import alu_of
@@ -288,7 +289,7 @@ def _column_reduction(group: Group) -> Call | None:
 
 def _alu(site: Site) -> float:
     if site.op in ("pointwise", "quantize"):
-        return alu_of(str(site.attrs["fn"]).rstrip("_"))
+        return alu_of(function_of(site))
     if site.op == "copy" and str(site.attrs["fn"]) in ("cat", "stack"):
         largest = max((t.numel for t in site.ins), default=0) * len(site.ins) / max(1, site.out_numel)
         return 45.0 if largest < 1.5 else 150.0  # every element asks which piece it comes from, appends word by word

@@ -262,9 +262,14 @@ def _narrowing(tensors: list[TensorType], out: TensorType) -> bool:
     return len(tensors) == 1 and (out.dtype.bits < tensors[0].dtype.bits or out.dtype.family == "bool")
 
 
+def function_of(site: Site) -> str:
+    """What an elementwise op computes, by the name its instructions are counted under."""
+    return "quantize" if site.op == "quantize" else str(site.attrs["fn"]).rstrip("_")
+
+
 @lowering("pointwise", "quantize")
 def _pointwise(site: Site, arch: str) -> Calls:
-    fn = str(site.attrs["fn"]).rstrip("_")
+    fn = function_of(site)
     written = max(site.written_bytes, 1.0)
     read = site.read_bytes
     path = _shape_path(site)

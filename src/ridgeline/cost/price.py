@@ -71,13 +71,13 @@ class Pricer:
         return found
 
     def prefetch(self, wanted: Iterable[tuple[Call, float]]) -> None:
-        """Price the plain products among these in one go: a model has many, and they are the slowest to price alone."""
+        """Price the plain products among these in one go: a model has many, and alone they are the slowest."""
         groups: dict[str, dict[tuple[Call, int], None]] = {}
         for call, warm_frac in wanted:
             key = (call, round(warm_frac * WARM_STEPS))
             if call.kind in ("gemm", "bmm") and key not in self._prices and matmul.is_plain(call):
                 groups.setdefault(call.dtype, {})[key] = None
-        for dtype, keys in groups.items():
+        for keys in groups.values():
             calls = [call for call, _ in keys]
             if len(calls) < 2 or self.serving_entry(calls[0]) is not None or self.device.kind != "gpu":
                 continue

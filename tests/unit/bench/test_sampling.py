@@ -88,7 +88,5 @@ def test_compiled_points_ask_for_generated_kernels() -> None:
 def test_a_calibration_fits_its_time() -> None:
     """Predicted device time of one pass over every point, a hundred repetitions each, is a few minutes at most."""
     pricer = pricer_of(device("h200"))
-    busy_s = sum(
-        pricer.price(call(p.kind, p.dtype, p.phase, p.library, **p.shape)).time.busy_s for p in points(seed=0)
-    )
+    busy_s = sum(pricer.price(call(p.kind, p.dtype, p.phase, p.library, **p.shape)).time.busy_s for p in points(seed=0))
     assert 0.5 < busy_s < 4.0

@@ -13,10 +13,17 @@ from ridgeline.graph import Builder, Graph, tensor
 from ridgeline.hardware import device
 from ridgeline.journeys import predict
 from ridgeline.models import build
+from ridgeline.models.card import PRECISIONS
 from ridgeline.units import show_bytes
 
 H200 = device("h200")
-CASES = [("llama3-8b", "infer"), ("llama3-8b", "decode"), ("resnet50", "train"), ("dlrm", "infer"), ("bert-large", "train")]
+CASES = [
+    ("llama3-8b", "infer"),
+    ("llama3-8b", "decode"),
+    ("resnet50", "train"),
+    ("dlrm", "infer"),
+    ("bert-large", "train"),
+]
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -42,6 +49,19 @@ def test_no_row_is_faster_than_light_and_every_interval_holds_its_expectation(na
     assert p.floor_s <= p.busy_s <= p.expected_s
     assert p.interval_s[0] <= p.expected_s <= p.interval_s[1]
     assert p.busy_interval_s[0] <= p.busy_s <= p.busy_interval_s[1]
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "resnet50", "dlrm", "whisper-large-v3"])
+def test_every_precision_of_the_zoo_is_priced(name: str, precision: str, execution: str) -> None:
+    p = predict(name, precision=precision, execution=execution)
+    assert 0 < p.floor_s <= p.busy_s
+
+
+def test_narrow_weights_make_a_language_model_faster_and_smaller() -> None:
+    half, narrow = (predict("llama3-8b", batch=4, precision=precision) for precision in ("bf16", "fp8"))
+    assert narrow.busy_s < half.busy_s and narrow.peak_bytes < half.peak_bytes
 
 
 def test_groups_come_largest_first_with_the_worst_basis_in_them() -> None:
@@ -130,7 +150,7 @@ def test_warmth_is_the_share_of_the_bytes() -> None:
 
 
 def test_an_unknown_execution_suggests_the_nearest() -> None:
-    with pytest.raises(CostError, match="unknown execution mode 'compild'.*'compiled'"):
+    with pytest.raises(CostError, match=r"unknown execution mode 'compild'.*'compiled'"):
         estimate(pair(1, 1), H200, "compild")
 
 
@@ -139,7 +159,7 @@ def test_an_attribute_that_is_no_plain_value_is_named() -> None:
     x = b.input("x", tensor((4, 8)))
     with b.module("layer"):
         (y,) = b.node("pointwise", [x], [tensor((4, 8))], fn="relu", scalars={"a": 1})
-    with pytest.raises(CostError, match="pointwise.*layer.*no plain value"):
+    with pytest.raises(CostError, match=r"pointwise.*layer.*no plain value"):
         estimate(b.finish([y]), H200)
 
 
@@ -221,7 +241,12 @@ def test_the_dictionary_holds_what_the_prediction_says() -> None:
     found = p.to_dict()
     for key in ("expected_s", "busy_s", "floor_s", "peak_bytes", "energy_j", "usd", "num_params", "missing_bytes"):
         assert found[key] == getattr(p, key)
-    assert (found["device"], found["execution"], found["mode"], found["basis"]) == ("h200", "compiled", "train", "fitted")
+    assert (found["device"], found["execution"], found["mode"], found["basis"]) == (
+        "h200",
+        "compiled",
+        "train",
+        "fitted",
+    )
     assert len(found["rows"]) == len(p.rows()) and found["rows"][0]["basis"] in ("fitted", "measured")
     assert sum(found["memory"].values()) == p.peak_bytes
 

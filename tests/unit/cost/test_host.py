@@ -8,7 +8,9 @@ from ridgeline.cost.host import DEFAULTS, host_s
 from ridgeline.graph import Node, Phase, ops
 
 
-def spent(op: str, phase: Phase = Phase.FORWARD, training: bool = False, num_kernels: int = 1, **attrs: object) -> float:
+def spent(
+    op: str, phase: Phase = Phase.FORWARD, training: bool = False, num_kernels: int = 1, **attrs: object
+) -> float:
     return host_s(Node(op, (), (), attrs, phase), DEFAULTS, training, num_kernels)
 
 

@@ -51,7 +51,7 @@ def test_warmth_is_told_apart_in_eighths() -> None:
 
 
 def test_an_unknown_kind_suggests_the_nearest() -> None:
-    with pytest.raises(CostError, match="no time model for operator kind 'sofmax'.*'softmax'"):
+    with pytest.raises(CostError, match=r"no time model for operator kind 'sofmax'.*'softmax'"):
         pricer_of(device("h200")).price(call("sofmax", "bf16", n=4, c=4))
 
 

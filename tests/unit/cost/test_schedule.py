@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -100,9 +101,11 @@ def test_the_last_span_ends_when_the_step_does(name: str, execution: str, on: st
     assert sum(span.duration_s for span in device) == pytest.approx(p.busy_s)
     starts = [span.start_s for span in device]
     assert starts == sorted(starts)
-    assert all(a.start_s + a.duration_s <= b.start_s + 1e-12 for a, b in zip(device, device[1:], strict=False))
+    assert all(a.start_s + a.duration_s <= b.start_s + 1e-12 for a, b in pairwise(device))
 
 
 def test_spans_name_the_layer_they_belong_to() -> None:
-    layers = {span.module.split(".")[2] for span in predict("llama3-8b").spans() if span.module.startswith("model.layers.")}
+    layers = {
+        span.module.split(".")[2] for span in predict("llama3-8b").spans() if span.module.startswith("model.layers.")
+    }
     assert layers == {str(i) for i in range(32)}
