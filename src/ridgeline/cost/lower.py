@@ -463,9 +463,10 @@ def _gather(site: Site, arch: str) -> Calls:
 @lowering("scatter")
 def _scatter(site: Site, arch: str) -> Calls:
     source = max(site.ins[1:] or site.ins, key=lambda t: t.numel)
-    if site.attrs["fn"] == "index_put" and site.attrs.get("reduce"):  # sorted by position, then added run by run
-        indices = max((t.numel for t in site.ins[1:] if t.dtype.family == "int"), default=1)
-        moved = source.num_bytes
+    indices = max((t.numel for t in site.ins[1:] if t.dtype.family == "int"), default=1)
+    single = len(source.shape) > 1 and source.shape[-1] == indices != source.shape[0]  # elements, not rows, are picked
+    if site.attrs["fn"] == "index_put" and site.attrs.get("reduce") and single:
+        moved = source.num_bytes  # sorted by position, then added run by run
         sums = _stream(source.dtype.name, source.numel, 2 * moved, moved, 2, ADD_RUN_ALU, vector=0)
         return (call("sort", "int64", n=1, c=indices), sums)
     row = source.shape[-1] if source.shape and str(site.attrs["fn"]).startswith("index") else 1
