@@ -18,6 +18,8 @@ from recordings import event_to_busy_s, load_operators, update_calibration
 
 from ridgeline.cost import host
 from ridgeline.cost.call import Call
+from ridgeline.cost.interval import key_of
+from ridgeline.cost.matmul import alignment
 from ridgeline.cost.price import Pricer, pricer_of
 from ridgeline.errors import RidgelineError
 from ridgeline.hardware import device
@@ -40,6 +42,7 @@ def errors(rows: list[dict[str, Any]], pricer: Pricer) -> list[dict[str, Any]]:
         found.append(
             {
                 "row": row,
+                "call": call,
                 "log": math.log((price.time.busy_s + more) / measured),
                 "measured_s": measured,
                 "busy_s": price.time.busy_s,
@@ -61,18 +64,41 @@ def table(found: list[dict[str, Any]], key: Any) -> None:
         inside = np.mean([abs(e["log"]) <= e["width"] for e in groups[name]])
         below = sum(e["below_floor"] for e in groups[name])
         print(
-            f"{name!s:40s} n {len(logs):5d}  MAPE {ape.mean():6.1%}  median {np.median(ape):6.1%}  "
+            f"{name!s:58s} n {len(logs):5d}  MAPE {ape.mean():6.1%}  median {np.median(ape):6.1%}  "
             f"bias {np.mean(np.exp(logs) - 1):+6.1%}  inside {inside:4.0%}"
             + (f"  BELOW FLOOR {below}" if below else "")
         )
+
+
+ROWWISE = frozenset(
+    "layer_norm rms_norm group_norm batch_norm softmax log_softmax gelu silu relu exp add mul add_ div where "
+    "masked_fill pow2 cos rsqrt gelu_tanh clamp add_row mul_col cast copy fill dropout sum_dim0 sum_dim1 "
+    "mean_dim1 sum_all max_dim1 argmax_dim1 norm_all cross_entropy".split()
+)
+
+
+def class_of(row: dict[str, Any]) -> str:
+    """The classes the README reports."""
+    kind, shape = row["kind"], row["shape"]
+    if kind in ("gemm", "bmm"):
+        problem = (shape.get("b", 1), shape["m"], shape["n"], shape["k"], shape.get("layout", "nt"))
+        usual = row["dtype"] in ("bf16", "fp16", "fp8") and alignment(problem, row["dtype"]) == 8
+        return "1 products, bf16 fp16 fp8, rows of 16 bytes" if usual else "5 products, other types and odd rows"
+    if kind == "attention":
+        return "2 attention (cuDNN, FlashAttention-2, memory-efficient)"
+    if kind in ROWWISE:
+        return "3 norms, softmax, losses, pointwise, reductions"
+    if kind.startswith("conv"):
+        grouped = 1 < shape.get("groups", 1) < shape["c"]
+        return "6 convolutions in groups" if grouped else "4 convolutions, dense and depthwise"
+    return "7 sort, scan, top-k, embedding, copies, optimizers, pools"
 
 
 def widths(found: list[dict[str, Any]]) -> dict[str, Any]:
     """90 % half-widths by kind, phase and library, apart for short and long calls; a little wider for few points."""
     groups = defaultdict(list)
     for e in found:
-        r = e["row"]
-        groups[f"{r['kind']}/{r['phase']}/{r['library']}"].append(e)
+        groups[key_of(e["call"])].append(e)
     made = {}
     for name, members in groups.items():
         if len(members) < 12:
@@ -128,6 +154,7 @@ def main() -> None:
     found = errors(load_operators(options.device, pattern), pricer_of(device(options.device)))
     table(found, lambda r: (r["kind"], r["phase"], r["library"]))
     table(found, lambda r: r["dtype"])
+    table(found, class_of)
     table(found, lambda r: "all")
     if options.worst:
         for e in sorted((e for e in found if e["row"]["kind"] == options.worst), key=lambda e: -abs(e["log"]))[:25]:

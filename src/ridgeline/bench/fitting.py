@@ -21,6 +21,7 @@ from typing import Any
 from ridgeline.cost import host
 from ridgeline.cost.call import Call, Coef, Family, family_of
 from ridgeline.cost.chip import Chip
+from ridgeline.cost.interval import key_of
 from ridgeline.cost.price import Pricer
 from ridgeline.errors import CalibrationError, RidgelineError
 from ridgeline.hardware import Device
@@ -146,7 +147,7 @@ def intervals(errors: Iterable[tuple[Sample, float, float]]) -> dict[str, Any]:
     kinds: dict[str, list[tuple[float, float]]] = defaultdict(list)
     families: dict[str, list[float]] = defaultdict(list)
     for row, busy_s, log in errors:
-        kinds[f"{row.call.kind}/{row.call.phase}/{row.call.library}"].append((busy_s, abs(log)))
+        kinds[key_of(row.call)].append((busy_s, abs(log)))
         families[family_of(row.call.kind).name].append(abs(log))
     return {
         "kinds": {name: _kind_widths(found) for name, found in kinds.items() if len(found) >= SHORT_OF},

@@ -682,7 +682,8 @@ def _grouped(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
 def _narrow_groups(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
     """A direct kernel for all groups, or a vector kernel for each of them."""
     wide, tall = conv.c // conv.groups, conv.o // conv.groups
-    if tall == 1 or (conv.taps == 1 and conv.itemsize > 2 and not backward):
+    direct = tall <= wide if conv.taps > 1 else conv.itemsize > 2  # as recorded: no wider out than in
+    if tall == 1 or (direct and not backward):
         busy_s = conv.flops / (site.coef["group_direct_frac"] * site.chip.vector_flops_per_s)
         return site.cycles_s(site.coef["simt_start_cycles"]) + busy_s, 1
     each = site.cycles_s(site.coef["group_start_cycles"]) + _simt_s(site, rows, tall, wide * conv.taps)

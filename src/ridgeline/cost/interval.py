@@ -38,12 +38,21 @@ MODEL_WIDTH = {Basis.MEASURED: 0.05, Basis.FITTED: 0.08, Basis.DATASHEET: 0.25, 
 def half_width(intervals: Mapping[str, Any], call: Call, family: str, basis: Basis, busy_s: float) -> float:
     """log half-width of the 90 % interval of a call: by kind, phase and library if calibrated, else by family."""
     kinds = intervals.get("kinds", {})
-    entry = kinds.get(f"{call.kind}/{call.phase}/{call.library}") or kinds.get(f"{call.kind}/{call.phase}")
+    entry = kinds.get(key_of(call)) or kinds.get(f"{call.kind}/{call.phase}/{call.library}")
     if entry is None:
         return float(intervals.get("families", {}).get(family, FAMILY_WIDTH.get(family, OTHER_WIDTH)) * WIDER[basis])
     low_s, high_s = entry["domain_s"]
     width = entry["short"] if busy_s < entry["split_s"] else entry["long"]
     return float(width * (1.0 if low_s <= busy_s <= high_s else OUTSIDE) * WIDER[basis])
+
+
+def key_of(call: Call) -> str:
+    """Calls whose errors are alike: kind, phase and library; products of odd rows and grouped filters stand apart."""
+    key, dims = f"{call.kind}/{call.phase}/{call.library}", call.dims()
+    if call.kind in ("gemm", "bmm"):
+        usual = call.dtype in ("bf16", "fp16", "fp8") and dims["n"] % 8 == 0 and dims["k"] % 8 == 0
+        return key if usual else f"{key}/odd"
+    return f"{key}/groups" if 1 < dims.get("groups", 1) < dims.get("c", 1) and call.kind.startswith("conv") else key
 
 
 def factors(width: float) -> tuple[float, float]:

@@ -147,7 +147,7 @@ def sdpa_backend(site: Site, arch: str) -> str:
     half, head_dim = site.dtype in ("fp16", "bf16"), max(a["d"], a.get("dv") or 0)
     if str(a.get("mask")) == "strided" or (head_dim % 8 and a.get("mask")):
         return "math"
-    if arch.startswith(FUSED_SDPA_FIRST) and half and head_dim <= 128 and not a.get("mask"):
+    if arch.startswith(FUSED_SDPA_FIRST) and half and head_dim <= 128:
         return "cudnn"
     if half and head_dim <= 256 and not a.get("mask"):
         return "fa2"

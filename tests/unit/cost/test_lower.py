@@ -104,7 +104,7 @@ def attention(site, arch: str, dtype: str = "bf16", **more) -> tuple[Call, ...]:
         ("ampere", {}, "fa2"),
         ("ada", {"d": 128, "causal": True}, "fa2"),
         ("ampere", {"d": 512}, "efficient"),
-        ("hopper", {"mask": True}, "efficient"),
+        ("hopper", {"mask": True}, "cudnn"),
         ("ampere", {"mask": True}, "efficient"),
         ("hopper", {"dtype": "fp32"}, "efficient"),
         ("hopper", {"backend": "fa2"}, "fa2"),
