@@ -41,7 +41,8 @@ class Calibration:
         entries = self.families.get(family, {})
         for key in (*keys, "all"):
             if key in entries:
-                return dict(entries[key])
+                found: Mapping[str, Any] = entries[key]
+                return found
         return None
 
     def width(self, entry: Mapping[str, Any] | None) -> float | None:

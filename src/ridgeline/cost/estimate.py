@@ -10,6 +10,7 @@ from typing import Any
 from ridgeline.basis import Basis, worst
 from ridgeline.cost import energy, host, interval
 from ridgeline.cost.call import Call, Coef
+from ridgeline.cost.chip import Chip
 from ridgeline.cost.lower import lower
 from ridgeline.cost.prediction import Prediction, Row
 from ridgeline.cost.price import Pricer, pricer_of
@@ -206,8 +207,10 @@ class Cache:
         self.held: OrderedDict[int, float] = OrderedDict()
 
     def warm_frac(self, storages: Sequence[tuple[int, float]]) -> float:
-        total = sum(b for _, b in storages)
-        warm = sum(min(b, self.held.get(s, 0.0)) for s, b in storages)
+        total = warm = 0.0
+        for storage, num_bytes in storages:
+            total += num_bytes
+            warm += min(num_bytes, self.held.get(storage, 0.0))
         return warm / total if total else 0.0
 
     def touch(self, storage: int, num_bytes: float) -> None:
@@ -229,21 +232,15 @@ def _summed(
 ) -> Prediction:
     power = {**energy.DEFAULTS, **pricer.calibration.power}
     chip, limit_w, scale_w = pricer.chip, pricer.chip.tdp_w, pricer.designed_w
-    total = energy.Activity(0.0, 0.0, 0.0)
-    for line in lines:
-        if line.busy_s:
-            peak = chip.tensor_flops_per_s.get(line.work.dtype, chip.vector_flops_per_s)
-            spent = energy.activity_of(line.work, line.busy_s, peak, chip.dram_bytes_per_s, line.cold_frac)
-            line.energy_j = energy.dynamic_j(spent, power, scale_w) * line.times
-            total += energy.Activity(
-                spent.busy_s * line.times, spent.peak_matrix_s * line.times, spent.peak_dram_s * line.times
-            )
-    cool_s, _ = wall_s(segments, coef, execution, device.kind)
+    total = _activity(lines, chip, power, scale_w)
+    cool_s, cool_host_s = wall_s(segments, coef, execution, device.kind)
     stretch = energy.throttle_factor(total, cool_s, power, scale_w, limit_w)
     for line in lines:
         line.stretch = stretch if line.bound == "compute" and line.work.matrix_flops else 1.0
     busy_s = sum(line.busy_s * line.stretch * line.times for line in lines)
-    expected_s, host_total_s = wall_s(segments, coef, execution, device.kind)
+    expected_s, host_total_s = cool_s, cool_host_s
+    if stretch != 1.0:
+        expected_s, host_total_s = wall_s(segments, coef, execution, device.kind)
     floor_s = sum(line.floor_s * line.times for line in lines)
     joules = energy.energy_j(total, expected_s, power, scale_w, limit_w)
     wanted_j = sum(line.energy_j for line in lines)
@@ -275,6 +272,20 @@ def _summed(
         calibrated_on=pricer.calibration.device,
         lines=tuple(lines),
     )
+
+
+def _activity(lines: Sequence[Line], chip: Chip, power: Coef, scale_w: float) -> energy.Activity:
+    """What all lines did together; each line is told its joules on the way."""
+    busy_s = matrix_s = dram_s = 0.0
+    for line in lines:
+        if line.busy_s:
+            peak = chip.tensor_flops_per_s.get(line.work.dtype, chip.vector_flops_per_s)
+            spent = energy.activity_of(line.work, line.busy_s, peak, chip.dram_bytes_per_s, line.cold_frac)
+            line.energy_j = energy.dynamic_j(spent, power, scale_w) * line.times
+            busy_s += spent.busy_s * line.times
+            matrix_s += spent.peak_matrix_s * line.times
+            dram_s += spent.peak_dram_s * line.times
+    return energy.Activity(busy_s, matrix_s, dram_s)
 
 
 def _interval(seconds: float, width: float, floor_s: float) -> tuple[float, float]:
