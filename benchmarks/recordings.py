@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ridgeline.bench.fitting import sample
+
 DATA = Path(__file__).resolve().parent.parent / "data"
 
 
@@ -29,12 +31,9 @@ def load_operators(device: str, pattern: str = "operators_seed*") -> list[dict[s
     return rows
 
 
-def event_to_busy_s(row: dict[str, Any], event_s: float = 3e-6, gap_s: float = 0.8e-6) -> float:
+def event_to_busy_s(row: dict[str, Any]) -> float:
     """Kernel time as the events saw it; where the two disagree (a host hiccup), the profiler's word counts."""
-    if row["phase"] == "bwd" or "cold_s" not in row:
-        return float(row["busy_s"])
-    seen = row["cold_s"] - event_s - gap_s * (len(row["kernels"]) - 1)
-    return float(seen if 0.78 < seen / row["busy_s"] < 1.28 else row["busy_s"])
+    return sample(row).target_s
 
 
 def load_models(device: str) -> list[dict[str, Any]]:

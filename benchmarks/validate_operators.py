@@ -16,15 +16,13 @@ from typing import Any
 import numpy as np
 from recordings import event_to_busy_s, load_operators, update_calibration
 
+from ridgeline.bench.fitting import intervals, sample
 from ridgeline.cost import host
 from ridgeline.cost.call import Call
-from ridgeline.cost.interval import key_of
 from ridgeline.cost.matmul import alignment
 from ridgeline.cost.price import Pricer, pricer_of
 from ridgeline.errors import RidgelineError
 from ridgeline.hardware import device
-
-COVER = 0.9
 
 
 def errors(rows: list[dict[str, Any]], pricer: Pricer) -> list[dict[str, Any]]:
@@ -42,7 +40,7 @@ def errors(rows: list[dict[str, Any]], pricer: Pricer) -> list[dict[str, Any]]:
         found.append(
             {
                 "row": row,
-                "call": call,
+                "sample": sample(row),
                 "log": math.log((price.time.busy_s + more) / measured),
                 "measured_s": measured,
                 "busy_s": price.time.busy_s,
@@ -94,30 +92,6 @@ def class_of(row: dict[str, Any]) -> str:
     return "7 sort, scan, top-k, embedding, copies, optimizers, pools"
 
 
-def widths(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """90 % half-widths by kind, phase and library, apart for short and long calls; a little wider for few points."""
-    groups = defaultdict(list)
-    for e in found:
-        groups[key_of(e["call"])].append(e)
-    made = {}
-    for name, members in groups.items():
-        if len(members) < 12:
-            continue
-        seconds = np.array([e["busy_s"] for e in members])
-        logs = np.abs([e["log"] for e in members])
-        split = float(np.median(seconds))
-        made[name] = {
-            "split_s": split,
-            "domain_s": [float(seconds.min()) * 0.8, float(seconds.max()) * 1.25],
-            "short": _quantile(logs[seconds < split]),
-            "long": _quantile(logs[seconds >= split]),
-        }
-    families = defaultdict(list)
-    for e in found:
-        families[e["family"]].append(abs(e["log"]))
-    return {"kinds": made, "families": {k: _quantile(np.array(v)) for k, v in families.items()}}
-
-
 def fitted_families(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Families whose defaults were fitted on these recordings: their own entry says so, with the error reached."""
     logs = defaultdict(list)
@@ -137,10 +111,6 @@ def fitted_families(found: list[dict[str, Any]]) -> dict[str, Any]:
         }
         for k, v in own.items()
     }
-
-
-def _quantile(logs: np.ndarray) -> float:
-    return float(round(np.quantile(logs, min(1.0, COVER * (1 + 1 / len(logs)))) * 1.03, 4))
 
 
 def main() -> None:
@@ -168,7 +138,9 @@ def main() -> None:
                 [k[0][:50] for k in r["kernels"]][:3],
             )
     if options.write:
-        update_calibration(options.device, intervals=widths(found), families=fitted_families(found))
+        widths = intervals((e["sample"], e["busy_s"], e["log"]) for e in found)
+        update_calibration(options.device, intervals=widths, families=fitted_families(found))
+
 
 
 if __name__ == "__main__":
