@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from ridgeline.cost import host, interval, serving
 from ridgeline.cost.call import ITEMSIZE, Call, kinds
+from ridgeline.cost.lower import default_backend
 from ridgeline.cost.price import Pricer, pricer_of
 from ridgeline.dtypes import dtype as dtype_named
 from ridgeline.errors import InputError, RidgelineError, nearest
@@ -104,6 +105,10 @@ def predict_call(
     serving framework).
     """
     found, pricer = call_of(kind, dtype, phase, library, shape), pricer_of(device_named(device))
+    if found.kind == "attention" and found.library in ("aten", "inductor"):  # whatever PyTorch takes there
+        dims = found.dims()
+        backend = default_backend(pricer.chip.arch, found.dtype, dims["d"], masked=bool(dims.get("mask")))
+        found = replace(found, library=backend)
     looped = _looped(found, pricer)
     price = pricer.price(found, _warm_frac(found, pricer, cache, looped))
     coef = {**host.DEFAULTS, **pricer.calibration.host}

@@ -30,50 +30,53 @@ DEFAULTS: Coef = {
     "memset_cycles": 1900.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
-    "tma_start_cycles": 10600.0,  # launch, descriptors, pipeline fill, epilogue drain
-    "tma_frac": 0.869,  # share of the matrix peak inside the main loop
-    "tma_bytes_per_cycle": 53.4,  # operand bytes an SM takes in per clock
-    "tma_ragged": 1.09,  # extra loop time when the channels do not fill whole 64-byte rows
-    "tma_tile_cycles": 1510.0,  # epilogue of a 128 x 128 tile
+    "tma_start_cycles": 9520.0,  # launch, descriptors, pipeline fill, epilogue drain
+    "tma_frac": 0.889,  # share of the matrix peak inside the main loop
+    "tma_bytes_per_cycle": 73.0,  # operand bytes an SM takes in per clock
+    "tma_ragged": 0.693,  # extra loop time when the channels do not fill whole 64-byte rows
+    "tma_fill_cycles": 1380.0,  # added to the start by the first 128 x 128 tile
+    "tma_tile_cycles": 1850.0,  # epilogue of a 128 x 128 tile
     # Tensor-core implicit GEMM fed by asynchronous copies (Ampere kernels).
-    "copy_start_cycles": 6490.0,  # launch, pipeline fill, epilogue drain
-    "copy_frac": 0.561,  # share of the matrix peak inside the main loop, on chips whose peak needs TMA
+    "copy_start_cycles": 6030.0,  # launch, pipeline fill, epilogue drain
+    "copy_frac": 0.524,  # share of the matrix peak inside the main loop, on chips whose peak needs TMA
     "copy_native_frac": 0.8,  # the same where they are the fastest path (assumed: no recordings)
-    "copy_bytes_per_cycle": 30.1,  # operand bytes an SM gathers per clock
-    "copy_tile_cycles": 2660.0,  # prologue and epilogue of a 128 x 128 tile
+    "copy_bytes_per_cycle": 34.2,  # operand bytes an SM gathers per clock
+    "copy_fill_cycles": 113.0,  # added to the start by the first 128 x 128 tile
+    "copy_tile_cycles": 4950.0,  # prologue and epilogue of a 128 x 128 tile
     # Shared by both.
-    "loop_l2_frac": 1.1,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
-    "loop_dram_frac": 0.85,  # share of the DRAM bandwidth an implicit GEMM reaches
-    "ramp_cycles": 16000.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "segment_cycles": 19700.0,  # set-up and fix-up when one tile's loop is shared by several SMs
-    "weight_segment_cycles": 16900.0,  # the same for a weight gradient
-    "segment_loop": 1.2,  # loop time of a shared tile over a whole one
-    "strided_grad": 1.28,  # loop time of the input gradient of a strided convolution over a plain one
-    "small_grad": 0.337,  # loop time of small ones, which visit every tap, over a plain one
-    "weight_grad": 0.614,  # loop time of the weight gradient over a forward pass with the same tile
+    "loop_l2_frac": 1.09,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
+    "loop_dram_frac": 0.637,  # share of the DRAM bandwidth an implicit GEMM reaches
+    "ramp_cycles": 6640.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "segment_cycles": 26000.0,  # set-up and fix-up when one tile's loop is shared by several SMs
+    "weight_segment_cycles": 24200.0,  # the same for a weight gradient
+    "segment_loop": 1.03,  # loop time of a shared tile over a whole one
+    "weight_segment_loop": 0.886,  # the same for a weight gradient, whose shares run over fewer images
+    "strided_grad": 1.2,  # loop time of the input gradient of a strided convolution over a plain one
+    "small_grad": 0.319,  # loop time of small ones, which visit every tap, over a plain one
+    "weight_grad": 1.02,  # loop time of the weight gradient over a forward pass with the same tile
     # Pointwise convolutions as GEMM.
-    "gemm_start_cycles": 5120.0,  # launch, pipeline fill, epilogue drain
-    "gemm_frac": 0.871,  # share of the matrix peak
-    "gemm_bytes_per_cycle": 73.7,  # operand bytes an SM takes in per clock
-    "gemm_step_cycles": 25.8,  # barrier cost of a 64-deep step
-    "gemm_dram_frac": 0.775,  # share of the DRAM bandwidth
-    "gemm_ramp_cycles": 5220.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "gemm_half_aligned": 4.0,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
-    "gemm_unaligned": 11.7,  # and when they are not even that
-    "gemm_odd": 2.28,  # slowdown of the bytes when channels do not come in eights
-    "gemm_odd_step_cycles": 2700.0,  # one 64-deep step then
-    "gemm_split_depth": 177.0,  # shortest inner loop that a weight gradient is split into
-    "gemm_reduce_cycles": 3780.0,  # kernel that adds the partial weight gradients
+    "gemm_start_cycles": 5360.0,  # launch, pipeline fill, epilogue drain
+    "gemm_frac": 0.805,  # share of the matrix peak
+    "gemm_bytes_per_cycle": 87.4,  # operand bytes an SM takes in per clock
+    "gemm_step_cycles": 27.1,  # barrier cost of a 64-deep step
+    "gemm_dram_frac": 0.771,  # share of the DRAM bandwidth
+    "gemm_ramp_cycles": 3130.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "gemm_half_aligned": 6.96,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
+    "gemm_unaligned": 12.1,  # and when they are not even that
+    "gemm_odd": 2.32,  # slowdown of the bytes when channels do not come in eights
+    "gemm_odd_step_cycles": 2980.0,  # one 64-deep step then
+    "gemm_split_depth": 171.0,  # shortest inner loop that a weight gradient is split into
+    "gemm_reduce_cycles": 3610.0,  # kernel that adds the partial weight gradients
     # Single precision on the vector units.
-    "simt_start_cycles": 6740.0,  # launch and drain
-    "simt_wide_frac": 0.634,  # share of the vector peak, 256 x 64 tiles
-    "simt_narrow_frac": 0.383,  # the same, 32 x 32 tiles
-    "simt_step_cycles": 538.0,  # one 8-deep step of a lone block
-    "simt_store_cycles": 0.502,  # prologue and epilogue of a tile, per output element
-    "simt_grad_frac": 0.653,  # share of the vector peak, input gradient with at least simt_grad_channels channels
-    "simt_grad_channels": 196.0,  # output channels that fill its inner tile
-    "simt_atomic_frac": 0.104,  # share of the vector peak, weight gradient by atomics, one tap
-    "simt_atomic_taps": 0.183,  # the same with more taps, whose input is reused
+    "simt_start_cycles": 7730.0,  # launch and drain
+    "simt_wide_frac": 0.677,  # share of the vector peak, 256 x 64 tiles
+    "simt_narrow_frac": 0.384,  # the same, 32 x 32 tiles
+    "simt_step_cycles": 534.0,  # one 8-deep step of a lone block
+    "simt_store_cycles": 0.532,  # prologue and epilogue of a tile, per output element
+    "simt_grad_frac": 0.749,  # share of the vector peak, input gradient with at least simt_grad_channels channels
+    "simt_grad_channels": 242.0,  # output channels that fill its inner tile
+    "simt_atomic_frac": 0.107,  # share of the vector peak, weight gradient by atomics, one tap
+    "simt_atomic_taps": 0.17,  # the same with more taps, whose input is reused
     "fourier_gain": 1.23,  # work saved, and share of the peak reached, by Fourier transforms of large problems
     "winograd_gain": 2.3,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
     "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
@@ -94,15 +97,16 @@ DEFAULTS: Coef = {
     "stencil_any_grad_tap_cycles": 0.2,  # and per tap
     "stencil_weight_step_cycles": 12.4,  # weight gradient, channels first: 32 pixels of one image by a warp
     "stencil_weight_latency_cycles": 315.0,  # the same for a lone warp
-    "stencil_last_cycles": 0.351,  # channels last
-    "stencil_last_tap_cycles": 0.0266,  # and per tap
+    "stencil_last_cycles": 0.406,  # channels last
+    "stencil_last_tap_cycles": 0.018,  # and per tap
     "stencil_last_stride": 1.1,  # its work per output grows with the inputs skipped, times this
-    "stencil_last_latency_cycles": 505.0,  # one tap of one thread
-    "stencil_last_grad_cycles": 0.272,  # input gradient, channels last
-    "stencil_last_grad_tap_cycles": 0.0967,  # and per tap
-    "stencil_last_weight_cycles": 0.927,  # weight gradient, channels last
-    "stencil_last_weight_tap_cycles": 0.00577,  # and per tap
+    "stencil_last_latency_cycles": 464.0,  # one tap of one thread
+    "stencil_last_grad_cycles": 0.54,  # input gradient, channels last
+    "stencil_last_grad_tap_cycles": 0.0746,  # and per tap
+    "stencil_last_weight_cycles": 0.555,  # weight gradient, channels last
+    "stencil_last_weight_tap_cycles": 0.0116,  # and per tap
     "stencil_last_weight_rows": 960.0,  # images x channels that fill the chip
+    "stencil_last_large": 1.2,  # all of them with filters wider than five
     "stencil_last_wide": 1.87,  # channels last in single precision over 16 bits
     "stencil_direct_tap_cycles": 2.5,  # weight gradient, channels last, single precision, per tap
     # Groups.
@@ -116,9 +120,11 @@ _TMA_ARCHS = ("hopper", "blackwell")
 _WIDE_SIDE = 7
 """From this filter side on, the TMA kernels are not offered for the forward pass and the weight gradient."""
 _FOURIER_FLOPS = 1e11
-"""From here on, single-precision 3 x 3 input gradients are done by Fourier transforms."""
+"""From here on, single-precision 3 x 3 passes and input gradients are done by Fourier transforms."""
 _STRANDED_FLOPS = 5e11
 """Up to here, 16-bit weight gradients of large filters may fall back to the vector units."""
+_SHARED_DEPTH = 4500
+"""From this depth of the inner loop on, several SMs may share a tile."""
 _RAMP_BYTES = 20e6
 """Read traffic at which half of the DRAM ramp has been lost."""
 
@@ -309,7 +315,8 @@ class Loop:
     written_bytes: float
     effort: float = 1.0
     repeat: int = 1
-    segment: str = "segment_cycles"
+    segment: str = "segment"
+    stride: int = 1
 
 
 Tile = tuple[int, int, int, bool]
@@ -322,22 +329,29 @@ def _tile(loop: Loop, wide: bool, tma: bool) -> Tile:
     squares = -(-rows // 128) * -(-columns // 128)
     if wide or not tma or channels < 16:
         return _copy_tile(columns, squares)
+    if loop.taps <= 1.0:
+        return _single_tap_tile(rows, columns, channels, squares)
     small = -(-rows // 64) * -(-columns // 64)
     if columns <= 32:
         return _column_tile(channels, squares, small)
-    if loop.taps <= 1.0:
-        return (128, 128, 64, True) if channels > 48 and squares > 10 else (64, 64, 64, False)
+    if loop.stride > 2 and rows >= 300:
+        return _skipping_tile(columns, channels)
     if channels < 64:
-        return _shallow_tile(columns, squares, loop.taps in (4, 16))
+        return _shallow_tile(rows, columns, channels, squares, loop.taps in (4, 16))
     if columns <= 64:
-        return (64, 64, 64, True) if rows <= 24000 else (128, 64, 64, True)
+        return _narrow_tile(rows, channels)
     if small <= 150:
-        return (64, 64, 64, True)
-    if squares <= 66:
-        return (64, 128, 64, True)
-    if 0 < columns % 128 <= 64 and rows >= 20000:
+        return (64, 64, 64, channels >= 128)
+    return (64, 128, 64, True) if squares <= 66 else _large_tile(loop, squares)
+
+
+def _large_tile(loop: Loop, squares: int) -> Tile:
+    rows, columns, channels = loop.rows, loop.columns, loop.channels
+    if 0 < columns % 128 <= 64 and rows >= 4000 and loop.taps not in (4, 16):
         return (256, 64, 32, True)
-    if squares >= 780 and loop.taps * channels >= 1700 and columns >= 384:
+    if squares >= 780 and columns >= 1024 and channels >= 768:
+        return (128, 256, 64, True)
+    if squares >= 780 and loop.taps * channels >= 1700 and columns >= 384 and (columns <= 512 or channels >= 640):
         return (256, 128, 64, True)
     return (128, 128, 64, True)
 
@@ -350,18 +364,41 @@ def _copy_tile(columns: int, squares: int) -> Tile:
     return (128, 128, 32, False) if columns > 64 else (256, 64, 32, False)
 
 
+def _single_tap_tile(rows: int, columns: int, channels: int, squares: int) -> Tile:
+    if channels <= 48:
+        return (64, 128, 32 if channels <= 32 else 64, True) if squares > 700 else (64, 64, 64, False)
+    return (128, 128, 64, True) if squares > 16 or (channels >= 1024 and rows > 500) else (64, 64, 64, False)
+
+
+def _skipping_tile(columns: int, channels: int) -> Tile:
+    """Strides of three and more: no small tiles."""
+    if channels < 64:
+        return (128, 128, 32, True)
+    if columns <= 64:
+        return (256, 64, 64, True)
+    return (256, 128, 64, True) if channels >= 320 and columns >= 384 else (128, 128, 64, True)
+
+
 def _column_tile(channels: int, squares: int, small: int) -> Tile:
     if channels < 64:
         return (64, 64, 32, False) if squares <= 60 else (128, 32, 32, False)
     return (64, 64, 64, True) if small <= 132 else (64, 32, 64, False)
 
 
-def _shallow_tile(columns: int, squares: int, even: bool) -> Tile:
+def _narrow_tile(rows: int, channels: int) -> Tile:
+    if rows <= 24000:
+        return (64, 64, 64, channels >= 128)
+    return (256, 64, 32, True) if channels >= 128 else (128, 64, 64, True)
+
+
+def _shallow_tile(rows: int, columns: int, channels: int, squares: int, even: bool) -> Tile:
     if even and columns > 64 and squares > 32:
         return (128, 128, 64, True)
-    if squares <= 200:
-        return (64, 64, 32, False) if squares <= 32 else (64, 128, 32, False)
-    return (128, 128, 32, True) if columns > 64 else (256, 64, 32, True)
+    if squares <= 32:
+        return (64, 64, 64 if channels > 24 and columns > 64 else 32, False)
+    if squares <= 200 or rows <= 14000:
+        return (64, 128 if columns > 64 else 64, 32, False)
+    return (128, 128, 32, True) if columns > 64 and channels <= 32 else (256, 64, 32, True)
 
 
 def _loop_s(site: Site, loop: Loop, tile: Tile, dtype: str, segmented: bool = False) -> float:
@@ -378,11 +415,12 @@ def _loop_s(site: Site, loop: Loop, tile: Tile, dtype: str, segmented: bool = Fa
     if tma and loop.channels % 32 and loop.channels % deep:
         step *= 1.0 + coef["tma_ragged"]
     tiles = -(-loop.rows // high) * -(-loop.columns // wide) * loop.repeat
-    start, per_sm = coef[way + "_start_cycles"], float(-(-tiles // chip.num_sms))
+    area = high * wide / 16384.0
+    start, per_sm = coef[way + "_start_cycles"] + coef[way + "_fill_cycles"] * area, float(-(-tiles // chip.num_sms))
     if segmented:
-        start += coef[loop.segment]
-        per_sm = max(tiles / chip.num_sms, 1.0 / max(steps, 1.0)) * coef["segment_loop"]
-    busy = site.cycles_s(per_sm * (steps * step + coef[way + "_tile_cycles"] * high * wide / 16384.0))
+        start += coef[loop.segment + "_cycles"]
+        per_sm = max(tiles / chip.num_sms, 1.0 / max(steps, 1.0)) * coef[loop.segment + "_loop"]
+    busy = site.cycles_s(per_sm * (steps * step + coef[way + "_tile_cycles"] * area))
     cache_s = tiles * steps * step_bytes / (coef["loop_l2_frac"] * chip.l2_bytes_per_s)
     memory_s = site.dram_s(loop.read_bytes + loop.written_bytes, "loop_dram_frac")
     memory_s += site.ramp_s(loop.read_bytes, "ramp_cycles")
@@ -394,7 +432,7 @@ def _gemm_loop(site: Site, loop: Loop, tile: Tile, dtype: str, splittable: bool)
     plain = _loop_s(site, loop, tile, dtype), 1
     if tile[3] and loop.repeat == 1 and -(-loop.rows // tile[0]) * -(-loop.columns // tile[1]) > 2 * site.chip.num_sms:
         plain = _sum(plain, _memset(site))  # the counter from which a persistent grid draws its tiles
-    if not splittable or loop.taps * loop.channels < 3000:
+    if not splittable or loop.taps * loop.channels < _SHARED_DEPTH:
         return plain
     return min(plain, (_loop_s(site, loop, tile, dtype, True), 2))
 
@@ -406,9 +444,9 @@ def _cold(site: Site, conv: Conv, num_bytes: float) -> float:
 
 def _forward_loop(site: Site, conv: Conv) -> Cost:
     read = _cold(site, conv, conv.touched_bytes) + _cold(site, conv, conv.weight_bytes)
-    loop = Loop(conv.n * conv.out_px, conv.o, _padded(conv.c), conv.taps, read, conv.output_bytes)
+    loop = Loop(conv.n * conv.out_px, conv.o, _padded(conv.c), conv.taps, read, conv.output_bytes, stride=conv.stride)
     tile = _tile(loop, conv.side >= _WIDE_SIDE, site.tma)
-    return _gemm_loop(site, loop, tile, conv.dtype, tile[3])
+    return _gemm_loop(site, loop, tile, conv.dtype, tile[3] and conv.stride <= 2)
 
 
 def _input_grad_loop(site: Site, conv: Conv) -> Cost:
@@ -426,20 +464,31 @@ def _input_grad_loop(site: Site, conv: Conv) -> Cost:
 
 
 def _input_grad_tile(site: Site, conv: Conv, loop: Loop) -> Tile:
-    if conv.stride > 2 or (loop.channels <= 32 and loop.columns >= 384):
+    if conv.stride > 2:
         return (128, 64, 64, False)
+    if loop.channels <= 32 and loop.columns >= 384:
+        return _flat_tile(loop)
+    if loop.columns <= 32 and loop.channels >= 64 and loop.rows >= 80_000 and site.tma:
+        return (256, 64, 32, True)
     return _tile(loop, False, site.tma)
+
+
+def _flat_tile(loop: Loop) -> Tile:
+    """Many input channels from few output channels."""
+    if -(-loop.rows // 128) * -(-loop.columns // 128) <= 32:
+        return (64, 64, 32, False)
+    return (128, 64, 32 if loop.rows <= 60_000 else 64, False)
 
 
 def _weight_grad_loop(site: Site, conv: Conv) -> Cost:
     """Rows are output channels, columns taps x input channels, the inner loop runs over all output pixels."""
     read = _cold(site, conv, conv.touched_bytes) + _cold(site, conv, conv.output_bytes)
-    effort, channels = site.coef["weight_grad"], _padded(conv.c)
-    tma = site.tma and conv.side < _WIDE_SIDE
-    tile = _weight_tile(conv, tma)
+    channels = _padded(conv.c)
+    tile = _weight_tile(conv, site.tma and conv.side < _WIDE_SIDE)
+    effort = site.coef["weight_grad"] if tile[3] else 1.0
     columns, repeat = (channels, conv.taps) if tile[3] else (channels * conv.taps, 1)
     loop = Loop(conv.o, columns, conv.n * conv.out_px, 1.0, read, conv.weight_bytes, effort, repeat,
-                "weight_segment_cycles")  # fmt: skip
+                "weight_segment")  # fmt: skip
     return _gemm_loop(site, loop, tile, conv.dtype, True)
 
 
@@ -525,6 +574,13 @@ def _pointwise_weight_grad(site: Site, conv: Conv) -> Cost:
     return seconds + reduce_s + site.dram_s(partial * (1.0 - site.held(partial)), "gemm_dram_frac"), 2
 
 
+def _transposed_product(conv: Conv) -> bool:
+    """Channels-first weight gradients of one tap that are transposed first: small images, or few input channels."""
+    small = conv.in_px <= 256 and min(conv.c, conv.o) >= 192
+    lopsided = conv.in_px >= 3136 and conv.c <= 48 and conv.o >= 384
+    return not conv.channels_last and not _odd(conv) and (small or lopsided)
+
+
 def _small_images(conv: Conv) -> bool:
     """Channels-first images too small for a GEMM each, in a batch large enough to transpose instead."""
     enough = 256 if conv.in_px <= 100 else 400
@@ -555,7 +611,13 @@ def _vector(site: Site, seconds: float, moved_bytes: float) -> Cost:
     return site.cycles_s(site.coef["simt_start_cycles"]) + _both(seconds, site.dram_s(moved_bytes, "loop_dram_frac")), 1
 
 
+def _fourier(conv: Conv) -> bool:
+    return conv.side == 3 and conv.stride == 1 and conv.flops > _FOURIER_FLOPS
+
+
 def _simt_forward(site: Site, conv: Conv) -> Cost:
+    if _fourier(conv):
+        return conv.flops / (site.coef["fourier_gain"] * site.chip.vector_flops_per_s), 4
     moved = conv.touched_bytes + conv.weight_bytes + conv.output_bytes
     seconds = _simt_s(site, conv.n * conv.out_px, conv.o, conv.c * conv.taps)
     return _both(seconds, site.dram_s(moved, "loop_dram_frac")), 1
@@ -565,7 +627,7 @@ def _simt_input_grad(site: Site, conv: Conv) -> Cost:
     """The faster of a gather over input pixels and a scatter from output pixels; by transforms when much is saved."""
     coef, peak = site.coef, site.chip.vector_flops_per_s
     filled = min(1.0, conv.o / coef["simt_grad_channels"])
-    if conv.side == 3 and conv.stride == 1 and conv.flops > _FOURIER_FLOPS:
+    if _fourier(conv):
         return conv.flops / (coef["fourier_gain"] * peak), 4
     moved = 2.0 * conv.input_bytes + conv.weight_bytes + conv.output_bytes
     scatter, _ = _vector(site, conv.flops / (coef["simt_grad_frac"] * filled * peak), moved)
@@ -599,6 +661,11 @@ def _linear(site: Site, kind: str, taps: int) -> float:
     return site.coef[f"stencil_{kind}cycles"] + taps * site.coef[f"stencil_{kind}tap_cycles"]
 
 
+def _last(site: Site, kind: str, conv: Conv, taps: int) -> float:
+    """Cycles of an element, channels last, where filters wider than five are not held in registers."""
+    return _linear(site, kind, taps) * (site.coef["stencil_last_large"] if conv.side > 5 else 1.0)
+
+
 def _tiled(conv: Conv) -> bool:
     return conv.dtype == "fp16" and conv.rank == 2 and conv.c >= 32 and conv.side in (3, 5) and conv.o == conv.c
 
@@ -607,7 +674,7 @@ def _stencil_forward(site: Site, conv: Conv) -> Cost:
     coef = site.coef
     elements, moved = conv.n * conv.out_px * conv.o, conv.input_bytes * (1.0 - site.warm_frac) + conv.output_bytes
     if conv.channels_last:
-        each = _linear(site, "last_", conv.taps)
+        each = _last(site, "last_", conv, conv.taps)
         skipped = max(1.0, coef["stencil_last_stride"] * conv.in_px / conv.out_px)
         if conv.itemsize > 2:
             return _stencil(site, elements, each * coef["stencil_last_wide"], moved)
@@ -624,8 +691,8 @@ def _stencil_input_grad(site: Site, conv: Conv) -> Cost:
     moved = conv.output_bytes * (1.0 - site.warm_frac) + conv.input_bytes
     elements, taps = conv.n * conv.in_px * conv.c, conv.taps * max(1, conv.o // conv.c)
     if conv.channels_last:
-        each = _linear(site, "last_grad_", taps) * (site.coef["stencil_last_wide"] ** 0.5 if conv.itemsize > 2 else 1.0)
-        return _stencil(site, elements, each, moved)
+        wide = site.coef["stencil_last_wide"] ** 0.5 if conv.itemsize > 2 else 1.0
+        return _stencil(site, elements, _last(site, "last_grad_", conv, taps) * wide, moved)
     unrolled = conv.rank == 2 and conv.side in (3, 5) and conv.stride <= 2
     return _stencil(site, elements, _linear(site, "grad_" if unrolled else "any_grad_", taps), moved)
 
@@ -635,7 +702,7 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
     coef, chip = site.coef, site.chip
     moved = (conv.output_bytes + conv.input_bytes) * (1.0 - site.warm_frac)
     if conv.channels_last:
-        each = _linear(site, "last_weight_", conv.taps) * (1.0 + 0.25 * (conv.in_px / conv.out_px - 1.0))
+        each = _last(site, "last_weight_", conv, conv.taps) * (1.0 + 0.25 * (conv.in_px / conv.out_px - 1.0))
         each *= max(1.0, coef["stencil_last_weight_rows"] / (conv.n * conv.o))
         if conv.itemsize > 2:
             return _stencil(site, conv.n * conv.out_px * conv.o, coef["stencil_direct_tap_cycles"] * conv.taps, moved)
@@ -712,7 +779,9 @@ def _forward(site: Site, conv: Conv) -> Cost:
         return _grouped(site, conv, conv.n * conv.out_px, False)
     if not site.on_matrix_units(conv):
         plain = _simt_forward(site, conv)
-        return _sum(_x(site, conv), _w(site, conv), plain, _y(site, conv, fresh=True)) if conv.channels_last else plain
+        if not conv.channels_last or (conv.c <= 16 and not conv.pointwise):  # few channels: read where they lie
+            return plain
+        return _sum(_x(site, conv), _w(site, conv), plain, _y(site, conv, fresh=True))
     read_bytes = conv.input_bytes + conv.weight_bytes
     product = _pointwise(site, conv, conv.o, conv.c, read_bytes, conv.output_bytes) if conv.pointwise else None
     if product and not _small_images(conv) and _misalignment(site, conv) == 1.0:
@@ -766,7 +835,7 @@ def _weight_grad(site: Site, conv: Conv) -> Cost:
         return _grouped(site, conv, conv.n * conv.out_px, True)
     if not site.on_matrix_units(conv):
         return _simt_weight_grad(site, conv)
-    if conv.pointwise:
+    if conv.pointwise and not _transposed_product(conv):
         return _pointwise_weight_grad(site, conv)
     if _stranded(conv):
         seconds = conv.flops / (site.coef["wide_weight_frac"] * site.chip.vector_flops_per_s)

@@ -142,16 +142,20 @@ def _attention(site: Site, arch: str) -> Calls:
 
 
 def sdpa_backend(site: Site, arch: str) -> str:
-    """What scaled_dot_product_attention picks: cuDNN on recent GPUs, FlashAttention-2, memory-efficient, else math."""
+    """What scaled_dot_product_attention picks for this call."""
     a = site.attrs
-    half, head_dim = site.dtype in ("fp16", "bf16"), max(a["d"], a.get("dv") or 0)
+    head_dim = max(a["d"], a.get("dv") or 0)
     if str(a.get("mask")) == "strided" or (head_dim % 8 and a.get("mask")):
         return "math"
+    return default_backend(arch, site.dtype, head_dim, masked=bool(a.get("mask")))
+
+
+def default_backend(arch: str, dtype: str, head_dim: int, *, masked: bool = False) -> str:
+    """cuDNN on recent GPUs, FlashAttention-2 where it applies, else the memory-efficient kernel."""
+    half = dtype in ("fp16", "bf16")
     if arch.startswith(FUSED_SDPA_FIRST) and half and head_dim <= 128:
         return "cudnn"
-    if half and head_dim <= 256 and not a.get("mask"):
-        return "fa2"
-    return "efficient"
+    return "fa2" if half and head_dim <= 256 and not masked else "efficient"
 
 
 def _math_attention(site: Site) -> Calls:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil, log2
 
+from ridgeline.cost import stream
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.rowwise import (
@@ -329,11 +330,32 @@ def _compulsory_bytes(call: Call) -> tuple[float, float]:
     return (moved, moved) if call.phase == "fwd" else (2 * moved, moved)
 
 
+def _compiled_loss(call: Call, chip: Chip, warm_frac: float) -> Time:
+    """One fused pass over the logits (two when the gradient is written), then the mean over rows: never recorded, so
+    priced as any fused kernel that moves these bytes."""
+    n, v = call.dims()["n"], call.dims()["v"]
+    size = ITEMSIZE[call.dtype]
+    read, written = n * v * size, n * v * size if call.phase == "bwd" else n * 8.0
+    one_pass = stream.Sweep(n * v, read, written, 1, FUSED_LOSS_ALU, size, "fused")
+    rows = stream.Sweep(n, n * 8.0, 8.0, 1, 1.0, 4.0, "fused")
+    busy_s = stream.sweep_s(chip, stream.DEFAULTS, one_pass, warm_frac)
+    if call.phase == "fwd":
+        busy_s += stream.sweep_s(chip, stream.DEFAULTS, rows, 1.0)
+    floor_s = memory_floor_s(chip, read, written, warm_frac)
+    return Time(max(floor_s, busy_s), floor_s, "memory", 2 if call.phase == "fwd" else 1)
+
+
+FUSED_LOSS_ALU = 16.0
+"""Instructions an element takes in a fused loss: maximum, exponential and sum, kept online."""
+
+
 @family("softmax", "softmax log_softmax cross_entropy nll_loss", DEFAULTS)
 def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     """Row-wise softmax and the losses made of it."""
     if call.phase not in ("fwd", "bwd"):
         raise CostError(f"{call.kind} has phases fwd and bwd, not {call.phase!r}")
+    if call.kind == "cross_entropy" and call.library == "inductor":
+        return _compiled_loss(call, chip, warm_frac)
     made = kernels(call, chip, coef, warm_frac)
     if not made:
         return Time(0.0, 0.0, "latency", 0)
