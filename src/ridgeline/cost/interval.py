@@ -28,6 +28,9 @@ WIDER = {Basis.MEASURED: 1.0, Basis.FITTED: 1.0, Basis.DATASHEET: 2.2, Basis.ASS
 OUTSIDE = 1.5
 """Wider by this for calls shorter or longer than any that was measured."""
 
+UNRECORDED = 1.8
+"""Wider by this for a kind, phase or library that a calibration never saw, though it knows the family."""
+
 SHARED_FRAC = 0.5
 """Share of a family's error that its calls have in common, so that it does not average out over a model."""
 
@@ -40,7 +43,8 @@ def half_width(intervals: Mapping[str, Any], call: Call, family: str, basis: Bas
     kinds = intervals.get("kinds", {})
     entry = kinds.get(key_of(call)) or kinds.get(f"{call.kind}/{call.phase}/{call.library}")
     if entry is None:
-        return float(intervals.get("families", {}).get(family, FAMILY_WIDTH.get(family, OTHER_WIDTH)) * WIDER[basis])
+        width = intervals.get("families", {}).get(family, FAMILY_WIDTH.get(family, OTHER_WIDTH)) * WIDER[basis]
+        return float(width * (UNRECORDED if kinds else 1.0))
     low_s, high_s = entry["domain_s"]
     width = entry["short"] if busy_s < entry["split_s"] else entry["long"]
     return float(width * (1.0 if low_s <= busy_s <= high_s else OUTSIDE) * WIDER[basis])
