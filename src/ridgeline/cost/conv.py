@@ -30,53 +30,53 @@ DEFAULTS: Coef = {
     "memset_cycles": 1900.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
-    "tma_start_cycles": 9520.0,  # launch, descriptors, pipeline fill, epilogue drain
+    "tma_start_cycles": 9470.0,  # launch, descriptors, pipeline fill, epilogue drain
     "tma_frac": 0.889,  # share of the matrix peak inside the main loop
-    "tma_bytes_per_cycle": 73.0,  # operand bytes an SM takes in per clock
-    "tma_ragged": 0.693,  # extra loop time when the channels do not fill whole 64-byte rows
-    "tma_fill_cycles": 1380.0,  # added to the start by the first 128 x 128 tile
-    "tma_tile_cycles": 1850.0,  # epilogue of a 128 x 128 tile
+    "tma_bytes_per_cycle": 73.1,  # operand bytes an SM takes in per clock
+    "tma_ragged": 0.688,  # extra loop time when the channels do not fill whole 64-byte rows
+    "tma_fill_cycles": 1510.0,  # added to the start by the first 128 x 128 tile
+    "tma_tile_cycles": 1840.0,  # epilogue of a 128 x 128 tile
     # Tensor-core implicit GEMM fed by asynchronous copies (Ampere kernels).
-    "copy_start_cycles": 6030.0,  # launch, pipeline fill, epilogue drain
+    "copy_start_cycles": 6060.0,  # launch, pipeline fill, epilogue drain
     "copy_frac": 0.524,  # share of the matrix peak inside the main loop, on chips whose peak needs TMA
     "copy_native_frac": 0.8,  # the same where they are the fastest path (assumed: no recordings)
-    "copy_bytes_per_cycle": 34.2,  # operand bytes an SM gathers per clock
-    "copy_fill_cycles": 113.0,  # added to the start by the first 128 x 128 tile
-    "copy_tile_cycles": 4950.0,  # prologue and epilogue of a 128 x 128 tile
+    "copy_bytes_per_cycle": 34.3,  # operand bytes an SM gathers per clock
+    "copy_tile_cycles": 4810.0,  # prologue and epilogue of a 128 x 128 tile
     # Shared by both.
     "loop_l2_frac": 1.09,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
-    "loop_dram_frac": 0.637,  # share of the DRAM bandwidth an implicit GEMM reaches
-    "ramp_cycles": 6640.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "segment_cycles": 26000.0,  # set-up and fix-up when one tile's loop is shared by several SMs
-    "weight_segment_cycles": 24200.0,  # the same for a weight gradient
+    "loop_dram_frac": 0.632,  # share of the DRAM bandwidth an implicit GEMM reaches
+    "ramp_cycles": 5900.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "segment_cycles": 25800.0,  # set-up and fix-up when one tile's loop is shared by several SMs
+    "weight_segment_cycles": 23900.0,  # the same for a weight gradient
     "segment_loop": 1.03,  # loop time of a shared tile over a whole one
-    "weight_segment_loop": 0.886,  # the same for a weight gradient, whose shares run over fewer images
-    "strided_grad": 1.2,  # loop time of the input gradient of a strided convolution over a plain one
-    "small_grad": 0.319,  # loop time of small ones, which visit every tap, over a plain one
-    "weight_grad": 1.02,  # loop time of the weight gradient over a forward pass with the same tile
+    "weight_segment_loop": 0.879,  # the same for a weight gradient, against weight_grad
+    "strided_grad": 1.21,  # loop time of the input gradient of a strided convolution over a plain one
+    "small_grad": 0.323,  # loop time of small ones, which visit every tap, over a plain one
+    "weight_grad": 1.02,  # loop time of the weight gradient over a forward pass with the same tile fed by TMA
     # Pointwise convolutions as GEMM.
-    "gemm_start_cycles": 5360.0,  # launch, pipeline fill, epilogue drain
-    "gemm_frac": 0.805,  # share of the matrix peak
+    "gemm_start_cycles": 5350.0,  # launch, pipeline fill, epilogue drain
+    "gemm_frac": 0.808,  # share of the matrix peak
     "gemm_bytes_per_cycle": 87.4,  # operand bytes an SM takes in per clock
-    "gemm_step_cycles": 27.1,  # barrier cost of a 64-deep step
-    "gemm_dram_frac": 0.771,  # share of the DRAM bandwidth
-    "gemm_ramp_cycles": 3130.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "gemm_half_aligned": 6.96,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
+    "gemm_step_cycles": 26.9,  # barrier cost of a 64-deep step
+    "gemm_dram_frac": 0.77,  # share of the DRAM bandwidth
+    "gemm_ramp_cycles": 3040.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "gemm_half_aligned": 6.5,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
     "gemm_unaligned": 12.1,  # and when they are not even that
     "gemm_odd": 2.32,  # slowdown of the bytes when channels do not come in eights
     "gemm_odd_step_cycles": 2980.0,  # one 64-deep step then
-    "gemm_split_depth": 171.0,  # shortest inner loop that a weight gradient is split into
-    "gemm_reduce_cycles": 3610.0,  # kernel that adds the partial weight gradients
+    "gemm_split_depth": 177.0,  # shortest inner loop that a weight gradient is split into
+    "gemm_reduce_cycles": 3620.0,  # kernel that adds the partial weight gradients
     # Single precision on the vector units.
-    "simt_start_cycles": 7730.0,  # launch and drain
+    "simt_start_cycles": 7720.0,  # launch and drain
     "simt_wide_frac": 0.677,  # share of the vector peak, 256 x 64 tiles
     "simt_narrow_frac": 0.384,  # the same, 32 x 32 tiles
     "simt_step_cycles": 534.0,  # one 8-deep step of a lone block
-    "simt_store_cycles": 0.532,  # prologue and epilogue of a tile, per output element
-    "simt_grad_frac": 0.749,  # share of the vector peak, input gradient with at least simt_grad_channels channels
-    "simt_grad_channels": 242.0,  # output channels that fill its inner tile
-    "simt_atomic_frac": 0.107,  # share of the vector peak, weight gradient by atomics, one tap
-    "simt_atomic_taps": 0.17,  # the same with more taps, whose input is reused
+    "simt_store_cycles": 0.533,  # prologue and epilogue of a tile, per output element
+    "simt_grad_frac": 0.807,  # share of the vector peak, input gradient with at least simt_grad_channels channels
+    "simt_grad_channels": 261.0,  # output channels that fill its inner tile
+    "simt_grad_step_cycles": 111.0,  # and its time for one output channel in a lone block
+    "simt_atomic_frac": 0.106,  # share of the vector peak, weight gradient by atomics, one tap
+    "simt_atomic_taps": 0.173,  # the same with more taps, whose input is reused
     "fourier_gain": 1.23,  # work saved, and share of the peak reached, by Fourier transforms of large problems
     "winograd_gain": 2.3,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
     "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
@@ -97,16 +97,16 @@ DEFAULTS: Coef = {
     "stencil_any_grad_tap_cycles": 0.2,  # and per tap
     "stencil_weight_step_cycles": 12.4,  # weight gradient, channels first: 32 pixels of one image by a warp
     "stencil_weight_latency_cycles": 315.0,  # the same for a lone warp
-    "stencil_last_cycles": 0.406,  # channels last
+    "stencil_last_cycles": 0.405,  # channels last
     "stencil_last_tap_cycles": 0.018,  # and per tap
     "stencil_last_stride": 1.1,  # its work per output grows with the inputs skipped, times this
     "stencil_last_latency_cycles": 464.0,  # one tap of one thread
-    "stencil_last_grad_cycles": 0.54,  # input gradient, channels last
-    "stencil_last_grad_tap_cycles": 0.0746,  # and per tap
-    "stencil_last_weight_cycles": 0.555,  # weight gradient, channels last
-    "stencil_last_weight_tap_cycles": 0.0116,  # and per tap
+    "stencil_last_grad_cycles": 0.545,  # input gradient, channels last
+    "stencil_last_grad_tap_cycles": 0.074,  # and per tap
+    "stencil_last_weight_cycles": 0.557,  # weight gradient, channels last
+    "stencil_last_weight_tap_cycles": 0.0114,  # and per tap
     "stencil_last_weight_rows": 960.0,  # images x channels that fill the chip
-    "stencil_last_large": 1.2,  # all of them with filters wider than five
+    "stencil_last_large": 1.21,  # all of them with filters wider than five
     "stencil_last_wide": 1.87,  # channels last in single precision over 16 bits
     "stencil_direct_tap_cycles": 2.5,  # weight gradient, channels last, single precision, per tap
     # Groups.
@@ -347,7 +347,7 @@ def _tile(loop: Loop, wide: bool, tma: bool) -> Tile:
 
 def _large_tile(loop: Loop, squares: int) -> Tile:
     rows, columns, channels = loop.rows, loop.columns, loop.channels
-    if 0 < columns % 128 <= 64 and rows >= 4000 and loop.taps not in (4, 16):
+    if 0 < columns % 128 <= 64 and rows >= 4000:
         return (256, 64, 32, True)
     if squares >= 780 and columns >= 1024 and channels >= 768:
         return (128, 256, 64, True)
@@ -416,7 +416,9 @@ def _loop_s(site: Site, loop: Loop, tile: Tile, dtype: str, segmented: bool = Fa
         step *= 1.0 + coef["tma_ragged"]
     tiles = -(-loop.rows // high) * -(-loop.columns // wide) * loop.repeat
     area = high * wide / 16384.0
-    start, per_sm = coef[way + "_start_cycles"] + coef[way + "_fill_cycles"] * area, float(-(-tiles // chip.num_sms))
+    start, per_sm = coef[way + "_start_cycles"], float(-(-tiles // chip.num_sms))
+    if tma:
+        start += coef["tma_fill_cycles"] * area
     if segmented:
         start += coef[loop.segment + "_cycles"]
         per_sm = max(tiles / chip.num_sms, 1.0 / max(steps, 1.0)) * coef[loop.segment + "_loop"]
@@ -630,7 +632,8 @@ def _simt_input_grad(site: Site, conv: Conv) -> Cost:
     if _fourier(conv):
         return conv.flops / (coef["fourier_gain"] * peak), 4
     moved = 2.0 * conv.input_bytes + conv.weight_bytes + conv.output_bytes
-    scatter, _ = _vector(site, conv.flops / (coef["simt_grad_frac"] * filled * peak), moved)
+    alone_s = site.cycles_s(coef["simt_grad_step_cycles"] * conv.o)
+    scatter, _ = _vector(site, max(alone_s, conv.flops / (coef["simt_grad_frac"] * filled * peak)), moved)
     gather = _simt_s(site, conv.n * conv.in_px, conv.c, conv.o * conv.taps)
     return (scatter, 2) if scatter < gather else (gather, 1)
 

@@ -21,7 +21,7 @@ from ridgeline.graph import Block, Graph, Node, root_of
 from ridgeline.hardware import Device
 
 EXECUTIONS = ("eager", "compiled", "cudagraph")
-L2_KEPT_FRAC = 0.55
+L2_KEPT_FRAC = 0.33
 """Share of the L2 in which a kernel still finds what earlier ones touched (fitted on whole models)."""
 
 
@@ -135,10 +135,8 @@ class Walk:
             return node, work, calls, 0.0
         storages = [(self.roots[v], b) for v, b in zip(node.inputs, site.in_bytes, strict=True)]
         warm_frac = self.cache.warm_frac(storages)
-        for storage, num_bytes in storages:
-            self.cache.touch(storage, num_bytes)
-        for v, t in zip(node.outputs, site.outs, strict=True):
-            self.cache.touch(self.roots[v], t.num_bytes)
+        made = [(self.roots[v], float(t.num_bytes)) for v, t in zip(node.outputs, site.outs, strict=True)]
+        self.cache.touch([*storages, *made])
         return node, work, calls, warm_frac
 
     def line(self, planned: Planned, times: int) -> Line:
@@ -178,7 +176,7 @@ def priced(
     pricer: Pricer, node: Node, times: int, work: Work, calls: Sequence[Call], warm_frac: float, spent_s: float
 ) -> Line:
     """The line of a node that launches these calls."""
-    prices = [pricer.price(call, warm_frac) for call in calls]
+    prices = [pricer.price(call, warm_frac, flushed=False) for call in calls]
     longest = max(prices, key=lambda p: p.time.busy_s)
     busy_s = sum(p.time.busy_s for p in prices)
     width = sum(p.width * p.time.busy_s for p in prices) / busy_s if busy_s else 0.0
@@ -213,15 +211,19 @@ class Cache:
             warm += min(num_bytes, self.held.get(storage, 0.0))
         return warm / total if total else 0.0
 
-    def touch(self, storage: int, num_bytes: float) -> None:
-        old = self.held.pop(storage, 0.0)
-        kept = max(old, num_bytes) if num_bytes <= self.capacity else 0.0
-        self.used += kept - old
-        if kept:
-            self.held[storage] = kept
-        else:  # a stream larger than the cache leaves nothing behind
-            self.held.clear()
-            self.used = 0.0
+    def touch(self, storages: Sequence[tuple[int, float]]) -> None:
+        """One kernel walks over all of these side by side; of a walk larger than the cache, a share of each stays."""
+        walked = dict(storages)
+        total = sum(walked.values())
+        if total >= self.capacity:
+            kept_frac = self.capacity / total
+            self.held = OrderedDict((s, b * kept_frac) for s, b in walked.items())
+            self.used = self.capacity
+            return
+        for storage, num_bytes in walked.items():
+            old = self.held.pop(storage, 0.0)
+            self.held[storage] = max(old, num_bytes)
+            self.used += self.held[storage] - old
         while self.used > self.capacity:
             _, gone = self.held.popitem(last=False)
             self.used -= gone

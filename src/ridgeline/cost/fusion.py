@@ -222,8 +222,8 @@ class Fuser:
         extra = _column_reduction(group)
         if extra is not None:
             calls = [extra] if not group.escaping - set(last.outputs) else [*calls, extra]
-        for s, b in (*group.reads.items(), *((s, group.writes[s]) for s in group.escaping if s in group.writes)):
-            self.cache.touch(hash(s), b)
+        made = [(hash(s), group.writes[s]) for s in group.escaping if s in group.writes]
+        self.cache.touch([*((hash(s), b) for s, b in group.reads.items()), *made])
         work = Work(
             flops=float(group.domain) * len(group.members), read_bytes=read, written_bytes=written, dtype=itemsize
         )
@@ -236,10 +236,9 @@ class Fuser:
         return self.cache.warm_frac([(hash(s), b) for s, b in storages])
 
     def _touch(self, flat: FlatNode, site: Site) -> None:
-        for s, b in zip(flat.inputs, site.in_bytes, strict=True):
-            self.cache.touch(hash(s), b)
-        for s, t in zip(flat.outputs, site.outs, strict=True):
-            self.cache.touch(hash(s), t.num_bytes)
+        read = [(hash(s), b) for s, b in zip(flat.inputs, site.in_bytes, strict=True)]
+        made = [(hash(s), float(t.num_bytes)) for s, t in zip(flat.outputs, site.outs, strict=True)]
+        self.cache.touch([*read, *made])
 
 
 def _row(site: Site) -> int:

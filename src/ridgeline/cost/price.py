@@ -27,12 +27,14 @@ from ridgeline.cost import (  # noqa: F401  (each registers its family)
     weightnorm,
 )
 from ridgeline.cost.calibration import Calibration, calibration_of
-from ridgeline.cost.call import Call, Time, family_of
+from ridgeline.cost.call import Call, Coef, Family, Time, family_of
 from ridgeline.cost.chip import Chip, chip_of
 from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
 
 WARM_STEPS = 8
+STREAMING_FRAC = 0.2
+"""Share of a product's DRAM ramp that remains between the kernels of a model (fitted on whole models)."""
 SERVING = ("fa3", "flashinfer", "trtllm")
 """Attention libraries that serving frameworks bring along; PyTorch's own are fitted apart."""
 
@@ -56,15 +58,19 @@ class Pricer:
         self.designed_w = device_named(device.parent).tdp_w if device.parent else device.tdp_w
         self.calibration: Calibration = calibration_of(device)
         self.lowered: dict[tuple[object, ...], Any] = {}  # what nodes of equal meaning lower to
-        self._prices: dict[tuple[Call, int], Price] = {}
+        self._prices: dict[tuple[Call, int, bool], Price] = {}
 
-    def price(self, call: Call, warm_frac: float = 0.0) -> Price:
-        """What the call takes with this share of its inputs in L2 already."""
+    def price(self, call: Call, warm_frac: float = 0.0, *, flushed: bool = True) -> Price:
+        """What the call takes with this share of its inputs in L2 already.
+
+        ``flushed`` is the state a cold measurement leaves: an L2 full of dirty lines that are written back while the
+        call reads. In a model the L2 is never that dirty.
+        """
         step = round(warm_frac * WARM_STEPS)
-        key = (call, step)
+        key = (call, step, flushed)
         found = self._prices.get(key)
         if found is None:
-            found = self._priced(call, step / WARM_STEPS)
+            found = self._priced(call, step / WARM_STEPS, flushed)
             if len(self._prices) > 200_000:
                 self._prices.clear()
             self._prices[key] = found
@@ -72,29 +78,35 @@ class Pricer:
 
     def prefetch(self, wanted: Iterable[tuple[Call, float]]) -> None:
         """Price the plain products among these in one go: a model has many, and alone they are the slowest."""
-        groups: dict[str, dict[tuple[Call, int], None]] = {}
+        groups: dict[str, dict[tuple[Call, int, bool], None]] = {}
         for call, warm_frac in wanted:
-            key = (call, round(warm_frac * WARM_STEPS))
+            key = (call, round(warm_frac * WARM_STEPS), False)
             if call.kind in ("gemm", "bmm") and key not in self._prices and matmul.is_plain(call):
                 groups.setdefault(call.dtype, {})[key] = None
         for keys in groups.values():
-            calls = [call for call, _ in keys]
+            calls = [call for call, _, _ in keys]
             if len(calls) < 2 or self.serving_entry(calls[0]) is not None or self.device.kind != "gpu":
                 continue
-            coef, basis = self.calibration.coef(family_of("gemm"), calls[0])
-            times = matmul.many(calls, self.chip, coef, [step / WARM_STEPS for _, step in keys])
+            coef, basis = self._coef(family_of("gemm"), calls[0], flushed=False)
+            times = matmul.many(calls, self.chip, coef, [step / WARM_STEPS for _, step, _ in keys])
             for key, time in zip(keys, times, strict=True):
                 width = self._width(key[0], "gemm", None, basis, time.busy_s)
                 self._prices[key] = Price(time, basis, "gemm", width)
 
-    def _priced(self, call: Call, warm_frac: float) -> Price:
+    def _coef(self, family: Family, call: Call, *, flushed: bool) -> tuple[Coef, Basis]:
+        coef, basis = self.calibration.coef(family, call)
+        if not flushed and "ramp_s" in coef:
+            coef = {**coef, "ramp_s": coef["ramp_s"] * STREAMING_FRAC}
+        return coef, basis
+
+    def _priced(self, call: Call, warm_frac: float, flushed: bool) -> Price:
         family = family_of(call.kind)
         entry = self.serving_entry(call)
         if entry is not None:
             model = serving.attention if call.kind == "attention" else serving.gemm
             time, basis = model(call, self.chip, entry, warm_frac), self.calibration.basis
         else:
-            coef, basis = self.calibration.coef(family, call)
+            coef, basis = self._coef(family, call, flushed=flushed)
             time = family.model(call, self.chip, coef, warm_frac)
         if self.device.kind != "gpu":
             time = unlike_a_gpu(time)

@@ -61,6 +61,23 @@ def test_small_channels_first_images_are_transposed_even_for_a_pointwise_convolu
     assert time(made(**small | {"n": 4})).num_kernels == 1  # few of them are one product
 
 
+def test_weight_gradients_of_small_channels_first_images_are_transposed_too():
+    small = {"n": 26, "h": 16, "w": 16, "c": 768, "o": 512, "k": 1, "nhwc": 0}
+    assert time(made("bwd", **small)).num_kernels > 3  # a product; two transposes and a loop, as recorded
+    assert time(made("bwd", **small | {"c": 128})).num_kernels == 3  # two products and a sum
+
+
+def test_strides_beyond_two_take_no_small_tiles():
+    few = {"n": 46, "c": 384, "o": 384, "h": 14, "w": 14, "k": 3}
+    two, three = time(made(**few, stride=2)).busy_s, time(made(**few, stride=3)).busy_s
+    assert three > two  # fewer pixels, but in tiles so large that most SMs are idle
+
+
+def test_single_precision_with_few_channels_is_read_where_it_lies():
+    assert time(made(dtype="fp32", c=3)).num_kernels == 1
+    assert time(made(dtype="fp32", c=64)).num_kernels == 4
+
+
 def test_backward_is_the_sum_of_the_gradients_asked_for():
     flat = {"n": 8, "c": 64, "o": 128, "groups": 1, "in_px": 3136, "out_px": 3136, "kernel_elems": 9, "stride_max": 1,
             "nhwc": 1, "transposed": 0, "spatial_rank": 2}  # fmt: skip
@@ -176,7 +193,7 @@ def _recorded(kind: str) -> list[tuple[Call, float, int]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "most_median", "most_mean"), [("conv1d", 0.06, 0.09), ("conv2d", 0.10, 0.19), ("conv3d", 0.13, 0.16)]
+    ("kind", "most_median", "most_mean"), [("conv1d", 0.06, 0.09), ("conv2d", 0.08, 0.16), ("conv3d", 0.13, 0.16)]
 )
 def test_recorded_convolutions_are_priced_within_the_stated_error(kind, most_median, most_mean):
     off = []

@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.basis import Basis
 from ridgeline.cost.call import call
-from ridgeline.cost.interval import FAMILY_WIDTH, OTHER_WIDTH, OUTSIDE, WIDER, factors, half_width, spread
+from ridgeline.cost.interval import FAMILY_WIDTH, OTHER_WIDTH, OUTSIDE, UNRECORDED, WIDER, factors, half_width, spread
 
 GEMM = call("gemm", "bf16", "fwd", "cublas", m=8, n=8, k=8)
 ENTRY = {"split_s": 1e-4, "domain_s": [1e-5, 1e-2], "short": 0.2, "long": 0.1}
@@ -35,7 +35,8 @@ def test_outside_the_measured_domain_is_wider() -> None:
 
 
 def test_a_kind_that_was_not_measured_takes_its_family_s_width() -> None:
-    assert half_width(FITTED, call("rms_norm", "bf16", n=4, c=4), "norm", Basis.FITTED, 1e-4) == 0.07
+    unseen = call("rms_norm", "bf16", n=4, c=4)
+    assert half_width(FITTED, unseen, "norm", Basis.FITTED, 1e-4) == pytest.approx(0.07 * UNRECORDED)
     assert half_width({}, GEMM, "gemm", Basis.FITTED, 1e-4) == FAMILY_WIDTH["gemm"]
     assert half_width({}, GEMM, "unheard of", Basis.FITTED, 1e-4) == OTHER_WIDTH
 
