@@ -674,7 +674,7 @@ def _embedding_bag(call: Call) -> Meaning:
 def _embedding_bag_backward(call: Call) -> Meaning:
     dense = call.name == "_embedding_bag_dense_backward"
     grad, index = call.args[0], call.args[1]
-    rows, mode = (call.args[6], call.args[8]) if dense else (call.args[7], call.args[9])
+    rows, mode = (call.args[5], call.args[7]) if dense else (call.args[6], call.args[8])
     bags = int(grad.shape[0])
     return "embedding_bag", {"v": int(rows), "d": int(grad.shape[1]), "b": bags, "l": index.numel() / max(bags, 1),
                              "fn": _BAG_MODES[int(mode)], "which": "bwd"}  # fmt: skip

@@ -446,7 +446,7 @@ def _embedding(site: Site, arch: str) -> Calls:
 @lowering("embedding_bag")
 def _embedding_bag(site: Site, arch: str) -> Calls:
     a = site.attrs
-    return (call("embedding_bag", site.dtype, _phase(site), v=a["v"], d=a["d"], b=a["b"], l=a["l"]),)
+    return (call("embedding_bag", site.dtype, _phase(site), v=a["v"], d=a["d"], b=a["b"], l=max(1, round(a["l"]))),)
 
 
 @lowering("gather")
