@@ -13,7 +13,7 @@ DEFAULTS: Coef = {
     "busy_frac": 0.314,  # instruction issue, caches and clocks while any kernel runs
     "matrix_frac": 1.295,  # matrix arithmetic at its peak rate would draw this much more
     "byte_frac": 0.787,  # DRAM at its peak rate draws this much more
-    "cap_frac": 0.975,  # the mean that the power controller settles at when the limit binds
+    "cap_frac": 0.955,  # the mean that the power controller settles at when the limit binds
     "throttle": 0.4,  # how much slower matrix kernels get per unit of power wanted above the limit
 }
 
