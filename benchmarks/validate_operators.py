@@ -54,7 +54,7 @@ def errors(rows: list[dict[str, Any]], pricer: Pricer) -> list[dict[str, Any]]:
 
 
 def warm_errors(rows: list[dict[str, Any]], device_name: str) -> list[dict[str, Any]]:
-    """The same for calls repeated without a flush between them: kernel times, with the events' overhead on both sides."""
+    """The same for calls repeated without a flush between them: kernel times, events' overhead on both sides."""
     found = []
     for row in rows:
         if row.get("warm_kernels_s", 0.0) <= 0 or row["kind"] not in FOOTPRINTS:
