@@ -105,3 +105,10 @@ def test_a_hand_written_graph_is_predicted() -> None:
     (y,) = b.node("matmul", [x, w], [tensor((128, 512))], b=1, m=128, n=512, k=256, trans_b=True)
     p = predict(b.finish([y]), on="l40s")
     assert p.flops == 2 * 128 * 512 * 256 and p.num_kernels == 1 and p.expected_s > p.busy_s > 0
+
+
+def test_a_device_without_the_units_says_what_stands_in() -> None:
+    notes = predict("llama3-8b", on="v100-sxm2-32gb").notes
+    assert any("no bf16 matrix units" in note and "fp32" in note for note in notes)
+    assert not any("matrix units" in note for note in predict("llama3-8b", on="h200").notes)
+    assert any("no fp8 matrix units" in note for note in predict("llama3-8b", on="a100", precision="fp8").notes)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ridgeline.basis import Basis, worst
 from ridgeline.cost.memory import Memory, memory_of
+from ridgeline.errors import HardwareError
 from ridgeline.graph import Graph
 from ridgeline.hardware import Device
 from ridgeline.units import show_bytes
@@ -108,7 +109,24 @@ class Prediction:
             )
         elif self.calibrated_on != self.device.name:
             found.append(f"calibration of {self.calibrated_on} used for {self.device.name}")
-        return (*found, *([self._cure()] if self.missing_bytes else []))
+        return (*found, *self._stand_ins(), *([self._cure()] if self.missing_bytes else []))
+
+    def _stand_ins(self) -> list[str]:
+        """Element types the device's matrix units do not take, and what computes them instead."""
+        wanted = {line.work.dtype for line in self.lines if line.work.matrix_flops}
+        used = {name: self._unit_for(name) for name in sorted(wanted - {"fp32"})}
+        return [
+            f"{self.device.name} has no {name} matrix units: priced at its {instead} rate"
+            for name, instead in used.items()
+            if instead != f"{name} tensor"
+        ]
+
+    def _unit_for(self, name: str) -> str:
+        try:
+            peak = self.device.peak("tensor", name)
+        except HardwareError:
+            return "fp32 vector"  # what the time models fall back to
+        return f"{peak.dtype} {peak.unit}"
 
     def _cure(self) -> str:
         ranks = -(-self.peak_bytes // int(self.capacity_bytes * 0.92))
