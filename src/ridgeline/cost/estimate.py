@@ -119,6 +119,10 @@ Planned = tuple[Node, Work, tuple[Call, ...], float]
 """A node, its work, the calls it makes and the share of its inputs that the L2 holds."""
 
 
+MAX_REMEMBERED = 200_000
+"""Distinct nodes a process keeps lowered; a study of endless shapes must not grow for ever."""
+
+
 class Walk:
     """Prices nodes in order, remembering what the L2 still holds."""
 
@@ -164,6 +168,8 @@ class Walk:
         if found is None:
             in_bytes = [min(t.num_bytes, h) if h else t.num_bytes for t, h in zip(ins, held, strict=True)]
             site = site_of(node, ins, outs, in_bytes)
+            if len(self.seen) > MAX_REMEMBERED:
+                self.seen.clear()
             found = self.seen[key] = (site, work_of(site), lower(site, self.pricer.chip.arch))
         return found
 
