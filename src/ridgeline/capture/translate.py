@@ -621,6 +621,8 @@ def _softmax(call: Call) -> Meaning:
     dim = -1 if dim is None else int(dim)
     n, c, inner = _rows(x, dim)
     attrs: Attrs = {"n": n, "c": c, "log": "log" in call.name, "inner": inner}
+    if call.name == "_safe_softmax":
+        attrs["safe"] = True
     return "softmax", {**attrs, "which": "bwd"} if backward else attrs
 
 

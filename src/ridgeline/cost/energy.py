@@ -9,12 +9,12 @@ from ridgeline.cost.work import Work
 
 DEFAULTS: Coef = {
     # fitted on sustained loops and whole models on an H200 with a 700 W limit
-    "idle_frac": 0.168,  # board power with nothing running, of the power limit
-    "busy_frac": 0.314,  # instruction issue, caches and clocks while any kernel runs
-    "matrix_frac": 1.295,  # matrix arithmetic at its peak rate would draw this much more
-    "byte_frac": 0.787,  # DRAM at its peak rate draws this much more
-    "cap_frac": 0.955,  # the mean that the power controller settles at when the limit binds
-    "throttle": 0.4,  # how much slower matrix kernels get per unit of power wanted above the limit
+    "idle_frac": 0.155,  # board power with nothing running, of the power limit
+    "busy_frac": 0.35,  # instruction issue, caches and clocks while any kernel runs
+    "matrix_frac": 1.13,  # matrix arithmetic at its peak rate would draw this much more
+    "byte_frac": 0.66,  # DRAM at its peak rate draws this much more
+    "cap_frac": 0.945,  # the mean that the power controller settles at when the limit binds
+    "throttle": 0.5,  # how much slower matrix kernels get per unit of power wanted above the limit
 }
 
 

@@ -414,9 +414,20 @@ def _norm(site: Site, arch: str) -> Calls:
 
 @lowering("softmax")
 def _softmax(site: Site, arch: str) -> Calls:
-    a = site.attrs
+    a, x = site.attrs, site.ins[0]
     kind = "log_softmax" if a.get("log") else "softmax"
-    return (*_made_contiguous(site.ins[0]), call(kind, site.ins[0].dtype.name, _phase(site), n=a["n"], c=a["c"]))
+    made = (*_made_contiguous(x), call(kind, x.dtype.name, _phase(site), n=a["n"], c=a["c"]))
+    return (*made, *_masked_rows(x, a["n"], a["c"])) if a.get("safe") else made
+
+
+def _masked_rows(x: TensorType, n: int, c: int) -> Calls:
+    """What a safe softmax does besides: find rows that were all -inf, and write zeros there."""
+    return (
+        _stream(x.dtype.name, x.numel, x.num_bytes, x.numel, 1, 1.0),
+        call("reduce", "bool", outer=n, reduced=c, inner=1, out_bytes=n),
+        call("fill", x.dtype.name, n=1, c=1),
+        _stream(x.dtype.name, x.numel, x.num_bytes + n, x.num_bytes, 3, 2.0, vector=0, dims=4),
+    )
 
 
 @lowering("loss")
