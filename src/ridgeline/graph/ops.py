@@ -68,7 +68,8 @@ declare("random", "fresh random numbers", "fn", "inplace")
 declare("reduce", "fn over dims", "fn dims", "keepdim")
 declare("norm", "layer_norm, rms_norm, group_norm, batch_norm or instance_norm over n groups of c elements",
         "fn n c", "affine training residual channels layout grads")
-declare("softmax", "softmax or log_softmax over rows", "n c", "log inner dim safe")  # safe: rows that are all masked become zeros
+declare("softmax", "softmax or log_softmax over rows; safe: rows that are all masked become zeros", "n c",
+        "log inner dim safe")
 declare("loss", "nll_loss, mse and other fused loss kernels over n rows of c classes", "fn n c", "reduction")
 declare("cross_entropy", "log-softmax and nll as one", "n v", "label_smoothing")
 declare("embedding", "rows of a table picked by index; backward scatters", "rows cols num", "which padding_idx")
