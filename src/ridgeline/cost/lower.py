@@ -9,7 +9,7 @@ from ridgeline.cost.call import ITEMSIZE, Call, call
 from ridgeline.cost.stream import alu_of
 from ridgeline.cost.work import Site, work_of
 from ridgeline.errors import CostError
-from ridgeline.graph import TensorType
+from ridgeline.graph import TensorType, ops, tensor
 
 Calls = tuple[Call, ...]
 Rule = Callable[[Site, str], Calls]
@@ -38,9 +38,7 @@ def lowering(*names: str) -> Callable[[Rule], Rule]:
 
 def lower(site: Site, arch: str) -> Calls:
     """The calls behind one op on a device of this architecture; none for views and empty tensors."""
-    if site.op in ("view", "alloc", "host", "collective", "transfer", "nonzero_size") or (
-        site.outs and site.out_numel == 0
-    ):
+    if ops()[site.op].free or (site.outs and site.out_numel == 0):
         return ()
     found = _RULES.get(site.op)
     if found is None:
@@ -145,7 +143,7 @@ def sdpa_backend(site: Site, arch: str) -> str:
     """What scaled_dot_product_attention picks for this call."""
     a = site.attrs
     head_dim = max(a["d"], a.get("dv") or 0)
-    if str(a.get("mask")) == "strided" or (head_dim % 8 and a.get("mask")):
+    if head_dim % 8 and a.get("mask"):
         return "math"
     return default_backend(arch, site.dtype, head_dim, masked=bool(a.get("mask")))
 
@@ -173,9 +171,7 @@ def _math_attention(site: Site) -> Calls:
             _stream("fp32", scores, scores * wide + h * s * skv * 2, scores * wide, 2, 1.0, vector=0, cast=1, dims=4)
         )
     made.append(call("softmax", "fp32", n=b * h * s, c=skv))
-    made.append(_stream("fp32", scores, scores * wide, scores, 1, 1.0))
-    made.append(call("reduce", "bool", outer=b * h * s, reduced=skv, inner=1, out_bytes=b * h * s))
-    made.append(_stream("fp32", scores, scores * wide, scores * wide, 2, 2.0, vector=0, dims=4))
+    made += _masked_rows(tensor((b * h * s, skv), "fp32"), b * h * s, skv)
     made.append(_stream("fp32", scores, scores * wide, scores * 2, 1, 2.0))
     made.append(_stream("fp32", k, k * wide, k * wide, 1, 1.0, vector=0, dims=4))
     made.append(call("bmm", "fp32", "fwd", "cublas", b=b * h, m=s, n=d, k=skv))
@@ -598,6 +594,20 @@ def _declared(site: Site, arch: str) -> Calls:
                 ("written_bytes", int(work.written_bytes)),
             ),
         ),
+    )
+
+
+@lowering("transfer")
+def _transfer(site: Site, arch: str) -> Calls:
+    moved = int(max(site.read_bytes, site.written_bytes))
+    return (call("transfer", site.dtype, num_bytes=moved, pinned=int(bool(site.attrs.get("pinned")))),)
+
+
+@lowering("collective")
+def _collective(site: Site, arch: str) -> Calls:
+    raise CostError(
+        f"{site.attrs['fn']} over {site.attrs['num_ranks']} ranks at {site.where or 'top level'}: a prediction is of "
+        "one device, and a collective's time is the network's; capture the model without its process group"
     )
 
 

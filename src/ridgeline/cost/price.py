@@ -24,6 +24,7 @@ from ridgeline.cost import (  # noqa: F401  (each registers its family)
     serving,
     softmax,
     stream,
+    transfer,
     weightnorm,
 )
 from ridgeline.cost.calibration import Calibration, calibration_of
