@@ -42,6 +42,10 @@ class InputError(RidgelineError):
     """A file or option a person handed over that cannot be used."""
 
 
+class FindingError(RidgelineError):
+    """A trace that cannot be explained, compared or gated as asked."""
+
+
 class MissingExtra(RidgelineError):
     """An optional library is needed and not installed."""
 

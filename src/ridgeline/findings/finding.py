@@ -1,0 +1,54 @@
+"""What a trace means: the cause of lost time, where it is, what removes it and how much that brings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The place in the user's program, as far as the trace knows it."""
+
+    module: str = ""
+    source: str = ""
+    op: str = ""
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        parts = [self.module, self.source, self.op]
+        place = " · ".join(part for part in parts if part) or "the whole step"
+        return place if self.rank is None else f"rank {self.rank}: {place}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One cause of lost time; milliseconds are of one step.
+
+    ``low_ms`` is the least that the change brings on its own, ``high_ms`` the most it brings once the findings above it are
+    fixed as well; ``alone_ms`` is the best estimate of the change by itself.
+    """
+
+    rule: str
+    version: int
+    what: str
+    where: Where
+    cause: str
+    change: str
+    low_ms: float
+    high_ms: float
+    alone_ms: float
+    step_frac: float  # high_ms as a share of the step
+    evidence: tuple[Mapping[str, Any], ...] = ()
+    rows: tuple[int, ...] = ()  # spans of the trace that the evidence stands for
+    unchecked: tuple[str, ...] = ()
+    basis: str = "assumed"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; the place is one string and its parts."""
+        document = asdict(self)
+        document["where"] = str(self.where)
+        document["place"] = asdict(self.where)
+        del document["rows"]
+        return document

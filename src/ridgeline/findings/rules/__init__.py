@@ -1,0 +1,5 @@
+"""Every rule of the house; importing a module registers its rules."""
+
+from ridgeline.findings.rules import communication, copies, fusion, host, memory, optimizer, power, products, waits
+
+__all__ = ["communication", "copies", "fusion", "host", "memory", "optimizer", "power", "products", "waits"]

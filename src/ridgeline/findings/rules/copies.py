@@ -1,0 +1,125 @@
+"""Copies over the host link: pageable memory, copies that block or are not overlapped, weights streamed every step."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.errors import RidgelineError
+from ridgeline.findings.cure import Cure
+from ridgeline.findings.replay import Index
+from ridgeline.findings.rule import rule
+from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.trace.kind import Kind
+
+LINK_BYTES_PER_S = 12e9
+"""Of an unknown host link: PCIe 3.0 x16, the slowest still in use."""
+LINK_FRAC = 0.85
+"""Share of a host link's rate that large copies from pinned memory reach (55 of 64 GB/s on an H200)."""
+STREAMED_FRAC = 0.3
+STREAMED_BYTES = 64e6
+
+
+def _link_bytes_per_s(scene: Scene) -> float:
+    try:
+        return LINK_FRAC * scene.device.link("pcie").bandwidth_bytes_per_s if scene.device else LINK_BYTES_PER_S
+    except RidgelineError:
+        return LINK_BYTES_PER_S
+
+
+def _bytes(scene: Scene, works: Index) -> NDArray[np.float64]:
+    return np.maximum(0, scene.trace.optional("bytes")[scene.rows[works]]).astype(np.float64)
+
+
+def _calls_of(scene: Scene, works: Index) -> Index:
+    """The calls that waited for these copies: those that made them, and those that wait for their end."""
+    chosen = np.zeros(scene.program.num_works + 1, dtype=bool)
+    chosen[works] = True
+    return np.flatnonzero(chosen[scene.program.waits_for] & (scene.program.waits_for >= 0))
+
+
+def _exposed(scene: Scene, works: Index) -> float:
+    """Share of the copies' time in which no kernel runs."""
+    copies = scene.time_of(scene.rows[works])
+    kernels = scene.time_of(scene.rows[np.isin(scene.work_kind, (int(Kind.KERNEL), int(Kind.COMMUNICATION)))])
+    from ridgeline.trace.intervals import difference
+
+    return difference(copies, kernels).total / max(1, copies.total)
+
+
+@rule("weight-streaming", order=30)
+def weight_streaming(scene: Scene) -> Candidate | None:
+    """Most of the step is copies from the host, far more than inputs: the weights do not live on the device."""
+    works = np.flatnonzero(scene.copies("htod"))
+    if not len(works):
+        return None
+    moved = _bytes(scene, works)
+    per_step_s, busy_s = scene.per_step_s(works), scene.per_step_s(np.arange(scene.program.num_works))
+    large = moved > 1e6
+    if per_step_s < STREAMED_FRAC * scene.step_s or per_step_s < 0.5 * busy_s or moved.sum() / scene.num_steps < STREAMED_BYTES:
+        return None
+    if scene.copies("htod", "pageable")[works].mean() > 0.5:
+        return None
+    rate = moved.sum() / max(1e-12, scene.work_s[works].sum())
+    return Candidate(
+        what=f"Weights are streamed over the host link: {moved.sum() / scene.num_steps / 1e9:.3g} GB a step at {rate / 1e9:.3g} GB/s, "
+        f"{scene.frac(per_step_s):.0%} of the time",
+        cause=f"streaming weights over PCIe: {int(large.sum())} large copies from pinned host memory, and kernels wait for them",
+        change="keep the weights on the device (quantize, shard over GPUs, offload fewer layers); else prefetch the next layer on its own stream",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=0.0, keep_worst=1.0, aside=works, aside_at_worst=True),
+        evidence=_copy_evidence(scene, works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("whether the model fits into device memory",),
+    )
+
+
+@rule("pageable-copies", order=31)
+def pageable_copies(scene: Scene) -> Candidate | None:
+    works = np.flatnonzero(scene.copies("htod", "pageable") | scene.copies("dtoh", "pageable"))
+    works = works[_bytes(scene, works) > 65536]
+    if not len(works):
+        return None
+    moved, seconds = _bytes(scene, works), scene.work_s[works]
+    faster = np.clip(moved / _link_bytes_per_s(scene) / np.maximum(seconds, 1e-12), 0.0, 1.0)
+    calls = _calls_of(scene, works)
+    return Candidate(
+        what=f"{len(works) / scene.num_steps:.3g} copies a step from pageable memory, {moved.sum() / max(1e-12, seconds.sum()) / 1e9:.3g} GB/s",
+        cause="pageable memory: the driver stages every copy through a buffer of its own and the host thread waits",
+        change="DataLoader(pin_memory=True) or tensor.pin_memory(), then .to(device, non_blocking=True)",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=faster, keep_worst=np.minimum(1.0, faster + 0.3), freed=calls, aside=works),
+        evidence=_copy_evidence(scene, works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )
+
+
+@rule("exposed-copies", order=32)
+def exposed_copies(scene: Scene) -> Candidate | None:
+    works = np.flatnonzero((scene.copies("htod") & ~scene.copies("htod", "pageable")) | scene.copies("dtoh", "pinned"))
+    if not len(works) or _exposed(scene, works) < 0.5:
+        return None
+    calls = _calls_of(scene, works)
+    return Candidate(
+        what=f"{scene.per_step_s(works) * 1e3:.3g} ms of copies a step, {_exposed(scene, works):.0%} of it with no kernel running",
+        cause="copies are on the compute stream or the host waits for them: nothing else runs meanwhile",
+        change="copy the next batch with non_blocking=True on a second torch.cuda.Stream while this one computes (a prefetcher)",
+        where=scene.where(works),
+        cure=Cure(freed=calls, aside=works),
+        evidence=_copy_evidence(scene, works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )
+
+
+def _copy_evidence(scene: Scene, works: Index) -> tuple[dict[str, object], ...]:
+    moved, seconds = _bytes(scene, works), scene.work_s[works]
+    heaviest = np.argsort(-seconds, kind="stable")[:5]
+    return tuple(
+        {
+            "copy": scene.copy_word(int(works[i])),
+            "bytes": int(moved[i]),
+            "ms": round(float(seconds[i]) * 1e3, 6),
+            "bytes_per_s": float(moved[i] / seconds[i]) if seconds[i] > 0 else 0.0,
+        }
+        for i in heaviest.tolist()
+    )

@@ -1,0 +1,221 @@
+"""Host time that keeps the device waiting: the data loader, garbage collection, compilation, the allocator, launches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.findings.cure import Cure
+from ridgeline.findings.finding import Where
+from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
+from ridgeline.findings.rule import rule
+from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.trace.intervals import covered_within
+from ridgeline.trace.kind import Kind
+
+LOADER = r"dataloader.*(__next__|next)|_next_data|data_?loading|fetch_batch|DataPipe"
+TINY_S = 10e-6
+GRAPH_HOST_FRAC = 0.1
+"""Share of the host time of eager launches that remains with CUDA graphs: inputs are copied, the rest is one call."""
+
+
+@rule("data-loader", order=10)
+def data_loader(scene: Scene) -> Candidate | None:
+    spans = np.union1d(scene.of_kind(Kind.DATALOADER), scene.host_spans(LOADER, Kind.ANNOTATION, Kind.OP, Kind.PYTHON))
+    spans = spans[np.isin(scene.trace.thread[spans], scene.main_threads)]
+    if not len(spans):
+        return None
+    time = scene.time_of(spans)
+    per_step_s = time.total / 1e9 / scene.num_steps
+    single = scene.words_like("SingleProcess")[scene.trace.name[spans]].any()
+    cause = "the batch is made in the training process itself" if single else "the workers do not keep up"
+    change = (
+        "DataLoader(…, num_workers=4 or more, persistent_workers=True, pin_memory=True, prefetch_factor=4)"
+        if single
+        else "raise num_workers and prefetch_factor, move decoding or augmentation to the GPU, or cache decoded samples"
+    )
+    return Candidate(
+        what=f"The step waits {per_step_s * 1e3:.3g} ms ({scene.frac(per_step_s):.0%}) for the data loader",
+        cause=f"data loader: {cause}",
+        change=change,
+        where=scene.where_host(spans),
+        cure=Cure(host=time, host_best=0.0, host_worst=0.1),
+        evidence=scene.host_evidence(spans),
+        spans=tuple(spans.tolist()),
+        unchecked=("whether the host has free cores for more workers",),
+    )
+
+
+@rule("garbage-collection", order=11)
+def garbage_collection(scene: Scene) -> Candidate | None:
+    spans = np.union1d(
+        scene.of_kind(Kind.GC), scene.host_spans(r"garbage.?collect|\bgc\.collect|gc: gen", Kind.ANNOTATION, Kind.PYTHON)
+    )
+    if not len(spans):
+        return None
+    time = scene.time_of(spans)
+    return Candidate(
+        what=f"Python's garbage collector runs {len(spans) / scene.num_steps:.2g} times a step",
+        cause="garbage collection stops the thread that launches",
+        change="gc.disable() before the loop (or gc.freeze() after warm-up) and gc.collect() every few hundred steps",
+        where=scene.where_host(spans),
+        cure=Cure(host=time, host_best=0.0, host_worst=0.15),
+        evidence=scene.host_evidence(spans),
+        spans=tuple(spans.tolist()),
+    )
+
+
+@rule("recompilation", order=12)
+def recompilation(scene: Scene) -> Candidate | None:
+    spans = scene.host_spans(
+        r"_compile\.compile_inner|compile_fx|dynamo_timed|\bconvert_frame|torch/_dynamo/.*compile|TorchDynamo.*compil"
+        r"|triton.*compile|entire_frame_compile|backend_compile",
+        Kind.ANNOTATION, Kind.OP, Kind.PYTHON, Kind.OTHER,
+    )  # fmt: skip
+    if not len(spans):
+        return None
+    time = scene.time_of(spans)
+    return Candidate(
+        what="torch.compile compiles inside the measured steps",
+        cause="recompilation: a guard failed (changing shapes, Python scalars or attributes) and the graph is built again",
+        change="torch.compile(model, dynamic=True) or mark_dynamic the changing dim; TORCH_LOGS=recompiles names the guard",
+        where=scene.where_host(spans),
+        cure=Cure(host=time, host_best=0.0, host_worst=0.05),
+        evidence=scene.host_evidence(spans),
+        spans=tuple(spans.tolist()),
+    )
+
+
+@rule("allocator", order=13)
+def allocator(scene: Scene) -> Candidate | None:
+    mask = runtime_named(scene.trace, ALLOCATES, NOT_ALLOCATING)
+    spans = scene.inside(np.flatnonzero(mask))
+    calls = np.flatnonzero(np.isin(scene.wiring.call_rows, spans))
+    if not len(calls):
+        return None
+    return Candidate(
+        what=f"{len(calls) / scene.num_steps:.3g} calls a step to cudaMalloc, cudaFree and the like",
+        cause="the caching allocator gives memory back and asks again: cudaFree waits for the whole device",
+        change="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no torch.cuda.empty_cache() in the loop, "
+        "pad varying shapes to a few sizes; pinned buffers are made once",
+        where=scene.where_host(spans),
+        cure=Cure(host=scene.time_of(spans), host_best=0.0, host_worst=0.2, freed=calls),
+        evidence=scene.host_evidence(spans),
+        spans=tuple(spans.tolist()),
+        unchecked=("first steps allocate by nature: record after warm-up",),
+    )
+
+
+@rule("graph-breaks", order=60)
+def graph_breaks(scene: Scene) -> Candidate | None:
+    regions = scene.host_spans(r"Torch-Compiled Region|CompiledFunction\b|CompiledFxGraph|## Call CompiledFxGraph")
+    outer = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
+    top = outer[scene.words_like(r"Torch-Compiled Region")[scene.trace.name[outer]]]
+    num_ids = len(np.unique(scene.trace.name[top]))
+    if num_ids < 3 or len(top) / scene.num_steps < 3:
+        return None
+    between = scene.between(top)
+    works = np.flatnonzero(scene.launched_in(between))
+    return Candidate(
+        what=f"The compiled model runs as {len(top) / scene.num_steps:.3g} separate graphs a step",
+        cause="graph breaks: every break returns to Python, checks guards and launches eagerly in between",
+        change="TORCH_LOGS=graph_breaks names them; remove .item(), prints and data-dependent branches, then fullgraph=True",
+        where=scene.where_host(top),
+        cure=Cure(host=between, host_best=0.1, host_worst=0.6, works=works, keep_best=0.4, keep_worst=0.95),
+        evidence=scene.host_evidence(top),
+        spans=tuple(top.tolist()),
+    )
+
+
+@rule("launch-bound", order=90)
+def launch_bound(scene: Scene) -> Candidate | None:
+    kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
+    if len(kernels) < 8 or not scene.linked.any():
+        return None
+    per_step = len(kernels) / scene.num_steps
+    typical_s = float(np.median(scene.work_s[kernels]))
+    host_s = scene.host_s_a_launch()
+    if host_s <= 0:
+        return None
+    tiny = float((scene.work_s[kernels] < TINY_S).mean())
+    return Candidate(
+        what=f"The host launches {per_step:,.0f} kernels a step, {host_s * 1e6:.3g} µs each; half take under {typical_s * 1e6:.3g} µs",
+        cause=f"host launch-bound: the device finishes before the next kernel is launched ({tiny:.0%} of kernels under 10 µs)",
+        change="CUDA graphs (torch.compile(mode='reduce-overhead') or torch.cuda.graph), torch.compile to fuse, or a larger batch",
+        where=scene.where(kernels),
+        cure=Cure(host=scene.launching, host_best=GRAPH_HOST_FRAC, host_worst=0.45),
+        evidence=scene.evidence(kernels),
+        spans=tuple(scene.rows[kernels[:200]].tolist()),
+        unchecked=("the recording itself slows the host: the share without it may be smaller",),
+    )
+
+
+@rule("host-code", order=80)
+def host_code(scene: Scene) -> Candidate | None:
+    """Long stretches in which the host neither launches nor waits, and no other rule knows why."""
+    time = scene.elsewhere
+    if not len(time.start):
+        return None
+    per_step_s = time.total / 1e9 / scene.num_steps
+    spans = scene.of_kind(Kind.OP, Kind.ANNOTATION, Kind.PYTHON)
+    held = spans[covered_within(time, scene.start_ns[spans], scene.end_ns[spans]) > 0.5 * (scene.end_ns - scene.start_ns)[spans]]
+    held = held[scene.trace.duration_s[held] > 100e-6]
+    return Candidate(
+        what=f"The host spends {per_step_s * 1e3:.3g} ms a step on code that launches nothing",
+        cause="host code between launches (preprocessing, Python loops, I/O) while the device runs dry",
+        change="move it to a worker process or a thread ahead of the step, to the GPU, or out of the loop",
+        where=scene.where_host(held),
+        cure=Cure(host=time, host_best=0.0, host_worst=0.5),
+        evidence=scene.host_evidence(held),
+        spans=tuple(held[:200].tolist()),
+        unchecked=() if len(held) else ("what the host did: the trace has no span there; record with stacks",),
+    )
+
+
+@rule("small-batch", order=85)
+def small_batch(scene: Scene) -> Candidate | None:
+    """Products that fill a fraction of the device, while the device is what is waited for."""
+    grid = scene.trace.extra.get("grid")
+    if grid is None or scene.device is None:
+        return None
+    blocks = np.prod(np.maximum(grid[scene.rows], 1).astype(np.float64), axis=1)
+    known = (grid[scene.rows].reshape(len(scene.rows), -1)[:, 0] > 0) & (scene.work_kind == int(Kind.KERNEL))
+    kernels = np.flatnonzero(known)
+    if len(kernels) < 8:
+        return None
+    filled = np.minimum(1.0, blocks[kernels] / scene.device.num_cores)
+    small = kernels[(filled < 0.5) & (scene.work_s[kernels] > 2e-6)]
+    if scene.per_step_s(small) < 0.5 * scene.per_step_s(kernels):
+        return None
+    keep = np.maximum(0.25, np.minimum(1.0, blocks[small] / scene.device.num_cores))
+    return Candidate(
+        what=f"{scene.per_step_s(small) / scene.per_step_s(kernels):.0%} of kernel time fills less than half of the SMs",
+        cause=f"small batch: kernels of a few blocks on {scene.device.num_cores} SMs",
+        change="a larger batch (gradient accumulation steps merged, requests batched); time a sample falls until the SMs are full",
+        where=scene.where(small),
+        cure=Cure(works=small, keep_best=keep, keep_worst=np.minimum(1.0, 2 * keep + 0.2)),
+        evidence=scene.evidence(small),
+        spans=tuple(scene.rows[small[:200]].tolist()),
+        unchecked=("whether the job may use a larger batch; the gain is per sample",),
+    )
+
+
+@rule("host-contention", order=70)
+def host_contention(scene: Scene) -> Candidate | None:
+    """The same op now and then takes many times its usual host time: the thread was not running."""
+    ops = scene.of_kind(Kind.OP, Kind.RUNTIME)
+    ops = ops[np.isin(scene.trace.thread[ops], scene.main_threads)]
+    stalls, excess_s = scene.stalls(ops)
+    if not len(stalls) or scene.frac(excess_s / scene.num_steps) < 0.05:
+        return None
+    time = scene.time_of(stalls)
+    kept = 1.0 - min(0.95, excess_s / max(1e-12, time.total / 1e9))
+    return Candidate(
+        what=f"{len(stalls) / scene.num_steps:.3g} host calls a step take over ten times their usual time",
+        cause="CPU contention: the launching thread is descheduled (too few cores, oversubscribed threads, wrong NUMA node)",
+        change="taskset/numactl the process to the cores of the GPU's NUMA node; OMP_NUM_THREADS and loader workers within them",
+        where=Where(op=scene.where_host(stalls).op),
+        cure=Cure(host=time, host_best=kept, host_worst=min(1.0, kept + 0.5)),
+        evidence=scene.host_evidence(stalls),
+        spans=tuple(stalls[:200].tolist()),
+        unchecked=("which process took the cores: a trace holds one process",),
+    )

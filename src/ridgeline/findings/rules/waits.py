@@ -1,0 +1,108 @@
+"""The host waiting for the device: reading a value back, explicit synchronization, logging every step."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from ridgeline.findings.cure import NOWHERE, Cure
+from ridgeline.findings.finding import Where
+from ridgeline.findings.rule import rule
+from ridgeline.findings.scene import Candidate, Scene, Wait
+from ridgeline.trace.kind import Kind
+
+READS = re.compile(r"aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|unique|_unique|equal|allclose|bincount)")
+LOGS = re.compile(r"\blog(ging|ger)?\b|\bprint\b|tensorboard|SummaryWriter|wandb|add_scalar|tqdm|mlflow|metrics?\b", re.IGNORECASE)
+LOG_SPANS = r"\blogging\b|\blogger\b|\bprint\b|tensorboard|SummaryWriter|\bwandb\b|add_scalar|\blog_metrics|\blog\b"
+COPIES_BACK = re.compile(r"dtoh|device -> (pageable|pinned|host)")
+
+
+def _is_log(wait: Wait) -> bool:
+    return any(LOGS.search(name) for name in wait.names[1:])
+
+
+def _is_read(wait: Wait) -> bool:
+    return any(READS.search(name) for name in wait.names) or bool(COPIES_BACK.search(wait.copy))
+
+
+def _is_upload(wait: Wait) -> bool:
+    return "htod" in wait.copy
+
+
+@rule("logging", order=14)
+def logging(scene: Scene) -> Candidate | None:
+    """Values read back, formatted and written in every step."""
+    waits = [wait for wait in scene.waits if _is_log(wait) and not _is_upload(wait)]
+    spans = scene.host_spans(LOG_SPANS, Kind.ANNOTATION, Kind.PYTHON)
+    spans = spans[np.isin(scene.trace.thread[spans], scene.main_threads)]
+    if not waits and not len(spans):
+        return None
+    return Candidate(
+        what=f"Logging in the step: {len(waits) / scene.num_steps:.3g} reads of device values a step",
+        cause="synchronous logging: the value is waited for, and the thread that launches formats and writes it",
+        change="log every N steps, keep values on the device (loss.detach() into a list) and read them together, or log from a thread",
+        where=_place(waits) if waits else scene.where_host(spans),
+        cure=Cure(
+            host=scene.time_of(spans) if len(spans) else NOWHERE,
+            host_best=0.0,
+            host_worst=0.2,
+            freed=np.array([wait.call for wait in waits], dtype=np.int64),
+        ),
+        evidence=scene.host_evidence(np.concatenate((spans, _rows(waits)))),
+        spans=tuple(spans[:200].tolist()),
+    )
+
+
+@rule("value-read", order=20)
+def value_read(scene: Scene) -> Candidate | None:
+    waits = [wait for wait in scene.waits if _is_read(wait) and not _is_upload(wait)]
+    if not waits:
+        return None
+    ops = sorted({name for wait in waits for name in wait.names if READS.search(name)})
+    return Candidate(
+        what=f"{len(waits) / scene.num_steps:.3g} times a step the host waits for a value from the device",
+        cause=f"synchronization: {', '.join(ops[:3]) or 'a copy to the host'} waits until everything launched so far is done",
+        change="keep the value on the device (torch.where, masks, capturable optimizers), read it once after the step, "
+        "or copy it with non_blocking=True and look at it a step later",
+        where=_place(waits),
+        cure=Cure(freed=np.array([wait.call for wait in waits], dtype=np.int64), works=EMPTY_WORKS),
+        evidence=scene.host_evidence(_rows(waits)),
+        spans=tuple(_rows(waits)[:200].tolist()),
+    )
+
+
+@rule("synchronize", order=21)
+def synchronize(scene: Scene) -> Candidate | None:
+    waits = [
+        wait
+        for wait in scene.waits
+        if "Synchronize" in wait.names[0] and not (_is_read(wait) or _is_upload(wait) or _is_log(wait))
+    ]
+    if not waits:
+        return None
+    return Candidate(
+        what=f"{len(waits) / scene.num_steps:.3g} explicit synchronizations a step",
+        cause=f"{waits[0].names[0]}: the host stops until the device is done, then the device waits for the host",
+        change="remove torch.cuda.synchronize() from the loop; time with CUDA events, order streams with wait_stream or events",
+        where=_place(waits),
+        cure=Cure(freed=np.array([wait.call for wait in waits], dtype=np.int64)),
+        evidence=scene.host_evidence(_rows(waits)),
+        spans=tuple(_rows(waits)[:200].tolist()),
+        unchecked=("whether the program needs the order that the synchronization gives",),
+    )
+
+
+EMPTY_WORKS = np.zeros(0, dtype=np.int64)
+
+
+def _rows(waits: list[Wait]) -> np.ndarray:
+    return np.array([wait.row for wait in waits], dtype=np.int64)
+
+
+def _place(waits: list[Wait]) -> Where:
+    """The line and op that most of the waits share."""
+    sources = [wait.source for wait in waits if wait.source]
+    ops = [next((name for name in wait.names if name.startswith("aten::")), wait.names[0]) for wait in waits]
+    source = max(set(sources), key=sources.count) if sources else ""
+    return Where(source=source, op=max(set(ops), key=ops.count))

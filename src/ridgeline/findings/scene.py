@@ -1,0 +1,353 @@
+"""One rank of a trace as the rules see it: its steps, what ran, what held it, and what a change would bring."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.findings.cure import Cure, HostClock, edit_of
+from ridgeline.findings.finding import Where
+from ridgeline.findings.kernelname import KernelName, kernel_name
+from ridgeline.findings.program import Wiring, wire
+from ridgeline.findings.replay import Edit, Index, Mask, Schedule, Seconds, edited, no_edit, run
+from ridgeline.findings.window import Window, window_of
+from ridgeline.hardware import Device
+from ridgeline.trace.intervals import Intervals, covered_within, union
+from ridgeline.trace.kind import Kind
+from ridgeline.trace.table import Trace
+
+HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.PYTHON, Kind.RUNTIME, Kind.STEP, Kind.DATALOADER, Kind.GC, Kind.OVERHEAD)
+
+
+LONG_GAP_S = 500e-6
+"""No eager op needs this long between two launches: the host does something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A call that waited: its place in the program, its span, the names around it from inside out, and its copy, if any."""
+
+    call: int
+    row: int
+    names: tuple[str, ...]
+    copy: str
+    source: str
+
+
+class Scene:
+    """Everything a rule may ask; columns named ``work_…`` have a row for each piece of device work in the window."""
+
+    def __init__(self, trace: Trace, device: Device | None = None, others: Sequence[Trace] = ()) -> None:
+        self.trace = trace
+        self.device = device
+        self.others = tuple(others)
+        self.window: Window = window_of(trace)
+        self.wiring: Wiring = wire(trace, self.window, trace.gpu)
+        self.program = self.wiring.program
+        self.rows = self.wiring.work_rows
+        self.base: Schedule = run(self.program)
+
+    @property
+    def num_steps(self) -> int:
+        return self.window.num_steps
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, as replayed."""
+        return self.base.end_s / self.num_steps
+
+    # what ran
+
+    @cached_property
+    def names(self) -> tuple[KernelName, ...]:
+        """Family and precision of every word of the trace."""
+        used = np.zeros(len(self.trace.words), dtype=bool)
+        used[self.trace.name[self.rows]] = True
+        return tuple(
+            kernel_name(word) if wanted else KernelName("other")
+            for word, wanted in zip(self.trace.words, used.tolist(), strict=True)
+        )
+
+    def family(self, *families: str) -> Mask:
+        """Kernels of these families."""
+        chosen = np.fromiter((name.family in families for name in self.names), dtype=bool, count=len(self.names))
+        return np.asarray(chosen[self.trace.name[self.rows]] & (self.work_kind == int(Kind.KERNEL)), dtype=bool)
+
+    def precision(self, *precisions: str) -> Mask:
+        """Products of these precisions, by their names."""
+        chosen = np.fromiter((name.precision in precisions for name in self.names), dtype=bool, count=len(self.names))
+        return np.asarray(chosen[self.trace.name[self.rows]], dtype=bool)
+
+    def named(self, pattern: str, column: str = "name") -> Mask:
+        """Works in whose name (or op, module, …) the pattern is found."""
+        return self.words_like(pattern)[self.column(column)[self.rows]]
+
+    def words_like(self, pattern: str) -> Mask:
+        found = re.compile(pattern, re.IGNORECASE)
+        return np.fromiter(
+            (found.search(word) is not None for word in self.trace.words), dtype=bool, count=len(self.trace.words)
+        )
+
+    def column(self, name: str) -> NDArray[Any]:
+        own = getattr(self.trace, name, None)
+        return np.asarray(own) if own is not None else self.trace.optional(name)
+
+    @cached_property
+    def work_kind(self) -> NDArray[np.int8]:
+        return self.trace.kind[self.rows]
+
+    @cached_property
+    def work_s(self) -> Seconds:
+        return self.program.duration_s
+
+    @cached_property
+    def launch_ns(self) -> NDArray[np.int64]:
+        """When the call that launched each piece of work started."""
+        return self.wiring.call_start_ns[self.program.call]
+
+    @cached_property
+    def linked(self) -> Mask:
+        return self.trace.launch[self.rows] >= 0
+
+    def per_step_s(self, works: Mask | Index) -> float:
+        """Seconds of device work a step."""
+        return float(self.work_s[works].sum()) / self.num_steps
+
+    def frac(self, seconds_a_step: float) -> float:
+        return seconds_a_step / self.step_s if self.step_s > 0 else 0.0
+
+    # host time
+
+    def host_spans(self, pattern: str, *kinds: Kind) -> Index:
+        """Host spans of the window whose name has the pattern."""
+        mask = self.words_like(pattern)[self.trace.name] & self.trace.of_kind(*(kinds or HOST_KINDS))
+        return self.inside(np.flatnonzero(mask & (self.trace.device < 0)))
+
+    def of_kind(self, *kinds: Kind) -> Index:
+        return self.inside(np.flatnonzero(self.trace.of_kind(*kinds)))
+
+    def inside(self, spans: Index) -> Index:
+        """Those of the spans that begin in the window."""
+        start = self.start_ns[spans]
+        return spans[(start >= self.window.start_ns) & (start < self.window.end_ns)]
+
+    @cached_property
+    def start_ns(self) -> NDArray[np.int64]:
+        return self.trace.start_ns
+
+    @cached_property
+    def end_ns(self) -> NDArray[np.int64]:
+        return self.trace.end_ns
+
+    def time_of(self, spans: Index) -> Intervals:
+        """The time that spans cover."""
+        return union(self.start_ns[spans], self.end_ns[spans])
+
+    def launched_in(self, host: Intervals) -> Mask:
+        """Work whose launch lies in this host time."""
+        return np.asarray((covered_within(host, self.launch_ns, self.launch_ns + 1) > 0) & self.linked, dtype=bool)
+
+    @cached_property
+    def launching(self) -> Intervals:
+        """Host time spent on launching: calls, and the short gaps between them."""
+        short = self.program.gap_s < LONG_GAP_S
+        clock = self.clock
+        return union(np.where(short, clock.gap_start_ns, clock.start_ns), clock.end_ns)
+
+    @cached_property
+    def elsewhere(self) -> Intervals:
+        """Host time between calls that is too long to be the launching of an op."""
+        long = self.program.gap_s >= LONG_GAP_S
+        return union(self.clock.gap_start_ns[long], self.clock.start_ns[long])
+
+    def between(self, spans: Index) -> Intervals:
+        """Time of the steps outside the spans, from the first span of a step to its last."""
+        inner = self.time_of(spans)
+        marks = np.array([*self.window.marks_ns, self.window.end_ns])
+        step = np.searchsorted(marks, inner.start, side="right")
+        same = step[1:] == step[:-1]
+        return Intervals(inner.end[:-1][same], inner.start[1:][same])
+
+    def host_s_a_launch(self) -> float:
+        """What the host usually needs from one launch to the next."""
+        gaps_s = self.program.gap_s + self.program.own_s
+        usual = gaps_s[(self.program.gap_s < LONG_GAP_S) & (self.wiring.call_rows >= 0) & (self.program.waits_for < 0)]
+        return float(np.median(usual)) if len(usual) else 0.0
+
+    def stalls(self, spans: Index) -> tuple[Index, float]:
+        """Spans without children that took over ten times (and 50 µs more than) what their name usually takes."""
+        parents = np.unique(self.trace.parent[spans])
+        leaves = spans[~np.isin(spans, parents)]
+        waiting = self.wiring.call_rows[self.program.waits_for >= 0]
+        leaves = leaves[~np.isin(leaves, waiting)]
+        if not len(leaves):
+            return leaves, 0.0
+        seconds = self.trace.duration_s[leaves]
+        usual = self._usual(self.trace.name[leaves], seconds)
+        long = (seconds > 10 * usual) & (seconds > usual + 50e-6)
+        return leaves[long], float((seconds - usual)[long].sum())
+
+    @staticmethod
+    def _usual(words: NDArray[np.int32], seconds: Seconds) -> Seconds:
+        """The median duration of the spans with the same name; infinite where there are too few to tell."""
+        order = np.lexsort((seconds, words))
+        found, first, counts = np.unique(words[order], return_index=True, return_counts=True)
+        medians = np.where(counts >= 8, seconds[order][first + counts // 2], np.inf)
+        return np.asarray(medians[np.searchsorted(found, words)])
+
+    # waits
+
+    @cached_property
+    def waits(self) -> tuple[Wait, ...]:
+        """Calls that held their thread until the device was done, with what they were part of."""
+        calls = np.flatnonzero((self.program.waits_for >= 0) & (self.wiring.call_rows >= 0))
+        copies = self._copies_by_parent()
+        return tuple(self._wait(call, copies) for call in calls.tolist())
+
+    def _wait(self, call: int, copies: dict[int, str]) -> Wait:
+        row = int(self.wiring.call_rows[call])
+        path = self.trace.path(row)
+        own = self.program.waits_for[call]
+        copy = self.copy_word(int(own)) if self.program.call[own] == call else ""
+        copy = copy or copies.get(int(self.trace.parent[row]), "") if self.trace.parent[row] >= 0 else copy
+        names = tuple(self.trace.words[int(self.trace.name[at])] for at in path)
+        source = next((self.trace.words[int(self.trace.source[at])] for at in path if self.trace.source[at]), "")
+        return Wait(call, row, names, copy, source)
+
+    def _copies_by_parent(self) -> dict[int, str]:
+        """The copy made under each host span that makes one directly."""
+        found = dict[int, str]()
+        for work in np.flatnonzero(self.work_kind == int(Kind.MEMCPY)).tolist():
+            launch = int(self.trace.launch[self.rows[work]])
+            if launch >= 0 and self.trace.parent[launch] >= 0:
+                found[int(self.trace.parent[launch])] = self.copy_word(work)
+        return found
+
+    def copy_word(self, work: int) -> str:
+        """Direction and memory of a copy, lower case: ``htod pageable``; empty for other work."""
+        row = int(self.rows[work])
+        if self.trace.kind[row] != int(Kind.MEMCPY):
+            return ""
+        word = self.trace.words[int(self.trace.optional("copy")[row])] or self.trace.words[int(self.trace.name[row])]
+        return word.lower()
+
+    def copies(self, direction: str, memory: str = "") -> Mask:
+        """Copies in a direction (``htod``, ``dtoh``), of pageable or pinned memory if asked for."""
+        words = np.fromiter(
+            (direction in word.lower() and memory in word.lower() for word in self.trace.words),
+            dtype=bool,
+            count=len(self.trace.words),
+        )
+        named = words[self.trace.optional("copy")[self.rows]] | words[self.trace.name[self.rows]]
+        return np.asarray(named & (self.work_kind == int(Kind.MEMCPY)), dtype=bool)
+
+    @cached_property
+    def main_threads(self) -> Index:
+        """Threads that launch work."""
+        calls = self.wiring.call_rows
+        return np.unique(self.trace.thread[calls[calls >= 0]])
+
+    # what a change brings
+
+    @cached_property
+    def clock(self) -> HostClock:
+        after = self.program.after
+        ends = self.wiring.call_end_ns
+        gap_start = np.where(after >= 0, ends[np.maximum(after, 0)], self.window.start_ns)
+        return HostClock(gap_start, self.wiring.call_start_ns, ends)
+
+    def edit(self, cure: Cure, *, best: bool) -> Edit:
+        return edit_of(cure, self.program, self.clock, best=best)
+
+    def no_edit(self) -> Edit:
+        return no_edit(self.program)
+
+    def step_after_s(self, edit: Edit) -> float:
+        """Seconds of a step after a change, scheduled again."""
+        return run(edited(self.program, edit)).end_s / self.num_steps
+
+    # words
+
+    def where(self, works: Index) -> Where:
+        """The place that most of the works' time has in common."""
+        if not len(works):
+            return Where()
+        rows = self.rows[works]
+        weight = self.work_s[works]
+        return Where(
+            module=self._shared_path(self.trace.module[rows], weight),
+            source=self._heaviest(self.trace.source[rows], weight),
+            op=self._heaviest(self.trace.op[rows], weight),
+        )
+
+    def where_host(self, spans: Index) -> Where:
+        if not len(spans):
+            return Where()
+        weight = self.trace.duration_s[spans]
+        return Where(
+            module=self._shared_path(self.trace.module[spans], weight),
+            source=self._heaviest(self.trace.source[spans], weight),
+            op=self._heaviest(self.trace.name[spans], weight),
+        )
+
+    def _heaviest(self, words: NDArray[np.int32], weight: Seconds) -> str:
+        found, inverse = np.unique(words, return_inverse=True)
+        sums = np.bincount(inverse, weights=weight)
+        return self.trace.words[int(found[int(np.argmax(sums))])]
+
+    def _shared_path(self, words: NDArray[np.int32], weight: Seconds) -> str:
+        """The longest module path that holds at least nine tenths of the time."""
+        found, inverse = np.unique(words, return_inverse=True)
+        sums = np.bincount(inverse, weights=weight)
+        total = float(sums.sum())
+        prefixes: dict[str, float] = {}
+        for word, seconds in zip(found.tolist(), sums.tolist(), strict=True):
+            path = self.trace.words[word].split(".") if self.trace.words[word] else []
+            for depth in range(1, len(path) + 1):
+                key = ".".join(path[:depth])
+                prefixes[key] = prefixes.get(key, 0.0) + seconds
+        fitting = [path for path, seconds in prefixes.items() if seconds >= 0.9 * total]
+        return max(fitting, key=len, default="")
+
+    def evidence(self, works: Index, num: int = 5) -> tuple[dict[str, Any], ...]:
+        """The kernels behind a finding, heaviest first: name, how many a step, milliseconds a step."""
+        return self._table(self.trace.name[self.rows[works]], self.work_s[works], num, "kernel")
+
+    def host_evidence(self, spans: Index, num: int = 5) -> tuple[dict[str, Any], ...]:
+        return self._table(self.trace.name[spans], self.trace.duration_s[spans], num, "host span")
+
+    def _table(self, words: NDArray[np.int32], seconds: Seconds, num: int, label: str) -> tuple[dict[str, Any], ...]:
+        found, inverse, counts = np.unique(words, return_inverse=True, return_counts=True)
+        sums = np.bincount(inverse, weights=seconds) if len(found) else np.zeros(0)
+        heaviest = np.argsort(-sums, kind="stable")[:num]
+        return tuple(
+            {
+                label: self.trace.words[int(found[i])],
+                "times_a_step": round(float(counts[i]) / self.num_steps, 3),
+                "ms_a_step": round(float(sums[i]) * 1e3 / self.num_steps, 6),
+            }
+            for i in heaviest.tolist()
+        )
+
+
+Detector = Callable[[Scene], "Candidate | None"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What a rule suspects, before it is weighed against the others."""
+
+    what: str
+    cause: str
+    change: str
+    where: Where
+    cure: Cure
+    evidence: tuple[dict[str, Any], ...] = ()
+    spans: tuple[int, ...] = ()
+    unchecked: tuple[str, ...] = ()
