@@ -46,10 +46,10 @@ class Ledger:
     calls: Mask
     host: Intervals = NOWHERE
 
-    def claim(self, cure: Cure) -> Cure:
-        """What is left of the cure after earlier claims; it is claimed now."""
+    def preview(self, cure: Cure) -> Cure:
+        """What is left of the cure after earlier claims."""
         free = ~self.works[cure.works]
-        left = replace(
+        return replace(
             cure,
             works=cure.works[free],
             keep_best=_chosen(cure.keep_best, free),
@@ -58,6 +58,10 @@ class Ledger:
             freed=cure.freed[~self.calls[cure.freed]],
             aside=cure.aside[~self.works[cure.aside]],
         )
+
+    def claim(self, cure: Cure) -> Cure:
+        """What is left of the cure; it is claimed now."""
+        left = self.preview(cure)
         self.works[left.works] = True
         self.works[left.aside] = True
         self.calls[left.freed] = True

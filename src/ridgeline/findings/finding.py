@@ -26,8 +26,8 @@ class Where:
 class Finding:
     """One cause of lost time; milliseconds are of one step.
 
-    ``low_ms`` is the least that the change brings on its own, ``high_ms`` the most it brings once the findings above it are
-    fixed as well; ``alone_ms`` is the best estimate of the change by itself.
+    ``low_ms`` to ``high_ms`` is what the change brings on its own; ``later_ms`` is the most it brings once the findings
+    above it are fixed, when another bottleneck no longer hides it.
     """
 
     rule: str
@@ -38,7 +38,8 @@ class Finding:
     change: str
     low_ms: float
     high_ms: float
-    alone_ms: float
+    expected_ms: float
+    later_ms: float
     step_frac: float  # high_ms as a share of the step
     evidence: tuple[Mapping[str, Any], ...] = ()
     rows: tuple[int, ...] = ()  # spans of the trace that the evidence stands for

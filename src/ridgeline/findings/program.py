@@ -94,7 +94,7 @@ def _calls(trace: Trace, window: Window, work_mask: Mask) -> _Calls:
     wanted[launches[launches >= 0]] = True
     rows = trace.in_order(wanted & inside)
     rows, nested_in = _outermost(trace, rows)
-    marks_ns = np.array([window.start_ns, *window.marks_ns, window.end_ns], dtype=np.int64)
+    marks_ns = np.array([window.start_ns, *window.marks_ns, window.host_end_ns], dtype=np.int64)
     main = _main_thread(trace, rows)
     row = np.concatenate((np.full(len(marks_ns), NONE), rows))
     start_ns = np.concatenate((marks_ns, trace.start_ns[rows]))

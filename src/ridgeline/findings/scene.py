@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from ridgeline.findings.cure import Cure, HostClock, edit_of
 from ridgeline.findings.finding import Where
 from ridgeline.findings.kernelname import KernelName, kernel_name
 from ridgeline.findings.program import Wiring, wire
+from ridgeline.findings.overhead import unrecorded
 from ridgeline.findings.replay import Edit, Index, Mask, Schedule, Seconds, edited, no_edit, run
 from ridgeline.findings.window import Window, window_of
 from ridgeline.hardware import Device
@@ -25,6 +26,12 @@ from ridgeline.trace.table import Trace
 HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.PYTHON, Kind.RUNTIME, Kind.STEP, Kind.DATALOADER, Kind.GC, Kind.OVERHEAD)
 
 
+MAX_DEPTH = 64
+FORWARD_OPS = (
+    r"^aten::(linear|layer_norm|rms_norm|group_norm|batch_norm|scaled_dot_product_attention|gelu|silu|relu|softmax|dropout"
+    r"|conv\dd|embedding)$"
+)
+"""Ops that only a forward pass calls: in a backward pass they are a second time."""
 LONG_GAP_S = 500e-6
 """No eager op needs this long between two launches: the host does something else."""
 
@@ -49,9 +56,16 @@ class Scene:
         self.others = tuple(others)
         self.window: Window = window_of(trace)
         self.wiring: Wiring = wire(trace, self.window, trace.gpu)
-        self.program = self.wiring.program
         self.rows = self.wiring.work_rows
+        self.program, self.recorded_frac = unrecorded(
+            self.wiring.program, self._unrecorded_step_s(), self.window.num_steps, LONG_GAP_S
+        )
         self.base: Schedule = run(self.program)
+
+    def _unrecorded_step_s(self) -> float | None:
+        """What a step takes when nothing is recorded, if the recorder measured it."""
+        found = self.facts.get("unprofiled_step_s")
+        return float(found) if isinstance(found, (int, float)) and found > 0 else None
 
     @property
     def num_steps(self) -> int:
@@ -265,12 +279,98 @@ class Scene:
     def edit(self, cure: Cure, *, best: bool) -> Edit:
         return edit_of(cure, self.program, self.clock, best=best)
 
+    def claimed_s(self, cure: Cure) -> float:
+        """The most a cure could bring if nothing else held the step: the time it claims, a step."""
+        saved = self.edit(cure, best=True)
+        works_s = self.work_s * (1.0 - saved.scale)
+        works_s[saved.aside] = self.work_s[saved.aside]
+        waited_s = self.base.call_end_s - self.base.call_start_s
+        host_s = float(saved.cut_before_s.sum() + saved.cut_inside_s.sum()) + float(waited_s[saved.freed].sum())
+        return (float(works_s.sum()) + host_s) / self.num_steps
+
     def no_edit(self) -> Edit:
         return no_edit(self.program)
 
     def step_after_s(self, edit: Edit) -> float:
         """Seconds of a step after a change, scheduled again."""
         return run(edited(self.program, edit)).end_s / self.num_steps
+
+    # what is around a piece of work
+
+    def under(self, pattern: str) -> Mask:
+        """Works with a host span around their launch whose name has the pattern."""
+        matching, trace = self.words_like(pattern), self.trace
+        found = np.zeros(len(self.rows), dtype=bool)
+        for at in self._ancestry:
+            found |= (at >= 0) & matching[trace.name[np.maximum(at, 0)]]
+        return found
+
+    def is_under(self, span: int, pattern: str) -> bool:
+        matching = self.words_like(pattern)
+        return any(matching[self.trace.name[at]] for at in self.trace.path(span))
+
+    @cached_property
+    def _ancestry(self) -> tuple[Index, ...]:
+        """The spans around each launch, level by level, -1 above the outermost."""
+        trace, levels = self.trace, list[Index]()
+        at = trace.launch[self.rows].astype(np.int64)
+        while (at >= 0).any() and len(levels) < MAX_DEPTH:
+            levels.append(at)
+            at = np.where(at >= 0, trace.parent[np.maximum(at, 0)], -1).astype(np.int64)
+        return tuple(levels)
+
+    def op_time(self, works: Index) -> Intervals:
+        """Host time of the ops that launch these works and nothing else."""
+        trace = self.trace
+        total, own = np.zeros(len(trace) + 1), np.zeros(len(trace) + 1)
+        for at in self._ancestry:
+            np.add.at(total, at, 1.0)
+            np.add.at(own, at[works], 1.0)
+        is_op = trace.of_kind(Kind.OP, Kind.RUNTIME)
+        best = np.full(len(works), -1, dtype=np.int64)
+        for at in self._ancestry:
+            span = at[works]
+            fits = (span >= 0) & is_op[np.maximum(span, 0)] & (own[span] >= 0.999 * total[span])
+            best[fits] = span[fits]
+        return self.time_of(np.unique(best[best >= 0]))
+
+    @cached_property
+    def recomputed(self) -> Mask:
+        """Forward work that runs again inside the backward pass."""
+        backward = self.under(r"evaluate_function|Backward\d*$")
+        forward_ops = self.host_spans(FORWARD_OPS, Kind.OP)
+        inside = forward_ops[[self.is_under(int(span), r"evaluate_function|Backward\d*$") for span in forward_ops]] \
+            if len(forward_ops) else forward_ops
+        reentrant = self.under(r"CheckpointFunctionBackward") & ~self.under(r"evaluate_function: (?!Checkpoint)")
+        if not len(inside):
+            return np.asarray(reentrant, dtype=bool)
+        return np.asarray((backward & self.launched_in(self._stretches(inside))) | reentrant, dtype=bool)
+
+    def _stretches(self, spans: Index) -> Intervals:
+        """From the first to the last of the spans that share a parent."""
+        parent = self.trace.parent[spans]
+        order = np.lexsort((self.start_ns[spans], parent))
+        spans, parent = spans[order], parent[order]
+        first = np.flatnonzero(np.concatenate(([True], parent[1:] != parent[:-1])))
+        return union(self.start_ns[spans[first]], np.maximum.reduceat(self.end_ns[spans], first))
+
+    # what was noted beside the spans
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What the recorder wrote beside the spans."""
+        found = self.trace.meta.get("ridgeline")
+        return dict(found) if isinstance(found, dict) else {}
+
+    @property
+    def memory_frac(self) -> float | None:
+        """Peak memory as a share of the device's; None if nobody said."""
+        peak, total = self.facts.get("peak_allocated_bytes"), self.facts.get("total_bytes")
+        if peak and total:
+            return float(peak) / float(total)
+        capacity = self.device.dram.capacity_bytes if self.device else None
+        peaks = [float(c.value.max()) for name, c in self.trace.counters.items() if "memory" in name and len(c.value)]
+        return max(peaks) / capacity if peaks and capacity else None
 
     # words
 
@@ -334,9 +434,6 @@ class Scene:
             }
             for i in heaviest.tolist()
         )
-
-
-Detector = Callable[[Scene], "Candidate | None"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,11 @@ MAX_WORKS = 120_000
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From ``start_ns`` to ``end_ns``, with the steps that begin inside it."""
+    """From ``start_ns`` to ``end_ns``, with the steps that begin inside it; the host's part ends at ``host_end_ns``."""
 
     start_ns: int
     end_ns: int
+    host_end_ns: int
     num_steps: int
     marks_ns: tuple[int, ...] = ()  # where further steps begin
 
@@ -37,29 +38,36 @@ def window_of(trace: Trace) -> Window:
     steps = trace.in_order(trace.of_kind(Kind.STEP) & (trace.device < 0))
     work = trace.gpu
     if not len(trace):
-        return Window(0, 1, 1)
+        return Window(0, 1, 1, 1)
     if not len(steps):
         return _whole(trace)
     starts, ends = trace.start_ns[steps], trace.end_ns[steps]
     chosen = _middle(trace, starts, ends)
     first, last = int(chosen[0]), int(chosen[-1])
-    end_ns = int(ends[last])
+    end_ns = host_end_ns = int(ends[last])
     if last + 1 < len(starts):
         end_ns = max(end_ns, int(starts[last + 1]))
     elif work.any():
         end_ns = max(end_ns, int(trace.end_ns[work].max()))
     marks = tuple(int(at) for at in starts[first + 1 : last + 1])
-    return Window(int(starts[first]), end_ns, len(chosen), marks)
+    return Window(int(starts[first]), end_ns, host_end_ns, len(chosen), marks)
 
 
 def _whole(trace: Trace) -> Window:
-    """Without steps: from the first to the last event, at most as long as a replay can take."""
-    start_ns, end_ns = int(trace.start_ns.min()), int(trace.end_ns.max())
+    """Without steps: from the launch of the first work to the end of the last, at most as long as a replay can take."""
     work = trace.in_order(trace.gpu)
+    if not len(work):
+        start_ns, end_ns = int(trace.start_ns.min()), int(trace.end_ns.max()) + 1
+        return Window(start_ns, end_ns, end_ns, 1)
+    launches = trace.launch[work][trace.launch[work] >= 0]
+    start_ns = min(int(trace.start_ns[rows].min()) for rows in (work, launches) if len(rows))
+    end_ns = int(trace.end_ns[work].max())
     if len(work) > MAX_WORKS:
         middle = (len(work) - MAX_WORKS) // 2
         start_ns, end_ns = int(trace.start_ns[work[middle]]), int(trace.start_ns[work[middle + MAX_WORKS]])
-    return Window(start_ns, max(end_ns, start_ns + 1), 1)
+    end_ns = max(end_ns, start_ns + 1)
+    host_end_ns = int(trace.end_ns[launches].max()) if len(launches) else start_ns
+    return Window(start_ns, end_ns, min(end_ns, max(start_ns, host_end_ns)), 1)
 
 
 def _middle(trace: Trace, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -1,0 +1,315 @@
+"""What differs between two runs: time aligned by module and op, what got slower, by how much, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.findings.kernelname import kernel_name
+from ridgeline.findings.window import Window, window_of
+from ridgeline.trace.intervals import Intervals, covered_within, union
+from ridgeline.trace.kind import Kind
+from ridgeline.trace.table import Trace
+
+MATCHED = 0.6
+"""Two runs are aligned by the finest words that at least this share of both runs' time has in common."""
+COMPUTE = (Kind.KERNEL, Kind.MEMSET)
+SAME = 0.1
+_OP_PARTS = re.compile(r"^(aten::|torch::|native_|_)+")
+_OP_WORDS = {
+    "mm": "matmul", "addmm": "matmul", "bmm": "matmul", "baddbmm": "matmul", "linear": "matmul", "convolution": "conv",
+    "cudnn_convolution": "conv", "conv2d": "conv", "scaled_dot_product_attention": "attention",
+    "scaled_dot_product_flash_attention": "attention", "flash_attention_forward": "attention",
+    "scaled_dot_product_cudnn_attention": "attention", "efficient_attention_forward": "attention",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Device time of a step under one key in one run."""
+
+    exclusive_s: float = 0.0
+    kernels_s: float = 0.0
+    num: float = 0.0
+    names: tuple[str, ...] = ()
+
+    @property
+    def mean_s(self) -> float:
+        return self.kernels_s / self.num if self.num else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One key in both runs, in milliseconds a step; the changes add up to the difference of the steps."""
+
+    key: str
+    kind: str  # compute, communication, copy, idle
+    a_ms: float
+    b_ms: float
+    delta_ms: float
+    a_num: float
+    b_num: float
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two runs side by side; ``changes`` has the largest first."""
+
+    a: str
+    b: str
+    a_step_ms: float
+    b_step_ms: float
+    aligned_by: str
+    matched_frac: float
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def delta_ms(self) -> float:
+        return self.b_step_ms - self.a_step_ms
+
+    @property
+    def ratio(self) -> float:
+        return self.b_step_ms / self.a_step_ms if self.a_step_ms > 0 else float("inf")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "a": self.a,
+            "b": self.b,
+            "a_step_ms": self.a_step_ms,
+            "b_step_ms": self.b_step_ms,
+            "delta_ms": self.delta_ms,
+            "aligned_by": self.aligned_by,
+            "matched_frac": self.matched_frac,
+            "changes": [change.to_dict() for change in self.changes],
+            "notes": list(self.notes),
+        }
+
+
+Idle = Callable[[Trace, Window], Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One run as the comparison sees it: its window, its device work and who owns which moment."""
+
+    trace: Trace
+    window: Window
+    rows: NDArray[np.intp]
+    exclusive_s: NDArray[np.float64]
+    num_devices: int
+    idle_s: Mapping[str, float]
+
+    @property
+    def per_step(self) -> float:
+        return 1.0 / (self.window.num_steps * max(1, self.num_devices))
+
+
+def diff(a: Trace, b: Trace, idle: Idle) -> Difference:
+    """Align two runs and attribute the difference of their steps; ``idle`` gives seconds a step by cause."""
+    before, after = _side(a, idle), _side(b, idle)
+    level, matched = _level(before, after)
+    key = LEVELS[level]
+    parts_a, parts_b = _parts(before, key), _parts(after, key)
+    changes = [_change(name, parts_a.get(name, Part()), parts_b.get(name, Part())) for name in {**parts_a, **parts_b}]
+    changes += _idle_changes(before, after)
+    changes.sort(key=lambda change: -abs(change.delta_ms))
+    notes = () if matched >= MATCHED else (f"only {matched:.0%} of the time has the same {level} in both runs",)
+    return Difference(
+        a.title, b.title, before.window.step_s * 1e3, after.window.step_s * 1e3, level, matched, tuple(changes), notes
+    )
+
+
+def _side(trace: Trace, idle: Idle) -> Side:
+    window = window_of(trace)
+    start, end = trace.start_ns, trace.end_ns
+    rows = np.flatnonzero(trace.gpu & (start < window.end_ns) & (end > window.start_ns))
+    owned = np.zeros(len(rows))
+    devices = np.unique(trace.device[rows])
+    for device in devices:
+        own = np.flatnonzero(trace.device[rows] == device)
+        owned[own] = exclusive_s(trace, rows[own], window)
+    return Side(trace, window, rows, owned, len(devices), idle(trace, window))
+
+
+def exclusive_s(trace: Trace, rows: NDArray[np.intp], window: Window) -> NDArray[np.float64]:
+    """Seconds in which each span of a device counts: the first to start of its kind, compute before communication before copies."""
+    start = np.clip(trace.start_ns[rows], window.start_ns, window.end_ns)
+    end = np.clip(trace.end_ns[rows], window.start_ns, window.end_ns)
+    owned = np.zeros(len(rows), dtype=np.int64)
+    above = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    kinds = trace.kind[rows]
+    for layer in (COMPUTE, (Kind.COMMUNICATION,), (Kind.MEMCPY,)):
+        own = np.flatnonzero(np.isin(kinds, [int(kind) for kind in layer]))
+        own = own[np.argsort(start[own], kind="stable")]
+        if not len(own):
+            continue
+        reached = np.maximum.accumulate(np.concatenate(([window.start_ns], end[own][:-1])))
+        begin = np.minimum(end[own], np.maximum(start[own], reached))
+        owned[own] = (end[own] - begin) - covered_within(above, begin, end[own])
+        above = union(np.concatenate((above.start, start[own])), np.concatenate((above.end, end[own])))
+    return owned / 1e9
+
+
+def _word(trace: Trace, column: str, row: int) -> str:
+    return trace.words[int(getattr(trace, column)[row])]
+
+
+def plain_op(op: str) -> str:
+    """An op's name without the spelling of a framework, so that predicted and measured runs meet."""
+    word = _OP_PARTS.sub("", op)
+    return _OP_WORDS.get(word, word)
+
+
+def _by_module(trace: Trace, row: int) -> str:
+    module, op = _word(trace, "module", row), plain_op(_word(trace, "op", row))
+    return f"{module} · {op}" if module and op else module or op or f"({_by_family(trace, row)})"
+
+
+def _by_op(trace: Trace, row: int) -> str:
+    phase, op = _word(trace, "phase", row), plain_op(_word(trace, "op", row))
+    return f"{op} ({phase})" if op and phase else op or f"({_by_family(trace, row)})"
+
+
+def _by_kernel(trace: Trace, row: int) -> str:
+    return _word(trace, "name", row)
+
+
+def _by_family(trace: Trace, row: int) -> str:
+    kind = Kind(int(trace.kind[row]))
+    if kind != Kind.KERNEL:
+        return _word(trace, "name", row) if kind == Kind.MEMCPY else kind.name.lower()
+    return kernel_name(_word(trace, "name", row)).family
+
+
+LEVELS: Mapping[str, Callable[[Trace, int], str]] = {
+    "module and op": _by_module,
+    "op": _by_op,
+    "kernel": _by_kernel,
+    "kernel family": _by_family,
+}
+
+
+def _level(a: Side, b: Side) -> tuple[str, float]:
+    """The finest alignment under which the two runs meet, and the share of their time that does."""
+    best = ("kernel family", 0.0)
+    for level, key in LEVELS.items():
+        if level in ("module and op", "op") and not (_has(a, level) and _has(b, level)):
+            continue
+        matched = _matched(_parts(a, key), _parts(b, key))
+        if matched >= MATCHED:
+            return level, matched
+        best = (level, matched)
+    return best
+
+
+def _has(side: Side, level: str) -> bool:
+    column = side.trace.module if level == "module and op" else side.trace.op
+    weight = side.exclusive_s
+    return float(weight[column[side.rows] > 0].sum()) > 0.5 * float(weight.sum()) if len(side.rows) else False
+
+
+def _matched(a: Mapping[str, Part], b: Mapping[str, Part]) -> float:
+    total_a, total_b = (sum(part.exclusive_s for part in parts.values()) for parts in (a, b))
+    both = a.keys() & b.keys()
+    shares = [
+        sum(parts[key].exclusive_s for key in both) / total if total else 1.0
+        for parts, total in ((a, total_a), (b, total_b))
+    ]
+    return min(shares)
+
+
+def _parts(side: Side, key: Callable[[Trace, int], str]) -> dict[str, Part]:
+    """Time a step under each key."""
+    trace, rows = side.trace, side.rows
+    code = np.stack([trace.name[rows], trace.module[rows], trace.op[rows], trace.phase[rows], trace.kind[rows]], axis=1)
+    distinct, first, inverse = np.unique(code, axis=0, return_index=True, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    exclusive = np.bincount(inverse, weights=side.exclusive_s, minlength=len(distinct))
+    seconds = np.bincount(inverse, weights=trace.duration_s[rows], minlength=len(distinct))
+    counts = np.bincount(inverse, minlength=len(distinct))
+    sums: dict[str, list[Any]] = {}
+    for i, at in enumerate(first.tolist()):
+        row = int(rows[at])
+        into = sums.setdefault(_kinded(trace, row, key), [0.0, 0.0, 0.0, {}])
+        into[0] += exclusive[i] * side.per_step
+        into[1] += seconds[i] * side.per_step
+        into[2] += counts[i] * side.per_step
+        into[3][_word(trace, "name", row)] = into[3].get(_word(trace, "name", row), 0.0) + seconds[i]
+    return {name: Part(s[0], s[1], s[2], tuple(sorted(s[3], key=lambda n: -s[3][n])[:3])) for name, s in sums.items()}
+
+
+def _kinded(trace: Trace, row: int, key: Callable[[Trace, int], str]) -> str:
+    """Copies and communication keep their own rows whatever they were called by."""
+    kind = Kind(int(trace.kind[row]))
+    if kind == Kind.MEMCPY:
+        return f"copy: {_word(trace, 'name', row)}"
+    if kind == Kind.COMMUNICATION:
+        collective = trace.words[int(trace.optional("collective")[row])]
+        return f"communication: {collective or _word(trace, 'name', row)}"
+    return key(trace, row)
+
+
+def _change(name: str, a: Part, b: Part) -> Change:
+    kind = "copy" if name.startswith("copy: ") else "communication" if name.startswith("communication: ") else "compute"
+    delta_ms = (b.exclusive_s - a.exclusive_s) * 1e3
+    return Change(name, kind, a.exclusive_s * 1e3, b.exclusive_s * 1e3, delta_ms, a.num, b.num, _why(a, b))
+
+
+def _why(a: Part, b: Part) -> str:
+    """More of them, others, slower ones, or less hidden."""
+    if not a.num:
+        return f"new: {b.num:.3g} a step"
+    if not b.num:
+        return f"gone: {a.num:.3g} a step"
+    reasons = []
+    if abs(b.num / a.num - 1) > SAME:
+        reasons.append(f"{'more' if b.num > a.num else 'fewer'} kernels ({a.num:.3g} → {b.num:.3g} a step)")
+    if not set(a.names) & set(b.names):
+        reasons.append(f"other kernels ({_short(a.names[0])} → {_short(b.names[0])})")
+    if a.mean_s > 0 and abs(b.mean_s / a.mean_s - 1) > SAME / 2:
+        pace = "slower" if b.mean_s > a.mean_s else "faster"
+        reasons.append(f"{pace} kernels ({a.mean_s * 1e6:.3g} → {b.mean_s * 1e6:.3g} µs)")
+    hidden_a, hidden_b = a.kernels_s - a.exclusive_s, b.kernels_s - b.exclusive_s
+    if not reasons and abs(hidden_b - hidden_a) > 0.5 * abs(b.exclusive_s - a.exclusive_s) > 0:
+        reasons.append("less overlapped" if hidden_b < hidden_a else "more overlapped")
+    return ", ".join(reasons) or "the same kernels"
+
+
+def _short(name: str) -> str:
+    plain = re.sub(r"<.*|\(.*", "", name.removeprefix("void ")).split("::")[-1]
+    return plain if len(plain) <= 40 else plain[:39] + "…"
+
+
+def _idle_changes(a: Side, b: Side) -> list[Change]:
+    """Idle time by cause; what the causes leave open is so named, so that everything adds up."""
+    idle_a, idle_b = _idle_by_cause(a), _idle_by_cause(b)
+    return [
+        Change(
+            f"idle: {cause}", "idle", idle_a.get(cause, 0.0) * 1e3, idle_b.get(cause, 0.0) * 1e3,
+            (idle_b.get(cause, 0.0) - idle_a.get(cause, 0.0)) * 1e3, 0, 0,
+            "the device waits longer" if idle_b.get(cause, 0.0) > idle_a.get(cause, 0.0) else "the device waits less",
+        )  # fmt: skip
+        for cause in {**idle_a, **idle_b}
+    ]
+
+
+def _idle_by_cause(side: Side) -> dict[str, float]:
+    total_s = side.window.step_s - float(side.exclusive_s.sum()) * side.per_step
+    known = {cause: seconds for cause, seconds in side.idle_s.items() if seconds > 0}
+    named = sum(known.values())
+    if named > total_s > 0:
+        known = {cause: seconds * total_s / named for cause, seconds in known.items()}
+    rest = total_s - sum(known.values())
+    return known | ({"not attributed": rest} if abs(rest) > 1e-9 else {})
+
+

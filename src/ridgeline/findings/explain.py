@@ -1,0 +1,103 @@
+"""From a scene to findings: every rule asked, time claimed once, gains replayed alone and in sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ridgeline.findings.calibration import trust
+from ridgeline.findings.cure import open_ledger
+from ridgeline.findings.finding import Finding
+from ridgeline.findings.replay import Edit
+from ridgeline.findings.rule import Rule, rules
+from ridgeline.findings.scene import Candidate, Scene
+
+LEAST_FRAC = 0.02
+"""Gains below this share of a step are not worth a sentence."""
+LATER_FRAC = 0.1
+"""A gain that only shows once the findings above are fixed is worth one from this share on."""
+MAX_FINDINGS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """A suspicion with its edits and what they bring alone, in seconds a step."""
+
+    rule: Rule
+    candidate: Candidate
+    best: Edit
+    worst: Edit
+    best_s: float
+    worst_s: float
+
+
+def findings_of(scene: Scene, chosen: Iterable[Rule] | None = None) -> list[Finding]:
+    """What to change, most valuable first; together they bring at most the step."""
+    if not scene.program.num_works:
+        return []
+    weighed = [_weighed(scene, rule, candidate) for rule, candidate in _claimed(scene, chosen)]
+    weighed.sort(key=lambda found: -(found.best_s + found.worst_s))
+    return _summed(scene, weighed)
+
+
+def _claimed(scene: Scene, chosen: Iterable[Rule] | None) -> list[tuple[Rule, Candidate]]:
+    """Suspicions with what is left of their claims, the most specific first."""
+    ledger, kept = open_ledger(scene.program), list[tuple[Rule, Candidate]]()
+    for found in rules() if chosen is None else sorted(chosen, key=lambda r: r.order):
+        candidate = found.detect(scene)
+        if candidate is None:
+            continue
+        cure = ledger.preview(candidate.cure)
+        if cure.is_empty or scene.claimed_s(cure) < LEAST_FRAC * scene.step_s:
+            continue
+        kept.append((found, replace(candidate, cure=ledger.claim(candidate.cure))))
+    return kept
+
+
+def _weighed(scene: Scene, rule: Rule, candidate: Candidate) -> _Weighed:
+    best, worst = scene.edit(candidate.cure, best=True), scene.edit(candidate.cure, best=False)
+    best_s = max(0.0, scene.step_s - scene.step_after_s(best))
+    worst_s = max(0.0, scene.step_s - scene.step_after_s(worst))
+    return _Weighed(rule, candidate, best, worst, max(best_s, worst_s), min(best_s, worst_s))
+
+
+def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
+    """Gains alone, and in sequence: each after those above it, so that a second bottleneck shows."""
+    so_far, before_s, left_s = scene.no_edit(), scene.step_s, scene.step_s
+    made = list[Finding]()
+    for found in weighed:
+        so_far = so_far | found.best
+        after_s = scene.step_after_s(so_far)
+        in_turn_s, before_s = max(0.0, before_s - after_s), min(before_s, after_s)
+        finding = _finding(scene, found, in_turn_s, left_s)
+        if finding is None or len(made) == MAX_FINDINGS:
+            continue
+        left_s -= finding.high_ms / 1e3
+        made.append(finding)
+    return made
+
+
+def _finding(scene: Scene, found: _Weighed, in_turn_s: float, left_s: float) -> Finding | None:
+    trusted = trust(found.rule.name)
+    high_s = min(left_s, trusted.high * found.best_s)
+    low_s = min(high_s, trusted.low * found.worst_s)
+    if high_s < LEAST_FRAC * scene.step_s and in_turn_s < LATER_FRAC * scene.step_s:
+        return None
+    candidate = found.candidate
+    return Finding(
+        rule=found.rule.name,
+        version=found.rule.version,
+        what=candidate.what,
+        where=candidate.where,
+        cause=candidate.cause,
+        change=candidate.change,
+        low_ms=low_s * 1e3,
+        high_ms=high_s * 1e3,
+        expected_ms=(low_s + high_s) / 2 * 1e3,
+        later_ms=max(high_s, in_turn_s) * 1e3,
+        step_frac=scene.frac(high_s),
+        evidence=candidate.evidence,
+        rows=candidate.spans,
+        unchecked=candidate.unchecked,
+        basis=trusted.basis,
+    )

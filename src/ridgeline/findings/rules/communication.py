@@ -1,0 +1,193 @@
+"""Communication between ranks: not overlapped, too fine, or waiting for whoever comes last."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from ridgeline.findings.cure import Cure
+from ridgeline.findings.finding import Where
+from ridgeline.findings.replay import Index, Seconds
+from ridgeline.findings.rule import rule
+from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.trace.intervals import difference
+from ridgeline.trace.kind import Kind
+from ridgeline.trace.table import Trace
+
+SMALL_BYTES = 4e6
+FEW = 12
+STEADY = 0.6
+"""Share of the collectives in which the same rank comes last, from which on it is a straggler and not chance."""
+EXPERTS = re.compile(r"all_?to_?all|sendrecv", re.IGNORECASE)
+STAGES = re.compile(r"\bsend\b|\brecv\b|SendRecv|ncclKernel_Send|_p2p|isend|irecv", re.IGNORECASE)
+
+
+def _collectives(scene: Scene) -> Index:
+    return np.flatnonzero(scene.work_kind == int(Kind.COMMUNICATION))
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """What a rank would save if everyone arrived together, for each of its collectives, and who came last."""
+
+    keep: Seconds
+    last_rank: Index
+    names: tuple[str, ...]
+
+
+def _arrivals(scene: Scene) -> _Arrivals | None:
+    """Collectives matched over ranks by their order; None when ranks differ or there is one."""
+    works = _collectives(scene)
+    own = scene.rows[works]
+    if not scene.others or not len(works):
+        return None
+    tables = [_rows(trace) for trace in scene.others]
+    inside = [_inside(scene, trace, rows) for trace, rows in zip(scene.others, tables, strict=True)]
+    if any(len(rows) != len(works) for rows in inside):
+        return None
+    order = np.argsort(scene.start_ns[own], kind="stable")
+    starts = [trace.start_s[rows] + trace.origin_ns / 1e9 for trace, rows in zip(scene.others, inside, strict=True)]
+    lasts = [trace.duration_s[rows] for trace, rows in zip(scene.others, inside, strict=True)]
+    starts.append(scene.trace.start_s[own][order] + scene.trace.origin_ns / 1e9)
+    lasts.append(scene.trace.duration_s[own][order])
+    ranks = np.array([_rank(trace) for trace in scene.others] + [_rank(scene.trace)])
+    least = np.min(np.stack(lasts), axis=0)
+    last = ranks[np.argmax(np.stack(starts), axis=0)]
+    keep = np.ones(len(works))
+    keep[order] = np.clip(least / np.maximum(lasts[-1], 1e-12), 0.0, 1.0)
+    names = tuple(scene.trace.words[int(word)] for word in scene.trace.name[own])
+    return _Arrivals(keep, last, names)
+
+
+def _rows(trace: Trace) -> Index:
+    return trace.in_order(trace.of_kind(Kind.COMMUNICATION) & (trace.device >= 0))
+
+
+def _inside(scene: Scene, trace: Trace, rows: Index) -> Index:
+    """Those of another rank's collectives that fall into the window, by step if steps are known."""
+    works = _collectives(scene)
+    if len(rows) == len(works):
+        return rows
+    steps = np.unique(scene.trace.step[scene.rows[works]])
+    return rows[np.isin(trace.step[rows], steps)]
+
+
+def _rank(trace: Trace) -> int:
+    return int(trace.rank[0]) if len(trace) else -1
+
+
+def _waiting(scene: Scene) -> tuple[_Arrivals, int, float] | None:
+    """Arrivals, the rank that comes last most often, and in which share; only where waiting matters."""
+    found = _arrivals(scene)
+    if found is None:
+        return None
+    works = _collectives(scene)
+    waited_s = float((scene.work_s[works] * (1 - found.keep)).sum()) / scene.num_steps
+    if scene.frac(waited_s) < 0.02:
+        return None
+    ranks, counts = np.unique(found.last_rank, return_counts=True)
+    most = int(np.argmax(counts))
+    return found, int(ranks[most]), float(counts[most] / len(found.last_rank))
+
+
+def _candidate(scene: Scene, found: _Arrivals, rank: int | None, what: str, cause: str, change: str) -> Candidate:
+    works = _collectives(scene)
+    return Candidate(
+        what=what,
+        cause=cause,
+        change=change,
+        where=Where(rank=rank) if rank is not None else scene.where(works),
+        cure=Cure(works=works, keep_best=found.keep, keep_worst=0.5 + 0.5 * found.keep),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("clocks of the ranks are taken as they are",),
+    )
+
+
+@rule("straggler", order=33)
+def straggler(scene: Scene) -> Candidate | None:
+    waiting = _waiting(scene)
+    if waiting is None or waiting[2] < STEADY:
+        return None
+    found, rank, share = waiting
+    return _candidate(
+        scene, found, rank,
+        f"Rank {rank} comes last in {share:.0%} of the collectives; the others wait inside them",
+        "waiting for a straggler: the time is in the collectives, the cause is on the rank that comes last",
+        f"look at rank {rank}: its input, host and clocks (ridgeline diff of its trace and another's); give it less work",
+    )  # fmt: skip
+
+
+@rule("stage-imbalance", order=34)
+def stage_imbalance(scene: Scene) -> Candidate | None:
+    waiting = _waiting(scene)
+    if waiting is None or not any(STAGES.search(name) for name in waiting[0].names):
+        return None
+    return _candidate(
+        scene, waiting[0], None,
+        "Pipeline stages wait for each other",
+        "imbalance of stages: a send or receive waits for the slower neighbor",
+        "move layers from the slowest stage, more micro-batches, or an interleaved schedule",
+    )  # fmt: skip
+
+
+@rule("expert-imbalance", order=35)
+def expert_imbalance(scene: Scene) -> Candidate | None:
+    waiting = _waiting(scene)
+    if waiting is None or not any(EXPERTS.search(name) for name in waiting[0].names):
+        return None
+    return _candidate(
+        scene, waiting[0], None,
+        "Ranks reach the exchange of tokens at different times",
+        "imbalance of experts: ranks with popular experts compute longer, the others wait in all-to-all",
+        "raise the load-balancing loss or its bias update, cap capacity, or place popular experts on several ranks",
+    )  # fmt: skip
+
+
+@rule("small-buckets", order=36)
+def small_buckets(scene: Scene) -> Candidate | None:
+    works = _collectives(scene)
+    reductions = works[scene.named(r"all_?reduce|reduce_?scatter|all_?gather")[works]]
+    if len(reductions) / scene.num_steps < FEW:
+        return None
+    sent = scene.trace.optional("message_bytes")[scene.rows[reductions]].astype(np.float64)
+    known = sent > 0
+    small = (known & (sent < SMALL_BYTES)) | (~known & (scene.work_s[reductions] < 150e-6))
+    if small.mean() < 0.6:
+        return None
+    chosen = reductions[small]
+    return Candidate(
+        what=f"{len(reductions) / scene.num_steps:.3g} small collectives a step"
+        + (f", {np.median(sent[known]) / 1e6:.2g} MB each" if known.any() else ""),
+        cause="gradient buckets too small: each collective pays its latency and none fills the link",
+        change="DistributedDataParallel(…, bucket_cap_mb=25 or more); FSDP: wrap larger units",
+        where=scene.where(chosen),
+        cure=Cure(works=chosen, keep_best=0.3, keep_worst=0.85, host=scene.op_time(chosen), host_best=0.3, host_worst=1.0),
+        evidence=scene.evidence(chosen),
+        spans=tuple(scene.rows[chosen[:200]].tolist()),
+    )
+
+
+@rule("exposed-communication", order=37)
+def exposed_communication(scene: Scene) -> Candidate | None:
+    works = _collectives(scene)
+    if not len(works):
+        return None
+    busy = scene.time_of(scene.rows[works])
+    kernels = scene.time_of(scene.rows[scene.work_kind == int(Kind.KERNEL)])
+    exposed = difference(busy, kernels)
+    per_step_s = exposed.total / 1e9 / scene.num_steps
+    if scene.frac(per_step_s) < 0.02:
+        return None
+    return Candidate(
+        what=f"{per_step_s * 1e3:.3g} ms of communication a step with no computation beside it ({exposed.total / max(1, busy.total):.0%} of it)",
+        cause="exposed communication: collectives are not overlapped with computation",
+        change="overlap: DDP with gradient_as_bucket_view and static_graph, FSDP2 prefetch and reshard_after_forward, async_op=True and a later wait()",
+        where=scene.where(works),
+        cure=Cure(aside=works, works=works, keep_best=1.0, keep_worst=0.75),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=() if scene.others else ("how much of it is waiting for other ranks: only one rank is here",),
+    )

@@ -1,0 +1,168 @@
+"""Kernels that one kernel could replace: attention spelled out, chains of pointwise kernels, casts of weights."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.findings.cure import Cure
+from ridgeline.findings.replay import Index, Mask
+from ridgeline.findings.rule import rule
+from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.findings.shapes import first_shape, shaped_ops
+
+AROUND = 8
+"""Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
+CHAIN = 4
+"""Pointwise kernels in a row from which on a compiler pays; eager PyTorch has two or three between products by nature."""
+LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
+
+
+def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
+    """Start and end of stretches of consecutive chosen works on a stream, in the order given."""
+    breaks = np.concatenate(([True], (stream[1:] != stream[:-1])))
+    on = mask.astype(np.int8)
+    starts = np.flatnonzero(mask & (breaks | (np.concatenate(([0], on[:-1])) == 0)))
+    follows = np.concatenate((breaks[1:], [True]))
+    ends = np.flatnonzero(mask & (follows | (np.concatenate((on[1:], [0])) == 0))) + 1
+    return starts, ends
+
+
+@rule("unfused-attention", order=44)
+def unfused_attention(scene: Scene) -> Candidate | None:
+    order = np.lexsort((scene.base.work_start_s, scene.program.stream))
+    product, softmax = scene.family("gemm")[order], scene.family("softmax")[order]
+    light = scene.family(*LIGHT, "softmax", "index")[order]
+    chosen = np.zeros(len(order), dtype=bool)
+    for at in np.flatnonzero(softmax).tolist():
+        before, after = _reach(product, light, at, -1), _reach(product, light, at, +1)
+        if before is not None and after is not None:
+            chosen[before : after + 1] = True
+    works = np.sort(order[chosen])
+    works = works[~scene.family("loss", "attention")[works]]
+    if not len(works) or not _is_batched(scene, works):
+        return None
+    num = int(softmax[chosen].sum())
+    return Candidate(
+        what=f"Attention is spelled out {num / scene.num_steps:.3g} times a step: product, softmax, product",
+        cause="unfused attention: the score matrix is written to memory and read back several times",
+        change="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=…) instead of matmul, softmax, matmul",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=0.12, keep_worst=0.45),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("whether the mask, bias or dropout has a fused form",),
+    )
+
+
+def _reach(product: Mask, light: Mask, at: int, step: int) -> int | None:
+    """The nearest product in a direction with only light kernels in between."""
+    for distance in range(1, AROUND + 1):
+        place = at + step * distance
+        if not 0 <= place < len(product):
+            return None
+        if product[place]:
+            return place
+        if not light[place]:
+            return None
+    return None
+
+
+def _is_batched(scene: Scene, works: Index) -> bool:
+    """Attention multiplies batches; a classifier's softmax after a linear layer does not. Unknown counts as batched."""
+    products = works[scene.family("gemm")[works]]
+    ops = shaped_ops(scene.trace, scene.rows[products])
+    names = {scene.trace.words[int(scene.trace.name[op])] for op in ops.tolist() if op >= 0}
+    names |= {scene.trace.words[int(word)] for word in np.unique(scene.trace.op[scene.rows[products]])}
+    names -= {""}
+    return not names or bool(names & {"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum"})
+
+
+@rule("masked-attention", order=45)
+def masked_attention(scene: Scene) -> Candidate | None:
+    """Fused attention that reads a dense mask where a causal flag would do."""
+    attention = np.flatnonzero(scene.family("attention"))
+    shapes = scene.trace.optional("shapes")
+    ops = shaped_ops(scene.trace, scene.rows[attention])
+    masked = np.array(
+        [op >= 0 and _dense_mask(scene.trace.words[int(shapes[op])]) for op in ops.tolist()], dtype=bool
+    )
+    works = attention[masked] if len(attention) else attention
+    if not len(works):
+        return None
+    return Candidate(
+        what="Fused attention reads a dense mask",
+        cause="a dense attention mask: nothing is skipped, the mask is read for every head, and faster kernels do not take it",
+        change="is_causal=True instead of a triangular mask; FlexAttention or varlen for others",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=0.25, keep_worst=0.7),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("whether the mask is causal: its values are not in the trace",),
+    )
+
+
+def _dense_mask(shapes: str) -> bool:
+    """Beside q, k and v there is a tensor of query length by key length."""
+    from ridgeline.findings.shapes import is_shape, parsed
+
+    given = [shape for shape in parsed(shapes) if is_shape(shape) and len(shape) == 4]
+    if len(given) < 4:
+        return False
+    q, k = given[0], given[1]
+    return any(shape[-2:] == [q[-2], k[-2]] and shape[-2] > 1 and shape not in (q, k) for shape in given[3:])
+
+
+@rule("weight-casts", order=46)
+def weight_casts(scene: Scene) -> Candidate | None:
+    """The same tensors are converted to another dtype again and again."""
+    casts = scene.family("copy") & scene.named(r"bfloat16_copy|float16_copy|direct_copy|copy_kernel")
+    works = np.flatnonzero(casts & scene.named(r"_to_copy|aten::to\b|aten::copy_|aten::_to", "op"))
+    ops = shaped_ops(scene.trace, scene.rows[works])
+    shapes, dtypes = scene.trace.optional("shapes"), scene.trace.optional("dtypes")
+    weights = np.array([op >= 0 and _is_weight_cast(scene, int(op), shapes, dtypes) for op in ops.tolist()], dtype=bool)
+    works = works[weights] if len(works) else works
+    if len(works) < 4 or scene.frac(scene.per_step_s(works)) < 0.02:
+        return None
+    return Candidate(
+        what=f"{len(works) / scene.num_steps:.3g} casts of weights a step",
+        cause="autocast converts fp32 weights to the compute dtype in every pass",
+        change="keep the weights in bf16 for inference (model.bfloat16()); in training cast once a step, under one autocast region",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=0.0, keep_worst=0.0, host=scene.op_time(works), host_best=0.0, host_worst=0.3),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )
+
+
+def _is_weight_cast(scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarray) -> bool:
+    """A two-dimensional (or convolution) tensor that has the shape of a weight: nothing in it is the batch."""
+    shape = first_shape(scene.trace.words[int(shapes[op])])
+    kinds = scene.trace.words[int(dtypes[op])].lower()
+    under_autocast = scene.is_under(op, r"aten::(linear|matmul|addmm|mm|bmm|conv\w*|convolution|embedding)$")
+    return len(shape) in (1, 2, 4) and "float" in kinds and under_autocast and len(shape) != 3
+
+
+@rule("pointwise-chains", order=50)
+def pointwise_chains(scene: Scene) -> Candidate | None:
+    order = np.lexsort((scene.base.work_start_s, scene.program.stream))
+    light = scene.family("pointwise", "reduce", "dropout", "copy", "random")[order]
+    outside = ~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[order]
+    starts, ends = _runs(light & outside, scene.program.stream[order])
+    long = np.flatnonzero(ends - starts >= CHAIN)
+    if not len(long):
+        return None
+    pieces = [order[starts[i] : ends[i]] for i in long.tolist()]
+    works = np.concatenate(pieces)
+    lengths = np.concatenate([np.full(len(piece), len(piece)) for piece in pieces])
+    if scene.frac(scene.per_step_s(works)) < 0.1:
+        return None
+    return Candidate(
+        what=f"{len(pieces) / scene.num_steps:.3g} chains of {np.median(lengths):.0f} or so pointwise kernels a step, "
+        f"{scene.frac(scene.per_step_s(works)):.0%} of its time",
+        cause="unfused pointwise operations: each reads and writes the whole tensor",
+        change="torch.compile the module (or just these functions); use the fused op (F.layer_norm, F.rms_norm, F.gelu) where one exists",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=np.maximum(0.15, 1.3 / lengths), keep_worst=np.maximum(0.5, 2.5 / lengths)),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )

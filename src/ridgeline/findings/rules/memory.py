@@ -1,0 +1,123 @@
+"""Memory traffic that need not be: logits in fp32, embedding gradients, recomputation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.findings.cure import Cure
+from ridgeline.findings.rule import rule
+from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.findings.shapes import first_shape, shaped_ops
+
+LARGE_VOCAB = 8192
+FREE_FRAC = 0.5
+"""Recomputation is needless while the peak leaves this share of the device's memory free."""
+
+
+@rule("logits", order=47)
+def logits(scene: Scene) -> Candidate | None:
+    """The loss reads and writes tensors of tokens by vocabulary several times."""
+    light = np.flatnonzero(scene.family("loss", "softmax", "copy", "pointwise", "reduce", "fill", "index"))
+    ops = shaped_ops(scene.trace, scene.rows[light])
+    shapes = scene.trace.optional("shapes")
+    wide = np.array([op >= 0 and _is_logits(scene.trace.words[int(shapes[op])]) for op in ops.tolist()], dtype=bool)
+    works = light[wide] if len(light) else light
+    loss = scene.family("loss")
+    if not loss.any() or len(works) < 3:
+        return None
+    casts = works[scene.family("copy")[works]]
+    fp32 = len(casts) > 0 and scene.per_step_s(casts) > 0.1 * scene.per_step_s(works)
+    if not fp32 and scene.frac(scene.per_step_s(works)) < 0.08:
+        return None
+    return Candidate(
+        what=f"Logits are written out for the loss: {scene.per_step_s(works) * 1e3:.3g} ms a step on tensors of the vocabulary's width",
+        cause="logits materialized" + (" in fp32: a copy of every logit and its gradient" if fp32 else " and walked by every part of the loss"),
+        change="leave the logits in bf16 for F.cross_entropy (it accumulates in fp32), or a fused or chunked linear-cross-entropy",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=0.2, keep_worst=0.75),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )
+
+
+def _is_logits(shapes: str) -> bool:
+    shape = first_shape(shapes)
+    return len(shape) >= 2 and shape[-1] >= LARGE_VOCAB and int(np.prod(shape[:-1])) >= 256
+
+
+@rule("index-backward", order=48)
+def index_backward(scene: Scene) -> Candidate | None:
+    """Gradients of ``table[index]`` sort the indices and add row by row."""
+    works = np.flatnonzero(
+        scene.named(r"indexing_backward|index_put|compute_grad_weight|krn_partial|sum_and_scatter|embedding.*backward")
+        | (scene.family("sort", "index", "reduce", "embedding") & scene.under(r"IndexBackward|index_put|embedding_dense_backward|EmbeddingBackward"))
+    )
+    if not len(works) or scene.frac(scene.per_step_s(works)) < 0.02:
+        return None
+    indexed = bool(scene.named(r"indexing_backward|index_put")[works].any())
+    change = "F.embedding(index, table) instead of table[index]: its backward does not sort element by element"
+    if not indexed:
+        change = "nn.Embedding(…, sparse=True) with SparseAdam or SGD for large tables; a fused embedding (fbgemm) for many"
+    return Candidate(
+        what=f"The gradient of a lookup takes {scene.per_step_s(works) * 1e3:.3g} ms a step",
+        cause="index backward: indices are sorted and rows are added one after another" if indexed else "embedding backward by sorting",
+        change=change,
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=0.1, keep_worst=0.6, host=scene.op_time(works), host_best=0.4, host_worst=1.0),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )
+
+
+@rule("dense-embedding-gradient", order=49)
+def dense_embedding_gradient(scene: Scene) -> Candidate | None:
+    """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in full."""
+    works = np.flatnonzero(scene.family("pointwise", "fill", "foreach", "optimizer", "copy", "embedding") | (scene.work_kind == 4))
+    largest = _table_elements(scene)
+    if largest < 1e8:
+        return None
+    heavy = works[scene.work_s[works] > largest * 4 / 20e12]
+    tables = scene.under(r"embedding|EmbeddingBag")[heavy] | scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[heavy]
+    heavy = heavy[tables | (scene.work_kind[heavy] == 4)]
+    if not len(heavy):
+        return None
+    return Candidate(
+        what=f"A table of {largest / 1e6:,.0f} M values gets a dense gradient every step",
+        cause="dense embedding gradient: all rows are zeroed, written and updated for the few that were looked up",
+        change="nn.Embedding(…, sparse=True) with SGD, Adagrad or SparseAdam; or an embedding library that updates rows in place (fbgemm)",
+        where=scene.where(heavy),
+        cure=Cure(works=heavy, keep_best=0.02, keep_worst=0.25),
+        evidence=scene.evidence(heavy),
+        spans=tuple(scene.rows[heavy[:200]].tolist()),
+    )
+
+
+def _table_elements(scene: Scene) -> float:
+    shapes = scene.trace.optional("shapes")
+    found = 0.0
+    for span in scene.host_spans(r"aten::(embedding|_embedding_bag|embedding_bag)$").tolist()[:50]:
+        shape = first_shape(scene.trace.words[int(shapes[span])])
+        found = max(found, float(np.prod(shape)) if len(shape) == 2 else 0.0)
+    return found
+
+
+@rule("recompute", order=55)
+def recompute(scene: Scene) -> Candidate | None:
+    """Forward work inside the backward pass: activation checkpointing, while memory is free."""
+    works = np.flatnonzero(scene.recomputed)
+    if not len(works) or scene.frac(scene.per_step_s(works)) < 0.02:
+        return None
+    used = scene.memory_frac
+    if used is not None and used > FREE_FRAC:
+        return None
+    known = f"the peak is {used:.0%} of the memory" if used is not None else "the trace does not say how full the memory is"
+    return Candidate(
+        what=f"{scene.per_step_s(works) * 1e3:.3g} ms of forward work is computed again in the backward pass",
+        cause=f"recompute that memory does not need: {known}",
+        change="drop torch.utils.checkpoint, or keep it for the largest activations only (selective checkpointing)",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=0.0, keep_worst=0.15, host=scene.op_time(works), host_best=0.1, host_worst=0.6),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=() if used is not None else ("whether the activations fit: record with memory",),
+    )

@@ -1,0 +1,62 @@
+"""The optimizer: updates tensor by tensor, and gradients zeroed instead of dropped."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.findings.cure import Cure
+from ridgeline.findings.rule import rule
+from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.trace.kind import Kind
+
+MANY = 32
+"""Kernels of one optimizer step from which on it is not fused: a fused one needs a few for any number of tensors."""
+
+
+@rule("unfused-optimizer", order=15)
+def unfused_optimizer(scene: Scene) -> Candidate | None:
+    spans = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
+    time = scene.time_of(spans)
+    works = np.flatnonzero(scene.launched_in(time) & ~scene.family("optimizer", "communication"))
+    if not len(works) or len(works) / scene.num_steps < MANY:
+        return None
+    foreach = scene.per_step_s(works[scene.family("foreach")[works]]) > 0.5 * scene.per_step_s(works)
+    how = "foreach: several passes over all weights" if foreach else "one tensor after another"
+    return Candidate(
+        what=f"The optimizer runs {len(works) / scene.num_steps:,.0f} kernels a step, {scene.per_step_s(works) * 1e3:.3g} ms",
+        cause=f"unfused optimizer: {how}",
+        change="torch.optim.AdamW(…, fused=True) (SGD, Adam and Adagrad have it too); foreach=True where fused is missing",
+        where=scene.where_host(spans),
+        cure=Cure(
+            works=works,
+            keep_best=0.35 if foreach else 0.2,
+            keep_worst=0.7 if foreach else 0.5,
+            host=time,
+            host_best=0.05 if not foreach else 0.3,
+            host_worst=0.25 if not foreach else 0.8,
+        ),
+        evidence=scene.evidence(works),
+        spans=tuple(spans[:200].tolist()),
+    )
+
+
+@rule("zero-grad", order=16)
+def zero_grad(scene: Scene) -> Candidate | None:
+    spans = scene.host_spans(r"^Optimizer\.zero_grad|zero_grad", Kind.ANNOTATION, Kind.OP)
+    time = scene.time_of(spans)
+    fills = scene.launched_in(time)
+    adds = scene.under(r"AccumulateGrad") & scene.family("pointwise")
+    if not fills.any():
+        return None
+    works = np.flatnonzero(fills | adds)
+    return Candidate(
+        what=f"zero_grad writes zeros: {fills.sum() / scene.num_steps:.3g} kernels a step"
+        + (f", and {adds.sum() / scene.num_steps:.3g} additions to them in the backward pass" if adds.any() else ""),
+        cause="gradient memsets: gradients are zeroed and added to instead of dropped and written",
+        change="optimizer.zero_grad(set_to_none=True) (the default): drop the argument, or model.zero_grad() likewise",
+        where=scene.where_host(spans),
+        cure=Cure(works=works, keep_best=0.0, keep_worst=0.1, host=time, host_best=0.1, host_worst=0.5),
+        evidence=scene.evidence(works),
+        spans=tuple(spans[:200].tolist()),
+        unchecked=("whether the gradients are accumulated over several backward passes on purpose",),
+    )

@@ -1,0 +1,54 @@
+"""Clocks held down by power or heat, from what was sampled beside the run."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from ridgeline.findings.cure import Cure
+from ridgeline.findings.rule import rule
+from ridgeline.findings.scene import Candidate, Scene
+
+CLOCK = re.compile(r"(sm|graphics|core|gpu).*clock|clock.*(hz|mhz)|clock_hz", re.IGNORECASE)
+POWER = re.compile(r"power", re.IGNORECASE)
+HEAT = re.compile(r"temp|therm", re.IGNORECASE)
+LEAST_FRAC = 0.85
+
+
+@rule("throttling", order=56)
+def throttling(scene: Scene) -> Candidate | None:
+    """The clock under load is far below what the device's boost clock allows."""
+    clock_hz = _under_load(scene, CLOCK)
+    if scene.device is None or clock_hz is None:
+        return None
+    clock_hz *= 1e6 if clock_hz < 1e5 else 1.0
+    share = clock_hz / scene.device.boost_hz
+    if share > LEAST_FRAC:
+        return None
+    power_w, heat_c = _under_load(scene, POWER), _under_load(scene, HEAT)
+    capped = power_w is not None and power_w > 0.93 * scene.device.tdp_w
+    hot = heat_c is not None and heat_c > 82
+    cause = "thermal throttling" if hot else "power throttling" if capped else "the clock is held down (limit set, or throttled)"
+    works = np.flatnonzero(scene.family("gemm", "conv", "attention"))
+    return Candidate(
+        what=f"The clock runs at {clock_hz / 1e6:.0f} MHz of {scene.device.boost_hz / 1e6:.0f} MHz under load",
+        cause=cause + (f" at {power_w:.0f} W" if power_w is not None else ""),
+        change="raise the power limit (nvidia-smi -pl) or reset locked clocks (nvidia-smi -rgc); cooling; or fewer joules: lower precision, fusion",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=share, keep_worst=min(1.0, share + 0.6 * (1 - share))),
+        evidence=({"clock_mhz": round(clock_hz / 1e6), "power_w": power_w, "temperature_c": heat_c},),
+        unchecked=("whether the limit is set on purpose",),
+    )
+
+
+def _under_load(scene: Scene, pattern: re.Pattern[str]) -> float | None:
+    """The median of a counter in the window; None if it was not sampled."""
+    for name, counter in scene.trace.counters.items():
+        if not pattern.search(name):
+            continue
+        at_ns = np.rint(counter.at_s * 1e9)
+        inside = (at_ns >= scene.window.start_ns) & (at_ns < scene.window.end_ns)
+        if inside.any():
+            return float(np.median(counter.value[inside]))
+    return None

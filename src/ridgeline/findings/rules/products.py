@@ -1,0 +1,179 @@
+"""Matrix products and convolutions that do not run as the hardware could: precision, layout, alignment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ridgeline.errors import RidgelineError
+from ridgeline.findings.cure import Cure
+from ridgeline.findings.pricing import alignment_ratio, product_ratio
+from ridgeline.findings.replay import Index, Seconds
+from ridgeline.findings.rule import rule
+from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.findings.shapes import Product, first_dtype, is_shape, parsed, product_of, shaped_ops
+
+NO_TENSOR_CORES = ("pascal", "maxwell", "kepler")
+RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
+
+
+def _has_tensor_cores(scene: Scene) -> bool:
+    """By the device if it is known, else by what its kernels are called."""
+    if scene.device is not None:
+        return any(unit == "tensor" for unit, _ in scene.device.peaks) and scene.device.arch not in NO_TENSOR_CORES
+    return bool(scene.named(RECENT).any())
+
+
+def _speedup(scene: Scene, dtype: str, otherwise: float) -> float:
+    """Tensor-Core peak over vector fp32 peak."""
+    if scene.device is None:
+        return otherwise
+    try:
+        return scene.device.peak_flops_per_s("tensor", dtype) / scene.device.peak_flops_per_s("vector", "fp32")
+    except RidgelineError:
+        return otherwise
+
+
+def _products(scene: Scene, works: Index) -> list[Product | None]:
+    """The matrix product behind each piece of work, where shapes were recorded."""
+    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
+    shapes = trace.optional("shapes")
+    return [
+        product_of(trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) if op >= 0 else None
+        for op in ops.tolist()
+    ]
+
+
+def _ratios(products: list[Product | None], price: Callable[[Product | None], float | None], otherwise: float) -> Seconds:
+    found = [price(product) for product in products]
+    return np.array([otherwise if ratio is None else ratio for ratio in found])
+
+
+@rule("tensor-cores-unused", order=40)
+def tensor_cores_unused(scene: Scene) -> Candidate | None:
+    """fp32 products on hardware that has Tensor Cores."""
+    mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(r"splitkreduce|reduce_1block")
+    works = np.flatnonzero(mask)
+    if not len(works) or not _has_tensor_cores(scene):
+        return None
+    has_tf32 = scene.device is None or ("tensor", "tf32") in scene.device.peaks
+    products = _products(scene, works)
+    tf32 = max(0.12, 1.5 / _speedup(scene, "tf32", 7.0)) if has_tf32 else 0.5
+    half = max(0.1, 2.0 / _speedup(scene, "fp16", 14.0))
+    worst = _ratios(products, lambda p: product_ratio(scene.device, p, "fp32", "tf32") if has_tf32 else None, min(0.75, 2 * tf32))
+    best = np.minimum(worst, _ratios(products, lambda p: product_ratio(scene.device, p, "fp32", "bf16"), half))
+    share = scene.per_step_s(works) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
+    high = 'torch.set_float32_matmul_precision("high") (TF32), or ' if has_tf32 else ""
+    return Candidate(
+        what=f"Tensor Cores unused: {share:.0%} of kernel time is fp32 products without them",
+        cause="TF32/BF16 off: fp32 matrix products and convolutions run on the vector units",
+        change=f"{high}torch.autocast('cuda', dtype={'torch.bfloat16' if has_tf32 else 'torch.float16'})",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=best, keep_worst=worst),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("whether the model tolerates the lower precision",)
+        + (() if any(products) else ("shapes were not recorded: the gain is from peak rates",)),
+    )
+
+
+@rule("misaligned-sizes", order=41)
+def misaligned_sizes(scene: Scene) -> Candidate | None:
+    """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape."""
+    works = np.flatnonzero(scene.family("gemm", "conv") & scene.precision("half", "tf32", "fp8", ""))
+    if not len(works):
+        return None
+    products, dtypes = _products(scene, works), _dtypes(scene, works)
+    odd = np.array([p is not None and any(size % 8 and size > 8 for size in (p.n, p.k)) for p in products])
+    named = scene.named(r"align[12]\b|align[12]_|align[12]>")[works]
+    chosen = np.flatnonzero(named | odd)
+    if not len(chosen):
+        return None
+    picked = [products[i] for i in chosen.tolist()]
+    best = np.array(
+        [
+            alignment_ratio(scene.device, product, dtypes[i] or "bf16") or 0.4
+            for product, i in zip(picked, chosen.tolist(), strict=True)
+        ]
+    )
+    sizes = sorted({size for p in picked if p for size in (p.m, p.n, p.k) if size % 8})
+    works = works[chosen]
+    return Candidate(
+        what=f"Products with sizes that are not multiples of 8 ({', '.join(map(str, sizes[:4])) or 'by their kernels'})",
+        cause="rows that are not 16-byte aligned force slow loads and older kernels on the Tensor Cores",
+        change="pad the size to a multiple of 64 (vocabulary 50257 → 50304, hidden 2731 → 2752), or the sequence to a multiple of 8",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=best, keep_worst=np.minimum(1.0, np.sqrt(best))),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )
+
+
+def _dtypes(scene: Scene, works: Index) -> list[str]:
+    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
+    words = trace.optional("dtypes")
+    return [first_dtype(trace.words[int(words[op])]) if op >= 0 else "" for op in ops.tolist()]
+
+
+@rule("channels-first", order=42)
+def channels_first(scene: Scene) -> Candidate | None:
+    """Convolutions in NCHW: transforms around them, and norms and pools that walk planes."""
+    convs = scene.family("conv")
+    transforms = scene.family("layout")
+    if not convs.any() or not transforms.any():
+        return None
+    if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(convs | transforms):
+        return None
+    moved, others = np.flatnonzero(transforms), np.flatnonzero(convs | scene.family("norm", "pool"))
+    works = np.concatenate((moved, others))
+    best = np.concatenate((np.zeros(len(moved)), np.full(len(others), 0.75)))
+    worst = np.concatenate((np.zeros(len(moved)), np.ones(len(others))))
+    return Candidate(
+        what=f"{len(moved) / scene.num_steps:.3g} layout transforms a step around the convolutions",
+        cause="NCHW convolutions: Tensor-Core kernels want NHWC, so every convolution transposes its operands",
+        change="model.to(memory_format=torch.channels_last) and images.to(memory_format=torch.channels_last)",
+        where=scene.where(moved),
+        cure=Cure(works=works, keep_best=best, keep_worst=worst),
+        evidence=scene.evidence(moved),
+        spans=tuple(scene.rows[moved[:200]].tolist()),
+    )
+
+
+@rule("padding", order=43)
+def padding(scene: Scene) -> Candidate | None:
+    """Tokens that are padding: from sequences joined by pad_sequence, or from what the recorder noted of masks."""
+    real = _real_frac(scene)
+    if real is None or real > 0.9:
+        return None
+    works = np.flatnonzero(scene.work_kind == 1)
+    works = works[~scene.family("optimizer", "foreach", "communication")[works]]
+    return Candidate(
+        what=f"{1 - real:.0%} of the tokens are padding",
+        cause="padding: every sequence is padded to the longest of the batch and computed in full",
+        change="sort or bucket by length, pad each bucket to its own longest, or pack sequences (FlashAttention varlen, nested tensors)",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=real, keep_worst=min(1.0, real + 0.75 * (1 - real))),
+        evidence=({"real_tokens_frac": round(real, 4)},),
+        unchecked=("how much of the time is not proportional to tokens",),
+    )
+
+
+def _real_frac(scene: Scene) -> float | None:
+    noted = scene.facts.get("padding") or ()
+    fractions = [fact["real_frac"] for fact in noted if isinstance(fact, dict) and "real_frac" in fact]
+    if fractions:
+        return float(min(fractions))
+    shapes = scene.trace.optional("shapes")
+    found = [
+        _pad_frac(scene.trace.words[int(shapes[span])]) for span in scene.host_spans("pad_sequence").tolist()[:100]
+    ]
+    known = [frac for frac in found if frac is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _pad_frac(shapes: str) -> float | None:
+    """Share of the padded tensor that sequences fill."""
+    lists = [entry for entry in parsed(shapes) if isinstance(entry, list) and entry and is_shape(entry[0])]
+    lengths = [shape[0] for shape in lists[0] if shape] if lists else []
+    return sum(lengths) / (len(lengths) * max(lengths)) if lengths and max(lengths) else None

@@ -1,0 +1,357 @@
+"""Every rule fires on a run with its mistake and is silent on the same run without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from stage import Stage, healthy, rules_of
+
+from ridgeline.findings.rule import rules
+from ridgeline.trace import Kind
+
+STEPS = 3
+Play = Callable[[Stage, bool], None]
+PLAYS: dict[str, Play] = {}
+
+
+def plays(rule: str) -> Callable[[Play], Play]:
+    def register(play: Play) -> Play:
+        PLAYS[rule] = play
+        return play
+
+    return register
+
+
+def played(rule: str, wrong: bool) -> Stage:
+    stage = Stage()
+    for _ in range(STEPS):
+        with stage.step():
+            PLAYS[rule](stage, wrong)
+    return stage
+
+
+@plays("data-loader")
+def _loader(stage: Stage, wrong: bool) -> None:
+    stage.host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 3000 if wrong else 20, Kind.DATALOADER)
+    healthy(stage)
+
+
+@plays("garbage-collection")
+def _collector(stage: Stage, wrong: bool) -> None:
+    healthy(stage, 10)
+    if wrong:
+        stage.wait()
+        stage.host("python gc generation 2", 3000, Kind.GC)
+    healthy(stage, 10)
+
+
+@plays("recompilation")
+def _recompile(stage: Stage, wrong: bool) -> None:
+    if wrong:
+        stage.host("_compile.compile_inner (dynamo_timed)", 20_000, Kind.ANNOTATION)
+    healthy(stage)
+
+
+@plays("allocator")
+def _allocator(stage: Stage, wrong: bool) -> None:
+    healthy(stage, 10)
+    if wrong:
+        stage.wait("cudaFree")
+        for _ in range(6):
+            stage.call("cudaMalloc", 150)
+    healthy(stage, 10)
+
+
+@plays("logging")
+def _logging(stage: Stage, wrong: bool) -> None:
+    healthy(stage)
+    if wrong:
+        with stage.span("train.py(31): log_metrics", Kind.PYTHON), stage.span("aten::item"):
+            stage.wait()
+        stage.host("logging: write", 2000, Kind.ANNOTATION)
+
+
+@plays("value-read")
+def _read(stage: Stage, wrong: bool) -> None:
+    for _ in range(10):
+        healthy(stage, 2, 60.0)
+        if wrong:
+            with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+                stage.wait()
+            stage.work(40)
+
+
+@plays("synchronize")
+def _synchronize(stage: Stage, wrong: bool) -> None:
+    for _ in range(10):
+        healthy(stage, 2, 60.0)
+        if wrong:
+            stage.wait("cudaDeviceSynchronize")
+            stage.work(40)
+
+
+@plays("host-round-trip")
+def _round_trip(stage: Stage, wrong: bool) -> None:
+    healthy(stage)
+    if wrong:
+        stage.copy("DtoH pageable", 8_000_000, 400.0, waits=True)
+        stage.host("aten::multinomial", 2500)
+        stage.copy("HtoD pageable", 4096, 5.0)
+    healthy(stage)
+
+
+@plays("host-code")
+def _host_code(stage: Stage, wrong: bool) -> None:
+    healthy(stage, 10)
+    if wrong:
+        stage.host("tokenize", 4000)
+    healthy(stage, 10)
+
+
+@plays("launch-bound")
+def _launches(stage: Stage, wrong: bool) -> None:
+    for _ in range(60):
+        stage.kernel("vectorized_elementwise_kernel", 4.0 if wrong else 60.0, op="aten::add", host_us=20.0)
+
+
+@plays("small-batch")
+def _small_batch(stage: Stage, wrong: bool) -> None:
+    for _ in range(40):
+        stage.kernel("nvjet_tst_64x8", 30.0, op="aten::mm", blocks=16 if wrong else 2000, dtypes=["c10::BFloat16"] * 2,
+                     shapes=[[64, 1024], [1024, 1024]])  # fmt: skip
+
+
+@plays("cpu-affinity")
+def _affinity(stage: Stage, wrong: bool) -> None:
+    stage.facts = {"num_cores": 16, "num_usable_cores": 1 if wrong else 16}
+    stage.host("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 3000 if wrong else 20, Kind.DATALOADER)
+    healthy(stage)
+
+
+@plays("host-contention")
+def _contention(stage: Stage, wrong: bool) -> None:
+    for i in range(60):
+        stage.kernel("vectorized_elementwise_kernel", 12.0, op="aten::add", host_us=10.0)
+        stage.host("aten::empty", 400.0 if wrong and i % 10 == 0 else 2.0)
+
+
+@plays("graph-breaks")
+def _breaks(stage: Stage, wrong: bool) -> None:
+    for i in range(6):
+        with stage.span(f"Torch-Compiled Region: {i if wrong else 0}/0", Kind.ANNOTATION):
+            healthy(stage, 2, 40.0)
+        if wrong:
+            stage.work(200)
+            stage.kernel("vectorized_elementwise_kernel", 5.0, op="aten::isfinite")
+
+
+@plays("weight-streaming")
+def _streaming(stage: Stage, wrong: bool) -> None:
+    for _ in range(8):
+        if wrong:
+            stage.copy("HtoD pinned", 100_000_000, 2000.0)
+        healthy(stage, 2)
+
+
+@plays("small-copies")
+def _small_copies(stage: Stage, wrong: bool) -> None:
+    for _ in range(64 if wrong else 1):
+        stage.copy("HtoD pageable" if wrong else "HtoD pinned", 262_144, 30.0, waits=wrong)
+    healthy(stage)
+
+
+@plays("pageable-copies")
+def _pageable(stage: Stage, wrong: bool) -> None:
+    stage.copy("HtoD pageable" if wrong else "HtoD pinned", 20_000_000, 3000.0 if wrong else 50.0, waits=wrong)
+    healthy(stage)
+
+
+@plays("exposed-copies")
+def _exposed_copies(stage: Stage, wrong: bool) -> None:
+    stage.copy("HtoD pinned", 60_000_000, 1200.0, stream=7 if wrong else 9, waits=wrong)
+    healthy(stage)
+
+
+def _gradients(stage: Stage, wrong: bool) -> None:
+    healthy(stage, 12)
+    stage.collective(1500.0, stream=7 if wrong else 20, num_bytes=100_000_000)
+    healthy(stage, 12)
+
+
+PLAYS["exposed-communication"] = _gradients
+
+
+@plays("small-buckets")
+def _buckets(stage: Stage, wrong: bool) -> None:
+    for _ in range(30 if wrong else 2):
+        healthy(stage, 1, 60.0)
+        stage.collective(60.0, stream=7, num_bytes=200_000 if wrong else 40_000_000)
+
+
+@plays("tensor-cores-unused")
+def _fp32(stage: Stage, wrong: bool) -> None:
+    name = "cutlass_80_simt_sgemm_256x128_8x4_nn_align1" if wrong else "cutlass_80_tensorop_s1688gemm_128x128_16x4_nn_align4"
+    for _ in range(20):
+        stage.kernel(name, 2700.0 if wrong else 350.0, op="aten::mm", shapes=[[4096, 4096], [4096, 4096]], dtypes=["float"] * 2)
+
+
+@plays("misaligned-sizes")
+def _misaligned(stage: Stage, wrong: bool) -> None:
+    vocab = 50257 if wrong else 50304
+    healthy(stage)
+    kernel = "cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_tn_align1" if wrong else "nvjet_tst_256x128_64x4"
+    stage.kernel(kernel, 6000.0 if wrong else 1200.0, op="aten::mm", shapes=[[8192, 1024], [1024, vocab]], dtypes=["c10::BFloat16"] * 2)
+
+
+@plays("channels-first")
+def _layout(stage: Stage, wrong: bool) -> None:
+    for _ in range(10):
+        if wrong:
+            stage.kernel("void cudnn::ops::nchwToNhwcKernel<__nv_bfloat16>", 60.0, op="aten::cudnn_convolution")
+        stage.kernel("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", 200.0, op="aten::cudnn_convolution")
+        if wrong:
+            stage.kernel("void cudnn::ops::nhwcToNchwKernel<__nv_bfloat16>", 60.0, op="aten::cudnn_convolution")
+
+
+@plays("padding")
+def _padding(stage: Stage, wrong: bool) -> None:
+    stage.host("aten::pad_sequence", 20, extra={"shapes": "[[[512], [40], [60], [90]], [], []]" if wrong else "[[[512], [500]], []]"})
+    healthy(stage)
+
+
+@plays("unfused-attention")
+def _attention(stage: Stage, wrong: bool) -> None:
+    for _ in range(4):
+        healthy(stage, 2)
+        if not wrong:
+            stage.kernel("flash_fwd_kernel<bf16>", 150.0, op="aten::_flash_attention_forward")
+            continue
+        shapes = {"op": "aten::bmm", "shapes": [[64, 2048, 64], [64, 64, 2048]], "dtypes": ["c10::BFloat16"] * 2}
+        stage.kernel("nvjet_tst_128x128", 200.0, **shapes)
+        stage.kernel("vectorized_elementwise_kernel<Mul>", 200.0, op="aten::mul")
+        stage.kernel("cunn_SoftMaxForward<4, bf16>", 250.0, op="aten::_softmax")
+        stage.kernel("nvjet_tst_128x128", 200.0, **shapes)
+
+
+@plays("masked-attention")
+def _mask(stage: Stage, wrong: bool) -> None:
+    qkv, mask = [2, 16, 4096, 64], [1, 1, 4096, 4096]
+    for _ in range(4):
+        healthy(stage, 1)
+        stage.kernel("fmha_cutlassF_bf16_aligned_64x64_rf_sm80", 900.0 if wrong else 250.0, op="aten::_efficient_attention_forward",
+                     shapes=[qkv, qkv, qkv, *([mask] if wrong else [])])  # fmt: skip
+
+
+@plays("weight-casts")
+def _casts(stage: Stage, wrong: bool) -> None:
+    for _ in range(6):
+        if wrong:
+            with stage.span("aten::linear"):
+                stage.kernel("vectorized_elementwise_kernel<bfloat16_copy_kernel_cuda>", 60.0, op="aten::_to_copy",
+                             shapes=[[4096, 4096]], dtypes=["float"])  # fmt: skip
+        healthy(stage, 2)
+
+
+@plays("logits")
+def _logits(stage: Stage, wrong: bool) -> None:
+    wide = {"shapes": [[8192, 128256]], "dtypes": ["c10::BFloat16"]}
+    healthy(stage)
+    if wrong:
+        stage.kernel("bfloat16tofloat32_copy_kernel_cuda", 1500.0, op="aten::_to_copy", **wide)
+        stage.kernel("cunn_SoftMaxForward<LogSoftMax>", 1200.0, op="aten::_log_softmax", **wide)
+        stage.kernel("elementwise_kernel<direct_copy_kernel_cuda>", 1500.0, op="aten::_to_copy", **wide)
+    else:
+        stage.kernel("fused_linear_cross_entropy", 200.0, op="liger", **wide)
+
+
+@plays("index-backward")
+def _index(stage: Stage, wrong: bool) -> None:
+    healthy(stage)
+    if wrong:
+        with stage.span("IndexBackward0"), stage.span("aten::index_put_"):
+            stage.kernel("radixSortKVInPlace", 200.0, op="aten::index_put_")
+            stage.kernel("indexing_backward_kernel_stride_1<float>", 2500.0, op="aten::index_put_")
+    else:
+        stage.kernel("embedding_forward_kernel", 40.0, op="aten::embedding")
+
+
+@plays("dense-embedding-gradient")
+def _dense_gradient(stage: Stage, wrong: bool) -> None:
+    with stage.span("aten::embedding_bag", extra={"shapes": "[[4000000, 256], [16384]]" if wrong else "[[4000, 256], [16384]]"}):
+        stage.kernel("EmbeddingBag_updateOutputKernel_sum_mean", 40.0, op="aten::_embedding_bag")
+    healthy(stage)
+    if wrong:
+        with stage.span("EmbeddingBagBackward0"), stage.span("aten::_embedding_bag_dense_backward"):
+            stage.kernel("vectorized_elementwise_kernel<FillFunctor<float>>", 1200.0, op="aten::zeros")
+        with stage.span("Optimizer.step#SGD.step", Kind.ANNOTATION):
+            stage.kernel("multi_tensor_apply_kernel<Add>", 3000.0, op="aten::_foreach_add_")
+
+
+@plays("recompute")
+def _recompute(stage: Stage, wrong: bool) -> None:
+    stage.facts = {"peak_allocated_bytes": 20e9, "total_bytes": 140e9}
+    healthy(stage, 6)
+    for _ in range(6):
+        with stage.span("autograd::engine::evaluate_function: MulBackward0"):
+            if wrong:
+                with stage.span("aten::linear"):
+                    stage.kernel("nvjet_tst_128x256", 180.0, op="aten::addmm")
+            stage.kernel("vectorized_elementwise_kernel", 180.0, op="aten::mul")
+
+
+@plays("unfused-optimizer")
+def _optimizer(stage: Stage, wrong: bool) -> None:
+    healthy(stage)
+    with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
+        for _ in range(120 if wrong else 0):
+            stage.kernel("vectorized_elementwise_kernel<CUDAFunctor_add>", 6.0, op="aten::add_", host_us=12.0)
+        stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 100.0, op="aten::_fused_adamw_")
+
+
+@plays("zero-grad")
+def _zero_grad(stage: Stage, wrong: bool) -> None:
+    healthy(stage)
+    with stage.span("Optimizer.zero_grad#SGD.zero_grad", Kind.ANNOTATION):
+        for _ in range(10 if wrong else 0):
+            stage.kernel("multi_tensor_apply_kernel<ZeroFunctor>", 60.0, op="aten::_foreach_zero_")
+
+
+@plays("throttling")
+def _throttle(stage: Stage, wrong: bool) -> None:
+    stage.build.count("sm_clock_hz", stage.now_s, 1.1e9 if wrong else 1.95e9)
+    stage.build.count("power_w", stage.now_s, 690.0)
+    healthy(stage)
+
+
+ACROSS = ("straggler", "stage-imbalance", "expert-imbalance")
+
+
+@pytest.mark.parametrize("rule", sorted(PLAYS))
+def test_a_rule_fires_on_its_mistake(rule):
+    found = played(rule, wrong=True).findings()
+    assert rule in rules_of(found)[:2], rules_of(found)
+
+
+@pytest.mark.parametrize("rule", sorted(PLAYS))
+def test_a_rule_is_silent_without_its_mistake(rule):
+    assert played(rule, wrong=False).findings() == []
+
+
+@pytest.mark.parametrize("rule", sorted(PLAYS))
+def test_the_promised_gain_holds_what_the_fix_brings(rule):
+    """The stage is its own judge where the mistake is time that vanishes; kernels that change shape have their own tests."""
+    if rule in {"small-batch", "padding", "throttling", "masked-attention", "unfused-attention", "logits", "launch-bound"}:
+        pytest.skip("the stage fixes this by playing other kernels")
+    wrong, right = played(rule, wrong=True), played(rule, wrong=False)
+    finding = next(found for found in wrong.findings() if found.rule == rule)
+    gain_ms = (wrong.scene().step_s - right.scene().step_s) * 1e3
+    assert finding.low_ms * 0.95 <= gain_ms <= finding.high_ms * 1.3 + 0.05
+
+
+def test_every_rule_is_played():
+    assert {rule.name for rule in rules()} == {*PLAYS, *ACROSS}
+
+
+def test_there_are_more_than_twenty_rules():
+    assert len(rules()) >= 20
