@@ -12,10 +12,8 @@ from ridgeline.findings.replay import Edit
 from ridgeline.findings.rule import Rule, rules
 from ridgeline.findings.scene import Candidate, Scene
 
-LEAST_FRAC = 0.02
-"""Gains below this share of a step are not worth a sentence."""
 LATER_FRAC = 0.1
-"""A gain that only shows once the findings above are fixed is worth one from this share on."""
+"""A gain that only shows once the findings above are fixed is worth one from this share of what is then left."""
 MAX_FINDINGS = 12
 
 
@@ -48,7 +46,7 @@ def _claimed(scene: Scene, chosen: Iterable[Rule] | None) -> list[tuple[Rule, Ca
         if candidate is None:
             continue
         cure = ledger.preview(candidate.cure)
-        if cure.is_empty or scene.claimed_s(cure) < LEAST_FRAC * scene.step_s:
+        if cure.is_empty or scene.claimed_s(cure) < candidate.least_frac * scene.step_s:
             continue
         kept.append((found, replace(candidate, cure=ledger.claim(candidate.cure))))
     return kept
@@ -66,23 +64,21 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
     so_far, before_s, left_s = scene.no_edit(), scene.step_s, scene.step_s
     made = list[Finding]()
     for found in weighed:
-        so_far = so_far | found.best
-        after_s = scene.step_after_s(so_far)
-        in_turn_s, before_s = max(0.0, before_s - after_s), min(before_s, after_s)
+        after_s = scene.step_after_s(so_far | found.best)
+        in_turn_s = max(0.0, before_s - after_s)
         finding = _finding(scene, found, in_turn_s, left_s)
-        if finding is None or len(made) == MAX_FINDINGS:
-            continue
-        left_s -= finding.high_ms / 1e3
-        made.append(finding)
+        least_s = found.candidate.least_frac * scene.step_s
+        matters = finding.high_ms >= least_s * 1e3 or in_turn_s >= LATER_FRAC * before_s
+        if matters and len(made) < MAX_FINDINGS:
+            made.append(finding)
+            so_far, before_s, left_s = so_far | found.best, min(before_s, after_s), left_s - finding.high_ms / 1e3
     return made
 
 
-def _finding(scene: Scene, found: _Weighed, in_turn_s: float, left_s: float) -> Finding | None:
+def _finding(scene: Scene, found: _Weighed, in_turn_s: float, left_s: float) -> Finding:
     trusted = trust(found.rule.name)
-    high_s = min(left_s, trusted.high * found.best_s)
+    high_s = min(left_s, trusted.high * found.best_s, max(found.best_s, scene.step_s - scene.busy_after_s(found.best)))
     low_s = min(high_s, trusted.low * found.worst_s)
-    if high_s < LEAST_FRAC * scene.step_s and in_turn_s < LATER_FRAC * scene.step_s:
-        return None
     candidate = found.candidate
     return Finding(
         rule=found.rule.name,

@@ -53,8 +53,8 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
     ("tf32", r"tf32|tensorop_s1688|nvjet_s"),
     ("half", r"h884|h1688|h16816|s884|s16816|turing_s1688|volta_s884|fp16|bf16|f16f16|half|hgemm|bfloat16|hmma|nvjet_[htb]"
              r"|f16_s|__nv_bfloat16|hgmma|_h_h"),
-    ("fp32", r"sgemm|simt|scudnn|gemmsn|ffma|winograd|implicit_convolve|f32f32|\bfloat\b|<float|gemmk1|dgrad2d|wgrad2d"
-             r"|cgemm|fft2d|s_sgemm"),
+    ("fp32", r"sgemm|simt|scudnn|gemmsn|ffma|winograd|implicit_convolve|f32f32_f32f32_f32|gemmk1|[dw]grad2d|cgemm|fft2d"
+             r"|_engine<float|gemv\w*<.*float, float, float"),
 )  # fmt: skip
 _PRECISION = tuple((precision, re.compile(pattern)) for precision, pattern in _PRECISIONS)
 TENSOR_CORE = ("tf32", "half", "fp8", "int8")

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ridgeline.findings.replay import NONE, Index, Mask, Program, Seconds
 from ridgeline.findings.window import Window
+from ridgeline.trace.intervals import Intervals, difference, union
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Trace
 
@@ -18,6 +19,12 @@ NEAR_S = 20e-6
 """Work that starts this soon after work of another stream has ended, and for no other reason, was waiting for it."""
 SURE_S = 5e-6
 """Delays below this need no reason: events, front ends and clocks have their own."""
+BACK_TO_BACK_S = 3e-6
+"""Queued kernels follow each other within this; where they never do, nothing was ever queued."""
+LAUNCH_S = 10e-6
+"""An empty queue starts work within this after its launch; where none does, the queue was never empty."""
+UNBOUND_S = -1e9
+"""Latency of work whose launch is not known and did not hold it."""
 FULL_QUEUE = 512
 """A launch that takes long while this much work is pending waits for room in the queue (CUDA holds about 1,024)."""
 LONG_S = 30e-6
@@ -156,12 +163,25 @@ def _works(trace: Trace, window: Window, work_mask: Mask, calls: _Calls) -> _Wor
     linked = call >= 0
     before = np.maximum(0, np.searchsorted(calls.start_s, start_s, side="right") - 1)
     kept = linked | ((trace.launch[rows] < 0) & (start_s >= 0.0) & (trace.start_ns[rows] < window.end_ns))
-    call = np.where(linked, call, before)
     place = trace.device[rows].astype(np.int64) * (1 << 32) + trace.stream[rows]
     _, stream = np.unique(place, return_inverse=True)
+    call = _in_stream_order(np.where(linked, call, before), start_s, stream, linked)
     order = np.lexsort((start_s, call))
     order = order[kept[order]]
     return _Works(rows[order], start_s[order], end_s[order], call[order], stream.astype(np.int64)[order], linked[order])
+
+
+def _in_stream_order(call: Index, start_s: Seconds, stream: Index, linked: Mask) -> Index:
+    """Work without a launch was launched no later than the work that follows it on its stream."""
+    if linked.all():
+        return call
+    found = call.copy()
+    for place in np.unique(stream):
+        own = np.flatnonzero(stream == place)
+        own = own[np.argsort(start_s[own], kind="stable")]
+        latest = np.minimum.accumulate(np.where(linked[own], call[own], np.iinfo(np.int64).max)[::-1])[::-1]
+        found[own] = np.where(linked[own], call[own], np.minimum(call[own], latest))
+    return found
 
 
 def _waits(trace: Trace, calls: _Calls, works: _Works) -> tuple[Index, Seconds, Seconds]:
@@ -189,7 +209,8 @@ def _may_wait(trace: Trace, calls: _Calls, works: _Works, duration_s: Seconds) -
     """Calls that synchronize, and launches that took long while the queue was full."""
     rows = np.maximum(calls.row, 0)
     synchronizes = runtime_named(trace, SYNCHRONIZES)[rows] & (calls.row >= 0)
-    launched = np.searchsorted(works.call, np.arange(len(calls.row)), side="right")
+    early = int((~works.linked).sum())  # launched before the recording began
+    launched = early + np.searchsorted(works.call[works.linked], np.arange(len(calls.row)), side="right")
     finished = np.searchsorted(np.sort(works.end_s), calls.start_s, side="right")
     full = (launched - finished > FULL_QUEUE) & (duration_s > LONG_S)
     return np.asarray(synchronizes | full, dtype=bool)
@@ -246,21 +267,30 @@ def _delays(calls: _Calls, works: _Works) -> _Delays:
     """What held each piece of work: its launch, its stream or another stream; the rest stays where it was."""
     latency_s = works.start_s - calls.start_s[works.call]
     gap_s = works.start_s - _freed_s(works)
-    usual_latency_s, usual_gap_s = _usual(latency_s[works.linked]), _usual(gap_s[gap_s < NEAR_S])
+    usual_latency_s = min(LAUNCH_S, _usual(latency_s[works.linked]))
+    usual_gap_s = min(BACK_TO_BACK_S, _usual(gap_s[gap_s < NEAR_S]))
     launch_ready_s = works.start_s - latency_s + usual_latency_s
     stream_ready_s = works.start_s - gap_s + usual_gap_s
-    by_stream = stream_ready_s >= launch_ready_s
+    launch_ready_s = np.where(~works.linked & (gap_s < NEAR_S), -np.inf, launch_ready_s)
+    by_stream = stream_ready_s > launch_ready_s
     held_s = works.start_s - np.maximum(launch_ready_s, stream_ready_s)
     depends_on, depend_gap_s = _other_stream(works, held_s)
     explained = depends_on >= 0
-    lost_s = np.where(~explained & (held_s > NEAR_S), held_s, 0.0)
+    lost = ~explained & (held_s > NEAR_S) & np.isfinite(held_s)
+    start_ns = np.rint(works.start_s * 1e9).astype(np.int64)
+    lost_ns = union(start_ns[lost] - np.rint(held_s[lost] * 1e9).astype(np.int64), start_ns[lost])
+    latency_s = np.where(~by_stream & ~explained, latency_s, np.minimum(latency_s, usual_latency_s))
     return _Delays(
-        np.where(~by_stream & ~explained, latency_s, np.minimum(latency_s, usual_latency_s)),
+        np.where(np.isfinite(launch_ready_s), latency_s, UNBOUND_S),
         np.where(by_stream & ~explained, np.where(np.isfinite(gap_s), gap_s, 0.0), np.minimum(gap_s, usual_gap_s)),
         depends_on,
         depend_gap_s,
-        float(lost_s.sum()),
+        difference(lost_ns, _busy(works)).total / 1e9,
     )
+
+
+def _busy(works: _Works) -> Intervals:
+    return union(np.rint(works.start_s * 1e9).astype(np.int64), np.rint(works.end_s * 1e9).astype(np.int64))
 
 
 def _usual(delays_s: Seconds) -> float:

@@ -86,7 +86,7 @@ def run(program: Program) -> Schedule:
         started = gap if after < 0 else call_end[after] + gap
         for w in range(first[c], first[c + 1]):
             stream, latency, stream_gap, depends_on, depend_gap, duration = work[w]
-            at = started + latency
+            at = started + latency if latency > -started else 0.0
             freed = free_at[stream] + stream_gap
             if freed > at:
                 at = freed
@@ -149,4 +149,5 @@ def edited(program: Program, edit: Edit) -> Program:
         duration_s=program.duration_s * edit.scale,
         stream_gap_s=np.where(removed, np.minimum(0.0, program.stream_gap_s), program.stream_gap_s),
         stream=np.where(edit.aside, program.stream + program.num_streams, program.stream),
+        depends_on=np.where(edit.aside[program.depends_on] & (program.depends_on >= 0), NONE, program.depends_on),
     )

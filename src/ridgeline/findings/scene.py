@@ -54,6 +54,7 @@ class Scene:
         self.trace = trace
         self.device = device
         self.others = tuple(others)
+        self._patterns = dict[str, Mask]()
         self.window: Window = window_of(trace)
         self.wiring: Wiring = wire(trace, self.window, trace.gpu)
         self.rows = self.wiring.work_rows
@@ -66,6 +67,10 @@ class Scene:
         """What a step takes when nothing is recorded, if the recorder measured it."""
         found = self.facts.get("unprofiled_step_s")
         return float(found) if isinstance(found, (int, float)) and found > 0 else None
+
+    @property
+    def num_devices(self) -> int:
+        return max(1, len(np.unique(self.trace.device[self.rows])))
 
     @property
     def num_steps(self) -> int:
@@ -103,10 +108,13 @@ class Scene:
         return self.words_like(pattern)[self.column(column)[self.rows]]
 
     def words_like(self, pattern: str) -> Mask:
-        found = re.compile(pattern, re.IGNORECASE)
-        return np.fromiter(
-            (found.search(word) is not None for word in self.trace.words), dtype=bool, count=len(self.trace.words)
-        )
+        """Which words of the trace have the pattern."""
+        known = self._patterns.get(pattern)
+        if known is None:
+            search = re.compile(pattern, re.IGNORECASE).search
+            known = np.fromiter((search(word) is not None for word in self.trace.words), dtype=bool, count=len(self.trace.words))
+            self._patterns[pattern] = known
+        return known
 
     def column(self, name: str) -> NDArray[Any]:
         own = getattr(self.trace, name, None)
@@ -279,6 +287,12 @@ class Scene:
     def edit(self, cure: Cure, *, best: bool) -> Edit:
         return edit_of(cure, self.program, self.clock, best=best)
 
+    def busy_after_s(self, edit: Edit) -> float:
+        """Work of the busiest stream after a change: no schedule is shorter."""
+        changed = edited(self.program, edit)
+        streams = np.bincount(changed.stream, weights=changed.duration_s) if changed.num_works else np.zeros(1)
+        return float(streams.max()) / self.num_steps
+
     def claimed_s(self, cure: Cure) -> float:
         """The most a cure could bring if nothing else held the step: the time it claims, a step."""
         saved = self.edit(cure, best=True)
@@ -448,3 +462,4 @@ class Candidate:
     evidence: tuple[dict[str, Any], ...] = ()
     spans: tuple[int, ...] = ()
     unchecked: tuple[str, ...] = ()
+    least_frac: float = 0.02  # of the step, from which on it is worth a sentence

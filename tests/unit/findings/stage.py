@@ -96,8 +96,9 @@ class Stage:
     def copy(self, word: str, num_bytes: int, us: float, *, stream: int = 7, waits: bool = False) -> None:
         """A copy over the host link: ``HtoD pageable`` and the like."""
         with self.span("aten::copy_"):
-            self.kernel(f"Memcpy {word}", us, op="aten::copy_", stream=stream, kind=Kind.MEMCPY, call="cudaMemcpyAsync",
-                        extra={"copy": word, "bytes": num_bytes})  # fmt: skip
+            self.work(7)
+            self._launch(f"Memcpy {word}", us, stream, Kind.MEMCPY, "aten::copy_", 0, "", {"copy": word, "bytes": num_bytes},
+                         "cudaMemcpyAsync")  # fmt: skip
             if waits:
                 self.wait()
 
@@ -118,8 +119,8 @@ class Stage:
         return len(self._spans) - 1
 
     def trace(self) -> Trace:
-        for span in self._spans:
-            self.build.add(**span)
+        while self._spans:
+            self.build.add(**self._spans.pop(0))
         if self.facts:
             self.build.describe(ridgeline=self.facts)
         return self.build.build()

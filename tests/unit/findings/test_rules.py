@@ -112,7 +112,7 @@ def _host_code(stage: Stage, wrong: bool) -> None:
 @plays("launch-bound")
 def _launches(stage: Stage, wrong: bool) -> None:
     for _ in range(60):
-        stage.kernel("vectorized_elementwise_kernel", 4.0 if wrong else 60.0, op="aten::add", host_us=20.0)
+        stage.kernel("nvjet_tst_64x8", 4.0 if wrong else 60.0, op="aten::mm", host_us=20.0)
 
 
 @plays("small-batch")
@@ -132,7 +132,7 @@ def _affinity(stage: Stage, wrong: bool) -> None:
 @plays("host-contention")
 def _contention(stage: Stage, wrong: bool) -> None:
     for i in range(60):
-        stage.kernel("vectorized_elementwise_kernel", 12.0, op="aten::add", host_us=10.0)
+        stage.kernel("nvjet_tst_64x8", 25.0, op="aten::mm", host_us=10.0)
         stage.host("aten::empty", 400.0 if wrong and i % 10 == 0 else 2.0)
 
 
@@ -185,8 +185,8 @@ PLAYS["exposed-communication"] = _gradients
 @plays("small-buckets")
 def _buckets(stage: Stage, wrong: bool) -> None:
     for _ in range(30 if wrong else 2):
-        healthy(stage, 1, 60.0)
-        stage.collective(60.0, stream=7, num_bytes=200_000 if wrong else 40_000_000)
+        healthy(stage, 1 if wrong else 15, 60.0)
+        stage.collective(60.0, stream=7 if wrong else 20, num_bytes=200_000 if wrong else 40_000_000)
 
 
 @plays("tensor-cores-unused")
@@ -297,7 +297,7 @@ def _recompute(stage: Stage, wrong: bool) -> None:
             if wrong:
                 with stage.span("aten::linear"):
                     stage.kernel("nvjet_tst_128x256", 180.0, op="aten::addmm")
-            stage.kernel("vectorized_elementwise_kernel", 180.0, op="aten::mul")
+            stage.kernel("nvjet_tst_128x256", 180.0, op="aten::mm")
 
 
 @plays("unfused-optimizer")
@@ -322,6 +322,14 @@ def _throttle(stage: Stage, wrong: bool) -> None:
     stage.build.count("sm_clock_hz", stage.now_s, 1.1e9 if wrong else 1.95e9)
     stage.build.count("power_w", stage.now_s, 690.0)
     healthy(stage)
+
+
+@plays("pointwise-chains")
+def _chain(stage: Stage, wrong: bool) -> None:
+    for _ in range(6):
+        healthy(stage, 2)
+        for _ in range(7 if wrong else 1):
+            stage.kernel("vectorized_elementwise_kernel<Mul>", 80.0, op="aten::mul")
 
 
 ACROSS = ("straggler", "stage-imbalance", "expert-imbalance")

@@ -164,7 +164,7 @@ def small_buckets(scene: Scene) -> Candidate | None:
         cause="gradient buckets too small: each collective pays its latency and none fills the link",
         change="DistributedDataParallel(…, bucket_cap_mb=25 or more); FSDP: wrap larger units",
         where=scene.where(chosen),
-        cure=Cure(works=chosen, keep_best=0.3, keep_worst=0.85, host=scene.op_time(chosen), host_best=0.3, host_worst=1.0),
+        cure=Cure(works=chosen, keep_best=0.3, keep_worst=0.85, aside=chosen, host=scene.op_time(chosen), host_best=0.3, host_worst=1.0),
         evidence=scene.evidence(chosen),
         spans=tuple(scene.rows[chosen[:200]].tolist()),
     )

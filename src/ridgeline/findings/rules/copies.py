@@ -10,12 +10,14 @@ from ridgeline.findings.cure import Cure
 from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.trace.intervals import difference
 from ridgeline.trace.kind import Kind
 
 LINK_BYTES_PER_S = 12e9
 """Of an unknown host link: PCIe 3.0 x16, the slowest still in use."""
 LINK_FRAC = 0.85
 """Share of a host link's rate that large copies from pinned memory reach (55 of 64 GB/s on an H200)."""
+SMALL_BYTES, MANY = 1e6, 32
 STREAMED_FRAC = 0.3
 STREAMED_BYTES = 64e6
 
@@ -42,8 +44,6 @@ def _exposed(scene: Scene, works: Index) -> float:
     """Share of the copies' time in which no kernel runs."""
     copies = scene.time_of(scene.rows[works])
     kernels = scene.time_of(scene.rows[np.isin(scene.work_kind, (int(Kind.KERNEL), int(Kind.COMMUNICATION)))])
-    from ridgeline.trace.intervals import difference
-
     return difference(copies, kernels).total / max(1, copies.total)
 
 
@@ -56,14 +56,14 @@ def weight_streaming(scene: Scene) -> Candidate | None:
     moved = _bytes(scene, works)
     per_step_s, busy_s = scene.per_step_s(works), scene.per_step_s(np.arange(scene.program.num_works))
     large = moved > 1e6
-    if per_step_s < STREAMED_FRAC * scene.step_s or per_step_s < 0.5 * busy_s or moved.sum() / scene.num_steps < STREAMED_BYTES:
+    if per_step_s < STREAMED_FRAC * scene.step_s * scene.num_devices or per_step_s < 0.5 * busy_s or moved.sum() / scene.num_steps < STREAMED_BYTES:
         return None
     if scene.copies("htod", "pageable")[works].mean() > 0.5:
         return None
-    rate = moved.sum() / max(1e-12, scene.work_s[works].sum())
+    rate, each = moved.sum() / max(1e-12, scene.work_s[works].sum()), scene.num_steps * scene.num_devices
     return Candidate(
-        what=f"Weights are streamed over the host link: {moved.sum() / scene.num_steps / 1e9:.3g} GB a step at {rate / 1e9:.3g} GB/s, "
-        f"{scene.frac(per_step_s):.0%} of the time",
+        what=f"Weights are streamed over the host link: {moved.sum() / each / 1e9:.3g} GB a step and device at {rate / 1e9:.3g} GB/s, "
+        f"{scene.frac(per_step_s / scene.num_devices):.0%} of the time",
         cause=f"streaming weights over PCIe: {int(large.sum())} large copies from pinned host memory, and kernels wait for them",
         change="keep the weights on the device (quantize, shard over GPUs, offload fewer layers); else prefetch the next layer on its own stream",
         where=scene.where(works),
@@ -72,6 +72,29 @@ def weight_streaming(scene: Scene) -> Candidate | None:
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the model fits into device memory",),
     )
+
+
+@rule("small-copies", order=29)
+def small_copies(scene: Scene) -> Candidate | None:
+    """Many copies that could be one: each pays a call, a staging buffer and a wait."""
+    works = np.flatnonzero(scene.copies("htod"))
+    works = works[_bytes(scene, works) < SMALL_BYTES]
+    if len(works) / scene.num_steps < MANY:
+        return None
+    moved = _bytes(scene, works)
+    best = np.clip(moved / _link_bytes_per_s(scene) / np.maximum(scene.work_s[works], 1e-12), 0.0, 1.0)
+    return Candidate(
+        what=f"{len(works) / scene.num_steps:,.0f} copies a step to the device, {np.median(moved) / 1e3:.3g} kB each",
+        cause="many small copies: every one is a call of its own, and from pageable memory a wait as well",
+        change="pack the tensors into one pinned buffer, copy it once with non_blocking=True, and split it on the device",
+        where=scene.where(works),
+        cure=Cure(
+            works=works, keep_best=best, keep_worst=np.minimum(1.0, best + 0.2), freed=_calls_of(scene, works),
+            host=scene.op_time(works), host_best=0.0, host_worst=0.2,
+        ),
+        evidence=_copy_evidence(scene, works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )  # fmt: skip
 
 
 @rule("pageable-copies", order=31)

@@ -7,6 +7,7 @@ import numpy as np
 from ridgeline.findings.cure import Cure
 from ridgeline.findings.finding import Where
 from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
+from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
 from ridgeline.trace.intervals import covered_within
@@ -18,10 +19,37 @@ GRAPH_HOST_FRAC = 0.1
 """Share of the host time of eager launches that remains with CUDA graphs: inputs are copied, the rest is one call."""
 
 
+def _loading(scene: Scene) -> Index:
+    """Spans of the launching threads in which a batch is fetched."""
+    spans = np.union1d(scene.of_kind(Kind.DATALOADER), scene.host_spans(LOADER, Kind.ANNOTATION, Kind.OP, Kind.PYTHON))
+    return spans[np.isin(scene.trace.thread[spans], scene.main_threads)]
+
+
+@rule("cpu-affinity", order=9)
+def cpu_affinity(scene: Scene) -> Candidate | None:
+    """The process may use fewer cores than the machine has, and its host side is what the step waits for."""
+    usable, cores = scene.facts.get("num_usable_cores"), scene.facts.get("num_cores")
+    if not usable or not cores or usable > cores / 4:
+        return None
+    spans = _loading(scene)
+    stalls, _ = scene.stalls(scene.of_kind(Kind.OP, Kind.RUNTIME))
+    time = scene.time_of(np.union1d(spans, stalls))
+    if scene.frac(time.total / 1e9 / scene.num_steps) < 0.02:
+        return None
+    return Candidate(
+        what=f"The process may run on {usable} of {cores} cores, and the step waits for its host side",
+        cause="CPU affinity: loader workers, autograd and the launching thread share the cores they are bound to",
+        change="drop the binding (taskset, cgroup or launcher), or bind to all cores of the GPU's NUMA node",
+        where=scene.where_host(spans),
+        cure=Cure(host=time, host_best=0.0, host_worst=0.25),
+        evidence=({"num_usable_cores": usable, "num_cores": cores}, *scene.host_evidence(spans)),
+        spans=tuple(spans[:200].tolist()),
+    )
+
+
 @rule("data-loader", order=10)
 def data_loader(scene: Scene) -> Candidate | None:
-    spans = np.union1d(scene.of_kind(Kind.DATALOADER), scene.host_spans(LOADER, Kind.ANNOTATION, Kind.OP, Kind.PYTHON))
-    spans = spans[np.isin(scene.trace.thread[spans], scene.main_threads)]
+    spans = _loading(scene)
     if not len(spans):
         return None
     time = scene.time_of(spans)

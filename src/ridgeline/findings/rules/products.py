@@ -15,6 +15,8 @@ from ridgeline.findings.scene import Candidate, Scene
 from ridgeline.findings.shapes import Product, first_dtype, is_shape, parsed, product_of, shaped_ops
 
 NO_TENSOR_CORES = ("pascal", "maxwell", "kepler")
+MOST = 0.5
+"""A share of kernel time that deserves a word even when something else holds the step."""
 RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
 
 
@@ -75,6 +77,7 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the model tolerates the lower precision",)
         + (() if any(products) else ("shapes were not recorded: the gain is from peak rates",)),
+        least_frac=0.01 if share > MOST else 0.02,
     )
 
 

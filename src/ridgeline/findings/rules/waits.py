@@ -10,6 +10,7 @@ from ridgeline.findings.cure import NOWHERE, Cure
 from ridgeline.findings.finding import Where
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene, Wait
+from ridgeline.trace.intervals import union
 from ridgeline.trace.kind import Kind
 
 READS = re.compile(r"aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|unique|_unique|equal|allclose|bincount)")
@@ -54,6 +55,38 @@ def logging(scene: Scene) -> Candidate | None:
     )
 
 
+@rule("host-round-trip", order=19)
+def host_round_trip(scene: Scene) -> Candidate | None:
+    """A tensor goes to the host, is computed on there, and comes back."""
+    after, clock = scene.program.after, scene.clock
+    follower = np.full(scene.program.num_calls, -1, dtype=np.int64)
+    follower[after[after >= 0]] = np.flatnonzero(after >= 0)
+    trips = [
+        (wait, int(follower[wait.call]))
+        for wait in scene.waits
+        if COPIES_BACK.search(wait.copy) and follower[wait.call] >= 0 and _computes(scene, int(follower[wait.call]))
+    ]
+    if not trips:
+        return None
+    nexts = np.array([call for _, call in trips])
+    time = union(clock.gap_start_ns[nexts], clock.start_ns[nexts])
+    waits = [wait for wait, _ in trips]
+    return Candidate(
+        what=f"{len(trips) / scene.num_steps:.3g} times a step a tensor goes to the host, is worked on there, and the device waits",
+        cause="a round trip through the host: computation on CPU tensors in the middle of the step",
+        change="keep it on the device: sample, mask and sort with CUDA tensors; move only what leaves the program",
+        where=_place(waits),
+        cure=Cure(host=time, host_best=0.02, host_worst=0.15, freed=np.array([wait.call for wait in waits])),
+        evidence=scene.host_evidence(_rows(waits)),
+        spans=tuple(_rows(waits)[:200].tolist()),
+    )
+
+
+def _computes(scene: Scene, call: int) -> bool:
+    """The gap before the call is long: the host does more than launch the next op."""
+    return float(scene.program.gap_s[call]) > 300e-6
+
+
 @rule("value-read", order=20)
 def value_read(scene: Scene) -> Candidate | None:
     waits = [wait for wait in scene.waits if _is_read(wait) and not _is_upload(wait)]
@@ -66,7 +99,7 @@ def value_read(scene: Scene) -> Candidate | None:
         change="keep the value on the device (torch.where, masks, capturable optimizers), read it once after the step, "
         "or copy it with non_blocking=True and look at it a step later",
         where=_place(waits),
-        cure=Cure(freed=np.array([wait.call for wait in waits], dtype=np.int64), works=EMPTY_WORKS),
+        cure=Cure(freed=np.array([wait.call for wait in waits], dtype=np.int64)),
         evidence=scene.host_evidence(_rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
     )
@@ -91,9 +124,6 @@ def synchronize(scene: Scene) -> Candidate | None:
         spans=tuple(_rows(waits)[:200].tolist()),
         unchecked=("whether the program needs the order that the synchronization gives",),
     )
-
-
-EMPTY_WORKS = np.zeros(0, dtype=np.int64)
 
 
 def _rows(waits: list[Wait]) -> np.ndarray:
