@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
+from os import PathLike as PathLikeType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.cost.estimate import estimate
@@ -16,7 +20,12 @@ if TYPE_CHECKING:
     import os
 
     from ridgeline.cost.check import Check
+    from ridgeline.findings.diff import Difference
+    from ridgeline.findings.explanation import Explanation, Summary
+    from ridgeline.findings.regression import Gate
     from ridgeline.trace import Trace
+
+    PathLike = str | os.PathLike[str]
 
 
 def predict(model: Graph | str, on: str | Device = "h200", execution: str = "eager", **options: Any) -> Prediction:
@@ -51,8 +60,6 @@ def validate(path: str | os.PathLike[str], on: str | Device = "h200") -> Check:
 
 def timeline(prediction: Prediction, max_spans: int = 300_000) -> Trace:
     """When everything of a predicted step happens: host calls, kernels and live memory, repeats unrolled."""
-    from itertools import islice
-
     from ridgeline.cost.memory_curve import memory_curve
     from ridgeline.trace import TraceBuilder
 
@@ -70,3 +77,66 @@ def timeline(prediction: Prediction, max_spans: int = 300_000) -> Trace:
     for at_s, live_bytes in memory_curve(prediction, called_s, end_s):
         trace.count("memory_bytes", at_s, live_bytes)
     return trace.build()
+
+
+def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | None = None) -> Explanation:
+    """Where the time of a run went, why, what to change and how much that brings.
+
+    ``source`` is a trace, a file, a folder with a file for each rank, or several of these. ``on`` names the device when
+    the trace does not.
+    """
+    from ridgeline.findings.explanation import communication_of, explained, summary_of
+    from ridgeline.trace import Trace, read_ranks
+
+    device = device_named(on) if on is not None else None
+    if isinstance(source, Trace):
+        return explained(source, [summary_of(source)], device=device)
+    files = _trace_files(source)
+    summaries: list[Summary] = []
+    collectives: list[Trace] = []
+    alone: Trace | None = None
+    for alone in read_ranks(files):
+        summaries.append(summary_of(alone))
+        collectives.append(communication_of(alone))
+    if len(summaries) == 1 and alone is not None:
+        return explained(alone, summaries, device=device)
+    chosen = _typical(summaries)
+    trace = next(islice(read_ranks(files), chosen, None))
+    return explained(trace, summaries, [c for i, c in enumerate(collectives) if i != chosen], device=device)
+
+
+def _trace_files(source: PathLike | Sequence[PathLike]) -> list[Path]:
+    from ridgeline.trace.read import trace_files
+
+    given = [source] if isinstance(source, (str, PathLikeType)) else list(source)
+    return [file for path in given for file in trace_files(path)]
+
+
+def _typical(summaries: Sequence[Summary]) -> int:
+    """The rank to look into: the one in the middle by time in collectives, which waits as most ranks do."""
+    order = sorted(range(len(summaries)), key=lambda i: summaries[i].comm_s)
+    return order[len(order) // 2]
+
+
+def diff(a: Trace | PathLike, b: Trace | PathLike) -> Difference:
+    """What differs between two runs, measured, simulated or predicted: aligned by module and op, largest change first."""
+    from ridgeline.findings.diff import diff as compared
+    from ridgeline.findings.diff import idle_by_cause
+
+    return compared(_one_trace(a), _one_trace(b), idle_by_cause)
+
+
+def _one_trace(source: Trace | PathLike) -> Trace:
+    from ridgeline.trace import Trace, read_ranks
+
+    return source if isinstance(source, Trace) else next(read_ranks(_trace_files(source)))
+
+
+def gate(baseline: PathLike, runs: PathLike, max_regression: float = 0.03) -> Gate:
+    """Are these runs slower than the baseline by more than allowed, beyond what runs scatter, and where?
+
+    Each is a folder with a trace for every run, or a file of step times (JSON: a list of seconds for every run).
+    """
+    from ridgeline.findings.regression import gate_runs
+
+    return gate_runs(Path(baseline), Path(runs), max_regression)

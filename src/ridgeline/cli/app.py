@@ -183,3 +183,47 @@ def validate(
     from ridgeline.cli.validate import validate_and_show
 
     validate_and_show(file, on, worst, json)
+
+
+@app.command()
+def explain(
+    trace_files: Annotated[
+        list[str],
+        typer.Argument(metavar="TRACE…", help="Kineto or Chrome JSON, Nsight Systems SQLite, or a folder of ranks."),
+    ],
+    on: Annotated[str | None, typer.Option("--on", help="Device, when the trace does not name it.")] = None,
+    top: Annotated[int, typer.Option(min=0, help="Findings to print.")] = 5,
+    json: Json = False,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write an annotated timeline for Perfetto to this file.")] = None,
+) -> None:
+    """Explain a recorded run: where the time went, why, what to change and how much that brings."""
+    from ridgeline.cli.explain import Wish, explain_and_show
+
+    explain_and_show(Wish(tuple(trace_files), on, top, json, html, trace))
+
+
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(help="Trace of the first run, measured, simulated or predicted.")],
+    b: Annotated[str, typer.Argument(help="Trace of the second run.")],
+    top: Annotated[int, typer.Option(min=0, help="Changes to print.")] = 15,
+    json: Json = False,
+) -> None:
+    """Compare two runs by module and op: what got slower, by how much, and why."""
+    from ridgeline.cli.diff import diff_and_show
+
+    diff_and_show(a, b, top, json)
+
+
+@app.command()
+def gate(
+    baseline: Annotated[Path, typer.Option(help="Folder with a trace a run, or a JSON file of step times.")],
+    runs: Annotated[Path, typer.Option(help="The same of the runs to judge.")],
+    max_regression: Annotated[str, typer.Option("--max-regression", help="Slowdown allowed, as 3%.")] = "3%",
+    json: Json = False,
+) -> None:
+    """Fail (exit code 1) when runs are slower than the baseline by more than allowed, and say why."""
+    from ridgeline.cli.gate import gate_and_show
+
+    raise typer.Exit(gate_and_show(baseline, runs, max_regression, json))

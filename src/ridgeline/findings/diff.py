@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ridgeline.findings.kernelname import kernel_name
 from ridgeline.findings.window import Window, window_of
+from ridgeline.trace.idle import CAUSES, pieces_of
 from ridgeline.trace.intervals import Intervals, covered_within, union
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Trace
@@ -127,6 +128,21 @@ def diff(a: Trace, b: Trace, idle: Idle) -> Difference:
     return Difference(
         a.title, b.title, before.window.step_s * 1e3, after.window.step_s * 1e3, level, matched, tuple(changes), notes
     )
+
+
+def idle_by_cause(trace: Trace, window: Window) -> dict[str, float]:
+    """Idle seconds a step and device, by cause, of the steps in the window."""
+    pieces = pieces_of(trace)
+    inside = np.flatnonzero(pieces.idle & _within(trace, pieces.before, window))
+    causes = np.bincount(pieces.cause[inside], weights=pieces.ns[inside], minlength=len(CAUSES))
+    devices = max(1, len(np.unique(trace.device[trace.gpu])))
+    return {name: float(ns) / 1e9 / window.num_steps / devices for name, ns in zip(CAUSES, causes, strict=True) if ns}
+
+
+def _within(trace: Trace, spans: NDArray[np.int32], window: Window) -> NDArray[np.bool_]:
+    """Whether idle time ended with a span of the window."""
+    start = trace.start_ns[np.maximum(spans, 0)]
+    return np.asarray((spans >= 0) & (start > window.start_ns) & (start <= window.end_ns), dtype=bool)
 
 
 def _side(trace: Trace, idle: Idle) -> Side:
@@ -245,7 +261,7 @@ def _parts(side: Side, key: Callable[[Trace, int], str]) -> dict[str, Part]:
         into[1] += seconds[i] * side.per_step
         into[2] += counts[i] * side.per_step
         into[3][_word(trace, "name", row)] = into[3].get(_word(trace, "name", row), 0.0) + seconds[i]
-    return {name: Part(s[0], s[1], s[2], tuple(sorted(s[3], key=lambda n: -s[3][n])[:3])) for name, s in sums.items()}
+    return {name: Part(float(s[0]), float(s[1]), float(s[2]), tuple(sorted(s[3], key=lambda n: -s[3][n])[:3])) for name, s in sums.items()}
 
 
 def _kinded(trace: Trace, row: int, key: Callable[[Trace, int], str]) -> str:

@@ -12,8 +12,8 @@ from ridgeline.findings.replay import Edit
 from ridgeline.findings.rule import Rule, rules
 from ridgeline.findings.scene import Candidate, Scene
 
-LATER_FRAC = 0.1
-"""A gain that only shows once the findings above are fixed is worth one from this share of what is then left."""
+LATER_FRAC, LATER_STEP_FRAC = 0.1, 0.03
+"""A gain that only shows once the findings above are fixed is worth one from this share of what is then left on, and of the step."""
 MAX_FINDINGS = 12
 
 
@@ -68,7 +68,7 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         in_turn_s = max(0.0, before_s - after_s)
         finding = _finding(scene, found, in_turn_s, left_s)
         least_s = found.candidate.least_frac * scene.step_s
-        matters = finding.high_ms >= least_s * 1e3 or in_turn_s >= LATER_FRAC * before_s
+        matters = finding.high_ms >= least_s * 1e3 or in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
         if matters and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s, left_s = so_far | found.best, min(before_s, after_s), left_s - finding.high_ms / 1e3

@@ -62,6 +62,7 @@ class Scene:
             self.wiring.program, self._unrecorded_step_s(), self.window.num_steps, LONG_GAP_S
         )
         self.base: Schedule = run(self.program)
+        self.recorded_step_s: float = self.step_s if self.recorded_frac == 1.0 else run(self.wiring.program).end_s / self.num_steps
 
     def _unrecorded_step_s(self) -> float | None:
         """What a step takes when nothing is recorded, if the recorder measured it."""

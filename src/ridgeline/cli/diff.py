@@ -1,0 +1,55 @@
+"""``ridgeline diff``: two runs side by side, what got slower, by how much, and why."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from ridgeline.cli.draw import DIM, add_rows, console, percent, print_json, shortened, table
+from ridgeline.findings.diff import Change, Difference
+from ridgeline.journeys import diff
+
+LEAST_FRAC = 0.002
+
+
+def diff_and_show(a: str, b: str, top: int, json: bool) -> None:
+    found = diff(a, b)
+    if json:
+        print_json(found.to_dict())
+    else:
+        show(found, top)
+
+
+def show(found: Difference, top: int) -> None:
+    """The verdict, then the largest changes; they add up to the difference."""
+    out = console()
+    slower = found.delta_ms > 0
+    word = "slower" if slower else "faster"
+    share = abs(found.delta_ms) / found.a_step_ms if found.a_step_ms else 0.0
+    out.print(Text(f"A  {found.a}", style=DIM))
+    out.print(Text(f"B  {found.b}", style=DIM))
+    head = f"B is {percent(share)} {word}: {found.a_step_ms:,.4g} → {found.b_step_ms:,.4g} ms a step ({found.delta_ms:+,.3g} ms)"
+    out.print(Text(head, style="bold red" if slower and share > 0.01 else "bold green"))
+    out.print()
+    shown = [change for change in found.changes if abs(change.delta_ms) > LEAST_FRAC * found.a_step_ms][:top]
+    changes_table(shown, f"Aligned by {found.aligned_by} ({percent(found.matched_frac)} of the time matches)")
+    rest_ms = found.delta_ms - sum(change.delta_ms for change in shown)
+    out.print(Text(f"everything else: {rest_ms:+,.3g} ms", style=DIM))
+    for note in found.notes:
+        out.print(Text(f"· {note}", style=DIM))
+
+
+def changes_table(changes: list[Change], title: str) -> None:
+    out = console()
+    made = table(title, ("", "left"), ("A ms", "right"), ("B ms", "right"), ("change", "right"), ("why", "left"))
+    rows = [
+        (
+            c.key,
+            f"{c.a_ms:,.3f}",
+            f"{c.b_ms:,.3f}",
+            Text(f"{c.delta_ms:+,.3f}", style="red" if c.delta_ms > 0 else "green"),
+            c.why,
+        )
+        for c in changes
+    ]
+    add_rows(made, rows, out.width, shortened)
+    out.print(made)

@@ -1,0 +1,183 @@
+"""``ridgeline explain``: what a trace means, as a verdict, three numbers and findings, or as JSON, a report, a trace."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from ridgeline.cli.draw import DIM, add_rows, bar, clipped, console, percent, print_json, table
+from ridgeline.findings.explanation import Explanation
+from ridgeline.findings.finding import Finding
+from ridgeline.journeys import explain
+
+BAR = 24
+_WORDS = {
+    "dataloader": "data loader",
+    "gc": "garbage collection",
+    "recompile": "compilation",
+    "allocator": "allocator",
+    "pageable_copy": "copies of pageable memory",
+    "pinned_copy": "copies of pinned memory",
+    "synchronization": "the host waited for the device",
+    "launch_bound": "the host had not launched yet",
+    "device_gap": "between queued kernels",
+    "device_copy": "copies on the device",
+    "communication": "communication",
+    "straggler": "waiting for another rank",
+    "unrecorded": "work that was not recorded",
+    "bubble": "pipeline bubble",
+    "unknown": "not known",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was asked for on the command line."""
+
+    sources: tuple[str, ...]
+    device: str | None
+    top: int
+    json: bool
+    html: Path | None
+    trace: Path | None
+
+
+def explain_and_show(wish: Wish) -> None:
+    """Print JSON or the summary, and write the files that were asked for."""
+    found = explain(list(wish.sources), on=wish.device)
+    if wish.json:
+        print_json(found.to_dict())
+    else:
+        show(found, wish.top)
+    if wish.html:
+        from ridgeline.web.explain import write_explanation
+
+        print(f"report: {write_explanation(found, wish.html)}", file=sys.stderr)
+    if wish.trace:
+        from ridgeline.journeys import annotated
+        from ridgeline.trace import write_chrome
+
+        path = write_chrome(annotated(found), wish.trace)
+        print(f"trace: {path}, open it at https://ui.perfetto.dev", file=sys.stderr)
+
+
+def show(found: Explanation, top: int) -> None:
+    """Verdict, three numbers, findings, and where the time went."""
+    out = console()
+    out.print(Text(found.title, style="bold"), Text(f"  {found.device}", style=DIM), end="")
+    out.print(Text(f"  {len(found.ranks)} ranks", style=DIM) if len(found.ranks) > 1 else "")
+    out.print(Text(found.verdict, style="bold yellow" if found.findings else "bold green"))
+    out.print()
+    _numbers(out, found)
+    _findings(out, found, top)
+    _breakdown(out, found)
+    _notes(out, found)
+
+
+def _numbers(out: Console, found: Explanation) -> None:
+    """The three numbers: how long a step is, how busy the device, how much can be won back."""
+    won = found.recoverable_ms / found.step_ms if found.step_ms else 0.0
+    line = Text("  ")
+    steps = f" (mean of {found.replay.num_steps})" if found.replay.num_steps > 1 else ""
+    for value, label in (
+        (f"{found.step_ms:,.4g} ms", f"a step{steps}"),
+        (percent(found.busy_frac), "device busy"),
+        (f"{found.recoverable_ms:,.3g} ms", f"to win back ({percent(won)})"),
+    ):
+        line.append(value, style="bold")
+        line.append(f" {label}    ", style=DIM)
+    out.print(line)
+    out.print()
+
+
+def _findings(out: Console, found: Explanation, top: int) -> None:
+    if not found.findings:
+        return
+    for number, finding in enumerate(found.findings[:top], start=1):
+        _finding(out, number, finding)
+    left = len(found.findings) - top
+    if left > 0:
+        out.print(Text(f"  {left} more with --top {len(found.findings)} or --json", style=DIM))
+        out.print()
+
+
+def _finding(out: Console, number: int, finding: Finding) -> None:
+    head = Text(f"{number:2d}. ", style="bold")
+    head.append(f"{finding.low_ms:,.3g} to {finding.high_ms:,.3g} ms", style="bold yellow")
+    head.append(f"  {finding.what}", style="bold")
+    out.print(head)
+    for label, text in (("why", finding.cause), ("where", str(finding.where)), ("do", finding.change), *_more(finding)):
+        out.print(Padding(Text.assemble((f"{label:9}", DIM), text), (0, 0, 0, 4)))
+    out.print()
+
+
+def _more(finding: Finding) -> list[tuple[str, str]]:
+    more = []
+    if finding.later_ms > 1.5 * finding.high_ms:
+        more.append(("later", f"up to {finding.later_ms:,.3g} ms once the findings above are fixed"))
+    if finding.unchecked:
+        more.append(("unchecked", "; ".join(finding.unchecked)))
+    return more
+
+
+def _breakdown(out: Console, found: Explanation) -> None:
+    """Where the time went: what ran, and by cause what did not."""
+    whole = found.totals["all"]
+    total_ms = whole["total_ms"]
+    if not total_ms:
+        return
+    made = table("Where the time went", ("", "left"), ("ms", "right"), ("share", "right"), ("", "left"))
+    rows = [
+        (label, whole[key], style)
+        for label, key, style in (
+            ("compute", "compute_ms", "green"),
+            ("exposed communication", "exposed_comm_ms", "magenta"),
+            ("exposed copies", "exposed_memcpy_ms", "cyan"),
+            ("idle", "idle_ms", "red"),
+        )
+        if whole[key] > 0
+    ]
+    idle_ms = sum(cause.idle_s for cause in found.idle) * 1e3
+    scale = whole["idle_ms"] / idle_ms if idle_ms else 0.0
+    rows += [(f"  {_WORDS.get(c.cause, c.cause)}", c.idle_s * 1e3 * scale, "red") for c in found.idle if c.idle_s > 0]
+    add_rows(
+        made,
+        [
+            (Text(label), f"{ms:,.2f}", percent(ms / total_ms), bar(ms / total_ms, BAR, style))
+            for label, ms, style in rows
+            if ms / total_ms > 0.0005
+        ],
+        out.width,
+        clipped,
+    )
+    out.print(made)
+
+
+def _notes(out: Console, found: Explanation) -> None:
+    """What the answers rest on."""
+    linked, whole = found.totals["linked"], found.totals["all"]
+    notes = list(_quality_notes(found))
+    if linked["num_gpu_events"] < whole["num_gpu_events"]:
+        lost = int(whole["num_gpu_events"] - linked["num_gpu_events"])
+        notes.append(
+            f"{lost:,} of {int(whole['num_gpu_events']):,} device events have no launch in the file; they are counted "
+            f"(without them: {linked['busy_ms']:,.2f} instead of {whole['busy_ms']:,.2f} ms busy)"
+        )
+    if found.replay.unexplained_frac > 0.02:
+        notes.append(f"{percent(found.replay.unexplained_frac)} of the time the device waits for something the trace does not show")
+    if found.replay.host_frac < 0.995:
+        notes.append(f"recording slowed the host: gains are for launches at {percent(found.replay.host_frac)} of the recorded time")
+    for note in notes:
+        out.print(Text(f"· {note}", style=DIM))
+
+
+def _quality_notes(found: Explanation) -> Sequence[str]:
+    return [str(note) for note in found.quality.get("notes", ())]
+
+

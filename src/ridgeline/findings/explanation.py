@@ -1,0 +1,242 @@
+"""All that is said of a run: how far it can be trusted, where the time went, why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ridgeline.findings.explain import findings_of
+from ridgeline.findings.finding import Finding
+from ridgeline.findings.pricing import device_of
+from ridgeline.findings.scene import Scene
+from ridgeline.hardware import Device
+from ridgeline.trace.breakdown import totals
+from ridgeline.trace.idle import Cause, idle_causes, idle_places
+from ridgeline.trace.kind import Kind
+from ridgeline.trace.steps import Step, steps
+from ridgeline.trace.table import Trace
+
+MAX_PLACES = 5
+HEALTHY_FRAC = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How well the run was understood: the replay of what was recorded against what was recorded."""
+
+    recorded_ms: float
+    replayed_ms: float
+    error_frac: float
+    unexplained_frac: float  # of the time, in which the device waited and the trace does not say for what
+    host_frac: float  # of the recorded host time that is left when the recording's own cost is taken out
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One rank in a few numbers."""
+
+    rank: int
+    totals: Mapping[str, Mapping[str, float]]
+    steps: tuple[Step, ...]
+    idle: tuple[Cause, ...]
+    comm_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Findings with what they rest on; times in milliseconds where the name says so."""
+
+    title: str
+    device: str
+    verdict: str
+    quality: Mapping[str, Any]
+    replay: Replay
+    totals: Mapping[str, Mapping[str, float]]
+    steps: tuple[Step, ...]
+    idle: tuple[Cause, ...]
+    places: tuple[Cause, ...]
+    findings: tuple[Finding, ...]
+    ranks: tuple[Summary, ...]
+    scene: Scene | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def step_ms(self) -> float:
+        return self.replay.replayed_ms
+
+    @property
+    def recoverable_ms(self) -> float:
+        """What the findings bring together, by their best estimates; never more than the step."""
+        return min(self.step_ms, sum(finding.expected_ms for finding in self.findings))
+
+    @property
+    def busy_frac(self) -> float:
+        """Share of the time in which the device does anything."""
+        whole = self.totals["all"]
+        return whole["busy_ms"] / whole["total_ms"] if whole["total_ms"] else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {
+            "title": self.title,
+            "device": self.device,
+            "verdict": self.verdict,
+            "quality": {**self.quality, "replay": asdict(self.replay)},
+            "totals": {name: dict(part) for name, part in self.totals.items()},
+            "step_ms": self.step_ms,
+            "recoverable_ms": self.recoverable_ms,
+            "steps": [step_document(step) for step in self.steps],
+            "idle_causes": idle_document(self.idle, self.places),
+            "findings": [finding.to_dict() for finding in self.findings],
+            "ranks": [
+                {"rank": rank.rank, "totals": {name: dict(part) for name, part in rank.totals.items()}}
+                for rank in self.ranks
+            ],
+        }
+
+
+def step_document(step: Step) -> dict[str, Any]:
+    shares = step.shares
+    return {
+        "step": step.number,
+        "rank": step.rank,
+        "start_ms": step.start_s * 1e3,
+        "total_ms": step.total_s * 1e3,
+        "compute_ms": shares.compute_s * 1e3,
+        "exposed_comm_ms": shares.exposed_comm_s * 1e3,
+        "exposed_memcpy_ms": shares.exposed_memcpy_s * 1e3,
+        "idle_ms": shares.idle_s * 1e3,
+        "gpu_frac": step.gpu_frac,
+        "num_kernels": step.num_kernels,
+        "categories_ms": {name: seconds * 1e3 for name, seconds in step.categories_s.items()},
+    }
+
+
+def idle_document(causes: Sequence[Cause], places: Sequence[Cause]) -> dict[str, Any]:
+    """Causes by name, each with its milliseconds and the places it has most of them."""
+    return {
+        cause.cause: {
+            "idle_ms": cause.idle_s * 1e3,
+            "exposed_ms": cause.exposed_s * 1e3,
+            "count": cause.count,
+            "places": [
+                {
+                    "module": place.module,
+                    "source": place.source,
+                    "op": place.op,
+                    "name": place.name,
+                    "ms": place.total_s * 1e3,
+                    "count": place.count,
+                }
+                for place in [place for place in places if place.cause == cause.cause][:MAX_PLACES]
+            ],
+        }
+        for cause in causes
+    }
+
+
+def summary_of(trace: Trace) -> Summary:
+    """A rank's numbers, small enough to keep a thousand of."""
+    comm = trace.of_kind(Kind.COMMUNICATION) & (trace.device >= 0)
+    return Summary(
+        int(trace.rank[0]) if len(trace) else 0,
+        totals(trace),
+        tuple(steps(trace)),
+        tuple(idle_causes(trace)),
+        float(trace.duration_s[comm].sum()),
+    )
+
+
+def communication_of(trace: Trace) -> Trace:
+    """A rank's collectives alone."""
+    return trace.select(trace.of_kind(Kind.COMMUNICATION) & (trace.device >= 0))
+
+
+def mean_totals(found: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Over ranks: times are means, events add up."""
+    if len(found) == 1:
+        return {name: dict(part) for name, part in found[0].items()}
+    return {
+        name: {
+            key: (sum if key.startswith("num_") else _mean)([one[name][key] for one in found]) for key in found[0][name]
+        }
+        for name in found[0]
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def explained(
+    trace: Trace,
+    summaries: Sequence[Summary],
+    others: Sequence[Trace] = (),
+    quality: Mapping[str, Any] | None = None,
+    device: Device | None = None,
+) -> Explanation:
+    """Explain one rank in the light of all."""
+    found = device or device_of(trace)
+    scene = Scene(trace, found, others)
+    findings = tuple(findings_of(scene))
+    whole = mean_totals([summary.totals for summary in summaries])
+    own = next((one for one in summaries if len(trace) and one.rank == int(trace.rank[0])), summaries[0])
+    return Explanation(
+        title=trace.title,
+        device=found.name if found else _recorded_name(trace),
+        verdict=verdict_of(scene, findings, whole),
+        quality=dict(quality or {}),
+        replay=replay_of(scene),
+        totals=whole,
+        steps=own.steps if len(summaries) == 1 else tuple(step for one in summaries for step in one.steps),
+        idle=own.idle,
+        places=tuple(idle_places(trace)),
+        findings=findings,
+        ranks=tuple(summaries),
+        scene=scene,
+    )
+
+
+def _recorded_name(trace: Trace) -> str:
+    for properties in trace.meta.get("devices") or ():
+        if isinstance(properties, dict) and properties.get("name"):
+            return str(properties["name"])
+    return ""
+
+
+def replay_of(scene: Scene) -> Replay:
+    recorded_s = scene.window.step_s
+    as_recorded_s = scene.recorded_step_s
+    return Replay(
+        recorded_s * 1e3,
+        scene.step_s * 1e3,
+        abs(as_recorded_s - recorded_s) / recorded_s if recorded_s > 0 else 0.0,
+        scene.wiring.unexplained_s / scene.window.duration_s if scene.window.duration_s > 0 else 0.0,
+        scene.recorded_frac,
+        scene.num_steps,
+    )
+
+
+def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Mapping[str, float]]) -> str:
+    """One sentence a person would say."""
+    total_ms, busy_ms = whole["all"]["total_ms"], whole["all"]["busy_ms"]
+    if not whole["all"]["num_gpu_events"]:
+        return "No device work in this trace: it was recorded without GPU activities, or the program ran on the CPU alone."
+    if findings:
+        named = [finding.cause.split(":")[0].split(" (")[0] for finding in findings[:2]]
+        share = min(1.0, sum(finding.expected_ms for finding in findings) / 1e3 / scene.step_s)
+        return f"{_capitalized(named[0])}{', and ' + named[1] if len(named) > 1 else ''}: {share:.0%} of the step can be won back."
+    busy = busy_ms / total_ms if total_ms else 0.0
+    lost = scene.wiring.unexplained_s / scene.window.duration_s
+    if lost > 0.1:
+        return f"No known mistake. The device waits {lost:.0%} of the time and the trace does not say for what."
+    if busy >= HEALTHY_FRAC:
+        return f"Healthy: the device is busy {busy:.0%} of the time and no known mistake was found."
+    return f"No known mistake was found; the device is busy {busy:.0%} of the time."
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
