@@ -37,7 +37,11 @@ KEPT_ARGS = (
     "kernel_file",
     "kernel_backend",
 )
-KEPT_FILES = ("planted/", "dataloader.py", "nn.Module", "optimizer.py", "<built-in function collect>", "_dynamo")
+KEPT_FRAMES = (
+    *("cases.py(", "nets.py(", "dataloader.py(", "optimizer.py(", "eval_frame.py(", "checkpoint.py("),
+    *("nn.Module: ", "torch_dynamo_resume", "synchronize", "empty_cache", "print", "fsync", "collect"),
+    *(f"<built-in method {name} of" for name in ("item", "cpu", "to", "tolist", "numpy", "flush", "write")),
+)
 FORM = "ridgeline columns 1"
 TIMES = ("ts", "dur")
 SERIALS = (
@@ -77,7 +81,7 @@ def _wanted(event: Event) -> bool:
         return str(category) == "fwdbwd"
     if kind != "X":
         return False
-    return category != "python_function" or any(part in str(event["name"]) for part in KEPT_FILES)
+    return category != "python_function" or any(part in str(event["name"]) for part in KEPT_FRAMES)
 
 
 def _small(event: Event) -> Event:
@@ -92,9 +96,9 @@ def _small(event: Event) -> Event:
 
 def _relative(frame: str) -> str:
     """Frames name files from the repository or the package on, not from the machine's root."""
-    for root in ("benchmarks/planted/", "site-packages/", "dist-packages/"):
+    for root in ("site-packages/", "dist-packages/"):
         if root in frame:
-            return (root if root.startswith("bench") else "") + frame.split(root, 1)[1]
+            return frame.split(root, 1)[1]
     return frame
 
 
