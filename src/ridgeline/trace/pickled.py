@@ -9,10 +9,10 @@ from typing import Any
 
 from ridgeline.errors import InputError
 
-MAX_OBJECTS = 80_000_000
+MAX_OBJECTS = 60_000_000  # opcodes; at 64 bytes an empty dict, 4 GB at most
 MAX_DEPTH = 2_000
 MAX_LONG_BYTES = 64
-_KEYS = (str, int, float, bool, bytes, type(None))
+_KEYS = frozenset((str, int, float, bool, bytes, type(None)))
 _NAMES = {op.code.encode("latin-1"): op.name for op in pickletools.opcodes}
 Step = Callable[["_Reader"], None]
 
@@ -35,13 +35,9 @@ class _Reader:
         self.num = 0
 
     def run(self) -> Any:
-        data, size = self.data, len(self.data)
+        size = len(self.data)
         while self.at < size:
-            code = data[self.at : self.at + 1]
-            self.at += 1
-            self.num += 1
-            if self.num > MAX_OBJECTS:
-                raise self.refuse(f"more than {MAX_OBJECTS:,} objects; record with a smaller max_entries")
+            code = self.fast()
             if code == b".":
                 return self.pop()
             step = _STEPS.get(code)
@@ -49,6 +45,47 @@ class _Reader:
                 raise self.unknown(code)
             step(self)
         raise self.refuse("it ends before its value does; the file is cut short")
+
+    def fast(self) -> bytes:
+        """Obey the commonest opcodes (memo, small integers, marks) in one loop; the first other one is returned."""
+        data, at, stack, memo, outer = self.data, self.at, self.stack, self.memo, self.outer
+        last, began = len(data) - 8, at
+        while at < last:
+            code = data[at]
+            if code == 0x94 and stack:
+                memo[len(memo)] = stack[-1]
+                at += 1
+            elif code == 0x68 and data[at + 1] in memo:
+                stack.append(memo[data[at + 1]])
+                at += 2
+            elif code == 0x6A and (place := int.from_bytes(data[at + 1 : at + 5], "little")) in memo:
+                stack.append(memo[place])
+                at += 5
+            elif code == 0x4B:
+                stack.append(data[at + 1])
+                at += 2
+            elif code == 0x4D:
+                stack.append(data[at + 1] | data[at + 2] << 8)
+                at += 3
+            elif code == 0x7D:
+                stack.append({})
+                at += 1
+            elif code == 0x28 and len(outer) < MAX_DEPTH:
+                outer.append(stack)
+                stack = self.stack = []
+                at += 1
+            elif code == 0x75 and outer and len(stack) % 2 == 0:
+                items, stack = stack, outer.pop()
+                self.stack, self.at = stack, at
+                self.set_items(items)
+                at += 1
+            else:
+                break
+        self.num += at - began + 1
+        if self.num > MAX_OBJECTS:
+            raise self.refuse(f"more than {MAX_OBJECTS:,} objects; record with a smaller max_entries")
+        self.at = at + 1
+        return data[at : at + 1]
 
     def unknown(self, code: bytes) -> InputError:
         name = _NAMES.get(code, f"0x{code.hex()}")
@@ -117,10 +154,11 @@ class _Reader:
         into = self.top(dict)
         if len(items) % 2:
             raise self.refuse(f"byte {self.at - 1:,} sets a key without a value")
-        for key in items[::2]:
-            if not isinstance(key, _KEYS):
+        keys = items[::2]
+        for key in keys:
+            if type(key) not in _KEYS:
                 raise self.refuse(f"byte {self.at - 1:,} uses a {type(key).__name__} as a key")
-        into.update(zip(items[::2], items[1::2], strict=True))
+        into.update(zip(keys, items[1::2], strict=True))
 
     def integer(self, num: int) -> None:
         if num > MAX_LONG_BYTES:
