@@ -98,20 +98,28 @@ def _build(setting: Setting, case: Case, fixed: bool) -> Program:
 
 def times(setting: Setting, case: Case, folder: Path) -> dict[str, Any]:
     """Step times of both programs, in turns, with the board's energy beside them."""
-    programs = {variant: _build(setting, case, variant == "fixed") for variant in VARIANTS}
     board = _board() if setting.cuda else None
     found: dict[str, dict[str, Any]] = {
         v: {"step_s": [], "mean_s": [], "energy_j": [], "clock_hz": []} for v in VARIANTS
     }
+    if case.rounds == 1:  # what one program leaves in the process would burden the other
+        for variant in VARIANTS:
+            _in_turns(setting, case, {variant: _build(setting, case, variant == "fixed")}, board, found)
+            _forget(setting)
+    else:
+        _in_turns(setting, case, {v: _build(setting, case, v == "fixed") for v in VARIANTS}, board, found)
+    for facts in found.values():
+        facts |= _summary(facts["step_s"])
+    return {"cause": case.cause, "change": case.change, **found}
+
+
+def _in_turns(setting: Setting, case: Case, programs: dict[str, Program], board: Any, found: dict[str, Any]) -> None:
     with running(list(programs.values())):
         for turn in range(case.rounds):
             for variant, program in programs.items():
                 count = case.planted_steps if variant == "planted" and case.planted_steps else case.steps
                 with program.scope():
                     _round(setting, program, case.warmup if not turn else 2, count, board, found[variant])
-    for variant, program in programs.items():
-        found[variant] |= {"facts": program.facts, **_summary(found[variant]["step_s"])}
-    return {"cause": case.cause, "change": case.change, **found}
 
 
 def _round(setting: Setting, program: Program, warmup: int, count: int, board: Any, into: dict[str, Any]) -> None:

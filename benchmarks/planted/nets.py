@@ -223,28 +223,22 @@ class Generator(nn.Module):
         return self.head(self.norm(x))[:, -1]
 
 
-class WindowAttention(nn.Module):
-    """Swin's windows: a learned bias by relative place, looked up in a small table."""
+class Typed(nn.Module):
+    """A decoder whose tokens also have a type (speaker, segment), looked up in a small table."""
 
-    def __init__(self, width: int, heads: int, side: int, lookup: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, shape: Shape, max_len: int, by_index: bool, types: int = 4) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.zeros((2 * side - 1) ** 2, heads))
-        rows = torch.arange(side)
-        grid = torch.stack(torch.meshgrid(rows, rows, indexing="ij")).flatten(1)
-        offset = (grid[:, :, None] - grid[:, None, :]) + side - 1
-        self.register_buffer("index", (offset[0] * (2 * side - 1) + offset[1]).flatten())
-        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
-        self.out, self.mlp = nn.Linear(width, width), Mlp(width, 4 * width)
-        self.heads, self.lookup = heads, lookup
+        self.decoder = Decoder(shape, max_len)
+        self.types = nn.Parameter(torch.zeros(types, shape.width))
+        self.by_index = by_index
 
-    def forward(self, x_BLC: Tensor) -> Tensor:
-        batch, length, width = x_BLC.shape
-        bias = self.lookup(self.table, self.index).view(length, length, self.heads).permute(2, 0, 1).contiguous()
-        qkv = self.qkv(self.norm(x_BLC)).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])
-        x_BLC = x_BLC + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x_BLC + self.mlp(x_BLC)
+    def forward(self, ids_BL: Tensor, targets_BL: Tensor, types_BL: Tensor) -> Tensor:
+        typed = self.types[types_BL] if self.by_index else F.embedding(types_BL, self.types)
+        x = self.decoder.tokens(ids_BL) + typed
+        for block in self.decoder.blocks:
+            x = block(x)
+        logits = self.decoder.head(self.decoder.norm(x)).flatten(0, 1)
+        return F.cross_entropy(logits, targets_BL.flatten())
 
 
 class HandNorm(nn.Module):

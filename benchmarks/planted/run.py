@@ -22,7 +22,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from shrink import shrink
+from shrink import shrink, shrink_log
 
 HERE = Path(__file__).resolve().parent
 CASE_LIMIT_S = 75.0
@@ -49,18 +49,17 @@ class Phase:
     def run(self, on_done: Any) -> None:
         left = list(self.args.cases)
         while left and time.time() < self.end_s:
-            child = self._start(left)
+            child, before = self._start(left), len(self.done)
             while child.poll() is None and not self._overdue():
                 time.sleep(0.2)
                 self._collect(on_done)
             if child.poll() is None:
                 self._stop(child)
             self._collect(on_done)
-            if self.current:
-                self.done.setdefault(self.current, {"event": "failed", "error": "killed, crashed or out of time"})
+            died = self.current or (left[0] if len(self.done) == before else "")
+            if died and (child.returncode or time.time() > self.end_s):
+                self.done.setdefault(died, {"event": "failed", "error": "killed, crashed or out of time"})
             left = [name for name in left if name not in self.done]
-            if not self.current and left:
-                break
 
     def _start(self, cases: list[str]) -> subprocess.Popen[bytes]:
         cache = tempfile.mkdtemp(dir=self.folder)
@@ -137,6 +136,8 @@ def _shrink_jobs(
             "unprofiled_step_s": timed[fact["case"]][of]["median_s"],
             "profiled_step_s": fact[variant]["profiled_mean_s"],
             "python_stack": variant == "stack",
+            "clock_hz": timed[fact["case"]][of]["clock_hz"],
+            "energy_j": timed[fact["case"]][of]["energy_j"],
             **fact[of]["facts"],
         }
         jobs.append(pool.submit(shrink, source, folder / f"{source.name}.xz", facts))
@@ -148,7 +149,9 @@ def _pack(args: argparse.Namespace, folder: Path) -> None:
         for path in sorted(folder.glob("*.json.xz")):
             tar.add(path, arcname=path.name)
         for path in sorted((folder / "torch_trace").glob("*.log")) if (folder / "torch_trace").exists() else []:
-            _add_small(tar, path, f"torch_trace/{path.name}.gz")
+            short = path.with_suffix(".short")
+            short.write_text(shrink_log(path))
+            _add_small(tar, short, f"torch_trace/{path.name}.gz")
         snapshot = folder / "memory_snapshot.pickle"
         if snapshot.exists():
             _add_small(tar, snapshot, "memory_snapshot.pickle.gz")

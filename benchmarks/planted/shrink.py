@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-import lzma
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+from ridgeline.trace.compact import packed
 
 Event = dict[str, Any]
 KEPT_ARGS = (
@@ -42,16 +45,6 @@ KEPT_FRAMES = (
     *("nn.Module: ", "torch_dynamo_resume", "synchronize", "empty_cache", "print", "fsync", "collect"),
     *(f"<built-in method {name} of" for name in ("item", "cpu", "to", "tolist", "numpy", "flush", "write")),
 )
-FORM = "ridgeline columns 1"
-TIMES = ("ts", "dur")
-SERIALS = (
-    "args.External id",
-    "args.correlation",
-    "args.Sequence number",
-    "id",
-    "args.Python id",
-    "args.Python parent id",
-)
 
 
 def shrink(source: Path, target: Path, facts: dict[str, Any]) -> int:
@@ -59,18 +52,9 @@ def shrink(source: Path, target: Path, facts: dict[str, Any]) -> int:
     with source.open(encoding="utf-8") as file:
         trace = json.load(file)
     events = [_small(e) for e in trace["traceEvents"] if _wanted(e)]
-    head = {k: v for k, v in trace.items() if k not in ("traceEvents", "traceName", "distributedInfo")}
-    packed = columns(events) | {"head": head | {"ridgeline": facts}}
-    target.write_bytes(lzma.compress(json.dumps(packed, separators=(",", ":")).encode(), preset=6))
+    head = {k: v for k, v in trace.items() if k not in ("traceEvents", "traceName", "distributedInfo", "host_name")}
+    target.write_bytes(packed(head | {"ridgeline": facts}, events))
     return target.stat().st_size
-
-
-def restore(packed: bytes) -> dict[str, Any]:
-    """The Kineto document again, from the bytes of a shrunken file."""
-    found = json.loads(lzma.decompress(packed))
-    if found.get("form") != FORM:
-        raise ValueError(f"not a trace stored by column: form is {found.get('form')!r}, wanted {FORM!r}")
-    return found["head"] | {"traceEvents": events_of(found)}
 
 
 def _wanted(event: Event) -> bool:
@@ -88,8 +72,9 @@ def _small(event: Event) -> Event:
     small = {k: v for k, v in event.items() if k in ("ph", "cat", "name", "pid", "tid", "id", "bp", "ts", "dur")}
     if event["ph"] == "M":
         small.pop("ts", None)
-    small |= {f"args.{k}": v for k, v in event.get("args", {}).items() if k in KEPT_ARGS}
-    if str(small.get("cat", "")) == "python_function" and "/" in small["name"]:
+    args = {k: v for k, v in event.get("args", {}).items() if k in KEPT_ARGS}
+    small |= {"args": args} if args else {}
+    if small.get("cat") == "python_function" and "/" in small["name"]:
         small["name"] = _relative(small["name"])
     return small
 
@@ -102,57 +87,22 @@ def _relative(frame: str) -> str:
     return frame
 
 
-def columns(events: list[Event]) -> dict[str, Any]:
-    """Events by kind (the fields they have), each field a column; clocks in whole ns, differences, words by number."""
-    kinds: dict[tuple[str, ...], list[Event]] = {}
-    order = sorted(events, key=lambda e: (e.get("ph") != "M", e.get("ts", 0)))
-    for event in order:
-        kinds.setdefault((event["ph"], str(event.get("cat")), *sorted(event)), []).append(event)
-    words: dict[str, int] = {}
-    tables = [{field: _column(field, rows, words) for field in sorted(rows[0])} for rows in kinds.values()]
-    return {"form": FORM, "words": list(words), "tables": tables}
+def shrink_log(source: Path) -> str:
+    """A structured compile log with the payloads of graph breaks and recompilations, and without all others."""
+    kept, wanted, keep = [], ("compilation_metrics", "graph_break_reason", "recompile_reasons", '"str"'), False
+    for line in source.read_text(errors="replace").splitlines():
+        if not line.startswith("\t"):
+            keep = any(word in line[:200] for word in wanted)
+            line = _short_metrics(line) if "compilation_metrics" in line[:200] else line
+        if keep:
+            kept.append(_relative(line) if line.startswith("\t") else line)
+    return "\n".join(kept) + "\n"
 
 
-def _column(field: str, rows: list[Event], words: dict[str, int]) -> list[Any]:
-    if field in TIMES:
-        return (
-            _differences([round(row[field] * 1000) for row in rows])
-            if field == "ts"
-            else [round(row[field] * 1000) for row in rows]
-        )
-    if field in SERIALS and all(isinstance(row[field], int) for row in rows):
-        return ["d", *_differences([row[field] for row in rows])]
-    return ["w", *(words.setdefault(json.dumps(row[field], separators=(",", ":")), len(words)) for row in rows)]
-
-
-def _differences(values: list[int]) -> list[int]:
-    return [b - a for a, b in zip([0, *values], values, strict=False)]
-
-
-def _sums(values: list[int]) -> list[int]:
-    total, out = 0, []
-    for value in values:
-        out.append(total := total + value)
-    return out
-
-
-def events_of(packed: dict[str, Any]) -> list[Event]:
-    words = [json.loads(word) for word in packed["words"]]
-    found = []
-    for table in packed["tables"]:
-        values = {field: _values(field, column, words) for field, column in table.items()}
-        for row in zip(*values.values(), strict=True):
-            found.append(_nested(dict(zip(values, row, strict=True))))
-    return sorted(found, key=lambda e: (e["ph"] != "M", e.get("ts", 0)))
-
-
-def _values(field: str, column: list[Any], words: list[Any]) -> list[Any]:
-    if field in TIMES:
-        return [ns / 1000 for ns in (_sums(column) if field == "ts" else column)]
-    return _sums(column[1:]) if column[0] == "d" else [words[i] for i in column[1:]]
-
-
-def _nested(flat: Event) -> Event:
-    event = {k: v for k, v in flat.items() if not k.startswith("args.")}
-    args = {k[5:]: v for k, v in flat.items() if k.startswith("args.")}
-    return event | ({"args": args} if args else {})
+def _short_metrics(line: str) -> str:
+    """The configuration is repeated in every compilation's metrics; it is left out."""
+    head, _, text = line.partition("] {")
+    entry = json.loads("{" + text)
+    dropped = ("dynamo_config", "inductor_config", "functorch_config", "stack_trace", "graph_node_shapes")
+    facts = {k: v for k, v in entry["compilation_metrics"].items() if v is not None and k not in dropped}
+    return f"{head}] {json.dumps(entry | {'compilation_metrics': facts})}"
