@@ -443,8 +443,8 @@ def _meta(path: Path, export: _Export, threads: list[dict[str, Any]]) -> dict[st
 
 
 def _devices(export: _Export) -> Iterator[dict[str, Any]]:
-    wanted: dict[str, int | str | None] = {"id": 0, "name": "", "totalMemory": -1, "computeMajor": -1, "computeMinor": -1, "smMajor": -1,
-              "smMinor": -1, "smCount": -1, "memoryBandwidth": -1}  # fmt: skip
+    numbers = ("totalMemory", "computeMajor", "computeMinor", "smMajor", "smMinor", "smCount", "memoryBandwidth")
+    wanted: dict[str, int | str | None] = {"id": 0, "name": "", **dict.fromkeys(numbers, -1)}
     for table in ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU"):
         rows = export.rows(table, wanted)
         for row in zip(*rows.values(), strict=True) if rows else ():
