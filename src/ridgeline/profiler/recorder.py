@@ -234,7 +234,10 @@ class Run:
             self.notes.append("no module was found to name: pass the model with profile(model=…)")
         if samples is not None and samples.source not in ("NVML", "nvidia-smi"):
             self.notes.append(f"power: {samples.source}")
-        self.facts |= session.facts() | {"notes": list(self.notes), "power_source": samples.source if samples else "off"}
+        self.facts |= session.facts() | {
+            "notes": list(self.notes),
+            "power_source": samples.source if samples else "off",
+        }
         session.export(path, self.facts | {"counters": _columns(samples)})
         self._session = None
 

@@ -242,7 +242,7 @@ def _table(
         parent=stacks.parent,
         step=rows.step,
         extra=extra,
-        counters=_counters(document, held, origin),
+        counters=_counters(document, held, origin) | _recorded_counters(document, base_ns + origin),
         notes=_notes(gathered, document, facts),
         meta=_meta(path, gathered, document, places, rows.clock_ns, origin, facts),
         origin_ns=base_ns + origin,
@@ -353,6 +353,21 @@ def _counters(document: Document, held: Allocations, origin: int) -> dict[str, C
     return found
 
 
+def _recorded_counters(document: Document, origin_ns: int) -> dict[str, Counter]:
+    """Quantities our recorder sampled beside the run, on the clock of the day."""
+    recorded = document.head.get("ridgeline")
+    columns = recorded.get("counters") if isinstance(recorded, dict) else None
+    found = {}
+    for name, column in columns.items() if isinstance(columns, dict) else ():
+        try:
+            at_ns, value = np.array(column["at_ns"], np.int64), np.array(column["value"], np.float64)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+        if at_ns.ndim == 1 and at_ns.shape == value.shape:
+            found[str(name)] = Counter((at_ns - origin_ns) / 1e9, value)
+    return found
+
+
 def _notes(gathered: Gathered, document: Document, facts: Mapping[str, Any]) -> list[str]:
     notes = [str(note) for note in facts.get("notes", ()) if isinstance(note, str)]
     if document.truncated:
@@ -395,5 +410,7 @@ def _meta(
         meta["devices"] = [device for device in devices if isinstance(device, dict)]
     if isinstance(distributed, dict):
         meta["distributed"] = distributed
+    if isinstance(head.get("ridgeline"), dict):  # what our recorder wrote beside the events
+        meta["ridgeline"] = {key: value for key, value in head["ridgeline"].items() if key != "counters"}
     versions = {key: head[key] for key in head if str(key).endswith("_version") or key == "trace_id"}
     return meta | ({"versions": versions} if versions else {})

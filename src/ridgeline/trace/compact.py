@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import lzma
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ridgeline.errors import InputError
+from ridgeline.trace.kineto import read_kineto
+from ridgeline.trace.table import Trace
 
 Event = dict[str, Any]
 FORM = "ridgeline columns 1"
+MAGIC = b"\xfd7zXZ\x00"
 _TIMES = ("ts", "dur")
 _SERIALS = ("id", *(f"args.{name}" for name in ("External id", "correlation", "Sequence number", "Python id")))
 
@@ -29,6 +35,16 @@ def unpacked(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("form") != FORM:
         raise InputError(f"{where} is no trace stored by column: it does not say {FORM!r}")
     return {**document["head"], "traceEvents": _events(document)}
+
+
+def read_compact(path: Path, *, rank: int | None = None) -> Trace:
+    """A trace stored by column, through the reader that its events came for."""
+    document = unpacked(path.read_bytes(), str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / f"{path.stem}.json"
+        copy.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
+        trace = read_kineto(copy, rank=rank)
+    return replace(trace, meta={**trace.meta, "source_file": path.name})
 
 
 def _flat(event: Event) -> Event:
