@@ -29,24 +29,17 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _FLAGS = ("record_shapes", "with_stack", "with_modules", "profile_memory", "with_flops")
 
 
-def own_facts(document: Document) -> Mapping[str, Any] | None:
-    """What our own writer says of the file; None for anyone else's."""
-    other = document.head.get("otherData")
-    found = other.get("ridgeline") if isinstance(other, dict) else None
-    return found if isinstance(found, dict) else None
-
-
 def assembled(path: Path, gathered: Gathered, document: Document, rank: int | None) -> Trace:
     """The trace of everything gathered from a file."""
     if not gathered.num_rows and document.num_lost:
         raise InputError(f"{path}: none of its events could be read; the file is damaged or not a trace")
-    facts = own_facts(document)
+    facts = document.own
     names = _without_addresses(gathered)
     kind = _kinds(gathered, names)
     places = _Places(gathered, facts)
     held = allocations_of(gathered, exact=document.exact)
     rows = _rows(gathered, names, kind, places, held)
-    stacks = link(rows)
+    stacks = link(rows, filled=gathered.own)
     rank = _rank(path, document) if rank is None else rank
     return _table(path, gathered, document, rows, stacks, places, held, rank)
 
@@ -212,7 +205,7 @@ def _table(
     held: Allocations,
     rank: int,
 ) -> Trace:
-    facts = own_facts(document) or {}
+    facts = document.own or {}
     origin = int(rows.start.min(initial=2**62)) if len(rows.start) else 0
     rows.end[gathered.num_rows :] = held.end
     lane, ranks = _lanes(gathered, rows, places, rank)
