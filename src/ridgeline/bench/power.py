@@ -50,6 +50,12 @@ class Board:
             else value.value * 1e6
         )
 
+    def temperature_c(self) -> float:
+        """Of the chip's core."""
+        value = ctypes.c_uint()
+        failed = self.lib.nvmlDeviceGetTemperature(self.handle, 0, ctypes.byref(value))
+        return float("nan") if failed else float(value.value)
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:

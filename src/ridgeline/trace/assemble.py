@@ -29,24 +29,17 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _FLAGS = ("record_shapes", "with_stack", "with_modules", "profile_memory", "with_flops")
 
 
-def own_facts(document: Document) -> Mapping[str, Any] | None:
-    """What our own writer says of the file; None for anyone else's."""
-    other = document.head.get("otherData")
-    found = other.get("ridgeline") if isinstance(other, dict) else None
-    return found if isinstance(found, dict) else None
-
-
 def assembled(path: Path, gathered: Gathered, document: Document, rank: int | None) -> Trace:
     """The trace of everything gathered from a file."""
     if not gathered.num_rows and document.num_lost:
         raise InputError(f"{path}: none of its events could be read; the file is damaged or not a trace")
-    facts = own_facts(document)
+    facts = document.own
     names = _without_addresses(gathered)
     kind = _kinds(gathered, names)
     places = _Places(gathered, facts)
     held = allocations_of(gathered, exact=document.exact)
     rows = _rows(gathered, names, kind, places, held)
-    stacks = link(rows)
+    stacks = link(rows, filled=gathered.own)
     rank = _rank(path, document) if rank is None else rank
     return _table(path, gathered, document, rows, stacks, places, held, rank)
 
@@ -212,7 +205,7 @@ def _table(
     held: Allocations,
     rank: int,
 ) -> Trace:
-    facts = own_facts(document) or {}
+    facts = document.own or {}
     origin = int(rows.start.min(initial=2**62)) if len(rows.start) else 0
     rows.end[gathered.num_rows :] = held.end
     lane, ranks = _lanes(gathered, rows, places, rank)
@@ -242,7 +235,7 @@ def _table(
         parent=stacks.parent,
         step=rows.step,
         extra=extra,
-        counters=_counters(document, held, origin),
+        counters=_counters(document, held, origin) | _recorded_counters(document, base_ns + origin),
         notes=_notes(gathered, document, facts),
         meta=_meta(path, gathered, document, places, rows.clock_ns, origin, facts),
         origin_ns=base_ns + origin,
@@ -353,6 +346,21 @@ def _counters(document: Document, held: Allocations, origin: int) -> dict[str, C
     return found
 
 
+def _recorded_counters(document: Document, origin_ns: int) -> dict[str, Counter]:
+    """Quantities our recorder sampled beside the run, on the clock of the day."""
+    recorded = document.head.get("ridgeline")
+    columns = recorded.get("counters") if isinstance(recorded, dict) else None
+    found = {}
+    for name, column in columns.items() if isinstance(columns, dict) else ():
+        try:
+            at_ns, value = np.array(column["at_ns"], np.int64), np.array(column["value"], np.float64)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+        if at_ns.ndim == 1 and at_ns.shape == value.shape:
+            found[str(name)] = Counter((at_ns - origin_ns) / 1e9, value)
+    return found
+
+
 def _notes(gathered: Gathered, document: Document, facts: Mapping[str, Any]) -> list[str]:
     notes = [str(note) for note in facts.get("notes", ()) if isinstance(note, str)]
     if document.truncated:
@@ -395,5 +403,7 @@ def _meta(
         meta["devices"] = [device for device in devices if isinstance(device, dict)]
     if isinstance(distributed, dict):
         meta["distributed"] = distributed
+    if isinstance(head.get("ridgeline"), dict):  # what our recorder wrote beside the events
+        meta["ridgeline"] = {key: value for key, value in head["ridgeline"].items() if key != "counters"}
     versions = {key: head[key] for key in head if str(key).endswith("_version") or key == "trace_id"}
     return meta | ({"versions": versions} if versions else {})

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Protocol
 
 from ridgeline.errors import InputError
 
@@ -18,11 +17,56 @@ _GZIP, _ZIP, _SQLITE = b"\x1f\x8b", b"PK\x03\x04", b"SQLite format 3\x00"
 _DAMAGE = (EOFError, OSError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError)
 
 
+class Reader(Protocol):
+    """Anything that gives bytes."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Gunzip:
+    """Unpacks gzip as far as it goes: what comes before the damage is given out, and then the damage is raised."""
+
+    def __init__(self, packed: Reader) -> None:
+        self._packed = packed
+        self._inflate = zlib.decompressobj(31)
+        self._rest = b""
+        self._damage: Exception | None = None
+
+    def read(self, size: int, /) -> bytes:
+        found = bytearray()
+        while len(found) < size and self._damage is None:
+            piece = self._piece(size - len(found))
+            if piece is None:
+                break
+            found += piece
+        if not found and self._damage is not None:
+            raise self._damage
+        return bytes(found)
+
+    def _piece(self, limit: int) -> bytes | None:
+        """The next bytes, perhaps none; None at the end."""
+        try:
+            if not self._rest:
+                self._rest = self._packed.read(1 << 20)
+                if not self._rest:
+                    if not self._inflate.eof:
+                        self._damage = EOFError("the end is missing")
+                    return None
+            if self._inflate.eof:  # another member follows
+                self._inflate = zlib.decompressobj(31)
+            piece = self._inflate.decompress(self._rest, limit)
+            self._rest = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+            return piece
+        except _DAMAGE as error:
+            self._damage = error
+            return None
+
+
 @dataclass(slots=True)
 class Blocks:
     """Iterates over a file's contents; ``broken`` says why it ended early, if it did."""
 
-    handle: IO[bytes]
+    handle: Reader
     broken: str = ""
     num_bytes: int = 0
 
@@ -56,8 +100,7 @@ def blocks_of(path: Path) -> Iterator[Blocks]:
     kind = wrapping(path)
     with _opened(path) as file:
         if kind == "gzip":
-            with gzip.GzipFile(fileobj=file) as inner:
-                yield Blocks(cast(IO[bytes], inner))
+            yield Blocks(Gunzip(file))
         elif kind == "zip":
             with _member(path, file) as member:
                 yield Blocks(member)
@@ -73,7 +116,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 @contextmanager
-def _member(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
+def _member(path: Path, file: IO[bytes]) -> Iterator[Reader]:
     """The largest JSON file of an archive."""
     try:
         archive = zipfile.ZipFile(file)
@@ -84,8 +127,7 @@ def _member(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
         largest = max(wanted, key=lambda m: m.file_size)
         with archive.open(largest) as inner:
             if largest.filename.endswith(".gz"):
-                with gzip.GzipFile(fileobj=inner) as unwrapped:
-                    yield cast(IO[bytes], unwrapped)
+                yield Gunzip(inner)
             else:
                 yield inner
     except _DAMAGE as error:

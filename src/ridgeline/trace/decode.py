@@ -55,36 +55,28 @@ ARGS: Mapping[str, tuple[str, ...]] = {
     "reserved": ("Total Reserved",),
     "name": ("name",),
     "labels": ("labels",),
-    "module": ("module",),
-    "op": ("op",),
-    "phase": ("phase",),
-    "source": ("source",),
-    "step": ("step",),
-    "launch": ("launch",),
-    "node": ("node",),
-    "copy": ("copy",),
-    "message_bytes": ("message_bytes",),
-    "floor_s": ("floor_s",),
-    "expected_s": ("expected_s",),
-    "energy_j": ("energy_j",),
-    "read_bytes": ("read_bytes",),
-    "written_bytes": ("written_bytes",),
-    "microbatch": ("microbatch",),
-    "stage": ("stage",),
-    "link": ("link",),
-    "rank": ("rank",),
-    "kind": ("kind",),
 }
+#: Arguments that only our own files have, all under our names.
+OWN_ARGS = (
+    *ARGS, "module", "op", "phase", "source", "step", "node", "copy", "message_bytes", "floor_s", "expected_s",
+    "energy_j", "read_bytes", "written_bytes", "microbatch", "stage", "link", "occupancy_frac",
+)  # fmt: skip
 #: Arguments kept as text: lists whose text is read once for each different one.
 _TEXTS = ("shapes", "dtypes", "strides", "grid", "block")
 
 
-#: (attribute, name in the file) of every argument; further names are tried when the first is absent.
-FIELDS = tuple(
-    (key if not i else f"{key}_{i}", name) for key, names in ARGS.items() for i, name in enumerate(names)
-)  # fmt: skip
-_SLOTS = {name: attribute for attribute, name in FIELDS}
-_TEXT_SLOTS = frozenset(attribute for attribute, _ in FIELDS if attribute.split("_")[0] in _TEXTS)
+def _slots(own: bool) -> dict[str, str]:
+    """Name in the file to attribute; the second and further names of one are tried when the first is absent."""
+    if own:
+        return {key: key for key in OWN_ARGS}
+    return {
+        name: key if not i else f"{key}_{i}" for key, names in ARGS.items() for i, name in enumerate(names)
+    }  # fmt: skip
+
+
+def _is_text(slot: str) -> bool:
+    return slot.removesuffix("_1") in _TEXTS
+
 
 Decode = Callable[[bytes], list[Any]]
 
@@ -93,9 +85,9 @@ class DecodeError(Exception):
     """Text that is not a list of events."""
 
 
-def decoder(*, exact: bool, fast: bool = True) -> Decode:
+def decoder(*, exact: bool, fast: bool = True, own: bool = False) -> Decode:
     """A function from ``[event, …]`` to events with the attributes of EVENT; ``exact`` keeps the text of ``ts``."""
-    return _typed(exact) if fast and msgspec is not None else _plain(exact)
+    return _typed(exact, _slots(own)) if fast and msgspec is not None else _plain(exact, _slots(own))
 
 
 def text_of(value: Any) -> str:
@@ -103,18 +95,19 @@ def text_of(value: Any) -> str:
     if isinstance(value, str):
         return value
     try:
-        return json.dumps(json.loads(bytes(value)))
+        found = json.loads(bytes(value))
+        return found if isinstance(found, str) else json.dumps(found)
     except (ValueError, TypeError, RecursionError):
         return ""
 
 
-def _typed(exact: bool) -> Decode:
+def _typed(exact: bool, slots: Mapping[str, str]) -> Decode:
     raw, unset = msgspec.Raw | msgspec.UnsetType, msgspec.UNSET
     args = msgspec.defstruct(
         "Args",
-        [(slot, raw, unset) if slot in _TEXT_SLOTS else (slot, Any, None) for slot in _SLOTS.values()],
+        [(slot, raw, unset) if _is_text(slot) else (slot, Any, None) for slot in slots.values()],
         gc=False,
-        rename={slot: name for name, slot in _SLOTS.items()},
+        rename={slot: name for name, slot in slots.items()},
     )
     kinds = {"args": (args | None, None)} | ({"ts": (raw, unset)} if exact else {})
     event = msgspec.defstruct(
@@ -135,33 +128,33 @@ def _typed(exact: bool) -> Decode:
 class _Args:
     """Arguments of an event, read by the standard library."""
 
-    __slots__ = tuple(_SLOTS.values())
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        for name, slot in _SLOTS.items():
+    def __init__(self, given: Mapping[str, Any], slots: Mapping[str, str]) -> None:
+        for name, slot in slots.items():
             value = given.get(name)
-            setattr(self, slot, json.dumps(value) if slot in _TEXT_SLOTS and value is not None else value)
+            if _is_text(slot) and value is not None and not isinstance(value, str):
+                value = json.dumps(value)
+            setattr(self, slot, value)
 
 
 class _Event:
     __slots__ = tuple(EVENT)
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Mapping[str, Any], slots: Mapping[str, str]) -> None:
         for key, default in EVENT.items():
             setattr(self, key, given.get(key, default))
         args = given.get("args")
-        self.args: Any = _Args(args) if isinstance(args, dict) and args else None
+        self.args: Any = _Args(args, slots) if isinstance(args, dict) and args else None
 
 
 def event_of(event: Any, **changes: Any) -> Any:
     """A copy of an event with some fields changed."""
-    copy = _Event({})
+    copy = _Event({}, {})
     for key in EVENT:
         setattr(copy, key, changes[key] if key in changes else getattr(event, key))
     return copy
 
 
-def _plain(exact: bool) -> Decode:
+def _plain(exact: bool, slots: Mapping[str, str]) -> Decode:
     """The standard library's reader, which also takes NaN and stray control characters."""
     reader = json.JSONDecoder(strict=False, parse_float=str if exact else None)
 
@@ -170,6 +163,6 @@ def _plain(exact: bool) -> Decode:
             found = reader.decode(text.decode("utf-8", "replace"))
         except (ValueError, RecursionError) as error:
             raise DecodeError(str(error)) from error
-        return [_Event(event) for event in found if isinstance(event, dict)] if isinstance(found, list) else []
+        return [_Event(event, slots) for event in found if isinstance(event, dict)] if isinstance(found, list) else []
 
     return events

@@ -12,11 +12,13 @@ from typing import Any
 
 from ridgeline.errors import InputError
 from ridgeline.trace.blocks import Blocks
+from ridgeline.trace.columns import instants_ns
 from ridgeline.trace.decode import Decode, DecodeError, decoder
 
 _OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*")')
 _CLOSING = re.compile(rb"\}\s*,?\s*(?=\]\s*(?:,\s*\"|\}?\s*$))")
+_COUNTER = re.compile(rb'"ph"\s*:\s*"C"')
 _DECIMALS = re.compile(rb'"ts"\s*:\s*(\d{13,})\.\d')
 _MAX_CARRY_BYTES = 256 << 20
 _MAX_HEAD_BYTES = 64 << 20
@@ -35,6 +37,13 @@ class Document:
     closed: bool = False  # the end of the list was seen
     truncated: str = ""  # why the file ends early, if it does
 
+    @property
+    def own(self) -> dict[str, Any] | None:
+        """What our own writer says of the file; None for anyone else's."""
+        other = self.head.get("otherData")
+        found = other.get("ridgeline") if isinstance(other, dict) else None
+        return found if isinstance(found, dict) else None
+
     def lose(self, count: int = 1) -> None:
         self.num_lost += count
 
@@ -44,7 +53,7 @@ def event_batches(path: Path, blocks: Blocks, document: Document, *, fast: bool 
     stream = iter(blocks)
     buffer = _opened(path, stream, document)
     document.exact = _needs_text(buffer)
-    decode = decoder(exact=document.exact, fast=fast)
+    decode = decoder(exact=document.exact, fast=fast, own=document.own is not None)
     for block in stream:
         buffer += block
         cut = _last_boundary(buffer)
@@ -116,6 +125,7 @@ def _last_boundary(buffer: bytes) -> tuple[int, int] | None:
 
 
 def _batch(text: bytes, decode: Decode, document: Document) -> Iterator[list[Any]]:
+    _count(text, document)
     try:
         yield decode(b"[" + text + b"]")
     except DecodeError:
@@ -124,6 +134,7 @@ def _batch(text: bytes, decode: Decode, document: Document) -> Iterator[list[Any
 
 def _last(text: bytes, decode: Decode, document: Document) -> Iterator[list[Any]]:
     """The end of the list and what comes after it."""
+    _count(text, document)
     for found in list(_closings(text))[:4]:
         tail = text[found + 1 :].strip()
         head = _tail(tail)
@@ -137,6 +148,31 @@ def _last(text: bytes, decode: Decode, document: Document) -> Iterator[list[Any]
         yield batch
         return
     yield from _walk(text, document, at_end=True)
+
+
+def _count(text: bytes, document: Document) -> None:
+    """Counter samples, whose arguments may have any name: looked for in the text, since most files have none."""
+    for found in _COUNTER.finditer(text):
+        begin, end = text.rfind(b"{", 0, found.start()), text.find(b"}", found.end())
+        for _ in range(2):  # the sample's own brace comes after that of its arguments
+            try:
+                event = json.loads(text[begin : end + 1])
+            except (ValueError, RecursionError):
+                end = text.find(b"}", end + 1)
+                continue
+            _sample(event, document)
+            break
+
+
+def _sample(event: dict[str, Any], document: Document) -> None:
+    args, name = event.get("args"), str(event.get("name"))
+    if not isinstance(args, dict):
+        return
+    for key, value in args.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            at = int(instants_ns([str(event.get("ts"))], exact=True)[0])
+            full = name if key == name or len(args) == 1 else f"{name} {key}"
+            document.counters.setdefault(full, []).append((at, float(value)))
 
 
 def _closings(text: bytes) -> Iterator[int]:
@@ -160,7 +196,7 @@ def _tail(text: bytes) -> dict[str, Any] | None:
 
 def _walk(text: bytes, document: Document, *, at_end: bool) -> Iterator[list[Any]]:
     """Event by event, over whatever is broken; slow, and only where it must be."""
-    decode = decoder(exact=document.exact, fast=False)
+    decode = decoder(exact=document.exact, fast=False, own=document.own is not None)
     edges = [0]
     batch: list[Any] = []
     for found in _BOUNDARY.finditer(text):

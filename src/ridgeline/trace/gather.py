@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.trace.columns import BAD_TIME, Ints, Texts, Words, durations_ns, floats, instants_ns, ints
-from ridgeline.trace.decode import ARGS, UNSET
+from ridgeline.trace.decode import ARGS, OWN_ARGS, UNSET
 from ridgeline.trace.dialect import CATEGORIES, WINDOWS
 from ridgeline.trace.kind import WORK, Kind
 from ridgeline.trace.table import Column
@@ -30,17 +30,13 @@ READ_HOST = (
     "external", "sequence", "forward_thread", "shapes", "dtypes", "strides", "stack", "hierarchy", "flops",
     "collective", "group", "dtype", *_NUMBERS,
 )  # fmt: skip
-#: What our own files say of a span beyond that.
-READ_OWN = (
-    "correlation", "module", "op", "phase", "source", "step", "node", "copy", "message_bytes", "floor_s", "expected_s",
-    "energy_j", "read_bytes", "written_bytes", "microbatch", "stage", "link", "bytes", "flops", "shapes", "dtypes",
-    "group_size", "collective", "group",
-)  # fmt: skip
+#: Our own files: everything that is not a mark.
+READ_OWN = tuple(name for name in OWN_ARGS if name not in ("device", "stream", "name", "labels", "addr", "size"))
 _WORDS = frozenset(
     ("collective", "group", "dtype", "stack", "hierarchy", "module", "op", "phase", "source", "node", "copy", "link")
 )
 _TEXTS = frozenset(("shapes", "dtypes", "strides", "grid", "block"))
-_FLOATS = frozenset(("occupancy", "flops", "floor_s", "expected_s", "energy_j"))
+_FLOATS = frozenset(("occupancy", "occupancy_frac", "flops", "floor_s", "expected_s", "energy_j"))
 
 
 class _NoArgs:
@@ -82,6 +78,8 @@ class Gathered:
         complete = [event for event in batch if event.ph == "X"]
         if len(complete) != len(batch):
             self._marks([event for event in batch if event.ph != "X"])
+        if self.own:  # slices without a kind are drawn for viewers: they repeat what spans say
+            complete = [event for event in complete if event.cat]
         if complete:
             self._spans(complete, exact)
 
@@ -175,7 +173,7 @@ class Gathered:
             return
         chosen = [args[i] for i in rows] if len(rows) < len(args) else args
         for name in names:
-            values = given(chosen, name)
+            values = given(chosen, name, 1 if self.own else len(ARGS[name]))
             if values is not None:
                 self.sparse.setdefault(name, []).append((rows + self.num_rows, self._typed(name, values)))
 
@@ -187,9 +185,9 @@ class Gathered:
         return floats(values) if name in _FLOATS else ints(values)
 
 
-def given(args: Sequence[Any], name: str) -> list[Any] | None:
+def given(args: Sequence[Any], name: str, num_names: int) -> list[Any] | None:
     """An argument of every event under the first of its names that any of them has; None if none has it."""
-    for i in range(len(ARGS[name])):
+    for i in range(num_names):
         values = list(map(attrgetter(name if not i else f"{name}_{i}"), args))
         if values.count(None) + (values.count(UNSET) if name in _TEXTS else 0) < len(values):
             return values

@@ -6,7 +6,7 @@ import gc
 from pathlib import Path
 from typing import Any
 
-from ridgeline.trace.assemble import assembled, own_facts
+from ridgeline.trace.assemble import assembled
 from ridgeline.trace.blocks import blocks_of
 from ridgeline.trace.columns import BAD_TIME, instants_ns
 from ridgeline.trace.decode import event_of
@@ -25,7 +25,7 @@ def read_kineto(path: Path, *, fast: bool = True, rank: int | None = None) -> Tr
     try:
         with blocks_of(path) as blocks:
             for batch in event_batches(path, blocks, document, fast=fast):
-                gathered.own = own_facts(document) is not None
+                gathered.own = document.own is not None
                 gathered.take(batch, exact=document.exact)
                 if gathered.num_rows > MAX_SPANS:
                     document.truncated = f"reading stopped after {MAX_SPANS:,} spans"

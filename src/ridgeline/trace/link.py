@@ -50,10 +50,12 @@ class Rows:
     clock_ns: int
 
 
-def link(rows: Rows) -> Stacks:
-    """Fills launch, op, module, source, phase and step; returns the call stacks."""
+def link(rows: Rows, *, filled: bool = False) -> Stacks:
+    """Fills launch, op, module, source, phase and step (launches alone where the rest is); returns the call stacks."""
     stacks = stacks_of(rows.start, rows.end, rows.kind, rows.thread, rows.clock_ns if rows.clock_ns > 1 else 0)
     rows.launch = np.where(rows.launch >= 0, rows.launch, launches(rows))
+    if filled:
+        return stacks
     seen = _seen(rows)
     _ops(rows, stacks)
     _modules(rows, stacks, seen)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ridgeline.errors import InputError
+from ridgeline.trace import compact
 from ridgeline.trace.archive import MAGIC, load
 from ridgeline.trace.blocks import wrapping
 from ridgeline.trace.cache import cached
@@ -32,8 +33,11 @@ def read(path: str | os.PathLike[str], *, cache: bool = True, rank: int | None =
         if wrapping(file) == "sqlite":
             return read_nsys(file)
         with file.open("rb") as head:
-            if head.read(len(MAGIC)) == MAGIC:
-                return load(file)
+            begins = head.read(16)
+        if begins.startswith(MAGIC):
+            return load(file)
+        if begins.startswith(compact.MAGIC):
+            return compact.read_compact(file, rank=rank)
         return read_kineto(file, rank=rank)
 
     trace = cached(file, fresh, variant=f"rank {rank}") if cache else fresh()

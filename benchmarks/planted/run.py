@@ -1,0 +1,210 @@
+"""Plants causes, measures what fixing them brings, and records traces of both; one command for a GPU machine.
+
+    python benchmarks/planted/run.py --out FOLDER --budget 400
+
+Writes ``timings.json.gz`` (step times of every case, planted and fixed) and ``traces.tar`` (reduced Kineto traces, xz).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from shrink import shrink, shrink_log
+
+HERE = Path(__file__).resolve().parent
+CASE_LIMIT_S = 75.0
+# Cases with the causes most asked for come first: a short budget cuts the tail.
+ORDER = (
+    "loader_no_workers item_each_layer tiny_kernels_train pageable_copy pinned_copy_in_line empty_cache_each_step "
+    "collect_each_step fp32_matmul nchw_conv adamw_loop small_batch attention_spelled_out padded_batch fp32_logits "
+    "zero_grad_memset logging_each_step recompute autocast_weights vocab_50257 affinity_one_core streamed_weights "
+    "sample_on_host graph_breaks pointwise_chain recompile_each_shape tiny_kernels_decode item_each_gradient "
+    "index_backward dense_embedding_gradient attention_dense_mask hidden_2731 loader_one_worker ema_loop "
+    "synchronize_each_block small_copies"
+).split()
+
+
+class Phase:
+    """One kind of measurement over all cases, in a child that is replaced when a case hangs or kills it."""
+
+    def __init__(self, name: str, folder: Path, args: argparse.Namespace, end_s: float) -> None:
+        self.name, self.folder, self.args, self.end_s = name, folder, args, end_s
+        self.log, self.read = folder / f"{name}.jsonl", 0
+        self.done: dict[str, dict[str, Any]] = {}
+        self.current, self.since_s = "", time.time()
+
+    def run(self, on_done: Any) -> None:
+        left = list(self.args.cases)
+        while left and time.time() < self.end_s:
+            child, before = self._start(left), len(self.done)
+            while child.poll() is None and not self._overdue():
+                time.sleep(0.2)
+                self._collect(on_done)
+            if child.poll() is None:
+                self._stop(child)
+            self._collect(on_done)
+            died = self.current or (left[0] if len(self.done) == before else "")
+            if died and (child.returncode or time.time() > self.end_s):
+                self.done.setdefault(died, {"event": "failed", "error": "killed, crashed or out of time"})
+            left = [name for name in left if name not in self.done]
+
+    def _start(self, cases: list[str]) -> subprocess.Popen[bytes]:
+        cache = tempfile.mkdtemp(dir=self.folder)
+        env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
+        if self.name == "trace":
+            env["TORCH_TRACE"] = str(self.folder / "torch_trace")
+        self.current, self.since_s = "", time.time()
+        command = [sys.executable, str(HERE / "measure.py"), self.name, *cases, "--folder", str(self.folder)]
+        command += ["--device", self.args.device] + (["--tiny"] if self.args.tiny else [])
+        output = (self.folder / f"{self.name}.out").open("ab")
+        return subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def _overdue(self) -> bool:
+        return time.time() > self.end_s or time.time() - self.since_s > CASE_LIMIT_S
+
+    def _stop(self, child: subprocess.Popen[bytes]) -> None:
+        """The child and its loader workers are one session: they end together."""
+        os.killpg(child.pid, 9)
+        child.wait()
+
+    def _collect(self, on_done: Any) -> None:
+        lines = self.log.read_text().splitlines()[self.read :] if self.log.exists() else []
+        for line in lines:
+            self.read += 1
+            fact = json.loads(line)
+            self.current, self.since_s = (fact["case"] if fact["event"] == "began" else ""), time.time()
+            if fact["event"] in ("done", "failed"):
+                self.done[fact["case"]] = fact
+                took = f"{fact.get('case_s', 0):.1f} s"
+                print(f"{self.name:6} {fact['case']:28} {fact['event']} {took} {fact.get('error', '')}", flush=True)
+                on_done(fact)
+
+
+def main() -> None:
+    args = _arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="planted-"))
+    began = time.time()
+    timing = Phase("time", folder, args, began + args.budget * 0.47)
+    timing.run(lambda fact: _write_timings(args, timing.done, {}))
+    args.cases = [name for name in args.cases if timing.done.get(name, {}).get("event") == "done"]
+    tracing = Phase("trace", folder, args, began + args.budget * 0.97)
+    with ProcessPoolExecutor(6) as pool:
+        jobs: list[Future[int]] = []
+        tracing.run(lambda fact: jobs.extend(_shrink_jobs(pool, folder, fact, timing.done)))
+        for job in jobs:
+            job.result()
+    _pack(args, folder)
+    _write_timings(args, timing.done, tracing.done)
+    print(_table(timing.done, tracing.done))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget", type=float, default=400.0, help="seconds for everything")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="toy sizes, to try the control flow")
+    parser.add_argument("--cases", nargs="+", default=ORDER)
+    return parser.parse_args()
+
+
+def _shrink_jobs(
+    pool: ProcessPoolExecutor, folder: Path, fact: dict[str, Any], timed: dict[str, Any]
+) -> list[Future[int]]:
+    if fact["event"] != "done":
+        return []
+    jobs = []
+    for variant in ("planted", "fixed", "stack"):
+        source = folder / fact[variant]["file"]
+        of = "planted" if variant == "stack" else variant
+        facts = {
+            "unprofiled_step_s": timed[fact["case"]][of]["median_s"],
+            "profiled_step_s": fact[variant]["profiled_mean_s"],
+            "python_stack": variant == "stack",
+            "clock_hz": timed[fact["case"]][of]["clock_hz"],
+            "energy_j": timed[fact["case"]][of]["energy_j"],
+            **fact[of]["facts"],
+        }
+        jobs.append(pool.submit(shrink, source, folder / f"{source.name}.xz", facts))
+    return jobs
+
+
+def _pack(args: argparse.Namespace, folder: Path) -> None:
+    with tarfile.open(args.out / "traces.tar", "w") as tar:
+        for path in sorted(folder.glob("*.json.xz")):
+            tar.add(path, arcname=path.name)
+        for path in sorted((folder / "torch_trace").glob("*.log")) if (folder / "torch_trace").exists() else []:
+            short = path.with_suffix(".short")
+            short.write_text(shrink_log(path))
+            _add_small(tar, short, f"torch_trace/{path.name}.gz")
+        snapshot = folder / "memory_snapshot.pickle"
+        if snapshot.exists():
+            _add_small(tar, snapshot, "memory_snapshot.pickle.gz")
+        for name in ("time.out", "trace.out"):
+            if (folder / name).exists():
+                _add_small(tar, folder / name, f"{name}.gz")
+
+
+def _add_small(tar: tarfile.TarFile, path: Path, name: str, limit_bytes: int = 1_500_000) -> None:
+    packed = path.parent / (path.name + ".gz")
+    packed.write_bytes(gzip.compress(path.read_bytes(), 9))
+    if packed.stat().st_size <= limit_bytes:
+        tar.add(packed, arcname=name)
+
+
+def _write_timings(args: argparse.Namespace, timed: dict[str, Any], traced: dict[str, Any]) -> None:
+    with gzip.open(args.out / "timings.json.gz", "wt") as out:
+        json.dump({"environment": _environment(), "timed": timed, "traced": traced}, out)
+
+
+def _environment() -> dict[str, Any]:
+    """What the children ran on; asked in a child, so that this process never opens the device."""
+    if not _KNOWN:
+        _KNOWN.update(json.loads(subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True).stdout))
+    return _KNOWN | {"python": sys.version.split()[0], "num_cores": os.cpu_count(), "date": time.strftime("%Y-%m-%d")}
+
+
+ASK = """
+import json, torch
+there = torch.cuda.is_available()
+name = torch.cuda.get_device_name() if there else "cpu"
+print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "device": name}))
+"""
+_KNOWN: dict[str, Any] = {}
+
+
+def _table(timed: dict[str, Any], traced: dict[str, Any]) -> str:
+    head = f"{'case':28} {'cause':34} {'planted':>9} {'fixed':>9} {'gain':>9} {'profiled':>9} traced"
+    rows = [_row(name, fact, traced.get(name, {})) for name, fact in timed.items()]
+    done = [fact for fact in timed.values() if fact["event"] == "done"]
+    gains = [fact["planted"]["median_s"] / fact["fixed"]["median_s"] for fact in done]
+    foot = f"{len(gains)} cases, median speedup {statistics.median(gains):.2f}×" if gains else "no case"
+    return "\n".join([head, *rows, foot])
+
+
+def _row(name: str, fact: dict[str, Any], traced: dict[str, Any]) -> str:
+    if fact["event"] != "done":
+        return f"{name:28} failed: {fact.get('error', '')[:90]}"
+    planted, fixed = fact["planted"]["median_s"] * 1e3, fact["fixed"]["median_s"] * 1e3
+    profiled = traced.get("planted", {}).get("profiled_mean_s", float("nan")) * 1e3
+    figures = "  ".join(f"{value:8.2f}" for value in (planted, fixed, planted - fixed, profiled))
+    return f"{name:28} {fact['cause']:34} {figures}  {traced.get('event', 'no')} {traced.get('error', '')[:60]}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Ranges a recording gets while it runs: one for each module's forward pass, one for each garbage collection."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+MODULE = "rl.module:"
+GC = "python gc generation"
+
+
+def roots(models: Iterable[nn.Module] = ()) -> list[nn.Module]:
+    """The given models, or every module alive that is no other's child."""
+    given = list(models)
+    if given:
+        return given
+    alive = [found for found in gc.get_objects() if _is_module(found)]
+    inner = {id(child) for module in alive for child in module.children()}
+    wrapped = {id(module) for module in alive if type(module).__name__ == "OptimizedModule"}
+    return [module for module in alive if id(module) not in inner and id(module) not in wrapped and has_parts(module)]
+
+
+def _is_module(found: Any) -> bool:
+    try:
+        return isinstance(found, nn.Module)
+    except ReferenceError:  # a proxy of something that is gone
+        return False
+
+
+def has_parts(module: nn.Module) -> bool:
+    """Losses and activations that stand alone are no models."""
+    return any(True for _ in module.parameters()) or any(True for _ in module.children())
+
+
+def paths(models: Iterable[nn.Module]) -> dict[str, nn.Module]:
+    """Every module by its dotted path; the root by its class, and later roots' parts below theirs."""
+    found: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    for place, model in enumerate(models):
+        top = type(model).__name__
+        for path, module in model.named_modules():
+            full = (path if not place else f"{top}.{path}") if path else top
+            if id(module) not in seen:
+                seen.add(id(module))
+                found[_free(full, found)] = module
+    return found
+
+
+def _free(path: str, taken: dict[str, nn.Module]) -> str:
+    number = 1
+    while (name := path if number == 1 else f"{path}~{number}") in taken:
+        number += 1
+    return name
+
+
+@contextmanager
+def modules_marked(models: Iterable[nn.Module]) -> Iterator[int]:
+    """While open, every forward pass of a module is a range named by its path; gives the number of modules."""
+    opened = threading.local()
+    handles = []
+    named = paths(models)
+    for path, module in named.items():
+        enter, leave = _pair(path, opened)
+        handles.append(module.register_forward_pre_hook(enter))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        yield len(named)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _pair(path: str, opened: threading.local) -> tuple[Callable[..., None], Callable[..., None]]:
+    def enter(module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if not hasattr(opened, "stack"):
+            opened.stack = []
+        mark = record_function(MODULE + path)
+        mark.__enter__()
+        opened.stack.append((path, mark))
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        stack = getattr(opened, "stack", [])
+        while stack and any(name == path for name, _ in stack):
+            name, mark = stack.pop()  # a child whose forward raised was never left
+            mark.__exit__(None, None, None)
+            if name == path:
+                return
+
+    return enter, leave
+
+
+@contextmanager
+def collections_marked() -> Iterator[None]:
+    """While open, every collection of Python's garbage collector is a range."""
+    opened: list[Any] = []
+
+    def mark(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            opened.append(record_function(f"{GC} {info['generation']}"))
+            opened[-1].__enter__()
+        elif opened:
+            opened.pop().__exit__(None, None, None)
+
+    gc.callbacks.append(mark)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(mark)
+
+
+class Masks:
+    """Notes the padding masks that models are called with, and counts their real share once the recording is over."""
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        self.kept: dict[str, torch.Tensor] = {}
+        self.handles = [
+            model.register_forward_pre_hook(self._note, with_kwargs=True)
+            for model in models
+            if type(model).__name__ != "OptimizedModule"
+        ]
+
+    def _note(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        for name, value in kwargs.items():
+            if _is_mask(name, value):
+                self.kept[f"{type(module).__name__}.{name}"] = value
+
+    def close(self) -> list[dict[str, Any]]:
+        """What share of each mask is real; the rest is padding."""
+        for handle in self.handles:
+            handle.remove()
+        rows = [{"argument": name, "real_frac": _real_frac(mask)} for name, mask in self.kept.items()]
+        self.kept.clear()
+        return rows
+
+
+def _is_mask(name: str, value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and "mask" in name
+        and "causal" not in name
+        and value.dim() == 2
+        and not value.dtype.is_floating_point
+    )
+
+
+def _real_frac(mask: torch.Tensor) -> float:
+    return float((mask != 0).float().mean().item())

@@ -1,0 +1,107 @@
+"""Trace events stored by column: a quarter of the size of packed JSON, and the same events when read back."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ridgeline.errors import InputError
+from ridgeline.trace.kineto import read_kineto
+from ridgeline.trace.table import Trace
+
+Event = dict[str, Any]
+FORM = "ridgeline columns 1"
+MAGIC = b"\xfd7zXZ\x00"
+_TIMES = ("ts", "dur")
+_SERIALS = ("id", *(f"args.{name}" for name in ("External id", "correlation", "Sequence number", "Python id")))
+
+
+def packed(head: dict[str, Any], events: list[Event]) -> bytes:
+    """A Chrome trace's head and events as columns, xz around them; times keep their nanoseconds."""
+    document = {"form": FORM, "head": head, **_columns([_flat(event) for event in events])}
+    return lzma.compress(json.dumps(document, separators=(",", ":")).encode(), preset=6)
+
+
+def unpacked(data: bytes, where: str) -> dict[str, Any]:
+    """The Chrome trace again: its head and ``traceEvents``, metadata first, then by time."""
+    try:
+        document = json.loads(lzma.decompress(data))
+    except (lzma.LZMAError, ValueError, EOFError) as error:
+        raise InputError(f"{where} is no trace stored by column: {error}") from None
+    if not isinstance(document, dict) or document.get("form") != FORM:
+        raise InputError(f"{where} is no trace stored by column: it does not say {FORM!r}")
+    return {**document["head"], "traceEvents": _events(document)}
+
+
+def read_compact(path: Path, *, rank: int | None = None) -> Trace:
+    """A trace stored by column, through the reader that its events came for."""
+    document = unpacked(path.read_bytes(), str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / f"{path.stem}.json"
+        copy.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
+        trace = read_kineto(copy, rank=rank)
+    return replace(trace, meta={**trace.meta, "source_file": path.name})
+
+
+def _flat(event: Event) -> Event:
+    return {k: v for k, v in event.items() if k != "args"} | {f"args.{k}": v for k, v in event.get("args", {}).items()}
+
+
+def _columns(events: list[Event]) -> dict[str, Any]:
+    """A table for each kind of event (by the fields it has); times in whole ns, serials as differences, words once."""
+    kinds: dict[tuple[str, ...], list[Event]] = {}
+    for event in sorted(events, key=_order):
+        kinds.setdefault((event["ph"], str(event.get("cat")), *sorted(event)), []).append(event)
+    words: dict[str, int] = {}
+    tables = [{field: _column(field, rows, words) for field in sorted(rows[0])} for rows in kinds.values()]
+    return {"words": list(words), "tables": tables}
+
+
+def _order(event: Event) -> tuple[bool, float]:
+    return event["ph"] != "M", event.get("ts", 0)
+
+
+def _column(field: str, rows: list[Event], words: dict[str, int]) -> list[Any]:
+    if field in _TIMES:
+        whole = [round(row[field] * 1000) for row in rows]
+        return _differences(whole) if field == "ts" else whole
+    if field in _SERIALS and all(type(row[field]) is int for row in rows):
+        return ["d", *_differences([row[field] for row in rows])]
+    return ["w", *(words.setdefault(json.dumps(row[field], separators=(",", ":")), len(words)) for row in rows)]
+
+
+def _differences(values: list[int]) -> list[int]:
+    return [after - before for before, after in zip([0, *values], values, strict=False)]
+
+
+def _sums(values: list[int]) -> list[int]:
+    total, found = 0, []
+    for value in values:
+        total += value
+        found.append(total)
+    return found
+
+
+def _events(document: dict[str, Any]) -> list[Event]:
+    words = [json.loads(word) for word in document["words"]]
+    found = []
+    for table in document["tables"]:
+        columns = {field: _values(field, column, words) for field, column in table.items()}
+        found += [_nested(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    return sorted(found, key=_order)
+
+
+def _values(field: str, column: list[Any], words: list[Any]) -> list[Any]:
+    if field in _TIMES:
+        return [ns / 1000 for ns in (_sums(column) if field == "ts" else column)]
+    return list(_sums(column[1:])) if column[0] == "d" else [words[number] for number in column[1:]]
+
+
+def _nested(flat: Event) -> Event:
+    event = {k: v for k, v in flat.items() if not k.startswith("args.")}
+    args = {k[5:]: v for k, v in flat.items() if k.startswith("args.")}
+    return event | ({"args": args} if args else {})
