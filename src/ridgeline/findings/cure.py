@@ -65,10 +65,13 @@ class Ledger:
         self.works[left.works] = True
         self.works[left.aside] = True
         self.calls[left.freed] = True
-        self.host = union(
-            np.concatenate((self.host.start, left.host.start)), np.concatenate((self.host.end, left.host.end))
-        )
+        self.host = joined(self.host, left.host)
         return left
+
+
+def joined(*parts: Intervals) -> Intervals:
+    """The time that any of them covers."""
+    return union(np.concatenate([part.start for part in parts]), np.concatenate([part.end for part in parts]))
 
 
 def _chosen(keep: Seconds | float, mask: Mask) -> Seconds | float:

@@ -54,8 +54,7 @@ def _claimed(scene: Scene, chosen: Iterable[Rule] | None) -> list[tuple[Rule, Ca
 
 def _weighed(scene: Scene, rule: Rule, candidate: Candidate) -> _Weighed:
     best, worst = scene.edit(candidate.cure, best=True), scene.edit(candidate.cure, best=False)
-    best_s = max(0.0, scene.step_s - scene.step_after_s(best))
-    worst_s = max(0.0, scene.step_s - scene.step_after_s(worst))
+    best_s, worst_s = scene.gain_s(best, best=True), scene.gain_s(worst)
     return _Weighed(rule, candidate, best, worst, max(best_s, worst_s), min(best_s, worst_s))
 
 
@@ -67,17 +66,16 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         after_s = scene.step_after_s(so_far | found.best)
         in_turn_s = max(0.0, before_s - after_s)
         finding = _finding(scene, found, in_turn_s, left_s)
-        least_s = found.candidate.least_frac * scene.step_s
-        matters = finding.high_ms >= least_s * 1e3 or in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
+        matters = finding.step_frac >= found.candidate.least_frac or in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
         if matters and len(made) < MAX_FINDINGS:
             made.append(finding)
-            so_far, before_s, left_s = so_far | found.best, min(before_s, after_s), left_s - finding.high_ms / 1e3
+            so_far, before_s, left_s = so_far | found.best, min(before_s, after_s), left_s - finding.step_frac * scene.step_s
     return made
 
 
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float, left_s: float) -> Finding:
     trusted = trust(found.rule.name)
-    high_s = min(left_s, trusted.high * found.best_s, max(found.best_s, scene.step_s - scene.busy_after_s(found.best)))
+    high_s = min(left_s, trusted.high * found.best_s, max(found.best_s, scene.most_s(found.candidate.cure)))
     low_s = min(high_s, trusted.low * found.worst_s)
     candidate = found.candidate
     return Finding(
@@ -87,10 +85,10 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float, left_s: float) -> 
         where=candidate.where,
         cause=candidate.cause,
         change=candidate.change,
-        low_ms=low_s * 1e3,
-        high_ms=high_s * 1e3,
-        expected_ms=(low_s + high_s) / 2 * 1e3,
-        later_ms=max(high_s, in_turn_s) * 1e3,
+        low_ms=low_s * scene.pace * 1e3,
+        high_ms=high_s * scene.pace * 1e3,
+        expected_ms=(low_s + high_s) / 2 * scene.pace * 1e3,
+        later_ms=max(high_s, in_turn_s) * scene.pace * 1e3,
         step_frac=scene.frac(high_s),
         evidence=candidate.evidence,
         rows=candidate.spans,

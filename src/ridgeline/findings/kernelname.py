@@ -47,11 +47,11 @@ _FAMILIES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 _FAMILY = tuple((family, re.compile(pattern)) for family, pattern in _FAMILIES)
 _PRECISIONS: tuple[tuple[str, str], ...] = (
-    ("fp8", r"e4m3|e5m2|fp8|qgmma"),
+    ("fp8", r"e4m3|e5m2|fp8|qgmma|nvjet_(sm\d+_)?[qo][a-z]{2}_"),
     ("int8", r"i8816|i16832|int8|imma|s8s8|i8i8"),
     ("fp64", r"dgemm|d884|f64|double"),
-    ("tf32", r"tf32|tensorop_s1688|nvjet_s"),
-    ("half", r"h884|h1688|h16816|s884|s16816|turing_s1688|volta_s884|fp16|bf16|f16f16|half|hgemm|bfloat16|hmma|nvjet_[htb]"
+    ("tf32", r"tf32|tensorop_s1688|nvjet_(sm\d+_)?s[a-z]{2}_"),
+    ("half", r"h884|h1688|h16816|s884|s16816|turing_s1688|volta_s884|fp16|bf16|f16f16|half|hgemm|bfloat16|hmma|nvjet_(sm\d+_)?[htb][a-z]{2}_"
              r"|f16_s|__nv_bfloat16|hgmma|_h_h"),
     ("fp32", r"sgemm|simt|scudnn|gemmsn|ffma|winograd|implicit_convolve|f32f32_f32f32_f32|gemmk1|[dw]grad2d|cgemm|fft2d"
              r"|_engine<float|gemv\w*<.*float, float, float"),

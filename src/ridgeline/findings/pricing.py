@@ -60,14 +60,10 @@ def aligned(product: Product, to: int = 64) -> Product:
     return Product(product.b, up(product.m), up(product.n), up(product.k))
 
 
-def alignment_ratio(device: Device | None, product: Product | None, dtype: str) -> float | None:
-    """Time with sizes padded over time as they are."""
-    if device is None or product is None:
-        return None
-    before, after = product_s(device, product, dtype), product_s(device, aligned(product), dtype)
-    if before is None or after is None or before <= 0:
-        return None
-    return min(1.0, max(LEAST, after / before))
+def alignment_ratio(device: Device | None, product: Product | None, dtype: str, measured_s: float) -> float | None:
+    """Expected time with sizes padded over measured time as they are."""
+    after = product_s(device, aligned(product), dtype) if device is not None and product is not None else None
+    return None if after is None or measured_s <= 0 else min(1.0, max(LEAST, after / measured_s))
 
 
 @lru_cache(maxsize=5_000)

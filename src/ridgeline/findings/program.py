@@ -199,10 +199,11 @@ def _waits(trace: Trace, calls: _Calls, works: _Works) -> tuple[Index, Seconds, 
     ended_s = np.where(found >= 0, works.end_s[found], -np.inf)
     waiting = _may_wait(trace, calls, works, duration_s) | copies
     earlier = works.call[np.maximum(found, 0)] <= np.arange(num)
-    real = waiting & (found >= 0) & (ended_s > calls.start_s) & (ended_s <= calls.end_s) & earlier
-    return_s = np.where(real, calls.end_s - ended_s, 0.0)
-    own_s = np.where(real, np.minimum(duration_s, return_s), duration_s)
-    return np.where(real, found, NONE).astype(np.int64), return_s, own_s
+    bound = waiting & (found >= 0) & (ended_s <= calls.end_s) & earlier
+    waited = bound & (ended_s > calls.start_s)  # the others found the device done, and would wait if the host were faster
+    return_s = np.where(waited, calls.end_s - ended_s, np.minimum(duration_s, SURE_S))
+    own_s = np.where(waited, np.minimum(duration_s, return_s), duration_s)
+    return np.where(bound, found, NONE).astype(np.int64), return_s, own_s
 
 
 def _may_wait(trace: Trace, calls: _Calls, works: _Works, duration_s: Seconds) -> Mask:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.findings.cure import Cure, HostClock, edit_of
+from ridgeline.findings.cure import Cure, HostClock, edit_of, joined
 from ridgeline.findings.finding import Where
 from ridgeline.findings.kernelname import KernelName, kernel_name
 from ridgeline.findings.program import Wiring, wire
-from ridgeline.findings.overhead import unrecorded
+from ridgeline.findings.overhead import hidden_host, unrecorded
 from ridgeline.findings.replay import Edit, Index, Mask, Schedule, Seconds, edited, no_edit, run
 from ridgeline.findings.window import Window, window_of
 from ridgeline.hardware import Device
@@ -27,13 +27,15 @@ HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.PYTHON, Kind.RUNTIME, Kind.STEP, Ki
 
 
 MAX_DEPTH = 64
+MAX_PACE = 1.6
 FORWARD_OPS = (
     r"^aten::(linear|layer_norm|rms_norm|group_norm|batch_norm|scaled_dot_product_attention|gelu|silu|relu|softmax|dropout"
     r"|conv\dd|embedding)$"
 )
 """Ops that only a forward pass calls: in a backward pass they are a second time."""
-LONG_GAP_S = 500e-6
-"""No eager op needs this long between two launches: the host does something else."""
+BACKWARD = r"evaluate_function|Backward\d*$"
+LONG_GAP_S = 2e-3
+"""No op, and no fused optimizer over hundreds of tensors, needs this long between two launches: the host does something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Wait:
     names: tuple[str, ...]
     copy: str
     source: str
+    num_bytes: int
 
 
 class Scene:
@@ -62,6 +65,8 @@ class Scene:
             self.wiring.program, self._unrecorded_step_s(), self.window.num_steps, LONG_GAP_S
         )
         self.base: Schedule = run(self.program)
+        self.hopeful = hidden_host(self.program, LONG_GAP_S) if self.recorded_frac == 1.0 else self.program
+        self._hopeful_step_s = run(self.hopeful).end_s / self.num_steps
         self.recorded_step_s: float = self.step_s if self.recorded_frac == 1.0 else run(self.wiring.program).end_s / self.num_steps
 
     def _unrecorded_step_s(self) -> float | None:
@@ -241,16 +246,69 @@ class Scene:
         copy = copy or copies.get(int(self.trace.parent[row]), "") if self.trace.parent[row] >= 0 else copy
         names = tuple(self.trace.words[int(self.trace.name[at])] for at in path)
         source = next((self.trace.words[int(self.trace.source[at])] for at in path if self.trace.source[at]), "")
-        return Wait(call, row, names, copy, source)
+        return Wait(call, row, names, copy, source, self._copied_bytes(row, int(own) if self.program.call[own] == call else -1))
 
-    def _copies_by_parent(self) -> dict[int, str]:
-        """The copy made under each host span that makes one directly."""
-        found = dict[int, str]()
+    def _copied_bytes(self, row: int, own: int) -> int:
+        """Bytes of the copy that a call waited for: its own, or the one made under the same op; 0 if unknown."""
+        moved = self.trace.optional("bytes")
+        if own >= 0:
+            return max(0, int(moved[self.rows[own]]))
+        works = self._copies_under.get(int(self.trace.parent[row]), ())
+        return max((int(moved[self.rows[work]]) for work in works), default=0)
+
+    @cached_property
+    def _copies_under(self) -> dict[int, list[int]]:
+        found = dict[int, list[int]]()
         for work in np.flatnonzero(self.work_kind == int(Kind.MEMCPY)).tolist():
             launch = int(self.trace.launch[self.rows[work]])
             if launch >= 0 and self.trace.parent[launch] >= 0:
-                found[int(self.trace.parent[launch])] = self.copy_word(work)
+                found.setdefault(int(self.trace.parent[launch]), []).append(work)
         return found
+
+    def next_launch(self, call: int) -> int | None:
+        """The next call of the same chain that launches or waits for something."""
+        for _ in range(4):
+            followers = self._followers.get(call)
+            if not followers:
+                return None
+            call = followers[0]
+            if self.wiring.call_rows[call] < 0 and call == self.program.num_calls - 1:
+                return None  # the end of the window
+            if float(self.program.gap_s[call]) > 100e-6 or self._launches[call]:
+                return call
+        return call
+
+    @cached_property
+    def _followers(self) -> dict[int, list[int]]:
+        found = dict[int, list[int]]()
+        for call, after in enumerate(self.program.after.tolist()):
+            found.setdefault(after, []).append(call)
+        return found
+
+    @cached_property
+    def _launches(self) -> Mask:
+        launches = np.zeros(self.program.num_calls, dtype=bool)
+        launches[self.program.call] = True
+        return launches
+
+    def outermost(self, spans: Index, pattern: str) -> Index:
+        """For each span the outermost one around it (or itself) in a row of spans whose names have the pattern."""
+        matching, found = self.words_like(pattern), spans.copy()
+        at = self.trace.parent[spans].astype(np.int64)
+        on = np.ones(len(spans), dtype=bool)
+        while (on & (at >= 0)).any():
+            on &= (at >= 0) & matching[self.trace.name[np.maximum(at, 0)]]
+            found = np.where(on, at, found)
+            at = np.where(on, self.trace.parent[np.maximum(at, 0)], -1).astype(np.int64)
+        return np.unique(found)
+
+    def _copies_by_parent(self) -> dict[int, str]:
+        """The copy made under each host span that makes one directly."""
+        return {parent: self.copy_word(works[-1]) for parent, works in self._copies_under.items()}
+
+    @cached_property
+    def is_on_device_copy(self) -> Mask:
+        return self.copies("dtod") | (self.work_kind == int(Kind.MEMSET))
 
     def copy_word(self, work: int) -> str:
         """Direction and memory of a copy, lower case: ``htod pageable``; empty for other work."""
@@ -270,6 +328,11 @@ class Scene:
         named = words[self.trace.optional("copy")[self.rows]] | words[self.trace.name[self.rows]]
         return np.asarray(named & (self.work_kind == int(Kind.MEMCPY)), dtype=bool)
 
+    def stretched(self, time: Intervals) -> Intervals:
+        """This time, and the whole of every long gap between calls that it fills at least half of."""
+        held = covered_within(time, self.elsewhere.start, self.elsewhere.end) > 0.5 * (self.elsewhere.end - self.elsewhere.start)
+        return joined(time, Intervals(self.elsewhere.start[held], self.elsewhere.end[held]))
+
     @cached_property
     def main_threads(self) -> Index:
         """Threads that launch work."""
@@ -288,11 +351,13 @@ class Scene:
     def edit(self, cure: Cure, *, best: bool) -> Edit:
         return edit_of(cure, self.program, self.clock, best=best)
 
-    def busy_after_s(self, edit: Edit) -> float:
-        """Work of the busiest stream after a change: no schedule is shorter."""
-        changed = edited(self.program, edit)
-        streams = np.bincount(changed.stream, weights=changed.duration_s) if changed.num_works else np.zeros(1)
-        return float(streams.max()) / self.num_steps
+    def most_s(self, cure: Cure) -> float:
+        """What no cure of this kind can exceed: the step less the work of the busiest stream that it does not touch."""
+        untouched = self.work_s.copy()
+        untouched[cure.works] = 0.0
+        untouched[cure.aside] = 0.0
+        streams = np.bincount(self.program.stream, weights=untouched) if len(untouched) else np.zeros(1)
+        return max(0.0, self.step_s - float(streams.max()) / self.num_steps)
 
     def claimed_s(self, cure: Cure) -> float:
         """The most a cure could bring if nothing else held the step: the time it claims, a step."""
@@ -309,6 +374,19 @@ class Scene:
     def step_after_s(self, edit: Edit) -> float:
         """Seconds of a step after a change, scheduled again."""
         return run(edited(self.program, edit)).end_s / self.num_steps
+
+    def gain_s(self, edit: Edit, *, best: bool = False) -> float:
+        """Seconds of a step that a change saves; at best the recording's weight on a hidden host is taken off."""
+        if not best or self.hopeful is self.program:
+            return max(0.0, self.step_s - self.step_after_s(edit))
+        return max(0.0, self._hopeful_step_s - run(edited(self.hopeful, edit)).end_s / self.num_steps)
+
+    @property
+    def pace(self) -> float:
+        """An unrecorded step over the replayed one, where both are known and comparable."""
+        known_s = self._unrecorded_step_s()
+        ratio = known_s / self.step_s if known_s and self.step_s > 0 else 1.0
+        return ratio if 1 / MAX_PACE < ratio < MAX_PACE else 1.0
 
     # what is around a piece of work
 
@@ -352,22 +430,52 @@ class Scene:
     @cached_property
     def recomputed(self) -> Mask:
         """Forward work that runs again inside the backward pass."""
-        backward = self.under(r"evaluate_function|Backward\d*$")
+        backward = self.under(BACKWARD)
         forward_ops = self.host_spans(FORWARD_OPS, Kind.OP)
-        inside = forward_ops[[self.is_under(int(span), r"evaluate_function|Backward\d*$") for span in forward_ops]] \
-            if len(forward_ops) else forward_ops
+        inside = forward_ops[self.spans_under(forward_ops, BACKWARD)]
         reentrant = self.under(r"CheckpointFunctionBackward") & ~self.under(r"evaluate_function: (?!Checkpoint)")
         if not len(inside):
             return np.asarray(reentrant, dtype=bool)
-        return np.asarray((backward & self.launched_in(self._stretches(inside))) | reentrant, dtype=bool)
+        return np.asarray((backward & self.launched_in(self.recomputing)) | reentrant, dtype=bool)
 
-    def _stretches(self, spans: Index) -> Intervals:
-        """From the first to the last of the spans that share a parent."""
+    @cached_property
+    def recomputing(self) -> Intervals:
+        """Host time of forward passes inside the backward pass: from the node's start to the op after the last of them."""
+        spans = self.host_spans(FORWARD_OPS, Kind.OP)
+        spans = spans[self.spans_under(spans, BACKWARD)]
         parent = self.trace.parent[spans]
         order = np.lexsort((self.start_ns[spans], parent))
         spans, parent = spans[order], parent[order]
-        first = np.flatnonzero(np.concatenate(([True], parent[1:] != parent[:-1])))
-        return union(self.start_ns[spans[first]], np.maximum.reduceat(self.end_ns[spans], first))
+        if not len(spans):
+            return Intervals(spans, spans)
+        last = np.flatnonzero(np.concatenate((parent[1:] != parent[:-1], [True])))
+        return union(self.start_ns[parent[last]], np.array([self._next_start(int(spans[i])) for i in last.tolist()]))
+
+    def _next_start(self, span: int) -> int:
+        """When the next span with the same parent starts; the parent's end if there is none."""
+        parent = int(self.trace.parent[span])
+        siblings = self.start_ns[self._children_of(parent)]
+        later = siblings[siblings >= self.end_ns[span]]
+        return int(later.min()) if len(later) else int(self.end_ns[parent])
+
+    def _children_of(self, parent: int) -> Index:
+        low = np.searchsorted(self._by_parent[1], parent)
+        high = np.searchsorted(self._by_parent[1], parent, side="right")
+        return self._by_parent[0][low:high]
+
+    @cached_property
+    def _by_parent(self) -> tuple[Index, Index]:
+        order = np.argsort(self.trace.parent, kind="stable")
+        return order, self.trace.parent[order].astype(np.int64)
+
+    def spans_under(self, spans: Index, pattern: str) -> Mask:
+        """Which of the host spans have one around them whose name has the pattern."""
+        matching, found = self.words_like(pattern), np.zeros(len(spans), dtype=bool)
+        at = self.trace.parent[spans].astype(np.int64)
+        while (at >= 0).any():
+            found |= (at >= 0) & matching[self.trace.name[np.maximum(at, 0)]]
+            at = np.where((at >= 0) & ~found, self.trace.parent[np.maximum(at, 0)], -1).astype(np.int64)
+        return found
 
     # what was noted beside the spans
 

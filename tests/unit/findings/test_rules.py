@@ -324,6 +324,15 @@ def _throttle(stage: Stage, wrong: bool) -> None:
     healthy(stage)
 
 
+@plays("micro-batches")
+def _accumulation(stage: Stage, wrong: bool) -> None:
+    for _ in range(8 if wrong else 1):
+        for _ in range(10):
+            stage.kernel("nvjet_tst_64x8", 8.0 if wrong else 60.0, op="aten::mm", host_us=20.0)
+        with stage.span("autograd::engine::evaluate_function: NllLossBackward0"):
+            stage.kernel("nvjet_tst_64x8", 8.0 if wrong else 60.0, op="aten::mm", host_us=20.0)
+
+
 @plays("pointwise-chains")
 def _chain(stage: Stage, wrong: bool) -> None:
     for _ in range(6):

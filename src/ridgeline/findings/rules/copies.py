@@ -111,7 +111,10 @@ def pageable_copies(scene: Scene) -> Candidate | None:
         cause="pageable memory: the driver stages every copy through a buffer of its own and the host thread waits",
         change="DataLoader(pin_memory=True) or tensor.pin_memory(), then .to(device, non_blocking=True)",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=faster, keep_worst=np.minimum(1.0, faster + 0.3), freed=calls, aside=works),
+        cure=Cure(
+            works=works, keep_best=faster, keep_worst=np.minimum(1.0, faster + 0.15), freed=calls, aside=works,
+            host=scene.time_of(scene.wiring.call_rows[np.unique(scene.program.call[works])]), host_best=0.0, host_worst=0.1,
+        ),
         evidence=_copy_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )

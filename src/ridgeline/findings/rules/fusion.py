@@ -31,12 +31,12 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
 def unfused_attention(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     product, softmax = scene.family("gemm")[order], scene.family("softmax")[order]
-    light = scene.family(*LIGHT, "softmax", "index")[order]
+    light = (scene.family(*LIGHT, "softmax", "index") | scene.is_on_device_copy)[order]
     chosen = np.zeros(len(order), dtype=bool)
     for at in np.flatnonzero(softmax).tolist():
         before, after = _reach(product, light, at, -1), _reach(product, light, at, +1)
         if before is not None and after is not None:
-            chosen[before : after + 1] = True
+            chosen[_further(product, before, -1) : _further(product, after, +1) + 1] = True
     works = np.sort(order[chosen])
     works = works[~scene.family("loss", "attention")[works]]
     if not len(works) or not _is_batched(scene, works):
@@ -47,11 +47,17 @@ def unfused_attention(scene: Scene) -> Candidate | None:
         cause="unfused attention: the score matrix is written to memory and read back several times",
         change="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=…) instead of matmul, softmax, matmul",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=0.12, keep_worst=0.45),
+        cure=Cure(works=works, keep_best=0.06, keep_worst=0.35),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the mask, bias or dropout has a fused form",),
     )
+
+
+def _further(product: Mask, at: int, step: int) -> int:
+    """A product right beside this one belongs to it: a backward pass has them in pairs."""
+    place = at + step
+    return place if 0 <= place < len(product) and product[place] else at
 
 
 def _reach(product: Mask, light: Mask, at: int, step: int) -> int | None:
@@ -162,7 +168,7 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         cause="unfused pointwise operations: each reads and writes the whole tensor",
         change="torch.compile the module (or just these functions); use the fused op (F.layer_norm, F.rms_norm, F.gelu) where one exists",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=np.maximum(0.15, 1.3 / lengths), keep_worst=np.maximum(0.5, 2.5 / lengths)),
+        cure=Cure(works=works, keep_best=np.maximum(0.06, 1.2 / lengths), keep_worst=np.maximum(0.35, 2.5 / lengths)),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.findings.cure import Cure
+from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.finding import Where
 from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
 from ridgeline.findings.replay import Index
@@ -15,6 +15,10 @@ from ridgeline.trace.kind import Kind
 
 LOADER = r"dataloader.*(__next__|next)|_next_data|data_?loading|fetch_batch|DataPipe"
 TINY_S = 10e-6
+LOSS_BACKWARD = r"^autograd::engine::evaluate_function: (NllLoss|CrossEntropy|MseLoss|L1Loss|SmoothL1|HuberLoss|BinaryCross|KlDiv)\w*"
+MANY_PASSES = 6
+GENERAL_FRAC = 0.05
+"""Of the step: what no specific rule explains is worth a sentence from here on."""
 GRAPH_HOST_FRAC = 0.1
 """Share of the host time of eager launches that remains with CUDA graphs: inputs are copied, the rest is one call."""
 
@@ -33,7 +37,7 @@ def cpu_affinity(scene: Scene) -> Candidate | None:
         return None
     spans = _loading(scene)
     stalls, _ = scene.stalls(scene.of_kind(Kind.OP, Kind.RUNTIME))
-    time = scene.time_of(np.union1d(spans, stalls))
+    time = joined(scene.time_of(np.union1d(spans, stalls)), scene.elsewhere)
     if scene.frac(time.total / 1e9 / scene.num_steps) < 0.02:
         return None
     return Candidate(
@@ -66,7 +70,7 @@ def data_loader(scene: Scene) -> Candidate | None:
         cause=f"data loader: {cause}",
         change=change,
         where=scene.where_host(spans),
-        cure=Cure(host=time, host_best=0.0, host_worst=0.1),
+        cure=Cure(host=scene.stretched(time), host_best=0.0, host_worst=0.1),
         evidence=scene.host_evidence(spans),
         spans=tuple(spans.tolist()),
         unchecked=("whether the host has free cores for more workers",),
@@ -86,7 +90,7 @@ def garbage_collection(scene: Scene) -> Candidate | None:
         cause="garbage collection stops the thread that launches",
         change="gc.disable() before the loop (or gc.freeze() after warm-up) and gc.collect() every few hundred steps",
         where=scene.where_host(spans),
-        cure=Cure(host=time, host_best=0.0, host_worst=0.15),
+        cure=Cure(host=scene.stretched(time), host_best=0.0, host_worst=0.15),
         evidence=scene.host_evidence(spans),
         spans=tuple(spans.tolist()),
     )
@@ -107,7 +111,7 @@ def recompilation(scene: Scene) -> Candidate | None:
         cause="recompilation: a guard failed (changing shapes, Python scalars or attributes) and the graph is built again",
         change="torch.compile(model, dynamic=True) or mark_dynamic the changing dim; TORCH_LOGS=recompiles names the guard",
         where=scene.where_host(spans),
-        cure=Cure(host=time, host_best=0.0, host_worst=0.05),
+        cure=Cure(host=scene.stretched(time), host_best=0.0, host_worst=0.05),
         evidence=scene.host_evidence(spans),
         spans=tuple(spans.tolist()),
     )
@@ -143,12 +147,16 @@ def graph_breaks(scene: Scene) -> Candidate | None:
         return None
     between = scene.between(top)
     works = np.flatnonzero(scene.launched_in(between))
+    reads = np.array([wait.call for wait in scene.waits if covered_within(between, scene.start_ns[[wait.row]], scene.end_ns[[wait.row]])[0]], dtype=np.int64)
     return Candidate(
         what=f"The compiled model runs as {len(top) / scene.num_steps:.3g} separate graphs a step",
         cause="graph breaks: every break returns to Python, checks guards and launches eagerly in between",
         change="TORCH_LOGS=graph_breaks names them; remove .item(), prints and data-dependent branches, then fullgraph=True",
         where=scene.where_host(top),
-        cure=Cure(host=between, host_best=0.1, host_worst=0.6, works=works, keep_best=0.4, keep_worst=0.95),
+        cure=Cure(
+            host=joined(between, scene.time_of(top)), host_best=0.25, host_worst=0.7, works=works, keep_best=0.3, keep_worst=0.9,
+            freed=reads,
+        ),
         evidence=scene.host_evidence(top),
         spans=tuple(top.tolist()),
     )
@@ -170,10 +178,11 @@ def launch_bound(scene: Scene) -> Candidate | None:
         cause=f"host launch-bound: the device finishes before the next kernel is launched ({tiny:.0%} of kernels under 10 µs)",
         change="CUDA graphs (torch.compile(mode='reduce-overhead') or torch.cuda.graph), torch.compile to fuse, or a larger batch",
         where=scene.where(kernels),
-        cure=Cure(host=scene.launching, host_best=GRAPH_HOST_FRAC, host_worst=0.45),
+        cure=Cure(host=scene.launching, host_best=GRAPH_HOST_FRAC, host_worst=0.5),
         evidence=scene.evidence(kernels),
         spans=tuple(scene.rows[kernels[:200]].tolist()),
         unchecked=("the recording itself slows the host: the share without it may be smaller",),
+        least_frac=GENERAL_FRAC,
     )
 
 
@@ -196,6 +205,33 @@ def host_code(scene: Scene) -> Candidate | None:
         evidence=scene.host_evidence(held),
         spans=tuple(held[:200].tolist()),
         unchecked=() if len(held) else ("what the host did: the trace has no span there; record with stacks",),
+        least_frac=GENERAL_FRAC,
+    )
+
+
+@rule("micro-batches", order=17)
+def micro_batches(scene: Scene) -> Candidate | None:
+    """Gradients accumulated over batches too small for the device: the same few kernels, many times a step."""
+    passes = len(scene.host_spans(LOSS_BACKWARD, Kind.OP)) / scene.num_steps
+    kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
+    if passes < MANY_PASSES or not len(kernels):
+        return None
+    busy_s = scene.per_step_s(kernels)
+    if busy_s > 0.7 * scene.step_s:
+        return None
+    once = 1.0 / passes
+    return Candidate(
+        what=f"{passes:.3g} small batches a step, and the device is busy {scene.frac(busy_s):.0%} of it",
+        cause=f"small batch: gradients are accumulated over {passes:.3g} batches that do not fill the device",
+        change="one larger batch instead of accumulating (memory permitting), or fewer and larger micro-batches",
+        where=scene.where(kernels),
+        cure=Cure(
+            works=kernels, keep_best=max(0.2, once), keep_worst=0.9, host=scene.launching, host_best=once, host_worst=0.5
+        ),
+        evidence=scene.evidence(kernels),
+        spans=tuple(scene.rows[kernels[:200]].tolist()),
+        unchecked=("whether the larger batch fits into memory",),
+        least_frac=GENERAL_FRAC,
     )
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.findings.cure import Cure
+from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
 from ridgeline.findings.shapes import first_shape, shaped_ops
 
+TABLE = 5e8
+"""Values of a lookup table from which on its dense gradient matters; vocabularies of language models stay below."""
 LARGE_VOCAB = 8192
+WIDE_FRAC = 0.3
+"""Of the step, from which on the loss is worth fusing although it has no needless copies."""
 FREE_FRAC = 0.5
 """Recomputation is needless while the peak leaves this share of the device's memory free."""
 
@@ -27,7 +31,7 @@ def logits(scene: Scene) -> Candidate | None:
         return None
     casts = works[scene.family("copy")[works]]
     fp32 = len(casts) > 0 and scene.per_step_s(casts) > 0.1 * scene.per_step_s(works)
-    if not fp32 and scene.frac(scene.per_step_s(works)) < 0.08:
+    if not fp32 and scene.frac(scene.per_step_s(works)) < WIDE_FRAC:
         return None
     return Candidate(
         what=f"Logits are written out for the loss: {scene.per_step_s(works) * 1e3:.3g} ms a step on tensors of the vocabulary's width",
@@ -52,9 +56,9 @@ def index_backward(scene: Scene) -> Candidate | None:
         scene.named(r"indexing_backward|index_put|compute_grad_weight|krn_partial|sum_and_scatter|embedding.*backward")
         | (scene.family("sort", "index", "reduce", "embedding") & scene.under(r"IndexBackward|index_put|embedding_dense_backward|EmbeddingBackward"))
     )
-    if not len(works) or scene.frac(scene.per_step_s(works)) < 0.02:
+    indexed = len(works) > 0 and bool(scene.named(r"indexing_backward|index_put")[works].any())
+    if scene.frac(scene.per_step_s(works)) < (0.02 if indexed else 0.1):
         return None
-    indexed = bool(scene.named(r"indexing_backward|index_put")[works].any())
     change = "F.embedding(index, table) instead of table[index]: its backward does not sort element by element"
     if not indexed:
         change = "nn.Embedding(…, sparse=True) with SparseAdam or SGD for large tables; a fused embedding (fbgemm) for many"
@@ -69,16 +73,15 @@ def index_backward(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("dense-embedding-gradient", order=49)
+@rule("dense-embedding-gradient", order=8)
 def dense_embedding_gradient(scene: Scene) -> Candidate | None:
     """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in full."""
     works = np.flatnonzero(scene.family("pointwise", "fill", "foreach", "optimizer", "copy", "embedding") | (scene.work_kind == 4))
     largest = _table_elements(scene)
-    if largest < 1e8:
+    if largest < TABLE:
         return None
-    heavy = works[scene.work_s[works] > largest * 4 / 20e12]
-    tables = scene.under(r"embedding|EmbeddingBag")[heavy] | scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[heavy]
-    heavy = heavy[tables | (scene.work_kind[heavy] == 4)]
+    tables = scene.under(r"embedding|EmbeddingBag") | scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))
+    heavy = works[tables[works] & ~scene.named(r"updateOutput|forward")[works]]
     if not len(heavy):
         return None
     return Candidate(
@@ -86,7 +89,7 @@ def dense_embedding_gradient(scene: Scene) -> Candidate | None:
         cause="dense embedding gradient: all rows are zeroed, written and updated for the few that were looked up",
         change="nn.Embedding(…, sparse=True) with SGD, Adagrad or SparseAdam; or an embedding library that updates rows in place (fbgemm)",
         where=scene.where(heavy),
-        cure=Cure(works=heavy, keep_best=0.02, keep_worst=0.25),
+        cure=Cure(works=heavy, keep_best=0.1, keep_worst=0.4),
         evidence=scene.evidence(heavy),
         spans=tuple(scene.rows[heavy[:200]].tolist()),
     )
@@ -116,7 +119,9 @@ def recompute(scene: Scene) -> Candidate | None:
         cause=f"recompute that memory does not need: {known}",
         change="drop torch.utils.checkpoint, or keep it for the largest activations only (selective checkpointing)",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=0.0, keep_worst=0.15, host=scene.op_time(works), host_best=0.1, host_worst=0.6),
+        cure=Cure(
+            works=works, keep_best=0.0, keep_worst=0.1, host=joined(scene.recomputing, scene.op_time(works)), host_best=0.0, host_worst=0.4
+        ),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=() if used is not None else ("whether the activations fit: record with memory",),

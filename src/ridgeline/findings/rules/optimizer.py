@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.findings.cure import Cure
+from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
 from ridgeline.trace.kind import Kind
@@ -49,6 +49,7 @@ def zero_grad(scene: Scene) -> Candidate | None:
     if not fills.any():
         return None
     works = np.flatnonzero(fills | adds)
+    time = joined(time, scene.op_time(np.flatnonzero(adds)))
     return Candidate(
         what=f"zero_grad writes zeros: {fills.sum() / scene.num_steps:.3g} kernels a step"
         + (f", and {adds.sum() / scene.num_steps:.3g} additions to them in the backward pass" if adds.any() else ""),

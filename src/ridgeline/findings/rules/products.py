@@ -9,12 +9,14 @@ import numpy as np
 from ridgeline.errors import RidgelineError
 from ridgeline.findings.cure import Cure
 from ridgeline.findings.pricing import alignment_ratio, product_ratio
-from ridgeline.findings.replay import Index, Seconds
+from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
 from ridgeline.findings.shapes import Product, first_dtype, is_shape, parsed, product_of, shaped_ops
 
 NO_TENSOR_CORES = ("pascal", "maxwell", "kepler")
+NHWC_NORM, NHWC_CONV = (0.4, 0.85), (0.75, 1.0)
+"""Share of the time of norms and of convolutions that is left in channels_last (0.43 and 0.82 for a ResNet-50 on an H200)."""
 MOST = 0.5
 """A share of kernel time that deserves a word even when something else holds the step."""
 RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
@@ -85,18 +87,20 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
 def misaligned_sizes(scene: Scene) -> Candidate | None:
     """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape."""
     works = np.flatnonzero(scene.family("gemm", "conv") & scene.precision("half", "tf32", "fp8", ""))
+    works = works[scene.work_s[works] > 2e-6]
     if not len(works):
         return None
     products, dtypes = _products(scene, works), _dtypes(scene, works)
-    odd = np.array([p is not None and any(size % 8 and size > 8 for size in (p.n, p.k)) for p in products])
+    odd = np.array([p is not None and any(size % 8 and size > 8 for size in (p.m, p.n, p.k)) for p in products])
     named = scene.named(r"align[12]\b|align[12]_|align[12]>")[works]
-    chosen = np.flatnonzero(named | odd)
+    slow = np.array([_is_slow(scene, p, dtypes[i], float(scene.work_s[works[i]])) for i, p in enumerate(products)], dtype=bool)
+    chosen = np.flatnonzero(named | (odd & slow))
     if not len(chosen):
         return None
     picked = [products[i] for i in chosen.tolist()]
     best = np.array(
         [
-            alignment_ratio(scene.device, product, dtypes[i] or "bf16") or 0.4
+            alignment_ratio(scene.device, product, dtypes[i] or "bf16", float(scene.work_s[works[i]])) or 0.3
             for product, i in zip(picked, chosen.tolist(), strict=True)
         ]
     )
@@ -113,6 +117,12 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
     )
 
 
+def _is_slow(scene: Scene, product: Product | None, dtype: str, measured_s: float) -> bool:
+    """Whether padded sizes would take at most two thirds of the time: not every odd size hurts."""
+    ratio = alignment_ratio(scene.device, product, dtype or "bf16", measured_s)
+    return ratio is not None and ratio < 0.67
+
+
 def _dtypes(scene: Scene, works: Index) -> list[str]:
     trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
     words = trace.optional("dtypes")
@@ -126,12 +136,13 @@ def channels_first(scene: Scene) -> Candidate | None:
     transforms = scene.family("layout")
     if not convs.any() or not transforms.any():
         return None
-    if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(convs | transforms):
+    if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(scene.work_kind == 1):
         return None
-    moved, others = np.flatnonzero(transforms), np.flatnonzero(convs | scene.family("norm", "pool"))
+    moved, others = np.flatnonzero(transforms), np.flatnonzero(convs | _around_convs(scene))
     works = np.concatenate((moved, others))
-    best = np.concatenate((np.zeros(len(moved)), np.full(len(others), 0.75)))
-    worst = np.concatenate((np.zeros(len(moved)), np.ones(len(others))))
+    norms = scene.family("norm")[others]
+    best = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
+    worst = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
     return Candidate(
         what=f"{len(moved) / scene.num_steps:.3g} layout transforms a step around the convolutions",
         cause="NCHW convolutions: Tensor-Core kernels want NHWC, so every convolution transposes its operands",
@@ -140,6 +151,13 @@ def channels_first(scene: Scene) -> Candidate | None:
         cure=Cure(works=works, keep_best=best, keep_worst=worst),
         evidence=scene.evidence(moved),
         spans=tuple(scene.rows[moved[:200]].tolist()),
+    )
+
+
+def _around_convs(scene: Scene) -> Mask:
+    """Norms and pools of images, and convolutions done as products."""
+    return scene.family("pool") | (scene.family("norm") & scene.named(r"batch_?norm|bn_|Batch", "name")) | (
+        scene.family("gemm") & scene.under(r"conv")
     )
 
 

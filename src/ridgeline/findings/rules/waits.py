@@ -6,16 +6,21 @@ import re
 
 import numpy as np
 
-from ridgeline.findings.cure import NOWHERE, Cure
+from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.finding import Where
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene, Wait
-from ridgeline.trace.intervals import union
+from ridgeline.trace.intervals import Intervals, union
 from ridgeline.trace.kind import Kind
 
 READS = re.compile(r"aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|unique|_unique|equal|allclose|bincount)")
 LOGS = re.compile(r"\blog(ging|ger)?\b|\bprint\b|tensorboard|SummaryWriter|wandb|add_scalar|tqdm|mlflow|metrics?\b", re.IGNORECASE)
 LOG_SPANS = r"\blogging\b|\blogger\b|\bprint\b|tensorboard|SummaryWriter|\bwandb\b|add_scalar|\blog_metrics|\blog\b"
+READ_SPANS = r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|to|_to_copy|copy_|cpu)$"
+TENSOR_BYTES = 1024
+"""Less is a value or two that a program looks at; more is a tensor that it works on."""
+BUSY_S = 300e-6
+"""No launch takes this long: the host does something with what it has read."""
 COPIES_BACK = re.compile(r"dtoh|device -> (pageable|pinned|host)")
 
 
@@ -24,7 +29,7 @@ def _is_log(wait: Wait) -> bool:
 
 
 def _is_read(wait: Wait) -> bool:
-    return any(READS.search(name) for name in wait.names) or bool(COPIES_BACK.search(wait.copy))
+    return any(READS.search(name) for name in wait.names) or _is_copy_back(wait)
 
 
 def _is_upload(wait: Wait) -> bool:
@@ -34,7 +39,10 @@ def _is_upload(wait: Wait) -> bool:
 @rule("logging", order=14)
 def logging(scene: Scene) -> Candidate | None:
     """Values read back, formatted and written in every step."""
+    scalars = [wait for wait in scene.waits if _is_read(wait) and wait.num_bytes < TENSOR_BYTES and not _is_upload(wait)]
+    used, handled = _followed(scene, scalars)
     waits = [wait for wait in scene.waits if _is_log(wait) and not _is_upload(wait)]
+    waits += [wait for wait in used if wait not in waits]
     spans = scene.host_spans(LOG_SPANS, Kind.ANNOTATION, Kind.PYTHON)
     spans = spans[np.isin(scene.trace.thread[spans], scene.main_threads)]
     if not waits and not len(spans):
@@ -45,9 +53,9 @@ def logging(scene: Scene) -> Candidate | None:
         change="log every N steps, keep values on the device (loss.detach() into a list) and read them together, or log from a thread",
         where=_place(waits) if waits else scene.where_host(spans),
         cure=Cure(
-            host=scene.time_of(spans) if len(spans) else NOWHERE,
+            host=joined(scene.time_of(spans), handled, scene.time_of(scene.outermost(_rows(waits), READ_SPANS))),
             host_best=0.0,
-            host_worst=0.2,
+            host_worst=0.3,
             freed=np.array([wait.call for wait in waits], dtype=np.int64),
         ),
         evidence=scene.host_evidence(np.concatenate((spans, _rows(waits)))),
@@ -58,21 +66,11 @@ def logging(scene: Scene) -> Candidate | None:
 @rule("host-round-trip", order=19)
 def host_round_trip(scene: Scene) -> Candidate | None:
     """A tensor goes to the host, is computed on there, and comes back."""
-    after, clock = scene.program.after, scene.clock
-    follower = np.full(scene.program.num_calls, -1, dtype=np.int64)
-    follower[after[after >= 0]] = np.flatnonzero(after >= 0)
-    trips = [
-        (wait, int(follower[wait.call]))
-        for wait in scene.waits
-        if COPIES_BACK.search(wait.copy) and follower[wait.call] >= 0 and _computes(scene, int(follower[wait.call]))
-    ]
-    if not trips:
+    waits, time = _followed(scene, [wait for wait in scene.waits if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES])
+    if not waits:
         return None
-    nexts = np.array([call for _, call in trips])
-    time = union(clock.gap_start_ns[nexts], clock.start_ns[nexts])
-    waits = [wait for wait, _ in trips]
     return Candidate(
-        what=f"{len(trips) / scene.num_steps:.3g} times a step a tensor goes to the host, is worked on there, and the device waits",
+        what=f"{len(waits) / scene.num_steps:.3g} times a step a tensor goes to the host, is worked on there, and the device waits",
         cause="a round trip through the host: computation on CPU tensors in the middle of the step",
         change="keep it on the device: sample, mask and sort with CUDA tensors; move only what leaves the program",
         where=_place(waits),
@@ -82,9 +80,19 @@ def host_round_trip(scene: Scene) -> Candidate | None:
     )
 
 
-def _computes(scene: Scene, call: int) -> bool:
-    """The gap before the call is long: the host does more than launch the next op."""
-    return float(scene.program.gap_s[call]) > 300e-6
+def _followed(scene: Scene, waits: list[Wait]) -> tuple[list[Wait], Intervals]:
+    """Those of the waits after which the host is busy for long before it launches again, and that time."""
+    clock, kept, calls = scene.clock, list[Wait](), list[int]()
+    for wait in waits:
+        call = scene.next_launch(wait.call)
+        if call is not None and float(scene.program.gap_s[call]) > BUSY_S:
+            kept.append(wait)
+            calls.append(call)
+    return kept, union(clock.gap_start_ns[calls], clock.start_ns[calls])
+
+
+def _is_copy_back(wait: Wait) -> bool:
+    return bool(COPIES_BACK.search(wait.copy))
 
 
 @rule("value-read", order=20)
@@ -99,7 +107,12 @@ def value_read(scene: Scene) -> Candidate | None:
         change="keep the value on the device (torch.where, masks, capturable optimizers), read it once after the step, "
         "or copy it with non_blocking=True and look at it a step later",
         where=_place(waits),
-        cure=Cure(freed=np.array([wait.call for wait in waits], dtype=np.int64)),
+        cure=Cure(
+            freed=np.array([wait.call for wait in waits], dtype=np.int64),
+            host=scene.time_of(scene.outermost(_rows(waits), READ_SPANS)),
+            host_best=0.0,
+            host_worst=0.3,
+        ),
         evidence=scene.host_evidence(_rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
     )
@@ -110,7 +123,9 @@ def synchronize(scene: Scene) -> Candidate | None:
     waits = [
         wait
         for wait in scene.waits
-        if "Synchronize" in wait.names[0] and not (_is_read(wait) or _is_upload(wait) or _is_log(wait))
+        if "Synchronize" in wait.names[0]
+        and scene.next_launch(wait.call) is not None
+        and not (_is_read(wait) or _is_upload(wait) or _is_log(wait))
     ]
     if not waits:
         return None
@@ -119,7 +134,12 @@ def synchronize(scene: Scene) -> Candidate | None:
         cause=f"{waits[0].names[0]}: the host stops until the device is done, then the device waits for the host",
         change="remove torch.cuda.synchronize() from the loop; time with CUDA events, order streams with wait_stream or events",
         where=_place(waits),
-        cure=Cure(freed=np.array([wait.call for wait in waits], dtype=np.int64)),
+        cure=Cure(
+            freed=np.array([wait.call for wait in waits], dtype=np.int64),
+            host=scene.time_of(_rows(waits)),
+            host_best=0.0,
+            host_worst=0.0,
+        ),
         evidence=scene.host_evidence(_rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
         unchecked=("whether the program needs the order that the synchronization gives",),
