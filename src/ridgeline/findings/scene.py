@@ -67,7 +67,15 @@ class Scene:
         self.base: Schedule = run(self.program)
         self.hopeful = hidden_host(self.program, LONG_GAP_S) if self.recorded_frac == 1.0 else self.program
         self._hopeful_step_s = run(self.hopeful).end_s / self.num_steps
-        self.recorded_step_s: float = self.step_s if self.recorded_frac == 1.0 else run(self.wiring.program).end_s / self.num_steps
+
+    @cached_property
+    def recorded(self) -> Schedule:
+        """The replay with the recording's cost still in it: what the trace shows."""
+        return self.base if self.recorded_frac == 1.0 else run(self.wiring.program)
+
+    @property
+    def recorded_step_s(self) -> float:
+        return self.recorded.end_s / self.num_steps
 
     def _unrecorded_step_s(self) -> float | None:
         """What a step takes when nothing is recorded, if the recorder measured it."""

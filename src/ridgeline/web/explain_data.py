@@ -1,0 +1,229 @@
+"""What the page of an explanation draws from: findings, one step's timeline, time by module, roofline, memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.errors import RidgelineError
+from ridgeline.findings.critical import Link, critical_path
+from ridgeline.findings.explanation import Explanation, idle_document, step_document
+from ridgeline.findings.scene import Scene
+from ridgeline.trace.kind import Kind
+
+MAX_SPANS = 6000
+"""Spans of the timeline: more than a screen can tell apart."""
+MAX_POINTS = 1500
+MAX_DOTS = 400
+MAX_NODES = 3000
+HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.DATALOADER, Kind.GC, Kind.PYTHON)
+
+
+def explanation_data(found: Explanation) -> dict[str, Any]:
+    """Everything the page shows."""
+    from ridgeline import __version__
+
+    scene = found.scene
+    return {
+        "version": __version__,
+        "title": found.title,
+        "device": found.device,
+        "verdict": found.verdict,
+        "step_ms": found.step_ms,
+        "recoverable_ms": found.recoverable_ms,
+        "busy_frac": found.busy_frac,
+        "totals": {name: dict(part) for name, part in found.totals.items()},
+        "quality": _plain(found.quality),
+        "replay": _replay(found),
+        "steps": [step_document(step) for step in found.steps[:400]],
+        "idle": idle_document(found.idle, found.places),
+        "findings": [finding.to_dict() for finding in found.findings],
+        "num_ranks": len(found.ranks),
+        "timeline": _timeline(scene, found) if scene is not None else None,
+        "modules": _modules(scene) if scene is not None else [],
+        "roofline": _roofline(scene) if scene is not None else None,
+        "memory": _memory(scene) if scene is not None else [],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Only what JSON knows."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, (np.floating, float)):
+        return float(value) if np.isfinite(value) else None
+    return value if isinstance(value, (str, int, bool)) or value is None else str(value)
+
+
+def _replay(found: Explanation) -> dict[str, Any]:
+    replay = found.replay
+    return {
+        "recorded_ms": replay.recorded_ms,
+        "replayed_ms": replay.replayed_ms,
+        "error_frac": replay.error_frac,
+        "unexplained_frac": replay.unexplained_frac,
+        "host_frac": replay.host_frac,
+        "num_steps": replay.num_steps,
+    }
+
+
+def _timeline(scene: Scene, found: Explanation) -> dict[str, Any]:
+    """One step: host threads, streams, and the critical path, with the spans of findings marked."""
+    start_ns, end_ns = _one_step(scene)
+    trace = scene.trace
+    inside = (scene.start_ns < end_ns) & (scene.end_ns > start_ns)
+    device = np.flatnonzero(inside & trace.gpu)
+    host = np.flatnonzero(inside & trace.of_kind(*HOST_KINDS) & (trace.device < 0))
+    rows = np.concatenate((_longest(scene, device, MAX_SPANS // 2), _longest(scene, host, MAX_SPANS // 2)))
+    marked = {row: number for number, finding in enumerate(found.findings) for row in finding.rows}
+    words: dict[str, int] = {}
+    lanes: dict[str, list[list[Any]]] = {}
+    depth = _depths(scene, host)
+    for row in rows[np.argsort(scene.start_ns[rows], kind="stable")].tolist():
+        lanes.setdefault(_lane(scene, row), []).append(
+            [
+                round((int(scene.start_ns[row]) - start_ns) / 1e6, 6),
+                round(float(trace.duration_s[row]) * 1e3, 6),
+                words.setdefault(trace.words[int(trace.name[row])], len(words)),
+                Kind(int(trace.kind[row])).name.lower(),
+                marked.get(row, -1),
+                depth.get(row, 0),
+                words.setdefault(trace.words[int(trace.module[row])], len(words)),
+            ]
+        )
+    return {
+        "length_ms": (end_ns - start_ns) / 1e6,
+        "words": list(words),
+        "lanes": [[lane, spans] for lane, spans in sorted(lanes.items(), key=lambda item: not item[0].startswith("host"))],
+        "critical": _critical(scene, start_ns, end_ns),
+        "left_out": int(len(device) + len(host) - len(rows)),
+    }
+
+
+def _one_step(scene: Scene) -> tuple[int, int]:
+    """The step in the middle of the window."""
+    marks = [scene.window.start_ns, *scene.window.marks_ns, scene.window.end_ns]
+    middle = (len(marks) - 1) // 2
+    return marks[middle], marks[middle + 1]
+
+
+def _longest(scene: Scene, rows: NDArray[np.intp], num: int) -> NDArray[np.intp]:
+    order = np.argsort(-scene.trace.duration_s[rows], kind="stable")[:num]
+    return rows[order]
+
+
+def _depths(scene: Scene, rows: NDArray[np.intp]) -> dict[int, int]:
+    """How many spans lie around each host span, steps not counted."""
+    parent, steps = scene.trace.parent, scene.trace.of_kind(Kind.STEP)
+    found: dict[int, int] = {}
+    for row in rows[np.argsort(scene.start_ns[rows], kind="stable")].tolist():
+        above = int(parent[row])
+        found[row] = found.get(above, -1) + 1 if above >= 0 and not steps[above] else 0
+    return found
+
+
+def _lane(scene: Scene, row: int) -> str:
+    trace = scene.trace
+    if trace.device[row] >= 0:
+        return f"GPU {int(trace.device[row])} stream {int(trace.stream[row])}"
+    return f"host thread {int(trace.thread[row])}"
+
+
+def _critical(scene: Scene, start_ns: int, end_ns: int) -> list[list[Any]]:
+    """Stretches of the critical path inside the step; neighbors of a kind are drawn as one."""
+    low_s, high_s = (start_ns - scene.window.start_ns) / 1e9, (end_ns - scene.window.start_ns) / 1e9
+    made: list[list[Any]] = []
+    for link in critical_path(scene.wiring.program, scene.recorded):
+        if link.end_s <= low_s or link.start_s >= high_s or link.duration_s <= 0:
+            continue
+        start_ms, end_ms = (max(link.start_s, low_s) - low_s) * 1e3, (min(link.end_s, high_s) - low_s) * 1e3
+        side = "device" if link.kind in ("work", "queue") else "host"
+        if made and made[-1][2] == side and start_ms - made[-1][1] < 1e-3:
+            made[-1][1] = end_ms
+        else:
+            made.append([start_ms, end_ms, side, _critical_name(scene, link)])
+    return made[: MAX_SPANS // 2]
+
+
+def _critical_name(scene: Scene, link: Link) -> str:
+    rows = scene.rows if link.kind in ("work", "queue", "launch") else scene.wiring.call_rows
+    row = int(rows[link.index])
+    return scene.trace.words[int(scene.trace.name[row])] if row >= 0 else ""
+
+
+def _modules(scene: Scene) -> list[dict[str, Any]]:
+    """Device time a step by module, then op, then kernel; the page folds it into a flame graph."""
+    trace, rows = scene.trace, scene.rows
+    code = np.stack([trace.module[rows], trace.op[rows], trace.name[rows]], axis=1)
+    distinct, inverse = np.unique(code, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    seconds = np.bincount(inverse, weights=scene.work_s, minlength=len(distinct)) / scene.num_steps
+    counts = np.bincount(inverse, minlength=len(distinct)) / scene.num_steps
+    heaviest = np.argsort(-seconds, kind="stable")[:MAX_NODES]
+    words = trace.words
+    return [
+        {
+            "module": words[int(distinct[i][0])],
+            "op": words[int(distinct[i][1])],
+            "kernel": words[int(distinct[i][2])],
+            "ms": round(float(seconds[i]) * 1e3, 6),
+            "num": round(float(counts[i]), 3),
+        }
+        for i in heaviest.tolist()
+    ]
+
+
+def _roofline(scene: Scene) -> dict[str, Any] | None:
+    """Kernels with known flops and bytes against the device's roofs; None where neither is recorded."""
+    trace, rows = scene.trace, scene.rows
+    flops, read, written = (trace.optional(name)[rows] for name in ("flops", "read_bytes", "written_bytes"))
+    moved = np.maximum(read, 0).astype(float) + np.maximum(written, 0)
+    known = np.isfinite(flops) & (flops > 0) & (moved > 0) & (scene.work_s > 0)
+    floors = trace.optional("floor_s")[rows]
+    if not known.any() or scene.device is None:
+        return None
+    chosen = np.flatnonzero(known)
+    chosen = chosen[np.argsort(-scene.work_s[chosen], kind="stable")[:MAX_DOTS]]
+    return {
+        "dram_bytes_per_s": scene.device.dram.bandwidth_bytes_per_s,
+        "peaks": _peaks(scene),
+        "dots": [
+            {
+                "name": trace.words[int(trace.name[rows[i]])],
+                "flops": float(flops[i]),
+                "bytes": float(moved[i]),
+                "s": float(scene.work_s[i]),
+                "floor_s": float(floors[i]) if np.isfinite(floors[i]) else None,
+            }
+            for i in chosen.tolist()
+        ],
+    }
+
+
+def _peaks(scene: Scene) -> list[list[Any]]:
+    peaks = []
+    for unit, dtype, label in (("tensor", "bf16", "bf16 Tensor Cores"), ("tensor", "tf32", "TF32"), ("vector", "fp32", "fp32")):
+        try:
+            peaks.append([label, scene.device.peak_flops_per_s(unit, dtype)]) if scene.device else None
+        except RidgelineError:
+            continue
+    return peaks
+
+
+def _memory(scene: Scene) -> list[dict[str, Any]]:
+    """Counters of bytes over time, thinned so that no peak is lost."""
+    made = []
+    for name, counter in scene.trace.counters.items():
+        if "memory" not in name.lower() and "bytes" not in name.lower():
+            continue
+        step = max(1, -(-len(counter.value) // MAX_POINTS))
+        points = [
+            [float(counter.at_s[start : start + step][0]), float(counter.value[start : start + step].max())]
+            for start in range(0, len(counter.value), step)
+        ]
+        made.append({"name": name, "points": points})
+    return made[:6]
