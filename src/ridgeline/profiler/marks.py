@@ -21,17 +21,10 @@ def roots(models: Iterable[nn.Module] = ()) -> list[nn.Module]:
     given = list(models)
     if given:
         return given
-    alive = [found for found in gc.get_objects() if _is_module(found)]
+    alive = [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]
     inner = {id(child) for module in alive for child in module.children()}
     wrapped = {id(module) for module in alive if type(module).__name__ == "OptimizedModule"}
     return [module for module in alive if id(module) not in inner and id(module) not in wrapped and has_parts(module)]
-
-
-def _is_module(found: Any) -> bool:
-    try:
-        return isinstance(found, nn.Module)
-    except ReferenceError:  # a proxy of something that is gone
-        return False
 
 
 def has_parts(module: nn.Module) -> bool:

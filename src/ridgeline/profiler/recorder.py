@@ -1,4 +1,4 @@
-"""Records a running program: warm-up found by itself, steps profiled, power beside them, overhead measured and stated."""
+"""Records a running program: warm-up found by itself, power beside the steps, overhead measured and stated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -199,8 +199,8 @@ class Run:
             self.notes.append("the program ended before a recorded step was complete")
         if self.state == BLOCK:
             self.notes.append(
-                "no steps were marked: the block is recorded whole, warm-up included, and its overhead is not measured; "
-                "call run.step() after every step"
+                "no steps were marked: the block is recorded whole, warm-up included, and its overhead is not measured "
+                "(call run.step() after every step)"
             )
         self._close(session, self.file, max(1, self.wanted.steps - self._num_left) if self.state == RECORDING else 1)
 
@@ -246,9 +246,10 @@ class Run:
         base_s = self.facts.get("unprofiled_step_s")
         if base_s:
             self.facts["overhead_frac"] = profiled_s / base_s - 1.0
+            noise = self.facts.get("unprofiled_spread_s", 0.0)
+            seen = "" if abs(profiled_s - base_s) > 2 * noise else ", which is within the noise of the step"
             self.notes.append(
-                f"recording makes a step {profiled_s / base_s - 1.0:+.1%} longer "
-                f"({profiled_s * 1e3:.3f} ms under the profiler)"
+                f"recorded steps take {profiled_s * 1e3:.3f} ms: {profiled_s / base_s - 1.0:+.1%} overhead{seen}"
             )
 
     def _read(self) -> Trace:
@@ -422,6 +423,3 @@ def _append(path: Path, facts: dict[str, Any]) -> None:
 def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-Stepper = Callable[[], None]

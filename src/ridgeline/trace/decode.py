@@ -33,6 +33,7 @@ ARGS: Mapping[str, tuple[str, ...]] = {
     "shapes": ("Input Dims", "Input dims"),
     "dtypes": ("Input type",),
     "strides": ("Input Strides",),
+    "concrete": ("Concrete Inputs",),
     "stack": ("Call stack",),
     "hierarchy": ("Module Hierarchy",),
     "sequence": ("Sequence number",),
@@ -62,7 +63,7 @@ OWN_ARGS = (
     "energy_j", "read_bytes", "written_bytes", "microbatch", "stage", "link", "occupancy_frac",
 )  # fmt: skip
 #: Arguments kept as text: lists whose text is read once for each different one.
-_TEXTS = ("shapes", "dtypes", "strides", "grid", "block")
+_TEXTS = ("shapes", "dtypes", "strides", "concrete", "grid", "block")
 
 
 def _slots(own: bool) -> dict[str, str]:

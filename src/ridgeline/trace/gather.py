@@ -27,7 +27,7 @@ READ_DEVICE = (
 )  # fmt: skip
 READ_RUNTIME = ("external", "correlation")
 READ_HOST = (
-    "external", "sequence", "forward_thread", "shapes", "dtypes", "strides", "stack", "hierarchy", "flops",
+    "external", "sequence", "forward_thread", "shapes", "dtypes", "strides", "concrete", "stack", "hierarchy", "flops",
     "collective", "group", "dtype", *_NUMBERS,
 )  # fmt: skip
 #: Our own files: everything that is not a mark.
@@ -35,7 +35,7 @@ READ_OWN = tuple(name for name in OWN_ARGS if name not in ("device", "stream", "
 _WORDS = frozenset(
     ("collective", "group", "dtype", "stack", "hierarchy", "module", "op", "phase", "source", "node", "copy", "link")
 )
-_TEXTS = frozenset(("shapes", "dtypes", "strides", "grid", "block"))
+_TEXTS = frozenset(("shapes", "dtypes", "strides", "concrete", "grid", "block"))
 _FLOATS = frozenset(("occupancy", "occupancy_frac", "flops", "floor_s", "expected_s", "energy_j"))
 
 

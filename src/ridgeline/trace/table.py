@@ -66,6 +66,7 @@ VOCABULARY: Mapping[str, type] = {
     "shapes": str,
     "dtypes": str,
     "strides": str,
+    "concrete": str,  # arguments that are no tensors: numbers, flags, lists of them
     "copy": str,  # "HtoD pageable", "DtoH pinned", "DtoD", …
     "collective": str,  # "all_reduce", …
     "group": str,  # process group

@@ -1,0 +1,186 @@
+"""Every kernel's floor and expected time beside its measured one, from the ops a trace recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.cost.estimate import L2_KEPT_FRAC
+from ridgeline.cost.lower import lower
+from ridgeline.cost.price import Pricer, pricer_of
+from ridgeline.cost.work import Site
+from ridgeline.errors import RidgelineError
+from ridgeline.hardware import Device
+from ridgeline.hardware import device as device_named
+from ridgeline.profiler.ops import copied, known, site_of
+from ridgeline.trace import Kind, Trace
+
+Index = NDArray[np.intp]
+Seconds = NDArray[np.float64]
+_DEPTH = 24
+#: Parts of kernel names that say a product of fp32 numbers was done in TF32.
+_TF32 = ("tf32", "_s1688", "s16816gemm_tf32", "nvjet_sss", "nvjet_tss", "_stss_", "tensorop_s16")
+_OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
+_BY_WIDTH = {1: "uint8", 2: "bf16", 4: "fp32", 8: "int64"}
+_SPELLED = {"BFloat16": "bf16", "Half": "fp16", "<float": "fp32", "<double": "fp64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """What one op should take: the speed of light, and what the cost model expects."""
+
+    floor_s: float
+    expected_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of the device's work could be priced."""
+
+    num_kernels: int
+    num_priced: int
+    busy_s: float
+    priced_s: float
+    unknown: tuple[tuple[str, float], ...]  # ops without a price, by measured seconds
+
+    @property
+    def frac(self) -> float:
+        """Share of measured time that has a floor."""
+        return self.priced_s / self.busy_s if self.busy_s > 0 else 0.0
+
+
+def device_of(trace: Trace) -> Device | None:
+    """The device a trace was recorded on, if it says so and we know it."""
+    for properties in trace.meta.get("devices") or ():
+        name = str(properties.get("name", "")) if isinstance(properties, dict) else str(properties)
+        try:
+            return device_named(name)
+        except RidgelineError:
+            continue
+    return None
+
+
+def with_floors(trace: Trace, on: Device | str | None = None) -> tuple[Trace, Coverage]:
+    """The trace with ``floor_s`` and ``expected_s`` for every kernel whose op was recorded with its shapes.
+
+    An op that launched several kernels is priced as one; its floor and expectation are shared among them by their
+    measured time. The floor assumes that everything that can be in the L2 is there.
+    """
+    device = device_named(on) if isinstance(on, str) else on or device_of(trace)
+    works = np.flatnonzero(trace.gpu)
+    floor, expected = np.full(len(trace), np.nan), np.full(len(trace), np.nan)
+    if device is None or not len(works):
+        return trace.with_columns(floor_s=floor, expected_s=expected), _coverage(trace, works, floor)
+    pricer = _Prices(pricer_of(device))
+    caller = priced_ops(trace, works)
+    _price_ops(trace, works, caller, pricer, floor, expected)
+    _price_copies(trace, works, pricer, floor, expected)
+    return trace.with_columns(floor_s=floor, expected_s=expected), _coverage(trace, works, floor)
+
+
+def priced_ops(trace: Trace, works: Index) -> Index:
+    """The innermost op around each launch, if there is a rule for it and its shapes were recorded; else -1."""
+    good = trace.of_kind(Kind.OP) & (trace.optional("shapes") > 0)
+    is_known = np.fromiter((known(word) for word in trace.words), dtype=np.bool_, count=len(trace.words))
+    at = trace.launch[works].astype(np.int64)
+    found = np.full(len(works), -1, dtype=np.int64)
+    for _ in range(_DEPTH):
+        walking = (at >= 0) & (found < 0)
+        if not walking.any():
+            break
+        hit = walking & good[np.maximum(at, 0)]
+        found[hit] = at[hit]
+        at = np.where(walking & ~hit, trace.parent[np.maximum(at, 0)], -1)
+    return np.where((found >= 0) & is_known[trace.name[np.maximum(found, 0)]], found, -1).astype(np.intp)
+
+
+def _price_ops(trace: Trace, works: Index, caller: Index, pricer: _Prices, floor: Seconds, expected: Seconds) -> None:
+    order = np.argsort(caller, kind="stable")
+    calls, first = np.unique(caller[order], return_index=True)
+    for op, members in zip(calls.tolist(), np.split(order, first[1:]), strict=True):
+        if op < 0:
+            continue
+        rows = works[members]
+        rows = rows[trace.of_kind(Kind.KERNEL, Kind.MEMSET)[rows]] if len(rows) < 64 else rows
+        if len(rows):
+            _share(trace, rows, pricer.op(trace, op, [trace.words[trace.name[i]] for i in rows]), floor, expected)
+
+
+def _share(trace: Trace, rows: Index, priced: Priced | None, floor: Seconds, expected: Seconds) -> None:
+    if priced is None:
+        return
+    weight = trace.duration_s[rows]
+    weight = weight / weight.sum() if weight.sum() > 0 else np.full(len(rows), 1.0 / len(rows))
+    floor[rows], expected[rows] = priced.floor_s * weight, priced.expected_s * weight
+
+
+def _price_copies(trace: Trace, works: Index, pricer: _Prices, floor: Seconds, expected: Seconds) -> None:
+    sizes, copies = trace.optional("bytes"), trace.optional("copy")
+    for row in works[trace.of_kind(Kind.MEMCPY)[works]].tolist():
+        words = trace.words[copies[row]]
+        if sizes[row] > 0 and ("HtoD" in words or "DtoH" in words):
+            priced = pricer.site(copied(int(sizes[row]), pinned="pinned" in words.lower()))
+            if priced is not None:
+                floor[row], expected[row] = priced.floor_s, priced.expected_s
+
+
+class _Prices:
+    """Prices of recorded ops on one device, each different one once."""
+
+    def __init__(self, pricer: Pricer) -> None:
+        self.pricer = pricer
+        self.kept: dict[tuple[Any, ...], Priced | None] = {}
+
+    def op(self, trace: Trace, row: int, kernels: Iterable[str]) -> Priced | None:
+        columns = [trace.words[trace.optional(name)[row]] for name in ("shapes", "dtypes", "strides", "concrete")]
+        names = list(kernels)
+        in_tf32 = any(part in name for name in names for part in _TF32)
+        in_lists = next((found for found in map(element_of, names) if found), "")
+        key = (trace.words[trace.name[row]], *columns, in_tf32, in_lists)
+        if key not in self.kept:
+            site = site_of(key[0], *columns, in_lists)
+            self.kept[key] = None if site is None else self.site(site, in_tf32=in_tf32)
+        return self.kept[key]
+
+    def site(self, site: Site, *, in_tf32: bool = False) -> Priced | None:
+        try:
+            calls = lower(site, self.pricer.device.arch)
+        except (RidgelineError, KeyError, IndexError, ValueError, ZeroDivisionError):
+            return None
+        read = max(site.read_bytes, 1.0)
+        could = min(1.0, self.pricer.chip.l2_bytes / read)
+        likely = min(1.0, L2_KEPT_FRAC * self.pricer.chip.l2_bytes / read)
+        floor_s = expected_s = 0.0
+        for one in calls:
+            if in_tf32 and one.kind in ("gemm", "bmm") and one.dtype == "fp32":
+                one = type(one)(one.kind, "tf32", one.phase, one.library, one.shape)
+            try:
+                floor_s += self.pricer.price(one, could, flushed=False).time.floor_s
+                expected_s += self.pricer.price(one, likely, flushed=False).time.busy_s
+            except (RidgelineError, KeyError, ValueError, ZeroDivisionError):
+                return None
+        return Priced(floor_s, expected_s) if calls else None
+
+
+def element_of(kernel: str) -> str:
+    """The element type a kernel over a list of tensors was compiled for, from its name."""
+    opaque = _OPAQUE.search(kernel)
+    if opaque:
+        return _BY_WIDTH.get(int(opaque.group(1)), "")
+    return next((ours for theirs, ours in _SPELLED.items() if theirs in kernel), "")
+
+
+def _coverage(trace: Trace, works: Index, floor: Seconds) -> Coverage:
+    priced = ~np.isnan(floor[works])
+    spent = trace.duration_s[works]
+    lacking: dict[str, float] = {}
+    for row, seconds in zip(works[~priced].tolist(), spent[~priced].tolist(), strict=True):
+        name = trace.words[trace.op[row]] or trace.words[trace.name[row]]
+        lacking[name] = lacking.get(name, 0.0) + seconds
+    worst = sorted(lacking.items(), key=lambda pair: -pair[1])
+    return Coverage(len(works), int(priced.sum()), float(spent.sum()), float(spent[priced].sum()), tuple(worst))

@@ -1,0 +1,55 @@
+"""Source lines from a step recorded with its Python stack, carried over to steps recorded without."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.profiler.align import align
+from ridgeline.trace import Kind, Trace
+
+Index = NDArray[np.intp]
+_DEPTH = 64
+
+
+def with_lines(trace: Trace, stacked: Trace) -> Trace:
+    """The trace with the lines of another recording of the same step; ops are matched by name, thread by thread.
+
+    Recording the stack slows the host, so times come from the one and lines from the other.
+    """
+    source = np.zeros(len(trace), dtype=np.int64)
+    for mine, theirs in zip(_threads(trace), _threads(stacked), strict=False):
+        names = [stacked.words[i] for i in stacked.name[theirs]]
+        for part in _by_step(trace, mine):
+            partner = align([trace.words[i] for i in trace.name[part]], names)
+            hit = partner >= 0
+            source[part[hit]] = stacked.source[theirs[partner[hit]]]
+    if not source.any():
+        return trace
+    source = _spread(trace, source)
+    words = [stacked.words[number] if number else trace.words[own] for number, own in zip(source, trace.source)]
+    return trace.with_words(source=words)
+
+
+def _threads(trace: Trace) -> list[Index]:
+    """Ops of each host thread in time order; the busiest thread first, so that those of two recordings pair up."""
+    ops = trace.of_kind(Kind.OP) & (trace.thread >= 0)
+    numbers, counts = np.unique(trace.thread[ops], return_counts=True)
+    order = numbers[np.argsort(-counts, kind="stable")]
+    return [trace.in_order(ops & (trace.thread == number)) for number in order]
+
+
+def _by_step(trace: Trace, ops: Index) -> list[Index]:
+    return [ops[trace.step[ops] == step] for step in np.unique(trace.step[ops])]
+
+
+def _spread(trace: Trace, source: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A span without a line has that of the op around it, a kernel that of its launch."""
+    up = np.where(trace.launch >= 0, trace.launch, trace.parent).astype(np.int64)
+    for _ in range(_DEPTH):
+        lacking = (source == 0) & (up >= 0)
+        if not lacking.any():
+            break
+        source = np.where(lacking, source[np.maximum(up, 0)], source)
+        up = np.where(lacking & (source == 0), np.where(up >= 0, trace.parent[np.maximum(up, 0)], -1), -1)
+    return source
