@@ -105,6 +105,15 @@ def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | No
     return explained(trace, summaries, [c for i, c in enumerate(collectives) if i != chosen], device=device)
 
 
+def annotated(found: Explanation) -> Trace:
+    """The explained trace with the critical path and the findings as lanes of their own, for a timeline viewer."""
+    from ridgeline.findings.annotate import annotate
+
+    if found.scene is None:
+        raise InputError("this explanation was read from JSON and has no trace any more: explain the trace again")
+    return annotate(found.scene, found.findings)
+
+
 def _trace_files(source: PathLike | Sequence[PathLike]) -> list[Path]:
     from ridgeline.trace.read import trace_files
 

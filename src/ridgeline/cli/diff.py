@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from ridgeline.cli.draw import DIM, add_rows, console, percent, print_json, shortened, table
+from ridgeline.cli.draw import DIM, console, percent, print_json, shortened, table
 from ridgeline.findings.diff import Change, Difference
 from ridgeline.journeys import diff
 
@@ -41,6 +41,7 @@ def show(found: Difference, top: int) -> None:
 def changes_table(changes: list[Change], title: str) -> None:
     out = console()
     made = table(title, ("", "left"), ("A ms", "right"), ("B ms", "right"), ("change", "right"), ("why", "left"))
+    made.columns[-1].no_wrap = False
     rows = [
         (
             c.key,
@@ -51,5 +52,7 @@ def changes_table(changes: list[Change], title: str) -> None:
         )
         for c in changes
     ]
-    add_rows(made, rows, out.width, shortened)
+    room = max(24, min(60, out.width - 72))
+    for key, *cells in rows:
+        made.add_row(shortened(key, room), *cells)
     out.print(made)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from ridgeline.cli.draw import DIM, add_rows, bar, clipped, console, percent, print_json, table
@@ -112,9 +113,12 @@ def _finding(out: Console, number: int, finding: Finding) -> None:
     head.append(f"{finding.low_ms:,.3g} to {finding.high_ms:,.3g} ms", style="bold yellow")
     head.append(f"  {finding.what}", style="bold")
     out.print(head)
+    lines = Table.grid(padding=(0, 1, 0, 0))
+    lines.add_column(style=DIM, no_wrap=True)
+    lines.add_column(overflow="fold")
     for label, text in (("why", finding.cause), ("where", str(finding.where)), ("do", finding.change), *_more(finding)):
-        out.print(Padding(Text.assemble((f"{label:9}", DIM), text), (0, 0, 0, 4)))
-    out.print()
+        lines.add_row(label, Text(text))
+    out.print(Padding(lines, (0, 0, 1, 4)))
 
 
 def _more(finding: Finding) -> list[tuple[str, str]]:
@@ -178,6 +182,8 @@ def _notes(out: Console, found: Explanation) -> None:
 
 
 def _quality_notes(found: Explanation) -> Sequence[str]:
-    return [str(note) for note in found.quality.get("notes", ())]
+    """What makes the answers less than certain; mere notes are in the JSON."""
+    issues = [issue for issue in found.quality.get("issues", ()) if issue["severity"] != "note"]
+    return [f"{issue['what']}: {issue['effect']}" for issue in issues if issue["code"] != "unlinked"]
 
 

@@ -294,11 +294,16 @@ def _why(a: Part, b: Part) -> str:
         reasons.append(f"other kernels ({_short(a.names[0])} → {_short(b.names[0])})")
     if a.mean_s > 0 and abs(b.mean_s / a.mean_s - 1) > SAME / 2:
         pace = "slower" if b.mean_s > a.mean_s else "faster"
-        reasons.append(f"{pace} kernels ({a.mean_s * 1e6:.3g} → {b.mean_s * 1e6:.3g} µs)")
+        reasons.append(f"{pace} kernels ({_micros(a.mean_s)} → {_micros(b.mean_s)})")
     hidden_a, hidden_b = a.kernels_s - a.exclusive_s, b.kernels_s - b.exclusive_s
     if not reasons and abs(hidden_b - hidden_a) > 0.5 * abs(b.exclusive_s - a.exclusive_s) > 0:
         reasons.append("less overlapped" if hidden_b < hidden_a else "more overlapped")
     return ", ".join(reasons) or "the same kernels"
+
+
+def _micros(seconds: float) -> str:
+    value = seconds * 1e6
+    return f"{value:,.0f} µs" if value >= 100 else f"{value:.3g} µs"
 
 
 def _short(name: str) -> str:

@@ -16,6 +16,7 @@ from ridgeline.hardware import Device
 from ridgeline.trace.breakdown import totals
 from ridgeline.trace.idle import Cause, idle_causes, idle_places
 from ridgeline.trace.kind import Kind
+from ridgeline.trace.quality import quality
 from ridgeline.trace.steps import Step, steps
 from ridgeline.trace.table import Trace
 
@@ -177,7 +178,6 @@ def explained(
     trace: Trace,
     summaries: Sequence[Summary],
     others: Sequence[Trace] = (),
-    quality: Mapping[str, Any] | None = None,
     device: Device | None = None,
 ) -> Explanation:
     """Explain one rank in the light of all."""
@@ -190,7 +190,7 @@ def explained(
         title=trace.title,
         device=found.name if found else _recorded_name(trace),
         verdict=verdict_of(scene, findings, whole),
-        quality=dict(quality or {}),
+        quality=quality(trace).to_dict(),
         replay=replay_of(scene),
         totals=whole,
         steps=own.steps if len(summaries) == 1 else tuple(step for one in summaries for step in one.steps),

@@ -303,7 +303,7 @@ function drawQuality() {
   if (R.unexplained_frac > 0.005) notes.push(`In ${percent(R.unexplained_frac)} of the time the device waits for something that the trace does not show.`);
   if (R.host_frac < 0.995) notes.push(`The recording slowed the host: gains are computed with launches at ${percent(R.host_frac)} of their recorded time.`);
   if (linked.num_gpu_events < all.num_gpu_events) notes.push(`${(all.num_gpu_events - linked.num_gpu_events).toLocaleString("en-US")} of ${all.num_gpu_events.toLocaleString("en-US")} device events have no launch in the file. They are counted; without them the device would be busy ${ms(linked.busy_ms)} instead of ${ms(all.busy_ms)}.`);
-  for (const note of D.quality.notes || []) notes.push(note);
+  for (const issue of D.quality.issues || []) if (issue.code !== "unlinked") notes.push(`${issue.what}: ${issue.effect}.`);
   $("quality").replaceChildren(...notes.map((n) => el("li", { text: n })));
 }
 

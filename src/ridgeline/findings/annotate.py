@@ -1,0 +1,56 @@
+"""A trace with what was found drawn into it: the critical path and every finding as lanes of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.findings.critical import Link, critical_path
+from ridgeline.findings.finding import Finding
+from ridgeline.findings.scene import Scene
+from ridgeline.trace.kind import Kind
+from ridgeline.trace.table import Trace, TraceBuilder, concat
+
+MAX_SPANS = 400_000
+PATH_LANE = "critical path"
+_WORDS = {"work": "device", "queue": "device: queued", "launch": "launch", "call": "host call", "host": "host"}
+
+
+def annotate(scene: Scene, findings: tuple[Finding, ...]) -> Trace:
+    """The spans of the replayed window with the lanes ``critical path`` and ``finding 1: …``."""
+    shown = _window(scene)
+    build = TraceBuilder(scene.trace.title)
+    build.describe(origin_ns=scene.trace.origin_ns, **dict(scene.trace.meta))
+    rank = int(scene.trace.rank[0]) if len(scene.trace) else 0
+    for link in critical_path(scene.wiring.program, scene.recorded):
+        if link.duration_s > 0:
+            _add_link(build, scene, link, rank)
+    for number, finding in enumerate(findings, start=1):
+        _add_finding(build, scene, finding, number, rank)
+    return concat([shown, build.build()], f"{scene.trace.title}, explained")
+
+
+def _window(scene: Scene) -> Trace:
+    inside = (scene.start_ns < scene.window.end_ns) & (scene.end_ns > scene.window.start_ns)
+    rows = np.flatnonzero(inside)
+    if len(rows) > MAX_SPANS:
+        longest = np.argsort(-scene.trace.duration_s[rows], kind="stable")[:MAX_SPANS]
+        rows = np.sort(rows[longest])
+    return scene.trace.select(rows)
+
+
+def _add_link(build: TraceBuilder, scene: Scene, link: Link, rank: int) -> None:
+    rows = scene.wiring.call_rows if link.kind in ("call", "host") else scene.rows
+    row = int(rows[link.index])
+    name = scene.trace.words[int(scene.trace.name[row])] if row >= 0 and link.kind in ("work", "call") else ""
+    start_s = scene.window.start_ns / 1e9 + link.start_s
+    build.add(name or _WORDS[link.kind], PATH_LANE, start_s, link.duration_s, kind=Kind.ANNOTATION, device=-1, stream=-1,
+              thread=0, rank=rank, phase=_WORDS[link.kind])  # fmt: skip
+
+
+def _add_finding(build: TraceBuilder, scene: Scene, finding: Finding, number: int, rank: int) -> None:
+    """The finding's spans again, on a lane that says what it is."""
+    lane = f"finding {number}: {finding.rule}, {finding.low_ms:.3g} to {finding.high_ms:.3g} ms a step"
+    trace = scene.trace
+    for row in finding.rows:
+        build.add(finding.what, lane, float(trace.start_s[row]), float(trace.duration_s[row]), kind=Kind.ANNOTATION, device=-1,
+                  stream=-1, thread=number, rank=rank, source=finding.change)  # fmt: skip
