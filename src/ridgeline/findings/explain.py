@@ -60,7 +60,7 @@ def _weighed(scene: Scene, rule: Rule, candidate: Candidate) -> _Weighed:
 
 def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
     """Gains alone, and in sequence: each after those above it, so that a second bottleneck shows."""
-    so_far, before_s, left_s = scene.no_edit(), scene.step_s, scene.step_s
+    so_far, before_s, left_s = scene.no_edit(), scene.step_s, scene.unrecorded_step_s
     made = list[Finding]()
     for found in weighed:
         after_s = scene.step_after_s(so_far | found.best)
@@ -69,14 +69,14 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         matters = finding.step_frac >= found.candidate.least_frac or in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
         if matters and len(made) < MAX_FINDINGS:
             made.append(finding)
-            so_far, before_s, left_s = so_far | found.best, min(before_s, after_s), left_s - finding.step_frac * scene.step_s
+            so_far, before_s, left_s = so_far | found.best, min(before_s, after_s), left_s - finding.high_ms / 1e3
     return made
 
 
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float, left_s: float) -> Finding:
     trusted = trust(found.rule.name)
-    high_s = min(left_s, trusted.high * found.best_s, max(found.best_s, scene.most_s(found.candidate.cure)))
-    low_s = min(high_s, trusted.low * found.worst_s)
+    high_s = min(left_s, trusted.high * found.best_s * scene.pace, max(found.best_s, scene.most_s(found.candidate.cure)))
+    low_s = min(high_s, trusted.low * found.worst_s * scene.pace)
     candidate = found.candidate
     return Finding(
         rule=found.rule.name,
@@ -85,11 +85,11 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float, left_s: float) -> 
         where=candidate.where,
         cause=candidate.cause,
         change=candidate.change,
-        low_ms=low_s * scene.pace * 1e3,
-        high_ms=high_s * scene.pace * 1e3,
-        expected_ms=(low_s + high_s) / 2 * scene.pace * 1e3,
-        later_ms=max(high_s, in_turn_s) * scene.pace * 1e3,
-        step_frac=scene.frac(high_s),
+        low_ms=low_s * 1e3,
+        high_ms=high_s * 1e3,
+        expected_ms=(low_s + high_s) / 2 * 1e3,
+        later_ms=max(high_s, in_turn_s * scene.pace) * 1e3,
+        step_frac=high_s / scene.unrecorded_step_s if scene.unrecorded_step_s > 0 else 0.0,
         evidence=candidate.evidence,
         rows=candidate.spans,
         unchecked=candidate.unchecked,

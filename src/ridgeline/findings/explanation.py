@@ -215,7 +215,7 @@ def replay_of(scene: Scene) -> Replay:
     return Replay(
         recorded_s * 1e3,
         scene.step_s * 1e3,
-        scene.step_s * scene.pace * 1e3,
+        scene.unrecorded_step_s * 1e3,
         abs(as_recorded_s - recorded_s) / recorded_s if recorded_s > 0 else 0.0,
         scene.wiring.unexplained_s / scene.window.duration_s if scene.window.duration_s > 0 else 0.0,
         scene.recorded_frac,
@@ -230,7 +230,7 @@ def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Ma
         return "No device work in this trace: it was recorded without GPU activities, or the program ran on the CPU alone."
     if findings:
         named = [finding.cause.split(":")[0].split(" (")[0] for finding in findings[:2]]
-        share = min(1.0, sum(finding.expected_ms for finding in findings) / 1e3 / (scene.step_s * scene.pace))
+        share = min(1.0, sum(finding.expected_ms for finding in findings) / 1e3 / scene.unrecorded_step_s)
         return f"{_capitalized(named[0])}{', and ' + named[1] if len(named) > 1 else ''}: {share:.0%} of the step can be won back."
     busy = busy_ms / total_ms if total_ms else 0.0
     lost = scene.wiring.unexplained_s / scene.window.duration_s

@@ -192,15 +192,21 @@ class Scene:
     @cached_property
     def launching(self) -> Intervals:
         """Host time spent on launching: calls, and the short gaps between them."""
-        short = self.program.gap_s < LONG_GAP_S
         clock = self.clock
-        return union(np.where(short, clock.gap_start_ns, clock.start_ns), clock.end_ns)
+        return union(np.where(self._away, clock.start_ns, clock.gap_start_ns), clock.end_ns)
 
     @cached_property
     def elsewhere(self) -> Intervals:
         """Host time between calls that is too long to be the launching of an op."""
-        long = self.program.gap_s >= LONG_GAP_S
-        return union(self.clock.gap_start_ns[long], self.clock.start_ns[long])
+        return union(self.clock.gap_start_ns[self._away], self.clock.start_ns[self._away])
+
+    @cached_property
+    def _away(self) -> Mask:
+        """Calls before which the host did something else for long; preparing an optimizer's step is launching."""
+        clock, long = self.clock, self.program.gap_s >= LONG_GAP_S
+        optimizer = self.time_of(self.host_spans(r"^Optimizer\.step"))
+        held = covered_within(optimizer, clock.gap_start_ns, clock.start_ns) > 0.5 * (clock.start_ns - clock.gap_start_ns)
+        return np.asarray(long & ~held, dtype=bool)
 
     def between(self, spans: Index) -> Intervals:
         """Time of the steps outside the spans, from the first span of a step to its last."""
@@ -365,7 +371,7 @@ class Scene:
         untouched[cure.works] = 0.0
         untouched[cure.aside] = 0.0
         streams = np.bincount(self.program.stream, weights=untouched) if len(untouched) else np.zeros(1)
-        return max(0.0, self.step_s - float(streams.max()) / self.num_steps)
+        return max(0.0, self.unrecorded_step_s - float(streams.max()) / self.num_steps)
 
     def claimed_s(self, cure: Cure) -> float:
         """The most a cure could bring if nothing else held the step: the time it claims, a step."""
@@ -388,6 +394,11 @@ class Scene:
         if not best or self.hopeful is self.program:
             return max(0.0, self.step_s - self.step_after_s(edit))
         return max(0.0, self._hopeful_step_s - run(edited(self.hopeful, edit)).end_s / self.num_steps)
+
+    @property
+    def unrecorded_step_s(self) -> float:
+        """Seconds of a step without the recording, where the recorder measured that; else as replayed."""
+        return self.step_s * self.pace
 
     @property
     def pace(self) -> float:
@@ -434,6 +445,11 @@ class Scene:
             fits = (span >= 0) & is_op[np.maximum(span, 0)] & (own[span] >= 0.999 * total[span])
             best[fits] = span[fits]
         return self.time_of(np.unique(best[best >= 0]))
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a backward pass or an optimizer in the trace."""
+        return len(self.host_spans(r"Backward\d*$|^Optimizer\.step")) > 0
 
     @cached_property
     def recomputed(self) -> Mask:

@@ -9,8 +9,8 @@ import numpy as np
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Trace
 
-MAX_WORKS = 120_000
-"""Pieces of device work in a replay: a fifth of a second each time."""
+MAX_WORKS = 60_000
+"""Pieces of device work in a replay: a tenth of a second each time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ def _launches(stage: Stage, wrong: bool) -> None:
 
 @plays("small-batch")
 def _small_batch(stage: Stage, wrong: bool) -> None:
+    stage.host("autograd::engine::evaluate_function: MmBackward0", 2)
     for _ in range(40):
         stage.kernel("nvjet_tst_64x8", 30.0, op="aten::mm", blocks=16 if wrong else 2000, dtypes=["c10::BFloat16"] * 2,
                      shapes=[[64, 1024], [1024, 1024]])  # fmt: skip
@@ -331,6 +332,13 @@ def _accumulation(stage: Stage, wrong: bool) -> None:
             stage.kernel("nvjet_tst_64x8", 8.0 if wrong else 60.0, op="aten::mm", host_us=20.0)
         with stage.span("autograd::engine::evaluate_function: NllLossBackward0"):
             stage.kernel("nvjet_tst_64x8", 8.0 if wrong else 60.0, op="aten::mm", host_us=20.0)
+
+
+@plays("tensor-loop")
+def _average(stage: Stage, wrong: bool) -> None:
+    healthy(stage)
+    for _ in range(200 if wrong else 2):
+        stage.kernel("vectorized_elementwise_kernel<Mul>", 3.0 if wrong else 40.0, op="aten::mul_", host_us=12.0)
 
 
 @plays("pointwise-chains")

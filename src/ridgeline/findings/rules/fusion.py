@@ -14,6 +14,8 @@ AROUND = 8
 """Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
 CHAIN = 4
 """Pointwise kernels in a row from which on a compiler pays; eager PyTorch has two or three between products by nature."""
+LOOP, SMALL_S = 48, 30e-6
+"""Small kernels in a row from which on they are a loop over tensors, and what small means."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
 
 
@@ -146,6 +148,29 @@ def _is_weight_cast(scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarra
     kinds = scene.trace.words[int(dtypes[op])].lower()
     under_autocast = scene.is_under(op, r"aten::(linear|matmul|addmm|mm|bmm|conv\w*|convolution|embedding)$")
     return len(shape) in (1, 2, 4) and "float" in kinds and under_autocast and len(shape) != 3
+
+
+@rule("tensor-loop", order=18)
+def tensor_loop(scene: Scene) -> Candidate | None:
+    """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
+    order = np.lexsort((scene.base.work_start_s, scene.program.stream))
+    small = scene.family("pointwise", "reduce", "copy", "fill")[order] & (scene.work_s[order] < SMALL_S)
+    outside = ~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[order]
+    starts, ends = _runs(small & outside, scene.program.stream[order])
+    long = np.flatnonzero(ends - starts >= LOOP)
+    if not len(long):
+        return None
+    works = np.concatenate([order[starts[i] : ends[i]] for i in long.tolist()])
+    return Candidate(
+        what=f"A loop over tensors launches {len(works) / scene.num_steps:,.0f} small kernels a step",
+        cause="host-bound loop over tensors: one launch and a few microseconds for every tensor",
+        change="torch._foreach_mul_, _foreach_add_, _foreach_lerp_, _foreach_norm over the whole list; "
+        "torch.optim.swa_utils for averages",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=0.2, keep_worst=0.7, host=scene.op_time(works), host_best=0.02, host_worst=0.15),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )
 
 
 @rule("pointwise-chains", order=50)

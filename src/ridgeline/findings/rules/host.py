@@ -111,7 +111,10 @@ def recompilation(scene: Scene) -> Candidate | None:
         cause="recompilation: a guard failed (changing shapes, Python scalars or attributes) and the graph is built again",
         change="torch.compile(model, dynamic=True) or mark_dynamic the changing dim; TORCH_LOGS=recompiles names the guard",
         where=scene.where_host(spans),
-        cure=Cure(host=scene.stretched(time), host_best=0.0, host_worst=0.05),
+        cure=Cure(
+            host=scene.stretched(time), host_best=0.0, host_worst=0.05,
+            works=np.flatnonzero(scene.launched_in(time)), keep_best=0.0, keep_worst=0.5,
+        ),
         evidence=scene.host_evidence(spans),
         spans=tuple(spans.tolist()),
     )
@@ -239,7 +242,7 @@ def micro_batches(scene: Scene) -> Candidate | None:
 def small_batch(scene: Scene) -> Candidate | None:
     """Products that fill a fraction of the device, while the device is what is waited for."""
     grid = scene.trace.extra.get("grid")
-    if grid is None or scene.device is None:
+    if grid is None or scene.device is None or not scene.trains:
         return None
     blocks = np.prod(np.maximum(grid[scene.rows], 1).astype(np.float64), axis=1)
     known = (grid[scene.rows].reshape(len(scene.rows), -1)[:, 0] > 0) & (scene.work_kind == int(Kind.KERNEL))
