@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ridgeline.capture import capture, cost_of, decode_kwargs, spec
     from ridgeline.cost.prediction import Prediction, Row
+    from ridgeline.findings.diff import Difference
+    from ridgeline.findings.explanation import Explanation
+    from ridgeline.findings.finding import Finding
     from ridgeline.graph import Graph, load, save
     from ridgeline.hardware import Device, device, devices
-    from ridgeline.journeys import predict
+    from ridgeline.journeys import diff, explain, gate, predict, what_if
     from ridgeline.models import build, models
 
 __version__ = "0.1.0"
@@ -19,12 +22,18 @@ _ROOMS = {
     "ridgeline.cost.prediction": ("Prediction", "Row"),
     "ridgeline.graph": ("Graph", "load", "save"),
     "ridgeline.hardware": ("Device", "device", "devices"),
-    "ridgeline.journeys": ("predict",),
+    "ridgeline.findings.diff": ("Difference",),
+    "ridgeline.findings.explanation": ("Explanation",),
+    "ridgeline.findings.finding": ("Finding",),
+    "ridgeline.journeys": ("diff", "explain", "gate", "predict", "what_if"),
     "ridgeline.models": ("build", "models"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
     "Device",
+    "Difference",
+    "Explanation",
+    "Finding",
     "Graph",
     "Prediction",
     "Row",
@@ -35,11 +44,15 @@ __all__ = [
     "decode_kwargs",
     "device",
     "devices",
+    "diff",
+    "explain",
+    "gate",
     "load",
     "models",
     "predict",
     "save",
     "spec",
+    "what_if",
 ]
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ridgeline.findings.diff import Difference
     from ridgeline.findings.explanation import Explanation, Summary
     from ridgeline.findings.regression import Gate
+    from ridgeline.findings.whatif import WhatIf
     from ridgeline.trace import Trace
 
     PathLike = str | os.PathLike[str]
@@ -105,6 +106,19 @@ def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | No
     return explained(trace, summaries, [c for i, c in enumerate(collectives) if i != chosen], device=device)
 
 
+def what_if(source: Trace | PathLike, *changes: str) -> list[WhatIf]:
+    """A step scheduled again after changes: ``what_if(trace, "kernel=gemm:2x", "workers=4", "overlap=communication")``.
+
+    Each alone, then all together; what else holds the step shows, because nothing is subtracted.
+    """
+    from ridgeline.findings.pricing import device_of
+    from ridgeline.findings.scene import Scene
+    from ridgeline.findings.whatif import what_if as tried
+
+    trace = _one_trace(source)
+    return tried(Scene(trace, device_of(trace)), changes)
+
+
 def annotated(found: Explanation) -> Trace:
     """The explained trace with the critical path and the findings as lanes of their own, for a timeline viewer."""
     from ridgeline.findings.annotate import annotate
@@ -128,7 +142,8 @@ def _typical(summaries: Sequence[Summary]) -> int:
 
 
 def diff(a: Trace | PathLike, b: Trace | PathLike) -> Difference:
-    """What differs between two runs, measured, simulated or predicted: aligned by module and op, largest change first."""
+    """What differs between two runs, measured, simulated or predicted: aligned by module and op, largest change
+    first."""
     from ridgeline.findings.diff import diff as compared
     from ridgeline.findings.diff import idle_by_cause
 

@@ -196,11 +196,15 @@ def explain(
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write an annotated timeline for Perfetto to this file.")] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option("--what-if", help="Try a change: kernel=gemm:2x, overlap=communication, workers=4, remove=RULE…"),
+    ] = None,
 ) -> None:
     """Explain a recorded run: where the time went, why, what to change and how much that brings."""
     from ridgeline.cli.explain import Wish, explain_and_show
 
-    explain_and_show(Wish(tuple(trace_files), on, top, json, html, trace))
+    explain_and_show(Wish(tuple(trace_files), on, top, json, html, trace, tuple(what_if or ())))
 
 
 @app.command()

@@ -27,7 +27,8 @@ def show(found: Difference, top: int) -> None:
     share = abs(found.delta_ms) / found.a_step_ms if found.a_step_ms else 0.0
     out.print(Text(f"A  {found.a}", style=DIM))
     out.print(Text(f"B  {found.b}", style=DIM))
-    head = f"B is {percent(share)} {word}: {found.a_step_ms:,.4g} → {found.b_step_ms:,.4g} ms a step ({found.delta_ms:+,.3g} ms)"
+    head = f"B is {percent(share)} {word}: {found.a_step_ms:,.4g} → {found.b_step_ms:,.4g} ms a step "
+    f"({found.delta_ms:+,.3g} ms)"
     out.print(Text(head, style="bold red" if slower and share > 0.01 else "bold green"))
     out.print()
     shown = [change for change in found.changes if abs(change.delta_ms) > LEAST_FRAC * found.a_step_ms][:top]
@@ -42,17 +43,8 @@ def changes_table(changes: list[Change], title: str) -> None:
     out = console()
     made = table(title, ("", "left"), ("A ms", "right"), ("B ms", "right"), ("change", "right"), ("why", "left"))
     made.columns[-1].no_wrap = False
-    rows = [
-        (
-            c.key,
-            f"{c.a_ms:,.3f}",
-            f"{c.b_ms:,.3f}",
-            Text(f"{c.delta_ms:+,.3f}", style="red" if c.delta_ms > 0 else "green"),
-            c.why,
-        )
-        for c in changes
-    ]
     room = max(24, min(60, out.width - 72))
-    for key, *cells in rows:
-        made.add_row(shortened(key, room), *cells)
+    for c in changes:
+        delta = Text(f"{c.delta_ms:+,.3f}", style="red" if c.delta_ms > 0 else "green")
+        made.add_row(shortened(c.key, room), f"{c.a_ms:,.3f}", f"{c.b_ms:,.3f}", delta, c.why)
     out.print(made)

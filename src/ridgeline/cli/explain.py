@@ -1,4 +1,5 @@
-"""``ridgeline explain``: what a trace means, as a verdict, three numbers and findings, or as JSON, a report, a trace."""
+"""``ridgeline explain``: what a trace means, as a verdict, three numbers and findings, or as JSON, a report, a
+trace."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from rich.text import Text
 from ridgeline.cli.draw import DIM, add_rows, bar, clipped, console, percent, print_json, table
 from ridgeline.findings.explanation import Explanation
 from ridgeline.findings.finding import Finding
+from ridgeline.findings.whatif import WhatIf, what_if
 from ridgeline.journeys import explain
 
 BAR = 24
@@ -47,15 +49,18 @@ class Wish:
     json: bool
     html: Path | None
     trace: Path | None
+    what_if: tuple[str, ...] = ()
 
 
 def explain_and_show(wish: Wish) -> None:
     """Print JSON or the summary, and write the files that were asked for."""
     found = explain(list(wish.sources), on=wish.device)
+    tried = what_if(found.scene, wish.what_if) if wish.what_if and found.scene else []
     if wish.json:
-        print_json(found.to_dict())
+        print_json({**found.to_dict(), **({"what_if": [one.to_dict() for one in tried]} if tried else {})})
     else:
         show(found, wish.top)
+        _tried(tried)
     if wish.html:
         from ridgeline.web.explain import write_explanation
 
@@ -79,6 +84,23 @@ def show(found: Explanation, top: int) -> None:
     _findings(out, found, top)
     _breakdown(out, found)
     _notes(out, found)
+
+
+def _tried(found: Sequence[WhatIf]) -> None:
+    """Changes that were tried on the replay."""
+    if not found:
+        return
+    out = console()
+    made = table(
+        "What if", ("", "left"), ("applied to", "right"), ("step ms", "right"), ("saved ms", "right"), ("", "right")
+    )
+    for one in found:
+        speedup = one.before_ms / one.after_ms if one.after_ms > 0 else float("inf")
+        made.add_row(
+            one.change, f"{one.touched_ms:,.3g} ms", f"{one.after_ms:,.4g}", f"{one.saved_ms:,.3g}", f"{speedup:.2f}×"
+        )
+    out.print()
+    out.print(made)
 
 
 def _numbers(out: Console, found: Explanation) -> None:
@@ -174,9 +196,15 @@ def _notes(out: Console, found: Explanation) -> None:
             f"(without them: {linked['busy_ms']:,.2f} instead of {whole['busy_ms']:,.2f} ms busy)"
         )
     if found.replay.unexplained_frac > 0.02:
-        notes.append(f"{percent(found.replay.unexplained_frac)} of the time the device waits for something the trace does not show")
+        notes.append(
+            f"{percent(found.replay.unexplained_frac)} of the time the device waits for something the trace does "
+            "not show"
+        )
     if found.replay.host_frac < 0.995:
-        notes.append(f"recording slowed the host: gains are for launches at {percent(found.replay.host_frac)} of the recorded time")
+        notes.append(
+            f"recording slowed the host: gains are for launches at {percent(found.replay.host_frac)} of the "
+            "recorded time"
+        )
     for note in notes:
         out.print(Text(f"· {note}", style=DIM))
 
@@ -185,5 +213,3 @@ def _quality_notes(found: Explanation) -> Sequence[str]:
     """What makes the answers less than certain; mere notes are in the JSON."""
     issues = [issue for issue in found.quality.get("issues", ()) if issue["severity"] != "note"]
     return [f"{issue['what']}: {issue['effect']}" for issue in issues if issue["code"] != "unlinked"]
-
-

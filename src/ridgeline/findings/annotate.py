@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ridgeline.findings.critical import Link, critical_path
@@ -43,14 +45,16 @@ def _add_link(build: TraceBuilder, scene: Scene, link: Link, rank: int) -> None:
     row = int(rows[link.index])
     name = scene.trace.words[int(scene.trace.name[row])] if row >= 0 and link.kind in ("work", "call") else ""
     start_s = scene.window.start_ns / 1e9 + link.start_s
-    build.add(name or _WORDS[link.kind], PATH_LANE, start_s, link.duration_s, kind=Kind.ANNOTATION, device=-1, stream=-1,
-              thread=0, rank=rank, phase=_WORDS[link.kind])  # fmt: skip
+    word = _WORDS[link.kind]
+    place: dict[str, Any] = {"kind": Kind.ANNOTATION, "device": -1, "stream": -1, "thread": 0, "rank": rank}
+    build.add(name or word, PATH_LANE, start_s, link.duration_s, phase=word, **place)
 
 
 def _add_finding(build: TraceBuilder, scene: Scene, finding: Finding, number: int, rank: int) -> None:
     """The finding's spans again, on a lane that says what it is."""
     lane = f"finding {number}: {finding.rule}, {finding.low_ms:.3g} to {finding.high_ms:.3g} ms a step"
     trace = scene.trace
+    place: dict[str, Any] = {"kind": Kind.ANNOTATION, "device": -1, "stream": -1, "thread": number, "rank": rank}
     for row in finding.rows:
-        build.add(finding.what, lane, float(trace.start_s[row]), float(trace.duration_s[row]), kind=Kind.ANNOTATION, device=-1,
-                  stream=-1, thread=number, rank=rank, source=finding.change)  # fmt: skip
+        start_s, duration_s = float(trace.start_s[row]), float(trace.duration_s[row])
+        build.add(finding.what, lane, start_s, duration_s, source=finding.change, **place)

@@ -1,4 +1,5 @@
-"""How far replayed gains are from realized ones, rule by rule: factors on the worst and on the best case, with their basis."""
+"""How far replayed gains are from realized ones, rule by rule: factors on the worst and on the best case, with their
+basis."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Trust:
 USUAL = Trust(
     0.5,
     1.4,
-    "fitted: of 34 causes planted on an H200 the realized gain lay between half the worst and 1.4 times the best replayed one "
+    "fitted: of 34 causes planted on an H200 the realized gain lay between half the worst and 1.4 times the best "
+    "replayed one "
     "in 28; benchmarks/planted_findings.py prints every case",
 )
 TRUST: Mapping[str, Trust] = {
@@ -27,7 +29,9 @@ TRUST: Mapping[str, Trust] = {
     ),
     "weight-casts": Trust(0.5, 1.7, "fitted: two recordings on an H200 gained 1.41 and 1.44 times the replayed best"),
     "recompute": Trust(0.5, 1.7, "fitted: one recording on an H200 gained 1.49 times the replayed best"),
-    "launch-bound": Trust(0.5, 1.15, "fitted: three recordings on an H200 lay between the worst and the best replayed gain"),
+    "launch-bound": Trust(
+        0.5, 1.15, "fitted: three recordings on an H200 lay between the worst and the best replayed gain"
+    ),
 }
 
 

@@ -56,9 +56,7 @@ def _stream_before(program: Program) -> Index:
     return before
 
 
-def _before_work(
-    p: Program, s: Schedule, w: int, before: Index
-) -> tuple[list[Link], tuple[str, int] | None]:
+def _before_work(p: Program, s: Schedule, w: int, before: Index) -> tuple[list[Link], tuple[str, int] | None]:
     """The work itself, and what it waited for: its stream, another stream, or its launch."""
     start_s = float(s.work_start_s[w])
     links = [Link("work", w, start_s, float(s.work_end_s[w]))]
@@ -76,9 +74,7 @@ def _before_work(
     return links + [Link("launch", w, called_s, start_s)], ("gap", call)
 
 
-def _before_call(
-    p: Program, s: Schedule, c: int, before: Index
-) -> tuple[list[Link], tuple[str, int] | None]:
+def _before_call(p: Program, s: Schedule, c: int, before: Index) -> tuple[list[Link], tuple[str, int] | None]:
     """The call itself, or the work it waited for."""
     start_s, end_s = float(s.call_start_s[c]), float(s.call_end_s[c])
     waited = int(p.waits_for[c])

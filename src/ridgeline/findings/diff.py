@@ -158,7 +158,8 @@ def _side(trace: Trace, idle: Idle) -> Side:
 
 
 def exclusive_s(trace: Trace, rows: NDArray[np.intp], window: Window) -> NDArray[np.float64]:
-    """Seconds in which each span of a device counts: the first to start of its kind, compute before communication before copies."""
+    """Seconds in which each span of a device counts: the first to start of its kind, compute before communication
+    before copies."""
     start = np.clip(trace.start_ns[rows], window.start_ns, window.end_ns)
     end = np.clip(trace.end_ns[rows], window.start_ns, window.end_ns)
     owned = np.zeros(len(rows), dtype=np.int64)
@@ -261,7 +262,10 @@ def _parts(side: Side, key: Callable[[Trace, int], str]) -> dict[str, Part]:
         into[1] += seconds[i] * side.per_step
         into[2] += counts[i] * side.per_step
         into[3][_word(trace, "name", row)] = into[3].get(_word(trace, "name", row), 0.0) + seconds[i]
-    return {name: Part(float(s[0]), float(s[1]), float(s[2]), tuple(sorted(s[3], key=lambda n: -s[3][n])[:3])) for name, s in sums.items()}
+    return {
+        name: Part(float(s[0]), float(s[1]), float(s[2]), tuple(sorted(s[3], key=lambda n: -s[3][n])[:3]))
+        for name, s in sums.items()
+    }
 
 
 def _kinded(trace: Trace, row: int, key: Callable[[Trace, int], str]) -> str:
@@ -314,14 +318,12 @@ def _short(name: str) -> str:
 def _idle_changes(a: Side, b: Side) -> list[Change]:
     """Idle time by cause; what the causes leave open is so named, so that everything adds up."""
     idle_a, idle_b = _idle_by_cause(a), _idle_by_cause(b)
-    return [
-        Change(
-            f"idle: {cause}", "idle", idle_a.get(cause, 0.0) * 1e3, idle_b.get(cause, 0.0) * 1e3,
-            (idle_b.get(cause, 0.0) - idle_a.get(cause, 0.0)) * 1e3, 0, 0,
-            "the device waits longer" if idle_b.get(cause, 0.0) > idle_a.get(cause, 0.0) else "the device waits less",
-        )  # fmt: skip
-        for cause in {**idle_a, **idle_b}
-    ]
+    return [_idle_change(cause, idle_a.get(cause, 0.0), idle_b.get(cause, 0.0)) for cause in {**idle_a, **idle_b}]
+
+
+def _idle_change(cause: str, a_s: float, b_s: float) -> Change:
+    why = "the device waits longer" if b_s > a_s else "the device waits less"
+    return Change(f"idle: {cause}", "idle", a_s * 1e3, b_s * 1e3, (b_s - a_s) * 1e3, 0, 0, why)
 
 
 def _idle_by_cause(side: Side) -> dict[str, float]:
@@ -332,5 +334,3 @@ def _idle_by_cause(side: Side) -> dict[str, float]:
         known = {cause: seconds * total_s / named for cause, seconds in known.items()}
     rest = total_s - sum(known.values())
     return known | ({"not attributed": rest} if abs(rest) > 1e-9 else {})
-
-

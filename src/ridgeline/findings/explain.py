@@ -13,7 +13,8 @@ from ridgeline.findings.rule import Rule, rules
 from ridgeline.findings.scene import Candidate, Scene
 
 LATER_FRAC, LATER_STEP_FRAC = 0.1, 0.03
-"""A gain that only shows once the findings above are fixed is worth one from this share of what is then left on, and of the step."""
+"""A gain that only shows once the findings above are fixed is worth one from this share of what is then left on, and
+of the step."""
 MAX_FINDINGS = 12
 
 
@@ -66,7 +67,9 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         after_s = scene.step_after_s(so_far | found.best)
         in_turn_s = max(0.0, before_s - after_s)
         finding = _finding(scene, found, in_turn_s, left_s)
-        matters = finding.step_frac >= found.candidate.least_frac or in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
+        matters = finding.step_frac >= found.candidate.least_frac or in_turn_s >= max(
+            LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s
+        )
         if matters and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s, left_s = so_far | found.best, min(before_s, after_s), left_s - finding.high_ms / 1e3
@@ -75,7 +78,9 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
 
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float, left_s: float) -> Finding:
     trusted = trust(found.rule.name)
-    high_s = min(left_s, trusted.high * found.best_s * scene.pace, max(found.best_s, scene.most_s(found.candidate.cure)))
+    high_s = min(
+        left_s, trusted.high * found.best_s * scene.pace, max(found.best_s, scene.most_s(found.candidate.cure))
+    )
     low_s = min(high_s, trusted.low * found.worst_s * scene.pace)
     candidate = found.candidate
     return Finding(

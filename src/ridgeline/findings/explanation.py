@@ -227,11 +227,14 @@ def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Ma
     """One sentence a person would say."""
     total_ms, busy_ms = whole["all"]["total_ms"], whole["all"]["busy_ms"]
     if not whole["all"]["num_gpu_events"]:
-        return "No device work in this trace: it was recorded without GPU activities, or the program ran on the CPU alone."
+        return (
+            "No device work in this trace: it was recorded without GPU activities, or the program ran on the CPU alone."
+        )
     if findings:
         named = [finding.cause.split(":")[0].split(" (")[0] for finding in findings[:2]]
         share = min(1.0, sum(finding.expected_ms for finding in findings) / 1e3 / scene.unrecorded_step_s)
-        return f"{_capitalized(named[0])}{', and ' + named[1] if len(named) > 1 else ''}: {share:.0%} of the step can be won back."
+        return f"{_capitalized(named[0])}{', and ' + named[1] if len(named) > 1 else ''}: {share:.0%} of the step "
+        "can be won back."
     busy = busy_ms / total_ms if total_ms else 0.0
     lost = scene.wiring.unexplained_s / scene.window.duration_s
     if lost > 0.1:

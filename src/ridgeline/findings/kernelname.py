@@ -1,4 +1,5 @@
-"""What a kernel is, as far as its name tells: the family it belongs to, its precision, and whether it uses Tensor Cores."""
+"""What a kernel is, as far as its name tells: the family it belongs to, its precision, and whether it uses Tensor
+Cores."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _FAMILIES: tuple[tuple[str, str], ...] = (
     ("attention", r"flash|fmha|attention|\bmha_|sdpa"),
     ("loss", r"nll_loss|cross_entropy|logsoftmax|log_softmax"),
     ("softmax", r"softmax"),
-    ("optimizer", r"fusedadam|fused_adam|fusedsgd|fused_sgd|adam_kernel|lamb_|multi_tensor_apply_kernel.*(adam|sgd|lamb)"),
+    ("optimizer", r"fused_?adam|fused_?sgd|adam_kernel|lamb_|multi_tensor_apply_kernel.*(adam|sgd|lamb)"),
     ("foreach", r"multi_tensor_apply_kernel"),
     ("norm", r"layer_?norm|rms_?norm|batch_?norm|group_?norm|bn_fw|bn_bw|rowwisemoments|gammabeta|computegradinput"
              r"|computeinternalgradients|computefusedparams"),
@@ -35,7 +36,7 @@ _FAMILIES: tuple[tuple[str, str], ...] = (
     ("sort", r"radix|devicesort|merge_?sort|onesweep|bitonic|segmentedsort|sort_postprocess|topk|gathertopk"),
     ("index", r"index|gather|scatter|take_|masked_select|nonzero"),
     ("conv", r"conv|winograd|scudnn|fprop|dgrad|wgrad|cudnn.*(gemm|engine)|im2col|col2im|fft2d|depthwise"),
-    ("gemm", r"gemm|gemv|gemmsn|cutlass|nvjet|splitkreduce|dot_kernel|cublas|_mm_|matmul|triton_(tem|mm)|device_kernel.*gmma"),
+    ("gemm", r"gemm|gemv|cutlass|nvjet|splitkreduce|dot_kernel|cublas|_mm_|matmul|triton_(tem|mm)|device_kernel.*gmma"),
     ("dropout", r"dropout|philox|bernoulli"),
     ("copy", r"direct_copy|copy_kernel|float16_copy|bfloat16_copy|catarraybatchedcopy|cat_?batched|batched_?copy"),
     ("random", r"distribution_|random_"),
@@ -51,8 +52,8 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
     ("int8", r"i8816|i16832|int8|imma|s8s8|i8i8"),
     ("fp64", r"dgemm|d884|f64|double"),
     ("tf32", r"tf32|tensorop_s1688|nvjet_(sm\d+_)?s[a-z]{2}_"),
-    ("half", r"h884|h1688|h16816|s884|s16816|turing_s1688|volta_s884|fp16|bf16|f16f16|half|hgemm|bfloat16|hmma|nvjet_(sm\d+_)?[htb][a-z]{2}_"
-             r"|f16_s|__nv_bfloat16|hgmma|_h_h"),
+    ("half", r"h884|h1688|h16816|s884|s16816|turing_s1688|volta_s884|fp16|bf16|f16f16|half|hgemm|bfloat16|hmma"
+             r"|f16_s|hgmma|_h_h|nvjet_(sm\d+_)?[htb][a-z]{2}_"),
     ("fp32", r"sgemm|simt|scudnn|gemmsn|ffma|winograd|implicit_convolve|f32f32_f32f32_f32|gemmk1|[dw]grad2d|cgemm|fft2d"
              r"|_engine<float|gemv\w*<.*float, float, float"),
 )  # fmt: skip

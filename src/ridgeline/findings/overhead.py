@@ -9,7 +9,8 @@ import numpy as np
 from ridgeline.findings.replay import Program, run
 
 USUAL_FRAC = 0.45
-"""What is left of recorded host time when nothing is recorded: the median over cases recorded with shapes on an H200."""
+"""What is left of recorded host time when nothing is recorded: the median over cases recorded with shapes on an
+H200."""
 HIDDEN = 0.97
 LEAST_FRAC = 0.35
 """No recording makes a launch three times as long; a larger difference has other reasons."""
@@ -23,7 +24,10 @@ def unrecorded(program: Program, step_s: float | None, num_steps: int, long_s: f
     """
     if step_s is None:
         return program, 1.0
-    taken = lambda frac: run(_faster(program, frac, long_s)).end_s / num_steps
+
+    def taken(frac: float) -> float:
+        return run(_faster(program, frac, long_s)).end_s / num_steps
+
     if taken(1.0) <= step_s:
         return program, 1.0
     if taken(LEAST_FRAC) > step_s:

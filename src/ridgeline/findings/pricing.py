@@ -56,8 +56,8 @@ def product_ratio(device: Device | None, product: Product | None, now: str, then
 
 def aligned(product: Product, to: int = 64) -> Product:
     """The product with its sizes rounded up."""
-    up = lambda size: -(-size // to) * to if size % 8 else size
-    return Product(product.b, up(product.m), up(product.n), up(product.k))
+    m, n, k = (-(-size // to) * to if size % 8 else size for size in product[1:])
+    return Product(product.b, m, n, k)
 
 
 def alignment_ratio(device: Device | None, product: Product | None, dtype: str, measured_s: float) -> float | None:

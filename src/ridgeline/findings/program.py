@@ -14,7 +14,8 @@ from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Trace
 
 HANDOFF_S = 100e-6
-"""A thread that calls nothing for longer was probably waiting for another one: its next call follows whichever ended last."""
+"""A thread that calls nothing for longer was probably waiting for another one: its next call follows whichever ended
+last."""
 NEAR_S = 20e-6
 """Work that starts this soon after work of another stream has ended, and for no other reason, was waiting for it."""
 SURE_S = 5e-6
@@ -200,7 +201,9 @@ def _waits(trace: Trace, calls: _Calls, works: _Works) -> tuple[Index, Seconds, 
     waiting = _may_wait(trace, calls, works, duration_s) | copies
     earlier = works.call[np.maximum(found, 0)] <= np.arange(num)
     bound = waiting & (found >= 0) & (ended_s <= calls.end_s) & earlier
-    waited = bound & (ended_s > calls.start_s)  # the others found the device done, and would wait if the host were faster
+    waited = bound & (
+        ended_s > calls.start_s
+    )  # the others found the device done, and would wait if the host were faster
     return_s = np.where(waited, calls.end_s - ended_s, np.minimum(duration_s, SURE_S))
     own_s = np.where(waited, np.minimum(duration_s, return_s), duration_s)
     return np.where(bound, found, NONE).astype(np.int64), return_s, own_s

@@ -103,7 +103,9 @@ def _listed(path: Path) -> list[Run] | None:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return None
-    named = document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    named = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
     runs = [Run(str(name), _steady(times)) for name, times in named if _are_times(times)]
     return runs if runs and len(runs) == len(document) else None
 

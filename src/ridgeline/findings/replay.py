@@ -17,10 +17,11 @@ NONE = -1
 class Program:
     """What ran, as constraints instead of times.
 
-    A call starts ``gap_s`` after the call ``after`` it follows has ended and takes ``own_s`` of its thread; one that waits for
-    device work (``waits_for``) returns ``return_s`` after that work has ended. Work starts no earlier than ``latency_s`` after
-    the start of its call, ``stream_gap_s`` after the work before it on its stream, and ``depend_gap_s`` after the work of
-    another stream it depends on. Calls are in the order in which they start, work in the order of its calls.
+    A call starts ``gap_s`` after the call ``after`` it follows has ended and takes ``own_s`` of its thread; one that
+    waits for device work (``waits_for``) returns ``return_s`` after that work has ended. Work starts no earlier than
+    ``latency_s`` after the start of its call, ``stream_gap_s`` after the work before it on its stream, and
+    ``depend_gap_s`` after the work of another stream it depends on. Calls are in the order in which they start, work in
+    the order of its calls.
     """
 
     after: Index
@@ -107,7 +108,8 @@ def run(program: Program) -> Schedule:
 class Edit:
     """One change to a program: host time cut, work made faster, waits dropped, work moved out of the way.
 
-    ``cut_before_s`` and ``cut_inside_s`` are the host time saved before and inside each call; ``scale`` multiplies the duration of each piece of work.
+    ``cut_before_s`` and ``cut_inside_s`` are the host time saved before and inside each call; ``scale`` multiplies
+    the duration of each piece of work.
     """
 
     cut_before_s: Seconds

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ridgeline.findings.cure import Cure, HostClock, edit_of, joined
 from ridgeline.findings.finding import Where
 from ridgeline.findings.kernelname import KernelName, kernel_name
-from ridgeline.findings.program import Wiring, wire
 from ridgeline.findings.overhead import hidden_host, unrecorded
+from ridgeline.findings.program import Wiring, wire
 from ridgeline.findings.replay import Edit, Index, Mask, Schedule, Seconds, edited, no_edit, run
 from ridgeline.findings.window import Window, window_of
 from ridgeline.hardware import Device
@@ -35,12 +35,14 @@ FORWARD_OPS = (
 """Ops that only a forward pass calls: in a backward pass they are a second time."""
 BACKWARD = r"evaluate_function|Backward\d*$"
 LONG_GAP_S = 2e-3
-"""No op, and no fused optimizer over hundreds of tensors, needs this long between two launches: the host does something else."""
+"""No op, and no fused optimizer over hundreds of tensors, needs this long between two launches: the host does
+something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A call that waited: its place in the program, its span, the names around it from inside out, and its copy, if any."""
+    """A call that waited: its place in the program, its span, the names around it from inside out, and its copy, if
+    any."""
 
     call: int
     row: int
@@ -119,14 +121,16 @@ class Scene:
 
     def named(self, pattern: str, column: str = "name") -> Mask:
         """Works in whose name (or op, module, …) the pattern is found."""
-        return self.words_like(pattern)[self.column(column)[self.rows]]
+        return np.asarray(self.words_like(pattern)[self.column(column)[self.rows]], dtype=bool)
 
     def words_like(self, pattern: str) -> Mask:
         """Which words of the trace have the pattern."""
         known = self._patterns.get(pattern)
         if known is None:
             search = re.compile(pattern, re.IGNORECASE).search
-            known = np.fromiter((search(word) is not None for word in self.trace.words), dtype=bool, count=len(self.trace.words))
+            known = np.fromiter(
+                (search(word) is not None for word in self.trace.words), dtype=bool, count=len(self.trace.words)
+            )
             self._patterns[pattern] = known
         return known
 
@@ -205,7 +209,9 @@ class Scene:
         """Calls before which the host did something else for long; preparing an optimizer's step is launching."""
         clock, long = self.clock, self.program.gap_s >= LONG_GAP_S
         optimizer = self.time_of(self.host_spans(r"^Optimizer\.step"))
-        held = covered_within(optimizer, clock.gap_start_ns, clock.start_ns) > 0.5 * (clock.start_ns - clock.gap_start_ns)
+        held = covered_within(optimizer, clock.gap_start_ns, clock.start_ns) > 0.5 * (
+            clock.start_ns - clock.gap_start_ns
+        )
         return np.asarray(long & ~held, dtype=bool)
 
     def between(self, spans: Index) -> Intervals:
@@ -260,7 +266,9 @@ class Scene:
         copy = copy or copies.get(int(self.trace.parent[row]), "") if self.trace.parent[row] >= 0 else copy
         names = tuple(self.trace.words[int(self.trace.name[at])] for at in path)
         source = next((self.trace.words[int(self.trace.source[at])] for at in path if self.trace.source[at]), "")
-        return Wait(call, row, names, copy, source, self._copied_bytes(row, int(own) if self.program.call[own] == call else -1))
+        return Wait(
+            call, row, names, copy, source, self._copied_bytes(row, int(own) if self.program.call[own] == call else -1)
+        )
 
     def _copied_bytes(self, row: int, own: int) -> int:
         """Bytes of the copy that a call waited for: its own, or the one made under the same op; 0 if unknown."""
@@ -322,7 +330,7 @@ class Scene:
 
     @cached_property
     def is_on_device_copy(self) -> Mask:
-        return self.copies("dtod") | (self.work_kind == int(Kind.MEMSET))
+        return np.asarray(self.copies("dtod") | (self.work_kind == int(Kind.MEMSET)), dtype=bool)
 
     def copy_word(self, work: int) -> str:
         """Direction and memory of a copy, lower case: ``htod pageable``; empty for other work."""
@@ -344,7 +352,9 @@ class Scene:
 
     def stretched(self, time: Intervals) -> Intervals:
         """This time, and the whole of every long gap between calls that it fills at least half of."""
-        held = covered_within(time, self.elsewhere.start, self.elsewhere.end) > 0.5 * (self.elsewhere.end - self.elsewhere.start)
+        held = covered_within(time, self.elsewhere.start, self.elsewhere.end) > 0.5 * (
+            self.elsewhere.end - self.elsewhere.start
+        )
         return joined(time, Intervals(self.elsewhere.start[held], self.elsewhere.end[held]))
 
     @cached_property
@@ -372,6 +382,11 @@ class Scene:
         untouched[cure.aside] = 0.0
         streams = np.bincount(self.program.stream, weights=untouched) if len(untouched) else np.zeros(1)
         return max(0.0, self.unrecorded_step_s - float(streams.max()) / self.num_steps)
+
+    def touched_s(self, cure: Cure) -> float:
+        """Device and host time a step that a cure is applied to."""
+        works = np.union1d(cure.works, cure.aside)
+        return float(self.work_s[works].sum() + cure.host.total / 1e9) / self.num_steps
 
     def claimed_s(self, cure: Cure) -> float:
         """The most a cure could bring if nothing else held the step: the time it claims, a step."""
@@ -464,7 +479,8 @@ class Scene:
 
     @cached_property
     def recomputing(self) -> Intervals:
-        """Host time of forward passes inside the backward pass: from the node's start to the op after the last of them."""
+        """Host time of forward passes inside the backward pass: from the node's start to the op after the last of
+        them."""
         spans = self.host_spans(FORWARD_OPS, Kind.OP)
         spans = spans[self.spans_under(spans, BACKWARD)]
         parent = self.trace.parent[spans]

@@ -1,4 +1,5 @@
-"""An explanation as one HTML file: data, style and script inside, nothing fetched, nothing in it ever read as markup."""
+"""An explanation as one HTML file: data, style and script inside, nothing fetched, nothing in it ever read as
+markup."""
 
 from __future__ import annotations
 

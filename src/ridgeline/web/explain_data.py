@@ -98,7 +98,9 @@ def _timeline(scene: Scene, found: Explanation) -> dict[str, Any]:
     return {
         "length_ms": (end_ns - start_ns) / 1e6,
         "words": list(words),
-        "lanes": [[lane, spans] for lane, spans in sorted(lanes.items(), key=lambda item: not item[0].startswith("host"))],
+        "lanes": [
+            [lane, spans] for lane, spans in sorted(lanes.items(), key=lambda item: not item[0].startswith("host"))
+        ],
         "critical": _critical(scene, start_ns, end_ns),
         "left_out": int(len(device) + len(host) - len(rows)),
     }
@@ -206,7 +208,11 @@ def _roofline(scene: Scene) -> dict[str, Any] | None:
 
 def _peaks(scene: Scene) -> list[list[Any]]:
     peaks = []
-    for unit, dtype, label in (("tensor", "bf16", "bf16 Tensor Cores"), ("tensor", "tf32", "TF32"), ("vector", "fp32", "fp32")):
+    for unit, dtype, label in (
+        ("tensor", "bf16", "bf16 Tensor Cores"),
+        ("tensor", "tf32", "TF32"),
+        ("vector", "fp32", "fp32"),
+    ):
         try:
             peaks.append([label, scene.device.peak_flops_per_s(unit, dtype)]) if scene.device else None
         except RidgelineError:

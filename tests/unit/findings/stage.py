@@ -97,12 +97,14 @@ class Stage:
         """A copy over the host link: ``HtoD pageable`` and the like."""
         with self.span("aten::copy_"):
             self.work(7)
-            self._launch(f"Memcpy {word}", us, stream, Kind.MEMCPY, "aten::copy_", 0, "", {"copy": word, "bytes": num_bytes},
-                         "cudaMemcpyAsync")  # fmt: skip
+            facts = {"copy": word, "bytes": num_bytes}
+            self._launch(f"Memcpy {word}", us, stream, Kind.MEMCPY, "aten::copy_", 0, "", facts, "cudaMemcpyAsync")
             if waits:
                 self.wait()
 
-    def collective(self, us: float, *, name: str = "ncclDevKernel_AllReduce_Sum", stream: int = 20, num_bytes: int = 0) -> None:
+    def collective(
+        self, us: float, *, name: str = "ncclDevKernel_AllReduce_Sum", stream: int = 20, num_bytes: int = 0
+    ) -> None:
         self.kernel(name, us, op="nccl:all_reduce", stream=stream, kind=Kind.COMMUNICATION,
                     extra={"message_bytes": num_bytes} if num_bytes else None)  # fmt: skip
 

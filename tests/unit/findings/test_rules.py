@@ -192,9 +192,15 @@ def _buckets(stage: Stage, wrong: bool) -> None:
 
 @plays("tensor-cores-unused")
 def _fp32(stage: Stage, wrong: bool) -> None:
-    name = "cutlass_80_simt_sgemm_256x128_8x4_nn_align1" if wrong else "cutlass_80_tensorop_s1688gemm_128x128_16x4_nn_align4"
+    name = (
+        "cutlass_80_simt_sgemm_256x128_8x4_nn_align1"
+        if wrong
+        else "cutlass_80_tensorop_s1688gemm_128x128_16x4_nn_align4"
+    )
     for _ in range(20):
-        stage.kernel(name, 2700.0 if wrong else 350.0, op="aten::mm", shapes=[[4096, 4096], [4096, 4096]], dtypes=["float"] * 2)
+        stage.kernel(
+            name, 2700.0 if wrong else 350.0, op="aten::mm", shapes=[[4096, 4096], [4096, 4096]], dtypes=["float"] * 2
+        )
 
 
 @plays("misaligned-sizes")
@@ -202,7 +208,13 @@ def _misaligned(stage: Stage, wrong: bool) -> None:
     vocab = 50257 if wrong else 50304
     healthy(stage)
     kernel = "cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_tn_align1" if wrong else "nvjet_tst_256x128_64x4"
-    stage.kernel(kernel, 6000.0 if wrong else 1200.0, op="aten::mm", shapes=[[8192, 1024], [1024, vocab]], dtypes=["c10::BFloat16"] * 2)
+    stage.kernel(
+        kernel,
+        6000.0 if wrong else 1200.0,
+        op="aten::mm",
+        shapes=[[8192, 1024], [1024, vocab]],
+        dtypes=["c10::BFloat16"] * 2,
+    )
 
 
 @plays("channels-first")
@@ -210,14 +222,20 @@ def _layout(stage: Stage, wrong: bool) -> None:
     for _ in range(10):
         if wrong:
             stage.kernel("void cudnn::ops::nchwToNhwcKernel<__nv_bfloat16>", 60.0, op="aten::cudnn_convolution")
-        stage.kernel("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", 200.0, op="aten::cudnn_convolution")
+        stage.kernel(
+            "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", 200.0, op="aten::cudnn_convolution"
+        )
         if wrong:
             stage.kernel("void cudnn::ops::nhwcToNchwKernel<__nv_bfloat16>", 60.0, op="aten::cudnn_convolution")
 
 
 @plays("padding")
 def _padding(stage: Stage, wrong: bool) -> None:
-    stage.host("aten::pad_sequence", 20, extra={"shapes": "[[[512], [40], [60], [90]], [], []]" if wrong else "[[[512], [500]], []]"})
+    stage.host(
+        "aten::pad_sequence",
+        20,
+        extra={"shapes": "[[[512], [40], [60], [90]], [], []]" if wrong else "[[[512], [500]], []]"},
+    )
     healthy(stage)
 
 
@@ -240,8 +258,9 @@ def _mask(stage: Stage, wrong: bool) -> None:
     qkv, mask = [2, 16, 4096, 64], [1, 1, 4096, 4096]
     for _ in range(4):
         healthy(stage, 1)
-        stage.kernel("fmha_cutlassF_bf16_aligned_64x64_rf_sm80", 900.0 if wrong else 250.0, op="aten::_efficient_attention_forward",
-                     shapes=[qkv, qkv, qkv, *([mask] if wrong else [])])  # fmt: skip
+        shapes = [qkv, qkv, qkv, *([mask] if wrong else [])]
+        name, op = "fmha_cutlassF_bf16_aligned_64x64_rf_sm80", "aten::_efficient_attention_forward"
+        stage.kernel(name, 900.0 if wrong else 250.0, op=op, shapes=shapes)
 
 
 @plays("weight-casts")
@@ -279,7 +298,9 @@ def _index(stage: Stage, wrong: bool) -> None:
 
 @plays("dense-embedding-gradient")
 def _dense_gradient(stage: Stage, wrong: bool) -> None:
-    with stage.span("aten::embedding_bag", extra={"shapes": "[[4000000, 256], [16384]]" if wrong else "[[4000, 256], [16384]]"}):
+    with stage.span(
+        "aten::embedding_bag", extra={"shapes": "[[4000000, 256], [16384]]" if wrong else "[[4000, 256], [16384]]"}
+    ):
         stage.kernel("EmbeddingBag_updateOutputKernel_sum_mean", 40.0, op="aten::_embedding_bag")
     healthy(stage)
     if wrong:
@@ -365,8 +386,17 @@ def test_a_rule_is_silent_without_its_mistake(rule):
 
 @pytest.mark.parametrize("rule", sorted(PLAYS))
 def test_the_promised_gain_holds_what_the_fix_brings(rule):
-    """The stage is its own judge where the mistake is time that vanishes; kernels that change shape have their own tests."""
-    if rule in {"small-batch", "padding", "throttling", "masked-attention", "unfused-attention", "logits", "launch-bound"}:
+    """The stage is its own judge where the mistake is time that vanishes; kernels that change shape have their own
+    tests."""
+    if rule in {
+        "small-batch",
+        "padding",
+        "throttling",
+        "masked-attention",
+        "unfused-attention",
+        "logits",
+        "launch-bound",
+    }:
         pytest.skip("the stage fixes this by playing other kernels")
     wrong, right = played(rule, wrong=True), played(rule, wrong=False)
     finding = next(found for found in wrong.findings() if found.rule == rule)

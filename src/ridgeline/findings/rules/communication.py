@@ -116,7 +116,8 @@ def straggler(scene: Scene) -> Candidate | None:
         scene, found, rank,
         f"Rank {rank} comes last in {share:.0%} of the collectives; the others wait inside them",
         "waiting for a straggler: the time is in the collectives, the cause is on the rank that comes last",
-        f"look at rank {rank}: its input, host and clocks (ridgeline diff of its trace and another's); give it less work",
+        f"look at rank {rank}: its input, host and clocks (ridgeline diff of its trace and another's); give it "
+        "less work",
     )  # fmt: skip
 
 
@@ -164,7 +165,15 @@ def small_buckets(scene: Scene) -> Candidate | None:
         cause="gradient buckets too small: each collective pays its latency and none fills the link",
         change="DistributedDataParallel(…, bucket_cap_mb=25 or more); FSDP: wrap larger units",
         where=scene.where(chosen),
-        cure=Cure(works=chosen, keep_best=0.3, keep_worst=0.85, aside=chosen, host=scene.op_time(chosen), host_best=0.3, host_worst=1.0),
+        cure=Cure(
+            works=chosen,
+            keep_best=0.3,
+            keep_worst=0.85,
+            aside=chosen,
+            host=scene.op_time(chosen),
+            host_best=0.3,
+            host_worst=1.0,
+        ),
         evidence=scene.evidence(chosen),
         spans=tuple(scene.rows[chosen[:200]].tolist()),
     )
@@ -182,9 +191,11 @@ def exposed_communication(scene: Scene) -> Candidate | None:
     if scene.frac(per_step_s) < 0.02:
         return None
     return Candidate(
-        what=f"{per_step_s * 1e3:.3g} ms of communication a step with no computation beside it ({exposed.total / max(1, busy.total):.0%} of it)",
+        what=f"{per_step_s * 1e3:.3g} ms of communication a step with no computation beside it "
+        f"({exposed.total / max(1, busy.total):.0%} of it)",
         cause="exposed communication: collectives are not overlapped with computation",
-        change="overlap: DDP with gradient_as_bucket_view and static_graph, FSDP2 prefetch and reshard_after_forward, async_op=True and a later wait()",
+        change="overlap: DDP with gradient_as_bucket_view and static_graph, FSDP2 prefetch and "
+        "reshard_after_forward, async_op=True and a later wait()",
         where=scene.where(works),
         cure=Cure(aside=works, works=works, keep_best=1.0, keep_worst=0.75),
         evidence=scene.evidence(works),

@@ -56,16 +56,23 @@ def weight_streaming(scene: Scene) -> Candidate | None:
     moved = _bytes(scene, works)
     per_step_s, busy_s = scene.per_step_s(works), scene.per_step_s(np.arange(scene.program.num_works))
     large = moved > 1e6
-    if per_step_s < STREAMED_FRAC * scene.step_s * scene.num_devices or per_step_s < 0.5 * busy_s or moved.sum() / scene.num_steps < STREAMED_BYTES:
+    if (
+        per_step_s < STREAMED_FRAC * scene.step_s * scene.num_devices
+        or per_step_s < 0.5 * busy_s
+        or moved.sum() / scene.num_steps < STREAMED_BYTES
+    ):
         return None
     if scene.copies("htod", "pageable")[works].mean() > 0.5:
         return None
     rate, each = moved.sum() / max(1e-12, scene.work_s[works].sum()), scene.num_steps * scene.num_devices
     return Candidate(
-        what=f"Weights are streamed over the host link: {moved.sum() / each / 1e9:.3g} GB a step and device at {rate / 1e9:.3g} GB/s, "
+        what=f"Weights are streamed over the host link: {moved.sum() / each / 1e9:.3g} GB a step and device at "
+        f"{rate / 1e9:.3g} GB/s, "
         f"{scene.frac(per_step_s / scene.num_devices):.0%} of the time",
-        cause=f"streaming weights over PCIe: {int(large.sum())} large copies from pinned host memory, and kernels wait for them",
-        change="keep the weights on the device (quantize, shard over GPUs, offload fewer layers); else prefetch the next layer on its own stream",
+        cause=f"streaming weights over PCIe: {int(large.sum())} large copies from pinned host memory, and kernels "
+        "wait for them",
+        change="keep the weights on the device (quantize, shard over GPUs, offload fewer layers); else prefetch "
+        "the next layer on its own stream",
         where=scene.where(works),
         cure=Cure(works=works, keep_best=0.0, keep_worst=1.0, aside=works, aside_at_worst=True),
         evidence=_copy_evidence(scene, works),
@@ -86,7 +93,8 @@ def small_copies(scene: Scene) -> Candidate | None:
     return Candidate(
         what=f"{len(works) / scene.num_steps:,.0f} copies a step to the device, {np.median(moved) / 1e3:.3g} kB each",
         cause="many small copies: every one is a call of its own, and from pageable memory a wait as well",
-        change="pack the tensors into one pinned buffer, copy it once with non_blocking=True, and split it on the device",
+        change="pack the tensors into one pinned buffer, copy it once with non_blocking=True, and split it on the "
+        "device",
         where=scene.where(works),
         cure=Cure(
             works=works, keep_best=best, keep_worst=np.minimum(1.0, best + 0.2), freed=_calls_of(scene, works),
@@ -107,13 +115,20 @@ def pageable_copies(scene: Scene) -> Candidate | None:
     faster = np.clip(moved / _link_bytes_per_s(scene) / np.maximum(seconds, 1e-12), 0.0, 1.0)
     calls = _calls_of(scene, works)
     return Candidate(
-        what=f"{len(works) / scene.num_steps:.3g} copies a step from pageable memory, {moved.sum() / max(1e-12, seconds.sum()) / 1e9:.3g} GB/s",
+        what=f"{len(works) / scene.num_steps:.3g} copies a step from pageable memory, "
+        f"{moved.sum() / max(1e-12, seconds.sum()) / 1e9:.3g} GB/s",
         cause="pageable memory: the driver stages every copy through a buffer of its own and the host thread waits",
         change="DataLoader(pin_memory=True) or tensor.pin_memory(), then .to(device, non_blocking=True)",
         where=scene.where(works),
         cure=Cure(
-            works=works, keep_best=faster, keep_worst=np.minimum(1.0, faster + 0.15), freed=calls, aside=works,
-            host=scene.time_of(scene.wiring.call_rows[np.unique(scene.program.call[works])]), host_best=0.0, host_worst=0.1,
+            works=works,
+            keep_best=faster,
+            keep_worst=np.minimum(1.0, faster + 0.15),
+            freed=calls,
+            aside=works,
+            host=scene.time_of(scene.wiring.call_rows[np.unique(scene.program.call[works])]),
+            host_best=0.0,
+            host_worst=0.1,
         ),
         evidence=_copy_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
@@ -127,9 +142,11 @@ def exposed_copies(scene: Scene) -> Candidate | None:
         return None
     calls = _calls_of(scene, works)
     return Candidate(
-        what=f"{scene.per_step_s(works) * 1e3:.3g} ms of copies a step, {_exposed(scene, works):.0%} of it with no kernel running",
+        what=f"{scene.per_step_s(works) * 1e3:.3g} ms of copies a step, {_exposed(scene, works):.0%} of it with no "
+        "kernel running",
         cause="copies are on the compute stream or the host waits for them: nothing else runs meanwhile",
-        change="copy the next batch with non_blocking=True on a second torch.cuda.Stream while this one computes (a prefetcher)",
+        change="copy the next batch with non_blocking=True on a second torch.cuda.Stream while this one computes "
+        "(a prefetcher)",
         where=scene.where(works),
         cure=Cure(freed=calls, aside=works),
         evidence=_copy_evidence(scene, works),

@@ -13,7 +13,8 @@ from ridgeline.findings.shapes import first_shape, shaped_ops
 AROUND = 8
 """Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
 CHAIN = 4
-"""Pointwise kernels in a row from which on a compiler pays; eager PyTorch has two or three between products by nature."""
+"""Pointwise kernels in a row from which on a compiler pays; eager PyTorch has two or three between products by
+nature."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
@@ -47,7 +48,8 @@ def unfused_attention(scene: Scene) -> Candidate | None:
     return Candidate(
         what=f"Attention is spelled out {num / scene.num_steps:.3g} times a step: product, softmax, product",
         cause="unfused attention: the score matrix is written to memory and read back several times",
-        change="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=…) instead of matmul, softmax, matmul",
+        change="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=…) instead of matmul, softmax, "
+        "matmul",
         where=scene.where(works),
         cure=Cure(works=works, keep_best=0.06, keep_worst=0.35),
         evidence=scene.evidence(works),
@@ -91,15 +93,14 @@ def masked_attention(scene: Scene) -> Candidate | None:
     attention = np.flatnonzero(scene.family("attention"))
     shapes = scene.trace.optional("shapes")
     ops = shaped_ops(scene.trace, scene.rows[attention])
-    masked = np.array(
-        [op >= 0 and _dense_mask(scene.trace.words[int(shapes[op])]) for op in ops.tolist()], dtype=bool
-    )
+    masked = np.array([op >= 0 and _dense_mask(scene.trace.words[int(shapes[op])]) for op in ops.tolist()], dtype=bool)
     works = attention[masked] if len(attention) else attention
     if not len(works):
         return None
     return Candidate(
         what="Fused attention reads a dense mask",
-        cause="a dense attention mask: nothing is skipped, the mask is read for every head, and faster kernels do not take it",
+        cause="a dense attention mask: nothing is skipped, the mask is read for every head, and faster kernels do "
+        "not take it",
         change="is_causal=True instead of a triangular mask; FlexAttention or varlen for others",
         where=scene.where(works),
         cure=Cure(works=works, keep_best=0.25, keep_worst=0.7),
@@ -134,7 +135,8 @@ def weight_casts(scene: Scene) -> Candidate | None:
     return Candidate(
         what=f"{len(works) / scene.num_steps:.3g} casts of weights a step",
         cause="autocast converts fp32 weights to the compute dtype in every pass",
-        change="keep the weights in bf16 for inference (model.bfloat16()); in training cast once a step, under one autocast region",
+        change="keep the weights in bf16 for inference (model.bfloat16()); in training cast once a step, under one "
+        "autocast region",
         where=scene.where(works),
         cure=Cure(works=works, keep_best=0.0, keep_worst=0.0, host=scene.op_time(works), host_best=0.0, host_worst=0.3),
         evidence=scene.evidence(works),
@@ -167,7 +169,9 @@ def tensor_loop(scene: Scene) -> Candidate | None:
         change="torch._foreach_mul_, _foreach_add_, _foreach_lerp_, _foreach_norm over the whole list; "
         "torch.optim.swa_utils for averages",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=0.2, keep_worst=0.7, host=scene.op_time(works), host_best=0.02, host_worst=0.15),
+        cure=Cure(
+            works=works, keep_best=0.2, keep_worst=0.7, host=scene.op_time(works), host_best=0.02, host_worst=0.15
+        ),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
@@ -191,7 +195,8 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         what=f"{len(pieces) / scene.num_steps:.3g} chains of {np.median(lengths):.0f} or so pointwise kernels a step, "
         f"{scene.frac(scene.per_step_s(works)):.0%} of its time",
         cause="unfused pointwise operations: each reads and writes the whole tensor",
-        change="torch.compile the module (or just these functions); use the fused op (F.layer_norm, F.rms_norm, F.gelu) where one exists",
+        change="torch.compile the module (or just these functions); use the fused op (F.layer_norm, F.rms_norm, "
+        "F.gelu) where one exists",
         where=scene.where(works),
         cure=Cure(works=works, keep_best=np.maximum(0.06, 1.2 / lengths), keep_worst=np.maximum(0.35, 2.5 / lengths)),
         evidence=scene.evidence(works),

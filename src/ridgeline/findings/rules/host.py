@@ -1,4 +1,5 @@
-"""Host time that keeps the device waiting: the data loader, garbage collection, compilation, the allocator, launches."""
+"""Host time that keeps the device waiting: the data loader, garbage collection, compilation, the allocator,
+launches."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from ridgeline.trace.kind import Kind
 
 LOADER = r"dataloader.*(__next__|next)|_next_data|data_?loading|fetch_batch|DataPipe"
 TINY_S = 10e-6
-LOSS_BACKWARD = r"^autograd::engine::evaluate_function: (NllLoss|CrossEntropy|MseLoss|L1Loss|SmoothL1|HuberLoss|BinaryCross|KlDiv)\w*"
-MANY_PASSES = 6
+LOSS_BACKWARD = (
+    r"^autograd::engine::evaluate_function: (NllLoss|CrossEntropy|MseLoss|L1Loss|SmoothL1|HuberLoss|BinaryCross|KlDiv)"
+)
+MANY_PASSES, PASS_WORKS = 6, 10
 GENERAL_FRAC = 0.05
 """Of the step: what no specific rule explains is worth a sentence from here on."""
 GRAPH_HOST_FRAC = 0.1
@@ -80,7 +83,8 @@ def data_loader(scene: Scene) -> Candidate | None:
 @rule("garbage-collection", order=11)
 def garbage_collection(scene: Scene) -> Candidate | None:
     spans = np.union1d(
-        scene.of_kind(Kind.GC), scene.host_spans(r"garbage.?collect|\bgc\.collect|gc: gen", Kind.ANNOTATION, Kind.PYTHON)
+        scene.of_kind(Kind.GC),
+        scene.host_spans(r"garbage.?collect|\bgc\.collect|gc: gen", Kind.ANNOTATION, Kind.PYTHON),
     )
     if not len(spans):
         return None
@@ -108,12 +112,18 @@ def recompilation(scene: Scene) -> Candidate | None:
     time = scene.time_of(spans)
     return Candidate(
         what="torch.compile compiles inside the measured steps",
-        cause="recompilation: a guard failed (changing shapes, Python scalars or attributes) and the graph is built again",
-        change="torch.compile(model, dynamic=True) or mark_dynamic the changing dim; TORCH_LOGS=recompiles names the guard",
+        cause="recompilation: a guard failed (changing shapes, Python scalars or attributes) and the graph is "
+        "built again",
+        change="torch.compile(model, dynamic=True) or mark_dynamic the changing dim; TORCH_LOGS=recompiles names "
+        "the guard",
         where=scene.where_host(spans),
         cure=Cure(
-            host=scene.stretched(time), host_best=0.0, host_worst=0.05,
-            works=np.flatnonzero(scene.launched_in(time)), keep_best=0.0, keep_worst=0.5,
+            host=scene.stretched(time),
+            host_best=0.0,
+            host_worst=0.05,
+            works=np.flatnonzero(scene.launched_in(time)),
+            keep_best=0.0,
+            keep_worst=0.5,
         ),
         evidence=scene.host_evidence(spans),
         spans=tuple(spans.tolist()),
@@ -150,14 +160,27 @@ def graph_breaks(scene: Scene) -> Candidate | None:
         return None
     between = scene.between(top)
     works = np.flatnonzero(scene.launched_in(between))
-    reads = np.array([wait.call for wait in scene.waits if covered_within(between, scene.start_ns[[wait.row]], scene.end_ns[[wait.row]])[0]], dtype=np.int64)
+    reads = np.array(
+        [
+            wait.call
+            for wait in scene.waits
+            if covered_within(between, scene.start_ns[[wait.row]], scene.end_ns[[wait.row]])[0]
+        ],
+        dtype=np.int64,
+    )
     return Candidate(
         what=f"The compiled model runs as {len(top) / scene.num_steps:.3g} separate graphs a step",
         cause="graph breaks: every break returns to Python, checks guards and launches eagerly in between",
-        change="TORCH_LOGS=graph_breaks names them; remove .item(), prints and data-dependent branches, then fullgraph=True",
+        change="TORCH_LOGS=graph_breaks names them; remove .item(), prints and data-dependent branches, then "
+        "fullgraph=True",
         where=scene.where_host(top),
         cure=Cure(
-            host=joined(between, scene.time_of(top)), host_best=0.25, host_worst=0.7, works=works, keep_best=0.3, keep_worst=0.9,
+            host=joined(between, scene.time_of(top)),
+            host_best=0.25,
+            host_worst=0.7,
+            works=works,
+            keep_best=0.3,
+            keep_worst=0.9,
             freed=reads,
         ),
         evidence=scene.host_evidence(top),
@@ -177,9 +200,12 @@ def launch_bound(scene: Scene) -> Candidate | None:
         return None
     tiny = float((scene.work_s[kernels] < TINY_S).mean())
     return Candidate(
-        what=f"The host launches {per_step:,.0f} kernels a step, {host_s * 1e6:.3g} µs each; half take under {typical_s * 1e6:.3g} µs",
-        cause=f"host launch-bound: the device finishes before the next kernel is launched ({tiny:.0%} of kernels under 10 µs)",
-        change="CUDA graphs (torch.compile(mode='reduce-overhead') or torch.cuda.graph), torch.compile to fuse, or a larger batch",
+        what=f"The host launches {per_step:,.0f} kernels a step, {host_s * 1e6:.3g} µs each; half take under "
+        f"{typical_s * 1e6:.3g} µs",
+        cause=f"host launch-bound: the device finishes before the next kernel is launched ({tiny:.0%} of kernels "
+        "under 10 µs)",
+        change="CUDA graphs (torch.compile(mode='reduce-overhead') or torch.cuda.graph), torch.compile to fuse, or "
+        "a larger batch",
         where=scene.where(kernels),
         cure=Cure(host=scene.launching, host_best=GRAPH_HOST_FRAC, host_worst=0.5),
         evidence=scene.evidence(kernels),
@@ -197,7 +223,9 @@ def host_code(scene: Scene) -> Candidate | None:
         return None
     per_step_s = time.total / 1e9 / scene.num_steps
     spans = scene.of_kind(Kind.OP, Kind.ANNOTATION, Kind.PYTHON)
-    held = spans[covered_within(time, scene.start_ns[spans], scene.end_ns[spans]) > 0.5 * (scene.end_ns - scene.start_ns)[spans]]
+    held = spans[
+        covered_within(time, scene.start_ns[spans], scene.end_ns[spans]) > 0.5 * (scene.end_ns - scene.start_ns)[spans]
+    ]
     held = held[scene.trace.duration_s[held] > 100e-6]
     return Candidate(
         what=f"The host spends {per_step_s * 1e3:.3g} ms a step on code that launches nothing",
@@ -212,10 +240,21 @@ def host_code(scene: Scene) -> Candidate | None:
     )
 
 
+def _passes(scene: Scene) -> int:
+    """Backward passes of the window: losses of several tasks follow each other at once, those of several batches do
+    not."""
+    starts = np.sort(scene.start_ns[scene.host_spans(LOSS_BACKWARD, Kind.OP)])
+    if len(starts) < 2:
+        return len(starts)
+    launches = np.sort(scene.launch_ns)
+    between = np.diff(np.searchsorted(launches, starts))
+    return 1 + int((between >= PASS_WORKS).sum())
+
+
 @rule("micro-batches", order=17)
 def micro_batches(scene: Scene) -> Candidate | None:
     """Gradients accumulated over batches too small for the device: the same few kernels, many times a step."""
-    passes = len(scene.host_spans(LOSS_BACKWARD, Kind.OP)) / scene.num_steps
+    passes = _passes(scene) / scene.num_steps
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     if passes < MANY_PASSES or not len(kernels):
         return None
@@ -229,7 +268,12 @@ def micro_batches(scene: Scene) -> Candidate | None:
         change="one larger batch instead of accumulating (memory permitting), or fewer and larger micro-batches",
         where=scene.where(kernels),
         cure=Cure(
-            works=kernels, keep_best=max(0.2, once), keep_worst=0.9, host=scene.launching, host_best=once, host_worst=0.5
+            works=kernels,
+            keep_best=max(0.2, once),
+            keep_worst=0.9,
+            host=scene.launching,
+            host_best=once,
+            host_worst=0.5,
         ),
         evidence=scene.evidence(kernels),
         spans=tuple(scene.rows[kernels[:200]].tolist()),
@@ -255,9 +299,11 @@ def small_batch(scene: Scene) -> Candidate | None:
         return None
     keep = np.maximum(0.25, np.minimum(1.0, blocks[small] / scene.device.num_cores))
     return Candidate(
-        what=f"{scene.per_step_s(small) / scene.per_step_s(kernels):.0%} of kernel time fills less than half of the SMs",
+        what=f"{scene.per_step_s(small) / scene.per_step_s(kernels):.0%} of kernel time fills less than half of "
+        "the SMs",
         cause=f"small batch: kernels of a few blocks on {scene.device.num_cores} SMs",
-        change="a larger batch (gradient accumulation steps merged, requests batched); time a sample falls until the SMs are full",
+        change="a larger batch (gradient accumulation steps merged, requests batched); time a sample falls until "
+        "the SMs are full",
         where=scene.where(small),
         cure=Cure(works=small, keep_best=keep, keep_worst=np.minimum(1.0, 2 * keep + 0.2)),
         evidence=scene.evidence(small),
@@ -278,8 +324,10 @@ def host_contention(scene: Scene) -> Candidate | None:
     kept = 1.0 - min(0.95, excess_s / max(1e-12, time.total / 1e9))
     return Candidate(
         what=f"{len(stalls) / scene.num_steps:.3g} host calls a step take over ten times their usual time",
-        cause="CPU contention: the launching thread is descheduled (too few cores, oversubscribed threads, wrong NUMA node)",
-        change="taskset/numactl the process to the cores of the GPU's NUMA node; OMP_NUM_THREADS and loader workers within them",
+        cause="CPU contention: the launching thread is descheduled (too few cores, oversubscribed threads, wrong "
+        "NUMA node)",
+        change="taskset/numactl the process to the cores of the GPU's NUMA node; OMP_NUM_THREADS and loader "
+        "workers within them",
         where=Where(op=scene.where_host(stalls).op),
         cure=Cure(host=time, host_best=kept, host_worst=min(1.0, kept + 0.5)),
         evidence=scene.host_evidence(stalls),

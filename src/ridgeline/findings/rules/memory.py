@@ -34,9 +34,12 @@ def logits(scene: Scene) -> Candidate | None:
     if not fp32 and scene.frac(scene.per_step_s(works)) < WIDE_FRAC:
         return None
     return Candidate(
-        what=f"Logits are written out for the loss: {scene.per_step_s(works) * 1e3:.3g} ms a step on tensors of the vocabulary's width",
-        cause="logits materialized" + (" in fp32: a copy of every logit and its gradient" if fp32 else " and walked by every part of the loss"),
-        change="leave the logits in bf16 for F.cross_entropy (it accumulates in fp32), or a fused or chunked linear-cross-entropy",
+        what=f"Logits are written out for the loss: {scene.per_step_s(works) * 1e3:.3g} ms a step on tensors of "
+        "the vocabulary's width",
+        cause="logits materialized"
+        + (" in fp32: a copy of every logit and its gradient" if fp32 else " and walked by every part of the loss"),
+        change="leave the logits in bf16 for F.cross_entropy (it accumulates in fp32), or a fused or chunked "
+        "linear-cross-entropy",
         where=scene.where(works),
         cure=Cure(works=works, keep_best=0.2, keep_worst=0.75),
         evidence=scene.evidence(works),
@@ -54,17 +57,24 @@ def index_backward(scene: Scene) -> Candidate | None:
     """Gradients of ``table[index]`` sort the indices and add row by row."""
     works = np.flatnonzero(
         scene.named(r"indexing_backward|index_put|compute_grad_weight|krn_partial|sum_and_scatter|embedding.*backward")
-        | (scene.family("sort", "index", "reduce", "embedding") & scene.under(r"IndexBackward|index_put|embedding_dense_backward|EmbeddingBackward"))
+        | (
+            scene.family("sort", "index", "reduce", "embedding")
+            & scene.under(r"IndexBackward|index_put|embedding_dense_backward|EmbeddingBackward")
+        )
     )
     indexed = len(works) > 0 and bool(scene.named(r"indexing_backward|index_put")[works].any())
     if scene.frac(scene.per_step_s(works)) < (0.02 if indexed else 0.1):
         return None
     change = "F.embedding(index, table) instead of table[index]: its backward does not sort element by element"
     if not indexed:
-        change = "nn.Embedding(…, sparse=True) with SparseAdam or SGD for large tables; a fused embedding (fbgemm) for many"
+        change = (
+            "nn.Embedding(…, sparse=True) with SparseAdam or SGD for large tables; a fused embedding (fbgemm) for many"
+        )
     return Candidate(
         what=f"The gradient of a lookup takes {scene.per_step_s(works) * 1e3:.3g} ms a step",
-        cause="index backward: indices are sorted and rows are added one after another" if indexed else "embedding backward by sorting",
+        cause="index backward: indices are sorted and rows are added one after another"
+        if indexed
+        else "embedding backward by sorting",
         change=change,
         where=scene.where(works),
         cure=Cure(works=works, keep_best=0.1, keep_worst=0.6, host=scene.op_time(works), host_best=0.4, host_worst=1.0),
@@ -75,19 +85,25 @@ def index_backward(scene: Scene) -> Candidate | None:
 
 @rule("dense-embedding-gradient", order=8)
 def dense_embedding_gradient(scene: Scene) -> Candidate | None:
-    """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in full."""
-    works = np.flatnonzero(scene.family("pointwise", "fill", "foreach", "optimizer", "copy", "embedding") | (scene.work_kind == 4))
+    """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in
+    full."""
+    works = np.flatnonzero(
+        scene.family("pointwise", "fill", "foreach", "optimizer", "copy", "embedding") | (scene.work_kind == 4)
+    )
     largest = _table_elements(scene)
     if largest < TABLE:
         return None
-    tables = scene.under(r"embedding|EmbeddingBag") | scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))
+    tables = scene.under(r"embedding|EmbeddingBag") | scene.launched_in(
+        scene.time_of(scene.host_spans(r"^Optimizer\."))
+    )
     heavy = works[tables[works] & ~scene.named(r"updateOutput|forward")[works]]
     if not len(heavy):
         return None
     return Candidate(
         what=f"A table of {largest / 1e6:,.0f} M values gets a dense gradient every step",
         cause="dense embedding gradient: all rows are zeroed, written and updated for the few that were looked up",
-        change="nn.Embedding(…, sparse=True) with SGD, Adagrad or SparseAdam; or an embedding library that updates rows in place (fbgemm)",
+        change="nn.Embedding(…, sparse=True) with SGD, Adagrad or SparseAdam; or an embedding library that updates "
+        "rows in place (fbgemm)",
         where=scene.where(heavy),
         cure=Cure(works=heavy, keep_best=0.1, keep_worst=0.4),
         evidence=scene.evidence(heavy),
@@ -113,14 +129,21 @@ def recompute(scene: Scene) -> Candidate | None:
     used = scene.memory_frac
     if used is not None and used > FREE_FRAC:
         return None
-    known = f"the peak is {used:.0%} of the memory" if used is not None else "the trace does not say how full the memory is"
+    known = (
+        f"the peak is {used:.0%} of the memory" if used is not None else "the trace does not say how full the memory is"
+    )
     return Candidate(
         what=f"{scene.per_step_s(works) * 1e3:.3g} ms of forward work is computed again in the backward pass",
         cause=f"recompute that memory does not need: {known}",
         change="drop torch.utils.checkpoint, or keep it for the largest activations only (selective checkpointing)",
         where=scene.where(works),
         cure=Cure(
-            works=works, keep_best=0.0, keep_worst=0.1, host=joined(scene.recomputing, scene.op_time(works)), host_best=0.0, host_worst=0.4
+            works=works,
+            keep_best=0.0,
+            keep_worst=0.1,
+            host=joined(scene.recomputing, scene.op_time(works)),
+            host_best=0.0,
+            host_worst=0.4,
         ),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),

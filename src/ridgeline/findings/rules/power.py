@@ -29,12 +29,19 @@ def throttling(scene: Scene) -> Candidate | None:
     power_w, heat_c = _under_load(scene, POWER), _under_load(scene, HEAT)
     capped = power_w is not None and power_w > 0.93 * scene.device.tdp_w
     hot = heat_c is not None and heat_c > 82
-    cause = "thermal throttling" if hot else "power throttling" if capped else "the clock is held down (limit set, or throttled)"
+    cause = (
+        "thermal throttling"
+        if hot
+        else "power throttling"
+        if capped
+        else "the clock is held down (limit set, or throttled)"
+    )
     works = np.flatnonzero(scene.family("gemm", "conv", "attention"))
     return Candidate(
         what=f"The clock runs at {clock_hz / 1e6:.0f} MHz of {scene.device.boost_hz / 1e6:.0f} MHz under load",
         cause=cause + (f" at {power_w:.0f} W" if power_w is not None else ""),
-        change="raise the power limit (nvidia-smi -pl) or reset locked clocks (nvidia-smi -rgc); cooling; or fewer joules: lower precision, fusion",
+        change="raise the power limit (nvidia-smi -pl) or reset locked clocks (nvidia-smi -rgc); cooling; or fewer "
+        "joules: lower precision, fusion",
         where=scene.where(works),
         cure=Cure(works=works, keep_best=share, keep_worst=min(1.0, share + 0.6 * (1 - share))),
         evidence=({"clock_mhz": round(clock_hz / 1e6), "power_w": power_w, "temperature_c": heat_c},),

@@ -16,7 +16,8 @@ from ridgeline.findings.shapes import Product, first_dtype, is_shape, parsed, pr
 
 NO_TENSOR_CORES = ("pascal", "maxwell", "kepler")
 NHWC_NORM, NHWC_CONV = (0.4, 0.85), (0.75, 1.0)
-"""Share of the time of norms and of convolutions that is left in channels_last (0.43 and 0.82 for a ResNet-50 on an H200)."""
+"""Share of the time of norms and of convolutions that is left in channels_last (0.43 and 0.82 for a ResNet-50 on an
+H200)."""
 MOST = 0.5
 """A share of kernel time that deserves a word even when something else holds the step."""
 RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
@@ -49,7 +50,9 @@ def _products(scene: Scene, works: Index) -> list[Product | None]:
     ]
 
 
-def _ratios(products: list[Product | None], price: Callable[[Product | None], float | None], otherwise: float) -> Seconds:
+def _ratios(
+    products: list[Product | None], price: Callable[[Product | None], float | None], otherwise: float
+) -> Seconds:
     found = [price(product) for product in products]
     return np.array([otherwise if ratio is None else ratio for ratio in found])
 
@@ -65,7 +68,9 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
     products = _products(scene, works)
     tf32 = max(0.12, 1.5 / _speedup(scene, "tf32", 7.0)) if has_tf32 else 0.5
     half = max(0.1, 2.0 / _speedup(scene, "fp16", 14.0))
-    worst = _ratios(products, lambda p: product_ratio(scene.device, p, "fp32", "tf32") if has_tf32 else None, min(0.75, 2 * tf32))
+    worst = _ratios(
+        products, lambda p: product_ratio(scene.device, p, "fp32", "tf32") if has_tf32 else None, min(0.75, 2 * tf32)
+    )
     best = np.minimum(worst, _ratios(products, lambda p: product_ratio(scene.device, p, "fp32", "bf16"), half))
     share = scene.per_step_s(works) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
     high = 'torch.set_float32_matmul_precision("high") (TF32), or ' if has_tf32 else ""
@@ -93,7 +98,9 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
     products, dtypes = _products(scene, works), _dtypes(scene, works)
     odd = np.array([p is not None and any(size % 8 and size > 8 for size in (p.m, p.n, p.k)) for p in products])
     named = scene.named(r"align[12]\b|align[12]_|align[12]>")[works]
-    slow = np.array([_is_slow(scene, p, dtypes[i], float(scene.work_s[works[i]])) for i, p in enumerate(products)], dtype=bool)
+    slow = np.array(
+        [_is_slow(scene, p, dtypes[i], float(scene.work_s[works[i]])) for i, p in enumerate(products)], dtype=bool
+    )
     chosen = np.flatnonzero(named | (odd & slow))
     if not len(chosen):
         return None
@@ -107,9 +114,11 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
     sizes = sorted({size for p in picked if p for size in (p.m, p.n, p.k) if size % 8})
     works = works[chosen]
     return Candidate(
-        what=f"Products with sizes that are not multiples of 8 ({', '.join(map(str, sizes[:4])) or 'by their kernels'})",
+        what=f"Products with sizes that are not multiples of 8 "
+        f"({', '.join(map(str, sizes[:4])) or 'by their kernels'})",
         cause="rows that are not 16-byte aligned force slow loads and older kernels on the Tensor Cores",
-        change="pad the size to a multiple of 64 (vocabulary 50257 → 50304, hidden 2731 → 2752), or the sequence to a multiple of 8",
+        change="pad the size to a multiple of 64 (vocabulary 50257 → 50304, hidden 2731 → 2752), or the sequence "
+        "to a multiple of 8",
         where=scene.where(works),
         cure=Cure(works=works, keep_best=best, keep_worst=np.minimum(1.0, np.sqrt(best))),
         evidence=scene.evidence(works),
@@ -156,8 +165,10 @@ def channels_first(scene: Scene) -> Candidate | None:
 
 def _around_convs(scene: Scene) -> Mask:
     """Norms and pools of images, and convolutions done as products."""
-    return scene.family("pool") | (scene.family("norm") & scene.named(r"batch_?norm|bn_|Batch", "name")) | (
-        scene.family("gemm") & scene.under(r"conv")
+    return (
+        scene.family("pool")
+        | (scene.family("norm") & scene.named(r"batch_?norm|bn_|Batch", "name"))
+        | (scene.family("gemm") & scene.under(r"conv"))
     )
 
 
@@ -172,7 +183,8 @@ def padding(scene: Scene) -> Candidate | None:
     return Candidate(
         what=f"{1 - real:.0%} of the tokens are padding",
         cause="padding: every sequence is padded to the longest of the batch and computed in full",
-        change="sort or bucket by length, pad each bucket to its own longest, or pack sequences (FlashAttention varlen, nested tensors)",
+        change="sort or bucket by length, pad each bucket to its own longest, or pack sequences (FlashAttention "
+        "varlen, nested tensors)",
         where=scene.where(works),
         cure=Cure(works=works, keep_best=real, keep_worst=min(1.0, real + 0.75 * (1 - real))),
         evidence=({"real_tokens_frac": round(real, 4)},),

@@ -13,8 +13,12 @@ from ridgeline.findings.scene import Candidate, Scene, Wait
 from ridgeline.trace.intervals import Intervals, union
 from ridgeline.trace.kind import Kind
 
-READS = re.compile(r"aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|unique|_unique|equal|allclose|bincount)")
-LOGS = re.compile(r"\blog(ging|ger)?\b|\bprint\b|tensorboard|SummaryWriter|wandb|add_scalar|tqdm|mlflow|metrics?\b", re.IGNORECASE)
+READS = re.compile(
+    r"aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|unique|_unique|equal|allclose|bincount)"
+)
+LOGS = re.compile(
+    r"\blog(ging|ger)?\b|\bprint\b|tensorboard|SummaryWriter|wandb|add_scalar|tqdm|mlflow|metrics?\b", re.IGNORECASE
+)
 LOG_SPANS = r"\blogging\b|\blogger\b|\bprint\b|tensorboard|SummaryWriter|\bwandb\b|add_scalar|\blog_metrics|\blog\b"
 READ_SPANS = r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|to|_to_copy|copy_|cpu)$"
 TENSOR_BYTES = 1024
@@ -39,7 +43,9 @@ def _is_upload(wait: Wait) -> bool:
 @rule("logging", order=14)
 def logging(scene: Scene) -> Candidate | None:
     """Values read back, formatted and written in every step."""
-    scalars = [wait for wait in scene.waits if _is_read(wait) and wait.num_bytes < TENSOR_BYTES and not _is_upload(wait)]
+    scalars = [
+        wait for wait in scene.waits if _is_read(wait) and wait.num_bytes < TENSOR_BYTES and not _is_upload(wait)
+    ]
     used, handled = _followed(scene, scalars)
     waits = [wait for wait in scene.waits if _is_log(wait) and not _is_upload(wait)]
     waits += [wait for wait in used if wait not in waits]
@@ -50,7 +56,8 @@ def logging(scene: Scene) -> Candidate | None:
     return Candidate(
         what=f"Logging in the step: {len(waits) / scene.num_steps:.3g} reads of device values a step",
         cause="synchronous logging: the value is waited for, and the thread that launches formats and writes it",
-        change="log every N steps, keep values on the device (loss.detach() into a list) and read them together, or log from a thread",
+        change="log every N steps, keep values on the device (loss.detach() into a list) and read them together, "
+        "or log from a thread",
         where=_place(waits) if waits else scene.where_host(spans),
         cure=Cure(
             host=joined(scene.time_of(spans), handled, scene.time_of(scene.outermost(_rows(waits), READ_SPANS))),
@@ -66,11 +73,14 @@ def logging(scene: Scene) -> Candidate | None:
 @rule("host-round-trip", order=19)
 def host_round_trip(scene: Scene) -> Candidate | None:
     """A tensor goes to the host, is computed on there, and comes back."""
-    waits, time = _followed(scene, [wait for wait in scene.waits if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES])
+    waits, time = _followed(
+        scene, [wait for wait in scene.waits if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES]
+    )
     if not waits:
         return None
     return Candidate(
-        what=f"{len(waits) / scene.num_steps:.3g} times a step a tensor goes to the host, is worked on there, and the device waits",
+        what=f"{len(waits) / scene.num_steps:.3g} times a step a tensor goes to the host, is worked on there, and "
+        "the device waits",
         cause="a round trip through the host: computation on CPU tensors in the middle of the step",
         change="keep it on the device: sample, mask and sort with CUDA tensors; move only what leaves the program",
         where=_place(waits),
@@ -103,7 +113,8 @@ def value_read(scene: Scene) -> Candidate | None:
     ops = sorted({name for wait in waits for name in wait.names if READS.search(name)})
     return Candidate(
         what=f"{len(waits) / scene.num_steps:.3g} times a step the host waits for a value from the device",
-        cause=f"synchronization: {', '.join(ops[:3]) or 'a copy to the host'} waits until everything launched so far is done",
+        cause=f"synchronization: {', '.join(ops[:3]) or 'a copy to the host'} waits until everything launched so "
+        "far is done",
         change="keep the value on the device (torch.where, masks, capturable optimizers), read it once after the step, "
         "or copy it with non_blocking=True and look at it a step later",
         where=_place(waits),
@@ -132,7 +143,8 @@ def synchronize(scene: Scene) -> Candidate | None:
     return Candidate(
         what=f"{len(waits) / scene.num_steps:.3g} explicit synchronizations a step",
         cause=f"{waits[0].names[0]}: the host stops until the device is done, then the device waits for the host",
-        change="remove torch.cuda.synchronize() from the loop; time with CUDA events, order streams with wait_stream or events",
+        change="remove torch.cuda.synchronize() from the loop; time with CUDA events, order streams with "
+        "wait_stream or events",
         where=_place(waits),
         cure=Cure(
             freed=np.array([wait.call for wait in waits], dtype=np.int64),
