@@ -27,8 +27,8 @@ def show(found: Difference, top: int) -> None:
     share = abs(found.delta_ms) / found.a_step_ms if found.a_step_ms else 0.0
     out.print(Text(f"A  {found.a}", style=DIM))
     out.print(Text(f"B  {found.b}", style=DIM))
-    head = f"B is {percent(share)} {word}: {found.a_step_ms:,.4g} → {found.b_step_ms:,.4g} ms a step "
-    f"({found.delta_ms:+,.3g} ms)"
+    moved = f"{found.a_step_ms:,.4g} → {found.b_step_ms:,.4g} ms a step ({found.delta_ms:+,.3g} ms)"
+    head = f"B is {percent(share)} {word}: {moved}"
     out.print(Text(head, style="bold red" if slower and share > 0.01 else "bold green"))
     out.print()
     shown = [change for change in found.changes if abs(change.delta_ms) > LEAST_FRAC * found.a_step_ms][:top]

@@ -233,8 +233,8 @@ def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Ma
     if findings:
         named = [finding.cause.split(":")[0].split(" (")[0] for finding in findings[:2]]
         share = min(1.0, sum(finding.expected_ms for finding in findings) / 1e3 / scene.unrecorded_step_s)
-        return f"{_capitalized(named[0])}{', and ' + named[1] if len(named) > 1 else ''}: {share:.0%} of the step "
-        "can be won back."
+        causes = _capitalized(", and ".join(named))
+        return f"{causes}: {share:.0%} of the step can be won back."
     busy = busy_ms / total_ms if total_ms else 0.0
     lost = scene.wiring.unexplained_s / scene.window.duration_s
     if lost > 0.1:

@@ -39,9 +39,10 @@ class WhatIf:
 def what_if(scene: Scene, changes: Sequence[str]) -> list[WhatIf]:
     """Each change alone, then all of them together.
 
-    ``kernel=REGEX:2x``, ``op=REGEX:2x`` and ``module=REGEX:2x`` make work faster, ``link=2x`` communication, ``pcie=2x``
-    copies over the host link, ``host=2x`` launching; ``overlap=communication`` or ``overlap=copies`` moves them beside the
-    rest; ``workers=4`` divides the data loader's time; ``remove=RULE`` applies what a rule would change, at its best.
+    ``kernel=REGEX:2x``, ``op=REGEX:2x`` and ``module=REGEX:2x`` make work faster, ``link=2x`` communication,
+    ``pcie=2x`` copies over the host link, ``host=2x`` launching; ``overlap=communication`` or ``overlap=copies`` moves
+    them beside the rest; ``workers=4`` divides the data loader's time; ``remove=RULE`` applies what a rule would
+    change, at its best.
     """
     cures = [(change, _cure(scene, change)) for change in changes]
     found = [_tried(scene, change, [cure]) for change, cure in cures]

@@ -1,0 +1,88 @@
+"""How good findings are: on causes that were planted, recorded, fixed and measured, named or not, and the gain held or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ridgeline.findings.explain import findings_of
+from ridgeline.findings.finding import Finding
+from ridgeline.findings.pricing import device_of
+from ridgeline.findings.scene import Scene
+from ridgeline.profiler.recordings import Planted
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "data loader": ("data-loader",),
+    "cpu affinity": ("cpu-affinity",),
+    "pageable copy": ("pageable-copies",),
+    "pinned copy on the compute stream": ("exposed-copies",),
+    "many small copies": ("small-copies",),
+    "synchronization": ("value-read", "synchronize"),
+    "synchronous logging": ("logging",),
+    "round trip through the host": ("host-round-trip",),
+    "host-bound": ("launch-bound", "tensor-loop"),
+    "unfused optimizer": ("unfused-optimizer",),
+    "small batch": ("micro-batches", "small-batch"),
+    "allocator": ("allocator",),
+    "garbage collection": ("garbage-collection",),
+    "graph break": ("graph-breaks",),
+    "recompilation": ("recompilation",),
+    "unfused pointwise chain": ("pointwise-chains",),
+    "fp32 matmul": ("tensor-cores-unused",),
+    "NCHW convolution": ("channels-first",),
+    "unfused attention": ("unfused-attention", "masked-attention"),
+    "padding": ("padding",),
+    "fp32 logits": ("logits",),
+    "misaligned sizes": ("misaligned-sizes",),
+    "index backward": ("index-backward",),
+    "dense embedding gradient": ("dense-embedding-gradient",),
+    "gradient memsets": ("zero-grad",),
+    "needless recompute": ("recompute",),
+    "weights cast every step": ("weight-casts",),
+    "weights streamed from the host": ("weight-streaming",),
+}
+"""The rules that name a planted cause."""
+GENERAL = ("launch-bound", "host-code")
+"""Rules that say the host is too slow: true of many fixed programs, and no mistake of the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One planted case: where its cause stands among the findings, and whether the interval held what the fix brought."""
+
+    case: str
+    cause: str
+    gain_ms: float
+    place: int | None  # 0 is first; None is not named
+    finding: Finding | None
+    still_named: bool  # the cause is named in the fixed run as well
+    others: tuple[tuple[str, float], ...]  # findings of the fixed run over 2 % of its step, with their share
+
+    @property
+    def named(self) -> bool:
+        return self.place is not None and self.place < 2
+
+    @property
+    def held(self) -> bool:
+        return self.finding is not None and self.finding.low_ms <= self.gain_ms <= self.finding.high_ms
+
+
+def score(case: Planted) -> Score:
+    """Explain a case's planted and fixed recordings."""
+    rules = NAMES.get(case.cause, ())
+    planted, fixed = (_findings(case, variant) for variant in ("planted", "fixed"))
+    place = next((i for i, finding in enumerate(planted) if finding.rule in rules), None)
+    return Score(
+        case.name,
+        case.cause,
+        case.gain_s * 1e3,
+        place,
+        planted[place] if place is not None else None,
+        any(finding.rule in rules and finding.step_frac > 0.02 for finding in fixed),
+        tuple((finding.rule, finding.step_frac) for finding in fixed if finding.step_frac > 0.02),
+    )
+
+
+def _findings(case: Planted, variant: str) -> Sequence[Finding]:
+    trace = case.trace(variant)
+    return findings_of(Scene(trace, device_of(trace)))

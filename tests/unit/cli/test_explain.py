@@ -1,0 +1,127 @@
+"""explain, diff and gate on the command line: a summary for people, JSON for programs, exit codes for builds."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+
+from ridgeline.cli.app import run
+from ridgeline.trace import Kind, TraceBuilder, write_chrome
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def _trace(loader_us: float = 3000.0, kernel_us: float = 200.0, title: str = "run"):
+    """Steps that wait for a loader and launch ten kernels; with a slow loader they wait for them as well."""
+    build = TraceBuilder(title)
+    now_us = 0.0
+
+    def add(name, start_us, us, **more):
+        return build.add(name, more.pop("lane", "host 1"), start_us * 1e-6, us * 1e-6, **more)
+
+    for step in range(4):
+        length = loader_us + 10 * kernel_us + (120 if loader_us > 100 else 20)
+        mark = add(f"ProfilerStep#{step}", now_us, length, kind=Kind.STEP, thread=1, step=step)
+        add(LOADER, now_us, loader_us, kind=Kind.DATALOADER, thread=1, parent=mark, step=step)
+        at = now_us + loader_us
+        for i in range(10):
+            call = add("cudaLaunchKernel", at + 8 * i, 4, kind=Kind.RUNTIME, thread=1, parent=mark, step=step)
+            add("nvjet_tst_128x256", at + 10 + i * (kernel_us + 1), kernel_us, kind=Kind.KERNEL, device=0, stream=7,
+                lane="GPU 0 stream 7", launch=call, step=step, op="aten::mm", module="model.body")  # fmt: skip
+        if loader_us > 100:
+            add("cudaDeviceSynchronize", at + 90, 10 * kernel_us, kind=Kind.RUNTIME, thread=1, parent=mark, step=step)
+        now_us += length
+    build.describe(devices=[{"name": "NVIDIA H200"}])
+    return build.build()
+
+
+@pytest.fixture
+def slow(tmp_path):
+    return str(write_chrome(_trace(), tmp_path / "slow.json"))
+
+
+@pytest.fixture
+def fast(tmp_path):
+    return str(write_chrome(_trace(loader_us=10.0), tmp_path / "fast.json"))
+
+
+def test_the_summary_begins_with_the_verdict_and_three_numbers(slow, capsys):
+    assert run(["explain", slow]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[1].startswith("Data loader")
+    assert re.search(r"[\d.]+ ms a step .* device busy .* to win back", lines[2])
+    assert any("num_workers" in line for line in lines)
+
+
+def test_the_json_is_json_and_nothing_else(slow, capsys):
+    assert run(["explain", slow, "--json", "--what-if", "workers=4"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["findings"][0]["rule"] == "data-loader"
+    assert document["totals"]["all"]["num_gpu_events"] == 40
+    assert document["what_if"][0]["after_ms"] < document["what_if"][0]["before_ms"]
+
+
+def test_a_healthy_run_has_no_findings(fast, capsys):
+    assert run(["explain", fast, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"] == []
+
+
+def test_files_are_written_where_asked(slow, tmp_path, capsys):
+    page, timeline = tmp_path / "r.html", tmp_path / "t.json"
+    assert run(["explain", slow, "--html", str(page), "--trace", str(timeline)]) == 0
+    assert "<!doctype html>" in page.read_text() and "critical path" in timeline.read_text()
+    capsys.readouterr()
+
+
+def test_diff_says_what_got_slower(slow, fast, capsys):
+    assert run(["diff", fast, slow]) == 0
+    out = capsys.readouterr().out
+    assert "slower" in out and "dataloader" in out
+    assert run(["diff", fast, slow, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert sum(change["delta_ms"] for change in document["changes"]) == pytest.approx(document["delta_ms"], abs=1e-6)
+
+
+def test_gate_fails_a_build_that_got_slower_and_passes_one_that_did_not(tmp_path, capsys):
+    for side, kernel_us in (("base", 200.0), ("same", 200.0), ("slow", 230.0)):
+        (tmp_path / side).mkdir()
+        for i in range(3):
+            write_chrome(_trace(10.0, kernel_us + 0.1 * i), tmp_path / side / f"{i}.json")
+    base, same, slow = (str(tmp_path / side) for side in ("base", "same", "slow"))
+    assert run(["gate", "--baseline", base, "--runs", same, "--max-regression", "3%"]) == 0
+    assert run(["gate", "--baseline", base, "--runs", slow, "--max-regression", "3%"]) == 1
+    assert "regression" in capsys.readouterr().out
+    assert run(["gate", "--baseline", base, "--runs", slow, "--max-regression", "0.3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["explain", "nowhere.json"],
+        ["diff", "nowhere.json", "nowhere.json"],
+        ["gate", "--baseline", "nowhere", "--runs", "nowhere"],
+        ["explain"],
+    ],
+)
+def test_misuse_is_one_line_and_exit_code_2(argv, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(argv) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_share_that_is_none_is_refused(slow, capsys):
+    assert run(["gate", "--baseline", slow, "--runs", slow, "--max-regression", "much"]) == 2
+    assert "3%" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path, capsys):
+    path = tmp_path / "x.json"
+    path.write_text("[1, 2")
+    assert run(["explain", str(path)]) in (0, 2)
+    shutil.copy(__file__, tmp_path / "y.json")
+    assert run(["explain", str(tmp_path / "y.json")]) == 2
+    assert "Traceback" not in capsys.readouterr().err

@@ -1,0 +1,91 @@
+"""Two runs are aligned by what they computed, and the changes add up to the difference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from stage import Stage, healthy
+
+from ridgeline.findings.diff import diff, exclusive_s, idle_by_cause, plain_op
+from ridgeline.findings.window import window_of
+from ridgeline.trace import Kind
+
+
+def _run(
+    *, softmax_us: float = 100.0, extra: int = 0, loader_us: float = 0.0, softmax: str = "softmax_a", modules=True
+):
+    stage = Stage()
+    for _ in range(3):
+        with stage.step():
+            if loader_us:
+                stage.host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", loader_us, Kind.DATALOADER)
+            healthy(stage, 8)
+            stage.kernel(softmax, softmax_us, op="aten::_softmax", module="model.head" if modules else "")
+            for _ in range(extra):
+                stage.kernel("elementwise", 20.0, op="aten::add", module="model.head" if modules else "")
+            if loader_us:
+                stage.wait()
+    return stage.trace()
+
+
+def _change(found, part: str):
+    return next(change for change in found.changes if part in change.key)
+
+
+@pytest.mark.parametrize(
+    "other", [{"softmax_us": 400.0}, {"extra": 12}, {"loader_us": 2000.0}, {"softmax": "softmax_b"}]
+)
+def test_the_changes_add_up_to_the_difference(other):
+    found = diff(_run(), _run(**other), idle_by_cause)
+    assert sum(change.delta_ms for change in found.changes) == pytest.approx(found.delta_ms, abs=1e-6)
+
+
+def test_slower_kernels_are_called_slower():
+    found = diff(_run(), _run(softmax_us=400.0), idle_by_cause)
+    assert found.changes[0].key.endswith("softmax") or "softmax" in found.changes[0].key
+    assert found.changes[0].delta_ms == pytest.approx(0.3, rel=0.01)
+    assert "slower kernels (100 µs → 400 µs)" in found.changes[0].why
+
+
+def test_more_kernels_are_called_more():
+    found = _change(diff(_run(extra=4), _run(extra=12), idle_by_cause), "add")
+    assert "more kernels (4 → 12 a step)" in found.why
+
+
+def test_other_kernels_for_the_same_op_are_named():
+    found = _change(diff(_run(), _run(softmax="softmax_b", softmax_us=300.0), idle_by_cause), "softmax")
+    assert "other kernels (softmax_a → softmax_b)" in found.why
+
+
+def test_idle_time_is_a_change_with_its_cause():
+    found = diff(_run(), _run(loader_us=2000.0), idle_by_cause)
+    assert _change(found, "dataloader").delta_ms > 1.0
+
+
+def test_runs_without_modules_are_aligned_by_op():
+    assert diff(_run(modules=False), _run(modules=False), idle_by_cause).aligned_by == "op"
+
+
+def test_a_run_is_no_different_from_itself():
+    found = diff(_run(), _run(), idle_by_cause)
+    assert found.delta_ms == 0 and max(abs(change.delta_ms) for change in found.changes) < 1e-9
+
+
+def test_no_moment_is_counted_twice():
+    stage = Stage()
+    with stage.step():
+        healthy(stage, 4)
+        stage.collective(500.0)
+        stage.copy("HtoD pinned", 1_000_000, 300.0, stream=9)
+        stage.kernel("other", 250.0, stream=11)
+        healthy(stage, 4)
+    trace = stage.trace()
+    rows = np.flatnonzero(trace.gpu)
+    owned_s = exclusive_s(trace, rows, window_of(trace))
+    assert owned_s.sum() == pytest.approx(trace.busy(trace.gpu).total / 1e9, abs=1e-9)
+    assert (owned_s >= 0).all() and (owned_s <= trace.duration_s[rows] + 1e-12).all()
+
+
+def test_spellings_of_an_op_meet():
+    assert plain_op("aten::addmm") == plain_op("matmul") == plain_op("aten::bmm")
+    assert plain_op("aten::_softmax") == "softmax"

@@ -1,0 +1,224 @@
+"""What is said of a run adds up, sorts, names its place, and stops where the trace stops."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from stage import Stage, healthy, rules_of
+
+from ridgeline.errors import FindingError, InputError
+from ridgeline.findings.critical import critical_path
+from ridgeline.findings.explanation import explained, summary_of
+from ridgeline.findings.kernelname import kernel_name
+from ridgeline.findings.whatif import what_if
+from ridgeline.journeys import annotated, explain
+from ridgeline.trace import Kind, TraceBuilder, read, write_chrome
+
+
+def _troubled() -> Stage:
+    stage = Stage()
+    for _ in range(3):
+        with stage.step():
+            stage.host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 4000, Kind.DATALOADER)
+            for _ in range(6):
+                stage.kernel("cutlass_80_simt_sgemm_128x64", 400.0, op="aten::mm", dtypes=["float"] * 2,
+                             shapes=[[2048, 1024], [1024, 1024]], module="model.layers.0")  # fmt: skip
+            with stage.span("aten::item"):
+                stage.wait()
+            with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
+                for _ in range(80):
+                    stage.kernel("vectorized_elementwise_kernel", 4.0, op="aten::add_", host_us=12.0)
+    return stage
+
+
+@pytest.fixture(scope="module")
+def troubled():
+    trace = _troubled().trace()
+    return explained(trace, [summary_of(trace)])
+
+
+def test_findings_are_sorted_and_sum_to_at_most_the_step(troubled):
+    gains = [finding.expected_ms for finding in troubled.findings]
+    assert len(gains) >= 3 and gains == sorted(gains, reverse=True)
+    assert sum(finding.high_ms for finding in troubled.findings) <= troubled.step_ms + 1e-9
+    assert all(0 <= finding.low_ms <= finding.high_ms for finding in troubled.findings)
+
+
+def test_no_span_is_evidence_of_two_findings(troubled):
+    rows = [row for finding in troubled.findings for row in finding.rows if finding.rule != "launch-bound"]
+    assert len(rows) == len(set(rows))
+
+
+def test_the_document_has_what_was_promised(troubled):
+    document = json.loads(json.dumps(troubled.to_dict(), allow_nan=False))
+    assert {"quality", "totals", "steps", "idle_causes", "findings"} <= document.keys()
+    keys = "total_ms busy_ms compute_ms exposed_comm_ms exposed_memcpy_ms idle_ms num_gpu_events".split()
+    assert list(document["totals"]["all"]) == keys and list(document["totals"]["linked"]) == keys
+    assert len(document["steps"]) == 3
+    for finding in document["findings"]:
+        assert {
+            "rule",
+            "version",
+            "what",
+            "where",
+            "cause",
+            "low_ms",
+            "high_ms",
+            "change",
+            "evidence",
+        } <= finding.keys()
+
+
+def test_a_finding_names_its_module(troubled):
+    found = next(finding for finding in troubled.findings if finding.rule == "tensor-cores-unused")
+    assert found.where.module == "model.layers.0" and "aten::mm" in str(found.where)
+    assert found.evidence[0]["times_a_step"] == 6
+
+
+def test_a_hidden_gain_shows_once_the_first_is_fixed():
+    stage = Stage()
+    for _ in range(3):
+        with stage.step():
+            stage.host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 9000, Kind.DATALOADER)
+            for _ in range(20):
+                stage.kernel("cutlass_80_simt_sgemm_128x64", 400.0, op="aten::mm")
+    found = {finding.rule: finding for finding in stage.findings()}
+    hidden = found["tensor-cores-unused"]
+    assert hidden.later_ms > 1.8 * hidden.high_ms
+
+
+def test_a_trace_without_device_work_is_answered():
+    build = TraceBuilder("host alone")
+    build.add("aten::add", "thread", 0.0, 1e-3, kind=Kind.OP, thread=1)
+    trace = build.build()
+    found = explained(trace, [summary_of(trace)])
+    assert found.findings == () and "No device work" in found.verdict
+
+
+def test_an_empty_trace_is_answered():
+    trace = TraceBuilder("empty").build()
+    assert explained(trace, [summary_of(trace)]).findings == ()
+
+
+def test_device_work_without_a_host_is_answered():
+    build = TraceBuilder("device alone")
+    for i in range(20):
+        build.add("kernel", "stream 7", i * 1e-3, 0.9e-3, kind=Kind.KERNEL, device=0, stream=7)
+    trace = build.build()
+    found = explained(trace, [summary_of(trace)])
+    assert found.replay.error_frac < 1e-6 and found.findings == ()
+
+
+def test_the_recorded_overhead_is_taken_out():
+    stage = Stage()
+    stage.facts = {"unprofiled_step_s": 0.7e-3}
+    for _ in range(3):
+        with stage.step():
+            for _ in range(60):
+                stage.kernel("nvjet_tst_64x8", 4.0, op="aten::mm", host_us=20.0)
+    scene = stage.scene()
+    assert scene.window.step_s > 1.1e-3
+    assert scene.step_s == pytest.approx(0.7e-3, rel=0.01)
+    assert 0.4 < scene.recorded_frac < 0.8
+
+
+def test_the_critical_path_is_as_long_as_the_run(troubled):
+    scene = troubled.scene
+    path = critical_path(scene.program, scene.base)
+    assert sum(link.duration_s for link in path) == pytest.approx(scene.base.end_s, abs=1e-9)
+    assert all(abs(a.end_s - b.start_s) < 1e-9 for a, b in zip(path, path[1:], strict=False))
+
+
+def test_what_if_says_what_is_left(troubled):
+    alone, both, together = what_if(troubled.scene, ["workers=4", "kernel=sgemm:4x"])
+    assert alone.after_ms < alone.before_ms and together.after_ms < min(alone.after_ms, both.after_ms)
+    assert both.saved_ms < both.touched_ms
+
+
+@pytest.mark.parametrize(
+    "change", ["kernel=sgemm", "nothing=2x", "kernel=[:2x", "workers=0", "remove=nothing", "op=zzz:2x"]
+)
+def test_a_change_that_cannot_be_read_says_so(troubled, change):
+    with pytest.raises(FindingError):
+        what_if(troubled.scene, [change])
+
+
+def test_the_annotated_trace_has_the_path_and_the_findings(troubled, tmp_path):
+    again = read(write_chrome(annotated(troubled), tmp_path / "a.json"), cache=False)
+    assert "critical path" in again.lanes()
+    assert sum(lane.startswith("finding ") for lane in again.lanes()) >= len(troubled.findings) - 1
+
+
+def _rank(rank: int, late_us: float, name: str = "ncclDevKernel_AllReduce_Sum") -> Stage:
+    """Ranks that meet in collectives: who comes early waits inside."""
+    stage = Stage(rank=rank)
+    for _ in range(3):
+        with stage.step():
+            for _ in range(4):
+                healthy(stage, 3)
+                stage.kernel("nvjet_tst_128x256", 100.0 + late_us, op="aten::mm")
+                stage.collective(200.0 + 800.0 - late_us, stream=7, name=name)
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("rule", "kernel"),
+    [
+        ("straggler", "ncclDevKernel_AllReduce_Sum"),
+        ("stage-imbalance", "ncclDevKernel_SendRecv"),
+        ("expert-imbalance", "ncclDevKernel_AllToAll"),
+    ],
+)
+def test_ranks_that_wait_are_told_for_whom(rule, kernel, tmp_path):
+    lateness = {"straggler": [0.0, 0.0, 0.0, 800.0]}.get(rule)
+    stages = [_rank(rank, late, kernel) for rank, late in enumerate(lateness or [0.0, 800.0, 0.0, 0.0])]
+    traces = [stage.trace() for stage in stages]
+    if rule != "straggler":  # the last to come changes from one collective to the next
+        traces = [_shuffled(rank, kernel) for rank in range(4)]
+    for rank, trace in enumerate(traces):
+        write_chrome(trace, tmp_path / f"rank{rank}.json")
+    found = explain(tmp_path)
+    assert len(found.ranks) == 4
+    assert rule in rules_of(list(found.findings))
+
+
+def _shuffled(rank: int, name: str):
+    stage = Stage(rank=rank)
+    for step in range(4):
+        with stage.step():
+            for i in range(4):
+                late = 800.0 if (step + i) % 4 == rank else 0.0
+                healthy(stage, 3)
+                stage.kernel("nvjet_tst_128x256", 100.0 + late, op="aten::mm")
+                stage.collective(200.0 + 800.0 - late, stream=7, name=name)
+    return stage.trace()
+
+
+def test_ranks_in_step_have_no_straggler(tmp_path):
+    for rank in range(3):
+        write_chrome(_rank(rank, 800.0).trace(), tmp_path / f"rank{rank}.json")
+    assert "straggler" not in rules_of(list(explain(tmp_path).findings))
+
+
+def test_a_folder_without_traces_says_so(tmp_path):
+    with pytest.raises(InputError, match="no trace"):
+        explain(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "precision"),
+    [
+        ("volta_sgemm_128x64_nn", "gemm", "fp32"),
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "gemm", "half"),
+        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_tn_align1>", "gemm", "tf32"),
+        ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16", "conv", "tf32"),
+        ("void cudnn::ops::nchwToNhwcKernel<float, float, float>", "layout", ""),
+        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, c10::BFloat16>", "softmax", ""),
+        ("void fbgemm_gpu::permute_2D_data_kernel<false, int>", "index", ""),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "communication", ""),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "pointwise", ""),
+    ],
+)
+def test_kernels_are_known_by_their_names(name, family, precision):
+    assert kernel_name(name) == (family, precision)

@@ -1,0 +1,135 @@
+"""The page of an explanation is one file, holds what was found, and draws itself in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from ridgeline.findings.explanation import explained, summary_of
+from ridgeline.trace import Kind, TraceBuilder
+from ridgeline.web.explain import render_explanation, write_explanation
+
+HOSTILE = "</script><img src=x onerror=alert(1)>'\"&\u2028"
+
+
+def _explanation(name: str = "cutlass_80_simt_sgemm_128x64"):
+    build = TraceBuilder(name)
+    build.describe(devices=[{"name": "NVIDIA H200"}])
+    now = 0.0
+    for step in range(3):
+        mark = build.add(f"ProfilerStep#{step}", "host", now, 12e-3, kind=Kind.STEP, thread=1, step=step)
+        build.add(
+            f"enumerate(DataLoader)#{name}.__next__",
+            "host",
+            now,
+            4e-3,
+            kind=Kind.DATALOADER,
+            thread=1,
+            parent=mark,
+            step=step,
+        )
+        for i in range(8):
+            at = now + 4e-3 + i * 20e-6
+            op = build.add("aten::mm", "host", at, 15e-6, kind=Kind.OP, thread=1, parent=mark, step=step)
+            call = build.add(
+                "cudaLaunchKernel", "host", at + 5e-6, 5e-6, kind=Kind.RUNTIME, thread=1, parent=op, step=step
+            )
+            facts = {"flops": 2e9, "read_bytes": 8_000_000, "written_bytes": 4_000_000}
+            build.add(name, "GPU 0 stream 7", now + 4.1e-3 + i * 0.9e-3, 0.89e-3, kind=Kind.KERNEL, device=0, stream=7,
+                      launch=call, step=step, op="aten::mm", module=f"model.{name}", extra=facts)  # fmt: skip
+        build.count("memory_bytes", now, 1e9 * (step + 1))
+        now += 12e-3
+    trace = build.build()
+    return explained(trace, [summary_of(trace)])
+
+
+@pytest.fixture(scope="module")
+def page():
+    return render_explanation(_explanation())
+
+
+def _data(page: str):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL).group(1))
+
+
+def test_the_page_loads_nothing_from_anywhere(page):
+    assert not re.findall(r"""(?:src|href|action)\s*=\s*["']?\s*(?:https?:)?//""", page)
+    assert not re.findall(r"@import|url\((?!#)|fetch\(|XMLHttpRequest|WebSocket|innerHTML|document\.write|eval\(", page)
+    assert "default-src &#x27;none&#x27;" in page
+
+
+def test_the_page_holds_findings_timeline_modules_roofline_and_memory(page):
+    data = _data(page)
+    assert [finding["rule"] for finding in data["findings"]][:1] == ["data-loader"]
+    assert {lane for lane, _ in data["timeline"]["lanes"]} == {"host thread 1", "GPU 0 stream 7"}
+    assert data["timeline"]["critical"] and data["modules"][0]["num"] == 8
+    assert data["roofline"]["dots"] and data["memory"][0]["points"]
+    assert sum(row["ms"] for row in data["modules"]) == pytest.approx(8 * 0.89, rel=1e-6)
+
+
+def test_hostile_names_cannot_leave_their_place():
+    page = render_explanation(_explanation(HOSTILE))
+    assert page.count("</script>") == 2
+    assert "<img" not in page
+
+
+def test_the_file_is_written(tmp_path):
+    found = replace(_explanation(), scene=None)
+    assert write_explanation(found, tmp_path / "r.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = shutil.which("chromium")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as p:
+        opened = p.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+def test_a_browser_draws_every_chart_without_an_error(browser, tmp_path):
+    for name in ("cutlass_80_simt_sgemm_128x64", HOSTILE):
+        path = write_explanation(_explanation(name), tmp_path / "r.html")
+        tab = browser.new_page(viewport={"width": 1280, "height": 900})
+        errors: list[str] = []
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.on("dialog", lambda dialog: errors.append("a name became markup"))
+        tab.goto(path.as_uri())
+        tab.wait_for_selector("html[data-drawn=yes]")
+        assert errors == []
+        assert tab.locator(".finding").count() >= 1
+        assert tab.locator("#flame rect").count() >= 3 and tab.locator("#steps rect").count() >= 3
+        assert tab.locator("#roofline circle").count() >= 1 and tab.locator("#memory path").count() == 1
+        assert tab.evaluate(_INKED) > 500
+        tab.close()
+
+
+def test_dragging_zooms_into_the_timeline_and_the_button_comes_back(browser, tmp_path):
+    path = write_explanation(_explanation(), tmp_path / "r.html")
+    tab = browser.new_page(viewport={"width": 1280, "height": 900})
+    tab.goto(path.as_uri())
+    tab.wait_for_selector("html[data-drawn=yes]")
+    canvas = tab.locator("#timeline")
+    canvas.scroll_into_view_if_needed()
+    box, before = canvas.bounding_box(), tab.evaluate(_PIXELS)
+    tab.mouse.move(box["x"] + 300, box["y"] + 40)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 500, box["y"] + 40)
+    tab.mouse.up()
+    assert tab.evaluate(_PIXELS) != before
+    tab.click("#zoom-out")
+    tab.mouse.move(5, 5)
+    assert tab.evaluate(_PIXELS) == before
+    tab.close()
+
+
+_INKED = """() => { const c = document.getElementById("timeline"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+  let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"""
+_PIXELS = """() => document.getElementById("timeline").toDataURL()"""
