@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ridgeline.cost.prediction import Prediction, Row
     from ridgeline.graph import Graph, load, save
     from ridgeline.hardware import Device, device, devices
-    from ridgeline.journeys import predict
+    from ridgeline.journeys import link, predict, profile
     from ridgeline.models import build, models
 
 __version__ = "0.1.0"
@@ -19,7 +19,7 @@ _ROOMS = {
     "ridgeline.cost.prediction": ("Prediction", "Row"),
     "ridgeline.graph": ("Graph", "load", "save"),
     "ridgeline.hardware": ("Device", "device", "devices"),
-    "ridgeline.journeys": ("predict",),
+    "ridgeline.journeys": ("link", "predict", "profile"),
     "ridgeline.models": ("build", "models"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
@@ -35,9 +35,11 @@ __all__ = [
     "decode_kwargs",
     "device",
     "devices",
+    "link",
     "load",
     "models",
     "predict",
+    "profile",
     "save",
     "spec",
 ]
