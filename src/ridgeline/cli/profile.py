@@ -121,6 +121,24 @@ def _show(trace: Trace, rows: list[OpRow], asked: Asked, counted: str) -> None:
     out.print(_table(rows, on, total_s))
     for note in trace.notes:
         out.print(Text(f"· {note}", style=draw.DIM))
-    out.print(
-        f"\ntrace: {asked.out}  (ui.perfetto.dev opens it; `ridgeline explain {asked.out}` says why and what to do)"
-    )
+    out.print(f"\ntrace: {asked.out}; ui.perfetto.dev opens it, and `ridgeline explain` says why and what to do")
+
+
+def _table(rows: list[OpRow], on: str, total_s: float) -> Table:
+    """Columns that nothing is known for are left out."""
+    cells: dict[str, list[str | Text]] = {
+        "op": [row.op for row in rows],
+        "module": [row.module for row in rows],
+        "line": [row.source for row in rows],
+        "n": [f"{row.num:,}" for row in rows],
+        "measured": [show_seconds(row.measured_s) for row in rows],
+        "share": [draw.percent(row.measured_s / total_s if total_s > 0 else 0.0) for row in rows],
+        "expected": ["" if row.expected_s is None else show_seconds(row.expected_s) for row in rows],
+        "of floor": ["" if row.floor_s is None else draw.ratio(row.measured_s, row.floor_s) for row in rows],
+    }
+    kept = [name for name in cells if any(cells[name])] or ["op"]
+    sides = ["left" if name in ("op", "module", "line") else "right" for name in kept]
+    made = draw.table(f"Where the {on}'s time went", *zip(kept, sides, strict=True))
+    for row in zip(*(cells[name] for name in kept), strict=True):
+        made.add_row(*row)
+    return made

@@ -348,6 +348,7 @@ class _Session:
             profile_memory=wanted.memory,
             schedule=None,
         )
+        self.with_stack = stack
         self.stack = ExitStack()
         self.sampler = Sampler() if wanted.power and not stack else None
         self.samples: Samples | None = None
@@ -369,11 +370,13 @@ class _Session:
         self.masks = Masks(models)
         self.profiler.start_trace()
         self.running = True
-        self.stack.enter_context(collections_marked())
+        if not self.with_stack:  # the stack's tracer must not meet Python code that runs inside a collection
+            self.stack.enter_context(collections_marked())
         self.num_modules = self.stack.enter_context(modules_marked(models)) if models else 0
         if self.sampler:
             self.sampler.start()
-        self._open_step()
+        if not self.with_stack:
+            self._open_step()
         self.began_s = time.perf_counter()
 
     def _open_step(self) -> None:
@@ -394,7 +397,8 @@ class _Session:
         self.running = False
         _synchronize()
         wall_s = time.perf_counter() - self.began_s
-        self._step.__exit__(None, None, None)
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
         self.stack.close()
         self.profiler.stop_trace()
         self.samples = self.sampler.stop() if self.sampler else None
