@@ -155,7 +155,7 @@ class Photos(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 def _photos(s: Setting, workers: int, one_core: bool = False) -> Program:
     side, crop, batch = s.pick(224, 48), s.pick(160, 32), s.pick(48, 4)
-    shape = s.shape(width=2048, layers=6, heads=16, causal=False)
+    shape = s.shape(width=1024, layers=16, heads=16, causal=False)
     model = s.place(lambda: nets.Vit(shape, crop))
     optimizer = _adamw(s, model)
     workers = min(workers, 2) if s.tiny else workers

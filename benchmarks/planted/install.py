@@ -1,4 +1,4 @@
-"""Puts the outcome of run.py where tests replay it from.
+"""Puts the outcome of run.py where tests replay it from; a later outcome replaces the cases it has.
 
 python benchmarks/planted/install.py OUT [OUT…] --into data/recordings/h200/planted
 """
@@ -8,11 +8,18 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import pickle
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+from ridgeline.trace.compact import packed, unpacked
+from ridgeline.trace.pickled import plain_data
+
 KEPT = ("median_s", "low_s", "high_s", "num")
+VARIANTS = ("planted", "fixed", "stack")
 
 
 def main() -> None:
@@ -26,31 +33,59 @@ def main() -> None:
     for outcome in args.outcomes:
         document = json.loads(gzip.decompress((outcome / "timings.json.gz").read_bytes()))
         environment = document["environment"]
-        traced = {name for name, fact in document["traced"].items() if fact["event"] == "done"}
-        cases |= {name: _row(name, document["timed"][name]) for name in document["timed"] if name in traced}
-        _extract(outcome / "traces.tar", args.into)
-    listing = {"environment": environment, "cases": list(cases.values())}
+        traced = _extract(outcome / "traces.tar", args.into)
+        cases |= {name: _row(name, fact) for name, fact in document["timed"].items() if name in traced}
+    listing = {"environment": environment, "cases": [cases[name] for name in sorted(cases)]}
     (args.into / "cases.json").write_text(json.dumps(listing, indent=1) + "\n", encoding="utf-8")
     print(f"{len(cases)} cases, {sum(f.stat().st_size for f in args.into.iterdir()) / 1e6:.1f} MB in {args.into}")
 
 
 def _row(name: str, fact: dict[str, Any]) -> dict[str, Any]:
-    steps = {variant: _rounded(fact[variant]) for variant in ("planted", "fixed")}
+    steps = {variant: {key: round(fact[variant][key], 7) for key in KEPT} for variant in ("planted", "fixed")}
     return {"name": name, "cause": fact["cause"], "change": fact["change"], **steps}
 
 
-def _rounded(measured: dict[str, Any]) -> dict[str, Any]:
-    return {key: round(measured[key], 7) for key in KEPT}
-
-
-def _extract(path: Path, into: Path) -> None:
+def _extract(path: Path, into: Path) -> set[str]:
+    """Traces go in without what identifies the machine; the names of the cases that have all of theirs."""
+    found: dict[str, set[str]] = {}
     with tarfile.open(path) as tar:
-        for member in tar.getmembers():
-            wanted = member.name.endswith(".json.xz") or member.name.startswith(("torch_trace/", "memory_snapshot"))
-            content = tar.extractfile(member) if wanted else None
-            if content is not None:
-                name = "compile_log.gz" if member.name.startswith("torch_trace/") else Path(member.name).name
-                (into / name).write_bytes(content.read())
+        for member in tar:
+            content = tar.extractfile(member)
+            if content is None:
+                continue
+            if member.name.endswith(".json.xz"):
+                name, variant = member.name.removesuffix(".json.xz").rsplit(".", 1)
+                (into / member.name).write_bytes(_anonymous(content.read(), member.name))
+                found.setdefault(name, set()).add(variant)
+            elif member.name == "memory_snapshot.pickle.gz":
+                (into / member.name).write_bytes(_short_paths(gzip.decompress(content.read())))
+    return {name for name, variants in found.items() if variants == set(VARIANTS)}
+
+
+def _anonymous(data: bytes, name: str) -> bytes:
+    document = unpacked(data, name)
+    events = document.pop("traceEvents")
+    for event in events:
+        event.get("args", {}).pop("kernel_file", None)
+    return packed({key: value for key, value in document.items() if key not in ("host_name", "trace_id")}, events)
+
+
+def _short_paths(data: bytes) -> bytes:
+    """The snapshot with files named from their package or folder on."""
+
+    def shorter(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: _short(inner) if key == "filename" else shorter(inner) for key, inner in value.items()}
+        return [shorter(inner) for inner in value] if isinstance(value, list) else value
+
+    return gzip.compress(pickle.dumps(shorter(plain_data(data, "snapshot")), protocol=4), 9, mtime=0)
+
+
+def _short(file: str) -> str:
+    for root in ("site-packages/", "dist-packages/", "benchmarks/"):
+        if root in file:
+            return ("benchmarks/" if root == "benchmarks/" else "") + file.split(root, 1)[1]
+    return file.rsplit("/", 1)[-1]
 
 
 if __name__ == "__main__":

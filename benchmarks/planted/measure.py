@@ -10,7 +10,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -193,8 +193,9 @@ def _profile(setting: Setting, program: Program, path: Path, active: int, stack:
     """Warm-up of one step under the profiler, then ``active`` marked steps, the device idle at their start."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if setting.cuda else [])
     plan = schedule(wait=0, warmup=1, active=active, repeat=1)
+    marks = nullcontext() if stack else _collections_marked()  # the stack's tracer must not meet code inside one
     with (
-        _collections_marked(),
+        marks,
         profile(
             activities=activities, schedule=plan, record_shapes=True, with_stack=stack, on_trace_ready=_saved(path)
         ) as recorder,

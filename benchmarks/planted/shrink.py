@@ -37,7 +37,6 @@ KEPT_ARGS = (
     "name",
     "labels",
     "sort_index",
-    "kernel_file",
     "kernel_backend",
 )
 KEPT_FRAMES = (
@@ -103,6 +102,8 @@ def _short_metrics(line: str) -> str:
     """The configuration is repeated in every compilation's metrics; it is left out."""
     head, _, text = line.partition("] {")
     entry = json.loads("{" + text)
+    if "compilation_metrics" not in entry:  # a backward pass has metrics of its own name
+        return line
     dropped = ("dynamo_config", "inductor_config", "functorch_config", "stack_trace", "graph_node_shapes")
     facts = {k: v for k, v in entry["compilation_metrics"].items() if v is not None and k not in dropped}
     return f"{head}] {json.dumps(entry | {'compilation_metrics': facts})}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ridgeline.findings.finding import Finding
     from ridgeline.graph import Graph, load, save
     from ridgeline.hardware import Device, device, devices
-    from ridgeline.journeys import diff, explain, gate, predict, what_if
+    from ridgeline.journeys import diff, explain, gate, link, predict, profile, what_if
     from ridgeline.models import build, models
 
 __version__ = "0.1.0"
@@ -25,7 +25,7 @@ _ROOMS = {
     "ridgeline.findings.diff": ("Difference",),
     "ridgeline.findings.explanation": ("Explanation",),
     "ridgeline.findings.finding": ("Finding",),
-    "ridgeline.journeys": ("diff", "explain", "gate", "predict", "what_if"),
+    "ridgeline.journeys": ("diff", "explain", "gate", "link", "predict", "profile", "what_if"),
     "ridgeline.models": ("build", "models"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
@@ -47,9 +47,11 @@ __all__ = [
     "diff",
     "explain",
     "gate",
+    "link",
     "load",
     "models",
     "predict",
+    "profile",
     "save",
     "spec",
     "what_if",

@@ -18,12 +18,14 @@ from ridgeline.models import build
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
     from ridgeline.cost.check import Check
     from ridgeline.findings.diff import Difference
     from ridgeline.findings.explanation import Explanation, Summary
     from ridgeline.findings.regression import Gate
     from ridgeline.findings.whatif import WhatIf
+    from ridgeline.profiler.recorder import Run
     from ridgeline.trace import Trace
 
     PathLike = str | os.PathLike[str]
@@ -164,3 +166,40 @@ def gate(baseline: PathLike, runs: PathLike, max_regression: float = 0.03) -> Ga
     from ridgeline.findings.regression import gate_runs
 
     return gate_runs(Path(baseline), Path(runs), max_regression)
+
+
+def profile(model: Any | Iterable[Any] | None = None, out: str | os.PathLike[str] | None = None, **wanted: Any) -> Run:
+    """Record a running program: ``with profile() as run:``, and ``run.step()`` after every step.
+
+    The warm-up is found from the step times and left out; ``steps`` steps are then recorded with shapes, module paths
+    (of ``model``, else of every model alive), source lines, power and clocks. ``run.trace`` is the result; its notes
+    say when the run was steady and what recording cost. ``wanted``: steps, warmup, max_warmup, shapes, lines, modules,
+    power, memory.
+    """
+    from ridgeline.profiler.recorder import Run, wanted_of
+
+    return Run(out, model, wanted_of(wanted))
+
+
+def link(trace: Trace, to: Graph | Prediction, on: str | Device | None = None) -> Trace:
+    """The trace with each kernel's node of the captured graph, its floor and its expected time beside the measured.
+
+    ``to`` is the graph of the same model and inputs (predicted on the device the trace names, or ``on``), or a
+    prediction of it.
+    """
+    from dataclasses import replace
+
+    from ridgeline.profiler.floors import device_of
+    from ridgeline.profiler.nodes import with_nodes
+
+    if isinstance(to, Graph):
+        device = on or device_of(trace)
+        if device is None:
+            raise InputError("the trace does not name a device that is known here: say which with on=…")
+        to = predict(to, on=device)
+    linked, matched = with_nodes(trace, to)
+    note = (
+        f"{matched.num_matched:,} of {matched.num_ops:,} ops found their node of {to.graph.name}: "
+        f"{matched.frac:.1%} of the device's time"
+    )
+    return replace(linked, notes=(*linked.notes, note))

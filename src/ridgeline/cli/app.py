@@ -231,3 +231,27 @@ def gate(
     from ridgeline.cli.gate import gate_and_show
 
     raise typer.Exit(gate_and_show(baseline, runs, max_regression, json))
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def profile(
+    target: Annotated[str, typer.Argument(help="Python script, or module with -m.")],
+    args: Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="The target is a module, as in python -m.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the trace goes.")] = Path("trace.json"),
+    steps: Annotated[int, typer.Option(min=1, help="Steps to record.")] = 3,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Steps to let pass; found by itself without.")] = None,
+    step_on: Annotated[str, typer.Option(help="Count calls of package.module:function as steps.")] = "",
+    lines: Annotated[bool, typer.Option(help="One more step with the Python stack, for source lines.")] = True,
+    power: Annotated[bool, typer.Option(help="Sample power and clocks beside the run.")] = True,
+    memory: Annotated[bool, typer.Option(help="Record every allocation.")] = False,
+    top: Annotated[int, typer.Option(min=0, help="Rows in the table.")] = 12,
+    json: Json = False,
+) -> None:
+    """Run a script and record its steady steps: shapes, modules, lines, power, with the recording's own cost."""
+    from ridgeline.cli.profile import Asked, profile_and_show
+
+    options = {"steps": steps, "warmup": warmup, "lines": lines, "power": power, "memory": memory}
+    code = profile_and_show(Asked(target, tuple(args or ()), module, out, step_on, options, top, json))
+    if code:
+        raise typer.Exit(code)

@@ -8,19 +8,24 @@ import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from ridgeline.errors import InputError
+from ridgeline.errors import InputError, nearest
+from ridgeline.profiler.floors import with_floors
+from ridgeline.profiler.lines import with_lines
 from ridgeline.profiler.marks import Masks, collections_marked, modules_marked, roots
 from ridgeline.profiler.sampler import Sampler, Samples
 from ridgeline.profiler.steady import LEAST_STEPS, Steady, steady
 from ridgeline.trace import Trace, read
+
+if TYPE_CHECKING:
+    from ridgeline.profiler.callback import StepCallback
 
 MAX_WARMUP = 60
 WATCHING, SETTLING, RECORDING, TRACING_LINES, DONE = "watching", "settling", "recording", "tracing lines", "done"
@@ -49,6 +54,15 @@ class Wanted:
             raise InputError(f"max_warmup is {self.max_warmup}: at least one step must pass to be timed")
 
 
+def wanted_of(options: dict[str, Any]) -> Wanted:
+    """What was asked for by name; an unknown name suggests the nearest."""
+    known = [field.name for field in fields(Wanted)]
+    for name in options:
+        if name not in known:
+            raise InputError(f"profile has no option {name!r}{nearest(name, known)}")
+    return Wanted(**options)
+
+
 class Run:
     """A recording. ``step()`` after every step; without steps, the whole block is one.
 
@@ -65,8 +79,8 @@ class Run:
         self.wanted = wanted or Wanted()
         self.models = [model] if isinstance(model, nn.Module) else list(model or ())
         self.file = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="ridgeline-")) / "trace.json"
-        if self.file.suffix == ".gz" or not self.file.parent.is_dir():
-            self._check_file()
+        self._lines = self.file.with_name(self.file.stem + ".lines.json")
+        self._check_file()
         self.state = BLOCK
         self.facts: dict[str, Any] = {}
         self.notes: list[str] = []
@@ -74,11 +88,14 @@ class Run:
         self._session: _Session | None = None
         self._trace: Trace | None = None
         self._num_left = 0
-        self._resolved: list[nn.Module] | None = None
 
     def _check_file(self) -> None:
         if not self.file.parent.is_dir():
             raise InputError(f"cannot write {self.file}: there is no folder {self.file.parent}")
+        if self.file.suffix != ".json":
+            raise InputError(f"{self.file}: a recording is written as JSON, give it a name that ends in .json")
+        for old in (self.file, self._lines):
+            old.unlink(missing_ok=True)  # what an earlier run left is not this run's
 
     # ---------------------------------------------------------------- the user's side
 
@@ -184,7 +201,7 @@ class Run:
     def _traced_lines(self) -> None:
         session = self._require()
         session.end()
-        session.export(self.file.with_name(self.file.stem + ".lines.json"), {})
+        session.export(self._lines, {})
         self._session = None
         self.state = DONE
 
@@ -217,9 +234,8 @@ class Run:
             self._session.begin(self._model_roots() if self.wanted.modules else [])
 
     def _model_roots(self) -> list[nn.Module]:
-        if self._resolved is None:
-            self._resolved = roots(self.models)
-        return self._resolved
+        """The models to name: those given, else those alive now; they may be made after the recording began."""
+        return roots(self.models)
 
     def _require(self) -> _Session:
         assert self._session is not None, f"no session in state {self.state}"
@@ -260,12 +276,18 @@ class Run:
                 "make more steps, or give warmup=0"
             )
         trace = read(self.file, cache=False)
-        lines = self.file.with_name(self.file.stem + ".lines.json")
-        if lines.exists():
-            from ridgeline.profiler.lines import with_lines
-
-            trace = with_lines(trace, read(lines, cache=False))
+        if self._lines.exists():
+            trace = with_lines(trace, read(self._lines, cache=False))
+        trace, coverage = with_floors(trace)
+        if coverage.num_kernels:
+            self.notes.append(f"{coverage.frac:.0%} of the device's time has a floor from the shapes of its ops")
         return replace(trace, notes=(*dict.fromkeys((*trace.notes, *self.notes)),))
+
+    def callback(self) -> StepCallback:
+        """For a Trainer's list of callbacks: it calls ``step`` by itself."""
+        from ridgeline.profiler.callback import StepCallback
+
+        return StepCallback(self)
 
 
 def _level_of(times_s: list[float], first: int) -> Steady | None:
@@ -326,6 +348,7 @@ class _Session:
             profile_memory=wanted.memory,
             schedule=None,
         )
+        self.with_stack = stack
         self.stack = ExitStack()
         self.sampler = Sampler() if wanted.power and not stack else None
         self.samples: Samples | None = None
@@ -347,11 +370,13 @@ class _Session:
         self.masks = Masks(models)
         self.profiler.start_trace()
         self.running = True
-        self.stack.enter_context(collections_marked())
+        if not self.with_stack:  # the stack's tracer must not meet Python code that runs inside a collection
+            self.stack.enter_context(collections_marked())
         self.num_modules = self.stack.enter_context(modules_marked(models)) if models else 0
         if self.sampler:
             self.sampler.start()
-        self._open_step()
+        if not self.with_stack:
+            self._open_step()
         self.began_s = time.perf_counter()
 
     def _open_step(self) -> None:
@@ -372,7 +397,8 @@ class _Session:
         self.running = False
         _synchronize()
         wall_s = time.perf_counter() - self.began_s
-        self._step.__exit__(None, None, None)
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
         self.stack.close()
         self.profiler.stop_trace()
         self.samples = self.sampler.stop() if self.sampler else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ridgeline.errors import InputError
 from ridgeline.profiler.recorder import Run
@@ -22,7 +22,7 @@ PATIENCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the program ended: its exit code, and its own traceback if it failed."""
+    """How the program ended: its exit code, its own traceback if it failed, and what its steps were counted by."""
 
     code: int
     failure: str
@@ -43,7 +43,7 @@ def run_script(target: str, args: Sequence[str], run: Run, *, module: bool = Fal
         stack.enter_context(steps.counting(step_on))
         stack.enter_context(run)
         code, failure = _execute(target, module)
-    return Ended(code, failure, steps.source or "nothing: the program is recorded whole")
+    return Ended(code, failure, steps.source)
 
 
 def _execute(target: str, module: bool) -> tuple[int, str]:
@@ -100,7 +100,7 @@ class _Steps:
             with _wrapped(step_on, lambda: self.tick(f"calls of {step_on}")):
                 yield
             return
-        handle = torch.optim.optimizer.register_optimizer_step_post_hook(lambda *event: self.tick("optimizer steps"))
+        handle = register_optimizer_step_post_hook(lambda *event: self.tick("optimizer steps"))
         try:
             with _batches(self._fetched):
                 yield
