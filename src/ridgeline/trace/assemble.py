@@ -33,6 +33,7 @@ def assembled(path: Path, gathered: Gathered, document: Document, rank: int | No
     """The trace of everything gathered from a file."""
     if not gathered.num_rows and document.num_lost:
         raise InputError(f"{path}: none of its events could be read; the file is damaged or not a trace")
+    gathered.settle()
     facts = document.own
     names = _without_addresses(gathered)
     kind = _kinds(gathered, names)
@@ -76,15 +77,11 @@ class _Places:
     """Which thread or stream each (process, thread) pair of the file is."""
 
     def __init__(self, gathered: Gathered, facts: Mapping[str, Any] | None) -> None:
-        self.pairs = [pair if isinstance(pair, tuple) else ("", "") for pair in gathered.places]
+        self.pairs = gathered.places
         self.labels = gathered.labels
         self.device = np.array([_number(pid) for pid, _ in self.pairs], dtype=np.int32)
         self.stream = np.array([_number(tid) for _, tid in self.pairs], dtype=np.int32)
-        keys: dict[tuple[str, str], int] = {}
-        self.thread = np.array(
-            [keys.setdefault((str(pid), str(tid)), len(keys)) for pid, tid in self.pairs], dtype=np.int32
-        )
-        self.threads = list(keys)
+        self.threads = list(self.pairs)
         self.own = _own_lanes(facts)
 
     def label(self, pid: str, tid: str) -> str:
@@ -110,10 +107,10 @@ def _rows(gathered: Gathered, names: Ids, kind: NDArray[np.int8], places: _Place
     num, more = gathered.num_rows, len(held.start)
     start, place = gathered.column("start", np.int64), gathered.column("place", np.int32)
     device, stream = _device_and_stream(gathered, kind, places)
-    thread = np.where(device < 0, places.thread[place] if num else np.zeros(0, np.int32), -1)
+    thread = np.where(device < 0, place, -1)
 
     def argument(name: str, absent: int = -1) -> Ints:
-        return np.concatenate((gathered.argument(name, absent, np.int64), np.full(more, absent, np.int64)))
+        return _longer(gathered.argument(name, absent, np.int64), more, absent)
 
     def words(name: str) -> Ids:
         return argument(name, 0).astype(np.int32)
@@ -167,7 +164,7 @@ def _device_and_stream(gathered: Gathered, kind: NDArray[np.int8], places: _Plac
 
 def _own_places(places: _Places, place: Ids) -> tuple[Ids, Ids, Ids]:
     """Device, stream and thread as our own writer noted them for each lane."""
-    lanes = [places.own.get((str(pid), str(tid)), {}) for pid, tid in places.pairs]
+    lanes = [places.own.get(pair, {}) for pair in places.pairs]
     found = [np.array([_whole(lane.get(key)) for lane in lanes], np.int32) for key in ("device", "stream", "thread")]
     return found[0][place], found[1][place], found[2][place]
 
@@ -178,6 +175,8 @@ def _whole(value: Any) -> int:
 
 def _derived(gathered: Gathered, ids: Ids, answer: Callable[[str], str]) -> Ids:
     """Words made from other words, each different one once."""
+    if not ids.any():
+        return ids
     different = np.unique(ids)
     texts = gathered.words.texts(different)
     table = {int(i): gathered.words[answer(text)] if text else 0 for i, text in zip(different, texts, strict=True)}
@@ -246,7 +245,7 @@ def _lanes(gathered: Gathered, rows: Rows, places: _Places, rank: int) -> tuple[
     """The lane's word and the rank of every row."""
     ranks = np.full(len(rows.start), rank, dtype=np.int32)
     if gathered.own:
-        lanes = [places.own.get(pair, {}) for pair in ((str(p), str(t)) for p, t in places.pairs)]
+        lanes = [places.own.get(pair, {}) for pair in places.pairs]
         place = gathered.column("place", np.int32)
         words = np.array([rows.words[str(lane.get("lane", ""))] for lane in lanes], dtype=np.int32)
         return words[place], np.array([_whole(lane.get("rank", 0)) for lane in lanes], np.int32)[place]
@@ -295,8 +294,11 @@ def _longer(column: Column, more: int, absent: float) -> Column:
 
 def _sizes(gathered: Gathered, name: str) -> Column:
     ids = gathered.argument(name, 0, np.int32)
-    different, inverse = np.unique(ids, return_inverse=True)
-    return np.asarray(triples(gathered.words.texts(different))[inverse])
+    rows = np.flatnonzero(ids)
+    different, inverse = np.unique(ids[rows], return_inverse=True)
+    column = np.full((len(ids), 3), -1, dtype=np.int32)
+    column[rows] = triples(gathered.words.texts(different))[inverse]
+    return column
 
 
 def _copies(rows: Rows) -> dict[str, Column]:
