@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ridgeline.errors import InputError
 from ridgeline.trace.allocations import Allocations, allocations_of
-from ridgeline.trace.columns import BAD_TIME, Ints, triples
+from ridgeline.trace.columns import BAD_TIME, Ints, instants_ns, ints, triples
 from ridgeline.trace.dialect import ELEMENT_BYTES, copy_of, kind_of
 from ridgeline.trace.events import Document
 from ridgeline.trace.gather import Gathered
@@ -39,7 +39,7 @@ def assembled(path: Path, gathered: Gathered, document: Document, rank: int | No
     kind = _kinds(gathered, names)
     places = _Places(gathered, facts)
     held = allocations_of(gathered, exact=document.exact)
-    rows = _rows(gathered, names, kind, places, held)
+    rows = _rows(gathered, names, kind, places, held, document.exact)
     stacks = link(rows, filled=gathered.own)
     rank = _rank(path, document) if rank is None else rank
     return _table(path, gathered, document, rows, stacks, places, held, rank)
@@ -102,7 +102,9 @@ def _number(value: Any) -> int:
     return int(found.group()) % (2**31) if found else 0
 
 
-def _rows(gathered: Gathered, names: Ids, kind: NDArray[np.int8], places: _Places, held: Allocations) -> Rows:
+def _rows(
+    gathered: Gathered, names: Ids, kind: NDArray[np.int8], places: _Places, held: Allocations, exact: bool
+) -> Rows:
     """What linking works on: the file's rows, then one for each allocation."""
     num, more = gathered.num_rows, len(held.start)
     start, place = gathered.column("start", np.int64), gathered.column("place", np.int32)
@@ -115,6 +117,9 @@ def _rows(gathered: Gathered, names: Ids, kind: NDArray[np.int8], places: _Place
     def words(name: str) -> Ids:
         return argument(name, 0).astype(np.int32)
 
+    correlation = argument("correlation")
+    if gathered.flows and "correlation" not in gathered.sparse:
+        correlation[:num] = _from_flows(gathered, exact=exact)
     if gathered.own:
         device, stream, thread = _own_places(places, place)
     ends = start + gathered.column("duration", np.int64)
@@ -128,7 +133,7 @@ def _rows(gathered: Gathered, names: Ids, kind: NDArray[np.int8], places: _Place
         thread=np.concatenate((thread, held.thread_of(places.threads))).astype(np.int32),
         device=np.concatenate((device, held.device)).astype(np.int32),
         stream=np.concatenate((stream, np.full(more, -1))).astype(np.int32),
-        correlation=argument("correlation"),
+        correlation=correlation,
         external=argument("external"),
         sequence=argument("sequence"),
         forward_thread=argument("forward_thread"),
@@ -140,6 +145,16 @@ def _rows(gathered: Gathered, names: Ids, kind: NDArray[np.int8], places: _Place
         launch=np.full(num + more, -1, dtype=np.int32),
         clock_ns=_clock_ns(starts, ends),
     )
+
+
+def _from_flows(gathered: Gathered, *, exact: bool) -> Ints:
+    """Correlations from arrows between events: an arrow begins, and ends, at the start of the span it belongs to."""
+    at = instants_ns([flow[4] for flow in gathered.flows], exact=exact).tolist()
+    number = {pair: i for i, pair in enumerate(gathered.places)}
+    keys = [(number.get((str(flow[2]), str(flow[3])), -1), when) for flow, when in zip(gathered.flows, at, strict=True)]
+    ids = dict(zip(keys, ints([flow[1] for flow in gathered.flows]).tolist(), strict=True))
+    place, start = gathered.column("place", np.int32).tolist(), gathered.column("start", np.int64).tolist()
+    return np.array([ids.get(key, -1) for key in zip(place, start, strict=True)], dtype=np.int64)
 
 
 def _clock_ns(start: Nanos, end: Nanos) -> int:

@@ -99,9 +99,9 @@ class DecodeError(Exception):
     """Text that is not a list of events."""
 
 
-def decoder(*, exact: bool, fast: bool = True, own: bool = False) -> Decode:
+def decoder(*, exact: bool, fast: bool = True, own: bool = False, flows: bool = True) -> Decode:
     """A function from ``[event, …]`` to events with the attributes of EVENT; ``exact`` keeps the text of ``ts``."""
-    return _typed(exact, _slots(own)) if fast and msgspec is not None else _plain(exact, _slots(own))
+    return _typed(exact, _slots(own), flows) if fast and msgspec is not None else _plain(exact, _slots(own))
 
 
 def text_of(value: Any) -> str:
@@ -132,7 +132,7 @@ _SKIPPED = "tCnNODPRSTpFcvV()"
 INSTANT = frozenset(("addr", "size", "device_type", "device_id", "allocated", "reserved"))
 
 
-def _typed(exact: bool, slots: Mapping[str, str]) -> Decode:
+def _typed(exact: bool, slots: Mapping[str, str], flows: bool) -> Decode:
     """A type for each phase, so that an event costs no more than what is read of it."""
     raw = msgspec.Raw | msgspec.UnsetType
     sorts = {
@@ -151,7 +151,7 @@ def _typed(exact: bool, slots: Mapping[str, str]) -> Decode:
     }
 
     def event(phase: str) -> Any:
-        names, sort = _PHASES.get(phase, ((), ""))
+        names, sort = _PHASES.get(phase, ((), "")) if flows or phase not in "sf" else ((), "")
         kinds = {"args": (args[sort] | None, None)} if sort else {}
         kinds |= {"ts": (raw, UNSET)} if exact and phase in "XBbEe" else {}
         fields = [(name, *kinds.get(name, (Any, EVENT[name]))) for name in names]

@@ -34,6 +34,7 @@ class Document:
     counters: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # (ns, value)
     exact: bool = False  # ``ts`` comes as text
     num_lost: int = 0
+    linked: bool = False  # launches carry correlations: flows need not be read any more
     closed: bool = False  # the end of the list was seen
     truncated: str = ""  # why the file ends early, if it does
 
@@ -53,12 +54,15 @@ def event_batches(path: Path, blocks: Blocks, document: Document, *, fast: bool 
     stream = iter(blocks)
     buffer = _opened(path, stream, document)
     document.exact = _needs_text(buffer)
-    decode = decoder(exact=document.exact, fast=fast, own=document.own is not None)
-    pieces, held = [buffer], len(buffer)
+    own = document.own is not None
+    decode = decoder(exact=document.exact, fast=fast, own=own)
+    pieces, held, flows = [buffer], len(buffer), True
     for block in stream:
         cut = _last_boundary(block)
         if cut:
             yield from _batch(b"".join((b"[", *pieces, memoryview(block)[: cut[0]], b"]")), decode, document)
+            if document.linked and flows:
+                decode, flows = decoder(exact=document.exact, fast=fast, own=own, flows=False), False
             pieces = [block[cut[1] :]]
             held = len(pieces[0])
         else:

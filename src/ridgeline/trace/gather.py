@@ -26,7 +26,7 @@ READ_DEVICE = (
     "external", "correlation", "device", "stream", "bytes", "grid", "block", "registers", "shared_bytes", "occupancy",
     "collective", "group", "dtype", *_NUMBERS, "graph_node", "wait_stream", "wait_event",
 )  # fmt: skip
-READ_RUNTIME = ("external", "correlation")
+READ_RUNTIME = ("correlation",)
 READ_HOST = (
     "external", "sequence", "forward_thread", "shapes", "dtypes", "strides", "stack", "hierarchy", "flops",
     "collective", "group", "dtype", *_NUMBERS,

@@ -27,6 +27,7 @@ def read_kineto(path: Path, *, fast: bool = True, rank: int | None = None) -> Tr
             for batch in event_batches(path, blocks, document, fast=fast):
                 gathered.own = document.own is not None
                 gathered.take(batch, exact=document.exact)
+                document.linked = "correlation" in gathered.sparse
                 if gathered.num_rows > MAX_SPANS:
                     document.truncated = f"reading stopped after {MAX_SPANS:,} spans"
                     break
