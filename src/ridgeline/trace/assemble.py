@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ridgeline.errors import InputError
 from ridgeline.trace.allocations import Allocations, allocations_of
-from ridgeline.trace.columns import BAD_TIME, Ints, instants_ns, ints, triples
+from ridgeline.trace.columns import BAD_TIME, MAX_NS, Ints, instants_ns, ints, triples
 from ridgeline.trace.dialect import ELEMENT_BYTES, copy_of, kind_of
 from ridgeline.trace.events import Document
 from ridgeline.trace.gather import Gathered
@@ -226,8 +226,8 @@ def _table(
     extra = _extra(gathered, rows, stacks, held)
     base_ns = document.head.get("baseTimeNanoseconds")
     own_origin = facts.get("origin_ns")
-    base_ns = base_ns if isinstance(base_ns, int) and abs(base_ns) < 2**62 else 0
-    if isinstance(own_origin, int):  # our files count from their own origin
+    base_ns = base_ns if isinstance(base_ns, int) and abs(base_ns + origin) < MAX_NS else 0
+    if isinstance(own_origin, int) and abs(own_origin) < MAX_NS:  # our files count from their own origin
         base_ns, origin = own_origin, 0
     return from_columns(
         str(facts.get("title") or path.name),

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from ridgeline.trace.decode import UNSET, text_of
 
 Ints = NDArray[np.int64]
-#: Beyond 292 years a count of nanoseconds no longer fits.
-_MAX_US = 9.2e15
+#: Later than the year 2096 nothing has been recorded; sums and differences of times within it fit 64 bits.
+MAX_NS = 4 * 10**18
+_MAX_US = MAX_NS / 1e3
+_MAX_DURATION_NS = 10**18
 #: A clock above this many microseconds since 1970 (the year 5138) counts nanoseconds.
 _NS_CLOCK = 1e17
 BAD_TIME = np.iinfo(np.int64).min
@@ -110,7 +112,8 @@ def instants_ns(values: Sequence[Any], *, exact: bool) -> Ints:
     if exact:
         return np.array([_exact_ns(value) for value in values], dtype=np.int64)
     if any(isinstance(value, int) and value > _NS_CLOCK for value in values[:1]):
-        return ints(values, BAD_TIME)
+        whole = ints(values, BAD_TIME)
+        return np.where(np.abs(whole) < MAX_NS, whole, BAD_TIME)
     column = _numbers(values)
     good = np.isfinite(column) & (np.abs(column) < _MAX_US)
     column = np.where(good, column, 0.0)
@@ -146,7 +149,7 @@ def _decoded(value: Any) -> str:
 def durations_ns(values: Sequence[Any], *, in_ns: bool) -> Ints:
     """Microseconds (or nanoseconds) in whole nanoseconds; absent and negative ones are 0."""
     scaled = np.rint(np.nan_to_num(_numbers(values), nan=0.0) * (1.0 if in_ns else 1000.0))
-    return np.clip(scaled, 0, 9.2e18).astype(np.int64)
+    return np.clip(scaled, 0, _MAX_DURATION_NS).astype(np.int64)
 
 
 def triples(texts: Iterable[str]) -> NDArray[np.int32]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ridgeline.trace.assemble import assembled
 from ridgeline.trace.blocks import blocks_of
-from ridgeline.trace.columns import BAD_TIME, instants_ns
+from ridgeline.trace.columns import BAD_TIME, instants_ns, is_given
 from ridgeline.trace.decode import event_of
 from ridgeline.trace.events import Document, event_batches
 from ridgeline.trace.gather import Gathered
@@ -59,4 +59,6 @@ def _elapsed_us(start: Any, end: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    return str(value) if isinstance(value, (int, float, str)) else bytes(value).decode("utf-8", "replace")
+    if isinstance(value, (int, float, str)):
+        return str(value)
+    return bytes(value).decode("utf-8", "replace") if is_given(value) else ""
