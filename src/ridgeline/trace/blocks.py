@@ -12,7 +12,8 @@ from typing import IO, Protocol
 
 from ridgeline.errors import InputError
 
-BLOCK_BYTES = 8 << 20
+#: Events of a block, once read, fit into a processor's cache: larger blocks are slower.
+BLOCK_BYTES = 2 << 20
 _GZIP, _ZIP, _SQLITE = b"\x1f\x8b", b"PK\x03\x04", b"SQLite format 3\x00"
 _DAMAGE = (EOFError, OSError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError)
 

@@ -103,6 +103,11 @@ def idle_places(trace: Trace, limit: int = 200) -> list[Cause]:
 
 def pieces_of(trace: Trace) -> Pieces:
     """Every stretch in which no kernel computes, cut by cause."""
+    found: Pieces = trace.keep("pieces", lambda: _pieces_of(trace))
+    return found
+
+
+def _pieces_of(trace: Trace) -> Pieces:
     parts: list[Pieces] = []
     arrived = _arrived(trace)
     for rank in trace.ranks():

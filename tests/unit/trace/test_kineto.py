@@ -77,7 +77,7 @@ def test_kinds_come_from_categories_and_names(tmp_path, fast):
 
 
 @pytest.mark.parametrize(
-    "dialect", ["of_2021", "in_nanoseconds", "as_pairs", "of_rocm", "of_mtia", "absolute_decimals"]
+    "dialect", ["of_2021", "in_nanoseconds", "as_pairs", "of_rocm", "of_mtia", "absolute_decimals", "with_arrows"]
 )
 def test_dialects_agree_on_totals_and_links(tmp_path, fast, dialect):
     plain = _read(tmp_path, dialects.modern(), fast=fast)
