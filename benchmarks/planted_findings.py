@@ -26,7 +26,8 @@ def main() -> None:
     specific = [(found.case, rule) for found in scores for rule, _ in found.others if rule not in GENERAL]
     print(f"\n{len(scores)} cases: {named} named first or second, {held} intervals held ({held / len(scores):.0%}).")
     print(f"Findings of fixed runs over 2 % of the step: {sum(len(found.others) for found in scores)}, of which")
-    print(f"{len(specific)} name more than a slow host: {', '.join(f'{rule} in {case}' for case, rule in specific) or 'none'}.")
+    listed = ", ".join(f"{rule} in {case}" for case, rule in specific) or "none"
+    print(f"{len(specific)} name more than a slow host: {listed}.")
 
 
 def _row(found: Score) -> str:

@@ -1,4 +1,4 @@
-"""Causes planted in real programs on an H200: named first or second, the gain within its interval, gone with the fix."""
+"""Causes planted in programs on an H200: named first or second, the gain within its interval, gone with the fix."""
 
 from __future__ import annotations
 

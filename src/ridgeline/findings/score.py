@@ -1,4 +1,4 @@
-"""How good findings are: on causes that were planted, recorded, fixed and measured, named or not, and the gain held or not."""
+"""How good findings are: on causes that were planted, recorded and fixed, named or not, and the gain held or not."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ GENERAL = ("launch-bound", "host-code")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One planted case: where its cause stands among the findings, and whether the interval held what the fix brought."""
+    """One planted case: where its cause stands among the findings, and whether the interval held the realized gain."""
 
     case: str
     cause: str

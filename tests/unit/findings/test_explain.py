@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from stage import Stage, healthy, rules_of
@@ -127,7 +128,7 @@ def test_the_critical_path_is_as_long_as_the_run(troubled):
     scene = troubled.scene
     path = critical_path(scene.program, scene.base)
     assert sum(link.duration_s for link in path) == pytest.approx(scene.base.end_s, abs=1e-9)
-    assert all(abs(a.end_s - b.start_s) < 1e-9 for a, b in zip(path, path[1:], strict=False))
+    assert all(abs(a.end_s - b.start_s) < 1e-9 for a, b in pairwise(path))
 
 
 def test_what_if_says_what_is_left(troubled):

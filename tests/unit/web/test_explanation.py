@@ -94,21 +94,21 @@ def browser():
         opened.close()
 
 
-def test_a_browser_draws_every_chart_without_an_error(browser, tmp_path):
-    for name in ("cutlass_80_simt_sgemm_128x64", HOSTILE):
-        path = write_explanation(_explanation(name), tmp_path / "r.html")
-        tab = browser.new_page(viewport={"width": 1280, "height": 900})
-        errors: list[str] = []
-        tab.on("pageerror", lambda error: errors.append(str(error)))
-        tab.on("dialog", lambda dialog: errors.append("a name became markup"))
-        tab.goto(path.as_uri())
-        tab.wait_for_selector("html[data-drawn=yes]")
-        assert errors == []
-        assert tab.locator(".finding").count() >= 1
-        assert tab.locator("#flame rect").count() >= 3 and tab.locator("#steps rect").count() >= 3
-        assert tab.locator("#roofline circle").count() >= 1 and tab.locator("#memory path").count() == 1
-        assert tab.evaluate(_INKED) > 500
-        tab.close()
+@pytest.mark.parametrize("name", ["cutlass_80_simt_sgemm_128x64", HOSTILE], ids=["plain", "hostile"])
+def test_a_browser_draws_every_chart_without_an_error(browser, tmp_path, name):
+    path = write_explanation(_explanation(name), tmp_path / "r.html")
+    tab = browser.new_page(viewport={"width": 1280, "height": 900})
+    errors: list[str] = []
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("dialog", lambda dialog: errors.append("a name became markup"))
+    tab.goto(path.as_uri())
+    tab.wait_for_selector("html[data-drawn=yes]")
+    assert errors == []
+    assert tab.locator(".finding").count() >= 1
+    assert tab.locator("#flame rect").count() >= 3 and tab.locator("#steps rect").count() >= 3
+    assert tab.locator("#roofline circle").count() >= 1 and tab.locator("#memory path").count() == 1
+    assert tab.evaluate(_INKED) > 500
+    tab.close()
 
 
 def test_dragging_zooms_into_the_timeline_and_the_button_comes_back(browser, tmp_path):
@@ -130,6 +130,6 @@ def test_dragging_zooms_into_the_timeline_and_the_button_comes_back(browser, tmp
     tab.close()
 
 
-_INKED = """() => { const c = document.getElementById("timeline"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
-  let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"""
+_INKED = """() => { const c = document.getElementById("timeline"), g = c.getContext("2d");
+  const d = g.getImageData(0, 0, c.width, c.height).data; let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"""
 _PIXELS = """() => document.getElementById("timeline").toDataURL()"""
