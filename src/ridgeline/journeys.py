@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from os import PathLike as PathLikeType
 from pathlib import Path
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ridgeline.cost.check import Check
+    from ridgeline.cost.prediction import Span
     from ridgeline.findings.diff import Difference
     from ridgeline.findings.explanation import Explanation, Summary
     from ridgeline.findings.regression import Gate
     from ridgeline.findings.whatif import WhatIf
     from ridgeline.profiler.recorder import Run
-    from ridgeline.trace import Trace
+    from ridgeline.trace import Trace, TraceBuilder
 
     PathLike = str | os.PathLike[str]
 
@@ -67,19 +68,44 @@ def timeline(prediction: Prediction, max_spans: int = 300_000) -> Trace:
     from ridgeline.trace import TraceBuilder
 
     trace = TraceBuilder(name=f"{prediction.graph.name} on {prediction.device.name}, {prediction.execution}, predicted")
+    trace.describe(devices=[{"name": prediction.device.name}])
     called_s, end_s = list[float](), 0.0
     spans = prediction.spans()
-    for span in islice(spans, max_spans):
-        trace.add(span.name, span.lane, span.start_s, span.duration_s, module=span.module, op=span.op, phase=span.phase)
-        end_s = max(end_s, span.start_s + span.duration_s)
-        if span.lane == "host":
-            called_s.append(span.start_s)
+    for call, kernels in _launched(islice(spans, max_spans)):
+        row = _add_span(trace, call, -1) if call else -1
+        called_s += [call.start_s] if call else []
+        for span in kernels:
+            _add_span(trace, span, row)
+        end_s = max([end_s, *(span.start_s + span.duration_s for span in (call, *kernels) if span)])
     if next(spans, None) is not None:
         trace.note(f"the first {max_spans:,} spans of the step; the rest are left out")
         return trace.build()
     for at_s, live_bytes in memory_curve(prediction, called_s, end_s):
         trace.count("memory_bytes", at_s, live_bytes)
     return trace.build()
+
+
+def _launched(spans: Iterable[Span]) -> Iterator[tuple[Span | None, list[Span]]]:
+    """Predicted spans by call: a line's kernels come before the host time that launches them, if it takes any."""
+    waiting = list[Any]()
+    for span in spans:
+        if span.lane == "host":
+            same = waiting[-1:] if waiting and waiting[-1].op == span.op and waiting[-1].module == span.module else []
+            for other in waiting[: len(waiting) - len(same)]:
+                yield None, [other]
+            yield span, same
+            waiting = []
+        else:
+            waiting.append(span)
+    for other in waiting:
+        yield None, [other]
+
+
+def _add_span(trace: TraceBuilder, span: Span, launch: int) -> int:
+    start_s, duration_s = span.start_s, span.duration_s
+    return trace.add(
+        span.name, span.lane, start_s, duration_s, module=span.module, op=span.op, phase=span.phase, launch=launch
+    )
 
 
 def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | None = None) -> Explanation:

@@ -32,7 +32,11 @@ def show(found: Difference, top: int) -> None:
     out.print(Text(head, style="bold red" if slower and share > 0.01 else "bold green"))
     out.print()
     shown = [change for change in found.changes if abs(change.delta_ms) > LEAST_FRAC * found.a_step_ms][:top]
-    changes_table(shown, f"Aligned by {found.aligned_by} ({percent(found.matched_frac)} of the time matches)")
+    aligned = f"Aligned by {found.aligned_by} ({percent(found.matched_frac)} of the time matches)"
+    if shown:
+        changes_table(shown, aligned)
+    else:
+        out.print(Text(f"{aligned}: no change above {percent(LEAST_FRAC)} of the step", style=DIM))
     rest_ms = found.delta_ms - sum(change.delta_ms for change in shown)
     out.print(Text(f"everything else: {rest_ms:+,.3g} ms", style=DIM))
     for note in found.notes:

@@ -105,7 +105,8 @@ def _calls(trace: Trace, window: Window, work_mask: Mask) -> _Calls:
     marks_ns = np.array([window.start_ns, *window.marks_ns, window.host_end_ns], dtype=np.int64)
     main = _main_thread(trace, rows)
     row = np.concatenate((np.full(len(marks_ns), NONE), rows))
-    start_ns = np.concatenate((marks_ns, trace.start_ns[rows]))
+    launched_ns = np.where(trace.of_kind(Kind.RUNTIME)[rows], trace.start_ns[rows], trace.end_ns[rows])
+    start_ns = np.concatenate((marks_ns, launched_ns))  # an op of a predicted run launches when it is done
     end_ns = np.concatenate((marks_ns, trace.end_ns[rows]))
     thread = np.concatenate((np.full(len(marks_ns), main), trace.thread[rows]))
     order = np.argsort(start_ns, kind="stable")

@@ -130,6 +130,10 @@ def test_dragging_zooms_into_the_timeline_and_the_button_comes_back(browser, tmp
     tab.close()
 
 
-_INKED = """() => { const c = document.getElementById("timeline"), g = c.getContext("2d");
-  const d = g.getImageData(0, 0, c.width, c.height).data; let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"""
+_INKED = """() => {
+  const c = document.getElementById("timeline"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+  let n = 0;
+  for (let i = 3; i < d.length; i += 4) n += d[i] > 0;
+  return n;
+}"""
 _PIXELS = """() => document.getElementById("timeline").toDataURL()"""

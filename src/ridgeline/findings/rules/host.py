@@ -20,6 +20,7 @@ LOSS_BACKWARD = (
     r"^autograd::engine::evaluate_function: (NllLoss|CrossEntropy|MseLoss|L1Loss|SmoothL1|HuberLoss|BinaryCross|KlDiv)"
 )
 MANY_PASSES, PASS_WORKS = 6, 10
+RECORDED = ("the recording itself slows the host: the share without it may be smaller",)
 GENERAL_FRAC = 0.05
 """Of the step: what no specific rule explains is worth a sentence from here on."""
 GRAPH_HOST_FRAC = 0.1
@@ -210,7 +211,7 @@ def launch_bound(scene: Scene) -> Candidate | None:
         cure=Cure(host=scene.launching, host_best=GRAPH_HOST_FRAC, host_worst=0.5),
         evidence=scene.evidence(kernels),
         spans=tuple(scene.rows[kernels[:200]].tolist()),
-        unchecked=("the recording itself slows the host: the share without it may be smaller",),
+        unchecked=RECORDED if scene.of_kind(Kind.RUNTIME).any() and scene.recorded_frac == 1.0 else (),
         least_frac=GENERAL_FRAC,
     )
 
