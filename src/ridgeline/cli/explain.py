@@ -109,9 +109,9 @@ def _numbers(out: Console, found: Explanation) -> None:
     line = Text("  ")
     steps = f" (mean of {found.replay.num_steps})" if found.replay.num_steps > 1 else ""
     for value, label in (
-        (f"{found.step_ms:,.4g} ms", f"a step{steps}"),
+        (f"{_short(found.step_ms, 4)} ms", f"a step{steps}"),
         (percent(found.busy_frac), "device busy"),
-        (f"{found.recoverable_ms:,.3g} ms", f"to win back ({percent(won)})"),
+        (f"{_short(found.recoverable_ms)} ms", f"to win back ({percent(won)})"),
     ):
         line.append(value, style="bold")
         line.append(f" {label}    ", style=DIM)
@@ -132,7 +132,7 @@ def _findings(out: Console, found: Explanation, top: int) -> None:
 
 def _finding(out: Console, number: int, finding: Finding) -> None:
     head = Text(f"{number:2d}. ", style="bold")
-    head.append(f"{finding.low_ms:,.3g} to {finding.high_ms:,.3g} ms", style="bold yellow")
+    head.append(f"{_short(finding.low_ms)} to {_short(finding.high_ms)} ms", style="bold yellow")
     head.append(f"  {finding.what}", style="bold")
     out.print(head)
     lines = Table.grid(padding=(0, 1, 0, 0))
@@ -143,10 +143,15 @@ def _finding(out: Console, number: int, finding: Finding) -> None:
     out.print(Padding(lines, (0, 0, 1, 4)))
 
 
+def _short(value: float, num_digits: int = 3) -> str:
+    """Digits that matter, never an exponent."""
+    return f"{value:,.0f}" if value >= 10**num_digits else f"{value:.{num_digits}g}"
+
+
 def _more(finding: Finding) -> list[tuple[str, str]]:
     more = []
     if finding.later_ms > 1.5 * finding.high_ms:
-        more.append(("later", f"up to {finding.later_ms:,.3g} ms once the findings above are fixed"))
+        more.append(("later", f"up to {_short(finding.later_ms)} ms once the findings above are fixed"))
     if finding.unchecked:
         more.append(("unchecked", "; ".join(finding.unchecked)))
     return more

@@ -29,13 +29,19 @@ class _Weighed:
     best_s: float
     worst_s: float
 
+    @property
+    def expected_s(self) -> float:
+        """The middle of the interval."""
+        trusted = trust(self.rule.name)
+        return (trusted.low * self.worst_s + trusted.high * self.best_s) / 2
+
 
 def findings_of(scene: Scene, chosen: Iterable[Rule] | None = None) -> list[Finding]:
     """What to change, most valuable first; together they bring at most the step."""
     if not scene.program.num_works:
         return []
     weighed = [_weighed(scene, rule, candidate) for rule, candidate in _claimed(scene, chosen)]
-    weighed.sort(key=lambda found: -(found.best_s + found.worst_s))
+    weighed.sort(key=lambda found: -found.expected_s)
     return _summed(scene, weighed)
 
 
@@ -73,7 +79,7 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         if matters and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s, left_s = so_far | found.best, min(before_s, after_s), left_s - finding.high_ms / 1e3
-    return made
+    return sorted(made, key=lambda finding: -finding.expected_ms)
 
 
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float, left_s: float) -> Finding:

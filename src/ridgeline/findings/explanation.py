@@ -10,6 +10,7 @@ import numpy as np
 
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
+from ridgeline.findings.floors import Gap, gaps_of
 from ridgeline.findings.pricing import device_of
 from ridgeline.findings.scene import Scene
 from ridgeline.hardware import Device
@@ -22,6 +23,8 @@ from ridgeline.trace.table import Trace
 
 MAX_PLACES = 5
 HEALTHY_FRAC = 0.9
+NAMED_FRAC = 0.02
+"""Of the step: findings below are listed for what they bring later, and not in the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Explanation:
     places: tuple[Cause, ...]
     findings: tuple[Finding, ...]
     ranks: tuple[Summary, ...]
+    gaps: tuple[Gap, ...] = ()
     scene: Scene | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -94,6 +98,7 @@ class Explanation:
             "steps": [step_document(step) for step in self.steps],
             "idle_causes": idle_document(self.idle, self.places),
             "findings": [finding.to_dict() for finding in self.findings],
+            "gaps": [gap.to_dict() for gap in self.gaps],
             "ranks": [
                 {"rank": rank.rank, "totals": {name: dict(part) for name, part in rank.totals.items()}}
                 for rank in self.ranks
@@ -198,6 +203,7 @@ def explained(
         places=tuple(idle_places(trace)),
         findings=findings,
         ranks=tuple(summaries),
+        gaps=gaps_of(scene),
         scene=scene,
     )
 
@@ -231,7 +237,8 @@ def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Ma
             "No device work in this trace: it was recorded without GPU activities, or the program ran on the CPU alone."
         )
     if findings:
-        named = [finding.cause.split(":")[0].split(" (")[0] for finding in findings[:2]]
+        weighty = [finding for finding in findings[:2] if finding.step_frac >= NAMED_FRAC] or findings[:1]
+        named = [finding.cause.split(":")[0].split(" (")[0] for finding in weighty]
         share = min(1.0, sum(finding.expected_ms for finding in findings) / 1e3 / scene.unrecorded_step_s)
         causes = _capitalized(", and ".join(named))
         return f"{causes}: {share:.0%} of the step can be won back."

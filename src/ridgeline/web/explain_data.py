@@ -41,6 +41,7 @@ def explanation_data(found: Explanation) -> dict[str, Any]:
         "idle": idle_document(found.idle, found.places),
         "findings": [finding.to_dict() for finding in found.findings],
         "num_ranks": len(found.ranks),
+        "gaps": [gap.to_dict() for gap in found.gaps],
         "timeline": _timeline(scene, found) if scene is not None else None,
         "modules": _modules(scene) if scene is not None else [],
         "roofline": _roofline(scene) if scene is not None else None,

@@ -131,6 +131,12 @@ def test_the_critical_path_is_as_long_as_the_run(troubled):
     assert all(abs(a.end_s - b.start_s) < 1e-9 for a, b in pairwise(path))
 
 
+def test_ops_stand_beside_what_is_expected_of_them(troubled):
+    gap = troubled.gaps[0]
+    assert gap.op == "aten::mm" and gap.num == 6
+    assert gap.measured_ms == pytest.approx(2.4) and 0 < gap.floor_ms <= gap.expected_ms < gap.measured_ms
+
+
 def test_what_if_says_what_is_left(troubled):
     alone, both, together = what_if(troubled.scene, ["workers=4", "kernel=sgemm:4x"])
     assert alone.after_ms < alone.before_ms and together.after_ms < min(alone.after_ms, both.after_ms)

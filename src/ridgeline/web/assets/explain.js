@@ -278,6 +278,22 @@ function drawRoofline() {
   $("roofline").replaceChildren(chart);
 }
 
+// ---- measured against expected -----------------------------------------------------------------------------------
+function drawGaps() {
+  if (!D.gaps.length) { $("gaps-panel").hidden = true; return; }
+  const shown = D.gaps.slice(0, 15), most = Math.max(...shown.map((g) => g.measured_ms), 1e-9);
+  $("gaps").replaceChildren(...shown.map((g) => {
+    const width = (v) => `${100 * Math.min(v, g.measured_ms) / most}%`;
+    const track = el("div", { class: "track layered" },
+      el("i", { style: `width:${width(g.measured_ms)};background:var(--bad);opacity:.35` }),
+      el("i", { style: `width:${width(g.expected_ms)};background:var(--compute);opacity:.6` }),
+      el("i", { style: `width:${width(g.floor_ms)};background:var(--compute)` }));
+    const name = [g.module, g.op].filter(Boolean).join(" · ");
+    return el("div", { class: "bar" }, el("div", { class: "name", text: name, title: name }), track,
+      el("div", { class: "facts" }, el("b", { text: ms(g.measured_ms) }), ` expected ${ms(g.expected_ms)}, floor ${ms(g.floor_ms)}, ${digits(g.num)} a step`));
+  }));
+}
+
 // ---- memory -----------------------------------------------------------------------------------------------------
 function drawMemory() {
   if (!D.memory.length) { $("memory-panel").hidden = true; return; }
@@ -313,7 +329,7 @@ $("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = dark ? "light" : "dark";
   repaint();
 });
-drawHead(); drawFindings(); drawShares(); drawSteps(); drawFlame(flame); drawRoofline(); drawMemory(); drawQuality();
+drawHead(); drawFindings(); drawShares(); drawSteps(); drawFlame(flame); drawGaps(); drawRoofline(); drawMemory(); drawQuality();
 if (D.timeline) timelineEvents();
 document.documentElement.dataset.drawn = "yes";
 })();
