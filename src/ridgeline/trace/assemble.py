@@ -384,6 +384,8 @@ def _counters(document: Document, held: Allocations, origin: int) -> dict[str, C
 
 def _notes(gathered: Gathered, document: Document, facts: Mapping[str, Any]) -> list[str]:
     notes = [str(note) for note in facts.get("notes", ()) if isinstance(note, str)]
+    if document.note:
+        notes.append(document.note)
     if document.truncated:
         notes.append(f"the file is incomplete: {document.truncated}")
     if document.num_lost:

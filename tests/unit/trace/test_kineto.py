@@ -118,6 +118,10 @@ def test_files_may_be_compressed(tmp_path):
     with zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("readme.txt", "no trace")
         archive.writestr("folder/t.json", text)
+    with zipfile.ZipFile(tmp_path / "two.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.json", text)
+        archive.writestr("b.json", "[]")
+    assert any("only the largest, a.json" in note for note in read(tmp_path / "two.zip").notes)
     (tmp_path / "misnamed.json").write_bytes(gzip.compress(text))
     for name in ("t.json.gz", "t.zip", "misnamed.json"):
         assert totals(read(tmp_path / name))["all"]["num_gpu_events"] == 4, name
@@ -300,3 +304,15 @@ def test_an_unknown_category_runs_on_a_device_only_if_it_names_a_stream(tmp_path
                dialects.device("brand_new_too", "over there", 190.0, 5.0, 77))  # fmt: skip
     trace = _read(tmp_path, dialects.modern(extra=strange), fast=fast)
     assert [bool(trace.gpu[_named(trace, name)]) for name in ("somewhere", "over there")] == [False, True]
+
+
+def test_steps_of_a_trace_of_the_device_alone_come_from_its_own_marks(tmp_path, fast):
+    marks = tuple(
+        dialects.device("gpu_user_annotation", f"ProfilerStep#{n}", 20.0 + 90.0 * i, 90.0, 0) | {"args": {}}
+        for i, n in enumerate((3, 4))
+    )
+    document = dialects.gpu_only(dialects.modern())
+    document["traceEvents"] += list(marks)
+    trace = _read(tmp_path, document, fast=fast)
+    assert [step.number for step in steps(trace)] == [3, 4]
+    assert totals(trace)["all"]["num_gpu_events"] == 4
