@@ -38,8 +38,9 @@ from ridgeline.trace.memory import peaks
 from ridgeline.trace.quality import quality
 
 MAX_SECONDS_A_FILE = 20.0
-_TOKENS = (b"null", b"-1", b"1e400", b"NaN", b'""', b"[]", b"{}", b"99999999999999999999", b'"\\ud800"', b"true",
-           b"-0.0", b"[[[[[[", b"}}}}", b'"', b"\\", b"\x00", b"\xff\xfe", b'"ph": "X"', b'"traceEvents": [')  # fmt: skip
+_TOKENS = (b"null", b"-1", b"1e400", b"NaN", b'""', b"[]", b"{}", b"99999999999999999999", b'"\\ud800"',
+           b"true", b"-0.0", b"[[[[[[", b"}}}}", b'"', b"\\", b"\x00", b"\xff\xfe", b'"ph": "X"',
+           b'"traceEvents": [')  # fmt: skip
 
 
 def seeds(folder: Path) -> dict[str, bytes]:

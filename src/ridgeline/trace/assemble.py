@@ -25,6 +25,8 @@ from ridgeline.trace.table import VOCABULARY, Column, Counter, Trace, absent_of,
 Ids = NDArray[np.int32]
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
+_DEVICE_PROCESS = re.compile(r"/device:(?:GPU|TPU)|^CUDA functions$")
+_NO_STREAM = re.compile(r"^(?:XLA|Framework|Steps|Source|TensorFlow)", re.IGNORECASE)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _FLAGS = ("record_shapes", "with_stack", "with_modules", "profile_memory", "with_flops")
 
@@ -34,6 +36,7 @@ def assembled(path: Path, gathered: Gathered, document: Document, rank: int | No
     if not gathered.num_rows and document.num_lost:
         raise InputError(f"{path}: none of its events could be read; the file is damaged or not a trace")
     gathered.settle()
+    _place_by_label(gathered)
     facts = document.own
     names = _without_addresses(gathered)
     kind = _kinds(gathered, names)
@@ -43,6 +46,22 @@ def assembled(path: Path, gathered: Gathered, document: Document, rank: int | No
     stacks = link(rows, filled=gathered.own)
     rank = _rank(path, document) if rank is None else rank
     return _table(path, gathered, document, rows, stacks, places, held, rank)
+
+
+def _place_by_label(gathered: Gathered) -> None:
+    """Rows without a category are a device's if their process or thread is called so, as in traces of XLA."""
+    labels = gathered.labels
+    devices = [
+        bool(_DEVICE_PROCESS.search(labels.get(("process_name", pid, "0"), labels.get(("process_name", pid, ""), pid))))
+        and not _NO_STREAM.search(labels.get(("thread_name", pid, tid), ""))
+        for pid, tid in gathered.places
+    ]
+    if gathered.own or not any(devices):
+        return
+    known = np.array([bool(word) for word in gathered.categories.frozen()], dtype=np.bool_)
+    unknown = ~known[gathered.column("category", np.int32)]
+    moved = unknown & np.array(devices, dtype=np.bool_)[gathered.column("place", np.int32)]
+    gathered.dense["on_device"] = [gathered.column("on_device", np.bool_) | moved]
 
 
 def _without_addresses(gathered: Gathered) -> Ids:
@@ -380,6 +399,8 @@ def _recorded_counters(document: Document, origin_ns: int) -> dict[str, Counter]
 
 def _notes(gathered: Gathered, document: Document, facts: Mapping[str, Any]) -> list[str]:
     notes = [str(note) for note in facts.get("notes", ()) if isinstance(note, str)]
+    if document.note:
+        notes.append(document.note)
     if document.truncated:
         notes.append(f"the file is incomplete: {document.truncated}")
     if document.num_lost:

@@ -68,6 +68,7 @@ class Blocks:
     """Iterates over a file's contents; ``broken`` says why it ended early, if it did."""
 
     handle: Reader
+    note: str = ""  # what of the file is not read, if anything
     broken: str = ""
     num_bytes: int = 0
 
@@ -103,8 +104,8 @@ def blocks_of(path: Path) -> Iterator[Blocks]:
         if kind == "gzip":
             yield Blocks(Gunzip(file))
         elif kind == "zip":
-            with _member(path, file) as member:
-                yield Blocks(member)
+            with _member(path, file) as (member, note):
+                yield Blocks(member, note)
         else:
             yield Blocks(file)
 
@@ -117,7 +118,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 @contextmanager
-def _member(path: Path, file: IO[bytes]) -> Iterator[Reader]:
+def _member(path: Path, file: IO[bytes]) -> Iterator[tuple[Reader, str]]:
     """The largest JSON file of an archive."""
     try:
         archive = zipfile.ZipFile(file)
@@ -126,10 +127,12 @@ def _member(path: Path, file: IO[bytes]) -> Iterator[Reader]:
         if not wanted:
             raise InputError(f"{path} is an empty archive: there is no trace in it")
         largest = max(wanted, key=lambda m: m.file_size)
+        note = f"of {len(wanted)} files in the archive only the largest, {largest.filename}, is read"
+        note = note if len(wanted) > 1 else ""
         with archive.open(largest) as inner:
             if largest.filename.endswith(".gz"):
-                yield Gunzip(inner)
+                yield Gunzip(inner), note
             else:
-                yield inner
+                yield inner, note
     except _DAMAGE as error:
         raise InputError(f"{path} is not a zip archive that can be read: {error}") from error

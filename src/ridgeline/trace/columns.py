@@ -148,8 +148,9 @@ def _decoded(value: Any) -> str:
 
 def durations_ns(values: Sequence[Any], *, in_ns: bool) -> Ints:
     """Microseconds (or nanoseconds) in whole nanoseconds; absent and negative ones are 0."""
-    scaled = np.rint(np.nan_to_num(_numbers(values), nan=0.0) * (1.0 if in_ns else 1000.0))
-    return np.clip(scaled, 0, _MAX_DURATION_NS).astype(np.int64)
+    unit = 1.0 if in_ns else 1000.0
+    lasts = np.clip(np.nan_to_num(_numbers(values), nan=0.0), 0.0, _MAX_DURATION_NS / unit)
+    return np.rint(lasts * unit).astype(np.int64)
 
 
 def triples(texts: Iterable[str]) -> NDArray[np.int32]:

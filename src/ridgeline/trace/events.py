@@ -36,6 +36,7 @@ class Document:
     num_lost: int = 0
     linked: bool = False  # launches carry correlations: flows need not be read any more
     closed: bool = False  # the end of the list was seen
+    note: str = ""  # what of the file is not read
     truncated: str = ""  # why the file ends early, if it does
 
     @property
@@ -70,7 +71,7 @@ def event_batches(path: Path, blocks: Blocks, document: Document, *, fast: bool 
             held += len(block)
             if held > _MAX_CARRY_BYTES:
                 raise InputError(f"{path}: no end of an event within {_MAX_CARRY_BYTES >> 20} MiB: this is not a trace")
-    document.truncated = blocks.broken
+    document.truncated, document.note = blocks.broken, blocks.note
     yield from _last(b"".join(pieces), decode, document)
 
 

@@ -43,6 +43,7 @@ class _NoArgs:
 
 
 _NO_ARGS = _NoArgs()
+_NO_STREAM = absent("stream")
 _SPANS_ONLY, _FLOWS_TOO = ("X",), ("X", "f", "s", "t")
 _TS, _DUR, _CAT, _NAME, _PID, _TID, _ARGS = map(attrgetter, ("ts", "dur", "cat", "name", "pid", "tid", "args"))
 
@@ -169,7 +170,7 @@ class Gathered:
         device = np.array([name in _ON_DEVICE for name in names], dtype=np.bool_)[category]
         strange = np.flatnonzero(np.array([name not in CATEGORIES for name in names], dtype=np.bool_)[category])
         if len(strange):  # an unknown category runs on a device if it says on which stream
-            device[strange] = [args[i].stream is not None for i in strange]
+            device[strange] = [args[i].stream not in (None, _NO_STREAM) for i in strange]
         self._append("on_device", device)
         if self.own:
             self._read(args, np.arange(len(args)), READ_OWN)

@@ -45,7 +45,7 @@ _ALLOCATOR = re.compile(
 )
 _COMPILE = re.compile(
     r"torch/_dynamo/(?:convert_frame|output_graph|symbolic_convert)"
-    r"|torch/_inductor/(?:compile_fx|graph|codecache|async_compile)"
+    r"|torch/_inductor/(?:compile_fx|graph|codecache|async_compile)|\(dynamo_timed\)"
     r"|^(?:_compile\.|compile_fx|TorchDynamo compile|dynamo_timed|CompileFx|entire_frame_compile|backend_compile)"
     r"|^(?:Inductor|AOTAutograd)\b.*compil|triton/(?:compiler|runtime/jit)\S*: (?:compile|_do_compile)",
     re.IGNORECASE,

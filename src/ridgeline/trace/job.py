@@ -62,6 +62,8 @@ def survey_traces(traces: Iterable[Trace]) -> Job:
             own = trace if len(trace.ranks()) == 1 else trace.of_rank(rank)
             rows.append(_row(own, rank))
             calls += [_light(found) for found in calls_of(own)]
+            del own
+        del trace  # before the next is read
     rows.sort(key=lambda row: row.rank)
     calls.sort(key=lambda found: found.rank)
     return Job(tuple(rows), tuple(collectives(calls)), tuple(stragglers(calls)))

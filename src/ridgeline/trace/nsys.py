@@ -94,7 +94,7 @@ def read_nsys(path: Path) -> Trace:
                 known = ", ".join(sorted(export.columns)[:6]) or "nothing"
                 raise InputError(f"{path} is a database, but not an export of Nsight Systems; it holds {known}")
             return _read(path, export)
-    except (sqlite3.Error, OverflowError, MemoryError) as error:
+    except (sqlite3.Error, OverflowError, MemoryError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path} cannot be read as an export of Nsight Systems ({error}): export it again with "
             "nsys export --type sqlite"

@@ -185,7 +185,7 @@ def _clock(trace: Trace) -> Iterator[Issue]:
     if trace.meta.get("clock_ns", 1) >= 1000 and kernels.any():
         busy = trace.busy(trace.gpu)
         num = max(0, len(busy.start) - 1)
-        idle_ns = int(busy.end[-1] - busy.start[0]) - busy.total
+        idle_ns = int(busy.end[-1] - busy.start[0]) - busy.total if len(busy.start) else 0
         share = num * 500 / idle_ns if idle_ns else 0.0  # half a microsecond each, as a rule
         yield Issue("clock", WARNING if share > 0.05 else NOTE,
                     "times are whole microseconds",

@@ -341,13 +341,11 @@ def concat(traces: list[Trace], title: str) -> Trace:
     optional = sorted({name for _, extra in parts for name in extra})
     joined = {name: np.concatenate([columns[name] for columns, _ in parts]) for name in COLUMNS}
     extra = {name: np.concatenate(_aligned(name, traces, parts)) for name in optional}
-    counters = {
-        key if key not in traces[0].counters or trace is traces[0] else f"{key} ({trace.title})": replace(
-            counter, at_s=counter.at_s + (trace.origin_ns - origin_ns) / 1e9
-        )
-        for trace in traces
-        for key, counter in trace.counters.items()
-    }
+    counters: dict[str, Counter] = {}
+    for trace in traces:
+        for key, counter in trace.counters.items():
+            moved = replace(counter, at_s=counter.at_s + (trace.origin_ns - origin_ns) / 1e9)
+            counters[key if key not in counters else f"{key} (rank {trace.ranks()[0] if len(trace) else 0})"] = moved
     notes = dict.fromkeys(note for trace in traces for note in trace.notes)
     return Trace(
         title, tuple(ids), **joined, extra=extra, counters=counters, notes=tuple(notes), meta=dict(traces[0].meta),
