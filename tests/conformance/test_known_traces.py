@@ -119,3 +119,55 @@ def test_python_stacks_give_modules_and_lines(traces):
     modules = {trace.text("module", i) for i in kernels}
     assert any(m.endswith("BertIntermediate_0.Linear_4") for m in modules)
     assert all(trace.source[kernels] > 0)
+
+
+def test_the_late_rank_of_a_job_is_found(traces):
+    from ridgeline.trace.job import survey
+
+    job = survey(traces / "dlrm_8ranks")
+    assert [row.rank for row in job.ranks] == list(range(8)) and len(job.collectives) == 8
+    assert all(operation.num_ranks == 8 for operation in job.collectives)
+    assert job.collectives[0].skew_s * 1e6 == pytest.approx(7624, abs=0.5)
+    assert (job.stragglers[0].rank, job.stragglers[0].num_last) == (7, 5)
+
+
+def test_kernel_time_that_tensor_cores_could_take_is_known(traces):
+    from ridgeline.trace.kernels import tensor_cores
+
+    found = tensor_cores(read(traces / "kineto_resnet50/num_workers_0.json.gz", cache=False))
+    assert round(found.eligible_frac, 2) == 0.68 and found.used_s == 0.0
+
+
+def test_the_data_loader_is_the_cause_of_idleness_before_its_fix_and_not_after(traces):
+    from ridgeline.trace.idle import idle_causes, idle_places
+
+    before, after = (read(traces / f"kineto_resnet50/num_workers_{n}.json.gz", cache=False) for n in (0, 4))
+    assert idle_causes(before)[0].cause == "dataloader"
+    assert idle_places(before)[0].source == "resnet50_profiler_api.py:42"
+    assert idle_causes(after)[0].cause == "launch_bound"
+
+
+@pytest.mark.parametrize(
+    "name", ["hta/a100_rank0_of_16", "hta/diff_test_v100", "h100/owlv2_large", "hta/nccl_a100_ddp"]
+)
+def test_causes_add_up_and_the_critical_path_tiles_the_trace(traces, name):
+    from ridgeline.trace.critical import critical_path
+    from ridgeline.trace.idle import idle_causes
+
+    trace = read(traces / f"{name}.json.gz", cache=False)
+    assert sum(row.idle_s for row in idle_causes(trace)) * 1e3 == pytest.approx(
+        totals(trace)["all"]["idle_ms"], rel=1e-6
+    )
+    path = critical_path(trace)
+    assert sum(segment.duration_s for segment in path) == pytest.approx(path[-1].end_s - path[0].start_s, rel=1e-9)
+    ends = np.array([segment.end_s for segment in path])
+    starts = np.array([segment.start_s for segment in path])
+    assert np.allclose(ends[:-1], starts[1:], rtol=0, atol=1e-12)
+
+
+def test_missing_kernels_of_graph_replays_are_not_taken_for_idleness(traces):
+    from ridgeline.trace.quality import quality
+
+    found = quality(read(traces / "hta/a100_rank0_of_16.json.gz", cache=False))
+    assert found.verdict == "poor" and found.has("graph_replays") and found.has("unlinked")
+    assert quality(read(traces / "nsys/healthy_1pct.sqlite", cache=False)).verdict == "good"

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from ridgeline.errors import InputError
+from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import COLUMNS, LINK_COLUMNS, VOCABULARY, WORD_COLUMNS, Column, Counter, Trace
 
 MAGIC = b"RIDGELINE-TRACE-1\n"
 _ALIGN = 64
+_MAX_S = 2e9
 _TYPES = {"int8", "int32", "int64", "float64"}
 
 
@@ -100,6 +102,11 @@ def _trace(head: Any, columns: dict[str, Column]) -> Trace:
     for numbers, limit in [(column, len(words)) for column in texts] + [(own[name], num) for name in LINK_COLUMNS]:
         if num and (int(numbers.min()) < -1 or int(numbers.max()) >= limit):
             raise ValueError("a number points outside")
+    times = own["start_s"], own["duration_s"]
+    if not all(np.isfinite(column).all() and (np.abs(column) < _MAX_S).all() for column in times):
+        raise ValueError("a time that is none")
+    if num and ((own["duration_s"] < 0).any() or int(own["kind"].min()) < 0 or int(own["kind"].max()) > max(Kind)):
+        raise ValueError("a duration or kind that is none")
     counters = {name: Counter(columns[f"at {name}"], columns[f"value {name}"]) for name in head["counters"]}
     return Trace(
         str(head["title"]), words, **own, extra=extra, counters=counters, notes=tuple(map(str, head["notes"])),

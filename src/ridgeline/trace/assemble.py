@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ridgeline.errors import InputError
 from ridgeline.trace.allocations import Allocations, allocations_of
-from ridgeline.trace.columns import BAD_TIME, Ints, triples
+from ridgeline.trace.columns import BAD_TIME, MAX_NS, Ints, instants_ns, ints, triples
 from ridgeline.trace.dialect import ELEMENT_BYTES, copy_of, kind_of
 from ridgeline.trace.events import Document
 from ridgeline.trace.gather import Gathered
@@ -25,6 +25,8 @@ from ridgeline.trace.table import VOCABULARY, Column, Counter, Trace, absent_of,
 Ids = NDArray[np.int32]
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
+_DEVICE_PROCESS = re.compile(r"/device:(?:GPU|TPU)|^CUDA functions$")
+_NO_STREAM = re.compile(r"^(?:XLA|Framework|Steps|Source|TensorFlow)", re.IGNORECASE)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _FLAGS = ("record_shapes", "with_stack", "with_modules", "profile_memory", "with_flops")
 
@@ -33,15 +35,33 @@ def assembled(path: Path, gathered: Gathered, document: Document, rank: int | No
     """The trace of everything gathered from a file."""
     if not gathered.num_rows and document.num_lost:
         raise InputError(f"{path}: none of its events could be read; the file is damaged or not a trace")
+    gathered.settle()
+    _place_by_label(gathered)
     facts = document.own
     names = _without_addresses(gathered)
     kind = _kinds(gathered, names)
     places = _Places(gathered, facts)
     held = allocations_of(gathered, exact=document.exact)
-    rows = _rows(gathered, names, kind, places, held)
+    rows = _rows(gathered, names, kind, places, held, document.exact)
     stacks = link(rows, filled=gathered.own)
     rank = _rank(path, document) if rank is None else rank
     return _table(path, gathered, document, rows, stacks, places, held, rank)
+
+
+def _place_by_label(gathered: Gathered) -> None:
+    """Rows without a category are a device's if their process or thread is called so, as in traces of XLA."""
+    labels = gathered.labels
+    devices = [
+        bool(_DEVICE_PROCESS.search(labels.get(("process_name", pid, "0"), labels.get(("process_name", pid, ""), pid))))
+        and not _NO_STREAM.search(labels.get(("thread_name", pid, tid), ""))
+        for pid, tid in gathered.places
+    ]
+    if gathered.own or not any(devices):
+        return
+    known = np.array([bool(word) for word in gathered.categories.frozen()], dtype=np.bool_)
+    unknown = ~known[gathered.column("category", np.int32)]
+    moved = unknown & np.array(devices, dtype=np.bool_)[gathered.column("place", np.int32)]
+    gathered.dense["on_device"] = [gathered.column("on_device", np.bool_) | moved]
 
 
 def _without_addresses(gathered: Gathered) -> Ids:
@@ -76,15 +96,11 @@ class _Places:
     """Which thread or stream each (process, thread) pair of the file is."""
 
     def __init__(self, gathered: Gathered, facts: Mapping[str, Any] | None) -> None:
-        self.pairs = [pair if isinstance(pair, tuple) else ("", "") for pair in gathered.places]
+        self.pairs = gathered.places
         self.labels = gathered.labels
         self.device = np.array([_number(pid) for pid, _ in self.pairs], dtype=np.int32)
         self.stream = np.array([_number(tid) for _, tid in self.pairs], dtype=np.int32)
-        keys: dict[tuple[str, str], int] = {}
-        self.thread = np.array(
-            [keys.setdefault((str(pid), str(tid)), len(keys)) for pid, tid in self.pairs], dtype=np.int32
-        )
-        self.threads = list(keys)
+        self.threads = list(self.pairs)
         self.own = _own_lanes(facts)
 
     def label(self, pid: str, tid: str) -> str:
@@ -105,19 +121,24 @@ def _number(value: Any) -> int:
     return int(found.group()) % (2**31) if found else 0
 
 
-def _rows(gathered: Gathered, names: Ids, kind: NDArray[np.int8], places: _Places, held: Allocations) -> Rows:
+def _rows(
+    gathered: Gathered, names: Ids, kind: NDArray[np.int8], places: _Places, held: Allocations, exact: bool
+) -> Rows:
     """What linking works on: the file's rows, then one for each allocation."""
     num, more = gathered.num_rows, len(held.start)
     start, place = gathered.column("start", np.int64), gathered.column("place", np.int32)
     device, stream = _device_and_stream(gathered, kind, places)
-    thread = np.where(device < 0, places.thread[place] if num else np.zeros(0, np.int32), -1)
+    thread = np.where(device < 0, place, -1)
 
     def argument(name: str, absent: int = -1) -> Ints:
-        return np.concatenate((gathered.argument(name, absent, np.int64), np.full(more, absent, np.int64)))
+        return _longer(gathered.argument(name, absent, np.int64), more, absent)
 
     def words(name: str) -> Ids:
         return argument(name, 0).astype(np.int32)
 
+    correlation = argument("correlation")
+    if gathered.flows and "correlation" not in gathered.sparse:
+        correlation[:num] = _from_flows(gathered, exact=exact)
     if gathered.own:
         device, stream, thread = _own_places(places, place)
     ends = start + gathered.column("duration", np.int64)
@@ -131,7 +152,7 @@ def _rows(gathered: Gathered, names: Ids, kind: NDArray[np.int8], places: _Place
         thread=np.concatenate((thread, held.thread_of(places.threads))).astype(np.int32),
         device=np.concatenate((device, held.device)).astype(np.int32),
         stream=np.concatenate((stream, np.full(more, -1))).astype(np.int32),
-        correlation=argument("correlation"),
+        correlation=correlation,
         external=argument("external"),
         sequence=argument("sequence"),
         forward_thread=argument("forward_thread"),
@@ -143,6 +164,16 @@ def _rows(gathered: Gathered, names: Ids, kind: NDArray[np.int8], places: _Place
         launch=np.full(num + more, -1, dtype=np.int32),
         clock_ns=_clock_ns(starts, ends),
     )
+
+
+def _from_flows(gathered: Gathered, *, exact: bool) -> Ints:
+    """Correlations from arrows between events: an arrow begins, and ends, at the start of the span it belongs to."""
+    at = instants_ns([flow[4] for flow in gathered.flows], exact=exact).tolist()
+    number = {pair: i for i, pair in enumerate(gathered.places)}
+    keys = [(number.get((str(flow[2]), str(flow[3])), -1), when) for flow, when in zip(gathered.flows, at, strict=True)]
+    ids = dict(zip(keys, ints([flow[1] for flow in gathered.flows]).tolist(), strict=True))
+    place, start = gathered.column("place", np.int32).tolist(), gathered.column("start", np.int64).tolist()
+    return np.array([ids.get(key, -1) for key in zip(place, start, strict=True)], dtype=np.int64)
 
 
 def _clock_ns(start: Nanos, end: Nanos) -> int:
@@ -167,7 +198,7 @@ def _device_and_stream(gathered: Gathered, kind: NDArray[np.int8], places: _Plac
 
 def _own_places(places: _Places, place: Ids) -> tuple[Ids, Ids, Ids]:
     """Device, stream and thread as our own writer noted them for each lane."""
-    lanes = [places.own.get((str(pid), str(tid)), {}) for pid, tid in places.pairs]
+    lanes = [places.own.get(pair, {}) for pair in places.pairs]
     found = [np.array([_whole(lane.get(key)) for lane in lanes], np.int32) for key in ("device", "stream", "thread")]
     return found[0][place], found[1][place], found[2][place]
 
@@ -178,6 +209,8 @@ def _whole(value: Any) -> int:
 
 def _derived(gathered: Gathered, ids: Ids, answer: Callable[[str], str]) -> Ids:
     """Words made from other words, each different one once."""
+    if not ids.any():
+        return ids
     different = np.unique(ids)
     texts = gathered.words.texts(different)
     table = {int(i): gathered.words[answer(text)] if text else 0 for i, text in zip(different, texts, strict=True)}
@@ -212,8 +245,8 @@ def _table(
     extra = _extra(gathered, rows, stacks, held)
     base_ns = document.head.get("baseTimeNanoseconds")
     own_origin = facts.get("origin_ns")
-    base_ns = base_ns if isinstance(base_ns, int) and abs(base_ns) < 2**62 else 0
-    if isinstance(own_origin, int):  # our files count from their own origin
+    base_ns = base_ns if isinstance(base_ns, int) and abs(base_ns + origin) < MAX_NS else 0
+    if isinstance(own_origin, int) and abs(own_origin) < MAX_NS:  # our files count from their own origin
         base_ns, origin = own_origin, 0
     return from_columns(
         str(facts.get("title") or path.name),
@@ -246,7 +279,7 @@ def _lanes(gathered: Gathered, rows: Rows, places: _Places, rank: int) -> tuple[
     """The lane's word and the rank of every row."""
     ranks = np.full(len(rows.start), rank, dtype=np.int32)
     if gathered.own:
-        lanes = [places.own.get(pair, {}) for pair in ((str(p), str(t)) for p, t in places.pairs)]
+        lanes = [places.own.get(pair, {}) for pair in places.pairs]
         place = gathered.column("place", np.int32)
         words = np.array([rows.words[str(lane.get("lane", ""))] for lane in lanes], dtype=np.int32)
         return words[place], np.array([_whole(lane.get("rank", 0)) for lane in lanes], np.int32)[place]
@@ -295,8 +328,11 @@ def _longer(column: Column, more: int, absent: float) -> Column:
 
 def _sizes(gathered: Gathered, name: str) -> Column:
     ids = gathered.argument(name, 0, np.int32)
-    different, inverse = np.unique(ids, return_inverse=True)
-    return np.asarray(triples(gathered.words.texts(different))[inverse])
+    rows = np.flatnonzero(ids)
+    different, inverse = np.unique(ids[rows], return_inverse=True)
+    column = np.full((len(ids), 3), -1, dtype=np.int32)
+    column[rows] = triples(gathered.words.texts(different))[inverse]
+    return column
 
 
 def _copies(rows: Rows) -> dict[str, Column]:
@@ -363,6 +399,8 @@ def _recorded_counters(document: Document, origin_ns: int) -> dict[str, Counter]
 
 def _notes(gathered: Gathered, document: Document, facts: Mapping[str, Any]) -> list[str]:
     notes = [str(note) for note in facts.get("notes", ()) if isinstance(note, str)]
+    if document.note:
+        notes.append(document.note)
     if document.truncated:
         notes.append(f"the file is incomplete: {document.truncated}")
     if document.num_lost:

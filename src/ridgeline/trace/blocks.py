@@ -12,7 +12,8 @@ from typing import IO, Protocol
 
 from ridgeline.errors import InputError
 
-BLOCK_BYTES = 8 << 20
+#: Events of a block, once read, fit into a processor's cache: larger blocks are slower.
+BLOCK_BYTES = 2 << 20
 _GZIP, _ZIP, _SQLITE = b"\x1f\x8b", b"PK\x03\x04", b"SQLite format 3\x00"
 _DAMAGE = (EOFError, OSError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError)
 
@@ -67,6 +68,7 @@ class Blocks:
     """Iterates over a file's contents; ``broken`` says why it ended early, if it did."""
 
     handle: Reader
+    note: str = ""  # what of the file is not read, if anything
     broken: str = ""
     num_bytes: int = 0
 
@@ -102,8 +104,8 @@ def blocks_of(path: Path) -> Iterator[Blocks]:
         if kind == "gzip":
             yield Blocks(Gunzip(file))
         elif kind == "zip":
-            with _member(path, file) as member:
-                yield Blocks(member)
+            with _member(path, file) as (member, note):
+                yield Blocks(member, note)
         else:
             yield Blocks(file)
 
@@ -116,7 +118,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 @contextmanager
-def _member(path: Path, file: IO[bytes]) -> Iterator[Reader]:
+def _member(path: Path, file: IO[bytes]) -> Iterator[tuple[Reader, str]]:
     """The largest JSON file of an archive."""
     try:
         archive = zipfile.ZipFile(file)
@@ -125,10 +127,12 @@ def _member(path: Path, file: IO[bytes]) -> Iterator[Reader]:
         if not wanted:
             raise InputError(f"{path} is an empty archive: there is no trace in it")
         largest = max(wanted, key=lambda m: m.file_size)
+        note = f"of {len(wanted)} files in the archive only the largest, {largest.filename}, is read"
+        note = note if len(wanted) > 1 else ""
         with archive.open(largest) as inner:
             if largest.filename.endswith(".gz"):
-                yield Gunzip(inner)
+                yield Gunzip(inner), note
             else:
-                yield inner
+                yield inner, note
     except _DAMAGE as error:
         raise InputError(f"{path} is not a zip archive that can be read: {error}") from error

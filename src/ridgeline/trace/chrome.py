@@ -14,7 +14,7 @@ import numpy as np
 
 from ridgeline.errors import InputError
 from ridgeline.trace.kind import Kind
-from ridgeline.trace.table import VOCABULARY, Column, Trace
+from ridgeline.trace.table import VOCABULARY, Column, Index, Trace
 
 Event = dict[str, Any]
 MODULES = "modules"
@@ -37,15 +37,19 @@ def write_chrome(trace: Trace, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _lanes(trace: Trace) -> dict[tuple[int, str], tuple[int, int]]:
-    """(process, thread) numbers of each rank's lanes: the host's first."""
-    code = trace.rank.astype(np.int64) * (len(trace.words) + 1) + trace.lane
-    _, first = np.unique(code, return_index=True)
-    keys = [(int(trace.rank[i]), trace.words[trace.lane[i]]) for i in first.tolist()]
-    found: dict[tuple[int, str], tuple[int, int]] = {}
+Lanes = dict[tuple[int, str], tuple[int, int, Index]]
+
+
+def _lanes(trace: Trace) -> Lanes:
+    """(process, thread) numbers and spans, in time order, of each rank's lanes: the host's first."""
+    order = np.lexsort((trace.start_s, trace.lane, trace.rank))
+    change = np.flatnonzero((np.diff(trace.rank[order]) != 0) | (np.diff(trace.lane[order]) != 0)) + 1
+    groups = np.split(order, change) if len(order) else []
+    keys = {(int(trace.rank[rows[0]]), trace.words[trace.lane[rows[0]]]): rows for rows in groups}
+    found: Lanes = {}
     for rank in sorted({rank for rank, _ in keys}):
         lanes = sorted((lane for r, lane in keys if r == rank), key=lambda lane: (lane != "host", _natural(lane)))
-        found |= {(rank, lane): (rank + 1, tid) for tid, lane in enumerate(lanes, start=1)}
+        found |= {(rank, lane): (rank + 1, tid, keys[rank, lane]) for tid, lane in enumerate(lanes, start=1)}
     return found
 
 
@@ -56,9 +60,8 @@ def _natural(text: str) -> list[tuple[int, int | str]]:
 def _facts(trace: Trace) -> dict[str, Any]:
     """What the events cannot say: which lane is which device, stream or thread, and what is known of the run."""
     lanes = []
-    for (rank, lane), (pid, tid) in _lanes(trace).items():
-        chosen = np.flatnonzero((trace.rank == rank) & (trace.lane == trace.word_id(lane)))
-        first = int(chosen[0])
+    for (rank, lane), (pid, tid, spans) in _lanes(trace).items():
+        first = int(spans[0])
         place = {column: int(getattr(trace, column)[first]) for column in ("device", "stream", "thread")}
         lanes.append({"pid": pid, "tid": tid, "lane": lane, "rank": rank, **place})
     return {
@@ -82,7 +85,7 @@ def events(trace: Trace) -> Iterator[Event]:
     lanes = _lanes(trace)
     ranks = sorted({rank for rank, _ in lanes}) or [0]
     for rank in ranks:
-        own = {lane: tid for (r, lane), (_, tid) in lanes.items() if r == rank}
+        own = {lane: tid for (r, lane), (_, tid, _) in lanes.items() if r == rank}
         yield _meta("process_name", rank + 1, 0, trace.title if len(ranks) == 1 else f"rank {rank}")
         for lane, tid in (*own.items(), (MODULES, len(own) + 1)):
             yield _meta("thread_name", rank + 1, tid, lane)
@@ -91,7 +94,8 @@ def events(trace: Trace) -> Iterator[Event]:
     yield from _spans(trace, lanes)
     for rank in ranks:
         if (rank, "device") in lanes:
-            yield from _modules(trace, rank, sum(r == rank for r, _ in lanes) + 1)
+            spans = lanes[rank, "device"][2]
+            yield from _modules(trace, spans, rank + 1, sum(r == rank for r, _ in lanes) + 1)
     yield from _counters(trace)
 
 
@@ -110,13 +114,13 @@ def _slice(name: str, pid: int, tid: int, start_ns: int, end_ns: int, args: Even
     return {"ph": "X", "pid": pid, "tid": tid, "name": name, **kind, **times, "args": args}
 
 
-def _spans(trace: Trace, lanes: Mapping[tuple[int, str], tuple[int, int]]) -> Iterator[Event]:
+def _spans(trace: Trace, lanes: Lanes) -> Iterator[Event]:
     words = trace.words
     called = np.zeros(len(trace), dtype=np.bool_)
     called[trace.launch[trace.launch >= 0]] = True
     optional = {name: column for name, column in trace.extra.items() if name not in _LEFT_OUT and column.ndim == 1}
-    for (rank, lane), (pid, tid) in lanes.items():
-        for i in trace.in_order((trace.rank == rank) & (trace.lane == trace.word_id(lane))).tolist():
+    for pid, tid, spans in lanes.values():
+        for i in spans.tolist():
             start_s = float(trace.start_s[i])
             end_ns = _ns(start_s + float(trace.duration_s[i]))
             args: Event = {key: words[getattr(trace, key)[i]] for key in ("module", "op", "phase", "source")}
@@ -144,18 +148,18 @@ def _cells(trace: Trace, optional: Mapping[str, Column], i: int) -> Iterator[tup
             yield name, value
 
 
-def _modules(trace: Trace, rank: int, tid: int) -> Iterator[Event]:
+def _modules(trace: Trace, spans: Index, pid: int, tid: int) -> Iterator[Event]:
     """The module hierarchy over the device's clock: a level opens with its first kernel and closes after its last."""
     opened: list[tuple[str, int]] = []
     last_ns = 0
-    for i in trace.in_order((trace.rank == rank) & (trace.lane == trace.word_id("device"))):
+    for i in spans.tolist():
         path = trace.words[trace.module[i]].split(".") if trace.words[trace.module[i]] else []
         start_ns = _ns(float(trace.start_s[i]))
         kept = _common(path, opened)
-        yield from _closed(opened, kept, last_ns, rank + 1, tid)
+        yield from _closed(opened, kept, last_ns, pid, tid)
         opened += [(part, start_ns) for part in path[kept:]]
         last_ns = max(start_ns, _ns(float(trace.start_s[i]) + float(trace.duration_s[i])))
-    yield from _closed(opened, 0, last_ns, rank + 1, tid)
+    yield from _closed(opened, 0, last_ns, pid, tid)
 
 
 def _common(path: list[str], opened: list[tuple[str, int]]) -> int:

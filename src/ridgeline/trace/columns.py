@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from ridgeline.trace.decode import UNSET, text_of
 
 Ints = NDArray[np.int64]
-#: Beyond 292 years a count of nanoseconds no longer fits.
-_MAX_US = 9.2e15
+#: Later than the year 2096 nothing has been recorded; sums and differences of times within it fit 64 bits.
+MAX_NS = 4 * 10**18
+_MAX_US = MAX_NS / 1e3
+_MAX_DURATION_NS = 10**18
 #: A clock above this many microseconds since 1970 (the year 5138) counts nanoseconds.
 _NS_CLOCK = 1e17
 BAD_TIME = np.iinfo(np.int64).min
@@ -75,17 +77,10 @@ def is_given(value: Any) -> bool:
 
 def ints(values: Sequence[Any], absent: int = -1) -> Ints:
     """Whole numbers; what is none is ``absent``."""
-    column = (
-        np.array([absent if value is None else value for value in values]) if _flat(values) else np.zeros(0, object)
-    )
-    if column.dtype.kind in "iu" and column.dtype != np.uint64 and len(column) == len(values):
-        return column.astype(np.int64)
-    return np.array([_int(value, absent) for value in values], dtype=np.int64)
-
-
-def _flat(values: Sequence[Any]) -> bool:
-    kinds = set(map(type, values))
-    return list not in kinds and dict not in kinds
+    try:
+        return np.fromiter(values, dtype=np.int64, count=len(values))
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_int(value, absent) for value in values], dtype=np.int64)
 
 
 def _int(value: Any, absent: int) -> int:
@@ -116,15 +111,10 @@ def instants_ns(values: Sequence[Any], *, exact: bool) -> Ints:
     """Microseconds, as numbers or as their text, in whole nanoseconds; BAD_TIME where there is none."""
     if exact:
         return np.array([_exact_ns(value) for value in values], dtype=np.int64)
-    column = np.array(values) if len(values) and _flat(values) else np.zeros(len(values), dtype=object)
-    if column.dtype.kind not in "if":
-        column = floats(values)
-    if not len(column):
-        return np.zeros(0, dtype=np.int64)
-    if column.dtype.kind == "i":
-        if float(np.median(column)) > _NS_CLOCK:
-            return column.astype(np.int64)
-        return np.where(np.abs(column) < _MAX_US, column, 0) * 1000 + _bad(np.abs(column) >= _MAX_US)
+    if any(isinstance(value, int) and value > _NS_CLOCK for value in values[:1]):
+        whole = ints(values, BAD_TIME)
+        return np.where(np.abs(whole) < MAX_NS, whole, BAD_TIME)
+    column = _numbers(values)
     good = np.isfinite(column) & (np.abs(column) < _MAX_US)
     column = np.where(good, column, 0.0)
     whole = np.floor(column)  # the fraction is exact, so that rounding it gives the nanosecond that was written
@@ -132,8 +122,11 @@ def instants_ns(values: Sequence[Any], *, exact: bool) -> Ints:
     return np.where(good, nanos, BAD_TIME)
 
 
-def _bad(mask: NDArray[np.bool_]) -> Ints:
-    return np.where(mask, BAD_TIME, 0)
+def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
+    try:
+        return np.fromiter(values, dtype=np.float64, count=len(values))
+    except (TypeError, ValueError, OverflowError):
+        return floats(values)
 
 
 def _exact_ns(value: Any) -> int:
@@ -155,11 +148,9 @@ def _decoded(value: Any) -> str:
 
 def durations_ns(values: Sequence[Any], *, in_ns: bool) -> Ints:
     """Microseconds (or nanoseconds) in whole nanoseconds; absent and negative ones are 0."""
-    column = np.array([0 if value is None else value for value in values]) if _flat(values) else np.zeros(0, object)
-    if column.dtype.kind not in "if" or len(column) != len(values):
-        column = floats(values)
-    scaled = np.rint(np.nan_to_num(column.astype(np.float64), nan=0.0) * (1.0 if in_ns else 1000.0))
-    return np.clip(scaled, 0, 9.2e18).astype(np.int64)
+    unit = 1.0 if in_ns else 1000.0
+    lasts = np.clip(np.nan_to_num(_numbers(values), nan=0.0), 0.0, _MAX_DURATION_NS / unit)
+    return np.rint(lasts * unit).astype(np.int64)
 
 
 def triples(texts: Iterable[str]) -> NDArray[np.int32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Union
 
 try:
     import msgspec
@@ -63,7 +63,21 @@ OWN_ARGS = (
     "energy_j", "read_bytes", "written_bytes", "microbatch", "stage", "link", "occupancy_frac",
 )  # fmt: skip
 #: Arguments kept as text: lists whose text is read once for each different one.
-_TEXTS = ("shapes", "dtypes", "strides", "concrete", "grid", "block")
+TEXTS = frozenset(("shapes", "dtypes", "strides", "concrete", "grid", "block"))
+#: Arguments that are words, and numbers that are not whole; all others are whole numbers.
+WORDS = frozenset(
+    ("collective", "group", "dtype", "stack", "hierarchy", "module", "op", "phase", "source", "node", "copy", "link")
+)
+FLOATS = frozenset(("occupancy", "occupancy_frac", "flops", "floor_s", "expected_s", "energy_j"))
+MARKS = frozenset(("name", "labels"))
+
+
+def absent(slot: str) -> Any:
+    """What an event has for an argument it does not state: columns are made without a look at each value."""
+    key = slot.removesuffix("_1").removesuffix("_2")
+    if key in TEXTS:
+        return UNSET
+    return "" if key in WORDS else None if key in FLOATS or key in MARKS else -1
 
 
 def _slots(own: bool) -> dict[str, str]:
@@ -76,7 +90,7 @@ def _slots(own: bool) -> dict[str, str]:
 
 
 def _is_text(slot: str) -> bool:
-    return slot.removesuffix("_1") in _TEXTS
+    return slot.removesuffix("_1") in TEXTS
 
 
 Decode = Callable[[bytes], list[Any]]
@@ -86,9 +100,9 @@ class DecodeError(Exception):
     """Text that is not a list of events."""
 
 
-def decoder(*, exact: bool, fast: bool = True, own: bool = False) -> Decode:
+def decoder(*, exact: bool, fast: bool = True, own: bool = False, flows: bool = True) -> Decode:
     """A function from ``[event, …]`` to events with the attributes of EVENT; ``exact`` keeps the text of ``ts``."""
-    return _typed(exact, _slots(own)) if fast and msgspec is not None else _plain(exact, _slots(own))
+    return _typed(exact, _slots(own), flows) if fast and msgspec is not None else _plain(exact, _slots(own))
 
 
 def text_of(value: Any) -> str:
@@ -102,19 +116,52 @@ def text_of(value: Any) -> str:
         return ""
 
 
-def _typed(exact: bool, slots: Mapping[str, str]) -> Decode:
-    raw, unset = msgspec.Raw | msgspec.UnsetType, msgspec.UNSET
-    args = msgspec.defstruct(
-        "Args",
-        [(slot, raw, unset) if _is_text(slot) else (slot, Any, None) for slot in slots.values()],
-        gc=False,
-        rename={slot: name for name, slot in slots.items()},
-    )
-    kinds = {"args": (args | None, None)} | ({"ts": (raw, unset)} if exact else {})
-    event = msgspec.defstruct(
-        "Event", [(key, *kinds.get(key, (Any, default))) for key, default in EVENT.items()], gc=False
-    )
-    decode = msgspec.json.Decoder(list[event]).decode  # type: ignore[valid-type]
+#: Phases whose events are read, the fields they have, and the arguments that matter there; all others are skipped.
+_PHASES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "X": (("cat", "name", "pid", "tid", "ts", "dur", "args"), "span"),
+    "B": (tuple(EVENT)[1:], "span"),
+    "E": (("pid", "tid", "ts"), ""),
+    "b": (tuple(EVENT)[1:], "span"),
+    "e": (("cat", "name", "pid", "tid", "ts", "id"), ""),
+    "i": (("name", "pid", "tid", "ts", "args"), "instant"),
+    "I": (("name", "pid", "tid", "ts", "args"), "instant"),
+    "M": (("name", "pid", "tid", "args"), "mark"),
+    "s": (("id", "pid", "tid", "ts"), ""),
+    "f": (("id", "pid", "tid", "ts"), ""),
+}
+_SKIPPED = "tCnNODPRSTpFcvV()"
+INSTANT = frozenset(("addr", "size", "device_type", "device_id", "allocated", "reserved"))
+
+
+def _typed(exact: bool, slots: Mapping[str, str], flows: bool) -> Decode:
+    """A type for each phase, so that an event costs no more than what is read of it."""
+    raw = msgspec.Raw | msgspec.UnsetType
+    sorts = {
+        "span": {name: slot for name, slot in slots.items() if slot not in INSTANT | MARKS},
+        "instant": {name: slot for name, slot in slots.items() if slot in INSTANT},
+        "mark": {name: slot for name, slot in slots.items() if slot in MARKS},
+    }
+    args = {
+        sort: msgspec.defstruct(
+            f"{sort}_args",
+            [(slot, raw if _is_text(slot) else Any, absent(slot)) for slot in own.values()],
+            gc=False,
+            rename={slot: name for name, slot in own.items()},
+        )
+        for sort, own in sorts.items()
+    }
+
+    def event(phase: str) -> Any:
+        names, sort = _PHASES.get(phase, ((), "")) if flows or phase not in "sf" else ((), "")
+        kinds = {"args": (args[sort] | None, None)} if sort else {}
+        kinds |= {"ts": (raw, UNSET)} if exact and phase in "XBbEe" else {}
+        fields = [(name, *kinds.get(name, (Any, EVENT[name]))) for name in names]
+        return msgspec.defstruct(
+            f"Event_{ord(phase)}", fields, gc=False, tag_field="ph", tag=phase, namespace={"ph": phase}
+        )
+
+    every: Any = Union[tuple(event(phase) for phase in (*_PHASES, *_SKIPPED))]  # noqa: UP007
+    decode = msgspec.json.Decoder(list[every]).decode
     refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
     def events(text: bytes) -> list[Any]:
@@ -132,7 +179,9 @@ class _Args:
     def __init__(self, given: Mapping[str, Any], slots: Mapping[str, str]) -> None:
         for name, slot in slots.items():
             value = given.get(name)
-            if _is_text(slot) and value is not None and not isinstance(value, str):
+            if value is None:
+                value = absent(slot)
+            elif _is_text(slot) and not isinstance(value, str):
                 value = json.dumps(value)
             setattr(self, slot, value)
 
@@ -151,7 +200,7 @@ def event_of(event: Any, **changes: Any) -> Any:
     """A copy of an event with some fields changed."""
     copy = _Event({}, {})
     for key in EVENT:
-        setattr(copy, key, changes[key] if key in changes else getattr(event, key))
+        setattr(copy, key, changes[key] if key in changes else getattr(event, key, EVENT[key]))
     return copy
 
 

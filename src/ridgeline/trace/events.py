@@ -34,7 +34,9 @@ class Document:
     counters: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # (ns, value)
     exact: bool = False  # ``ts`` comes as text
     num_lost: int = 0
+    linked: bool = False  # launches carry correlations: flows need not be read any more
     closed: bool = False  # the end of the list was seen
+    note: str = ""  # what of the file is not read
     truncated: str = ""  # why the file ends early, if it does
 
     @property
@@ -53,17 +55,24 @@ def event_batches(path: Path, blocks: Blocks, document: Document, *, fast: bool 
     stream = iter(blocks)
     buffer = _opened(path, stream, document)
     document.exact = _needs_text(buffer)
-    decode = decoder(exact=document.exact, fast=fast, own=document.own is not None)
+    own = document.own is not None
+    decode = decoder(exact=document.exact, fast=fast, own=own)
+    pieces, held, flows = [buffer], len(buffer), True
     for block in stream:
-        buffer += block
-        cut = _last_boundary(buffer)
+        cut = _last_boundary(block)
         if cut:
-            yield from _batch(buffer[: cut[0]], decode, document)
-            buffer = buffer[cut[1] :]
-        elif len(buffer) > _MAX_CARRY_BYTES:
-            raise InputError(f"{path}: no end of an event within {_MAX_CARRY_BYTES >> 20} MiB: this is not a trace")
-    document.truncated = blocks.broken
-    yield from _last(buffer, decode, document)
+            yield from _batch(b"".join((b"[", *pieces, memoryview(block)[: cut[0]], b"]")), decode, document)
+            if document.linked and flows:
+                decode, flows = decoder(exact=document.exact, fast=fast, own=own, flows=False), False
+            pieces = [block[cut[1] :]]
+            held = len(pieces[0])
+        else:
+            pieces.append(block)
+            held += len(block)
+            if held > _MAX_CARRY_BYTES:
+                raise InputError(f"{path}: no end of an event within {_MAX_CARRY_BYTES >> 20} MiB: this is not a trace")
+    document.truncated, document.note = blocks.broken, blocks.note
+    yield from _last(b"".join(pieces), decode, document)
 
 
 def _opened(path: Path, stream: Iterator[bytes], document: Document) -> bytes:
@@ -125,11 +134,12 @@ def _last_boundary(buffer: bytes) -> tuple[int, int] | None:
 
 
 def _batch(text: bytes, decode: Decode, document: Document) -> Iterator[list[Any]]:
+    """The events of a list that was cut between two of them."""
     _count(text, document)
     try:
-        yield decode(b"[" + text + b"]")
+        yield decode(text)
     except DecodeError:
-        yield from _walk(text, document, at_end=False)
+        yield from _walk(text[1:-1], document, at_end=False)
 
 
 def _last(text: bytes, decode: Decode, document: Document) -> Iterator[list[Any]]:
@@ -152,7 +162,7 @@ def _last(text: bytes, decode: Decode, document: Document) -> Iterator[list[Any]
 
 def _count(text: bytes, document: Document) -> None:
     """Counter samples, whose arguments may have any name: looked for in the text, since most files have none."""
-    for found in _COUNTER.finditer(text):
+    for found in _COUNTER.finditer(text) if b'"C"' in text else ():
         begin, end = text.rfind(b"{", 0, found.start()), text.find(b"}", found.end())
         for _ in range(2):  # the sample's own brace comes after that of its arguments
             try:

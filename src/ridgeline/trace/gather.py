@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.trace.columns import BAD_TIME, Ints, Texts, Words, durations_ns, floats, instants_ns, ints
-from ridgeline.trace.decode import ARGS, OWN_ARGS, UNSET
+from ridgeline.trace.decode import ARGS, FLOATS, INSTANT, MARKS, OWN_ARGS, TEXTS, WORDS, absent
 from ridgeline.trace.dialect import CATEGORIES, WINDOWS
 from ridgeline.trace.kind import WORK, Kind
 from ridgeline.trace.table import Column
@@ -25,28 +26,26 @@ READ_DEVICE = (
     "external", "correlation", "device", "stream", "bytes", "grid", "block", "registers", "shared_bytes", "occupancy",
     "collective", "group", "dtype", *_NUMBERS, "graph_node", "wait_stream", "wait_event",
 )  # fmt: skip
-READ_RUNTIME = ("external", "correlation")
+READ_RUNTIME = ("correlation",)
 READ_HOST = (
     "external", "sequence", "forward_thread", "shapes", "dtypes", "strides", "concrete", "stack", "hierarchy", "flops",
     "collective", "group", "dtype", *_NUMBERS,
 )  # fmt: skip
 #: Our own files: everything that is not a mark.
-READ_OWN = tuple(name for name in OWN_ARGS if name not in ("device", "stream", "name", "labels", "addr", "size"))
-_WORDS = frozenset(
-    ("collective", "group", "dtype", "stack", "hierarchy", "module", "op", "phase", "source", "node", "copy", "link")
-)
-_TEXTS = frozenset(("shapes", "dtypes", "strides", "concrete", "grid", "block"))
-_FLOATS = frozenset(("occupancy", "occupancy_frac", "flops", "floor_s", "expected_s", "energy_j"))
+READ_OWN = tuple(name for name in OWN_ARGS if name not in {"device", "stream"} | INSTANT | MARKS)
 
 
 class _NoArgs:
     """Arguments of an event that has none."""
 
-    def __getattr__(self, name: str) -> None:
-        return None
+    def __getattr__(self, name: str) -> Any:
+        return absent(name)
 
 
 _NO_ARGS = _NoArgs()
+_NO_STREAM = absent("stream")
+_SPANS_ONLY, _FLOWS_TOO = ("X",), ("X", "f", "s", "t")
+_TS, _DUR, _CAT, _NAME, _PID, _TID, _ARGS = map(attrgetter, ("ts", "dur", "cat", "name", "pid", "tid", "args"))
 
 
 @dataclass(slots=True)
@@ -56,7 +55,9 @@ class Gathered:
     own: bool = False  # written by ourselves: every argument is ours
     words: Words = field(default_factory=Words)
     categories: Words = field(default_factory=Words)
-    places: Words = field(default_factory=Words)  # (pid, tid)
+    processes: Words = field(default_factory=Words)
+    tasks: Words = field(default_factory=Words)
+    places: list[tuple[str, str]] = field(default_factory=list)  # (process, thread) that rows are on
     dense: dict[str, list[Column]] = field(default_factory=dict)
     sparse: dict[str, list[tuple[Ints, Column]]] = field(default_factory=dict)
     num_rows: int = 0
@@ -66,8 +67,7 @@ class Gathered:
     opened: list[Any] = field(default_factory=list)  # B and E events, until they are paired
     memory: list[tuple[Any, ...]] = field(default_factory=list)
     windows: list[tuple[int, int]] = field(default_factory=list)
-    flows: list[tuple[Any, ...]] = field(default_factory=list)
-    num_flows: int = 0
+    flows: list[tuple[Any, ...]] = field(default_factory=list)  # where correlations are missing
     texts: Texts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,11 +77,24 @@ class Gathered:
         """The events of one batch."""
         complete = [event for event in batch if event.ph == "X"]
         if len(complete) != len(batch):
-            self._marks([event for event in batch if event.ph != "X"])
+            skipped = _FLOWS_TOO if "correlation" in self.sparse else _SPANS_ONLY
+            self._marks([event for event in batch if event.ph not in skipped])
         if self.own:  # slices without a kind are drawn for viewers: they repeat what spans say
             complete = [event for event in complete if event.cat]
         if complete:
             self._spans(complete, exact)
+
+    def settle(self) -> None:
+        """Pairs of process and thread as numbers, once everything has been seen."""
+        code = self.column("process", np.int32).astype(np.int64) * len(self.tasks) + self.column("task", np.int32)
+        different, inverse = np.unique(code, return_inverse=True)
+        processes, tasks = self.processes.frozen(), self.tasks.frozen()
+        keys: dict[tuple[str, str], int] = {}
+        number = [
+            keys.setdefault((processes[c // len(tasks)], tasks[c % len(tasks)]), len(keys)) for c in different.tolist()
+        ]
+        self.places = list(keys)
+        self.dense["place"] = [np.array(number, dtype=np.int32)[inverse]]
 
     def column(self, name: str, kind: Any) -> Column:
         return np.concatenate(self.dense[name]) if self.dense.get(name) else np.zeros(0, dtype=kind)
@@ -96,13 +109,11 @@ class Gathered:
     def _marks(self, events: list[Any]) -> None:
         """Names of processes and threads, memory instants, begin-end pairs and flows."""
         for event in events:
-            ph, args = event.ph, event.args
+            ph, args = event.ph, getattr(event, "args", None)
             if ph == "s" or ph == "f":
-                self.num_flows += 1
-                if "correlation" not in self.sparse:  # they matter only where correlations are missing
-                    self.flows.append((ph, event.id, event.pid, event.tid, event.ts))
+                self.flows.append((ph, event.id, event.pid, event.tid, event.ts))
             elif ph == "i" or ph == "I":
-                if event.name == "[memory]" and args is not None:
+                if args is not None and event.name == "[memory]":
                     self.memory.append((event.ts, event.pid, event.tid, args.addr, args.size, args.device_type,
                                         args.device_id, args.allocated, args.reserved))  # fmt: skip
             elif ph == "M":
@@ -113,17 +124,18 @@ class Gathered:
                 self.opened.append(event)
 
     def _spans(self, events: list[Any], exact: bool) -> None:
-        start = instants_ns([event.ts for event in events], exact=exact)
+        start = instants_ns(list(map(_TS, events)), exact=exact)
         events, start = self._timed(events, start)
-        category = self.categories.ids([event.cat for event in events])
+        category = self.categories.ids(list(map(_CAT, events)))
         events, start, category = self._without_windows(events, start, category)
         num = len(events)
         self._append("start", start)
-        self._append("duration", durations_ns([event.dur for event in events], in_ns=bool(self.in_ns)))
+        self._append("duration", durations_ns(list(map(_DUR, events)), in_ns=bool(self.in_ns)))
         self._append("category", category)
-        self._append("name", self.words.ids([event.name for event in events]))
-        self._append("place", self.places.ids([(event.pid, event.tid) for event in events]))
-        self._arguments([_NO_ARGS if event.args is None else event.args for event in events], category)
+        self._append("name", self.words.ids(list(map(_NAME, events))))
+        self._append("process", self.processes.ids(list(map(_PID, events))))
+        self._append("task", self.tasks.ids(list(map(_TID, events))))
+        self._arguments([_NO_ARGS if args is None else args for args in map(_ARGS, events)], category)
         self.num_rows += num
 
     def _append(self, name: str, column: Column) -> None:
@@ -158,7 +170,7 @@ class Gathered:
         device = np.array([name in _ON_DEVICE for name in names], dtype=np.bool_)[category]
         strange = np.flatnonzero(np.array([name not in CATEGORIES for name in names], dtype=np.bool_)[category])
         if len(strange):  # an unknown category runs on a device if it says on which stream
-            device[strange] = [args[i].stream is not None for i in strange]
+            device[strange] = [args[i].stream not in (None, _NO_STREAM) for i in strange]
         self._append("on_device", device)
         if self.own:
             self._read(args, np.arange(len(args)), READ_OWN)
@@ -168,27 +180,27 @@ class Gathered:
         self._read(args, np.flatnonzero(~device & (kind == Kind.RUNTIME)), READ_RUNTIME)
         self._read(args, np.flatnonzero(host), READ_HOST)
 
-    def _read(self, args: list[Any], rows: NDArray[np.intp], names: Sequence[str]) -> None:
+    def _read(self, args: list[Any], rows: NDArray[np.intp], names: tuple[str, ...]) -> None:
         if not len(rows):
             return
         chosen = [args[i] for i in rows] if len(rows) < len(args) else args
         for name in names:
-            values = given(chosen, name, 1 if self.own else len(ARGS[name]))
-            if values is not None:
-                self.sparse.setdefault(name, []).append((rows + self.num_rows, self._typed(name, values)))
+            for take, nothing in _takers(name, self.own):
+                values = list(map(take, chosen))
+                if values.count(nothing) < len(values):
+                    self.sparse.setdefault(name, []).append((rows + self.num_rows, self._typed(name, values)))
+                    break
 
     def _typed(self, name: str, values: Sequence[Any]) -> Column:
-        if name in _TEXTS:
+        if name in TEXTS:
             return self.texts.ids(values)
-        if name in _WORDS:
-            return self.words.ids(["" if value is None else value for value in values])
-        return floats(values) if name in _FLOATS else ints(values)
+        if name in WORDS:
+            return self.words.ids(values)
+        return floats(values) if name in FLOATS else ints(values)
 
 
-def given(args: Sequence[Any], name: str, num_names: int) -> list[Any] | None:
-    """An argument of every event under the first of its names that any of them has; None if none has it."""
-    for i in range(num_names):
-        values = list(map(attrgetter(name if not i else f"{name}_{i}"), args))
-        if values.count(None) + (values.count(UNSET) if name in _TEXTS else 0) < len(values):
-            return values
-    return None
+@cache
+def _takers(name: str, own: bool) -> tuple[tuple[attrgetter[Any], Any], ...]:
+    """How to take an argument under each of its names, and what an event without it has."""
+    slots = [name] if own else [name if not i else f"{name}_{i}" for i in range(len(ARGS[name]))]
+    return tuple((attrgetter(slot), absent(slot)) for slot in slots)

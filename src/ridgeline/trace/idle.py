@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.trace.breakdown import by_device, layers_of
+from ridgeline.trace.collectives import arrivals
 from ridgeline.trace.intervals import Intervals, Nanos, covered_within, gaps, union
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Ids, Index, Mask, Trace
@@ -44,7 +45,7 @@ _ALLOCATOR = re.compile(
 )
 _COMPILE = re.compile(
     r"torch/_dynamo/(?:convert_frame|output_graph|symbolic_convert)"
-    r"|torch/_inductor/(?:compile_fx|graph|codecache|async_compile)"
+    r"|torch/_inductor/(?:compile_fx|graph|codecache|async_compile)|\(dynamo_timed\)"
     r"|^(?:_compile\.|compile_fx|TorchDynamo compile|dynamo_timed|CompileFx|entire_frame_compile|backend_compile)"
     r"|^(?:Inductor|AOTAutograd)\b.*compil|triton/(?:compiler|runtime/jit)\S*: (?:compile|_do_compile)",
     re.IGNORECASE,
@@ -102,13 +103,19 @@ def idle_places(trace: Trace, limit: int = 200) -> list[Cause]:
 
 def pieces_of(trace: Trace) -> Pieces:
     """Every stretch in which no kernel computes, cut by cause."""
+    found: Pieces = trace.keep("pieces", lambda: _pieces_of(trace))
+    return found
+
+
+def _pieces_of(trace: Trace) -> Pieces:
     parts: list[Pieces] = []
+    arrived = _arrived(trace)
     for rank in trace.ranks():
         host = _Host(trace, rank)
         work = trace.gpu & (trace.rank == rank)
         for _, device, mask in by_device(trace, work):
             parts += _idle_pieces(trace, host, rank, device, mask)
-            parts += _exposed_pieces(trace, rank, device, mask)
+            parts += _exposed_pieces(trace, rank, device, mask, arrived)
     return _joined(parts)
 
 
@@ -281,7 +288,15 @@ def _unlinked_pieces(
     return [*found, _piece("unknown", left - active, nobody, next_row, rank, device, trace)]
 
 
-def _exposed_pieces(trace: Trace, rank: int, device: int, mask: Mask) -> list[Pieces]:
+def _arrived(trace: Trace) -> Nanos:
+    """When the last rank came to each collective; a span's own start where no other rank is known."""
+    found = trace.start_ns.copy()
+    for span, last in arrivals(trace).items():
+        found[span] = found[last]
+    return found
+
+
+def _exposed_pieces(trace: Trace, rank: int, device: int, mask: Mask, arrived: Nanos) -> list[Pieces]:
     """Copies and collectives that run while nothing computes, each span with its own share."""
     layers = layers_of(trace, mask)
     found = []
@@ -292,9 +307,11 @@ def _exposed_pieces(trace: Trace, rank: int, device: int, mask: Mask) -> list[Pi
         start, end = trace.start_ns[order], trace.end_ns[order]
         reached = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]))
         fresh = np.minimum(np.maximum(start, reached), end)  # where two overlap, the first has it
-        spent = covered_within(exposed, fresh, end)
         rows = order.astype(np.int32)
-        found += _by_sort(trace, kind, rows, spent, rank, device)
+        complete = np.clip(arrived[order], fresh, end)
+        waited = covered_within(exposed, fresh, complete)
+        found.append(_piece("straggler", waited, rows, rows, rank, device, trace, idle=False))
+        found += _by_sort(trace, kind, rows, covered_within(exposed, complete, end), rank, device)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ridgeline.trace.assemble import assembled
 from ridgeline.trace.blocks import blocks_of
-from ridgeline.trace.columns import BAD_TIME, instants_ns
+from ridgeline.trace.columns import BAD_TIME, instants_ns, is_given
 from ridgeline.trace.decode import event_of
 from ridgeline.trace.events import Document, event_batches
 from ridgeline.trace.gather import Gathered
@@ -27,6 +27,7 @@ def read_kineto(path: Path, *, fast: bool = True, rank: int | None = None) -> Tr
             for batch in event_batches(path, blocks, document, fast=fast):
                 gathered.own = document.own is not None
                 gathered.take(batch, exact=document.exact)
+                document.linked = "correlation" in gathered.sparse
                 if gathered.num_rows > MAX_SPANS:
                     document.truncated = f"reading stopped after {MAX_SPANS:,} spans"
                     break
@@ -58,4 +59,6 @@ def _elapsed_us(start: Any, end: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    return str(value) if isinstance(value, (int, float, str)) else bytes(value).decode("utf-8", "replace")
+    if isinstance(value, (int, float, str)):
+        return str(value)
+    return bytes(value).decode("utf-8", "replace") if is_given(value) else ""

@@ -203,6 +203,10 @@ def _from_host(rows: Rows) -> None:
 def _steps(rows: Rows) -> None:
     """Host spans belong to the step that is running when they start, device spans to that of their launch."""
     marks = np.flatnonzero((rows.kind == Kind.STEP) & (rows.device < 0))
+    if not len(marks):  # a trace of the device alone has them there
+        ranges = np.flatnonzero((rows.kind == Kind.ANNOTATION) & (rows.device >= 0))
+        texts = rows.words.texts(rows.name[ranges])
+        marks = ranges[[i for i, text in enumerate(texts) if STEP_NAME.match(text)]]
     if not len(marks):
         return
     marks = marks[np.argsort(rows.start[marks], kind="stable")]

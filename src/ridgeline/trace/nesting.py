@@ -38,12 +38,44 @@ def stacks_of(start: Nanos, end: Nanos, kind: NDArray[np.int8], thread: Ids, sla
     Rows with a negative thread take no part and have no parent.
     """
     order = _order(start, end, kind, thread)
-    parent_at, depth_at = _walk(start[order].tolist(), end[order].tolist(), thread[order].tolist(), slack_ns)
+    leaf = kind[order] == Kind.RUNTIME  # calls hold nothing, and are most of what there is
+    inner = order[~leaf]
+    parent_at, depth_at = _walk(start[inner].tolist(), end[inner].tolist(), thread[inner].tolist(), slack_ns)
     parent = np.full(len(start), -1, dtype=np.int32)
+    depth = np.zeros(len(start), dtype=np.int32)
     above = np.array(parent_at, dtype=np.int64)
     inside = above >= 0
-    parent[order[inside]] = order[above[inside]]
-    return Stacks(parent, _levels(order, np.array(depth_at, dtype=np.int32)))
+    parent[inner[inside]] = inner[above[inside]]
+    depth[inner] = depth_at
+    calls = order[leaf]
+    parent[calls] = _around(start, end, thread, parent, calls, order, leaf, slack_ns)
+    depth[calls] = np.where(parent[calls] >= 0, depth[np.maximum(parent[calls], 0)] + 1, 0)
+    return Stacks(parent, _levels(order, depth[order]))
+
+
+def _around(
+    start: Nanos,
+    end: Nanos,
+    thread: Ids,
+    parent: Ids,
+    calls: NDArray[np.intp],
+    order: NDArray[np.intp],
+    leaf: NDArray[np.bool_],
+    slack_ns: int,
+) -> Ids:
+    """The innermost span around each call: from the last one begun, outward until one has not ended."""
+    last = np.maximum.accumulate(np.where(leaf, -1, np.arange(len(order))))  # the span before each in the order
+    found = np.where(last[leaf] >= 0, order[np.maximum(last[leaf], 0)], -1).astype(np.int32)
+    rows = np.flatnonzero(found >= 0)
+    while len(rows):
+        at, call = found[rows], calls[rows]
+        other = thread[at] != thread[call]
+        ended = (end[at] <= start[call]) | (end[at] + slack_ns < end[call])
+        found[rows[other]] = -1
+        rows, at = rows[ended & ~other], at[ended & ~other]
+        found[rows] = parent[at]
+        rows = rows[found[rows] >= 0]
+    return found
 
 
 def _order(start: Nanos, end: Nanos, kind: NDArray[np.int8], thread: Ids) -> NDArray[np.intp]:

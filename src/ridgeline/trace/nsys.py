@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import InputError
-from ridgeline.trace.columns import Ints, Words, ints
+from ridgeline.trace.columns import MAX_NS, Ints, Words, ints
 from ridgeline.trace.dialect import kind_of
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.link import Rows, link
@@ -94,7 +94,7 @@ def read_nsys(path: Path) -> Trace:
                 known = ", ".join(sorted(export.columns)[:6]) or "nothing"
                 raise InputError(f"{path} is a database, but not an export of Nsight Systems; it holds {known}")
             return _read(path, export)
-    except (sqlite3.Error, OverflowError, MemoryError) as error:
+    except (sqlite3.Error, OverflowError, MemoryError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path} cannot be read as an export of Nsight Systems ({error}): export it again with "
             "nsys export --type sqlite"
@@ -313,7 +313,7 @@ def _waits(export: _Export, gathered: _Gathered) -> None:
 
 def _built(path: Path, export: _Export, gathered: _Gathered) -> Trace:
     thread, threads = _threads(export, gathered.column("thread"))
-    start, end = gathered.column("start"), gathered.column("end")
+    start, end = (np.clip(gathered.column(name), -MAX_NS, MAX_NS) for name in ("start", "end"))
     absent, zeros = np.full(gathered.num_rows, -1, np.int64), np.zeros(gathered.num_rows, dtype=np.int32)
     rows = Rows(
         words=gathered.words,
@@ -361,7 +361,7 @@ def _built(path: Path, export: _Export, gathered: _Gathered) -> Trace:
         step=rows.step,
         extra=_extra(gathered),
         meta=_meta(path, export, threads),
-        origin_ns=origin + (offset if isinstance(offset, int) else 0),
+        origin_ns=origin + (offset if isinstance(offset, int) and abs(offset + origin) < MAX_NS else 0),
     )
 
 

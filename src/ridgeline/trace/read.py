@@ -79,6 +79,7 @@ def read_ranks(
             ranks = [free]
         taken.update(ranks)
         yield trace
+        del trace  # before the next is read
 
 
 def read_job(paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str], *, cache: bool = True) -> Trace:

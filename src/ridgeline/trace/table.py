@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -94,7 +94,7 @@ class Counter:
     value: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """Every span's times, place, links and words; words are numbers into ``words``, kept once, and word 0 is empty.
 
@@ -124,9 +124,19 @@ class Trace:
     notes: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
     origin_ns: int = 0
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # derived, computed once
 
     def __len__(self) -> int:
         return len(self.start_s)
+
+    def keep(self, name: str, make: Callable[[], Any]) -> Any:
+        """Something that follows from the trace alone, made once; arrays among it are read-only."""
+        if name not in self._kept:
+            value = make()
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+            self._kept[name] = value
+        return self._kept[name]
 
     @property
     def end_s(self) -> float:
@@ -136,16 +146,19 @@ class Trace:
     @property
     def start_ns(self) -> Nanos:
         """Starts as whole nanoseconds since the origin; sums of these are exact."""
-        return np.rint(self.start_s * 1e9).astype(np.int64)
+        found: Nanos = self.keep("start_ns", lambda: np.rint(self.start_s * 1e9).astype(np.int64))
+        return found
 
     @property
     def end_ns(self) -> Nanos:
-        return np.rint((self.start_s + self.duration_s) * 1e9).astype(np.int64)
+        found: Nanos = self.keep("end_ns", lambda: np.rint((self.start_s + self.duration_s) * 1e9).astype(np.int64))
+        return found
 
     @property
     def gpu(self) -> Mask:
         """Spans that keep a device busy: kernels, communication, copies and memsets."""
-        return self.of_kind(*WORK) & (self.device >= 0)
+        found: Mask = self.keep("gpu", lambda: self.of_kind(*WORK) & (self.device >= 0))
+        return found
 
     @property
     def linked(self) -> Mask:
@@ -263,7 +276,9 @@ class Trace:
 
 
 COLUMNS = tuple(
-    f.name for f in fields(Trace) if f.name not in ("title", "words", "extra", "counters", "notes", "meta", "origin_ns")
+    f.name
+    for f in fields(Trace)
+    if f.name not in ("title", "words", "extra", "counters", "notes", "meta", "origin_ns", "_kept")
 )
 _TYPES: Mapping[str, type] = {"start_s": np.float64, "duration_s": np.float64, "kind": np.int8}
 
@@ -326,13 +341,11 @@ def concat(traces: list[Trace], title: str) -> Trace:
     optional = sorted({name for _, extra in parts for name in extra})
     joined = {name: np.concatenate([columns[name] for columns, _ in parts]) for name in COLUMNS}
     extra = {name: np.concatenate(_aligned(name, traces, parts)) for name in optional}
-    counters = {
-        key if key not in traces[0].counters or trace is traces[0] else f"{key} ({trace.title})": replace(
-            counter, at_s=counter.at_s + (trace.origin_ns - origin_ns) / 1e9
-        )
-        for trace in traces
-        for key, counter in trace.counters.items()
-    }
+    counters: dict[str, Counter] = {}
+    for trace in traces:
+        for key, counter in trace.counters.items():
+            moved = replace(counter, at_s=counter.at_s + (trace.origin_ns - origin_ns) / 1e9)
+            counters[key if key not in counters else f"{key} (rank {trace.ranks()[0] if len(trace) else 0})"] = moved
     notes = dict.fromkeys(note for trace in traces for note in trace.notes)
     return Trace(
         title, tuple(ids), **joined, extra=extra, counters=counters, notes=tuple(notes), meta=dict(traces[0].meta),

@@ -133,3 +133,20 @@ def gpu_only(document: dict[str, Any]) -> dict[str, Any]:
 
 def cpu_only(document: dict[str, Any]) -> dict[str, Any]:
     return mapped(document, lambda e: None if e.get("cat") in ("kernel", "gpu_memcpy", "cuda_runtime") else e)
+
+
+def with_arrows(document: dict[str, Any]) -> dict[str, Any]:
+    """Flow events in place of correlations."""
+    arrows: list[Event] = []
+
+    def change(event: Event) -> Event:
+        args = event.get("args") or {}
+        if "correlation" in args:
+            begins = event["cat"] == "cuda_runtime"
+            arrows.append({"ph": "s" if begins else "f", "id": args["correlation"], "pid": event["pid"],
+                           "tid": event["tid"], "ts": event["ts"], "cat": "ac2g", "name": "ac2g"})  # fmt: skip
+            event["args"] = {key: value for key, value in args.items() if key not in ("correlation", "External id")}
+        return event
+
+    found = mapped(document, change)
+    return found | {"traceEvents": found["traceEvents"] + arrows}

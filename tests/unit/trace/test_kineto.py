@@ -77,7 +77,7 @@ def test_kinds_come_from_categories_and_names(tmp_path, fast):
 
 
 @pytest.mark.parametrize(
-    "dialect", ["of_2021", "in_nanoseconds", "as_pairs", "of_rocm", "of_mtia", "absolute_decimals"]
+    "dialect", ["of_2021", "in_nanoseconds", "as_pairs", "of_rocm", "of_mtia", "absolute_decimals", "with_arrows"]
 )
 def test_dialects_agree_on_totals_and_links(tmp_path, fast, dialect):
     plain = _read(tmp_path, dialects.modern(), fast=fast)
@@ -118,6 +118,10 @@ def test_files_may_be_compressed(tmp_path):
     with zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("readme.txt", "no trace")
         archive.writestr("folder/t.json", text)
+    with zipfile.ZipFile(tmp_path / "two.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.json", text)
+        archive.writestr("b.json", "[]")
+    assert any("only the largest, a.json" in note for note in read(tmp_path / "two.zip").notes)
     (tmp_path / "misnamed.json").write_bytes(gzip.compress(text))
     for name in ("t.json.gz", "t.zip", "misnamed.json"):
         assert totals(read(tmp_path / name))["all"]["num_gpu_events"] == 4, name
@@ -277,3 +281,38 @@ def test_what_we_write_reads_back(tmp_path):
     assert key(again) == key(trace)
     assert again.counters["memory_bytes"].value.tolist() == [7.0, 9.0]
     assert totals(again) == totals(trace)
+
+
+def test_traces_of_xla_and_of_the_old_profiler_have_devices_by_name(tmp_path, fast):
+    xla = [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 13, "args": {"name": "Stream #13(Compute)"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "XLA Ops"}},
+        {"ph": "M", "name": "process_name", "pid": 701, "args": {"name": "/host:CPU"}},
+        {"ph": "X", "pid": 1, "tid": 13, "ts": 10.0, "dur": 5.0, "name": "fusion_3", "args": {"correlation_id": 4}},
+        {"ph": "X", "pid": 1, "tid": 1, "ts": 10.0, "dur": 5.0, "name": "fusion.3"},
+        {"ph": "X", "pid": 701, "tid": 5, "ts": 2.0, "dur": 1.0, "name": "PjitFunction(f)"},
+    ]
+    assert totals(_read(tmp_path, {"traceEvents": xla}, fast=fast))["all"]["num_gpu_events"] == 1
+    old = [{"ph": "X", "name": "gemm", "ts": 1.0, "dur": 3.0, "tid": 0, "pid": "CUDA functions", "args": {}},
+           {"ph": "X", "name": "mm", "ts": 0.0, "dur": 1.0, "tid": 1, "pid": "CPU functions", "args": {}}]  # fmt: skip
+    assert totals(_read(tmp_path, old, fast=fast))["all"]["compute_ms"] == pytest.approx(0.003)
+
+
+def test_an_unknown_category_runs_on_a_device_only_if_it_names_a_stream(tmp_path, fast):
+    strange = (dialects.host("brand_new", "somewhere", 180.0, 5.0),
+               dialects.device("brand_new_too", "over there", 190.0, 5.0, 77))  # fmt: skip
+    trace = _read(tmp_path, dialects.modern(extra=strange), fast=fast)
+    assert [bool(trace.gpu[_named(trace, name)]) for name in ("somewhere", "over there")] == [False, True]
+
+
+def test_steps_of_a_trace_of_the_device_alone_come_from_its_own_marks(tmp_path, fast):
+    marks = tuple(
+        dialects.device("gpu_user_annotation", f"ProfilerStep#{n}", 20.0 + 90.0 * i, 90.0, 0) | {"args": {}}
+        for i, n in enumerate((3, 4))
+    )
+    document = dialects.gpu_only(dialects.modern())
+    document["traceEvents"] += list(marks)
+    trace = _read(tmp_path, document, fast=fast)
+    assert [step.number for step in steps(trace)] == [3, 4]
+    assert totals(trace)["all"]["num_gpu_events"] == 4

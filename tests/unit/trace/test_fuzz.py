@@ -1,0 +1,36 @@
+"""A few hundred damaged files, chosen by number: an answer or a refusal, never a crash."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def fuzzer(repo_dir):
+    spec = importlib.util.spec_from_file_location("trace_fuzz", repo_dir / "benchmarks" / "trace_fuzz.py")
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = before
+
+
+def test_damaged_files_are_answered_or_refused(fuzzer):
+    counts = fuzzer.fuzz(num=300, seconds=60.0, seed=1, more=[])
+    assert counts["crashed"] == 0 and counts["slow"] == 0
+    assert min(counts["refused"], counts["partial"]) > 20
+
+
+def test_a_bomb_is_unpacked_no_further_than_an_event_may_be_long(tmp_path, monkeypatch):
+    import gzip
+
+    from ridgeline.errors import InputError
+    from ridgeline.trace import events, read
+
+    monkeypatch.setattr(events, "_MAX_CARRY_BYTES", 4 << 20)
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [{"name": "' + b"a" * (40 << 20)))
+    with pytest.raises(InputError, match="no end of an event within 4 MiB"):
+        read(tmp_path / "bomb.json.gz")
