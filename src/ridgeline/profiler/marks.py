@@ -50,7 +50,7 @@ def paths(models: Iterable[nn.Module]) -> dict[str, nn.Module]:
 
 
 def forward_lines(models: Iterable[nn.Module]) -> dict[str, str]:
-    """Where each module's forward pass is written, ``file:line``, for those written outside of PyTorch; "" is the top."""
+    """Where each module's forward pass is written, ``file:line``, unless PyTorch wrote it; the path "" is the top."""
     models = list(models)
     found = {path: _forward_line(module) for path, module in paths(models).items()}
     found |= {"": _forward_line(models[0])} if models else {}
