@@ -199,7 +199,7 @@ def profile(model: Any | Iterable[Any] | None = None, out: str | os.PathLike[str
 
     The warm-up is found from the step times and left out; ``steps`` steps are then recorded with shapes, module paths
     (of ``model``, else of every model alive), source lines, power and clocks. ``run.trace`` is the result; its notes
-    say when the run was steady and what recording cost. ``wanted``: steps, warmup, max_warmup, shapes, lines, modules,
+    say when the run was steady and what recording cost. ``wanted``: steps, warmup, max_warmup, shapes, stack, modules,
     power, memory.
     """
     from ridgeline.profiler.recorder import Run, wanted_of

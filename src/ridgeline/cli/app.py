@@ -242,7 +242,9 @@ def profile(
     steps: Annotated[int, typer.Option(min=1, help="Steps to record.")] = 3,
     warmup: Annotated[int | None, typer.Option(min=0, help="Steps to let pass; found by itself without.")] = None,
     step_on: Annotated[str, typer.Option(help="Count calls of package.module:function as steps.")] = "",
-    lines: Annotated[bool, typer.Option(help="One more step with the Python stack, for source lines.")] = True,
+    stack: Annotated[
+        bool, typer.Option(help="One more step with the Python stack, for lines outside of modules.")
+    ] = False,
     power: Annotated[bool, typer.Option(help="Sample power and clocks beside the run.")] = True,
     memory: Annotated[bool, typer.Option(help="Record every allocation.")] = False,
     top: Annotated[int, typer.Option(min=0, help="Rows in the table.")] = 12,
@@ -251,7 +253,7 @@ def profile(
     """Run a script and record its steady steps: shapes, modules, lines, power, with the recording's own cost."""
     from ridgeline.cli.profile import Asked, profile_and_show
 
-    options = {"steps": steps, "warmup": warmup, "lines": lines, "power": power, "memory": memory}
+    options = {"steps": steps, "warmup": warmup, "stack": stack, "power": power, "memory": memory}
     code = profile_and_show(Asked(target, tuple(args or ()), module, out, step_on, options, top, json))
     if code:
         raise typer.Exit(code)

@@ -31,6 +31,27 @@ def with_lines(trace: Trace, stacked: Trace) -> Trace:
     return trace.with_words(source=words)
 
 
+def with_module_lines(trace: Trace) -> Trace:
+    """The trace with the line where the forward pass of each span's module is written, or of the nearest around it."""
+    facts = trace.meta.get("ridgeline")
+    lines = facts.get("module_lines") if isinstance(facts, dict) else None
+    if not isinstance(lines, dict) or not lines:
+        return trace
+    wanted = {word: _nearest(word, lines) if word else "" for word in {trace.words[i] for i in np.unique(trace.module)}}
+    words = [
+        trace.words[own] if own else wanted[trace.words[module]] for own, module in zip(trace.source, trace.module)
+    ]
+    return trace.with_words(source=words)
+
+
+def _nearest(path: str, lines: dict[str, str]) -> str:
+    while path:
+        if path in lines:
+            return str(lines[path])
+        path = path.rpartition(".")[0]
+    return str(lines.get("", ""))
+
+
 def _threads(trace: Trace) -> list[Index]:
     """Ops of each host thread in time order; the busiest thread first, so that those of two recordings pair up."""
     ops = trace.of_kind(Kind.OP) & (trace.thread >= 0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 from torch.profiler import record_function
 
 MODULE = "rl.module:"
+_TORCH = Path(torch.__file__).parent
 GC = "python gc generation"
 
 
@@ -44,6 +47,23 @@ def paths(models: Iterable[nn.Module]) -> dict[str, nn.Module]:
                 seen.add(id(module))
                 found[_free(full, found)] = module
     return found
+
+
+def forward_lines(models: Iterable[nn.Module]) -> dict[str, str]:
+    """Where each module's forward pass is written, ``file:line``, unless PyTorch wrote it; the path "" is the top."""
+    models = list(models)
+    found = {path: _forward_line(module) for path, module in paths(models).items()}
+    found |= {"": _forward_line(models[0])} if models else {}
+    return {path: line for path, line in found.items() if line}
+
+
+def _forward_line(module: nn.Module) -> str:
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    if code is None or Path(code.co_filename).is_relative_to(_TORCH):
+        return ""
+    file = Path(code.co_filename)
+    here = Path.cwd()
+    return f"{file.relative_to(here) if file.is_relative_to(here) else file.name}:{code.co_firstlineno}"
 
 
 def _free(path: str, taken: dict[str, nn.Module]) -> str:

@@ -18,8 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from ridgeline.errors import InputError, nearest
 from ridgeline.profiler.floors import with_floors
-from ridgeline.profiler.lines import with_lines
-from ridgeline.profiler.marks import Masks, collections_marked, modules_marked, roots
+from ridgeline.profiler.lines import with_lines, with_module_lines
+from ridgeline.profiler.marks import Masks, collections_marked, forward_lines, modules_marked, roots
 from ridgeline.profiler.sampler import Sampler, Samples
 from ridgeline.profiler.steady import LEAST_STEPS, Steady, steady
 from ridgeline.trace import Trace, read
@@ -40,7 +40,7 @@ class Wanted:
     warmup: int | None = None
     max_warmup: int = MAX_WARMUP
     shapes: bool = True
-    lines: bool = True
+    stack: bool = False
     modules: bool = True
     power: bool = True
     memory: bool = False
@@ -191,7 +191,7 @@ class Run:
             session.step()
             return
         self._close(session, self.file, self.wanted.steps)
-        if self.wanted.lines:
+        if self.wanted.stack:
             self._open(stack=True)
             self._require().begin([])
             self.state = TRACING_LINES
@@ -254,6 +254,7 @@ class Run:
             "notes": list(self.notes),
             "power_source": samples.source if samples else "off",
         }
+        self.facts["module_lines"] = session.module_lines
         session.export(path, self.facts | {"counters": _columns(samples)})
         self._session = None
 
@@ -276,6 +277,7 @@ class Run:
                 "make more steps, or give warmup=0"
             )
         trace = read(self.file, cache=False)
+        trace = with_module_lines(trace)
         if self._lines.exists():
             trace = with_lines(trace, read(self._lines, cache=False))
         trace, coverage = with_floors(trace)
@@ -354,6 +356,7 @@ class _Session:
         self.samples: Samples | None = None
         self.masks: Masks | None = None
         self.num_modules = 0
+        self.module_lines: dict[str, str] = {}
         self.running = False
         self.began_s = 0.0
         self._step: Any = None
@@ -368,6 +371,7 @@ class _Session:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         self.masks = Masks(models)
+        self.module_lines = forward_lines(models)
         self.profiler.start_trace()
         self.running = True
         if not self.with_stack:  # the stack's tracer must not meet Python code that runs inside a collection
