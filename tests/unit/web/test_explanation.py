@@ -41,6 +41,9 @@ def _explanation(name: str = "cutlass_80_simt_sgemm_128x64"):
             facts = {"flops": 2e9, "read_bytes": 8_000_000, "written_bytes": 4_000_000}
             build.add(name, "GPU 0 stream 7", now + 4.1e-3 + i * 0.9e-3, 0.89e-3, kind=Kind.KERNEL, device=0, stream=7,
                       launch=call, step=step, op="aten::mm", module=f"model.{name}", extra=facts)  # fmt: skip
+        build.add(
+            "cudaDeviceSynchronize", "host", now + 4.2e-3, 7.1e-3, kind=Kind.RUNTIME, thread=1, parent=mark, step=step
+        )
         build.count("memory_bytes", now, 1e9 * (step + 1))
         now += 12e-3
     trace = build.build()
