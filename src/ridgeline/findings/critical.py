@@ -37,6 +37,15 @@ def critical_path(program: Program, schedule: Schedule) -> list[Link]:
     return links[::-1]
 
 
+def path_ms(program: Program, schedule: Schedule, num_steps: int) -> dict[str, float]:
+    """Milliseconds a step of the critical path by what they are: device, queued, launch, host call, host."""
+    words = {"work": "device", "queue": "queued", "launch": "launch", "call": "host_call", "host": "host"}
+    sums = dict.fromkeys(words.values(), 0.0)
+    for link in critical_path(program, schedule):
+        sums[words[link.kind]] += link.duration_s * 1e3 / num_steps
+    return sums
+
+
 def _last(schedule: Schedule) -> tuple[str, int] | None:
     works = float(schedule.work_end_s.max(initial=-np.inf))
     calls = float(schedule.call_end_s.max(initial=-np.inf))

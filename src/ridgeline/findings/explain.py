@@ -15,6 +15,7 @@ from ridgeline.findings.scene import Candidate, Scene
 LATER_FRAC, LATER_STEP_FRAC = 0.1, 0.03
 """A gain that only shows once the findings above are fixed is worth one from this share of what is then left on, and
 of the step."""
+LEAST_SHARE = 0.25
 MAX_FINDINGS = 12
 
 
@@ -67,26 +68,45 @@ def _weighed(scene: Scene, rule: Rule, candidate: Candidate) -> _Weighed:
 
 def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
     """Gains alone, and in sequence: each after those above it, so that a second bottleneck shows."""
-    so_far, before_s, left_s = scene.no_edit(), scene.step_s, scene.unrecorded_step_s
+    so_far, before_s = scene.no_edit(), scene.step_s
     made = list[Finding]()
     for found in weighed:
         after_s = scene.step_after_s(so_far | found.best)
         in_turn_s = max(0.0, before_s - after_s)
-        finding = _finding(scene, found, in_turn_s, left_s)
-        matters = finding.step_frac >= found.candidate.least_frac or in_turn_s >= max(
-            LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s
-        )
-        if matters and len(made) < MAX_FINDINGS:
+        finding = _finding(scene, found, in_turn_s)
+        later = in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
+        if (finding.step_frac >= found.candidate.least_frac or later) and len(made) < MAX_FINDINGS:
             made.append(finding)
-            so_far, before_s, left_s = so_far | found.best, min(before_s, after_s), left_s - finding.high_ms / 1e3
-    return sorted(made, key=lambda finding: -finding.expected_ms)
+            so_far, before_s = so_far | found.best, min(before_s, after_s)
+    return sorted(_fitted(made, scene.unrecorded_step_s * 1e3), key=lambda finding: -finding.expected_ms)
 
 
-def _finding(scene: Scene, found: _Weighed, in_turn_s: float, left_s: float) -> Finding:
+def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
+    """Findings that together promise at most the step: what exceeds it is taken from all but the first alike."""
+    total_ms = sum(finding.high_ms for finding in made)
+    if total_ms <= step_ms or len(made) < 2:
+        return made
+    first, rest = made[0], made[1:]
+    share = max(0.0, step_ms - first.high_ms) / (total_ms - first.high_ms)
+    share = max(share, LEAST_SHARE)
+    if share == LEAST_SHARE:  # the first alone promises nearly all: it gives some of it up as well
+        left_ms = step_ms - share * (total_ms - first.high_ms)
+        first = _capped(first, left_ms / first.high_ms, step_ms)
+    return [first, *(_capped(finding, share, step_ms) for finding in rest)]
+
+
+def _capped(finding: Finding, share: float, step_ms: float) -> Finding:
+    high_ms = finding.high_ms * min(1.0, share)
+    low_ms = min(finding.low_ms, high_ms)
+    frac = high_ms / step_ms if step_ms > 0 else 0.0
+    return replace(finding, low_ms=low_ms, high_ms=high_ms, expected_ms=(low_ms + high_ms) / 2, step_frac=frac)
+
+
+def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     trusted = trust(found.rule.name)
-    high_s = min(
-        left_s, trusted.high * found.best_s * scene.pace, max(found.best_s, scene.most_s(found.candidate.cure))
-    )
+    step_s = scene.unrecorded_step_s
+    most_s = min(step_s, max(found.best_s, scene.most_s(found.candidate.cure)))
+    high_s = min(trusted.high * found.best_s * scene.pace, most_s)
     low_s = min(high_s, trusted.low * found.worst_s * scene.pace)
     candidate = found.candidate
     return Finding(
@@ -100,7 +120,7 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float, left_s: float) -> 
         high_ms=high_s * 1e3,
         expected_ms=(low_s + high_s) / 2 * 1e3,
         later_ms=max(high_s, in_turn_s * scene.pace) * 1e3,
-        step_frac=high_s / scene.unrecorded_step_s if scene.unrecorded_step_s > 0 else 0.0,
+        step_frac=high_s / step_s if step_s > 0 else 0.0,
         evidence=candidate.evidence,
         rows=candidate.spans,
         unchecked=candidate.unchecked,

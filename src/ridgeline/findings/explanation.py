@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.findings.critical import path_ms
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.floors import Gap, gaps_of
@@ -67,6 +68,7 @@ class Explanation:
     findings: tuple[Finding, ...]
     ranks: tuple[Summary, ...]
     gaps: tuple[Gap, ...] = ()
+    path_ms: Mapping[str, float] = field(default_factory=dict)
     scene: Scene | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -98,6 +100,7 @@ class Explanation:
             "steps": [step_document(step) for step in self.steps],
             "idle_causes": idle_document(self.idle, self.places),
             "findings": [finding.to_dict() for finding in self.findings],
+            "critical_path_ms": dict(self.path_ms),
             "gaps": [gap.to_dict() for gap in self.gaps],
             "ranks": [
                 {"rank": rank.rank, "totals": {name: dict(part) for name, part in rank.totals.items()}}
@@ -204,6 +207,7 @@ def explained(
         findings=findings,
         ranks=tuple(summaries),
         gaps=gaps_of(scene),
+        path_ms=path_ms(scene.wiring.program, scene.recorded, scene.num_steps),
         scene=scene,
     )
 

@@ -131,6 +131,10 @@ def test_the_critical_path_is_as_long_as_the_run(troubled):
     assert all(abs(a.end_s - b.start_s) < 1e-9 for a, b in pairwise(path))
 
 
+def test_the_path_by_what_it_is_adds_up_to_the_step(troubled):
+    assert sum(troubled.path_ms.values()) == pytest.approx(troubled.scene.recorded_step_s * 1e3)
+
+
 def test_ops_stand_beside_what_is_expected_of_them(troubled):
     gap = troubled.gaps[0]
     assert gap.op == "aten::mm" and gap.num == 6
