@@ -27,7 +27,28 @@ _OP_WORDS = {
     "cudnn_convolution": "conv", "conv2d": "conv", "scaled_dot_product_attention": "attention",
     "scaled_dot_product_flash_attention": "attention", "flash_attention_forward": "attention",
     "scaled_dot_product_cudnn_attention": "attention", "efficient_attention_forward": "attention",
+    "cudnn_attention_forward": "attention", "cudnn_attention": "attention", "flash_attention": "attention",
+    "efficient_attention": "attention", "cudnn_batch_norm": "batch_norm", "threshold": "relu", "clamp_min": "relu",
+    "fused_adamw": "adamw", "fused_sgd": "sgd", "max_pool2d_with_indices": "max_pool2d",
 }  # fmt: skip
+
+_SORTS = tuple(
+    (sort, re.compile(pattern))
+    for sort, pattern in (
+        ("conv", r"^conv"),
+        ("norm", r"norm"),
+        ("matmul", r"^matmul$"),
+        ("attention", r"attention"),
+        ("softmax", r"softmax|nll_loss|cross_entropy"),
+        ("pool", r"pool"),
+        ("embedding", r"embedding"),
+        (
+            "pointwise",
+            r"^(pointwise|add|mul|div|sub|relu|gelu|silu|sigmoid|tanh|exp|pow|neg|fill|copy|to_copy|where|dropout)$",
+        ),
+        ("reduce", r"^(reduce|sum|mean|max|min|argmax)$"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +145,27 @@ def diff(a: Trace, b: Trace, idle: Idle) -> Difference:
     changes = [_change(name, parts_a.get(name, Part()), parts_b.get(name, Part())) for name in {**parts_a, **parts_b}]
     changes += _idle_changes(before, after)
     changes.sort(key=lambda change: -abs(change.delta_ms))
-    notes = () if matched >= MATCHED else (f"only {matched:.0%} of the time has the same {level} in both runs",)
+    notes = _notes(before, after, level, matched)
     return Difference(
         a.title, b.title, before.window.step_s * 1e3, after.window.step_s * 1e3, level, matched, tuple(changes), notes
     )
+
+
+def _notes(a: Side, b: Side, level: str, matched: float) -> tuple[str, ...]:
+    notes = []
+    if matched < MATCHED:
+        notes.append(f"only {matched:.0%} of the time has the same {level} in both runs")
+    alone = [_unrecorded_ms(side.trace) for side in (a, b)]
+    if all(alone):
+        notes.append(f"steps are as recorded; without the recording they took {alone[0]:.4g} and {alone[1]:.4g} ms")
+    return tuple(notes)
+
+
+def _unrecorded_ms(trace: Trace) -> float:
+    """What the recorder measured without recording; 0 if it did not."""
+    facts = trace.meta.get("ridgeline")
+    found = facts.get("unprofiled_step_s") if isinstance(facts, dict) else None
+    return float(found) * 1e3 if isinstance(found, (int, float)) and found > 0 else 0.0
 
 
 def idle_by_cause(trace: Trace, window: Window) -> dict[str, float]:
@@ -183,7 +221,8 @@ def _word(trace: Trace, column: str, row: int) -> str:
 
 def plain_op(op: str) -> str:
     """An op's name without the spelling of a framework, so that predicted and measured runs meet."""
-    word = _OP_PARTS.sub("", op)
+    word = _OP_PARTS.sub("", op).rstrip("_")
+    word = word.removesuffix("_backward").removesuffix("_backward_data").removesuffix("_overrideable")
     return _OP_WORDS.get(word, word)
 
 
@@ -195,6 +234,15 @@ def _by_module(trace: Trace, row: int) -> str:
 def _by_op(trace: Trace, row: int) -> str:
     phase, op = _word(trace, "phase", row), plain_op(_word(trace, "op", row))
     return f"{op} ({phase})" if op and phase else op or f"({_by_family(trace, row)})"
+
+
+def _by_sort(trace: Trace, row: int) -> str:
+    """The graph's word for an op: what a predicted run calls its own."""
+    op, phase = plain_op(_word(trace, "op", row)), _word(trace, "phase", row)
+    if phase == "optimizer":
+        return "foreach (optimizer)"
+    sort = next((sort for sort, pattern in _SORTS if pattern.search(op)), "") or _by_family(trace, row)
+    return f"{sort} ({phase})" if phase else sort
 
 
 def _by_kernel(trace: Trace, row: int) -> str:
@@ -211,6 +259,7 @@ def _by_family(trace: Trace, row: int) -> str:
 LEVELS: Mapping[str, Callable[[Trace, int], str]] = {
     "module and op": _by_module,
     "op": _by_op,
+    "sort of op": _by_sort,
     "kernel": _by_kernel,
     "kernel family": _by_family,
 }
@@ -220,7 +269,7 @@ def _level(a: Side, b: Side) -> tuple[str, float]:
     """The finest alignment under which the two runs meet, and the share of their time that does."""
     best = ("kernel family", 0.0)
     for level, key in LEVELS.items():
-        if level in ("module and op", "op") and not (_has(a, level) and _has(b, level)):
+        if level in ("module and op", "op", "sort of op") and not (_has(a, level) and _has(b, level)):
             continue
         matched = _matched(_parts(a, key), _parts(b, key))
         if matched >= MATCHED:
@@ -311,7 +360,7 @@ def _micros(seconds: float) -> str:
 
 
 def _short(name: str) -> str:
-    plain = re.sub(r"<.*|\(.*", "", name.removeprefix("void ")).split("::")[-1]
+    plain = re.sub(r"<.*|\(.*", "", name.replace("(anonymous namespace)::", "").removeprefix("void ")).split("::")[-1]
     return plain if len(plain) <= 40 else plain[:39] + "…"
 
 

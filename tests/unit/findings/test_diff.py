@@ -89,3 +89,19 @@ def test_no_moment_is_counted_twice():
 def test_spellings_of_an_op_meet():
     assert plain_op("aten::addmm") == plain_op("matmul") == plain_op("aten::bmm")
     assert plain_op("aten::_softmax") == "softmax"
+
+
+def test_a_predicted_run_meets_a_measured_one_by_the_sort_of_op():
+    from ridgeline.trace import TraceBuilder
+
+    build = TraceBuilder("predicted")
+    for i, (op, us) in enumerate((("norm", 80.0), ("conv", 50.0), ("pointwise", 40.0))):
+        build.add(op, "device", i * 1e-3, us * 1e-6, op=op, phase="forward")
+    stage = Stage()
+    with stage.step():
+        for op, us in (("aten::cudnn_batch_norm", 100.0), ("aten::cudnn_convolution", 60.0), ("aten::relu_", 40.0)):
+            stage.kernel("kernel", us, op=op)
+    measured = stage.trace().with_words(phase=["forward"] * len(stage.trace()))
+    found = diff(build.build(), measured, idle_by_cause)
+    assert found.aligned_by == "sort of op" and found.matched_frac == pytest.approx(1.0)
+    assert _change(found, "norm (forward)").delta_ms == pytest.approx(0.02, abs=1e-3)
