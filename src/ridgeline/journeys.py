@@ -118,19 +118,24 @@ def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | No
     from ridgeline.trace import Trace, read_ranks
 
     device = device_named(on) if on is not None else None
-    if isinstance(source, Trace):
-        return explained(source, [summary_of(source)], device=device)
-    files = _trace_files(source)
+    files = [] if isinstance(source, Trace) else _trace_files(source)
+
+    def ranks() -> Iterator[Trace]:
+        """One rank after another, read again each time: only one is held."""
+        for trace in [source] if isinstance(source, Trace) else read_ranks(files):
+            own = trace.ranks()
+            yield from (trace.of_rank(rank) for rank in own) if len(own) > 1 else (trace,)
+
     summaries: list[Summary] = []
     collectives: list[Trace] = []
     alone: Trace | None = None
-    for alone in read_ranks(files):
+    for alone in ranks():
         summaries.append(summary_of(alone))
         collectives.append(communication_of(alone))
     if len(summaries) == 1 and alone is not None:
         return explained(alone, summaries, device=device)
     chosen = _typical(summaries)
-    trace = next(islice(read_ranks(files), chosen, None))
+    trace = next(islice(ranks(), chosen, None))
     return explained(trace, summaries, [c for i, c in enumerate(collectives) if i != chosen], device=device)
 
 

@@ -32,10 +32,12 @@ class Cure:
     freed: Index = field(default_factory=lambda: EMPTY)
     aside: Index = field(default_factory=lambda: EMPTY)
     aside_at_worst: bool = False
+    closed: Index = field(default_factory=lambda: EMPTY)  # at best no longer waits before it starts
 
     @property
     def is_empty(self) -> bool:
-        return not (len(self.works) or len(self.host.start) or len(self.freed) or len(self.aside))
+        parts = (self.works, self.host.start, self.freed, self.aside, self.closed)
+        return not any(len(part) for part in parts)
 
 
 @dataclass(slots=True)
@@ -101,6 +103,7 @@ def edit_of(cure: Cure, program: Program, clock: HostClock, *, best: bool) -> Ed
     """The change to the replay, at its best or at its worst."""
     edit = no_edit(program)
     scale, aside, freed = edit.scale, edit.aside, edit.freed
+    edit.closed[cure.closed if best else EMPTY] = True
     scale[cure.works] = cure.keep_best if best else cure.keep_worst
     if best or cure.aside_at_worst:
         aside[cure.aside] = True

@@ -102,7 +102,8 @@ def _calls(trace: Trace, window: Window, work_mask: Mask) -> _Calls:
     wanted[launches[launches >= 0]] = True
     rows = trace.in_order(wanted & inside)
     rows, nested_in = _outermost(trace, rows)
-    marks_ns = np.array([window.start_ns, *window.marks_ns, window.host_end_ns], dtype=np.int64)
+    further = (*window.marks_ns, window.host_end_ns) if len(rows) else ()  # without calls there is no host to follow
+    marks_ns = np.array([window.start_ns, *further], dtype=np.int64)
     main = _main_thread(trace, rows)
     row = np.concatenate((np.full(len(marks_ns), NONE), rows))
     launched_ns = np.where(trace.of_kind(Kind.RUNTIME)[rows], trace.start_ns[rows], trace.end_ns[rows])

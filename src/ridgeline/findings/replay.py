@@ -117,6 +117,7 @@ class Edit:
     scale: Seconds
     freed: Mask  # calls that no longer wait
     aside: Mask  # work that moves to a stream of its own kind, beside the one it held up
+    closed: Mask  # work that follows what is before it on its stream at once
 
     def __or__(self, other: Edit) -> Edit:
         """Both changes; the time they cut must be different time, which the ledger sees to."""
@@ -126,6 +127,7 @@ class Edit:
             scale=self.scale * other.scale,
             freed=self.freed | other.freed,
             aside=self.aside | other.aside,
+            closed=self.closed | other.closed,
         )
 
 
@@ -137,19 +139,20 @@ def no_edit(program: Program) -> Edit:
         scale=np.ones(works),
         freed=np.zeros(calls, dtype=bool),
         aside=np.zeros(works, dtype=bool),
+        closed=np.zeros(works, dtype=bool),
     )
 
 
 def edited(program: Program, edit: Edit) -> Program:
     """The program after the change; no time is cut below nothing."""
-    removed = edit.scale == 0.0
+    at_once = (edit.scale == 0.0) | edit.closed
     return replace(
         program,
         gap_s=np.where(edit.cut_before_s > 0.0, np.maximum(0.0, program.gap_s - edit.cut_before_s), program.gap_s),
         own_s=np.maximum(0.0, program.own_s - edit.cut_inside_s),
         waits_for=np.where(edit.freed, NONE, program.waits_for),
         duration_s=program.duration_s * edit.scale,
-        stream_gap_s=np.where(removed, np.minimum(0.0, program.stream_gap_s), program.stream_gap_s),
+        stream_gap_s=np.where(at_once, np.minimum(0.0, program.stream_gap_s), program.stream_gap_s),
         stream=np.where(edit.aside, program.stream + program.num_streams, program.stream),
         depends_on=np.where(edit.aside[program.depends_on] & (program.depends_on >= 0), NONE, program.depends_on),
     )

@@ -233,3 +233,41 @@ def test_a_folder_without_traces_says_so(tmp_path):
 )
 def test_kernels_are_known_by_their_names(name, family, precision):
     assert kernel_name(name) == (family, precision)
+
+
+def _pipeline(bubble_us: float):
+    """A simulated step of two stages in one table, as a simulator writes it: no host, bubbles marked."""
+    build = TraceBuilder("two stages, simulated")
+    for rank in range(2):
+        at = 0.0
+        for micro in range(8):
+            if bubble_us and micro in (0, 4):
+                build.add(
+                    "bubble",
+                    f"stage {rank}",
+                    at,
+                    bubble_us * 1e-6,
+                    kind=Kind.BUBBLE,
+                    device=0,
+                    stream=7,
+                    rank=rank,
+                    step=0,
+                )
+                at += bubble_us * 1e-6
+            build.add(
+                f"forward {micro}", f"stage {rank}", at, 1e-3, kind=Kind.KERNEL, device=0, stream=7, rank=rank, step=0
+            )
+            at += 1e-3
+        build.add("step", f"stage {rank} step", 0.0, at, kind=Kind.STEP, rank=rank, step=0, device=-1, thread=0)
+    return build.build()
+
+
+def test_bubbles_of_a_simulated_pipeline_are_found():
+    found = explain(_pipeline(500.0))
+    assert len(found.ranks) == 2 and rules_of(list(found.findings)) == ["pipeline-bubble"]
+    assert found.findings[0].low_ms == 0 and found.findings[0].high_ms >= 0.5
+
+
+def test_a_simulated_pipeline_without_bubbles_is_healthy():
+    found = explain(_pipeline(0.0))
+    assert found.findings == () and found.verdict.startswith("Healthy")

@@ -370,7 +370,7 @@ def _chain(stage: Stage, wrong: bool) -> None:
             stage.kernel("vectorized_elementwise_kernel<Mul>", 80.0, op="aten::mul")
 
 
-ACROSS = ("straggler", "stage-imbalance", "expert-imbalance")
+ACROSS = ("straggler", "stage-imbalance", "expert-imbalance", "pipeline-bubble")
 
 
 @pytest.mark.parametrize("rule", sorted(PLAYS))

@@ -147,6 +147,29 @@ def expert_imbalance(scene: Scene) -> Candidate | None:
     )  # fmt: skip
 
 
+@rule("pipeline-bubble", order=38)
+def pipeline_bubble(scene: Scene) -> Candidate | None:
+    """Planned waits of a pipeline's schedule, in runs that mark them."""
+    bubbles = scene.of_kind(Kind.BUBBLE)
+    waits = bubbles[scene.trace.duration_s[bubbles] > 0]
+    if not len(waits):
+        return None
+    per_step_s = float(scene.trace.duration_s[waits].sum()) / scene.num_steps
+    starts = scene.start_ns[scene.rows]
+    ends = np.unique(scene.end_ns[waits])
+    works = np.flatnonzero(np.isin(starts, np.concatenate((ends - 1, ends, ends + 1))))
+    return Candidate(
+        what=f"{per_step_s * 1e3:.3g} ms of bubbles a step ({scene.frac(per_step_s):.0%})",
+        cause="pipeline bubble: the stage waits for others to fill and drain the pipeline",
+        change="more micro-batches a step, an interleaved or zero-bubble schedule, or fewer stages",
+        where=Where(rank=_rank(scene.trace)),
+        cure=Cure(closed=works),
+        evidence=scene.host_evidence(waits),
+        spans=tuple(waits[:200].tolist()),
+        unchecked=("whether the memory allows more micro-batches in flight",),
+    )
+
+
 @rule("small-buckets", order=36)
 def small_buckets(scene: Scene) -> Candidate | None:
     works = _collectives(scene)
