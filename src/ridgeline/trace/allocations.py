@@ -56,29 +56,18 @@ def allocations_of(gathered: Gathered, *, exact: bool) -> Allocations:
 def _blocks(
     order: NDArray[np.intp], at: Ints, address: Ints, size: Ints, device: NDArray[np.int32], places: list[Any]
 ) -> Allocations:
-    """An allocation until the free of its address, or the recording's end."""
+    """An allocation until the next event at its address, which frees it, or the recording's end."""
     last = int(at[order[-1]]) if len(order) else 0
-    start, end, num_bytes, row_of = list[int](), list[int](), list[int](), list[int]()
-    live: dict[tuple[int, int], int] = {}
-    for row in order.tolist():
-        key = (int(device[row]), int(address[row]))
-        if address[row] < 0:
-            continue
-        if size[row] > 0:
-            live[key] = len(start)
-            start.append(int(at[row]))
-            end.append(last)
-            num_bytes.append(int(size[row]))
-            row_of.append(row)
-        elif key in live:
-            end[live.pop(key)] = int(at[row])
-    return Allocations(
-        np.array(start, dtype=np.int64),
-        np.array(end, dtype=np.int64),
-        np.array(num_bytes, dtype=np.int64),
-        device[row_of] if row_of else np.zeros(0, dtype=np.int32),
-        [places[row] for row in row_of],
-    )
+    known = order[address[order] >= 0]
+    known = known[np.lexsort((np.arange(len(known)), address[known], device[known]))]  # by address, then time
+    ends = np.full(len(known), last, dtype=np.int64)
+    same = (device[known[1:]] == device[known[:-1]]) & (address[known[1:]] == address[known[:-1]])
+    ends[:-1][same] = at[known[1:]][same]
+    made = size[known] > 0
+    rows, ends = known[made], ends[made]
+    by_time = np.argsort(at[rows], kind="stable")
+    rows, ends = rows[by_time], ends[by_time]
+    return Allocations(at[rows], ends, size[rows], device[rows], [places[row] for row in rows.tolist()])
 
 
 def _totals(

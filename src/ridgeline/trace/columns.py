@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -155,13 +156,11 @@ def durations_ns(values: Sequence[Any], *, in_ns: bool) -> Ints:
 
 def triples(texts: Iterable[str]) -> NDArray[np.int32]:
     """``[x, y, z]`` texts as rows of three; -1 where there is none."""
-    import json
-
     rows = []
     for text in texts:
         try:
             row = [int(x) for x in json.loads(text)][:3] if text else []
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             row = []
         rows.append([max(-1, min(x, 2**31 - 1)) for x in row] + [1 if row else -1] * (3 - len(row)))
     return np.array(rows, dtype=np.int32).reshape(-1, 3)

@@ -159,6 +159,30 @@ def _inside(trace: Trace, rows: NDArray[np.int32], marked: Mask) -> Mask:
     return found
 
 
+_CHECKPOINT = re.compile(
+    r"^CheckpointFunctionBackward|torch/utils/checkpoint\.py\(\d+\): (?:unpack_hook|recompute_fn|backward)"
+)
+_BACKWARD_NODE = re.compile(r"^autograd::engine::evaluate_function")
+
+
+def recomputed(trace: Trace) -> Mask:
+    """Device work that repeats a forward pass for the sake of memory: launched under a checkpoint's backward node, and
+    not by a backward node inside of it; in a simulated trace, work of the phase ``recompute``."""
+    found = trace.gpu & trace.matching("phase", ["recompute"])
+    rows = np.flatnonzero(trace.gpu & (trace.launch >= 0))
+    repeats, backward = (_words(trace, trace.name, pattern) for pattern in (_CHECKPOINT, _BACKWARD_NODE))
+    if not repeats.any():
+        return found
+    callers, inverse = np.unique(trace.launch[rows], return_inverse=True)
+    at, hit = callers, np.zeros(len(callers), dtype=np.bool_)
+    while (at >= 0).any():
+        here = np.maximum(at, 0)
+        hit |= (at >= 0) & repeats[here]
+        at = np.where((at >= 0) & ~repeats[here] & ~backward[here], trace.parent[here], -1)
+    found[rows] |= hit[inverse]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class TensorCores:
     """How much of kernel time could run on Tensor Cores, and does."""

@@ -13,9 +13,10 @@ from ridgeline.trace import Kind, TraceBuilder, concat, steps, totals
 from ridgeline.trace.breakdown import device_shares, stream_shares
 from ridgeline.trace.collectives import arrivals, bus_factor, calls_of, collectives, sort_of, stragglers
 from ridgeline.trace.critical import critical_path, path_shares
+from ridgeline.trace.energy import energy_by_step, with_energy
 from ridgeline.trace.idle import idle_causes, idle_places
 from ridgeline.trace.job import survey_traces
-from ridgeline.trace.kernels import against_floor, launches, queue_depth, tensor_core, tensor_cores, work_by
+from ridgeline.trace.kernels import against_floor, launches, queue_depth, recomputed, tensor_core, tensor_cores, work_by
 from ridgeline.trace.memory import over_time, peaks
 from ridgeline.trace.quality import quality
 
@@ -358,3 +359,37 @@ def test_a_trace_of_the_host_alone_says_so():
     run = Run()
     run.host("aten::mm", 0, 10)
     assert quality(run.done()).has("no_device") and idle_causes(run.done()) == [] and critical_path(run.done())
+
+
+def test_energy_of_steps_and_ops_adds_up():
+    run = Run()
+    for i in range(2):
+        run.host(f"ProfilerStep#{i}", 100 * i, 100 * (i + 1), Kind.STEP, step=i)
+        run.work("k", 100 * i + 20, 100 * i + 70, step=i, op="mm")
+        run.work("nccl", 100 * i + 60, 100 * i + 80, kind=Kind.COMMUNICATION, stream=9, step=i, op="comm")
+    for at, watts in ((0, 100.0), (50, 300.0), (150, 200.0)):
+        run.build.count("power_w", at * US, watts)
+    trace = with_energy(run.done())
+    found = energy_by_step(trace)
+    assert [row.energy_j for row in found] == [pytest.approx(0.02), pytest.approx(0.025)]
+    assert found[0].busy_j == pytest.approx(100 * 30e-6 + 300 * 30e-6) and found[0].mean_w == pytest.approx(200)
+    by_op = {row.key: row.energy_j for row in work_by(trace, "op")}
+    assert sum(by_op.values()) == pytest.approx(sum(row.busy_j for row in found))
+    assert by_op["comm"] == pytest.approx(300 * 10e-6 + 200 * 10e-6)
+    assert energy_by_step(Run().done()) == []
+
+
+def test_recomputed_work_is_told_from_the_backward_pass():
+    run = Run()
+    node = run.host("autograd::engine::evaluate_function: CheckpointFunctionBackward", 0, 100)
+    repeat = run.host("CheckpointFunctionBackward", 1, 99, parent=node)
+    forward = run.host("aten::mm", 2, 20, parent=repeat)
+    inner = run.host("autograd::engine::evaluate_function: MmBackward0", 30, 60, parent=repeat)
+    run.work("again", 200, 210, run.call(3, 5, parent=forward))
+    run.work("gradient", 210, 240, run.call(31, 35, parent=inner))
+    trace = run.done()
+    assert [trace.text("name", int(i)) for i in np.flatnonzero(recomputed(trace))] == ["again"]
+    build = TraceBuilder("simulated")
+    build.add("f", "device", 0.0, 1.0, phase="forward")
+    build.add("f", "device", 1.0, 1.0, phase="recompute")
+    assert recomputed(build.build()).tolist() == [False, True]

@@ -316,3 +316,11 @@ def test_steps_of_a_trace_of_the_device_alone_come_from_its_own_marks(tmp_path, 
     trace = _read(tmp_path, document, fast=fast)
     assert [step.number for step in steps(trace)] == [3, 4]
     assert totals(trace)["all"]["num_gpu_events"] == 4
+
+
+def test_sizes_that_are_none_are_absent(tmp_path, fast):
+    odd = dialects.device("kernel", "odd", 180.0, 1.0, 99, grid=[1e300, 1, 1], block="x")
+    text = json.dumps(dialects.modern(extra=(odd,))).replace("1e+300", "1e400")
+    trace = _read(tmp_path, text, fast=fast)
+    assert trace.extra["grid"][_named(trace, "odd")].tolist() == [-1, -1, -1]
+    assert trace.extra["grid"][_named(trace, "sgemm")].tolist() == [4, 2, 1]
