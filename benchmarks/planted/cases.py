@@ -540,7 +540,7 @@ def _compiler(s: Setting) -> str:
     return "inductor" if s.cuda else "eager"
 
 
-@case("graph break", "drop the print and the data-dependent check from the compiled block", compiles=True)
+@case("graph break", "drop the .item() check and the data-dependent branch from the compiled block", compiles=True)
 def graph_breaks(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=768, layers=16, heads=12, vocab=4096)
     torch._dynamo.reset()

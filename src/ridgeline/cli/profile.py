@@ -71,23 +71,27 @@ def profile_and_show(asked: Asked) -> int:
 
 
 def op_rows(trace: Trace) -> list[OpRow]:
-    """Device work by op and module, longest first; on a machine without a device, the host's own ops."""
-    chosen = np.flatnonzero(trace.gpu)
+    """Device work by op and module, longest first; without a device, ops of the host by the time that is their own."""
+    chosen, spent_s = np.flatnonzero(trace.gpu), trace.duration_s
     if not len(chosen):
-        ops = np.flatnonzero(trace.of_kind(Kind.OP))
-        inner = np.zeros(len(trace), dtype=np.bool_)
-        inner[trace.parent[ops][trace.parent[ops] >= 0]] = True
-        chosen = ops[~inner[ops]]
+        chosen, spent_s = np.flatnonzero(trace.of_kind(Kind.OP)), _own_s(trace)
     floor, expected = trace.optional("floor_s"), trace.optional("expected_s")
     groups: dict[tuple[str, str, str], list[int]] = {}
     for row in chosen.tolist():
         name = trace.words[trace.op[row]] or trace.words[trace.name[row]]
         groups.setdefault((name, trace.words[trace.module[row]], trace.words[trace.source[row]]), []).append(row)
     made = [
-        OpRow(*key, len(rows), float(trace.duration_s[rows].sum()), _sum(expected[rows]), _sum(floor[rows]))
+        OpRow(*key, len(rows), float(spent_s[rows].sum()), _sum(expected[rows]), _sum(floor[rows]))
         for key, rows in groups.items()
     ]
     return sorted(made, key=lambda row: -row.measured_s)
+
+
+def _own_s(trace: Trace) -> Any:
+    """Time of each span outside of the ops directly inside it."""
+    inner = np.flatnonzero(trace.of_kind(Kind.OP) & (trace.parent >= 0))
+    within = np.bincount(trace.parent[inner], weights=trace.duration_s[inner], minlength=len(trace))
+    return np.maximum(trace.duration_s - within, 0.0)
 
 
 def _sum(values: Any) -> float | None:

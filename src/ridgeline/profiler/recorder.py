@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -352,7 +352,7 @@ class _Session:
         )
         self.with_stack = stack
         self.stack = ExitStack()
-        self.sampler = Sampler() if wanted.power and not stack else None
+        self.sampler = Sampler(board_index(os.environ)) if wanted.power and not stack else None
         self.samples: Samples | None = None
         self.masks: Masks | None = None
         self.num_modules = 0
@@ -448,6 +448,13 @@ def _append(path: Path, facts: dict[str, Any]) -> None:
         file.seek(max(0, size - 256) + brace)
         file.write(b',"ridgeline":' + text.encode() + b"}\n")
         file.truncate()
+
+
+def board_index(environ: Mapping[str, str]) -> int:
+    """The driver's number of the device in use: PyTorch counts only those it is shown."""
+    current = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    shown = [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return int(shown[current]) if current < len(shown) and shown[current].isdigit() else current
 
 
 def _synchronize() -> None:

@@ -17,7 +17,7 @@ Sample = dict[str, float]
 _SMI_FIELDS = {
     "power.draw": ("power_w", 1.0),
     "clocks.sm": ("clock_hz", 1e6),
-    "clocks.mem": ("memory_clock_hz", 1e6),
+    "clocks.mem": ("dram_hz", 1e6),
     "temperature.gpu": ("temperature_c", 1.0),
 }
 
@@ -88,7 +88,7 @@ def _from_nvml(board: Board) -> Sample:
     return {
         "power_w": board.power_w(),
         "clock_hz": board.clock_hz(1),
-        "memory_clock_hz": board.clock_hz(2),
+        "dram_hz": board.clock_hz(2),
         "temperature_c": board.temperature_c(),
     }
 

@@ -29,13 +29,8 @@ READ_DEVICE = (
 )  # fmt: skip
 READ_RUNTIME = ("correlation",)
 READ_HOST = (
-<<<<<<< HEAD
-    "external", "sequence", "forward_thread", "shapes", "dtypes", "strides", "concrete", "stack", "hierarchy", "flops",
-    "collective", "group", "dtype", *_NUMBERS,
-=======
-    "collective", "external", "sequence", "forward_thread", "shapes", "dtypes", "strides", "stack", "hierarchy",
-    "flops",
->>>>>>> trace
+    "collective", "external", "sequence", "forward_thread", "shapes", "dtypes", "strides", "concrete", "stack",
+    "hierarchy", "flops",
 )  # fmt: skip
 #: Our own files: everything that is not a mark.
 READ_OWN = tuple(name for name in OWN_ARGS if name not in {"device", "stream"} | INSTANT | MARKS)

@@ -43,3 +43,16 @@ def _unpacked(source: Path, max_bytes: int) -> bytes:
 
 def _too_large(source: Path, max_bytes: int) -> InputError:
     return InputError(f"{source} is larger than {max_bytes >> 20:,} MiB: record fewer steps, or fewer entries")
+
+
+def head_of(path: str | os.PathLike[str], num: int = 512) -> bytes:
+    """The first bytes of the content, unpacked if packed; empty where nothing can be read."""
+    try:
+        with Path(path).open("rb") as file:
+            if file.read(2) != b"\x1f\x8b":
+                file.seek(0)
+                return file.read(num)
+        with gzip.open(path, "rb") as file:
+            return file.read(num)
+    except (OSError, EOFError, zlib.error):
+        return b""

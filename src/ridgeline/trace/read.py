@@ -15,8 +15,12 @@ from ridgeline.trace.archive import MAGIC, load
 from ridgeline.trace.blocks import wrapping
 from ridgeline.trace.cache import cached
 from ridgeline.trace.kineto import read_kineto
+from ridgeline.trace.memory_timeline import is_memory_timeline, read_memory_timeline
 from ridgeline.trace.nsys import read_nsys
+from ridgeline.trace.payload import head_of
+from ridgeline.trace.snapshot import is_snapshot, read_snapshot
 from ridgeline.trace.table import Trace, concat
+from ridgeline.trace.torchlog import is_compile_log
 
 _SUFFIXES = (".json", ".json.gz", ".json.zip", ".zip", ".sqlite", ".trace", ".pt.trace.json", ".pt.trace.json.gz")
 
@@ -32,12 +36,21 @@ def read(path: str | os.PathLike[str], *, cache: bool = True, rank: int | None =
     def fresh() -> Trace:
         if wrapping(file) == "sqlite":
             return read_nsys(file)
-        with file.open("rb") as head:
-            begins = head.read(16)
+        with file.open("rb") as opened:
+            begins = opened.read(64)
         if begins.startswith(MAGIC):
             return load(file)
         if begins.startswith(compact.MAGIC):
             return compact.read_compact(file, rank=rank)
+        head = head_of(file)
+        if is_snapshot(head):
+            return read_snapshot(file).trace(file.name)
+        if is_memory_timeline(head):
+            return read_memory_timeline(file).trace(file.name)
+        if is_compile_log(head):
+            raise InputError(
+                f"{file} is a compile log, not a trace: ridgeline.trace.torchlog.read_compile_log reads it"
+            )
         return read_kineto(file, rank=rank)
 
     trace = cached(file, fresh, variant=f"rank {rank}") if cache else fresh()

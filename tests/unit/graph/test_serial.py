@@ -106,8 +106,20 @@ def test_hostile_or_damaged_content_is_refused_with_its_place(mlp: Graph, edit: 
         loads(_edited(mlp, edit))
 
 
-@pytest.mark.parametrize("content", [b"", b"null", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 50_000, b"9" * 10_000,
-                                     b'{"format": NaN}', b"\x00" * 50])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b"9" * 10_000,
+        b'{"format": NaN}',
+        b"\x00" * 50,
+    ],
+)
 def test_what_is_no_graph_at_all_is_refused(content: bytes):
     with pytest.raises(GraphError):
         loads(content)

@@ -40,8 +40,17 @@ def test_the_hash_ignores_names_and_source_lines(mlp: Graph):
     assert renamed.content_hash == mlp.content_hash
 
 
-@pytest.mark.parametrize("change", [{"attrs": {"b": 1, "m": 8, "n": 32, "k": 17}}, {"op": "pointwise"}, {"frees": (2,)},
-                                    {"inputs": (1, 0)}, {"phase": "backward"}, {"target": "aten.mm.default"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attrs": {"b": 1, "m": 8, "n": 32, "k": 17}},
+        {"op": "pointwise"},
+        {"frees": (2,)},
+        {"inputs": (1, 0)},
+        {"phase": "backward"},
+        {"target": "aten.mm.default"},
+    ],
+)
 def test_the_hash_sees_every_change_that_could_change_a_price(mlp: Graph, change: dict):
     first = mlp.items[0]
     assert isinstance(first, Node)

@@ -83,8 +83,10 @@ def test_stacks_must_match_the_repeat(mlp: Graph):
 
 
 def test_attributes_are_checked_against_the_vocabulary(mlp: Graph):
-    assert "attribute 'dim', which reduce does not know; did you mean 'dims' or" in problems(
-        edit(mlp, 3, attrs={"fn": "sum", "dims": (0,), "dim": 0}))[0]
+    assert (
+        "attribute 'dim', which reduce does not know; did you mean 'dims' or"
+        in problems(edit(mlp, 3, attrs={"fn": "sum", "dims": (0,), "dim": 0}))[0]
+    )
     assert "unknown op; did you mean 'matmul'" in problems(edit(mlp, 0, op="matmull"))[0]
     assert "is a int64" in problems(edit(mlp, 3, attrs={"fn": "sum", "dims": np.int64(0)}))[0]
     assert problems(edit(mlp, 3, attrs={"fn": "sum", "dims": (0,), "calls": 2})) == []
@@ -121,8 +123,19 @@ def test_attention_must_fit_its_tensors():
 def conv(out: tuple[int, ...], **changes: Any) -> Graph:
     b = Builder("conv")
     x, w = b.input("x", tensor((2, 8, 14, 14))), b.param("w", tensor((16, 8, 3, 3)))
-    attrs = {"n": 2, "c": 8, "o": 16, "spatial": (14, 14), "kernel": (3, 3), "stride": (2, 2), "padding": (1, 1),
-             "dilation": (1, 1), "groups": 1, "transposed": False, "which": "fwd"} | changes
+    attrs = {
+        "n": 2,
+        "c": 8,
+        "o": 16,
+        "spatial": (14, 14),
+        "kernel": (3, 3),
+        "stride": (2, 2),
+        "padding": (1, 1),
+        "dilation": (1, 1),
+        "groups": 1,
+        "transposed": False,
+        "which": "fwd",
+    } | changes
     (y,) = b.node("conv", [x, w], [tensor(out)], **attrs)
     return b.finish([y])
 

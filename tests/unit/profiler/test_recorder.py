@@ -9,7 +9,7 @@ import pytest
 
 import ridgeline as rl
 from ridgeline.errors import InputError
-from ridgeline.profiler.recorder import Run, Wanted
+from ridgeline.profiler.recorder import Run, Wanted, board_index
 from ridgeline.trace import Kind, steps
 
 
@@ -135,3 +135,8 @@ def test_a_trainer_drives_the_recording_through_callbacks(net, train, tmp_path):
         callback.on_step_end(None, None, None)
     callback.on_train_end(None, None, None)
     assert callback.run.done and len(steps(callback.run.trace)) == 1
+
+
+@pytest.mark.parametrize(("shown", "index"), [("3,1", 3), ("", 0), ("GPU-8f2c", 0)])
+def test_power_is_read_from_the_board_that_the_process_is_shown(shown, index):
+    assert board_index({"CUDA_VISIBLE_DEVICES": shown}) == index

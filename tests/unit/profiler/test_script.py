@@ -78,9 +78,9 @@ def test_a_missing_script_is_refused(run):
 
 def test_nvidia_smi_is_read_and_what_it_does_not_support_is_left_out():
     assert parse_smi("312.5, 1980, 3201, 41\n") == {
-        "power_w": 312.5, "clock_hz": 1.98e9, "memory_clock_hz": 3.201e9, "temperature_c": 41.0,
+        "power_w": 312.5, "clock_hz": 1.98e9, "dram_hz": 3.201e9, "temperature_c": 41.0,
     }  # fmt: skip
-    assert parse_smi("[N/A], 1980, 3201, 41") == {"clock_hz": 1.98e9, "memory_clock_hz": 3.201e9, "temperature_c": 41.0}
+    assert parse_smi("[N/A], 1980, 3201, 41") == {"clock_hz": 1.98e9, "dram_hz": 3.201e9, "temperature_c": 41.0}
 
 
 def test_readings_the_board_refused_are_no_samples():

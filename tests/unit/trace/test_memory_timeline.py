@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import InputError
+from ridgeline.trace import read
 from ridgeline.trace.memory_timeline import CATEGORIES, read_memory_timeline
 
 PARAMETER, ACTIVATION, GRADIENT = (CATEGORIES.index(name) for name in ("parameter", "activation", "gradient"))
@@ -46,7 +47,7 @@ def test_sums_read_like_events(tmp_path):
 
 
 def test_counters_of_the_trace_are_the_categories(tmp_path):
-    trace = read_memory_timeline(written(tmp_path / "m.json", EVENTS)).trace("m")
+    trace = read(written(tmp_path / "m.json", EVENTS), cache=False)
     assert set(trace.counters) == {
         "memory_bytes", "memory_bytes: parameter", "memory_bytes: activation", "memory_bytes: gradient",
     }  # fmt: skip

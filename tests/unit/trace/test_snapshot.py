@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from ridgeline.errors import InputError
+from ridgeline.trace import read
 from ridgeline.trace.snapshot import BEFORE, NO_STACK, is_snapshot, read_snapshot
 
 FORWARD = [
@@ -83,7 +84,7 @@ def test_memory_freed_in_the_recording_but_made_before_it_is_named_so(tmp_path):
 def test_a_packed_snapshot_reads_the_same_and_becomes_counters(file, tmp_path):
     packed = tmp_path / "s.pickle.gz"
     packed.write_bytes(gzip.compress(file.read_bytes()))
-    trace = read_snapshot(packed).trace("memory")
+    trace = read(packed, cache=False)
     assert trace.counters["memory_bytes"].value.max() == 530
     assert trace.counters["reserved_bytes"].value[-1] == 3072
     assert is_snapshot(file.read_bytes()[:64])

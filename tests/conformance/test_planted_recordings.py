@@ -1,0 +1,111 @@
+"""Planted causes as recorded on an H200: they cost time, their traces replay, and no kernel beats its floor."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ridgeline.profiler.floors import with_floors
+from ridgeline.profiler.recordings import planted_cases, planted_folder
+from ridgeline.trace import Trace, steps
+from ridgeline.trace.snapshot import read_snapshot
+
+CASES = {case.name: case for case in planted_cases()}
+REPLAYED = ("item_each_layer", "nchw_conv", "fp32_matmul", "attention_spelled_out", "streamed_weights", "padded_batch")
+
+
+def test_at_least_24_causes_are_recorded_and_the_fix_of_nearly_all_brings_more_than_the_noise():
+    paid = [case.name for case in CASES.values() if case.gain_s > case.uncertainty_s]
+    assert len(CASES) >= 24
+    assert len(paid) >= 0.9 * len(CASES), sorted(set(CASES) - set(paid))
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_case_has_its_traces_and_its_times(name):
+    case = CASES[name]
+    assert case.planted.num >= 6 and case.fixed.num >= 15
+    assert case.planted.low_s <= case.planted.median_s <= case.planted.high_s
+    assert all((case.folder / f"{name}.{variant}.json.xz").exists() for variant in ("planted", "fixed", "stack"))
+
+
+@pytest.fixture(scope="module", params=REPLAYED)
+def replayed(request) -> tuple[str, dict[str, Trace]]:
+    case = CASES[request.param]
+    return request.param, {variant: case.trace(variant) for variant in ("planted", "fixed")}
+
+
+def test_traces_say_what_a_step_takes_without_the_profiler(replayed):
+    name, traces = replayed
+    for variant, trace in traces.items():
+        facts = trace.meta["ridgeline"]
+        assert facts["unprofiled_step_s"] == pytest.approx(getattr(CASES[name], variant).median_s, rel=1e-4)
+        found = steps(trace)
+        assert len(found) == 2
+        assert sum(step.total_s for step in found) / 2 == pytest.approx(facts["profiled_step_s"], rel=0.05)
+
+
+def test_kernels_have_floors_and_none_is_faster(replayed):
+    _, traces = replayed
+    for trace in traces.values():
+        priced, coverage = with_floors(trace)
+        assert coverage.frac > 0.85
+        floor, spent = priced.extra["floor_s"], priced.duration_s
+        known = ~np.isnan(floor) & (floor > 0)
+        assert (spent[known] >= 0.98 * floor[known]).all()
+
+
+def test_expected_times_of_products_are_those_measured(replayed):
+    _, traces = replayed
+    for trace in traces.values():
+        priced, _ = with_floors(trace)
+        rows = np.flatnonzero(trace.gpu & trace.matching("op", ["aten::mm"]) & ~np.isnan(priced.extra["expected_s"]))
+        if len(rows) >= 20:
+            ratio = priced.extra["expected_s"][rows].sum() / trace.duration_s[rows].sum()
+            assert 0.85 < ratio < 1.15
+
+
+def test_kernels_find_the_nodes_of_the_captured_graph():
+    torch = pytest.importorskip("torch")
+    import ridgeline as rl
+    from ridgeline.profiler.nodes import with_nodes
+
+    nets = _nets()
+    with torch.device("meta"):
+        model = nets.Decoder(nets.Shape(width=1024, layers=8, heads=16, vocab=50304), 1024).to(torch.bfloat16)
+        ids = torch.zeros(8, 1024, dtype=torch.long)
+    graph = rl.capture(
+        model, args=(ids, ids), mode="train", optimizer=lambda params: torch.optim.AdamW(params, lr=1e-4, fused=True)
+    )
+    trace = CASES["empty_cache_each_step"].trace("fixed")
+    linked, matched = with_nodes(trace, rl.predict(graph, on="h200"))
+    assert matched.frac > 0.99 and matched.num_matched == matched.num_ops
+    rows = linked.optional("node") > 0
+    expected, floor = linked.extra["expected_s"][rows], linked.extra["floor_s"][rows]
+    assert expected.sum() == pytest.approx(linked.duration_s[rows].sum(), rel=0.12)
+    assert (linked.duration_s[rows] >= 0.98 * floor).all()
+    attention = linked.matching("module", ["blocks.7.attention"]) & rows
+    assert attention.any()
+
+
+def _nets():
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "planted" / "nets.py"
+    if not path.exists():
+        pytest.skip("benchmarks are not here")
+    spec = importlib.util.spec_from_file_location("planted_nets", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["planted_nets"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_recorded_memory_snapshot_names_the_fp32_logits_at_its_peak():
+    memory = read_snapshot(planted_folder() / "memory_snapshot.pickle.gz").devices[0]
+    known = CASES["fp32_logits"].trace("planted").meta["ridgeline"]["peak_allocated_bytes"]
+    assert memory.curve.allocated_bytes.max() == pytest.approx(known, rel=0.02)
+    forward = [holder for holder in memory.at_peak() if holder.category == "activation"]
+    assert forward[0].where == "benchmarks/planted/nets.py:116 forward"
+    assert forward[0].num_bytes == pytest.approx(8 * 1024 * 128256 * 4, rel=0.01)
