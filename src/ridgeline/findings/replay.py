@@ -152,6 +152,7 @@ def edited(program: Program, edit: Edit) -> Program:
         own_s=np.maximum(0.0, program.own_s - edit.cut_inside_s),
         waits_for=np.where(edit.freed, NONE, program.waits_for),
         duration_s=program.duration_s * edit.scale,
+        latency_s=np.where(edit.closed, np.minimum(0.0, program.latency_s), program.latency_s),
         stream_gap_s=np.where(at_once, np.minimum(0.0, program.stream_gap_s), program.stream_gap_s),
         stream=np.where(edit.aside, program.stream + program.num_streams, program.stream),
         depends_on=np.where(edit.aside[program.depends_on] & (program.depends_on >= 0), NONE, program.depends_on),

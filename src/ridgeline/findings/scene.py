@@ -394,7 +394,8 @@ class Scene:
         works_s = self.work_s * (1.0 - saved.scale)
         works_s[saved.aside] = self.work_s[saved.aside]
         waited_s = self.base.call_end_s - self.base.call_start_s
-        works_s[saved.closed] += np.maximum(0.0, self.program.stream_gap_s[saved.closed])
+        waits_s = np.maximum(self.program.stream_gap_s, self.program.latency_s)
+        works_s[saved.closed] += np.maximum(0.0, waits_s[saved.closed])
         host_s = float(saved.cut_before_s.sum() + saved.cut_inside_s.sum()) + float(waited_s[saved.freed].sum())
         return (float(works_s.sum()) + host_s) / self.num_steps
 
