@@ -30,6 +30,7 @@ TRUST: Mapping[str, Trust] = {
     ),
     "weight-casts": Trust(0.65, 1.7, "fitted: two recordings on an H200 gained 1.41 and 1.44 times the replayed best"),
     "recompute": Trust(0.65, 1.7, "fitted: one recording on an H200 gained 1.49 times the replayed best"),
+    "pipeline-bubble": Trust(0.65, 1.0, "assumed: a schedule without bubbles is the best there is"),
     "launch-bound": Trust(0.65, 1.15, "fitted: three recordings on an H200 lay between the replayed worst and best"),
     "weight-streaming": Trust(
         0.65, 1.1, "fitted: one recording on an H200 gained 0.98 of the replayed best, all copies gone"
