@@ -164,11 +164,13 @@ def _typed(exact: bool, slots: Mapping[str, str], flows: bool) -> Decode:
     decode = msgspec.json.Decoder(list[every]).decode
     refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
+    patient = _plain(exact, slots)
+
     def events(text: bytes) -> list[Any]:
         try:
             return decode(text)
-        except refused as error:
-            raise DecodeError(str(error)) from error
+        except refused:  # a value of another type, or not quite JSON
+            return patient(text)
 
     return events
 

@@ -20,16 +20,17 @@ from ridgeline.trace.table import Column
 _ON_DEVICE = frozenset(
     name for name, kind in CATEGORIES.items() if kind in WORK or name in ("gpu_user_annotation", "cuda_sync")
 )
-_NUMBERS = ("in_elements", "out_elements", "group_size")
-#: Arguments read for rows of each sort; the others are not looked at.
+#: What a collective says of itself; looked at only where there is one.
+_OF_COLLECTIVES = ("group", "dtype", "in_elements", "out_elements", "group_size")
+#: Arguments read for rows of each sort, first whether they are collectives; the others are not looked at.
 READ_DEVICE = (
-    "external", "correlation", "device", "stream", "bytes", "grid", "block", "registers", "shared_bytes", "occupancy",
-    "collective", "group", "dtype", *_NUMBERS, "graph_node", "wait_stream", "wait_event",
+    "collective", "external", "correlation", "device", "stream", "bytes", "grid", "block", "registers", "shared_bytes",
+    "occupancy", "graph_node", "wait_stream", "wait_event",
 )  # fmt: skip
 READ_RUNTIME = ("correlation",)
 READ_HOST = (
-    "external", "sequence", "forward_thread", "shapes", "dtypes", "strides", "concrete", "stack", "hierarchy", "flops",
-    "collective", "group", "dtype", *_NUMBERS,
+    "collective", "external", "sequence", "forward_thread", "shapes", "dtypes", "strides", "concrete", "stack",
+    "hierarchy", "flops",
 )  # fmt: skip
 #: Our own files: everything that is not a mark.
 READ_OWN = tuple(name for name in OWN_ARGS if name not in {"device", "stream"} | INSTANT | MARKS)
@@ -184,12 +185,19 @@ class Gathered:
         if not len(rows):
             return
         chosen = [args[i] for i in rows] if len(rows) < len(args) else args
-        for name in names:
-            for take, nothing in _takers(name, self.own):
-                values = list(map(take, chosen))
-                if values.count(nothing) < len(values):
-                    self.sparse.setdefault(name, []).append((rows + self.num_rows, self._typed(name, values)))
-                    break
+        found = [self._read_one(name, chosen, rows) for name in names]
+        if names[0] == "collective" and found[0]:  # it has more to say
+            for name in _OF_COLLECTIVES:
+                self._read_one(name, chosen, rows)
+
+    def _read_one(self, name: str, chosen: list[Any], rows: NDArray[np.intp]) -> bool:
+        """One argument of some rows; whether any of them has it."""
+        for take, nothing in _takers(name, self.own):
+            values = list(map(take, chosen))
+            if values.count(nothing) < len(values):
+                self.sparse.setdefault(name, []).append((rows + self.num_rows, self._typed(name, values)))
+                return True
+        return False
 
     def _typed(self, name: str, values: Sequence[Any]) -> Column:
         if name in TEXTS:

@@ -14,7 +14,8 @@ from ridgeline.trace.events import Document, event_batches
 from ridgeline.trace.gather import Gathered
 from ridgeline.trace.table import Trace
 
-MAX_SPANS = 100_000_000
+#: Some 5 GB of columns; whoever has more wants one file a rank or a shorter recording.
+MAX_SPANS = 20_000_000
 
 
 def read_kineto(path: Path, *, fast: bool = True, rank: int | None = None) -> Trace:
@@ -31,15 +32,15 @@ def read_kineto(path: Path, *, fast: bool = True, rank: int | None = None) -> Tr
                 if gathered.num_rows > MAX_SPANS:
                     document.truncated = f"reading stopped after {MAX_SPANS:,} spans"
                     break
-        gathered.take(_pairs(gathered.opened), exact=document.exact)
+        gathered.take(_pairs(gathered.opened, document), exact=document.exact)
         return assembled(path, gathered, document, rank)
     finally:
         if collecting:
             gc.enable()
 
 
-def _pairs(opened: list[Any]) -> list[Any]:
-    """Begin and end events as complete ones; a begin without an end is left out and counted by nobody else."""
+def _pairs(opened: list[Any], document: Document) -> list[Any]:
+    """Begin and end events as complete ones; one without the other is counted as lost."""
     stacks: dict[Any, list[Any]] = {}
     found = []
     for event in opened:
@@ -50,6 +51,9 @@ def _pairs(opened: list[Any]) -> list[Any]:
         elif stack:
             begun = stack.pop()
             found.append(event_of(begun, ph="X", dur=_elapsed_us(begun.ts, event.ts)))
+        else:
+            document.lose()
+    document.lose(sum(map(len, stacks.values())))
     return found
 
 

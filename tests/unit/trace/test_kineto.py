@@ -324,3 +324,19 @@ def test_sizes_that_are_none_are_absent(tmp_path, fast):
     trace = _read(tmp_path, text, fast=fast)
     assert trace.extra["grid"][_named(trace, "odd")].tolist() == [-1, -1, -1]
     assert trace.extra["grid"][_named(trace, "sgemm")].tolist() == [4, 2, 1]
+
+
+def test_a_begin_without_an_end_is_counted(tmp_path, fast):
+    document = dialects.as_pairs(dialects.modern())
+    document["traceEvents"] = [e for e in document["traceEvents"] if e.get("name") != "relu"]
+    trace = _read(tmp_path, document, fast=fast)
+    assert len(trace) == 15 and trace.meta["num_lost"] == 1
+
+
+def test_arguments_of_any_shape_are_read_over(tmp_path, fast):
+    nested = dialects.host("cpu_op", "nested", 195.0, 1.0) | {
+        "args": {"groups": [{"a": 1}, {"b": [{"c": 2}, {"d": 3}]}]}
+    }
+    listed = dialects.host("cpu_op", "listed", 197.0, 1.0) | {"args": [{"x": 1}, {"y": 2}]}
+    trace = _read(tmp_path, dialects.modern(extra=(nested, listed)), fast=fast)
+    assert len(trace) == 18 and trace.meta["num_lost"] == 0 and not trace.notes
