@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ridgeline.profiler.callback import StepCallback
 
 MAX_WARMUP = 60
-WATCHING, SETTLING, RECORDING, TRACING_LINES, DONE = "watching", "settling", "recording", "tracing lines", "done"
+WATCHING, SETTLING, RECORDING = "watching", "settling", "recording"
+PAUSING, TRACING_LINES, DONE = "pausing", "tracing lines", "done"
 BLOCK = "block"
 
 
@@ -125,6 +126,8 @@ class Run:
             self._settled()
         elif self.state == RECORDING:
             self._recorded()
+        elif self.state == PAUSING:
+            self._start_lines()
         elif self.state == TRACING_LINES:
             self._traced_lines()
 
@@ -191,12 +194,13 @@ class Run:
             session.step()
             return
         self._close(session, self.file, self.wanted.steps)
-        if self.wanted.stack:
-            self._open(stack=True)
-            self._require().begin([])
-            self.state = TRACING_LINES
-        else:
-            self.state = DONE
+        self.state = PAUSING if self.wanted.stack else DONE
+
+    def _start_lines(self) -> None:
+        """A step later: PyTorch's stack tracer corrupts memory if it starts in the call that ended another session."""
+        self._open(stack=True)
+        self._require().begin([])
+        self.state = TRACING_LINES
 
     def _traced_lines(self) -> None:
         session = self._require()

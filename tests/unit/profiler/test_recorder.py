@@ -140,3 +140,12 @@ def test_a_trainer_drives_the_recording_through_callbacks(net, train, tmp_path):
 @pytest.mark.parametrize(("shown", "index"), [("3,1", 3), ("", 0), ("GPU-8f2c", 0)])
 def test_power_is_read_from_the_board_that_the_process_is_shown(shown, index):
     assert board_index({"CUDA_VISIBLE_DEVICES": shown}) == index
+
+
+def test_a_stacked_step_is_recorded_one_step_after_the_others(net, train, tmp_path):
+    with rl.profile(net, tmp_path / "t.json", steps=1, warmup=0, stack=True) as run:
+        for _ in range(20):
+            train()
+            run.step()
+    sources = {run.trace.words[i].rpartition(":")[0] for i in run.trace.source[run.trace.of_kind(Kind.OP)]}
+    assert run.done and any(source.endswith("conftest.py") for source in sources)
