@@ -104,17 +104,24 @@ class _Place:
         return max(1, self.group.per_domain // self.group.per_host)
 
 
-def collective_s(kind: str, num_bytes: float, group: Group, cluster: Cluster,
-                 algorithm: str | None = None) -> CollectiveTime:  # fmt: skip
+def collective_s(
+    kind: str, num_bytes: float, group: Group, cluster: Cluster, algorithm: str | None = None
+) -> CollectiveTime:
     """The time of one collective; the fastest feasible algorithm unless one is named.
 
     ``num_bytes`` is the whole buffer, as nccl-tests counts it: what every rank holds before an all-reduce,
     reduce-scatter, broadcast or all-to-all, and after an all-gather; the message of a send.
     """
+    return timed(kind, num_bytes, group, cluster, coefficients(cluster), algorithm)
+
+
+def timed(
+    kind: str, num_bytes: float, group: Group, cluster: Cluster, coef: Coefficients, algorithm: str | None = None
+) -> CollectiveTime:
+    """The same with coefficients of one's own, as a fit needs it."""
     name = _kind(kind)
     if num_bytes < 0:
         raise InputError(f"{name}: a message cannot have {num_bytes} bytes")
-    coef = coefficients(cluster)
     if group.num_ranks == 1:
         return _free(name)
     place = _Place(4.0 if name == "barrier" else float(num_bytes), group, cluster, coef)
@@ -174,7 +181,11 @@ def _timed(kind: str, way: _Way, place: _Place) -> CollectiveTime:
     up_nominal_s = way.up_bytes / place.up_bytes_per_s
     out_nominal_s = way.out_bytes / way.out_bytes_per_s if way.out_bytes else 0.0
     up_s, out_s = up_nominal_s / way.up_frac, out_nominal_s / way.out_frac
-    chunks_s = max(2.0 * math.sqrt(way.up_pipeline_s * up_s), 2.0 * math.sqrt(place.coef.network.pipeline_s * out_s))
+    chunks_s = max(
+        chunking_s(up_s, way.up_pipeline_s, place.coef.link.chunk_bytes / (place.up_bytes_per_s * way.up_frac)),
+        chunking_s(out_s, place.coef.network.pipeline_s,
+                   place.coef.network.chunk_bytes / (way.out_bytes_per_s * way.out_frac)),
+    )  # fmt: skip
     expected_s = way.latency_s + max(up_s, out_s) + chunks_s
     link, network = place.coef.link, place.coef.network
     crosses = place.group.num_domains > 1
@@ -187,6 +198,18 @@ def _timed(kind: str, way: _Way, place: _Place) -> CollectiveTime:
         algorithm=way.algorithm, scale_up_bytes=way.moved_bytes, scale_out_bytes=way.out_bytes / place.hosts_per_domain,
         num_sms=_sms(place, up_s, out_s),
     )  # fmt: skip
+
+
+def chunking_s(transfer_s: float, cost_s: float, largest_s: float) -> float:
+    """What cutting a transfer into chunks adds: each costs ``cost_s``, and the pipeline fills with the first.
+
+    The best number of chunks adds 2·√(cost·transfer); buffers limit a chunk to ``largest_s``, from where on every
+    further chunk costs its share and the loss is one of bandwidth.
+    """
+    if transfer_s <= 0.0 or cost_s <= 0.0:
+        return 0.0
+    best_s = math.sqrt(cost_s * transfer_s)
+    return 2.0 * best_s if best_s <= largest_s else cost_s * transfer_s / largest_s + largest_s
 
 
 def _sms(place: _Place, up_s: float, out_s: float) -> int:
@@ -272,21 +295,24 @@ def _all_to_all(place: _Place) -> Iterator[_Way]:
     link, group = place.coef.link, place.group
     n, per = group.num_ranks, group.per_domain
     inside, outside = (per - 1) / n * place.size, (n - per) / n * place.size
-    latency_s = link.call_s + link.direct_step_s * math.log2(max(2, n))
+    peers_s = link.direct_step_s * math.log2(max(2, n))
     if group.num_domains > 1:
-        latency_s += place.coef.network.step_s * (1 + 0.25 * math.log2(group.num_domains))
+        peers_s += place.coef.network.step_s * (1 + 0.25 * math.log2(group.num_domains))
     copy = link.copy_frac * place.size / n
     if place.cluster.scale_up.is_torus:  # messages cross a quarter of each ring on average, links shared by all
         inside *= max(1.0, sum(side / 4 for side in torus_sides(place.cluster, per)))
-    yield _Way("direct", latency_s, inside + copy, link.direct_frac, link.direct_pipeline_s, outside * per,
-               place.coef.network.direct_frac, place.domain_bytes_per_s, inside)  # fmt: skip
+    load = (inside + copy, link.direct_frac, link.direct_pipeline_s, outside * per,
+            place.coef.network.direct_frac, place.domain_bytes_per_s, inside)  # fmt: skip
+    yield _Way("direct", link.direct_call_s + peers_s, *load)
+    yield _Way("eager", link.call_s + peers_s + place.size / n / link.eager_bytes_per_s, *load)
 
 
 def _send_recv(place: _Place) -> Iterator[_Way]:
     link, network = place.coef.link, place.coef.network
     if place.group.per_domain > 1:
-        yield _Way("direct", link.call_s + link.step_s, place.size, link.p2p_frac, link.direct_pipeline_s, 0.0,
-                   network.frac, math.inf, place.size)  # fmt: skip
+        load = (place.size, link.p2p_frac, link.direct_pipeline_s, 0.0, network.p2p_frac, math.inf, place.size)
+        yield _Way("direct", link.direct_call_s, *load)
+        yield _Way("eager", link.call_s + place.size / link.eager_bytes_per_s, *load)
     else:
         yield _Way("direct", link.call_s + network.step_s, 0.0, link.p2p_frac, 0.0, place.size, network.p2p_frac,
                    place.host_bytes_per_s, 0.0)  # fmt: skip
