@@ -1,9 +1,10 @@
-"""Fit the coefficients of collectives for each scale-up technology from tables of NCCL times, and say how well they hold.
+"""Fit the coefficients of collectives for each scale-up technology from tables of NCCL times, and judge them.
 
-    python benchmarks/fit_collectives.py SILICON_DIR [--write]
+    python benchmarks/fit_collectives.py SILICON_DIR [--write] [--published collectives.csv]
 
-SILICON_DIR holds one folder a device with ``nccl.parquet`` (message sizes in elements). Half of the sizes are fitted, the
-other half judged; devices that share a technology are also judged with the other's coefficients.
+SILICON_DIR holds one folder a device with ``nccl.parquet`` (sizes in elements). Half of the sizes are fitted and
+the other half judged; devices that share a technology are also judged with the other's coefficients. ``--published``
+fits the networks too, on all-reduces of several hosts; those few coefficients are printed, and rounded into the files.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ import pyarrow.parquet as parquet
 from scipy.optimize import least_squares
 
 from ridgeline.basis import Basis
+from ridgeline.cost.measurements import read_table
+from ridgeline.errors import RidgelineError
 from ridgeline.hardware import cluster
 from ridgeline.resources import data_dir
 from ridgeline.sim import collectives
 from ridgeline.sim.coefficients import Coefficients, LinkCoefficients, coefficients
-
+from ridgeline.sim.published import collectives as published
+from ridgeline.sim.published.verdict import Row
 
 
 def bus_s(num_ranks: int, bus_gigabytes_per_s: float, size: int = 8589934592) -> float:
@@ -33,12 +37,12 @@ def bus_s(num_ranks: int, bus_gigabytes_per_s: float, size: int = 8589934592) ->
 
 DEVICES = {"a100_sxm": "a100", "h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "gb200": "gb200",
            "l40s": "l40s"}
-FITTED = ("call_s", "step_s", "switch_call_s", "ring_frac", "switch_frac", "direct_frac", "direct_step_s", "direct_call_s",
+FITTED = ("call_s", "switch_call_s", "ring_frac", "switch_frac", "direct_frac", "direct_step_s", "direct_call_s",
           "eager_bytes_per_s", "copy_frac", "pipeline_s", "chunk_bytes", "switch_pipeline_s",
           "direct_pipeline_s")
 PRIOR = 0.02  # pull of the starting value, which matters only where the data say nothing
 NCCL = {"a100_sxm": "NCCL 2.27.3", "l40s": "NCCL 2.27.3"}
-# Saturated all-reduces beyond the tables' 512 MB, ring unless said: stas00/ml-engineering 744d01e18b79, network/README.md.
+# Saturated all-reduces beyond the tables' 512 MB: stas00/ml-engineering 744d01e18b79, network/README.md.
 ANCHORS = {
     "nvlink3": [("all_reduce", 8, 4294967296, 0.032136, "ring")],
     "nvlink4": [("all_reduce", n, 8589934592, bus_s(n, bus), "ring") for n, bus in ((4, 363.3), (6, 365.1), (7, 365.7))]
@@ -59,8 +63,10 @@ def read(folder: Path, device: str) -> list[Point]:
     ]
 
 
-def predict(points: Sequence[Point], device: str, link: LinkCoefficients) -> np.ndarray:
+def predict(points: Sequence[Point], device: str, link: LinkCoefficients, step_s: float | None = None) -> np.ndarray:
     place = cluster(f"{DEVICES[device]}*8")
+    if step_s is not None:
+        place = replace(place, scale_up=replace(place.scale_up, latency_s=step_s))
     base = coefficients(place)
     found = Coefficients(link=link, network=base.network)
     groups = {n: place.group(n) for _, n, *_ in points}
@@ -90,10 +96,57 @@ def show(title: str, points: Sequence[Point], found: np.ndarray) -> None:
     print(f"{title:42s} n={len(points):4d}  mean {np.abs(found).mean():.1%}  bias {found.mean():+.1%}   {parts}")
 
 
+def network_points(path: Path) -> dict[str, list[tuple[Row, published.Question, float, float]]]:
+    """Published rows that cross a network, by its kind: (row, cluster and group, bytes, seconds)."""
+    found: dict[str, list[tuple[Row, published.Question, float, float]]] = {}
+    for line, record in read_table(path)[1]:
+        row = Row(line, record)
+        if row.text("collective") != "all_reduce":
+            continue
+        try:
+            asked, size = published.question(row), published.message_bytes(row)
+            time_s = published.measured_s(row, "all_reduce", asked.group.num_ranks, size)
+        except RidgelineError:
+            continue
+        if asked.group.num_domains > 1:
+            more_s = published.TORCH_CALL_S if "torch" in row.text("software") else 0.0
+            found.setdefault(asked.cluster.scale_out.kind, []).append((row, asked, size, time_s - more_s))
+    return found
+
+
+def fit_network(kind: str, points: Sequence[tuple[Row, published.Question, float, float]]) -> None:
+    """Share, chunk cost, chunk size and the latency of each system's hops."""
+    systems = sorted({asked.cluster.system for _, asked, _, _ in points})
+    start = coefficients(points[0][1].cluster).network
+    hops = {asked.cluster.system: asked.cluster.scale_out.latency_s for _, asked, _, _ in points}
+    x0 = np.log([start.frac, start.pipeline_s, start.chunk_bytes, *(hops[name] for name in systems)])
+    measured = np.log([point[3] for point in points])
+
+    def times(x: np.ndarray) -> np.ndarray:
+        frac, pipeline_s, chunk_bytes, *latencies = np.exp(x)
+        network = replace(start, frac=min(frac, 0.985), pipeline_s=pipeline_s, chunk_bytes=chunk_bytes)
+        out = []
+        for row, asked, size, _ in points:
+            hop_s = latencies[systems.index(asked.cluster.system)]
+            place = replace(asked.cluster, scale_out=replace(asked.cluster.scale_out, latency_s=hop_s))
+            coef = Coefficients(link=coefficients(place).link, network=network)
+            way = published.algorithm(row, "all_reduce")
+            out.append(collectives.timed("all_reduce", size, asked.group, place, coef, way).expected_s)
+        return np.array(out)
+
+    found = least_squares(lambda x: np.concatenate([np.log(times(x)) - measured, 0.05 * (x - x0)]), x0, loss="soft_l1",
+                          f_scale=0.1, x_scale=0.3, max_nfev=80)
+    error = times(found.x) / np.exp(measured) - 1
+    names = ["frac", "pipeline_s", "chunk_bytes", *systems]
+    values = {name: float(f"{value:.3g}") for name, value in zip(names, np.exp(found.x))}
+    print(f"{kind}: n={len(points)}  mean {np.abs(error).mean():.1%}  bias {error.mean():+.1%}  {values}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("silicon", type=Path)
     parser.add_argument("--write", action="store_true", help="put the coefficients into data/collectives.json")
+    parser.add_argument("--published", type=Path, help="collectives.csv, to fit the networks")
     args = parser.parse_args()
     path = data_dir() / "collectives.json"
     tables = json.loads(path.read_text())
@@ -130,6 +183,8 @@ def main() -> None:
             " (ai-dynamo/aiconfigurator 095f58a51c4c), one host; benchmarks/fit_collectives.py",
         }
         print({k: v for k, v in rounded.items() if k in FITTED})
+    for kind, rows in network_points(args.published).items() if args.published else ():
+        fit_network(kind, rows)
     if args.write:
         path.write_text(json.dumps(tables, indent=1) + "\n")
 

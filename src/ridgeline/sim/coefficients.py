@@ -15,11 +15,11 @@ from ridgeline.resources import data_dir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCoefficients:
-    """A scale-up technology: what a call and a hop cost, and which share of the link each algorithm reaches."""
+    """A scale-up technology: what a call costs, and which share of the link each algorithm reaches."""
 
     call_s: float  # launch, first synchronization and completion of a collective kernel
-    step_s: float  # one hop of a ring, small message
     switch_call_s: float  # the same for a reduction inside the switch, whose steps do not grow with ranks
+    wide_switch_frac: float  # in-switch reduction in a domain of several hosts
     ring_frac: float  # share of the nominal bandwidth in one direction
     switch_frac: float
     direct_frac: float  # all-to-all and sends
@@ -40,9 +40,8 @@ class LinkCoefficients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCoefficients:
-    """A scale-out technology: what a hop over it costs and which share of the NICs is reached."""
+    """A scale-out technology: which share of the NICs is reached (the latency of a hop is the cluster's)."""
 
-    step_s: float  # one hop, with the proxy thread that posts it
     frac: float  # ring and tree
     direct_frac: float  # all-to-all
     p2p_frac: float

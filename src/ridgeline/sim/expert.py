@@ -13,7 +13,7 @@ from ridgeline.sim.collectives import Z90, CollectiveTime
 
 MODES = ("throughput", "low_latency")
 LOW_LATENCY_CALL_S = 20e-6
-"""Kernel that posts one RDMA write a token and expert and waits for all (fitted on DeepEP's table of 8 to 256 ranks)."""
+"""A kernel that posts one write a token and expert, and waits for all (fitted on DeepEP's table of 8 to 256 ranks)."""
 THROUGHPUT_CALL_S = 60e-6
 """Notify, count and copy kernels around a dispatch that forwards inside the host (assumed)."""
 NETWORK_FRAC, LINK_FRAC = 0.88, 0.79
@@ -23,7 +23,7 @@ NUM_SMS = {"throughput": 20, "low_latency": 24}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """One rank's tokens, each to ``topk`` of ``num_experts`` spread evenly over the group, in at most so many domains."""
+    """One rank's tokens, each to ``topk`` experts spread evenly over the group, in at most ``max_domains`` of them."""
 
     num_tokens: int
     hidden_bytes: float  # of one token as sent, with its scales
@@ -38,7 +38,7 @@ class Routing:
 
 def distinct(num_boxes: int, num_balls: float) -> float:
     """Boxes expected to be hit by ``num_balls`` thrown evenly: a token travels once to each place that needs it."""
-    return num_boxes * (1.0 - (1.0 - 1.0 / num_boxes) ** num_balls)
+    return num_boxes * (1.0 - math.pow(1.0 - 1.0 / num_boxes, num_balls))
 
 
 def exchange_s(routing: Routing, group: Group, cluster: Cluster, mode: str = "throughput") -> CollectiveTime:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ridgeline.errors import InputError, RidgelineError
@@ -14,11 +14,14 @@ from ridgeline.sim.published.verdict import Judged, Row, Unused
 
 SATURATED_BYTES = float(1 << 33)  # what "large" stands for: 8 GiB, the size saturated runs end with
 COARSE_FRAC = 0.10  # a bandwidth printed with so few digits that rounding alone may be off by more is no measurement
-TORCH_CALL_S = {"nvlink3": 40e-6}
-TORCH_CALL_DEFAULT_S = 20e-6
-"""A collective timed from PyTorch, one call at a time, also pays the call (38–60 µs a small call against 16–22 by
-nccl-tests on the same link generations)."""
-_BUS = {
+TORCH_CALL_S = 20e-6
+"""A loop in PyTorch that waits for each collective also pays its call: 38 to 48 µs for small messages on H200 and B200
+hosts, where nccl-tests needs 18 to 28."""
+SKEW_S = {"nvlink3": 60e-6}
+SKEW_DEFAULT_S = 40e-6
+"""A kernel's time taken by a profiler includes waiting for the last rank to arrive: no all-reduce of vidur's tables on
+four or eight GPUs is shorter (60 µs on its A100 host, 40 µs on its H100 host)."""
+_BUS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
@@ -28,7 +31,7 @@ _BUS = {
 }
 _SYSTEMS = (  # words in a device's description that name the host; the first that matches
     (r"p4de", "p4de"), (r"p4d\b", "p4d"), (r"p5en", "p5en"), (r"p5\b", "p5"), (r"p6-b200", "p6-b200"),
-    (r"p6-b300", "dgx-b300"), (r"gb300", "gb300"), (r"gb200", "gb200"), (r"h800|sm90", "hgx-h800"),
+    (r"p6-b300", "dgx-b300"), (r"gb300", "gb300"), (r"gb200", "gb200"), (r"sm90", "h100-sxm"), (r"h800", "hgx-h800"),
     (r"h200", "h200"), (r"h100 nvl|h100-nvl", "h100-nvl"), (r"h100.*pcie", "h100-pcie"), (r"h100", "h100-sxm"),
     (r"h20\b", "h20"), (r"b300", "b300"), (r"b200|sm100", "b200"), (r"a100.*40", "a100-sxm-40gb"),
     (r"a100.*pcie", "a100-pcie-80gb"), (r"a100", "a100-sxm-80gb"), (r"a800", "a100-sxm-80gb"),
@@ -65,14 +68,14 @@ def _judged(row: Row) -> Judged:
     if kind not in _BUS:
         raise InputError(f"collective {kind!r} is not modeled")
     asked = question(row)
-    num_bytes = _message_bytes(row)
-    measured_s = _measured_s(row, kind, asked.group.num_ranks, num_bytes)
-    found = collective_s(kind, num_bytes, asked.group, asked.cluster, _algorithm(row, kind))
-    more_s = _torch_call_s(row, asked.cluster)
-    return _verdict(row, kind, found, measured_s, more_s)
+    num_bytes = message_bytes(row)
+    time_s = measured_s(row, kind, asked.group.num_ranks, num_bytes)
+    found = collective_s(kind, num_bytes, asked.group, asked.cluster, algorithm(row, kind))
+    more_s = _host_s(row, found, asked.cluster)
+    return _verdict(row, kind, found, time_s, more_s)
 
 
-def _verdict(row: Row, kind: str, found: CollectiveTime, measured_s: float, more_s: float = 0.0) -> Judged:
+def _verdict(row: Row, kind: str, found: CollectiveTime, time_s: float, more_s: float = 0.0) -> Judged:
     what = (
         f"{kind} {row.text('message_bytes')} B, {row.text('num_devices')}× {row.text('device')}"
         f" in {row.text('nodes')} ({found.algorithm})"
@@ -82,7 +85,7 @@ def _verdict(row: Row, kind: str, found: CollectiveTime, measured_s: float, more
         for name in "source collective device num_devices nodes message_bytes algo software inter_link dtype".split()
     )
     return Judged(
-        row=row.line, key=key, source=row.text("source"), what=what, metric=kind, unit="s", measured=measured_s,
+        row=row.line, key=key, source=row.text("source"), what=what, metric=kind, unit="s", measured=time_s,
         predicted=found.expected_s + more_s, low=found.low_s + 0.5 * more_s, high=found.high_s + 1.5 * more_s,
     )  # fmt: skip
 
@@ -97,7 +100,7 @@ def question(row: Row) -> Question:
     per_host = per_host or ranks / hosts
     name = system_of(row.text("device"))
     place = cluster(f"{name}*8" if hosts == 1 and not name.startswith("gb") else f"{name}*{_room(name, ranks, hosts)}")
-    changes = "" if hosts == 1 or _one_domain(place, ranks) else _network(row)
+    changes = "" if hosts == 1 or _one_domain(place, ranks) else _network(row, place)
     if changes:
         place = cluster(f"{place.name} {changes}")
     per_domain = min(ranks, place.scale_up.domain_size) if place.scale_up.domain_size > per_host else per_host
@@ -121,10 +124,11 @@ def _room(name: str, ranks: float, hosts: float) -> int:
 
 
 def _one_domain(place: Cluster, ranks: float) -> bool:
-    return ranks <= place.scale_up.domain_size
+    """A rack-wide domain joins hosts without a network."""
+    return place.host.num_devices < place.scale_up.domain_size >= ranks
 
 
-def _network(row: Row) -> str:
+def _network(row: Row, place: Cluster) -> str:
     """The network between hosts as changes of the cluster; what is not stated is not guessed."""
     text = row.text("inter_link").lower()
     if text == "n/s":
@@ -136,13 +140,16 @@ def _network(row: Row) -> str:
         changes += [f"nics={count.group(1)}", f"scaleout={count.group(2)}Gb"]
     elif total and "efa" not in text:
         changes += ["nics=8", f"scaleout={int(total.group(1)) / 8:g}Gb"]
-    if "sharp" in text or "sharp" in row.text("intra_link").lower() and "rdma" in row.text("intra_link").lower():
+    inside = row.text("intra_link").lower()
+    if "sharp" in text or ("sharp" in inside and "rdma" in inside):
         changes.append("sharp=1")
     fabric = next((kind for word, kind in (("efa", "efa"), ("roce", "roce"), ("tcp", "ethernet")) if word in text), "")
-    return " ".join(changes + ([f"fabric={fabric}"] if fabric else []))
+    known = place.scale_out.kind.startswith(fabric)  # an instance knows which generation of EFA it has
+    return " ".join(changes + ([] if known else [f"fabric={fabric}"]))
 
 
-def _message_bytes(row: Row) -> float:
+def message_bytes(row: Row) -> float:
+    """The message of a row; a saturated one stands for a large size."""
     if "saturated" in row.text("message_bytes"):
         return SATURATED_BYTES
     size = row.number("message_bytes")
@@ -151,7 +158,8 @@ def _message_bytes(row: Row) -> float:
     return size
 
 
-def _measured_s(row: Row, kind: str, ranks: int, num_bytes: float) -> float:
+def measured_s(row: Row, kind: str, ranks: int, num_bytes: float) -> float:
+    """The time of a row, as given or from its bus bandwidth."""
     time_us = row.number("time_us")
     if time_us is not None and time_us > 0:
         return time_us * 1e-6
@@ -161,21 +169,25 @@ def _measured_s(row: Row, kind: str, ranks: int, num_bytes: float) -> float:
     decimals = len(row.text("busbw_gbps").partition(".")[2])
     if 0.5 * 10**-decimals / bus > COARSE_FRAC:
         raise InputError(f"a bus bandwidth of {bus} GB/s has too few digits to be compared")
-    return float(_BUS[kind](ranks)) * num_bytes / (bus * 1e9)
+    return _BUS[kind](ranks) * num_bytes / (bus * 1e9)
 
 
-def _algorithm(row: Row, kind: str) -> str | None:
+def algorithm(row: Row, kind: str) -> str | None:
     """The algorithm a row names; None leaves the choice to us, as the library had it."""
-    text = row.text("algo").lower()
+    text = row.text("algo").lower() or ("ring" if "(ring)" in row.text("intra_link").lower() else "")
     if kind != "all_reduce" or not text:
         return None
     return "ring" if text.startswith("ring") else "switch" if text.startswith("nvls") else None
 
 
-def _torch_call_s(row: Row, place: Cluster) -> float:
-    if "torch" not in row.text("software").lower():
+def _host_s(row: Row, found: CollectiveTime, place: Cluster) -> float:
+    """What the way of measuring adds to the collective itself."""
+    software = row.text("software").lower()
+    if "torch" not in software or found.kind == "send_recv":
         return 0.0
-    return TORCH_CALL_S.get(place.scale_up.kind, TORCH_CALL_DEFAULT_S)
+    if "profiler" in software:
+        return max(0.0, SKEW_S.get(place.scale_up.kind, SKEW_DEFAULT_S) - found.expected_s)
+    return TORCH_CALL_S
 
 
 def _judged_exchange(row: Row) -> Judged:
@@ -191,8 +203,8 @@ def _judged_exchange(row: Row) -> Judged:
     asked = question(row)
     found = exchange_s(routing, asked.group, asked.cluster, "low_latency" if "low" in kind else "throughput")
     time_us = row.number("time_us")
-    measured_s = time_us * 1e-6 if time_us else _counted_bytes(row, routing, asked) / (_bus(row) * 1e9)
-    return _verdict(row, kind, found, measured_s)
+    time_s = time_us * 1e-6 if time_us else _counted_bytes(routing, asked) / (_bus(row) * 1e9)
+    return _verdict(row, kind, found, time_s)
 
 
 def _bus(row: Row) -> float:
@@ -202,8 +214,8 @@ def _bus(row: Row) -> float:
     return bus
 
 
-def _counted_bytes(row: Row, routing: Routing, asked: Question) -> float:
-    """The bytes a published bandwidth was computed with: copies to every domain, or to every rank of one, own included."""
+def _counted_bytes(routing: Routing, asked: Question) -> float:
+    """The bytes a published bandwidth counts: copies to every domain, or to every rank of one, own included."""
     group, sent = asked.group, routing.num_tokens * routing.hidden_bytes
     if group.num_domains > 1:
         reach = min(group.num_domains, routing.max_domains or group.num_domains)
