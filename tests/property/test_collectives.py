@@ -1,4 +1,4 @@
-"""Laws of collectives: bytes are conserved, more bytes are never faster, more bandwidth is never slower, one is free."""
+"""Laws of collectives: bytes are conserved, more bytes never faster, more bandwidth never slower, one rank is free."""
 
 from __future__ import annotations
 

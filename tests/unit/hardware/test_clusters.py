@@ -40,8 +40,8 @@ def test_devices_hosts_and_racks_are_counted_each_in_its_own_way(
 
 
 def test_systems_the_issue_names_are_there() -> None:
-    wanted = "dgx-a100 dgx-h100 hgx-h200 dgx-b200 gb200-nvl72 l40s-host dgx-1-v100 dgx-2 tpu-v5p-pod tpu-v6e-pod mi300x-host"
-    assert set(wanted.split()) <= set(systems())
+    wanted = "dgx-a100 dgx-h100 hgx-h200 dgx-b200 gb200-nvl72 l40s-host dgx-1-v100 dgx-2 tpu-v5p-pod tpu-v6e-pod"
+    assert {*wanted.split(), "mi300x-host"} <= set(systems())
 
 
 def test_changes_go_to_the_cluster_or_to_its_device() -> None:
