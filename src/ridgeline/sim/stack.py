@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.basis import Basis
-from ridgeline.cost.work import site_of, work_of
+from ridgeline.cost.work import Site, site_of, work_of
 from ridgeline.errors import CalibrationError, InputError, nearest
 from ridgeline.graph import Block, Graph, Node, root_of
 from ridgeline.hardware import Device
 from ridgeline.resources import data_dir
 
 Array = NDArray[np.float64]
-KINDS = ("gemm", "conv", "thin", "memory", "lookup")
+KINDS = ("gemm", "conv", "volume", "thin", "norm", "memory", "lookup")
 _KIND_OF = {"matmul": "gemm", "grouped_matmul": "gemm", "attention": "gemm", "conv": "conv", "embedding": "lookup",
             "embedding_bag": "lookup", "gather": "lookup", "scatter": "lookup"}  # fmt: skip
 
@@ -36,7 +36,9 @@ class Reach:
 
     gemm_frac: float
     conv_frac: float
+    volume_frac: float  # convolutions over three dims
     thin_frac: float  # grouped and depthwise convolutions, of the same peak
+    norm_frac: float  # batch and layer norms, of memory bandwidth; instance and group norms are plain memory passes
     memory_frac: float  # may exceed 1 where a stack fuses what the graph keeps apart
     lookup_frac: float
     kernel_s: float
@@ -44,6 +46,7 @@ class Reach:
     step_s: float
     score_passes: float  # how often attention's scores travel through memory
     cell_s: float  # one time step of one recurrent layer
+    winograd: float  # multiplications that convolutions in fp32 save
     fp32_frac: float  # reached share of the vector peak, relative to half precision's share of its own
     tf32_frac: float
     int8_frac: float
@@ -81,7 +84,7 @@ def load_of(graph: Graph) -> Load:
         if not work.num_bytes and not work.flops:
             continue
         num_ops += times
-        key = (_kind(node), work.matrix_flops, work.num_bytes)
+        key = (_kind(node), work.matrix_flops, _traffic_bytes(node, site, work.num_bytes))
         found[key] = found.get(key, 0.0) + times
         if node.op == "attention":
             a = node.attrs
@@ -97,6 +100,17 @@ def load_of(graph: Graph) -> Load:
     )  # fmt: skip
 
 
+SPARSE_ROWS = 1_000_000
+
+
+def _traffic_bytes(node: Node, site: Site, num_bytes: float) -> float:
+    """Bytes of a node; gradients of a huge table touch only the rows that were looked up, each read and written."""
+    if not site.backward or node.op not in ("embedding", "embedding_bag") or site.outs[0].shape[0] < SPARSE_ROWS:
+        return num_bytes
+    rows = node.attrs["num"] if node.op == "embedding" else node.attrs["b"] * node.attrs["l"]
+    return site.in_bytes[0] + 2.0 * rows * site.outs[0].shape[1] * site.outs[0].dtype.bits / 8
+
+
 def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:
     for item in graph.items:
         if isinstance(item, Block):
@@ -105,7 +119,7 @@ def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:
             yield item, 1
 
 
-def _site(graph: Graph, node: Node) -> Any:
+def _site(graph: Graph, node: Node) -> Site:
     values = graph.values
     ins = tuple(values[v].type for v in node.inputs)
     outs = tuple(values[v].type for v in node.outputs)
@@ -116,6 +130,10 @@ def _site(graph: Graph, node: Node) -> Any:
 def _kind(node: Node) -> int:
     if node.op == "conv" and node.attrs["groups"] > 1:
         return KINDS.index("thin")
+    if node.op == "conv" and len(node.attrs["kernel"]) == 3:
+        return KINDS.index("volume")
+    if node.op == "norm" and node.attrs["fn"] in ("batch_norm", "layer_norm"):
+        return KINDS.index("norm")
     if node.op == "rnn":
         return KINDS.index("gemm")
     return KINDS.index(_KIND_OF.get(node.op, "memory"))
@@ -132,8 +150,11 @@ def step_s(load: Load, device: Device, precision: str, reach: Reach, comm_s: flo
 
 def _busy_s(load: Load, device: Device, precision: str, reach: Reach) -> float:
     peak, share, bytes_frac = _peak(device, precision, reach)
-    fracs = np.array([reach.gemm_frac, reach.conv_frac, reach.thin_frac, 1.0, 1.0])[load.kind]
-    rates = np.array([reach.memory_frac] * 4 + [reach.lookup_frac])[load.kind] * device.dram.bandwidth_bytes_per_s
+    saved = reach.winograd if precision == "fp32" else 1.0
+    shares = (reach.gemm_frac, saved * reach.conv_frac, reach.volume_frac, reach.thin_frac, 1.0, 1.0, 1.0)
+    passes = (*(reach.memory_frac,) * 4, reach.norm_frac, reach.memory_frac, reach.lookup_frac)
+    fracs = np.array(shares)[load.kind]
+    rates = np.array(passes)[load.kind] * device.dram.bandwidth_bytes_per_s
     compute = load.flops / (peak * share * fracs)
     memory = load.num_bytes * bytes_frac / rates
     each = reach.kernel_s + np.maximum(compute, memory)

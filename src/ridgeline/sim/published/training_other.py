@@ -17,6 +17,8 @@ _DATA_BATCH = {"efficientnet-b0": 128, "efficientnet-widese-b0": 128, "efficient
 """Where a table gives no batch: a usual one; the rate hardly depends on it there."""
 JASPER_FRAMES = 1600  # a padded batch of LibriSpeech, at most 16.7 s of 10 ms frames
 BERT_TOKENS = 256  # MLPerf's BERT skips padding; samples of 512 hold about half
+PRETRAINING_TOKENS = 344  # the same in the examples' second phase, which skips padding too, with longer documents
+EXCHANGED_FRAC = 0.2  # rows of frequent categories are held by every rank and do not travel
 SENTENCE = 32  # tokens of a WMT sentence, with padding
 
 
@@ -65,8 +67,9 @@ def workload(row: Row) -> Workload:
     name = device_of(row.text("device"))
     params = shape.params if shape.params is not None else _params(shape.network)
     wide = 2.0 if precision == "fp16" else 4.0
+    looked_up = EXCHANGED_FRAC * 26 * 128 * 2.0 * batch if shape.network.startswith("dlrm") else 0.0
     return Workload(
-        stack=stack, device=name, network=shape.network, batch=batch, precision=precision, mode="train",
+        exchange_bytes=looked_up, stack=stack, device=name, network=shape.network, batch=batch, precision=precision, mode="train",
         items=batch * shape.items * ranks, options=shape.options, factor=shape.factor, ranks=ranks,
         gradient_bytes=wide * params, accumulation=_accumulation(row, precision), system=_system(name, ranks),
     )  # fmt: skip
@@ -90,6 +93,8 @@ def stack_of(row: Row) -> str:
     if "DeepLearningExamples" in source:
         if "tensorflow" in framework:
             return "ngc-xla-train" if "XLA=Yes" in row.text("notes") else "ngc-tensorflow-train"
+        if "Pre-training" in row.text("device") or row.text("model") == "DLRM":  # fused kernels of their own, CUDA graphs
+            return "ngc-fused-train"
         return "ngc-mxnet-train" if "mxnet" in framework else "ngc-pytorch-train"
     if "NVIDIA/results" not in source and "/NVIDIA/" not in source:
         raise InputError(f"no coefficients for the software of this submission ({row.text('framework')})")
@@ -113,6 +118,8 @@ def _bert(row: Row) -> Shape:
     if "mlcommons" in row.text("source"):
         return Shape("bert-large", (("head", "none"), ("seq", BERT_TOKENS)))
     seq = int(found.group(1)) if found else 384
+    if seq == 512 and "Pre-training" in row.text("device"):
+        seq = PRETRAINING_TOKENS
     return Shape("bert-large", (("head", "none"), ("seq", seq)))
 
 

@@ -60,6 +60,7 @@ class Workload:
     ranks: int = 1
     gradient_bytes: float = 0.0  # all-reduced once every ``accumulation`` steps
     accumulation: int = 1
+    exchange_bytes: float = 0.0  # looked-up rows that change hands on the way forward, and their gradients back
     tensor_ranks: int = 1
     system: str = ""  # a cluster description for the exchange of gradients
 
@@ -67,6 +68,12 @@ class Workload:
     def load(self) -> Load:
         graph_precision = self.precision if self.precision in ("fp32", "tf32") else "fp16"
         return _load(self.network, self.batch, graph_precision, self.mode, self.options)
+
+    def lookups_s(self) -> float:
+        """Rows of tables that are split over ranks travel to the samples that need them, and gradients back."""
+        if self.ranks == 1 or not self.exchange_bytes:
+            return 0.0
+        return 2 * _exchange_s(self.system, self.ranks, self.exchange_bytes, "all_to_all")
 
     def comm_s(self) -> float:
         """The exchange of gradients, as far as it belongs to one step."""
@@ -84,9 +91,9 @@ class Workload:
 
 
 @lru_cache(maxsize=4096)
-def _exchange_s(system: str, ranks: int, num_bytes: float) -> float:
+def _exchange_s(system: str, ranks: int, num_bytes: float, kind: str = "all_reduce") -> float:
     place = cluster(system)
-    return collective_s("all_reduce", num_bytes, place.group(ranks), place).expected_s
+    return collective_s(kind, num_bytes, place.group(ranks), place).expected_s
 
 
 @lru_cache(maxsize=4096)
@@ -104,7 +111,7 @@ def predicted_s(work: Workload, reach: Reach) -> float:
         load = load.scaled(work.factor)
     if work.tensor_ranks > 1:
         load = load.scaled(1.0 / work.tensor_ranks)
-    once = step_s(load, device(work.device), work.precision, reach, work.comm_s(), work.ranks)
+    once = step_s(load, device(work.device), work.precision, reach, work.comm_s() + work.lookups_s(), work.ranks)
     return (once - reach.step_s) * work.passes + reach.step_s + work.reduce_s()
 
 
