@@ -38,6 +38,7 @@ class Reach:
     conv_frac: float
     volume_frac: float  # convolutions over three dims
     thin_frac: float  # grouped and depthwise convolutions, of the same peak
+    traffic_frac: float  # of memory bandwidth, for the operands of products and convolutions
     norm_frac: float  # batch and layer norms, of memory bandwidth; instance and group norms are plain memory passes
     memory_frac: float  # may exceed 1 where a stack fuses what the graph keeps apart
     lookup_frac: float
@@ -77,6 +78,9 @@ class Load:
 def load_of(graph: Graph) -> Load:
     """The work of every node, equal ones counted together."""
     found: dict[tuple[int, float, float], float] = {}
+    mixed = graph.mode == "train" and graph.meta.get("precision") == "fp16"
+    if mixed:  # half-precision copies are made of all parameters
+        found[KINDS.index("memory"), 0.0, 6.0 * min(graph.num_params, 1e9)] = 1.0
     score_bytes = cells = num_ops = 0.0
     for node, times in _nodes(graph):
         site = _site(graph, node)
@@ -84,7 +88,7 @@ def load_of(graph: Graph) -> Load:
         if not work.num_bytes and not work.flops:
             continue
         num_ops += times
-        key = (_kind(node), work.matrix_flops, _traffic_bytes(node, site, work.num_bytes))
+        key = (_kind(node), work.matrix_flops, _traffic_bytes(node, site, work.num_bytes, mixed))
         found[key] = found.get(key, 0.0) + times
         if node.op == "attention":
             a = node.attrs
@@ -103,8 +107,10 @@ def load_of(graph: Graph) -> Load:
 SPARSE_ROWS = 1_000_000
 
 
-def _traffic_bytes(node: Node, site: Site, num_bytes: float) -> float:
-    """Bytes of a node; gradients of a huge table touch only the rows that were looked up, each read and written."""
+def _traffic_bytes(node: Node, site: Site, num_bytes: float, mixed: bool) -> float:
+    """Bytes of a node; optimizers of mixed precision update in fp32, gradients of a huge table touch only some rows."""
+    if mixed and node.op in ("optimizer", "foreach"):
+        return 2.0 * num_bytes
     if not site.backward or node.op not in ("embedding", "embedding_bag") or site.outs[0].shape[0] < SPARSE_ROWS:
         return num_bytes
     rows = node.attrs["num"] if node.op == "embedding" else node.attrs["b"] * node.attrs["l"]
@@ -152,7 +158,8 @@ def _busy_s(load: Load, device: Device, precision: str, reach: Reach) -> float:
     peak, share, bytes_frac = _peak(device, precision, reach)
     saved = reach.winograd if precision == "fp32" else 1.0
     shares = (reach.gemm_frac, saved * reach.conv_frac, reach.volume_frac, reach.thin_frac, 1.0, 1.0, 1.0)
-    passes = (*(reach.memory_frac,) * 4, reach.norm_frac, reach.memory_frac, reach.lookup_frac)
+    matrix, plain = reach.traffic_frac, reach.memory_frac
+    passes = (matrix, matrix, matrix, plain, reach.norm_frac, plain, reach.lookup_frac)
     fracs = np.array(shares)[load.kind]
     rates = np.array(passes)[load.kind] * device.dram.bandwidth_bytes_per_s
     compute = load.flops / (peak * share * fracs)

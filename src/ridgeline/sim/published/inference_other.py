@@ -36,6 +36,7 @@ _NETWORKS: tuple[tuple[str, str, tuple[tuple[str, Any], ...], float], ...] = (
     (r"SDXL|stable-diffusion-xl", "sdxl-unet", (), 1.0),
     (r"NCF", "ncf", (), 1.0),
     (r"SSD300", "ssd300-r50", (), 1.0),
+    (r"nnU-Net", "nnunet-3d", (), 1.0),
 )
 _DEFAULT_BATCH = {"resnet50": 2048, "bert-large": 512, "retinanet-x50": 16, "unet3d": 8, "rnnt": 2048, "dlrm": 300_000,
                   "dlrm-dcnv2": 200_000, "sdxl-unet": 8}  # fmt: skip
@@ -135,6 +136,8 @@ def _network(row: Row) -> tuple[str, tuple[tuple[str, Any], ...], float]:
         if not found:
             raise InputError("which EfficientNet is not stated")
         return found.group(1), (), 1.0
+    if model == "Transformer-big":
+        raise InputError("a translation decodes token by token with a beam, which is not one pass")
     for pattern, name, options, factor in _NETWORKS:
         if re.match(pattern, model):
             return name, options, factor

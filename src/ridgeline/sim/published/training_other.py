@@ -12,7 +12,7 @@ from ridgeline.sim.published.verdict import Judged, Row, Unused
 from ridgeline.sim.published.workload import Workload, answer, device_of
 
 _PRECISION = {"amp": "fp16", "fp16": "fp16", "tf32": "tf32", "fp32": "fp32"}
-_NO_NETWORK = ("Mask R-CNN", "FastPitch", "R-GAT", "MiniGo", "RNN-T")
+_NO_NETWORK = ("Mask R-CNN", "FastPitch", "R-GAT", "MiniGo", "RNN-T", "FLUX.1")
 _DATA_BATCH = {"efficientnet-b0": 128, "efficientnet-widese-b0": 128, "efficientnet-b4": 64, "efficientnet-widese-b4": 64}
 """Where a table gives no batch: a usual one; the rate hardly depends on it there."""
 JASPER_FRAMES = 1600  # a padded batch of LibriSpeech, at most 16.7 s of 10 ms frames
