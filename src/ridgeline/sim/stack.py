@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ridgeline.basis import Basis
 from ridgeline.cost.work import Site, site_of, work_of
 from ridgeline.errors import CalibrationError, InputError, nearest
-from ridgeline.graph import Block, Graph, Node, root_of
+from ridgeline.graph import Block, Graph, Kind, Node, root_of
 from ridgeline.hardware import Device
 from ridgeline.resources import data_dir
 
@@ -80,7 +80,7 @@ def load_of(graph: Graph) -> Load:
     found: dict[tuple[int, float, float], float] = {}
     mixed = graph.mode == "train" and graph.meta.get("precision") == "fp16"
     if mixed:  # half-precision copies are made of all parameters
-        found[KINDS.index("memory"), 0.0, 6.0 * min(graph.num_params, 1e9)] = 1.0
+        found[KINDS.index("memory"), 0.0, 6.0 * _dense_params(graph)] = 1.0
     score_bytes = cells = num_ops = 0.0
     for node, times in _nodes(graph):
         site = _site(graph, node)
@@ -107,6 +107,13 @@ def load_of(graph: Graph) -> Load:
 SPARSE_ROWS = 1_000_000
 
 
+def _dense_params(graph: Graph) -> float:
+    """Parameters outside of huge tables."""
+    params = (value for value in graph.values if value.kind is Kind.PARAM and value.alias is None)
+    small = (value for value in params if not value.type.shape or value.type.shape[0] < SPARSE_ROWS)
+    return float(sum(value.type.numel * value.count for value in small))
+
+
 def _traffic_bytes(node: Node, site: Site, num_bytes: float, mixed: bool) -> float:
     """Bytes of a node; optimizers of mixed precision update in fp32, gradients of a huge table touch only some rows."""
     if mixed and node.op in ("optimizer", "foreach"):
@@ -114,7 +121,8 @@ def _traffic_bytes(node: Node, site: Site, num_bytes: float, mixed: bool) -> flo
     if not site.backward or node.op not in ("embedding", "embedding_bag") or site.outs[0].shape[0] < SPARSE_ROWS:
         return num_bytes
     rows = node.attrs["num"] if node.op == "embedding" else node.attrs["b"] * node.attrs["l"]
-    return site.in_bytes[0] + 2.0 * rows * site.outs[0].shape[1] * site.outs[0].dtype.bits / 8
+    row_bytes = site.outs[0].shape[1] * site.outs[0].dtype.bits / 8
+    return site.in_bytes[0] + 2.0 * float(rows) * row_bytes
 
 
 def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:

@@ -101,8 +101,7 @@ def _exchange_s(system: str, ranks: int, num_bytes: float, kind: str = "all_redu
 def _load(network: str, batch: int, precision: str, mode: str, options: tuple[tuple[str, Any], ...]) -> Load:
     known: Mapping[str, Any] = {key: value for key, value in options if key not in ("layers", "width")}
     optimizer = "none" if network.startswith("dlrm") else "adamw_fused"  # rows of huge tables are updated sparsely
-    more = {"optimizer": optimizer} if mode == "train" else {}
-    return load_of(build(network, batch=batch, mode=mode, precision=precision, **more, **known))
+    return load_of(build(network, batch=batch, mode=mode, precision=precision, optimizer=optimizer, **known))
 
 
 def predicted_s(work: Workload, reach: Reach) -> float:
