@@ -106,6 +106,14 @@ def test_what_an_inference_row_lacks_is_named(columns: dict[str, str], why: str)
         inference_other.workload(inference(**columns))
 
 
+@pytest.mark.parametrize("junk", ["", "n/s", "abc", "-1", "0", "nan", "inf", "{}", "1e30", "TP3 PP1", "x/y"])
+def test_rows_of_junk_are_set_aside_and_end_nothing(junk: str) -> None:
+    for row, module in ((training(), training_other), (inference(), inference_other)):
+        for column in row.columns:
+            verdicts = list(module.judge([Row(2, {**row.columns, column: junk})]))
+            assert len(verdicts) == 1
+
+
 @pytest.mark.parametrize(("name", "most", "least_rows"), [("training_other", 0.14, 290), ("inference_other", 0.11, 860)])
 def test_published_rows_hold(shared_published: Path, name: str, most: float, least_rows: int) -> None:
     """The figure of the issue is 15 %."""

@@ -9,7 +9,7 @@ from typing import Any
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.hardware import device
 from ridgeline.sim.published.verdict import Judged, Row, Unused
-from ridgeline.sim.published.workload import Workload, answer, device_of
+from ridgeline.sim.published.workload import Workload, answer, count_of, device_of
 
 _PRECISION = {"amp": "fp16", "fp16": "fp16", "tf32": "tf32", "fp32": "fp32", "int8": "int8", "fp8": "fp8",
               "int8-v1": "int8", "int8-v2": "int8"}  # fmt: skip
@@ -175,7 +175,7 @@ def _batch(row: Row, network: str) -> int:
     if found:
         first, second = int(found.group(1)), int(found.group(2) or 1)
         return first if network == "sdxl-unet" else first * second
-    return int(re.split(r"[/ ]", text)[0])
+    return max(1, round(count_of(re.split(r"[/ ]", text)[0])))
 
 
 def _tokens(row: Row) -> int:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.models import models
 from ridgeline.sim.published.verdict import Judged, Row, Unused
-from ridgeline.sim.published.workload import Workload, answer, device_of
+from ridgeline.sim.published.workload import Workload, answer, count_of, device_of
 
 _PRECISION = {"amp": "fp16", "fp16": "fp16", "tf32": "tf32", "fp32": "fp32"}
 _NO_NETWORK = ("Mask R-CNN", "FastPitch", "R-GAT", "MiniGo", "RNN-T", "FLUX.1")
@@ -190,7 +190,7 @@ def _batch(row: Row, shape: Shape) -> int:
         raise InputError("the batch is not stated")
     if "/" in text:  # mixed precision first, full precision second
         text = text.split("/")[0 if _precision(row, "") == "fp16" else 1]
-    value = float(text[:-1]) * 1024 if text.endswith("k") else float(text)
+    value = count_of(text)
     if shape.network == "transformer-big":
         value /= SENTENCE
     if value < 1:

@@ -40,6 +40,19 @@ def device_of(text: str) -> str:
     raise InputError(f"no device of the catalog is named in {text!r}")
 
 
+def count_of(text: str) -> float:
+    """``'64k'`` → 65536, ``'1,024'`` → 1024; anything that is no usable count is refused."""
+    plain = text.strip().lower().replace(",", "")
+    scale = 1024.0 if plain.endswith("k") else 1.0
+    try:
+        value = float(plain.removesuffix("k")) * scale
+    except ValueError:
+        raise InputError(f"the batch cannot be read: {text!r}") from None
+    if not 0.0 < value <= 1e8:
+        raise InputError(f"the batch cannot be {text!r}")
+    return value
+
+
 def family_of(name: str) -> str:
     return _FAMILY.get(name, name)
 
