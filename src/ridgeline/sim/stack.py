@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -191,6 +191,30 @@ def _peak(device: Device, precision: str, reach: Reach) -> tuple[float, float, f
     return device.peak_flops_per_s("tensor", "fp16"), 1.0, 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trait:
+    """What a device and the hosts it came in do to every stack alike, relative to an A100 in its host."""
+
+    host: float = 1.0  # seconds of a call and of a step
+    kernel: float = 1.0  # seconds of a kernel
+    compute: float = 1.0  # reached shares of the matrix peak
+    memory: float = 1.0  # reached shares of memory bandwidth
+
+    def applied(self, reach: Reach) -> Reach:
+        """The reach of a stack on this device, as far as other stacks tell."""
+        shares = ("gemm_frac", "conv_frac", "volume_frac", "thin_frac")
+        rates = ("traffic_frac", "norm_frac", "memory_frac", "lookup_frac")
+        return replace(
+            reach, op_s=reach.op_s * self.host, step_s=reach.step_s * self.host, kernel_s=reach.kernel_s * self.kernel,
+            **{name: min(MOST_FRAC, getattr(reach, name) * self.compute) for name in shares},
+            **{name: getattr(reach, name) * self.memory for name in rates},
+        )  # fmt: skip
+
+
+MOST_FRAC = 0.9
+"""No product reaches more of a peak, at any precision."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """The coefficients of a stack on a device, how far they spread, and on what they rest."""
@@ -201,21 +225,20 @@ class Fitted:
 
 
 def reach_of(stack: str, device: str) -> Fitted:
-    """Coefficients of ``stack`` on ``device``: its own, else the stack's on all devices, as assumed."""
-    stacks = _tables()
-    if stack not in stacks:
-        raise InputError(f"no coefficients for the software {stack!r}{nearest(stack, stacks)}")
-    entry = stacks[stack]
+    """Coefficients of ``stack`` on ``device``: its own, else the stack's with the device's traits, as assumed."""
+    tables = _tables()
+    if stack not in tables["stacks"]:
+        raise InputError(f"no coefficients for the software {stack!r}{nearest(stack, tables['stacks'])}")
+    entry = tables["stacks"][stack]
     own = entry["devices"].get(device)
-    values = {**entry["all"], **(own or {})}
-    reach = Reach(**{field.name: values[field.name] for field in fields(Reach)})
-    if own is None:
-        return Fitted(reach, max(0.25, 1.5 * entry["spread_frac"]), Basis.ASSUMED)
-    return Fitted(reach, entry["spread_frac"], Basis.FITTED)
+    if own is not None:
+        return Fitted(Reach(**own), entry["spread_frac"], Basis.FITTED)
+    trait = Trait(**tables["devices"].get(device, {}))
+    return Fitted(trait.applied(Reach(**entry["all"])), max(0.25, 1.5 * entry["spread_frac"]), Basis.ASSUMED)
 
 
 def stacks() -> tuple[str, ...]:
-    return tuple(_tables())
+    return tuple(_tables()["stacks"])
 
 
 @cache

@@ -114,7 +114,9 @@ def test_rows_of_junk_are_set_aside_and_end_nothing(junk: str) -> None:
             assert len(verdicts) == 1
 
 
-@pytest.mark.parametrize(("name", "most", "least_rows"), [("training_other", 0.14, 290), ("inference_other", 0.11, 860)])
+@pytest.mark.parametrize(
+    ("name", "most", "least_rows"), [("training_other", 0.14, 290), ("inference_other", 0.11, 860)]
+)
 def test_published_rows_hold(shared_published: Path, name: str, most: float, least_rows: int) -> None:
     """The figure of the issue is 15 %."""
     check = check_published(shared_published / f"{name}.csv")

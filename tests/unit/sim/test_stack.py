@@ -34,8 +34,10 @@ def test_mixed_precision_pays_for_its_copies() -> None:
     assert float((half.num_bytes * half.times).sum()) > 0.75 * float((single.num_bytes * single.times).sum())
 
 
-@pytest.mark.parametrize("name", [field for field in Reach.__slots__ if field.endswith("_frac") and "sync" not in field])
+@pytest.mark.parametrize("name", sorted(field for field in Reach.__slots__ if field.endswith("_frac")))
 def test_reaching_more_is_never_slower(name: str) -> None:
+    if name == "sync_frac":
+        pytest.skip("a slowdown, not a share")
     more = replace(REACH, **{name: getattr(REACH, name) * 1.5})
     for precision in ("fp16", "tf32", "fp32", "int8"):
         before, after = (step_s(LOAD, A100, precision, reach, 1e-2, 8) for reach in (REACH, more))

@@ -120,7 +120,9 @@ def system_of(device: str) -> str:
 def _room(name: str, ranks: float, hosts: float) -> int:
     """Enough whole hosts: instances are counted by the host, devices by the device."""
     is_host = cluster(name).num_devices > 1
-    return int(hosts) if is_host else max(8 * int(hosts), int(ranks)) if not name.startswith("gb") else int(ranks)
+    if name.startswith("gb"):
+        return -(-int(ranks) // 4) * 4
+    return int(hosts) if is_host else max(8 * int(hosts), -(-int(ranks) // 8) * 8)
 
 
 def _one_domain(place: Cluster, ranks: float) -> bool:
@@ -130,22 +132,31 @@ def _one_domain(place: Cluster, ranks: float) -> bool:
 
 def _network(row: Row, place: Cluster) -> str:
     """The network between hosts as changes of the cluster; what is not stated is not guessed."""
-    text = row.text("inter_link").lower()
-    if text == "n/s":
-        raise InputError("the network between the hosts is not stated")
-    changes = list[str]()
-    count = re.search(r"(\d+)\s*x\s*(\d+)\s*gb", text)
-    total = re.search(r"(\d+)\s*gb/s .*per node", text)
-    if count:
-        changes += [f"nics={count.group(1)}", f"scaleout={count.group(2)}Gb"]
-    elif total and "efa" not in text:
-        changes += ["nics=8", f"scaleout={int(total.group(1)) / 8:g}Gb"]
     inside = row.text("intra_link").lower()
-    if "sharp" in text or ("sharp" in inside and "rdma" in inside):
+    text = row.text("inter_link").lower() or (inside if "rdma" in inside else "")
+    if text == "n/s" or not (text or "dgx" in row.text("device").lower()):  # a DGX has a network that is known
+        raise InputError("the network between the hosts is not stated")
+    changes = _nics(text, place)
+    if "sharp" in text:
         changes.append("sharp=1")
     fabric = next((kind for word, kind in (("efa", "efa"), ("roce", "roce"), ("tcp", "ethernet")) if word in text), "")
     known = place.scale_out.kind.startswith(fabric)  # an instance knows which generation of EFA it has
     return " ".join(changes + ([] if known else [f"fabric={fabric}"]))
+
+
+def _nics(text: str, place: Cluster) -> list[str]:
+    """NICs and their speed as far as the text gives them: ``8x400Gb/s``, ``400Gb/s per GPU``, ``3200Gb/s per node``."""
+    count = re.search(r"(\d+)\s*x\s*(\d+)\s*gb", text)
+    each = re.search(r"(\d+)\s*gb(?:it)?(?:/s|ps)? per (?:gpu|device)", text)
+    total = re.search(r"(\d+)\s*gb(?:it)?(?:/s|ps)? .*per (?:node|host)", text)
+    single = re.search(r"(\d+)\s*gbe\b", text)
+    if count:
+        return [f"nics={count.group(1)}", f"scaleout={count.group(2)}Gb"]
+    if each:
+        return [f"nics={place.host.num_devices}", f"scaleout={each.group(1)}Gb"]
+    if total and "efa" not in text:
+        return [f"nics={place.host.num_devices}", f"scaleout={int(total.group(1)) / place.host.num_devices:g}Gb"]
+    return ["nics=1", f"scaleout={single.group(1)}Gb"] if single else []
 
 
 def message_bytes(row: Row) -> float:
