@@ -40,6 +40,10 @@ _SYSTEMS = (  # words in a device's description that name the host; the first th
     (r"mi355x", "mi355x"), (r"mi250", "mi250x"), (r"rtx pro 6000|rtx-pro-6000", "rtx-pro-6000"),
     (r"rtx 4090|rtx-4090|4090", "rtx-4090"), (r"\bl4\b", "l4"), (r"\ba10g?\b", "a10"), (r"\bt4\b", "t4"),
 )  # fmt: skip
+_KEY = (
+    "source", "collective", "device", "num_devices", "nodes", "message_bytes", "algo", "software", "intra_link",
+    "inter_link", "dtype",
+)  # fmt: skip
 _TOKENS = re.compile(r"(\d+)\s*tokens x (\d+) x top-(\d+)(?: \(top-(\d+) groups\))?")
 
 
@@ -80,10 +84,7 @@ def _verdict(row: Row, kind: str, found: CollectiveTime, time_s: float, more_s: 
         f"{kind} {row.text('message_bytes')} B, {row.text('num_devices')}× {row.text('device')}"
         f" in {row.text('nodes')} ({found.algorithm})"
     )
-    key = "|".join(
-        row.text(name)
-        for name in "source collective device num_devices nodes message_bytes algo software inter_link dtype".split()
-    )
+    key = "|".join(row.text(name) for name in _KEY)
     return Judged(
         row=row.line, key=key, source=row.text("source"), what=what, metric=kind, unit="s", measured=time_s,
         predicted=found.expected_s + more_s, low=found.low_s + 0.5 * more_s, high=found.high_s + 1.5 * more_s,
