@@ -32,6 +32,8 @@ MAX_TILE = 128 * 256  # accumulators of a CTA
 REDUCTION_L2_FRAC = 0.8  # share of L2 bandwidth the split-k reduction reaches
 POWER_EXPONENT = 0.6  # slowdown = (power wanted / power allowed) ** this: frequency and voltage fall together
 WARM_EDGE = 0.5  # relative width of the fall from cached to uncached as a footprint outgrows its share of L2
+WHOLE_K_ARCHS = ("ada",)  # cuBLAS leaves k whole there for little work and for few columns
+WHOLE_K, WHOLE_WORK, THIN_COLS, TALL_OUTPUT = 8192, 2.0**21, 64, 72_000
 SCALED_BYTES = {"fp4": 0.5625}  # a nibble and its share of the block scale
 
 COEFFICIENTS = {
@@ -240,6 +242,12 @@ def _reread_bytes(chip: Chip, tiling: _Tiling, b: Floats, m: Floats, n: Floats, 
     return np.asarray(np.maximum(fetched - b * (m + n) * k, 0) * (missed * tiling.in_bytes))
 
 
+def _whole_k(m: Floats, n: Floats, k: Floats) -> Floats:
+    """Where the library does not split k, as measured on an L40S: too few multiplications, or tall and thin."""
+    thin = (n <= THIN_COLS) & (m * n >= TALL_OUTPUT)
+    return np.asarray((k <= WHOLE_K) & (m > 1) & (thin | (m * n * k < WHOLE_WORK)))
+
+
 def held_frac(footprint_bytes: Floats, held_bytes: float) -> Floats:
     """Share of a footprint that a cache of ``held_bytes`` keeps: one while it fits, none once it is well beyond."""
     return np.clip((1 + WARM_EDGE / 2 - footprint_bytes / held_bytes) / WARM_EDGE, 0, 1)
@@ -325,6 +333,8 @@ def _picked(
     busy_s = overlapped(loop_s, dram_s, coef["exposed_frac"]) + reduce_s
     if menu.is_gated:
         busy_s = np.where((m > menu.min_m) & (m <= menu.max_m), busy_s, np.inf)
+    if chip.arch in WHOLE_K_ARCHS:
+        busy_s = np.where((menu.splits > 1) & _whole_k(b * m, n, k), np.inf, busy_s)
     best = np.argmin(busy_s, axis=1)
     at = np.arange(len(best)), best
     return loop_s[at], dram_s[at], busy_s[at] + coef["launch_s"], reduce_s[at]
