@@ -99,7 +99,7 @@ DEFAULTS: Coef = {
     "stencil_weight_latency_cycles": 315.0,  # the same for a lone warp
     "stencil_last_cycles": 0.405,  # channels last
     "stencil_last_tap_cycles": 0.018,  # and per tap
-    "stencil_last_stride": 1.1,  # its work per output grows with the inputs skipped, times this
+    "stencil_last_stride": 0.6,  # its work per output grows with the inputs skipped, to this power
     "stencil_last_latency_cycles": 464.0,  # one tap of one thread
     "stencil_last_grad_cycles": 0.545,  # input gradient, channels last
     "stencil_last_grad_tap_cycles": 0.074,  # and per tap
@@ -107,13 +107,30 @@ DEFAULTS: Coef = {
     "stencil_last_weight_tap_cycles": 0.0114,  # and per tap
     "stencil_last_weight_rows": 960.0,  # images x channels that fill the chip
     "stencil_last_large": 1.21,  # all of them with filters wider than five
-    "stencil_last_wide": 2.2,  # channels last in single precision over 16 bits
+    "stencil_last_plain": 3.2,  # input gradient, channels last, strides above two
+    "stencil_last_wide_cycles": 0.07,  # channels last in single precision
+    "stencil_last_wide_tap_cycles": 0.071,  # and per tap
+    "stencil_last_wide_grad_cycles": 0.4,  # either gradient, channels last in single precision
+    "stencil_last_wide_grad_tap_cycles": 0.05,  # and per tap
+    "stencil_last_reduce_cycles": 14000.0,  # joining the tiles' weight gradients
+    "stencil_tiled_grad_cycles": 0.1,  # input gradient, channels first in fp16
+    "stencil_tiled_grad_tap_cycles": 0.08,  # and per tap
+    "stencil_tiled_weight_cycles": 1.55,  # weight gradient, channels first in fp16
+    "stencil_tiled_weight_tap_cycles": 0.05,  # and per tap
     "stencil_direct_tap_cycles": 2.5,  # weight gradient, channels last, single precision, per tap
     # Groups.
-    "group_start_cycles": 6300.0,  # added to each group's kernel when narrow groups run one after another
-    "group_direct_frac": 0.00579,  # share of the vector peak of the kernel that takes any groups
-    "group_matrix_cycles": 34000.0,  # one group's four kernels when wide groups run one after another
-    "group_row_cycles": 1.6,  # its gradients, per pixel
+    "group_start_cycles": 6300.0,  # added to each group's kernel when groups run one after another
+    "group_direct_frac": 0.0054,  # share of the vector peak of the kernel that takes any groups
+    "group_direct_first_frac": 0.030,  # the same for 16-bit tensors, channels first, several taps
+    "group_vector_start_cycles": 11000.0,  # one group's vector kernel, nothing to do
+    "group_vector_frac": 0.078,  # its share of the vector peak
+    "group_depth_cycles": 140.0,  # and its time for one element of the inner loop
+    "group_engine_depth_cycles": 190.0,  # the channels-last kernel's time for one element of the inner loop
+    "group_engine_row_cycles": 0.018,  # and, the chip being full, for one of one output pixel
+    "group_matrix_cycles": 34000.0,  # one group's kernels for a pointwise gradient
+    "group_row_cycles": 1.0,  # and per pixel
+    "group_grad_cycles": 38000.0,  # one group's kernels for a gradient in single precision
+    "group_transpose_bytes_per_s": 56e9,  # rate of the transposes of pointwise ones
 }
 
 _TMA_ARCHS = ("hopper", "blackwell")
@@ -677,10 +694,10 @@ def _stencil_forward(site: Site, conv: Conv) -> Cost:
     coef = site.coef
     elements, moved = conv.n * conv.out_px * conv.o, conv.input_bytes * (1.0 - site.warm_frac) + conv.output_bytes
     if conv.channels_last:
-        each = _last(site, "last_", conv, conv.taps)
-        skipped = max(1.0, coef["stencil_last_stride"] * conv.in_px / conv.out_px)
+        skipped = max(1.0, conv.in_px / conv.out_px) ** coef["stencil_last_stride"]
         if conv.itemsize > 2:
-            return _stencil(site, elements, each * coef["stencil_last_wide"], moved)
+            return _stencil(site, elements, _linear(site, "last_wide_", conv.taps) * skipped, moved)
+        each = _last(site, "last_", conv, conv.taps)
         return _stencil(site, elements, each * skipped, moved, conv.taps * coef["stencil_last_latency_cycles"])
     if _tiled(conv):
         return _stencil(site, elements, _linear(site, "tiled_", conv.taps), moved)
@@ -694,10 +711,27 @@ def _stencil_input_grad(site: Site, conv: Conv) -> Cost:
     moved = conv.output_bytes * (1.0 - site.warm_frac) + conv.input_bytes
     elements, taps = conv.n * conv.in_px * conv.c, conv.taps * max(1, conv.o // conv.c)
     if conv.channels_last:
-        wide = site.coef["stencil_last_wide"] ** 0.5 if conv.itemsize > 2 else 1.0
-        return _stencil(site, elements, _last(site, "last_grad_", conv, taps) * wide, moved)
+        plain = site.coef["stencil_last_plain"] if conv.stride > 2 else 1.0  # the kernel that takes any stride
+        if conv.itemsize > 2:
+            return _stencil(site, elements, _linear(site, "last_wide_grad_", taps) * plain, moved)
+        return _stencil(site, elements, _last(site, "last_grad_", conv, taps) * plain, moved)
+    if _tiled(conv) and conv.stride == 1:
+        return _stencil(site, elements, _linear(site, "tiled_grad_", taps), moved)
     unrolled = conv.rank == 2 and conv.side in (3, 5) and conv.stride <= 2
     return _stencil(site, elements, _linear(site, "grad_" if unrolled else "any_grad_", taps), moved)
+
+
+def _last_weight_grad(site: Site, conv: Conv, moved: float) -> Cost:
+    """Channels last: tiles whose partial sums are reduced; a direct kernel where no tile fits."""
+    coef, elements = site.coef, conv.n * conv.out_px * conv.o
+    if conv.stride > 2 or (conv.itemsize > 2 and conv.side > 5):
+        return _stencil(site, elements, coef["stencil_direct_tap_cycles"] * conv.taps, moved)
+    each = _last(site, "last_weight_", conv, conv.taps) * (1.0 + 0.25 * (conv.in_px / conv.out_px - 1.0))
+    each *= max(1.0, coef["stencil_last_weight_rows"] / (conv.n * conv.o))
+    if conv.itemsize > 2:
+        tiled = _stencil(site, elements, _linear(site, "last_wide_grad_", conv.taps), moved)
+        return _sum(tiled, _memset(site), (site.cycles_s(coef["stencil_last_reduce_cycles"]), 1))
+    return _sum(_stencil(site, elements, each, moved), _memset(site))
 
 
 def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
@@ -705,11 +739,9 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
     coef, chip = site.coef, site.chip
     moved = (conv.output_bytes + conv.input_bytes) * (1.0 - site.warm_frac)
     if conv.channels_last:
-        each = _last(site, "last_weight_", conv, conv.taps) * (1.0 + 0.25 * (conv.in_px / conv.out_px - 1.0))
-        each *= max(1.0, coef["stencil_last_weight_rows"] / (conv.n * conv.o))
-        if conv.itemsize > 2:
-            return _stencil(site, conv.n * conv.out_px * conv.o, coef["stencil_direct_tap_cycles"] * conv.taps, moved)
-        return _sum(_stencil(site, conv.n * conv.out_px * conv.o, each, moved), _memset(site))
+        return _last_weight_grad(site, conv, moved)
+    if _tiled(conv) and conv.stride == 1:
+        return _stencil(site, conv.n * conv.out_px * conv.o, _linear(site, "tiled_weight_", conv.taps), moved)
     blocks, warps, image_steps = conv.o * conv.taps, min(conv.n, 8), -(-conv.out_px // 32)
     alone = -(-conv.n // warps) * image_steps * coef["stencil_weight_latency_cycles"]
     resident = max(1, min(32, 64 // warps)) * chip.num_sms
@@ -722,54 +754,158 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
 
 _LONG_FILTER = 49
 """Filters with more taps than this (speech encoders' positional ones) run group by group."""
-
-
 _ANALYTIC = 3.3
 """Their kernels work out every address: slower by this (one recorded speech encoder)."""
+_FEW_ROWS, _LITTLE = 8000, 2000
+"""Output pixels below which wide groups, and groups of sixteen and more, are not packed."""
 
 
-def _grouped(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
-    """Groups packed block-diagonally into 64-wide tiles between transforms that pad them, or else run one by one."""
+def _group_size(conv: Conv) -> int:
+    """Channels a group takes in a packed tile: the next power of two that holds its inputs and its outputs."""
+    return max(4, 1 << (max(conv.c, conv.o) // conv.groups - 1).bit_length())
+
+
+def _packed(conv: Conv) -> bool:
+    """Whether one kernel takes all groups of 16-bit tensors, packed block-diagonally into 64-wide tiles."""
+    wide, tall, rows = conv.c // conv.groups, conv.o // conv.groups, conv.n * conv.out_px
+    if conv.taps == 1:
+        return max(wide, tall) <= 12 and conv.groups > 2
+    if conv.taps > _LONG_FILTER or (conv.groups == 2 and wide < 64):
+        return False
+    if conv.side == 3:
+        apart = wide >= 64 and rows < _FEW_ROWS and not conv.channels_last
+        return not (apart or (wide >= 16 and conv.groups <= 4 and rows < _LITTLE))
+    return wide < 32 if conv.side < _WIDE_SIDE else wide < 16 or (wide < 24 and rows >= _FEW_ROWS)
+
+
+def _grouped_forward(site: Site, conv: Conv) -> Cost:
     wide, tall = conv.c // conv.groups, conv.o // conv.groups
-    narrow = wide < 4 or (wide == 4 and conv.taps == 1)
-    if not site.on_matrix_units(conv) or tall == 1 or (narrow and not backward):
-        return _narrow_groups(site, conv, rows, backward)
-    if (conv.taps == 1 and (wide > 20 or backward)) or wide >= 64 > tall:
-        each = site.coef["group_matrix_cycles"] + backward * rows * site.coef["group_row_cycles"]
-        return conv.groups * site.cycles_s(each), 4 * conv.groups
-    if conv.taps > _LONG_FILTER and not backward:
+    if not site.on_matrix_units(conv):
+        return _wide_type_groups(site, conv)
+    if wide <= 2 or tall == 1:
+        return _narrow_groups(site, conv)
+    if _packed(conv):
+        return _packed_groups(site, conv, conv.n * conv.out_px)
+    if conv.taps > _LONG_FILTER:
+        rows = conv.n * conv.out_px
         single = Loop(rows, tall, wide, conv.taps, conv.touched_bytes / conv.groups, conv.output_bytes / conv.groups)
         each_s = _ANALYTIC * _loop_s(site, single, (64, 64, 64, False), conv.dtype)
         each_s += 3 * site.cycles_s(site.coef["group_start_cycles"])
         return conv.groups * each_s, 4 * conv.groups
-    packed = max(1, 64 // max(_padded(wide), _padded(tall)))
-    tiles = -(-conv.groups // packed) * -(-max(wide, tall) // 64)
-    loop = Loop(rows, 64, 64 * -(-wide // 64), conv.taps, conv.touched_bytes, conv.output_bytes, repeat=tiles)
+    return _looped_groups(site, conv, conv.n * conv.out_px)
+
+
+def _packed_groups(site: Site, conv: Conv, rows: int) -> Cost:
+    """One kernel over all groups, between transforms that bring them to the width of a packed tile."""
+    wide, tall, size = conv.c // conv.groups, conv.o // conv.groups, _group_size(conv)
+    tiles = -(-conv.groups // max(1, 64 // size)) * -(-size // 64)
+    loop = Loop(rows, 64, 64 * -(-size // 64), conv.taps, conv.touched_bytes, conv.output_bytes, repeat=tiles)
     inner = _loop_s(site, loop, (64, 64, 64, site.tma), conv.dtype), 1
-    return _sum(_group_transforms(site, conv, wide % 8 == 0, tall % 8 == 0), _memset(site), inner)
-
-
-def _narrow_groups(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
-    """A direct kernel for all groups, or a vector kernel for each of them."""
-    wide, tall = conv.c // conv.groups, conv.o // conv.groups
-    direct = tall <= wide if conv.taps > 1 else conv.itemsize > 2  # as recorded: no wider out than in
-    if tall == 1 or (direct and not backward):
-        busy_s = conv.flops / (site.coef["group_direct_frac"] * site.chip.vector_flops_per_s)
-        return site.cycles_s(site.coef["simt_start_cycles"]) + busy_s, 1
-    each = site.cycles_s(site.coef["group_start_cycles"]) + _simt_s(site, rows, tall, wide * conv.taps)
-    return conv.groups * each, conv.groups
+    return _sum(_group_transforms(site, conv, size == wide, size == tall), inner)
 
 
 def _group_transforms(site: Site, conv: Conv, whole_in: bool, whole_out: bool) -> Cost:
-    if not conv.channels_last:
-        weight = _generic_transform(site, conv.o, conv.c // conv.groups, conv.taps)
-        return _sum(weight, _x(site, conv), _y(site, conv, fresh=True))
+    size = _group_size(conv)
     parts = [] if whole_in and whole_out else [_generic_transform(site, conv.o, conv.c // conv.groups, conv.taps)]
-    if not whole_in:
-        parts.append(_generic_transform(site, conv.n, conv.c, conv.in_px))
-    if not whole_out:
-        parts.append(_generic_transform(site, conv.n, conv.o, conv.out_px))
+    for whole, channels, px in ((whole_in, conv.c, conv.in_px), (whole_out, conv.o, conv.out_px)):
+        if conv.channels_last and not whole:
+            parts.append(_generic_transform(site, conv.n, channels, px))
+        if not whole:
+            parts.append(_memset(site, conv.n * px * conv.groups * size * conv.itemsize))
+    if not conv.channels_last:
+        parts += [_x(site, conv), _y(site, conv, fresh=True)]
     return _sum(*parts)
+
+
+def _one_group(conv: Conv) -> Conv:
+    return replace(conv, c=conv.c // conv.groups, o=conv.o // conv.groups, groups=1)
+
+
+def _looped_groups(site: Site, conv: Conv, rows: int) -> Cost:
+    """Wide groups one after another: each is cut out or transposed, convolved, and put back."""
+    one = _one_group(conv)
+    loop = Loop(rows, one.o, one.c, conv.taps, one.touched_bytes, one.output_bytes)
+    tile = _copy_tile(one.o, -(-rows // 128) * -(-one.o // 128))
+    inner = _loop_s(site, loop, tile, conv.dtype) + site.cycles_s(site.coef["group_start_cycles"])
+    moved = _sum(_x(site, one), _y(site, one, fresh=True))
+    if not conv.channels_last:
+        moved = _sum(moved, _w(site, one))
+    return conv.groups * (inner + moved[0]), conv.groups * (1 + moved[1])
+
+
+def _vector_groups(site: Site, conv: Conv) -> Cost:
+    """A vector kernel for each group: an inner loop of its own depth, sixteen output channels at a time."""
+    one, coef = _one_group(conv), site.coef
+    depth, rows = one.c * conv.taps, conv.n * conv.out_px
+    work_s = 2.0 * rows * -(-one.o // 16) * 16 * depth / (coef["group_vector_frac"] * site.chip.vector_flops_per_s)
+    each = site.cycles_s(coef["group_vector_start_cycles"])
+    return conv.groups * (each + max(work_s, site.cycles_s(coef["group_depth_cycles"] * depth))), conv.groups
+
+
+def _engine_groups(site: Site, conv: Conv) -> Cost:
+    """The same over channels-last tensors, by a kernel that takes one output pixel a thread."""
+    depth, rows = conv.c // conv.groups * conv.taps, conv.n * conv.out_px
+    work = max(site.coef["group_engine_depth_cycles"] * depth, rows * depth * site.coef["group_engine_row_cycles"])
+    return conv.groups * site.cycles_s(site.coef["group_start_cycles"] + work), conv.groups
+
+
+def _direct_groups(site: Site, conv: Conv) -> Cost:
+    """One kernel that takes any groups, slowly."""
+    fast = not conv.channels_last and conv.taps > 1 and conv.itemsize <= 2
+    frac = site.coef["group_direct_first_frac" if fast else "group_direct_frac"]
+    busy_s = conv.flops / (frac * site.chip.vector_flops_per_s)
+    return site.cycles_s(site.coef["simt_start_cycles"]) + busy_s, 1
+
+
+def _narrow_groups(site: Site, conv: Conv) -> Cost:
+    """16-bit groups of one or two channels."""
+    wide, tall = conv.c // conv.groups, conv.o // conv.groups
+    if tall == 1 and wide > 8:
+        return _packed_groups(site, conv, conv.n * conv.out_px) if conv.side == 3 else _vector_groups(site, conv)
+    if conv.channels_last:
+        direct = tall == 1 or (conv.taps == 1 and tall <= wide)
+        return _direct_groups(site, conv) if direct else _engine_groups(site, conv)
+    direct = 1 < conv.side < _WIDE_SIDE and tall <= wide
+    return _direct_groups(site, conv) if direct else _vector_groups(site, conv)
+
+
+def _wide_type_groups(site: Site, conv: Conv) -> Cost:
+    """Single precision: pointwise groups in great number directly, the others one after another."""
+    wide, tall = conv.c // conv.groups, conv.o // conv.groups
+    if conv.taps == 1 and conv.groups >= 32:
+        return _direct_groups(site, conv)
+    if not conv.channels_last:
+        return _vector_groups(site, conv)
+    if conv.taps > 1 and wide >= 16 and (max(wide, tall) >= 24 or conv.side >= _WIDE_SIDE):
+        one = _one_group(conv)
+        inner = _simt_s(site, conv.n * conv.out_px, tall, wide * conv.taps), 1
+        each = _sum(_x(site, one), _w(site, one), inner, _y(site, one, fresh=True))
+        return conv.groups * each[0], conv.groups * each[1]
+    return _engine_groups(site, conv)
+
+
+def _grouped_grad(site: Site, conv: Conv, rows: int) -> Cost:
+    """The gradient of the input or of the weight, whose kernels differ little in what they cost."""
+    coef, wide, tall = site.coef, conv.c // conv.groups, conv.o // conv.groups
+    if not site.on_matrix_units(conv):
+        return _wide_type_group_grad(site, conv)
+    if conv.taps == 1:
+        each = coef["group_matrix_cycles"] + rows * coef["group_row_cycles"]
+        return conv.groups * site.cycles_s(each), 4 * conv.groups
+    apart = wide >= 64 and conv.groups >= 32 and rows < 2 * _FEW_ROWS
+    if apart or (conv.groups == 2 and wide < 64) or (wide <= 2 < tall and conv.groups >= 8 and not conv.channels_last):
+        return _looped_groups(site, conv, rows)
+    return _packed_groups(site, conv, rows)
+
+
+def _wide_type_group_grad(site: Site, conv: Conv) -> Cost:
+    """Group by group: an atomic weight gradient or a scatter, and transposes where the taps are few."""
+    coef, one = site.coef, _one_group(conv)
+    share = min(1.0, one.o / 32.0)
+    each_s = one.flops / (coef["simt_atomic_frac"] * share * site.chip.vector_flops_per_s)
+    if conv.taps == 1 and not conv.channels_last:
+        each_s += (one.input_bytes + one.output_bytes) / (2.0 * coef["group_transpose_bytes_per_s"])
+    return conv.groups * (each_s + site.cycles_s(coef["group_grad_cycles"])), 2 * conv.groups
 
 
 # Which kernels run
@@ -779,7 +915,7 @@ def _forward(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_forward(site, conv)
     if conv.groups > 1:
-        return _grouped(site, conv, conv.n * conv.out_px, False)
+        return _grouped_forward(site, conv)
     if not site.on_matrix_units(conv):
         plain = _simt_forward(site, conv)
         if not conv.channels_last or (conv.c <= 16 and not conv.pointwise):  # few channels: read where they lie
@@ -815,7 +951,7 @@ def _input_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_input_grad(site, conv)
     if conv.groups > 1:
-        return _grouped(site, conv, conv.n * conv.in_px, True)
+        return _grouped_grad(site, conv, conv.n * conv.in_px)
     if not site.on_matrix_units(conv):
         plain = _simt_input_grad(site, conv)
         return _sum(_y(site, conv), _w(site, conv), plain, _x(site, conv, fresh=True)) if conv.channels_last else plain
@@ -835,7 +971,7 @@ def _weight_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_weight_grad(site, conv)
     if conv.groups > 1:
-        return _grouped(site, conv, conv.n * conv.out_px, True)
+        return _grouped_grad(site, conv, conv.n * conv.out_px)
     if not site.on_matrix_units(conv):
         return _simt_weight_grad(site, conv)
     if conv.pointwise and not _transposed_product(conv):
