@@ -24,64 +24,66 @@ DEFAULTS: Coef = {
     "transform_back": 0.19,  # extra tile time towards channels-first when the source is not in L2
     "transform_dram_frac": 0.835,  # share of the DRAM bandwidth
     "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
-    "generic_tile_cycles": 3420.0,  # tile time of the generic transform that pads or splits groups
-    "generic_start_cycles": 6540.0,  # its start
-    "pad_cycles": 0.43,  # one SM's time for an element of a tensor widened to whole eights of channels
+    "generic_tile_cycles": 2590.0,  # tile time of the generic transform that pads or splits groups
+    "generic_start_cycles": 13100.0,  # its start
+    "filter_start_cycles": 19300.0,  # generic transform of an odd number of filters
+    "filter_cycles": 0.00895,  # and per element
+    "pad_cycles": 1.13,  # one SM's time for an element of a tensor widened to whole eights of channels
     "memset_cycles": 1900.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
-    "tma_start_cycles": 9470.0,  # launch, descriptors, pipeline fill, epilogue drain
+    "tma_start_cycles": 9410.0,  # launch, descriptors, pipeline fill, epilogue drain
     "tma_frac": 0.889,  # share of the matrix peak inside the main loop
-    "tma_bytes_per_cycle": 73.1,  # operand bytes an SM takes in per clock
-    "tma_ragged": 0.688,  # extra loop time when the channels do not fill whole 64-byte rows
-    "tma_fill_cycles": 1510.0,  # added to the start by the first 128 x 128 tile
-    "tma_tile_cycles": 1840.0,  # epilogue of a 128 x 128 tile
+    "tma_bytes_per_cycle": 85.2,  # operand bytes an SM takes in per clock
+    "tma_ragged": 0.604,  # extra loop time when the channels do not fill whole 64-byte rows
+    "tma_fill_cycles": 1800.0,  # added to the start by the first 128 x 128 tile
+    "tma_tile_cycles": 1480.0,  # epilogue of a 128 x 128 tile
     # Tensor-core implicit GEMM fed by asynchronous copies (Ampere kernels).
-    "copy_start_cycles": 6060.0,  # launch, pipeline fill, epilogue drain
-    "copy_frac": 0.524,  # share of the matrix peak inside the main loop, on chips whose peak needs TMA
+    "copy_start_cycles": 6270.0,  # launch, pipeline fill, epilogue drain
+    "copy_frac": 0.517,  # share of the matrix peak inside the main loop, on chips whose peak needs TMA
     "copy_native_frac": 0.8,  # the same where they are the fastest path (assumed: no recordings)
-    "copy_bytes_per_cycle": 34.3,  # operand bytes an SM gathers per clock
-    "copy_tile_cycles": 4810.0,  # prologue and epilogue of a 128 x 128 tile
+    "copy_bytes_per_cycle": 34.2,  # operand bytes an SM gathers per clock
+    "copy_step_cycles": 245.0,  # least time of a step of the inner loop
+    "copy_tile_cycles": 3680.0,  # prologue and epilogue of a 128 x 128 tile
     # Shared by both.
-    "loop_l2_frac": 1.09,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
-    "loop_dram_frac": 0.632,  # share of the DRAM bandwidth an implicit GEMM reaches
-    "ramp_cycles": 5900.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "segment_cycles": 25800.0,  # set-up and fix-up when one tile's loop is shared by several SMs
-    "weight_segment_cycles": 23900.0,  # the same for a weight gradient
+    "loop_l2_frac": 1.07,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
+    "loop_dram_frac": 0.549,  # share of the DRAM bandwidth an implicit GEMM reaches
+    "ramp_cycles": 7580.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "segment_cycles": 52000.0,  # set-up and fix-up when one tile's loop is shared by several SMs
+    "weight_segment_cycles": 24600.0,  # the same for a weight gradient
     "segment_loop": 1.03,  # loop time of a shared tile over a whole one
-    "weight_segment_loop": 0.879,  # the same for a weight gradient, against weight_grad
-    "strided_grad": 1.21,  # loop time of the input gradient of a strided convolution over a plain one
-    "small_grad": 0.323,  # loop time of small ones, which visit every tap, over a plain one
-    "weight_grad": 1.02,  # loop time of the weight gradient over a forward pass with the same tile fed by TMA
+    "weight_segment_loop": 1.07,  # the same for a weight gradient, against weight_grad
+    "strided_grad": 1.78,  # loop time of the input gradient of a strided convolution over a plain one
+    "small_grad": 0.274,  # loop time of small ones, which visit every tap, over a plain one
+    "weight_grad": 0.918,  # loop time of the weight gradient over a forward pass with the same tile fed by TMA
     # Pointwise convolutions as GEMM.
-    "gemm_start_cycles": 5350.0,  # launch, pipeline fill, epilogue drain
+    "gemm_start_cycles": 5580.0,  # launch, pipeline fill, epilogue drain
     "gemm_frac": 0.808,  # share of the matrix peak
-    "gemm_bytes_per_cycle": 87.4,  # operand bytes an SM takes in per clock
+    "gemm_bytes_per_cycle": 95.6,  # operand bytes an SM takes in per clock
     "gemm_step_cycles": 26.9,  # barrier cost of a 64-deep step
-    "gemm_dram_frac": 0.77,  # share of the DRAM bandwidth
+    "gemm_dram_frac": 0.745,  # share of the DRAM bandwidth
     "gemm_ramp_cycles": 3040.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "gemm_half_aligned": 6.5,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
-    "gemm_unaligned": 12.1,  # and when they are not even that
-    "gemm_odd": 2.32,  # slowdown of the bytes when channels do not come in eights
-    "gemm_odd_step_cycles": 2980.0,  # one 64-deep step then
-    "gemm_split_depth": 177.0,  # shortest inner loop that a weight gradient is split into
-    "gemm_reduce_cycles": 3620.0,  # kernel that adds the partial weight gradients
+    "gemm_half_aligned": 7.35,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
+    "gemm_unaligned": 14.3,  # and when they are not even that
+    "gemm_odd": 2.0,  # slowdown of the bytes when channels do not come in eights
+    "gemm_odd_frac": 0.151,  # share of the matrix peak then
+    "gemm_split_depth": 219.0,  # shortest inner loop that a weight gradient is split into
+    "gemm_reduce_cycles": 4440.0,  # kernel that adds the partial weight gradients
     # Single precision on the vector units.
-    "simt_start_cycles": 7720.0,  # launch and drain
-    "simt_wide_frac": 0.677,  # share of the vector peak, 256 x 64 tiles
-    "simt_narrow_frac": 0.384,  # the same, 32 x 32 tiles
-    "simt_step_cycles": 534.0,  # one 8-deep step of a lone block
-    "simt_store_cycles": 0.533,  # prologue and epilogue of a tile, per output element
-    "simt_grad_frac": 0.807,  # share of the vector peak, input gradient with at least simt_grad_channels channels
-    "simt_grad_channels": 261.0,  # output channels that fill its inner tile
-    "simt_grad_step_cycles": 111.0,  # and its time for one output channel in a lone block
-    "simt_atomic_frac": 0.106,  # share of the vector peak, weight gradient by atomics, one tap
-    "simt_atomic_taps": 0.173,  # the same with more taps, whose input is reused
-    "fourier_gain": 1.23,  # work saved, and share of the peak reached, by Fourier transforms of large problems
-    "winograd_gain": 2.3,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
+    "simt_start_cycles": 7200.0,  # launch and drain
+    "simt_wide_frac": 0.634,  # share of the vector peak, 256 x 64 tiles
+    "simt_narrow_frac": 0.392,  # the same, 32 x 32 tiles
+    "simt_step_cycles": 556.0,  # one 8-deep step of a lone block
+    "simt_store_cycles": 0.524,  # prologue and epilogue of a tile, per output element
+    "simt_grad_frac": 0.685,  # share of the vector peak, input gradient with at least simt_grad_channels channels
+    "simt_grad_channels": 347.0,  # output channels that fill its inner tile
+    "simt_grad_step_cycles": 165.0,  # and its time for one output channel in a lone block
+    "simt_atomic_frac": 0.1,  # share of the vector peak, weight gradient by atomics, one tap
+    "simt_atomic_taps": 0.166,  # the same with more taps, whose input is reused
+    "fourier_gain": 0.611,  # work saved, and share of the peak reached, by Fourier transforms of large problems
+    "winograd_gain": 1.21,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
     "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
-    "wide_weight_frac": 0.41,  # share of the vector peak of 16-bit weight gradients of large filters on large images
-    "simt_image_frac": 0.145,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
+    "simt_image_frac": 0.191,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
     # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
     "stencil_start_cycles": 4600.0,  # launch to exit of a stencil with little to do
     "stencil_cycles": 1.38,  # channels first, unrolled filter of side 3 or 5
@@ -95,42 +97,42 @@ DEFAULTS: Coef = {
     "stencil_grad_tap_cycles": 0.0625,  # and per tap
     "stencil_any_grad_cycles": 2.0,  # input gradient, channels first, any filter
     "stencil_any_grad_tap_cycles": 0.2,  # and per tap
-    "stencil_weight_step_cycles": 12.4,  # weight gradient, channels first: 32 pixels of one image by a warp
-    "stencil_weight_latency_cycles": 315.0,  # the same for a lone warp
-    "stencil_last_cycles": 0.405,  # channels last
-    "stencil_last_tap_cycles": 0.018,  # and per tap
-    "stencil_last_stride": 0.6,  # its work per output grows with the inputs skipped, to this power
-    "stencil_last_latency_cycles": 464.0,  # one tap of one thread
-    "stencil_last_grad_cycles": 0.545,  # input gradient, channels last
-    "stencil_last_grad_tap_cycles": 0.074,  # and per tap
-    "stencil_last_weight_cycles": 0.557,  # weight gradient, channels last
-    "stencil_last_weight_tap_cycles": 0.0114,  # and per tap
+    "stencil_weight_step_cycles": 13.5,  # weight gradient, channels first: 32 pixels of one image by a warp
+    "stencil_weight_latency_cycles": 304.0,  # the same for a lone warp
+    "stencil_last_cycles": 0.297,  # channels last
+    "stencil_last_tap_cycles": 0.029,  # and per tap
+    "stencil_last_stride": 0.714,  # its work per output grows with the inputs skipped, to this power
+    "stencil_last_latency_cycles": 587.0,  # one tap of one thread
+    "stencil_last_grad_cycles": 0.368,  # input gradient, channels last
+    "stencil_last_grad_tap_cycles": 0.079,  # and per tap
+    "stencil_last_weight_cycles": 0.623,  # weight gradient, channels last
+    "stencil_last_weight_tap_cycles": 0.0112,  # and per tap
     "stencil_last_weight_rows": 960.0,  # images x channels that fill the chip
-    "stencil_last_large": 1.21,  # all of them with filters wider than five
+    "stencil_last_large": 1.18,  # all of them with filters wider than five
     "stencil_last_plain": 3.2,  # input gradient, channels last, strides above two
-    "stencil_last_wide_cycles": 0.07,  # channels last in single precision
-    "stencil_last_wide_tap_cycles": 0.071,  # and per tap
-    "stencil_last_wide_grad_cycles": 0.4,  # either gradient, channels last in single precision
-    "stencil_last_wide_grad_tap_cycles": 0.05,  # and per tap
-    "stencil_last_reduce_cycles": 14000.0,  # joining the tiles' weight gradients
-    "stencil_tiled_grad_cycles": 0.1,  # input gradient, channels first in fp16
-    "stencil_tiled_grad_tap_cycles": 0.08,  # and per tap
-    "stencil_tiled_weight_cycles": 1.55,  # weight gradient, channels first in fp16
-    "stencil_tiled_weight_tap_cycles": 0.05,  # and per tap
-    "stencil_direct_tap_cycles": 2.5,  # weight gradient, channels last, single precision, per tap
+    "stencil_last_wide_cycles": 0.0355,  # channels last in single precision
+    "stencil_last_wide_tap_cycles": 0.0647,  # and per tap
+    "stencil_last_wide_grad_cycles": 0.294,  # either gradient, channels last in single precision
+    "stencil_last_wide_grad_tap_cycles": 0.0542,  # and per tap
+    "stencil_last_reduce_cycles": 16300.0,  # joining the tiles' weight gradients
+    "stencil_tiled_grad_cycles": 0.125,  # input gradient, channels first in fp16
+    "stencil_tiled_grad_tap_cycles": 0.0541,  # and per tap
+    "stencil_tiled_weight_cycles": 1.51,  # weight gradient, channels first in fp16
+    "stencil_tiled_weight_tap_cycles": 0.0556,  # and per tap
+    "stencil_direct_tap_cycles": 1.94,  # weight gradient, channels last, single precision, per tap
     # Groups.
-    "group_start_cycles": 6300.0,  # added to each group's kernel when groups run one after another
-    "group_direct_frac": 0.0054,  # share of the vector peak of the kernel that takes any groups
-    "group_direct_first_frac": 0.030,  # the same for 16-bit tensors, channels first, several taps
-    "group_vector_start_cycles": 11000.0,  # one group's vector kernel, nothing to do
-    "group_vector_frac": 0.078,  # its share of the vector peak
-    "group_depth_cycles": 140.0,  # and its time for one element of the inner loop
-    "group_engine_depth_cycles": 190.0,  # the channels-last kernel's time for one element of the inner loop
-    "group_engine_row_cycles": 0.018,  # and, the chip being full, for one of one output pixel
-    "group_matrix_cycles": 34000.0,  # one group's kernels for a pointwise gradient
-    "group_row_cycles": 1.0,  # and per pixel
-    "group_grad_cycles": 38000.0,  # one group's kernels for a gradient in single precision
-    "group_transpose_bytes_per_s": 56e9,  # rate of the transposes of pointwise ones
+    "group_start_cycles": 4670.0,  # added to each group's kernel when groups run one after another
+    "group_direct_frac": 0.00564,  # share of the vector peak of the kernel that takes any groups
+    "group_direct_first_frac": 0.031,  # the same for 16-bit tensors, channels first, several taps
+    "group_vector_start_cycles": 13200.0,  # one group's vector kernel, nothing to do
+    "group_vector_frac": 0.0901,  # its share of the vector peak
+    "group_depth_cycles": 132.0,  # and its time for one element of the inner loop
+    "group_engine_depth_cycles": 282.0,  # the channels-last kernel's time for one element of the inner loop
+    "group_engine_row_cycles": 0.0193,  # and, the chip being full, for one of one output pixel
+    "group_matrix_cycles": 23700.0,  # one group's kernels for a pointwise gradient
+    "group_row_cycles": 0.851,  # and per pixel
+    "group_grad_cycles": 31400.0,  # one group's kernels for a gradient in single precision
+    "group_transpose_bytes_per_s": 43300000000.0,  # rate of the transposes of pointwise ones
 }
 
 _TMA_ARCHS = ("hopper", "blackwell")
@@ -138,8 +140,6 @@ _WIDE_SIDE = 7
 """From this filter side on, the TMA kernels are not offered for the forward pass and the weight gradient."""
 _FOURIER_FLOPS = 1e11
 """From here on, single-precision 3 x 3 passes and input gradients are done by Fourier transforms."""
-_STRANDED_FLOPS = 5e11
-"""Up to here, 16-bit weight gradients of large filters may fall back to the vector units."""
 _SHARED_DEPTH = 4500
 """From this depth of the inner loop on, several SMs may share a tile."""
 _RAMP_BYTES = 20e6
@@ -310,11 +310,21 @@ def _memset(site: Site, num_bytes: float = 0.0) -> Cost:
     return site.cycles_s(site.coef["memset_cycles"]) + num_bytes / site.chip.dram_bytes_per_s, 1
 
 
-def _pad_channels(site: Site, conv: Conv) -> Cost:
-    """Channels-last tensors widened to the next eight channels: zeros, then the channels that there are."""
-    elements = conv.n * conv.in_px * _padded(conv.c)
+def _widened(site: Site, conv: Conv, px: int, channels: int) -> Cost:
+    """A channels-last tensor widened to whole eights of channels before a kernel, or cut back after it."""
+    if not conv.channels_last or channels % 8 == 0:
+        return 0.0, 0
+    elements = conv.n * px * _padded(channels)
     busy_s = site.cycles_s(site.coef["transform_start_cycles"] + elements * site.coef["pad_cycles"] / site.chip.num_sms)
     return _sum((busy_s, 1), _memset(site, elements * conv.itemsize))
+
+
+def _odd_filters(site: Site, conv: Conv) -> Cost:
+    """Filters whose number does not come in eights are rearranged by the generic transform."""
+    if conv.channels_last or conv.o % 8 == 0:
+        return 0.0, 0
+    elements = conv.o * conv.c * conv.taps
+    return site.cycles_s(site.coef["filter_start_cycles"] + elements * site.coef["filter_cycles"]), 1
 
 
 # Implicit GEMM on the matrix units
@@ -428,6 +438,8 @@ def _loop_s(site: Site, loop: Loop, tile: Tile, dtype: str, segmented: bool = Fa
     steps = loop.taps * -(-loop.channels // deep)
     step_bytes = (high + wide) * deep * ITEMSIZE[dtype]
     step = max(high * wide * deep / (peak_macs * frac), step_bytes / coef[way + "_bytes_per_cycle"])
+    if not tma:
+        step = max(step, coef["copy_step_cycles"])
     step *= loop.effort
     if tma and loop.channels % 32 and loop.channels % deep:
         step *= 1.0 + coef["tma_ragged"]
@@ -544,7 +556,8 @@ class Product:
 def _gemm_s(site: Site, product: Product, dtype: str, unaligned: bool = False) -> float:
     """Seconds of a GEMM: the best tile, or the bytes."""
     coef, chip = site.coef, site.chip
-    rate = coef["gemm_frac"] * chip.tensor_flops_per_s[dtype] / (2.0 * chip.num_sms * chip.clock_hz)
+    frac = coef["gemm_odd_frac" if unaligned else "gemm_frac"]
+    rate = frac * chip.tensor_flops_per_s[dtype] / (2.0 * chip.num_sms * chip.clock_hz)
     item_per_cycle = ITEMSIZE[dtype] / coef["gemm_bytes_per_cycle"]
     best, steps = 1e30, -(-product.k // 64)
     for high, wide in _GEMM_TILES:
@@ -555,8 +568,7 @@ def _gemm_s(site: Site, product: Product, dtype: str, unaligned: bool = False) -
         best = min(best, passes * step)
     memory = site.dram_s(product.read_bytes + product.written_bytes, "gemm_dram_frac")
     memory = memory * (coef["gemm_odd"] if unaligned else 1.0) + site.ramp_s(product.read_bytes, "gemm_ramp_cycles")
-    compute = site.cycles_s(best if not unaligned else max(best, steps * coef["gemm_odd_step_cycles"]))
-    return site.cycles_s(coef["gemm_start_cycles"]) + float((compute**3 + memory**3) ** (1.0 / 3.0))
+    return site.cycles_s(coef["gemm_start_cycles"]) + float((site.cycles_s(best) ** 3 + memory**3) ** (1.0 / 3.0))
 
 
 def _misalignment(site: Site, conv: Conv) -> float:
@@ -568,7 +580,8 @@ def _misalignment(site: Site, conv: Conv) -> float:
 
 
 def _odd(conv: Conv) -> bool:
-    return bool(conv.c % 8 or conv.o % 8)
+    """Rows of channels off 16 bytes: those of the filters, and of the images where channels come last."""
+    return bool(conv.c % 8 or (conv.o % 8 and conv.channels_last))
 
 
 def _pointwise(site: Site, conv: Conv, columns: int, depth: int, read_bytes: float, written_bytes: float) -> Cost:
@@ -584,7 +597,7 @@ def _pointwise_weight_grad(site: Site, conv: Conv) -> Cost:
     pixels, odd = conv.n * conv.in_px, _odd(conv)
     reduce_s = site.cycles_s(site.coef["gemm_reduce_cycles"])
     if conv.channels_last:
-        split = pixels >= 4096 and not odd
+        split = pixels >= 4096
         product = Product(1, conv.o, conv.c, pixels, read, conv.weight_bytes, split)
         return _gemm_s(site, product, conv.dtype, odd) + reduce_s * split, 1 + split
     partial = conv.n * conv.o * conv.c * 4.0
@@ -930,13 +943,14 @@ def _forward(site: Site, conv: Conv) -> Cost:
         whole = _sum(_x(site, conv), _w(site, conv), whole, _y(site, conv, fresh=True))
     if product and not _small_images(conv):  # rows off 16 bytes: a slow product, or images transposed first
         return min(product, whole)
+    whole = _sum(whole, _odd_filters(site, conv), _widened(site, conv, conv.out_px, conv.o))
     return whole if conv.c % 8 == 0 else min(_image_forward(site, conv), _sum(whole, _widen(site, conv)))
 
 
 def _widen(site: Site, conv: Conv) -> Cost:
     """Zeros for the channels that fill up eights, for images and filters; channels-first transforms write the rest."""
     if conv.channels_last:
-        return _sum(_pad_channels(site, conv), _w(site, conv), _memset(site))
+        return _sum(_widened(site, conv, conv.in_px, conv.c), _w(site, conv), _memset(site))
     return _sum(_memset(site, conv.n * conv.in_px * _padded(conv.c) * conv.itemsize), _memset(site))
 
 
@@ -957,14 +971,12 @@ def _input_grad(site: Site, conv: Conv) -> Cost:
         return _sum(_y(site, conv), _w(site, conv), plain, _x(site, conv, fresh=True)) if conv.channels_last else plain
     if conv.pointwise:
         return _pointwise(site, conv, conv.c, conv.o, conv.output_bytes + conv.weight_bytes, conv.input_bytes)
-    loop = _input_grad_loop(site, conv)
+    loop = _sum(_input_grad_loop(site, conv), _grad_widened(site, conv), _odd_filters(site, conv))
     return loop if conv.channels_last else _sum(_w(site, conv), _y(site, conv), loop, _x(site, conv, fresh=True))
 
 
-def _stranded(conv: Conv) -> bool:
-    """16-bit weight gradients of large filters over large images: the library falls back to the vector units."""
-    large = conv.side >= _WIDE_SIDE and conv.c >= 32 and conv.o >= 128 and conv.out_px >= 784
-    return large and conv.flops < _STRANDED_FLOPS
+def _grad_widened(site: Site, conv: Conv) -> Cost:
+    return _sum(_widened(site, conv, conv.in_px, conv.c), _widened(site, conv, conv.out_px, conv.o))
 
 
 def _weight_grad(site: Site, conv: Conv) -> Cost:
@@ -976,10 +988,7 @@ def _weight_grad(site: Site, conv: Conv) -> Cost:
         return _simt_weight_grad(site, conv)
     if conv.pointwise and not _transposed_product(conv):
         return _pointwise_weight_grad(site, conv)
-    if _stranded(conv):
-        seconds = conv.flops / (site.coef["wide_weight_frac"] * site.chip.vector_flops_per_s)
-        return _sum(_vector(site, seconds, conv.input_bytes + conv.output_bytes), _memset(site), _memset(site))
-    loop = _weight_grad_loop(site, conv)
+    loop = _sum(_weight_grad_loop(site, conv), _grad_widened(site, conv))
     return loop if conv.channels_last else _sum(_x(site, conv), _y(site, conv), loop, _w(site, conv, fresh=True))
 
 

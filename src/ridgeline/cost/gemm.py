@@ -145,12 +145,6 @@ def _fixed_menu() -> Menu:
     return _menu_of([(*tile, split, 0, np.inf) for tile in tiles for split in splits], multicast=1)
 
 
-def _small_menu() -> Menu:
-    """Small tiles of one CTA, as the older batched kernels have for matrices of a few dozen rows; k is never split."""
-    sides = (16, 32, 64, 128)
-    return _menu_of([(a, b, 0, 0, 1, 0, np.inf) for a in sides for b in sides], multicast=1)
-
-
 def _cutlass_menu() -> Menu:
     """Scaled products of CUTLASS as serving frameworks instantiate them: the tile follows m, k is never split."""
     gates = [(16, 64, 0, 16), (64, 64, 16, 64), (64, 128, 64, 128), (128, 128, 128, np.inf), (256, 128, 8191, np.inf)]
@@ -158,8 +152,6 @@ def _cutlass_menu() -> Menu:
 
 
 LIBRARIES = ("cublas", "cutlass")
-SMALL_TILES = "batched"
-"""Stands in for an architecture where batched products of unaligned rows run on small tiles, whatever the chip."""
 FLEXIBLE_ARCHS = ("hopper", "blackwell")
 
 
@@ -170,8 +162,6 @@ def menu(arch: str, library: str) -> Menu:
         return _cutlass_menu()
     if library != "cublas":
         raise CostError(f"no tile menu for library {library!r}{nearest(library, LIBRARIES)}")
-    if arch == SMALL_TILES:
-        return _small_menu()
     return _flexible_menu() if arch in FLEXIBLE_ARCHS else _fixed_menu()
 
 

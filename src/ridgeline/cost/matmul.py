@@ -7,18 +7,15 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family
-from ridgeline.cost.chip import BOUND_NAMES, Chip
-from ridgeline.cost.gemm import SMALL_TILES, gemm_timing
+from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing
+from ridgeline.cost.classic import classic_timing, vector_timing
+from ridgeline.cost.gemm import gemm_timing
 
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
 LEGACY = "ampere"
-"""Rows off 16-byte boundaries cannot be fetched by TMA: libraries fall back to kernels of this older generation."""
-
-
+"""Whose tiles full-precision products take where no older kernels were fitted."""
 THIN_ROWS = 16
-"""Full-precision products of up to so many rows run on kernels of their own."""
-CTAS_PER_SM = 8
-"""Small tiles of batched products that share an SM."""
+"""Full-precision products of up to so many rows or columns run on kernels of their own."""
 
 DEFAULTS: Coef = {
     "grouped_ratio": 1.24,  # a grouped product over one batched call of the same size: groups of unequal tiles
@@ -64,46 +61,74 @@ def alignment(problem: Problem, dtype: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _split(coef: tuple[tuple[str, float], ...], group: str) -> dict[str, float]:
-    """Coefficients of the aligned kernels, replaced by those fitted for a narrower alignment."""
-    plain = {k: v for k, v in coef if "." not in k and k not in DEFAULTS}
-    return plain | {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}
+    """Coefficients of a group of older kernels; without one, those of the newest."""
+    if group:
+        return {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}
+    return {k: v for k, v in coef if "." not in k and k not in DEFAULTS}
 
 
-def _settings(problem: Problem, dtype: str, chip: Chip, coef: Coef) -> tuple[str, dict[str, float], Chip]:
-    """(element type that is computed, coefficients, the chip as the kernels of this alignment see it)."""
-    b, m = problem[:2]
-    computed = dtype if dtype == "fp32" or dtype in chip.tensor_flops_per_s else "fp32"
+def group_of(problem: Problem, dtype: str) -> str:
+    """Which kernels of older generations would run a product; none for those of the newest."""
+    b, m, n, _, _ = problem
     step = alignment(problem, dtype)
-    group = "" if step == 8 else "batched" if b > 1 else "align1" if step == 1 else "align2"
-    if computed == "fp32":
-        group = "thin" if m <= THIN_ROWS else ""
-    fitted = bool(group) and any(name.startswith(group + ".") for name in coef)
+    if dtype != "fp32" and step == 8:
+        return ""
+    if min(m, n) == 1 and b == 1:
+        return "vector"
+    if dtype == "fp32":
+        return "thin" if min(m, n) <= THIN_ROWS else "plain"
+    if dtype == "tf32":
+        return "odd"
+    return ("odd1" if step == 1 else "odd2") + ("b" if b > 1 else "")
+
+
+def _classic(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: float) -> Timing | None:
+    """Timing on kernels of older generations, where those were fitted."""
+    group = group_of(problem, dtype)
+    if not group or f"{group}.launch_s" not in coef:
+        return None
+    b, m, n, k, _ = problem
     used = _split(tuple(coef.items()), group)
+    if group == "vector":
+        return vector_timing(chip, used, n=max(m, n), k=k, dtype=dtype, warm_frac=warm_frac)
+    return classic_timing(chip, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
+
+
+def _newest(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: float) -> Timing:
+    """Timing on the kernels the library favors; odd rows slow them down where nothing better is known."""
+    b, m, n, k, _ = problem
+    used = _split(tuple(coef.items()), "")
     measured = len(coef) > len(DEFAULTS)
-    if fitted or computed == "fp32" or (not group and measured):
+    if dtype == "fp32" or (measured and alignment(problem, dtype) == 8):
         used = {**used, "unaligned_frac": 1.0}  # the coefficients speak of this alignment already
-    if fitted and group == "batched":
-        return computed, used, replace(chip, arch=SMALL_TILES, num_sms=chip.num_sms * CTAS_PER_SM)
-    older = fitted or (computed == "fp32" and measured)
-    return computed, used, replace(chip, arch=LEGACY) if older else chip
+    seen = replace(chip, arch=LEGACY) if dtype == "fp32" and measured else chip
+    return gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
+
+
+def _computed(dtype: str, chip: Chip) -> str:
+    return dtype if dtype == "fp32" or dtype in chip.tensor_flops_per_s else "fp32"
 
 
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
-    b, m, n, k, _ = problem
-    dtype, used, seen = _settings(problem, call.dtype, chip, coef)
-    timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
+    dtype = _computed(call.dtype, chip)
+    timing = _classic(problem, dtype, chip, coef, warm_frac) or _newest(problem, dtype, chip, coef, warm_frac)
     return Time(float(timing.expected_s[0]), float(timing.floor_s[0]), BOUND_NAMES[int(timing.bound[0])])
 
 
 def is_plain(call: Call) -> bool:
     """A single product of aligned rows: many of these can be priced in one go."""
-    return call.kind in ("gemm", "bmm") and call.phase == "fwd" and alignment(_problems(call)[0], call.dtype) == 8
+    one = call.kind in ("gemm", "bmm") and call.phase == "fwd" and call.dtype != "fp32"
+    return one and alignment(_problems(call)[0], call.dtype) == 8
 
 
 def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[float]) -> list[Time]:
     """Times of plain products of one element type, as ``model`` would give them one by one."""
     problems = [_problems(call)[0] for call in calls]
-    dtype, used, seen = _settings(problems[0], calls[0].dtype, chip, coef)
+    dtype = _computed(calls[0].dtype, chip)
+    used = _split(tuple(coef.items()), "")
+    if len(coef) > len(DEFAULTS):
+        used = {**used, "unaligned_frac": 1.0}
+    seen = replace(chip, arch=LEGACY) if dtype == "fp32" and len(coef) > len(DEFAULTS) else chip
     b, m, n, k = (list(column) for column in zip(*(p[:4] for p in problems), strict=True))
     timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=list(warm_fracs))
     found = zip(timing.expected_s.tolist(), timing.floor_s.tolist(), timing.bound.tolist(), strict=True)

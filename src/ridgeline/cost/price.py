@@ -97,7 +97,7 @@ class Pricer:
     def _coef(self, family: Family, call: Call, *, flushed: bool) -> tuple[Coef, Basis]:
         coef, basis = self.calibration.coef(family, call)
         if not flushed and "ramp_s" in coef:
-            coef = {**coef, "ramp_s": coef["ramp_s"] * STREAMING_FRAC}
+            coef = {k: v * STREAMING_FRAC if k.endswith("ramp_s") else v for k, v in coef.items()}
         return coef, basis
 
     def _priced(self, call: Call, warm_frac: float, flushed: bool) -> Price:
