@@ -31,7 +31,7 @@ H200 = Chip(
     tensor_flops_per_s={"tf32": 494.7e12, "fp16": 989.4e12, "bf16": 989.4e12}, tdp_w=700.0, idle_w=75.0,
 )  # fmt: skip
 RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings" / "h200"
-EVENT_S, GAP_S = 3e-6, 1e-6  # what event timing adds to the kernels, once and per further kernel
+EVENT_S, GAP_S = 3e-6, 1.5e-6  # what event timing adds to the kernels, once and per further kernel
 CAP = 1.5  # log error beyond which a point no longer pulls: the library fell back to a kernel nobody would choose
 REACH = 0.7  # a fit moves no coefficient further than this, in logarithms, from where it started
 SEED = 7  # of the split into halves

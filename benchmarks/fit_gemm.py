@@ -15,6 +15,7 @@ from recordings import event_to_busy_s, load_operators, update_calibration
 from scipy.optimize import least_squares, minimize
 
 import ridgeline.cost.gemm as gemm
+from ridgeline.cost import host
 from ridgeline.cost.calibration import calibration_of
 from ridgeline.cost.chip import Chip, chip_of
 from ridgeline.cost.classic import START as CLASSIC
@@ -22,7 +23,7 @@ from ridgeline.cost.classic import VECTOR_COEFFICIENTS, classic_timing, vector_t
 from ridgeline.cost.matmul import alignment, group_of
 from ridgeline.hardware import device
 
-EVENT_S = 3e-6
+EVENT_S, GAP_S = host.DEFAULTS["event_s"], host.DEFAULTS["event_gap_s"]
 START = {
     "launch_s": 2.6e-6, "fanout_s": 4.2e-7, "gap_s": 1.7e-7,
     "tensor_frac": 0.867, "l2_frac": 1.0, "dram_frac": 0.841, "kstep_s": 6.4e-8,
@@ -39,7 +40,8 @@ def step_of(row: dict) -> int:
 
 def columns(rows: list[dict]) -> tuple[np.ndarray, ...]:
     dims = [np.array([r["shape"].get(k, 1) for r in rows], float) for k in ("b", "m", "n", "k")]
-    return (*dims, np.array([event_to_busy_s(r) for r in rows]) + EVENT_S)
+    gaps = np.array([GAP_S * (len(r["kernels"]) - 1) for r in rows])
+    return (*dims, np.array([event_to_busy_s(r) for r in rows]) + EVENT_S + gaps)
 
 
 def fit(
@@ -55,7 +57,8 @@ def fit(
 
     def seconds(x: np.ndarray, c: tuple[np.ndarray, ...]) -> np.ndarray:
         coef = {**dict(zip(names, np.exp(x), strict=True)), "unaligned_frac": 1.0}
-        return gemm.gemm_timing(chip, coef, b=c[0], m=c[1], n=c[2], k=c[3], dtype=dtype).expected_s + EVENT_S
+        times = gemm.gemm_timing(chip, coef, b=c[0], m=c[1], n=c[2], k=c[3], dtype=dtype)
+        return times.expected_s + EVENT_S + GAP_S * (times.num_kernels - 1)
 
     def loss(x: np.ndarray) -> float:
         return float(np.mean(np.abs(np.log(seconds(x, fitted) / fitted[4]))) + 1e-3 * np.mean((x - x0) ** 2))
@@ -89,7 +92,8 @@ def classic_seconds(rows: list[dict], chip: Chip, dtype: str, coef: dict[str, fl
     b, m, n, k = columns(rows)[:4]
     if vector:
         return vector_timing(chip, coef, n=np.maximum(m, n), k=k, dtype=dtype).expected_s + EVENT_S
-    return classic_timing(chip, coef, b=b, m=m, n=n, k=k, dtype=dtype).expected_s + EVENT_S
+    times = classic_timing(chip, coef, b=b, m=m, n=n, k=k, dtype=dtype)
+    return times.expected_s + EVENT_S + GAP_S * (times.num_kernels - 1)
 
 
 def fit_classic(rows: list[dict], chip: Chip, dtype: str, label: str) -> dict[str, float]:
@@ -115,7 +119,8 @@ def fit_classic(rows: list[dict], chip: Chip, dtype: str, label: str) -> dict[st
     held = [rows[i] for i in order[len(rows) // 2 :]]
     ratio = classic_seconds(held, chip, dtype, solved(half), vector) / columns(held)[4]
     off = np.abs(ratio - 1)
-    print(f"{label:14s} n {len(held):4d}  MAPE {off.mean():.1%}  median {np.median(off):.1%}  bias {ratio.mean() - 1:+.1%}")
+    figures = f"MAPE {off.mean():.1%}  median {np.median(off):.1%}  bias {ratio.mean() - 1:+.1%}"
+    print(f"{label:14s} n {len(held):4d}  {figures}")
     return {k: float(f"{v:.4g}") for k, v in solved(rows).items()}
 
 

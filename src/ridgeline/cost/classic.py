@@ -104,7 +104,8 @@ def classic_timing(
     expected_s = throttled(capped, busy_s[at] + coef["launch_s"], flops, peak)
     cold_bytes = (operands * (1 - warm) + np.maximum(output - chip.l2_bytes, 0))[:, 0]
     floor_s = np.maximum(flops / peak, cold_bytes / chip.dram_bytes_per_s)
-    return timing(expected_s, floor_s, loop_s[at], dram_s[:, 0], np.broadcast_to(coef["launch_s"], flops.shape))
+    latency_s, split = np.broadcast_to(coef["launch_s"], flops.shape), _SPLITS[0][best] > 1
+    return timing(expected_s, floor_s, loop_s[at], dram_s[:, 0], latency_s, split)
 
 
 def vector_timing(

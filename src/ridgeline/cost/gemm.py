@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ridgeline.cost.chip import Chip, Floats, Timing, columns, kindred, timing
 from ridgeline.dtypes import dtype as dtype_named
@@ -232,7 +232,7 @@ def _reread_bytes(chip: Chip, tiling: _Tiling, b: Floats, m: Floats, n: Floats, 
     return np.asarray(np.maximum(fetched - b * (m + n) * k, 0) * (missed * tiling.in_bytes))
 
 
-def _whole_k(m: Floats, n: Floats, k: Floats) -> Floats:
+def _whole_k(m: Floats, n: Floats, k: Floats) -> NDArray[np.bool_]:
     """Where the library does not split k, as measured on an L40S: too few multiplications, or tall and thin."""
     thin = (n <= THIN_COLS) & (m * n >= TALL_OUTPUT)
     return np.asarray((k <= WHOLE_K) & (m > 1) & (thin | (m * n * k < WHOLE_WORK)))
@@ -297,7 +297,7 @@ def gemm_timing(
     expected_s = throttled(coef, busy_s + slow, flops, peak)
     cold_bytes = b * (m + n) * k * in_bytes * (1 - warm) + np.maximum(b * m * n * out_bytes - chip.l2_bytes, 0)
     floor_s = np.maximum(flops / peak, cold_bytes / chip.dram_bytes_per_s)
-    return timing(expected_s, floor_s, loop_s + slow, dram_s, coef["launch_s"] + reduce_s)
+    return timing(expected_s, floor_s, loop_s + slow, dram_s, coef["launch_s"] + reduce_s, reduce_s > 0)
 
 
 def _picked(

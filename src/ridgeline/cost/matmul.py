@@ -14,6 +14,8 @@ from ridgeline.cost.gemm import gemm_timing
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
 LEGACY = "ampere"
 """Whose tiles full-precision products take where no older kernels were fitted."""
+WIDE = ("fp32", "tf32")
+"""Element types whose products the library has no favorite kernels for."""
 THIN_ROWS = 16
 """Full-precision products of up to so many rows or columns run on kernels of their own."""
 
@@ -28,7 +30,7 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     """One product, or the two products of its gradients."""
     times = [_product(problem, call, chip, coef, warm_frac) for problem in _problems(call)]
     longest = max(times, key=lambda t: t.busy_s)
-    busy_s, num_kernels = sum(t.busy_s for t in times), len(times)
+    busy_s, num_kernels = sum(t.busy_s for t in times), sum(t.num_kernels for t in times)
     if call.kind == "grouped_gemm":
         busy_s, num_kernels = busy_s * coef["grouped_ratio"] + coef["grouped_s"], 2
     return Time(busy_s, sum(t.floor_s for t in times), longest.bound, num_kernels)
@@ -71,14 +73,14 @@ def group_of(problem: Problem, dtype: str) -> str:
     """Which kernels of older generations would run a product; none for those of the newest."""
     b, m, n, _, _ = problem
     step = alignment(problem, dtype)
-    if dtype != "fp32" and step == 8:
+    if dtype not in WIDE and step == 8:
         return ""
     if min(m, n) == 1 and b == 1:
         return "vector"
     if dtype == "fp32":
         return "thin" if min(m, n) <= THIN_ROWS else "plain"
     if dtype == "tf32":
-        return "odd"
+        return "even" if step == 8 else "odd"
     return ("odd1" if step == 1 else "odd2") + ("b" if b > 1 else "")
 
 
@@ -112,12 +114,13 @@ def _computed(dtype: str, chip: Chip) -> str:
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dtype = _computed(call.dtype, chip)
     timing = _classic(problem, dtype, chip, coef, warm_frac) or _newest(problem, dtype, chip, coef, warm_frac)
-    return Time(float(timing.expected_s[0]), float(timing.floor_s[0]), BOUND_NAMES[int(timing.bound[0])])
+    bound = BOUND_NAMES[int(timing.bound[0])]
+    return Time(float(timing.expected_s[0]), float(timing.floor_s[0]), bound, int(timing.num_kernels[0]))
 
 
 def is_plain(call: Call) -> bool:
     """A single product of aligned rows: many of these can be priced in one go."""
-    one = call.kind in ("gemm", "bmm") and call.phase == "fwd" and call.dtype != "fp32"
+    one = call.kind in ("gemm", "bmm") and call.phase == "fwd" and call.dtype not in WIDE
     return one and alignment(_problems(call)[0], call.dtype) == 8
 
 
@@ -131,5 +134,5 @@ def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[flo
     seen = replace(chip, arch=LEGACY) if dtype == "fp32" and len(coef) > len(DEFAULTS) else chip
     b, m, n, k = (list(column) for column in zip(*(p[:4] for p in problems), strict=True))
     timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=list(warm_fracs))
-    found = zip(timing.expected_s.tolist(), timing.floor_s.tolist(), timing.bound.tolist(), strict=True)
-    return [Time(expected, floor, BOUND_NAMES[bound]) for expected, floor, bound in found]
+    found = (timing.expected_s.tolist(), timing.floor_s.tolist(), timing.bound.tolist(), timing.num_kernels.tolist())
+    return [Time(expected, floor, BOUND_NAMES[bound], num) for expected, floor, bound, num in zip(*found, strict=True)]
