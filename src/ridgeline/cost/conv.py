@@ -24,66 +24,66 @@ DEFAULTS: Coef = {
     "transform_back": 0.19,  # extra tile time towards channels-first when the source is not in L2
     "transform_dram_frac": 0.835,  # share of the DRAM bandwidth
     "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
-    "generic_tile_cycles": 2590.0,  # tile time of the generic transform that pads or splits groups
-    "generic_start_cycles": 13100.0,  # its start
-    "filter_start_cycles": 19300.0,  # generic transform of an odd number of filters
-    "filter_cycles": 0.00895,  # and per element
+    "generic_tile_cycles": 2540.0,  # tile time of the generic transform that pads or splits groups
+    "generic_start_cycles": 14400.0,  # its start
+    "filter_start_cycles": 18800.0,  # generic transform of an odd number of filters
+    "filter_cycles": 0.00852,  # and per element
     "pad_cycles": 1.13,  # one SM's time for an element of a tensor widened to whole eights of channels
     "memset_cycles": 1900.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
-    "tma_start_cycles": 9410.0,  # launch, descriptors, pipeline fill, epilogue drain
-    "tma_frac": 0.889,  # share of the matrix peak inside the main loop
-    "tma_bytes_per_cycle": 85.2,  # operand bytes an SM takes in per clock
+    "tma_start_cycles": 9430.0,  # launch, descriptors, pipeline fill, epilogue drain
+    "tma_frac": 0.891,  # share of the matrix peak inside the main loop
+    "tma_bytes_per_cycle": 86.1,  # operand bytes an SM takes in per clock
     "tma_ragged": 0.604,  # extra loop time when the channels do not fill whole 64-byte rows
-    "tma_fill_cycles": 1800.0,  # added to the start by the first 128 x 128 tile
-    "tma_tile_cycles": 1480.0,  # epilogue of a 128 x 128 tile
+    "tma_fill_cycles": 1710.0,  # added to the start by the first 128 x 128 tile
+    "tma_tile_cycles": 1500.0,  # epilogue of a 128 x 128 tile
     # Tensor-core implicit GEMM fed by asynchronous copies (Ampere kernels).
-    "copy_start_cycles": 6270.0,  # launch, pipeline fill, epilogue drain
-    "copy_frac": 0.517,  # share of the matrix peak inside the main loop, on chips whose peak needs TMA
+    "copy_start_cycles": 6020.0,  # launch, pipeline fill, epilogue drain
+    "copy_frac": 0.52,  # share of the matrix peak inside the main loop, on chips whose peak needs TMA
     "copy_native_frac": 0.8,  # the same where they are the fastest path (assumed: no recordings)
-    "copy_bytes_per_cycle": 34.2,  # operand bytes an SM gathers per clock
-    "copy_step_cycles": 245.0,  # least time of a step of the inner loop
-    "copy_tile_cycles": 3680.0,  # prologue and epilogue of a 128 x 128 tile
+    "copy_bytes_per_cycle": 34.3,  # operand bytes an SM gathers per clock
+    "copy_step_cycles": 216.0,  # least time of a step of the inner loop
+    "copy_tile_cycles": 3850.0,  # prologue and epilogue of a 128 x 128 tile
     # Shared by both.
     "loop_l2_frac": 1.07,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
     "loop_dram_frac": 0.549,  # share of the DRAM bandwidth an implicit GEMM reaches
-    "ramp_cycles": 7580.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "segment_cycles": 52000.0,  # set-up and fix-up when one tile's loop is shared by several SMs
-    "weight_segment_cycles": 24600.0,  # the same for a weight gradient
+    "ramp_cycles": 7720.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "segment_cycles": 73600.0,  # set-up and fix-up when one tile's loop is shared by several SMs
+    "weight_segment_cycles": 25800.0,  # the same for a weight gradient
     "segment_loop": 1.03,  # loop time of a shared tile over a whole one
-    "weight_segment_loop": 1.07,  # the same for a weight gradient, against weight_grad
-    "strided_grad": 1.78,  # loop time of the input gradient of a strided convolution over a plain one
-    "small_grad": 0.274,  # loop time of small ones, which visit every tap, over a plain one
-    "weight_grad": 0.918,  # loop time of the weight gradient over a forward pass with the same tile fed by TMA
+    "weight_segment_loop": 0.962,  # the same for a weight gradient, against weight_grad
+    "strided_grad": 1.7,  # loop time of the input gradient of a strided convolution over a plain one
+    "small_grad": 0.279,  # loop time of small ones, which visit every tap, over a plain one
+    "weight_grad": 1.01,  # loop time of the weight gradient over a forward pass with the same tile fed by TMA
     # Pointwise convolutions as GEMM.
-    "gemm_start_cycles": 5580.0,  # launch, pipeline fill, epilogue drain
-    "gemm_frac": 0.808,  # share of the matrix peak
-    "gemm_bytes_per_cycle": 95.6,  # operand bytes an SM takes in per clock
+    "gemm_start_cycles": 5570.0,  # launch, pipeline fill, epilogue drain
+    "gemm_frac": 0.812,  # share of the matrix peak
+    "gemm_bytes_per_cycle": 98.8,  # operand bytes an SM takes in per clock
     "gemm_step_cycles": 26.9,  # barrier cost of a 64-deep step
-    "gemm_dram_frac": 0.745,  # share of the DRAM bandwidth
+    "gemm_dram_frac": 0.744,  # share of the DRAM bandwidth
     "gemm_ramp_cycles": 3040.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "gemm_half_aligned": 7.35,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
-    "gemm_unaligned": 14.3,  # and when they are not even that
-    "gemm_odd": 2.0,  # slowdown of the bytes when channels do not come in eights
-    "gemm_odd_frac": 0.151,  # share of the matrix peak then
-    "gemm_split_depth": 219.0,  # shortest inner loop that a weight gradient is split into
-    "gemm_reduce_cycles": 4440.0,  # kernel that adds the partial weight gradients
+    "gemm_half_aligned": 7.44,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
+    "gemm_unaligned": 14.4,  # and when they are not even that
+    "gemm_odd": 2.06,  # slowdown of the bytes when channels do not come in eights
+    "gemm_odd_frac": 0.154,  # share of the matrix peak then
+    "gemm_split_depth": 168.0,  # shortest inner loop that a weight gradient is split into
+    "gemm_reduce_cycles": 4550.0,  # kernel that adds the partial weight gradients
     # Single precision on the vector units.
-    "simt_start_cycles": 7200.0,  # launch and drain
-    "simt_wide_frac": 0.634,  # share of the vector peak, 256 x 64 tiles
-    "simt_narrow_frac": 0.392,  # the same, 32 x 32 tiles
-    "simt_step_cycles": 556.0,  # one 8-deep step of a lone block
-    "simt_store_cycles": 0.524,  # prologue and epilogue of a tile, per output element
-    "simt_grad_frac": 0.685,  # share of the vector peak, input gradient with at least simt_grad_channels channels
-    "simt_grad_channels": 347.0,  # output channels that fill its inner tile
-    "simt_grad_step_cycles": 165.0,  # and its time for one output channel in a lone block
+    "simt_start_cycles": 7120.0,  # launch and drain
+    "simt_wide_frac": 0.633,  # share of the vector peak, 256 x 64 tiles
+    "simt_narrow_frac": 0.389,  # the same, 32 x 32 tiles
+    "simt_step_cycles": 561.0,  # one 8-deep step of a lone block
+    "simt_store_cycles": 0.521,  # prologue and epilogue of a tile, per output element
+    "simt_grad_frac": 0.697,  # share of the vector peak, input gradient with at least simt_grad_channels channels
+    "simt_grad_channels": 356.0,  # output channels that fill its inner tile
+    "simt_grad_step_cycles": 167.0,  # and its time for one output channel in a lone block
     "simt_atomic_frac": 0.1,  # share of the vector peak, weight gradient by atomics, one tap
-    "simt_atomic_taps": 0.166,  # the same with more taps, whose input is reused
-    "fourier_gain": 0.611,  # work saved, and share of the peak reached, by Fourier transforms of large problems
-    "winograd_gain": 1.21,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
+    "simt_atomic_taps": 0.167,  # the same with more taps, whose input is reused
+    "fourier_gain": 0.434,  # work saved, and share of the peak reached, by Fourier transforms of large problems
+    "winograd_gain": 0.922,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
     "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
-    "simt_image_frac": 0.191,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
+    "simt_image_frac": 0.202,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
     # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
     "stencil_start_cycles": 4600.0,  # launch to exit of a stencil with little to do
     "stencil_cycles": 1.38,  # channels first, unrolled filter of side 3 or 5
@@ -100,38 +100,38 @@ DEFAULTS: Coef = {
     "stencil_weight_step_cycles": 13.5,  # weight gradient, channels first: 32 pixels of one image by a warp
     "stencil_weight_latency_cycles": 304.0,  # the same for a lone warp
     "stencil_last_cycles": 0.297,  # channels last
-    "stencil_last_tap_cycles": 0.029,  # and per tap
-    "stencil_last_stride": 0.714,  # its work per output grows with the inputs skipped, to this power
-    "stencil_last_latency_cycles": 587.0,  # one tap of one thread
-    "stencil_last_grad_cycles": 0.368,  # input gradient, channels last
-    "stencil_last_grad_tap_cycles": 0.079,  # and per tap
-    "stencil_last_weight_cycles": 0.623,  # weight gradient, channels last
-    "stencil_last_weight_tap_cycles": 0.0112,  # and per tap
+    "stencil_last_tap_cycles": 0.0289,  # and per tap
+    "stencil_last_stride": 0.711,  # its work per output grows with the inputs skipped, to this power
+    "stencil_last_latency_cycles": 737.0,  # one tap of one thread
+    "stencil_last_grad_cycles": 0.37,  # input gradient, channels last
+    "stencil_last_grad_tap_cycles": 0.0794,  # and per tap
+    "stencil_last_weight_cycles": 0.626,  # weight gradient, channels last
+    "stencil_last_weight_tap_cycles": 0.0108,  # and per tap
     "stencil_last_weight_rows": 960.0,  # images x channels that fill the chip
     "stencil_last_large": 1.18,  # all of them with filters wider than five
     "stencil_last_plain": 3.2,  # input gradient, channels last, strides above two
-    "stencil_last_wide_cycles": 0.0355,  # channels last in single precision
-    "stencil_last_wide_tap_cycles": 0.0647,  # and per tap
-    "stencil_last_wide_grad_cycles": 0.294,  # either gradient, channels last in single precision
-    "stencil_last_wide_grad_tap_cycles": 0.0542,  # and per tap
-    "stencil_last_reduce_cycles": 16300.0,  # joining the tiles' weight gradients
-    "stencil_tiled_grad_cycles": 0.125,  # input gradient, channels first in fp16
-    "stencil_tiled_grad_tap_cycles": 0.0541,  # and per tap
-    "stencil_tiled_weight_cycles": 1.51,  # weight gradient, channels first in fp16
-    "stencil_tiled_weight_tap_cycles": 0.0556,  # and per tap
-    "stencil_direct_tap_cycles": 1.94,  # weight gradient, channels last, single precision, per tap
+    "stencil_last_wide_cycles": 0.0176,  # channels last in single precision
+    "stencil_last_wide_tap_cycles": 0.0666,  # and per tap
+    "stencil_last_wide_grad_cycles": 0.146,  # either gradient, channels last in single precision
+    "stencil_last_wide_grad_tap_cycles": 0.0708,  # and per tap
+    "stencil_last_reduce_cycles": 14900.0,  # joining the tiles' weight gradients
+    "stencil_tiled_grad_cycles": 0.126,  # input gradient, channels first in fp16
+    "stencil_tiled_grad_tap_cycles": 0.0575,  # and per tap
+    "stencil_tiled_weight_cycles": 1.49,  # weight gradient, channels first in fp16
+    "stencil_tiled_weight_tap_cycles": 0.0546,  # and per tap
+    "stencil_direct_tap_cycles": 1.92,  # weight gradient, channels last, single precision, per tap
     # Groups.
-    "group_start_cycles": 4670.0,  # added to each group's kernel when groups run one after another
+    "group_start_cycles": 4640.0,  # added to each group's kernel when groups run one after another
     "group_direct_frac": 0.00564,  # share of the vector peak of the kernel that takes any groups
     "group_direct_first_frac": 0.031,  # the same for 16-bit tensors, channels first, several taps
-    "group_vector_start_cycles": 13200.0,  # one group's vector kernel, nothing to do
-    "group_vector_frac": 0.0901,  # its share of the vector peak
-    "group_depth_cycles": 132.0,  # and its time for one element of the inner loop
-    "group_engine_depth_cycles": 282.0,  # the channels-last kernel's time for one element of the inner loop
-    "group_engine_row_cycles": 0.0193,  # and, the chip being full, for one of one output pixel
-    "group_matrix_cycles": 23700.0,  # one group's kernels for a pointwise gradient
-    "group_row_cycles": 0.851,  # and per pixel
-    "group_grad_cycles": 31400.0,  # one group's kernels for a gradient in single precision
+    "group_vector_start_cycles": 12900.0,  # one group's vector kernel, nothing to do
+    "group_vector_frac": 0.0885,  # its share of the vector peak
+    "group_depth_cycles": 134.0,  # and its time for one element of the inner loop
+    "group_engine_depth_cycles": 281.0,  # the channels-last kernel's time for one element of the inner loop
+    "group_engine_row_cycles": 0.019,  # and, the chip being full, for one of one output pixel
+    "group_matrix_cycles": 23100.0,  # one group's kernels for a pointwise gradient
+    "group_row_cycles": 0.873,  # and per pixel
+    "group_grad_cycles": 32100.0,  # one group's kernels for a gradient in single precision
     "group_transpose_bytes_per_s": 43300000000.0,  # rate of the transposes of pointwise ones
 }
 
