@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.basis import Basis, worst
@@ -47,6 +47,7 @@ class Line:
     width: float = 0.0
     block: int = 0  # lines of one block repeat together; 0 is outside blocks
     unmade: frozenset[int] = frozenset()  # values a fused kernel keeps to itself
+    kept: Mapping[int, int] = field(default_factory=dict)  # bytes kept in place of a value's own
 
     def row(self) -> Row:
         node, times = self.node, self.times

@@ -41,6 +41,9 @@ FUSIBLE = frozenset(
 )
 REDUCING = frozenset({"norm", "softmax", "loss", "cross_entropy", "reduce"})
 MAX_MEMBERS = 64  # Inductor's limit on what one kernel takes
+RECOMPUTED = frozenset({"pointwise", "copy", "fill", "quantize"})
+"""Cheap ops: what they made for the backward pass alone is made again there from their kernel's inputs."""
+PADDED_FROM = 64  # odd operands of products wider than this are padded into copies of their own
 
 
 @dataclass(slots=True)
@@ -83,6 +86,8 @@ class Fuser:
         self.walk = Walk(graph, pricer, coef)
         self.level: dict[Flat, int] = {}
         self.producer: dict[Flat, Group] = {}
+        self.readers: dict[Flat, set[tuple[Phase, bool]]] = {}  # who reads a storage: phase, and whether a library
+        self.products: dict[Flat, int] = {}  # matrix products that read a storage
         self.done: list[tuple[int, int, Group | LibraryCall]] = []  # (sequence, body, what runs)
         self.sequence = 0
         self.cache = Cache(pricer.chip.l2_bytes * L2_KEPT_FRAC)
@@ -115,6 +120,8 @@ class Fuser:
         level = max((self.level.get(i, 0) for i in flat.inputs), default=0)
         for i in flat.inputs:
             self._read_outside(i, None)
+            self.readers.setdefault(i, set()).add((flat.node.phase, True))
+            self.products[i] = self.products.get(i, 0) + (flat.node.op == "matmul")
         for out in flat.outputs:
             self.level[out] = level + 1
             self.producer.pop(out, None)
@@ -139,6 +146,7 @@ class Fuser:
         for i, size in zip(flat.inputs, sizes, strict=False):
             if self.producer.get(i) is not group:
                 group.reads[i] = max(group.reads.get(i, 0.0), size)
+                self.readers.setdefault(i, set()).add((flat.node.phase, False))
             self._read_outside(i, group)
         for out, t in zip(flat.outputs, site.outs, strict=True):
             self.level[out] = level
@@ -230,7 +238,42 @@ class Fuser:
         line = priced(self.pricer, last.node, last.times, work, calls, warm, self.coef["compiled_call_s"])
         line.members = tuple(m.node for m in group.members)
         line.unmade = frozenset(s[0] for s in group.writes.keys() - group.escaping)
+        line.kept = {**self._recomputed(group), **self._padded(group)}
         return line
+
+    def _recomputed(self, group: Group) -> dict[int, int]:
+        """What the partition of a training graph keeps for values only the backward pass would read.
+
+        They are made again there if that takes fewer bytes: the first stands for the kernel's inputs that would
+        have died, the others for nothing.
+        """
+        if group.members[0].node.phase is not Phase.FORWARD or self.graph.mode != "train":
+            return {}
+        made = {s: m.node.op for m in group.members for s in m.outputs}
+        saved = [s for s in group.writes if made[s] in RECOMPUTED and self._only_backward(s)]
+        needed = sum(b for s, b in group.reads.items() if not self._lives_on(s))
+        if not saved or needed >= sum(group.writes[s] for s in saved):
+            return {}
+        return {s[0]: int(needed) if s is saved[0] else 0 for s in saved}
+
+    def _only_backward(self, storage: Flat) -> bool:
+        readers = self.readers.get(storage, set())
+        return bool(readers) and readers <= {(Phase.BACKWARD, False)} and storage[0] not in self.graph.outputs
+
+    def _lives_on(self, storage: Flat) -> bool:
+        """Whether a storage is there in the backward pass anyway."""
+        resident = self.graph.values[storage[0]].kind in RESIDENT
+        return resident or any(phase is Phase.BACKWARD for phase, _ in self.readers.get(storage, ()))
+
+    def _padded(self, group: Group) -> dict[int, int]:
+        """A generated kernel writes an odd operand once for every product, padded."""
+        found: dict[int, int] = {}
+        for m, site in zip(group.members, group.sites, strict=True):
+            for s, t in zip(m.outputs, site.outs, strict=True):
+                odd = bool(t.shape) and t.shape[-1] > PADDED_FROM and t.shape[-1] % 8 != 0
+                if odd and self.products.get(s, 0) > 1:
+                    found[s[0]] = int(t.num_bytes) * self.products[s]
+        return found
 
     def _warm(self, storages: Iterable[tuple[Flat, float]]) -> float:
         return self.cache.warm_frac([(hash(s), b) for s, b in storages])

@@ -54,7 +54,7 @@ DEFAULTS: Coef = {
 
 _SECTOR_BYTES, _INDEX_BYTES = 32.0, 8.0
 _FEW_INDICES = 3072  # up to this many indices a table gradient is not sorted
-_TILE_INDICES = 2048  # up to this many one block sorts them
+_TILE_INDICES = 2304  # up to this many one block sorts them: 256 threads of nine
 _ROWS_PER_PART = 10  # rows one thread sums before partial sums are joined
 
 

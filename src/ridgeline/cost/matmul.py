@@ -38,7 +38,7 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
 
 def _problems(call: Call) -> list[Problem]:
     dims = call.dims()
-    layout = str(dims.get("layout", "nt"))
+    layout = str(dims.get("layout", "nn" if call.kind == "bmm" else "nt"))
     if call.kind == "grouped_gemm":
         groups, m, n, k = dims["groups"], dims["m"], dims["n"], dims["k"]
         if dims.get("reduction"):
@@ -47,7 +47,21 @@ def _problems(call: Call) -> list[Problem]:
     b, m, n, k = dims.get("b", 1), dims["m"], dims["n"], dims["k"]
     if call.phase == "fwd":
         return [(b, m, n, k, layout)]
-    return [(b, m, k, n, "nn"), (b, n, k, m, "tn")]  # gradients of the input and of the weight
+    return [_input_gradient(b, m, n, k, layout), _weight_gradient(b, m, n, k, layout)]
+
+
+def _input_gradient(b: int, m: int, n: int, k: int, layout: str) -> Problem:
+    """The left operand's gradient, laid out as that operand is."""
+    if layout[0] == "n":
+        return b, m, k, n, "n" + ("n" if layout[1] == "t" else "t")
+    return b, k, m, n, ("t" if layout[1] == "t" else "n") + "t"
+
+
+def _weight_gradient(b: int, m: int, n: int, k: int, layout: str) -> Problem:
+    """The right operand's gradient, laid out as that operand is."""
+    if layout[1] == "t":
+        return b, n, k, m, "t" + layout[0]
+    return b, k, n, m, ("t" if layout[0] == "n" else "n") + "n"
 
 
 def alignment(problem: Problem, dtype: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ridgeline.graph import RESIDENT, FlatNode, Graph, expand, slot_times
 from ridgeline.graph.expand import Flat
@@ -24,6 +25,7 @@ class Memory:
     timeline: tuple[tuple[int, int], ...]  # (flat node index, live bytes after its allocations), repeats not unrolled
 
 
+NOTHING: Mapping[int, int] = MappingProxyType({})
 OVERWRITING = frozenset({"pointwise", "copy", "norm", "softmax", "quantize"})
 
 
@@ -31,23 +33,51 @@ def rounded(num_bytes: int) -> int:
     return -(-num_bytes // GRANULE) * GRANULE
 
 
-def memory_of(graph: Graph, unmade: frozenset[int] = frozenset(), *, reuse: bool = False) -> Memory:
+def memory_of(
+    graph: Graph,
+    unmade: frozenset[int] = frozenset(),
+    kept: Mapping[int, int] = NOTHING,
+    *,
+    reuse: bool = False,
+) -> Memory:
     """Live bytes at every node; a repeated block grows or shrinks by the same amount each time, so its ends suffice.
 
-    ``unmade`` values never exist in memory: fused kernels keep them in registers. With ``reuse`` a memory-bound op
-    writes over an input that dies with it, as compiled code does.
+    ``unmade`` values never exist in memory: fused kernels keep them in registers. ``kept`` values stand for so many
+    bytes instead of their own. With ``reuse`` values die after their last use and a memory-bound op writes over an
+    input that dies with it, as in compiled code; else they live as long as the program holds on to them.
     """
-    walk = _Walk(graph, unmade, reuse)
+    walk = _Walk(graph, unmade, kept, reuse)
     for index, flat in enumerate(expand(graph)):
         walk.step(index, flat)
     return walk.result()
 
 
+def _last_uses(graph: Graph) -> dict[int, list[Flat]]:
+    """Storages by the flat node after which nobody needs them."""
+    last: dict[Flat, int] = {}
+    for index, flat in enumerate(expand(graph)):
+        for storage in (*flat.inputs, *flat.outputs):
+            last[storage] = index
+    kept = {_owner(graph, value) for value in graph.outputs}
+    dead: dict[int, list[Flat]] = {}
+    for storage, index in last.items():
+        if graph.values[storage[0]].kind not in RESIDENT and storage[0] not in kept:
+            dead.setdefault(index, []).append(storage)
+    return dead
+
+
+def _owner(graph: Graph, value: int) -> int:
+    while (alias := graph.values[value].alias) is not None:
+        value = alias
+    return value
+
+
 class _Walk:
     """Replays allocations and frees in schedule order."""
 
-    def __init__(self, graph: Graph, unmade: frozenset[int], reuse: bool) -> None:
-        self.reuse = reuse
+    def __init__(self, graph: Graph, unmade: frozenset[int], kept: Mapping[int, int], reuse: bool) -> None:
+        self.reuse, self.kept = reuse, kept
+        self.dead = _last_uses(graph) if reuse else {}
         self.values, self.workspace, self.unmade = graph.values, workspace_bytes(graph), unmade
         self.live: dict[Flat, int] = {}
         self.gone: set[Flat] = set()
@@ -67,7 +97,8 @@ class _Walk:
             self._close_body()
             self.body, self.times, self.before, self.highest = flat.body, flat.times, dict(self.kinds), (0, index, {})
         over = self.reuse and flat.node.op in OVERWRITING
-        for gone in flat.frees if over else ():
+        frees = (*flat.frees, *self.dead.get(index, ())) if self.reuse else flat.frees
+        for gone in frees if over else ():
             self._release(gone)
         for out in flat.outputs:
             self._allocate(out)
@@ -76,7 +107,7 @@ class _Walk:
             self.highest = (self.current, index, dict(self.kinds))
         if self.current > self.peak:
             self.peak, self.peak_at, self.peak_kinds = self.current, index, dict(self.kinds)
-        for gone in () if over else flat.frees:
+        for gone in () if over else frees:
             self._release(gone)
 
     def _close_body(self) -> None:
@@ -97,7 +128,7 @@ class _Walk:
         value = self.values[flat[0]]
         if flat in self.live or value.kind in RESIDENT or value.alias is not None or flat[0] in self.unmade:
             return
-        self.live[flat] = size = rounded(value.num_bytes)
+        self.live[flat] = size = rounded(self.kept.get(flat[0], value.num_bytes))
         self.current += size
         self.kinds[value.kind] = self.kinds.get(value.kind, 0) + size
 

@@ -92,7 +92,14 @@ class Prediction:
     @cached_property
     def memory(self) -> Memory:
         """Live bytes over the schedule, worked out when first asked for."""
-        return memory_of(self.graph, self.unmade, reuse=self.execution == "compiled")
+        if self.execution != "compiled":
+            return memory_of(self.graph)
+        return memory_of(self.graph, self.unmade, self.kept, reuse=True)
+
+    @cached_property
+    def kept(self) -> dict[int, int]:
+        """Bytes of what compiled code keeps in place of a value: what it is recomputed from, or padded copies."""
+        return {value: num_bytes for line in self.lines for value, num_bytes in line.kept.items()}
 
     @cached_property
     def unmade(self) -> frozenset[int]:
