@@ -1,6 +1,7 @@
 """Record where predictions are weak, a blind sample to judge by, and what compiled steps keep in memory.
 
     python benchmarks/record_more.py --out DIR [--budget-s 350] [--seed 3]     on the GPU
+    python benchmarks/record_more.py --out DIR --section compiled --only NAME,…     further networks
     python benchmarks/record_more.py --file DIR [--device h200] [--seed 3]     afterwards: into data/recordings
 
 Writes blind.jsonl.gz (operators to judge by, never fitted on) and more.jsonl.gz (operators to fit on, then
@@ -41,7 +42,7 @@ def record_weak(path: Path, seed: int, budget_s: float) -> None:
     record_operators(path, seed, budget_s, 1.0, functools.partial(print, flush=True), weak_points(seed))
 
 
-def record_compiled(path: Path, seed: int, budget_s: float) -> None:
+def record_compiled(path: Path, seed: int, budget_s: float, only: str = "") -> None:
     """Each small network eager and compiled: memory of every allocation of a step, kernels, and the partition."""
     import torch
     from small_workloads import SMALL
@@ -50,7 +51,7 @@ def record_compiled(path: Path, seed: int, budget_s: float) -> None:
     torch.manual_seed(seed)
     torch.set_default_dtype(torch.bfloat16)
     with gzip.open(path, "wt") as out:
-        for name in SMALL:
+        for name in only.split(",") if only else SMALL:
             left_s = budget_s - (time.perf_counter() - began)
             if left_s < COMPILE_S:
                 print(f"{name} and what follows left out: {left_s:.0f} s left", flush=True)
@@ -59,7 +60,7 @@ def record_compiled(path: Path, seed: int, budget_s: float) -> None:
                 row = _network(name, compiled)
                 out.write(json.dumps(row) + "\n")
                 out.flush()
-                brief = {k: v for k, v in row.items() if k not in ("kernels", "trace", "graphs")}
+                brief = {k: v for k, v in row.items() if k not in ("kernels", "trace", "graphs", "code")}
                 print(f"{time.perf_counter() - began:.0f} s", brief, flush=True)
 
 
@@ -70,6 +71,7 @@ def _network(name: str, compiled: bool) -> dict[str, Any]:
 
     work, row = SMALL[name], {"section": "compiled", "name": name, "execution": "compiled" if compiled else "eager"}
     graphs: list[dict[str, Any]] = []
+    code: list[str] = []
     try:
         with torch.device("cuda"):  # only while building: a default device slows every eager call
             model, args, kwargs = work.build()
@@ -78,12 +80,13 @@ def _network(name: str, compiled: bool) -> dict[str, Any]:
         if compiled:
             torch._dynamo.reset()
             _watch_partition(graphs)
+            _watch_code(code)
             ran = torch.compile(model)
         row |= _measured(step_of(work, ran, args, kwargs))
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
     if compiled:
-        row["graphs"] = graphs
+        row |= {"graphs": graphs, "code": code}
     model = ran = args = kwargs = None  # type: ignore[assignment]
     gc.collect()
     torch.cuda.empty_cache()
@@ -143,6 +146,19 @@ def _watch_partition(graphs: list[dict[str, Any]]) -> None:
 
     compile_fx._unwatched_partition = original
     compile_fx.min_cut_rematerialization_partition = watched
+
+
+def _watch_code(found: list[str]) -> None:
+    """Write down the lines of the generated wrappers that allocate, free, reuse and launch."""
+    from torch._inductor.graph import GraphLowering
+
+    words = ("empty_strided", "del ", "reuse", "extern_kernels", ".run(", "torch.ops.aten", "def call")
+
+    def keep(code: str) -> None:
+        lines = (line.strip() for line in code.splitlines())
+        found.extend(line[:200] for line in lines if any(word in line for word in words))
+
+    GraphLowering.save_output_code = staticmethod(keep)
 
 
 def _nodes(nodes: Iterable[Any]) -> list[list[Any]]:
@@ -213,6 +229,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path)
     parser.add_argument("--device", default="h200")
     parser.add_argument("--section", default="", choices=("", *RECORDERS))
+    parser.add_argument("--only", default="", help="networks of the section compiled")
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--budget-s", type=float, default=350.0)
     options = parser.parse_args()
@@ -220,6 +237,8 @@ def main() -> None:
         file_away(options.file, options.device, options.seed)
     elif options.out is None:
         parser.error("--out DIR or --file DIR is needed")
+    elif options.section == "compiled":
+        record_compiled(options.out / "compiled.jsonl.gz", options.seed, options.budget_s, options.only)
     elif options.section:
         RECORDERS[options.section](options.out / f"{options.section}.jsonl.gz", options.seed, options.budget_s)
     else:

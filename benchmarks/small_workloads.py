@@ -130,6 +130,11 @@ def _() -> Built:
     return DiT(depth=4), (torch.randn(16, 4, 32, 32), torch.randn(16, 1152)), {}
 
 
+@small("dit-4l-32")
+def _() -> Built:
+    return DiT(depth=4), (torch.randn(32, 4, 32, 32), torch.randn(32, 1152)), {}
+
+
 @small("bert-4l-8x512")
 def _() -> Built:
     return _bert(4, 8, 512)
