@@ -80,8 +80,8 @@ DEFAULTS: Coef = {
     "simt_grad_step_cycles": 167.0,  # and its time for one output channel in a lone block
     "simt_atomic_frac": 0.1,  # share of the vector peak, weight gradient by atomics, one tap
     "simt_atomic_taps": 0.167,  # the same with more taps, whose input is reused
-    "fourier_gain": 0.434,  # work saved, and share of the peak reached, by Fourier transforms of large problems
-    "winograd_gain": 0.922,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
+    "fourier_gain": 1.23,  # work saved, and share of the peak reached, by Fourier transforms of large problems
+    "winograd_gain": 2.3,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
     "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
     "simt_image_frac": 0.202,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
     # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
@@ -99,16 +99,17 @@ DEFAULTS: Coef = {
     "stencil_any_grad_tap_cycles": 0.2,  # and per tap
     "stencil_weight_step_cycles": 13.5,  # weight gradient, channels first: 32 pixels of one image by a warp
     "stencil_weight_latency_cycles": 304.0,  # the same for a lone warp
-    "stencil_last_cycles": 0.297,  # channels last
-    "stencil_last_tap_cycles": 0.0289,  # and per tap
-    "stencil_last_stride": 0.711,  # its work per output grows with the inputs skipped, to this power
-    "stencil_last_latency_cycles": 737.0,  # one tap of one thread
+    "stencil_last_cycles": 0.246,  # channels last
+    "stencil_last_tap_cycles": 0.0346,  # and per tap
+    "stencil_last_stride": 0.679,  # its work per output grows with the inputs skipped, to this power
+    "stencil_last_first_cycles": 4030.0,  # least time of one thread
+    "stencil_last_latency_cycles": 374.0,  # and of a tap of it
     "stencil_last_grad_cycles": 0.37,  # input gradient, channels last
     "stencil_last_grad_tap_cycles": 0.0794,  # and per tap
     "stencil_last_weight_cycles": 0.626,  # weight gradient, channels last
     "stencil_last_weight_tap_cycles": 0.0108,  # and per tap
     "stencil_last_weight_rows": 960.0,  # images x channels that fill the chip
-    "stencil_last_large": 1.18,  # all of them with filters wider than five
+    "stencil_last_large": 1.04,  # all of them with filters wider than five
     "stencil_last_plain": 3.2,  # input gradient, channels last, strides above two
     "stencil_last_wide_cycles": 0.0176,  # channels last in single precision
     "stencil_last_wide_tap_cycles": 0.0666,  # and per tap
@@ -711,7 +712,8 @@ def _stencil_forward(site: Site, conv: Conv) -> Cost:
         if conv.itemsize > 2:
             return _stencil(site, elements, _linear(site, "last_wide_", conv.taps) * skipped, moved)
         each = _last(site, "last_", conv, conv.taps)
-        return _stencil(site, elements, each * skipped, moved, conv.taps * coef["stencil_last_latency_cycles"])
+        latency = coef["stencil_last_first_cycles"] + conv.taps * coef["stencil_last_latency_cycles"]
+        return _stencil(site, elements, each * skipped, moved, latency)
     if _tiled(conv):
         return _stencil(site, elements, _linear(site, "tiled_", conv.taps), moved)
     if conv.rank == 2 and conv.side in (3, 5):
@@ -795,7 +797,7 @@ def _grouped_forward(site: Site, conv: Conv) -> Cost:
     wide, tall = conv.c // conv.groups, conv.o // conv.groups
     if not site.on_matrix_units(conv):
         return _wide_type_groups(site, conv)
-    if wide <= 2 or tall == 1:
+    if wide < 4 or tall == 1:
         return _narrow_groups(site, conv)
     if _packed(conv):
         return _packed_groups(site, conv, conv.n * conv.out_px)
@@ -871,7 +873,7 @@ def _direct_groups(site: Site, conv: Conv) -> Cost:
 
 
 def _narrow_groups(site: Site, conv: Conv) -> Cost:
-    """16-bit groups of one or two channels."""
+    """16-bit groups of up to three channels, or of one output channel."""
     wide, tall = conv.c // conv.groups, conv.o // conv.groups
     if tall == 1 and wide > 8:
         return _packed_groups(site, conv, conv.n * conv.out_px) if conv.side == 3 else _vector_groups(site, conv)

@@ -108,6 +108,8 @@ class Fuser:
         if not calls or calls[0].kind not in ("conv", "gemm"):
             return calls
         if calls[0].kind == "gemm":
+            if min(v for k, v in calls[0].shape if k in ("m", "n")) == 1:  # a vector gains nothing by it
+                return calls
             return (
                 replace(
                     calls[0],
