@@ -18,6 +18,7 @@ from ridgeline.cost.schedule import Segment, wall_s
 from ridgeline.cost.work import Site, Work, site_of, work_of
 from ridgeline.errors import CostError, nearest
 from ridgeline.graph import Block, Graph, Node, root_of
+from ridgeline.graph.expand import Flat
 from ridgeline.hardware import Device
 
 EXECUTIONS = ("eager", "compiled", "cudagraph")
@@ -48,6 +49,7 @@ class Line:
     block: int = 0  # lines of one block repeat together; 0 is outside blocks
     unmade: frozenset[int] = frozenset()  # values a fused kernel keeps to itself
     kept: Mapping[int, int] = field(default_factory=dict)  # bytes kept in place of a value's own
+    held: Mapping[Flat, int] = field(default_factory=dict)  # storages a fused kernel reads, and until which flat node
 
     def row(self) -> Row:
         node, times = self.node, self.times

@@ -59,6 +59,7 @@ class Group:
     escaping: set[Flat] = field(default_factory=set)
     reduced: int = 0  # longest row that is reduced
     order: int = 0
+    last: int = 0  # place in the flat schedule of the last op
 
 
 def compiled_segments(graph: Graph, eager: list[Segment], pricer: Pricer, coef: Coef, *, fuse: bool) -> list[Segment]:
@@ -86,7 +87,7 @@ class Fuser:
         self.walk = Walk(graph, pricer, coef)
         self.level: dict[Flat, int] = {}
         self.producer: dict[Flat, Group] = {}
-        self.readers: dict[Flat, set[tuple[Phase, bool]]] = {}  # who reads a storage: phase, and whether a library
+        self.readers: dict[Flat, list[tuple[Phase, Group | None]]] = {}  # phase, and the kernel if it is generated
         self.products: dict[Flat, int] = {}  # matrix products that read a storage
         self.done: list[tuple[int, int, Group | LibraryCall]] = []  # (sequence, body, what runs)
         self.sequence = 0
@@ -122,7 +123,7 @@ class Fuser:
         level = max((self.level.get(i, 0) for i in flat.inputs), default=0)
         for i in flat.inputs:
             self._read_outside(i, None)
-            self.readers.setdefault(i, set()).add((flat.node.phase, True))
+            self.readers.setdefault(i, []).append((flat.node.phase, None))
             self.products[i] = self.products.get(i, 0) + (flat.node.op == "matmul")
         for out in flat.outputs:
             self.level[out] = level + 1
@@ -142,13 +143,14 @@ class Fuser:
             self.done.append((self.sequence, flat.body, group))
         group.members.append(flat)
         group.sites.append(site)
+        group.last = self.sequence - 1
         if site.op in REDUCING:
             group.reduced = max(group.reduced, _row(site))
         sizes = site.in_bytes if site.op not in ("embedding", "gather") else (site.written_bytes, *site.in_bytes[1:])
         for i, size in zip(flat.inputs, sizes, strict=False):
             if self.producer.get(i) is not group:
                 group.reads[i] = max(group.reads.get(i, 0.0), size)
-                self.readers.setdefault(i, set()).add((flat.node.phase, False))
+                self.readers.setdefault(i, []).append((flat.node.phase, group))
             self._read_outside(i, group)
         for out, t in zip(flat.outputs, site.outs, strict=True):
             self.level[out] = level
@@ -201,6 +203,7 @@ class Fuser:
             spent = host.host_s(flat.node, self.coef, training=True)
         line = priced(self.pricer, flat.node, flat.times, work, calls, warm, spent)
         line.unmade = frozenset(flat.node.outputs[1:]) if unasked else frozenset()  # positions of maxima
+        line.kept = self._small_positions(flat, site)
         return line
 
     def _group_line(self, group: Group) -> Line | None:
@@ -241,6 +244,7 @@ class Fuser:
         line.members = tuple(m.node for m in group.members)
         line.unmade = frozenset(s[0] for s in group.writes.keys() - group.escaping)
         line.kept = {**self._recomputed(group), **self._padded(group)}
+        line.held = dict.fromkeys(group.reads, group.last)
         return line
 
     def _recomputed(self, group: Group) -> dict[int, int]:
@@ -251,21 +255,34 @@ class Fuser:
         """
         if group.members[0].node.phase is not Phase.FORWARD or self.graph.mode != "train":
             return {}
-        made = {s: m.node.op for m in group.members for s in m.outputs}
-        saved = [s for s in group.writes if made[s] in RECOMPUTED and self._only_backward(s)]
+        cheap = {s for m in group.members for s in _cheap(m)}
+        saved = [s for s in group.writes if s in cheap and self._made_again(s, group)]
         needed = sum(b for s, b in group.reads.items() if not self._lives_on(s))
         if not saved or needed >= sum(group.writes[s] for s in saved):
             return {}
         return {s[0]: int(needed) if s is saved[0] else 0 for s in saved}
 
-    def _only_backward(self, storage: Flat) -> bool:
-        readers = self.readers.get(storage, set())
-        return bool(readers) and readers <= {(Phase.BACKWARD, False)} and storage[0] not in self.graph.outputs
+    def _made_again(self, storage: Flat, group: Group) -> bool:
+        """Read in the backward pass by generated kernels; in the forward pass by none that would not be one with ours."""
+        readers = self.readers.get(storage, [])
+        if storage[0] in self.graph.outputs or not any(phase is Phase.BACKWARD for phase, _ in readers):
+            return False
+        return all(
+            kernel is not None
+            and (phase is Phase.BACKWARD or (kernel.level, kernel.domain) == (group.level, group.domain))
+            for phase, kernel in readers
+        )
 
     def _lives_on(self, storage: Flat) -> bool:
         """Whether a storage is there in the backward pass anyway."""
         resident = self.graph.values[storage[0]].kind in RESIDENT
         return resident or any(phase is Phase.BACKWARD for phase, _ in self.readers.get(storage, ()))
+
+    def _small_positions(self, flat: FlatNode, site: Site) -> dict[int, int]:
+        """Positions of maxima are kept as offsets within their window, a byte each."""
+        if flat.node.op != "pool" or self.graph.mode != "train" or len(flat.outputs) < 2:
+            return {}
+        return {flat.outputs[1][0]: site.outs[1].numel}
 
     def _padded(self, group: Group) -> dict[int, int]:
         """A generated kernel writes an odd operand once for every product, padded."""
@@ -284,6 +301,13 @@ class Fuser:
         read = [(hash(s), b) for s, b in zip(flat.inputs, site.in_bytes, strict=True)]
         made = [(hash(s), float(t.num_bytes)) for s, t in zip(flat.outputs, site.outs, strict=True)]
         self.cache.touch([*read, *made])
+
+
+def _cheap(flat: FlatNode) -> tuple[Flat, ...]:
+    """Outputs that are quickly made again: all of a pointwise op, of a norm what its saved statistics give."""
+    if flat.node.op in RECOMPUTED:
+        return flat.outputs
+    return flat.outputs[:1] if flat.node.op == "norm" else ()
 
 
 def _row(site: Site) -> int:

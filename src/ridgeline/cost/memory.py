@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ridgeline.graph import RESIDENT, FlatNode, Graph, expand, slot_times
+from ridgeline.graph import RESIDENT, FlatNode, Graph, Phase, expand, slot_times
 from ridgeline.graph.expand import Flat
 
 GRANULE = 512  # PyTorch's caching allocator rounds every block up to this
@@ -25,6 +25,7 @@ class Memory:
     timeline: tuple[tuple[int, int], ...]  # (flat node index, live bytes after its allocations), repeats not unrolled
 
 
+NEVER = -1
 NOTHING: Mapping[int, int] = MappingProxyType({})
 OVERWRITING = frozenset({"pointwise", "copy", "norm", "softmax", "quantize"})
 
@@ -37,31 +38,50 @@ def memory_of(
     graph: Graph,
     unmade: frozenset[int] = frozenset(),
     kept: Mapping[int, int] = NOTHING,
-    *,
-    reuse: bool = False,
+    held: Mapping[Flat, int] | None = None,
 ) -> Memory:
     """Live bytes at every node; a repeated block grows or shrinks by the same amount each time, so its ends suffice.
 
     ``unmade`` values never exist in memory: fused kernels keep them in registers. ``kept`` values stand for so many
-    bytes instead of their own. With ``reuse`` values die after their last use and a memory-bound op writes over an
-    input that dies with it, as in compiled code; else they live as long as the program holds on to them.
+    bytes instead of their own. With ``held`` (storages that fused kernels read, and until which flat node) values die
+    after their last use and a memory-bound op writes over an input that dies with it, as in compiled code; without,
+    they live as long as the program holds on to them.
     """
-    walk = _Walk(graph, unmade, kept, reuse)
-    for index, flat in enumerate(expand(graph)):
+    schedule = list(expand(graph)) if held is None else _compiled_order(list(expand(graph)))
+    walk = _Walk(graph, unmade, kept, None if held is None else _last_uses(graph, schedule, held))
+    for index, flat in enumerate(schedule):
         walk.step(index, flat)
     return walk.result()
 
 
-def _last_uses(graph: Graph) -> dict[int, list[Flat]]:
-    """Storages by the flat node after which nobody needs them."""
+def _compiled_order(schedule: list[FlatNode]) -> list[FlatNode]:
+    """Compiled backward passes multiply for a weight's gradient before the input's, which frees what was saved for it.
+
+    Autograd does it the other way round; views in between are no work.
+    """
+    found = list(schedule)
+    for at, flat in enumerate(schedule):
+        if flat.node.op != "matmul" or flat.node.phase is not Phase.BACKWARD:
+            continue
+        after = next((j for j in range(at + 1, len(schedule)) if schedule[j].node.op != "view"), at)
+        other = schedule[after]
+        pair = other.node.op == "matmul" and other.body == flat.body and found[at] is flat
+        if pair and set(flat.inputs) & set(other.inputs) and not set(flat.outputs) & set(other.inputs):
+            found[at], found[after] = other, flat
+    return found
+
+
+def _last_uses(graph: Graph, schedule: list[FlatNode], held: Mapping[Flat, int]) -> dict[int, list[Flat]]:
+    """Storages by the flat node after which nobody needs them; the optimizer, never compiled along, keeps its own."""
     last: dict[Flat, int] = {}
-    for index, flat in enumerate(expand(graph)):
+    for index, flat in enumerate(schedule):
         for storage in (*flat.inputs, *flat.outputs):
-            last[storage] = index
+            last[storage] = index if flat.node.phase is not Phase.OPTIMIZER else NEVER
     kept = {_owner(graph, value) for value in graph.outputs}
     dead: dict[int, list[Flat]] = {}
-    for storage, index in last.items():
-        if graph.values[storage[0]].kind not in RESIDENT and storage[0] not in kept:
+    for storage, used in last.items():
+        index = used if used == NEVER else max(used, held.get(storage, 0))
+        if index != NEVER and graph.values[storage[0]].kind not in RESIDENT and storage[0] not in kept:
             dead.setdefault(index, []).append(storage)
     return dead
 
@@ -75,9 +95,10 @@ def _owner(graph: Graph, value: int) -> int:
 class _Walk:
     """Replays allocations and frees in schedule order."""
 
-    def __init__(self, graph: Graph, unmade: frozenset[int], kept: Mapping[int, int], reuse: bool) -> None:
-        self.reuse, self.kept = reuse, kept
-        self.dead = _last_uses(graph) if reuse else {}
+    def __init__(
+        self, graph: Graph, unmade: frozenset[int], kept: Mapping[int, int], dead: Mapping[int, list[Flat]] | None
+    ) -> None:
+        self.kept, self.dead = kept, dead
         self.values, self.workspace, self.unmade = graph.values, workspace_bytes(graph), unmade
         self.live: dict[Flat, int] = {}
         self.gone: set[Flat] = set()
@@ -96,8 +117,8 @@ class _Walk:
         if flat.body != self.body:
             self._close_body()
             self.body, self.times, self.before, self.highest = flat.body, flat.times, dict(self.kinds), (0, index, {})
-        over = self.reuse and flat.node.op in OVERWRITING
-        frees = (*flat.frees, *self.dead.get(index, ())) if self.reuse else flat.frees
+        over = self.dead is not None and flat.node.op in OVERWRITING and not self._grows(flat)
+        frees = self._frees(index, flat)
         for gone in frees if over else ():
             self._release(gone)
         for out in flat.outputs:
@@ -109,6 +130,19 @@ class _Walk:
             self.peak, self.peak_at, self.peak_kinds = self.current, index, dict(self.kinds)
         for gone in () if over else frees:
             self._release(gone)
+
+    def _grows(self, flat: FlatNode) -> bool:
+        """Whether copies of an output are made, which cannot all be written over an input."""
+        return any(self.kept.get(out[0], 0) > self.values[out[0]].num_bytes for out in flat.outputs)
+
+    def _frees(self, index: int, flat: FlatNode) -> tuple[Flat, ...]:
+        """What goes after a node: as the program lets go of it, or in compiled code after its last use.
+
+        The caller holds on to what a compiled graph was given, a cache that it replaces too, until it returns.
+        """
+        if self.dead is None or flat.node.phase is Phase.OPTIMIZER:
+            return flat.frees
+        return tuple(self.dead.get(index, ()))
 
     def _close_body(self) -> None:
         """A middle iteration stands for many, each of which changes what is live by the same amount."""

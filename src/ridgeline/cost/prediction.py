@@ -94,7 +94,11 @@ class Prediction:
         """Live bytes over the schedule, worked out when first asked for."""
         if self.execution != "compiled":
             return memory_of(self.graph)
-        return memory_of(self.graph, self.unmade, self.kept, reuse=True)
+        held: dict[tuple[int, int], int] = {}
+        for line in self.lines:
+            for storage, until in line.held.items():
+                held[storage] = max(until, held.get(storage, 0))
+        return memory_of(self.graph, self.unmade, self.kept, held)
 
     @cached_property
     def kept(self) -> dict[int, int]:
