@@ -115,8 +115,8 @@ STAGES: list[tuple[str, Callable[[Point], bool], int]] = [
     ("simt_grad_frac simt_grad_channels simt_grad_step_cycles simt_atomic_frac simt_atomic_taps winograd_gain",
      lambda p: _dense(p, "bwd", False), 400),
     ("stencil_last_cycles stencil_last_tap_cycles stencil_last_grad_cycles stencil_last_grad_tap_cycles "
-     "stencil_last_weight_cycles stencil_last_weight_tap_cycles stencil_last_large stencil_last_first_cycles stencil_last_latency_cycles "
-     "stencil_last_stride",
+     "stencil_last_weight_cycles stencil_last_weight_tap_cycles stencil_last_large stencil_last_first_cycles "
+     "stencil_last_latency_cycles stencil_last_stride",
      lambda p: p.sort == "depthwise" and _sixteen(p) and p.layout == "nhwc", 500),
     ("stencil_last_wide_cycles stencil_last_wide_tap_cycles stencil_last_wide_grad_cycles "
      "stencil_last_wide_grad_tap_cycles stencil_last_reduce_cycles stencil_direct_tap_cycles",

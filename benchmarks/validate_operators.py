@@ -166,6 +166,5 @@ def main() -> None:
         update_calibration(options.device, intervals=widths, families=fitted_families(found))
 
 
-
 if __name__ == "__main__":
     main()

@@ -50,6 +50,7 @@ class Line:
     unmade: frozenset[int] = frozenset()  # values a fused kernel keeps to itself
     kept: Mapping[int, int] = field(default_factory=dict)  # bytes kept in place of a value's own
     held: Mapping[Flat, int] = field(default_factory=dict)  # storages a fused kernel reads, and until which flat node
+    made: Mapping[Flat, int] = field(default_factory=dict)  # storages it writes, and at which flat node
 
     def row(self) -> Row:
         node, times = self.node, self.times

@@ -59,7 +59,9 @@ class Group:
     escaping: set[Flat] = field(default_factory=set)
     reduced: int = 0  # longest row that is reduced
     order: int = 0
-    last: int = 0  # place in the flat schedule of the last op
+    last: dict[int, int] = field(default_factory=dict)  # place in the flat schedule of the last op, by body
+    read_in: dict[Flat, int] = field(default_factory=dict)  # the body in which a storage is read
+    made_in: dict[Flat, int] = field(default_factory=dict)  # the body in which a storage is written
 
 
 def compiled_segments(graph: Graph, eager: list[Segment], pricer: Pricer, coef: Coef, *, fuse: bool) -> list[Segment]:
@@ -143,19 +145,21 @@ class Fuser:
             self.done.append((self.sequence, flat.body, group))
         group.members.append(flat)
         group.sites.append(site)
-        group.last = self.sequence - 1
+        group.last[flat.body] = self.sequence - 1
         if site.op in REDUCING:
             group.reduced = max(group.reduced, _row(site))
         sizes = site.in_bytes if site.op not in ("embedding", "gather") else (site.written_bytes, *site.in_bytes[1:])
         for i, size in zip(flat.inputs, sizes, strict=False):
             if self.producer.get(i) is not group:
                 group.reads[i] = max(group.reads.get(i, 0.0), size)
+                group.read_in[i] = flat.body
                 self.readers.setdefault(i, []).append((flat.node.phase, group))
             self._read_outside(i, group)
         for out, t in zip(flat.outputs, site.outs, strict=True):
             self.level[out] = level
             self.producer[out] = group
             group.writes[out] = float(t.num_bytes)
+            group.made_in[out] = flat.body
             if self.graph.values[out[0]].kind in RESIDENT or out[0] in self.graph.outputs:
                 group.escaping.add(out)
 
@@ -244,7 +248,8 @@ class Fuser:
         line.members = tuple(m.node for m in group.members)
         line.unmade = frozenset(s[0] for s in group.writes.keys() - group.escaping)
         line.kept = {**self._recomputed(group), **self._padded(group)}
-        line.held = dict.fromkeys(group.reads, group.last)
+        line.held = {storage: group.last[body] for storage, body in group.read_in.items()}
+        line.made = {storage: group.last[body] for storage, body in group.made_in.items()}
         return line
 
     def _recomputed(self, group: Group) -> dict[int, int]:
@@ -263,7 +268,7 @@ class Fuser:
         return {s[0]: int(needed) if s is saved[0] else 0 for s in saved}
 
     def _made_again(self, storage: Flat, group: Group) -> bool:
-        """Read in the backward pass by generated kernels; in the forward pass by none that would not be one with ours."""
+        """Read in the backward pass by generated kernels; in the forward pass by none that is not one with ours."""
         readers = self.readers.get(storage, [])
         if storage[0] in self.graph.outputs or not any(phase is Phase.BACKWARD for phase, _ in readers):
             return False

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from ridgeline.graph import RESIDENT, FlatNode, Graph, Phase, expand, slot_times
 from ridgeline.graph.expand import Flat
@@ -26,7 +25,6 @@ class Memory:
 
 
 NEVER = -1
-NOTHING: Mapping[int, int] = MappingProxyType({})
 OVERWRITING = frozenset({"pointwise", "copy", "norm", "softmax", "quantize"})
 
 
@@ -34,21 +32,24 @@ def rounded(num_bytes: int) -> int:
     return -(-num_bytes // GRANULE) * GRANULE
 
 
-def memory_of(
-    graph: Graph,
-    unmade: frozenset[int] = frozenset(),
-    kept: Mapping[int, int] = NOTHING,
-    held: Mapping[Flat, int] | None = None,
-) -> Memory:
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """What generated kernels change: which values they never write, and when the others come and go."""
+
+    unmade: frozenset[int] = frozenset()  # values kept in registers
+    kept: Mapping[int, int] = field(default_factory=dict)  # values that stand for so many bytes instead of their own
+    held: Mapping[Flat, int] = field(default_factory=dict)  # storages a kernel reads, the flat node with which it ends
+    made: Mapping[Flat, int] = field(default_factory=dict)  # storages a kernel writes, the flat node with which it ends
+
+
+def memory_of(graph: Graph, fused: Fused | None = None) -> Memory:
     """Live bytes at every node; a repeated block grows or shrinks by the same amount each time, so its ends suffice.
 
-    ``unmade`` values never exist in memory: fused kernels keep them in registers. ``kept`` values stand for so many
-    bytes instead of their own. With ``held`` (storages that fused kernels read, and until which flat node) values die
-    after their last use and a memory-bound op writes over an input that dies with it, as in compiled code; without,
-    they live as long as the program holds on to them.
+    Eager values live as long as the program holds on to them. In compiled code (``fused``) they die after their last
+    use, and a memory-bound op writes over an input that dies with it.
     """
-    schedule = list(expand(graph)) if held is None else _compiled_order(list(expand(graph)))
-    walk = _Walk(graph, unmade, kept, None if held is None else _last_uses(graph, schedule, held))
+    schedule = list(expand(graph)) if fused is None else _compiled_order(list(expand(graph)))
+    walk = _Walk(graph, fused, schedule)
     for index, flat in enumerate(schedule):
         walk.step(index, flat)
     return walk.result()
@@ -71,7 +72,7 @@ def _compiled_order(schedule: list[FlatNode]) -> list[FlatNode]:
     return found
 
 
-def _last_uses(graph: Graph, schedule: list[FlatNode], held: Mapping[Flat, int]) -> dict[int, list[Flat]]:
+def _last_uses(graph: Graph, schedule: list[FlatNode], fused: Fused) -> dict[int, list[Flat]]:
     """Storages by the flat node after which nobody needs them; the optimizer, never compiled along, keeps its own."""
     last: dict[Flat, int] = {}
     for index, flat in enumerate(schedule):
@@ -80,7 +81,7 @@ def _last_uses(graph: Graph, schedule: list[FlatNode], held: Mapping[Flat, int])
     kept = {_owner(graph, value) for value in graph.outputs}
     dead: dict[int, list[Flat]] = {}
     for storage, used in last.items():
-        index = used if used == NEVER else max(used, held.get(storage, 0))
+        index = used if used == NEVER else max(used, fused.held.get(storage, 0), fused.made.get(storage, 0))
         if index != NEVER and graph.values[storage[0]].kind not in RESIDENT and storage[0] not in kept:
             dead.setdefault(index, []).append(storage)
     return dead
@@ -95,11 +96,12 @@ def _owner(graph: Graph, value: int) -> int:
 class _Walk:
     """Replays allocations and frees in schedule order."""
 
-    def __init__(
-        self, graph: Graph, unmade: frozenset[int], kept: Mapping[int, int], dead: Mapping[int, list[Flat]] | None
-    ) -> None:
-        self.kept, self.dead = kept, dead
-        self.values, self.workspace, self.unmade = graph.values, workspace_bytes(graph), unmade
+    def __init__(self, graph: Graph, fused: Fused | None, schedule: list[FlatNode]) -> None:
+        self.dead = None if fused is None else _last_uses(graph, schedule, fused)
+        self.values, self.workspace, self.fused = graph.values, workspace_bytes(graph), fused or Fused()
+        self.late: dict[int, list[Flat]] = {}  # outputs that appear when their kernel runs, after their own node
+        for storage, index in self.fused.made.items():
+            self.late.setdefault(index, []).append(storage)
         self.live: dict[Flat, int] = {}
         self.gone: set[Flat] = set()
         self.kinds: dict[str, int] = {}
@@ -117,11 +119,12 @@ class _Walk:
         if flat.body != self.body:
             self._close_body()
             self.body, self.times, self.before, self.highest = flat.body, flat.times, dict(self.kinds), (0, index, {})
-        over = self.dead is not None and flat.node.op in OVERWRITING and not self._grows(flat)
+        outputs = (*(o for o in flat.outputs if o not in self.fused.made), *self.late.get(index, ()))
+        over = self.dead is not None and flat.node.op in OVERWRITING and not self._grows(outputs)
         frees = self._frees(index, flat)
         for gone in frees if over else ():
             self._release(gone)
-        for out in flat.outputs:
+        for out in outputs:
             self._allocate(out)
         self.timeline.append((index, self.current))
         if self.current > self.highest[0]:
@@ -131,9 +134,9 @@ class _Walk:
         for gone in () if over else frees:
             self._release(gone)
 
-    def _grows(self, flat: FlatNode) -> bool:
+    def _grows(self, outputs: tuple[Flat, ...]) -> bool:
         """Whether copies of an output are made, which cannot all be written over an input."""
-        return any(self.kept.get(out[0], 0) > self.values[out[0]].num_bytes for out in flat.outputs)
+        return any(self.fused.kept.get(out[0], 0) > self.values[out[0]].num_bytes for out in outputs)
 
     def _frees(self, index: int, flat: FlatNode) -> tuple[Flat, ...]:
         """What goes after a node: as the program lets go of it, or in compiled code after its last use.
@@ -160,9 +163,9 @@ class _Walk:
 
     def _allocate(self, flat: Flat) -> None:
         value = self.values[flat[0]]
-        if flat in self.live or value.kind in RESIDENT or value.alias is not None or flat[0] in self.unmade:
+        if flat in self.live or value.kind in RESIDENT or value.alias is not None or flat[0] in self.fused.unmade:
             return
-        self.live[flat] = size = rounded(self.kept.get(flat[0], value.num_bytes))
+        self.live[flat] = size = rounded(self.fused.kept.get(flat[0], value.num_bytes))
         self.current += size
         self.kinds[value.kind] = self.kinds.get(value.kind, 0) + size
 

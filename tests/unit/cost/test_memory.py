@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cost.memory import GRANULE, WORKSPACE_BYTES, Memory, memory_of, rounded, workspace_bytes
+from ridgeline.cost.memory import GRANULE, WORKSPACE_BYTES, Fused, Memory, memory_of, rounded, workspace_bytes
 from ridgeline.graph import Builder, Graph, Kind, tensor, with_frees
 from ridgeline.graph.backward import differentiate
 from ridgeline.journeys import predict
@@ -102,7 +102,7 @@ def test_what_a_fused_kernel_keeps_to_itself_is_never_made() -> None:
     (out,) = b.node("pointwise", [inner], [T], fn="relu")
     graph = b.finish([out])
     assert memory_of(graph).peak_bytes == 3 * SIZE
-    assert memory_of(graph, frozenset({inner})).peak_bytes == 2 * SIZE
+    assert memory_of(graph, Fused(frozenset({inner}))).peak_bytes == 2 * SIZE
 
 
 # Blocks.
