@@ -885,18 +885,18 @@ def _narrow_groups(site: Site, conv: Conv) -> Cost:
 
 
 def _wide_type_groups(site: Site, conv: Conv) -> Cost:
-    """Single precision: pointwise groups in great number directly, the others one after another."""
+    """Single precision: pointwise groups in great number directly, others one after another where that is faster."""
     wide, tall = conv.c // conv.groups, conv.o // conv.groups
     if conv.taps == 1 and conv.groups >= 32:
         return _direct_groups(site, conv)
     if not conv.channels_last:
-        return _vector_groups(site, conv)
+        return min(_vector_groups(site, conv), _direct_groups(site, conv))
     if conv.taps > 1 and wide >= 16 and (max(wide, tall) >= 24 or conv.side >= _WIDE_SIDE):
         one = _one_group(conv)
         inner = _simt_s(site, conv.n * conv.out_px, tall, wide * conv.taps), 1
         each = _sum(_x(site, one), _w(site, one), inner, _y(site, one, fresh=True))
         return conv.groups * each[0], conv.groups * each[1]
-    return _engine_groups(site, conv)
+    return min(_engine_groups(site, conv), _direct_groups(site, conv))
 
 
 def _grouped_grad(site: Site, conv: Conv, rows: int) -> Cost:
@@ -909,7 +909,7 @@ def _grouped_grad(site: Site, conv: Conv, rows: int) -> Cost:
         return conv.groups * site.cycles_s(each), 4 * conv.groups
     apart = wide >= 64 and conv.groups >= 32 and rows < 2 * _FEW_ROWS
     if apart or (conv.groups == 2 and wide < 64) or (wide <= 2 < tall and conv.groups >= 8 and not conv.channels_last):
-        return _looped_groups(site, conv, rows)
+        return min(_looped_groups(site, conv, rows), _packed_groups(site, conv, rows))
     return _packed_groups(site, conv, rows)
 
 

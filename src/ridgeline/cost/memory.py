@@ -75,14 +75,17 @@ def _compiled_order(schedule: list[FlatNode]) -> list[FlatNode]:
 def _last_uses(graph: Graph, schedule: list[FlatNode], fused: Fused) -> dict[int, list[Flat]]:
     """Storages by the flat node after which nobody needs them; the optimizer, never compiled along, keeps its own."""
     last: dict[Flat, int] = {}
+    written: dict[int, Flat] = {}  # of a value that every iteration of a block makes, the latest
     for index, flat in enumerate(schedule):
         for storage in (*flat.inputs, *flat.outputs):
             last[storage] = index if flat.node.phase is not Phase.OPTIMIZER else NEVER
-    kept = {_owner(graph, value) for value in graph.outputs}
+        written.update((storage[0], storage) for storage in flat.outputs)
+    outputs = {_owner(graph, value) for value in graph.outputs}
+    kept = {s for s in last if s[0] in outputs and (graph.values[s[0]].count > 1 or written.get(s[0], s) == s)}
     dead: dict[int, list[Flat]] = {}
     for storage, used in last.items():
         index = used if used == NEVER else max(used, fused.held.get(storage, 0), fused.made.get(storage, 0))
-        if index != NEVER and graph.values[storage[0]].kind not in RESIDENT and storage[0] not in kept:
+        if index != NEVER and graph.values[storage[0]].kind not in RESIDENT and storage not in kept:
             dead.setdefault(index, []).append(storage)
     return dead
 
