@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ridgeline.graph import RESIDENT, FlatNode, Graph, Phase, expand, slot_times
@@ -96,6 +96,52 @@ def _owner(graph: Graph, value: int) -> int:
     return value
 
 
+UNPOOLED = frozenset({"attention", "conv"})
+"""Ops of libraries that allocate their results themselves."""
+
+
+class _Pool:
+    """Which buffers compiled code hands on: one that dies is not freed if a later one of its size can take it over."""
+
+    def __init__(self, graph: Graph, fused: Fused) -> None:
+        self.graph, self.fused = graph, fused
+        self.free: dict[tuple[int, str], list[Flat]] = {}
+        self.handed: set[Flat] = set()  # dead buffers that live on as another
+        self.taken: set[Flat] = set()  # the others
+        self.there: set[Flat] = set()
+        self.phase = Phase.FORWARD
+
+    def _key(self, storage: Flat) -> tuple[int, str] | None:
+        value = self.graph.values[storage[0]]
+        plain = value.kind not in RESIDENT and value.alias is None and value.count == 1
+        if not plain or storage[0] in self.fused.unmade or storage[0] in self.fused.kept:
+            return None
+        return rounded(value.num_bytes), value.type.dtype.name
+
+    def enter(self, phase: Phase) -> None:
+        """Forward and backward are two programs: nothing is handed from one to the other."""
+        if phase is not self.phase:
+            self.phase = phase
+            self.free.clear()
+
+    def drop(self, storages: Iterable[Flat]) -> None:
+        for storage in storages:
+            key = self._key(storage)
+            if key is not None and storage in self.there:
+                self.there.remove(storage)
+                self.free.setdefault(key, []).append(storage)
+
+    def take(self, storages: Iterable[Flat], op: str) -> None:
+        for storage in storages:
+            key = self._key(storage)
+            if key is None or storage in self.there:
+                continue
+            self.there.add(storage)
+            if op not in UNPOOLED and self.free.get(key):
+                self.handed.add(self.free[key].pop())
+                self.taken.add(storage)
+
+
 class _Walk:
     """Replays allocations and frees in schedule order."""
 
@@ -105,6 +151,9 @@ class _Walk:
         self.late: dict[int, list[Flat]] = {}  # outputs that appear when their kernel runs, after their own node
         for storage, index in self.fused.made.items():
             self.late.setdefault(index, []).append(storage)
+        self.pool = _Pool(graph, self.fused)
+        for index, flat in enumerate(schedule if fused is not None else ()):
+            self._plan(index, flat)
         self.live: dict[Flat, int] = {}
         self.gone: set[Flat] = set()
         self.kinds: dict[str, int] = {}
@@ -118,11 +167,26 @@ class _Walk:
         self.before: dict[str, int] = {}  # live bytes by kind when the body began
         self.highest: tuple[int, int, dict[str, int]] = (0, 0, {})
 
+    def _plan(self, index: int, flat: FlatNode) -> None:
+        """One node of the pass that decides which buffers are handed on."""
+        outputs, frees = self._outputs(index, flat), self._frees(index, flat)
+        over = flat.node.op in OVERWRITING and not self._grows(outputs)
+        self.pool.enter(flat.node.phase)
+        if over:
+            self.pool.drop(frees)
+        self.pool.take(outputs, flat.node.op)
+        if not over:
+            self.pool.drop(frees)
+
+    def _outputs(self, index: int, flat: FlatNode) -> tuple[Flat, ...]:
+        """What appears at a node: its own outputs, or those of the generated kernel that ends with it."""
+        return (*(o for o in flat.outputs if o not in self.fused.made), *self.late.get(index, ()))
+
     def step(self, index: int, flat: FlatNode) -> None:
         if flat.body != self.body:
             self._close_body()
             self.body, self.times, self.before, self.highest = flat.body, flat.times, dict(self.kinds), (0, index, {})
-        outputs = (*(o for o in flat.outputs if o not in self.fused.made), *self.late.get(index, ()))
+        outputs = self._outputs(index, flat)
         over = self.dead is not None and flat.node.op in OVERWRITING and not self._grows(outputs)
         frees = self._frees(index, flat)
         for gone in frees if over else ():
@@ -169,12 +233,16 @@ class _Walk:
         if flat in self.live or value.kind in RESIDENT or value.alias is not None or flat[0] in self.fused.unmade:
             return
         self.live[flat] = size = rounded(self.fused.kept.get(flat[0], value.num_bytes))
+        if flat in self.pool.taken:
+            return
         self.current += size
         self.kinds[value.kind] = self.kinds.get(value.kind, 0) + size
 
     def _release(self, flat: Flat) -> None:
         value = self.values[flat[0]]
         size = self.live.pop(flat, 0)
+        if flat in self.pool.handed:
+            return
         if value.kind in RESIDENT and value.alias is None and flat not in self.gone:  # a cache the step replaces
             self.gone.add(flat)
             size = rounded(value.num_bytes)
