@@ -31,7 +31,7 @@ H200 = Chip(
     tensor_flops_per_s={"tf32": 494.7e12, "fp16": 989.4e12, "bf16": 989.4e12}, tdp_w=700.0, idle_w=75.0,
 )  # fmt: skip
 RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings" / "h200"
-EVENT_S, GAP_S = 3e-6, 1e-6  # what event timing adds to the kernels, once and per further kernel
+EVENT_S, GAP_S = 3e-6, 1.5e-6  # what event timing adds to the kernels, once and per further kernel
 CAP = 1.5  # log error beyond which a point no longer pulls: the library fell back to a kernel nobody would choose
 REACH = 0.7  # a fit moves no coefficient further than this, in logarithms, from where it started
 SEED = 7  # of the split into halves
@@ -100,30 +100,38 @@ def _dense(p: Point, phase: str, sixteen: bool) -> bool:
 
 STAGES: list[tuple[str, Callable[[Point], bool], int]] = [
     ("tma_start_cycles tma_fill_cycles tma_frac tma_bytes_per_cycle tma_ragged tma_tile_cycles copy_start_cycles "
-     "copy_frac copy_bytes_per_cycle copy_tile_cycles loop_l2_frac loop_dram_frac ramp_cycles segment_cycles",
-     lambda p: _dense(p, "fwd", True) and not p.pointwise and p.shape["c"] % 8 == 0, 1200),
-    ("gemm_start_cycles gemm_frac gemm_bytes_per_cycle gemm_half_aligned gemm_unaligned gemm_dram_frac gemm_odd",
-     lambda p: _dense(p, "fwd", True) and p.pointwise, 250),
+     "copy_frac copy_bytes_per_cycle copy_step_cycles copy_tile_cycles loop_l2_frac loop_dram_frac ramp_cycles "
+     "segment_cycles pad_cycles filter_start_cycles filter_cycles",
+     lambda p: _dense(p, "fwd", True) and not p.pointwise and p.shape["c"] > 4, 900),
+    ("gemm_start_cycles gemm_frac gemm_bytes_per_cycle gemm_half_aligned gemm_unaligned gemm_dram_frac gemm_odd "
+     "gemm_odd_frac simt_image_frac",
+     lambda p: _dense(p, "fwd", True) and (p.pointwise or p.shape["c"] <= 4), 350),
     ("strided_grad small_grad weight_grad weight_segment_cycles weight_segment_loop",
      lambda p: _dense(p, "bwd", True) and not p.pointwise, 250),
-    ("gemm_reduce_cycles gemm_split_depth gemm_odd_step_cycles",
-     lambda p: _dense(p, "bwd", True) and p.pointwise, 150),
-    ("simt_start_cycles simt_wide_frac simt_narrow_frac simt_step_cycles simt_store_cycles",
-     lambda p: _dense(p, "fwd", False), 300),
-    ("simt_grad_frac simt_grad_channels simt_grad_step_cycles simt_atomic_frac simt_atomic_taps",
+    ("gemm_reduce_cycles gemm_split_depth",
+     lambda p: _dense(p, "bwd", True) and p.pointwise, 100),
+    ("simt_start_cycles simt_wide_frac simt_narrow_frac simt_step_cycles simt_store_cycles fourier_gain",
+     lambda p: _dense(p, "fwd", False), 350),
+    ("simt_grad_frac simt_grad_channels simt_grad_step_cycles simt_atomic_frac simt_atomic_taps winograd_gain",
      lambda p: _dense(p, "bwd", False), 400),
     ("stencil_last_cycles stencil_last_tap_cycles stencil_last_grad_cycles stencil_last_grad_tap_cycles "
-     "stencil_last_weight_cycles stencil_last_weight_tap_cycles stencil_last_large stencil_last_latency_cycles",
+     "stencil_last_weight_cycles stencil_last_weight_tap_cycles stencil_last_large stencil_last_first_cycles "
+     "stencil_last_latency_cycles stencil_last_stride",
      lambda p: p.sort == "depthwise" and _sixteen(p) and p.layout == "nhwc", 500),
-    ("stencil_weight_step_cycles stencil_weight_latency_cycles",
-     lambda p: p.sort == "depthwise" and p.call.phase == "bwd" and p.layout == "nchw", 100),
+    ("stencil_last_wide_cycles stencil_last_wide_tap_cycles stencil_last_wide_grad_cycles "
+     "stencil_last_wide_grad_tap_cycles stencil_last_reduce_cycles stencil_direct_tap_cycles",
+     lambda p: p.sort == "depthwise" and not _sixteen(p) and p.layout == "nhwc", 250),
+    ("stencil_weight_step_cycles stencil_weight_latency_cycles stencil_tiled_grad_cycles stencil_tiled_grad_tap_cycles "
+     "stencil_tiled_weight_cycles stencil_tiled_weight_tap_cycles",
+     lambda p: p.sort == "depthwise" and p.call.phase == "bwd" and p.layout == "nchw", 200),
     ("generic_tile_cycles generic_start_cycles group_start_cycles group_matrix_cycles group_row_cycles "
-     "group_direct_frac",
-     lambda p: p.sort == "grouped", 200),
+     "group_direct_frac group_direct_first_frac group_vector_start_cycles group_vector_frac group_depth_cycles "
+     "group_engine_depth_cycles group_engine_row_cycles group_grad_cycles group_transpose_bytes_per_s",
+     lambda p: p.sort == "grouped", 350),
 ]  # fmt: skip
 """Coefficients fitted together, the points that decide them, and how many evaluations to spend.
 
-Sums of kernels cannot tell the gains of Fourier and of Winograd transforms apart: those two are read off the kernels.
+Those of a kernel that few shapes take were read off its own duration first; the fit starts there.
 """
 
 

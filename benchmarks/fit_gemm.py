@@ -1,6 +1,6 @@
 """Fit the GEMM coefficients of a recorded device and write them into its calibration.
 
-    python benchmarks/fit_gemm.py [--device h200] [--write]
+    python benchmarks/fit_gemm.py [--device h200] [--classic] [--write]
 
 Reads data/recordings/DEVICE/operators_seed*.jsonl.gz; half of the shapes are fitted, the other half gives the error.
 """
@@ -8,19 +8,22 @@ Reads data/recordings/DEVICE/operators_seed*.jsonl.gz; half of the shapes are fi
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import time
 
 import numpy as np
 from recordings import event_to_busy_s, load_operators, update_calibration
-from scipy.optimize import minimize
+from scipy.optimize import least_squares, minimize
 
 import ridgeline.cost.gemm as gemm
+from ridgeline.cost import host
+from ridgeline.cost.calibration import calibration_of
 from ridgeline.cost.chip import Chip, chip_of
-from ridgeline.cost.matmul import CTAS_PER_SM, LEGACY, THIN_ROWS, alignment
+from ridgeline.cost.classic import START as CLASSIC
+from ridgeline.cost.classic import VECTOR_COEFFICIENTS, classic_timing, vector_timing
+from ridgeline.cost.matmul import alignment, group_of
 from ridgeline.hardware import device
 
-EVENT_S = 3e-6
+EVENT_S, GAP_S = host.DEFAULTS["event_s"], host.DEFAULTS["event_gap_s"]
 START = {
     "launch_s": 2.6e-6, "fanout_s": 4.2e-7, "gap_s": 1.7e-7,
     "tensor_frac": 0.867, "l2_frac": 1.0, "dram_frac": 0.841, "kstep_s": 6.4e-8,
@@ -37,7 +40,8 @@ def step_of(row: dict) -> int:
 
 def columns(rows: list[dict]) -> tuple[np.ndarray, ...]:
     dims = [np.array([r["shape"].get(k, 1) for r in rows], float) for k in ("b", "m", "n", "k")]
-    return (*dims, np.array([event_to_busy_s(r) for r in rows]) + EVENT_S)
+    gaps = np.array([GAP_S * (len(r["kernels"]) - 1) for r in rows])
+    return (*dims, np.array([event_to_busy_s(r) for r in rows]) + EVENT_S + gaps)
 
 
 def fit(
@@ -53,7 +57,8 @@ def fit(
 
     def seconds(x: np.ndarray, c: tuple[np.ndarray, ...]) -> np.ndarray:
         coef = {**dict(zip(names, np.exp(x), strict=True)), "unaligned_frac": 1.0}
-        return gemm.gemm_timing(chip, coef, b=c[0], m=c[1], n=c[2], k=c[3], dtype=dtype).expected_s + EVENT_S
+        times = gemm.gemm_timing(chip, coef, b=c[0], m=c[1], n=c[2], k=c[3], dtype=dtype)
+        return times.expected_s + EVENT_S + GAP_S * (times.num_kernels - 1)
 
     def loss(x: np.ndarray) -> float:
         return float(np.mean(np.abs(np.log(seconds(x, fitted) / fitted[4]))) + 1e-3 * np.mean((x - x0) ** 2))
@@ -78,52 +83,86 @@ def fit(
     return {k: float(f"{v:.4g}") for k, v in zip(names, np.exp(x), strict=True)}, report
 
 
+# Kernels of older generations
+
+MATRIX = {"eff_frac": 0.4, "half_area": 3000.0, "start_s": 1e-6, "depth_s": 5e-9, "dram_frac": 0.84}
+
+
+def classic_seconds(rows: list[dict], chip: Chip, dtype: str, coef: dict[str, float], vector: bool) -> np.ndarray:
+    b, m, n, k = columns(rows)[:4]
+    if vector:
+        return vector_timing(chip, coef, n=np.maximum(m, n), k=k, dtype=dtype).expected_s + EVENT_S
+    times = classic_timing(chip, coef, b=b, m=m, n=n, k=k, dtype=dtype)
+    return times.expected_s + EVENT_S + GAP_S * (times.num_kernels - 1)
+
+
+def fit_classic(rows: list[dict], chip: Chip, dtype: str, label: str) -> dict[str, float]:
+    """Coefficients fitted on all rows; the error printed is of a fit on one half, on the other."""
+    vector = label.endswith("vector")
+    usual = CLASSIC if dtype == "fp32" else {**CLASSIC, **MATRIX}
+    start = {k: v for k, v in usual.items() if k in VECTOR_COEFFICIENTS or not vector}
+    names, first = list(start), np.log(list(start.values()))
+
+    def solved(train: list[dict]) -> dict[str, float]:
+        measured = columns(train)[4]
+
+        def residuals(x: np.ndarray) -> np.ndarray:
+            coef = dict(zip(names, np.exp(x).tolist(), strict=True))
+            logs = np.log(classic_seconds(train, chip, dtype, coef, vector) / measured)
+            return np.concatenate([logs, 0.02 * (x - first)])  # what no row depends on stays where it started
+
+        found = least_squares(residuals, first, loss="soft_l1", f_scale=0.08, diff_step=1e-2, max_nfev=60, x_scale=0.3)
+        return dict(zip(names, np.exp(found.x).tolist(), strict=True))
+
+    order = np.random.default_rng(0).permutation(len(rows))
+    half = [rows[i] for i in order[: len(rows) // 2]]
+    held = [rows[i] for i in order[len(rows) // 2 :]]
+    ratio = classic_seconds(held, chip, dtype, solved(half), vector) / columns(held)[4]
+    off = np.abs(ratio - 1)
+    figures = f"MAPE {off.mean():.1%}  median {np.median(off):.1%}  bias {ratio.mean() - 1:+.1%}"
+    print(f"{label:14s} n {len(held):4d}  {figures}")
+    return {k: float(f"{v:.4g}") for k, v in solved(rows).items()}
+
+
+def classic_groups(rows: list[dict], chip: Chip, dtypes: tuple[str, ...]) -> dict[str, float]:
+    """Prefixed coefficients of every group of older kernels that products of these element types meet."""
+    found: dict[str, float] = {}
+    groups: dict[str, list[dict]] = {}
+    for row in rows:
+        s = row["shape"]
+        problem = (s.get("b", 1), s["m"], s["n"], s["k"], s.get("layout", "nt"))
+        if row["dtype"] in dtypes and (name := group_of(problem, row["dtype"])):
+            groups.setdefault(name, []).append(row)
+    for name, mine in sorted(groups.items()):
+        if len(mine) >= 16:
+            coef = fit_classic(mine, chip, dtypes[0], f"{dtypes[0]} {name}")
+            found |= {f"{name}.{k}": v for k, v in coef.items()}
+    return found
+
+
+def newest(rows: list[dict], chip: Chip, dtypes: tuple[str, ...]) -> tuple[dict[str, float], dict]:
+    mine = [r for r in rows if r["kind"] == "gemm" and r["dtype"] in dtypes and step_of(r) == 8]
+    return fit(mine, chip, dtypes[0], START, dtypes[0])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="h200")
+    parser.add_argument("--classic", action="store_true", help="fit the kernels of older generations alone (seconds)")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     chip = chip_of(device(options.device))
-    older = dataclasses.replace(chip, arch=LEGACY)
     rows = [r for r in load_operators(options.device) if r["kind"] in ("gemm", "bmm") and r["phase"] == "fwd"]
-    dense = [r for r in rows if r["kind"] == "gemm"]
-    half = [r for r in dense if r["dtype"] in ("bf16", "fp16")]
-    coef, report = fit([r for r in half if step_of(r) == 8], chip, "bf16", START, "half aligned")
-    for group, steps, tensor_frac in (("align1", (1,), 0.2), ("align2", (2, 4), 0.4)):
-        start = {
-            **START,
-            "tensor_frac": tensor_frac,
-            "epilogue_frac": 1.0,
-            "kstep_s": 3e-7,
-            "gap_s": 5e-7,
-            "ramp_s": 1e-5,
-            "l2_frac": 0.4,
-        }
-        found, _ = fit([r for r in half if step_of(r) in steps and r["shape"]["m"] > 1], older, "bf16", start, group)
-        coef |= {f"{group}.{k}": v for k, v in found.items()}
-    batched = [r for r in rows if r["kind"] == "bmm" and r["dtype"] in ("bf16", "fp16") and step_of(r) < 8]
-    start = {
-        **START,
-        "tensor_frac": 0.25,
-        "epilogue_frac": 1.0,
-        "kstep_s": 4e-7,
-        "gap_s": 2e-7,
-        "ramp_s": 1e-5,
-        "l2_frac": 0.4,
-    }
-    small = dataclasses.replace(chip, arch=gemm.SMALL_TILES, num_sms=chip.num_sms * CTAS_PER_SM)
-    found, _ = fit(batched, small, "bf16", start, "batched")
-    coef |= {f"batched.{k}": v for k, v in found.items()}
-    families = {"bf16": {"coef": coef, "heldout": report}, "fp16": {"coef": coef, "heldout": report}}
-    for name, where in (("fp8", chip), ("tf32", chip), ("fp32", older), ("int8", chip)):
-        mine = [r for r in dense if r["dtype"] == name and (name == "fp32" or step_of(r) == 8)]
-        start = {**START, "tensor_frac": 0.8, "power_frac": 0.9} if name == "fp32" else START
-        thin = [r for r in mine if name == "fp32" and r["shape"]["m"] <= THIN_ROWS]
-        found, report = fit([r for r in mine if r not in thin], where, name, start, name)
-        if thin:
-            narrow, _ = fit(thin, where, name, start, "fp32 thin")
-            found |= {f"thin.{k}": v for k, v in narrow.items()}
-        families[name] = {"coef": found, "heldout": report}
+    known = calibration_of(device(options.device)).families.get("gemm", {})
+    families = {}
+    for dtypes in (("bf16", "fp16"), ("tf32",), ("fp32",), ("fp8",), ("int8",)):
+        if options.classic or dtypes[0] == "fp32":
+            entry = known.get(dtypes[0], {"coef": {}})
+            coef, report = {k: v for k, v in entry["coef"].items() if "." not in k}, entry.get("heldout", {})
+        else:
+            coef, report = newest(rows, chip, dtypes)
+        coef |= classic_groups(rows, chip, dtypes) if dtypes[0] in ("bf16", "tf32", "fp32") else {}
+        families |= {dtype: {"coef": coef, "heldout": report} for dtype in dtypes}
     if options.write:
         update_calibration(options.device, families={"gemm": families})
 

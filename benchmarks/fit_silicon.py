@@ -3,7 +3,7 @@
 The tables come from ai-dynamo/aiconfigurator (Apache-2.0) as Parquet files, one folder per device; they are read, never
 copied. Every shape is either in the fit or in the held-out set the printed errors are of. Run from the repository root:
 
-    python benchmarks/fit_silicon.py ../shared/silicon [--only h200] [--loo]
+    python benchmarks/fit_silicon.py ../shared/silicon [--only h200] [--unseen]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from ridgeline.cost import attention, gemm
+from ridgeline.cost.borrowing import adapted
 from ridgeline.cost.chip import Chip, Floats, chip_of
 from ridgeline.hardware import device
 
@@ -44,6 +45,7 @@ class Suite:
     protocol: tuple[str, ...]  # coefficients that describe the harness, not the kernel
     fixed: tuple[str, ...] = ()
     note: str = ""
+    device: str = ""
 
 
 @dataclass
@@ -141,7 +143,7 @@ def _gemm_suite(chip: Chip, table: pd.DataFrame, kind: str) -> Suite:
 
     rows = _possible(rows, chip, dtype)
     fixed = ("ramp_s", "ramp_bytes", *(("splitk_s",) if library == "cutlass" else ()))
-    return Suite("gemm", dtype, rows, predict, {**kernel, **protocol}, tuple(protocol), fixed, library)
+    return Suite("gemm", dtype, rows, predict, {**kernel, **protocol}, tuple(protocol), fixed, library, chip.name)
 
 
 def _possible(rows: pd.DataFrame, chip: Chip, dtype: str) -> pd.DataFrame:
@@ -219,7 +221,7 @@ def _prefill_suite(name: str, chip: Chip, rows: pd.DataFrame, key: str, kv_dtype
 
     start = {k: attention.defaults(chip.arch, library)[k] for k in PREFILL} | CACHE
     fixed = ("split_s",) if not attention.LIBRARIES[library].splits else ()
-    return Suite("attention", key, rows.reset_index(drop=True), predict, start, tuple(CACHE), fixed, library)
+    return Suite("attention", key, rows.reset_index(drop=True), predict, start, tuple(CACHE), fixed, library, name)
 
 
 def _decode_suite(name: str, chip: Chip, rows: pd.DataFrame, key: str, kv_dtype: str) -> Suite:
@@ -240,7 +242,8 @@ def _decode_suite(name: str, chip: Chip, rows: pd.DataFrame, key: str, kv_dtype:
         return times.expected_s + coef["regroup_s"] * regrouped + coef["scan_s"] * steps * waves
 
     start = {k: attention.defaults(chip.arch, library)[k] for k in DECODE} | DECODE_PROTOCOL
-    return Suite("attention", key, rows.reset_index(drop=True), predict, start, tuple(DECODE_PROTOCOL), (), library)
+    protocol = tuple(DECODE_PROTOCOL)
+    return Suite("attention", key, rows.reset_index(drop=True), predict, start, protocol, (), library, name)
 
 
 def report(name: str, suite: Suite, found: Fit) -> None:
@@ -269,42 +272,45 @@ def _entry(suite: Suite, found: Fit) -> dict[str, object]:
     }  # fmt: skip
 
 
-# A device nobody measured: coefficients of its siblings
+# A device nobody measured: coefficients of its siblings, or of strangers, adapted to its datasheet
 
-SIBLINGS = {"h200": ("h100-sxm",), "h100-sxm": ("h200",), "b200": ("gb200",), "gb200": ("b200",),
-            "a100-sxm-80gb": ("h200", "b200", "l40s"), "l40s": ("h200", "b200", "a100-sxm-80gb")}  # fmt: skip
+SIBLINGS = {"h200": ("h100-sxm",), "h100-sxm": ("h200",), "b200": ("gb200",), "gb200": ("b200",)}
+STRANGERS = {
+    "a100-sxm-80gb": ("h100-sxm", "b200", "l40s"), "l40s": ("h100-sxm", "b200", "a100-sxm-80gb"),
+    "h100-sxm": ("b200", "a100-sxm-80gb", "l40s"), "b200": ("h100-sxm", "a100-sxm-80gb", "l40s"),
+}  # fmt: skip
 
 
 def pooled(suites: list[Suite]) -> Suite:
     """One suite over several devices, fitted with one coefficient set; every row keeps its own device's physics."""
     rows = [suite.rows.assign(member=i) for i, suite in enumerate(suites)]
+    devices = [device(suite.device) for suite in suites]
 
     def predict(coef: Mapping[str, float], rows: pd.DataFrame) -> Floats:
         times = np.empty(len(rows))
         for i, suite in enumerate(suites):
             mine = (rows["member"] == i).to_numpy()
             if mine.any():
-                times[mine] = suite.predict(coef, rows[mine])
+                times[mine] = suite.predict(adapted(coef, devices[0], devices[i]), rows[mine])
         return times
 
-    first = suites[0]
     sizes = min(len(part) for part in rows)
     mixed = pd.concat([part.sample(sizes, random_state=0) for part in rows], ignore_index=True)
-    return Suite(first.family, first.key, mixed, predict, dict(first.start), first.protocol, first.fixed, first.note)
+    return replace(suites[0], rows=mixed, predict=predict)
 
 
-def transfer(name: str, suites: Mapping[str, list[Suite]]) -> None:
-    """Predict a device with coefficients fitted to its siblings alone, and print the error."""
+def transfer(name: str, suites: Mapping[str, list[Suite]], donors: tuple[str, ...]) -> None:
+    """Predict a device with coefficients fitted to others alone, and print the error."""
     for suite in suites[name]:
         same = (suite.family, suite.key)
-        others = [other for sibling in SIBLINGS[name] for other in suites[sibling] if (other.family, other.key) == same]
+        others = [other for donor in donors for other in suites[donor] if (other.family, other.key) == same]
         if not others:
-            print(f"{name:21} {suite.family:9} {suite.key:21} no sibling has it")
+            print(f"{name:21} {suite.family:9} {suite.key:21} no donor has it")
             continue
         found = fit(pooled(others))
-        coef = {**suite.start, **found.coef}
+        coef = {**suite.start, **adapted(found.coef, device(others[0].device), device(name))}
         errors = suite.predict(coef, suite.rows) / suite.rows["measured_s"].to_numpy() - 1
-        report(f"{name} unseen", suite, Fit(coef, errors, suite.rows, found.seconds, _figures(errors, 0)))
+        report(f"{name} < {donors[0]}", suite, Fit(coef, errors, suite.rows, found.seconds, _figures(errors, 0)))
 
 
 POOLS = {"hopper": ("h200", "h100-sxm"), "blackwell": ("b200", "gb200"), "ampere": ("a100-sxm-80gb",), "ada": ("l40s",),
@@ -332,7 +338,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="comma-separated devices")
     parser.add_argument("--family", default="", help="gemm or attention")
     parser.add_argument("--key", default="", help="only suites whose key contains this")
-    parser.add_argument("--unseen", action="store_true", help="instead, predict a device from its siblings")
+    parser.add_argument("--unseen", action="store_true", help="instead, predict a device from others")
     parser.add_argument("--defaults", action="store_true", help="instead, print one coefficient set per architecture")
     parser.add_argument("--out", type=Path, default=Path("data/calibrations"))
     options = parser.parse_args()
@@ -342,7 +348,9 @@ def main() -> None:
         return
     for name in options.only.split(",") if options.only else FOLDERS:
         if options.unseen:
-            transfer(name, suites)
+            for table in (SIBLINGS, STRANGERS):
+                if name in table:
+                    transfer(name, suites, table[name])
             continue
         fits = []
         for suite in suites[name]:

@@ -1,6 +1,6 @@
 """How far operator predictions are from the recordings, by kind; and the intervals that follow.
 
-    python benchmarks/validate_operators.py [--device h200] [--unseen] [--warm] [--worst KIND] [--write]
+    python benchmarks/validate_operators.py [--device h200] [--unseen | --blind] [--warm] [--worst KIND] [--write]
 
 Event time is predicted where events were recorded (forward), kernel time elsewhere. ``--write`` puts the 90 % widths
 into the calibration.
@@ -139,16 +139,18 @@ def main() -> None:
     parser.add_argument("--worst", default="")
     parser.add_argument("--warm", action="store_true", help="judge calls that find their inputs in the L2")
     parser.add_argument("--unseen", action="store_true", help="judge on shapes recorded after the models were made")
+    parser.add_argument("--blind", action="store_true", help="judge on the sample nobody looks into, by class alone")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    pattern = "unseen_seed*" if options.unseen else "operators_seed*"
+    pattern = "blind_seed*" if options.blind else "unseen_seed*" if options.unseen else "operators_seed*"
     rows = load_operators(options.device, pattern)
     found = warm_errors(rows, options.device) if options.warm else errors(rows, pricer_of(device(options.device)))
-    table(found, lambda r: (r["kind"], r["phase"], r["library"]))
-    table(found, lambda r: r["dtype"])
+    if not options.blind:
+        table(found, lambda r: (r["kind"], r["phase"], r["library"]))
+        table(found, lambda r: r["dtype"])
     table(found, class_of)
     table(found, lambda r: "all")
-    if options.worst:
+    if options.worst and not options.blind:
         for e in sorted((e for e in found if e["row"]["kind"] == options.worst), key=lambda e: -abs(e["log"]))[:25]:
             r = e["row"]
             print(
@@ -159,10 +161,9 @@ def main() -> None:
                 r["shape"],
                 [k[0][:50] for k in r["kernels"]][:3],
             )
-    if options.write and not (options.warm or options.unseen):
+    if options.write and not (options.warm or options.unseen or options.blind):
         widths = intervals((e["sample"], e["busy_s"], e["log"]) for e in found)
         update_calibration(options.device, intervals=widths, families=fitted_families(found))
-
 
 
 if __name__ == "__main__":

@@ -60,7 +60,13 @@ def _judged(repo_dir: Path, pattern: str) -> list[Error]:
 
 @pytest.fixture(scope="module")
 def judged(repo_dir: Path) -> list[Error]:
-    return _judged(repo_dir, "operators_seed*")
+    return _judged(repo_dir, "operators_seed[01]")
+
+
+@pytest.fixture(scope="module")
+def hard(repo_dir: Path) -> list[Error]:
+    """Shapes recorded because they were predicted badly: odd products, convolutions, scatters, transfers."""
+    return _judged(repo_dir, "operators_seed3")
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +100,29 @@ def test_the_mean_error_of_a_family_stays_small(judged: list[Error], group: str)
     assert len(members) > 100 and found <= limit
 
 
+def _groups(row: dict[str, Any]) -> bool:
+    return row["kind"] == "conv2d" and 1 < row["shape"]["groups"] < row["shape"]["c"]
+
+
+HARD: dict[str, tuple[Callable[[dict[str, Any]], bool], float]] = {
+    "odd products": (lambda r: r["kind"] in ("gemm", "bmm"), 0.11),
+    "convolutions, dense and depthwise": (lambda r: r["kind"] == "conv2d" and not _groups(r), 0.19),
+    "convolutions in groups": (_groups, 0.46),
+    "accumulating assignments": (lambda r: r["kind"] == "index_put", 0.07),
+    "weight norms": (lambda r: r["kind"] == "weight_norm", 0.11),
+    "transfers": (lambda r: r["kind"] == "transfer", 0.15),
+}
+
+
+@pytest.mark.parametrize("group", HARD)
+def test_hard_shapes_are_predicted_within_the_stated_error(hard: list[Error], group: str) -> None:
+    wanted, limit = HARD[group]
+    members = [e for e in hard if wanted(e["row"])]
+    found = mean(map(ape, members))
+    print(f"{group}: n {len(members)}, mean error {found:.1%} (limit {limit:.1%})")
+    assert len(members) >= 50 and found <= limit
+
+
 def test_predictions_lean_to_neither_side(judged: list[Error]) -> None:
     assert abs(mean(math.exp(e["log"]) - 1.0 for e in judged)) < 0.03
 
@@ -120,7 +149,7 @@ def test_shapes_that_no_fit_has_seen_are_predicted_as_well(unseen: list[Error]) 
     plain = [e for e in unseen if e["row"]["kind"] not in CONVOLUTIONS]
     found, median = mean(map(ape, plain)), sorted(map(ape, unseen))[len(unseen) // 2]
     print(f"{len(unseen)} unseen calls: median error {median:.1%}, mean without convolutions {found:.1%}")
-    assert found <= 0.075 and median <= 0.05
+    assert found <= 0.062 and median <= 0.045
 
 
 def test_intervals_hold_what_no_fit_has_seen(unseen: list[Error]) -> None:

@@ -60,6 +60,13 @@ class Request:
     def index(self, high: int, *size: int) -> torch.Tensor:
         return torch.randint(0, high, size, device=self.device)
 
+    def line(self, high: int = 1 << 30) -> torch.Tensor:
+        """Random numbers, n of them or n rows of c, whole ones below ``high`` where the element type asks for them."""
+        size = (self["n"],) if "c" not in self.shape else (self["n"], self["c"])
+        if self.dtype in ("int64", "int32"):
+            return self.index(high, *size).to(_TORCH[self.dtype])
+        return self.tensor(*size, grad=False)
+
 
 def maker(*kinds: str) -> Callable[[Maker], Maker]:
     """Register how to make operators of these kinds."""
@@ -355,14 +362,13 @@ def _topk(r: Request) -> Run:
 
 @maker("sort")
 def _sort(r: Request) -> Run:
-    x = r.tensor(r["n"], grad=False) if "c" not in r.shape else r.tensor(r["n"], r["c"], grad=False)
+    x = r.line()
     return lambda: torch.sort(x, -1)
 
 
 @maker("cumsum")
 def _cumsum(r: Request) -> Run:
-    size = (r["n"],) if "c" not in r.shape else (r["n"], r["c"])
-    x = r.index(100, *size) if r.dtype == "int64" else r.tensor(*size, grad=False)
+    x = r.line(100)
     return lambda: torch.cumsum(x, -1)
 
 
@@ -436,3 +442,38 @@ def _masked(r: Request) -> Run:
     if r.kind == "bitwise_not":
         return lambda: ~mask
     return (lambda: x.masked_fill(mask, 0.0)) if r.kind == "masked_fill" else (lambda: x.clamp(-1, 1))
+
+
+@maker("index_put")
+def _index_put(r: Request) -> Run:
+    """Accumulating assignment: whole rows of a table, or (with ``pairs``) elements of the last two dims of a batch."""
+    if "pairs" in r.shape:
+        b, f = r["b"], r["f"]
+        table, src = r.tensor(b, f, f), r.tensor(b, r["pairs"])
+        first, second = r.index(f, r["pairs"]), r.index(f, r["pairs"])
+        return lambda: torch.ops.aten.index_put_(table, [None, first, second], src, True)
+    ids = r.index(r["v"], r["n"])
+    if r["d"] == 1:
+        line, values = r.tensor(r["v"]), r.tensor(r["n"])
+        return lambda: line.index_put_((ids,), values, accumulate=True)
+    rows, values = r.tensor(r["v"], r["d"]), r.tensor(r["n"], r["d"])
+    return lambda: rows.index_put_((ids,), values, accumulate=True)
+
+
+@maker("weight_norm")
+def _weight_norm(r: Request) -> Run:
+    """Norms over all but the first (``dim`` 0) or the last dim (``dim`` 1) of n rows of c."""
+    v, dim = r.tensor(r["n"], r["c"]), r["dim"]
+    g = r.tensor(*((r["n"], 1) if dim == 0 else (1, r["c"])))
+    return lambda: torch._weight_norm_interface(v, g, dim)[0]
+
+
+@maker("transfer")
+def _transfer(r: Request) -> Run:
+    """A copy over the bus: ``pinned`` host memory or not, ``to_host`` or from it, into a ``fresh`` buffer or a used."""
+    on_host = torch.ones(r["num_bytes"], dtype=torch.uint8, pin_memory=bool(r["pinned"]) and r.device == "cuda")
+    on_device = torch.ones(r["num_bytes"], dtype=torch.uint8, device=r.device)
+    if r.opt("fresh", 0):
+        return on_device.cpu if r["to_host"] else (lambda: on_host.to(r.device))
+    to, source = (on_host, on_device) if r["to_host"] else (on_device, on_host)
+    return lambda: to.copy_(source, non_blocking=bool(r["pinned"]))

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.basis import Basis
+from ridgeline.cost.borrowing import borrowed
 from ridgeline.cost.call import Call, Coef, Family
 from ridgeline.errors import CalibrationError
 from ridgeline.hardware import Device
+from ridgeline.hardware import device as device_named
 from ridgeline.resources import data_dir
 
 
@@ -82,6 +84,8 @@ SIBLINGS = {
     "hopper": "h100-sxm",
     "blackwell": "b200",
     "ampere": "a100-sxm-80gb",
+    "volta": "a100-sxm-80gb",
+    "turing": "a100-sxm-80gb",
     "ampere-ga10x": "l40s",
     "ada": "l40s",
     "blackwell-consumer": "l40s",
@@ -97,6 +101,9 @@ def calibration_of(device: Device) -> Calibration:
     parent = _load(device.parent) if device.parent else None
     if parent is not None:
         return replace(parent, basis=Basis.ASSUMED)
-    sibling = _load(SIBLINGS[device.arch]) if device.arch in SIBLINGS else None
     basis = Basis.ASSUMED if device.parent else Basis.DATASHEET
-    return replace(sibling, basis=basis) if sibling is not None else Calibration("", basis=basis)
+    donor = SIBLINGS.get(device.arch)
+    sibling = _load(donor) if donor else None
+    if donor is None or sibling is None:
+        return Calibration("", basis=basis)
+    return replace(sibling, families=borrowed(sibling.families, device_named(donor), device), basis=basis)

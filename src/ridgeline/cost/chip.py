@@ -65,12 +65,24 @@ class Timing:
     memory_s: Floats
     latency_s: Floats
     bound: NDArray[np.intp]
+    num_kernels: NDArray[np.intp]
 
 
-def timing(expected_s: Floats, floor_s: Floats, compute_s: Floats, memory_s: Floats, latency_s: Floats) -> Timing:
-    """Bundle the parts, name the largest as the bound and lift the expectation to the floor."""
+def timing(
+    expected_s: Floats,
+    floor_s: Floats,
+    compute_s: Floats,
+    memory_s: Floats,
+    latency_s: Floats,
+    second: NDArray[np.bool_] | None = None,
+) -> Timing:
+    """Bundle the parts, name the largest as the bound and lift the expectation to the floor.
+
+    ``second`` says where another kernel follows the first, to add up what it left.
+    """
     bound = np.argmax((compute_s, memory_s, latency_s), axis=0)
-    return Timing(np.maximum(expected_s, floor_s), floor_s, compute_s, memory_s, latency_s, bound)
+    num = np.ones(len(expected_s), dtype=np.intp) if second is None else 1 + second.astype(np.intp)
+    return Timing(np.maximum(expected_s, floor_s), floor_s, compute_s, memory_s, latency_s, bound, num)
 
 
 def columns(*values: ArrayLike) -> tuple[Floats, ...]:

@@ -24,64 +24,66 @@ DEFAULTS: Coef = {
     "transform_back": 0.19,  # extra tile time towards channels-first when the source is not in L2
     "transform_dram_frac": 0.835,  # share of the DRAM bandwidth
     "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
-    "generic_tile_cycles": 3420.0,  # tile time of the generic transform that pads or splits groups
-    "generic_start_cycles": 6540.0,  # its start
-    "pad_cycles": 0.43,  # one SM's time for an element of a tensor widened to whole eights of channels
+    "generic_tile_cycles": 2540.0,  # tile time of the generic transform that pads or splits groups
+    "generic_start_cycles": 14400.0,  # its start
+    "filter_start_cycles": 18800.0,  # generic transform of an odd number of filters
+    "filter_cycles": 0.00852,  # and per element
+    "pad_cycles": 1.13,  # one SM's time for an element of a tensor widened to whole eights of channels
     "memset_cycles": 1900.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
-    "tma_start_cycles": 9470.0,  # launch, descriptors, pipeline fill, epilogue drain
-    "tma_frac": 0.889,  # share of the matrix peak inside the main loop
-    "tma_bytes_per_cycle": 73.1,  # operand bytes an SM takes in per clock
-    "tma_ragged": 0.688,  # extra loop time when the channels do not fill whole 64-byte rows
-    "tma_fill_cycles": 1510.0,  # added to the start by the first 128 x 128 tile
-    "tma_tile_cycles": 1840.0,  # epilogue of a 128 x 128 tile
+    "tma_start_cycles": 9430.0,  # launch, descriptors, pipeline fill, epilogue drain
+    "tma_frac": 0.891,  # share of the matrix peak inside the main loop
+    "tma_bytes_per_cycle": 86.1,  # operand bytes an SM takes in per clock
+    "tma_ragged": 0.604,  # extra loop time when the channels do not fill whole 64-byte rows
+    "tma_fill_cycles": 1710.0,  # added to the start by the first 128 x 128 tile
+    "tma_tile_cycles": 1500.0,  # epilogue of a 128 x 128 tile
     # Tensor-core implicit GEMM fed by asynchronous copies (Ampere kernels).
-    "copy_start_cycles": 6060.0,  # launch, pipeline fill, epilogue drain
-    "copy_frac": 0.524,  # share of the matrix peak inside the main loop, on chips whose peak needs TMA
+    "copy_start_cycles": 6020.0,  # launch, pipeline fill, epilogue drain
+    "copy_frac": 0.52,  # share of the matrix peak inside the main loop, on chips whose peak needs TMA
     "copy_native_frac": 0.8,  # the same where they are the fastest path (assumed: no recordings)
     "copy_bytes_per_cycle": 34.3,  # operand bytes an SM gathers per clock
-    "copy_tile_cycles": 4810.0,  # prologue and epilogue of a 128 x 128 tile
+    "copy_step_cycles": 216.0,  # least time of a step of the inner loop
+    "copy_tile_cycles": 3850.0,  # prologue and epilogue of a 128 x 128 tile
     # Shared by both.
-    "loop_l2_frac": 1.09,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
-    "loop_dram_frac": 0.632,  # share of the DRAM bandwidth an implicit GEMM reaches
-    "ramp_cycles": 5900.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "segment_cycles": 25800.0,  # set-up and fix-up when one tile's loop is shared by several SMs
-    "weight_segment_cycles": 23900.0,  # the same for a weight gradient
+    "loop_l2_frac": 1.07,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
+    "loop_dram_frac": 0.549,  # share of the DRAM bandwidth an implicit GEMM reaches
+    "ramp_cycles": 7720.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "segment_cycles": 73600.0,  # set-up and fix-up when one tile's loop is shared by several SMs
+    "weight_segment_cycles": 25800.0,  # the same for a weight gradient
     "segment_loop": 1.03,  # loop time of a shared tile over a whole one
-    "weight_segment_loop": 0.879,  # the same for a weight gradient, against weight_grad
-    "strided_grad": 1.21,  # loop time of the input gradient of a strided convolution over a plain one
-    "small_grad": 0.323,  # loop time of small ones, which visit every tap, over a plain one
-    "weight_grad": 1.02,  # loop time of the weight gradient over a forward pass with the same tile fed by TMA
+    "weight_segment_loop": 0.962,  # the same for a weight gradient, against weight_grad
+    "strided_grad": 1.7,  # loop time of the input gradient of a strided convolution over a plain one
+    "small_grad": 0.279,  # loop time of small ones, which visit every tap, over a plain one
+    "weight_grad": 1.01,  # loop time of the weight gradient over a forward pass with the same tile fed by TMA
     # Pointwise convolutions as GEMM.
-    "gemm_start_cycles": 5350.0,  # launch, pipeline fill, epilogue drain
-    "gemm_frac": 0.808,  # share of the matrix peak
-    "gemm_bytes_per_cycle": 87.4,  # operand bytes an SM takes in per clock
+    "gemm_start_cycles": 5570.0,  # launch, pipeline fill, epilogue drain
+    "gemm_frac": 0.812,  # share of the matrix peak
+    "gemm_bytes_per_cycle": 98.8,  # operand bytes an SM takes in per clock
     "gemm_step_cycles": 26.9,  # barrier cost of a 64-deep step
-    "gemm_dram_frac": 0.77,  # share of the DRAM bandwidth
+    "gemm_dram_frac": 0.744,  # share of the DRAM bandwidth
     "gemm_ramp_cycles": 3040.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "gemm_half_aligned": 6.5,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
-    "gemm_unaligned": 12.1,  # and when they are not even that
-    "gemm_odd": 2.32,  # slowdown of the bytes when channels do not come in eights
-    "gemm_odd_step_cycles": 2980.0,  # one 64-deep step then
-    "gemm_split_depth": 177.0,  # shortest inner loop that a weight gradient is split into
-    "gemm_reduce_cycles": 3620.0,  # kernel that adds the partial weight gradients
+    "gemm_half_aligned": 7.44,  # slowdown when rows of an image are 8-byte but not 16-byte aligned
+    "gemm_unaligned": 14.4,  # and when they are not even that
+    "gemm_odd": 2.06,  # slowdown of the bytes when channels do not come in eights
+    "gemm_odd_frac": 0.154,  # share of the matrix peak then
+    "gemm_split_depth": 168.0,  # shortest inner loop that a weight gradient is split into
+    "gemm_reduce_cycles": 4550.0,  # kernel that adds the partial weight gradients
     # Single precision on the vector units.
-    "simt_start_cycles": 7720.0,  # launch and drain
-    "simt_wide_frac": 0.677,  # share of the vector peak, 256 x 64 tiles
-    "simt_narrow_frac": 0.384,  # the same, 32 x 32 tiles
-    "simt_step_cycles": 534.0,  # one 8-deep step of a lone block
-    "simt_store_cycles": 0.533,  # prologue and epilogue of a tile, per output element
-    "simt_grad_frac": 0.807,  # share of the vector peak, input gradient with at least simt_grad_channels channels
-    "simt_grad_channels": 261.0,  # output channels that fill its inner tile
-    "simt_grad_step_cycles": 111.0,  # and its time for one output channel in a lone block
-    "simt_atomic_frac": 0.106,  # share of the vector peak, weight gradient by atomics, one tap
-    "simt_atomic_taps": 0.173,  # the same with more taps, whose input is reused
+    "simt_start_cycles": 7120.0,  # launch and drain
+    "simt_wide_frac": 0.633,  # share of the vector peak, 256 x 64 tiles
+    "simt_narrow_frac": 0.389,  # the same, 32 x 32 tiles
+    "simt_step_cycles": 561.0,  # one 8-deep step of a lone block
+    "simt_store_cycles": 0.521,  # prologue and epilogue of a tile, per output element
+    "simt_grad_frac": 0.697,  # share of the vector peak, input gradient with at least simt_grad_channels channels
+    "simt_grad_channels": 356.0,  # output channels that fill its inner tile
+    "simt_grad_step_cycles": 167.0,  # and its time for one output channel in a lone block
+    "simt_atomic_frac": 0.1,  # share of the vector peak, weight gradient by atomics, one tap
+    "simt_atomic_taps": 0.167,  # the same with more taps, whose input is reused
     "fourier_gain": 1.23,  # work saved, and share of the peak reached, by Fourier transforms of large problems
     "winograd_gain": 2.3,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
     "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
-    "wide_weight_frac": 0.41,  # share of the vector peak of 16-bit weight gradients of large filters on large images
-    "simt_image_frac": 0.145,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
+    "simt_image_frac": 0.202,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
     # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
     "stencil_start_cycles": 4600.0,  # launch to exit of a stencil with little to do
     "stencil_cycles": 1.38,  # channels first, unrolled filter of side 3 or 5
@@ -95,25 +97,43 @@ DEFAULTS: Coef = {
     "stencil_grad_tap_cycles": 0.0625,  # and per tap
     "stencil_any_grad_cycles": 2.0,  # input gradient, channels first, any filter
     "stencil_any_grad_tap_cycles": 0.2,  # and per tap
-    "stencil_weight_step_cycles": 12.4,  # weight gradient, channels first: 32 pixels of one image by a warp
-    "stencil_weight_latency_cycles": 315.0,  # the same for a lone warp
-    "stencil_last_cycles": 0.405,  # channels last
-    "stencil_last_tap_cycles": 0.018,  # and per tap
-    "stencil_last_stride": 1.1,  # its work per output grows with the inputs skipped, times this
-    "stencil_last_latency_cycles": 464.0,  # one tap of one thread
-    "stencil_last_grad_cycles": 0.545,  # input gradient, channels last
-    "stencil_last_grad_tap_cycles": 0.074,  # and per tap
-    "stencil_last_weight_cycles": 0.557,  # weight gradient, channels last
-    "stencil_last_weight_tap_cycles": 0.0114,  # and per tap
+    "stencil_weight_step_cycles": 13.5,  # weight gradient, channels first: 32 pixels of one image by a warp
+    "stencil_weight_latency_cycles": 304.0,  # the same for a lone warp
+    "stencil_last_cycles": 0.246,  # channels last
+    "stencil_last_tap_cycles": 0.0346,  # and per tap
+    "stencil_last_stride": 0.679,  # its work per output grows with the inputs skipped, to this power
+    "stencil_last_first_cycles": 4030.0,  # least time of one thread
+    "stencil_last_latency_cycles": 374.0,  # and of a tap of it
+    "stencil_last_grad_cycles": 0.37,  # input gradient, channels last
+    "stencil_last_grad_tap_cycles": 0.0794,  # and per tap
+    "stencil_last_weight_cycles": 0.626,  # weight gradient, channels last
+    "stencil_last_weight_tap_cycles": 0.0108,  # and per tap
     "stencil_last_weight_rows": 960.0,  # images x channels that fill the chip
-    "stencil_last_large": 1.21,  # all of them with filters wider than five
-    "stencil_last_wide": 2.2,  # channels last in single precision over 16 bits
-    "stencil_direct_tap_cycles": 2.5,  # weight gradient, channels last, single precision, per tap
+    "stencil_last_large": 1.04,  # all of them with filters wider than five
+    "stencil_last_plain": 3.2,  # input gradient, channels last, strides above two
+    "stencil_last_wide_cycles": 0.0176,  # channels last in single precision
+    "stencil_last_wide_tap_cycles": 0.0666,  # and per tap
+    "stencil_last_wide_grad_cycles": 0.146,  # either gradient, channels last in single precision
+    "stencil_last_wide_grad_tap_cycles": 0.0708,  # and per tap
+    "stencil_last_reduce_cycles": 14900.0,  # joining the tiles' weight gradients
+    "stencil_tiled_grad_cycles": 0.126,  # input gradient, channels first in fp16
+    "stencil_tiled_grad_tap_cycles": 0.0575,  # and per tap
+    "stencil_tiled_weight_cycles": 1.49,  # weight gradient, channels first in fp16
+    "stencil_tiled_weight_tap_cycles": 0.0546,  # and per tap
+    "stencil_direct_tap_cycles": 1.92,  # weight gradient, channels last, single precision, per tap
     # Groups.
-    "group_start_cycles": 6300.0,  # added to each group's kernel when narrow groups run one after another
-    "group_direct_frac": 0.00579,  # share of the vector peak of the kernel that takes any groups
-    "group_matrix_cycles": 34000.0,  # one group's four kernels when wide groups run one after another
-    "group_row_cycles": 1.6,  # its gradients, per pixel
+    "group_start_cycles": 4640.0,  # added to each group's kernel when groups run one after another
+    "group_direct_frac": 0.00564,  # share of the vector peak of the kernel that takes any groups
+    "group_direct_first_frac": 0.031,  # the same for 16-bit tensors, channels first, several taps
+    "group_vector_start_cycles": 12900.0,  # one group's vector kernel, nothing to do
+    "group_vector_frac": 0.0885,  # its share of the vector peak
+    "group_depth_cycles": 134.0,  # and its time for one element of the inner loop
+    "group_engine_depth_cycles": 281.0,  # the channels-last kernel's time for one element of the inner loop
+    "group_engine_row_cycles": 0.019,  # and, the chip being full, for one of one output pixel
+    "group_matrix_cycles": 23100.0,  # one group's kernels for a pointwise gradient
+    "group_row_cycles": 0.873,  # and per pixel
+    "group_grad_cycles": 32100.0,  # one group's kernels for a gradient in single precision
+    "group_transpose_bytes_per_s": 43300000000.0,  # rate of the transposes of pointwise ones
 }
 
 _TMA_ARCHS = ("hopper", "blackwell")
@@ -121,8 +141,6 @@ _WIDE_SIDE = 7
 """From this filter side on, the TMA kernels are not offered for the forward pass and the weight gradient."""
 _FOURIER_FLOPS = 1e11
 """From here on, single-precision 3 x 3 passes and input gradients are done by Fourier transforms."""
-_STRANDED_FLOPS = 5e11
-"""Up to here, 16-bit weight gradients of large filters may fall back to the vector units."""
 _SHARED_DEPTH = 4500
 """From this depth of the inner loop on, several SMs may share a tile."""
 _RAMP_BYTES = 20e6
@@ -293,11 +311,21 @@ def _memset(site: Site, num_bytes: float = 0.0) -> Cost:
     return site.cycles_s(site.coef["memset_cycles"]) + num_bytes / site.chip.dram_bytes_per_s, 1
 
 
-def _pad_channels(site: Site, conv: Conv) -> Cost:
-    """Channels-last tensors widened to the next eight channels: zeros, then the channels that there are."""
-    elements = conv.n * conv.in_px * _padded(conv.c)
+def _widened(site: Site, conv: Conv, px: int, channels: int) -> Cost:
+    """A channels-last tensor widened to whole eights of channels before a kernel, or cut back after it."""
+    if not conv.channels_last or channels % 8 == 0:
+        return 0.0, 0
+    elements = conv.n * px * _padded(channels)
     busy_s = site.cycles_s(site.coef["transform_start_cycles"] + elements * site.coef["pad_cycles"] / site.chip.num_sms)
     return _sum((busy_s, 1), _memset(site, elements * conv.itemsize))
+
+
+def _odd_filters(site: Site, conv: Conv) -> Cost:
+    """Filters whose number does not come in eights are rearranged by the generic transform."""
+    if conv.channels_last or conv.o % 8 == 0:
+        return 0.0, 0
+    elements = conv.o * conv.c * conv.taps
+    return site.cycles_s(site.coef["filter_start_cycles"] + elements * site.coef["filter_cycles"]), 1
 
 
 # Implicit GEMM on the matrix units
@@ -411,6 +439,8 @@ def _loop_s(site: Site, loop: Loop, tile: Tile, dtype: str, segmented: bool = Fa
     steps = loop.taps * -(-loop.channels // deep)
     step_bytes = (high + wide) * deep * ITEMSIZE[dtype]
     step = max(high * wide * deep / (peak_macs * frac), step_bytes / coef[way + "_bytes_per_cycle"])
+    if not tma:
+        step = max(step, coef["copy_step_cycles"])
     step *= loop.effort
     if tma and loop.channels % 32 and loop.channels % deep:
         step *= 1.0 + coef["tma_ragged"]
@@ -527,7 +557,8 @@ class Product:
 def _gemm_s(site: Site, product: Product, dtype: str, unaligned: bool = False) -> float:
     """Seconds of a GEMM: the best tile, or the bytes."""
     coef, chip = site.coef, site.chip
-    rate = coef["gemm_frac"] * chip.tensor_flops_per_s[dtype] / (2.0 * chip.num_sms * chip.clock_hz)
+    frac = coef["gemm_odd_frac" if unaligned else "gemm_frac"]
+    rate = frac * chip.tensor_flops_per_s[dtype] / (2.0 * chip.num_sms * chip.clock_hz)
     item_per_cycle = ITEMSIZE[dtype] / coef["gemm_bytes_per_cycle"]
     best, steps = 1e30, -(-product.k // 64)
     for high, wide in _GEMM_TILES:
@@ -538,8 +569,7 @@ def _gemm_s(site: Site, product: Product, dtype: str, unaligned: bool = False) -
         best = min(best, passes * step)
     memory = site.dram_s(product.read_bytes + product.written_bytes, "gemm_dram_frac")
     memory = memory * (coef["gemm_odd"] if unaligned else 1.0) + site.ramp_s(product.read_bytes, "gemm_ramp_cycles")
-    compute = site.cycles_s(best if not unaligned else max(best, steps * coef["gemm_odd_step_cycles"]))
-    return site.cycles_s(coef["gemm_start_cycles"]) + float((compute**3 + memory**3) ** (1.0 / 3.0))
+    return site.cycles_s(coef["gemm_start_cycles"]) + float((site.cycles_s(best) ** 3 + memory**3) ** (1.0 / 3.0))
 
 
 def _misalignment(site: Site, conv: Conv) -> float:
@@ -551,7 +581,8 @@ def _misalignment(site: Site, conv: Conv) -> float:
 
 
 def _odd(conv: Conv) -> bool:
-    return bool(conv.c % 8 or conv.o % 8)
+    """Rows of channels off 16 bytes: those of the filters, and of the images where channels come last."""
+    return bool(conv.c % 8 or (conv.o % 8 and conv.channels_last))
 
 
 def _pointwise(site: Site, conv: Conv, columns: int, depth: int, read_bytes: float, written_bytes: float) -> Cost:
@@ -567,7 +598,7 @@ def _pointwise_weight_grad(site: Site, conv: Conv) -> Cost:
     pixels, odd = conv.n * conv.in_px, _odd(conv)
     reduce_s = site.cycles_s(site.coef["gemm_reduce_cycles"])
     if conv.channels_last:
-        split = pixels >= 4096 and not odd
+        split = pixels >= 4096
         product = Product(1, conv.o, conv.c, pixels, read, conv.weight_bytes, split)
         return _gemm_s(site, product, conv.dtype, odd) + reduce_s * split, 1 + split
     partial = conv.n * conv.o * conv.c * 4.0
@@ -677,11 +708,12 @@ def _stencil_forward(site: Site, conv: Conv) -> Cost:
     coef = site.coef
     elements, moved = conv.n * conv.out_px * conv.o, conv.input_bytes * (1.0 - site.warm_frac) + conv.output_bytes
     if conv.channels_last:
-        each = _last(site, "last_", conv, conv.taps)
-        skipped = max(1.0, coef["stencil_last_stride"] * conv.in_px / conv.out_px)
+        skipped = max(1.0, conv.in_px / conv.out_px) ** coef["stencil_last_stride"]
         if conv.itemsize > 2:
-            return _stencil(site, elements, each * coef["stencil_last_wide"], moved)
-        return _stencil(site, elements, each * skipped, moved, conv.taps * coef["stencil_last_latency_cycles"])
+            return _stencil(site, elements, _linear(site, "last_wide_", conv.taps) * skipped, moved)
+        each = _last(site, "last_", conv, conv.taps)
+        latency = coef["stencil_last_first_cycles"] + conv.taps * coef["stencil_last_latency_cycles"]
+        return _stencil(site, elements, each * skipped, moved, latency)
     if _tiled(conv):
         return _stencil(site, elements, _linear(site, "tiled_", conv.taps), moved)
     if conv.rank == 2 and conv.side in (3, 5):
@@ -694,10 +726,27 @@ def _stencil_input_grad(site: Site, conv: Conv) -> Cost:
     moved = conv.output_bytes * (1.0 - site.warm_frac) + conv.input_bytes
     elements, taps = conv.n * conv.in_px * conv.c, conv.taps * max(1, conv.o // conv.c)
     if conv.channels_last:
-        wide = site.coef["stencil_last_wide"] ** 0.5 if conv.itemsize > 2 else 1.0
-        return _stencil(site, elements, _last(site, "last_grad_", conv, taps) * wide, moved)
+        plain = site.coef["stencil_last_plain"] if conv.stride > 2 else 1.0  # the kernel that takes any stride
+        if conv.itemsize > 2:
+            return _stencil(site, elements, _linear(site, "last_wide_grad_", taps) * plain, moved)
+        return _stencil(site, elements, _last(site, "last_grad_", conv, taps) * plain, moved)
+    if _tiled(conv) and conv.stride == 1:
+        return _stencil(site, elements, _linear(site, "tiled_grad_", taps), moved)
     unrolled = conv.rank == 2 and conv.side in (3, 5) and conv.stride <= 2
     return _stencil(site, elements, _linear(site, "grad_" if unrolled else "any_grad_", taps), moved)
+
+
+def _last_weight_grad(site: Site, conv: Conv, moved: float) -> Cost:
+    """Channels last: tiles whose partial sums are reduced; a direct kernel where no tile fits."""
+    coef, elements = site.coef, conv.n * conv.out_px * conv.o
+    if conv.stride > 2 or (conv.itemsize > 2 and conv.side > 5):
+        return _stencil(site, elements, coef["stencil_direct_tap_cycles"] * conv.taps, moved)
+    each = _last(site, "last_weight_", conv, conv.taps) * (1.0 + 0.25 * (conv.in_px / conv.out_px - 1.0))
+    each *= max(1.0, coef["stencil_last_weight_rows"] / (conv.n * conv.o))
+    if conv.itemsize > 2:
+        tiled = _stencil(site, elements, _linear(site, "last_wide_grad_", conv.taps), moved)
+        return _sum(tiled, _memset(site), (site.cycles_s(coef["stencil_last_reduce_cycles"]), 1))
+    return _sum(_stencil(site, elements, each, moved), _memset(site))
 
 
 def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
@@ -705,11 +754,9 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
     coef, chip = site.coef, site.chip
     moved = (conv.output_bytes + conv.input_bytes) * (1.0 - site.warm_frac)
     if conv.channels_last:
-        each = _last(site, "last_weight_", conv, conv.taps) * (1.0 + 0.25 * (conv.in_px / conv.out_px - 1.0))
-        each *= max(1.0, coef["stencil_last_weight_rows"] / (conv.n * conv.o))
-        if conv.itemsize > 2:
-            return _stencil(site, conv.n * conv.out_px * conv.o, coef["stencil_direct_tap_cycles"] * conv.taps, moved)
-        return _sum(_stencil(site, conv.n * conv.out_px * conv.o, each, moved), _memset(site))
+        return _last_weight_grad(site, conv, moved)
+    if _tiled(conv) and conv.stride == 1:
+        return _stencil(site, conv.n * conv.out_px * conv.o, _linear(site, "tiled_weight_", conv.taps), moved)
     blocks, warps, image_steps = conv.o * conv.taps, min(conv.n, 8), -(-conv.out_px // 32)
     alone = -(-conv.n // warps) * image_steps * coef["stencil_weight_latency_cycles"]
     resident = max(1, min(32, 64 // warps)) * chip.num_sms
@@ -722,54 +769,158 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
 
 _LONG_FILTER = 49
 """Filters with more taps than this (speech encoders' positional ones) run group by group."""
-
-
 _ANALYTIC = 3.3
 """Their kernels work out every address: slower by this (one recorded speech encoder)."""
+_FEW_ROWS, _LITTLE = 8000, 2000
+"""Output pixels below which wide groups, and groups of sixteen and more, are not packed."""
 
 
-def _grouped(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
-    """Groups packed block-diagonally into 64-wide tiles between transforms that pad them, or else run one by one."""
+def _group_size(conv: Conv) -> int:
+    """Channels a group takes in a packed tile: the next power of two that holds its inputs and its outputs."""
+    return max(4, 1 << (max(conv.c, conv.o) // conv.groups - 1).bit_length())
+
+
+def _packed(conv: Conv) -> bool:
+    """Whether one kernel takes all groups of 16-bit tensors, packed block-diagonally into 64-wide tiles."""
+    wide, tall, rows = conv.c // conv.groups, conv.o // conv.groups, conv.n * conv.out_px
+    if conv.taps == 1:
+        return max(wide, tall) <= 12 and conv.groups > 2
+    if conv.taps > _LONG_FILTER or (conv.groups == 2 and wide < 64):
+        return False
+    if conv.side == 3:
+        apart = wide >= 64 and rows < _FEW_ROWS and not conv.channels_last
+        return not (apart or (wide >= 16 and conv.groups <= 4 and rows < _LITTLE))
+    return wide < 32 if conv.side < _WIDE_SIDE else wide < 16 or (wide < 24 and rows >= _FEW_ROWS)
+
+
+def _grouped_forward(site: Site, conv: Conv) -> Cost:
     wide, tall = conv.c // conv.groups, conv.o // conv.groups
-    narrow = wide < 4 or (wide == 4 and conv.taps == 1)
-    if not site.on_matrix_units(conv) or tall == 1 or (narrow and not backward):
-        return _narrow_groups(site, conv, rows, backward)
-    if (conv.taps == 1 and (wide > 20 or backward)) or wide >= 64 > tall:
-        each = site.coef["group_matrix_cycles"] + backward * rows * site.coef["group_row_cycles"]
-        return conv.groups * site.cycles_s(each), 4 * conv.groups
-    if conv.taps > _LONG_FILTER and not backward:
+    if not site.on_matrix_units(conv):
+        return _wide_type_groups(site, conv)
+    if wide < 4 or tall == 1:
+        return _narrow_groups(site, conv)
+    if _packed(conv):
+        return _packed_groups(site, conv, conv.n * conv.out_px)
+    if conv.taps > _LONG_FILTER:
+        rows = conv.n * conv.out_px
         single = Loop(rows, tall, wide, conv.taps, conv.touched_bytes / conv.groups, conv.output_bytes / conv.groups)
         each_s = _ANALYTIC * _loop_s(site, single, (64, 64, 64, False), conv.dtype)
         each_s += 3 * site.cycles_s(site.coef["group_start_cycles"])
         return conv.groups * each_s, 4 * conv.groups
-    packed = max(1, 64 // max(_padded(wide), _padded(tall)))
-    tiles = -(-conv.groups // packed) * -(-max(wide, tall) // 64)
-    loop = Loop(rows, 64, 64 * -(-wide // 64), conv.taps, conv.touched_bytes, conv.output_bytes, repeat=tiles)
+    return _looped_groups(site, conv, conv.n * conv.out_px)
+
+
+def _packed_groups(site: Site, conv: Conv, rows: int) -> Cost:
+    """One kernel over all groups, between transforms that bring them to the width of a packed tile."""
+    wide, tall, size = conv.c // conv.groups, conv.o // conv.groups, _group_size(conv)
+    tiles = -(-conv.groups // max(1, 64 // size)) * -(-size // 64)
+    loop = Loop(rows, 64, 64 * -(-size // 64), conv.taps, conv.touched_bytes, conv.output_bytes, repeat=tiles)
     inner = _loop_s(site, loop, (64, 64, 64, site.tma), conv.dtype), 1
-    return _sum(_group_transforms(site, conv, wide % 8 == 0, tall % 8 == 0), _memset(site), inner)
-
-
-def _narrow_groups(site: Site, conv: Conv, rows: int, backward: bool) -> Cost:
-    """A direct kernel for all groups, or a vector kernel for each of them."""
-    wide, tall = conv.c // conv.groups, conv.o // conv.groups
-    direct = tall <= wide if conv.taps > 1 else conv.itemsize > 2  # as recorded: no wider out than in
-    if tall == 1 or (direct and not backward):
-        busy_s = conv.flops / (site.coef["group_direct_frac"] * site.chip.vector_flops_per_s)
-        return site.cycles_s(site.coef["simt_start_cycles"]) + busy_s, 1
-    each = site.cycles_s(site.coef["group_start_cycles"]) + _simt_s(site, rows, tall, wide * conv.taps)
-    return conv.groups * each, conv.groups
+    return _sum(_group_transforms(site, conv, size == wide, size == tall), inner)
 
 
 def _group_transforms(site: Site, conv: Conv, whole_in: bool, whole_out: bool) -> Cost:
-    if not conv.channels_last:
-        weight = _generic_transform(site, conv.o, conv.c // conv.groups, conv.taps)
-        return _sum(weight, _x(site, conv), _y(site, conv, fresh=True))
+    size = _group_size(conv)
     parts = [] if whole_in and whole_out else [_generic_transform(site, conv.o, conv.c // conv.groups, conv.taps)]
-    if not whole_in:
-        parts.append(_generic_transform(site, conv.n, conv.c, conv.in_px))
-    if not whole_out:
-        parts.append(_generic_transform(site, conv.n, conv.o, conv.out_px))
+    for whole, channels, px in ((whole_in, conv.c, conv.in_px), (whole_out, conv.o, conv.out_px)):
+        if conv.channels_last and not whole:
+            parts.append(_generic_transform(site, conv.n, channels, px))
+        if not whole:
+            parts.append(_memset(site, conv.n * px * conv.groups * size * conv.itemsize))
+    if not conv.channels_last:
+        parts += [_x(site, conv), _y(site, conv, fresh=True)]
     return _sum(*parts)
+
+
+def _one_group(conv: Conv) -> Conv:
+    return replace(conv, c=conv.c // conv.groups, o=conv.o // conv.groups, groups=1)
+
+
+def _looped_groups(site: Site, conv: Conv, rows: int) -> Cost:
+    """Wide groups one after another: each is cut out or transposed, convolved, and put back."""
+    one = _one_group(conv)
+    loop = Loop(rows, one.o, one.c, conv.taps, one.touched_bytes, one.output_bytes)
+    tile = _copy_tile(one.o, -(-rows // 128) * -(-one.o // 128))
+    inner = _loop_s(site, loop, tile, conv.dtype) + site.cycles_s(site.coef["group_start_cycles"])
+    moved = _sum(_x(site, one), _y(site, one, fresh=True))
+    if not conv.channels_last:
+        moved = _sum(moved, _w(site, one))
+    return conv.groups * (inner + moved[0]), conv.groups * (1 + moved[1])
+
+
+def _vector_groups(site: Site, conv: Conv) -> Cost:
+    """A vector kernel for each group: an inner loop of its own depth, sixteen output channels at a time."""
+    one, coef = _one_group(conv), site.coef
+    depth, rows = one.c * conv.taps, conv.n * conv.out_px
+    work_s = 2.0 * rows * -(-one.o // 16) * 16 * depth / (coef["group_vector_frac"] * site.chip.vector_flops_per_s)
+    each = site.cycles_s(coef["group_vector_start_cycles"])
+    return conv.groups * (each + max(work_s, site.cycles_s(coef["group_depth_cycles"] * depth))), conv.groups
+
+
+def _engine_groups(site: Site, conv: Conv) -> Cost:
+    """The same over channels-last tensors, by a kernel that takes one output pixel a thread."""
+    depth, rows = conv.c // conv.groups * conv.taps, conv.n * conv.out_px
+    work = max(site.coef["group_engine_depth_cycles"] * depth, rows * depth * site.coef["group_engine_row_cycles"])
+    return conv.groups * site.cycles_s(site.coef["group_start_cycles"] + work), conv.groups
+
+
+def _direct_groups(site: Site, conv: Conv) -> Cost:
+    """One kernel that takes any groups, slowly."""
+    fast = not conv.channels_last and conv.taps > 1 and conv.itemsize <= 2
+    frac = site.coef["group_direct_first_frac" if fast else "group_direct_frac"]
+    busy_s = conv.flops / (frac * site.chip.vector_flops_per_s)
+    return site.cycles_s(site.coef["simt_start_cycles"]) + busy_s, 1
+
+
+def _narrow_groups(site: Site, conv: Conv) -> Cost:
+    """16-bit groups of up to three channels, or of one output channel."""
+    wide, tall = conv.c // conv.groups, conv.o // conv.groups
+    if tall == 1 and wide > 8:
+        return _packed_groups(site, conv, conv.n * conv.out_px) if conv.side == 3 else _vector_groups(site, conv)
+    if conv.channels_last:
+        direct = tall == 1 or (conv.taps == 1 and tall <= wide)
+        return _direct_groups(site, conv) if direct else _engine_groups(site, conv)
+    direct = 1 < conv.side < _WIDE_SIDE and tall <= wide
+    return _direct_groups(site, conv) if direct else _vector_groups(site, conv)
+
+
+def _wide_type_groups(site: Site, conv: Conv) -> Cost:
+    """Single precision: pointwise groups in great number directly, others one after another where that is faster."""
+    wide, tall = conv.c // conv.groups, conv.o // conv.groups
+    if conv.taps == 1 and conv.groups >= 32:
+        return _direct_groups(site, conv)
+    if not conv.channels_last:
+        return min(_vector_groups(site, conv), _direct_groups(site, conv))
+    if conv.taps > 1 and wide >= 16 and (max(wide, tall) >= 24 or conv.side >= _WIDE_SIDE):
+        one = _one_group(conv)
+        inner = _simt_s(site, conv.n * conv.out_px, tall, wide * conv.taps), 1
+        each = _sum(_x(site, one), _w(site, one), inner, _y(site, one, fresh=True))
+        return conv.groups * each[0], conv.groups * each[1]
+    return min(_engine_groups(site, conv), _direct_groups(site, conv))
+
+
+def _grouped_grad(site: Site, conv: Conv, rows: int) -> Cost:
+    """The gradient of the input or of the weight, whose kernels differ little in what they cost."""
+    coef, wide, tall = site.coef, conv.c // conv.groups, conv.o // conv.groups
+    if not site.on_matrix_units(conv):
+        return _wide_type_group_grad(site, conv)
+    if conv.taps == 1:
+        each = coef["group_matrix_cycles"] + rows * coef["group_row_cycles"]
+        return conv.groups * site.cycles_s(each), 4 * conv.groups
+    apart = wide >= 64 and conv.groups >= 32 and rows < 2 * _FEW_ROWS
+    if apart or (conv.groups == 2 and wide < 64) or (wide <= 2 < tall and conv.groups >= 8 and not conv.channels_last):
+        return min(_looped_groups(site, conv, rows), _packed_groups(site, conv, rows))
+    return _packed_groups(site, conv, rows)
+
+
+def _wide_type_group_grad(site: Site, conv: Conv) -> Cost:
+    """Group by group: an atomic weight gradient or a scatter, and transposes where the taps are few."""
+    coef, one = site.coef, _one_group(conv)
+    share = min(1.0, one.o / 32.0)
+    each_s = one.flops / (coef["simt_atomic_frac"] * share * site.chip.vector_flops_per_s)
+    if conv.taps == 1 and not conv.channels_last:
+        each_s += (one.input_bytes + one.output_bytes) / (2.0 * coef["group_transpose_bytes_per_s"])
+    return conv.groups * (each_s + site.cycles_s(coef["group_grad_cycles"])), 2 * conv.groups
 
 
 # Which kernels run
@@ -779,7 +930,7 @@ def _forward(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_forward(site, conv)
     if conv.groups > 1:
-        return _grouped(site, conv, conv.n * conv.out_px, False)
+        return _grouped_forward(site, conv)
     if not site.on_matrix_units(conv):
         plain = _simt_forward(site, conv)
         if not conv.channels_last or (conv.c <= 16 and not conv.pointwise):  # few channels: read where they lie
@@ -794,13 +945,14 @@ def _forward(site: Site, conv: Conv) -> Cost:
         whole = _sum(_x(site, conv), _w(site, conv), whole, _y(site, conv, fresh=True))
     if product and not _small_images(conv):  # rows off 16 bytes: a slow product, or images transposed first
         return min(product, whole)
+    whole = _sum(whole, _odd_filters(site, conv), _widened(site, conv, conv.out_px, conv.o))
     return whole if conv.c % 8 == 0 else min(_image_forward(site, conv), _sum(whole, _widen(site, conv)))
 
 
 def _widen(site: Site, conv: Conv) -> Cost:
     """Zeros for the channels that fill up eights, for images and filters; channels-first transforms write the rest."""
     if conv.channels_last:
-        return _sum(_pad_channels(site, conv), _w(site, conv), _memset(site))
+        return _sum(_widened(site, conv, conv.in_px, conv.c), _w(site, conv), _memset(site))
     return _sum(_memset(site, conv.n * conv.in_px * _padded(conv.c) * conv.itemsize), _memset(site))
 
 
@@ -815,35 +967,30 @@ def _input_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_input_grad(site, conv)
     if conv.groups > 1:
-        return _grouped(site, conv, conv.n * conv.in_px, True)
+        return _grouped_grad(site, conv, conv.n * conv.in_px)
     if not site.on_matrix_units(conv):
         plain = _simt_input_grad(site, conv)
         return _sum(_y(site, conv), _w(site, conv), plain, _x(site, conv, fresh=True)) if conv.channels_last else plain
     if conv.pointwise:
         return _pointwise(site, conv, conv.c, conv.o, conv.output_bytes + conv.weight_bytes, conv.input_bytes)
-    loop = _input_grad_loop(site, conv)
+    loop = _sum(_input_grad_loop(site, conv), _grad_widened(site, conv), _odd_filters(site, conv))
     return loop if conv.channels_last else _sum(_w(site, conv), _y(site, conv), loop, _x(site, conv, fresh=True))
 
 
-def _stranded(conv: Conv) -> bool:
-    """16-bit weight gradients of large filters over large images: the library falls back to the vector units."""
-    large = conv.side >= _WIDE_SIDE and conv.c >= 32 and conv.o >= 128 and conv.out_px >= 784
-    return large and conv.flops < _STRANDED_FLOPS
+def _grad_widened(site: Site, conv: Conv) -> Cost:
+    return _sum(_widened(site, conv, conv.in_px, conv.c), _widened(site, conv, conv.out_px, conv.o))
 
 
 def _weight_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_weight_grad(site, conv)
     if conv.groups > 1:
-        return _grouped(site, conv, conv.n * conv.out_px, True)
+        return _grouped_grad(site, conv, conv.n * conv.out_px)
     if not site.on_matrix_units(conv):
         return _simt_weight_grad(site, conv)
     if conv.pointwise and not _transposed_product(conv):
         return _pointwise_weight_grad(site, conv)
-    if _stranded(conv):
-        seconds = conv.flops / (site.coef["wide_weight_frac"] * site.chip.vector_flops_per_s)
-        return _sum(_vector(site, seconds, conv.input_bytes + conv.output_bytes), _memset(site), _memset(site))
-    loop = _weight_grad_loop(site, conv)
+    loop = _sum(_weight_grad_loop(site, conv), _grad_widened(site, conv))
     return loop if conv.channels_last else _sum(_x(site, conv), _y(site, conv), loop, _w(site, conv, fresh=True))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.basis import Basis, worst
@@ -18,6 +18,7 @@ from ridgeline.cost.schedule import Segment, wall_s
 from ridgeline.cost.work import Site, Work, site_of, work_of
 from ridgeline.errors import CostError, nearest
 from ridgeline.graph import Block, Graph, Node, root_of
+from ridgeline.graph.expand import Flat
 from ridgeline.hardware import Device
 
 EXECUTIONS = ("eager", "compiled", "cudagraph")
@@ -47,6 +48,9 @@ class Line:
     width: float = 0.0
     block: int = 0  # lines of one block repeat together; 0 is outside blocks
     unmade: frozenset[int] = frozenset()  # values a fused kernel keeps to itself
+    kept: Mapping[int, int] = field(default_factory=dict)  # bytes kept in place of a value's own
+    held: Mapping[Flat, int] = field(default_factory=dict)  # storages a fused kernel reads, and until which flat node
+    made: Mapping[Flat, int] = field(default_factory=dict)  # storages it writes, and at which flat node
 
     def row(self) -> Row:
         node, times = self.node, self.times

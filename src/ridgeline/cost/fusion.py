@@ -41,6 +41,9 @@ FUSIBLE = frozenset(
 )
 REDUCING = frozenset({"norm", "softmax", "loss", "cross_entropy", "reduce"})
 MAX_MEMBERS = 64  # Inductor's limit on what one kernel takes
+RECOMPUTED = frozenset({"pointwise", "copy", "fill", "quantize"})
+"""Cheap ops: what they made for the backward pass alone is made again there from their kernel's inputs."""
+PADDED_FROM = 64  # odd operands of products wider than this are padded into copies of their own
 
 
 @dataclass(slots=True)
@@ -56,6 +59,9 @@ class Group:
     escaping: set[Flat] = field(default_factory=set)
     reduced: int = 0  # longest row that is reduced
     order: int = 0
+    last: dict[int, int] = field(default_factory=dict)  # place in the flat schedule of the last op, by body
+    read_in: dict[Flat, int] = field(default_factory=dict)  # the body in which a storage is read
+    made_in: dict[Flat, int] = field(default_factory=dict)  # the body in which a storage is written
 
 
 def compiled_segments(graph: Graph, eager: list[Segment], pricer: Pricer, coef: Coef, *, fuse: bool) -> list[Segment]:
@@ -83,6 +89,8 @@ class Fuser:
         self.walk = Walk(graph, pricer, coef)
         self.level: dict[Flat, int] = {}
         self.producer: dict[Flat, Group] = {}
+        self.readers: dict[Flat, list[tuple[Phase, Group | None]]] = {}  # phase, and the kernel if it is generated
+        self.products: dict[Flat, int] = {}  # matrix products that read a storage
         self.done: list[tuple[int, int, Group | LibraryCall]] = []  # (sequence, body, what runs)
         self.sequence = 0
         self.cache = Cache(pricer.chip.l2_bytes * L2_KEPT_FRAC)
@@ -103,6 +111,8 @@ class Fuser:
         if not calls or calls[0].kind not in ("conv", "gemm"):
             return calls
         if calls[0].kind == "gemm":
+            if min(v for k, v in calls[0].shape if k in ("m", "n")) == 1:  # a vector gains nothing by it
+                return calls
             return (
                 replace(
                     calls[0],
@@ -115,6 +125,8 @@ class Fuser:
         level = max((self.level.get(i, 0) for i in flat.inputs), default=0)
         for i in flat.inputs:
             self._read_outside(i, None)
+            self.readers.setdefault(i, []).append((flat.node.phase, None))
+            self.products[i] = self.products.get(i, 0) + (flat.node.op == "matmul")
         for out in flat.outputs:
             self.level[out] = level + 1
             self.producer.pop(out, None)
@@ -133,17 +145,21 @@ class Fuser:
             self.done.append((self.sequence, flat.body, group))
         group.members.append(flat)
         group.sites.append(site)
+        group.last[flat.body] = self.sequence - 1
         if site.op in REDUCING:
             group.reduced = max(group.reduced, _row(site))
         sizes = site.in_bytes if site.op not in ("embedding", "gather") else (site.written_bytes, *site.in_bytes[1:])
         for i, size in zip(flat.inputs, sizes, strict=False):
             if self.producer.get(i) is not group:
                 group.reads[i] = max(group.reads.get(i, 0.0), size)
+                group.read_in[i] = flat.body
+                self.readers.setdefault(i, []).append((flat.node.phase, group))
             self._read_outside(i, group)
         for out, t in zip(flat.outputs, site.outs, strict=True):
             self.level[out] = level
             self.producer[out] = group
             group.writes[out] = float(t.num_bytes)
+            group.made_in[out] = flat.body
             if self.graph.values[out[0]].kind in RESIDENT or out[0] in self.graph.outputs:
                 group.escaping.add(out)
 
@@ -191,6 +207,7 @@ class Fuser:
             spent = host.host_s(flat.node, self.coef, training=True)
         line = priced(self.pricer, flat.node, flat.times, work, calls, warm, spent)
         line.unmade = frozenset(flat.node.outputs[1:]) if unasked else frozenset()  # positions of maxima
+        line.kept = self._small_positions(flat, site)
         return line
 
     def _group_line(self, group: Group) -> Line | None:
@@ -230,7 +247,57 @@ class Fuser:
         line = priced(self.pricer, last.node, last.times, work, calls, warm, self.coef["compiled_call_s"])
         line.members = tuple(m.node for m in group.members)
         line.unmade = frozenset(s[0] for s in group.writes.keys() - group.escaping)
+        line.kept = {**self._recomputed(group), **self._padded(group)}
+        line.held = {storage: group.last[body] for storage, body in group.read_in.items()}
+        line.made = {storage: group.last[body] for storage, body in group.made_in.items()}
         return line
+
+    def _recomputed(self, group: Group) -> dict[int, int]:
+        """What the partition of a training graph keeps for values only the backward pass would read.
+
+        They are made again there if that takes fewer bytes: the first stands for the kernel's inputs that would
+        have died, the others for nothing.
+        """
+        if group.members[0].node.phase is not Phase.FORWARD or self.graph.mode != "train":
+            return {}
+        cheap = {s for m in group.members for s in _cheap(m)}
+        saved = [s for s in group.writes if s in cheap and self._made_again(s, group)]
+        needed = sum(b for s, b in group.reads.items() if not self._lives_on(s))
+        if not saved or needed >= sum(group.writes[s] for s in saved):
+            return {}
+        return {s[0]: int(needed) if s is saved[0] else 0 for s in saved}
+
+    def _made_again(self, storage: Flat, group: Group) -> bool:
+        """Read in the backward pass by generated kernels; in the forward pass by none that is not one with ours."""
+        readers = self.readers.get(storage, [])
+        if storage[0] in self.graph.outputs or not any(phase is Phase.BACKWARD for phase, _ in readers):
+            return False
+        return all(
+            kernel is not None
+            and (phase is Phase.BACKWARD or (kernel.level, kernel.domain) == (group.level, group.domain))
+            for phase, kernel in readers
+        )
+
+    def _lives_on(self, storage: Flat) -> bool:
+        """Whether a storage is there in the backward pass anyway."""
+        resident = self.graph.values[storage[0]].kind in RESIDENT
+        return resident or any(phase is Phase.BACKWARD for phase, _ in self.readers.get(storage, ()))
+
+    def _small_positions(self, flat: FlatNode, site: Site) -> dict[int, int]:
+        """Positions of maxima are kept as offsets within their window, a byte each."""
+        if flat.node.op != "pool" or self.graph.mode != "train" or len(flat.outputs) < 2:
+            return {}
+        return {flat.outputs[1][0]: site.outs[1].numel}
+
+    def _padded(self, group: Group) -> dict[int, int]:
+        """A generated kernel writes an odd operand once for every product, padded."""
+        found: dict[int, int] = {}
+        for m, site in zip(group.members, group.sites, strict=True):
+            for s, t in zip(m.outputs, site.outs, strict=True):
+                odd = bool(t.shape) and t.shape[-1] > PADDED_FROM and t.shape[-1] % 8 != 0
+                if odd and self.products.get(s, 0) > 1:
+                    found[s[0]] = int(t.num_bytes) * self.products[s]
+        return found
 
     def _warm(self, storages: Iterable[tuple[Flat, float]]) -> float:
         return self.cache.warm_frac([(hash(s), b) for s, b in storages])
@@ -239,6 +306,13 @@ class Fuser:
         read = [(hash(s), b) for s, b in zip(flat.inputs, site.in_bytes, strict=True)]
         made = [(hash(s), float(t.num_bytes)) for s, t in zip(flat.outputs, site.outs, strict=True)]
         self.cache.touch([*read, *made])
+
+
+def _cheap(flat: FlatNode) -> tuple[Flat, ...]:
+    """Outputs that are quickly made again: all of a pointwise op, of a norm what its saved statistics give."""
+    if flat.node.op in RECOMPUTED:
+        return flat.outputs
+    return flat.outputs[:1] if flat.node.op == "norm" else ()
 
 
 def _row(site: Site) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ridgeline.cost.chip import Chip, Floats, Timing, columns, kindred, timing
 from ridgeline.dtypes import dtype as dtype_named
@@ -32,6 +32,8 @@ MAX_TILE = 128 * 256  # accumulators of a CTA
 REDUCTION_L2_FRAC = 0.8  # share of L2 bandwidth the split-k reduction reaches
 POWER_EXPONENT = 0.6  # slowdown = (power wanted / power allowed) ** this: frequency and voltage fall together
 WARM_EDGE = 0.5  # relative width of the fall from cached to uncached as a footprint outgrows its share of L2
+WHOLE_K_ARCHS = ("ada",)  # cuBLAS leaves k whole there for little work and for few columns
+WHOLE_K, WHOLE_WORK, THIN_COLS, TALL_OUTPUT = 8192, 2.0**21, 64, 72_000
 SCALED_BYTES = {"fp4": 0.5625}  # a nibble and its share of the block scale
 
 COEFFICIENTS = {
@@ -143,12 +145,6 @@ def _fixed_menu() -> Menu:
     return _menu_of([(*tile, split, 0, np.inf) for tile in tiles for split in splits], multicast=1)
 
 
-def _small_menu() -> Menu:
-    """Small tiles of one CTA, as the older batched kernels have for matrices of a few dozen rows; k is never split."""
-    sides = (16, 32, 64, 128)
-    return _menu_of([(a, b, 0, 0, 1, 0, np.inf) for a in sides for b in sides], multicast=1)
-
-
 def _cutlass_menu() -> Menu:
     """Scaled products of CUTLASS as serving frameworks instantiate them: the tile follows m, k is never split."""
     gates = [(16, 64, 0, 16), (64, 64, 16, 64), (64, 128, 64, 128), (128, 128, 128, np.inf), (256, 128, 8191, np.inf)]
@@ -156,8 +152,6 @@ def _cutlass_menu() -> Menu:
 
 
 LIBRARIES = ("cublas", "cutlass")
-SMALL_TILES = "batched"
-"""Stands in for an architecture where batched products of unaligned rows run on small tiles, whatever the chip."""
 FLEXIBLE_ARCHS = ("hopper", "blackwell")
 
 
@@ -168,8 +162,6 @@ def menu(arch: str, library: str) -> Menu:
         return _cutlass_menu()
     if library != "cublas":
         raise CostError(f"no tile menu for library {library!r}{nearest(library, LIBRARIES)}")
-    if arch == SMALL_TILES:
-        return _small_menu()
     return _flexible_menu() if arch in FLEXIBLE_ARCHS else _fixed_menu()
 
 
@@ -240,6 +232,12 @@ def _reread_bytes(chip: Chip, tiling: _Tiling, b: Floats, m: Floats, n: Floats, 
     return np.asarray(np.maximum(fetched - b * (m + n) * k, 0) * (missed * tiling.in_bytes))
 
 
+def _whole_k(m: Floats, n: Floats, k: Floats) -> NDArray[np.bool_]:
+    """Where the library does not split k, as measured on an L40S: too few multiplications, or tall and thin."""
+    thin = (n <= THIN_COLS) & (m * n >= TALL_OUTPUT)
+    return np.asarray((k <= WHOLE_K) & (m > 1) & (thin | (m * n * k < WHOLE_WORK)))
+
+
 def held_frac(footprint_bytes: Floats, held_bytes: float) -> Floats:
     """Share of a footprint that a cache of ``held_bytes`` keeps: one while it fits, none once it is well beyond."""
     return np.clip((1 + WARM_EDGE / 2 - footprint_bytes / held_bytes) / WARM_EDGE, 0, 1)
@@ -299,7 +297,7 @@ def gemm_timing(
     expected_s = throttled(coef, busy_s + slow, flops, peak)
     cold_bytes = b * (m + n) * k * in_bytes * (1 - warm) + np.maximum(b * m * n * out_bytes - chip.l2_bytes, 0)
     floor_s = np.maximum(flops / peak, cold_bytes / chip.dram_bytes_per_s)
-    return timing(expected_s, floor_s, loop_s + slow, dram_s, coef["launch_s"] + reduce_s)
+    return timing(expected_s, floor_s, loop_s + slow, dram_s, coef["launch_s"] + reduce_s, reduce_s > 0)
 
 
 def _picked(
@@ -325,6 +323,8 @@ def _picked(
     busy_s = overlapped(loop_s, dram_s, coef["exposed_frac"]) + reduce_s
     if menu.is_gated:
         busy_s = np.where((m > menu.min_m) & (m <= menu.max_m), busy_s, np.inf)
+    if chip.arch in WHOLE_K_ARCHS:
+        busy_s = np.where((menu.splits > 1) & _whole_k(b * m, n, k), np.inf, busy_s)
     best = np.argmin(busy_s, axis=1)
     at = np.arange(len(best)), best
     return loop_s[at], dram_s[at], busy_s[at] + coef["launch_s"], reduce_s[at]

@@ -57,7 +57,7 @@ DEFAULTS: Coef = {
     "compiled_call_s": 9.0e-6,  # one kernel of a compiled graph: generated wrapper code instead of dispatch
     "compiled_step_s": 600e-6,  # guards and entry of a compiled region, once a step
     "event_s": 3.0e-6,  # what events around a call add to its kernels
-    "event_gap_s": 0.8e-6,  # and for every further kernel
+    "event_gap_s": 1.5e-6,  # and for every further kernel
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from ridgeline.cost import ordering, stream
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
@@ -41,11 +42,19 @@ DEFAULTS: Coef = {
     "column_instr": 165.0,  # and per column of it
     "value_instr": 45.3,  # and per row element read
     "segment_cycles": 3600.0,  # start of each of its two kernels
+    "put_cycles": 41000.0,  # accumulating assignment: the small kernels that sort few positions
+    "put_sets_cycles": 26000.0,  # more where several index tensors make up a position
+    "put_sort_cycles": 38000.0,  # more where they are too many for one block
+    "put_index_instr": 3300.0,  # lane instructions per position then
+    "put_instr": 7200.0,  # lane instructions per element added on its own, a warp for each run
+    "put_row_instr": 84.0,  # and per element of a row
+    "put_again_cycles": 220.0,  # one more of the same position, elements one by one
+    "put_again_row_cycles": 1900.0,  # and rows
 }
 
 _SECTOR_BYTES, _INDEX_BYTES = 32.0, 8.0
 _FEW_INDICES = 3072  # up to this many indices a table gradient is not sorted
-_TILE_INDICES = 2048  # up to this many one block sorts them
+_TILE_INDICES = 2304  # up to this many one block sorts them: 256 threads of nine
 _ROWS_PER_PART = 10  # rows one thread sums before partial sums are joined
 
 
@@ -142,6 +151,35 @@ def table_gradient_s(
     return filled + sorted_s + between / chip.clock_hz + issue_s(
         chip, work + count * coef["between_instr"]
     ), kernels + 11
+
+
+def put_s(chip: Chip, coef: Coef, dims: Mapping[str, int]) -> tuple[float, int]:
+    """Accumulating assignment: positions are sorted, then a warp adds each run of equal ones."""
+    count, width, sets, rows = (float(dims[key]) for key in ("count", "width", "sets", "rows"))
+    many = count > _TILE_INDICES
+    cycles = coef["put_cycles"] + coef["put_sets_cycles"] * (sets > 1.0) + coef["put_sort_cycles"] * many
+    sort_s = cycles / chip.clock_hz + many * issue_s(chip, count * coef["put_index_instr"])
+    each = coef["put_instr" if width == 1.0 else "put_row_instr"]
+    again = coef["put_again_cycles" if width == 1.0 else "put_again_row_cycles"] * count / max(1.0, rows)
+    add_s = max(issue_s(chip, count * sets * width * each), again / chip.clock_hz)
+    return sort_s + add_s + coef["start_cycles"] / chip.clock_hz, 12 + 9 * (sets > 1.0) + 7 * many
+
+
+def _put_dims(dims: Mapping[str, int]) -> dict[str, int]:
+    """A recorded call's own words in those of the model: pairs of a batch of squares, or rows of a table."""
+    if "count" in dims:
+        return dict(dims)
+    if "pairs" in dims:
+        return {"count": dims["pairs"], "width": 1, "sets": dims["b"], "rows": dims["f"] * dims["f"]}
+    return {"count": dims["n"], "width": dims["d"], "sets": 1, "rows": dims["v"]}
+
+
+@family("index_put", "index_put", DEFAULTS)
+def put_model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
+    dims = _put_dims(call.dims())
+    moved = dims["count"] * dims["sets"] * dims["width"] * ITEMSIZE[call.dtype]
+    busy_s, kernels = put_s(chip, coef, dims)
+    return timed(busy_s, memory_floor_s(chip, moved, 0.0, warm_frac), "latency", kernels)
 
 
 def _rows_of(call: Call, dims: dict[str, int], size: float) -> tuple[float, float, float]:

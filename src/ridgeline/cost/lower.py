@@ -14,8 +14,6 @@ from ridgeline.graph import TensorType, ops, tensor
 Calls = tuple[Call, ...]
 Rule = Callable[[Site, str], Calls]
 _RULES: dict[str, Rule] = {}
-ADD_RUN_ALU = 6400.0
-"""Instruction slots an element takes when sorted runs are added by one warp each (one recorded gradient)."""
 FUSED_SDPA_FIRST = ("hopper", "blackwell")
 """Architectures on which PyTorch's scaled_dot_product_attention tries cuDNN first."""
 
@@ -367,9 +365,10 @@ def _norm(site: Site, arch: str) -> Calls:
     a = site.attrs
     fn, x = str(a["fn"]), max(site.ins, key=lambda t: t.numel)
     if "weight_norm" in fn:
-        return (
-            call("weight_norm", x.dtype.name, _phase(site), n=x.numel // max(1, x.shape[-1]), c=max(1, x.shape[-1])),
-        )
+        if a["n"] == x.shape[0]:  # norms of whole slices of the first dim
+            return (call("weight_norm", x.dtype.name, _phase(site), n=a["n"], c=a["c"], dim=0),)
+        last = max(1, x.shape[-1])
+        return (call("weight_norm", x.dtype.name, _phase(site), n=x.numel // last, c=last, dim=1),)
     if fn in ("layer_norm", "rms_norm"):
         copies = [c for t in site.ins if t.numel == x.numel for c in _made_contiguous(t)]
         return (*copies, call(fn, x.dtype.name, _phase(site), n=a["n"], c=a["c"]))
@@ -476,10 +475,13 @@ def _scatter(site: Site, arch: str) -> Calls:
     source = max(site.ins[1:] or site.ins, key=lambda t: t.numel)
     indices = max((t.numel for t in site.ins[1:] if t.dtype.family == "int"), default=1)
     single = len(source.shape) > 1 and source.shape[-1] == indices != source.shape[0]  # elements, not rows, are picked
-    if site.attrs["fn"] == "index_put" and site.attrs.get("reduce") and single:
-        moved = source.num_bytes  # sorted by position, then added run by run
-        sums = _stream(source.dtype.name, source.numel, 2 * moved, moved, 2, ADD_RUN_ALU, vector=0)
-        return (call("sort", "int64", n=1, c=indices), sums)
+    if site.attrs["fn"] == "index_put" and site.attrs.get("reduce"):  # sorted by position, then added run by run
+        if single:
+            sets = max(1, source.numel // indices)
+            return (call("index_put", source.dtype.name, count=indices, width=1, sets=sets, rows=indices),)
+        width = max(1, source.numel // max(1, indices))
+        rows = max(1, site.ins[0].numel // width)
+        return (call("index_put", source.dtype.name, count=indices, width=width, sets=1, rows=rows),)
     row = source.shape[-1] if source.shape and str(site.attrs["fn"]).startswith("index") else 1
     return (
         call(

@@ -7,18 +7,17 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family
-from ridgeline.cost.chip import BOUND_NAMES, Chip
-from ridgeline.cost.gemm import SMALL_TILES, gemm_timing
+from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing
+from ridgeline.cost.classic import classic_timing, vector_timing
+from ridgeline.cost.gemm import gemm_timing
 
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
 LEGACY = "ampere"
-"""Rows off 16-byte boundaries cannot be fetched by TMA: libraries fall back to kernels of this older generation."""
-
-
+"""Whose tiles full-precision products take where no older kernels were fitted."""
+WIDE = ("fp32", "tf32")
+"""Element types whose products the library has no favorite kernels for."""
 THIN_ROWS = 16
-"""Full-precision products of up to so many rows run on kernels of their own."""
-CTAS_PER_SM = 8
-"""Small tiles of batched products that share an SM."""
+"""Full-precision products of up to so many rows or columns run on kernels of their own."""
 
 DEFAULTS: Coef = {
     "grouped_ratio": 1.24,  # a grouped product over one batched call of the same size: groups of unequal tiles
@@ -31,7 +30,7 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     """One product, or the two products of its gradients."""
     times = [_product(problem, call, chip, coef, warm_frac) for problem in _problems(call)]
     longest = max(times, key=lambda t: t.busy_s)
-    busy_s, num_kernels = sum(t.busy_s for t in times), len(times)
+    busy_s, num_kernels = sum(t.busy_s for t in times), sum(t.num_kernels for t in times)
     if call.kind == "grouped_gemm":
         busy_s, num_kernels = busy_s * coef["grouped_ratio"] + coef["grouped_s"], 2
     return Time(busy_s, sum(t.floor_s for t in times), longest.bound, num_kernels)
@@ -39,7 +38,7 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
 
 def _problems(call: Call) -> list[Problem]:
     dims = call.dims()
-    layout = str(dims.get("layout", "nt"))
+    layout = str(dims.get("layout", "nn" if call.kind == "bmm" else "nt"))
     if call.kind == "grouped_gemm":
         groups, m, n, k = dims["groups"], dims["m"], dims["n"], dims["k"]
         if dims.get("reduction"):
@@ -48,7 +47,21 @@ def _problems(call: Call) -> list[Problem]:
     b, m, n, k = dims.get("b", 1), dims["m"], dims["n"], dims["k"]
     if call.phase == "fwd":
         return [(b, m, n, k, layout)]
-    return [(b, m, k, n, "nn"), (b, n, k, m, "tn")]  # gradients of the input and of the weight
+    return [_input_gradient(b, m, n, k, layout), _weight_gradient(b, m, n, k, layout)]
+
+
+def _input_gradient(b: int, m: int, n: int, k: int, layout: str) -> Problem:
+    """The left operand's gradient, laid out as that operand is."""
+    if layout[0] == "n":
+        return b, m, k, n, "n" + ("n" if layout[1] == "t" else "t")
+    return b, k, m, n, ("t" if layout[1] == "t" else "n") + "t"
+
+
+def _weight_gradient(b: int, m: int, n: int, k: int, layout: str) -> Problem:
+    """The right operand's gradient, laid out as that operand is."""
+    if layout[1] == "t":
+        return b, n, k, m, "t" + layout[0]
+    return b, k, n, m, ("t" if layout[0] == "n" else "n") + "n"
 
 
 def alignment(problem: Problem, dtype: str) -> int:
@@ -64,47 +77,76 @@ def alignment(problem: Problem, dtype: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _split(coef: tuple[tuple[str, float], ...], group: str) -> dict[str, float]:
-    """Coefficients of the aligned kernels, replaced by those fitted for a narrower alignment."""
-    plain = {k: v for k, v in coef if "." not in k and k not in DEFAULTS}
-    return plain | {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}
+    """Coefficients of a group of older kernels; without one, those of the newest."""
+    if group:
+        return {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}
+    return {k: v for k, v in coef if "." not in k and k not in DEFAULTS}
 
 
-def _settings(problem: Problem, dtype: str, chip: Chip, coef: Coef) -> tuple[str, dict[str, float], Chip]:
-    """(element type that is computed, coefficients, the chip as the kernels of this alignment see it)."""
-    b, m = problem[:2]
-    computed = dtype if dtype == "fp32" or dtype in chip.tensor_flops_per_s else "fp32"
+def group_of(problem: Problem, dtype: str) -> str:
+    """Which kernels of older generations would run a product; none for those of the newest."""
+    b, m, n, _, _ = problem
     step = alignment(problem, dtype)
-    group = "" if step == 8 else "batched" if b > 1 else "align1" if step == 1 else "align2"
-    if computed == "fp32":
-        group = "thin" if m <= THIN_ROWS else ""
-    fitted = bool(group) and any(name.startswith(group + ".") for name in coef)
+    if dtype not in WIDE and step == 8:
+        return ""
+    if min(m, n) == 1 and b == 1:
+        return "vector"
+    if dtype == "fp32":
+        return "thin" if min(m, n) <= THIN_ROWS else "plain"
+    if dtype == "tf32":
+        return "even" if step == 8 else "odd"
+    return ("odd1" if step == 1 else "odd2") + ("b" if b > 1 else "")
+
+
+def _classic(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: float) -> Timing | None:
+    """Timing on kernels of older generations, where those were fitted."""
+    group = group_of(problem, dtype)
+    if not group or f"{group}.launch_s" not in coef:
+        return None
+    b, m, n, k, _ = problem
     used = _split(tuple(coef.items()), group)
+    if group == "vector":
+        return vector_timing(chip, used, n=max(m, n), k=k, dtype=dtype, warm_frac=warm_frac)
+    return classic_timing(chip, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
+
+
+def _newest(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: float) -> Timing:
+    """Timing on the kernels the library favors; odd rows slow them down where nothing better is known."""
+    b, m, n, k, _ = problem
+    used = _split(tuple(coef.items()), "")
     measured = len(coef) > len(DEFAULTS)
-    if fitted or computed == "fp32" or (not group and measured):
+    if dtype == "fp32" or (measured and alignment(problem, dtype) == 8):
         used = {**used, "unaligned_frac": 1.0}  # the coefficients speak of this alignment already
-    if fitted and group == "batched":
-        return computed, used, replace(chip, arch=SMALL_TILES, num_sms=chip.num_sms * CTAS_PER_SM)
-    older = fitted or (computed == "fp32" and measured)
-    return computed, used, replace(chip, arch=LEGACY) if older else chip
+    seen = replace(chip, arch=LEGACY) if dtype == "fp32" and measured else chip
+    return gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
+
+
+def _computed(dtype: str, chip: Chip) -> str:
+    return dtype if dtype == "fp32" or dtype in chip.tensor_flops_per_s else "fp32"
 
 
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
-    b, m, n, k, _ = problem
-    dtype, used, seen = _settings(problem, call.dtype, chip, coef)
-    timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
-    return Time(float(timing.expected_s[0]), float(timing.floor_s[0]), BOUND_NAMES[int(timing.bound[0])])
+    dtype = _computed(call.dtype, chip)
+    timing = _classic(problem, dtype, chip, coef, warm_frac) or _newest(problem, dtype, chip, coef, warm_frac)
+    bound = BOUND_NAMES[int(timing.bound[0])]
+    return Time(float(timing.expected_s[0]), float(timing.floor_s[0]), bound, int(timing.num_kernels[0]))
 
 
 def is_plain(call: Call) -> bool:
     """A single product of aligned rows: many of these can be priced in one go."""
-    return call.kind in ("gemm", "bmm") and call.phase == "fwd" and alignment(_problems(call)[0], call.dtype) == 8
+    one = call.kind in ("gemm", "bmm") and call.phase == "fwd" and call.dtype not in WIDE
+    return one and alignment(_problems(call)[0], call.dtype) == 8
 
 
 def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[float]) -> list[Time]:
     """Times of plain products of one element type, as ``model`` would give them one by one."""
     problems = [_problems(call)[0] for call in calls]
-    dtype, used, seen = _settings(problems[0], calls[0].dtype, chip, coef)
+    dtype = _computed(calls[0].dtype, chip)
+    used = _split(tuple(coef.items()), "")
+    if len(coef) > len(DEFAULTS):
+        used = {**used, "unaligned_frac": 1.0}
+    seen = replace(chip, arch=LEGACY) if dtype == "fp32" and len(coef) > len(DEFAULTS) else chip
     b, m, n, k = (list(column) for column in zip(*(p[:4] for p in problems), strict=True))
     timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=list(warm_fracs))
-    found = zip(timing.expected_s.tolist(), timing.floor_s.tolist(), timing.bound.tolist(), strict=True)
-    return [Time(expected, floor, BOUND_NAMES[bound]) for expected, floor, bound in found]
+    found = (timing.expected_s.tolist(), timing.floor_s.tolist(), timing.bound.tolist(), timing.num_kernels.tolist())
+    return [Time(expected, floor, BOUND_NAMES[bound], num) for expected, floor, bound, num in zip(*found, strict=True)]

@@ -7,6 +7,8 @@ from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.stream import Sweep, blend, issue_s, timed
 
+NARROW_WHOLE = ("int32", "int16", "int8", "uint8", "bool")
+
 DEFAULTS: Coef = {
     "overlap": 1.3,  # exponent of the blend of a lone block's latency and the chip's throughput
     "memset_cycles": 2200.0,  # clearing a counter
@@ -199,6 +201,15 @@ def _whole_chip_topk_s(chip: Chip, coef: Coef, rows: int, length: int, size: flo
     return passes * one + first_s + taken
 
 
+def _widened(chip: Chip, dtype: str, numel: float, warm_frac: float) -> tuple[float, float, float]:
+    """Sums of whole numbers are made in 64 bits: (seconds of the cast, bytes read and bytes summed per element)."""
+    size = ITEMSIZE[dtype]
+    if dtype not in NARROW_WHOLE:
+        return 0.0, size, size
+    sweep = Sweep(numel, numel * size, numel * 8.0, 1, 0.0, size, "cast")
+    return stream.sweep_s(chip, stream.DEFAULTS, sweep, warm_frac), size, 8.0
+
+
 @family("ordering", "sort cumsum topk", DEFAULTS)
 def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dims, size = call.dims(), ITEMSIZE[call.dtype]
@@ -216,7 +227,9 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
         busy_s, kernels = sort_s(chip, coef, rows, length, size, warm_frac)
         written = numel * (size + 8.0)
     else:
-        busy_s, kernels = scan_s(chip, coef, rows, length, size, warm_frac)
-        written = numel * size
+        widened_s, size_in, size = _widened(chip, call.dtype, numel, warm_frac)
+        busy_s, kernels = scan_s(chip, coef, rows, length, size, 1.0 if widened_s and numel < 1e6 else warm_frac)
+        busy_s, kernels = busy_s + widened_s, kernels + (widened_s > 0.0)
+        written, size = numel * size, size_in
     floor_s = memory_floor_s(chip, numel * size, written, warm_frac)
     return timed(busy_s, floor_s, "latency" if busy_s > 8.0 * floor_s else "compute", kernels)

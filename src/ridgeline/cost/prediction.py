@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ridgeline.basis import Basis, worst
-from ridgeline.cost.memory import Memory, memory_of
+from ridgeline.cost.memory import Fused, Memory, memory_of
 from ridgeline.errors import HardwareError
 from ridgeline.graph import Graph
 from ridgeline.hardware import Device
@@ -92,12 +92,21 @@ class Prediction:
     @cached_property
     def memory(self) -> Memory:
         """Live bytes over the schedule, worked out when first asked for."""
-        return memory_of(self.graph, self.unmade, reuse=self.execution == "compiled")
+        return memory_of(self.graph, self.fused if self.execution == "compiled" else None)
 
-    @cached_property
-    def unmade(self) -> frozenset[int]:
-        """Values that fused kernels never write to memory."""
-        return frozenset().union(*(line.unmade for line in self.lines)) if self.execution == "compiled" else frozenset()
+    @property
+    def fused(self) -> Fused:
+        """What all generated kernels together change about memory."""
+        held: dict[tuple[int, int], int] = {}
+        for line in self.lines:
+            for storage, until in line.held.items():
+                held[storage] = max(until, held.get(storage, 0))
+        return Fused(
+            frozenset().union(*(line.unmade for line in self.lines)),
+            {value: num_bytes for line in self.lines for value, num_bytes in line.kept.items()},
+            held,
+            {storage: index for line in self.lines for storage, index in line.made.items()},
+        )
 
     @cached_property
     def notes(self) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ class Pricer:
         self.calibration: Calibration = calibration_of(device)
         self.lowered: dict[tuple[object, ...], Any] = {}  # what nodes of equal meaning lower to
         self._prices: dict[tuple[Call, int, bool], Price] = {}
+        self._coefs: dict[tuple[str, str, bool], tuple[Coef, Basis]] = {}
 
     def price(self, call: Call, warm_frac: float = 0.0, *, flushed: bool = True) -> Price:
         """What the call takes with this share of its inputs in L2 already.
@@ -95,10 +96,14 @@ class Pricer:
                 self._prices[key] = Price(time, basis, "gemm", width)
 
     def _coef(self, family: Family, call: Call, *, flushed: bool) -> tuple[Coef, Basis]:
-        coef, basis = self.calibration.coef(family, call)
-        if not flushed and "ramp_s" in coef:
-            coef = {**coef, "ramp_s": coef["ramp_s"] * STREAMING_FRAC}
-        return coef, basis
+        key = (family.name, call.dtype, flushed)
+        found = self._coefs.get(key)
+        if found is None:
+            coef, basis = self.calibration.coef(family, call)
+            if not flushed and "ramp_s" in coef:
+                coef = {k: v * STREAMING_FRAC if k.endswith("ramp_s") else v for k, v in coef.items()}
+            found = self._coefs[key] = coef, basis
+        return found
 
     def _priced(self, call: Call, warm_frac: float, flushed: bool) -> Price:
         family = family_of(call.kind)

@@ -29,13 +29,13 @@ def test_an_imagined_device_uses_its_parent_s_and_is_assumed() -> None:
 
 
 def test_a_device_nobody_measured_uses_a_sibling_s_or_none_and_its_datasheet() -> None:
-    sibling, alone = calibration_of(device("gh200")), calibration_of(device("t4"))
+    sibling, alone = calibration_of(device("gh200")), calibration_of(device("p100-sxm2"))
     assert sibling.device in FILES and sibling.basis is Basis.DATASHEET
     assert (alone.device, alone.families, alone.basis) == ("", {}, Basis.DATASHEET)
 
 
 def test_an_imagined_device_of_an_unmeasured_one_is_assumed() -> None:
-    assert calibration_of(device("t4 sms=80")).basis is Basis.ASSUMED
+    assert calibration_of(device("p100-sxm2 sms=80")).basis is Basis.ASSUMED
 
 
 def test_siblings_are_devices_that_were_measured() -> None:

@@ -179,9 +179,9 @@ def test_a_measured_device_is_fitted_throughout() -> None:
 
 
 def test_an_unmeasured_device_is_its_datasheet_and_says_so() -> None:
-    p = predict("llama3-8b", on="v100-sxm2-32gb")
+    p = predict("llama3-8b", on="p100-sxm2")
     assert p.basis >= Basis.DATASHEET and p.calibrated_on == ""
-    assert any("v100-sxm2-32gb is not calibrated" in note for note in p.notes)
+    assert any("p100-sxm2 is not calibrated" in note for note in p.notes)
 
 
 def test_an_imagined_device_is_assumed_and_names_the_calibration_it_borrows() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cost.memory import GRANULE, WORKSPACE_BYTES, Memory, memory_of, rounded, workspace_bytes
+from ridgeline.cost.memory import GRANULE, WORKSPACE_BYTES, Fused, Memory, memory_of, rounded, workspace_bytes
 from ridgeline.graph import Builder, Graph, Kind, tensor, with_frees
 from ridgeline.graph.backward import differentiate
 from ridgeline.journeys import predict
@@ -102,7 +102,54 @@ def test_what_a_fused_kernel_keeps_to_itself_is_never_made() -> None:
     (out,) = b.node("pointwise", [inner], [T], fn="relu")
     graph = b.finish([out])
     assert memory_of(graph).peak_bytes == 3 * SIZE
-    assert memory_of(graph, frozenset({inner})).peak_bytes == 2 * SIZE
+    assert memory_of(graph, Fused(frozenset({inner}))).peak_bytes == 2 * SIZE
+
+
+WIDE = tensor((4096,), "fp32")
+
+
+def _two_layers() -> Graph:
+    """Two layers, each with a wide activation and then narrow ones, as perceptrons and attentions alternate."""
+    b = Builder("layers")
+    x = b.input("x", T)
+    for _ in range(2):
+        (up,) = b.node("pointwise", [x], [WIDE], fn="relu")
+        (x,) = b.node("pointwise", [up], [T], fn="relu")
+        held = x
+        for _ in range(2):
+            (x,) = b.node("pointwise", [x], [T], fn="exp")
+        (x,) = b.node("pointwise", [x, held], [T], fn="add")
+    return b.finish([x])
+
+
+def test_compiled_code_hands_a_dead_buffer_to_the_next_of_its_size() -> None:
+    """The first layer's wide buffer is still there while narrow ones are at work: the second layer takes it over."""
+    memory = memory_of(_two_layers(), Fused())
+    between = [live for index, live in memory.timeline if 2 <= index <= 4]
+    assert min(between) >= SIZE + WIDE.num_bytes
+    assert memory.peak_bytes < memory_of(_two_layers()).peak_bytes + WIDE.num_bytes
+
+
+def test_after_its_last_use_of_that_size_a_buffer_is_freed() -> None:
+    memory = memory_of(_two_layers(), Fused())
+    assert memory.timeline[-1][1] < SIZE + WIDE.num_bytes
+
+
+def test_what_a_generated_kernel_reads_lives_until_it_ends_and_its_output_appears_then() -> None:
+    b = Builder("late")
+    x = b.input("x", T)
+    (read,) = b.node("pointwise", [x], [T], fn="relu")
+    (inner,) = b.node("pointwise", [read], [T], fn="exp")
+    (other,) = b.node("pointwise", [x], [WIDE], fn="relu")
+    (out,) = b.node("pointwise", [inner, other], [WIDE], fn="add")
+    graph = b.finish([out])
+    early, late = Fused(frozenset({inner})), Fused(frozenset({inner}), {}, {(read, 0): 3}, {(out, 0): 3})
+    assert memory_of(graph, late).peak_bytes == memory_of(graph, early).peak_bytes + SIZE
+
+
+def test_an_output_that_every_layer_makes_is_kept_of_the_last_layer_alone() -> None:
+    few, many = (memory_of(layers(n, folded=True, kept=False), Fused()).by_kind["activation"] for n in (4, 16))
+    assert few == many
 
 
 # Blocks.

@@ -1,0 +1,277 @@
+"""Two further samples of operators: one where the time models are weak, to fit on, and a general one to judge by."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ridgeline.bench.sampling import Point
+
+Draw = Callable[[random.Random], Point | None]
+
+
+def weak_points(seed: int, scale: float = 1.0) -> Iterator[Point]:
+    """Convolutions, odd products, scatters and transfers."""
+    return _drawn(_WEAK, seed, scale)
+
+
+def general_points(seed: int, scale: float = 1.0) -> Iterator[Point]:
+    """Every kind that ``ridgeline validate`` promises, in proportions somebody might check."""
+    return _drawn(_GENERAL, seed, scale)
+
+
+def _drawn(families: Sequence[tuple[Draw, int]], seed: int, scale: float) -> Iterator[Point]:
+    rng = random.Random(seed)
+    for family, count in families:
+        for _ in range(max(1, round(count * scale))):
+            point = family(rng)
+            if point is not None:
+                yield point
+
+
+def _log(rng: random.Random, low: float, high: float) -> int:
+    return round(low * (high / low) ** rng.random())
+
+
+def _size(rng: random.Random, low: int, high: int) -> int:
+    """Log-uniform; half of them multiples of 64, a third multiples of 8 or 16, the rest as they fall."""
+    value = _log(rng, low, high)
+    grain = rng.choices((128, 64, 16, 8, 1), (25, 25, 15, 18, 17))[0]
+    return max(1, round(value / grain)) * grain if value > grain else value
+
+
+def _dtype(rng: random.Random, weights: tuple[int, int, int] = (65, 15, 20)) -> str:
+    return rng.choices(("bf16", "fp16", "fp32"), weights)[0]
+
+
+def _general_gemm(rng: random.Random) -> Point | None:
+    for _ in range(100):
+        m, n, k = _size(rng, 1, 16384), _size(rng, 16, 16384), _size(rng, 16, 16384)
+        dtype = rng.choices(("bf16", "fp16", "fp32", "fp8"), (68, 12, 12, 8))[0]
+        if dtype == "fp8":
+            n, k = max(16, n // 16 * 16), max(16, k // 16 * 16)
+        if 2.0 * m * n * k <= (4e11 if dtype == "fp32" else 2e12) and m * n + m * k + n * k < 8e8:
+            shape: dict[str, Any] = {"m": m, "n": n, "k": k}
+            if dtype != "fp8":
+                shape["layout"] = rng.choices(("nt", "nn"), (60, 40))[0]
+            phase = "bwd" if dtype != "fp8" and rng.random() < 0.15 else "fwd"
+            return Point("gemm", dtype, phase, "cublas", shape)
+    return None
+
+
+def _general_bmm(rng: random.Random) -> Point | None:
+    for _ in range(100):
+        b, m, n, k = _log(rng, 2, 256), _size(rng, 16, 4096), _size(rng, 16, 4096), _size(rng, 16, 2048)
+        if 2.0 * b * m * n * k < 1e12 and b * (m * n + m * k + n * k) < 4e8:
+            phase = "bwd" if rng.random() < 0.15 else "fwd"
+            shape = {"b": b, "m": m, "n": n, "k": k, "layout": rng.choices(("nn", "nt"), (70, 30))[0]}
+            return Point("bmm", _dtype(rng, (70, 15, 15)), phase, "cublas", shape)
+    return None
+
+
+def _general_attention(rng: random.Random) -> Point | None:
+    for _ in range(200):
+        hkv = rng.choice((1, 2, 4, 8, 12, 16, 32))
+        h = hkv * rng.choices((1, 2, 4, 8), (50, 10, 25, 15))[0]
+        s = 1 if (decode := rng.random() < 0.15) else _size(rng, 64, 16384)
+        skv = _size(rng, 64, 32768) if decode else s if rng.random() < 0.85 else _size(rng, 64, 8192)
+        b, d = _log(rng, 1, 128 if decode else 64), rng.choices((64, 128, 96, 80, 256, 32), (40, 42, 5, 5, 5, 3))[0]
+        work = b * h * s * skv * d
+        if not 1e7 < work < 1e12 or b * max(h * s, hkv * skv) * d > 3e8:
+            continue
+        causal = int(skv == s and rng.random() < 0.5)
+        library = "fa2" if decode else rng.choices(("fa2", "cudnn"), (60, 40))[0]
+        phase = "bwd" if not decode and rng.random() < 0.35 else "fwd"
+        shape = {"b": b, "h": h, "hkv": hkv, "s": s, "skv": skv, "d": d, "causal": causal}
+        return Point("attention", "bf16" if rng.random() < 0.85 else "fp16", phase, library, shape)
+    return None
+
+
+def _rows(kind: str, phase: str) -> Draw:
+    def draw(rng: random.Random) -> Point:
+        c = _size(rng, 32, 32768)
+        n = max(1, min(_size(rng, 1, 262144), int(3e8 / c)))
+        return Point(kind, _dtype(rng), phase, "aten", {"n": n, "c": c})
+
+    return draw
+
+
+def _channels(rng: random.Random, low: int = 8, high: int = 2048) -> int:
+    """As networks have them: powers of two and their sums mostly, else multiples of 8, a few arbitrary."""
+    if rng.random() < 0.55:
+        return rng.choice([c for c in (16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 2048)
+                           if low <= c <= high])  # fmt: skip
+    value = _log(rng, low, high)
+    return max(8, value // 8 * 8) if rng.random() < 0.8 else value
+
+
+def _conv_shape(rng: random.Random, sort: str) -> dict[str, int] | None:
+    k = rng.choices((1, 3, 5, 7), (0 if sort == "depthwise" else 30, 45, 13, 12))[0]
+    h = rng.choice((7, 8, 14, 16, 20, 28, 32, 40, 56, 64, 80, 112, 128, 160, 224, 256))
+    w = h if rng.random() < 0.8 else rng.choice((7, 14, 16, 28, 32, 56, 64, 112, 128))
+    stride, n, groups = rng.choices((1, 2, 4), (68, 28, 4))[0], _log(rng, 1, 256), 1
+    if sort == "dense":
+        c, o = (3 if rng.random() < 0.07 else _channels(rng)), _channels(rng)
+    elif sort == "depthwise":
+        c = o = groups = _channels(rng)
+    else:
+        groups = rng.choices((2, 4, 8, 16, 32, 64), (15, 15, 15, 15, 30, 10))[0]
+        c, o = (groups * rng.choice((1, 2, 4, 8, 12, 16, 24, 32, 64)) for _ in range(2))
+        if rng.random() < 0.6:
+            o = c
+        if max(c, o) > 2048 or c == groups:
+            return None
+    out = -(-h // stride) * -(-w // stride)
+    flops, numel = 2.0 * n * o * out * (c // groups) * k * k, n * max(h * w * c, out * o)
+    if not (2e6 < flops < 4e11 and numel < 1.5e8):
+        return None
+    shape = {"n": n, "c": c, "h": h, "w": w, "o": o, "k": k, "stride": stride, "groups": groups}
+    return shape | {"nhwc": 1} if rng.random() < 0.4 else shape
+
+
+def _conv(phase: str, sorts: tuple[int, int, int], dtypes: tuple[int, int, int] = (60, 15, 25)) -> Draw:
+    """``sorts``: how often dense, depthwise and grouped filters come."""
+
+    def draw(rng: random.Random) -> Point | None:
+        sort, dtype = rng.choices(("dense", "depthwise", "grouped"), sorts)[0], _dtype(rng, dtypes)
+        for _ in range(300):
+            shape = _conv_shape(rng, sort)
+            if shape is not None:
+                return Point("conv2d", dtype, phase, "cudnn", shape)
+        return None
+
+    return draw
+
+
+def _bag(phase: str) -> Draw:
+    def draw(rng: random.Random) -> Point:
+        d = rng.choice((16, 32, 64, 128, 256, 512))
+        b, length = _log(rng, 64, 65536), _log(rng, 1, 128)
+        shape = {"v": _log(rng, 1e3, min(3e8 / d, 5e6)), "d": d, "b": b, "l": max(1, min(length, 2_000_000 // b))}
+        return Point("embedding_bag", rng.choice(("fp32", "fp32", "bf16", "fp16")), phase, "aten", shape)
+
+    return draw
+
+
+def _loss(phase: str) -> Draw:
+    def draw(rng: random.Random) -> Point:
+        v = rng.choice((10, 100, 1000, 10000, 32000, 50257, 128256)) if rng.random() < 0.6 else _size(rng, 8, 160000)
+        shape = {"n": _log(rng, 8, max(9.0, min(65536, 4e8 / v))), "v": v}
+        return Point("cross_entropy", _dtype(rng, (50, 10, 40)), phase, "aten", shape)
+
+    return draw
+
+
+def _topk(rng: random.Random) -> Point:
+    v = _size(rng, 16, 160000)
+    k = min(v, rng.choice((1, 2, 4, 5, 8, 10, 16, 32, 50, 64, 100, 128)))
+    shape = {"n": _log(rng, 1, max(2.0, min(65536, 2e8 / v))), "v": v, "k": k}
+    return Point("topk", _dtype(rng, (40, 10, 50)), "fwd", "aten", shape)
+
+
+def _line(kind: str) -> Draw:
+    def draw(rng: random.Random) -> Point:
+        dtype = rng.choice(("fp32", "fp32", "bf16", "int64", "int32"))
+        if rng.random() < 0.75:
+            return Point(kind, dtype, "fwd", "aten", {"n": _log(rng, 256, 3e7)})
+        c = _log(rng, 32, 65536)
+        return Point(kind, dtype, "fwd", "aten", {"n": _log(rng, 2, max(3, 2e7 / c)), "c": c})
+
+    return draw
+
+
+def _odd_size(rng: random.Random, low: int, high: int) -> int:
+    value = _log(rng, low, high)
+    grain = rng.choices((64, 8, 4, 2, 1), (20, 15, 20, 15, 30))[0]
+    return max(1, round(value / grain)) * grain if value > grain else value
+
+
+def _odd(dtype: str, batched: bool, max_flops: float = 3e11) -> Draw:
+    """Products that libraries have no favorite kernel for: full precision, or rows off 16-byte boundaries."""
+
+    def draw(rng: random.Random) -> Point | None:
+        for _ in range(300):
+            top, low = (2048, 8) if batched else (12288, 16)
+            b = _log(rng, 2, 512) if batched else 1
+            m, n, k = _odd_size(rng, low if batched else 1, top), _odd_size(rng, low, top), _odd_size(rng, low, top)
+            wide = dtype in ("fp32", "tf32")
+            if not wide and not (n % 8 or k % 8 or m % 8):
+                continue
+            if 2.0 * b * m * n * k > max_flops or b * (m * n + m * k + n * k) > 2e8:
+                continue
+            layout = rng.choices(("nt", "nn", "tn"), (45, 40, 0 if batched else 15))[0]
+            phase = "bwd" if rng.random() < 0.06 else "fwd"
+            shape: dict[str, Any] = {"m": m, "n": n, "k": k, "layout": layout}
+            return Point("bmm" if batched else "gemm", dtype, phase, "cublas", {"b": b, **shape} if batched else shape)
+        return None
+
+    return draw
+
+
+def _index_put(rng: random.Random) -> Point:
+    dtype = rng.choice(("bf16", "fp32"))
+    if rng.random() < 0.5:
+        f = rng.choice((8, 16, 27, 32, 64))
+        shape = {"b": _log(rng, 16, 16384), "f": f, "pairs": _log(rng, 8, f * f)}
+    else:
+        d = rng.choice((1, 1, 16, 64, 128, 768))
+        shape = {"v": _log(rng, 100, 1e6 if d < 128 else 1e5), "d": d, "n": _log(rng, 64, min(5e5, 5e7 / d))}
+    return Point("index_put", dtype, "fwd", "aten", shape)
+
+
+def _weight_norm(rng: random.Random) -> Point:
+    dim = int(rng.random() < 0.5)
+    c = rng.choice((3, 16, 64, 128, 256, 1024)) if dim else _log(rng, 64, 16384)
+    n = _log(rng, 64, 4e6 / c) if dim else _log(rng, 16, min(8192, 2e7 / c))
+    phase = "bwd" if rng.random() < 0.4 else "fwd"
+    return Point("weight_norm", rng.choice(("bf16", "fp32")), phase, "aten", {"n": n, "c": c, "dim": dim})
+
+
+def _transfer(rng: random.Random) -> Point:
+    pinned, to_host = int(rng.random() < 0.5), int(rng.random() < 0.5)
+    shape = {"num_bytes": _log(rng, 64, 1.5e8), "pinned": pinned, "to_host": to_host}
+    if not pinned and to_host and rng.random() < 0.5:
+        shape["fresh"] = 1
+    return Point("transfer", "uint8", "fwd", "driver", shape)
+
+
+_ROW_KINDS = ("layer_norm", "rms_norm", "softmax", "gelu")
+
+_WEAK: Sequence[tuple[Draw, int]] = [
+    (_conv("fwd", (60, 18, 22)), 1150),
+    (_conv("bwd", (60, 18, 22)), 850),
+    (_odd("fp32", batched=False), 330),
+    (_odd("tf32", batched=False), 170),
+    (_odd("bf16", batched=False), 330),
+    (_odd("fp16", batched=False), 80),
+    (_odd("fp32", batched=True), 180),
+    (_odd("tf32", batched=True), 60),
+    (_odd("bf16", batched=True), 260),
+    (_odd("fp16", batched=True), 60),
+    (_bag("bwd"), 60),
+    (_topk, 50),
+    (_line("cumsum"), 30),
+    (_line("sort"), 30),
+    (_index_put, 70),
+    (_weight_norm, 50),
+    (_transfer, 80),
+]
+
+_GENERAL: Sequence[tuple[Draw, int]] = [
+    (_general_gemm, 210),
+    (_general_bmm, 70),
+    (_general_attention, 130),
+    *[(_rows(kind, phase), 24) for kind in _ROW_KINDS for phase in ("fwd", "bwd")],
+    (_rows("add", "fwd"), 24),
+    (_rows("sum_dim0", "fwd"), 30),
+    (_conv("fwd", (72, 16, 12), (70, 12, 18)), 70),
+    (_conv("bwd", (72, 16, 12), (70, 12, 18)), 45),
+    (_bag("fwd"), 24),
+    (_bag("bwd"), 16),
+    (_loss("fwd"), 24),
+    (_loss("bwd"), 16),
+    (_topk, 30),
+    (_line("sort"), 25),
+    (_line("cumsum"), 25),
+]
