@@ -42,6 +42,10 @@ class InputError(RidgelineError):
     """A file or option a person handed over that cannot be used."""
 
 
+class KernelError(RidgelineError):
+    """A primitive called with what it does not support, or a kernel that cannot be built or loaded."""
+
+
 class MissingExtra(RidgelineError):
     """An optional library is needed and not installed."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.capture.declared import cost_of
+from ridgeline.graph.declared import cost_of
 from ridgeline.capture.inputs import Dim, Spec, spec
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.capture import shadows
-from ridgeline.capture.declared import checked_cost, declared_cost
+from ridgeline.graph.declared import checked_cost, declared_cost
 from ridgeline.capture.facade import HOST, facade
 from ridgeline.capture.shadows import give_shadow, outside_modes, shadow_of
 from ridgeline.capture.translate import (

@@ -1,0 +1,32 @@
+"""Primitives for NVIDIA GPUs: normalization, losses, gating and position kernels, measured against the alternatives.
+
+Functions have PyTorch's semantics and argument names; ``primitives()`` lists them, ``supports(name, *args)`` says
+whether a call runs on a kernel and if not why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import torch
+    import triton
+except ImportError as error:  # pragma: no cover - the test environment has both
+    from ridgeline.errors import MissingExtra
+
+    raise MissingExtra(error.name or "torch", "kernels", "ridgeline.kernels") from None
+
+from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
+from ridgeline.kernels.cross_entropy.op import cross_entropy
+from ridgeline.kernels.gated.op import geglu, swiglu
+from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
+from ridgeline.kernels.relu2.op import relu2
+from ridgeline.kernels.rms_norm.op import add_rms_norm, rms_norm
+from ridgeline.kernels.softmax.op import softmax
+
+__all__ = ["Primitive", "Support", "add_rms_norm", "primitive", "primitives", "rms_norm", "supports"]
+
+
+def supports(name: str, *args: Any) -> Support:
+    """Whether a primitive's kernels run these arguments: yes, or no with the reason."""
+    return primitive(name).supports(*args)
