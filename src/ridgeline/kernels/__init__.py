@@ -16,6 +16,7 @@ except ImportError as error:  # pragma: no cover - the test environment has both
 
     raise MissingExtra(error.name or "torch", "kernels", "ridgeline.kernels") from None
 
+from ridgeline.kernels.attention.op import attention
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.gated.op import geglu, swiglu

@@ -116,8 +116,12 @@ def triton_kernel(function: Any, variant: Variant) -> Any:
 
 
 def facts_of(function: Any, variant: Variant) -> Facts:
-    """Compile and read the resource report and the disassembly with the tools in Triton's wheel."""
-    compiled = compile_variant(function, variant)
+    """Compile, then read the resource report and the disassembly."""
+    return facts_of_cubin(compile_variant(function, variant))
+
+
+def facts_of_cubin(compiled: Compiled) -> Facts:
+    """What the tools in Triton's wheel say of a cubin."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(compiled.cubin)
@@ -125,7 +129,7 @@ def facts_of(function: Any, variant: Variant) -> Facts:
         sass = _tool("nvdisasm", "-c", str(path))
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if found is None:
-        raise KernelError(f"no resource report for {variant.kernel} in: {usage[:200]}")
+        raise KernelError(f"no resource report for {compiled.name} in: {usage[:200]}")
     instructions = Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.]+)", sass, re.MULTILINE))
     return Facts(int(found[1]), int(found[2]), compiled.shared_bytes, instructions)
 
