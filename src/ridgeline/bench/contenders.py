@@ -94,6 +94,12 @@ def _relu2() -> Call:
     return lambda x: LigerReLUSquaredFunction.apply(x)
 
 
+def _rope() -> Call:
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    return lambda q, k, cos, sin: LigerRopeFunction.apply(q, k, cos, sin)
+
+
 def _group_norm() -> Call:
     from liger_kernel.ops.group_norm import LigerGroupNormFunction
 
@@ -113,5 +119,6 @@ _LIGER: dict[str, Callable[[], Call]] = {
     "swiglu": _swiglu,
     "geglu": _geglu,
     "relu2": _relu2,
+    "rope": _rope,
     "group_norm": _group_norm,
 }

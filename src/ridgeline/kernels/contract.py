@@ -22,6 +22,7 @@ from ridgeline.errors import KernelError, nearest
 from ridgeline.graph.declared import CostFn, cost_of
 
 NAMESPACE = "ridgeline"
+DTYPES = ("float32", "bfloat16", "float16")
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 
 _active_modes = torch._C._len_torch_dispatch_stack
@@ -82,7 +83,9 @@ class Trial:
     checks: Sequence[Case]
     races: Sequence[Case]
     small: Sequence[Case] = ()
+    packs: Sequence[Case] = ()  # further cases whose kernels a pack holds
     deterministic: bool = True
+    constants: tuple[int, ...] = ()  # arguments that are tables or state: nobody asks for their gradient
     forward_bytes: Callable[..., int] | None = None  # (args, outputs) where "each tensor once" is not what must move
     backward_bytes: Callable[..., int] | None = None
 

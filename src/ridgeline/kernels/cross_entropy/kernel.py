@@ -13,7 +13,7 @@ LOWEST = tl.constexpr(-3.0e38)
 
 
 @triton.jit
-def stretches(
+def cross_entropy_stretches(
     x_ptr,  # [N, V], rows x_stride apart
     part_ptr,  # [N, S, 3] fp32: maximum, sum relative to it, sum of logits
     cols,
@@ -50,7 +50,7 @@ def stretches(
 
 
 @triton.jit
-def row_losses(
+def cross_entropy_row_losses(
     x_ptr,
     target_ptr,  # [N] int64
     part_ptr,
@@ -91,7 +91,7 @@ def row_losses(
 
 
 @triton.jit
-def finish(
+def cross_entropy_finish(
     loss_ptr,  # [N] fp32
     target_ptr,  # [N]
     out_ptr,  # [] loss
@@ -118,7 +118,7 @@ def finish(
 
 
 @triton.jit
-def backward(
+def cross_entropy_backward(
     x_ptr,  # [N, V], rows x_stride apart
     target_ptr,  # [N]
     lse_ptr,  # [N] fp32

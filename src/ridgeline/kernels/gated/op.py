@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
-from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.gated import config, kernel, reference
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 
-_FORWARD = Kernel(kernel.forward, vectors=("cols", "gate_stride", "up_stride"))
-_BACKWARD = Kernel(kernel.backward, vectors=("cols", "gate_stride", "up_stride"))
+_FORWARD = Kernel(kernel.gated_forward, vectors=("cols", "gate_stride", "up_stride"))
+_BACKWARD = Kernel(kernel.gated_backward, vectors=("cols", "gate_stride", "up_stride"))
 _forward_plans, _backward_plans = Plans(), Plans()
 KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
@@ -130,7 +130,7 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
 
 CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
-    for dtype in ("float32", "bfloat16", "float16")
+    for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (64, 1000), (33, 5632), (19, 14336), (257, 1))
 )
 RACES = tuple(

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
-from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 
-_FORWARD = Kernel(kernel.forward, vectors=("cols", "x_stride"))
-_FORWARD_LONG = Kernel(kernel.forward_long, vectors=("cols", "x_stride"))
-_BACKWARD = Kernel(kernel.backward, vectors=("cols", "x_stride"))
-_BACKWARD_LONG = Kernel(kernel.backward_long, vectors=("cols", "x_stride"))
-_SHARES = Kernel(kernel.column_shares, vectors=("cols", "x_stride"))
+_FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
+_FORWARD_LONG = Kernel(kernel.layer_norm_forward_long, vectors=("cols", "x_stride"))
+_BACKWARD = Kernel(kernel.layer_norm_backward, vectors=("cols", "x_stride"))
+_BACKWARD_LONG = Kernel(kernel.layer_norm_backward_long, vectors=("cols", "x_stride"))
+_SHARES = Kernel(kernel.layer_norm_column_shares, vectors=("cols", "x_stride"))
 
 _forward_plans, _backward_plans = Plans(), Plans()
 WANT_WEIGHT, WANT_BIAS = 1, 2
@@ -357,7 +357,7 @@ def _add_make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[A
 
 CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
-    for dtype in ("float32", "bfloat16", "float16")
+    for dtype in DTYPES
     for rows, cols in ((1, 2), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072))
 )  # fmt: skip
