@@ -19,7 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,22 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
         return case("bfloat16", rows=rows, cols=cols)
 
     F, B, S = rms.Forward, rms.Backward, soft.Softmax
-    yield "rms_norm.forward", "rms_norm", "fwd", bf16(16384, 4096), [F(1, 4096, w) for w in (4, 8, 16)] + [F(2, 4096, 16)]
+    yield (
+        "rms_norm.forward",
+        "rms_norm",
+        "fwd",
+        bf16(16384, 4096),
+        [F(1, 4096, w) for w in (4, 8, 16)] + [F(2, 4096, 16)],
+    )
     yield "rms_norm.forward", "rms_norm", "fwd", bf16(8192, 8192), [F(1, 8192, w) for w in (8, 16, 32)]
     yield "rms_norm.forward", "rms_norm", "fwd", bf16(4096, 16384), [F(1, 16384, w) for w in (16, 32)]
-    yield "rms_norm.forward", "rms_norm", "fwd", bf16(131072, 128), [
-        F(r, 128, w) for r, w in ((8, 2), (16, 4), (32, 4), (32, 8), (64, 8))
-    ]
+    yield (
+        "rms_norm.forward",
+        "rms_norm",
+        "fwd",
+        bf16(131072, 128),
+        [F(r, 128, w) for r, w in ((8, 2), (16, 4), (32, 4), (32, 8), (64, 8))],
+    )
     yield "rms_norm.forward", "rms_norm", "fwd", bf16(32768, 1024), [F(r, 1024, w) for r, w in ((1, 2), (2, 4), (4, 8))]
     yield "rms_norm.backward", "rms_norm", "bwd", bf16(16384, 4096), [
         B(1, 4096, w, s, p, k)
@@ -97,53 +107,112 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
         for w, s, p, k in ((16, 1, 1, True), (16, 2, 1, True), (16, 3, 1, True), (16, 3, 1, False), (32, 2, 1, True),
                            (32, 3, 1, False), (8, 2, 1, False))
     ]  # fmt: skip
-    yield "rms_norm.backward", "rms_norm", "bwd", bf16(4096, 16384), [
-        B(1, 16384, w, s, 1, k) for w, s, k in ((32, 1, False), (32, 2, False), (32, 2, True), (16, 2, False))
-    ]
-    yield "rms_norm.backward", "rms_norm", "bwd", bf16(131072, 128), [
-        B(r, 128, w, s, p, True)
-        for r, w, s, p in ((32, 8, 3, 2), (16, 4, 3, 4), (32, 4, 3, 4), (16, 4, 2, 6), (64, 8, 2, 2), (32, 8, 2, 3))
-    ]
-    yield "rms_norm.backward", "rms_norm", "bwd", bf16(32768, 1024), [
-        B(r, 1024, w, s, p, True) for r, w, s, p in ((4, 8, 3, 2), (2, 4, 3, 4), (2, 4, 2, 4), (1, 4, 3, 4), (2, 8, 3, 3))
-    ]
-    yield "layer_norm.backward", "layer_norm", "bwd", bf16(16384, 4096), [
-        B(1, 4096, w, s, p, k)
-        for w, s, p, k in ((8, 2, 2, True), (8, 3, 2, True), (8, 3, 2, False), (16, 2, 1, True), (16, 2, 2, True))
-    ]
-    yield "layer_norm.backward", "layer_norm", "bwd", bf16(4096, 12288), [
-        B(1, 16384, w, s, 1, k) for w, s, k in ((32, 1, False), (32, 2, False), (16, 2, False))
-    ]
-    yield "layer_norm.backward", "layer_norm", "bwd", bf16(65536, 768), [
-        B(r, 1024, w, s, p, True) for r, w, s, p in ((2, 8, 3, 2), (2, 4, 3, 4), (1, 4, 3, 4), (4, 8, 2, 2))
-    ]
-    yield "softmax.forward", "softmax", "fwd", bf16(512, 262144), [
-        S(0, b, w, s) for b, w, s in ((4096, 8, 3), (8192, 16, 3), (8192, 16, 1), (16384, 16, 1), (16384, 32, 2), (8192, 8, 3))
-    ]
-    yield "softmax.forward", "softmax", "fwd", bf16(2048, 65536), [
-        S(0, b, w, s) for b, w, s in ((8192, 16, 3), (8192, 16, 1), (16384, 16, 1), (16384, 32, 2), (16384, 32, 1))
-    ] + [S(1, 65536, 32)]
+    yield (
+        "rms_norm.backward",
+        "rms_norm",
+        "bwd",
+        bf16(4096, 16384),
+        [B(1, 16384, w, s, 1, k) for w, s, k in ((32, 1, False), (32, 2, False), (32, 2, True), (16, 2, False))],
+    )
+    yield (
+        "rms_norm.backward",
+        "rms_norm",
+        "bwd",
+        bf16(131072, 128),
+        [
+            B(r, 128, w, s, p, True)
+            for r, w, s, p in ((32, 8, 3, 2), (16, 4, 3, 4), (32, 4, 3, 4), (16, 4, 2, 6), (64, 8, 2, 2), (32, 8, 2, 3))
+        ],
+    )
+    yield (
+        "rms_norm.backward",
+        "rms_norm",
+        "bwd",
+        bf16(32768, 1024),
+        [
+            B(r, 1024, w, s, p, True)
+            for r, w, s, p in ((4, 8, 3, 2), (2, 4, 3, 4), (2, 4, 2, 4), (1, 4, 3, 4), (2, 8, 3, 3))
+        ],
+    )
+    yield (
+        "layer_norm.backward",
+        "layer_norm",
+        "bwd",
+        bf16(16384, 4096),
+        [
+            B(1, 4096, w, s, p, k)
+            for w, s, p, k in ((8, 2, 2, True), (8, 3, 2, True), (8, 3, 2, False), (16, 2, 1, True), (16, 2, 2, True))
+        ],
+    )
+    yield (
+        "layer_norm.backward",
+        "layer_norm",
+        "bwd",
+        bf16(4096, 12288),
+        [B(1, 16384, w, s, 1, k) for w, s, k in ((32, 1, False), (32, 2, False), (16, 2, False))],
+    )
+    yield (
+        "layer_norm.backward",
+        "layer_norm",
+        "bwd",
+        bf16(65536, 768),
+        [B(r, 1024, w, s, p, True) for r, w, s, p in ((2, 8, 3, 2), (2, 4, 3, 4), (1, 4, 3, 4), (4, 8, 2, 2))],
+    )
+    yield (
+        "softmax.forward",
+        "softmax",
+        "fwd",
+        bf16(512, 262144),
+        [
+            S(0, b, w, s)
+            for b, w, s in ((4096, 8, 3), (8192, 16, 3), (8192, 16, 1), (16384, 16, 1), (16384, 32, 2), (8192, 8, 3))
+        ],
+    )
+    yield (
+        "softmax.forward",
+        "softmax",
+        "fwd",
+        bf16(2048, 65536),
+        [S(0, b, w, s) for b, w, s in ((8192, 16, 3), (8192, 16, 1), (16384, 16, 1), (16384, 32, 2), (16384, 32, 1))]
+        + [S(1, 65536, 32)],
+    )
     yield "softmax.forward", "softmax", "fwd", bf16(4096, 32768), [S(1, 32768, w) for w in (16, 32)]
-    yield "softmax.backward", "softmax", "bwd", bf16(2048, 65536), [
-        S(0, b, w, s) for b, w, s in ((8192, 16, 3), (8192, 16, 1), (16384, 32, 1), (4096, 8, 3))
-    ]
+    yield (
+        "softmax.backward",
+        "softmax",
+        "bwd",
+        bf16(2048, 65536),
+        [S(0, b, w, s) for b, w, s in ((8192, 16, 3), (8192, 16, 1), (16384, 32, 1), (4096, 8, 3))],
+    )
     yield "softmax.backward", "softmax", "bwd", bf16(4096, 32768), [S(1, 32768, 32), S(0, 8192, 16, 3)]
     yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(4096, 128256), [
         ce.Forward(b, w, s, 1)
         for b, w, s in ((4096, 4, 3), (4096, 8, 3), (8192, 8, 1), (8192, 8, 2), (8192, 8, 3), (8192, 16, 3), (8192, 16, 1),
                         (16384, 16, 2), (2048, 4, 4))
     ]  # fmt: skip
-    yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(1024, 262144), [
-        ce.Forward(8192, 8, 3, n) for n in (1, 2, 4)
-    ]
-    yield "cross_entropy.backward", "cross_entropy", "bwd", bf16(4096, 128256), [
-        ce.Backward(b, w) for b, w in ((2048, 4), (4096, 8), (4096, 4), (8192, 8), (1024, 4))
-    ]
+    yield (
+        "cross_entropy.forward",
+        "cross_entropy",
+        "fwd",
+        bf16(1024, 262144),
+        [ce.Forward(8192, 8, 3, n) for n in (1, 2, 4)],
+    )
+    yield (
+        "cross_entropy.backward",
+        "cross_entropy",
+        "bwd",
+        bf16(4096, 128256),
+        [ce.Backward(b, w) for b, w in ((2048, 4), (4096, 8), (4096, 4), (8192, 8), (1024, 4))],
+    )
     for phase in ("fwd", "bwd"):
         name = "gated.forward" if phase == "fwd" else "gated.backward"
-        yield name, "swiglu", phase, bf16(8192, 14336), [
-            gated.Pointwise(b, w) for b, w in ((1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (1024, 2))
-        ]
+        yield (
+            name,
+            "swiglu",
+            phase,
+            bf16(8192, 14336),
+            [gated.Pointwise(b, w) for b, w in ((1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (1024, 2))],
+        )
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:
@@ -189,7 +258,8 @@ def part_pack(book: Book, folder: Path, variants: list[Any]) -> None:
 
 COLD = """
 import os, time, torch
-x = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16); w = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
+x = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
+w = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
 torch.nn.functional.rms_norm(x, (4096,), w); torch.cuda.synchronize()
 t = time.perf_counter(); import ridgeline.kernels as rk; imported = time.perf_counter() - t
 t = time.perf_counter(); rk.rms_norm(x, w, 1e-6); torch.cuda.synchronize(); first = time.perf_counter() - t
@@ -238,8 +308,10 @@ def part_host(book: Book, names: list[str]) -> None:
         seconds = book.attempt(name, lambda call=call: host_time(call))
         book.add("host", {"what": name, "host_s": seconds})
         print(f"host {name:28s} {1e6 * (seconds or 0):7.2f} us", flush=True)
-    for label, change in (("with pack", {}), ("without pack", {"RIDGELINE_KERNEL_PACK": "/nonexistent",
-                                                              "TRITON_CACHE_DIR": str(book.path.parent / "cold")})):
+    for label, change in (
+        ("with pack", {}),
+        ("without pack", {"RIDGELINE_KERNEL_PACK": "/nonexistent", "TRITON_CACHE_DIR": str(book.path.parent / "cold")}),
+    ):
         env = dict(os.environ) | {"PYTHONPATH": str(HERE.parent / "src")} | change
         done = subprocess.run([sys.executable, "-c", COLD], env=env, capture_output=True, text=True, timeout=120)
         line = [row for row in done.stdout.splitlines() if row.startswith("COLD")]
@@ -272,7 +344,9 @@ def part_check(book: Book, names: list[str], limit_s: float, short: bool) -> Non
                 book.add("check", asdict(finding))
                 if not finding.ok:
                     print("WRONG", finding, flush=True)
-        for finding in book.attempt(f"mistakes {name}", lambda: check_mistakes(name, mistake_case(trial), device, 3)) or []:  # noqa: B023
+        for finding in (
+            book.attempt(f"mistakes {name}", lambda: check_mistakes(name, mistake_case(trial), device, 3)) or []
+        ):  # noqa: B023
             book.add("mistakes", asdict(finding))
             if not finding.ok:
                 print("MISTAKE PASSES", finding, flush=True)
@@ -317,8 +391,13 @@ def part_sweep(book: Book, limit_s: float) -> None:
             seconds = book.attempt(f"sweep {kernel} {config}", measure)
             if seconds:
                 rate = moved_bytes(trial, args, phase) / seconds / 1e12
-                book.add("sweep", {"kernel": kernel, "case": str(of), "config": asdict(config), "s": seconds, "tb_s": rate})
-                print(f"sweep {kernel:24s} {of!s:36s} {config!s:110s} {1e6 * seconds:8.1f} us {rate:5.2f} TB/s", flush=True)
+                book.add(
+                    "sweep", {"kernel": kernel, "case": str(of), "config": asdict(config), "s": seconds, "tb_s": rate}
+                )
+                print(
+                    f"sweep {kernel:24s} {of!s:36s} {config!s:110s} {1e6 * seconds:8.1f} us {rate:5.2f} TB/s",
+                    flush=True,
+                )
 
 
 def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, phases: tuple[str, ...]) -> None:
@@ -341,7 +420,8 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, phas
                 continue
             began = time.perf_counter()
             rows = book.attempt(
-                f"race {name} {of}", lambda: race(name, of, course, phases=which, compiled=compiled and which != ("call",))  # noqa: B023
+                f"race {name} {of}",
+                lambda: race(name, of, course, phases=which, compiled=compiled and which != ("call",)),  # noqa: B023
             )
             torch.cuda.empty_cache()
             for row in rows or []:

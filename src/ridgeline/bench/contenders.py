@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ridgeline.kernels.contract import Trial
 
 Call = Callable[..., Any]

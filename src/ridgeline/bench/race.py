@@ -176,9 +176,7 @@ def moved_bytes(trial: Trial, args: tuple[Any, ...], phase: str) -> int:
     return {"fwd": forward, "call": forward, "bwd": backward, "step": forward + backward}[phase]
 
 
-def _row(
-    name: str, of: Case, phase: str, who: str, samples: list[float], num_bytes: int, note: str = ""
-) -> Row:
+def _row(name: str, of: Case, phase: str, who: str, samples: list[float], num_bytes: int, note: str = "") -> Row:
     ordered = sorted(samples) or [math.nan]
     tenth = len(ordered) // 10
     sizes = " ".join(f"{key}={value}" for key, value in of.sizes)

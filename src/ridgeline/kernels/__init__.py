@@ -6,15 +6,14 @@ whether a call runs on a kernel and if not why.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
-try:
-    import torch
-    import triton
-except ImportError as error:  # pragma: no cover - the test environment has both
-    from ridgeline.errors import MissingExtra
+from ridgeline.errors import MissingExtra
 
-    raise MissingExtra(error.name or "torch", "kernels", "ridgeline.kernels") from None
+for _library in ("torch", "triton"):
+    if find_spec(_library) is None:
+        raise MissingExtra(_library, "kernels", "ridgeline.kernels")
 
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy

@@ -46,7 +46,7 @@ TYPE_OF = {
 }
 
 Run = Callable[..., None]
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a CPU build has none
 _kernels: dict[str, Kernel] = {}
 _all_plans: list[Plans] = []
 _collected: list[Variant] | None = None
@@ -99,7 +99,7 @@ class Kernel:
             raise KernelError(f"kernel {self.name!r} is declared twice")
         _kernels[self.name] = self
         self.function = function
-        self.names = [name for name in function.arg_names]
+        self.names = list(function.arg_names)
         self.vectors = frozenset(vectors)
         self.cooperative = cooperative
         self._handles: dict[tuple[int, Variant], int] = {}

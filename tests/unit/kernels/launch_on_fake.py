@@ -4,6 +4,7 @@ import ctypes
 import struct
 import sys
 
+import pytest
 import torch
 
 from ridgeline.errors import KernelError
@@ -38,17 +39,9 @@ for call, word in (
     (lambda: launcher._load(0, Compiled("absent", b"cubin", 4, 0), False), "cannot be loaded"),
     (lambda: launcher._load(9, Compiled("kernel", b"cubin", 4, 0), False), "cuda:9"),
 ):
-    try:
+    with pytest.raises(KernelError, match=word):
         call()
-    except KernelError as error:
-        assert word in str(error), error
-    else:
-        raise AssertionError("should have failed")
 for bad in ((handle,), (handle, 0, 1, 1, object()), (handle, 0, 999, 1), (handle, 0, 1, 1, *range(65))):
-    try:
+    with pytest.raises((TypeError, RuntimeError, AttributeError)):
         native.launch(*bad)
-    except (TypeError, RuntimeError, AttributeError):
-        pass
-    else:
-        raise AssertionError(f"launched {bad}")
 print("launched")

@@ -78,7 +78,9 @@ def cross_entropy_row_losses(
     lse = best + tl.log(tl.sum(total * tl.exp(top - best[:, None]), axis=1))
     target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int64)
     counted = (target != ignore_index) & (row < rows)
-    picked = tl.load(x_ptr + row.to(tl.int64) * x_stride + target, mask=counted & (target >= 0) & (target < cols), other=0.0)
+    picked = tl.load(
+        x_ptr + row.to(tl.int64) * x_stride + target, mask=counted & (target >= 0) & (target < cols), other=0.0
+    )
     loss = lse - picked.to(tl.float32)
     if SMOOTH:
         mean = tl.sum(tl.load(at + 2, mask=inside, other=0.0), axis=1) / cols

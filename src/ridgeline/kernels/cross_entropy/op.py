@@ -57,7 +57,7 @@ def _forward(
     x: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float, reduction: str, wide: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not launchable(x):
-        return CROSS_ENTROPY.on_host(x, target, ignore_index, smoothing, z_weight, reduction, wide)  # type: ignore[return-value]
+        return CROSS_ENTROPY.on_host(x, target, ignore_index, smoothing, z_weight, reduction, wide)
     x, stride = as_rows(x)
     key = (x.dtype, target.dtype, x.shape, stride, smoothing != 0, reduction, wide, x.get_device(), x.data_ptr() & 15)
     plan = _forward_plans.get(key)
@@ -135,7 +135,7 @@ def _backward(
     z_weight: float,
 ) -> Tensor:  # fmt: skip
     if not launchable(x):
-        return CROSS_ENTROPY_BACKWARD.on_host(grad, x, target, lse, weight, ignore_index, smoothing, z_weight)  # type: ignore[return-value]
+        return CROSS_ENTROPY_BACKWARD.on_host(grad, x, target, lse, weight, ignore_index, smoothing, z_weight)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     write_gradient(grad.contiguous(), x, target, lse, weight, dx, ignore_index, smoothing, z_weight)
     return dx

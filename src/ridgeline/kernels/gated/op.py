@@ -44,7 +44,7 @@ def _rows(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, int, int, int]:
 
 def _forward(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     if not launchable(gate):
-        return GATED.on_host(gate, up, kind)  # type: ignore[return-value]
+        return GATED.on_host(gate, up, kind)
     if gate.shape != up.shape:
         GATED.check(gate, up, kind)
     out = torch.empty_like(gate, memory_format=torch.contiguous_format)
@@ -72,7 +72,7 @@ def _forward(gate: Tensor, up: Tensor, kind: str) -> Tensor:
 
 def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     if not launchable(gate):
-        return GATED_BACKWARD.on_host(dy, gate, up, kind)  # type: ignore[return-value]
+        return GATED_BACKWARD.on_host(dy, gate, up, kind)
     dgate = torch.empty_like(gate, memory_format=torch.contiguous_format)
     dup = torch.empty_like(up, memory_format=torch.contiguous_format)
     dy = dy.contiguous()

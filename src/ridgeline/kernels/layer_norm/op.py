@@ -65,7 +65,7 @@ def _into(out: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, ep
 
 def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     if not launchable(x):
-        return LAYER_NORM.on_host(x, weight, bias, eps)  # type: ignore[return-value]
+        return LAYER_NORM.on_host(x, weight, bias, eps)
     y, _, mean, rstd = _run(x, None, weight, bias, eps, save=True)
     return y, mean, rstd
 
@@ -80,7 +80,7 @@ def _add_forward(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if not launchable(x):
-        return ADD_LAYER_NORM.on_host(x, residual, weight, bias, eps)  # type: ignore[return-value]
+        return ADD_LAYER_NORM.on_host(x, residual, weight, bias, eps)
     return _run(x, residual, weight, bias, eps, save=True)
 
 
@@ -88,12 +88,18 @@ def _add_infer(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     if not launchable(x):
-        return ADD_LAYER_NORM.on_host(x, residual, weight, bias, eps)[:2]  # type: ignore[return-value]
+        return ADD_LAYER_NORM.on_host(x, residual, weight, bias, eps)[:2]
     return _run(x, residual, weight, bias, eps, save=False)[:2]
 
 
 def _run(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool, y: Any = None
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    save: bool,
+    y: Any = None,
 ) -> tuple[Tensor, Any, Any, Any]:
     if y is None:
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -136,7 +142,7 @@ def _plan_forward(
     )
     w, b = x if weight is None else weight, x if bias is None else bias
     pointers = x.data_ptr() | residual.data_ptr() | y.data_ptr() | h.data_ptr() | w.data_ptr() | b.data_ptr()
-    constants = {
+    constants: dict[str, Any] = {
         "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": has_residual, "SAVE": save,
     }  # fmt: skip
     kind = _FORWARD_LONG
@@ -159,7 +165,7 @@ def _backward(
     dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, dh: Tensor | None, want: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not launchable(x):
-        return LAYER_NORM_BACKWARD.on_host(dy, x, weight, mean, rstd, dh, want)  # type: ignore[return-value]
+        return LAYER_NORM_BACKWARD.on_host(dy, x, weight, mean, rstd, dh, want)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     stride = cols = x.shape[-1]
     if not x.is_contiguous():
@@ -173,9 +179,7 @@ def _backward(
     )  # fmt: skip
     plan = _backward_plans.get(key)
     if plan is None:
-        plan = _backward_plans[key] = _plan_backward(
-            dy, x, weight, mean, rstd, extra, dx, stride, dh is not None, want
-        )
+        plan = _backward_plans[key] = _plan_backward(dy, x, weight, mean, rstd, extra, dx, stride, dh is not None, want)
     dw = torch.empty(cols if want else 0, dtype=w.dtype, device=x.device)
     db = torch.empty(cols if want else 0, dtype=w.dtype, device=x.device)
     plan(dy, x, w, mean, rstd, extra, dx, dw, db)
@@ -215,7 +219,9 @@ def _plan_backward(
     )  # fmt: skip
     reduce = plan_reduce(partial, w, programs, cols, on, second=w)
 
-    def plan(dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor) -> None:
+    def plan(
+        dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor
+    ) -> None:
         shares = torch.empty((2, programs, cols), dtype=torch.float32, device=x.device) if want else dx
         run(dy, x, w, mean, rstd, dh, dx, shares, rows, cols, stride)
         if want:
@@ -251,7 +257,9 @@ def _plan_backward_long(
     )
     reduce = plan_reduce(partial, w, groups, cols, on, second=w)
 
-    def plan(dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor) -> None:
+    def plan(
+        dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor
+    ) -> None:
         run(dy, x, w, mean, rstd, dh, dx, rows, cols, stride)
         if want:
             shares = torch.empty((2, groups, cols), dtype=torch.float32, device=x.device)
@@ -419,7 +427,9 @@ ADD_LAYER_NORM = declare(
     reference=reference.add_forward,
     support=lambda x, residual, weight=None, bias=None, *_: (
         _support(x, weight, bias)
-        or (None if residual.shape == x.shape and residual.dtype == x.dtype else "residual and x differ in shape or type")
+        or (
+            None if (residual.shape, residual.dtype) == (x.shape, x.dtype) else "residual and x differ in shape or type"
+        )
     ),
     cost=elementwise_cost(9.0),
     num_results=2,

@@ -36,7 +36,7 @@ def _forward(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sequence_dim: int
 ) -> tuple[Tensor, Tensor]:
     if not launchable(q):
-        return ROPE.on_host(q, k, cos, sin, interleaved, sequence_dim)  # type: ignore[return-value]
+        return ROPE.on_host(q, k, cos, sin, interleaved, sequence_dim)
     return _run(q, k, cos, sin, interleaved, sequence_dim, backward=False)
 
 
@@ -44,7 +44,7 @@ def _backward(
     dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sequence_dim: int
 ) -> tuple[Tensor, Tensor]:
     if not launchable(dq):
-        return ROPE_BACKWARD.on_host(dq, dk, cos, sin, interleaved, sequence_dim)  # type: ignore[return-value]
+        return ROPE_BACKWARD.on_host(dq, dk, cos, sin, interleaved, sequence_dim)
     return _run(dq, dk, cos, sin, interleaved, sequence_dim, backward=True)
 
 
@@ -108,11 +108,12 @@ def _support(
     if any(q.shape[d] != k.shape[d] for d in same) or q.dtype != k.dtype:
         return f"q {tuple(q.shape)} and k {tuple(k.shape)} differ in batch, length, head dim or type"
     if cos.shape != sin.shape or cos.dim() not in (2, 3) or cos.shape[-2] != q.shape[sequence_dim]:
-        return f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} are not [S, W] or [B, S, W] with S {q.shape[sequence_dim]}"
+        shapes = f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)}"
+        return f"{shapes} are not [S, W] or [B, S, W] with S {q.shape[sequence_dim]}"
     if cos.dim() == 3 and cos.shape[0] not in (1, q.shape[0]):
         return f"cos has {cos.shape[0]} batches, q has {q.shape[0]}"
     if cos.shape[-1] > q.shape[-1] // 2 and cos.shape[-1] != q.shape[-1]:
-        return f"a table of width {cos.shape[-1]} fits no head dim of {q.shape[-1]}: it has half the rotated dims, or all"
+        return f"a table {cos.shape[-1]} wide fits no head dim of {q.shape[-1]}: it has half the rotated dims, or all"
     return float_reason(q=q, k=k, cos=cos, sin=sin)
 
 

@@ -33,9 +33,7 @@ def rope_tables(
     return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()
 
 
-def _frequencies(
-    kind: str, given: dict[str, Any], dim: int, base: float, device: torch.device
-) -> tuple[Tensor, float]:
+def _frequencies(kind: str, given: dict[str, Any], dim: int, base: float, device: torch.device) -> tuple[Tensor, float]:
     """Radians a position of each pair, and what cosines and sines are multiplied with."""
     factor = float(given.get("factor", 1.0))
     if kind == "ntk":
@@ -69,7 +67,8 @@ def _yarn(plain: Tensor, given: dict[str, Any], factor: float, dim: int, base: f
         return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = max(math.floor(dim_of(fast)), 0), min(math.ceil(dim_of(slow)), dim - 1)
-    ramp = ((torch.arange(dim // 2, dtype=torch.float64, device=plain.device) - low) / max(high - low, 1e-3)).clamp(0, 1)
+    pair = torch.arange(dim // 2, dtype=torch.float64, device=plain.device)
+    ramp = ((pair - low) / max(high - low, 1e-3)).clamp(0, 1)
     magnitude = given.get("attention_factor")
     if magnitude is None:
         magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
