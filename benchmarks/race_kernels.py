@@ -54,9 +54,9 @@ class Book:
         made.write_bytes(gzip.compress(json.dumps(self.found, default=str).encode()))
         made.replace(self.path)
 
-    def attempt(self, what: str, run: Callable[[], Any]) -> Any:
+    def attempt(self, what: str, run: Callable[..., Any], *args: Any, **options: Any) -> Any:
         try:
-            return run()
+            return run(*args, **options)
         except Exception as error:
             text = f"{what}: {type(error).__name__}: {str(error)[:300]}"
             print("FAILED", text, flush=True)
@@ -187,8 +187,8 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     yield "softmax.backward", "softmax", "bwd", bf16(4096, 32768), [S(1, 32768, 32), S(0, 8192, 16, 3)]
     yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(4096, 128256), [
         ce.Forward(b, w, s, 1)
-        for b, w, s in ((4096, 4, 3), (4096, 8, 3), (8192, 8, 1), (8192, 8, 2), (8192, 8, 3), (8192, 16, 3), (8192, 16, 1),
-                        (16384, 16, 2), (2048, 4, 4))
+        for b, w, s in ((4096, 4, 3), (4096, 8, 3), (8192, 8, 1), (8192, 8, 2), (8192, 8, 3), (8192, 16, 3),
+                        (8192, 16, 1), (16384, 16, 2), (2048, 4, 4))
     ]  # fmt: skip
     yield (
         "cross_entropy.forward",
@@ -338,15 +338,13 @@ def part_check(book: Book, names: list[str], limit_s: float, short: bool) -> Non
             if time.perf_counter() > stop_s:
                 book.add("check", {"primitive": name, "skipped": len(jobs) - i})
                 break
-            found = book.attempt(f"check {name} {of} {layout}", lambda: check_case(name, of, device, i, layout)) or []  # noqa: B023
+            found = book.attempt(f"check {name} {of} {layout}", check_case, name, of, device, i, layout) or []
             for finding in found:
                 good, bad = good + finding.ok, bad + (not finding.ok)
                 book.add("check", asdict(finding))
                 if not finding.ok:
                     print("WRONG", finding, flush=True)
-        for finding in (
-            book.attempt(f"mistakes {name}", lambda: check_mistakes(name, mistake_case(trial), device, 3)) or []
-        ):  # noqa: B023
+        for finding in book.attempt(f"mistakes {name}", check_mistakes, name, mistake_case(trial), device, 3) or []:
             book.add("mistakes", asdict(finding))
             if not finding.ok:
                 print("MISTAKE PASSES", finding, flush=True)
@@ -420,8 +418,7 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, phas
                 continue
             began = time.perf_counter()
             rows = book.attempt(
-                f"race {name} {of}",
-                lambda: race(name, of, course, phases=which, compiled=compiled and which != ("call",)),  # noqa: B023
+                f"race {name} {of}", race, name, of, course, phases=which, compiled=compiled and len(which) > 1
             )
             torch.cuda.empty_cache()
             for row in rows or []:

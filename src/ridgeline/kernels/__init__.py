@@ -6,14 +6,15 @@ whether a call runs on a kernel and if not why.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
-from ridgeline.errors import MissingExtra
+try:
+    import torch  # noqa: F401
+    import triton  # noqa: F401
+except ImportError as error:
+    from ridgeline.errors import MissingExtra
 
-for _library in ("torch", "triton"):
-    if find_spec(_library) is None:
-        raise MissingExtra(_library, "kernels", "ridgeline.kernels")
+    raise MissingExtra(error.name or "torch", "kernels", "ridgeline.kernels") from None
 
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy

@@ -72,8 +72,8 @@ class Trial:
     """How a primitive is checked and raced, all from its declaration.
 
     ``make`` draws fresh arguments of ``call``; ``call`` is the public function, ``eager`` PyTorch's own form of it in
-    the same precision and ``reference`` the same thing in whatever precision its inputs have. ``mistakes`` are plausible
-    wrong kernels: the tolerance has to reject each.
+    the same precision and ``reference`` the same thing in whatever precision its inputs have. ``mistakes`` are
+    plausible wrong kernels: the tolerance has to reject each.
     """
 
     make: Callable[[Case, torch.device, torch.Generator], tuple[Any, ...]]

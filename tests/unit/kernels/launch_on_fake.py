@@ -41,6 +41,7 @@ for call, word in (
 ):
     with pytest.raises(KernelError, match=word):
         call()
+fake.fake_set_num_args(0)
 for bad in ((handle,), (handle, 0, 1, 1, object()), (handle, 0, 999, 1), (handle, 0, 1, 1, *range(65))):
     with pytest.raises((TypeError, RuntimeError, AttributeError)):
         native.launch(*bad)
