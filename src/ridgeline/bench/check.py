@@ -1,4 +1,4 @@
-"""Every primitive against its reference on a device: fresh inputs, odd layouts, poisoned outputs, gradients, repeats."""
+"""Every primitive against its reference on a device: fresh inputs, odd layouts, poisoned outputs, gradients."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def check_case(name: str, of: Case, device: torch.device, seed: int, layout: str
     args = tuple(laid_out(value, layout) for value in trial.make(of, device, generator))
     wide = tuple(value.double() if _is_float(value) else value for value in args)
     poison(device)
-    ours = results(trial.call, args, seed)
+    ours = results(trial.call, args, seed, trial.constants)
     poison(device)
-    again = results(trial.call, args, seed)
-    eager = results(trial.eager, args, seed)
-    reference = results(trial.reference, wide, seed)
+    again = results(trial.call, args, seed, trial.constants)
+    eager = results(trial.eager, args, seed, trial.constants)
+    reference = results(trial.reference, wide, seed, trial.constants)
     found = []
     for (what, mine), (_, second), (_, theirs), (_, meant) in zip(ours, again, eager, reference, strict=True):
         verdict: Verdict = judge(mine, theirs, meant)
@@ -63,9 +63,12 @@ def check_mistakes(name: str, of: Case, device: torch.device, seed: int) -> list
     return found
 
 
-def results(call: Any, args: tuple[Any, ...], seed: int) -> list[tuple[str, Tensor]]:
+def results(call: Any, args: tuple[Any, ...], seed: int, constants: tuple[int, ...] = ()) -> list[tuple[str, Tensor]]:
     """Named outputs of a call and the gradients of its floating-point inputs, for the same random output gradients."""
-    leaves = [value.detach().requires_grad_() if _is_float(value) else value for value in args]
+    leaves = [
+        value.detach().requires_grad_() if _is_float(value) and i not in constants else value
+        for i, value in enumerate(args)
+    ]
     outputs = _tuple(call(*leaves))
     found = [(f"output {i}", value.detach()) for i, value in enumerate(outputs)]
     wanted = [value for value in leaves if isinstance(value, Tensor) and value.requires_grad]
@@ -89,7 +92,9 @@ def laid_out(value: Any, layout: str) -> Any:
     if not _is_float(value) or value.dim() < 2 or layout == "contiguous":
         return value
     if layout == "sliced":  # rows of a wider tensor, as a fused projection leaves them
-        wide = torch.full((*value.shape[:-1], 2 * value.shape[-1] + 8), float("nan"), device=value.device).to(value.dtype)
+        wide = torch.full((*value.shape[:-1], 2 * value.shape[-1] + 8), float("nan"), device=value.device).to(
+            value.dtype
+        )
         wide[..., : value.shape[-1]] = value
         return wide[..., : value.shape[-1]]
     if layout == "misaligned":  # one element off every vector boundary

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ridgeline.kernels.contract import Trial
 
 Call = Callable[..., Any]
@@ -94,6 +92,12 @@ def _relu2() -> Call:
     return lambda x: LigerReLUSquaredFunction.apply(x)
 
 
+def _rope() -> Call:
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    return lambda q, k, cos, sin: LigerRopeFunction.apply(q, k, cos, sin)
+
+
 def _group_norm() -> Call:
     from liger_kernel.ops.group_norm import LigerGroupNormFunction
 
@@ -113,5 +117,6 @@ _LIGER: dict[str, Callable[[], Call]] = {
     "swiglu": _swiglu,
     "geglu": _geglu,
     "relu2": _relu2,
+    "rope": _rope,
     "group_norm": _group_norm,
 }

@@ -125,7 +125,7 @@ def race(
             if phase == "bwd" and (who, name) in GRADIENT_IN_FORWARD:
                 continue
             try:
-                runs[who] = runner(caller, args, phase)
+                runs[who] = runner(caller, args, phase, trial.constants)
                 runs[who]()
                 torch.cuda.synchronize(course.device)
             except Exception as error:  # a contender that cannot run the case loses it, and is named
@@ -138,17 +138,19 @@ def race(
     return rows
 
 
-def runner(caller: Callable[..., Any], args: tuple[Any, ...], phase: str) -> Callable[[], Any]:
+def runner(
+    caller: Callable[..., Any], args: tuple[Any, ...], phase: str, constants: tuple[int, ...] = ()
+) -> Callable[[], Any]:
     """A repeatable run of one phase over copies of its own: a contender may overwrite its inputs."""
     if phase in ("fwd", "call"):
-        own = [value.clone() if isinstance(value, Tensor) else value for value in args]
+        own = [_copy(value) for value in args]
 
         def forward() -> Any:
             with torch.no_grad():
                 return caller(*own)
 
         return forward
-    leaves = [_leaf(value) for value in args]
+    leaves = [value if i in constants else _leaf(value) for i, value in enumerate(args)]
     wanted = [value for value in leaves if isinstance(value, Tensor) and value.requires_grad]
     if phase == "step":
 
@@ -174,9 +176,7 @@ def moved_bytes(trial: Trial, args: tuple[Any, ...], phase: str) -> int:
     return {"fwd": forward, "call": forward, "bwd": backward, "step": forward + backward}[phase]
 
 
-def _row(
-    name: str, of: Case, phase: str, who: str, samples: list[float], num_bytes: int, note: str = ""
-) -> Row:
+def _row(name: str, of: Case, phase: str, who: str, samples: list[float], num_bytes: int, note: str = "") -> Row:
     ordered = sorted(samples) or [math.nan]
     tenth = len(ordered) // 10
     sizes = " ".join(f"{key}={value}" for key, value in of.sizes)
@@ -189,8 +189,13 @@ def _row(
 def _leaf(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    copy = value.detach().clone()
+    copy = _copy(value.detach())
     return copy.requires_grad_() if copy.is_floating_point() else copy
+
+
+def _copy(value: Any) -> Any:
+    """The same tensor elsewhere, its layout kept: a clone would make a transposed one dense in its own order too."""
+    return value.clone(memory_format=torch.preserve_format) if isinstance(value, Tensor) else value
 
 
 def _smooth(outputs: Any) -> list[Tensor]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 try:
-    import torch
-    import triton
-except ImportError as error:  # pragma: no cover - the test environment has both
+    import torch  # noqa: F401
+    import triton  # noqa: F401
+except ImportError as error:
     from ridgeline.errors import MissingExtra
 
     raise MissingExtra(error.name or "torch", "kernels", "ridgeline.kernels") from None
@@ -23,9 +23,28 @@ from ridgeline.kernels.gated.op import geglu, swiglu
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
 from ridgeline.kernels.relu2.op import relu2
 from ridgeline.kernels.rms_norm.op import add_rms_norm, rms_norm
+from ridgeline.kernels.rope.op import rope
+from ridgeline.kernels.rope.tables import rope_tables
 from ridgeline.kernels.softmax.op import softmax
 
-__all__ = ["Primitive", "Support", "add_rms_norm", "primitive", "primitives", "rms_norm", "supports"]
+__all__ = [
+    "Primitive",
+    "Support",
+    "add_layer_norm",
+    "add_rms_norm",
+    "cross_entropy",
+    "geglu",
+    "layer_norm",
+    "primitive",
+    "primitives",
+    "relu2",
+    "rms_norm",
+    "rope",
+    "rope_tables",
+    "softmax",
+    "supports",
+    "swiglu",
+]
 
 
 def supports(name: str, *args: Any) -> Support:

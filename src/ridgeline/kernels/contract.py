@@ -22,7 +22,9 @@ from ridgeline.errors import KernelError, nearest
 from ridgeline.graph.declared import CostFn, cost_of
 
 NAMESPACE = "ridgeline"
-Tensors = torch.Tensor | tuple[torch.Tensor, ...]
+DTYPES = ("float32", "bfloat16", "float16")
+Tensors = Any
+"""A tensor, or a tuple of them: what an op returns."""
 
 _active_modes = torch._C._len_torch_dispatch_stack
 _active_transforms = torch._C._are_functorch_transforms_active
@@ -69,9 +71,9 @@ def case(dtype: str, **sizes: Any) -> Case:
 class Trial:
     """How a primitive is checked and raced, all from its declaration.
 
-    ``make`` draws fresh arguments of ``call``; ``call`` is the public function, ``eager`` PyTorch's own form of it in the
-    same precision and ``reference`` the same thing in whatever precision its inputs have. ``mistakes`` are plausible
-    wrong kernels: the tolerance has to reject each.
+    ``make`` draws fresh arguments of ``call``; ``call`` is the public function, ``eager`` PyTorch's own form of it in
+    the same precision and ``reference`` the same thing in whatever precision its inputs have. ``mistakes`` are
+    plausible wrong kernels: the tolerance has to reject each.
     """
 
     make: Callable[[Case, torch.device, torch.Generator], tuple[Any, ...]]
@@ -82,7 +84,9 @@ class Trial:
     checks: Sequence[Case]
     races: Sequence[Case]
     small: Sequence[Case] = ()
+    packs: Sequence[Case] = ()  # further cases whose kernels a pack holds
     deterministic: bool = True
+    constants: tuple[int, ...] = ()  # arguments that are tables or state: nobody asks for their gradient
     forward_bytes: Callable[..., int] | None = None  # (args, outputs) where "each tensor once" is not what must move
     backward_bytes: Callable[..., int] | None = None
 
@@ -150,7 +154,7 @@ class Primitive:
         meant = self.fake(*args)
         outputs = self.reference(*[_upcast(value) for value in args])
         if isinstance(meant, torch.Tensor):
-            return outputs.to(meant.dtype).contiguous()  # type: ignore[union-attr]
+            return outputs.to(meant.dtype).contiguous()
         return tuple(o.to(m.dtype).contiguous() for o, m in zip(outputs, meant, strict=True))
 
 
@@ -220,7 +224,7 @@ def _autograd_function(made: Primitive) -> Any:
 
     body = {
         "forward": staticmethod(made.forward),
-        "setup_context": staticmethod(made.setup),
+        "setup_context": staticmethod(made.setup),  # type: ignore[arg-type]
         "backward": staticmethod(torch.autograd.function.once_differentiable(backward)),
     }
     return type(f"{made.name}_function", (torch.autograd.Function,), body)

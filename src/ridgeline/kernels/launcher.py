@@ -46,10 +46,11 @@ TYPE_OF = {
 }
 
 Run = Callable[..., None]
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a CPU build has none
 _kernels: dict[str, Kernel] = {}
 _all_plans: list[Plans] = []
 _collected: list[Variant] | None = None
+_collect_aligned = True
 
 
 class Plans(dict[Any, Any]):
@@ -93,13 +94,12 @@ class Kernel:
     """
 
     def __init__(self, function: Any, *, vectors: Sequence[str] = (), cooperative: bool = False) -> None:
-        module = function.fn.__module__.split(".")[-2]
-        self.name = f"{module}.{function.fn.__name__}"
+        self.name = function.fn.__name__
         if self.name in _kernels:
             raise KernelError(f"kernel {self.name!r} is declared twice")
         _kernels[self.name] = self
         self.function = function
-        self.names = [name for name in function.arg_names]
+        self.names = list(function.arg_names)
         self.vectors = frozenset(vectors)
         self.cooperative = cooperative
         self._handles: dict[tuple[int, Variant], int] = {}
@@ -171,6 +171,8 @@ def type_of(value: Any) -> str:
 def vector_of(itemsize: int, pointers: int, *lengths: int) -> int:
     """Elements of a 16-byte access that divide all addresses (or-ed together) and lengths; 1 where they do not."""
     vector = POINTER_ALIGNMENT_BYTES // itemsize
+    if _collected is not None and not _collect_aligned:
+        return 1
     if pointers % POINTER_ALIGNMENT_BYTES or any(length % vector for length in lengths):
         return 1
     return vector
@@ -198,11 +200,11 @@ def _nothing(*args: Any) -> None:
 
 
 @contextmanager
-def collecting() -> Iterator[list[Variant]]:
+def collecting(*, aligned: bool = True) -> Iterator[list[Variant]]:
     """Inside, ops called on meta tensors launch nothing and only tell which variants they would launch."""
-    global _collected
+    global _collected, _collect_aligned
     forget_plans()
-    _collected = []
+    _collected, _collect_aligned = [], aligned
     try:
         yield _collected
     finally:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels.compiler import Compiled, Variant, compile_variant, source_hash, toolchain
 from ridgeline.kernels.files import cache_folder, write_atomically
 
 INDEX, CUBINS, FORMAT = "index.json", "cubins.bin", 1
+Progress = Callable[[int, int], None]
+
+
+def _silent(done: int, total: int) -> None:
+    """Nobody is watching."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +83,19 @@ def opened(folder: Path) -> Pack | None:
     return Pack(folder, entries, launcher if launcher and launcher.exists() else None) if current else None
 
 
-def write(
-    folder: Path,
-    variants: Iterable[Variant],
-    function_of: Callable[[str], Any],
-    build_launcher: Callable[[Path], Path],
-    progress: Callable[[Variant], None] = lambda variant: None,
-) -> Pack:
+def write(folder: Path, variants: Iterable[Variant], *, jobs: int = 1, progress: Progress = _silent) -> Pack:
     """Compile variants into a pack; the index is written last, so an interrupted run leaves the old one."""
+    from ridgeline.kernels.launcher import build_native
+
     folder.mkdir(parents=True, exist_ok=True)
+    wanted = list(dict.fromkeys(variants))
     entries: dict[str, Entry] = {}
     blob = bytearray()
-    for variant in dict.fromkeys(variants):
-        made = compile_variant(function_of(variant.kernel), variant)
+    for variant, made in zip(wanted, compiled_all(wanted, jobs), strict=True):
         entries[variant.key()] = Entry(made.name, len(blob), len(made.cubin), made.num_warps, made.shared_bytes)
         blob += made.cubin
-        progress(variant)
-    launcher = build_launcher(folder)
+        progress(len(entries), len(wanted))
+    launcher = build_native(folder)
     _put(folder / CUBINS, bytes(blob))
     document = {
         "format": FORMAT,
@@ -107,6 +107,24 @@ def write(
     _put(folder / INDEX, json.dumps(document, indent=1).encode())
     opened.cache_clear()
     return Pack(folder, entries, launcher)
+
+
+def compiled_all(variants: list[Variant], jobs: int) -> Iterator[Compiled]:
+    """Every variant compiled, in order, by as many processes as asked for."""
+    if jobs <= 1:
+        yield from map(_compiled, variants)
+        return
+    import multiprocessing
+
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(_compiled, variants, chunksize=4)
+
+
+def _compiled(variant: Variant) -> Compiled:
+    import ridgeline.kernels  # noqa: F401  (declares the kernels)
+    from ridgeline.kernels.launcher import kernel
+
+    return compile_variant(kernel(variant.kernel).function, variant)
 
 
 def _put(path: Path, content: bytes) -> None:

@@ -9,7 +9,7 @@ from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A stretch of a row is read in blocks, the next ones on their way; few long rows are cut into several stretches."""
+    """A stretch of a row is read in blocks, the next ones on their way; few long rows are cut into several."""
 
     block: int
     num_warps: int

@@ -13,7 +13,7 @@ LOWEST = tl.constexpr(-3.0e38)
 
 
 @triton.jit
-def stretches(
+def cross_entropy_stretches(
     x_ptr,  # [N, V], rows x_stride apart
     part_ptr,  # [N, S, 3] fp32: maximum, sum relative to it, sum of logits
     cols,
@@ -50,7 +50,7 @@ def stretches(
 
 
 @triton.jit
-def row_losses(
+def cross_entropy_row_losses(
     x_ptr,
     target_ptr,  # [N] int64
     part_ptr,
@@ -78,7 +78,9 @@ def row_losses(
     lse = best + tl.log(tl.sum(total * tl.exp(top - best[:, None]), axis=1))
     target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int64)
     counted = (target != ignore_index) & (row < rows)
-    picked = tl.load(x_ptr + row.to(tl.int64) * x_stride + target, mask=counted & (target >= 0) & (target < cols), other=0.0)
+    picked = tl.load(
+        x_ptr + row.to(tl.int64) * x_stride + target, mask=counted & (target >= 0) & (target < cols), other=0.0
+    )
     loss = lse - picked.to(tl.float32)
     if SMOOTH:
         mean = tl.sum(tl.load(at + 2, mask=inside, other=0.0), axis=1) / cols
@@ -91,7 +93,7 @@ def row_losses(
 
 
 @triton.jit
-def finish(
+def cross_entropy_finish(
     loss_ptr,  # [N] fp32
     target_ptr,  # [N]
     out_ptr,  # [] loss
@@ -118,7 +120,7 @@ def finish(
 
 
 @triton.jit
-def backward(
+def cross_entropy_backward(
     x_ptr,  # [N, V], rows x_stride apart
     target_ptr,  # [N]
     lse_ptr,  # [N] fp32

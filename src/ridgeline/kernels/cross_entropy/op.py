@@ -9,15 +9,15 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
-from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_entropy import config, kernel, reference
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, power_of_two
 
-_STRETCHES = Kernel(kernel.stretches, vectors=("cols", "x_stride", "length"))
-_ROWS = Kernel(kernel.row_losses)
-_FINISH = Kernel(kernel.finish)
-_BACKWARD = Kernel(kernel.backward, vectors=("cols", "x_stride", "dx_stride"))
+_STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"))
+_ROWS = Kernel(kernel.cross_entropy_row_losses)
+_FINISH = Kernel(kernel.cross_entropy_finish)
+_BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
 _forward_plans, _backward_plans = Plans(), Plans()
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -57,7 +57,7 @@ def _forward(
     x: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float, reduction: str, wide: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not launchable(x):
-        return CROSS_ENTROPY.on_host(x, target, ignore_index, smoothing, z_weight, reduction, wide)  # type: ignore[return-value]
+        return CROSS_ENTROPY.on_host(x, target, ignore_index, smoothing, z_weight, reduction, wide)
     x, stride = as_rows(x)
     key = (x.dtype, target.dtype, x.shape, stride, smoothing != 0, reduction, wide, x.get_device(), x.data_ptr() & 15)
     plan = _forward_plans.get(key)
@@ -135,7 +135,7 @@ def _backward(
     z_weight: float,
 ) -> Tensor:  # fmt: skip
     if not launchable(x):
-        return CROSS_ENTROPY_BACKWARD.on_host(grad, x, target, lse, weight, ignore_index, smoothing, z_weight)  # type: ignore[return-value]
+        return CROSS_ENTROPY_BACKWARD.on_host(grad, x, target, lse, weight, ignore_index, smoothing, z_weight)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     write_gradient(grad.contiguous(), x, target, lse, weight, dx, ignore_index, smoothing, z_weight)
     return dx
@@ -222,7 +222,7 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
 
 CHECKS = tuple(
     case(dtype, rows=rows, cols=cols, smoothing=smoothing, z=z)
-    for dtype in ("float32", "bfloat16", "float16")
+    for dtype in DTYPES
     for rows, cols, smoothing, z in ((1, 3, 0.0, 0.0), (5, 7, 0.1, 0.0), (64, 1000, 0.0, 0.0), (257, 4096, 0.1, 1e-3),
                                      (300, 32000, 0.0, 0.0), (17, 50257, 0.1, 0.0), (9, 128256, 0.0, 1e-3),
                                      (2, 262144, 0.1, 1e-3))

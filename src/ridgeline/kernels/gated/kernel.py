@@ -33,7 +33,9 @@ def activation(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def forward(gate_ptr, up_ptr, out_ptr, cols, gate_stride, up_stride, blocks_per_row, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def gated_forward(
+    gate_ptr, up_ptr, out_ptr, cols, gate_stride, up_stride, blocks_per_row, KIND: tl.constexpr, BLOCK: tl.constexpr
+):
     pid = tl.program_id(0).to(tl.int64)
     row = pid // blocks_per_row
     col = (pid % blocks_per_row) * BLOCK + tl.arange(0, BLOCK)
@@ -45,7 +47,7 @@ def forward(gate_ptr, up_ptr, out_ptr, cols, gate_stride, up_stride, blocks_per_
 
 
 @triton.jit
-def backward(
+def gated_backward(
     dy_ptr,
     gate_ptr,
     up_ptr,

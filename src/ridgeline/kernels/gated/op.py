@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
-from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.gated import config, kernel, reference
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 
-_FORWARD = Kernel(kernel.forward, vectors=("cols", "gate_stride", "up_stride"))
-_BACKWARD = Kernel(kernel.backward, vectors=("cols", "gate_stride", "up_stride"))
+_FORWARD = Kernel(kernel.gated_forward, vectors=("cols", "gate_stride", "up_stride"))
+_BACKWARD = Kernel(kernel.gated_backward, vectors=("cols", "gate_stride", "up_stride"))
 _forward_plans, _backward_plans = Plans(), Plans()
 KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
@@ -44,7 +44,7 @@ def _rows(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, int, int, int]:
 
 def _forward(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     if not launchable(gate):
-        return GATED.on_host(gate, up, kind)  # type: ignore[return-value]
+        return GATED.on_host(gate, up, kind)
     if gate.shape != up.shape:
         GATED.check(gate, up, kind)
     out = torch.empty_like(gate, memory_format=torch.contiguous_format)
@@ -72,7 +72,7 @@ def _forward(gate: Tensor, up: Tensor, kind: str) -> Tensor:
 
 def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     if not launchable(gate):
-        return GATED_BACKWARD.on_host(dy, gate, up, kind)  # type: ignore[return-value]
+        return GATED_BACKWARD.on_host(dy, gate, up, kind)
     dgate = torch.empty_like(gate, memory_format=torch.contiguous_format)
     dup = torch.empty_like(up, memory_format=torch.contiguous_format)
     dy = dy.contiguous()
@@ -130,7 +130,7 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
 
 CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
-    for dtype in ("float32", "bfloat16", "float16")
+    for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (64, 1000), (33, 5632), (19, 14336), (257, 1))
 )
 RACES = tuple(

@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit
-def forward(
+def layer_norm_forward(
     x_ptr,  # [R, C], rows x_stride apart
     residual_ptr,  # [R, C]
     weight_ptr,  # [C]
@@ -55,7 +55,7 @@ def forward(
 
 
 @triton.jit
-def forward_long(
+def layer_norm_forward_long(
     x_ptr,
     residual_ptr,
     weight_ptr,
@@ -119,7 +119,7 @@ def forward_long(
 
 
 @triton.jit
-def backward(
+def layer_norm_backward(
     dy_ptr,  # [R, C]
     x_ptr,  # [R, C], rows x_stride apart
     weight_ptr,  # [C]
@@ -181,7 +181,7 @@ def backward(
 
 
 @triton.jit
-def backward_long(
+def layer_norm_backward_long(
     dy_ptr,
     x_ptr,
     weight_ptr,
@@ -226,7 +226,7 @@ def backward_long(
 
 
 @triton.jit
-def column_shares(
+def layer_norm_column_shares(
     dy_ptr,
     x_ptr,
     mean_ptr,

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
-from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 
-_FORWARD = Kernel(kernel.forward, vectors=("cols", "x_stride"))
-_FORWARD_LONG = Kernel(kernel.forward_long, vectors=("cols", "x_stride"))
-_BACKWARD = Kernel(kernel.backward, vectors=("cols", "x_stride"))
-_BACKWARD_LONG = Kernel(kernel.backward_long, vectors=("cols", "x_stride"))
-_SHARES = Kernel(kernel.column_shares, vectors=("cols", "x_stride"))
+_FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
+_FORWARD_LONG = Kernel(kernel.layer_norm_forward_long, vectors=("cols", "x_stride"))
+_BACKWARD = Kernel(kernel.layer_norm_backward, vectors=("cols", "x_stride"))
+_BACKWARD_LONG = Kernel(kernel.layer_norm_backward_long, vectors=("cols", "x_stride"))
+_SHARES = Kernel(kernel.layer_norm_column_shares, vectors=("cols", "x_stride"))
 
 _forward_plans, _backward_plans = Plans(), Plans()
 WANT_WEIGHT, WANT_BIAS = 1, 2
@@ -65,7 +65,7 @@ def _into(out: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, ep
 
 def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     if not launchable(x):
-        return LAYER_NORM.on_host(x, weight, bias, eps)  # type: ignore[return-value]
+        return LAYER_NORM.on_host(x, weight, bias, eps)
     y, _, mean, rstd = _run(x, None, weight, bias, eps, save=True)
     return y, mean, rstd
 
@@ -80,7 +80,7 @@ def _add_forward(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if not launchable(x):
-        return ADD_LAYER_NORM.on_host(x, residual, weight, bias, eps)  # type: ignore[return-value]
+        return ADD_LAYER_NORM.on_host(x, residual, weight, bias, eps)
     return _run(x, residual, weight, bias, eps, save=True)
 
 
@@ -88,12 +88,18 @@ def _add_infer(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     if not launchable(x):
-        return ADD_LAYER_NORM.on_host(x, residual, weight, bias, eps)[:2]  # type: ignore[return-value]
+        return ADD_LAYER_NORM.on_host(x, residual, weight, bias, eps)[:2]
     return _run(x, residual, weight, bias, eps, save=False)[:2]
 
 
 def _run(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool, y: Any = None
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    save: bool,
+    y: Any = None,
 ) -> tuple[Tensor, Any, Any, Any]:
     if y is None:
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -136,7 +142,7 @@ def _plan_forward(
     )
     w, b = x if weight is None else weight, x if bias is None else bias
     pointers = x.data_ptr() | residual.data_ptr() | y.data_ptr() | h.data_ptr() | w.data_ptr() | b.data_ptr()
-    constants = {
+    constants: dict[str, Any] = {
         "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": has_residual, "SAVE": save,
     }  # fmt: skip
     kind = _FORWARD_LONG
@@ -159,7 +165,7 @@ def _backward(
     dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, dh: Tensor | None, want: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not launchable(x):
-        return LAYER_NORM_BACKWARD.on_host(dy, x, weight, mean, rstd, dh, want)  # type: ignore[return-value]
+        return LAYER_NORM_BACKWARD.on_host(dy, x, weight, mean, rstd, dh, want)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     stride = cols = x.shape[-1]
     if not x.is_contiguous():
@@ -173,9 +179,7 @@ def _backward(
     )  # fmt: skip
     plan = _backward_plans.get(key)
     if plan is None:
-        plan = _backward_plans[key] = _plan_backward(
-            dy, x, weight, mean, rstd, extra, dx, stride, dh is not None, want
-        )
+        plan = _backward_plans[key] = _plan_backward(dy, x, weight, mean, rstd, extra, dx, stride, dh is not None, want)
     dw = torch.empty(cols if want else 0, dtype=w.dtype, device=x.device)
     db = torch.empty(cols if want else 0, dtype=w.dtype, device=x.device)
     plan(dy, x, w, mean, rstd, extra, dx, dw, db)
@@ -215,7 +219,9 @@ def _plan_backward(
     )  # fmt: skip
     reduce = plan_reduce(partial, w, programs, cols, on, second=w)
 
-    def plan(dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor) -> None:
+    def plan(
+        dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor
+    ) -> None:
         shares = torch.empty((2, programs, cols), dtype=torch.float32, device=x.device) if want else dx
         run(dy, x, w, mean, rstd, dh, dx, shares, rows, cols, stride)
         if want:
@@ -251,7 +257,9 @@ def _plan_backward_long(
     )
     reduce = plan_reduce(partial, w, groups, cols, on, second=w)
 
-    def plan(dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor) -> None:
+    def plan(
+        dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor
+    ) -> None:
         run(dy, x, w, mean, rstd, dh, dx, rows, cols, stride)
         if want:
             shares = torch.empty((2, groups, cols), dtype=torch.float32, device=x.device)
@@ -357,7 +365,7 @@ def _add_make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[A
 
 CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
-    for dtype in ("float32", "bfloat16", "float16")
+    for dtype in DTYPES
     for rows, cols in ((1, 2), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072))
 )  # fmt: skip
@@ -419,7 +427,9 @@ ADD_LAYER_NORM = declare(
     reference=reference.add_forward,
     support=lambda x, residual, weight=None, bias=None, *_: (
         _support(x, weight, bias)
-        or (None if residual.shape == x.shape and residual.dtype == x.dtype else "residual and x differ in shape or type")
+        or (
+            None if (residual.shape, residual.dtype) == (x.shape, x.dtype) else "residual and x differ in shape or type"
+        )
     ),
     cost=elementwise_cost(9.0),
     num_results=2,

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def forward(x_ptr, y_ptr, num, BLOCK: tl.constexpr):
+def relu2_forward(x_ptr, y_ptr, num, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < num, other=0.0).to(tl.float32)
     x = tl.where(x < 0.0, 0.0, x)  # NaN stays one
@@ -15,7 +15,7 @@ def forward(x_ptr, y_ptr, num, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def backward(dy_ptr, x_ptr, dx_ptr, num, BLOCK: tl.constexpr):
+def relu2_backward(dy_ptr, x_ptr, dx_ptr, num, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < num, other=0.0).to(tl.float32)
     dy = tl.load(dy_ptr + at, mask=at < num, other=0.0).to(tl.float32)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
-from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.relu2 import config, kernel, reference
 from ridgeline.kernels.rows import cdiv, float_reason
 
-_FORWARD = Kernel(kernel.forward, vectors=("num",))
-_BACKWARD = Kernel(kernel.backward, vectors=("num",))
+_FORWARD = Kernel(kernel.relu2_forward, vectors=("num",))
+_BACKWARD = Kernel(kernel.relu2_backward, vectors=("num",))
 _forward_plans, _backward_plans = Plans(), Plans()
 
 
@@ -25,7 +25,7 @@ def relu2(x: Tensor) -> Tensor:
 
 def _forward(x: Tensor) -> Tensor:
     if not launchable(x):
-        return RELU2.on_host(x)  # type: ignore[return-value]
+        return RELU2.on_host(x)
     x = x.contiguous()
     y = torch.empty_like(x)
     num = x.numel()
@@ -40,7 +40,7 @@ def _forward(x: Tensor) -> Tensor:
 
 def _backward(dy: Tensor, x: Tensor) -> Tensor:
     if not launchable(x):
-        return RELU2_BACKWARD.on_host(dy, x)  # type: ignore[return-value]
+        return RELU2_BACKWARD.on_host(dy, x)
     x, dy = x.contiguous(), dy.contiguous()
     dx = torch.empty_like(x)
     num = x.numel()
@@ -114,7 +114,7 @@ RELU2 = declare(
         mistakes={"sign kept": reference.signed},
         checks=tuple(
             case(dtype, rows=rows, cols=cols)
-            for dtype in ("float32", "bfloat16", "float16")
+            for dtype in DTYPES
             for rows, cols in ((1, 3), (3, 7), (64, 1000), (33, 5632), (257, 1))
         ),
         races=(case("bfloat16", rows=8192, cols=14336), case("float32", rows=4096, cols=11008)),

@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit
-def forward(
+def rms_norm_forward(
     x_ptr,  # [R, C], rows x_stride apart
     residual_ptr,  # [R, C]
     weight_ptr,  # [C]
@@ -48,7 +48,7 @@ def forward(
 
 
 @triton.jit
-def forward_long(
+def rms_norm_forward_long(
     x_ptr,
     residual_ptr,
     weight_ptr,
@@ -96,7 +96,7 @@ def forward_long(
 
 
 @triton.jit
-def backward(
+def rms_norm_backward(
     dy_ptr,  # [R, C]
     x_ptr,  # [R, C], rows x_stride apart
     weight_ptr,  # [C]
@@ -149,7 +149,7 @@ def backward(
 
 
 @triton.jit
-def backward_long(
+def rms_norm_backward_long(
     dy_ptr,
     x_ptr,
     weight_ptr,
@@ -190,7 +190,7 @@ def backward_long(
 
 
 @triton.jit
-def weight_share(
+def rms_norm_weight_share(
     dy_ptr,
     x_ptr,
     rstd_ptr,

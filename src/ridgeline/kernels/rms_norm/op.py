@@ -9,16 +9,16 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import device, tuning
-from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.rms_norm import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 
-_FORWARD = Kernel(kernel.forward, vectors=("cols", "x_stride"))
-_FORWARD_LONG = Kernel(kernel.forward_long, vectors=("cols", "x_stride"))
-_BACKWARD = Kernel(kernel.backward, vectors=("cols", "x_stride"))
-_BACKWARD_LONG = Kernel(kernel.backward_long, vectors=("cols", "x_stride"))
-_WEIGHT_SHARE = Kernel(kernel.weight_share, vectors=("cols", "x_stride"))
+_FORWARD = Kernel(kernel.rms_norm_forward, vectors=("cols", "x_stride"))
+_FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"))
+_BACKWARD = Kernel(kernel.rms_norm_backward, vectors=("cols", "x_stride"))
+_BACKWARD_LONG = Kernel(kernel.rms_norm_backward_long, vectors=("cols", "x_stride"))
+_WEIGHT_SHARE = Kernel(kernel.rms_norm_weight_share, vectors=("cols", "x_stride"))
 REDUCE = Kernel(device.reduce_partials, vectors=("cols",))
 
 _forward_plans, _backward_plans = Plans(), Plans()
@@ -61,7 +61,7 @@ def _into(out: Tensor, x: Tensor, weight: Tensor | None, eps: float, offset: flo
 
 def _forward(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
     if not launchable(x):
-        return RMS_NORM.on_host(x, weight, eps, offset)  # type: ignore[return-value]
+        return RMS_NORM.on_host(x, weight, eps, offset)
     y, _, rstd = _run(x, None, weight, eps, offset, save=True)
     return y, rstd
 
@@ -76,15 +76,13 @@ def _add_forward(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not launchable(x):
-        return ADD_RMS_NORM.on_host(x, residual, weight, eps, offset)  # type: ignore[return-value]
+        return ADD_RMS_NORM.on_host(x, residual, weight, eps, offset)
     return _run(x, residual, weight, eps, offset, save=True)
 
 
-def _add_infer(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float
-) -> tuple[Tensor, Tensor]:
+def _add_infer(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
     if not launchable(x):
-        return ADD_RMS_NORM.on_host(x, residual, weight, eps, offset)[:2]  # type: ignore[return-value]
+        return ADD_RMS_NORM.on_host(x, residual, weight, eps, offset)[:2]
     return _run(x, residual, weight, eps, offset, save=False)[:2]
 
 
@@ -130,7 +128,7 @@ def _plan_forward(
     )
     w = x if weight is None else weight
     pointers = x.data_ptr() | residual.data_ptr() | y.data_ptr() | h.data_ptr() | w.data_ptr()
-    constants = {"HAS_WEIGHT": weight is not None, "HAS_RESIDUAL": has_residual, "SAVE": save}
+    constants: dict[str, Any] = {"HAS_WEIGHT": weight is not None, "HAS_RESIDUAL": has_residual, "SAVE": save}
     kind = _FORWARD_LONG
     if chosen.block:
         kind, constants = _FORWARD, constants | {"ROWS": chosen.rows, "BLOCK": chosen.block}
@@ -151,7 +149,7 @@ def _backward(
     dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, dh: Tensor | None, offset: float, want_dw: bool
 ) -> tuple[Tensor, Tensor]:
     if not launchable(x):
-        return RMS_NORM_BACKWARD.on_host(dy, x, weight, rstd, dh, offset, want_dw)  # type: ignore[return-value]
+        return RMS_NORM_BACKWARD.on_host(dy, x, weight, rstd, dh, offset, want_dw)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     stride = x.shape[-1]
     if not x.is_contiguous():
@@ -349,7 +347,7 @@ def _add_make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[A
 
 CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
-    for dtype in ("float32", "bfloat16", "float16")
+    for dtype in DTYPES
     for rows, cols in ((1, 2), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072))
 )  # fmt: skip
@@ -366,7 +364,8 @@ SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096
 RMS_NORM_BACKWARD = declare(
     name="rms_norm_backward",
     summary="gradients of rms_norm, and of add_rms_norm with the gradient of its sum",
-    schema="(Tensor dy, Tensor x, Tensor? weight, Tensor rstd, Tensor? dh, float offset, bool want_dw) -> (Tensor, Tensor)",
+    schema="(Tensor dy, Tensor x, Tensor? weight, Tensor rstd, Tensor? dh, float offset, bool want_dw)"
+    " -> (Tensor, Tensor)",
     forward=_backward,
     fake=_backward_fake,
     reference=reference.backward,
@@ -411,7 +410,9 @@ ADD_RMS_NORM = declare(
     reference=reference.add_forward,
     support=lambda x, residual, weight=None, *_: (
         _support(x, weight)
-        or (None if residual.shape == x.shape and residual.dtype == x.dtype else "residual and x differ in shape or type")
+        or (
+            None if (residual.shape, residual.dtype) == (x.shape, x.dtype) else "residual and x differ in shape or type"
+        )
     ),
     cost=elementwise_cost(6.0),
     num_results=2,

@@ -12,7 +12,7 @@ LOWEST = tl.constexpr(-3.0e38)
 
 
 @triton.jit
-def forward(x_ptr, y_ptr, rows, cols, x_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def softmax_forward(x_ptr, y_ptr, rows, cols, x_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (col < cols)
@@ -24,7 +24,7 @@ def forward(x_ptr, y_ptr, rows, cols, x_stride, ROWS: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def forward_long(x_ptr, y_ptr, rows, cols, x_stride, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+def softmax_forward_long(x_ptr, y_ptr, rows, cols, x_stride, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """One program a row: a running maximum and sums relative to it, then a second read, from the L2."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
@@ -45,7 +45,7 @@ def forward_long(x_ptr, y_ptr, rows, cols, x_stride, BLOCK: tl.constexpr, STAGES
 
 
 @triton.jit
-def backward(dy_ptr, y_ptr, dx_ptr, rows, cols, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def softmax_backward(dy_ptr, y_ptr, dx_ptr, rows, cols, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (col < cols)
@@ -57,7 +57,7 @@ def backward(dy_ptr, y_ptr, dx_ptr, rows, cols, ROWS: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def backward_long(dy_ptr, y_ptr, dx_ptr, rows, cols, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+def softmax_backward_long(dy_ptr, y_ptr, dx_ptr, rows, cols, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)

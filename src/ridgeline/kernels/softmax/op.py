@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
-from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 from ridgeline.kernels.softmax import config, kernel, reference
 
-_FORWARD = Kernel(kernel.forward, vectors=("cols", "x_stride"))
-_FORWARD_LONG = Kernel(kernel.forward_long, vectors=("cols", "x_stride"))
-_BACKWARD = Kernel(kernel.backward, vectors=("cols",))
-_BACKWARD_LONG = Kernel(kernel.backward_long, vectors=("cols",))
+_FORWARD = Kernel(kernel.softmax_forward, vectors=("cols", "x_stride"))
+_FORWARD_LONG = Kernel(kernel.softmax_forward_long, vectors=("cols", "x_stride"))
+_BACKWARD = Kernel(kernel.softmax_backward, vectors=("cols",))
+_BACKWARD_LONG = Kernel(kernel.softmax_backward_long, vectors=("cols",))
 _forward_plans, _backward_plans = Plans(), Plans()
 
 
@@ -29,7 +29,7 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 
 def _forward(x: Tensor) -> Tensor:
     if not launchable(x):
-        return SOFTMAX.on_host(x)  # type: ignore[return-value]
+        return SOFTMAX.on_host(x)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     stride = x.shape[-1] if x.dim() else 1
     if not x.is_contiguous():
@@ -71,7 +71,7 @@ def _constants(chosen: config.Softmax) -> dict[str, int]:
 
 def _backward(dy: Tensor, y: Tensor) -> Tensor:
     if not launchable(y):
-        return SOFTMAX_BACKWARD.on_host(dy, y)  # type: ignore[return-value]
+        return SOFTMAX_BACKWARD.on_host(dy, y)
     dx = torch.empty_like(y, memory_format=torch.contiguous_format)
     dy, y = dy.contiguous(), y.contiguous()
     key = (y.dtype, dy.dtype, y.numel(), y.shape[-1], y.get_device(), (y.data_ptr() | dy.data_ptr()) & 15)
@@ -127,7 +127,7 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
 
 CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
-    for dtype in ("float32", "bfloat16", "float16")
+    for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (33, 5120), (9, 32768), (5, 50257),
                        (3, 65536), (2, 262144))
 )  # fmt: skip
