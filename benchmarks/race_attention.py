@@ -55,6 +55,12 @@ def contenders(q: Any, k: Any, v: Any, causal: bool) -> dict[str, Any]:
     }
 
 
+def gradients(out: Any, leaves: tuple[Any, ...], seed: Any) -> Any:
+    import torch
+
+    return lambda: torch.autograd.grad(out, leaves, seed, retain_graph=True)
+
+
 def race(budget_s: float) -> list[dict[str, Any]]:
     import torch
 
@@ -73,9 +79,7 @@ def race(budget_s: float) -> list[dict[str, Any]]:
         with torch.no_grad():
             forward = course.turns(callers)
         outs = {name: call() for name, call in callers.items()}
-        do = torch.randn_like(q)
-        grads = {n: (lambda o=o: torch.autograd.grad(o, (q, k, v), do, retain_graph=True)) for n, o in outs.items()}
-        backward = course.turns(grads)
+        backward = course.turns({name: gradients(o, (q, k, v), torch.randn_like(q)) for name, o in outs.items()})
         flops = 4 * of["b"] * of["h"] * of["l"] * of["s"] * of["d"] * (0.5 if of["causal"] else 1.0)
         for phase, timed, work in (("fwd", forward, flops), ("bwd", backward, 2.5 * flops)):
             rows += [_row(of, phase, name, samples, work) for name, samples in timed.items()]
@@ -94,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=120.0)
+    parser.add_argument("--race-only", action="store_true", help="skip the checks")
     parser.add_argument("--check", nargs=2, metavar=("DTYPE", "CAUSAL"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -102,6 +107,7 @@ def main() -> None:
         return
     began = time.perf_counter()
     parts = [(dtype, mask) for dtype in ("bfloat16", "float16") for mask in ("causal", "full")]
+    parts = [] if options.race_only else parts
     command = [sys.executable, __file__, "--out", str(options.out), "--check"]
     running = [subprocess.Popen([*command, *part]) for part in parts]  # compiling is the slow part: side by side
     codes = [child.wait() for child in running]
@@ -111,7 +117,8 @@ def main() -> None:
         checks += json.loads(path.read_text()) if code == 0 else [[" ".join(part), "", "run", False, f"exit {code}"]]
         path.unlink(missing_ok=True)
     failed = [row for row in checks if not row[3]]
-    print(f"{len(checks)} checks, {len(failed)} failed, {time.perf_counter() - began:.0f} s", *failed, sep="\n", flush=True)
+    took_s = time.perf_counter() - began
+    print(f"{len(checks)} checks, {len(failed)} failed, {took_s:.0f} s", *failed, sep="\n", flush=True)
     import torch
 
     facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "checks": checks}

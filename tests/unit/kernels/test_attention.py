@@ -1,4 +1,4 @@
-"""Attention without a GPU: the reference path, its gradients, what is refused, and what the compiler makes of the kernels."""
+"""Attention without a GPU: the reference, its gradients, what is refused, what the compiler makes of the kernels."""
 
 import pytest
 import torch
@@ -100,7 +100,8 @@ def meta(dtype):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_forward_kernel_uses_the_tensor_cores_and_keeps_everything_in_registers(causal):
-    args = (blocks(64, 128), blocks(128, 128), blocks(128, 128), meta(torch.bfloat16), meta(torch.float32), 2, 8, 8, 512, 512, 0, 128, 8, 0.1)
+    args = (blocks(64, 128), blocks(128, 128), blocks(128, 128), meta(torch.bfloat16), meta(torch.float32), 2, 8, 8,
+            512, 512, 0, 128, 8, 0.1)
     options = {"BM": 128, "BN": 128, "D": 128, "STAGES": 2, "CAUSAL": causal, "num_warps": 4, "maxnreg": 168}
     facts = gluon_facts(kernel.forward, args, options)
     assert facts.num("HGMMA") == (96 if causal else 64)
@@ -113,12 +114,14 @@ def test_the_forward_kernel_uses_the_tensor_cores_and_keeps_everything_in_regist
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_backward_kernels_issue_seven_products_without_spilling_accumulators(causal):
     common = {"D": 128, "STAGES": 2, "CAUSAL": causal, "num_warps": 4, "maxnreg": 168}
-    queries = (blocks(64, 128), blocks(64, 128), blocks(128, 128), blocks(128, 128), meta(torch.bfloat16), meta(torch.float32), meta(torch.float32),
+    queries = (blocks(64, 128), blocks(64, 128), blocks(128, 128), blocks(128, 128), meta(torch.bfloat16),
+               meta(torch.float32), meta(torch.float32),
                512, 2, 8, 8, 512, 512, 0, 128, 8, 0.1, 0.1)  # fmt: skip
     facts = gluon_facts(kernel.backward_queries, queries, {"BM": 128, "BN": 128, **common})
     assert facts.num("HGMMA") == 96 and facts.num_spills <= 40
     numbers = numbers_of(2 * 8 * 512)
-    keys = (blocks(64, 128), blocks(128, 128), blocks(128, 128), blocks(64, 128), numbers, numbers, meta(torch.bfloat16), meta(torch.bfloat16),
+    keys = (blocks(64, 128), blocks(128, 128), blocks(128, 128), blocks(64, 128), numbers, numbers,
+            meta(torch.bfloat16), meta(torch.bfloat16),
             512, 2, 8, 8, 1, 512, 512, 0, 128, 0.1, 0.1)  # fmt: skip
     facts = gluon_facts(kernel.backward_keys, keys, {"BM": 64, "BN": 128, **common})
     assert facts.num("HGMMA") == 96

@@ -1,4 +1,4 @@
-"""Attention on Hopper, in Gluon: two groups of warps compute, one warp feeds them through the tensor memory accelerator.
+"""Attention on Hopper, in Gluon: two groups of warps compute, one warp feeds them through the copy engine.
 
 Shapes: B batch, H query heads, K key heads (H a multiple of K), L query rows, S keys, D head dim (padded to 64 or 128).
 Scores are kept in base 2: ``scale`` is the softmax scale times log2(e).
@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 @gluon.jit
 def _tile(index, num_m, num_heads, group, CAUSAL: gl.constexpr):
-    """Tile number → (row block, head): long row blocks first, ``group`` heads side by side so that they share the L2."""
+    """Tile number → (row block, head): long blocks first, ``group`` heads side by side so that they share the L2."""
     section = index // (num_m * group)
     width = min(num_heads - section * group, group)
     inside = index - section * num_m * group
@@ -59,8 +59,10 @@ def _fetch(desc, at, full, empty, smem, turn, slot, NUM_BYTES: gl.constexpr):
 
 @gluon.jit
 def _feed_rows(
-    q_desc, extra_desc, k_desc, v_desc, q_smem, extra_smem, k_smem, v_smem, bars, tiles, num_m, H, K, S, shift, heads, group,
-    EXTRA: gl.constexpr, DESCENDING: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+    q_desc, extra_desc, k_desc, v_desc, q_smem, extra_smem, k_smem, v_smem, bars, tiles, num_m, H, K, S, shift, heads,
+    group,
+    EXTRA: gl.constexpr, DESCENDING: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
+    STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):
     """Feeds the kernels that own query rows: 64 rows of Q (and of dO) for each group, then blocks of K and V."""
@@ -103,7 +105,8 @@ def _online(s, m_i, l_i, scale, row, block, S, shift, MASK: gl.constexpr, BN: gl
 
 
 @gluon.jit
-def _step(q, k_smem, v_smem, bars, it, block, p_op, o, m_i, l_i, scale, row, S, shift, MASK: gl.constexpr, BN: gl.constexpr,
+def _step(q, k_smem, v_smem, bars, it, block, p_op, o, m_i, l_i, scale, row, S, shift, MASK: gl.constexpr,
+          BN: gl.constexpr,
           D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr):
     """Scores of the next block and P·V of this one go out together; the softmax runs while P·V does."""
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -140,7 +143,8 @@ def _store(ptr, value, bh, row0, L, d, D: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _attend(c: gl.constexpr, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles, num_m, L, S, shift, heads, group, d, scale,
+def _attend(c: gl.constexpr, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles, num_m, L, S, shift, heads, group, d,
+            scale,
             BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
             DTYPE: gl.constexpr):
     """One group of four warps: 64 query rows of every tile, keys from the last block to the first."""
@@ -164,7 +168,7 @@ def _attend(c: gl.constexpr, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles
         mbarrier.arrive(k_empty.index(stage), count=1)
         m_i = gl.full([64], float("-inf"), gl.float32, ROW)
         l_i = gl.zeros([64], gl.float32, ROW)
-        p, m_i, l_i, alpha = _online(s, m_i, l_i, scale, row, n - 1, S, shift, True, BN, CAUSAL, S_L)
+        p, m_i, l_i, _ = _online(s, m_i, l_i, scale, row, n - 1, S, shift, True, BN, CAUSAL, S_L)
         p_op = gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, O_L, 2))
         o = gl.zeros([64, D], gl.float32, O_L)
         mbarrier.wait(k_full.index((it + 1) % STAGES), ((it + 1) // STAGES) & 1, pred=n > 1)
@@ -172,10 +176,12 @@ def _attend(c: gl.constexpr, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles
         if CAUSAL:
             masked = min(max(n - max(row0 + shift, 0) // BN, 1), n)
         for j in range(1, masked):
-            p_op, o, m_i, l_i, it = _step(q, k_smem, v_smem, bars, it, n - 1 - j, p_op, o, m_i, l_i, scale, row, S, shift, True,
+            p_op, o, m_i, l_i, it = _step(q, k_smem, v_smem, bars, it, n - 1 - j, p_op, o, m_i, l_i, scale, row, S,
+                                          shift, True,
                                           BN, D, STAGES, CAUSAL, DTYPE)
         for j in range(masked, n):
-            p_op, o, m_i, l_i, it = _step(q, k_smem, v_smem, bars, it, n - 1 - j, p_op, o, m_i, l_i, scale, row, S, shift, False,
+            p_op, o, m_i, l_i, it = _step(q, k_smem, v_smem, bars, it, n - 1 - j, p_op, o, m_i, l_i, scale, row, S,
+                                          shift, False,
                                           BN, D, STAGES, CAUSAL, DTYPE)
         mbarrier.arrive(q_empty.index(c), count=1)
         stage = it % STAGES
@@ -192,7 +198,8 @@ def _attend(c: gl.constexpr, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles
 
 
 @gluon.jit
-def forward(q_desc, k_desc, v_desc, o_ptr, lse_ptr, B, H, K, L, S, shift, d, group, scale, BM: gl.constexpr, BN: gl.constexpr,
+def forward(q_desc, k_desc, v_desc, o_ptr, lse_ptr, B, H, K, L, S, shift, d, group, scale, BM: gl.constexpr,
+            BN: gl.constexpr,
             D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(BM == 128)
@@ -204,25 +211,30 @@ def forward(q_desc, k_desc, v_desc, o_ptr, lse_ptr, B, H, K, L, S, shift, d, gro
     num_m, heads = (L + BM - 1) // BM, B * H
     tiles = num_m * heads
     gl.warp_specialize([
-        (_attend, (0, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles, num_m, L, S, shift, heads, group, d, scale, BM, BN, D,
+        (_attend, (0, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles, num_m, L, S, shift, heads, group, d, scale,
+        BM, BN, D,
                    STAGES, CAUSAL, DTYPE)),
-        (_attend, (1, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles, num_m, L, S, shift, heads, group, d, scale, BM, BN, D,
+        (_attend, (1, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles, num_m, L, S, shift, heads, group, d, scale,
+        BM, BN, D,
                    STAGES, CAUSAL, DTYPE)),
-        (_feed_rows, (q_desc, q_desc, k_desc, v_desc, q_smem, q_smem, k_smem, v_smem, bars, tiles, num_m, H, K, S, shift, heads,
+        (_feed_rows, (q_desc, q_desc, k_desc, v_desc, q_smem, q_smem, k_smem, v_smem, bars, tiles, num_m, H, K, S,
+        shift, heads,
                       group, False, True, BM, BN, D, STAGES, CAUSAL)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 
 @triton.jit
-def prepare(o_ptr, do_ptr, lse_ptr, delta_ptr, lse2_ptr, do_b, do_h, do_l, H, L, padded, d, D: tl.constexpr, ROWS: tl.constexpr):
-    """delta = rowsum(o · do), and the log-sum-exp in base 2: plus infinity where a row saw nothing, so that it counts 0."""
+def prepare(o_ptr, do_ptr, lse_ptr, delta_ptr, lse2_ptr, do_b, do_h, do_l, H, L, padded, d, D: tl.constexpr,
+            ROWS: tl.constexpr):
+    """delta = rowsum(o · do), and the log-sum-exp in base 2: infinity where a row saw nothing, so that it counts 0."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     bh = tl.program_id(1)
     col = tl.arange(0, D)
     inside = (row < L)[:, None] & (col < d)[None, :]
     b, h = (bh // H).to(tl.int64), (bh % H).to(tl.int64)
     o = tl.load(o_ptr + (bh.to(tl.int64) * L + row)[:, None] * d + col[None, :], mask=inside, other=0.0).to(tl.float32)
-    do = tl.load(do_ptr + b * do_b + h * do_h + row[:, None] * do_l + col[None, :], mask=inside, other=0.0).to(tl.float32)
+    do = tl.load(do_ptr + b * do_b + h * do_h + row[:, None] * do_l + col[None, :], mask=inside,
+                 other=0.0).to(tl.float32)
     to = bh.to(tl.int64) * padded + row
     tl.store(delta_ptr + to, tl.sum(o * do, 1))
     lse = tl.load(lse_ptr + bh.to(tl.int64) * L + row, mask=row < L, other=float("-inf"))
@@ -261,8 +273,10 @@ def _dq_step(q, do, k_smem, v_smem, bars, it, block, dq, lse, delta, scale, row,
 
 
 @gluon.jit
-def _dq_rows(c: gl.constexpr, dq_ptr, lse_ptr, delta_ptr, padded, q_smem, do_smem, k_smem, v_smem, bars, tiles, num_m, L, S, shift,
-             heads, group, d, scale, scale_out, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+def _dq_rows(c: gl.constexpr, dq_ptr, lse_ptr, delta_ptr, padded, q_smem, do_smem, k_smem, v_smem, bars, tiles, num_m,
+             L, S, shift,
+             heads, group, d, scale, scale_out, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
+             STAGES: gl.constexpr,
              CAUSAL: gl.constexpr, DTYPE: gl.constexpr):
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
@@ -286,11 +300,13 @@ def _dq_rows(c: gl.constexpr, dq_ptr, lse_ptr, delta_ptr, padded, q_smem, do_sme
         if CAUSAL:
             plain = min(max(row0 + 1 + shift, 0) // BN, plain)
         plain = min(plain, n)
-        for j in range(0, plain):
-            dq, it = _dq_step(q, do, k_smem, v_smem, bars, it, j, dq, lse, delta, scale, row, S, shift, j + 1 < n, False, BN, D,
+        for j in range(plain):
+            dq, it = _dq_step(q, do, k_smem, v_smem, bars, it, j, dq, lse, delta, scale, row, S, shift, j + 1 < n,
+                              False, BN, D,
                               STAGES, CAUSAL, DTYPE)
         for j in range(plain, n):
-            dq, it = _dq_step(q, do, k_smem, v_smem, bars, it, j, dq, lse, delta, scale, row, S, shift, j + 1 < n, True, BN, D,
+            dq, it = _dq_step(q, do, k_smem, v_smem, bars, it, j, dq, lse, delta, scale, row, S, shift, j + 1 < n,
+                              True, BN, D,
                               STAGES, CAUSAL, DTYPE)
         mbarrier.arrive(q_empty.index(c), count=1)
         local += 1
@@ -298,7 +314,8 @@ def _dq_rows(c: gl.constexpr, dq_ptr, lse_ptr, delta_ptr, padded, q_smem, do_sme
 
 
 @gluon.jit
-def backward_queries(q_desc, do_desc, k_desc, v_desc, dq_ptr, lse_ptr, delta_ptr, padded, B, H, K, L, S, shift, d, group, scale,
+def backward_queries(q_desc, do_desc, k_desc, v_desc, dq_ptr, lse_ptr, delta_ptr, padded, B, H, K, L, S, shift, d,
+                     group, scale,
                      scale_out, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
                      CAUSAL: gl.constexpr):
     """dQ: a program owns 128 query rows and walks the keys they see."""
@@ -313,11 +330,14 @@ def backward_queries(q_desc, do_desc, k_desc, v_desc, dq_ptr, lse_ptr, delta_ptr
     num_m, heads = (L + BM - 1) // BM, B * H
     tiles = num_m * heads
     gl.warp_specialize([
-        (_dq_rows, (0, dq_ptr, lse_ptr, delta_ptr, padded, q_smem, do_smem, k_smem, v_smem, bars, tiles, num_m, L, S, shift, heads,
+        (_dq_rows, (0, dq_ptr, lse_ptr, delta_ptr, padded, q_smem, do_smem, k_smem, v_smem, bars, tiles, num_m, L, S,
+        shift, heads,
                     group, d, scale, scale_out, BM, BN, D, STAGES, CAUSAL, DTYPE)),
-        (_dq_rows, (1, dq_ptr, lse_ptr, delta_ptr, padded, q_smem, do_smem, k_smem, v_smem, bars, tiles, num_m, L, S, shift, heads,
+        (_dq_rows, (1, dq_ptr, lse_ptr, delta_ptr, padded, q_smem, do_smem, k_smem, v_smem, bars, tiles, num_m, L, S,
+        shift, heads,
                     group, d, scale, scale_out, BM, BN, D, STAGES, CAUSAL, DTYPE)),
-        (_feed_rows, (q_desc, do_desc, k_desc, v_desc, q_smem, do_smem, k_smem, v_smem, bars, tiles, num_m, H, K, S, shift, heads,
+        (_feed_rows, (q_desc, do_desc, k_desc, v_desc, q_smem, do_smem, k_smem, v_smem, bars, tiles, num_m, H, K, S,
+        shift, heads,
                       group, True, False, BM, BN, D, STAGES, CAUSAL)),
     ], [4, 1], [240, 24])  # fmt: skip
 
@@ -332,10 +352,11 @@ def _first_rows(n, shift, L, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.cons
 
 
 @gluon.jit
-def _feed_keys(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, bars,
+def _feed_keys(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
+               delta_smem, bars,
                padded, items, parts, H, K, split, L, shift, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
                STAGES: gl.constexpr, CAUSAL: gl.constexpr):
-    """Feeds the kernel that owns keys: K and V once, then Q, dO and their two numbers a row, for every head of the group."""
+    """Feeds the kernel that owns keys: K and V once, then Q, dO and two numbers a row, for every head of the group."""
     kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
     ratio = H // K // split
     num_m = (L + BM - 1) // BM
@@ -361,7 +382,8 @@ def _feed_keys(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_
 
 
 @gluon.jit
-def _dkv_step(i, it, k, v, q_smem, do_smem, lse_smem, delta_smem, bars, dk, dv, scale, key, S, shift, MASK: gl.constexpr,
+def _dkv_step(i, it, k, v, q_smem, do_smem, lse_smem, delta_smem, bars, dk, dv, scale, key, S, shift,
+              MASK: gl.constexpr,
               BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr):
     """Transposed scores, so that P and dS are already the left operands of dV and dK, in registers."""
     kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
@@ -397,8 +419,10 @@ def _dkv_step(i, it, k, v, q_smem, do_smem, lse_smem, delta_smem, bars, dk, dv, 
 
 
 @gluon.jit
-def _dkv_rows(c: gl.constexpr, dk_ptr, dv_ptr, lse_smem, delta_smem, q_smem, k_smem, v_smem, do_smem, bars, items, parts, H, K, split,
-              L, S, shift, d, scale, scale_out, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+def _dkv_rows(c: gl.constexpr, dk_ptr, dv_ptr, lse_smem, delta_smem, q_smem, k_smem, v_smem, do_smem, bars, items,
+              parts, H, K, split,
+              L, S, shift, d, scale, scale_out, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
+              STAGES: gl.constexpr,
               CAUSAL: gl.constexpr, DTYPE: gl.constexpr):
     kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
     A_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -419,12 +443,14 @@ def _dkv_rows(c: gl.constexpr, dk_ptr, dv_ptr, lse_smem, delta_smem, q_smem, k_s
         mbarrier.wait(kv_full.index(0), local & 1)
         dk = gl.zeros([64, D], gl.float32, A_L)
         dv = gl.zeros([64, D], gl.float32, A_L)
-        for r in range(H // K // split):
+        for _ in range(H // K // split):
             for i in range(first, edge):
-                dk, dv, it = _dkv_step(i, it, k, v, q_smem, do_smem, lse_smem, delta_smem, bars, dk, dv, scale, key, S, shift, True, BM,
+                dk, dv, it = _dkv_step(i, it, k, v, q_smem, do_smem, lse_smem, delta_smem, bars, dk, dv, scale, key,
+                                       S, shift, True, BM,
                                        D, STAGES, CAUSAL, DTYPE)
             for i in range(edge, num_m):
-                dk, dv, it = _dkv_step(i, it, k, v, q_smem, do_smem, lse_smem, delta_smem, bars, dk, dv, scale, key, S, shift, False, BM,
+                dk, dv, it = _dkv_step(i, it, k, v, q_smem, do_smem, lse_smem, delta_smem, bars, dk, dv, scale, key,
+                                       S, shift, False, BM,
                                        D, STAGES, CAUSAL, DTYPE)
         mbarrier.arrive(kv_empty.index(0), count=1)
         local += 1
@@ -433,9 +459,11 @@ def _dkv_rows(c: gl.constexpr, dk_ptr, dv_ptr, lse_smem, delta_smem, q_smem, k_s
 
 
 @gluon.jit
-def backward_keys(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_ptr, dv_ptr, padded, B, H, K, split, L, S, shift, d, scale,
-                  scale_out, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
-    """dK and dV: a program owns 128 keys and walks the query rows of the heads that share them (or a ``split`` of those)."""
+def backward_keys(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_ptr, dv_ptr, padded, B, H, K, split, L, S,
+                  shift, d, scale,
+                  scale_out, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+                  CAUSAL: gl.constexpr):
+    """dK and dV: a program owns 128 keys and walks the rows of the heads that share them (or a ``split`` of those)."""
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(BN == 128)
     k_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, BN, D], k_desc.layout)
@@ -449,11 +477,14 @@ def backward_keys(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_ptr,
     parts = B * K * split
     items = (S + BN - 1) // BN * parts
     gl.warp_specialize([
-        (_dkv_rows, (0, dk_ptr, dv_ptr, lse_smem, delta_smem, q_smem, k_smem, v_smem, do_smem, bars, items, parts, H, K, split, L, S,
+        (_dkv_rows, (0, dk_ptr, dv_ptr, lse_smem, delta_smem, q_smem, k_smem, v_smem, do_smem, bars, items, parts, H,
+        K, split, L, S,
                      shift, d, scale, scale_out, BM, BN, D, STAGES, CAUSAL, DTYPE)),
-        (_dkv_rows, (1, dk_ptr, dv_ptr, lse_smem, delta_smem, q_smem, k_smem, v_smem, do_smem, bars, items, parts, H, K, split, L, S,
+        (_dkv_rows, (1, dk_ptr, dv_ptr, lse_smem, delta_smem, q_smem, k_smem, v_smem, do_smem, bars, items, parts, H,
+        K, split, L, S,
                      shift, d, scale, scale_out, BM, BN, D, STAGES, CAUSAL, DTYPE)),
-        (_feed_keys, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
+        (_feed_keys, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem,
+        lse_smem, delta_smem,
                       bars, padded, items, parts, H, K, split, L, shift, BM, BN, D, STAGES, CAUSAL)),
     ], [4, 1], [240, 24])  # fmt: skip
 

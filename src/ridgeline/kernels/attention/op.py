@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, forward and backward: causal or full, grouped heads, head dims to 128, deterministic."""
+"""Scaled dot-product attention with its gradient: causal or full, grouped heads, head dims to 128, deterministic."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _support(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> str | None:
     if q.shape[3] > MAX_HEAD_DIM or q.shape[3] % 8:
         return f"head dim is {q.shape[3]}; kernels take multiples of 8 to {MAX_HEAD_DIM}"
     if q.dtype not in (torch.bfloat16, torch.float16) or {k.dtype, v.dtype} != {q.dtype}:
-        return f"query, key and value are {q.dtype}, {k.dtype}, {v.dtype}; kernels take bfloat16 or float16, all three alike"
+        return f"query, key and value are {q.dtype}, {k.dtype}, {v.dtype}; kernels take bfloat16 or float16, all alike"
     if q.is_cuda and torch.cuda.get_device_capability(q.device) != (9, 0):
         return "these kernels are made of Hopper's instructions: compute capability 9.0"
     return _reason("query", q) or _reason("key", k) or _reason("value", v)
@@ -247,15 +247,18 @@ CHECKS = tuple(
     for dtype in ("bfloat16", "float16")
     for causal in (False, True)
     for b, h, k, rows, keys, d in (
-        (1, 1, 1, 1, 1, 64), (1, 4, 2, 512, 512, 128), (2, 3, 3, 777, 777, 128), (1, 8, 1, 100, 1000, 128), (2, 4, 4, 640, 640, 64),
-        (1, 2, 2, 1000, 100, 128), (1, 4, 2, 300, 300, 96), (1, 2, 1, 257, 129, 40), (1, 2, 2, 128, 128, 8), (1, 16, 2, 1, 515, 128),
+        (1, 1, 1, 1, 1, 64), (1, 4, 2, 512, 512, 128), (2, 3, 3, 777, 777, 128), (1, 8, 1, 100, 1000, 128), (2, 4, 4,
+        640, 640, 64),
+        (1, 2, 2, 1000, 100, 128), (1, 4, 2, 300, 300, 96), (1, 2, 1, 257, 129, 40), (1, 2, 2, 128, 128, 8), (1, 16,
+        2, 1, 515, 128),
     )
 )  # fmt: skip
 RACES = tuple(
     case("bfloat16", b=b, h=h, k=k, l=rows, s=rows, d=d, causal=causal)
     for causal in (True, False)
     for b, h, k, rows, d in (
-        (1, 64, 8, 2048, 128), (1, 64, 8, 4096, 128), (1, 64, 8, 8192, 128), (1, 64, 8, 16384, 128), (4, 32, 32, 2048, 128),
+        (1, 64, 8, 2048, 128), (1, 64, 8, 4096, 128), (1, 64, 8, 8192, 128), (1, 64, 8, 16384, 128), (4, 32, 32, 2048,
+        128),
         (4, 32, 8, 4096, 128), (8, 16, 16, 2048, 64), (2, 16, 16, 8192, 64),
     )
 )  # fmt: skip
