@@ -32,6 +32,7 @@ __all__ = [
     "Support",
     "add_layer_norm",
     "add_rms_norm",
+    "attention",
     "cross_entropy",
     "geglu",
     "layer_norm",

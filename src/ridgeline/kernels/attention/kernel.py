@@ -132,14 +132,28 @@ def _step(q, k_smem, v_smem, bars, it, block, p_op, o, m_i, l_i, scale, row, S, 
     return gl.convert_layout(half, gl.DotOperandLayout(0, O_L, 2)), o, m_i, l_i, nxt
 
 
+@gluon.constexpr_function
+def _wide(D):
+    """64 rows of D columns with eight neighbors of a row in each thread, for 16-byte stores."""
+    high = [[0, 32], [0, 64]] if D == 128 else [[0, 32]]
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], *high, [8, 0]],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, D],
+    )
+
+
 @gluon.jit
-def _store(ptr, value, bh, row0, L, d, D: gl.constexpr, LAYOUT: gl.constexpr):
+def _store(ptr, value, bh, row0, L, d, D: gl.constexpr):
     """64 rows of a head into a dense [B, H, L, d] tensor."""
-    row = row0 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
-    col = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
+    WIDE: gl.constexpr = _wide(D)
+    row = row0 + gl.arange(0, 64, gl.SliceLayout(1, WIDE))
+    col = gl.arange(0, D, gl.SliceLayout(0, WIDE))
     at = (bh.to(gl.int64) * L + gl.expand_dims(row, 1)) * d + gl.expand_dims(col, 0)
     inside = gl.expand_dims(row < L, 1) & gl.expand_dims(col < d, 0)
-    gl.store(ptr + at, value.to(ptr.dtype.element_ty), mask=inside)
+    gl.store(ptr + at, gl.convert_layout(value.to(ptr.dtype.element_ty), WIDE), mask=inside)
 
 
 @gluon.jit
@@ -194,7 +208,7 @@ def _attend(c: gl.constexpr, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles
         lse = gl.where(none, float("-inf"), m_i * scale * 0.6931471805599453 + gl.log(l_i))
         gl.store(lse_ptr + bh.to(gl.int64) * L + row, lse, mask=row < L)
         inverse = gl.convert_layout(gl.where(none, 0.0, 1.0 / l_i), gl.SliceLayout(1, O_L))
-        _store(o_ptr, o * gl.expand_dims(inverse, 1), bh, row0, L, d, D, O_L)
+        _store(o_ptr, o * gl.expand_dims(inverse, 1), bh, row0, L, d, D)
 
 
 @gluon.jit
@@ -310,7 +324,7 @@ def _dq_rows(c: gl.constexpr, dq_ptr, lse_ptr, delta_ptr, padded, q_smem, do_sme
                               STAGES, CAUSAL, DTYPE)
         mbarrier.arrive(q_empty.index(c), count=1)
         local += 1
-        _store(dq_ptr, dq * scale_out, bh, row0, L, d, D, O_L)
+        _store(dq_ptr, dq * scale_out, bh, row0, L, d, D)
 
 
 @gluon.jit
@@ -454,8 +468,8 @@ def _dkv_rows(c: gl.constexpr, dk_ptr, dv_ptr, lse_smem, delta_smem, q_smem, k_s
                                        D, STAGES, CAUSAL, DTYPE)
         mbarrier.arrive(kv_empty.index(0), count=1)
         local += 1
-        _store(dk_ptr, dk * scale_out, part, key0, S, d, D, A_L)
-        _store(dv_ptr, dv, part, key0, S, d, D, A_L)
+        _store(dk_ptr, dk * scale_out, part, key0, S, d, D)
+        _store(dv_ptr, dv, part, key0, S, d, D)
 
 
 @gluon.jit
