@@ -21,6 +21,7 @@ from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.gated.op import geglu, swiglu
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
+from ridgeline.kernels.paged_attention.op import paged_attention
 from ridgeline.kernels.relu2.op import relu2
 from ridgeline.kernels.rms_norm.op import add_rms_norm, rms_norm
 from ridgeline.kernels.rope.op import rope
@@ -36,6 +37,7 @@ __all__ = [
     "cross_entropy",
     "geglu",
     "layer_norm",
+    "paged_attention",
     "primitive",
     "primitives",
     "relu2",

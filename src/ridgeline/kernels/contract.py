@@ -124,7 +124,7 @@ class Primitive:
         if _active_modes() or _active_transforms():
             return self.traced(*args)
         if needs_grad and _grad_enabled():
-            return self._shown(self.function.apply(*args))
+            return self._shown(self.function.apply(*args)) if self.function else self.traced(*args)
         return self.infer(*args)
 
     def traced(self, *args: Any) -> Any:
