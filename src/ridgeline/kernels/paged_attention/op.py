@@ -44,6 +44,7 @@ def paged_attention(
 def _forward(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
 ) -> Tensor:
+    query, key_cache, value_cache = (_dense(x) for x in (query, key_cache, value_cache))
     args = (query, key_cache, value_cache, block_table, seq_lens)
     if not launchable(query):
         return PAGED_ATTENTION.on_host(*args, scale)  # type: ignore[return-value]
@@ -60,6 +61,11 @@ def _forward(
         plan = _plans[key] = _Plan(args, out, scale)
     plan.run(args, out, scale)
     return out
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Rows of head dim one element after the other; a copy where they are not."""
+    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
 class _Plan:
@@ -134,8 +140,6 @@ def _support(
         return "block_table and seq_lens must be dense: call .contiguous()"
     if {query.dtype, key_cache.dtype, value_cache.dtype} - {query.dtype}:
         return "query and caches are of different types"
-    if any(x.shape[-1] > 1 and x.stride(-1) != 1 for x in (query, key_cache, value_cache)):
-        return "rows of head dim must be dense: call .contiguous()"
     return float_reason(query=query)
 
 

@@ -25,7 +25,8 @@ def public(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: T
 
 
 def eager(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor) -> Tensor:
-    """What PyTorch users write: pages gathered, a mask by length, fused attention."""
+    """What PyTorch users write: pages gathered, a mask by length, fused attention (which faults on misaligned rows)."""
+    query = query.clone() if query.data_ptr() % 16 else query
     k, v = (gathered(cache, block_table, seq_lens) for cache in (key_cache, value_cache))
     seen = torch.arange(k.shape[2], device=query.device)[None, :] < seq_lens[:, None]
     out = F.scaled_dot_product_attention(query[:, :, None], k, v, attn_mask=seen[:, None, None], enable_gqa=True)
