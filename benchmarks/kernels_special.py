@@ -81,11 +81,11 @@ def opchecked() -> str:
     """torch.library's own examination on CUDA tensors."""
     x, w = _drawn(8, 64, dtype=torch.float32).requires_grad_(), _drawn(64, dtype=torch.float32).requires_grad_()
     target = torch.randint(0, 64, (8,), device="cuda")
-    torch.library.opcheck(torch.ops.ridgeline.rms_norm.default, (x, w, 1e-6, 0.0))
-    torch.library.opcheck(torch.ops.ridgeline.layer_norm.default, (x, w, w, 1e-6))
-    torch.library.opcheck(torch.ops.ridgeline.softmax.default, (x,))
-    torch.library.opcheck(torch.ops.ridgeline.gated.default, (x, x.detach().clone().requires_grad_(), "silu"))
-    torch.library.opcheck(torch.ops.ridgeline.cross_entropy.default, (x, target, -100, 0.1, 0.0, "mean", False))
+    torch.library.opcheck(torch.ops.ridgeline_kernels.rms_norm.default, (x, w, 1e-6, 0.0))
+    torch.library.opcheck(torch.ops.ridgeline_kernels.layer_norm.default, (x, w, w, 1e-6))
+    torch.library.opcheck(torch.ops.ridgeline_kernels.softmax.default, (x,))
+    torch.library.opcheck(torch.ops.ridgeline_kernels.gated.default, (x, x.detach().clone().requires_grad_(), "silu"))
+    torch.library.opcheck(torch.ops.ridgeline_kernels.cross_entropy.default, (x, target, -100, 0.1, 0.0, "mean", False))
     return "ok"
 
 

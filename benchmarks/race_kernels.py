@@ -282,7 +282,7 @@ def part_host(book: Book, names: list[str]) -> None:
         timed = {
             "rms_norm": lambda: rk.rms_norm(x, w, 1e-6),
             "rms_norm out=": lambda: rk.rms_norm(x, w, 1e-6, out=y),
-            "rms_norm registered op": lambda: torch.ops.ridgeline.rms_norm(x, w, 1e-6, 0.0),
+            "rms_norm registered op": lambda: torch.ops.ridgeline_kernels.rms_norm(x, w, 1e-6, 0.0),
             "F.rms_norm": lambda: functional.rms_norm(x, (4096,), w, 1e-6),
             "layer_norm": lambda: rk.layer_norm(x, w, w, 1e-5),
             "F.layer_norm": lambda: functional.layer_norm(x, (4096,), w, w, 1e-5),
