@@ -74,6 +74,12 @@ def _cross_entropy() -> Call:
     return lambda x, t: LigerCrossEntropyFunction.apply(x, t, None)[0]  # overwrites x with its gradient
 
 
+def _linear_cross_entropy() -> Call:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    return lambda x, w, t: LigerFusedLinearCrossEntropyFunction.apply(x, w, t)[0]
+
+
 def _swiglu() -> Call:
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
@@ -114,6 +120,7 @@ _LIGER: dict[str, Callable[[], Call]] = {
     "layer_norm": _layer_norm,
     "softmax": _softmax,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
     "swiglu": _swiglu,
     "geglu": _geglu,
     "relu2": _relu2,

@@ -20,6 +20,8 @@ from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.gated.op import geglu, swiglu
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
+from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
+from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
 from ridgeline.kernels.relu2.op import relu2
 from ridgeline.kernels.rms_norm.op import add_rms_norm, rms_norm
 from ridgeline.kernels.rope.op import rope
@@ -34,8 +36,10 @@ __all__ = [
     "cross_entropy",
     "geglu",
     "layer_norm",
+    "linear_cross_entropy",
     "primitive",
     "primitives",
+    "qk_norm_rope",
     "relu2",
     "rms_norm",
     "rope",

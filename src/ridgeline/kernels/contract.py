@@ -5,8 +5,8 @@ what it should have computed). From it come a ``torch.library`` op with fake and
 that goes around the dispatcher, a support query, a price for ``predict``, tests and a benchmark.
 
 Three routes lead to a kernel. Tracing (compile, export, fake tensors, tensor subclasses) takes the registered op. An
-eager call that needs a gradient takes an ``autograd.Function`` made from the same functions. An eager call that does not
-goes straight to the launch. Under functorch's transforms, which see through no custom op, the reference runs instead.
+eager call that needs a gradient takes an ``autograd.Function`` made from the same functions. An eager call that needs
+none goes straight to the launch. Under functorch's transforms, which see through no custom op, the reference runs.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ class Trial:
     races: Sequence[Case]
     small: Sequence[Case] = ()
     packs: Sequence[Case] = ()  # further cases whose kernels a pack holds
+    phases: tuple[str, ...] = ("fwd", "bwd")  # "step" where the forward pass already does work of the backward
+    layouts: bool = True  # whether other layouts of the inputs are checked too
     deterministic: bool = True
     constants: tuple[int, ...] = ()  # arguments that are tables or state: nobody asks for their gradient
     forward_bytes: Callable[..., int] | None = None  # (args, outputs) where "each tensor once" is not what must move

@@ -16,6 +16,7 @@ from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.gated import config as gated
+from ridgeline.kernels.linear_cross_entropy import config as linear
 from ridgeline.kernels.rms_norm import config as norm
 from ridgeline.kernels.softmax import config as softmax
 
@@ -63,7 +64,9 @@ FORCED = {
     "relu2": [{"relu2.forward": gated.Pointwise(16, 1), "relu2.backward": gated.Pointwise(16, 1)}],
 }
 cross_entropy.SHORTEST_STRETCHED = 64
-CASES = {"cross_entropy": CLASSES, "rope": HEADS}
+PRODUCTS = [case("float32", rows=9, cols=33, hidden=16)]
+FORCED["linear_cross_entropy"] = [FORCED["cross_entropy"][0] | {"linear_cross_entropy": linear.Chunks(4)}]
+CASES = {"cross_entropy": CLASSES, "rope": HEADS, "qk_norm_rope": HEADS[:1], "linear_cross_entropy": PRODUCTS}
 
 num = 0
 for name, (made, _) in trials().items():

@@ -27,7 +27,29 @@ SAMPLES = {
     "add_layer_norm": lambda: (leaf(*X), leaf(*X), leaf(*W), leaf(*W), 1e-5),
     "softmax": lambda: (leaf(*X),),
     "cross_entropy": lambda: (leaf(*X), torch.tensor([1, 3, -100, 0]), -100, 0.1, 0.01, "mean", False),
+    "linear_cross_entropy": lambda: (
+        leaf(*X),
+        leaf(7, 16),
+        torch.tensor([1, 3, -100, 0]),
+        -100,
+        0.1,
+        0.01,
+        "mean",
+        True,
+        True,
+    ),
     "gated": lambda: (leaf(*X), leaf(*X), "gelu_tanh"),
+    "qk_norm_rope": lambda: (
+        leaf(2, 3, 5, 8),
+        leaf(2, 1, 5, 8),
+        leaf(8),
+        leaf(8),
+        drawn(5, 4),
+        drawn(5, 4),
+        1e-6,
+        0.0,
+        2,
+    ),
     "relu2": lambda: (leaf(*X),),
     "rope": lambda: (leaf(2, 3, 5, 8), leaf(2, 1, 5, 8), drawn(5, 4), drawn(5, 4), False, 2),
 }
@@ -147,7 +169,7 @@ def test_predict_prices_a_model_made_of_primitives():
             return kernels.rms_norm(x, self.weight, 1e-6)
 
     graph = ridgeline.capture(Block(), (torch.empty(8192, 4096, device="meta"),), mode="train", optimizer=None)
-    names = {node.attrs.get("name") for node in graph.nodes if node.op == "custom"}
+    names = {node.attrs.get("name") for node, _ in graph.nodes() if node.op == "custom"}
     assert names == {"ridgeline_kernels::rms_norm", "ridgeline_kernels::rms_norm_backward"}
     found = ridgeline.predict(graph, "h200")
     assert found.expected_s > 5 * 8192 * 4096 * 4 / 4.8e12  # five tensors moved: more than the datasheet allows
@@ -164,3 +186,20 @@ def test_the_tolerance_rejects_wrong_kernels(name):
     assert found
     for finding in found:
         assert finding.ok, finding
+
+
+def test_matrix_work_is_priced_by_the_matrix_units():
+    class Head(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(32000, 4096, device="meta", dtype=torch.bfloat16))
+
+        def forward(self, x, target):
+            return kernels.linear_cross_entropy(x, self.weight, target)
+
+    x = torch.empty(8192, 4096, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    target = torch.empty(8192, device="meta", dtype=torch.long)
+    graph = ridgeline.capture(Head(), (x, target), mode="train", optimizer=None, loss=lambda out: out)
+    found = ridgeline.predict(graph, "h200")
+    flops = 6 * 8192 * 4096 * 32000
+    assert flops / 989e12 < found.expected_s < 4 * flops / 989e12

@@ -38,7 +38,7 @@ SHORTEST_STRETCHED = 2048
 
 
 def forward(rows: int, cols: int, itemsize: int, sms: int) -> Forward:
-    """Sixteen elements a thread and three blocks on their way; eight programs a multiprocessor, or as many as there are."""
+    """Sixteen elements a thread, three blocks on their way; few rows are cut until all multiprocessors have eight."""
     block = min(power_of_two(cols), 2048)
     enough = cdiv(8 * sms, max(rows, 1))
     stretches = clamp(enough, 1, min(MAX_STRETCHES, cdiv(cols, 4 * block)))

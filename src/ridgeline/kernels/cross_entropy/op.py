@@ -19,7 +19,7 @@ _MERGE = Kernel(kernel.cross_entropy_merge)
 _SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"))
 _FINISH = Kernel(kernel.cross_entropy_finish, vectors=("rows",))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
-_forward_plans, _backward_plans = Plans(), Plans()
+_forward_plans, _row_plans, _backward_plans = Plans(), Plans(), Plans()
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -146,6 +146,21 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, losses: Ten
         merge(x, target, parts, losses, lse, rows, cols, stride, num, *numbers)
 
     return run
+
+
+def row_losses(
+    x: Tensor, target: Tensor, losses: Tensor, ignore_index: int, smoothing: float, z_weight: float
+) -> Tensor:
+    """Every row's loss into ``losses``; returns what the gradient needs of each row."""
+    x, stride = as_rows(x)
+    lse = torch.empty((2, x.shape[0]), dtype=torch.float32, device=x.device)
+    pointers = x.data_ptr() | target.data_ptr() | losses.data_ptr()
+    key = (x.shape, x.dtype, target.dtype, stride, smoothing != 0, x.get_device(), pointers & 15)
+    run = _row_plans.get(key)
+    if run is None:
+        run = _row_plans[key] = _plan_rows(x, target, stride, smoothing != 0, losses, lse)
+    run(x, target, losses, lse, ignore_index, smoothing, z_weight)
+    return lse
 
 
 def _plan_short(x: Tensor, target: Tensor, stride: int, smooth: bool, losses: Tensor, lse: Tensor, vector: int) -> Any:

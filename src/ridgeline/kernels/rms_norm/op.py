@@ -225,7 +225,8 @@ def _plan_backward(
         (dy, x, w, rstd, dh, dx, partial, rows, cols, stride, 0.0),
         grid=(programs,),
         constants=flags
-        | {"WANT_DW": want_dw, "KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block,
+        | {"WANT_DW": want_dw, "KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows,
+           "CHUNKS": chosen.chunks, "BLOCK": chosen.block,
            "STAGES": chosen.num_stages},
         num_stages=chosen.num_stages,
         **common,

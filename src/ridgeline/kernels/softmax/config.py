@@ -10,7 +10,7 @@ from ridgeline.kernels.rows import cdiv
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Rows a program holds, in how many pieces; no pieces: blocks of a row one after another. 0 programs: one a tile."""
+    """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile."""
 
     rows: int
     chunks: int
