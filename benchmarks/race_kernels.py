@@ -374,7 +374,7 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float) -> N
                 continue
             began = time.perf_counter()
             rows = book.attempt(
-                f"race {name} {of}", race, name, of, course, phases=which, compiled=compiled and len(which) > 1
+                f"race {name} {of}", race, name, of, course, phases=which, compiled=compiled and which != ("call",)
             )
             torch.cuda.empty_cache()
             for row in rows or []:
