@@ -19,6 +19,7 @@ except ImportError as error:
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.gated.op import geglu, swiglu
+from ridgeline.kernels.group_norm.op import group_norm
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
@@ -35,6 +36,7 @@ __all__ = [
     "add_rms_norm",
     "cross_entropy",
     "geglu",
+    "group_norm",
     "layer_norm",
     "linear_cross_entropy",
     "primitive",

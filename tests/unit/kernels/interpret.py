@@ -16,6 +16,7 @@ from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.gated import config as gated
+from ridgeline.kernels.group_norm import config as groups
 from ridgeline.kernels.linear_cross_entropy import config as linear
 from ridgeline.kernels.rms_norm import config as norm
 from ridgeline.kernels.softmax import config as softmax
@@ -66,7 +67,18 @@ FORCED = {
 cross_entropy.SHORTEST_STRETCHED = 64
 PRODUCTS = [case("float32", rows=9, cols=33, hidden=16)]
 FORCED["linear_cross_entropy"] = [FORCED["cross_entropy"][0] | {"linear_cross_entropy": linear.Chunks(4)}]
-CASES = {"cross_entropy": CLASSES, "rope": HEADS, "qk_norm_rope": HEADS[:1], "linear_cross_entropy": PRODUCTS}
+IMAGES = [
+    case("float32", batch=2, channels=6, side=5, groups=3),
+    case("float16", batch=1, channels=4, side=4, groups=2),
+]
+FORCED["group_norm"] = [{"group_norm": groups.Groups(16, 1, num, 8, 1)} for num in (1, 2)]
+CASES = {
+    "group_norm": IMAGES,
+    "cross_entropy": CLASSES,
+    "rope": HEADS,
+    "qk_norm_rope": HEADS[:1],
+    "linear_cross_entropy": PRODUCTS,
+}
 
 num = 0
 for name, (made, _) in trials().items():

@@ -38,6 +38,7 @@ SAMPLES = {
         True,
         True,
     ),
+    "group_norm": lambda: (leaf(2, 6, 3, 3), 3, leaf(6), leaf(6), 1e-5, True),
     "gated": lambda: (leaf(*X), leaf(*X), "gelu_tanh"),
     "qk_norm_rope": lambda: (
         leaf(2, 3, 5, 8),
