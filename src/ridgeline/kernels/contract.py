@@ -162,12 +162,12 @@ class Primitive:
             raise KernelError(f"{self.name}: {reason}")
 
     def on_host(self, *args: Any) -> Tensors:
-        """The reference on CPU tensors, in float32 or better, with the types the kernel would return."""
+        """The reference on CPU tensors, in float32 or better, with the types and layouts the kernel would return."""
         meant = self.fake(*args)
         outputs = self.reference(*[_upcast(value) for value in args])
         if isinstance(meant, torch.Tensor):
-            return outputs.to(meant.dtype).contiguous()
-        return tuple(o.to(m.dtype).contiguous() for o, m in zip(outputs, meant, strict=True))
+            return meant.copy_(outputs)
+        return tuple(empty.copy_(found) for found, empty in zip(outputs, meant, strict=True))
 
 
 _primitives: dict[str, Primitive] = {}
