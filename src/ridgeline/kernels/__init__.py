@@ -25,6 +25,7 @@ from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
 from ridgeline.kernels.relu2.op import relu2
 from ridgeline.kernels.rms_norm.op import add_rms_norm, rms_norm
+from ridgeline.kernels.rms_norm_quant.op import rms_norm_quant
 from ridgeline.kernels.rope.op import rope
 from ridgeline.kernels.rope.tables import rope_tables
 from ridgeline.kernels.softmax.op import softmax
@@ -44,6 +45,7 @@ __all__ = [
     "qk_norm_rope",
     "relu2",
     "rms_norm",
+    "rms_norm_quant",
     "rope",
     "rope_tables",
     "softmax",
