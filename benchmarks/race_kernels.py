@@ -27,6 +27,9 @@ BEGAN = time.perf_counter()
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
 FILE = "kernels.json.gz"
+COMPILED_CASES = 2
+"""Cases of each function in which torch.compile takes part: it needs seconds for each."""
+
 PARTS = ("pack", "host", "check", "special", "sweep", "race", "ladder")
 
 
@@ -335,7 +338,11 @@ def part_sweep(book: Book, limit_s: float) -> None:
             break
         trial = trials()[name][1]
         args = trial.make(of, torch.device("cuda"), generator)
-        for config in configs:
+        with tuning.asked() as choices:
+            runner(trial.call, args, phase, trial.constants)()
+        sizes, default = next((found[1:] for found in choices if found[0] == kernel), ({}, None))
+        times: dict[Any, float] = {}
+        for config in dict.fromkeys([default, *configs]):
 
             def measure(config: Any = config) -> Any:
                 with tuning.forced(kernel, config):  # noqa: B023
@@ -344,14 +351,21 @@ def part_sweep(book: Book, limit_s: float) -> None:
 
             seconds = book.attempt(f"sweep {kernel} {config}", measure)
             if seconds:
+                times[config] = seconds
                 rate = moved_bytes(trial, args, phase) / seconds / 1e12
-                book.add(
-                    "sweep", {"kernel": kernel, "case": str(of), "config": asdict(config), "s": seconds, "tb_s": rate}
-                )
+                entry = {"kernel": kernel, "case": str(of), "config": asdict(config), "s": seconds, "tb_s": rate}
+                book.add("sweep", entry | {"default": config == default})
+                mark = "*" if config == default else " "
                 print(
-                    f"sweep {kernel:24s} {of!s:36s} {config!s:110s} {1e6 * seconds:8.1f} us {rate:5.2f} TB/s",
+                    f"sweep {kernel:22s} {of!s:34s} {mark}{config!s:100s} {1e6 * seconds:8.1f} us {rate:5.2f}",
                     flush=True,
                 )
+        best = min(times, key=times.__getitem__, default=default)
+        if best != default and times[default] > 1.015 * times[best]:
+            tuning.record(kernel, sizes, best)
+            book.add(
+                "tuned", {"kernel": kernel, "sizes": {k: str(v) for k, v in sizes.items()}, "config": asdict(best)}
+            )
 
 
 def part_race(book: Book, names: list[str], compiled: bool, limit_s: float) -> None:
@@ -366,16 +380,15 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float) -> N
     stop_s = time.perf_counter() + limit_s
     for name in names:
         trial = trials()[name][1]
-        work = [(of, trial.phases) for of in trial.races] + [(of, ("call",)) for of in trial.small]
-        for of, which in work:
+        work = [(of, trial.phases, i < COMPILED_CASES) for i, of in enumerate(trial.races)]
+        work += [(of, ("call",), False) for of in trial.small]
+        for of, which, timely in work:
             if time.perf_counter() > stop_s:
                 print("race ran out of time at", name, of, flush=True)
                 book.add("skipped", f"race {name} {of}")
                 continue
             began = time.perf_counter()
-            rows = book.attempt(
-                f"race {name} {of}", race, name, of, course, phases=which, compiled=compiled and which != ("call",)
-            )
+            rows = book.attempt(f"race {name} {of}", race, name, of, course, phases=which, compiled=compiled and timely)
             torch.cuda.empty_cache()
             for row in rows or []:
                 book.add("race", row.to_dict())
@@ -407,6 +420,7 @@ def in_stages(asked: argparse.Namespace) -> None:
     env = dict(os.environ) | {
         "RIDGELINE_KERNEL_PACK": str(shared / "pack"),
         "RIDGELINE_KERNEL_CACHE": str(shared / "cache"),
+        "RIDGELINE_KERNEL_TUNING": str(shared / "tuning.json"),
         "PYTHONUNBUFFERED": "1",
     }
     merged: dict[str, Any] = {"errors": []}
@@ -463,7 +477,8 @@ def main() -> None:
     from ridgeline.bench.environment import environment
     from ridgeline.kernels.contract import trials
 
-    names = asked.names.split(",") if asked.names else list(trials())
+    first = ["rms_norm", "layer_norm", "softmax", "cross_entropy", "swiglu", "linear_cross_entropy", "add_rms_norm"]
+    names = asked.names.split(",") if asked.names else [*first, *(name for name in trials() if name not in first)]
     if "pack" in parts:
         variants = book.attempt("variants", lambda: wanted_variants(packed, names, asked.short)) or []
         book.attempt("pack", lambda: part_pack(book, folder, variants))
