@@ -493,7 +493,7 @@ def main() -> None:
         ("host", lambda: part_host(book, names)),
         ("check", lambda: part_check(book, names, share(0.4) * book.left_s(), asked.short)),
         ("special", lambda: part_special(book)),
-        ("sweep", lambda: part_sweep(book, share(0.45) * book.left_s())),
+        ("sweep", lambda: part_sweep(book, share(0.75) * book.left_s())),
         ("ladder", lambda: part_ladder(book)),
         ("race", lambda: part_race(book, names, asked.compiled, book.left_s() - 5)),
     ]
