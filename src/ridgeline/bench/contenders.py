@@ -15,12 +15,13 @@ GRADIENT_IN_FORWARD = frozenset({("liger", "cross_entropy"), ("liger", "linear_c
 
 def contenders(name: str, trial: Trial, *, compiled: bool, liger: bool) -> dict[str, Call]:
     """Callables of the same arguments by name, ours first."""
-    found: dict[str, Call] = {"ridgeline": trial.call, "eager": trial.eager}
+    theirs = trial.raced or trial.eager
+    found: dict[str, Call] = {"ridgeline": trial.call, "eager": theirs}
     if compiled:
-        found["compiled"] = compiled_form(trial.eager)
-    theirs = liger_form(name) if liger else None
-    if theirs is not None:
-        found["liger"] = theirs
+        found["compiled"] = compiled_form(theirs)
+    ligers = liger_form(name) if liger else None
+    if ligers is not None:
+        found["liger"] = ligers
     return found
 
 

@@ -18,6 +18,7 @@ except ImportError as error:
 
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
+from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.gated.op import geglu, swiglu
 from ridgeline.kernels.group_norm.op import group_norm
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
@@ -36,6 +37,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "cross_entropy",
+    "dropout_add",
     "geglu",
     "group_norm",
     "layer_norm",

@@ -84,6 +84,7 @@ class Trial:
     mistakes: Mapping[str, Callable[..., Any]]
     checks: Sequence[Case]
     races: Sequence[Case]
+    raced: Callable[..., Any] | None = None  # what PyTorch users write, where ``eager`` had to be something else
     small: Sequence[Case] = ()
     packs: Sequence[Case] = ()  # further cases whose kernels a pack holds
     phases: tuple[str, ...] = ("fwd", "bwd")  # "step" where the forward pass already does work of the backward

@@ -40,6 +40,7 @@ SAMPLES = {
     ),
     "group_norm": lambda: (leaf(2, 6, 3, 3), 3, leaf(6), leaf(6), 1e-5, True),
     "rms_norm_quant": lambda: (drawn(4, 64), drawn(4, 64), drawn(64), 1e-6, 0.0, "int8", 32),
+    "dropout_add": lambda: (leaf(*X), leaf(*X), torch.tensor(7), 0.25),
     "gated": lambda: (leaf(*X), leaf(*X), "gelu_tanh"),
     "qk_norm_rope": lambda: (
         leaf(2, 3, 5, 8),
@@ -205,3 +206,17 @@ def test_matrix_work_is_priced_by_the_matrix_units():
     found = ridgeline.predict(graph, "h200")
     flops = 6 * 8192 * 4096 * 32000
     assert flops / 989e12 < found.expected_s < 4 * flops / 989e12
+
+
+def test_dropout_keeps_its_share_and_repeats_with_the_seed():
+    x, zero = torch.ones(1000, 100), torch.zeros(1000, 100)
+    torch.manual_seed(3)
+    first = kernels.dropout_add(x, zero, 0.2)
+    torch.manual_seed(3)
+    assert torch.equal(first, kernels.dropout_add(x, zero, 0.2))
+    assert not torch.equal(first, kernels.dropout_add(x, zero, 0.2))
+    assert (first != 0).float().mean().item() == pytest.approx(0.8, abs=0.01)
+    torch.testing.assert_close(first[first != 0], torch.full_like(first[first != 0], 1.25))
+    assert torch.equal(kernels.dropout_add(x, x, 0.2, training=False), x + x)
+    with pytest.raises(KernelError, match="below one"):
+        kernels.dropout_add(x, x, 1.0)
