@@ -27,6 +27,9 @@ BEGAN = time.perf_counter()
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
 FILE = "kernels.json.gz"
+COMPILED_CASES = 2
+"""Cases of each function in which torch.compile takes part: it needs seconds for each."""
+
 PARTS = ("pack", "host", "check", "special", "sweep", "race", "ladder")
 
 
@@ -79,140 +82,96 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
         return case("bfloat16", rows=rows, cols=cols)
 
     F, B, S = rms.Forward, rms.Backward, soft.Softmax
-    yield (
-        "rms_norm.forward",
-        "rms_norm",
-        "fwd",
-        bf16(16384, 4096),
-        [F(1, 4096, w) for w in (4, 8, 16)] + [F(2, 4096, 16)],
+
+    def fwd(op: str, rows: int, cols: int, *given: tuple[int, ...]) -> Any:
+        return f"{op}.forward", op, "fwd", bf16(rows, cols), [F(*values) for values in given]
+
+    def bwd(op: str, rows: int, cols: int, *given: tuple[Any, ...]) -> Any:
+        return f"{op}.backward", op, "bwd", bf16(rows, cols), [B(*values) for values in given]
+
+    def soft_fwd(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
+        return "softmax.forward", "softmax", "fwd", bf16(rows, cols), [S(*values) for values in given]
+
+    def soft_bwd(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
+        return "softmax.backward", "softmax", "bwd", bf16(rows, cols), [S(*values) for values in given]
+
+    yield fwd("rms_norm", 16384, 4096, (1, 4, 1024, 4), (1, 2, 2048, 8), (2, 2, 2048, 16))
+    yield fwd("rms_norm", 8192, 5120, (1, 5, 1024, 4), (1, 3, 2048, 8))
+    yield fwd("rms_norm", 32768, 1024, (4, 4, 256, 4), (8, 4, 256, 8), (1, 1, 1024, 4))
+    yield fwd("rms_norm", 131072, 128, (8, 1, 128, 4), (16, 1, 128, 8), (4, 1, 128, 2))
+    yield fwd("layer_norm", 4096, 12288, (1, 3, 4096, 16), (1, 6, 2048, 8), (1, 2, 8192, 32))
+    yield fwd("layer_norm", 8192, 8192, (1, 4, 2048, 8), (1, 2, 4096, 16))
+    yield bwd(
+        "rms_norm", 16384, 4096, (1, 2, 2048, 8, 3, 2, True), (1, 4, 1024, 4, 3, 2, True), (1, 2, 2048, 8, 4, 2, True)
     )
-    yield "rms_norm.forward", "rms_norm", "fwd", bf16(8192, 8192), [F(1, 8192, w) for w in (8, 16, 32)]
-    yield "rms_norm.forward", "rms_norm", "fwd", bf16(4096, 16384), [F(1, 16384, w) for w in (16, 32)]
-    yield (
-        "rms_norm.forward",
-        "rms_norm",
-        "fwd",
-        bf16(131072, 128),
-        [F(r, 128, w) for r, w in ((8, 2), (16, 4), (32, 4), (32, 8), (64, 8))],
+    yield bwd(
+        "rms_norm", 8192, 5120, (1, 3, 2048, 8, 3, 2, False), (1, 5, 1024, 4, 3, 2, True), (1, 3, 2048, 8, 3, 1, True)
     )
-    yield "rms_norm.forward", "rms_norm", "fwd", bf16(32768, 1024), [F(r, 1024, w) for r, w in ((1, 2), (2, 4), (4, 8))]
-    yield "rms_norm.backward", "rms_norm", "bwd", bf16(16384, 4096), [
-        B(1, 4096, w, s, p, k)
-        for w, s, p, k in ((8, 1, 2, True), (8, 2, 2, True), (8, 3, 2, True), (8, 4, 2, True), (16, 2, 1, True),
-                           (16, 3, 1, True), (16, 2, 2, True), (8, 3, 1, True), (8, 3, 3, True), (4, 3, 3, True),
-                           (8, 2, 3, False))
-    ]  # fmt: skip
-    yield "rms_norm.backward", "rms_norm", "bwd", bf16(8192, 8192), [
-        B(1, 8192, w, s, p, k)
-        for w, s, p, k in ((16, 1, 1, True), (16, 2, 1, True), (16, 3, 1, True), (16, 3, 1, False), (32, 2, 1, True),
-                           (32, 3, 1, False), (8, 2, 1, False))
-    ]  # fmt: skip
-    yield (
-        "rms_norm.backward",
+    yield bwd("rms_norm", 16384, 3072, (1, 3, 1024, 4, 3, 3, True), (1, 2, 2048, 8, 3, 2, True))
+    yield bwd("rms_norm", 16384, 2048, (1, 1, 2048, 8, 3, 4, True), (1, 2, 1024, 4, 3, 4, True))
+    yield bwd(
         "rms_norm",
-        "bwd",
-        bf16(4096, 16384),
-        [B(1, 16384, w, s, 1, k) for w, s, k in ((32, 1, False), (32, 2, False), (32, 2, True), (16, 2, False))],
+        32768,
+        1024,
+        (4, 4, 256, 4, 3, 2, True),
+        (8, 4, 256, 8, 3, 1, True),
+        (1, 1, 1024, 4, 3, 8, True),
+        (2, 1, 1024, 8, 3, 3, True),
+        (4, 4, 256, 4, 2, 2, True),
     )
-    yield (
-        "rms_norm.backward",
+    yield bwd(
         "rms_norm",
-        "bwd",
-        bf16(131072, 128),
-        [
-            B(r, 128, w, s, p, True)
-            for r, w, s, p in ((32, 8, 3, 2), (16, 4, 3, 4), (32, 4, 3, 4), (16, 4, 2, 6), (64, 8, 2, 2), (32, 8, 2, 3))
-        ],
+        131072,
+        128,
+        (8, 1, 128, 4, 3, 8, True),
+        (16, 1, 128, 8, 3, 4, True),
+        (32, 1, 128, 8, 3, 2, True),
+        (16, 1, 128, 4, 3, 6, True),
     )
-    yield (
-        "rms_norm.backward",
+    yield bwd("rms_norm", 4096, 12288, (1, 3, 4096, 16, 3, 1, False), (1, 2, 8192, 32, 1, 1, False))
+    yield bwd(
         "rms_norm",
-        "bwd",
-        bf16(32768, 1024),
-        [
-            B(r, 1024, w, s, p, True)
-            for r, w, s, p in ((4, 8, 3, 2), (2, 4, 3, 4), (2, 4, 2, 4), (1, 4, 3, 4), (2, 8, 3, 3))
-        ],
+        4096,
+        16384,
+        (1, 2, 8192, 32, 1, 1, False),
+        (1, 4, 4096, 16, 2, 1, False),
+        (1, 2, 8192, 32, 2, 1, False),
     )
-    yield (
-        "layer_norm.backward",
+    yield bwd("layer_norm", 16384, 4096, (1, 2, 2048, 8, 3, 2, True))
+    yield bwd(
         "layer_norm",
-        "bwd",
-        bf16(16384, 4096),
-        [
-            B(1, 4096, w, s, p, k)
-            for w, s, p, k in ((8, 2, 2, True), (8, 3, 2, True), (8, 3, 2, False), (16, 2, 1, True), (16, 2, 2, True))
-        ],
+        65536,
+        768,
+        (4, 3, 256, 4, 3, 3, True),
+        (4, 3, 256, 4, 2, 3, True),
+        (1, 1, 1024, 4, 3, 6, True),
+        (8, 3, 256, 8, 3, 1, True),
     )
-    yield (
-        "layer_norm.backward",
+    yield bwd(
+        "layer_norm", 32768, 1024, (4, 4, 256, 4, 3, 2, True), (1, 1, 1024, 4, 3, 6, True), (2, 1, 1024, 8, 3, 2, True)
+    )
+    yield bwd(
         "layer_norm",
-        "bwd",
-        bf16(4096, 12288),
-        [B(1, 16384, w, s, 1, k) for w, s, k in ((32, 1, False), (32, 2, False), (16, 2, False))],
+        4096,
+        12288,
+        (1, 3, 4096, 16, 2, 1, False),
+        (1, 3, 4096, 16, 3, 1, False),
+        (1, 3, 4096, 32, 2, 1, False),
+        (1, 3, 4096, 32, 1, 1, False),
     )
-    yield (
-        "layer_norm.backward",
-        "layer_norm",
-        "bwd",
-        bf16(65536, 768),
-        [B(r, 1024, w, s, p, True) for r, w, s, p in ((2, 8, 3, 2), (2, 4, 3, 4), (1, 4, 3, 4), (4, 8, 2, 2))],
+    yield soft_fwd(
+        4096, 32768, (1, 4, 8192, 32, 2, 1), (1, 4, 8192, 32, 1, 0), (1, 8, 4096, 16, 2, 1), (1, 0, 8192, 16, 1)
     )
-    yield (
-        "softmax.forward",
-        "softmax",
-        "fwd",
-        bf16(512, 262144),
-        [
-            S(0, b, w, s)
-            for b, w, s in ((4096, 8, 3), (8192, 16, 3), (8192, 16, 1), (16384, 16, 1), (16384, 32, 2), (8192, 8, 3))
-        ],
-    )
-    yield (
-        "softmax.forward",
-        "softmax",
-        "fwd",
-        bf16(2048, 65536),
-        [S(0, b, w, s) for b, w, s in ((8192, 16, 3), (8192, 16, 1), (16384, 16, 1), (16384, 32, 2), (16384, 32, 1))]
-        + [S(1, 65536, 32)],
-    )
-    yield "softmax.forward", "softmax", "fwd", bf16(4096, 32768), [S(1, 32768, w) for w in (16, 32)]
-    yield (
-        "softmax.backward",
-        "softmax",
-        "bwd",
-        bf16(2048, 65536),
-        [S(0, b, w, s) for b, w, s in ((8192, 16, 3), (8192, 16, 1), (16384, 32, 1), (4096, 8, 3))],
-    )
-    yield "softmax.backward", "softmax", "bwd", bf16(4096, 32768), [S(1, 32768, 32), S(0, 8192, 16, 3)]
-    yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(4096, 128256), [
-        ce.Forward(b, w, s, 1)
-        for b, w, s in ((4096, 4, 3), (4096, 8, 3), (8192, 8, 1), (8192, 8, 2), (8192, 8, 3), (8192, 16, 3),
-                        (8192, 16, 1), (16384, 16, 2), (2048, 4, 4))
-    ]  # fmt: skip
-    yield (
-        "cross_entropy.forward",
-        "cross_entropy",
-        "fwd",
-        bf16(1024, 262144),
-        [ce.Forward(8192, 8, 3, n) for n in (1, 2, 4)],
-    )
-    yield (
-        "cross_entropy.backward",
-        "cross_entropy",
-        "bwd",
-        bf16(4096, 128256),
-        [ce.Backward(b, w) for b, w in ((2048, 4), (4096, 8), (4096, 4), (8192, 8), (1024, 4))],
-    )
-    for phase in ("fwd", "bwd"):
-        name = "gated.forward" if phase == "fwd" else "gated.backward"
-        yield (
-            name,
-            "swiglu",
-            phase,
-            bf16(8192, 14336),
-            [gated.Pointwise(b, w) for b, w in ((1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (1024, 2))],
-        )
+    yield soft_fwd(2048, 65536, (1, 0, 8192, 16, 1), (1, 0, 4096, 8, 1), (1, 0, 16384, 32, 1), (1, 0, 8192, 16, 3))
+    yield soft_fwd(512, 262144, (1, 0, 8192, 16, 1), (1, 0, 8192, 16, 3), (1, 0, 16384, 32, 1), (1, 0, 4096, 16, 3))
+    yield soft_bwd(512, 262144, (1, 0, 16384, 32, 1), (1, 0, 8192, 16, 1), (1, 0, 8192, 16, 3))
+    yield soft_bwd(4096, 32768, (1, 4, 8192, 32), (1, 8, 4096, 16))
+    for rows, cols in ((4096, 128256), (8192, 32000)):
+        yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(rows, cols), [
+            ce.Forward(b, w, s, 1)
+            for b, w, s in ((2048, 4, 4), (2048, 4, 3), (4096, 8, 3), (4096, 4, 3), (1024, 4, 4), (2048, 8, 4))
+        ]  # fmt: skip
+    yield "gated.forward", "swiglu", "fwd", bf16(2048, 8192), [gated.Pointwise(b, w) for b, w in ((1024, 4), (2048, 8))]
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:
@@ -282,7 +241,7 @@ def part_host(book: Book, names: list[str]) -> None:
         timed = {
             "rms_norm": lambda: rk.rms_norm(x, w, 1e-6),
             "rms_norm out=": lambda: rk.rms_norm(x, w, 1e-6, out=y),
-            "rms_norm registered op": lambda: torch.ops.ridgeline.rms_norm(x, w, 1e-6, 0.0),
+            "rms_norm registered op": lambda: torch.ops.ridgeline_kernels.rms_norm(x, w, 1e-6, 0.0),
             "F.rms_norm": lambda: functional.rms_norm(x, (4096,), w, 1e-6),
             "layer_norm": lambda: rk.layer_norm(x, w, w, 1e-5),
             "F.layer_norm": lambda: functional.layer_norm(x, (4096,), w, w, 1e-5),
@@ -332,7 +291,7 @@ def part_check(book: Book, names: list[str], limit_s: float, short: bool) -> Non
         trial = trials()[name][1]
         jobs = [(of, "contiguous") for of in checks_of(trial, short)]
         odd = [of for of in trial.checks if of.dtype == "bfloat16"][1:5]
-        jobs += [(of, layout) for of in odd for layout in LAYOUTS[1:]]
+        jobs += [(of, layout) for of in odd for layout in LAYOUTS[1:] if trial.layouts]
         good = bad = 0
         for i, (of, layout) in enumerate(jobs):
             if time.perf_counter() > stop_s:
@@ -379,7 +338,11 @@ def part_sweep(book: Book, limit_s: float) -> None:
             break
         trial = trials()[name][1]
         args = trial.make(of, torch.device("cuda"), generator)
-        for config in configs:
+        with tuning.asked() as choices:
+            runner(trial.call, args, phase, trial.constants)()
+        sizes, default = next((found[1:] for found in choices if found[0] == kernel), ({}, None))
+        times: dict[Any, float] = {}
+        for config in dict.fromkeys([default, *configs]):
 
             def measure(config: Any = config) -> Any:
                 with tuning.forced(kernel, config):  # noqa: B023
@@ -388,17 +351,24 @@ def part_sweep(book: Book, limit_s: float) -> None:
 
             seconds = book.attempt(f"sweep {kernel} {config}", measure)
             if seconds:
+                times[config] = seconds
                 rate = moved_bytes(trial, args, phase) / seconds / 1e12
-                book.add(
-                    "sweep", {"kernel": kernel, "case": str(of), "config": asdict(config), "s": seconds, "tb_s": rate}
-                )
+                entry = {"kernel": kernel, "case": str(of), "config": asdict(config), "s": seconds, "tb_s": rate}
+                book.add("sweep", entry | {"default": config == default})
+                mark = "*" if config == default else " "
                 print(
-                    f"sweep {kernel:24s} {of!s:36s} {config!s:110s} {1e6 * seconds:8.1f} us {rate:5.2f} TB/s",
+                    f"sweep {kernel:22s} {of!s:34s} {mark}{config!s:100s} {1e6 * seconds:8.1f} us {rate:5.2f}",
                     flush=True,
                 )
+        best = min(times, key=times.__getitem__, default=default)
+        if best != default and times[default] > 1.015 * times[best]:
+            tuning.record(kernel, sizes, best)
+            book.add(
+                "tuned", {"kernel": kernel, "sizes": {k: str(v) for k, v in sizes.items()}, "config": asdict(best)}
+            )
 
 
-def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, phases: tuple[str, ...]) -> None:
+def part_race(book: Book, names: list[str], compiled: bool, limit_s: float) -> None:
     import torch
 
     from ridgeline.bench.race import Course, copy_bandwidth, race
@@ -410,16 +380,15 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, phas
     stop_s = time.perf_counter() + limit_s
     for name in names:
         trial = trials()[name][1]
-        work = [(of, phases) for of in trial.races] + [(of, ("call",)) for of in trial.small]
-        for of, which in work:
+        work = [(of, trial.phases, i < COMPILED_CASES) for i, of in enumerate(trial.races)]
+        work += [(of, ("call",), False) for of in trial.small]
+        for of, which, timely in work:
             if time.perf_counter() > stop_s:
                 print("race ran out of time at", name, of, flush=True)
                 book.add("skipped", f"race {name} {of}")
                 continue
             began = time.perf_counter()
-            rows = book.attempt(
-                f"race {name} {of}", race, name, of, course, phases=which, compiled=compiled and len(which) > 1
-            )
+            rows = book.attempt(f"race {name} {of}", race, name, of, course, phases=which, compiled=compiled and timely)
             torch.cuda.empty_cache()
             for row in rows or []:
                 book.add("race", row.to_dict())
@@ -451,6 +420,7 @@ def in_stages(asked: argparse.Namespace) -> None:
     env = dict(os.environ) | {
         "RIDGELINE_KERNEL_PACK": str(shared / "pack"),
         "RIDGELINE_KERNEL_CACHE": str(shared / "cache"),
+        "RIDGELINE_KERNEL_TUNING": str(shared / "tuning.json"),
         "PYTHONUNBUFFERED": "1",
     }
     merged: dict[str, Any] = {"errors": []}
@@ -499,8 +469,7 @@ def main() -> None:
     sys.path[:0] = [*asked.path, str(HERE)]
     parts = set(asked.parts.split(","))
     packed = parts | {part.partition("=")[0] for stage in asked.pack_for.split(";") for part in stage.split(",")}
-    folder = (asked.out / "pack").resolve()
-    os.environ.setdefault("RIDGELINE_KERNEL_PACK", str(folder))
+    folder = Path(os.environ.setdefault("RIDGELINE_KERNEL_PACK", str((asked.out / "pack").resolve())))
     os.environ.setdefault("RIDGELINE_KERNEL_CACHE", str((asked.out / "cache").resolve()))
     book = Book(asked.out, asked.budget_s)
 
@@ -508,7 +477,8 @@ def main() -> None:
     from ridgeline.bench.environment import environment
     from ridgeline.kernels.contract import trials
 
-    names = asked.names.split(",") if asked.names else list(trials())
+    first = ["rms_norm", "layer_norm", "softmax", "cross_entropy", "swiglu", "linear_cross_entropy", "add_rms_norm"]
+    names = asked.names.split(",") if asked.names else [*first, *(name for name in trials() if name not in first)]
     if "pack" in parts:
         variants = book.attempt("variants", lambda: wanted_variants(packed, names, asked.short)) or []
         book.attempt("pack", lambda: part_pack(book, folder, variants))
@@ -523,9 +493,9 @@ def main() -> None:
         ("host", lambda: part_host(book, names)),
         ("check", lambda: part_check(book, names, share(0.4) * book.left_s(), asked.short)),
         ("special", lambda: part_special(book)),
-        ("sweep", lambda: part_sweep(book, share(0.45) * book.left_s())),
+        ("sweep", lambda: part_sweep(book, share(0.75) * book.left_s())),
         ("ladder", lambda: part_ladder(book)),
-        ("race", lambda: part_race(book, names, asked.compiled, book.left_s() - 5, ("fwd", "bwd"))),
+        ("race", lambda: part_race(book, names, asked.compiled, book.left_s() - 5)),
     ]
     for name, run in steps:
         if name in parts:
@@ -533,7 +503,7 @@ def main() -> None:
             book.save()
             print(f"--- {name} done, {book.left_s():.0f} s left", flush=True)
     book.save()
-    for kept in (folder, asked.out / "cache", asked.out / "cold"):  # only the one file goes home
+    for kept in (asked.out / "pack", asked.out / "cache", asked.out / "cold"):  # only the one file goes home
         shutil.rmtree(kept, ignore_errors=True)
 
 

@@ -120,7 +120,7 @@ def check_all(name: str, device: torch.device, seed: int = 0) -> Iterator[Findin
     for i, of in enumerate(trial.checks):
         yield from check_case(name, of, device, seed + i)
     odd = [of for of in trial.checks if of.dtype == "bfloat16"][1:5]
-    for i, of in enumerate(odd):
+    for i, of in enumerate(odd if trial.layouts else []):
         for layout in LAYOUTS[1:]:
             yield from check_case(name, of, device, seed + 100 + i, layout)
     yield from check_mistakes(name, mistake_case(trial), device, seed)

@@ -15,12 +15,13 @@ GRADIENT_IN_FORWARD = frozenset({("liger", "cross_entropy"), ("liger", "linear_c
 
 def contenders(name: str, trial: Trial, *, compiled: bool, liger: bool) -> dict[str, Call]:
     """Callables of the same arguments by name, ours first."""
-    found: dict[str, Call] = {"ridgeline": trial.call, "eager": trial.eager}
+    theirs = trial.raced or trial.eager
+    found: dict[str, Call] = {"ridgeline": trial.call, "eager": theirs}
     if compiled:
-        found["compiled"] = compiled_form(trial.eager)
-    theirs = liger_form(name) if liger else None
-    if theirs is not None:
-        found["liger"] = theirs
+        found["compiled"] = compiled_form(theirs)
+    ligers = liger_form(name) if liger else None
+    if ligers is not None:
+        found["liger"] = ligers
     return found
 
 
@@ -74,6 +75,12 @@ def _cross_entropy() -> Call:
     return lambda x, t: LigerCrossEntropyFunction.apply(x, t, None)[0]  # overwrites x with its gradient
 
 
+def _linear_cross_entropy() -> Call:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    return lambda x, w, t: LigerFusedLinearCrossEntropyFunction.apply(x, w, t)[0]
+
+
 def _swiglu() -> Call:
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
@@ -114,6 +121,7 @@ _LIGER: dict[str, Callable[[], Call]] = {
     "layer_norm": _layer_norm,
     "softmax": _softmax,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
     "swiglu": _swiglu,
     "geglu": _geglu,
     "relu2": _relu2,

@@ -183,3 +183,18 @@ def validate(
     from ridgeline.cli.validate import validate_and_show
 
     validate_and_show(file, on, worst, json)
+
+
+@app.command()
+def kernels(
+    action: Annotated[str, typer.Argument(help="list, race, check, pack or tune.")] = "list",
+    names: Annotated[list[str] | None, typer.Argument(help="Which kernels; all of them without.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File of a race, or folder of a pack.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile a pack.")] = 1,
+    compiled: Annotated[bool, typer.Option(help="Race against torch.compile too: seconds a case.")] = True,
+    json: Json = False,
+) -> None:
+    """List the kernels; race or check them on this GPU; compile them ahead of time; tune their launches."""
+    from ridgeline.cli.kernels import run_action
+
+    run_action(action, names or [], out, jobs, compiled, json)

@@ -4,9 +4,9 @@ A declaration names the functions that only the op's author can write (what runs
 what it should have computed). From it come a ``torch.library`` op with fake and autograd registrations, an eager path
 that goes around the dispatcher, a support query, a price for ``predict``, tests and a benchmark.
 
-Three routes lead to a kernel. Tracing (compile, export, fake tensors, functorch, tensor subclasses) takes the
-registered op. An eager call that needs a gradient takes an ``autograd.Function`` made from the same functions. An eager
-call that does not goes straight to the launch.
+Three routes lead to a kernel. Tracing (compile, export, fake tensors, tensor subclasses) takes the registered op. An
+eager call that needs a gradient takes an ``autograd.Function`` made from the same functions. An eager call that needs
+none goes straight to the launch. Under functorch's transforms, which see through no custom op, the reference runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.compiler import is_dynamo_compiling
 from ridgeline.errors import KernelError, nearest
 from ridgeline.graph.declared import CostFn, cost_of
 
-NAMESPACE = "ridgeline"
+NAMESPACE = "ridgeline_kernels"
 DTYPES = ("float32", "bfloat16", "float16")
 Tensors = Any
 """A tensor, or a tuple of them: what an op returns."""
@@ -30,6 +30,7 @@ _active_modes = torch._C._len_torch_dispatch_stack
 _active_transforms = torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_SCALARS = frozenset({float, int, bool, str, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,11 @@ class Trial:
     mistakes: Mapping[str, Callable[..., Any]]
     checks: Sequence[Case]
     races: Sequence[Case]
+    raced: Callable[..., Any] | None = None  # what PyTorch users write, where ``eager`` had to be something else
     small: Sequence[Case] = ()
     packs: Sequence[Case] = ()  # further cases whose kernels a pack holds
+    phases: tuple[str, ...] = ("fwd", "bwd")  # "step" where the forward pass already does work of the backward
+    layouts: bool = True  # whether other layouts of the inputs are checked too
     deterministic: bool = True
     constants: tuple[int, ...] = ()  # arguments that are tables or state: nobody asks for their gradient
     forward_bytes: Callable[..., int] | None = None  # (args, outputs) where "each tensor once" is not what must move
@@ -119,17 +123,26 @@ class Primitive:
             if kind is _Tensor or kind is _Parameter:
                 if value.requires_grad:
                     needs_grad = True
-            elif isinstance(value, _Tensor):
+            elif kind not in _SCALARS:  # a fake tensor, a distributed one, or another subclass
                 return self.traced(*args)
-        if _active_modes() or _active_transforms():
+        if _active_transforms():
+            return self.composed(*args)
+        if _active_modes():
             return self.traced(*args)
         if needs_grad and _grad_enabled():
-            return self._shown(self.function.apply(*args)) if self.function else self.traced(*args)
+            return self._shown(self.function.apply(*args)) if self.function is not None else self.traced(*args)
         return self.infer(*args)
 
     def traced(self, *args: Any) -> Any:
         """The registered op: what compilers and tracers see."""
         return self._shown(self.op(*args))
+
+    def composed(self, *args: Any) -> Any:
+        """The reference as plain PyTorch: what functorch can differentiate, batch and push forward."""
+        wide = [value.float() if _is_narrow(value) else value for value in args]
+        dtype = next(value.dtype for value in args if isinstance(value, torch.Tensor))
+        shown = self._shown(self.reference(*wide))
+        return tuple(o.to(dtype) for o in shown) if isinstance(shown, tuple) else shown.to(dtype)
 
     def _shown(self, outputs: Any) -> Any:
         """What the caller asked for, without what only the backward pass needs."""
@@ -150,12 +163,12 @@ class Primitive:
             raise KernelError(f"{self.name}: {reason}")
 
     def on_host(self, *args: Any) -> Tensors:
-        """The reference on CPU tensors, in float32 or better, with the types the kernel would return."""
+        """The reference on CPU tensors, in float32 or better, with the types and layouts the kernel would return."""
         meant = self.fake(*args)
         outputs = self.reference(*[_upcast(value) for value in args])
         if isinstance(meant, torch.Tensor):
-            return outputs.to(meant.dtype).contiguous()
-        return tuple(o.to(m.dtype).contiguous() for o, m in zip(outputs, meant, strict=True))
+            return meant.copy_(outputs)
+        return tuple(empty.copy_(found) for found, empty in zip(outputs, meant, strict=True))
 
 
 _primitives: dict[str, Primitive] = {}
@@ -178,7 +191,7 @@ def declare(
     trial: Trial | None = None,
     trials: Mapping[str, Trial] | None = None,
 ) -> Primitive:
-    """Declare a primitive under ``ridgeline::name``; a second declaration of a name is an error.
+    """Declare a primitive under ``ridgeline_kernels::name``; a second declaration of a name is an error.
 
     ``forward`` returns what the schema says; ``infer`` only the results a caller sees, where that is cheaper.
     ``setup`` and ``backward`` are those of ``torch.library.register_autograd``. One trial is named as the primitive;
@@ -217,15 +230,21 @@ def _registered(made: Primitive) -> None:
 
 
 def _autograd_function(made: Primitive) -> Any:
-    """The eager gradient path: the registered op's functions without the dispatcher around them."""
+    """The eager gradient path: the registered op's functions without the dispatcher around them.
 
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return made.backward(ctx, *grads)  # type: ignore[misc]
+    A gradient of the gradient is refused, not silently zero: where one is being recorded, the backward primitive takes
+    its registered op, which has no derivative.
+    """
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        # One method, not forward and setup_context: with two, PyTorch binds the arguments by signature at every call.
+        outputs = made.forward(*args)
+        made.setup(ctx, args, outputs)  # type: ignore[misc]
+        return outputs
 
     body = {
-        "forward": staticmethod(made.forward),
-        "setup_context": staticmethod(made.setup),  # type: ignore[arg-type]
-        "backward": staticmethod(torch.autograd.function.once_differentiable(backward)),
+        "forward": staticmethod(forward),
+        "backward": staticmethod(made.backward),  # type: ignore[arg-type]
     }
     return type(f"{made.name}_function", (torch.autograd.Function,), body)
 
@@ -246,10 +265,12 @@ def trials() -> Mapping[str, tuple[Primitive, Trial]]:
     return {name: (made, trial) for made in _primitives.values() for name, trial in made.trials.items()}
 
 
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
+
+
 def _upcast(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64:
-        return value.detach().float()
-    return value
+    return value.detach().float() if _is_narrow(value) else value
 
 
 def _where(tensors: Iterable[torch.Tensor]) -> str | None:

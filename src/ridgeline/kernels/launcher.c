@@ -23,6 +23,11 @@ typedef struct {
   unsigned threads, shared;
   int cooperative;
 } Handle;
+typedef struct {
+  Handle *handle;
+  unsigned x, y;
+  PyObject *device, *stream_of;
+} Plan;
 
 static Result (*cuInit)(unsigned);
 static Result (*cuDeviceGet)(int *, int);
@@ -132,21 +137,43 @@ static int fill(uint64_t *slot, PyObject *value) {
   return !PyErr_Occurred();
 }
 
-/* launch(handle, stream, grid_x, grid_y, *arguments): arguments are tensors, None, integers and floats, in order */
-static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t num) {
-  if (num < 4 || num - 4 > MAX_ARGS) {
-    PyErr_SetString(PyExc_TypeError, "launch(handle, stream, grid_x, grid_y, *arguments)");
+/* plan(handle, device, grid_x, grid_y, stream_of) -> plan: everything of a launch but its arguments and the stream */
+static PyObject *plan(PyObject *self, PyObject *args) {
+  PyObject *handle, *device, *stream_of;
+  unsigned x, y;
+  if (!PyArg_ParseTuple(args, "OOIIO", &handle, &device, &x, &y, &stream_of)) return NULL;
+  Plan *made = malloc(sizeof(Plan));
+  if (!made) return PyErr_NoMemory();
+  *made = (Plan){PyLong_AsVoidPtr(handle), x, y, device, stream_of};
+  if (PyErr_Occurred()) {
+    free(made);
     return NULL;
   }
-  Handle *handle = PyLong_AsVoidPtr(args[0]);
-  void *stream = PyLong_AsVoidPtr(args[1]);
-  unsigned x = (unsigned)PyLong_AsUnsignedLong(args[2]), y = (unsigned)PyLong_AsUnsignedLong(args[3]);
+  Py_INCREF(device);
+  Py_INCREF(stream_of);
+  return PyLong_FromVoidPtr(made);
+}
+
+/* launch(plan, *arguments) on the current stream: arguments are tensors, None, integers and floats, in order */
+static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t num) {
+  if (num < 1 || num - 1 > MAX_ARGS) {
+    PyErr_SetString(PyExc_TypeError, "launch(plan, *arguments)");
+    return NULL;
+  }
+  Plan *made = PyLong_AsVoidPtr(args[0]);
+  if (!made) return NULL;
+  Handle *handle = made->handle;
+  unsigned x = made->x, y = made->y;
+  PyObject *number = PyObject_CallFunctionObjArgs(made->stream_of, made->device, NULL);
+  if (!number) return NULL;
+  void *stream = PyLong_AsVoidPtr(number);
+  Py_DECREF(number);
   if (PyErr_Occurred()) return NULL;
   uint64_t slots[MAX_ARGS + 2];
   void *params[MAX_ARGS + 2];
-  Py_ssize_t given = num - 4;
+  Py_ssize_t given = num - 1;
   for (Py_ssize_t i = 0; i < given; i++)
-    if (!fill(&slots[i], args[4 + i])) return NULL;
+    if (!fill(&slots[i], args[1 + i])) return NULL;
   slots[given] = slots[given + 1] = 0; /* Triton's two scratch pointers, which our kernels do not use */
   for (Py_ssize_t i = 0; i < given + 2; i++) params[i] = &slots[i];
   if (!x || !y) Py_RETURN_NONE;
@@ -167,7 +194,8 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t num) {
 
 static PyMethodDef methods[] = {
     {"load", load, METH_VARARGS, "load(device, cubin, name, threads, shared, cooperative) -> (handle, registers, local)"},
-    {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(handle, stream, grid_x, grid_y, *arguments)"},
+    {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, stream_of) -> plan"},
+    {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(plan, *arguments)"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ridgeline_launcher", NULL, -1, methods};

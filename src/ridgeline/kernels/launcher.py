@@ -16,7 +16,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ from ridgeline.kernels.files import cache_folder, write_atomically
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's interpreter stands in for the GPU: kernels run on CPU tensors, slowly."""
+
+ASSUMED_SMS = 132
+"""Multiprocessors of an H200: where no device is there to ask, while packing and interpreting."""
 
 MAX_PLANS = 4096
 TYPE_OF = {
@@ -79,7 +82,7 @@ def launchable(x: torch.Tensor) -> bool:
 
 def num_sms(device: int) -> int:
     """Multiprocessors of a CUDA device; of an H200 where none is there to ask."""
-    return _num_sms(device) if device >= 0 else 132
+    return _num_sms(device) if device >= 0 else ASSUMED_SMS
 
 
 @cache
@@ -179,12 +182,8 @@ def vector_of(itemsize: int, pointers: int, *lengths: int) -> int:
 
 
 def _bound(handle: int, device: int, grid_x: int, grid_y: int) -> Run:
-    launch, stream = native().launch, _raw_stream
-
-    def run(*args: Any) -> None:
-        launch(handle, stream(device), grid_x, grid_y, *args)
-
-    return run
+    found = native()
+    return partial(found.launch, found.plan(handle, device, grid_x, grid_y, _raw_stream))
 
 
 def _interpreted(function: Any, grid: tuple[int, int], constants: dict[str, Any]) -> Run:

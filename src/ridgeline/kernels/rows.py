@@ -21,6 +21,11 @@ def as_rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     return flat, flat.stride(0)
 
 
+def template(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """One element that looks like a whole tensor: ``empty_like`` it, which costs the host half of ``empty``."""
+    return torch.empty((), dtype=dtype, device=device).expand(shape)
+
+
 def power_of_two(n: int) -> int:
     """The least power of two that is not less than ``n``."""
     return 1 << max(0, n - 1).bit_length()

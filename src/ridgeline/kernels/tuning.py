@@ -20,10 +20,13 @@ from ridgeline.kernels.launcher import forget_plans
 
 Config = TypeVar("Config")
 _forced: dict[str, Any] = {}
+_asked: list[tuple[str, dict[str, Any], Any]] | None = None
 
 
 def choose(kernel: str, sizes: Mapping[str, Any], default: Config) -> Config:
     """The configuration to launch: forced by a caller, else tuned for these sizes, else the default."""
+    if _asked is not None:
+        _asked.append((kernel, dict(sizes), default))
     if kernel in _forced:
         return _forced[kernel]
     tuned = _tuned(tuning_file()).get(_key(kernel, sizes))
@@ -43,6 +46,18 @@ def forced(kernel: str, config: Any) -> Iterator[None]:
     finally:
         del _forced[kernel]
         forget_plans()
+
+
+@contextmanager
+def asked() -> Iterator[list[tuple[str, dict[str, Any], Any]]]:
+    """Inside, every choice is noted: (kernel, sizes, default)."""
+    global _asked
+    forget_plans()
+    _asked = []
+    try:
+        yield _asked
+    finally:
+        _asked = None
 
 
 def tuning_file() -> Path:

@@ -58,13 +58,20 @@ def test_what_no_kernel_takes_is_said(q, k, words):
     assert not answer and words in answer.reason
 
 
-def test_float32_and_broken_strides_are_refused_with_a_cure():
+def test_float32_is_refused_with_the_reason():
     x = torch.empty(1, 2, 8, 64)
     assert "bfloat16 or float16" in supports("attention", x, x, x, False, 1.0, 0).reason
-    half = torch.empty(1, 2, 64, 8, dtype=torch.float16).transpose(2, 3)
-    assert ".contiguous()" in supports("attention", half, half, half, False, 1.0, 0).reason
-    with pytest.raises(KernelError, match="rows must be dense"):
-        op.ATTENTION.check(half, half, half, False, 1.0, 0)
+    with pytest.raises(KernelError, match="bfloat16 or float16"):
+        op.ATTENTION.check(x, x, x, False, 1.0, 0)
+
+
+def test_what_the_copy_engine_cannot_reach_is_copied_and_nothing_else():
+    dense = torch.empty(1, 8, 2, 64, dtype=torch.float16).transpose(1, 2)
+    assert op._reachable(dense) is dense
+    wide = torch.empty(1, 2, 8, 65, dtype=torch.float16)[..., :64]
+    for odd in (dense.transpose(2, 3), wide, dense[:, :1].expand(1, 2, 8, 64)):
+        assert op._reachable(odd) is not odd
+        assert torch.equal(op._reachable(odd).nan_to_num(), odd.nan_to_num())
 
 
 def test_the_registered_op_passes_opcheck():

@@ -40,6 +40,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, shi
     if not _on_device(q):
         return ATTENTION.on_host(q, k, v, is_causal, scale, shift)  # type: ignore[return-value]
     ATTENTION.check(q, k, v, is_causal, scale, shift)
+    q, k, v = _reachable(q), _reachable(k), _reachable(v)
     batch, heads, rows, dim = q.shape
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -67,7 +68,7 @@ def _backward(
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.numel() == 0 or k.numel() == 0:
         return dq.zero_(), torch.zeros_like(k), torch.zeros_like(v)
-    do = do if _reason("do", do) is None else do.contiguous()
+    do, q, k, v = (_reachable(x) for x in (do, q, k, v))
     delta, lse2, padded = _prepared(do, o, lse)
     rest = (is_causal, scale, shift)
     _query_gradients(dq, do, q, k, v, delta, lse2, padded, *rest)
@@ -178,17 +179,15 @@ def _support(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> str | None:
         return f"query, key and value are {q.dtype}, {k.dtype}, {v.dtype}; kernels take bfloat16 or float16, all alike"
     if q.is_cuda and torch.cuda.get_device_capability(q.device) != (9, 0):
         return "these kernels are made of Hopper's instructions: compute capability 9.0"
-    return _reason("query", q) or _reason("key", k) or _reason("value", v)
-
-
-def _reason(name: str, x: Tensor) -> str | None:
-    """Why the copy engine cannot read a tensor, or None."""
-    steps = [stride * x.element_size() for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True) if size > 1]
-    if x.numel() and (x.stride(3) != 1 or any(step % ALIGNMENT_BYTES or step == 0 for step in steps)):
-        return f"{name} has strides {tuple(x.stride())}: rows must be dense and start on 16 bytes (call .contiguous())"
-    if not x.is_meta and x.data_ptr() % ALIGNMENT_BYTES:
-        return f"{name} does not start on a 16-byte boundary: call .clone()"
     return None
+
+
+def _reachable(x: Tensor) -> Tensor:
+    """The tensor as the copy engine can read it: dense rows that start on 16 bytes; a copy where they do not."""
+    steps = [stride * x.element_size() for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True) if size > 1]
+    if x.stride(3) != 1 or any(step % ALIGNMENT_BYTES or step == 0 for step in steps):
+        return x.clone(memory_format=torch.contiguous_format)
+    return x.clone(memory_format=torch.contiguous_format) if x.data_ptr() % ALIGNMENT_BYTES else x
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -25,15 +25,31 @@ class Backward:
     num_warps: int
 
 
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Rows a program holds whole, and its warps."""
+
+    rows: int
+    num_warps: int
+
+
 MAX_STRETCHES = 64
+SHORTEST_STRETCHED = 2048
 
 
 def forward(rows: int, cols: int, itemsize: int, sms: int) -> Forward:
-    """32 elements a thread, so that the maximum over a block is rare beside the exponentials."""
-    block = min(power_of_two(cols), 8192)
-    enough = cdiv(4 * sms, max(rows, 1))
-    stretches = clamp(enough, 1, min(MAX_STRETCHES, cdiv(cols, 2 * block)))
-    return Forward(block, clamp(block // 1024, 1, 8), 3 if cols > block else 1, stretches)
+    """Sixteen elements a thread, three blocks on their way; few rows are cut until all multiprocessors have eight."""
+    block = min(power_of_two(cols), 2048)
+    enough = cdiv(8 * sms, max(rows, 1))
+    stretches = clamp(enough, 1, min(MAX_STRETCHES, cdiv(cols, 4 * block)))
+    return Forward(block, clamp(block // 512, 1, 8), 4 if cols > block else 1, stretches)
+
+
+def short(cols: int) -> Short:
+    """About 4096 elements a program, sixteen a thread at least."""
+    block = power_of_two(cols)
+    rows = max(1, 4096 // block)
+    return Short(rows, clamp(rows * block // 1024, 1, 4))
 
 
 def backward(cols: int, itemsize: int) -> Backward:

@@ -12,13 +12,14 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_entropy import config, kernel, reference
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.rows import as_rows, cdiv, float_reason, power_of_two
+from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
 _STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"))
-_ROWS = Kernel(kernel.cross_entropy_row_losses)
-_FINISH = Kernel(kernel.cross_entropy_finish)
+_MERGE = Kernel(kernel.cross_entropy_merge)
+_SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"))
+_FINISH = Kernel(kernel.cross_entropy_finish, vectors=("rows",))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
-_forward_plans, _backward_plans = Plans(), Plans()
+_forward_plans, _row_plans, _backward_plans = Plans(), Plans(), Plans()
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -59,7 +60,10 @@ def _forward(
     if not launchable(x):
         return CROSS_ENTROPY.on_host(x, target, ignore_index, smoothing, z_weight, reduction, wide)
     x, stride = as_rows(x)
-    key = (x.dtype, target.dtype, x.shape, stride, smoothing != 0, reduction, wide, x.get_device(), x.data_ptr() & 15)
+    key = (
+        x.shape, target.shape, x.dtype, target.dtype, stride, smoothing != 0, reduction, wide, x.get_device(),
+        (x.data_ptr() | target.data_ptr()) & 15,
+    )  # fmt: skip
     plan = _forward_plans.get(key)
     if plan is None:
         CROSS_ENTROPY.check(x, target)
@@ -68,62 +72,110 @@ def _forward(
 
 
 def _plan_forward(x: Tensor, target: Tensor, stride: int, smooth: bool, reduction: str, wide: bool) -> Any:
-    rows, cols = x.shape
+    rows = x.shape[0]
     on = x.get_device()
-    chosen = tuning.choose(
-        "cross_entropy.forward",
-        {"rows": rows, "cols": cols, "dtype": x.dtype},
-        config.forward(rows, cols, x.element_size(), num_sms(on)),
-    )
-    num = chosen.num_stretches
-    length = cdiv(cdiv(cols, num), chosen.block) * chosen.block
-    num = cdiv(cols, length)
-    per_row = torch.empty(rows, dtype=torch.float32, device=x.device)
-    part = torch.empty((rows, num, 3), dtype=torch.float32, device=x.device)
-    loss_dtype = torch.float32 if wide else x.dtype
-    scalar = torch.empty((), dtype=loss_dtype, device=x.device)
-    vector = vector_of(x.element_size(), x.data_ptr(), cols, stride)
-    read = _STRETCHES.bind(
-        (x, part, cols, stride, length, num),
-        grid=(rows * num,),
-        constants={"SMOOTH": smooth, "BLOCK": chosen.block, "STAGES": chosen.num_stages},
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
-        device=on,
-        vector=vector,
-    )
-    rows_at_once = 32 if num == 1 else 4
-    merge = _ROWS.bind(
-        (x, target, part, per_row, per_row, rows, cols, stride, num, -100, 0.0, 0.0),
-        grid=(cdiv(rows, rows_at_once),),
-        constants={"SMOOTH": smooth, "ROWS": rows_at_once, "STRETCHES": power_of_two(num)},
-        num_warps=1,
-        device=on,
-    )
+    losses, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
+    scalar = template((), torch.float32 if wide else x.dtype, x.device)
+    weight = template((), torch.float32, x.device)
+    read = _plan_rows(x, target, stride, smooth, losses, lse)
     finish = _FINISH.bind(
-        (per_row, target, scalar, per_row, rows, -100),
+        (losses, target, scalar, weight, rows, -100),
         grid=(1,),
-        constants={"MEAN": reduction == "mean", "BLOCK": 2048},
-        num_warps=8,
+        constants={"MEAN": reduction == "mean", "BLOCK": clamp(power_of_two(rows), 32, 4096)},
+        num_warps=clamp(power_of_two(rows) // 256, 1, 16),
+        num_stages=3,
         device=on,
+        vector=4 if rows % 4 == 0 and target.data_ptr() % 16 == 0 else 1,
     )
 
     def plan(
         x: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        part = torch.empty((rows, num, 3), dtype=torch.float32, device=x.device)
-        losses = torch.empty(rows, dtype=torch.float32, device=x.device)
-        lse = torch.empty(rows, dtype=torch.float32, device=x.device)
-        read(x, part, cols, stride, length, num)
-        merge(x, target, part, losses, lse, rows, cols, stride, num, ignore_index, smoothing, z_weight)
-        weight = torch.empty((), dtype=torch.float32, device=x.device)
+        row_losses = torch.empty_like(losses, memory_format=torch.contiguous_format)
+        both = torch.empty_like(lse, memory_format=torch.contiguous_format)
+        share = torch.empty_like(weight)
+        read(x, target, row_losses, both, ignore_index, smoothing, z_weight)
         if reduction == "none":
-            return losses if losses.dtype == loss_dtype else losses.to(loss_dtype), lse, weight
-        loss = torch.empty((), dtype=loss_dtype, device=x.device)
-        finish(losses, target, loss, weight, rows, ignore_index)
-        return loss, lse, weight
+            return row_losses if row_losses.dtype == scalar.dtype else row_losses.to(scalar.dtype), both, share
+        loss = torch.empty_like(scalar)
+        finish(row_losses, target, loss, share, rows, ignore_index)
+        return loss, both, share
 
     return plan
+
+
+def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, losses: Tensor, lse: Tensor) -> Any:
+    """What writes every row's loss and lse: short rows whole, long ones in stretches that are merged."""
+    rows, cols = x.shape
+    on = x.get_device()
+    vector = vector_of(x.element_size(), x.data_ptr(), cols, stride)
+    if cols <= config.SHORTEST_STRETCHED:
+        return _plan_short(x, target, stride, smooth, losses, lse, vector)
+    chosen = tuning.choose(
+        "cross_entropy.forward",
+        {"rows": rows, "cols": cols, "dtype": x.dtype},
+        config.forward(rows, cols, x.element_size(), num_sms(on)),
+    )
+    length = cdiv(cdiv(cols, chosen.num_stretches), chosen.block) * chosen.block
+    num = cdiv(cols, length)
+    part = template((3, rows, num), torch.float32, x.device)
+    read = _STRETCHES.bind(
+        (x, target, part, losses, lse, rows, cols, stride, length, num, -100, 0.0, 0.0),
+        grid=(rows * num,),
+        constants={"SMOOTH": smooth, "WHOLE": num == 1, "BLOCK": chosen.block, "STAGES": chosen.num_stages},
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+        device=on,
+        vector=vector,
+    )
+    if num == 1:
+        return lambda x, target, losses, lse, *numbers: read(
+            x, target, losses, losses, lse, rows, cols, stride, length, num, *numbers
+        )
+    merge = _MERGE.bind(
+        (x, target, part, losses, lse, rows, cols, stride, num, -100, 0.0, 0.0),
+        grid=(rows,),
+        constants={"SMOOTH": smooth, "STRETCHES": power_of_two(num)},
+        num_warps=1,
+        device=on,
+    )
+
+    def run(x: Tensor, target: Tensor, losses: Tensor, lse: Tensor, *numbers: Any) -> None:
+        parts = torch.empty_like(part, memory_format=torch.contiguous_format)
+        read(x, target, parts, losses, lse, rows, cols, stride, length, num, *numbers)
+        merge(x, target, parts, losses, lse, rows, cols, stride, num, *numbers)
+
+    return run
+
+
+def row_losses(
+    x: Tensor, target: Tensor, losses: Tensor, ignore_index: int, smoothing: float, z_weight: float
+) -> Tensor:
+    """Every row's loss into ``losses``; returns what the gradient needs of each row."""
+    x, stride = as_rows(x)
+    lse = torch.empty((2, x.shape[0]), dtype=torch.float32, device=x.device)
+    pointers = x.data_ptr() | target.data_ptr() | losses.data_ptr()
+    key = (x.shape, x.dtype, target.dtype, stride, smoothing != 0, x.get_device(), pointers & 15)
+    run = _row_plans.get(key)
+    if run is None:
+        run = _row_plans[key] = _plan_rows(x, target, stride, smoothing != 0, losses, lse)
+    run(x, target, losses, lse, ignore_index, smoothing, z_weight)
+    return lse
+
+
+def _plan_short(x: Tensor, target: Tensor, stride: int, smooth: bool, losses: Tensor, lse: Tensor, vector: int) -> Any:
+    rows, cols = x.shape
+    sizes = {"rows": rows, "cols": cols, "dtype": x.dtype}
+    chosen = tuning.choose("cross_entropy.short", sizes, config.short(cols))
+    run = _SHORT.bind(
+        (x, target, losses, lse, rows, cols, stride, -100, 0.0, 0.0),
+        grid=(cdiv(rows, chosen.rows),),
+        constants={"SMOOTH": smooth, "ROWS": chosen.rows, "BLOCK": power_of_two(cols)},
+        num_warps=chosen.num_warps,
+        device=x.get_device(),
+        vector=vector,
+    )
+    return lambda x, target, losses, lse, *numbers: run(x, target, losses, lse, rows, cols, stride, *numbers)
 
 
 def _infer(*args: Any) -> Tensor:
@@ -161,7 +213,7 @@ def write_gradient(
         )
         blocks = cdiv(cols, chosen.block)
         run = _BACKWARD.bind(
-            (x, target, lse, grad, weight, dx, cols, stride, cols, blocks, -100, 0.0, 0.0),
+            (x, target, lse, grad, weight, dx, rows, cols, stride, cols, blocks, -100, 0.0, 0.0),
             grid=(rows * blocks,),
             constants={"PER_ROW": grad.dim() > 0, "BLOCK": chosen.block},
             num_warps=chosen.num_warps,
@@ -170,7 +222,7 @@ def write_gradient(
         )
         plan = _backward_plans[key] = (run, blocks)
     run, blocks = plan
-    run(x, target, lse, grad, weight, dx, cols, stride, cols, blocks, ignore_index, smoothing, z_weight)
+    run(x, target, lse, grad, weight, dx, rows, cols, stride, cols, blocks, ignore_index, smoothing, z_weight)
 
 
 # --- the declaration ---------------------------------------------------------------------------------------------
@@ -181,7 +233,7 @@ def _fake(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = x.shape[0]
     loss = x.new_empty((rows,) if reduction == "none" else (), dtype=torch.float32 if wide else x.dtype)
-    return loss, x.new_empty((rows,), dtype=torch.float32), x.new_empty((), dtype=torch.float32)
+    return loss, x.new_empty((2, rows), dtype=torch.float32), x.new_empty((), dtype=torch.float32)
 
 
 def _support(x: Tensor, target: Tensor, *_: Any) -> str | None:

@@ -16,16 +16,19 @@ def forward(
     loss = (1 - smoothing) * (lse - picked) + smoothing * (lse - x.mean(-1)) + z_weight * lse.square()
     loss = torch.where(counted, loss, 0.0)
     one = torch.ones((), dtype=x.dtype, device=x.device)
+    top = x.amax(-1)
+    both = torch.stack((top, lse - top))
     if reduction == "none":
-        return loss, lse, one
+        return loss, both, one
     weight = 1.0 / counted.sum().to(x.dtype) if reduction == "mean" else one
-    return loss.sum() * weight, lse, weight
+    return loss.sum() * weight, both, weight
 
 
 def backward(
     grad: Tensor, x: Tensor, target: Tensor, lse: Tensor, weight: Tensor, ignore_index: int, smoothing: float,
     z_weight: float,
 ) -> Tensor:  # fmt: skip
+    lse = lse.sum(0)
     p = (x - lse.unsqueeze(-1)).exp() * (1 + 2 * z_weight * lse.unsqueeze(-1)) - smoothing / x.shape[-1]
     p = p - (1 - smoothing) * F.one_hot(target.clamp(0, x.shape[-1] - 1), x.shape[-1]).to(x.dtype)
     scale = grad if grad.dim() else (grad * weight).expand(x.shape[0])

@@ -21,10 +21,11 @@ def activation(x, KIND: tl.constexpr):
         y = x * s
         slope = s + y * (1.0 - s)
     elif KIND == GELU_TANH:
-        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        t = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * inner))
-        y = 0.5 * x * (1.0 + t)
-        slope = 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 0.134145 * x * x)
+        # (1 + tanh(u)) / 2 is the sigmoid of 2u, and as that it loses nothing where it is small
+        u = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+        s = 1.0 / (1.0 + tl.exp(-u))
+        y = x * s
+        slope = s + y * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
     else:
         share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
         y = x * share

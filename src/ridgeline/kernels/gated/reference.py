@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,10 +20,19 @@ def forward(gate: Tensor, up: Tensor, kind: str) -> Tensor:
 
 
 def backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    with torch.enable_grad():
-        g, u = gate.detach().requires_grad_(), up.detach().requires_grad_()
-        dgate, dup = torch.autograd.grad(forward(g, u, kind), (g, u), dy)
-    return dgate, dup
+    return dy * up * slope(gate, kind), dy * ACTIVATIONS[kind](gate)
+
+
+def slope(x: Tensor, kind: str) -> Tensor:
+    """The activation's derivative."""
+    if kind == "silu":
+        s = torch.sigmoid(x)
+        return s * (1 + x * (1 - s))
+    if kind == "gelu_tanh":
+        c = math.sqrt(2 / math.pi)
+        t = torch.tanh(c * (x + 0.044715 * x**3))
+        return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)
+    return 0.5 * (1 + torch.erf(x / math.sqrt(2))) + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -16,8 +16,10 @@ def forward(rows: int, cols: int, itemsize: int) -> Forward:
 
 
 def backward(rows: int, cols: int, itemsize: int) -> Backward:
-    """As RMSNorm's; small tiles are halved, since two column sums take the registers that a second tile would."""
+    """As RMSNorm's; two column sums leave room for fewer programs, and for fewer rows on their way."""
     chosen = rms.backward(rows, cols, itemsize)
-    if chosen.rows > 1 and chosen.rows * chosen.block > 2048:
-        return replace(chosen, rows=chosen.rows // 2)
+    if chosen.num_warps == 8 and chosen.chunks == 3:
+        return replace(chosen, programs_per_sm=1)
+    if chosen.chunks == 3 and chosen.num_warps == 16:
+        return replace(chosen, num_stages=2)
     return chosen

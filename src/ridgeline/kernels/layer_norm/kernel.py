@@ -28,30 +28,43 @@ def layer_norm_forward(
     HAS_RESIDUAL: tl.constexpr,
     SAVE: tl.constexpr,
     ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK)[None, :]
-    in_cols = col < cols
-    inside = (row < rows) & in_cols
+    col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
     at = row.to(tl.int64) * cols + col
-    x = tl.load(x_ptr + row.to(tl.int64) * x_stride + col, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        h = (x + tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)).to(h_ptr.dtype.element_ty)
-        tl.store(h_ptr + at, h, mask=inside)
-        x = h.to(tl.float32)
-    mean = tl.sum(x, axis=1, keep_dims=True) / cols
-    centered = tl.where(in_cols, x - mean, 0.0)
-    rstd = tl.rsqrt(tl.sum(centered * centered, axis=1, keep_dims=True) / cols + eps)
+    x_at = x_ptr + row.to(tl.int64) * x_stride + col
+    held = ()
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        inside = (row < rows) & (i * BLOCK + col < cols)
+        x = tl.load(x_at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+        if HAS_RESIDUAL:
+            h = x + tl.load(residual_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            h = h.to(h_ptr.dtype.element_ty)
+            tl.store(h_ptr + at + i * BLOCK, h, mask=inside)
+            x = h.to(tl.float32)
+        total += x
+        held = held + (x,)
+    mean = tl.sum(total, axis=1, keep_dims=True) / cols
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        centered = tl.where(i * BLOCK + col < cols, held[i] - mean, 0.0)
+        squares += centered * centered
+    rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
     if SAVE:
         tl.store(mean_ptr + row, mean, mask=row < rows)
         tl.store(rstd_ptr + row, rstd, mask=row < rows)
-    y = centered * rstd
-    if HAS_WEIGHT:
-        y *= tl.load(weight_ptr + col, mask=in_cols, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + col, mask=in_cols, other=0.0).to(tl.float32)
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+    for i in tl.static_range(CHUNKS):
+        in_cols = i * BLOCK + col < cols
+        y = (held[i] - mean) * rstd
+        if HAS_WEIGHT:
+            y *= tl.load(weight_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            y += tl.load(bias_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32)
+        tl.store(y_ptr + at + i * BLOCK, y.to(y_ptr.dtype.element_ty), mask=(row < rows) & in_cols)
 
 
 @triton.jit
@@ -137,47 +150,72 @@ def layer_norm_backward(
     WANT_DB: tl.constexpr,
     KEEP_WEIGHT: tl.constexpr,
     ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile."""
-    col = tl.arange(0, BLOCK)[None, :]
-    in_cols = col < cols
-    if WANT_DW:
-        acc_w = tl.zeros([ROWS, BLOCK], tl.float32)
-    if WANT_DB:
-        acc_b = tl.zeros([ROWS, BLOCK], tl.float32)
-    if HAS_WEIGHT and KEEP_WEIGHT:
-        w = tl.load(weight_ptr + col, mask=in_cols, other=0.0).to(tl.float32)
+    col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
+    first_row = tl.arange(0, BLOCK)[None, :]
+    w_shares = ()
+    b_shares = ()
+    weights = ()
+    for i in tl.static_range(CHUNKS):
+        w_shares = w_shares + (tl.zeros([ROWS, BLOCK], tl.float32),)
+        b_shares = b_shares + (tl.zeros([ROWS, BLOCK], tl.float32),)
+        if HAS_WEIGHT and KEEP_WEIGHT:
+            w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0)
+            weights = weights + (w.to(tl.float32),)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
-        inside = (row < rows) & in_cols
         at = row.to(tl.int64) * cols + col
-        x = tl.load(x_ptr + row.to(tl.int64) * x_stride + col, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        x_at = x_ptr + row.to(tl.int64) * x_stride + col
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        normed = (x - mean) * rstd
+        grads = ()
+        normed = ()
+        w_updated = ()
+        b_updated = ()
+        along = tl.zeros([ROWS, BLOCK], tl.float32)
+        level = tl.zeros([ROWS, BLOCK], tl.float32)
+        for i in tl.static_range(CHUNKS):
+            inside = (row < rows) & (i * BLOCK + col < cols)
+            n = (tl.load(x_at + i * BLOCK, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+            g = tl.load(dy_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            if WANT_DW:
+                w_updated = w_updated + (w_shares[i] + g * n,)
+            if WANT_DB:
+                b_updated = b_updated + (b_shares[i] + g,)
+            if HAS_WEIGHT:
+                if KEEP_WEIGHT:
+                    g *= weights[i]
+                else:
+                    w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0)
+                    g *= w.to(tl.float32)
+            along += g * n  # g is zero outside the row, so the sums need no mask
+            level += g
+            grads = grads + (g,)
+            normed = normed + (n,)
         if WANT_DW:
-            acc_w += dy * normed
+            w_shares = w_updated
         if WANT_DB:
-            acc_b += dy
-        g = dy  # zero outside the row, so the sums need no mask
-        if HAS_WEIGHT:
-            if not KEEP_WEIGHT:
-                w = tl.load(weight_ptr + col, mask=in_cols, other=0.0).to(tl.float32)
-            g = dy * w
-        along = tl.sum(g * normed, axis=1, keep_dims=True) / cols
-        level = tl.sum(g, axis=1, keep_dims=True) / cols
-        dx = (g - normed * along - level) * rstd
-        if HAS_DH:
-            dx += tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-    to = shares_ptr + tl.program_id(0).to(tl.int64) * cols + col
-    if WANT_DW:
-        tl.store(to, tl.sum(acc_w, axis=0)[None, :], mask=in_cols)
-    if WANT_DB:
-        tl.store(to + tl.num_programs(0).to(tl.int64) * cols, tl.sum(acc_b, axis=0)[None, :], mask=in_cols)
+            b_shares = b_updated
+        slope = tl.sum(along, axis=1, keep_dims=True) / cols
+        shift = tl.sum(level, axis=1, keep_dims=True) / cols
+        for i in tl.static_range(CHUNKS):
+            inside = (row < rows) & (i * BLOCK + col < cols)
+            dx = (grads[i] - normed[i] * slope - shift) * rstd
+            if HAS_DH:
+                dx += tl.load(dh_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            tl.store(dx_ptr + at + i * BLOCK, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    to = shares_ptr + tl.program_id(0).to(tl.int64) * cols + first_row
+    for i in tl.static_range(CHUNKS):
+        in_cols = i * BLOCK + first_row < cols
+        if WANT_DW:
+            tl.store(to + i * BLOCK, tl.sum(w_shares[i], axis=0)[None, :], mask=in_cols)
+        if WANT_DB:
+            share = tl.sum(b_shares[i], axis=0)[None, :]
+            tl.store(to + tl.num_programs(0).to(tl.int64) * cols + i * BLOCK, share, mask=in_cols)
 
 
 @triton.jit

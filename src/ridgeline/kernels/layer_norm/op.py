@@ -13,7 +13,7 @@ from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, eleme
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import plan_reduce
-from ridgeline.kernels.rows import as_rows, cdiv, float_reason
+from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
 
 _FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.layer_norm_forward_long, vectors=("cols", "x_stride"))
@@ -21,7 +21,8 @@ _BACKWARD = Kernel(kernel.layer_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.layer_norm_backward_long, vectors=("cols", "x_stride"))
 _SHARES = Kernel(kernel.layer_norm_column_shares, vectors=("cols", "x_stride"))
 
-_forward_plans, _backward_plans = Plans(), Plans()
+_infer_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
+_empty_like = torch.empty_like
 WANT_WEIGHT, WANT_BIAS = 1, 2
 
 
@@ -71,6 +72,26 @@ def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) 
 
 
 def _infer(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """The shortest way from Python to the device: one lookup, one allocation, one launch."""
+    if weight is None or bias is None or not (x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()):
+        return _infer_other(x, weight, bias, eps)
+    key = (
+        x.shape, weight.shape, bias.shape, x.dtype, weight.dtype, bias.dtype, x.get_device(),
+        (x.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15,
+    )  # fmt: skip
+    plan = _infer_plans.get(key)
+    if plan is None:
+        if not launchable(x):
+            return LAYER_NORM.on_host(x, weight, bias, eps)[0]
+        y = _empty_like(x)
+        plan = _infer_plans[key] = _plan_forward(x, x, weight, bias, y, y, y, y, x.shape[-1], save=False)
+    run, rows, cols, _ = plan
+    y = _empty_like(x)
+    run(x, x, weight, bias, y, y, y, y, rows, cols, cols, eps)
+    return y
+
+
+def _infer_other(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     if not launchable(x):
         return LAYER_NORM.on_host(x, weight, bias, eps)[0]
     return _run(x, None, weight, bias, eps, save=False)[0]
@@ -103,9 +124,7 @@ def _run(
 ) -> tuple[Tensor, Any, Any, Any]:
     if y is None:
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    h = y if residual is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-    mean = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device) if save else y
-    rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device) if save else y
+    h = y if residual is None else torch.empty_like(y)
     stride = x.shape[-1]
     if not x.is_contiguous():
         x, stride = as_rows(x)
@@ -115,13 +134,16 @@ def _run(
         residual = residual.contiguous()
     w, b = x if weight is None else weight, x if bias is None else bias
     key = (
-        x.dtype, w.dtype, b.dtype, y.numel(), y.shape[-1], stride, weight is None, bias is None, residual is x, save,
-        x.get_device(), (x.data_ptr() | w.data_ptr() | b.data_ptr() | residual.data_ptr() | y.data_ptr()) & 15,
+        y.shape, w.shape, b.shape, residual.shape, x.dtype, w.dtype, b.dtype, residual.dtype, stride, weight is None,
+        bias is None, residual is x, save, x.get_device(),
+        (x.data_ptr() | w.data_ptr() | b.data_ptr() | residual.data_ptr() | y.data_ptr()) & 15,
     )  # fmt: skip
     plan = _forward_plans.get(key)
     if plan is None:
-        plan = _forward_plans[key] = _plan_forward(x, residual, weight, bias, y, h, mean, rstd, stride, save)
-    run, rows, cols = plan
+        plan = _forward_plans[key] = _plan_forward(x, residual, weight, bias, y, h, y, y, stride, save)
+    run, rows, cols, stats = plan
+    mean = torch.empty_like(stats, memory_format=torch.contiguous_format) if save else y
+    rstd = torch.empty_like(stats, memory_format=torch.contiguous_format) if save else y
     run(x, residual, w, b, y, h, mean, rstd, rows, cols, stride, eps)
     return y, h, mean, rstd
 
@@ -129,7 +151,7 @@ def _run(
 def _plan_forward(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor, h: Tensor, mean: Tensor,
     rstd: Tensor, stride: int, save: bool,
-) -> tuple[Any, int, int]:  # fmt: skip
+) -> tuple[Any, int, int, Tensor]:  # fmt: skip
     has_residual = h is not y
     LAYER_NORM.check(y, weight, bias, 0.0)
     if has_residual and (residual.shape.numel() != y.numel() or residual.dtype != y.dtype):
@@ -141,13 +163,17 @@ def _plan_forward(
         "layer_norm.forward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.forward(rows, cols, size)
     )
     w, b = x if weight is None else weight, x if bias is None else bias
+    stats = template(y.shape[:-1], torch.float32, y.device)
+    if save:
+        mean = rstd = stats
     pointers = x.data_ptr() | residual.data_ptr() | y.data_ptr() | h.data_ptr() | w.data_ptr() | b.data_ptr()
     constants: dict[str, Any] = {
         "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": has_residual, "SAVE": save,
     }  # fmt: skip
     kind = _FORWARD_LONG
-    if chosen.block:
-        kind, constants = _FORWARD, constants | {"ROWS": chosen.rows, "BLOCK": chosen.block}
+    if chosen.chunks:
+        kind = _FORWARD
+        constants |= {"ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block}
     else:
         constants |= {"BLOCK": config.LONG_BLOCK}
     run = kind.bind(
@@ -158,7 +184,7 @@ def _plan_forward(
         device=x.get_device(),
         vector=vector_of(size, pointers, cols, stride),
     )
-    return run, rows, cols
+    return run, rows, cols, stats
 
 
 def _backward(
@@ -174,14 +200,15 @@ def _backward(
     dh = dh if dh is None or dh.is_contiguous() else dh.contiguous()
     w, extra = x if weight is None else weight, dy if dh is None else dh
     key = (
-        x.dtype, w.dtype, dy.dtype, dx.numel(), cols, stride, weight is None, dh is None, want, x.get_device(),
+        dx.shape, w.shape, dy.shape, x.dtype, w.dtype, dy.dtype, stride, weight is None, dh is None, want,
+        x.get_device(),
         (x.data_ptr() | w.data_ptr() | dy.data_ptr() | extra.data_ptr()) & 15,
     )  # fmt: skip
     plan = _backward_plans.get(key)
     if plan is None:
         plan = _backward_plans[key] = _plan_backward(dy, x, weight, mean, rstd, extra, dx, stride, dh is not None, want)
-    dw = torch.empty(cols if want else 0, dtype=w.dtype, device=x.device)
-    db = torch.empty(cols if want else 0, dtype=w.dtype, device=x.device)
+    row = w if weight is not None else w.new_empty(cols)
+    dw, db = torch.empty_like(row), torch.empty_like(row)
     plan(dy, x, w, mean, rstd, extra, dx, dw, db)
     return dx, dw if want & WANT_WEIGHT else dw[:0], db if want & WANT_BIAS else db[:0]
 
@@ -190,6 +217,7 @@ def _plan_backward(
     dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, stride: int,
     has_dh: bool, want: int,
 ) -> Any:  # fmt: skip
+    LAYER_NORM_BACKWARD.check(dy, dx, weight)
     cols = dx.shape[-1]
     rows = dx.numel() // cols
     chosen = tuning.choose(
@@ -202,16 +230,16 @@ def _plan_backward(
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
-    if not chosen.block:
+    if not chosen.chunks:
         return _plan_backward_long(dy, x, w, mean, rstd, dh, dx, rows, cols, stride, want, flags, vector)
     programs = max(1, min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(on)))
-    partial = torch.empty((2, programs, cols), dtype=torch.float32, device=x.device)
+    partial = template((2, programs, cols), torch.float32, x.device)
     run = _BACKWARD.bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
         grid=(programs,),
         constants=flags
         | {"WANT_DW": bool(want & WANT_WEIGHT), "WANT_DB": bool(want & WANT_BIAS), "KEEP_WEIGHT": chosen.keep_weight,
-           "ROWS": chosen.rows, "BLOCK": chosen.block, "STAGES": chosen.num_stages},
+           "ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages},
         num_stages=chosen.num_stages,
         num_warps=chosen.num_warps,
         device=on,
@@ -222,7 +250,7 @@ def _plan_backward(
     def plan(
         dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor
     ) -> None:
-        shares = torch.empty((2, programs, cols), dtype=torch.float32, device=x.device) if want else dx
+        shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want else dx
         run(dy, x, w, mean, rstd, dh, dx, shares, rows, cols, stride)
         if want:
             reduce(shares, *sums, programs, cols)
@@ -245,7 +273,7 @@ def _plan_backward_long(
     )
     block = 512
     groups = max(1, min(cdiv(rows, 8), cdiv(4 * num_sms(on), cdiv(cols, block))))
-    partial = torch.empty((2, groups, cols), dtype=torch.float32, device=x.device)
+    partial = template((2, groups, cols), torch.float32, x.device)
     share = _SHARES.bind(
         (dy, x, mean, rstd, partial, rows, cols, stride),
         grid=(cdiv(cols, block), groups),
@@ -262,7 +290,7 @@ def _plan_backward_long(
     ) -> None:
         run(dy, x, w, mean, rstd, dh, dx, rows, cols, stride)
         if want:
-            shares = torch.empty((2, groups, cols), dtype=torch.float32, device=x.device)
+            shares = torch.empty_like(partial, memory_format=torch.contiguous_format)
             share(dy, x, mean, rstd, shares, rows, cols, stride)
             reduce(shares, *sums, groups, cols)
 
@@ -366,7 +394,7 @@ def _add_make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[A
 CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype in DTYPES
-    for rows, cols in ((1, 2), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
+    for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072))
 )  # fmt: skip
 RACES = tuple(
@@ -386,7 +414,9 @@ LAYER_NORM_BACKWARD = declare(
     forward=_backward,
     fake=_backward_fake,
     reference=reference.backward,
-    support=lambda dy, x, weight, *_: _support(x, weight) or float_reason(dy=dy),
+    support=lambda dy, x, weight, *_: (
+        (None if dy.shape == x.shape else "dy and x differ in shape") or _support(x, weight) or float_reason(dy=dy)
+    ),
     cost=elementwise_cost(15.0),
     num_results=3,
 )

@@ -26,25 +26,36 @@ def rms_norm_forward(
     HAS_RESIDUAL: tl.constexpr,
     SAVE: tl.constexpr,
     ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows) & (col < cols)
+    col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
     at = row.to(tl.int64) * cols + col
-    x = tl.load(x_ptr + row.to(tl.int64) * x_stride + col, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        # Rounded as stored: the backward pass sees the very numbers that were normalized.
-        h = (x + tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)).to(h_ptr.dtype.element_ty)
-        tl.store(h_ptr + at, h, mask=inside)
-        x = h.to(tl.float32)
-    rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / cols + eps)
+    x_at = x_ptr + row.to(tl.int64) * x_stride + col
+    held = ()
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        inside = (row < rows) & (i * BLOCK + col < cols)
+        x = tl.load(x_at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+        if HAS_RESIDUAL:
+            # Rounded as stored: the backward pass sees the very numbers that were normalized.
+            h = x + tl.load(residual_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            h = h.to(h_ptr.dtype.element_ty)
+            tl.store(h_ptr + at + i * BLOCK, h, mask=inside)
+            x = h.to(tl.float32)
+        squares += x * x
+        held = held + (x,)
+    rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
     if SAVE:
         tl.store(rstd_ptr + row, rstd, mask=row < rows)
-    y = x * rstd
-    if HAS_WEIGHT:
-        y *= tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32) + offset
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+    for i in tl.static_range(CHUNKS):
+        in_cols = i * BLOCK + col < cols
+        y = held[i] * rstd
+        if HAS_WEIGHT:
+            y *= tl.load(weight_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32) + offset
+        tl.store(y_ptr + at + i * BLOCK, y.to(y_ptr.dtype.element_ty), mask=(row < rows) & in_cols)
 
 
 @triton.jit
@@ -113,39 +124,58 @@ def rms_norm_backward(
     WANT_DW: tl.constexpr,
     KEEP_WEIGHT: tl.constexpr,
     ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile."""
-    col = tl.arange(0, BLOCK)[None, :]
-    in_cols = col < cols
-    if WANT_DW:
-        acc = tl.zeros([ROWS, BLOCK], tl.float32)
-    if HAS_WEIGHT and KEEP_WEIGHT:
-        w = tl.load(weight_ptr + col, mask=in_cols, other=0.0).to(tl.float32) + offset
+    col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
+    first_row = tl.arange(0, BLOCK)[None, :]
+    shares = ()
+    weights = ()
+    for i in tl.static_range(CHUNKS):
+        shares = shares + (tl.zeros([ROWS, BLOCK], tl.float32),)
+        if HAS_WEIGHT and KEEP_WEIGHT:
+            w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0)
+            weights = weights + (w.to(tl.float32) + offset,)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
-        inside = (row < rows) & in_cols
         at = row.to(tl.int64) * cols + col
-        x = tl.load(x_ptr + row.to(tl.int64) * x_stride + col, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        x_at = x_ptr + row.to(tl.int64) * x_stride + col
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        normed = x * rstd
-        g = dy
+        grads = ()
+        normed = ()
+        updated = ()
+        along = tl.zeros([ROWS, BLOCK], tl.float32)
+        for i in tl.static_range(CHUNKS):
+            inside = (row < rows) & (i * BLOCK + col < cols)
+            n = tl.load(x_at + i * BLOCK, mask=inside, other=0.0).to(tl.float32) * rstd
+            g = tl.load(dy_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            if WANT_DW:
+                updated = updated + (shares[i] + g * n,)
+            if HAS_WEIGHT:
+                if KEEP_WEIGHT:
+                    g *= weights[i]
+                else:
+                    w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0)
+                    g *= w.to(tl.float32) + offset
+            along += g * n
+            grads = grads + (g,)
+            normed = normed + (n,)
         if WANT_DW:
-            acc += dy * normed
-        if HAS_WEIGHT:
-            if not KEEP_WEIGHT:
-                w = tl.load(weight_ptr + col, mask=in_cols, other=0.0).to(tl.float32) + offset
-            g = dy * w
-        mean = tl.sum(g * normed, axis=1, keep_dims=True) / cols
-        dx = (g - normed * mean) * rstd
-        if HAS_DH:
-            dx += tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+            shares = updated
+        mean = tl.sum(along, axis=1, keep_dims=True) / cols
+        for i in tl.static_range(CHUNKS):
+            inside = (row < rows) & (i * BLOCK + col < cols)
+            dx = (grads[i] - normed[i] * mean) * rstd
+            if HAS_DH:
+                dx += tl.load(dh_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            tl.store(dx_ptr + at + i * BLOCK, dx.to(dx_ptr.dtype.element_ty), mask=inside)
     if WANT_DW:
-        share = tl.sum(acc, axis=0)[None, :]
-        tl.store(dw_ptr + tl.program_id(0).to(tl.int64) * cols + col, share, mask=in_cols)
+        to = dw_ptr + tl.program_id(0).to(tl.int64) * cols + first_row
+        for i in tl.static_range(CHUNKS):
+            share = tl.sum(shares[i], axis=0)[None, :]
+            tl.store(to + i * BLOCK, share, mask=i * BLOCK + first_row < cols)
 
 
 @triton.jit

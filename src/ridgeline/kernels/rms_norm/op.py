@@ -12,7 +12,7 @@ from ridgeline.kernels import device, tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.rms_norm import config, kernel, reference
-from ridgeline.kernels.rows import as_rows, cdiv, float_reason
+from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
 
 _FORWARD = Kernel(kernel.rms_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"))
@@ -21,7 +21,10 @@ _BACKWARD_LONG = Kernel(kernel.rms_norm_backward_long, vectors=("cols", "x_strid
 _WEIGHT_SHARE = Kernel(kernel.rms_norm_weight_share, vectors=("cols", "x_stride"))
 REDUCE = Kernel(device.reduce_partials, vectors=("cols",))
 
-_forward_plans, _backward_plans = Plans(), Plans()
+_infer_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
+_empty_like = torch.empty_like
+EPS = torch.finfo(torch.float32).eps
+"""PyTorch's default: the step of the type it computes in, whatever the type of x."""
 
 
 def rms_norm(
@@ -32,7 +35,7 @@ def rms_norm(
     ``offset`` is added to the weight (Gemma stores it less one). ``out`` takes the result where no gradient is needed.
     """
     if eps is None:
-        eps = torch.finfo(x.dtype).eps
+        eps = EPS
     if out is not None:
         return _into(out, x, weight, eps, offset)
     return RMS_NORM(x, weight, eps, offset)
@@ -42,7 +45,7 @@ def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None, *, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """``h = x + residual`` and its RMSNorm, in one pass: returns (norm of h, h)."""
-    return ADD_RMS_NORM(x, residual, weight, torch.finfo(x.dtype).eps if eps is None else eps, offset)
+    return ADD_RMS_NORM(x, residual, weight, EPS if eps is None else eps, offset)
 
 
 def _into(out: Tensor, x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
@@ -67,6 +70,23 @@ def _forward(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> tup
 
 
 def _infer(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
+    """The shortest way from Python to the device: one lookup, one allocation, one launch."""
+    if weight is None or not (x.is_contiguous() and weight.is_contiguous()):
+        return _infer_other(x, weight, eps, offset)
+    key = (x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), (x.data_ptr() | weight.data_ptr()) & 15)
+    plan = _infer_plans.get(key)
+    if plan is None:
+        if not launchable(x):
+            return RMS_NORM.on_host(x, weight, eps, offset)[0]
+        y = _empty_like(x)
+        plan = _infer_plans[key] = _plan_forward(x, x, weight, y, y, y, x.shape[-1], save=False)
+    run, rows, cols, _ = plan
+    y = _empty_like(x)
+    run(x, x, weight, y, y, y, rows, cols, cols, eps, offset)
+    return y
+
+
+def _infer_other(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
     if not launchable(x):
         return RMS_NORM.on_host(x, weight, eps, offset)[0]
     return _run(x, None, weight, eps, offset, save=False)[0]
@@ -91,8 +111,7 @@ def _run(
 ) -> tuple[Tensor, Any, Any]:
     if y is None:
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    h = y if residual is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-    rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device) if save else y
+    h = y if residual is None else torch.empty_like(y)
     stride = x.shape[-1]
     if not x.is_contiguous():
         x, stride = as_rows(x)
@@ -102,47 +121,50 @@ def _run(
         residual = residual.contiguous()
     w = x if weight is None else weight
     key = (
-        x.dtype, w.dtype, y.numel(), y.shape[-1], stride, weight is None, residual is x, save, x.get_device(),
-        (x.data_ptr() | w.data_ptr() | residual.data_ptr() | y.data_ptr()) & 15,
+        y.shape, w.shape, residual.shape, x.dtype, w.dtype, residual.dtype, stride, weight is None, residual is x, save,
+        x.get_device(), (x.data_ptr() | w.data_ptr() | residual.data_ptr() | y.data_ptr()) & 15,
     )  # fmt: skip
     plan = _forward_plans.get(key)
     if plan is None:
-        plan = _forward_plans[key] = _plan_forward(x, residual, weight, y, h, rstd, stride, save)
-    run, rows, cols = plan
+        plan = _forward_plans[key] = _plan_forward(x, residual, weight, y, h, y, stride, save)
+    run, rows, cols, stats = plan
+    rstd = torch.empty_like(stats, memory_format=torch.contiguous_format) if save else y
     run(x, residual, w, y, h, rstd, rows, cols, stride, eps, offset)
     return y, h, rstd
 
 
 def _plan_forward(
     x: Tensor, residual: Tensor, weight: Tensor | None, y: Tensor, h: Tensor, rstd: Tensor, stride: int, save: bool
-) -> tuple[Any, int, int]:
+) -> tuple[Any, int, int, Tensor]:
     has_residual = h is not y
     RMS_NORM.check(y, weight, 0.0, 0.0)
     if has_residual and (residual.shape.numel() != y.numel() or residual.dtype != y.dtype):
         raise KernelError("add_rms_norm: residual must have the shape and type of x")
     cols = y.shape[-1]
-    rows = y.numel() // cols if cols else 0
+    rows = y.numel() // cols
     size = y.element_size()
     chosen = tuning.choose(
         "rms_norm.forward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.forward(rows, cols, size)
     )
     w = x if weight is None else weight
+    stats = template(y.shape[:-1], torch.float32, y.device)
     pointers = x.data_ptr() | residual.data_ptr() | y.data_ptr() | h.data_ptr() | w.data_ptr()
     constants: dict[str, Any] = {"HAS_WEIGHT": weight is not None, "HAS_RESIDUAL": has_residual, "SAVE": save}
     kind = _FORWARD_LONG
-    if chosen.block:
-        kind, constants = _FORWARD, constants | {"ROWS": chosen.rows, "BLOCK": chosen.block}
+    if chosen.chunks:
+        kind = _FORWARD
+        constants |= {"ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block}
     else:
         constants |= {"BLOCK": config.LONG_BLOCK}
     run = kind.bind(
-        (x, residual, w, y, h, rstd, rows, cols, stride, 0.0, 0.0),
+        (x, residual, w, y, h, stats if save else rstd, rows, cols, stride, 0.0, 0.0),
         grid=(cdiv(rows, chosen.rows),),
         constants=constants,
         num_warps=chosen.num_warps,
         device=x.get_device(),
         vector=vector_of(size, pointers, cols, stride),
     )
-    return run, rows, cols
+    return run, rows, cols, stats
 
 
 def _backward(
@@ -158,13 +180,13 @@ def _backward(
     dh = dh if dh is None or dh.is_contiguous() else dh.contiguous()
     w, extra = x if weight is None else weight, dy if dh is None else dh
     key = (
-        x.dtype, w.dtype, dy.dtype, dx.numel(), dx.shape[-1], stride, weight is None, dh is None, want_dw,
+        dx.shape, w.shape, dy.shape, x.dtype, w.dtype, dy.dtype, stride, weight is None, dh is None, want_dw,
         x.get_device(), (x.data_ptr() | w.data_ptr() | dy.data_ptr() | extra.data_ptr()) & 15,
     )  # fmt: skip
     plan = _backward_plans.get(key)
     if plan is None:
         plan = _backward_plans[key] = _plan_backward(dy, x, weight, rstd, extra, dx, stride, dh is not None, want_dw)
-    dw = torch.empty(dx.shape[-1] if want_dw else 0, dtype=w.dtype, device=x.device)
+    dw = torch.empty_like(w) if want_dw else w.new_empty(0)
     plan(dy, x, w, rstd, extra, dx, dw, offset)
     return dx, dw
 
@@ -180,8 +202,9 @@ def _plan_backward(
     has_dh: bool,
     want_dw: bool,
 ) -> Any:
+    RMS_NORM_BACKWARD.check(dy, dx, weight)
     cols = dx.shape[-1]
-    rows = dx.numel() // cols if cols else 0
+    rows = dx.numel() // cols
     size = max(dx.element_size(), dy.element_size())
     chosen = tuning.choose(
         "rms_norm.backward", {"rows": rows, "cols": cols, "dtype": dx.dtype}, config.backward(rows, cols, size)
@@ -194,15 +217,16 @@ def _plan_backward(
         "num_warps": chosen.num_warps,
     }
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
-    if not chosen.block:
+    if not chosen.chunks:
         return _plan_backward_long(dy, x, w, rstd, dh, dx, rows, cols, stride, want_dw, flags, common)
     programs = max(1, min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(x.get_device())))
-    partial = torch.empty((programs, cols), dtype=torch.float32, device=x.device)
+    partial = template((programs, cols), torch.float32, x.device)
     run = _BACKWARD.bind(
         (dy, x, w, rstd, dh, dx, partial, rows, cols, stride, 0.0),
         grid=(programs,),
         constants=flags
-        | {"WANT_DW": want_dw, "KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows, "BLOCK": chosen.block,
+        | {"WANT_DW": want_dw, "KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows,
+           "CHUNKS": chosen.chunks, "BLOCK": chosen.block,
            "STAGES": chosen.num_stages},
         num_stages=chosen.num_stages,
         **common,
@@ -210,7 +234,7 @@ def _plan_backward(
     reduce = plan_reduce(partial, w, programs, cols, x.get_device())
 
     def plan(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, dw: Tensor, offset: float) -> None:
-        shares = torch.empty((programs, cols), dtype=torch.float32, device=x.device) if want_dw else dx
+        shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want_dw else dx
         run(dy, x, w, rstd, dh, dx, shares, rows, cols, stride, offset)
         if want_dw:
             reduce(shares, dw, dw, programs, cols)
@@ -230,7 +254,7 @@ def _plan_backward_long(
     )
     block = 512
     groups = max(1, min(cdiv(rows, 8), cdiv(4 * num_sms(x.get_device()), cdiv(cols, block))))
-    partial = torch.empty((groups, cols), dtype=torch.float32, device=x.device)
+    partial = template((groups, cols), torch.float32, x.device)
     share = _WEIGHT_SHARE.bind(
         (dy, x, rstd, partial, rows, cols, stride),
         grid=(cdiv(cols, block), groups),
@@ -243,7 +267,7 @@ def _plan_backward_long(
     def plan(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, dw: Tensor, offset: float) -> None:
         run(dy, x, w, rstd, dh, dx, rows, cols, stride, offset)
         if want_dw:
-            shares = torch.empty((groups, cols), dtype=torch.float32, device=x.device)
+            shares = torch.empty_like(partial, memory_format=torch.contiguous_format)
             share(dy, x, rstd, shares, rows, cols, stride)
             reduce(shares, dw, dw, groups, cols)
 
@@ -298,6 +322,8 @@ def _support(x: Tensor, weight: Tensor | None = None, *_: Any) -> str | None:
 
 
 def _backward_support(dy: Tensor, x: Tensor, weight: Tensor | None, *_: Any) -> str | None:
+    if dy.shape != x.shape:
+        return f"dy has shape {tuple(dy.shape)}, x {tuple(x.shape)}"
     return _support(x, weight) or float_reason(dy=dy)
 
 

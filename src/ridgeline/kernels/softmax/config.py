@@ -1,42 +1,46 @@
-"""Launch configurations of softmax by shape."""
+"""Launch configurations of softmax by shape; the measurements: benchmarks/2026-11-15-kernels.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.kernels.rows import cdiv, clamp, power_of_two
+from ridgeline.kernels.rms_norm.config import short_tile
+from ridgeline.kernels.rows import cdiv
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Rows a program holds at once and the warps that hold them; ``rows`` of 0: blocks of a row, one after another."""
+    """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile."""
 
     rows: int
+    chunks: int
     block: int
     num_warps: int
     num_stages: int = 1
-
-
-LONGEST_FORWARD = 32768
-
-
-def longest_backward(itemsize: int) -> int:
-    """Two rows of that many columns fit in the registers of a program without spilling (read from the compiler)."""
-    return 16384
+    programs_per_sm: int = 0
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Softmax:
-    """As for the norms: 16 elements a thread; long rows in blocks of 32 KB, the next one on its way."""
-    block = power_of_two(cols)
-    if block > LONGEST_FORWARD:
-        return Softmax(0, 16384 * 2 // itemsize // 2, 16, 3)
-    tile_rows = clamp(2048 // block, 1, power_of_two(cdiv(rows, 132)))
-    return Softmax(tile_rows, block, clamp(tile_rows * block // 512, 1, 32))
+    """As for the norms; past 16k columns one program fills a multiprocessor, and reads its next row ahead."""
+    short = short_tile(rows, cols, itemsize, 4)
+    if short is not None:
+        return Softmax(*short)
+    for num_warps, most in ((4, 5), (8, 4), (16, 4)):
+        chunks = cdiv(cols, 256 * num_warps)
+        if chunks <= most:
+            return Softmax(1, chunks, 256 * num_warps, num_warps)
+    if cols <= 32768:
+        return Softmax(1, cdiv(cols, 8192), 8192, 32, 2, 1)
+    return Softmax(1, 0, 8192 if itemsize == 2 else 4096, 16, 1)
 
 
 def backward(rows: int, cols: int, itemsize: int) -> Softmax:
-    block = power_of_two(cols)
-    if block > longest_backward(itemsize):
-        return Softmax(0, 8192 * 2 // itemsize, 16, 3)
-    tile_rows = clamp(2048 // block, 1, power_of_two(cdiv(rows, 132)))
-    return Softmax(tile_rows, block, clamp(tile_rows * block // 512, 1, 32))
+    """Two rows are held; past 32k columns large blocks, since what is read twice must still be in the L2."""
+    short = short_tile(rows, cols, itemsize, 4)
+    if short is not None:
+        return Softmax(*short)
+    for num_warps, most in ((4, 4), (8, 4), (16, 4), (32, 4)):
+        chunks = cdiv(cols, 256 * num_warps)
+        if chunks <= most:
+            return Softmax(1, chunks, 256 * num_warps, num_warps)
+    return Softmax(1, 0, 16384 if itemsize == 2 else 8192, 32, 1)

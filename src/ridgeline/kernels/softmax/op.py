@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 from ridgeline.kernels.softmax import config, kernel, reference
 
@@ -30,43 +30,51 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 def _forward(x: Tensor) -> Tensor:
     if not launchable(x):
         return SOFTMAX.on_host(x)
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    stride = x.shape[-1] if x.dim() else 1
-    if not x.is_contiguous():
+    if x.is_contiguous():
+        y = torch.empty_like(x)
+        stride = 0
+    else:
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
         x, stride = as_rows(x)
-    key = (x.dtype, y.numel(), y.shape[-1:], stride, x.get_device(), x.data_ptr() & 15)
+    key = (y.shape, x.dtype, stride, x.get_device(), x.data_ptr() & 15)
     plan = _forward_plans.get(key)
     if plan is None:
         plan = _forward_plans[key] = _plan_forward(x, y, stride)
-    run, rows, cols = plan
+    run, rows, cols, stride = plan
     run(x, y, rows, cols, stride)
     return y
 
 
-def _plan_forward(x: Tensor, y: Tensor, stride: int) -> tuple[Any, int, int]:
+def _plan_forward(x: Tensor, y: Tensor, stride: int) -> tuple[Any, int, int, int]:
     SOFTMAX.check(y)
     cols = y.shape[-1]
+    stride = stride or cols
     rows = y.numel() // cols
     size = y.element_size()
     chosen = tuning.choose(
         "softmax.forward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.forward(rows, cols, size)
     )
-    run = (_FORWARD if chosen.rows else _FORWARD_LONG).bind(
+    tiles = cdiv(rows, chosen.rows)
+    programs = min(tiles, chosen.programs_per_sm * num_sms(x.get_device())) if chosen.programs_per_sm else tiles
+    run = (_FORWARD if chosen.chunks else _FORWARD_LONG).bind(
         (x, y, rows, cols, stride),
-        grid=(cdiv(rows, chosen.rows) if chosen.rows else rows,),
+        grid=(programs,),
         constants=_constants(chosen),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector_of(size, x.data_ptr() | y.data_ptr(), cols, stride),
     )
-    return run, rows, cols
+    return run, rows, cols, stride
 
 
-def _constants(chosen: config.Softmax) -> dict[str, int]:
-    if chosen.rows:
-        return {"ROWS": chosen.rows, "BLOCK": chosen.block}
-    return {"BLOCK": chosen.block, "STAGES": chosen.num_stages}
+def _constants(chosen: config.Softmax, staged: bool = True) -> dict[str, int]:
+    found = {"BLOCK": chosen.block}
+    if chosen.chunks:
+        found |= {"ROWS": chosen.rows, "CHUNKS": chosen.chunks}
+    if staged or not chosen.chunks:
+        found |= {"STAGES": chosen.num_stages}
+    return found
 
 
 def _backward(dy: Tensor, y: Tensor) -> Tensor:
@@ -74,7 +82,7 @@ def _backward(dy: Tensor, y: Tensor) -> Tensor:
         return SOFTMAX_BACKWARD.on_host(dy, y)
     dx = torch.empty_like(y, memory_format=torch.contiguous_format)
     dy, y = dy.contiguous(), y.contiguous()
-    key = (y.dtype, dy.dtype, y.numel(), y.shape[-1], y.get_device(), (y.data_ptr() | dy.data_ptr()) & 15)
+    key = (y.shape, dy.shape, y.dtype, dy.dtype, y.get_device(), (y.data_ptr() | dy.data_ptr()) & 15)
     plan = _backward_plans.get(key)
     if plan is None:
         plan = _backward_plans[key] = _plan_backward(dy, y, dx)
@@ -84,16 +92,17 @@ def _backward(dy: Tensor, y: Tensor) -> Tensor:
 
 
 def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> tuple[Any, int, int]:
+    SOFTMAX_BACKWARD.check(dy, y)
     cols = y.shape[-1]
     rows = y.numel() // cols
     size = y.element_size()
     chosen = tuning.choose(
         "softmax.backward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.backward(rows, cols, size)
     )
-    run = (_BACKWARD if chosen.rows else _BACKWARD_LONG).bind(
+    run = (_BACKWARD if chosen.chunks else _BACKWARD_LONG).bind(
         (dy, y, dx, rows, cols),
-        grid=(cdiv(rows, chosen.rows) if chosen.rows else rows,),
-        constants=_constants(chosen),
+        grid=(cdiv(rows, chosen.rows),),
+        constants=_constants(chosen, staged=False),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=y.get_device(),
@@ -147,7 +156,9 @@ SOFTMAX_BACKWARD = declare(
     forward=_backward,
     fake=lambda dy, y: torch.empty_like(y, memory_format=torch.contiguous_format),
     reference=reference.backward,
-    support=lambda dy, y: _support(y) or float_reason(dy=dy),
+    support=lambda dy, y: (
+        (None if dy.shape == y.shape else "dy and y differ in shape") or _support(y) or float_reason(dy=dy)
+    ),
     cost=elementwise_cost(4.0),
 )
 SOFTMAX = declare(
