@@ -18,6 +18,7 @@ from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.group_norm import config as groups
 from ridgeline.kernels.linear_cross_entropy import config as linear
+from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.rms_norm import config as norm
 from ridgeline.kernels.softmax import config as softmax
 
@@ -84,11 +85,17 @@ CASES = {
     "rope": HEADS,
     "qk_norm_rope": HEADS[:1],
     "linear_cross_entropy": PRODUCTS,
+    "paged_attention": [
+        case("float32", b=2, h=8, k=2, s=77, d=24, page=16, uneven=True),
+        case("float16", b=1, h=4, k=4, s=150, d=16, page=32, uneven=False),
+    ],
 }
+FORCED["paged_attention"] = [{"paged_attention": paged.Paged(16, shares, 1, 1)} for shares in (1, 3)]
+NOT_INTERPRETED = ("attention",)  # made of instructions that the interpreter does not know
 
 num = 0
 for name, (made, _) in trials().items():
-    if len(sys.argv) > 1 and name not in sys.argv[1:]:
+    if name in NOT_INTERPRETED or (len(sys.argv) > 1 and name not in sys.argv[1:]):
         continue
     for given in FORCED.get(made.name.removeprefix("add_"), [{}]):
         for i, of in enumerate(CASES.get(made.name, ROWS)):

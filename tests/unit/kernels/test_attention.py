@@ -76,7 +76,7 @@ def test_what_the_copy_engine_cannot_reach_is_copied_and_nothing_else():
 
 def test_the_registered_op_passes_opcheck():
     x = torch.randn(1, 2, 5, 8, requires_grad=True)
-    torch.library.opcheck(torch.ops.ridgeline.attention.default, (x, x.detach(), x.detach(), True, 0.3, 0))
+    torch.library.opcheck(op.ATTENTION.op, (x, x.detach(), x.detach(), True, 0.3, 0))
 
 
 def test_few_programs_share_a_group_of_heads_and_many_do_not():
