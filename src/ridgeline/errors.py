@@ -46,6 +46,10 @@ class FindingError(RidgelineError):
     """A trace that cannot be explained, compared or gated as asked."""
 
 
+class KernelError(RidgelineError):
+    """A primitive called with what it does not support, or a kernel that cannot be built or loaded."""
+
+
 class MissingExtra(RidgelineError):
     """An optional library is needed and not installed."""
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.capture.declared import cost_of
 from ridgeline.capture.inputs import Dim, Spec, spec
+from ridgeline.graph.declared import cost_of
 
 if TYPE_CHECKING:
     from ridgeline.graph import Graph

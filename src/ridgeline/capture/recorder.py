@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.capture import shadows
-from ridgeline.capture.declared import checked_cost, declared_cost
 from ridgeline.capture.facade import HOST, facade
 from ridgeline.capture.shadows import give_shadow, outside_modes, shadow_of
 from ridgeline.capture.translate import (
@@ -34,6 +33,7 @@ from ridgeline.capture.translate import (
 from ridgeline.dtypes import dtype
 from ridgeline.errors import CaptureError
 from ridgeline.graph import Kind, Phase, TensorType
+from ridgeline.graph.declared import checked_cost, declared_cost
 
 aten = torch.ops.aten
 _VALUE = "_rl_value"

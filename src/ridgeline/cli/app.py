@@ -277,3 +277,18 @@ def profile(
     code = profile_and_show(Asked(target, tuple(args or ()), module, out, step_on, options, top, json))
     if code:
         raise typer.Exit(code)
+
+
+@app.command()
+def kernels(
+    action: Annotated[str, typer.Argument(help="list, race, check, pack or tune.")] = "list",
+    names: Annotated[list[str] | None, typer.Argument(help="Which kernels; all of them without.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File of a race, or folder of a pack.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile a pack.")] = 1,
+    compiled: Annotated[bool, typer.Option(help="Race against torch.compile too: seconds a case.")] = True,
+    json: Json = False,
+) -> None:
+    """List the kernels; race or check them on this GPU; compile them ahead of time; tune their launches."""
+    from ridgeline.cli.kernels import run_action
+
+    run_action(action, names or [], out, jobs, compiled, json)

@@ -592,6 +592,7 @@ def _declared(site: Site, arch: str) -> Calls:
             str(site.attrs.get("name") or site.attrs.get("fn") or site.op),
             (
                 ("flops", int(work.flops)),
+                ("matrix_flops", int(work.matrix_flops)),
                 ("read_bytes", int(work.read_bytes)),
                 ("written_bytes", int(work.written_bytes)),
             ),

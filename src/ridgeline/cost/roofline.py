@@ -16,6 +16,9 @@ DEFAULTS: Coef = {
 def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dims = call.dims()
     memory_s = memory_floor_s(chip, dims["read_bytes"], dims["written_bytes"], warm_frac)
-    compute_s = dims["flops"] / chip.vector_flops_per_s
+    matrix_flops = dims.get("matrix_flops", 0)
+    compute_s = (dims["flops"] - matrix_flops) / chip.vector_flops_per_s
+    if matrix_flops:
+        compute_s += matrix_flops / chip.peak_flops_per_s(call.dtype)
     busy_s = coef["start_s"] + max(memory_s / coef["memory_frac"], compute_s / coef["compute_frac"])
     return Time(busy_s, max(memory_s, compute_s), "memory" if memory_s >= compute_s else "compute")

@@ -8,9 +8,9 @@ from typing import Any
 from ridgeline.errors import CaptureError
 
 CostFn = Callable[..., Mapping[str, float]]
-"""``fn(inputs, outputs, **kwargs)`` over tensor types → ``flops``, ``read_bytes``, ``written_bytes``."""
+"""``fn(inputs, outputs, **kwargs)`` of types → ``flops``, ``matrix_flops``, ``read_bytes``, ``written_bytes``."""
 
-_FIELDS = frozenset({"flops", "read_bytes", "written_bytes"})
+_FIELDS = frozenset({"flops", "matrix_flops", "read_bytes", "written_bytes"})
 _COSTS: dict[str, CostFn] = {}
 
 
@@ -18,8 +18,8 @@ def cost_of(op_name: str, *, replace: bool = False) -> Callable[[CostFn], CostFn
     """Declare what a custom op costs: ``@cost_of("mylib::my_op")`` over a function of its tensor types.
 
     The function gets ``inputs`` and ``outputs`` (tuples of ``TensorType``) and the op's non-tensor arguments by name;
-    it returns a dict with any of ``flops``, ``read_bytes`` and ``written_bytes``. Bytes left out are those of the
-    inputs and outputs, each once.
+    it returns a dict with any of ``flops``, ``matrix_flops`` (the part that matrix units do), ``read_bytes`` and
+    ``written_bytes``. Bytes left out are those of the inputs and outputs, each once.
     """
     if "::" not in op_name:
         raise CaptureError(f"custom op {op_name!r} needs its namespace: write it as 'namespace::op'")
@@ -47,6 +47,7 @@ def checked_cost(
     if strange:
         raise CaptureError(f"the declared cost of {op_name!r} returned {sorted(strange)}: known are {sorted(_FIELDS)}")
     answer.setdefault("flops", 0)
+    answer.setdefault("matrix_flops", 0)
     answer.setdefault("read_bytes", sum(t.num_bytes for t in inputs))
     answer.setdefault("written_bytes", sum(t.num_bytes for t in outputs))
     return {name: int(value) for name, value in answer.items()}

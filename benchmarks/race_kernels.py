@@ -1,0 +1,511 @@
+"""Check, sweep and race the kernels on a GPU, and write everything found to one file.
+
+    python benchmarks/race_kernels.py --out results --budget-s 200 --parts pack,host,check,special,sweep,race
+    python benchmarks/race_kernels.py --out results --compiled --parts pack,race,ladder
+
+Liger-Kernel joins the race where it can be imported (``--path DIR`` adds a folder to the import path).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+BEGAN = time.perf_counter()
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "src"))
+FILE = "kernels.json.gz"
+COMPILED_CASES = 2
+"""Cases of each function in which torch.compile takes part: it needs seconds for each."""
+
+PARTS = ("pack", "host", "check", "special", "sweep", "race", "ladder")
+
+
+class Book:
+    """What was found so far; written again after every entry, so that nothing is lost when time runs out."""
+
+    def __init__(self, out: Path, budget_s: float) -> None:
+        self.path = out / FILE
+        self.budget_s = budget_s
+        self.found: dict[str, Any] = {"errors": []}
+        self.saved_s = 0.0
+        out.mkdir(parents=True, exist_ok=True)
+
+    def left_s(self) -> float:
+        return self.budget_s - (time.perf_counter() - BEGAN)
+
+    def add(self, part: str, entry: Any) -> None:
+        self.found.setdefault(part, []).append(entry)
+        if time.perf_counter() - self.saved_s > 5:
+            self.save()
+
+    def save(self) -> None:
+        self.saved_s = time.perf_counter()
+        made = self.path.with_suffix(".tmp")
+        made.write_bytes(gzip.compress(json.dumps(self.found, default=str).encode()))
+        made.replace(self.path)
+
+    def attempt(self, what: str, run: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        try:
+            return run(*args, **options)
+        except Exception as error:
+            text = f"{what}: {type(error).__name__}: {str(error)[:300]}"
+            print("FAILED", text, flush=True)
+            self.found["errors"].append({"what": what, "error": text, "trace": traceback.format_exc()[-1500:]})
+            return None
+
+
+# --- the parts ---------------------------------------------------------------------------------------------------
+
+
+def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
+    """(kernel, function, phase, case, configurations): what the defaults are chosen from."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_entropy import config as ce
+    from ridgeline.kernels.gated import config as gated
+    from ridgeline.kernels.rms_norm import config as rms
+    from ridgeline.kernels.softmax import config as soft
+
+    def bf16(rows: int, cols: int) -> Any:
+        return case("bfloat16", rows=rows, cols=cols)
+
+    F, B, S = rms.Forward, rms.Backward, soft.Softmax
+
+    def fwd(op: str, rows: int, cols: int, *given: tuple[int, ...]) -> Any:
+        return f"{op}.forward", op, "fwd", bf16(rows, cols), [F(*values) for values in given]
+
+    def bwd(op: str, rows: int, cols: int, *given: tuple[Any, ...]) -> Any:
+        return f"{op}.backward", op, "bwd", bf16(rows, cols), [B(*values) for values in given]
+
+    def soft_fwd(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
+        return "softmax.forward", "softmax", "fwd", bf16(rows, cols), [S(*values) for values in given]
+
+    def soft_bwd(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
+        return "softmax.backward", "softmax", "bwd", bf16(rows, cols), [S(*values) for values in given]
+
+    yield fwd("rms_norm", 16384, 4096, (1, 4, 1024, 4), (1, 2, 2048, 8), (2, 2, 2048, 16))
+    yield fwd("rms_norm", 8192, 5120, (1, 5, 1024, 4), (1, 3, 2048, 8))
+    yield fwd("rms_norm", 32768, 1024, (4, 4, 256, 4), (8, 4, 256, 8), (1, 1, 1024, 4))
+    yield fwd("rms_norm", 131072, 128, (8, 1, 128, 4), (16, 1, 128, 8), (4, 1, 128, 2))
+    yield fwd("layer_norm", 4096, 12288, (1, 3, 4096, 16), (1, 6, 2048, 8), (1, 2, 8192, 32))
+    yield fwd("layer_norm", 8192, 8192, (1, 4, 2048, 8), (1, 2, 4096, 16))
+    yield bwd(
+        "rms_norm", 16384, 4096, (1, 2, 2048, 8, 3, 2, True), (1, 4, 1024, 4, 3, 2, True), (1, 2, 2048, 8, 4, 2, True)
+    )
+    yield bwd(
+        "rms_norm", 8192, 5120, (1, 3, 2048, 8, 3, 2, False), (1, 5, 1024, 4, 3, 2, True), (1, 3, 2048, 8, 3, 1, True)
+    )
+    yield bwd("rms_norm", 16384, 3072, (1, 3, 1024, 4, 3, 3, True), (1, 2, 2048, 8, 3, 2, True))
+    yield bwd("rms_norm", 16384, 2048, (1, 1, 2048, 8, 3, 4, True), (1, 2, 1024, 4, 3, 4, True))
+    yield bwd(
+        "rms_norm",
+        32768,
+        1024,
+        (4, 4, 256, 4, 3, 2, True),
+        (8, 4, 256, 8, 3, 1, True),
+        (1, 1, 1024, 4, 3, 8, True),
+        (2, 1, 1024, 8, 3, 3, True),
+        (4, 4, 256, 4, 2, 2, True),
+    )
+    yield bwd(
+        "rms_norm",
+        131072,
+        128,
+        (8, 1, 128, 4, 3, 8, True),
+        (16, 1, 128, 8, 3, 4, True),
+        (32, 1, 128, 8, 3, 2, True),
+        (16, 1, 128, 4, 3, 6, True),
+    )
+    yield bwd("rms_norm", 4096, 12288, (1, 3, 4096, 16, 3, 1, False), (1, 2, 8192, 32, 1, 1, False))
+    yield bwd(
+        "rms_norm",
+        4096,
+        16384,
+        (1, 2, 8192, 32, 1, 1, False),
+        (1, 4, 4096, 16, 2, 1, False),
+        (1, 2, 8192, 32, 2, 1, False),
+    )
+    yield bwd("layer_norm", 16384, 4096, (1, 2, 2048, 8, 3, 2, True))
+    yield bwd(
+        "layer_norm",
+        65536,
+        768,
+        (4, 3, 256, 4, 3, 3, True),
+        (4, 3, 256, 4, 2, 3, True),
+        (1, 1, 1024, 4, 3, 6, True),
+        (8, 3, 256, 8, 3, 1, True),
+    )
+    yield bwd(
+        "layer_norm", 32768, 1024, (4, 4, 256, 4, 3, 2, True), (1, 1, 1024, 4, 3, 6, True), (2, 1, 1024, 8, 3, 2, True)
+    )
+    yield bwd(
+        "layer_norm",
+        4096,
+        12288,
+        (1, 3, 4096, 16, 2, 1, False),
+        (1, 3, 4096, 16, 3, 1, False),
+        (1, 3, 4096, 32, 2, 1, False),
+        (1, 3, 4096, 32, 1, 1, False),
+    )
+    yield soft_fwd(
+        4096, 32768, (1, 4, 8192, 32, 2, 1), (1, 4, 8192, 32, 1, 0), (1, 8, 4096, 16, 2, 1), (1, 0, 8192, 16, 1)
+    )
+    yield soft_fwd(2048, 65536, (1, 0, 8192, 16, 1), (1, 0, 4096, 8, 1), (1, 0, 16384, 32, 1), (1, 0, 8192, 16, 3))
+    yield soft_fwd(512, 262144, (1, 0, 8192, 16, 1), (1, 0, 8192, 16, 3), (1, 0, 16384, 32, 1), (1, 0, 4096, 16, 3))
+    yield soft_bwd(512, 262144, (1, 0, 16384, 32, 1), (1, 0, 8192, 16, 1), (1, 0, 8192, 16, 3))
+    yield soft_bwd(4096, 32768, (1, 4, 8192, 32), (1, 8, 4096, 16))
+    for rows, cols in ((4096, 128256), (8192, 32000)):
+        yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(rows, cols), [
+            ce.Forward(b, w, s, 1)
+            for b, w, s in ((2048, 4, 4), (2048, 4, 3), (4096, 8, 3), (4096, 4, 3), (1024, 4, 4), (2048, 8, 4))
+        ]  # fmt: skip
+    yield "gated.forward", "swiglu", "fwd", bf16(2048, 8192), [gated.Pointwise(b, w) for b, w in ((1024, 4), (2048, 8))]
+
+
+def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.variants import variants_of
+
+    found: list[Any] = []
+    for name in names:
+        trial = trials()[name][1]
+        if parts & {"race", "host", "ladder"}:
+            found += variants_of(name, [*trial.races, *trial.small])
+        if "check" in parts:
+            found += variants_of(name, checks_of(trial, short))
+            odd = [of for of in trial.checks if of.dtype == "bfloat16"][1:5]
+            found += variants_of(name, odd, aligned=False)
+    if "sweep" in parts:
+        for kernel, name, _, of, configs in sweeps():
+            for config in configs:
+                with tuning.forced(kernel, config):
+                    found += variants_of(name, [of])
+    return list(dict.fromkeys(found))
+
+
+def checks_of(trial: Any, short: bool) -> list[Any]:
+    """Every case in float32 and bfloat16, a third of them in float16."""
+    half = [of for of in trial.checks if of.dtype == "float16"]
+    rest = [of for of in trial.checks if of.dtype != "float16"]
+    return rest[::2] if short else rest + half[::3]
+
+
+def part_pack(book: Book, folder: Path, variants: list[Any]) -> None:
+    from ridgeline.kernels import pack
+
+    began = time.perf_counter()
+    jobs = max(1, min(14, (os.cpu_count() or 2) - 2))
+    made = pack.write(folder, variants, jobs=jobs)
+    size = (folder / pack.CUBINS).stat().st_size
+    entry = {"variants": len(made.entries), "seconds": time.perf_counter() - began, "bytes": size, "jobs": jobs}
+    print("pack", entry, flush=True)
+    book.add("pack", entry)
+
+
+COLD = """
+import os, time, torch
+x = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
+w = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
+torch.nn.functional.rms_norm(x, (4096,), w); torch.cuda.synchronize()
+t = time.perf_counter(); import ridgeline.kernels as rk; imported = time.perf_counter() - t
+t = time.perf_counter(); rk.rms_norm(x, w, 1e-6); torch.cuda.synchronize(); first = time.perf_counter() - t
+t = time.perf_counter(); rk.rms_norm(x, w, 1e-6); torch.cuda.synchronize(); second = time.perf_counter() - t
+print("COLD", imported, first, second)
+"""
+
+
+def part_host(book: Book, names: list[str]) -> None:
+    """What a call costs the host, and what the first call costs in a fresh process, with and without the pack."""
+    import torch
+
+    import ridgeline.kernels as rk
+    from ridgeline.bench.clock import host_time
+
+    x = torch.randn(16, 4096, device="cuda", dtype=torch.bfloat16)
+    w = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
+    functional = torch.nn.functional
+    with torch.no_grad():
+        timed = {
+            "rms_norm": lambda: rk.rms_norm(x, w, 1e-6),
+            "rms_norm out=": lambda: rk.rms_norm(x, w, 1e-6, out=y),
+            "rms_norm registered op": lambda: torch.ops.ridgeline_kernels.rms_norm(x, w, 1e-6, 0.0),
+            "F.rms_norm": lambda: functional.rms_norm(x, (4096,), w, 1e-6),
+            "layer_norm": lambda: rk.layer_norm(x, w, w, 1e-5),
+            "F.layer_norm": lambda: functional.layer_norm(x, (4096,), w, w, 1e-5),
+            "softmax": lambda: rk.softmax(x),
+            "torch.softmax": lambda: torch.softmax(x, -1),
+            "swiglu": lambda: rk.swiglu(x, x),
+            "silu * up": lambda: functional.silu(x) * x,
+            "empty_like": lambda: torch.empty_like(x),
+            "add": lambda: x + x,
+        }
+        y = torch.empty_like(x)
+        rk.rms_norm(x, w, 1e-6)
+        for name, call in timed.items():
+            seconds = book.attempt(name, lambda call=call: host_time(call))
+            book.add("host", {"what": name, "host_s": seconds})
+            print(f"host {name:28s} {1e6 * (seconds or 0):7.2f} us", flush=True)
+    xg = x.clone().requires_grad_()
+    wg = w.clone().requires_grad_()
+    for name, call in (
+        ("rms_norm with gradient", lambda: rk.rms_norm(xg, wg, 1e-6)),
+        ("F.rms_norm with gradient", lambda: functional.rms_norm(xg, (4096,), wg, 1e-6)),
+    ):
+        seconds = book.attempt(name, lambda call=call: host_time(call))
+        book.add("host", {"what": name, "host_s": seconds})
+        print(f"host {name:28s} {1e6 * (seconds or 0):7.2f} us", flush=True)
+    for label, change in (
+        ("with pack", {}),
+        ("without pack", {"RIDGELINE_KERNEL_PACK": "/nonexistent", "TRITON_CACHE_DIR": str(book.path.parent / "cold")}),
+    ):
+        env = dict(os.environ) | {"PYTHONPATH": str(HERE.parent / "src")} | change
+        done = subprocess.run([sys.executable, "-c", COLD], env=env, capture_output=True, text=True, timeout=120)
+        line = [row for row in done.stdout.splitlines() if row.startswith("COLD")]
+        values = [float(v) for v in line[0].split()[1:]] if line else done.stderr[-500:]
+        book.add("cold", {"what": label, "import_first_second_s": values})
+        print("cold", label, values, flush=True)
+
+
+def part_check(book: Book, names: list[str], limit_s: float, short: bool) -> None:
+    import torch
+
+    from ridgeline.bench.check import LAYOUTS, check_case, check_mistakes, mistake_case
+    from ridgeline.kernels.contract import trials
+
+    device = torch.device("cuda")
+    stop_s = time.perf_counter() + limit_s
+    for name in names:
+        trial = trials()[name][1]
+        jobs = [(of, "contiguous") for of in checks_of(trial, short)]
+        odd = [of for of in trial.checks if of.dtype == "bfloat16"][1:5]
+        jobs += [(of, layout) for of in odd for layout in LAYOUTS[1:] if trial.layouts]
+        good = bad = 0
+        for i, (of, layout) in enumerate(jobs):
+            if time.perf_counter() > stop_s:
+                book.add("check", {"primitive": name, "skipped": len(jobs) - i})
+                break
+            found = book.attempt(f"check {name} {of} {layout}", check_case, name, of, device, i, layout) or []
+            for finding in found:
+                good, bad = good + finding.ok, bad + (not finding.ok)
+                book.add("check", asdict(finding))
+                if not finding.ok:
+                    print("WRONG", finding, flush=True)
+        for finding in book.attempt(f"mistakes {name}", check_mistakes, name, mistake_case(trial), device, 3) or []:
+            book.add("mistakes", asdict(finding))
+            if not finding.ok:
+                print("MISTAKE PASSES", finding, flush=True)
+        print(f"check {name:16s} {good} right, {bad} wrong, {book.left_s():.0f} s left", flush=True)
+
+
+def part_special(book: Book) -> None:
+    """What no table of shapes covers: graphs, streams, compile, infinities, very large tensors."""
+    from kernels_special import specials
+
+    for name, run in specials().items():
+        outcome = book.attempt(name, run)
+        book.add("special", {"what": name, "outcome": outcome})
+        print("special", name, outcome, flush=True)
+
+
+def part_sweep(book: Book, limit_s: float) -> None:
+    import statistics
+
+    import torch
+
+    from ridgeline.bench.race import Course, moved_bytes, runner
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.contract import trials
+
+    course = Course(torch.device("cuda"), rounds=12, budget_s=0.15)
+    generator = torch.Generator("cuda").manual_seed(0)
+    stop_s = time.perf_counter() + limit_s
+    for kernel, name, phase, of, configs in sweeps():
+        if time.perf_counter() > stop_s:
+            print("sweep ran out of time at", kernel, of, flush=True)
+            break
+        trial = trials()[name][1]
+        args = trial.make(of, torch.device("cuda"), generator)
+        with tuning.asked() as choices:
+            runner(trial.call, args, phase, trial.constants)()
+        sizes, default = next((found[1:] for found in choices if found[0] == kernel), ({}, None))
+        times: dict[Any, float] = {}
+        for config in dict.fromkeys([default, *configs]):
+
+            def measure(config: Any = config) -> Any:
+                with tuning.forced(kernel, config):  # noqa: B023
+                    run = runner(trial.call, args, phase, trial.constants)  # noqa: B023
+                    return statistics.median(course.turns({"x": run})["x"])
+
+            seconds = book.attempt(f"sweep {kernel} {config}", measure)
+            if seconds:
+                times[config] = seconds
+                rate = moved_bytes(trial, args, phase) / seconds / 1e12
+                entry = {"kernel": kernel, "case": str(of), "config": asdict(config), "s": seconds, "tb_s": rate}
+                book.add("sweep", entry | {"default": config == default})
+                mark = "*" if config == default else " "
+                print(
+                    f"sweep {kernel:22s} {of!s:34s} {mark}{config!s:100s} {1e6 * seconds:8.1f} us {rate:5.2f}",
+                    flush=True,
+                )
+        best = min(times, key=times.__getitem__, default=default)
+        if best != default and times[default] > 1.015 * times[best]:
+            tuning.record(kernel, sizes, best)
+            book.add(
+                "tuned", {"kernel": kernel, "sizes": {k: str(v) for k, v in sizes.items()}, "config": asdict(best)}
+            )
+
+
+def part_race(book: Book, names: list[str], compiled: bool, limit_s: float) -> None:
+    import torch
+
+    from ridgeline.bench.race import Course, copy_bandwidth, race
+    from ridgeline.kernels.contract import trials
+
+    course = Course(torch.device("cuda"))
+    book.found["copy_bytes_per_s"] = copy_bandwidth(course)
+    print(f"copy {book.found['copy_bytes_per_s'] / 1e12:.2f} TB/s", flush=True)
+    stop_s = time.perf_counter() + limit_s
+    for name in names:
+        trial = trials()[name][1]
+        work = [(of, trial.phases, i < COMPILED_CASES) for i, of in enumerate(trial.races)]
+        work += [(of, ("call",), False) for of in trial.small]
+        for of, which, timely in work:
+            if time.perf_counter() > stop_s:
+                print("race ran out of time at", name, of, flush=True)
+                book.add("skipped", f"race {name} {of}")
+                continue
+            began = time.perf_counter()
+            rows = book.attempt(f"race {name} {of}", race, name, of, course, phases=which, compiled=compiled and timely)
+            torch.cuda.empty_cache()
+            for row in rows or []:
+                book.add("race", row.to_dict())
+            show(rows or [], time.perf_counter() - began)
+
+
+def show(rows: list[Any], took_s: float) -> None:
+    cases: dict[str, list[Any]] = {}
+    for row in rows:
+        cases.setdefault(row.phase, []).append(row)
+    for phase, together in cases.items():
+        ours = together[0]
+        cells = " ".join(f"{r.contender} {1e6 * r.median_s:.1f}us/{r.bytes_per_s / 1e12:.2f}" for r in together)
+        print(f"race {ours.primitive:15s} {ours.dtype} {ours.sizes:38s} {phase:4s} {cells} ({took_s:.1f}s)", flush=True)
+
+
+def part_ladder(book: Book) -> None:
+    """The backward pass of RMSNorm from naive to final: the numbers of the guide's chapter."""
+    from kernels_ladder import climb
+
+    for step in climb(book.attempt):
+        book.add("ladder", step)
+        print("ladder", step, flush=True)
+
+
+def in_stages(asked: argparse.Namespace) -> None:
+    """Every stage in a process of its own, so that one that crashes takes nothing with it; one file at the end."""
+    shared = Path(tempfile.mkdtemp())
+    env = dict(os.environ) | {
+        "RIDGELINE_KERNEL_PACK": str(shared / "pack"),
+        "RIDGELINE_KERNEL_CACHE": str(shared / "cache"),
+        "RIDGELINE_KERNEL_TUNING": str(shared / "tuning.json"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    merged: dict[str, Any] = {"errors": []}
+    asked.out.mkdir(parents=True, exist_ok=True)
+    for i, stage in enumerate(asked.stages.split(";")):
+        parts, _, limit = stage.partition("=")
+        left_s = asked.budget_s - (time.perf_counter() - BEGAN) - 2
+        limit_s = min(left_s, float(limit)) if limit else left_s
+        if limit_s < 5:
+            merged["errors"].append({"what": f"stage {parts}", "error": "no time left"})
+            continue
+        out = shared / f"stage{i}"
+        command = [sys.executable, __file__, "--out", str(out), "--budget-s", str(limit_s - 3), "--parts", parts]
+        command += ["--pack-for", asked.stages] + (["--compiled"] if asked.compiled else [])
+        command += (["--short"] if asked.short else []) + [f"--path={folder}" for folder in asked.path]
+        command += ["--names", asked.names] if asked.names else []
+        try:
+            code = subprocess.run(command, env=env, timeout=limit_s, check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+        if code:
+            merged["errors"].append({"what": f"stage {parts}", "error": f"exit code {code}"})
+            print(f"stage {parts} ended with {code}", flush=True)
+        if (out / FILE).exists():
+            found = json.loads(gzip.decompress((out / FILE).read_bytes()))
+            for key, value in found.items():
+                merged[key] = merged.get(key, []) + value if isinstance(value, list) else value
+        (asked.out / FILE).write_bytes(gzip.compress(json.dumps(merged).encode()))
+        print(f"=== {parts} after {time.perf_counter() - BEGAN:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget-s", type=float, default=200.0)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--names", default="")
+    parser.add_argument("--stages", default="", help="parts in processes of their own: 'pack=70;host,check=60;race'")
+    parser.add_argument("--pack-for", default="", help="further parts whose kernels the pack holds")
+    parser.add_argument("--compiled", action="store_true", help="torch.compile takes part: seconds a case")
+    parser.add_argument("--short", action="store_true", help="half of the checks")
+    parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
+    asked = parser.parse_args()
+    if asked.stages:
+        return in_stages(asked)
+    sys.path[:0] = [*asked.path, str(HERE)]
+    parts = set(asked.parts.split(","))
+    packed = parts | {part.partition("=")[0] for stage in asked.pack_for.split(";") for part in stage.split(",")}
+    folder = Path(os.environ.setdefault("RIDGELINE_KERNEL_PACK", str((asked.out / "pack").resolve())))
+    os.environ.setdefault("RIDGELINE_KERNEL_CACHE", str((asked.out / "cache").resolve()))
+    book = Book(asked.out, asked.budget_s)
+
+    import ridgeline.kernels  # noqa: F401
+    from ridgeline.bench.environment import environment
+    from ridgeline.kernels.contract import trials
+
+    first = ["rms_norm", "layer_norm", "softmax", "cross_entropy", "swiglu", "linear_cross_entropy", "add_rms_norm"]
+    names = asked.names.split(",") if asked.names else [*first, *(name for name in trials() if name not in first)]
+    if "pack" in parts:
+        variants = book.attempt("variants", lambda: wanted_variants(packed, names, asked.short)) or []
+        book.attempt("pack", lambda: part_pack(book, folder, variants))
+    book.found["environment"] = environment()
+    book.save()
+
+    def share(wanted: float) -> float:
+        """Of the time left: all but a little where nothing follows."""
+        return wanted if len(parts - {"pack", "host"}) > 1 else 0.9
+
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("host", lambda: part_host(book, names)),
+        ("check", lambda: part_check(book, names, share(0.4) * book.left_s(), asked.short)),
+        ("special", lambda: part_special(book)),
+        ("sweep", lambda: part_sweep(book, share(0.75) * book.left_s())),
+        ("ladder", lambda: part_ladder(book)),
+        ("race", lambda: part_race(book, names, asked.compiled, book.left_s() - 5)),
+    ]
+    for name, run in steps:
+        if name in parts:
+            book.attempt(name, run)
+            book.save()
+            print(f"--- {name} done, {book.left_s():.0f} s left", flush=True)
+    book.save()
+    for kept in (asked.out / "pack", asked.out / "cache", asked.out / "cold"):  # only the one file goes home
+        shutil.rmtree(kept, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""Cross-entropy of logits and class indices: label smoothing, z-loss and an ignored index, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import KernelError
+from ridgeline.kernels import tuning
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.cross_entropy import config, kernel, reference
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
+
+_STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"))
+_MERGE = Kernel(kernel.cross_entropy_merge)
+_SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"))
+_FINISH = Kernel(kernel.cross_entropy_finish, vectors=("rows",))
+_BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
+_forward_plans, _row_plans, _backward_plans = Plans(), Plans(), Plans()
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
+    """Cross-entropy of logits ``[N, C]`` or ``[N, C, …]`` and class indices, as ``F.cross_entropy``.
+
+    ``z_loss`` adds that many times the squared log-sum-exp of each row. The arithmetic is in float32; the result has
+    the type of the logits, or float32 under autocast.
+    """
+    if weight is not None or target.is_floating_point():
+        raise KernelError("cross_entropy: class weights and class probabilities have no kernel; use F.cross_entropy")
+    if reduction not in REDUCTIONS:
+        raise KernelError(f"cross_entropy: reduction is one of {', '.join(REDUCTIONS)}, not {reduction!r}")
+    shape = target.shape
+    if input.dim() != 2:
+        input = input.unsqueeze(0) if input.dim() == 1 else input.movedim(1, -1).flatten(0, -2)
+        target = target.reshape(-1)
+    wide = torch.is_autocast_enabled("cuda")
+    loss = CROSS_ENTROPY(input, target, ignore_index, label_smoothing, z_loss, reduction, wide)
+    return loss.view(shape) if reduction == "none" else loss
+
+
+# --- running -----------------------------------------------------------------------------------------------------
+
+
+def _forward(
+    x: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float, reduction: str, wide: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not launchable(x):
+        return CROSS_ENTROPY.on_host(x, target, ignore_index, smoothing, z_weight, reduction, wide)
+    x, stride = as_rows(x)
+    key = (
+        x.shape, target.shape, x.dtype, target.dtype, stride, smoothing != 0, reduction, wide, x.get_device(),
+        (x.data_ptr() | target.data_ptr()) & 15,
+    )  # fmt: skip
+    plan = _forward_plans.get(key)
+    if plan is None:
+        CROSS_ENTROPY.check(x, target)
+        plan = _forward_plans[key] = _plan_forward(x, target, stride, smoothing != 0, reduction, wide)
+    return plan(x, target, ignore_index, smoothing, z_weight)
+
+
+def _plan_forward(x: Tensor, target: Tensor, stride: int, smooth: bool, reduction: str, wide: bool) -> Any:
+    rows = x.shape[0]
+    on = x.get_device()
+    losses, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
+    scalar = template((), torch.float32 if wide else x.dtype, x.device)
+    weight = template((), torch.float32, x.device)
+    read = _plan_rows(x, target, stride, smooth, losses, lse)
+    finish = _FINISH.bind(
+        (losses, target, scalar, weight, rows, -100),
+        grid=(1,),
+        constants={"MEAN": reduction == "mean", "BLOCK": clamp(power_of_two(rows), 32, 4096)},
+        num_warps=clamp(power_of_two(rows) // 256, 1, 16),
+        num_stages=3,
+        device=on,
+        vector=4 if rows % 4 == 0 and target.data_ptr() % 16 == 0 else 1,
+    )
+
+    def plan(
+        x: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        row_losses = torch.empty_like(losses, memory_format=torch.contiguous_format)
+        both = torch.empty_like(lse, memory_format=torch.contiguous_format)
+        share = torch.empty_like(weight)
+        read(x, target, row_losses, both, ignore_index, smoothing, z_weight)
+        if reduction == "none":
+            return row_losses if row_losses.dtype == scalar.dtype else row_losses.to(scalar.dtype), both, share
+        loss = torch.empty_like(scalar)
+        finish(row_losses, target, loss, share, rows, ignore_index)
+        return loss, both, share
+
+    return plan
+
+
+def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, losses: Tensor, lse: Tensor) -> Any:
+    """What writes every row's loss and lse: short rows whole, long ones in stretches that are merged."""
+    rows, cols = x.shape
+    on = x.get_device()
+    vector = vector_of(x.element_size(), x.data_ptr(), cols, stride)
+    if cols <= config.SHORTEST_STRETCHED:
+        return _plan_short(x, target, stride, smooth, losses, lse, vector)
+    chosen = tuning.choose(
+        "cross_entropy.forward",
+        {"rows": rows, "cols": cols, "dtype": x.dtype},
+        config.forward(rows, cols, x.element_size(), num_sms(on)),
+    )
+    length = cdiv(cdiv(cols, chosen.num_stretches), chosen.block) * chosen.block
+    num = cdiv(cols, length)
+    part = template((3, rows, num), torch.float32, x.device)
+    read = _STRETCHES.bind(
+        (x, target, part, losses, lse, rows, cols, stride, length, num, -100, 0.0, 0.0),
+        grid=(rows * num,),
+        constants={"SMOOTH": smooth, "WHOLE": num == 1, "BLOCK": chosen.block, "STAGES": chosen.num_stages},
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+        device=on,
+        vector=vector,
+    )
+    if num == 1:
+        return lambda x, target, losses, lse, *numbers: read(
+            x, target, losses, losses, lse, rows, cols, stride, length, num, *numbers
+        )
+    merge = _MERGE.bind(
+        (x, target, part, losses, lse, rows, cols, stride, num, -100, 0.0, 0.0),
+        grid=(rows,),
+        constants={"SMOOTH": smooth, "STRETCHES": power_of_two(num)},
+        num_warps=1,
+        device=on,
+    )
+
+    def run(x: Tensor, target: Tensor, losses: Tensor, lse: Tensor, *numbers: Any) -> None:
+        parts = torch.empty_like(part, memory_format=torch.contiguous_format)
+        read(x, target, parts, losses, lse, rows, cols, stride, length, num, *numbers)
+        merge(x, target, parts, losses, lse, rows, cols, stride, num, *numbers)
+
+    return run
+
+
+def row_losses(
+    x: Tensor, target: Tensor, losses: Tensor, ignore_index: int, smoothing: float, z_weight: float
+) -> Tensor:
+    """Every row's loss into ``losses``; returns what the gradient needs of each row."""
+    x, stride = as_rows(x)
+    lse = torch.empty((2, x.shape[0]), dtype=torch.float32, device=x.device)
+    pointers = x.data_ptr() | target.data_ptr() | losses.data_ptr()
+    key = (x.shape, x.dtype, target.dtype, stride, smoothing != 0, x.get_device(), pointers & 15)
+    run = _row_plans.get(key)
+    if run is None:
+        run = _row_plans[key] = _plan_rows(x, target, stride, smoothing != 0, losses, lse)
+    run(x, target, losses, lse, ignore_index, smoothing, z_weight)
+    return lse
+
+
+def _plan_short(x: Tensor, target: Tensor, stride: int, smooth: bool, losses: Tensor, lse: Tensor, vector: int) -> Any:
+    rows, cols = x.shape
+    sizes = {"rows": rows, "cols": cols, "dtype": x.dtype}
+    chosen = tuning.choose("cross_entropy.short", sizes, config.short(cols))
+    run = _SHORT.bind(
+        (x, target, losses, lse, rows, cols, stride, -100, 0.0, 0.0),
+        grid=(cdiv(rows, chosen.rows),),
+        constants={"SMOOTH": smooth, "ROWS": chosen.rows, "BLOCK": power_of_two(cols)},
+        num_warps=chosen.num_warps,
+        device=x.get_device(),
+        vector=vector,
+    )
+    return lambda x, target, losses, lse, *numbers: run(x, target, losses, lse, rows, cols, stride, *numbers)
+
+
+def _infer(*args: Any) -> Tensor:
+    return _forward(*args)[0]
+
+
+def _backward(
+    grad: Tensor, x: Tensor, target: Tensor, lse: Tensor, weight: Tensor, ignore_index: int, smoothing: float,
+    z_weight: float,
+) -> Tensor:  # fmt: skip
+    if not launchable(x):
+        return CROSS_ENTROPY_BACKWARD.on_host(grad, x, target, lse, weight, ignore_index, smoothing, z_weight)
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    write_gradient(grad.contiguous(), x, target, lse, weight, dx, ignore_index, smoothing, z_weight)
+    return dx
+
+
+def write_gradient(
+    grad: Tensor, x: Tensor, target: Tensor, lse: Tensor, weight: Tensor, dx: Tensor, ignore_index: int,
+    smoothing: float, z_weight: float,
+) -> None:  # fmt: skip
+    """The gradient of the logits into ``dx``, which may be the logits themselves."""
+    rows, cols = x.shape
+    x, stride = as_rows(x)
+    key = (
+        x.dtype, dx.dtype, target.dtype, grad.dtype, rows, cols, stride, grad.dim(), x.get_device(),
+        (x.data_ptr() | dx.data_ptr()) & 15,
+    )  # fmt: skip
+    plan = _backward_plans.get(key)
+    if plan is None:
+        chosen = tuning.choose(
+            "cross_entropy.backward",
+            {"rows": rows, "cols": cols, "dtype": x.dtype},
+            config.backward(cols, x.element_size()),
+        )
+        blocks = cdiv(cols, chosen.block)
+        run = _BACKWARD.bind(
+            (x, target, lse, grad, weight, dx, rows, cols, stride, cols, blocks, -100, 0.0, 0.0),
+            grid=(rows * blocks,),
+            constants={"PER_ROW": grad.dim() > 0, "BLOCK": chosen.block},
+            num_warps=chosen.num_warps,
+            device=x.get_device(),
+            vector=vector_of(x.element_size(), x.data_ptr() | dx.data_ptr(), cols, stride),
+        )
+        plan = _backward_plans[key] = (run, blocks)
+    run, blocks = plan
+    run(x, target, lse, grad, weight, dx, rows, cols, stride, cols, blocks, ignore_index, smoothing, z_weight)
+
+
+# --- the declaration ---------------------------------------------------------------------------------------------
+
+
+def _fake(
+    x: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float, reduction: str, wide: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.shape[0]
+    loss = x.new_empty((rows,) if reduction == "none" else (), dtype=torch.float32 if wide else x.dtype)
+    return loss, x.new_empty((2, rows), dtype=torch.float32), x.new_empty((), dtype=torch.float32)
+
+
+def _support(x: Tensor, target: Tensor, *_: Any) -> str | None:
+    if x.dim() != 2 or target.shape != x.shape[:1]:
+        return f"logits {tuple(x.shape)} and targets {tuple(target.shape)} are not [N, C] and [N]"
+    if x.shape[1] == 0:
+        return "there are no classes"
+    if target.dtype not in (torch.int64, torch.int32):
+        return f"targets are {target.dtype}; class indices are int64 or int32"
+    if not target.is_contiguous():
+        return "targets must be contiguous"
+    return float_reason(x=x)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, target, ctx.ignore_index, ctx.smoothing, ctx.z_weight, _, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, target, output[1], output[2])
+
+
+def _grads(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if grad is None:
+        return (None,) * 7
+    x, target, lse, weight = ctx.saved_tensors
+    dx = CROSS_ENTROPY_BACKWARD(grad, x, target, lse, weight, ctx.ignore_index, ctx.smoothing, ctx.z_weight)
+    return dx, *(None,) * 6
+
+
+def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+    rows, cols = of["rows"], of["cols"]
+    x = 2 * torch.randn(rows, cols, device=on, dtype=torch.float32, generator=generator)
+    target = torch.randint(0, cols, (rows,), device=on, generator=generator)
+    if rows > 2:
+        target[:: max(2, rows // 5)] = -100
+    args = (x.to(getattr(torch, of.dtype)), target)
+    return (*args, of["smoothing"], of["z"]) if of.get("smoothing") is not None else args
+
+
+CHECKS = tuple(
+    case(dtype, rows=rows, cols=cols, smoothing=smoothing, z=z)
+    for dtype in DTYPES
+    for rows, cols, smoothing, z in ((1, 3, 0.0, 0.0), (5, 7, 0.1, 0.0), (64, 1000, 0.0, 0.0), (257, 4096, 0.1, 1e-3),
+                                     (300, 32000, 0.0, 0.0), (17, 50257, 0.1, 0.0), (9, 128256, 0.0, 1e-3),
+                                     (2, 262144, 0.1, 1e-3))
+)  # fmt: skip
+RACES = tuple(
+    case(dtype, rows=rows, cols=cols)
+    for dtype, rows, cols in (
+        ("bfloat16", 8192, 32000), ("bfloat16", 4096, 128256), ("bfloat16", 2048, 151936), ("bfloat16", 1024, 262144),
+        ("bfloat16", 65536, 1000), ("float32", 4096, 32000),
+    )
+)  # fmt: skip
+SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((8, 4096), (128, 1000)))
+
+CROSS_ENTROPY_BACKWARD = declare(
+    name="cross_entropy_backward",
+    summary="gradient of cross_entropy",
+    schema="(Tensor grad, Tensor x, Tensor target, Tensor lse, Tensor weight, int ignore_index, float smoothing,"
+    " float z_weight) -> Tensor",
+    forward=_backward,
+    fake=lambda grad, x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+    reference=reference.backward,
+    support=lambda grad, x, target, *_: _support(x, target),
+    cost=elementwise_cost(6.0),
+)
+CROSS_ENTROPY = declare(
+    name="cross_entropy",
+    summary="log-softmax and the negative log-likelihood as one",
+    schema="(Tensor x, Tensor target, int ignore_index, float smoothing, float z_weight, str reduction, bool wide)"
+    " -> (Tensor, Tensor, Tensor)",
+    forward=_forward,
+    infer=_infer,
+    fake=_fake,
+    reference=reference.forward,
+    support=_support,
+    cost=elementwise_cost(6.0),
+    setup=_setup,
+    backward=_grads,
+    trial=Trial(
+        make=_make,
+        call=lambda x, target, smoothing=0.0, z=0.0: cross_entropy(x, target, label_smoothing=smoothing, z_loss=z),
+        eager=reference.eager,
+        reference=reference.cross_entropy,
+        mistakes={"ignored rows counted": reference.ignored_counted, "classes lost": reference.last_classes_lost},
+        checks=CHECKS,
+        races=RACES,
+        small=SMALL,
+        backward_bytes=lambda args: 2 * args[0].nbytes,
+    ),
+)

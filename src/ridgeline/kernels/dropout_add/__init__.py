@@ -1,0 +1,1 @@
+"""Dropout and the residual add behind it."""

@@ -1,0 +1,1 @@
+"""GroupNorm, alone and with SiLU behind it."""

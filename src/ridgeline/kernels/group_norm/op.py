@@ -1,0 +1,288 @@
+"""GroupNorm over channels in groups, forward and backward, with SiLU fused behind it where asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels import tuning
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.group_norm import config, kernel, reference
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.rms_norm.op import plan_reduce
+from ridgeline.kernels.rows import cdiv, float_reason, power_of_two, template
+
+_STATS = Kernel(kernel.group_norm_stats, vectors=("length", "stretch"))
+_MERGE = Kernel(kernel.group_norm_merge)
+_APPLY = Kernel(kernel.group_norm_apply, vectors=("positions",))
+_SUMS = Kernel(kernel.group_norm_channel_sums, vectors=("positions",))
+_DX = Kernel(kernel.group_norm_dx, vectors=("positions",))
+_forward_plans, _backward_plans = Plans(), Plans()
+
+
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    silu: bool = False,
+) -> Tensor:
+    """Normalize channels in groups, as ``F.group_norm``; ``silu`` puts SiLU behind it, in the same pass.
+
+    ``input`` is ``[N, C, …]`` and is made contiguous where it is not.
+    """
+    return GROUP_NORM(input, num_groups, weight, bias, eps, silu)
+
+
+def _forward(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, silu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not launchable(x):
+        return GROUP_NORM.on_host(x, groups, weight, bias, eps, silu)
+    x = x.contiguous()
+    w, b = x if weight is None else weight, x if bias is None else bias
+    key = (x.shape, w.shape, b.shape, x.dtype, w.dtype, b.dtype, groups, weight is None, bias is None, silu,
+           x.get_device(), x.data_ptr() & 15)  # fmt: skip
+    plan = _forward_plans.get(key)
+    if plan is None:
+        plan = _forward_plans[key] = _plan_forward(x, groups, weight, bias, silu)
+    return plan(x, w, b, eps)
+
+
+def _plan_forward(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, silu: bool) -> Any:
+    GROUP_NORM.check(x, groups, weight, bias)
+    on, channels = x.get_device(), x.shape[1]
+    rows, per_group = x.shape[0] * groups, channels // groups
+    positions = x.numel() // max(1, x.shape[0] * channels)
+    length = per_group * positions
+    chosen = _choose(x, rows, length, positions)
+    stretch = cdiv(cdiv(length, chosen.num_stretches), chosen.block) * chosen.block
+    num = max(1, cdiv(length, stretch))
+    blocks = cdiv(positions, chosen.out_block)
+    w, b = x if weight is None else weight, x if bias is None else bias
+    part = template((3, rows, num), torch.float32, x.device)
+    stats = template((x.shape[0], groups), torch.float32, x.device)
+    measure = _STATS.bind(
+        (x, part, rows, length, stretch, num),
+        grid=(rows * num,),
+        constants={"BLOCK": chosen.block, "STAGES": 3},
+        num_warps=chosen.num_warps,
+        num_stages=3,
+        device=on,
+        vector=vector_of(x.element_size(), x.data_ptr(), length),
+    )
+    merge = _MERGE.bind(
+        (part, stats, stats, rows, length, num, 0.0),
+        grid=(rows,),
+        constants={"STRETCHES": power_of_two(num)},
+        num_warps=1,
+        device=on,
+    )
+    apply = _APPLY.bind(
+        (x, w, b, stats, stats, x, channels, per_group, positions, blocks),
+        grid=(x.shape[0] * channels * blocks,),
+        constants={
+            "HAS_WEIGHT": weight is not None,
+            "HAS_BIAS": bias is not None,
+            "SILU": silu,
+            "BLOCK": chosen.out_block,
+        },
+        num_warps=chosen.out_warps,
+        device=on,
+        vector=vector_of(x.element_size(), x.data_ptr(), positions),
+    )
+
+    def plan(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        parts = torch.empty_like(part, memory_format=torch.contiguous_format)
+        mean = torch.empty_like(stats, memory_format=torch.contiguous_format)
+        rstd = torch.empty_like(stats, memory_format=torch.contiguous_format)
+        y = torch.empty_like(x)
+        measure(x, parts, rows, length, stretch, num)
+        merge(parts, mean, rstd, rows, length, num, eps)
+        apply(x, w, b, mean, rstd, y, channels, per_group, positions, blocks)
+        return y, mean, rstd
+
+    return plan
+
+
+def _choose(x: Tensor, rows: int, length: int, positions: int) -> config.Groups:
+    sizes = {"groups": rows, "length": length, "positions": positions, "dtype": x.dtype}
+    return tuning.choose("group_norm", sizes, config.default(rows, length, positions, num_sms(x.get_device())))
+
+
+def _backward(
+    dy: Tensor,
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    silu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not launchable(x):
+        return GROUP_NORM_BACKWARD.on_host(dy, x, groups, weight, bias, mean, rstd, silu)
+    x, dy = x.contiguous(), dy.contiguous()
+    w, b = x if weight is None else weight, x if bias is None else bias
+    key = (x.shape, w.shape, b.shape, x.dtype, w.dtype, b.dtype, dy.dtype, groups, weight is None, bias is None, silu,
+           x.get_device(), (x.data_ptr() | dy.data_ptr()) & 15)  # fmt: skip
+    plan = _backward_plans.get(key)
+    if plan is None:
+        plan = _backward_plans[key] = _plan_backward(dy, x, groups, weight, bias, mean, silu)
+    return plan(dy, x, w, b, mean, rstd)
+
+
+def _plan_backward(
+    dy: Tensor, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, stats: Tensor, silu: bool
+) -> Any:
+    GROUP_NORM.check(x, groups, weight, bias)
+    on, samples, channels = x.get_device(), x.shape[0], x.shape[1]
+    lines, per_group = samples * channels, channels // groups
+    positions = x.numel() // max(1, lines)
+    chosen = _choose(x, samples * groups, per_group * positions, positions)
+    blocks = cdiv(positions, chosen.out_block)
+    w, b = x if weight is None else weight, x if bias is None else bias
+    sums = template((2, samples, channels), torch.float32, x.device)
+    column = template((channels,), w.dtype, x.device)
+    flags = {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu, "BLOCK": chosen.out_block}
+    vector = vector_of(x.element_size(), x.data_ptr() | dy.data_ptr(), positions)
+    add = _SUMS.bind(
+        (dy, x, w, b, stats, stats, sums, lines, channels, per_group, positions),
+        grid=(lines,),
+        constants=flags | {"STAGES": 3},
+        num_warps=chosen.out_warps,
+        num_stages=3,
+        device=on,
+        vector=vector,
+    )
+    write = _DX.bind(
+        (dy, x, w, b, stats, stats, sums, x, lines, channels, per_group, positions, blocks),
+        grid=(lines * blocks,),
+        constants=flags | {"PER_GROUP": power_of_two(per_group)},
+        num_warps=chosen.out_warps,
+        device=on,
+        vector=vector,
+    )
+    reduce = plan_reduce(sums, column, samples, channels, on, second=column)
+
+    def plan(dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        both = torch.empty_like(sums, memory_format=torch.contiguous_format)
+        dx = torch.empty_like(x)
+        dw = torch.empty_like(column, memory_format=torch.contiguous_format)
+        db = torch.empty_like(column, memory_format=torch.contiguous_format)
+        add(dy, x, w, b, mean, rstd, both, lines, channels, per_group, positions)
+        write(dy, x, w, b, mean, rstd, both, dx, lines, channels, per_group, positions, blocks)
+        reduce(both, dw, db, samples, channels)
+        return dx, dw, db
+
+    return plan
+
+
+# --- the declaration ---------------------------------------------------------------------------------------------
+
+
+def _fake(x: Tensor, groups: int, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    stats = [x.new_empty((x.shape[0], groups), dtype=torch.float32) for _ in range(2)]
+    return torch.empty_like(x, memory_format=torch.contiguous_format), stats[0], stats[1]
+
+
+def _backward_fake(dy: Tensor, x: Tensor, groups: int, weight: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = x.dtype if weight is None else weight.dtype
+    columns = [x.new_empty((x.shape[1],), dtype=dtype) for _ in range(2)]
+    return torch.empty_like(x, memory_format=torch.contiguous_format), columns[0], columns[1]
+
+
+def _support(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, *_: Any) -> str | None:
+    if x.dim() < 2 or groups < 1 or x.shape[1] % groups or not x.shape[1]:
+        return f"x {tuple(x.shape)} is not [N, C, …] with C a multiple of {groups} groups"
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None and (value.shape != x.shape[1:2] or not value.is_contiguous()):
+            return f"{name} has shape {tuple(value.shape)}, x has {x.shape[1]} channels"
+    return float_reason(x=x, weight=weight, bias=bias)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, ctx.groups, weight, bias, _, ctx.silu = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, bias, output[1], output[2])
+
+
+def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if dy is None:
+        return (None,) * 6
+    x, weight, bias, mean, rstd = ctx.saved_tensors
+    dx, dw, db = GROUP_NORM_BACKWARD(dy, x, ctx.groups, weight, bias, mean, rstd, ctx.silu)
+    want_w, want_b = (value is not None and value.requires_grad for value in (weight, bias))
+    return dx, None, dw if want_w else None, db.to(bias.dtype) if want_b else None, None, None
+
+
+def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+    dtype = getattr(torch, of.dtype)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=on, dtype=torch.float32, generator=generator)
+
+    channels, side = of["channels"], of["side"]
+    x = (drawn(of["batch"], channels, side, side) + 0.5).to(dtype)
+    return x, of["groups"], (1 + 0.3 * drawn(channels)).to(dtype), (0.3 * drawn(channels)).to(dtype), 1e-5
+
+
+def _problem(dtype: str, batch: int, channels: int, side: int, groups: int) -> Case:
+    return case(dtype, batch=batch, channels=channels, side=side, groups=groups)
+
+
+def _trial(call: Any, eager: Any, meant: Any, mistakes: dict[str, Any]) -> Trial:
+    return Trial(
+        make=_make,
+        call=call,
+        eager=eager,
+        reference=meant,
+        mistakes=mistakes,
+        checks=tuple(
+            _problem(dtype, *sizes)
+            for dtype in DTYPES
+            for sizes in ((1, 2, 2, 1), (2, 6, 5, 3), (2, 64, 16, 32), (1, 320, 33, 32), (1, 128, 96, 4))
+        ),
+        races=(_problem("bfloat16", 8, 320, 64, 32), _problem("bfloat16", 4, 512, 128, 32),
+               _problem("float32", 2, 256, 128, 32)),
+        small=(_problem("bfloat16", 1, 320, 8, 32),),
+    )  # fmt: skip
+
+
+GROUP_NORM_BACKWARD = declare(
+    name="group_norm_backward",
+    summary="gradients of group_norm",
+    schema="(Tensor dy, Tensor x, int groups, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, bool silu)"
+    " -> (Tensor, Tensor, Tensor)",
+    forward=_backward,
+    fake=_backward_fake,
+    reference=reference.backward,
+    support=lambda dy, x, groups, weight, bias, *_: _support(x, groups, weight, bias) or float_reason(dy=dy),
+    cost=elementwise_cost(16.0),
+    num_results=3,
+)
+GROUP_NORM = declare(
+    name="group_norm",
+    summary="channels normalized in groups, with SiLU behind it where asked",
+    schema="(Tensor x, int groups, Tensor? weight, Tensor? bias, float eps, bool silu) -> (Tensor, Tensor, Tensor)",
+    forward=_forward,
+    fake=_fake,
+    reference=reference.forward,
+    support=_support,
+    cost=elementwise_cost(8.0),
+    setup=_setup,
+    backward=_grads,
+    trials={
+        "group_norm": _trial(group_norm, reference.eager, reference.group_norm, {"one group": reference.one_group}),
+        "group_norm_silu": _trial(
+            lambda x, groups, w, b, eps: group_norm(x, groups, w, b, eps, silu=True),
+            reference.eager_silu,
+            reference.group_norm_silu,
+            {"activation ignored": reference.silu_ignored},
+        ),
+    },
+)

@@ -1,0 +1,273 @@
+"""From a Python call to a kernel on the device in microseconds: variants compiled once, then launched directly.
+
+Triton's own ``kernel[grid](...)`` examines every argument on every call. Here an op works out the variant of a shape
+once, keeps a ``Bound`` for it, and each further call is one C function that fills in pointers and starts the kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ridgeline.errors import KernelError
+from ridgeline.kernels import pack
+from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES, SM_90, Compiled, Variant, compile_variant
+from ridgeline.kernels.files import cache_folder, write_atomically
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's interpreter stands in for the GPU: kernels run on CPU tensors, slowly."""
+
+ASSUMED_SMS = 132
+"""Multiprocessors of an H200: where no device is there to ask, while packing and interpreting."""
+
+MAX_PLANS = 4096
+TYPE_OF = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float64: "fp64",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "i1",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
+}
+
+Run = Callable[..., None]
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a CPU build has none
+_kernels: dict[str, Kernel] = {}
+_all_plans: list[Plans] = []
+_collected: list[Variant] | None = None
+_collect_aligned = True
+
+
+class Plans(dict[Any, Any]):
+    """Launch plans of an op by what they depend on; forgets everything when it grows past any sensible use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _all_plans.append(self)
+
+    def __setitem__(self, key: Any, plan: Any) -> None:
+        if len(self) >= MAX_PLANS:
+            self.clear()
+        super().__setitem__(key, plan)
+
+
+def forget_plans() -> None:
+    """Make every op plan anew: after a tuning file changed, or when another device answers."""
+    for plans in _all_plans:
+        plans.clear()
+
+
+def launchable(x: torch.Tensor) -> bool:
+    """Whether kernels run on this tensor; anything else is computed by the reference."""
+    return x.is_cuda or INTERPRETING or _collected is not None
+
+
+def num_sms(device: int) -> int:
+    """Multiprocessors of a CUDA device; of an H200 where none is there to ask."""
+    return _num_sms(device) if device >= 0 else ASSUMED_SMS
+
+
+@cache
+def _num_sms(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+class Kernel:
+    """A Triton function together with its compiled variants on every device.
+
+    ``vectors`` names the integer arguments (row lengths, strides) that must be multiples of a vector for wide accesses.
+    """
+
+    def __init__(self, function: Any, *, vectors: Sequence[str] = (), cooperative: bool = False) -> None:
+        self.name = function.fn.__name__
+        if self.name in _kernels:
+            raise KernelError(f"kernel {self.name!r} is declared twice")
+        _kernels[self.name] = self
+        self.function = function
+        self.names = list(function.arg_names)
+        self.vectors = frozenset(vectors)
+        self.cooperative = cooperative
+        self._handles: dict[tuple[int, Variant], int] = {}
+        self._lock = threading.Lock()
+
+    def bind(
+        self,
+        args: Sequence[Any],
+        *,
+        grid: tuple[int, int] | tuple[int],
+        constants: Mapping[str, Any],
+        num_warps: int,
+        device: int,
+        vector: int = 0,
+        num_stages: int = 1,
+    ) -> Run:
+        """A callable that launches the variant these arguments need, over arguments like them.
+
+        ``vector`` is how many elements of the widest access divide every pointer and row: 0 or 1 for unaligned.
+        """
+        grid_x, grid_y = grid[0], grid[1] if len(grid) > 1 else 1
+        if INTERPRETING:
+            return _interpreted(self.function, (grid_x, grid_y), dict(constants))
+        arch = SM_90 if device < 0 else _arch(device)
+        variant = self.variant(args, constants, num_warps, num_stages, vector, arch)
+        if _collected is not None:
+            _collected.append(variant)
+            return _nothing
+        handle = self._handles.get((device, variant)) or self._load(device, variant)
+        return _bound(handle, device, grid_x, grid_y)
+
+    def variant(
+        self, args: Sequence[Any], constants: Mapping[str, Any], num_warps: int, num_stages: int, vector: int, arch: int
+    ) -> Variant:
+        names = [name for name in self.names if name not in constants]
+        if len(names) != len(args):
+            raise KernelError(f"kernel {self.name} takes {names}, given {len(args)} arguments")
+        types = tuple((name, type_of(value)) for name, value in zip(names, args, strict=True))
+        divisible = tuple(
+            (name, POINTER_ALIGNMENT_BYTES if kind.startswith("*") else vector)
+            for name, kind in types
+            if vector > 1 and (kind.startswith("*") or name in self.vectors)
+        )
+        return Variant(self.name, types, tuple(constants.items()), divisible, num_warps, num_stages, arch)
+
+    def _load(self, device: int, variant: Variant) -> int:
+        with self._lock:
+            found = self._handles.get((device, variant))
+            if found is None:
+                compiled = pack.find(variant) or compile_variant(self.function, variant)
+                found = _load(device, compiled, self.cooperative)
+                self._handles[device, variant] = found
+            return found
+
+
+def kernel(name: str) -> Kernel:
+    return _kernels[name]
+
+
+def type_of(value: Any) -> str:
+    """A value's type in Triton's words."""
+    if isinstance(value, torch.Tensor):
+        return "*" + TYPE_OF[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+def vector_of(itemsize: int, pointers: int, *lengths: int) -> int:
+    """Elements of a 16-byte access that divide all addresses (or-ed together) and lengths; 1 where they do not."""
+    vector = POINTER_ALIGNMENT_BYTES // itemsize
+    if _collected is not None and not _collect_aligned:
+        return 1
+    if pointers % POINTER_ALIGNMENT_BYTES or any(length % vector for length in lengths):
+        return 1
+    return vector
+
+
+def _bound(handle: int, device: int, grid_x: int, grid_y: int) -> Run:
+    found = native()
+    return partial(found.launch, found.plan(handle, device, grid_x, grid_y, _raw_stream))
+
+
+def _interpreted(function: Any, grid: tuple[int, int], constants: dict[str, Any]) -> Run:
+    def run(*args: Any) -> None:
+        if grid[0] and grid[1]:
+            function[grid](*args, **constants)
+
+    return run
+
+
+def _nothing(*args: Any) -> None:
+    """Stands in for a launch while variants are only collected."""
+
+
+@contextmanager
+def collecting(*, aligned: bool = True) -> Iterator[list[Variant]]:
+    """Inside, ops called on meta tensors launch nothing and only tell which variants they would launch."""
+    global _collected, _collect_aligned
+    forget_plans()
+    _collected, _collect_aligned = [], aligned
+    try:
+        yield _collected
+    finally:
+        _collected = None
+        forget_plans()
+
+
+def _load(device: int, compiled: Compiled, cooperative: bool) -> int:
+    try:
+        handle, _, _ = native().load(
+            device, compiled.cubin, compiled.name, 32 * compiled.num_warps, compiled.shared_bytes, cooperative
+        )
+    except RuntimeError as error:
+        raise KernelError(f"kernel {compiled.name} cannot be loaded on cuda:{device}: {error}") from error
+    return handle
+
+
+@cache
+def _arch(device: int) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor
+
+
+@cache
+def native() -> Any:
+    """The C launcher: from the pack where it fits this machine, else built once and kept in the cache folder."""
+    packed = pack.launcher_path()
+    if packed is not None:
+        try:
+            return _import_native(packed)
+        except ImportError:
+            pass  # built for another machine: build our own
+    return _import_native(build_native(cache_folder()))
+
+
+def build_native(folder: Path) -> Path:
+    """Compile launcher.c into ``folder`` unless it is there already; needs a C compiler and Python's headers."""
+    source = Path(__file__).with_name("launcher.c")
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    target = folder / f"ridgeline_launcher-{digest}.abi3.so"
+    if target.exists():
+        return target
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
+    if compiler is None:
+        raise KernelError(
+            "the kernel launcher needs a C compiler once: install gcc, or point RIDGELINE_KERNEL_PACK at a pack "
+            "made with `ridgeline kernels pack` on a machine that has one"
+        )
+    include = sysconfig.get_paths(scheme="posix_prefix")["include"]
+    made = target.with_suffix(f".{os.getpid()}.tmp")
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [compiler, "-O2", "-shared", "-fPIC", f"-I{include}", "-o", str(made), str(source), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise KernelError(f"the kernel launcher could not be built with {compiler}: {done.stderr.strip()[-500:]}")
+    write_atomically(target, made)
+    return target
+
+
+def _import_native(path: Path) -> Any:
+    loader = importlib.machinery.ExtensionFileLoader("ridgeline_launcher", str(path))
+    spec = importlib.util.spec_from_file_location("ridgeline_launcher", path, loader=loader)
+    if spec is None:
+        raise ImportError(f"{path} is no extension module")
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module

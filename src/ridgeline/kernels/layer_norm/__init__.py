@@ -1,0 +1,1 @@
+"""LayerNorm, alone and with the residual add in front of it."""

@@ -1,0 +1,25 @@
+"""Launch configurations of LayerNorm by shape: RMSNorm's, with room for a second column sum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ridgeline.kernels.rms_norm import config as rms
+from ridgeline.kernels.rms_norm.config import LONG_BLOCK, Backward, Forward
+
+__all__ = ["LONG_BLOCK", "Backward", "Forward", "backward", "forward"]
+
+
+def forward(rows: int, cols: int, itemsize: int) -> Forward:
+    """As RMSNorm's: the same bytes, one more reduction."""
+    return rms.forward(rows, cols, itemsize)
+
+
+def backward(rows: int, cols: int, itemsize: int) -> Backward:
+    """As RMSNorm's; two column sums leave room for fewer programs, and for fewer rows on their way."""
+    chosen = rms.backward(rows, cols, itemsize)
+    if chosen.num_warps == 8 and chosen.chunks == 3:
+        return replace(chosen, programs_per_sm=1)
+    if chosen.chunks == 3 and chosen.num_warps == 16:
+        return replace(chosen, num_stages=2)
+    return chosen

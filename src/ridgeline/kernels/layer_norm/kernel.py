@@ -1,0 +1,293 @@
+"""LayerNorm on the device: rows centered and scaled, with the residual add fused in.
+
+Shapes: R rows, C columns (the normalized dim), P programs. A program holds whole rows, ROWS at a time.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def layer_norm_forward(
+    x_ptr,  # [R, C], rows x_stride apart
+    residual_ptr,  # [R, C]
+    weight_ptr,  # [C]
+    bias_ptr,  # [C]
+    y_ptr,  # [R, C]
+    h_ptr,  # [R, C] x + residual
+    mean_ptr,  # [R] fp32
+    rstd_ptr,  # [R] fp32
+    rows,
+    cols,
+    x_stride,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SAVE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
+    at = row.to(tl.int64) * cols + col
+    x_at = x_ptr + row.to(tl.int64) * x_stride + col
+    held = ()
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        inside = (row < rows) & (i * BLOCK + col < cols)
+        x = tl.load(x_at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+        if HAS_RESIDUAL:
+            h = x + tl.load(residual_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            h = h.to(h_ptr.dtype.element_ty)
+            tl.store(h_ptr + at + i * BLOCK, h, mask=inside)
+            x = h.to(tl.float32)
+        total += x
+        held = held + (x,)
+    mean = tl.sum(total, axis=1, keep_dims=True) / cols
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        centered = tl.where(i * BLOCK + col < cols, held[i] - mean, 0.0)
+        squares += centered * centered
+    rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
+    if SAVE:
+        tl.store(mean_ptr + row, mean, mask=row < rows)
+        tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    for i in tl.static_range(CHUNKS):
+        in_cols = i * BLOCK + col < cols
+        y = (held[i] - mean) * rstd
+        if HAS_WEIGHT:
+            y *= tl.load(weight_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            y += tl.load(bias_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32)
+        tl.store(y_ptr + at + i * BLOCK, y.to(y_ptr.dtype.element_ty), mask=(row < rows) & in_cols)
+
+
+@triton.jit
+def layer_norm_forward_long(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    h_ptr,
+    mean_ptr,
+    rstd_ptr,
+    rows,
+    cols,
+    x_stride,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SAVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Rows that do not fit in registers: running mean and squared deviations merged block by block, then a second read.
+
+    Deviations are taken from each block's own mean, so nothing large is subtracted from anything large.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    count = 0.0
+    mean = 0.0
+    spread = 0.0
+    for start in range(0, cols, BLOCK):
+        c = start + col
+        x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        if HAS_RESIDUAL:
+            h = x + tl.load(residual_ptr + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
+            h = h.to(h_ptr.dtype.element_ty)
+            tl.store(h_ptr + row * cols + c, h, mask=c < cols)
+            x = h.to(tl.float32)
+        num = tl.minimum(cols - start, BLOCK).to(tl.float32)
+        block_mean = tl.sum(x, axis=0) / num
+        off = tl.where(c < cols, x - block_mean, 0.0)
+        shift = block_mean - mean
+        both = count + num
+        mean += shift * num / both
+        spread += tl.sum(off * off, axis=0) + shift * shift * count * num / both
+        count = both
+    rstd = tl.rsqrt(spread / cols + eps)
+    if SAVE:
+        tl.store(mean_ptr + row, mean)
+        tl.store(rstd_ptr + row, rstd)
+    for start in range(0, cols, BLOCK):
+        c = start + col
+        if HAS_RESIDUAL:
+            x = tl.load(h_ptr + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
+        else:
+            x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=0.0, eviction_policy="evict_first")
+            x = x.to(tl.float32)
+        y = (x - mean) * rstd
+        if HAS_WEIGHT:
+            y *= tl.load(weight_ptr + c, mask=c < cols, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            y += tl.load(bias_ptr + c, mask=c < cols, other=0.0).to(tl.float32)
+        tl.store(y_ptr + row * cols + c, y.to(y_ptr.dtype.element_ty), mask=c < cols)
+
+
+@triton.jit
+def layer_norm_backward(
+    dy_ptr,  # [R, C]
+    x_ptr,  # [R, C], rows x_stride apart
+    weight_ptr,  # [C]
+    mean_ptr,  # [R] fp32
+    rstd_ptr,  # [R] fp32
+    dh_ptr,  # [R, C] gradient that reaches x + residual past the norm
+    dx_ptr,  # [R, C]
+    shares_ptr,  # [2, P, C] fp32: each program's share of the weight's and the bias's gradient
+    rows,
+    cols,
+    x_stride,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_DH: tl.constexpr,
+    WANT_DW: tl.constexpr,
+    WANT_DB: tl.constexpr,
+    KEEP_WEIGHT: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile."""
+    col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
+    first_row = tl.arange(0, BLOCK)[None, :]
+    w_shares = ()
+    b_shares = ()
+    weights = ()
+    for i in tl.static_range(CHUNKS):
+        w_shares = w_shares + (tl.zeros([ROWS, BLOCK], tl.float32),)
+        b_shares = b_shares + (tl.zeros([ROWS, BLOCK], tl.float32),)
+        if HAS_WEIGHT and KEEP_WEIGHT:
+            w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0)
+            weights = weights + (w.to(tl.float32),)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        at = row.to(tl.int64) * cols + col
+        x_at = x_ptr + row.to(tl.int64) * x_stride + col
+        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        grads = ()
+        normed = ()
+        w_updated = ()
+        b_updated = ()
+        along = tl.zeros([ROWS, BLOCK], tl.float32)
+        level = tl.zeros([ROWS, BLOCK], tl.float32)
+        for i in tl.static_range(CHUNKS):
+            inside = (row < rows) & (i * BLOCK + col < cols)
+            n = (tl.load(x_at + i * BLOCK, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+            g = tl.load(dy_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            if WANT_DW:
+                w_updated = w_updated + (w_shares[i] + g * n,)
+            if WANT_DB:
+                b_updated = b_updated + (b_shares[i] + g,)
+            if HAS_WEIGHT:
+                if KEEP_WEIGHT:
+                    g *= weights[i]
+                else:
+                    w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0)
+                    g *= w.to(tl.float32)
+            along += g * n  # g is zero outside the row, so the sums need no mask
+            level += g
+            grads = grads + (g,)
+            normed = normed + (n,)
+        if WANT_DW:
+            w_shares = w_updated
+        if WANT_DB:
+            b_shares = b_updated
+        slope = tl.sum(along, axis=1, keep_dims=True) / cols
+        shift = tl.sum(level, axis=1, keep_dims=True) / cols
+        for i in tl.static_range(CHUNKS):
+            inside = (row < rows) & (i * BLOCK + col < cols)
+            dx = (grads[i] - normed[i] * slope - shift) * rstd
+            if HAS_DH:
+                dx += tl.load(dh_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            tl.store(dx_ptr + at + i * BLOCK, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    to = shares_ptr + tl.program_id(0).to(tl.int64) * cols + first_row
+    for i in tl.static_range(CHUNKS):
+        in_cols = i * BLOCK + first_row < cols
+        if WANT_DW:
+            tl.store(to + i * BLOCK, tl.sum(w_shares[i], axis=0)[None, :], mask=in_cols)
+        if WANT_DB:
+            share = tl.sum(b_shares[i], axis=0)[None, :]
+            tl.store(to + tl.num_programs(0).to(tl.int64) * cols + i * BLOCK, share, mask=in_cols)
+
+
+@triton.jit
+def layer_norm_backward_long(
+    dy_ptr,
+    x_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dh_ptr,
+    dx_ptr,
+    rows,
+    cols,
+    x_stride,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_DH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """dx of rows that do not fit in registers: one program a row, the second read from the L2."""
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    mean = tl.load(mean_ptr + row)
+    rstd = tl.load(rstd_ptr + row)
+    along_sum = tl.zeros([BLOCK], tl.float32)
+    level_sum = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, cols, BLOCK):
+        c = start + col
+        x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        g = tl.load(dy_ptr + row * cols + c, mask=c < cols, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        if HAS_WEIGHT:
+            g *= tl.load(weight_ptr + c, mask=c < cols, other=0.0).to(tl.float32)
+        along_sum += g * (x - mean)
+        level_sum += g
+    along = tl.sum(along_sum, axis=0) * rstd / cols
+    level = tl.sum(level_sum, axis=0) / cols
+    for start in range(0, cols, BLOCK):
+        c = start + col
+        x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=0.0).to(tl.float32)
+        g = tl.load(dy_ptr + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
+        if HAS_WEIGHT:
+            g *= tl.load(weight_ptr + c, mask=c < cols, other=0.0).to(tl.float32)
+        dx = (g - (x - mean) * rstd * along - level) * rstd
+        if HAS_DH:
+            dx += tl.load(dh_ptr + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row * cols + c, dx.to(dx_ptr.dtype.element_ty), mask=c < cols)
+
+
+@triton.jit
+def layer_norm_column_shares(
+    dy_ptr,
+    x_ptr,
+    mean_ptr,
+    rstd_ptr,
+    shares_ptr,  # [2, P, C]
+    rows,
+    cols,
+    x_stride,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Weight's and bias's gradients of long rows: a program takes some columns of every P-th tile of rows."""
+    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    acc_w = tl.zeros([ROWS, BLOCK], tl.float32)
+    acc_b = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in tl.range(tl.program_id(1), tl.cdiv(rows, ROWS), tl.num_programs(1), num_stages=3):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (col < cols)
+        x = tl.load(x_ptr + row.to(tl.int64) * x_stride + col, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row.to(tl.int64) * cols + col, mask=inside, other=0.0).to(tl.float32)
+        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+        acc_w += dy * (x - mean) * tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        acc_b += dy
+    to = shares_ptr + tl.program_id(1).to(tl.int64) * cols + col
+    tl.store(to, tl.sum(acc_w, axis=0)[None, :], mask=col < cols)
+    tl.store(to + tl.num_programs(1).to(tl.int64) * cols, tl.sum(acc_b, axis=0)[None, :], mask=col < cols)

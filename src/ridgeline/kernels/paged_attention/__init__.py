@@ -1,0 +1,1 @@
+"""Decoding attention over a paged cache of keys and values."""

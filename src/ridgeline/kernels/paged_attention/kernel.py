@@ -1,0 +1,87 @@
+"""One query row a sequence against its paged keys and values: the cache is read once, by many programs at a time.
+
+Shapes: B sequences, H query heads, K key heads, R = H / K heads that share keys, D head dim, P keys a page.
+A program takes one key head of one sequence and a share of its keys; all R heads that share them are rows of one
+product, padded to the 16 that a tensor core wants. A second kernel joins the shares.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def paged_share(
+    q_ptr,  # [B, H, D]
+    k_ptr,  # [pages, P, K, D] by strides
+    v_ptr,
+    table_ptr,  # [B, pages of the longest] int32
+    lens_ptr,  # [B] int32
+    out_ptr,  # [B, H, D], or [B, H, shares, D] fp32
+    lse_ptr,  # [B, H, shares] fp32, base 2
+    scale,  # softmax scale · log2(e)
+    key_heads,
+    q_b, q_h, k_page, k_slot, k_head, v_page, v_slot, v_head, table_b, d,
+    shares,
+    R: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    P: tl.constexpr,
+    KEYS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over this program's keys; the whole answer where one program has them all."""
+    b = tl.program_id(0) // key_heads
+    kh = tl.program_id(0) % key_heads
+    share = tl.program_id(1)
+    length = tl.load(lens_ptr + b)
+    blocks = tl.cdiv(tl.cdiv(length, KEYS), shares)
+    start = share * blocks * KEYS
+    end = tl.minimum(start + blocks * KEYS, length)
+    row = tl.arange(0, ROWS)
+    col = tl.arange(0, D)
+    inside = (row < R)[:, None] & (col < d)[None, :]
+    head = kh * R + row
+    q = tl.load(q_ptr + b.to(tl.int64) * q_b + head[:, None] * q_h + col[None, :], mask=inside, other=0.0)
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D], tl.float32)
+    for first in range(start, end, KEYS):
+        key = first + tl.arange(0, KEYS)
+        seen = key < end
+        page = tl.load(table_ptr + b * table_b + key // P, mask=seen, other=0).to(tl.int64)
+        at = page * k_page + (key % P) * k_slot + kh * k_head
+        k = tl.load(k_ptr + at[None, :] + col[:, None], mask=seen[None, :] & (col < d)[:, None], other=0.0)
+        s = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee") * scale, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp2(s - m_new[:, None])
+        alpha = tl.exp2(m - m_new)
+        at = page * v_page + (key % P) * v_slot + kh * v_head
+        v = tl.load(v_ptr + at[:, None] + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0)
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
+        total = total * alpha + tl.sum(p, 1)
+        m = m_new
+    nothing = total == 0.0
+    acc = acc / tl.where(nothing, 1.0, total)[:, None]
+    place = b.to(tl.int64) * key_heads * R + head
+    if not WHOLE:
+        place = place * shares + share
+        tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m + tl.log2(total)), mask=row < R)
+    tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def paged_join(part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr):
+    """The shares of one head, weighted by what each saw."""
+    place = tl.program_id(0).to(tl.int64)
+    share = tl.arange(0, SHARES)
+    col = tl.arange(0, D)
+    lse = tl.load(lse_ptr + place * shares + share, mask=share < shares, other=float("-inf"))
+    top = tl.max(lse, 0)
+    weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
+    inside = (share < shares)[:, None] & (col < d)[None, :]
+    part = tl.load(part_ptr + (place * shares + share)[:, None] * d + col[None, :], mask=inside, other=0.0)
+    whole = tl.sum(weight, 0)
+    out = tl.sum(part * weight[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
+    tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)

@@ -1,0 +1,211 @@
+"""Attention of one new token a sequence over a paged cache, keys split over the device, grouped heads together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels import tuning
+from ridgeline.kernels.contract import Case, Trial, case, declare
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.paged_attention import config, kernel, reference
+from ridgeline.kernels.rows import float_reason, power_of_two
+
+LOG2_E = math.log2(math.e)
+MAX_HEAD_DIM = 256
+_SHARE = Kernel(
+    kernel.paged_share,
+    vectors=("q_b", "q_h", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "d"),
+)
+_JOIN = Kernel(kernel.paged_join, vectors=("d",))
+_plans = Plans()
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float | None = None,
+) -> Tensor:
+    """One step of decoding: ``query`` [batch, heads, head dim] over the first ``seq_lens`` keys of each sequence.
+
+    Caches are [pages, keys a page, key heads, head dim]; ``block_table`` [batch, pages] names each sequence's pages in
+    order. A sequence of length 0 gets zeros. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
+
+
+def _forward(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
+) -> Tensor:
+    query, key_cache, value_cache = (_dense(x) for x in (query, key_cache, value_cache))
+    args = (query, key_cache, value_cache, block_table, seq_lens)
+    if not launchable(query):
+        return PAGED_ATTENTION.on_host(*args, scale)  # type: ignore[return-value]
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if out.numel() == 0:
+        return out
+    key = (
+        query.dtype, query.shape, query.stride(), key_cache.shape, key_cache.stride(), value_cache.stride(),
+        block_table.shape[1], block_table.stride(0), query.get_device(),
+        (query.data_ptr() | key_cache.data_ptr() | value_cache.data_ptr()) & 15,
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plans[key] = _Plan(args, out, scale)
+    plan.run(args, out, scale)
+    return out
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Rows of head dim one element after the other; a copy where they are not."""
+    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+class _Plan:
+    """Launches for one set of shapes; partial results are allocated anew each time, from PyTorch's own pool."""
+
+    def __init__(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, keys, values, table, lens = args
+        PAGED_ATTENTION.check(*args, scale)
+        batch, heads, dim = query.shape
+        page, key_heads = keys.shape[1], keys.shape[2]
+        longest = table.shape[1] * page
+        sizes = {"batch": batch, "key_heads": key_heads, "longest": longest, "head_dim": dim}
+        device = query.get_device()
+        chosen = tuning.choose("paged_attention", sizes, config.choose(**sizes, num_sms=num_sms(device)))
+        self.shares, self.shape = chosen.shares, (batch, heads, chosen.shares, dim)
+        strides = (*query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], table.stride(0))
+        self.rest = (key_heads, *strides, dim, chosen.shares)
+        part, lse = self._partial(out)
+        wide = max(16, power_of_two(dim))
+        self.share = _SHARE.bind(
+            (query, keys, values, table, lens, part, lse, scale * LOG2_E, *self.rest),
+            grid=(batch * key_heads, chosen.shares),
+            constants={
+                "R": heads // key_heads, "ROWS": config.rows_of(heads // key_heads), "D": wide, "P": page,
+                "KEYS": chosen.keys, "WHOLE": chosen.shares == 1,
+            },
+            num_warps=chosen.num_warps,
+            num_stages=chosen.num_stages,
+            device=device,
+            vector=vector_of(
+                query.element_size(), query.data_ptr() | keys.data_ptr() | values.data_ptr(), *strides[:-1], dim
+            ),
+        )  # fmt: skip
+        self.join = None
+        if chosen.shares > 1:
+            self.join = _JOIN.bind(
+                (part, lse, out, chosen.shares, dim),
+                grid=(batch * heads,),
+                constants={"SHARES": power_of_two(chosen.shares), "D": wide},
+                num_warps=4,
+                device=device,
+                vector=vector_of(query.element_size(), 0, dim),
+            )
+
+    def _partial(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        if self.shares == 1:
+            return out, out
+        part = torch.empty(self.shape, dtype=torch.float32, device=out.device)
+        return part, torch.empty(self.shape[:3], dtype=torch.float32, device=out.device)
+
+    def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        part, lse = self._partial(out)
+        self.share(*args, part, lse, scale * LOG2_E, *self.rest)
+        if self.join is not None:
+            self.join(part, lse, out, self.shares, self.shape[3])
+
+
+def _support(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *_: Any
+) -> str | None:
+    if query.dim() != 3 or key_cache.dim() != 4 or value_cache.shape != key_cache.shape:
+        return "query is [batch, heads, head dim], both caches are [pages, keys a page, key heads, head dim]"
+    if query.shape[2] != key_cache.shape[3] or query.shape[2] > MAX_HEAD_DIM:
+        return f"head dims are {query.shape[2]} and {key_cache.shape[3]}; kernels take one, to {MAX_HEAD_DIM}"
+    if key_cache.shape[2] == 0 or query.shape[1] % key_cache.shape[2]:
+        return f"{query.shape[1]} query heads are no multiple of {key_cache.shape[2]} key heads"
+    if block_table.dtype != torch.int32 or seq_lens.dtype != torch.int32:
+        return f"block_table and seq_lens are {block_table.dtype} and {seq_lens.dtype}; both are int32"
+    if block_table.shape[:1] != query.shape[:1] or seq_lens.shape != query.shape[:1]:
+        return "block_table and seq_lens have one row a sequence"
+    if (block_table.shape[1] > 1 and block_table.stride(1) != 1) or not seq_lens.is_contiguous():
+        return "block_table and seq_lens must be dense: call .contiguous()"
+    if {query.dtype, key_cache.dtype, value_cache.dtype} - {query.dtype}:
+        return "query and caches are of different types"
+    return float_reason(query=query)
+
+
+def _cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **kwargs: Any) -> dict[str, float]:
+    """Every sequence as long as its row of the block table allows; keys and values are read once."""
+    query, keys, _, table, _ = inputs
+    longest = table.shape[1] * keys.shape[1]
+    pairs = query.shape[0] * query.shape[1] * longest
+    cache_bytes = 2 * query.shape[0] * longest * keys.shape[2] * keys.shape[3] * (keys.num_bytes // max(1, keys.numel))
+    return {"flops": 4.0 * pairs * query.shape[2], "read_bytes": cache_bytes + query.num_bytes}
+
+
+def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+    kind = getattr(torch, of.dtype)
+    pages_each = -(-of["s"] // of["page"])
+    num_pages = of["b"] * pages_each + 3
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=on, dtype=torch.float32, generator=generator).to(kind)
+
+    shape = (num_pages, of["page"], of["k"], of["d"])
+    order = torch.randperm(num_pages, device=on, generator=generator)[: of["b"] * pages_each]
+    table = order.reshape(of["b"], pages_each).to(torch.int32)
+    lens = torch.full((of["b"],), of["s"], device=on, dtype=torch.int32)
+    if of.get("uneven"):
+        lens = torch.randint(1, of["s"] + 1, (of["b"],), device=on, generator=generator).to(torch.int32)
+    return draw(of["b"], of["h"], of["d"]), draw(*shape), draw(*shape), table, lens
+
+
+CHECKS = tuple(
+    case(dtype, b=b, h=h, k=k, s=s, d=d, page=page, uneven=uneven)
+    for dtype in ("float32", "bfloat16", "float16")
+    for b, h, k, s, d, page, uneven in (
+        (1, 1, 1, 1, 16, 16, False), (3, 8, 2, 77, 64, 16, True), (2, 32, 8, 1000, 128, 64, True),
+        (1, 8, 8, 4097, 128, 16, False), (2, 6, 2, 300, 80, 32, True), (1, 16, 1, 700, 256, 128, False),
+    )
+)  # fmt: skip
+RACES = tuple(
+    case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
+    for b, h, k, s, page in (
+        (1, 32, 8, 32768, 16), (8, 32, 8, 8192, 16), (32, 32, 8, 4096, 64), (64, 64, 8, 4096, 16),
+        (128, 32, 32, 1024, 16),
+    )
+)  # fmt: skip
+
+PAGED_ATTENTION = declare(
+    name="paged_attention",
+    summary="decoding attention over a paged cache, keys split over the device",
+    schema="(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, float scale)"
+    " -> Tensor",
+    forward=_forward,
+    infer=_forward,
+    fake=lambda query, *rest: query.new_empty(query.shape),
+    reference=reference.forward,
+    support=_support,
+    cost=_cost,
+    trial=Trial(
+        make=_make,
+        call=paged_attention,
+        eager=reference.eager,
+        reference=reference.public,
+        mistakes={"last key lost": reference.last_key_lost, "next page": reference.next_page},
+        checks=CHECKS,
+        races=RACES,
+        constants=(0, 1, 2),
+        forward_bytes=lambda args: 2 * int(args[4].sum()) * args[1][0, 0].nbytes + 2 * args[0].nbytes,
+    ),
+)
+

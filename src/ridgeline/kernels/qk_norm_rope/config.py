@@ -1,0 +1,21 @@
+"""Launch configurations of the fused head norm and rotary embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.kernels.rows import clamp, power_of_two
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Warps that work on one token's heads, and programs a multiprocessor holds of the backward pass."""
+
+    num_warps: int
+    programs_per_sm: int
+
+
+def default(heads: int, head_dim: int) -> Heads:
+    """Sixteen elements of the query a thread; the backward pass keeps two column sums, so few programs fit."""
+    num_warps = clamp(power_of_two(heads) * head_dim // 512, 1, 16)
+    return Heads(num_warps, clamp(16 // num_warps, 1, 8))

@@ -1,0 +1,1 @@
+"""RMSNorm, alone and with the residual add in front of it."""

@@ -1,0 +1,88 @@
+"""Launch configurations of RMSNorm by shape.
+
+A warp reads 16 bytes a lane: ``lanes`` columns at once. Short rows belong to one warp each, so that their sums need no
+barrier; longer ones are spread over the warps of a program. Either way a row is held in ``chunks`` pieces, which fits
+row lengths that are no powers of two. The measurements behind the numbers: benchmarks/2026-11-15-kernels.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.kernels.rows import cdiv, clamp, power_of_two
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Rows a program holds, in how many pieces of how many columns, and its warps; no pieces: rows are too long."""
+
+    rows: int
+    chunks: int
+    block: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """A persistent program's tile, how many tiles are on their way, and how many programs share a multiprocessor."""
+
+    rows: int
+    chunks: int
+    block: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+    keep_weight: bool
+
+
+LONG_BLOCK = 8192
+SHORT_CHUNKS = 4
+
+
+def lanes(itemsize: int) -> int:
+    """Columns that one warp reads with one instruction."""
+    return 32 * 16 // itemsize
+
+
+def short_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[int, int, int, int] | None:
+    """(rows, chunks, block, warps) with every row inside one warp, or None where rows are too long for that."""
+    block = min(power_of_two(cols), lanes(itemsize))
+    chunks = cdiv(cols, block)
+    if chunks * (16 // itemsize) > SHORT_CHUNKS * 8:
+        return None
+    per_warp = lanes(itemsize) // block
+    num_warps = clamp(power_of_two(cdiv(rows, 132 * per_warp)), 1, num_warps)
+    return num_warps * per_warp, chunks, block, num_warps
+
+
+def forward(rows: int, cols: int, itemsize: int) -> Forward:
+    """At most 40 elements a thread: then two programs or more share a multiprocessor up to 16k columns."""
+    short = short_tile(rows, cols, itemsize, 4)
+    if short is not None:
+        return Forward(*short)
+    for num_warps, most in ((4, 5), (8, 4), (16, 4), (32, 4)):
+        chunks = cdiv(cols, 256 * num_warps)
+        if chunks <= most:
+            return Forward(1, chunks, 256 * num_warps, num_warps)
+    return Forward(1, 0, 0, 16)
+
+
+def backward(rows: int, cols: int, itemsize: int) -> Backward:
+    """Two tiles on their way, and as many programs as the registers of their tiles and column sums allow."""
+    short = short_tile(rows, cols, itemsize, 4)
+    if short is not None:
+        held = short[1] * (16 // itemsize)
+        return Backward(*short, 3, 8 if held <= 8 else 4 if held <= 16 else 3 if held <= 24 else 2, True)
+    if cols <= 4096:
+        num_warps = 4 if 2048 < cols <= 3072 else 8
+        chunks = cdiv(cols, 256 * num_warps)
+        return Backward(1, chunks, 256 * num_warps, num_warps, 3, {1: 4, 2: 2, 3: 3}[chunks], True)
+    if cols <= 6144:
+        return Backward(1, 3, 2048, 8, 3, 2 if itemsize == 2 else 1, False)
+    if cols <= 8192:
+        return Backward(1, 2, 4096, 16, 3, 1, True)
+    if cols <= 12288 and itemsize == 2:
+        return Backward(1, 3, 4096, 16, 3, 1, False)
+    if cols <= 16384 and itemsize == 2:
+        return Backward(1, 2, 8192, 32, 1, 1, False)
+    return Backward(1, 0, 0, 16, 1, 1, False)

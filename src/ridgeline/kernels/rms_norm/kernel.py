@@ -1,0 +1,244 @@
+"""RMSNorm on the device: rows normalized by their root mean square, with the residual add fused in.
+
+Shapes: R rows, C columns (the normalized dim), P programs. A program holds whole rows, ROWS at a time.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm_forward(
+    x_ptr,  # [R, C], rows x_stride apart
+    residual_ptr,  # [R, C]
+    weight_ptr,  # [C]
+    y_ptr,  # [R, C]
+    h_ptr,  # [R, C] x + residual
+    rstd_ptr,  # [R] fp32
+    rows,
+    cols,
+    x_stride,
+    eps,
+    offset,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SAVE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
+    at = row.to(tl.int64) * cols + col
+    x_at = x_ptr + row.to(tl.int64) * x_stride + col
+    held = ()
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        inside = (row < rows) & (i * BLOCK + col < cols)
+        x = tl.load(x_at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+        if HAS_RESIDUAL:
+            # Rounded as stored: the backward pass sees the very numbers that were normalized.
+            h = x + tl.load(residual_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            h = h.to(h_ptr.dtype.element_ty)
+            tl.store(h_ptr + at + i * BLOCK, h, mask=inside)
+            x = h.to(tl.float32)
+        squares += x * x
+        held = held + (x,)
+    rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
+    if SAVE:
+        tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    for i in tl.static_range(CHUNKS):
+        in_cols = i * BLOCK + col < cols
+        y = held[i] * rstd
+        if HAS_WEIGHT:
+            y *= tl.load(weight_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32) + offset
+        tl.store(y_ptr + at + i * BLOCK, y.to(y_ptr.dtype.element_ty), mask=(row < rows) & in_cols)
+
+
+@triton.jit
+def rms_norm_forward_long(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    h_ptr,
+    rstd_ptr,
+    rows,
+    cols,
+    x_stride,
+    eps,
+    offset,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SAVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Rows that do not fit in registers: read once for the sum and once more, from the L2, for the result."""
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, cols, BLOCK):
+        c = start + col
+        x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        if HAS_RESIDUAL:
+            h = x + tl.load(residual_ptr + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
+            h = h.to(h_ptr.dtype.element_ty)
+            tl.store(h_ptr + row * cols + c, h, mask=c < cols)
+            x = h.to(tl.float32)
+        total += x * x
+    rstd = tl.rsqrt(tl.sum(total, axis=0) / cols + eps)
+    if SAVE:
+        tl.store(rstd_ptr + row, rstd)
+    for start in range(0, cols, BLOCK):
+        c = start + col
+        if HAS_RESIDUAL:
+            # The same thread wrote these elements: program order makes them visible to it.
+            x = tl.load(h_ptr + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
+        else:
+            x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=0.0, eviction_policy="evict_first")
+            x = x.to(tl.float32)
+        y = x * rstd
+        if HAS_WEIGHT:
+            y *= tl.load(weight_ptr + c, mask=c < cols, other=0.0).to(tl.float32) + offset
+        tl.store(y_ptr + row * cols + c, y.to(y_ptr.dtype.element_ty), mask=c < cols)
+
+
+@triton.jit
+def rms_norm_backward(
+    dy_ptr,  # [R, C]
+    x_ptr,  # [R, C], rows x_stride apart
+    weight_ptr,  # [C]
+    rstd_ptr,  # [R] fp32
+    dh_ptr,  # [R, C] gradient that reaches x + residual past the norm
+    dx_ptr,  # [R, C]
+    dw_ptr,  # [P, C] fp32: each program's share of the weight's gradient
+    rows,
+    cols,
+    x_stride,
+    offset,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_DH: tl.constexpr,
+    WANT_DW: tl.constexpr,
+    KEEP_WEIGHT: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile."""
+    col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
+    first_row = tl.arange(0, BLOCK)[None, :]
+    shares = ()
+    weights = ()
+    for i in tl.static_range(CHUNKS):
+        shares = shares + (tl.zeros([ROWS, BLOCK], tl.float32),)
+        if HAS_WEIGHT and KEEP_WEIGHT:
+            w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0)
+            weights = weights + (w.to(tl.float32) + offset,)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        at = row.to(tl.int64) * cols + col
+        x_at = x_ptr + row.to(tl.int64) * x_stride + col
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        grads = ()
+        normed = ()
+        updated = ()
+        along = tl.zeros([ROWS, BLOCK], tl.float32)
+        for i in tl.static_range(CHUNKS):
+            inside = (row < rows) & (i * BLOCK + col < cols)
+            n = tl.load(x_at + i * BLOCK, mask=inside, other=0.0).to(tl.float32) * rstd
+            g = tl.load(dy_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            if WANT_DW:
+                updated = updated + (shares[i] + g * n,)
+            if HAS_WEIGHT:
+                if KEEP_WEIGHT:
+                    g *= weights[i]
+                else:
+                    w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0)
+                    g *= w.to(tl.float32) + offset
+            along += g * n
+            grads = grads + (g,)
+            normed = normed + (n,)
+        if WANT_DW:
+            shares = updated
+        mean = tl.sum(along, axis=1, keep_dims=True) / cols
+        for i in tl.static_range(CHUNKS):
+            inside = (row < rows) & (i * BLOCK + col < cols)
+            dx = (grads[i] - normed[i] * mean) * rstd
+            if HAS_DH:
+                dx += tl.load(dh_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            tl.store(dx_ptr + at + i * BLOCK, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    if WANT_DW:
+        to = dw_ptr + tl.program_id(0).to(tl.int64) * cols + first_row
+        for i in tl.static_range(CHUNKS):
+            share = tl.sum(shares[i], axis=0)[None, :]
+            tl.store(to + i * BLOCK, share, mask=i * BLOCK + first_row < cols)
+
+
+@triton.jit
+def rms_norm_backward_long(
+    dy_ptr,
+    x_ptr,
+    weight_ptr,
+    rstd_ptr,
+    dh_ptr,
+    dx_ptr,
+    rows,
+    cols,
+    x_stride,
+    offset,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_DH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """dx of rows that do not fit in registers: one program a row, the second read from the L2."""
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    rstd = tl.load(rstd_ptr + row)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, cols, BLOCK):
+        c = start + col
+        x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        g = tl.load(dy_ptr + row * cols + c, mask=c < cols, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        if HAS_WEIGHT:
+            g *= tl.load(weight_ptr + c, mask=c < cols, other=0.0).to(tl.float32) + offset
+        total += g * x
+    mean = tl.sum(total, axis=0) * rstd / cols
+    for start in range(0, cols, BLOCK):
+        c = start + col
+        x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=0.0).to(tl.float32)
+        g = tl.load(dy_ptr + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
+        if HAS_WEIGHT:
+            g *= tl.load(weight_ptr + c, mask=c < cols, other=0.0).to(tl.float32) + offset
+        dx = (g - x * rstd * mean) * rstd
+        if HAS_DH:
+            dx += tl.load(dh_ptr + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row * cols + c, dx.to(dx_ptr.dtype.element_ty), mask=c < cols)
+
+
+@triton.jit
+def rms_norm_weight_share(
+    dy_ptr,
+    x_ptr,
+    rstd_ptr,
+    dw_ptr,  # [P, C]
+    rows,
+    cols,
+    x_stride,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The weight's gradient of long rows: a program takes some columns of every P-th tile of rows."""
+    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    acc = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in tl.range(tl.program_id(1), tl.cdiv(rows, ROWS), tl.num_programs(1), num_stages=3):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (col < cols)
+        x = tl.load(x_ptr + row.to(tl.int64) * x_stride + col, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row.to(tl.int64) * cols + col, mask=inside, other=0.0).to(tl.float32)
+        acc += dy * x * tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+    share = tl.sum(acc, axis=0)[None, :]
+    tl.store(dw_ptr + tl.program_id(1).to(tl.int64) * cols + col, share, mask=col < cols)

@@ -1,0 +1,457 @@
+"""RMSNorm: y = x / sqrt(mean(x²) + eps) · (weight + offset), forward and backward, with the residual add fused in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import KernelError
+from ridgeline.kernels import device, tuning
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.rms_norm import config, kernel, reference
+from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
+
+_FORWARD = Kernel(kernel.rms_norm_forward, vectors=("cols", "x_stride"))
+_FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"))
+_BACKWARD = Kernel(kernel.rms_norm_backward, vectors=("cols", "x_stride"))
+_BACKWARD_LONG = Kernel(kernel.rms_norm_backward_long, vectors=("cols", "x_stride"))
+_WEIGHT_SHARE = Kernel(kernel.rms_norm_weight_share, vectors=("cols", "x_stride"))
+REDUCE = Kernel(device.reduce_partials, vectors=("cols",))
+
+_infer_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
+_empty_like = torch.empty_like
+EPS = torch.finfo(torch.float32).eps
+"""PyTorch's default: the step of the type it computes in, whatever the type of x."""
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor | None = None, eps: float | None = None, *, offset: float = 0.0, out: Tensor | None = None
+) -> Tensor:
+    """Normalize the last dim of ``x`` by its root mean square, as ``F.rms_norm`` does over one dim.
+
+    ``offset`` is added to the weight (Gemma stores it less one). ``out`` takes the result where no gradient is needed.
+    """
+    if eps is None:
+        eps = EPS
+    if out is not None:
+        return _into(out, x, weight, eps, offset)
+    return RMS_NORM(x, weight, eps, offset)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None, *, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """``h = x + residual`` and its RMSNorm, in one pass: returns (norm of h, h)."""
+    return ADD_RMS_NORM(x, residual, weight, EPS if eps is None else eps, offset)
+
+
+def _into(out: Tensor, x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
+    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
+        raise KernelError("rms_norm: out must be contiguous, with the shape, type and device of x")
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, out)):
+        raise KernelError("rms_norm: out= does not record gradients; call it under torch.no_grad()")
+    if not launchable(x):
+        return out.copy_(_infer(x, weight, eps, offset))
+    _run(x, None, weight, eps, offset, save=False, y=out)
+    return out
+
+
+# --- running -----------------------------------------------------------------------------------------------------
+
+
+def _forward(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    if not launchable(x):
+        return RMS_NORM.on_host(x, weight, eps, offset)
+    y, _, rstd = _run(x, None, weight, eps, offset, save=True)
+    return y, rstd
+
+
+def _infer(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
+    """The shortest way from Python to the device: one lookup, one allocation, one launch."""
+    if weight is None or not (x.is_contiguous() and weight.is_contiguous()):
+        return _infer_other(x, weight, eps, offset)
+    key = (x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), (x.data_ptr() | weight.data_ptr()) & 15)
+    plan = _infer_plans.get(key)
+    if plan is None:
+        if not launchable(x):
+            return RMS_NORM.on_host(x, weight, eps, offset)[0]
+        y = _empty_like(x)
+        plan = _infer_plans[key] = _plan_forward(x, x, weight, y, y, y, x.shape[-1], save=False)
+    run, rows, cols, _ = plan
+    y = _empty_like(x)
+    run(x, x, weight, y, y, y, rows, cols, cols, eps, offset)
+    return y
+
+
+def _infer_other(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
+    if not launchable(x):
+        return RMS_NORM.on_host(x, weight, eps, offset)[0]
+    return _run(x, None, weight, eps, offset, save=False)[0]
+
+
+def _add_forward(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not launchable(x):
+        return ADD_RMS_NORM.on_host(x, residual, weight, eps, offset)
+    return _run(x, residual, weight, eps, offset, save=True)
+
+
+def _add_infer(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    if not launchable(x):
+        return ADD_RMS_NORM.on_host(x, residual, weight, eps, offset)[:2]
+    return _run(x, residual, weight, eps, offset, save=False)[:2]
+
+
+def _run(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float, save: bool, y: Any = None
+) -> tuple[Tensor, Any, Any]:
+    if y is None:
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    h = y if residual is None else torch.empty_like(y)
+    stride = x.shape[-1]
+    if not x.is_contiguous():
+        x, stride = as_rows(x)
+    if residual is None:
+        residual = x
+    elif not residual.is_contiguous():
+        residual = residual.contiguous()
+    w = x if weight is None else weight
+    key = (
+        y.shape, w.shape, residual.shape, x.dtype, w.dtype, residual.dtype, stride, weight is None, residual is x, save,
+        x.get_device(), (x.data_ptr() | w.data_ptr() | residual.data_ptr() | y.data_ptr()) & 15,
+    )  # fmt: skip
+    plan = _forward_plans.get(key)
+    if plan is None:
+        plan = _forward_plans[key] = _plan_forward(x, residual, weight, y, h, y, stride, save)
+    run, rows, cols, stats = plan
+    rstd = torch.empty_like(stats, memory_format=torch.contiguous_format) if save else y
+    run(x, residual, w, y, h, rstd, rows, cols, stride, eps, offset)
+    return y, h, rstd
+
+
+def _plan_forward(
+    x: Tensor, residual: Tensor, weight: Tensor | None, y: Tensor, h: Tensor, rstd: Tensor, stride: int, save: bool
+) -> tuple[Any, int, int, Tensor]:
+    has_residual = h is not y
+    RMS_NORM.check(y, weight, 0.0, 0.0)
+    if has_residual and (residual.shape.numel() != y.numel() or residual.dtype != y.dtype):
+        raise KernelError("add_rms_norm: residual must have the shape and type of x")
+    cols = y.shape[-1]
+    rows = y.numel() // cols
+    size = y.element_size()
+    chosen = tuning.choose(
+        "rms_norm.forward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.forward(rows, cols, size)
+    )
+    w = x if weight is None else weight
+    stats = template(y.shape[:-1], torch.float32, y.device)
+    pointers = x.data_ptr() | residual.data_ptr() | y.data_ptr() | h.data_ptr() | w.data_ptr()
+    constants: dict[str, Any] = {"HAS_WEIGHT": weight is not None, "HAS_RESIDUAL": has_residual, "SAVE": save}
+    kind = _FORWARD_LONG
+    if chosen.chunks:
+        kind = _FORWARD
+        constants |= {"ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block}
+    else:
+        constants |= {"BLOCK": config.LONG_BLOCK}
+    run = kind.bind(
+        (x, residual, w, y, h, stats if save else rstd, rows, cols, stride, 0.0, 0.0),
+        grid=(cdiv(rows, chosen.rows),),
+        constants=constants,
+        num_warps=chosen.num_warps,
+        device=x.get_device(),
+        vector=vector_of(size, pointers, cols, stride),
+    )
+    return run, rows, cols, stats
+
+
+def _backward(
+    dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, dh: Tensor | None, offset: float, want_dw: bool
+) -> tuple[Tensor, Tensor]:
+    if not launchable(x):
+        return RMS_NORM_BACKWARD.on_host(dy, x, weight, rstd, dh, offset, want_dw)
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    stride = x.shape[-1]
+    if not x.is_contiguous():
+        x, stride = as_rows(x)
+    dy = dy if dy.is_contiguous() else dy.contiguous()
+    dh = dh if dh is None or dh.is_contiguous() else dh.contiguous()
+    w, extra = x if weight is None else weight, dy if dh is None else dh
+    key = (
+        dx.shape, w.shape, dy.shape, x.dtype, w.dtype, dy.dtype, stride, weight is None, dh is None, want_dw,
+        x.get_device(), (x.data_ptr() | w.data_ptr() | dy.data_ptr() | extra.data_ptr()) & 15,
+    )  # fmt: skip
+    plan = _backward_plans.get(key)
+    if plan is None:
+        plan = _backward_plans[key] = _plan_backward(dy, x, weight, rstd, extra, dx, stride, dh is not None, want_dw)
+    dw = torch.empty_like(w) if want_dw else w.new_empty(0)
+    plan(dy, x, w, rstd, extra, dx, dw, offset)
+    return dx, dw
+
+
+def _plan_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    dh: Tensor,
+    dx: Tensor,
+    stride: int,
+    has_dh: bool,
+    want_dw: bool,
+) -> Any:
+    RMS_NORM_BACKWARD.check(dy, dx, weight)
+    cols = dx.shape[-1]
+    rows = dx.numel() // cols
+    size = max(dx.element_size(), dy.element_size())
+    chosen = tuning.choose(
+        "rms_norm.backward", {"rows": rows, "cols": cols, "dtype": dx.dtype}, config.backward(rows, cols, size)
+    )
+    w = x if weight is None else weight
+    pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
+    common = {
+        "device": x.get_device(),
+        "vector": vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride),
+        "num_warps": chosen.num_warps,
+    }
+    flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
+    if not chosen.chunks:
+        return _plan_backward_long(dy, x, w, rstd, dh, dx, rows, cols, stride, want_dw, flags, common)
+    programs = max(1, min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(x.get_device())))
+    partial = template((programs, cols), torch.float32, x.device)
+    run = _BACKWARD.bind(
+        (dy, x, w, rstd, dh, dx, partial, rows, cols, stride, 0.0),
+        grid=(programs,),
+        constants=flags
+        | {"WANT_DW": want_dw, "KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows,
+           "CHUNKS": chosen.chunks, "BLOCK": chosen.block,
+           "STAGES": chosen.num_stages},
+        num_stages=chosen.num_stages,
+        **common,
+    )  # fmt: skip
+    reduce = plan_reduce(partial, w, programs, cols, x.get_device())
+
+    def plan(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, dw: Tensor, offset: float) -> None:
+        shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want_dw else dx
+        run(dy, x, w, rstd, dh, dx, shares, rows, cols, stride, offset)
+        if want_dw:
+            reduce(shares, dw, dw, programs, cols)
+
+    return plan
+
+
+def _plan_backward_long(
+    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, rows: int, cols: int, stride: int,
+    want_dw: bool, flags: dict[str, Any], common: dict[str, Any],
+) -> Any:  # fmt: skip
+    run = _BACKWARD_LONG.bind(
+        (dy, x, w, rstd, dh, dx, rows, cols, stride, 0.0),
+        grid=(rows,),
+        constants=flags | {"BLOCK": config.LONG_BLOCK},
+        **common,
+    )
+    block = 512
+    groups = max(1, min(cdiv(rows, 8), cdiv(4 * num_sms(x.get_device()), cdiv(cols, block))))
+    partial = template((groups, cols), torch.float32, x.device)
+    share = _WEIGHT_SHARE.bind(
+        (dy, x, rstd, partial, rows, cols, stride),
+        grid=(cdiv(cols, block), groups),
+        constants={"ROWS": 8, "BLOCK": block},
+        num_stages=3,
+        **(common | {"num_warps": 8}),
+    )
+    reduce = plan_reduce(partial, w, groups, cols, x.get_device())
+
+    def plan(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, dw: Tensor, offset: float) -> None:
+        run(dy, x, w, rstd, dh, dx, rows, cols, stride, offset)
+        if want_dw:
+            shares = torch.empty_like(partial, memory_format=torch.contiguous_format)
+            share(dy, x, rstd, shares, rows, cols, stride)
+            reduce(shares, dw, dw, groups, cols)
+
+    return plan
+
+
+def plan_reduce(partial: Tensor, out: Tensor, num_partials: int, cols: int, on: int, second: Any = None) -> Any:
+    """The second half of a column sum: [num_partials, cols] to [cols], small enough to stay in the L2.
+
+    With ``second``, two stacked arrays are summed into two tensors.
+    """
+    block = 32 if cols >= 2048 else 16
+    return REDUCE.bind(
+        (partial, out, out if second is None else second, num_partials, cols),
+        grid=(cdiv(cols, block), 1 if second is None else 2),
+        constants={"PARTS": 32, "BLOCK": block},
+        num_warps=4,
+        device=on,
+        vector=4 if cols % 4 == 0 else 1,
+    )
+
+
+# --- the declaration ---------------------------------------------------------------------------------------------
+
+
+def _fake(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+def _add_fake(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, rstd = _fake(x, weight, eps, offset)
+    return y, torch.empty_like(y), rstd
+
+
+def _backward_fake(
+    dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, dh: Tensor | None, offset: float, want_dw: bool
+) -> tuple[Tensor, Tensor]:
+    dw = x.new_empty(x.shape[-1] if want_dw else 0, dtype=x.dtype if weight is None else weight.dtype)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), dw
+
+
+def _support(x: Tensor, weight: Tensor | None = None, *_: Any) -> str | None:
+    if x.dim() < 1 or x.shape[-1] == 0:
+        return "x needs a last dim of at least one element"
+    if weight is not None and weight.shape != x.shape[-1:]:
+        return f"weight has shape {tuple(weight.shape)}, the last dim of x is {x.shape[-1]}"
+    if weight is not None and not weight.is_contiguous():
+        return "weight must be contiguous"
+    return float_reason(x=x, weight=weight)
+
+
+def _backward_support(dy: Tensor, x: Tensor, weight: Tensor | None, *_: Any) -> str | None:
+    if dy.shape != x.shape:
+        return f"dy has shape {tuple(dy.shape)}, x {tuple(x.shape)}"
+    return _support(x, weight) or float_reason(dy=dy)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, _, offset = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.offset = offset
+    ctx.want_dw = weight is not None and weight.requires_grad
+
+
+def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if dy is None:
+        return None, None, None, None
+    x, weight, rstd = ctx.saved_tensors
+    dx, dw = RMS_NORM_BACKWARD(dy, x, weight, rstd, None, ctx.offset, ctx.want_dw)
+    return dx, dw if ctx.want_dw else None, None, None
+
+
+def _add_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, weight, _, offset = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1], weight, output[2])
+    ctx.offset = offset
+    ctx.want_dw = weight is not None and weight.requires_grad
+
+
+def _add_grads(ctx: Any, dy: Tensor | None, dh: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    h, weight, rstd = ctx.saved_tensors
+    if dy is None:
+        return dh, dh, None, None, None
+    dx, dw = RMS_NORM_BACKWARD(dy, h, weight, rstd, dh, ctx.offset, ctx.want_dw)
+    return dx, dx, dw if ctx.want_dw else None, None, None
+
+
+def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+    dtype = getattr(torch, of.dtype)
+    x = torch.randn(of["rows"], of["cols"], device=on, dtype=torch.float32, generator=generator).to(dtype)
+    weight = (1 + 0.3 * torch.randn(of["cols"], device=on, dtype=torch.float32, generator=generator)).to(dtype)
+    return x, weight, 1e-6
+
+
+def _add_make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+    x, weight, eps = _make(of, on, generator)
+    return x, _make(of, on, generator)[0], weight, eps
+
+
+CHECKS = tuple(
+    case(dtype, rows=rows, cols=cols)
+    for dtype in DTYPES
+    for rows, cols in ((1, 2), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
+                       (9, 16384), (5, 20001), (3, 40000), (2, 131072))
+)  # fmt: skip
+RACES = tuple(
+    case(dtype, rows=rows, cols=cols)
+    for dtype, rows, cols in (
+        ("bfloat16", 16384, 4096), ("bfloat16", 8192, 8192), ("bfloat16", 4096, 16384), ("bfloat16", 8192, 5120),
+        ("bfloat16", 2048, 4096), ("bfloat16", 131072, 128), ("bfloat16", 32768, 1024), ("bfloat16", 8192, 128),
+        ("bfloat16", 16384, 2048), ("float32", 8192, 4096), ("float16", 16384, 3072),
+    )
+)  # fmt: skip
+SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096), (16, 4096), (128, 1024)))
+
+RMS_NORM_BACKWARD = declare(
+    name="rms_norm_backward",
+    summary="gradients of rms_norm, and of add_rms_norm with the gradient of its sum",
+    schema="(Tensor dy, Tensor x, Tensor? weight, Tensor rstd, Tensor? dh, float offset, bool want_dw)"
+    " -> (Tensor, Tensor)",
+    forward=_backward,
+    fake=_backward_fake,
+    reference=reference.backward,
+    support=_backward_support,
+    cost=elementwise_cost(12.0),
+    num_results=2,
+)
+RMS_NORM = declare(
+    name="rms_norm",
+    summary="x / rms(x) · weight",
+    schema="(Tensor x, Tensor? weight, float eps, float offset) -> (Tensor, Tensor)",
+    forward=_forward,
+    infer=_infer,
+    fake=_fake,
+    reference=reference.forward,
+    support=_support,
+    cost=elementwise_cost(5.0),
+    setup=_setup,
+    backward=_grads,
+    trial=Trial(
+        make=_make,
+        call=rms_norm,
+        eager=reference.eager,
+        reference=reference.rms_norm,
+        mistakes={
+            "padded mean": reference.padded_mean,
+            "last column lost": reference.last_column_lost,
+            "weight ignored": reference.weight_ignored,
+        },
+        checks=CHECKS,
+        races=RACES,
+        small=SMALL,
+    ),
+)
+ADD_RMS_NORM = declare(
+    name="add_rms_norm",
+    summary="h = x + residual and rms_norm(h), in one pass",
+    schema="(Tensor x, Tensor residual, Tensor? weight, float eps, float offset) -> (Tensor, Tensor, Tensor)",
+    forward=_add_forward,
+    infer=_add_infer,
+    fake=_add_fake,
+    reference=reference.add_forward,
+    support=lambda x, residual, weight=None, *_: (
+        _support(x, weight)
+        or (
+            None if (residual.shape, residual.dtype) == (x.shape, x.dtype) else "residual and x differ in shape or type"
+        )
+    ),
+    cost=elementwise_cost(6.0),
+    num_results=2,
+    setup=_add_setup,
+    backward=_add_grads,
+    trial=Trial(
+        make=_add_make,
+        call=add_rms_norm,
+        eager=reference.add_eager,
+        reference=reference.add_rms_norm,
+        mistakes={"residual ignored": reference.residual_ignored},
+        checks=CHECKS,
+        races=RACES[:6],
+        small=SMALL,
+    ),
+)

@@ -1,0 +1,1 @@
+"""RMSNorm whose output is fp8 or int8 with a scale a row or a block."""

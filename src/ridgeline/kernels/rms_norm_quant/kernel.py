@@ -1,0 +1,82 @@
+"""RMSNorm with quantized output: the row is in registers anyway, so its largest element costs nothing to find.
+
+Shapes: R rows, C columns, GROUP columns a scale (a whole row where it is 0).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+ROUNDER = tl.constexpr(12582912.0)  # 1.5 · 2²³: adding and subtracting it rounds a float32 to the nearest even integer
+
+
+@triton.jit
+def narrowed(y, INTEGER: tl.constexpr, q_ptr):
+    if INTEGER:
+        y = (y + ROUNDER) - ROUNDER
+    return y.to(q_ptr.dtype.element_ty)
+
+
+@triton.jit
+def rms_norm_quantized(
+    x_ptr,  # [R, C], rows x_stride apart
+    residual_ptr,  # [R, C]
+    weight_ptr,  # [C]
+    q_ptr,  # [R, C] fp8 or int8
+    scale_ptr,  # [R, scales] fp32: y ≈ q · scale
+    h_ptr,  # [R, C] x + residual
+    rows,
+    cols,
+    x_stride,
+    scales,
+    eps,
+    offset,
+    largest,
+    HAS_RESIDUAL: tl.constexpr,
+    INTEGER: tl.constexpr,
+    GROUP: tl.constexpr,
+    PARTS: tl.constexpr,  # BLOCK / GROUP
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
+    at = row.to(tl.int64) * cols + col
+    held = ()
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        inside = (row < rows) & (i * BLOCK + col < cols)
+        x = tl.load(x_ptr + row.to(tl.int64) * x_stride + i * BLOCK + col, mask=inside, other=0.0).to(tl.float32)
+        if HAS_RESIDUAL:
+            h = x + tl.load(residual_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            h = h.to(h_ptr.dtype.element_ty)
+            tl.store(h_ptr + at + i * BLOCK, h, mask=inside)
+            x = h.to(tl.float32)
+        squares += x * x
+        held = held + (x,)
+    rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
+    normed = ()
+    top = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0).to(tl.float32) + offset
+        y = held[i] * rstd * w
+        top = tl.maximum(top, tl.abs(y))
+        normed = normed + (y,)
+    if GROUP == 0:
+        scale = tl.maximum(tl.max(top, axis=1, keep_dims=True), 1e-12) / largest
+        tl.store(scale_ptr + row, scale, mask=row < rows)
+    for i in tl.static_range(CHUNKS):
+        inside = (row < rows) & (i * BLOCK + col < cols)
+        y = normed[i]
+        if GROUP > 0:
+            blocks = tl.max(tl.reshape(tl.abs(y), [ROWS, PARTS, GROUP]), axis=2)
+            block_scale = tl.maximum(blocks, 1e-12) / largest
+            part = i * PARTS + tl.arange(0, PARTS)[None, :]
+            tl.store(scale_ptr + row.to(tl.int64) * scales + part, block_scale, mask=(row < rows) & (part < scales))
+            wide = tl.broadcast_to(tl.expand_dims(block_scale, 2), [ROWS, PARTS, GROUP])
+            y = y / tl.reshape(wide, [ROWS, BLOCK])
+        else:
+            y = y / scale
+        tl.store(q_ptr + at + i * BLOCK, narrowed(y, INTEGER, q_ptr), mask=inside)

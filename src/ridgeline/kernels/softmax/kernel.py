@@ -1,0 +1,126 @@
+"""Softmax on the device. Rows of up to 32k columns are held in registers and read once; longer ones are read twice.
+
+Shapes: R rows, C columns. A held row lies in CHUNKS pieces of BLOCK columns.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOWEST = tl.constexpr(-3.0e38)
+FAR = tl.constexpr(20.0)
+
+
+@triton.jit
+def softmax_forward(
+    x_ptr,
+    y_ptr,
+    rows,
+    cols,
+    x_stride,
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """A program takes every P-th tile of rows; with stages, the next tile is on its way meanwhile."""
+    col = tl.arange(0, BLOCK)[None, :]
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        x_at = x_ptr + row.to(tl.int64) * x_stride + col
+        held = ()
+        top = tl.full([ROWS, BLOCK], float("-inf"), tl.float32)
+        for i in tl.static_range(CHUNKS):
+            inside = (row < rows) & (i * BLOCK + col < cols)
+            x = tl.load(x_at + i * BLOCK, mask=inside, other=float("-inf")).to(tl.float32)
+            top = tl.maximum(top, x)
+            held = held + (x,)
+        best = tl.max(top, axis=1, keep_dims=True)
+        powers = ()
+        total = tl.zeros([ROWS, BLOCK], tl.float32)
+        for i in tl.static_range(CHUNKS):
+            e = tl.exp(held[i] - best)
+            total += e
+            powers = powers + (e,)
+        scale = 1.0 / tl.sum(total, axis=1, keep_dims=True)
+        for i in tl.static_range(CHUNKS):
+            inside = (row < rows) & (i * BLOCK + col < cols)
+            y = (powers[i] * scale).to(y_ptr.dtype.element_ty)
+            tl.store(y_ptr + row.to(tl.int64) * cols + i * BLOCK + col, y, mask=inside)
+
+
+@triton.jit
+def sums_of(x_row, cols, offset, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    """Sum of exp(x − offset) and maximum of a row; threads meet only at its end."""
+    col = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    top = tl.full([BLOCK], LOWEST, tl.float32)
+    for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
+        c = start + col
+        x = tl.load(x_row + c, mask=c < cols, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
+        total += tl.exp(x - offset)
+        top = tl.maximum(top, x)
+    return tl.sum(total, axis=0), tl.max(top, axis=0)
+
+
+@triton.jit
+def softmax_forward_long(x_ptr, y_ptr, rows, cols, x_stride, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    """One program a row: sums relative to the largest of the first block, then a second read, from the L2.
+
+    Where a later element is far above that, the sums are taken again, relative to the true maximum.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    x_row = x_ptr + row * x_stride
+    start = tl.load(x_row + col, mask=col < cols, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
+    offset = tl.maximum(tl.max(start, axis=0), LOWEST)
+    total, top = sums_of(x_row, cols, offset, BLOCK, STAGES)
+    if top - offset > FAR:
+        offset = top
+        total, top = sums_of(x_row, cols, offset, BLOCK, STAGES)
+    scale = 1.0 / total
+    for first in tl.range(0, cols, BLOCK, num_stages=STAGES):
+        c = first + col
+        x = tl.load(x_row + c, mask=c < cols, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
+        tl.store(y_ptr + row * cols + c, (tl.exp(x - offset) * scale).to(y_ptr.dtype.element_ty), mask=c < cols)
+
+
+@triton.jit
+def softmax_backward(dy_ptr, y_ptr, dx_ptr, rows, cols, ROWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :]
+    at = row.to(tl.int64) * cols + col
+    outputs = ()
+    grads = ()
+    along = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        inside = (row < rows) & (i * BLOCK + col < cols)
+        y = tl.load(y_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+        along += y * dy
+        outputs = outputs + (y,)
+        grads = grads + (dy,)
+    level = tl.sum(along, axis=1, keep_dims=True)
+    for i in tl.static_range(CHUNKS):
+        inside = (row < rows) & (i * BLOCK + col < cols)
+        dx = outputs[i] * (grads[i] - level)
+        tl.store(dx_ptr + at + i * BLOCK, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def softmax_backward_long(dy_ptr, y_ptr, dx_ptr, rows, cols, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
+        c = start + col
+        y = tl.load(y_ptr + row * cols + c, mask=c < cols, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        dy = tl.load(dy_ptr + row * cols + c, mask=c < cols, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        total += y * dy
+    along = tl.sum(total, axis=0)
+    for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
+        c = start + col
+        y = tl.load(y_ptr + row * cols + c, mask=c < cols, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        dy = tl.load(dy_ptr + row * cols + c, mask=c < cols, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        tl.store(dx_ptr + row * cols + c, (y * (dy - along)).to(dx_ptr.dtype.element_ty), mask=c < cols)

@@ -1,0 +1,187 @@
+"""Softmax over one dim, forward and backward, to rows of any length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels import tuning
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.rows import as_rows, cdiv, float_reason
+from ridgeline.kernels.softmax import config, kernel, reference
+
+_FORWARD = Kernel(kernel.softmax_forward, vectors=("cols", "x_stride"))
+_FORWARD_LONG = Kernel(kernel.softmax_forward_long, vectors=("cols", "x_stride"))
+_BACKWARD = Kernel(kernel.softmax_backward, vectors=("cols",))
+_BACKWARD_LONG = Kernel(kernel.softmax_backward_long, vectors=("cols",))
+_forward_plans, _backward_plans = Plans(), Plans()
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """Softmax along ``dim``, as ``torch.softmax``: kernels work along the last dim, others are moved there and back."""
+    if dim in (-1, x.dim() - 1):
+        return SOFTMAX(x)
+    return SOFTMAX(x.movedim(dim, -1)).movedim(-1, dim)
+
+
+def _forward(x: Tensor) -> Tensor:
+    if not launchable(x):
+        return SOFTMAX.on_host(x)
+    if x.is_contiguous():
+        y = torch.empty_like(x)
+        stride = 0
+    else:
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        x, stride = as_rows(x)
+    key = (y.shape, x.dtype, stride, x.get_device(), x.data_ptr() & 15)
+    plan = _forward_plans.get(key)
+    if plan is None:
+        plan = _forward_plans[key] = _plan_forward(x, y, stride)
+    run, rows, cols, stride = plan
+    run(x, y, rows, cols, stride)
+    return y
+
+
+def _plan_forward(x: Tensor, y: Tensor, stride: int) -> tuple[Any, int, int, int]:
+    SOFTMAX.check(y)
+    cols = y.shape[-1]
+    stride = stride or cols
+    rows = y.numel() // cols
+    size = y.element_size()
+    chosen = tuning.choose(
+        "softmax.forward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.forward(rows, cols, size)
+    )
+    tiles = cdiv(rows, chosen.rows)
+    programs = min(tiles, chosen.programs_per_sm * num_sms(x.get_device())) if chosen.programs_per_sm else tiles
+    run = (_FORWARD if chosen.chunks else _FORWARD_LONG).bind(
+        (x, y, rows, cols, stride),
+        grid=(programs,),
+        constants=_constants(chosen),
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+        device=x.get_device(),
+        vector=vector_of(size, x.data_ptr() | y.data_ptr(), cols, stride),
+    )
+    return run, rows, cols, stride
+
+
+def _constants(chosen: config.Softmax, staged: bool = True) -> dict[str, int]:
+    found = {"BLOCK": chosen.block}
+    if chosen.chunks:
+        found |= {"ROWS": chosen.rows, "CHUNKS": chosen.chunks}
+    if staged or not chosen.chunks:
+        found |= {"STAGES": chosen.num_stages}
+    return found
+
+
+def _backward(dy: Tensor, y: Tensor) -> Tensor:
+    if not launchable(y):
+        return SOFTMAX_BACKWARD.on_host(dy, y)
+    dx = torch.empty_like(y, memory_format=torch.contiguous_format)
+    dy, y = dy.contiguous(), y.contiguous()
+    key = (y.shape, dy.shape, y.dtype, dy.dtype, y.get_device(), (y.data_ptr() | dy.data_ptr()) & 15)
+    plan = _backward_plans.get(key)
+    if plan is None:
+        plan = _backward_plans[key] = _plan_backward(dy, y, dx)
+    run, rows, cols = plan
+    run(dy, y, dx, rows, cols)
+    return dx
+
+
+def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> tuple[Any, int, int]:
+    SOFTMAX_BACKWARD.check(dy, y)
+    cols = y.shape[-1]
+    rows = y.numel() // cols
+    size = y.element_size()
+    chosen = tuning.choose(
+        "softmax.backward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.backward(rows, cols, size)
+    )
+    run = (_BACKWARD if chosen.chunks else _BACKWARD_LONG).bind(
+        (dy, y, dx, rows, cols),
+        grid=(cdiv(rows, chosen.rows),),
+        constants=_constants(chosen, staged=False),
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+        device=y.get_device(),
+        vector=vector_of(size, dy.data_ptr() | y.data_ptr() | dx.data_ptr(), cols),
+    )
+    return run, rows, cols
+
+
+def _like(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _support(x: Tensor, *_: Any) -> str | None:
+    if x.dim() < 1 or x.shape[-1] == 0:
+        return "x needs a last dim of at least one element"
+    return float_reason(x=x)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+
+
+def _grads(ctx: Any, dy: Tensor) -> Tensor:
+    return SOFTMAX_BACKWARD(dy, ctx.saved_tensors[0])
+
+
+def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+    x = 2 * torch.randn(of["rows"], of["cols"], device=on, dtype=torch.float32, generator=generator)
+    return (x.to(getattr(torch, of.dtype)),)
+
+
+CHECKS = tuple(
+    case(dtype, rows=rows, cols=cols)
+    for dtype in DTYPES
+    for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (33, 5120), (9, 32768), (5, 50257),
+                       (3, 65536), (2, 262144))
+)  # fmt: skip
+RACES = tuple(
+    case(dtype, rows=rows, cols=cols)
+    for dtype, rows, cols in (
+        ("bfloat16", 16384, 4096), ("bfloat16", 65536, 1024), ("bfloat16", 8192, 16384), ("bfloat16", 4096, 32768),
+        ("bfloat16", 2048, 65536), ("bfloat16", 1024, 131072), ("bfloat16", 512, 262144), ("float32", 8192, 4096),
+    )
+)  # fmt: skip
+SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096), (128, 1024)))
+
+SOFTMAX_BACKWARD = declare(
+    name="softmax_backward",
+    summary="gradient of softmax",
+    schema="(Tensor dy, Tensor y) -> Tensor",
+    forward=_backward,
+    fake=lambda dy, y: torch.empty_like(y, memory_format=torch.contiguous_format),
+    reference=reference.backward,
+    support=lambda dy, y: (
+        (None if dy.shape == y.shape else "dy and y differ in shape") or _support(y) or float_reason(dy=dy)
+    ),
+    cost=elementwise_cost(4.0),
+)
+SOFTMAX = declare(
+    name="softmax",
+    summary="exp(x) / sum(exp(x)) along the last dim",
+    schema="(Tensor x) -> Tensor",
+    forward=_forward,
+    infer=_forward,
+    fake=_like,
+    reference=reference.forward,
+    support=_support,
+    cost=elementwise_cost(8.0),
+    setup=_setup,
+    backward=_grads,
+    trial=Trial(
+        make=_make,
+        call=softmax,
+        eager=reference.eager,
+        reference=reference.forward,
+        mistakes={"padding counted": reference.pad_counted, "last block lost": reference.last_block_lost},
+        checks=CHECKS,
+        races=RACES,
+        small=SMALL,
+        backward_bytes=lambda args: 3 * args[0].nbytes,
+    ),
+)

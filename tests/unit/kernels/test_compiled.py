@@ -1,0 +1,72 @@
+"""What the compiler makes of the kernels for sm_90, read without a GPU: registers, spills, width of accesses."""
+
+import pytest
+import torch
+
+from ridgeline import kernels
+from ridgeline.kernels import launcher
+from ridgeline.kernels.compiler import facts_of, triton_kernel
+
+
+def variants(call, *shapes, dtype=torch.bfloat16, grad=True):
+    args = [torch.empty(shape, device="meta", dtype=dtype, requires_grad=grad) for shape in shapes]
+    with launcher.collecting() as found:
+        out = call(*args)
+        if grad:
+            torch.autograd.grad(out, args, torch.empty_like(out))
+    return {variant.kernel: variant for variant in found}
+
+
+def facts(variant):
+    return facts_of(launcher.kernel(variant.kernel).function, variant)
+
+
+@pytest.mark.parametrize("cols", [128, 4096, 8192])
+def test_rms_norm_backward_keeps_rows_on_their_way_and_spills_nothing(cols):
+    found = variants(lambda x, w: kernels.rms_norm(x, w, 1e-6), (8192, cols), (cols,))
+    made = facts(found["rms_norm_backward"])
+    assert made.num_spills == 0
+    assert made.num("LDGSTS.E.BYPASS.128") > 0, "rows come in 16-byte copies to shared memory, ahead of their use"
+    assert made.num("STG.E.128") > 0
+    programs = 2 if cols <= 4096 else 1
+    assert made.num_registers * 32 * found["rms_norm_backward"].num_warps * programs <= 65536
+    assert made.shared_bytes * programs <= 227 * 1024
+
+
+@pytest.mark.parametrize(
+    ("call", "kernel", "cols"),
+    [
+        (lambda x: kernels.rms_norm(x, None, 1e-6), "rms_norm_forward", 8192),
+        (lambda x: kernels.layer_norm(x), "layer_norm_forward", 8192),
+        (kernels.softmax, "softmax_forward", 32768),
+        (lambda x: kernels.swiglu(x, x), "gated_forward", 14336),
+        (kernels.relu2, "relu2_forward", 4096),
+    ],
+)
+def test_forward_kernels_read_and_write_sixteen_bytes_at_a_time(call, kernel, cols):
+    made = facts(variants(call, (4096, cols), grad=False)[kernel])
+    assert made.num_spills == 0
+    assert made.num("LDG.E.128") > 0 and made.num("STG.E.128") > 0
+    assert made.num("LDG.E.U16") == 0 and made.num("STG.E.U16") == 0
+
+
+def test_an_unaligned_row_is_still_right_only_slower():
+    args = torch.empty((8, 4097), device="meta", dtype=torch.bfloat16)
+    with launcher.collecting() as found:
+        kernels.rms_norm(args, None, 1e-6)
+    assert found[0].divisible == ()
+    assert facts(found[0]).num("LDG.E.128") == 0
+
+
+def test_cross_entropy_reads_ahead():
+    target = torch.zeros(4096, dtype=torch.long, device="meta")
+    found = variants(lambda x: kernels.cross_entropy(x, target), (4096, 128256), grad=False)
+    made = facts(found["cross_entropy_stretches"])
+    assert made.num("LDGSTS.E.BYPASS.128") > 0
+    assert made.num("MUFU.EX2") <= 40, "one exponential an element"
+
+
+def test_the_pipeliner_is_really_at_work():
+    found = variants(lambda x, w: kernels.rms_norm(x, w, 1e-6), (8192, 4096), (4096,))["rms_norm_backward"]
+    ir = triton_kernel(launcher.kernel(found.kernel).function, found).asm["ttgir"]
+    assert "ttg.async_copy_global_to_local" in ir and "ttg.async_wait" in ir

@@ -1,0 +1,231 @@
+"""One declaration, every view of it: registered op, routes, support, price."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import ridgeline
+from ridgeline import kernels
+from ridgeline.bench.check import check_mistakes, mistake_case
+from ridgeline.errors import KernelError
+from ridgeline.kernels.contract import declare, elementwise_cost, primitive, primitives, trials
+
+
+def drawn(*shape, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def leaf(*shape):
+    return drawn(*shape).requires_grad_()
+
+
+X, W = (4, 16), (16,)
+SAMPLES = {
+    "attention": lambda: (leaf(1, 2, 5, 8), leaf(1, 1, 5, 8), leaf(1, 1, 5, 8), True, 0.3, 0),
+    "paged_attention": lambda: (
+        drawn(2, 4, 8),
+        drawn(3, 4, 2, 8),
+        drawn(3, 4, 2, 8),
+        torch.tensor([[0, 2], [1, 0]], dtype=torch.int32),
+        torch.tensor([5, 2], dtype=torch.int32),
+        0.3,
+    ),
+    "rms_norm": lambda: (leaf(*X), leaf(*W), 1e-6, 0.0),
+    "add_rms_norm": lambda: (leaf(*X), leaf(*X), leaf(*W), 1e-6, 1.0),
+    "layer_norm": lambda: (leaf(*X), leaf(*W), leaf(*W), 1e-5),
+    "add_layer_norm": lambda: (leaf(*X), leaf(*X), leaf(*W), leaf(*W), 1e-5),
+    "softmax": lambda: (leaf(*X),),
+    "cross_entropy": lambda: (leaf(*X), torch.tensor([1, 3, -100, 0]), -100, 0.1, 0.01, "mean", False),
+    "linear_cross_entropy": lambda: (
+        leaf(*X),
+        leaf(7, 16),
+        torch.tensor([1, 3, -100, 0]),
+        -100,
+        0.1,
+        0.01,
+        "mean",
+        True,
+        True,
+    ),
+    "group_norm": lambda: (leaf(2, 6, 3, 3), 3, leaf(6), leaf(6), 1e-5, True),
+    "rms_norm_quant": lambda: (drawn(4, 64), drawn(4, 64), drawn(64), 1e-6, 0.0, "int8", 32),
+    "dropout_add": lambda: (leaf(*X), leaf(*X), torch.tensor(7), 0.25),
+    "gated": lambda: (leaf(*X), leaf(*X), "gelu_tanh"),
+    "qk_norm_rope": lambda: (
+        leaf(2, 3, 5, 8),
+        leaf(2, 1, 5, 8),
+        leaf(8),
+        leaf(8),
+        drawn(5, 4),
+        drawn(5, 4),
+        1e-6,
+        0.0,
+        2,
+    ),
+    "relu2": lambda: (leaf(*X),),
+    "rope": lambda: (leaf(2, 3, 5, 8), leaf(2, 1, 5, 8), drawn(5, 4), drawn(5, 4), False, 2),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_registered_op_passes_opcheck(name):
+    torch.library.opcheck(primitive(name).op, SAMPLES[name]())
+
+
+def test_every_public_function_has_a_sample_here():
+    assert {made.name for made, _ in trials().values()} == set(SAMPLES)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_eager_path_and_the_registered_op_agree(name):
+    made, args = primitive(name), SAMPLES[name]()
+    tensors = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+
+    def gradients(call):
+        out = call(*args)
+        outs = out if isinstance(out, tuple) else (out,)
+        return outs, torch.autograd.grad([o.sum() for o in outs], tensors, allow_unused=True) if tensors else ()
+
+    (ours, our_grads), (theirs, their_grads) = gradients(made), gradients(made.traced)
+    for a, b in (*zip(ours, theirs, strict=True), *zip(our_grads, their_grads, strict=True)):
+        torch.testing.assert_close(a, b)
+
+
+def test_compile_sees_one_graph_without_breaks():
+    def block(x, w):
+        y, h = kernels.add_rms_norm(x, x * 0.5, w)
+        return kernels.swiglu(y, h) + kernels.softmax(h)
+
+    x, w = leaf(4, 16), leaf(16)
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, w), block(x, w))
+    meant = torch.autograd.grad(block(x, w).sum(), (x, w))
+    torch.testing.assert_close(torch.autograd.grad(compiled(x, w).sum(), (x, w)), meant)
+
+
+def test_fake_tensors_take_the_registered_op():
+    with FakeTensorMode():
+        y = kernels.rms_norm(torch.empty(3, 8, dtype=torch.bfloat16), torch.empty(8))
+    assert y.shape == (3, 8) and y.dtype == torch.bfloat16
+
+
+def test_functorch_transforms_see_plain_pytorch():
+    x, w = drawn(4, 16), drawn(16)
+    found = torch.func.grad(lambda x: kernels.rms_norm(x, w, 1e-6).sum())(x)
+    x.requires_grad_()
+    torch.testing.assert_close(found, torch.autograd.grad(kernels.rms_norm(x, w, 1e-6).sum(), x)[0])
+    batched = torch.func.vmap(lambda row: kernels.softmax(row))(x.detach())
+    torch.testing.assert_close(batched, torch.softmax(x.detach(), -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_default_eps_is_pytorchs(dtype):
+    x = (1e-4 * drawn(4, 16)).to(dtype)
+    torch.testing.assert_close(kernels.rms_norm(x), torch.nn.functional.rms_norm(x, (16,)))
+
+
+def test_an_offset_is_added_to_the_weight():
+    x, w = drawn(4, 16), drawn(16)
+    torch.testing.assert_close(kernels.rms_norm(x, w, 1e-6, offset=1.0), kernels.rms_norm(x, w + 1, 1e-6))
+
+
+def test_out_takes_the_result_and_refuses_gradients():
+    x, w, out = drawn(4, 16), drawn(16), torch.empty(4, 16)
+    assert kernels.rms_norm(x, w, 1e-6, out=out) is out
+    torch.testing.assert_close(out, kernels.rms_norm(x, w, 1e-6))
+    with pytest.raises(KernelError, match="no_grad"):
+        kernels.rms_norm(x.requires_grad_(), w, 1e-6, out=out)
+    with pytest.raises(KernelError, match="shape, type and device"):
+        kernels.rms_norm(x, w, 1e-6, out=torch.empty(4, 8))
+
+
+def test_cross_entropy_has_the_semantics_of_pytorch():
+    x, target = drawn(2, 7, 3, 5), torch.randint(0, 7, (2, 3, 5))
+    target[0, 0, 0] = 3
+    for reduction in ("mean", "sum", "none"):
+        found = kernels.cross_entropy(x, target, ignore_index=3, reduction=reduction, label_smoothing=0.1)
+        meant = torch.nn.functional.cross_entropy(x, target, ignore_index=3, reduction=reduction, label_smoothing=0.1)
+        torch.testing.assert_close(found, meant)
+    with pytest.raises(KernelError, match=r"F\.cross_entropy"):
+        kernels.cross_entropy(x, target, torch.ones(7))
+    with pytest.raises(KernelError, match="reduction is one of"):
+        kernels.cross_entropy(x, target, reduction="median")
+
+
+def test_support_says_yes_or_why_not():
+    x, w = drawn(4, 16), drawn(16)
+    assert "on cpu" in str(kernels.supports("rms_norm", x, w))
+    assert "last dim of x is 16" in str(kernels.supports("rms_norm", x, drawn(8)))
+    assert "float64" in str(kernels.supports("softmax", x.double()))
+    assert not kernels.supports("cross_entropy", x, torch.zeros(4))
+    assert not kernels.supports("rope", x, x, x, x)
+    with pytest.raises(KernelError, match="did you mean"):
+        kernels.supports("rms_nrom", x)
+
+
+def test_a_second_declaration_of_a_name_is_an_error():
+    with pytest.raises(KernelError, match="declared twice"):
+        declare(
+            name="rms_norm", summary="", schema="(Tensor x) -> Tensor", forward=torch.neg, fake=torch.empty_like,
+            reference=torch.neg, support=lambda x: None, cost=elementwise_cost(1),
+        )  # fmt: skip
+
+
+def test_predict_prices_a_model_made_of_primitives():
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4096))
+
+        def forward(self, x):
+            return kernels.rms_norm(x, self.weight, 1e-6)
+
+    graph = ridgeline.capture(Block(), (torch.empty(8192, 4096, device="meta"),), mode="train", optimizer=None)
+    names = {node.attrs.get("name") for node, _ in graph.nodes() if node.op == "custom"}
+    assert names == {"ridgeline_kernels::rms_norm", "ridgeline_kernels::rms_norm_backward"}
+    found = ridgeline.predict(graph, "h200")
+    assert found.expected_s > 5 * 8192 * 4096 * 4 / 4.8e12  # five tensors moved: more than the datasheet allows
+
+
+def test_every_primitive_has_a_summary_and_a_reference():
+    for made in primitives().values():
+        assert made.summary and callable(made.reference) and made.schema.startswith("(")
+
+
+@pytest.mark.parametrize("name", list(trials()))
+def test_the_tolerance_rejects_wrong_kernels(name):
+    found = check_mistakes(name, mistake_case(trials()[name][1]), torch.device("cpu"), 5)
+    assert found
+    for finding in found:
+        assert finding.ok, finding
+
+
+def test_matrix_work_is_priced_by_the_matrix_units():
+    class Head(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(32000, 4096, device="meta", dtype=torch.bfloat16))
+
+        def forward(self, x, target):
+            return kernels.linear_cross_entropy(x, self.weight, target)
+
+    x = torch.empty(8192, 4096, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    target = torch.empty(8192, device="meta", dtype=torch.long)
+    graph = ridgeline.capture(Head(), (x, target), mode="train", optimizer=None, loss=lambda out: out)
+    found = ridgeline.predict(graph, "h200")
+    flops = 6 * 8192 * 4096 * 32000
+    assert flops / 989e12 < found.expected_s < 4 * flops / 989e12
+
+
+def test_dropout_keeps_its_share_and_repeats_with_the_seed():
+    x, zero = torch.ones(1000, 100), torch.zeros(1000, 100)
+    torch.manual_seed(3)
+    first = kernels.dropout_add(x, zero, 0.2)
+    torch.manual_seed(3)
+    assert torch.equal(first, kernels.dropout_add(x, zero, 0.2))
+    assert not torch.equal(first, kernels.dropout_add(x, zero, 0.2))
+    assert (first != 0).float().mean().item() == pytest.approx(0.8, abs=0.01)
+    torch.testing.assert_close(first[first != 0], torch.full_like(first[first != 0], 1.25))
+    assert torch.equal(kernels.dropout_add(x, x, 0.2, training=False), x + x)
+    with pytest.raises(KernelError, match="below one"):
+        kernels.dropout_add(x, x, 1.0)

@@ -1,0 +1,78 @@
+"""The C launcher, on a stand-in for the CUDA driver."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline.errors import KernelError
+from ridgeline.kernels import launcher, rms_norm
+
+HERE = Path(__file__).parent
+needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="builds a stand-in for libcuda with gcc")
+
+
+@needs_compiler
+def test_a_launch_hands_the_driver_grid_stream_and_arguments(tmp_path):
+    fake = tmp_path / "libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", str(fake), str(HERE / "fake_cuda.c")], check=True)
+    env = dict(os.environ) | {"LD_LIBRARY_PATH": str(tmp_path), "RIDGELINE_KERNEL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, str(HERE / "launch_on_fake.py"), str(fake)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "launched" in done.stdout
+
+
+@needs_compiler
+def test_the_launcher_is_built_once(tmp_path):
+    first = launcher.build_native(tmp_path)
+    stamp = first.stat().st_mtime_ns
+    assert launcher.build_native(tmp_path) == first and first.stat().st_mtime_ns == stamp
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]
+
+
+def test_without_a_compiler_the_error_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(KernelError, match="install gcc"):
+        launcher.build_native(tmp_path)
+
+
+def test_a_vector_needs_aligned_addresses_and_lengths():
+    assert launcher.vector_of(2, 0x1000, 4096, 8200) == 8
+    assert launcher.vector_of(4, 0x1000, 4096, 12) == 4
+    assert launcher.vector_of(2, 0x1002, 4096) == 1
+    assert launcher.vector_of(2, 0x1000, 4097) == 1
+
+
+def test_integers_past_two_billion_become_wide():
+    assert launcher.type_of(2**31 - 1) == "i32"
+    assert launcher.type_of(2**31) == "i64"
+    assert launcher.type_of(0.5) == "fp32"
+    assert launcher.type_of(torch.empty(1, dtype=torch.bfloat16)) == "*bf16"
+
+
+def test_plans_do_not_grow_without_end(monkeypatch):
+    monkeypatch.setattr(launcher, "MAX_PLANS", 3)
+    plans = launcher.Plans()
+    for i in range(10):
+        plans[i] = i
+    assert len(plans) <= 3 and 9 in plans
+    launcher._all_plans.remove(plans)
+
+
+def test_collecting_tells_what_would_be_launched_and_launches_nothing():
+    x, w = torch.empty(64, 4096, device="meta", dtype=torch.bfloat16), torch.empty(4096, device="meta")
+    with launcher.collecting() as found:
+        rms_norm(x, w, 1e-6)
+    assert [variant.kernel for variant in found] == ["rms_norm_forward"]
+    assert dict(found[0].types)["weight_ptr"] == "*fp32"
+    assert dict(found[0].constants)["SAVE"] is False
+    assert dict(found[0].divisible)["cols"] == 8
+    with launcher.collecting(aligned=False) as found:
+        rms_norm(x, w, 1e-6)
+    assert found[0].divisible == ()
