@@ -73,6 +73,7 @@ class Piece:
 
     name: str
     repeat: int  # how many of these the model has
+    layers: int  # transformer layers in one of them; models with alternating windows repeat several together
     param_numel: int  # elements one rank holds of one of them, experts apart
     expert_numel: int
     frozen_numel: int  # resident, never trained
@@ -90,7 +91,7 @@ class Partition:
 
     @property
     def num_layers(self) -> int:
-        return sum(p.repeat for p in self.pieces if p.name not in (HEAD, TAIL))
+        return sum(p.repeat * p.layers for p in self.pieces if p.name not in (HEAD, TAIL))
 
     @property
     def blocks(self) -> tuple[Piece, ...]:
@@ -170,7 +171,8 @@ def _piece(graph: Graph, name: str, repeat: int, ids: Mapping[int, int], number:
     plain = sum(v.type.numel * v.count for v in params if len(v.type.shape) != 3)
     frozen = sum(v.type.numel * v.count for v in mine if v.kind is Kind.BUFFER and v.name.endswith((".weight", "_proj")))  # fmt: skip
     largest = max((graph.values[o].type.num_bytes for n in nodes for o in n.outputs), default=0)
-    return Piece(name, repeat, plain // repeat, experts // repeat, frozen // repeat, saved, largest, carried)
+    layers = max(1, sum(n.op == "attention" or (n.op == "softmax" and not n.attrs.get("log")) for n in nodes))
+    return Piece(name, repeat, layers if 0 <= number and name != TAIL else 0, plain // repeat, experts // repeat, frozen // repeat, saved, largest, carried)
 
 
 def _carried_bytes(graph: Graph, block: Block) -> int:

@@ -44,6 +44,7 @@ class Plan:
     overlap_tp: bool = False
     overlap_ep: bool = False
     optimizer: str = "adamw"
+    reduce_dtype: str = "fp32"  # gradients travel as this
     execution: str = "compiled"  # how kernels are made and launched: eager, compiled (fused), cudagraph
     expert_imbalance: float = 1.0  # rows of the busiest expert rank over the mean
 
