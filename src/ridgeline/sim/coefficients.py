@@ -15,18 +15,21 @@ from ridgeline.resources import data_dir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCoefficients:
-    """A scale-up technology: what a call and a hop cost, and which share of the link each algorithm reaches."""
+    """A scale-up technology: what a call costs, and which share of the link each algorithm reaches."""
 
     call_s: float  # launch, first synchronization and completion of a collective kernel
-    step_s: float  # one hop of a ring, small message
     switch_call_s: float  # the same for a reduction inside the switch, whose steps do not grow with ranks
+    wide_switch_frac: float  # in-switch reduction in a domain of several hosts
     ring_frac: float  # share of the nominal bandwidth in one direction
     switch_frac: float
-    direct_frac: float  # all-to-all
-    direct_step_s: float  # each further peer of an all-to-all
+    direct_frac: float  # all-to-all and sends
+    direct_step_s: float  # of an all-to-all, for each doubling of the peers
+    direct_call_s: float  # the same as call_s for large messages between pairs, which hand over buffers first
+    eager_bytes_per_s: float  # small messages to one peer, flags and data in the same words: low latency, low rate
     p2p_frac: float
     copy_frac: float  # moving a rank's own part, as a share of the time the link would take for it
-    pipeline_s: float  # cost of one chunk: a message cut into the best number of chunks pays 2·√(pipeline_s · t_link)
+    pipeline_s: float  # cost of one chunk of a ring
+    chunk_bytes: float  # the largest chunk, all channels together
     switch_pipeline_s: float
     direct_pipeline_s: float
     num_sms: int  # SMs that a bandwidth-bound collective occupies
@@ -37,13 +40,13 @@ class LinkCoefficients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCoefficients:
-    """A scale-out technology: what a hop over it costs and which share of the NICs is reached."""
+    """A scale-out technology: which share of the NICs is reached (the latency of a hop is the cluster's)."""
 
-    step_s: float  # one hop, with the proxy thread that posts it
     frac: float  # ring and tree
     direct_frac: float  # all-to-all
     p2p_frac: float
     pipeline_s: float
+    chunk_bytes: float
     max_rails: int  # NICs of one scale-up domain that a ring or tree drives at once
     spread_frac: float
     basis: Basis

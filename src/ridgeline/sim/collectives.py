@@ -100,21 +100,38 @@ class _Place:
         return min(self.domain_bytes_per_s, max(rails, self.host_bytes_per_s))
 
     @property
+    def step_s(self) -> float:
+        """One hop over the scale-up links, small message."""
+        return self.cluster.scale_up.latency_s
+
+    @property
+    def hop_s(self) -> float:
+        """One hop over the network, with the proxy thread that posts it."""
+        return self.cluster.scale_out.latency_s
+
+    @property
     def hosts_per_domain(self) -> int:
         return max(1, self.group.per_domain // self.group.per_host)
 
 
-def collective_s(kind: str, num_bytes: float, group: Group, cluster: Cluster,
-                 algorithm: str | None = None) -> CollectiveTime:  # fmt: skip
+def collective_s(
+    kind: str, num_bytes: float, group: Group, cluster: Cluster, algorithm: str | None = None
+) -> CollectiveTime:
     """The time of one collective; the fastest feasible algorithm unless one is named.
 
     ``num_bytes`` is the whole buffer, as nccl-tests counts it: what every rank holds before an all-reduce,
     reduce-scatter, broadcast or all-to-all, and after an all-gather; the message of a send.
     """
+    return timed(kind, num_bytes, group, cluster, coefficients(cluster), algorithm)
+
+
+def timed(
+    kind: str, num_bytes: float, group: Group, cluster: Cluster, coef: Coefficients, algorithm: str | None = None
+) -> CollectiveTime:
+    """The same with coefficients of one's own, as a fit needs it."""
     name = _kind(kind)
     if num_bytes < 0:
         raise InputError(f"{name}: a message cannot have {num_bytes} bytes")
-    coef = coefficients(cluster)
     if group.num_ranks == 1:
         return _free(name)
     place = _Place(4.0 if name == "barrier" else float(num_bytes), group, cluster, coef)
@@ -170,13 +187,14 @@ def _free(kind: str) -> CollectiveTime:
 
 
 def _timed(kind: str, way: _Way, place: _Place) -> CollectiveTime:
-    """Latency, then the slowest level, then what cutting the message into chunks costs on it."""
+    """Latency, then the slower of the levels: its transfer, and what cutting it into chunks costs."""
     up_nominal_s = way.up_bytes / place.up_bytes_per_s
     out_nominal_s = way.out_bytes / way.out_bytes_per_s if way.out_bytes else 0.0
     up_s, out_s = up_nominal_s / way.up_frac, out_nominal_s / way.out_frac
-    chunks_s = max(2.0 * math.sqrt(way.up_pipeline_s * up_s), 2.0 * math.sqrt(place.coef.network.pipeline_s * out_s))
-    expected_s = way.latency_s + max(up_s, out_s) + chunks_s
     link, network = place.coef.link, place.coef.network
+    up_s += chunking_s(up_s, way.up_pipeline_s, link.chunk_bytes / (place.up_bytes_per_s * way.up_frac))
+    out_s += chunking_s(out_s, network.pipeline_s, network.chunk_bytes / (way.out_bytes_per_s * way.out_frac))
+    expected_s = way.latency_s + max(up_s, out_s)
     crosses = place.group.num_domains > 1
     spread = max(link.spread_frac, network.spread_frac) if crosses else link.spread_frac
     floor_s = max(way.moved_bytes / place.up_bytes_per_s, out_nominal_s)
@@ -187,6 +205,18 @@ def _timed(kind: str, way: _Way, place: _Place) -> CollectiveTime:
         algorithm=way.algorithm, scale_up_bytes=way.moved_bytes, scale_out_bytes=way.out_bytes / place.hosts_per_domain,
         num_sms=_sms(place, up_s, out_s),
     )  # fmt: skip
+
+
+def chunking_s(transfer_s: float, cost_s: float, largest_s: float) -> float:
+    """What cutting a transfer into chunks adds: each costs ``cost_s``, and the pipeline fills with the first.
+
+    The best number of chunks adds 2·√(cost·transfer); buffers limit a chunk to ``largest_s``, from where on every
+    further chunk costs its share and the loss is one of bandwidth.
+    """
+    if transfer_s <= 0.0 or cost_s <= 0.0:
+        return 0.0
+    best_s = math.sqrt(cost_s * transfer_s)
+    return 2.0 * best_s if best_s <= largest_s else cost_s * transfer_s / largest_s + largest_s
 
 
 def _sms(place: _Place, up_s: float, out_s: float) -> int:
@@ -210,17 +240,14 @@ def _all_reduce(place: _Place) -> Iterator[_Way]:
         tree_out = place.size * (1.0 if domains == 2 else 2.0)
         hops = 2 * math.ceil(math.log2(domains))
         tree_up = 2 * (per - 1) / per * place.size
-        latency_s = link.call_s + 2 * (per - 1) * link.step_s + hops * place.coef.network.step_s
+        latency_s = link.call_s + 2 * (per - 1) * place.step_s + hops * place.hop_s
         yield _way(place, "tree", latency_s, tree_up, copy, tree_out)
         if _reduces_in_switch(place):
-            latency_s = link.switch_call_s + hops * place.coef.network.step_s
+            latency_s = link.switch_call_s + hops * place.hop_s
             yield _switch_way(place, "switch_tree", latency_s, tree_out)
         if place.cluster.scale_out.reduces_in_switch:
-            latency_s = link.call_s + 2 * (per - 1) * link.step_s + 2 * place.coef.network.step_s
-            if _reduces_in_switch(place):
-                yield _switch_way(place, "sharp", latency_s, place.size)
-            else:
-                yield _way(place, "sharp", latency_s, tree_up, copy, place.size)
+            latency_s = link.call_s + 2 * (per - 1) * place.step_s + 2 * place.hop_s
+            yield _way(place, "sharp", latency_s, tree_up, copy, place.size)
     elif _reduces_in_switch(place):
         yield _switch_way(place, "switch", link.switch_call_s, 0.0)
 
@@ -234,7 +261,8 @@ def _switch_way(place: _Place, name: str, latency_s: float, out: float) -> _Way:
     """Each rank's data goes into the switch once and its part of the sum comes out, then the other way around."""
     link, per = place.coef.link, place.group.per_domain
     moved = (1 + 1 / per) * place.size
-    return _Way(name, latency_s, moved, link.switch_frac, link.switch_pipeline_s, out, place.coef.network.frac,
+    frac = link.switch_frac if place.hosts_per_domain == 1 else link.wide_switch_frac
+    return _Way(name, latency_s, moved, frac, link.switch_pipeline_s, out, place.coef.network.frac,
                 place.rails_bytes_per_s, moved)  # fmt: skip
 
 
@@ -248,7 +276,7 @@ def _gather_like(place: _Place) -> Iterator[_Way]:
     if place.group.num_domains > 1:
         hops = math.ceil(math.log2(place.group.num_domains))
         link, domains = place.coef.link, place.group.num_domains
-        latency_s = link.call_s + (per - 1) * link.step_s + hops * place.coef.network.step_s
+        latency_s = link.call_s + (per - 1) * place.step_s + hops * place.hop_s
         sent = (domains - 1) / domains * place.size  # every domain sends its part to all others, in log steps
         yield _way(place, "parallel_tree", latency_s, moved if per > 1 else 0.0, copy if per > 1 else 0.0,
                    max(sent, out))  # fmt: skip
@@ -261,9 +289,7 @@ def _broadcast(place: _Place) -> Iterator[_Way]:
     yield _way(place, "ring", _ring_latency_s(place, 1), up, 0.0, out)
     hops = math.ceil(math.log2(group.num_domains)) if group.num_domains > 1 else 0
     latency_s = (
-        place.coef.link.call_s
-        + math.ceil(math.log2(max(2, group.per_domain))) * place.coef.link.step_s
-        + hops * place.coef.network.step_s
+        place.coef.link.call_s + math.ceil(math.log2(max(2, group.per_domain))) * place.step_s + hops * place.hop_s
     )
     yield _way(place, "tree", latency_s, 2 * up, 0.0, 2 * out)  # an inner rank feeds two
 
@@ -272,23 +298,24 @@ def _all_to_all(place: _Place) -> Iterator[_Way]:
     link, group = place.coef.link, place.group
     n, per = group.num_ranks, group.per_domain
     inside, outside = (per - 1) / n * place.size, (n - per) / n * place.size
-    latency_s = link.call_s + link.direct_step_s * math.log2(max(2, n))
+    peers_s = link.direct_step_s * math.log2(max(2, n))
     if group.num_domains > 1:
-        latency_s += place.coef.network.step_s * (1 + 0.25 * math.log2(group.num_domains))
+        peers_s += place.hop_s * (1 + 0.25 * math.log2(group.num_domains))
     copy = link.copy_frac * place.size / n
     if place.cluster.scale_up.is_torus:  # messages cross a quarter of each ring on average, links shared by all
         inside *= max(1.0, sum(side / 4 for side in torus_sides(place.cluster, per)))
-    yield _Way("direct", latency_s, inside + copy, link.direct_frac, link.direct_pipeline_s, outside * per,
-               place.coef.network.direct_frac, place.domain_bytes_per_s, inside)  # fmt: skip
+    load = (inside + copy, link.direct_frac, link.direct_pipeline_s, outside * per,
+            place.coef.network.direct_frac, place.domain_bytes_per_s, inside)  # fmt: skip
+    yield _Way("direct", link.direct_call_s + peers_s, *load)
+    yield _Way("eager", link.call_s + peers_s + place.size / n / link.eager_bytes_per_s, *load)
 
 
 def _send_recv(place: _Place) -> Iterator[_Way]:
     link, network = place.coef.link, place.coef.network
     if place.group.per_domain > 1:
-        yield _Way("direct", link.call_s + link.step_s, place.size, link.p2p_frac, link.direct_pipeline_s, 0.0,
-                   network.frac, math.inf, place.size)  # fmt: skip
+        yield _Way("direct", link.call_s, place.size, link.p2p_frac, 0.0, 0.0, network.p2p_frac, math.inf, place.size)
     else:
-        yield _Way("direct", link.call_s + network.step_s, 0.0, link.p2p_frac, 0.0, place.size, network.p2p_frac,
+        yield _Way("direct", link.call_s + place.hop_s, 0.0, link.p2p_frac, 0.0, place.size, network.p2p_frac,
                    place.host_bytes_per_s, 0.0)  # fmt: skip
 
 
@@ -297,7 +324,7 @@ def _ring_latency_s(place: _Place, rounds: int) -> float:
     group, link = place.group, place.coef.link
     outer = rounds * (group.num_domains - 1)
     inner = rounds * (group.num_ranks - group.num_domains)
-    return link.call_s + inner * link.step_s + outer * place.coef.network.step_s
+    return link.call_s + inner * place.step_s + outer * place.hop_s
 
 
 def _way(place: _Place, name: str, latency_s: float, moved: float, copy: float, out: float) -> _Way:
