@@ -58,7 +58,7 @@ def _rerun(local: Graph, plan: Plan) -> Graph:
     if plan.recompute == "full":
         return recompute.rerun(local, recompute.everything)
     if plan.recompute == "selective":
-        return recompute.rerun(local, recompute.core_attention)
+        return recompute.rerun(local, recompute.core_attention, recompute.weight_gradient)
     return recompute.rerun(local, recompute.in_modules(plan.recompute.removeprefix("selective:").split("+")))
 
 

@@ -45,6 +45,7 @@ class Plan:
     overlap_ep: bool = False
     optimizer: str = "adamw"
     reduce_dtype: str = "fp32"  # gradients travel as this
+    gather_dtype: str = ""  # and parameters as this; empty is what products read
     execution: str = "compiled"  # how kernels are made and launched: eager, compiled (fused), cudagraph
     expert_imbalance: float = 1.0  # rows of the busiest expert rank over the mean
 

@@ -29,7 +29,7 @@ def everything(node: Node) -> bool:
 def core_attention(node: Node) -> bool:
     """Selective recomputation: scores, probabilities and what follows from them inside attention."""
     inside = node.module.rsplit(".", 1)[-1] in ("self_attn", "attn", "attention", "core_attention")
-    return node.op in CORE or (node.op == "matmul" and node.attrs["b"] > 1) or (node.op == "random") or (
+    return node.op in CORE or (node.op == "matmul" and node.attrs["b"] > 1) or (inside and node.op == "random") or (
         inside and node.op == "pointwise" and str(node.attrs["fn"]) in ("mul", "masked_fill", "where", "dropout"))  # fmt: skip
 
 
@@ -60,20 +60,33 @@ def _means(word: str, node: Node) -> bool:
     return word in module
 
 
-def rerun(graph: Graph, chosen: Chosen) -> Graph:
-    """The graph with chosen forward ops repeated at the start of their layer's backward pass."""
+def weight_gradient(node: Node) -> bool:
+    """A product that only makes a weight's gradient: nothing else in the backward pass waits for it."""
+    return (node.op == "matmul" and bool(node.attrs.get("trans_a")) and node.attrs["b"] == 1) or (
+        node.op == "grouped_matmul" and node.attrs.get("which") == "reduction")  # fmt: skip
+
+
+def nobody(node: Node) -> bool:
+    return False
+
+
+def rerun(graph: Graph, chosen: Chosen, spared: Chosen = nobody) -> Graph:
+    """The graph with chosen forward ops repeated at the start of their layer's backward pass.
+
+    What ``spared`` readers read is kept as it is: attention's result is also the input of the product behind it.
+    """
     values, items = list(graph.values), list(graph.items)
     for fore, back in pairs(graph):
         first, second = items[fore], items[back]
         assert isinstance(first, Block)
         assert isinstance(second, Block)
-        items[back] = _rerun_block(values, first, second, chosen)
+        items[back] = _rerun_block(values, first, second, chosen, spared)
     return _recounted(replace(graph, values=tuple(values), items=tuple(items)))
 
 
-def _rerun_block(values: list[Value], fore: Block, back: Block, chosen: Chosen) -> Block:
+def _rerun_block(values: list[Value], fore: Block, back: Block, chosen: Chosen, spared: Chosen = nobody) -> Block:
     producers = {o: n for n in fore.nodes for o in n.outputs}
-    again = _wanted(values, back, producers, chosen)
+    again = _wanted([n for n in back.nodes if not spared(n)], producers, chosen)
     fresh: dict[int, int] = {}
     clones = []
     for node in fore.nodes:
@@ -87,14 +100,14 @@ def _rerun_block(values: list[Value], fore: Block, back: Block, chosen: Chosen) 
         inputs = tuple(fresh.get(i, i) for i in node.inputs)
         clones.append(replace(node, inputs=inputs, outputs=tuple(fresh[o] for o in node.outputs),
                               phase=Phase.BACKWARD, target=AGAIN, frees=()))  # fmt: skip
-    moved = tuple(replace(n, inputs=tuple(fresh.get(i, i) for i in n.inputs)) for n in back.nodes)
+    moved = tuple(n if spared(n) else replace(n, inputs=tuple(fresh.get(i, i) for i in n.inputs)) for n in back.nodes)
     return replace(back, nodes=(*clones, *moved))
 
 
-def _wanted(values: Sequence[Value], back: Block, producers: dict[int, Node], chosen: Chosen) -> set[int]:
+def _wanted(readers: Sequence[Node], producers: dict[int, Node], chosen: Chosen) -> set[int]:
     """Identities of the forward nodes to run again: those whose results are read, and what these read in turn."""
     again: set[int] = set()
-    stack = [i for n in back.nodes for i in n.inputs if i in producers]
+    stack = [i for n in readers for i in n.inputs if i in producers]
     while stack:
         node = producers[stack.pop()]
         if id(node) in again:

@@ -17,6 +17,8 @@ from ridgeline.graph import Block, Graph, Kind, Node, TensorType
 from ridgeline.graph.build import Builder
 from ridgeline.plan.layout import WHOLE, Layout, Mesh, local_type, permuted, reshaped
 
+NARROW = 16
+"""Columns a rank must get for a split to be worth it: an adapter of rank 16 stays whole."""
 RESIDENTS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.INPUT, Kind.CONSTANT, Kind.STATE})
 Rule = Callable[["Sharder", Node], None]
 _RULES: dict[str, Rule] = {}
@@ -117,7 +119,7 @@ class Sharder:
         if value in self.env:
             return self.moved(value, layout)
         if value in self.lazy:
-            return self._look(value, layout)
+            return self._look(value, layout) if self.lazy[value].inputs else self._make(value, layout)
         seen = self.graph.values[value]
         made = self.out.value(local_type(seen.type, layout, self.mesh), seen.kind, count=seen.count, name=seen.name)
         self._bind(value, made, layout)
@@ -130,6 +132,11 @@ class Sharder:
         inner = replace(layout, tp=_back(self, node, layout.tp), cp=_back(self, node, layout.cp))
         self.resident(source, inner)
         self.view(node, layout)
+        return self.env[value]
+
+    def _make(self, value: int, layout: Layout) -> int:
+        """A tensor from nothing, each rank its own part."""
+        self.emit(self.lazy.pop(value), [], [layout])
         return self.env[value]
 
     def _bind(self, value: int, local: int, layout: Layout) -> None:
@@ -418,7 +425,7 @@ def _view(s: Sharder, node: Node) -> None:
     s.view(node, layouts)
 
 
-@sharding("pointwise", "quantize", "random", "copy")
+@sharding("pointwise", "quantize", "copy")
 def _elementwise(s: Sharder, node: Node) -> None:
     if node.op == "copy" and node.attrs["fn"] in ("cat", "stack", "constant_pad_nd"):
         return _joined(s, node)
@@ -439,8 +446,11 @@ def _joined(s: Sharder, node: Node) -> None:
     s.emit(node, inputs, [layout] * len(node.outputs))
 
 
-@sharding("fill", "alloc", "host")
+@sharding("fill", "random", "alloc", "host")
 def _made(s: Sharder, node: Node) -> None:
+    if node.op == "random" and not node.inputs and len(node.outputs) == 1:
+        s.lazy[node.outputs[0]] = node
+        return
     s.emit(node, [s.local(v) for v in node.inputs], [WHOLE] * len(node.outputs))
 
 
@@ -518,7 +528,7 @@ def _matmul(s: Sharder, node: Node) -> None:
     if have.tp == rank - 1 and have.tp is not None:
         return _row_product(s, node, weight, k_dim, have, last)
     unit = s.column_unit(out, last) if s.mesh.tp > 1 else None
-    if unit is None or s.type(out).shape[-1] < s.mesh.tp:
+    if unit is None or s.type(out).shape[-1] < NARROW * s.mesh.tp:
         return _plain_product(s, node, weight, have)
     return _column_product(s, node, weight, n_dim, have, unit)
 

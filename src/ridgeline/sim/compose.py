@@ -11,7 +11,7 @@ from ridgeline.hardware import Cluster, Group
 from ridgeline.plan import Plan
 from ridgeline.plan.precision import recipe
 from ridgeline.sim.footprint import Held
-from ridgeline.sim.pieces import BACKWARD, FORWARD, Load, Priced, exchange_s, piece_s
+from ridgeline.sim.pieces import BACKWARD, FORWARD, Load, Priced, exchange
 from ridgeline.sim.stack import Stack
 
 Part = tuple[int, float]
@@ -79,32 +79,37 @@ class Setting:
     cluster: Cluster
     stack: Stack
     groups: Mapping[str, Group]
+    stretch: float = 1.0  # how much longer matrix kernels take under the power limit
+    factor: float = 1.0  # launch effects between pieces
+
+    def exchange_s(self, fn: str, num_bytes: float, group: str) -> float:
+        """Seconds of a collective under the software generation."""
+        seconds, link, _ = exchange(fn, num_bytes, group, self.groups, self.cluster)
+        return seconds * self.stack[link]
 
 
 def pass_of(load: Load, priced: Priced, setting: Setting) -> Timed:
     """One pass of one piece: compute, what communication stays exposed beside it, and what sharing SMs costs."""
     plan, stack = setting.plan, setting.stack
-    compute = piece_s(load, priced.execution) * priced.wall_factor
+    compute = load.compute_s(stack, setting.stretch, priced.execution) * setting.factor
+    weight = load.weight_s(stack, setting.stretch) * setting.factor
     exposed = {"tp": 0.0, "cp": 0.0, "ep": 0.0}
-    hidden = 0.0
-    later = load.comm_s("tp", later=True)
-    beside = min(later, load.weight_s)
-    exposed["tp"] += later - beside
-    hidden += beside
-    blocking = load.comm_s("tp", later=False)
-    covered = blocking * stack["tp_hidden"] if plan.overlap_tp else 0.0
-    covered = min(covered, load.matrix_s)
-    exposed["tp"] += blocking - covered
-    ring = sum(e.seconds for e in load.exchanges if e.group == "cp" and e.fn == "ring")
-    under = min(ring, load.attention_s * (plan.cp - 1) / max(1, plan.cp))
-    exposed["cp"] += load.comm_s("cp") - under
-    experts = load.comm_s("ep") + load.comm_s("etp")
+    later = load.comm_s(stack, "tp", later=True)
+    beside = min(later, weight)
+    blocking = load.comm_s(stack, "tp", later=False)
+    busy = sum(load.family_s(name, stack, setting.stretch) for name in ("matrix", "grouped"))
+    covered = min(blocking * stack["tp_hidden"], busy) if plan.overlap_tp else 0.0
+    exposed["tp"] = later - beside + blocking - covered
+    ring = load.comm_s(stack, "cp", fn="ring")
+    attention = load.family_s("attention", stack, setting.stretch)
+    under = min(ring, attention * (plan.cp - 1) / max(1, plan.cp))
+    exposed["cp"] = load.comm_s(stack, "cp") - under
+    experts = load.comm_s(stack, "ep") + load.comm_s(stack, "etp")
     away = min(experts * stack["ep_hidden"], compute) if plan.overlap_ep else 0.0
-    exposed["ep"] += experts - away
-    hidden += covered + under + away
-    compute += stack["interference"] * hidden
+    exposed["ep"] = experts - away
+    compute += stack["interference"] * (beside + covered + under + away)
     total = compute + sum(exposed.values())
-    return Timed(total, min(load.weight_s * priced.wall_factor, total), exposed, compute)
+    return Timed(total, min(weight, total), exposed, compute)
 
 
 def positions_of(priced: Priced, num_positions: int, setting: Setting) -> list[Position]:
@@ -185,15 +190,12 @@ def grad_bytes(plan: Plan) -> float:
 
 def param_bytes(plan: Plan) -> float:
     """Bytes of a parameter as it travels: gathered in the type products read, where that is known ahead."""
-    return dtype(recipe(plan.precision).wide).itemsize
+    return dtype(plan.gather_dtype or recipe(plan.precision).wide).itemsize
 
 
 def _traffic(held: Held, fn: str, size: float, setting: Setting, shard: str = "shard") -> float:
     """A collective over the data-parallel ranks, for all of a position's plain and expert parameters."""
-    args = (setting.groups, setting.cluster, setting.stack)
-    plain, _ = exchange_s(fn, held.numel * size, shard, *args)
-    expert, _ = exchange_s(fn, held.expert_numel * size, "edp", *args)
-    return plain + expert
+    return setting.exchange_s(fn, held.numel * size, shard) + setting.exchange_s(fn, held.expert_numel * size, "edp")
 
 
 def _step_traffic(held: Held, setting: Setting) -> tuple[float, float]:
@@ -210,8 +212,7 @@ def _step_traffic(held: Held, setting: Setting) -> tuple[float, float]:
 def _across_replicas(held: Held, setting: Setting) -> float:
     """Hybrid sharding: groups that hold the same shards average their gradients."""
     size = held.numel * grad_bytes(setting.plan) / setting.plan.sharders
-    seconds, _ = exchange_s("all_reduce", size, "replicate", setting.groups, setting.cluster, setting.stack)
-    return seconds
+    return setting.exchange_s("all_reduce", size, "replicate")
 
 
 def _fully_sharded(forward: Timed, backward: Timed, held: Held, num_layers: float,
@@ -221,8 +222,7 @@ def _fully_sharded(forward: Timed, backward: Timed, held: Held, num_layers: floa
     num = max(1.0, num_layers)
     gather = _traffic(held, "all_gather", param_bytes(plan), setting)
     if held.frozen_numel:
-        gather += exchange_s("all_gather", held.frozen_numel * param_bytes(plan), "shard", setting.groups,
-                             setting.cluster, stack)[0]  # fmt: skip
+        gather += setting.exchange_s("all_gather", held.frozen_numel * param_bytes(plan), "shard")
     reduce = _traffic(held, "reduce_scatter", grad_bytes(plan), setting)
     back = (gather if plan.zero >= 3 else 0.0) + reduce
     hides = (plan.overlap_params, plan.overlap_grads)

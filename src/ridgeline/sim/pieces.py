@@ -7,26 +7,28 @@ from dataclasses import dataclass, field, replace
 
 from ridgeline.basis import Basis, worst
 from ridgeline.cost import energy, host, interval
-from ridgeline.cost.estimate import Line, activity, segments_of
+from ridgeline.cost.estimate import Line, segments_of
 from ridgeline.cost.price import Pricer, pricer_of
 from ridgeline.cost.schedule import Segment, entry_s, wall_s
-from ridgeline.graph import Block, Graph, Node, Phase
+from ridgeline.graph import Block, Graph, Phase
 from ridgeline.hardware import Cluster, Group
 from ridgeline.plan import Partition, Plan
-from ridgeline.plan.recompute import AGAIN, pairs
+from ridgeline.plan.recompute import AGAIN, pairs, weight_gradient
 from ridgeline.sim.collectives import collective_s
 from ridgeline.sim.stack import Stack
 
 FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
-MATRIX_OPS = frozenset({"matmul", "grouped_matmul", "attention", "conv"})
+FAMILIES = ("matrix", "grouped", "attention", "memory")
+_FAMILY = {"matmul": "matrix", "conv": "matrix", "grouped_matmul": "grouped", "attention": "attention"}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Exchange:
-    """Seconds of communication of one kind within a pass, and what happens to it."""
+    """One collective of a pass: who talks, how, how long by the collectives' model."""
 
     group: str
     fn: str
+    link: str  # up or out: the narrowest link it crosses
     seconds: float
     num_bytes: float
     later: bool  # runs beside weight gradients, or fetches what only they need
@@ -36,23 +38,39 @@ class Exchange:
 
 @dataclass(slots=True)
 class Load:
-    """One pass (forward or backward) of one piece, one micro-batch."""
+    """One pass (forward or backward) of one piece, one micro-batch: modeled seconds by family of kernels.
 
-    compute_s: float = 0.0
-    matrix_s: float = 0.0  # the part that a lower clock stretches
-    weight_s: float = 0.0  # products for weight gradients
-    attention_s: float = 0.0
+    ``hot`` is the part of each family that the clock limits, ``weight`` the part that makes weight gradients.
+    """
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(FAMILIES, 0.0))
+    hot: dict[str, float] = field(default_factory=lambda: dict.fromkeys(FAMILIES, 0.0))
+    weight: dict[str, float] = field(default_factory=lambda: dict.fromkeys(FAMILIES, 0.0))
+    gap_s: float = 0.0
     host_s: float = 0.0
-    num_kernels: int = 0
+    num_kernels: float = 0.0
     flops: float = 0.0  # matrix arithmetic done
     again_flops: float = 0.0  # the part of it that recomputes
     activity: energy.Activity = field(default_factory=lambda: energy.Activity(0.0, 0.0, 0.0))
     exchanges: list[Exchange] = field(default_factory=list)
     lines: list[tuple[Line, float]] = field(default_factory=list)
 
-    def comm_s(self, group: str = "", *, later: bool | None = None) -> float:
-        return sum(e.seconds for e in self.exchanges
-                   if (not group or e.group == group) and (later is None or e.later == later))  # fmt: skip
+    def family_s(self, name: str, stack: Stack, stretch: float) -> float:
+        """Seconds of a family under a software generation and a clock."""
+        scale = stack[name] * (stack["matrix"] if name == "grouped" else 1.0)
+        return (self.seconds[name] + (stretch - 1.0) * self.hot[name]) * scale
+
+    def compute_s(self, stack: Stack, stretch: float, execution: str) -> float:
+        """Seconds of the pass on its own: kernels with their gaps, or the host that launches them."""
+        busy_s = sum(self.family_s(name, stack, stretch) for name in FAMILIES) + self.gap_s
+        return busy_s if execution == "cudagraph" else max(busy_s, self.host_s * stack["host"])
+
+    def weight_s(self, stack: Stack, stretch: float) -> float:
+        return sum(self.weight[n] * stack[n] * (stack["matrix"] if n == "grouped" else 1.0) for n in FAMILIES) * stretch
+
+    def comm_s(self, stack: Stack, group: str, *, later: bool | None = None, fn: str = "") -> float:
+        return sum(e.seconds * stack[e.link] for e in self.exchanges
+                   if e.group == group and (later is None or e.later == later) and (not fn or e.fn == fn))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,57 +119,44 @@ def link_of(group: Group) -> str:
     return "out" if group.num_domains > 1 else "up"
 
 
-def exchange_s(fn: str, num_bytes: float, name: str, groups: Mapping[str, Group], cluster: Cluster,
-               stack: Stack) -> tuple[float, Basis]:  # fmt: skip
-    """Seconds of a collective of a plan's group under a software generation."""
+def exchange(fn: str, num_bytes: float, name: str, groups: Mapping[str, Group],
+             cluster: Cluster) -> tuple[float, str, Basis]:  # fmt: skip
+    """Modeled seconds of a collective of a plan's group, and the link it crosses."""
     group = groups[name]
-    if group.num_ranks == 1 or fn == "spread":
-        return 0.0, Basis.MEASURED
+    if group.num_ranks == 1 or fn == "spread" or not num_bytes:
+        return 0.0, "up", Basis.MEASURED
     if fn == "ring":
         one = collective_s("send_recv", num_bytes / group.num_ranks, groups["ring"], cluster)
-        return one.expected_s * (group.num_ranks - 1) * stack[link_of(groups["ring"])], one.basis
+        return one.expected_s * (group.num_ranks - 1), link_of(groups["ring"]), one.basis
     found = collective_s(fn, num_bytes, group, cluster)
-    return found.expected_s * stack[link_of(group)], found.basis
+    return found.expected_s, link_of(group), found.basis
 
 
-def price(partition: Partition, cluster: Cluster, plan: Plan, stack: Stack) -> Priced:
+def price(partition: Partition, cluster: Cluster, plan: Plan) -> Priced:
     """Price every line of the rank's graph once and file it under its piece and phase."""
     pricer = pricer_of(cluster.device)
     graph = partition.graph
     coef = {**host.DEFAULTS, **pricer.calibration.host}
     segments = segments_of(graph, pricer, coef, plan.execution)
-    where = _places(graph)
-    groups = groups_of(cluster, plan)
+    where, groups = _places(graph), groups_of(cluster, plan)
     loads: dict[tuple[int, int], Load] = {}
-    repeats = {number: piece.repeat for number, piece in enumerate(partition.pieces)}
+    gap_s = coef["graph_gap_s"] if plan.execution == "cudagraph" else coef["gap_s"]
     for segment in segments:
         for line in segment.lines:
-            _scale(line, stack)
-            place = where.get(id(line.node), (0, FORWARD))
-            load = loads.setdefault(place, Load())
-            share = line.times / repeats.get(place[0], 1)
+            piece, phase = where.get(id(line.node), (0, FORWARD))
+            load = loads.setdefault((piece, phase), Load())
+            share = line.times / (partition.pieces[piece].repeat if phase != OPTIMIZER else 1)
             if line.node.op == "collective":
-                _exchange(load, line.node, share, groups, cluster, stack)
+                _exchange(load, line, share, groups, cluster)
             else:
-                _compute(load, line, share, pricer, coef["gap_s"])
+                _compute(load, line, share, pricer, gap_s)
     lines = [line for segment in segments for line in segment.lines]
     busy_s = sum(line.busy_s * line.times for line in lines)
     basis = worst(line.basis for line in lines)
     entry = entry_s(coef, plan.execution) if cluster.device.kind == "gpu" else 0.0
     made = Priced(partition, loads, segments, entry, 1.0, interval.spread(lines, busy_s, basis), basis, pricer,
                   plan.execution)  # fmt: skip
-    return replace(made, wall_factor=_wall_factor(made, coef, cluster.device.kind))
-
-
-def _scale(line: Line, stack: Stack) -> None:
-    """The generation's share of the modeled speed, by what the line runs."""
-    op = line.node.op
-    if op == "attention":
-        line.busy_s *= stack["attention"]
-    elif op in MATRIX_OPS:
-        line.busy_s *= stack["matrix"] * (stack["grouped"] if op == "grouped_matmul" else 1.0)
-    elif line.num_kernels:
-        line.busy_s *= stack["memory"]
+    return replace(made, wall_factor=wall_factor(made, 1.0))
 
 
 def _places(graph: Graph) -> dict[int, tuple[int, int]]:
@@ -179,17 +184,16 @@ def _places(graph: Graph) -> dict[int, tuple[int, int]]:
 
 def _compute(load: Load, line: Line, share: float, pricer: Pricer, gap_s: float) -> None:
     node = line.node
-    seconds = line.busy_s * share
-    load.compute_s += seconds + line.num_kernels * share * gap_s
+    seconds, family = line.busy_s * share, _FAMILY.get(line.node.op, "memory")
+    load.seconds[family] += seconds
+    load.gap_s += line.num_kernels * share * gap_s
     load.host_s += line.host_s * share
-    load.num_kernels += round(line.num_kernels * share)
+    load.num_kernels += line.num_kernels * share
     load.lines.append((line, share))
     if line.bound == "compute" and line.work.matrix_flops:
-        load.matrix_s += seconds
-    if node.op == "attention":
-        load.attention_s += seconds
-    if node.phase is Phase.BACKWARD and _is_weight_gradient(node):
-        load.weight_s += seconds
+        load.hot[family] += seconds
+    if node.phase is Phase.BACKWARD and weight_gradient(node):
+        load.weight[family] += seconds
     load.flops += line.work.matrix_flops * share
     if node.target == AGAIN:
         load.again_flops += line.work.matrix_flops * share
@@ -200,54 +204,33 @@ def _compute(load: Load, line: Line, share: float, pricer: Pricer, gap_s: float)
         load.activity += energy.Activity(spent.busy_s * share, spent.peak_matrix_s * share, spent.peak_dram_s * share)
 
 
-def _is_weight_gradient(node: Node) -> bool:
-    return (node.op == "matmul" and bool(node.attrs.get("trans_a"))) or (
-        node.op == "grouped_matmul" and node.attrs.get("which") == "reduction")  # fmt: skip
-
-
-def _exchange(load: Load, node: Node, share: float, groups: Mapping[str, Group], cluster: Cluster,
-              stack: Stack) -> None:  # fmt: skip
-    a = node.attrs
+def _exchange(load: Load, line: Line, share: float, groups: Mapping[str, Group], cluster: Cluster) -> None:
+    node, a = line.node, line.node.attrs
     if not a["num_bytes"]:
         return
-    seconds, basis = exchange_s(a["fn"], a["num_bytes"], a["group"], groups, cluster, stack)
+    seconds, link, basis = exchange(a["fn"], a["num_bytes"], a["group"], groups, cluster)
+    fetched = node.target == AGAIN and a["fn"] == "all_gather"
     later = node.phase is Phase.BACKWARD and a["group"] == "tp" and (
-        (node.target == AGAIN and a["fn"] == "all_gather") or a["fn"] == "reduce_scatter" or a["fn"] == "all_reduce")
-    load.exchanges.append(Exchange(a["group"], a["fn"], seconds * share, a["num_bytes"] * share, later, basis,
+        fetched or (node.target != AGAIN and a["fn"] in ("reduce_scatter", "all_reduce")))  # fmt: skip
+    load.exchanges.append(Exchange(a["group"], a["fn"], link, seconds * share, a["num_bytes"] * share, later, basis,
                                    node.module))  # fmt: skip
+    load.host_s += line.host_s * share
 
 
-def _wall_factor(priced: Priced, coef: Mapping[str, float], kind: str) -> float:
-    """Wall seconds of the whole graph on one queue over the sum of its pieces' own."""
-    total_s = sum(piece_s(load, priced.execution) * repeat for load, repeat in _repeated(priced))
-    walked_s, _ = wall_s(priced.segments, coef, priced.execution, kind)
+def wall_factor(priced: Priced, stretch: float) -> float:
+    """Wall seconds of the whole graph on one queue over the sum of its pieces' own, at a clock."""
+    from ridgeline.sim.stack import PLAIN, stack_of
+
+    plain, device = stack_of(PLAIN, priced.pricer.device), priced.pricer.device
+    total_s = sum(load.compute_s(plain, stretch, priced.execution) * repeat for load, repeat in _repeated(priced))
+    for segment in priced.segments:
+        for line in segment.lines:
+            line.stretch = stretch if line.bound == "compute" and line.work.matrix_flops else 1.0
+    coef = {**host.DEFAULTS, **priced.pricer.calibration.host}
+    walked_s, _ = wall_s(priced.segments, coef, priced.execution, device.kind)
     return max(0.0, walked_s - priced.entry_s) / total_s if total_s else 1.0
 
 
 def _repeated(priced: Priced) -> Iterable[tuple[Load, int]]:
     for (piece, phase), load in priced.loads.items():
         yield load, 1 if phase == OPTIMIZER else priced.partition.pieces[piece].repeat
-
-
-def piece_s(load: Load, execution: str) -> float:
-    """Seconds of a pass on its own: kernels with their gaps, or the host that launches them."""
-    return max(load.compute_s, load.host_s) if execution == "eager" else max(load.compute_s, 0.9 * load.host_s)
-
-
-def stretched(priced: Priced, factor: float, stack: Stack) -> Priced:
-    """The same under a lower clock: matrix kernels take ``factor`` times as long."""
-    if factor == 1.0:
-        return priced
-    for segment in priced.segments:
-        for line in segment.lines:
-            line.stretch = factor if line.bound == "compute" and line.work.matrix_flops else 1.0
-    loads = {place: replace(load, compute_s=load.compute_s + (factor - 1.0) * load.matrix_s,
-                            matrix_s=load.matrix_s * factor, weight_s=load.weight_s * factor,
-                            attention_s=load.attention_s * factor)
-             for place, load in priced.loads.items()}  # fmt: skip
-    made = replace(priced, loads=loads, wall_factor=1.0)
-    coef = {**host.DEFAULTS, **priced.pricer.calibration.host}
-    return replace(made, wall_factor=_wall_factor(made, coef, priced.pricer.device.kind))
-
-
-__all__ = ["Exchange", "Load", "Priced", "activity", "exchange_s", "groups_of", "price", "stretched"]

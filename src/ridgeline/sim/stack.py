@@ -21,6 +21,7 @@ NEUTRAL: Mapping[str, float] = {
     "memory": 1.0,  # of memory-bound kernels
     "up": 1.0,  # time of collectives inside a scale-up domain, over the collectives' model
     "out": 1.0,  # and of those that cross the network
+    "host": 1.0,  # host seconds of launches over the model's
     "interference": 0.12,  # compute lost per second of communication that runs beside it
     "tp_hidden": 0.6,  # share of tensor-parallel communication that an overlapping GEMM hides
     "ep_hidden": 0.7,  # share of expert communication hidden when overlap is asked for

@@ -19,7 +19,7 @@ from ridgeline.plan import Plan, partition
 from ridgeline.plan.schedule import Schedule, schedule
 from ridgeline.sim.compose import Position, Setting, positions_of
 from ridgeline.sim.footprint import Footprint, Held, footprint
-from ridgeline.sim.pieces import OPTIMIZER, Priced, exchange_s, groups_of, piece_s, price, stretched
+from ridgeline.sim.pieces import OPTIMIZER, Priced, groups_of, price, wall_factor
 from ridgeline.sim.pipeline import Pass, Timeline, run_pipeline
 from ridgeline.sim.stack import Stack
 
@@ -140,14 +140,14 @@ class Prices:
         self.kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self.max_kept = max_kept
 
-    def priced(self, graph: Graph, plan: Plan, cluster: Cluster, stack: Stack) -> Priced:
+    def priced(self, graph: Graph, plan: Plan, cluster: Cluster) -> Priced:
         key = (graph.content_hash, plan.key(), cluster.device, cluster.scale_up, cluster.scale_out, cluster.host,
-               _spans(cluster, plan), stack.name, stack.device, tuple(stack.coef.values()))  # fmt: skip
+               _spans(cluster, plan))  # fmt: skip
         if key not in self.kept:
             if len(self.kept) >= self.max_kept:
                 self.kept.popitem(last=False)
             made = partition(graph, plan, fused=plan.execution == "compiled")
-            self.kept[key] = price(made, cluster, plan, stack)
+            self.kept[key] = price(made, cluster, plan)
         found: Priced = self.kept[key]
         return found
 
@@ -177,21 +177,23 @@ def model_flops(graph: Graph, cluster: Cluster) -> float:
 def simulate_step(graph: Graph, plan: Plan, cluster: Cluster, stack: Stack, *, trouble: Trouble | None = None,
                   prices: Prices = PRICES) -> Step:  # fmt: skip
     """One step of a training graph (one micro-batch, unsharded) under ``plan`` on ``cluster``."""
-    priced = prices.priced(graph, plan, cluster, stack)
-    cool = _Run(graph, plan, cluster, stack, priced, trouble)
-    factor = cool.throttle()
-    run = cool if factor == 1.0 else _Run(graph, plan, cluster, stack, stretched(priced, factor, stack), trouble)
-    return run.result(factor, prices.flops(graph, cluster))
+    priced = prices.priced(graph, plan, cluster)
+    run = _Run(graph, plan, cluster, stack, priced, trouble)
+    stretch = run.throttle()
+    if stretch != 1.0:
+        run = _Run(graph, plan, cluster, stack, priced, trouble, stretch)
+    return run.result(stretch, prices.flops(graph, cluster))
 
 
 class _Run:
     """The step put together: passes of the pipeline, gradients behind it, the optimizer, and the frame around."""
 
     def __init__(self, graph: Graph, plan: Plan, cluster: Cluster, stack: Stack, priced: Priced,
-                 trouble: Trouble | None) -> None:  # fmt: skip
+                 trouble: Trouble | None, stretch: float = 1.0) -> None:  # fmt: skip
         self.graph, self.plan, self.cluster, self.stack, self.priced = graph, plan, cluster, stack, priced
-        self.trouble = trouble or Trouble()
-        self.setting = Setting(plan, cluster, stack, groups_of(cluster, plan))
+        self.trouble, self.stretch = trouble or Trouble(), stretch
+        factor = priced.wall_factor if stretch == 1.0 or plan.world > 1 else wall_factor(priced, stretch)
+        self.setting = Setting(plan, cluster, stack, groups_of(cluster, plan), stretch, factor)
         self.order = schedule(plan.schedule, plan.pp, plan.num_micro_batches, plan.vp)
         self.positions = positions_of(priced, self.order.num_positions, self.setting)
         self.send_s = self._send_s()
@@ -206,8 +208,7 @@ class _Run:
         if self.plan.pp == 1:
             return 0.0
         carried = max(p.carried_bytes for p in self.positions)
-        seconds, _ = exchange_s("send_recv", carried, "pp", self.setting.groups, self.cluster, self.stack)
-        return seconds
+        return self.setting.exchange_s("send_recv", carried, "pp")
 
     def _micro_s(self, at: int) -> float:
         """Entering the model and bookkeeping, at the position that starts a micro-batch."""
@@ -258,7 +259,8 @@ class _Run:
 
     def _optimizer_s(self) -> float:
         if (0, OPTIMIZER) in self.priced.loads:
-            return piece_s(self.priced.loads[0, OPTIMIZER], self.priced.execution) * self.priced.wall_factor
+            load = self.priced.loads[0, OPTIMIZER]
+            return load.compute_s(self.stack, self.stretch, self.priced.execution) * self.setting.factor
         numel = max(self._stage_numel(stage) for stage in range(self.plan.pp))
         moved = numel * OPTIMIZER_BYTES[self.plan.optimizer]
         seconds = moved / (STREAM_FRAC * self.cluster.device.dram.bandwidth_bytes_per_s)
