@@ -10,6 +10,7 @@ from ridgeline.graph import Block, Graph, Kind, Node, Phase
 from ridgeline.graph.backward import differentiate
 from ridgeline.graph.build import with_frees
 from ridgeline.plan import recompute
+from ridgeline.plan.fused import with_attention, with_permutes
 from ridgeline.plan.layout import Mesh
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.precision import narrowed
@@ -38,8 +39,7 @@ def mesh_of(plan: Plan) -> Mesh:
 
 def rank_graph(graph: Graph, plan: Plan, *, fused: bool = True) -> Graph:
     """What one rank computes for one micro-batch, all layers: forward, and for training backward and optimizer."""
-    trivial = mesh_of(plan) == Mesh() and plan.recompute == "none" and plan.precision in ("bf16", "fp16", "fp32", "tf32")
-    if trivial and graph.mode == "train":
+    if plan.world == 1 and graph.mode == "train" and _is_plain(plan):
         return replace(graph, meta={**graph.meta, "networked": True})
     local = shard(forward_of(graph), mesh_of(plan), ring=plan.cp_kind == "ring", imbalance=plan.expert_imbalance)
     local = replace(local, meta={**local.meta, "networked": True})
@@ -47,8 +47,14 @@ def rank_graph(graph: Graph, plan: Plan, *, fused: bool = True) -> Graph:
         return local
     optimizer = "none" if plan.world > 1 else str(graph.meta.get("optimizer", "adamw"))
     local = differentiate(local, optimizer=optimizer)
-    local = narrowed(_rerun(local, plan), plan.precision)
+    local = with_attention(local, plan.attention)
+    local = narrowed(_rerun(with_permutes(local) if fused else local, plan), plan.precision)
     return with_frees(recompute.fused_pointwise(local) if fused else local)
+
+
+def _is_plain(plan: Plan) -> bool:
+    """One device, and the graph as it is."""
+    return plan.recompute == "none" and plan.precision in ("bf16", "fp16", "fp32", "tf32") and not plan.attention
 
 
 def _rerun(local: Graph, plan: Plan) -> Graph:

@@ -68,12 +68,26 @@ class _Narrower:
     def _nodes(self, block: Block, at: int) -> tuple[Node, ...]:
         made: list[Node] = []
         for node in block.nodes:
+            if node.op == "matmul" and self.values[node.inputs[0]].type.dtype.name == "fp32":
+                made += self._on_tensor_cores(node)
+                continue
             if not self._is_narrow(node):
                 made.append(node)
                 continue
             inputs = [self._copy(v, made, node, at, block.repeat) for v in node.inputs[:2]]
             made.append(replace(node, inputs=(*inputs, *node.inputs[2:])))
         return tuple(made)
+
+    def _on_tensor_cores(self, node: Node) -> list[Node]:
+        """A router's product in full precision runs on the matrix units in tf32."""
+        inputs = []
+        for value in node.inputs[:2]:
+            seen = self.values[value]
+            inputs.append(len(self.values))
+            self.values.append(Value(inputs[-1], TensorType(seen.type.shape, dtype("tf32")), seen.kind, value))
+        views = [Node("view", (v,), (i,), {"fn": "view"}, node.phase, node.module)
+                 for v, i in zip(node.inputs[:2], inputs, strict=True)]  # fmt: skip
+        return [*views, replace(node, inputs=(*inputs, *node.inputs[2:]))]
 
     def _is_narrow(self, node: Node) -> bool:
         """Products of layers with a parameter or for one; routers, adapters and attention stay wide."""

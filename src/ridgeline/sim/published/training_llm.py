@@ -216,6 +216,7 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
         precision=_precision(row), recompute=_recompute(row), overlap_tp=tuned and tp > 1,
         overlap_grads=stack != "megatron-2021", overlap_params=stack != "megatron-2021",
         overlap_ep="moe_a2a_overlap=true" in notes, execution=_execution(stack),
+        attention=_attention(stack, cluster, config),
         reduce_dtype="bf16" if stack in ("llm-foundry",) else "fp32",
         gather_dtype="fp32" if "mixed_precision=default" in sharding else "",
     )  # fmt: skip
@@ -224,6 +225,14 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
 
 def _execution(stack: str) -> str:
     return {"llm-foundry": "eager", "neusight": "eager"}.get(stack, "compiled")
+
+
+def _attention(stack: str, cluster: Cluster, config: Decoder | None) -> str:
+    """The library a generation of software brought for attention."""
+    if config is not None and config.core == "unfused":
+        return ""
+    newer = cluster.device.arch not in ("ampere", "volta", "ada") and stack not in ("llm-foundry", "neusight")
+    return "cudnn" if newer else "fa2"
 
 
 def _likely_micro_batch(gbs: int, dp: int, pp: int) -> int:
