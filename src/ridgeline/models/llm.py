@@ -228,9 +228,8 @@ class _Writer:
     def feed_forward(self, x: int, ffn: int) -> int:
         net, c = self.net, self.c
         if c.conv1d:
-            return net.linear(
-                net.pointwise(c.act, net.linear(x, ffn, "c_fc", bias=True)), c.hidden, "c_proj", bias=True
-            )
+            inner = self.activated(net.linear(x, ffn, "c_fc", bias=True))
+            return net.linear(inner, c.hidden, "c_proj", bias=True)
         if c.fused:
             gate, up = net.split(net.linear(x, 2 * ffn, "gate_up_proj"), (ffn, ffn))
         else:
@@ -239,6 +238,15 @@ class _Writer:
         if up < 0:
             up = net.linear(x, ffn, "up_proj", bias=c.mlp_bias)
         return net.linear(net.mul(gate, up), c.hidden, "down_proj", bias=c.mlp_bias)
+
+    def activated(self, x: int) -> int:
+        """The activation; GPT-2's own approximation of GELU is spelled out, op by op, as Hugging Face runs it."""
+        net = self.net
+        if self.c.act != "gelu_new":
+            return net.pointwise(self.c.act, x)
+        cubic = net.pointwise("mul", net.pointwise("pow", x), scalars=1)
+        inside = net.pointwise("tanh", net.pointwise("mul", net.add(x, cubic), scalars=1))
+        return net.mul(net.pointwise("mul", x, scalars=1), net.pointwise("add", inside, scalars=1))
 
     def latent_attention(self, x: int, m: Latent) -> int:
         """DeepSeek's attention as its reference runs it: the compressed keys and values are expanded before use."""

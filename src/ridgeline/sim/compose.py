@@ -97,7 +97,7 @@ def pass_of(load: Load, priced: Priced, setting: Setting) -> Timed:
     later = load.comm_s(stack, "tp", later=True)
     beside = min(later, weight)
     blocking = load.comm_s(stack, "tp", later=False)
-    busy = sum(load.family_s(name, stack, setting.stretch) for name in ("matrix", "grouped"))
+    busy = sum(load.family_s(name, stack, setting.stretch) for name in ("matrix", "fp8", "fp4", "grouped"))
     covered = min(blocking * stack["tp_hidden"], busy) if plan.overlap_tp else 0.0
     exposed["tp"] = later - beside + blocking - covered
     ring = load.comm_s(stack, "cp", fn="ring")

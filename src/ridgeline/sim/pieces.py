@@ -18,8 +18,8 @@ from ridgeline.sim.collectives import collective_s
 from ridgeline.sim.stack import Stack
 
 FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
-FAMILIES = ("matrix", "grouped", "attention", "memory")
-_FAMILY = {"matmul": "matrix", "conv": "matrix", "grouped_matmul": "grouped", "attention": "attention"}
+FAMILIES = ("matrix", "fp8", "fp4", "grouped", "attention", "memory")
+_FAMILY = {"conv": "matrix", "grouped_matmul": "grouped", "attention": "attention"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class Load:
     gap_s: float = 0.0
     host_s: float = 0.0
     num_kernels: float = 0.0
+    expert_calls: float = 0.0  # products of single experts
     flops: float = 0.0  # matrix arithmetic done
     again_flops: float = 0.0  # the part of it that recomputes
     activity: energy.Activity = field(default_factory=lambda: energy.Activity(0.0, 0.0, 0.0))
@@ -57,16 +58,17 @@ class Load:
 
     def family_s(self, name: str, stack: Stack, stretch: float) -> float:
         """Seconds of a family under a software generation and a clock."""
-        scale = stack[name] * (stack["matrix"] if name == "grouped" else 1.0)
-        return (self.seconds[name] + (stretch - 1.0) * self.hot[name]) * scale
+        return (self.seconds[name] + (stretch - 1.0) * self.hot[name]) * stack[name]
 
     def compute_s(self, stack: Stack, stretch: float, execution: str) -> float:
         """Seconds of the pass on its own: kernels with their gaps, or the host that launches them."""
         busy_s = sum(self.family_s(name, stack, stretch) for name in FAMILIES) + self.gap_s
-        return busy_s if execution == "cudagraph" else max(busy_s, self.host_s * stack["host"])
+        if execution == "cudagraph":
+            return busy_s
+        return max(busy_s, self.host_s * stack["host"] + self.expert_calls * stack["expert_s"])
 
     def weight_s(self, stack: Stack, stretch: float) -> float:
-        return sum(self.weight[n] * stack[n] * (stack["matrix"] if n == "grouped" else 1.0) for n in FAMILIES) * stretch
+        return sum(self.weight[n] * stack[n] for n in FAMILIES) * stretch
 
     def comm_s(self, stack: Stack, group: str, *, later: bool | None = None, fn: str = "") -> float:
         return sum(e.seconds * stack[e.link] for e in self.exchanges
@@ -134,7 +136,7 @@ def exchange(fn: str, num_bytes: float, name: str, groups: Mapping[str, Group],
 
 def price(partition: Partition, cluster: Cluster, plan: Plan) -> Priced:
     """Price every line of the rank's graph once and file it under its piece and phase."""
-    pricer = pricer_of(cluster.device)
+    pricer = pricer_of(cluster.device, plan.world == 1)
     graph = partition.graph
     coef = {**host.DEFAULTS, **pricer.calibration.host}
     segments = segments_of(graph, pricer, coef, plan.execution)
@@ -182,9 +184,15 @@ def _places(graph: Graph) -> dict[int, tuple[int, int]]:
     return found
 
 
+def _family(line: Line) -> str:
+    if line.node.op == "matmul":
+        return line.work.dtype if line.work.dtype in ("fp8", "fp4") else "matrix"
+    return _FAMILY.get(line.node.op, "memory")
+
+
 def _compute(load: Load, line: Line, share: float, pricer: Pricer, gap_s: float) -> None:
     node = line.node
-    seconds, family = line.busy_s * share, _FAMILY.get(line.node.op, "memory")
+    seconds, family = line.busy_s * share, _family(line)
     load.seconds[family] += seconds
     load.gap_s += line.num_kernels * share * gap_s
     load.host_s += line.host_s * share
@@ -192,6 +200,8 @@ def _compute(load: Load, line: Line, share: float, pricer: Pricer, gap_s: float)
     load.lines.append((line, share))
     if line.bound == "compute" and line.work.matrix_flops:
         load.hot[family] += seconds
+    if node.op == "grouped_matmul":
+        load.expert_calls += node.attrs["groups"] * share
     if node.phase is Phase.BACKWARD and weight_gradient(node):
         load.weight[family] += seconds
     load.flops += line.work.matrix_flops * share

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.plan.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Work
+from ridgeline.plan.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Work, schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,37 @@ class Timeline:
 
     done: tuple[tuple[Done, ...], ...]
     end_s: tuple[float, ...]
+    skipped_s: float = 0.0  # of a steady stretch that is like the rest and was not walked
+    skipped_busy_s: tuple[float, ...] = ()
 
     @property
     def last_s(self) -> float:
         return max(self.end_s)
 
     def busy_s(self, stage: int) -> float:
-        return sum(d.end_s - d.start_s for d in self.done[stage])
+        walked = sum(d.end_s - d.start_s for d in self.done[stage])
+        return walked + (self.skipped_busy_s[stage] if self.skipped_busy_s else 0.0)
+
+
+STEADY = 5
+"""Rounds of ``pp`` micro-batches after which every further round takes as long as the last."""
+
+
+def run_steady(name: str, pp: int, num_micro: int, vp: int, passes: Sequence[Pass],
+               slow: Sequence[float] = ()) -> tuple[Schedule, Timeline]:  # fmt: skip
+    """Like ``run_pipeline``; of many micro-batches only as many are walked as it takes to be periodic."""
+    step = pp * (2 if name == "dualpipe" else 1)
+    rounds = (num_micro - STEADY * step) // step
+    if rounds < 1:
+        order = schedule(name, pp, num_micro, vp)
+        return order, run_pipeline(order, passes, slow=slow)
+    shorter = num_micro - rounds * step
+    order = schedule(name, pp, shorter, vp)
+    short = run_pipeline(order, passes, slow=slow)
+    longer = run_pipeline(schedule(name, pp, shorter + step, vp), passes, slow=slow)
+    more_s = (longer.last_s - short.last_s) * rounds
+    busy = tuple((longer.busy_s(s) - short.busy_s(s)) * rounds for s in range(pp))
+    return order, Timeline(short.done, tuple(e + more_s for e in short.end_s), more_s, busy)
 
 
 def run_pipeline(plan: Schedule, passes: Sequence[Pass], *, hidden: bool = True,

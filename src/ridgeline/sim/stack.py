@@ -15,8 +15,10 @@ from ridgeline.resources import data_dir
 
 PLAIN = "plain"
 NEUTRAL: Mapping[str, float] = {
-    "matrix": 1.0,  # time of matrix products over the cost model's
-    "grouped": 1.0,  # of grouped products (experts), on top of it
+    "matrix": 1.0,  # time of matrix products of 16 bits and more over the cost model's
+    "fp8": 1.0,  # of products in eight bits
+    "fp4": 1.0,  # of products in four
+    "grouped": 1.0,  # of grouped products (experts)
     "attention": 1.0,
     "memory": 1.0,  # of memory-bound kernels
     "up": 1.0,  # time of collectives inside a scale-up domain, over the collectives' model
@@ -26,6 +28,7 @@ NEUTRAL: Mapping[str, float] = {
     "tp_hidden": 0.6,  # share of tensor-parallel communication that an overlapping GEMM hides
     "ep_hidden": 0.7,  # share of expert communication hidden when overlap is asked for
     "grads_hidden": 0.9,  # share of gradient and parameter traffic that can run beside compute
+    "expert_s": 0.0,  # host seconds of one expert's product where kernels are launched expert by expert
     "layer_s": 0.0,  # a layer's forward or backward beyond its kernels: launches, waits, allocator
     "micro_s": 0.0,  # a micro-batch's: data, schedule, loss bookkeeping
     "step_s": 0.0,  # a step's: data loader, logging, grad norm, barriers

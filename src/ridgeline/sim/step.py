@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from ridgeline.plan.schedule import Schedule, schedule
 from ridgeline.sim.compose import Position, Setting, positions_of
 from ridgeline.sim.footprint import Footprint, Held, footprint
 from ridgeline.sim.pieces import OPTIMIZER, Priced, groups_of, price, wall_factor
-from ridgeline.sim.pipeline import Pass, Timeline, run_pipeline
+from ridgeline.sim.pipeline import Pass, Timeline, run_steady
 from ridgeline.sim.stack import Stack
 
 BUCKET_NUMEL = 40e6
@@ -61,15 +61,24 @@ class Step:
     device_flops: float  # done by one rank, recomputation included
     parts: Mapping[str, float]
     stages: tuple[Mapping[str, float], ...]
-    footprints: tuple[Footprint, ...]
     throttle: float
-    energy_j: float  # all devices and their hosts
     num_params: int
     timeline: Timeline
     order: Schedule
     positions: tuple[Position, ...]
     priced: Priced
     tail_s: tuple[float, ...]  # gradients still under way when each stage's passes are done
+    run: StepRun = field(repr=False)
+
+    @cached_property
+    def footprints(self) -> tuple[Footprint, ...]:
+        """Memory of a rank of each stage."""
+        return self.run.footprints()
+
+    @cached_property
+    def energy_j(self) -> float:
+        """Joules of all devices and their hosts."""
+        return self.run.energy_j()
 
     @property
     def tokens_per_s_per_device(self) -> float:
@@ -178,14 +187,14 @@ def simulate_step(graph: Graph, plan: Plan, cluster: Cluster, stack: Stack, *, t
                   prices: Prices = PRICES) -> Step:  # fmt: skip
     """One step of a training graph (one micro-batch, unsharded) under ``plan`` on ``cluster``."""
     priced = prices.priced(graph, plan, cluster)
-    run = _Run(graph, plan, cluster, stack, priced, trouble)
+    run = StepRun(graph, plan, cluster, stack, priced, trouble)
     stretch = run.throttle()
     if stretch != 1.0:
-        run = _Run(graph, plan, cluster, stack, priced, trouble, stretch)
+        run = StepRun(graph, plan, cluster, stack, priced, trouble, stretch)
     return run.result(stretch, prices.flops(graph, cluster))
 
 
-class _Run:
+class StepRun:
     """The step put together: passes of the pipeline, gradients behind it, the optimizer, and the frame around."""
 
     def __init__(self, graph: Graph, plan: Plan, cluster: Cluster, stack: Stack, priced: Priced,
@@ -194,11 +203,11 @@ class _Run:
         self.trouble, self.stretch = trouble or Trouble(), stretch
         factor = priced.wall_factor if stretch == 1.0 or plan.world > 1 else wall_factor(priced, stretch)
         self.setting = Setting(plan, cluster, stack, groups_of(cluster, plan), stretch, factor)
-        self.order = schedule(plan.schedule, plan.pp, plan.num_micro_batches, plan.vp)
+        self.order = schedule(plan.schedule, plan.pp, 2 * plan.pp, plan.vp)  # for where chunks lie
         self.positions = positions_of(priced, self.order.num_positions, self.setting)
         self.send_s = self._send_s()
         self.passes = self._passes()
-        self.timeline = self._run(1.0)
+        self.order, self.timeline = self._run()
         self.tails = [self._gradients(stage) for stage in range(plan.pp)]
         self.optimizer_s = self._optimizer_s()
         self.compute_end_s = max(e + t for e, t in zip(self.timeline.end_s, self.tails, strict=True))
@@ -233,10 +242,10 @@ class _Run:
                               first, last))  # fmt: skip
         return found
 
-    def _run(self, scale: float) -> Timeline:
-        slow = [1.0] * self.plan.pp
-        slow[self.trouble.stage % self.plan.pp] = self.trouble.slow_compute
-        return run_pipeline(self.order, self.passes, hidden=True, slow=slow)
+    def _run(self) -> tuple[Schedule, Timeline]:
+        plan, slow = self.plan, [1.0] * self.plan.pp
+        slow[self.trouble.stage % plan.pp] = self.trouble.slow_compute
+        return run_steady(plan.schedule, plan.pp, plan.num_micro_batches, plan.vp, self.passes, slow)
 
     def _gradients(self, stage: int) -> float:
         """How long after a stage's last pass its gradients are reduced."""
@@ -246,7 +255,9 @@ class _Run:
                 last[done.work.chunk] = (done.start_s, done.end_s)
         link = self.trouble.slow_link if stage == self.trouble.stage else 1.0
         at = 0.0
+        skipped = self.timeline.skipped_s
         for chunk, (start, end) in sorted(last.items(), key=lambda item: item[1][1]):
+            start, end = start + skipped, end + skipped
             p = self.positions[self.order.position(stage, chunk)]
             grads = p.grads_s * link
             if not self.plan.overlap_grads:
@@ -308,7 +319,7 @@ class _Run:
         factor = energy.throttle_factor(self.activity(), self.step_s, power, pricer.designed_w, pricer.chip.tdp_w)
         return round(factor, 4) if self.plan.world > 1 else factor
 
-    def _energy_j(self) -> float:
+    def energy_j(self) -> float:
         pricer = self.priced.pricer
         power = {**energy.DEFAULTS, **pricer.calibration.power}
         each = [energy.energy_j(self._stage_activity(s), self.step_s, power, pricer.designed_w, pricer.chip.tdp_w)
@@ -338,10 +349,10 @@ class _Run:
     def footprints(self) -> tuple[Footprint, ...]:
         capacity = self.cluster.device.dram.capacity_bytes
         return tuple(
-            footprint(stage, self._held(stage), self.order, self.plan, capacity) for stage in range(self.plan.pp)
+            footprint(stage, self.held(stage), self.order, self.plan, capacity) for stage in range(self.plan.pp)
         )
 
-    def _held(self, stage: int) -> Sequence[Held]:
+    def held(self, stage: int) -> Sequence[Held]:
         return [self.positions[self.order.position(stage, c)].held for c in range(self.order.num_chunks)]
 
     def result(self, throttle: float, flops: float) -> Step:
@@ -358,9 +369,9 @@ class _Run:
             interval_s=self._interval(basis, stages[slowest]), basis=basis, tokens=tokens,
             model_flops=flops * plan.num_micro_batches * plan.dp,
             device_flops=sum(p.flops for p in self.positions) / plan.pp * plan.num_micro_batches,
-            parts=stages[slowest], stages=tuple(stages), footprints=self.footprints(), throttle=throttle,
-            energy_j=self._energy_j(), num_params=self.graph.num_params, timeline=self.timeline, order=self.order,
-            positions=tuple(self.positions), priced=self.priced, tail_s=tuple(self.tails),
+            parts=stages[slowest], stages=tuple(stages), throttle=throttle,
+            num_params=self.graph.num_params, timeline=self.timeline, order=self.order,
+            positions=tuple(self.positions), priced=self.priced, tail_s=tuple(self.tails), run=self,
         )  # fmt: skip
 
     def _interval(self, basis: Basis, parts: Mapping[str, float]) -> tuple[float, float]:

@@ -32,7 +32,8 @@ STACKS = (
     ("megatron-2021", r"megatron-lm (sep 2020|jan 2021|2021|2022)"), ("megascale", r"megascale"),
     ("megatron-2023", r"megatron-lm baseline"), ("megatron-core-2024", r"megatron-core|^nemo 24|nemo 25\.0[1-4]"),
     ("megatron-bridge-2026b", r"bridge nemo 26\.0[6-9]|bridge nemo 26\.1"), ("megatron-bridge", r"bridge"),
-    ("mlperf-2025", r"(nemo framework|pytorch nvidia) release 25"), ("mlperf-2024", r"nemo framework|nvidia|ngc"),
+    ("mlperf-2025", r"(nemo framework|pytorch nvidia) release 25"), ("mlperf-2023", r"nemo framework 12\.1"),
+    ("mlperf-2024", r"nemo framework|nvidia|ngc"),
     ("megatron-core-2024", r"meta internal|maxtext|hai-llm|nemo|megatron"),
 )  # fmt: skip
 """Software generations by what sources write."""
@@ -86,6 +87,8 @@ def case_of(row: Row) -> Case:
     name, config = _model(row, stack)
     seq = _whole(row, "seq")
     plan, assumed = _plan(row, config, cluster, stack)
+    if plan.global_batch < plan.dp * plan.micro_batch:
+        raise InputError(f"{plan.dp} data-parallel ranks cannot share a global batch of {plan.global_batch}")
     if plan.world != cluster.num_devices:
         raise InputError(f"dp·tp·pp·cp = {plan.world}, but the row has {cluster.num_devices} devices")
     return Case(name, config, seq, plan, cluster, stack, assumed)
@@ -129,7 +132,8 @@ def _cluster(row: Row) -> Cluster:
     change = _network(row.text("interconnect"))
     if name == "v100-sxm2-32gb" and num <= 16:
         change = ""
-    return cluster_named(f"{name}*{num}{_odd_host(name, num)}{change}")
+    half = " sms=0.5x hbm_bandwidth=0.5x" if name == "mi250x" else ""  # one die of two is one device to programs
+    return cluster_named(f"{name}*{num}{_odd_host(name, num)}{change}{half}")
 
 
 def _odd_host(name: str, num: int) -> str:
@@ -176,10 +180,11 @@ def _model(row: Row, stack: str) -> tuple[str, Decoder | None]:
     if not plain:
         return name, made
     rotary = "nemotron" in name.lower()
-    return name, replace(made, act="gelu", gated=False, norm="layer_norm", conv1d=not rotary, tied=not rotary,
+    act = "gelu_new" if "gpt2" in name.lower() and stack == "neusight" else "gelu"
+    return name, replace(made, act=act, gated=False, norm="layer_norm", conv1d=not rotary, tied=not rotary,
                          fused=True, qkv_bias=True, o_bias=True, mlp_bias=True,
                          positions=0 if rotary else _whole(row, "seq"),
-                         dropout=unfused and stack.startswith("megatron"))  # fmt: skip
+                         dropout=unfused)  # fmt: skip
 
 
 def _zoo(name: str) -> str | None:
@@ -199,15 +204,15 @@ def _experts(row: Row, ffn: int, name: str) -> Experts | None:
 
 
 def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tuple[Plan, tuple[str, ...]]:
-    assumed = [n for n in ("mbs",) if row.number(n) is None]
+    assumed = [n for n in ("mbs", "vp") if row.number(n) is None]
     tp, pp, cp, ep = (_whole(row, n) for n in ("tp", "pp", "cp", "ep"))
-    vp = _whole(row, "vp", 1)
+    vp = _whole(row, "vp", 0) or _likely_chunks(row, pp, config)
     dp = _whole(row, "dp", max(1, cluster.num_devices // (tp * pp * cp)))
     sharding = row.text("optimizer_sharding").lower()
     zero, group = _zero(sharding)
     notes = row.text("notes").lower()
     gbs = _whole(row, "gbs")
-    mbs = _whole(row, "mbs", 0) or _likely_micro_batch(gbs, dp, pp)
+    mbs = _whole(row, "mbs", 0) or (max(1, gbs // dp) if stack == "neusight" else _likely_micro_batch(gbs, dp, pp))
     tuned = stack.startswith(("megatron-core", "megatron-bridge", "mlperf", "megascale"))
     plan = Plan(
         tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, vp=vp, schedule="interleaved" if vp > 1 else "1f1b", zero=zero,
@@ -231,14 +236,23 @@ def _attention(stack: str, cluster: Cluster, config: Decoder | None) -> str:
     """The library a generation of software brought for attention."""
     if config is not None and config.core == "unfused":
         return ""
-    newer = cluster.device.arch not in ("ampere", "volta", "ada") and stack not in ("llm-foundry", "neusight")
-    return "cudnn" if newer else "fa2"
+    newer = cluster.device.arch not in ("ampere", "volta", "ada")
+    return "cudnn" if newer and stack.startswith(("megatron-bridge", "mlperf")) else "fa2"
 
 
 def _likely_micro_batch(gbs: int, dp: int, pp: int) -> int:
     """Not stated: one, or with no pipeline what leaves two micro-batches."""
     per_rank = max(1, gbs // dp)
     return 1 if pp > 1 else min(4, max(1, per_rank // 2))
+
+
+def _likely_chunks(row: Row, pp: int, config: Decoder | None) -> int:
+    """Not stated: frameworks since the interleaved schedule use as many chunks as divide a stage's layers."""
+    old = re.search(r"2020|jan 2021|pytorch|meta internal", row.text("software").lower())
+    if pp == 1 or config is None or old or config.layers % pp:
+        return 1
+    each = config.layers // pp
+    return max(v for v in range(1, 9) if each % v == 0)
 
 
 def _zero(text: str) -> tuple[int, int]:
