@@ -30,8 +30,9 @@ DEVICES = (
 STACKS = (
     ("llm-foundry", r"llm-foundry|composer"), ("neusight", r"^pytorch 2\.[01]$"),
     ("megatron-2021", r"megatron-lm (sep 2020|jan 2021|2021|2022)"), ("megascale", r"megascale"),
-    ("megatron-2023", r"megatron-lm baseline"), ("megatron-core-2024", r"megatron-core|^nemo 24|nemo 25\.0[1-4]"),
-    ("megatron-bridge-2026b", r"bridge nemo 26\.0[6-9]|bridge nemo 26\.1"), ("megatron-bridge", r"bridge"),
+    ("megatron-2023", r"megatron-lm baseline"), ("megatron-core-2024", r"megatron-core|^nemo 24"),
+    ("megatron-bridge-2026b", r"bridge nemo 26\.0[6-9]|bridge nemo 26\.1"),
+    ("megatron-bridge-2025", r"bridge nemo 25|^nemo 25"), ("megatron-bridge", r"bridge"),
     ("mlperf-2025", r"(nemo framework|pytorch nvidia) release 25"), ("mlperf-2023", r"nemo framework 12\.1"),
     ("mlperf-2024", r"nemo framework|nvidia|ngc"),
     ("megatron-core-2024", r"meta internal|maxtext|hai-llm|nemo|megatron"),

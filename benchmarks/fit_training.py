@@ -1,0 +1,204 @@
+"""Fit what each software generation reaches on each device, from published training runs, and check by leaving out.
+
+    python benchmarks/fit_training.py [--shared FOLDER] [--write] [--only STACK] [--folds 5]
+
+One set of coefficients a device and generation, none a row or a model. Priors pull every coefficient toward the cost
+model (1.0), so that a generation with three rows stays near physics. ``--folds`` leaves configurations and whole
+sources out and reports the error on what was left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from ridgeline.basis import Basis
+from ridgeline.resources import data_dir
+from ridgeline.sim.published import training_llm as published
+from ridgeline.sim.published.verdict import Row
+from ridgeline.sim.stack import NEUTRAL, Stack
+from ridgeline.sim.step import Prices, simulate_step
+
+# name, prior's standard deviation in log space (multipliers) or its scale (seconds and shares, never negative)
+MULTIPLIERS = {"matrix": 0.15, "fp8": 0.25, "fp4": 0.25, "grouped": 0.35, "attention": 0.35, "memory": 0.35,
+               "up": 0.25, "out": 0.25}  # fmt: skip
+AMOUNTS = {"layer_s": 5e-5, "micro_s": 2e-3, "step_s": 2e-2, "straggle": 0.004, "expert_s": 1e-5}
+NAMES = (*MULTIPLIERS, *AMOUNTS)
+ROW_SPREAD = 0.05
+TITLES = {
+    "llm-foundry": ("llm-foundry and Composer with FSDP, 2023", 2023, "eager"),
+    "neusight": ("PyTorch 2.1 eager, Hugging Face models", 2023, "eager"),
+    "megatron-2021": ("Megatron-LM 2020 to 2022, unfused attention", 2021, "compiled"),
+    "megascale": ("MegaScale 2024", 2024, "compiled"),
+    "megatron-2023": ("Megatron-LM 2023", 2023, "compiled"),
+    "megatron-core-2024": ("Megatron-Core 0.8 and NeMo 24.x", 2024, "compiled"),
+    "megatron-bridge-2025": ("NeMo 25.x and Megatron-Bridge 25.x", 2025, "compiled"),
+    "megatron-bridge": ("Megatron-Bridge 26.02 to 26.04", 2026, "compiled"),
+    "megatron-bridge-2026b": ("Megatron-Bridge 26.06 and later", 2027, "compiled"),
+    "mlperf-2023": ("NVIDIA's MLPerf 3.0", 2023, "compiled"),
+    "mlperf-2024": ("NVIDIA's MLPerf 3.1 to 4.1", 2024, "compiled"),
+    "mlperf-2025": ("NVIDIA's MLPerf 5.x", 2025, "compiled"),
+}
+
+
+class Data:
+    """Rows with their cases, and one memory of prices for all fits."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open(newline="") as file:
+            rows = [Row(i + 2, {k.lower(): v for k, v in r.items()}) for i, r in enumerate(csv.DictReader(file))]
+        self.prices = Prices(max_kept=4096)
+        self.cases = [(row, case, published.measured_s(row, case)) for row, case in published.cases(rows)]
+
+    def predict(self, at: int, coef: dict[str, float]) -> float:
+        row, case, _ = self.cases[at]
+        stack = Stack(name=case.stack, title="", device=case.cluster.device.name, basis=Basis.FITTED, source="",
+                      execution=case.plan.execution, coef={**NEUTRAL, **coef})  # fmt: skip
+        step = simulate_step(published.graph_of(case), case.plan, case.cluster, stack, prices=self.prices)
+        return step.step_s - (step.parts["optimizer"] if "optimizer step" in row.text("unit") else 0.0)
+
+    def residual(self, at: int, coef: dict[str, float]) -> float:
+        return math.log(self.predict(at, coef) / self.cases[at][2])
+
+    def device(self, at: int) -> str:
+        device = self.cases[at][1].cluster.device
+        return device.parent or device.name
+
+
+def unpack(x: np.ndarray) -> dict[str, float]:
+    found = {name: math.exp(x[i]) for i, name in enumerate(MULTIPLIERS)}
+    shift = len(MULTIPLIERS)
+    return found | {name: max(0.0, x[shift + i]) * scale for i, (name, scale) in enumerate(AMOUNTS.items())}
+
+
+def fit(data: Data, members: list[int], center: np.ndarray, tight: float = 1.0, nfev: int = 7) -> np.ndarray:
+    """Coefficients of one group of rows; ``center`` is where the priors pull."""
+    if not members:
+        return center
+    scales = np.array([*MULTIPLIERS.values(), *[1.0] * len(AMOUNTS)]) * tight
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        coef = unpack(x)
+        rows = [data.residual(at, coef) / ROW_SPREAD for at in members]
+        return np.array([*np.arctan(np.array(rows) / 4.0) * 4.0, *((x - center) / scales)])
+
+    low = np.array([-0.9] * len(MULTIPLIERS) + [0.0] * len(AMOUNTS))
+    high = np.array([1.3] * len(MULTIPLIERS) + [60.0] * len(AMOUNTS))
+    start = np.clip(center, low + 1e-6, high - 1e-6)
+    return least_squares(residuals, start, bounds=(low, high), max_nfev=nfev, diff_step=0.02).x
+
+
+def groups(data: Data) -> dict[str, dict[str, list[int]]]:
+    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for at, (_, case, _) in enumerate(data.cases):
+        found[case.stack][data.device(at)].append(at)
+    return found
+
+
+NOTHING = np.array([0.0] * len(MULTIPLIERS) + [0.05] * len(AMOUNTS))
+
+
+def fit_stack(data: Data, devices: dict[str, list[int]], left_out: frozenset[int] = frozenset(),
+              nfev: int = 7) -> dict[str, np.ndarray]:  # fmt: skip
+    """A generation: first all its devices together, then each on its own, pulled toward the common fit."""
+    kept = {d: [at for at in members if at not in left_out] for d, members in devices.items()}
+    everyone = [at for members in kept.values() for at in members]
+    common = fit(data, everyone, NOTHING, nfev=nfev)
+    if len([d for d in kept if kept[d]]) == 1:
+        return {d: common for d in devices}
+    return {d: fit(data, members, common, 0.7, nfev) if members else common for d, members in kept.items()}
+
+
+def score(errors: list[float]) -> str:
+    apes = [abs(e) for e in errors]
+    return (f"n {len(errors):3d}  mean {100 * statistics.fmean(apes):5.1f} %  median {100 * statistics.median(apes):5.1f} %"
+            f"  bias {100 * statistics.fmean(errors):+5.1f} %")  # fmt: skip
+
+
+def error(data: Data, at: int, x: np.ndarray) -> float:
+    return math.exp(data.residual(at, unpack(x))) - 1.0
+
+
+def cross_validate(data: Data, folds: int, only: str) -> None:
+    """Leave configurations out (all releases of one together), then whole sources where a generation has several."""
+    for title, key in (("configurations", _configuration), ("sources", lambda row, case: row.text("source"))):
+        errors: list[float] = []
+        for stack, devices in groups(data).items():
+            if only and stack != only:
+                continue
+            everyone = [at for members in devices.values() for at in members]
+            names = sorted({key(*data.cases[at][:2]) for at in everyone})
+            if len(names) < 2:
+                continue
+            for fold in range(min(folds, len(names))):
+                out = {name for i, name in enumerate(names) if i % min(folds, len(names)) == fold}
+                left = frozenset(at for at in everyone if key(*data.cases[at][:2]) in out)
+                found = fit_stack(data, devices, left, nfev=5)
+                errors += [error(data, at, found[data.device(at)]) for at in left]
+        if errors:
+            print(f"left-out {title}: {score(errors)}")
+
+
+def _configuration(row: Row, case: published.Case) -> str:
+    return f"{case.name}|{case.seq}|{case.cluster.name}|{case.plan.words()}"
+
+
+def write(stack: str, found: dict[str, np.ndarray], errors: dict[str, list[float]]) -> None:
+    title, year, execution = TITLES[stack]
+    folder = data_dir() / "stacks"
+    folder.mkdir(exist_ok=True)
+    devices = {}
+    for device, x in sorted(found.items()):
+        coef = {name: float(f"{value:.4g}") for name, value in unpack(x).items()}
+        apes = sorted(abs(e) for e in errors[device])
+        spread = apes[min(len(apes) - 1, math.ceil(0.9 * len(apes)) - 1)] if len(apes) >= 5 else 0.15
+        devices[device] = {**coef, "spread": float(f"{max(0.04, 1.15 * spread):.3g}")}
+    made = {"title": title, "year": year, "execution": execution, "basis": "fitted",
+            "source": "fitted by benchmarks/fit_training.py to published runs; see benchmarks/2026-11-15-training.md",
+            "devices": devices}  # fmt: skip
+    (folder / f"{stack}.json").write_text(json.dumps(made, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shared", default=os.environ.get("RIDGELINE_SHARED", ""))
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--folds", type=int, default=0)
+    args = parser.parse_args()
+    shared = next(p for p in (Path(args.shared or "."), ROOT.parent / "shared", ROOT.parent.parent / "shared")
+                  if (p / "published" / "training_llm.csv").is_file())  # fmt: skip
+    data = Data(shared / "published" / "training_llm.csv")
+    started, total = time.perf_counter(), []
+    for stack, devices in groups(data).items():
+        if args.only and stack != args.only:
+            continue
+        found = fit_stack(data, devices)
+        errors = {d: [error(data, at, found[d]) for at in members] for d, members in devices.items()}
+        for device, members in devices.items():
+            shown = " ".join(f"{k}={v:.3g}" for k, v in unpack(found[device]).items() if v)
+            print(f"{stack:22s} {device:16s} {score(errors[device])}  {shown}", flush=True)
+            total += errors[device]
+        if args.write:
+            write(stack, found, errors)
+    print(f"all: {score(total)} ({time.perf_counter() - started:.0f} s)")
+    if args.folds:
+        cross_validate(data, args.folds, args.only)
+
+
+if __name__ == "__main__":
+    main()
