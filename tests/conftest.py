@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.abc
+import os
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -86,7 +87,8 @@ def repo_dir() -> Path:
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """Measurements kept beside the checkout, too large to be part of it; tests that need them skip elsewhere."""
-    folder = ROOT.parent / "shared"
-    if not folder.is_dir():
-        pytest.skip("no folder of shared measurements beside the checkout")
-    return folder
+    given = os.environ.get("RIDGELINE_SHARED")
+    for folder in [Path(given)] if given else [ROOT.parent / "shared", ROOT.parent.parent / "shared"]:
+        if folder.is_dir():
+            return folder
+    pytest.skip("no folder of shared measurements beside the checkout")

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ridgeline.errors import InputError
-from ridgeline.trace.table import Trace
+from ridgeline.trace.kind import Kind
+from ridgeline.trace.table import VOCABULARY, Column, Trace
 
 Event = dict[str, Any]
-PID = 1
 MODULES = "modules"
+FORMAT = 1
 
 
 def write_chrome(trace: Trace, path: str | os.PathLike[str]) -> Path:
-    """Write the trace, one event a line; the file opens at ui.perfetto.dev."""
+    """Write the trace, one event a line; the file opens at ui.perfetto.dev, and reads back as the same trace."""
     target = Path(path)
+    opened = gzip.open if target.suffix == ".gz" else open
     try:
-        with target.open("w", encoding="utf-8") as out:
-            out.write(
-                '{"displayTimeUnit":"ms","otherData":'
-                + json.dumps({"title": trace.title, "notes": list(trace.notes)})
-                + ',"traceEvents":[\n'
-            )
+        with opened(target, "wt", encoding="utf-8") as out:
+            other = {"title": trace.title, "notes": list(trace.notes), "ridgeline": _facts(trace)}
+            out.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(other, default=str) + ',"traceEvents":[\n')
             for i, event in enumerate(events(trace)):
                 out.write((",\n" if i else "") + json.dumps(event, separators=(",", ":")))
             out.write("\n]}\n")
@@ -34,69 +37,125 @@ def write_chrome(trace: Trace, path: str | os.PathLike[str]) -> Path:
     return target
 
 
+def _lanes(trace: Trace) -> dict[tuple[int, str], tuple[int, int]]:
+    """(process, thread) numbers of each rank's lanes: the host's first."""
+    code = trace.rank.astype(np.int64) * (len(trace.words) + 1) + trace.lane
+    _, first = np.unique(code, return_index=True)
+    keys = [(int(trace.rank[i]), trace.words[trace.lane[i]]) for i in first.tolist()]
+    found: dict[tuple[int, str], tuple[int, int]] = {}
+    for rank in sorted({rank for rank, _ in keys}):
+        lanes = sorted((lane for r, lane in keys if r == rank), key=lambda lane: (lane != "host", _natural(lane)))
+        found |= {(rank, lane): (rank + 1, tid) for tid, lane in enumerate(lanes, start=1)}
+    return found
+
+
+def _natural(text: str) -> list[tuple[int, int | str]]:
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text) if part]
+
+
+def _facts(trace: Trace) -> dict[str, Any]:
+    """What the events cannot say: which lane is which device, stream or thread, and what is known of the run."""
+    lanes = []
+    for (rank, lane), (pid, tid) in _lanes(trace).items():
+        chosen = np.flatnonzero((trace.rank == rank) & (trace.lane == trace.word_id(lane)))
+        first = int(chosen[0])
+        place = {column: int(getattr(trace, column)[first]) for column in ("device", "stream", "thread")}
+        lanes.append({"pid": pid, "tid": tid, "lane": lane, "rank": rank, **place})
+    return {
+        "format": FORMAT,
+        "title": trace.title,
+        "notes": list(trace.notes),
+        "origin_ns": trace.origin_ns,
+        "lanes": lanes,
+        "meta": {key: value for key, value in trace.meta.items() if _is_plain(value)},
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return all(map(_is_plain, value)) if isinstance(value, (list, tuple)) else isinstance(value, (str, int, float))
+
+
 def events(trace: Trace) -> Iterator[Event]:
     """Names of the lanes, then their spans, then modules and counters."""
-    lanes = trace.lanes()
-    threads = {lane: tid for tid, lane in enumerate(sorted(lanes, key=lambda lane: (lane != "host", lane)), start=1)}
-    yield _meta("process_name", 0, trace.title)
-    for lane, tid in (*threads.items(), (MODULES, len(threads) + 1)):
-        yield _meta("thread_name", tid, lane)
-        yield {"ph": "M", "pid": PID, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
-    for lane, tid in threads.items():
-        yield from _spans(trace, lane, tid)
-    if "device" in threads:
-        yield from _modules(trace, len(threads) + 1)
+    lanes = _lanes(trace)
+    ranks = sorted({rank for rank, _ in lanes}) or [0]
+    for rank in ranks:
+        own = {lane: tid for (r, lane), (_, tid) in lanes.items() if r == rank}
+        yield _meta("process_name", rank + 1, 0, trace.title if len(ranks) == 1 else f"rank {rank}")
+        for lane, tid in (*own.items(), (MODULES, len(own) + 1)):
+            yield _meta("thread_name", rank + 1, tid, lane)
+            sort = {"sort_index": tid}
+            yield {"ph": "M", "pid": rank + 1, "tid": tid, "name": "thread_sort_index", "args": sort}
+    yield from _spans(trace, lanes)
+    for rank in ranks:
+        if (rank, "device") in lanes:
+            yield from _modules(trace, rank, sum(r == rank for r, _ in lanes) + 1)
     yield from _counters(trace)
 
 
-def _meta(what: str, tid: int, name: str) -> Event:
-    return {"ph": "M", "pid": PID, "tid": tid, "name": what, "args": {"name": name}}
+def _meta(what: str, pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": {"name": name}}
 
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _slice(name: str, tid: int, start_ns: int, end_ns: int, **args: str) -> Event:
+def _slice(name: str, pid: int, tid: int, start_ns: int, end_ns: int, args: Event, category: str = "") -> Event:
     """A complete event; Chrome's unit is the microsecond."""
-    return {
-        "ph": "X",
-        "pid": PID,
-        "tid": tid,
-        "name": name,
-        "ts": start_ns / 1e3,
-        "dur": (end_ns - start_ns) / 1e3,
-        "args": {key: value for key, value in args.items() if value},
-    }
+    times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
+    kind = {"cat": category} if category else {}
+    return {"ph": "X", "pid": pid, "tid": tid, "name": name, **kind, **times, "args": args}
 
 
-def _spans(trace: Trace, lane: str, tid: int) -> Iterator[Event]:
+def _spans(trace: Trace, lanes: Mapping[tuple[int, str], tuple[int, int]]) -> Iterator[Event]:
     words = trace.words
-    for i in trace.on(lane):
-        start_s = float(trace.start_s[i])
-        yield _slice(
-            words[trace.name[i]],
-            tid,
-            _ns(start_s),
-            _ns(start_s + float(trace.duration_s[i])),
-            module=words[trace.module[i]],
-            op=words[trace.op[i]],
-            phase=words[trace.phase[i]],
-        )
+    called = np.zeros(len(trace), dtype=np.bool_)
+    called[trace.launch[trace.launch >= 0]] = True
+    optional = {name: column for name, column in trace.extra.items() if name not in _LEFT_OUT and column.ndim == 1}
+    for (rank, lane), (pid, tid) in lanes.items():
+        for i in trace.in_order((trace.rank == rank) & (trace.lane == trace.word_id(lane))).tolist():
+            start_s = float(trace.start_s[i])
+            end_ns = _ns(start_s + float(trace.duration_s[i]))
+            args: Event = {key: words[getattr(trace, key)[i]] for key in ("module", "op", "phase", "source")}
+            args = {key: value for key, value in args.items() if value} | dict(_cells(trace, optional, i))
+            if trace.step[i] >= 0:
+                args["step"] = int(trace.step[i])
+            if trace.launch[i] >= 0 or called[i]:
+                args["correlation"] = int(trace.launch[i]) if trace.launch[i] >= 0 else i
+            category = Kind(int(trace.kind[i])).name.lower()
+            yield _slice(words[trace.name[i]], pid, tid, _ns(start_s), end_ns, args, category)
 
 
-def _modules(trace: Trace, tid: int) -> Iterator[Event]:
+#: Links are written as correlations, and launch configurations are of no use to a viewer.
+_LEFT_OUT = ("correlation", "external", "sequence", "grid", "block")
+
+
+def _cells(trace: Trace, optional: Mapping[str, Column], i: int) -> Iterator[tuple[str, Any]]:
+    """The optional values a span has."""
+    for name, column in optional.items():
+        value = column[i].item()
+        if VOCABULARY[name] is str:
+            if value > 0:
+                yield name, trace.words[value]
+        elif value == value and value != -1:
+            yield name, value
+
+
+def _modules(trace: Trace, rank: int, tid: int) -> Iterator[Event]:
     """The module hierarchy over the device's clock: a level opens with its first kernel and closes after its last."""
     opened: list[tuple[str, int]] = []
     last_ns = 0
-    for i in trace.on("device"):
+    for i in trace.in_order((trace.rank == rank) & (trace.lane == trace.word_id("device"))):
         path = trace.words[trace.module[i]].split(".") if trace.words[trace.module[i]] else []
         start_ns = _ns(float(trace.start_s[i]))
         kept = _common(path, opened)
-        yield from _closed(opened, kept, last_ns, tid)
+        yield from _closed(opened, kept, last_ns, rank + 1, tid)
         opened += [(part, start_ns) for part in path[kept:]]
         last_ns = max(start_ns, _ns(float(trace.start_s[i]) + float(trace.duration_s[i])))
-    yield from _closed(opened, 0, last_ns, tid)
+    yield from _closed(opened, 0, last_ns, rank + 1, tid)
 
 
 def _common(path: list[str], opened: list[tuple[str, int]]) -> int:
@@ -106,11 +165,11 @@ def _common(path: list[str], opened: list[tuple[str, int]]) -> int:
     return num
 
 
-def _closed(opened: list[tuple[str, int]], kept: int, end_ns: int, tid: int) -> Iterator[Event]:
+def _closed(opened: list[tuple[str, int]], kept: int, end_ns: int, pid: int, tid: int) -> Iterator[Event]:
     while len(opened) > kept:
         full = ".".join(part for part, _ in opened)
         name, start_ns = opened.pop()
-        yield _slice(name, tid, start_ns, end_ns, module=full)
+        yield _slice(name, pid, tid, start_ns, end_ns, {"module": full})
 
 
 def _counters(trace: Trace) -> Iterator[Event]:
@@ -119,5 +178,5 @@ def _counters(trace: Trace) -> Iterator[Event]:
         before = None
         for at_s, value in zip(counter.at_s.tolist(), counter.value.tolist(), strict=True):
             if value != before:
-                yield {"ph": "C", "pid": PID, "name": name, "ts": _ns(at_s) / 1e3, "args": {name: value}}
+                yield {"ph": "C", "pid": 1, "name": name, "ts": _ns(at_s) / 1e3, "args": {name: value}}
             before = value

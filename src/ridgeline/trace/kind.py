@@ -23,6 +23,7 @@ class Kind(IntEnum):
     DATALOADER = 12  # the host fetches the next batch
     OVERHEAD = 13  # the profiler's own work
     BUBBLE = 14  # a planned wait in a simulated schedule
+    ALLOCATION = 15  # memory held, from its allocation until it is freed
 
 
 #: Kinds that keep a device busy.

@@ -1,0 +1,83 @@
+"""The front door: a trace file of any kind, or a folder with one for each rank, into the span table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ridgeline.errors import InputError
+from ridgeline.trace.archive import MAGIC, load
+from ridgeline.trace.blocks import wrapping
+from ridgeline.trace.cache import cached
+from ridgeline.trace.kineto import read_kineto
+from ridgeline.trace.nsys import read_nsys
+from ridgeline.trace.table import Trace, concat
+
+_SUFFIXES = (".json", ".json.gz", ".json.zip", ".zip", ".sqlite", ".trace", ".pt.trace.json", ".pt.trace.json.gz")
+
+
+def read(path: str | os.PathLike[str], *, cache: bool = True, rank: int | None = None) -> Trace:
+    """One trace file: Kineto or Chrome JSON (plain, gzip or zip), an Nsight Systems SQLite export, or one of ours."""
+    file = Path(path)
+    if file.is_dir():
+        raise InputError(f"{file} is a folder: read_ranks reads every trace in it")
+    if not file.exists():
+        raise InputError(f"{file} does not exist")
+
+    def fresh() -> Trace:
+        if wrapping(file) == "sqlite":
+            return read_nsys(file)
+        with file.open("rb") as head:
+            if head.read(len(MAGIC)) == MAGIC:
+                return load(file)
+        return read_kineto(file, rank=rank)
+
+    trace = cached(file, fresh, variant=f"rank {rank}") if cache else fresh()
+    return replace(trace, meta={**trace.meta, "path": str(file)})
+
+
+def trace_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The trace files of a folder, in the order of their names with numbers as numbers; a file is itself."""
+    given = Path(path)
+    if not given.is_dir():
+        return [given]
+    found = [file for file in given.iterdir() if file.is_file() and file.name.endswith(_SUFFIXES)]
+    if not found:
+        raise InputError(f"no trace in {given}: looked for {', '.join(_SUFFIXES[:5])}")
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, int | str]]:
+    import re
+
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", path.name) if part]
+
+
+def read_ranks(
+    paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str], *, cache: bool = True
+) -> Iterator[Trace]:
+    """One trace after another, each with a rank of its own; no more than one is held here at a time.
+
+    Ranks are those the files state; where two state the same, later ones get the next free number.
+    """
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    taken: set[int] = set()
+    for file in (file for path in given for file in trace_files(path)):
+        trace = read(file, cache=cache)
+        ranks = trace.ranks()
+        if len(ranks) == 1 and ranks[0] in taken:
+            free = max(taken) + 1
+            trace = trace.with_columns(rank=np.full(len(trace), free, dtype=np.int32))
+            ranks = [free]
+        taken.update(ranks)
+        yield trace
+
+
+def read_job(paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str], *, cache: bool = True) -> Trace:
+    """All ranks in one table; for jobs whose ranks fit into memory together."""
+    traces = list(read_ranks(paths, cache=cache))
+    return traces[0] if len(traces) == 1 else concat(traces, f"{len(traces)} ranks of {traces[0].title}")
