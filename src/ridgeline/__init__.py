@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from ridgeline.cost.prediction import Prediction, Row
     from ridgeline.graph import Graph, load, save
     from ridgeline.hardware import Device, device, devices
-    from ridgeline.journeys import predict
+    from ridgeline.journeys import plans, predict, simulate
     from ridgeline.models import build, models
+    from ridgeline.plan import Plan
 
 __version__ = "0.1.0"
 
@@ -19,13 +20,15 @@ _ROOMS = {
     "ridgeline.cost.prediction": ("Prediction", "Row"),
     "ridgeline.graph": ("Graph", "load", "save"),
     "ridgeline.hardware": ("Device", "device", "devices"),
-    "ridgeline.journeys": ("predict",),
+    "ridgeline.journeys": ("plans", "predict", "simulate"),
+    "ridgeline.plan": ("Plan",),
     "ridgeline.models": ("build", "models"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
     "Device",
     "Graph",
+    "Plan",
     "Prediction",
     "Row",
     "__version__",
@@ -37,8 +40,10 @@ __all__ = [
     "devices",
     "load",
     "models",
+    "plans",
     "predict",
     "save",
+    "simulate",
     "spec",
 ]
 

@@ -243,9 +243,9 @@ class StepRun:
         return found
 
     def _run(self) -> tuple[Schedule, Timeline]:
-        plan, slow = self.plan, [1.0] * self.plan.pp
-        slow[self.trouble.stage % plan.pp] = self.trouble.slow_compute
-        return run_steady(plan.schedule, plan.pp, plan.num_micro_batches, plan.vp, self.passes, slow)
+        plan, self.slow = self.plan, [1.0] * self.plan.pp
+        self.slow[self.trouble.stage % plan.pp] = self.trouble.slow_compute
+        return run_steady(plan.schedule, plan.pp, plan.num_micro_batches, plan.vp, self.passes, self.slow)
 
     def _gradients(self, stage: int) -> float:
         """How long after a stage's last pass its gradients are reduced."""
