@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,11 +24,9 @@ class Work(NamedTuple):
 Order = tuple[Work, ...]
 
 
-class Schedule(NamedTuple):
-    """Orders of all stages. ``split`` says that weight gradients run apart from input gradients.
-
-    ``place[d]`` gives, for chunk d of stage s, the position s′ = chunk · pp + s in the model, or its mirror.
-    """
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Orders of all stages. ``split`` says that weight gradients run apart from input gradients."""
 
     orders: tuple[Order, ...]
     num_chunks: int
@@ -142,7 +141,7 @@ class _Walk:
     def __init__(self, pp: int, num_micro: int, chunks: int, limit: list[int], mirrored: bool) -> None:
         self.pp, self.chunks, self.limit, self.mirrored = pp, chunks, limit, mirrored
         self.ready: list[list[tuple[int, int, Work]]] = [[] for _ in range(pp)]  # (urgency, micro, work)
-        self.flying = [0] * pp
+        self.flying, self.owed = [0] * pp, [0] * pp
         self.orders: list[list[Work]] = [[] for _ in range(pp)]
         self.left = pp * num_micro * chunks * 3
         self.busy = [False] * pp
@@ -176,13 +175,17 @@ class _Walk:
 
     def _start(self, stage: int, now: int) -> None:
         queue, held = self.ready[stage], []
+        if self.owed[stage] > max(1, stage) and queue:  # weight gradients may wait, but not without end
+            queue = self.ready[stage] = [(-1 if i[2].kind == WEIGHT else i[0], *i[1:]) for i in queue]
+            heapq.heapify(queue)
         while queue:
             item = heapq.heappop(queue)
             if item[2].kind == FORWARD and self.flying[stage] >= self.limit[stage]:
                 held.append(item)
                 continue
             work = item[2]
-            self.flying[stage] += (work.kind == FORWARD) - (work.kind == WEIGHT)
+            self.flying[stage] += (work.kind == FORWARD) - (work.kind == BACKWARD)
+            self.owed[stage] += (work.kind == BACKWARD) - (work.kind == WEIGHT)
             self.orders[stage].append(work)
             self.busy[stage] = True
             heapq.heappush(self.events, (now + 1, stage, work))

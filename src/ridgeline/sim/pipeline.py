@@ -1,4 +1,4 @@
-"""When every stage runs every pass: a max-plus walk over the schedule, with transfers and links that queue.
+"""When every stage runs every pass: a max-plus walk over the schedule, with transfers between stages.
 
 Streams are in order, so each start is the latest of a few ends. Such a system is monotone: nothing that gets faster can
 make the step slower.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
-from ridgeline.plan.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Work, schedule
+from ridgeline.errors import PlanError
+from ridgeline.plan.schedule import BACKWARD, FORWARD, Schedule, Work, schedule
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
     """Seconds of one position of the model: forward, backward (input gradients) and weight gradients, and the way on.
 
-    ``first_s`` and ``last_s`` are longer first forwards and last backwards: gradients and parameters travel meanwhile.
+    The first forward waits for its parameters (``ready_s``) and shares the device with their arrival, the last backward
+    with gradients that leave.
     """
 
     forward_s: float
@@ -24,8 +27,8 @@ class Pass:
     weight_s: float
     send_s: float  # activations to the next position, one micro-batch
     ready_s: float = 0.0  # when its parameters have arrived, counted from the start of the step
-    extra_first_s: float = 0.0  # interference of the parameters' arrival with the first forward
-    extra_last_s: float = 0.0  # interference of gradients leaving with the last backward
+    extra_first_s: float = 0.0
+    extra_last_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,80 @@ class Done:
     end_s: float
 
 
-@dataclass(frozen=True, slots=True)
+FIRST, LATER, BACK, LAST, APART = range(5)
+"""Passes that take equally long: first and later forwards, backwards and the last one, weight gradients apart."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A schedule laid out so that every pass comes after those it waits for."""
+
+    stage: tuple[int, ...]
+    work: tuple[Work, ...]
+    length: tuple[int, ...]  # kind of pass · positions + position
+    waits: tuple[int, ...]  # index of the pass whose result travels here; -1 for none
+    sends: tuple[int, ...]  # position whose transfer that is
+    last: tuple[tuple[int, ...], ...]  # of each stage and chunk, the index of its last backward
+
+
+@lru_cache(maxsize=256)
+def program(order: Schedule) -> Program:
+    """Resolve what waits for what, once for a schedule."""
+    pp, num = len(order.orders), order.num_positions
+    stage, works, length, waits, sends = list[int](), list[Work](), list[int](), list[int](), list[int]()
+    made: dict[tuple[str, int, int, int], int] = {}
+    last = [[-1] * order.num_chunks for _ in range(pp)]
+    final = [{w.chunk: w.micro for w in one if w.kind == BACKWARD} for one in order.orders]
+    at, waiting, todo = [0] * pp, dict[tuple[str, int, int, int], int](), list(range(pp))
+    while todo:
+        s = todo.pop()
+        one = order.orders[s]
+        while at[s] < len(one):
+            work = one[at[s]]
+            place, way = order.position(s, work.chunk), work.chunk if order.mirrored else 0
+            need = _need(work, place, way, num)
+            if need is not None and need not in made:
+                waiting[need] = s
+                break
+            index = len(works)
+            stage.append(s)
+            works.append(work)
+            ends = work.kind == BACKWARD and work.micro == final[s][work.chunk]
+            kind = (FIRST if work.micro == 0 else LATER) if work.kind == FORWARD else (
+                (LAST if ends else BACK) if work.kind == BACKWARD else APART)  # fmt: skip
+            length.append(kind * num + place)
+            waits.append(-1 if need is None else made[need])
+            sends.append(min(place, place - 1 if work.kind == FORWARD else place))
+            if ends:
+                last[s][work.chunk] = index
+            at[s] += 1
+            key = (work.kind, work.micro, place, way)
+            made[key] = index
+            if key in waiting:
+                todo.append(waiting.pop(key))
+    if any(at[s] < len(order.orders[s]) for s in range(pp)):
+        raise PlanError("a pipeline schedule cannot go on: some pass waits for one that never runs")
+    return Program(tuple(stage), tuple(works), tuple(length), tuple(waits), tuple(sends), tuple(map(tuple, last)))
+
+
+def _need(work: Work, place: int, way: int, num: int) -> tuple[str, int, int, int] | None:
+    """The pass whose result this one reads from another stage."""
+    if work.kind == FORWARD:
+        return None if place == 0 else (FORWARD, work.micro, place - 1, way)
+    if work.kind == BACKWARD:
+        return None if place == num - 1 else (BACKWARD, work.micro, place + 1, way)
+    return None
+
+
+@dataclass(frozen=True)
 class Timeline:
     """All passes of all stages, and when each stage ended."""
 
-    done: tuple[tuple[Done, ...], ...]
-    end_s: tuple[float, ...]
+    program: Program
+    start_s: tuple[float, ...]
+    finish_s: tuple[float, ...]
+    end_s: tuple[float, ...]  # of each stage
+    walked_busy_s: tuple[float, ...]
     skipped_s: float = 0.0  # of a steady stretch that is like the rest and was not walked
     skipped_busy_s: tuple[float, ...] = ()
 
@@ -52,8 +123,58 @@ class Timeline:
         return max(self.end_s)
 
     def busy_s(self, stage: int) -> float:
-        walked = sum(d.end_s - d.start_s for d in self.done[stage])
-        return walked + (self.skipped_busy_s[stage] if self.skipped_busy_s else 0.0)
+        return self.walked_busy_s[stage] + (self.skipped_busy_s[stage] if self.skipped_busy_s else 0.0)
+
+    def last_backward(self, stage: int, chunk: int) -> tuple[float, float]:
+        """When a chunk's last backward ran; the skipped stretch lies before it."""
+        at = self.program.last[stage][chunk]
+        return self.start_s[at] + self.skipped_s, self.finish_s[at] + self.skipped_s
+
+    @cached_property
+    def done(self) -> tuple[tuple[Done, ...], ...]:
+        """The walked passes of each stage in order."""
+        found: list[list[Done]] = [[] for _ in self.end_s]
+        for s, work, start, end in zip(self.program.stage, self.program.work, self.start_s, self.finish_s, strict=True):
+            found[s].append(Done(s, work, start, end))
+        return tuple(map(tuple, found))
+
+
+def run_pipeline(order: Schedule, passes: Sequence[Pass], slow: Sequence[float] = ()) -> Timeline:
+    """A pass starts when its stage is free and what it reads has arrived; ``slow`` stretches the passes of stages."""
+    made, pp, num = program(order), len(order.orders), order.num_positions
+    table = _lengths(passes[:num], order.split)
+    ready = {p: passes[p].ready_s for p in range(num) if passes[p].ready_s > 0.0}
+    send = [p.send_s for p in passes]
+    free, busy = [0.0] * pp, [0.0] * pp
+    factor = list(slow) or [1.0] * pp
+    starts, ends = list[float](), list[float]()
+    for s, kind, wait, via in zip(made.stage, made.length, made.waits, made.sends, strict=True):
+        start = free[s]
+        if wait >= 0:
+            arrived = ends[wait] + send[via]
+            if arrived > start:
+                start = arrived
+        if kind < num and kind in ready and ready[kind] > start:
+            start = ready[kind]
+        length = table[kind] * factor[s]
+        end = start + length
+        busy[s] += length
+        free[s] = end
+        starts.append(start)
+        ends.append(end)
+    return Timeline(made, tuple(starts), tuple(ends), tuple(free), tuple(busy))
+
+
+def _lengths(passes: Sequence[Pass], split: bool) -> list[float]:
+    """Seconds of each kind of pass at each position, in the order of the kinds."""
+    backward = [p.backward_s + (0.0 if split else p.weight_s) for p in passes]
+    return [
+        *(p.forward_s + p.extra_first_s for p in passes),
+        *(p.forward_s for p in passes),
+        *backward,
+        *(b + p.extra_last_s for b, p in zip(backward, passes, strict=True)),
+        *(p.weight_s for p in passes),
+    ]
 
 
 STEADY = 2
@@ -67,91 +188,12 @@ def run_steady(name: str, pp: int, num_micro: int, vp: int, passes: Sequence[Pas
     rounds = (num_micro - STEADY * step) // step
     if rounds < 1 or (name == "zero-bubble" and num_micro <= 64 * pp):  # greedy orders have no exact period
         order = schedule(name, pp, num_micro, vp)
-        return order, run_pipeline(order, passes, slow=slow)
+        return order, run_pipeline(order, passes, slow)
     shorter = num_micro - rounds * step
     order = schedule(name, pp, shorter, vp)
-    short = run_pipeline(order, passes, slow=slow)
-    longer = run_pipeline(schedule(name, pp, shorter + step, vp), passes, slow=slow)
+    short = run_pipeline(order, passes, slow)
+    longer = run_pipeline(schedule(name, pp, shorter + step, vp), passes, slow)
     more_s = (longer.last_s - short.last_s) * rounds
     busy = tuple((longer.busy_s(s) - short.busy_s(s)) * rounds for s in range(pp))
-    return order, Timeline(short.done, tuple(e + more_s for e in short.end_s), more_s, busy)
-
-
-def run_pipeline(plan: Schedule, passes: Sequence[Pass], *, hidden: bool = True,
-                 slow: Sequence[float] = ()) -> Timeline:  # fmt: skip
-    """Walk the orders: a pass starts when its stage is free and what it reads has arrived.
-
-    ``hidden`` transfers run beside compute; others hold the sender too. ``slow`` stretches the passes of each stage.
-    """
-    return _Runner(plan, passes, hidden, slow).run()
-
-
-class _Runner:
-    def __init__(self, plan: Schedule, passes: Sequence[Pass], hidden: bool, slow: Sequence[float]) -> None:
-        self.plan, self.passes, self.hidden = plan, passes, hidden
-        self.pp = len(plan.orders)
-        self.slow = list(slow) or [1.0] * self.pp
-        self.ends: dict[tuple[str, int, int, int], float] = {}  # (kind, micro, position, direction) → arrival
-        self.at = [0] * self.pp
-        self.free = [0.0] * self.pp
-        self.done: list[list[Done]] = [[] for _ in range(self.pp)]
-        self.last_micro = [self._last(order) for order in plan.orders]
-
-    def _last(self, order: Sequence[Work]) -> dict[int, int]:
-        """The micro-batch whose backward comes last, for each chunk."""
-        return {w.chunk: w.micro for w in order if w.kind == BACKWARD}
-
-    def run(self) -> Timeline:
-        waiting: dict[tuple[str, int, int, int], int] = {}
-        todo = list(range(self.pp))
-        while todo:
-            stage = todo.pop()
-            order = self.plan.orders[stage]
-            while self.at[stage] < len(order):
-                work = order[self.at[stage]]
-                need = self._need(stage, work)
-                if need is not None and need not in self.ends:
-                    waiting[need] = stage
-                    break
-                for key in self._execute(stage, work, self.ends[need] if need is not None else 0.0):
-                    if key in waiting:
-                        todo.append(waiting.pop(key))
-                self.at[stage] += 1
-        return Timeline(tuple(map(tuple, self.done)), tuple(self.free))
-
-    def _need(self, stage: int, work: Work) -> tuple[str, int, int, int] | None:
-        at, way = self.plan.position(stage, work.chunk), work.chunk if self.plan.mirrored else 0
-        if work.kind == FORWARD:
-            return None if at == 0 else (FORWARD, work.micro, at - 1, way)
-        if work.kind == BACKWARD:
-            if at == self.plan.num_positions - 1:
-                return None
-            return (BACKWARD, work.micro, at + 1, way)
-        return None
-
-    def _execute(self, stage: int, work: Work, arrived_s: float) -> list[tuple[str, int, int, int]]:
-        at, way = self.plan.position(stage, work.chunk), work.chunk if self.plan.mirrored else 0
-        own = self.passes[at]
-        start = max(self.free[stage], arrived_s)
-        length, sends = own.weight_s, False
-        if work.kind == FORWARD:
-            length = own.forward_s
-            if work.micro == 0:
-                start, length = max(start, own.ready_s), length + own.extra_first_s
-            sends = at < self.plan.num_positions - 1
-        elif work.kind == BACKWARD:
-            length = own.backward_s + (0.0 if self.plan.split else own.weight_s)
-            if work.micro == self.last_micro[stage][work.chunk]:
-                length += own.extra_last_s
-            sends = at > 0
-        end = start + length * self.slow[stage]
-        self.done[stage].append(Done(stage, work, start, end))
-        send_s = 0.0
-        if sends:
-            send_s = own.send_s if work.kind == FORWARD else self.passes[at - 1].send_s
-        self.free[stage] = end if self.hidden else end + send_s
-        if work.kind == WEIGHT:
-            return []
-        key = (work.kind, work.micro, at, way)
-        self.ends[key] = end + send_s
-        return [key]
+    return order, Timeline(short.program, short.start_s, short.finish_s, tuple(e + more_s for e in short.end_s),
+                           short.walked_busy_s, more_s, busy)  # fmt: skip

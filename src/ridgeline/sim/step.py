@@ -249,15 +249,10 @@ class StepRun:
 
     def _gradients(self, stage: int) -> float:
         """How long after a stage's last pass its gradients are reduced."""
-        last: dict[int, tuple[float, float]] = {}
-        for done in self.timeline.done[stage]:
-            if done.work.kind == "B":
-                last[done.work.chunk] = (done.start_s, done.end_s)
+        last = [(*self.timeline.last_backward(stage, c), c) for c in range(self.order.num_chunks)]
         link = self.trouble.slow_link if stage == self.trouble.stage else 1.0
         at = 0.0
-        skipped = self.timeline.skipped_s
-        for chunk, (start, end) in sorted(last.items(), key=lambda item: item[1][1]):
-            start, end = start + skipped, end + skipped
+        for start, end, chunk in sorted(last, key=lambda item: item[1]):
             p = self.positions[self.order.position(stage, chunk)]
             grads = p.grads_s * link
             if not self.plan.overlap_grads:
@@ -325,7 +320,8 @@ class StepRun:
         each = [energy.energy_j(self._stage_activity(s), self.step_s, power, pricer.designed_w, pricer.chip.tdp_w)
                 for s in range(self.plan.pp)]  # fmt: skip
         devices = sum(each) / self.plan.pp * self.plan.world
-        return devices + self.cluster.num_hosts * self.cluster.host.power_w * self.step_s
+        hosts = self.plan.world / self.cluster.host.num_devices  # a device's share of its host
+        return devices + (hosts * self.cluster.host.power_w * self.step_s if self.plan.world > 1 else 0.0)
 
     # Results.
 

@@ -38,7 +38,7 @@ def _full(step: Step) -> Timeline:
     if not step.timeline.skipped_s or plan.pp * plan.vp * plan.num_micro_batches * 2 > MAX_PASSES:
         return step.timeline
     order = schedule(plan.schedule, plan.pp, plan.num_micro_batches, plan.vp)
-    return run_pipeline(order, step.run.passes, slow=step.run.slow)
+    return run_pipeline(order, step.run.passes, step.run.slow)
 
 
 def _stage(made: TraceBuilder, step: Step, stage: int, rank: int, done: tuple[Done, ...], walked: Timeline) -> None:
