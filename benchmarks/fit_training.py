@@ -109,7 +109,7 @@ def groups(data: Data) -> dict[str, dict[str, list[int]]]:
     return found
 
 
-NOTHING = np.array([0.0] * len(MULTIPLIERS) + [0.05] * len(AMOUNTS))
+NOTHING = np.array([0.0] * len(MULTIPLIERS) + [0.05] * (len(AMOUNTS) - 1) + [1.0])
 
 
 def fit_stack(data: Data, devices: dict[str, list[int]], left_out: frozenset[int] = frozenset(),
@@ -157,7 +157,15 @@ def _configuration(row: Row, case: published.Case) -> str:
     return f"{case.name}|{case.seq}|{case.cluster.name}|{case.plan.words()}"
 
 
-def write(stack: str, found: dict[str, np.ndarray], errors: dict[str, list[float]]) -> None:
+def _precisions(data: Data, members: list[int]) -> dict[str, int]:
+    found: dict[str, int] = defaultdict(int)
+    for at in members:
+        found[data.cases[at][1].plan.precision] += 1
+    return dict(sorted(found.items()))
+
+
+def write(data: Data, stack: str, found: dict[str, np.ndarray], errors: dict[str, list[float]],
+          devices_of: dict[str, list[int]]) -> None:  # fmt: skip
     title, year, execution = TITLES[stack]
     folder = data_dir() / "stacks"
     folder.mkdir(exist_ok=True)
@@ -169,6 +177,7 @@ def write(stack: str, found: dict[str, np.ndarray], errors: dict[str, list[float
         devices[device] = {**coef, "spread": float(f"{max(0.04, 1.15 * spread):.3g}")}
     made = {"title": title, "year": year, "execution": execution, "basis": "fitted",
             "source": "fitted by benchmarks/fit_training.py to published runs; see benchmarks/2026-11-15-training.md",
+            "rows": {d: _precisions(data, members) for d, members in sorted(devices_of.items())},
             "devices": devices}  # fmt: skip
     (folder / f"{stack}.json").write_text(json.dumps(made, indent=1) + "\n")
 
@@ -194,7 +203,7 @@ def main() -> None:
             print(f"{stack:22s} {device:16s} {score(errors[device])}  {shown}", flush=True)
             total += errors[device]
         if args.write:
-            write(stack, found, errors)
+            write(data, stack, found, errors, devices)
     print(f"all: {score(total)} ({time.perf_counter() - started:.0f} s)")
     if args.folds:
         cross_validate(data, args.folds, args.only)

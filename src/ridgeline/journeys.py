@@ -101,7 +101,7 @@ def simulate(
     chosen = plan or _plan_of(cluster, choices)
     graph = _training_graph(model, chosen.micro_batch, seq, chosen.precision)
     check(chosen, facts_of(graph), cluster)
-    found = stack_of(stack or default_stack(cluster.device, cluster.num_devices), cluster.device)
+    found = stack_of(stack or default_stack(cluster.device, cluster.num_devices, chosen.precision), cluster.device)
     return simulate_step(graph, chosen, cluster, found, trouble=trouble)
 
 
@@ -163,7 +163,7 @@ def plans(
     from ridgeline.sim.stack import default_stack, stack_of
 
     cluster = cluster_named(on) if isinstance(on, str) else on
-    found = stack_of(stack or default_stack(cluster.device, cluster.num_devices), cluster.device)
+    found = stack_of(stack or default_stack(cluster.device, cluster.num_devices, precision), cluster.device)
     base = Plan(global_batch=global_batch, precision=precision, **choices)
     return search(lambda batch: _training_graph(model, batch, seq, precision), cluster, found, base, space, top=top,
                   progress=progress)  # fmt: skip

@@ -95,11 +95,25 @@ def _kin(device: Device, fitted: Mapping[str, Mapping[str, float]]) -> str:
     return next(iter(fitted), "")
 
 
-def default_stack(device: Device, world: int) -> str:
-    """What one would train with on this device today; a single device runs the framework's plain kernels."""
+ENOUGH = 3
+"""Published runs in a precision from which a generation is trusted with it."""
+
+
+def default_stack(device: Device, world: int, precision: str = "bf16") -> str:
+    """What one would train with on this device: the newest generation that was fitted on it in this precision.
+
+    A single device runs the framework's plain kernels.
+    """
     if world == 1:
         return PLAIN
-    files = _files()
-    dated = [(entry.get("year", 0), name) for name, entry in files.items() if device.name in entry["devices"]]
-    dated = dated or [(entry.get("year", 0), name) for name, entry in files.items()]
-    return max(dated)[1] if dated else PLAIN
+    own = device.parent or device.name
+    found = [(_rows(entry, own, precision) >= ENOUGH, bool(entry["devices"].get(own)), entry.get("year", 0), name)
+             for name, entry in _files().items()]  # fmt: skip
+    return max(found)[-1] if found else PLAIN
+
+
+def _rows(entry: Mapping[str, Any], device: str, precision: str) -> int:
+    """Runs the fit saw on the device; narrow formats count for each other, and so do wide ones."""
+    narrow = precision in ("fp8", "mxfp8", "nvfp4")
+    seen: Mapping[str, int] = entry.get("rows", {}).get(device, {})
+    return sum(num for name, num in seen.items() if (name in ("fp8", "mxfp8", "nvfp4")) == narrow)

@@ -13,10 +13,10 @@ from ridgeline.errors import InputError
 from ridgeline.web.data import report_data
 
 _ASSETS = Path(__file__).resolve().parent / "assets"
-_POLICY = (
+POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
-_PAGE = """<!doctype html>
+PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -51,17 +51,17 @@ def write_report(prediction: Prediction, path: str | os.PathLike[str], rate: tup
 def render_report(prediction: Prediction, rate: tuple[str, float] | None = None) -> str:
     """The report as text."""
     title = f"{prediction.graph.name} on {prediction.device.name} · Ridgeline"
-    return _PAGE.format(
-        policy=html.escape(_POLICY),
+    return PAGE.format(
+        policy=html.escape(POLICY),
         title=html.escape(title),
-        style=_asset("report.css"),
-        body=_asset("report.html"),
+        style=asset("report.css"),
+        body=asset("report.html"),
         data=embedded(report_data(prediction, rate)),
-        script=_asset("report.js"),
+        script=asset("report.js"),
     )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
