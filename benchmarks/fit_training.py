@@ -36,7 +36,8 @@ from ridgeline.sim.step import Prices, simulate_step
 # name, prior's standard deviation in log space (multipliers) or its scale (seconds and shares, never negative)
 MULTIPLIERS = {"matrix": 0.15, "fp8": 0.25, "fp4": 0.25, "grouped": 0.35, "attention": 0.35, "memory": 0.35,
                "up": 0.25, "out": 0.25}  # fmt: skip
-AMOUNTS = {"layer_s": 5e-5, "micro_s": 2e-3, "step_s": 2e-2, "straggle": 0.004, "expert_s": 1e-5}
+AMOUNTS = {"layer_s": 5e-5, "micro_s": 2e-3, "step_s": 2e-2, "straggle": 0.004, "route_s": 2e-4,
+           "expert_s": 1e-5}  # fmt: skip
 NAMES = (*MULTIPLIERS, *AMOUNTS)
 ROW_SPREAD = 0.05
 TITLES = {

@@ -33,6 +33,17 @@ def with_permutes(graph: Graph) -> Graph:
     return replace(made, items=tuple(i for i in items if i is not None), values=tuple(values))
 
 
+def with_joins(graph: Graph) -> Graph:
+    """Concatenations written by the kernels that make the pieces: bytes move, no element asks where it belongs."""
+    return _mapped(graph, _joined)
+
+
+def _joined(node: Node) -> Node:
+    if node.op != "copy" or node.attrs.get("fn") != "cat" or "layers" not in node.module:
+        return node
+    return replace(node, op="pointwise", attrs={"fn": "add"})
+
+
 def _adds_rows(node: Node) -> bool:
     return node.op == "scatter" and node.attrs.get("fn") == "index_add" and node.phase is Phase.BACKWARD
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields, replace
 from ridgeline.errors import PlanError, nearest
 from ridgeline.graph import Block, Graph, Kind, Phase
 from ridgeline.hardware import Cluster
-from ridgeline.plan.plan import CP_KINDS, OFFLOADS, OPTIMIZERS, SCHEDULES, Plan
+from ridgeline.plan.plan import CP_KINDS, DISPATCHES, OFFLOADS, OPTIMIZERS, SCHEDULES, Plan
 from ridgeline.plan.precision import RECIPES
 
 EXECUTIONS = ("eager", "compiled", "cudagraph")
-WORDS = {"schedule": SCHEDULES, "cp_kind": CP_KINDS, "offload": OFFLOADS, "optimizer": OPTIMIZERS,
+WORDS = {"schedule": SCHEDULES, "cp_kind": CP_KINDS, "offload": OFFLOADS, "dispatch": DISPATCHES, "optimizer": OPTIMIZERS,
          "precision": tuple(RECIPES), "execution": EXECUTIONS}  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from ridgeline.graph import Block, Graph, Kind, Node, Phase
 from ridgeline.graph.backward import differentiate
 from ridgeline.graph.build import with_frees
 from ridgeline.plan import recompute
-from ridgeline.plan.fused import with_attention, with_permutes
+from ridgeline.plan.fused import with_attention, with_joins, with_permutes
 from ridgeline.plan.layout import Mesh
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.precision import narrowed
@@ -48,7 +48,10 @@ def rank_graph(graph: Graph, plan: Plan, *, fused: bool = True) -> Graph:
     optimizer = "none" if plan.world > 1 else str(graph.meta.get("optimizer", "adamw"))
     local = differentiate(local, optimizer=optimizer)
     local = with_attention(local, plan.attention)
-    local = narrowed(_rerun(with_permutes(local) if fused else local, plan), plan.precision)
+    local = with_joins(with_permutes(local)) if fused else local
+    whole = {at: recompute.saved_bytes(local, at, back) for at, back in recompute.pairs(local)}
+    local = replace(local, meta={**local.meta, "layer_bytes": whole})
+    local = narrowed(_rerun(local, plan), plan.precision)
     return with_frees(recompute.fused_pointwise(local) if fused else local)
 
 
@@ -84,7 +87,7 @@ class Piece:
     expert_numel: int
     frozen_numel: int  # resident, never trained
     saved_bytes: int  # activations of one micro-batch kept for backward, one of them
-    largest_bytes: int  # the largest activation it makes
+    working_bytes: int  # alive only while a pass runs: what is recomputed, or its largest activations
     carried_bytes: int  # what flows into it from the layer before
 
 
@@ -122,8 +125,9 @@ def _pieces(graph: Graph) -> list[Piece]:
         block = graph.items[at]
         assert isinstance(block, Block)
         saved = recompute.saved_bytes(graph, at, backs[at]) if at in backs else 0
+        again = max(0, int(graph.meta.get("layer_bytes", {}).get(at, saved)) - saved)
         made.append(_piece(graph, f"{block.module or 'layer'}{number}", block.repeat, ids, number, saved,
-                           [n for n in block.nodes], _carried_bytes(graph, block)))  # fmt: skip
+                           list(block.nodes), _carried_bytes(graph, block), again))  # fmt: skip
     outside = [i for i in graph.items if isinstance(i, Node) and i.phase is Phase.FORWARD]
     split = _before(graph, fore)
     head = _piece(graph, HEAD, 1, ids, -1, 0, outside[:split], 0)
@@ -168,7 +172,7 @@ def _root(graph: Graph, value: int) -> int:
 
 
 def _piece(graph: Graph, name: str, repeat: int, ids: Mapping[int, int], number: int, saved: int, nodes: list[Node],
-           carried: int) -> Piece:  # fmt: skip
+           carried: int, again: int = 0) -> Piece:  # fmt: skip
     wide: Mapping[int, int] = graph.meta.get("narrow", {})
     used = {_root(graph, wide.get(v, v)) for v, at in ids.items() if at == number}
     mine = [graph.values[v] for v in used]
@@ -177,8 +181,9 @@ def _piece(graph: Graph, name: str, repeat: int, ids: Mapping[int, int], number:
     plain = sum(v.type.numel * v.count for v in params if len(v.type.shape) != 3)
     frozen = sum(v.type.numel * v.count for v in mine if v.kind is Kind.BUFFER and v.name.endswith((".weight", "_proj")))  # fmt: skip
     largest = max((graph.values[o].type.num_bytes for n in nodes for o in n.outputs), default=0)
+    working = max(again, 2 * largest) if name != TAIL else largest // 2
     layers = max(1, sum(n.op == "attention" or (n.op == "softmax" and not n.attrs.get("log")) for n in nodes))
-    return Piece(name, repeat, layers if 0 <= number and name != TAIL else 0, plain // repeat, experts // repeat, frozen // repeat, saved, largest, carried)
+    return Piece(name, repeat, layers if 0 <= number and name != TAIL else 0, plain // repeat, experts // repeat, frozen // repeat, saved, working, carried)
 
 
 def _carried_bytes(graph: Graph, block: Block) -> int:

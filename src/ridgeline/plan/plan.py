@@ -9,6 +9,8 @@ from typing import Any
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "dualpipe")
 CP_KINDS = ("ring", "all-gather")
 OPTIMIZERS = ("adamw", "sgd", "adamw-8bit")
+DISPATCHES = ("all-to-all", "drop", "deep", "hybrid")
+"""Plain exchange whose sizes the host must learn; fixed capacity; one copy a host, sizes learned; one copy, no wait."""
 OFFLOADS = ("none", "optimizer", "activations")
 
 
@@ -48,6 +50,7 @@ class Plan:
     gather_dtype: str = ""  # and parameters as this; empty is what products read
     attention: str = ""  # library of the attention kernels: cudnn, fa2, fa3; empty is the framework's choice
     execution: str = "compiled"  # how kernels are made and launched: eager, compiled (fused), cudagraph
+    dispatch: str = "all-to-all"  # how tokens reach experts: all-to-all, drop, deep, hybrid
     expert_imbalance: float = 1.0  # rows of the busiest expert rank over the mean
 
     @property
@@ -73,7 +76,7 @@ class Plan:
     def key(self) -> tuple[Any, ...]:
         """What decides a rank's graph for one micro-batch; plans that share it share their prices."""
         return (self.tp, self.cp, self.ep, self.etp, self.sequence_parallel and self.tp > 1, self.micro_batch,
-                self.recompute, self.precision, self.execution, self.cp_kind, self.expert_imbalance, self.attention,
+                self.recompute, self.precision, self.execution, self.cp_kind, self.expert_imbalance, self.attention, self.dispatch,
                 self.world > 1)  # fmt: skip
 
     def words(self) -> str:

@@ -645,6 +645,8 @@ def _dispatched(s: Sharder, source: int, module: str) -> int:
         return s.kept[key]
     held = s.out.values[local].type
     made = local
+    tokens = max(1, int(s.out.meta.get("batch", 1)) * s.seq)
+    s.out.meta["top"] = max(1, s.type(source).shape[0] // tokens)  # copies of a token
     if s.mesh.ep > 1:
         made = s.collective("all_to_all", [made], held, held.num_bytes, "ep", module)
     if s.mesh.etp > 1:

@@ -108,6 +108,8 @@ def pass_of(load: Load, priced: Priced, setting: Setting) -> Timed:
     away = min(experts * stack["ep_hidden"], compute) if plan.overlap_ep else 0.0
     exposed["ep"] = experts - away
     compute += stack["interference"] * (beside + covered + under + away)
+    if plan.dispatch in ("all-to-all", "deep"):
+        compute += load.routed * stack["route_s"]
     total = compute + sum(exposed.values())
     return Timed(total, min(weight, total), exposed, compute)
 
@@ -129,7 +131,7 @@ def _position(priced: Priced, parts: Sequence[Part], passes: Mapping[tuple[int, 
               setting: Setting) -> Position:  # fmt: skip
     plan, stack = setting.plan, setting.stack
     pieces = priced.partition.pieces
-    held = _held(priced, parts, plan)
+    held = _held(priced, parts)
     num_layers = sum(share * pieces[n].layers for n, share in parts)
     forward = _added([(passes.get((n, FORWARD)), share) for n, share in parts], num_layers * stack["layer_s"])
     backward = _added([(passes.get((n, BACKWARD)), share) for n, share in parts], num_layers * stack["layer_s"])
@@ -164,9 +166,8 @@ def _added(timed: Sequence[tuple[Timed | None, float]], extra_s: float) -> Timed
     return Timed(seconds + extra_s, weight, exposed, compute + extra_s)
 
 
-def _held(priced: Priced, parts: Sequence[Part], plan: Plan) -> Held:
+def _held(priced: Priced, parts: Sequence[Part]) -> Held:
     pieces = priced.partition.pieces
-    recomputed = plan.recompute == "full"
     return Held(
         sum(pieces[n].param_numel * s for n, s in parts),
         sum(pieces[n].expert_numel * s for n, s in parts),
@@ -174,7 +175,7 @@ def _held(priced: Priced, parts: Sequence[Part], plan: Plan) -> Held:
         max((pieces[n].param_numel + pieces[n].expert_numel + pieces[n].frozen_numel) / max(1, pieces[n].layers)
             for n, _ in parts),
         sum(pieces[n].saved_bytes * s for n, s in parts),
-        max(pieces[n].largest_bytes for n, _ in parts) * (4.0 if recomputed else 2.0),
+        max(pieces[n].working_bytes for n, _ in parts),
     )  # fmt: skip
 
 

@@ -50,6 +50,7 @@ class Load:
     host_s: float = 0.0
     num_kernels: float = 0.0
     expert_calls: float = 0.0  # products of single experts
+    routed: float = 0.0  # layers of experts
     flops: float = 0.0  # matrix arithmetic done
     again_flops: float = 0.0  # the part of it that recomputes
     activity: energy.Activity = field(default_factory=lambda: energy.Activity(0.0, 0.0, 0.0))
@@ -149,7 +150,7 @@ def price(partition: Partition, cluster: Cluster, plan: Plan) -> Priced:
             load = loads.setdefault((piece, phase), Load())
             share = line.times / (partition.pieces[piece].repeat if phase != OPTIMIZER else 1)
             if line.node.op == "collective":
-                _exchange(load, line, share, groups, cluster)
+                _exchange(load, line, share, groups, cluster, _once(graph, plan, groups))
             else:
                 _compute(load, line, share, pricer, gap_s)
     lines = [line for segment in segments for line in segment.lines]
@@ -202,6 +203,7 @@ def _compute(load: Load, line: Line, share: float, pricer: Pricer, gap_s: float)
         load.hot[family] += seconds
     if node.op == "grouped_matmul":
         load.expert_calls += node.attrs["groups"] * share
+        load.routed += share / (2 if node.phase is Phase.FORWARD else 4)  # two products a layer, four gradients
     if node.phase is Phase.BACKWARD and weight_gradient(node):
         load.weight[family] += seconds
     load.flops += line.work.matrix_flops * share
@@ -214,11 +216,21 @@ def _compute(load: Load, line: Line, share: float, pricer: Pricer, gap_s: float)
         load.activity += energy.Activity(spent.busy_s * share, spent.peak_matrix_s * share, spent.peak_dram_s * share)
 
 
-def _exchange(load: Load, line: Line, share: float, groups: Mapping[str, Group], cluster: Cluster) -> None:
+def _once(graph: Graph, plan: Plan, groups: Mapping[str, Group]) -> float:
+    """Share of the copies of a token that cross the network when each host is sent one and hands it on."""
+    num, top = groups["ep"].num_domains, int(graph.meta.get("top", 1))
+    if plan.dispatch not in ("deep", "hybrid") or num == 1 or top == 1:
+        return 1.0
+    return num * (1.0 - (1.0 - 1.0 / num) ** top) / top
+
+
+def _exchange(load: Load, line: Line, share: float, groups: Mapping[str, Group], cluster: Cluster,
+              once: float) -> None:  # fmt: skip
     node, a = line.node, line.node.attrs
     if not a["num_bytes"]:
         return
-    seconds, link, basis = exchange(a["fn"], a["num_bytes"], a["group"], groups, cluster)
+    size = a["num_bytes"] * (once if a["group"] == "ep" else 1.0)
+    seconds, link, basis = exchange(a["fn"], size, a["group"], groups, cluster)
     fetched = node.target == AGAIN and a["fn"] == "all_gather"
     later = node.phase is Phase.BACKWARD and a["group"] == "tp" and (
         fetched or (node.target != AGAIN and a["fn"] in ("reduce_scatter", "all_reduce")))  # fmt: skip

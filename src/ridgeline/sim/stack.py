@@ -29,6 +29,7 @@ NEUTRAL: Mapping[str, float] = {
     "ep_hidden": 0.7,  # share of expert communication hidden when overlap is asked for
     "grads_hidden": 0.9,  # share of gradient and parameter traffic that can run beside compute
     "expert_s": 0.0,  # host seconds of one expert's product where kernels are launched expert by expert
+    "route_s": 0.0,  # a layer of experts whose sizes the host must learn before it can go on, each pass
     "layer_s": 0.0,  # a layer's forward or backward beyond its kernels: launches, waits, allocator
     "micro_s": 0.0,  # a micro-batch's: data, schedule, loss bookkeeping
     "step_s": 0.0,  # a step's: data loader, logging, grad norm, barriers

@@ -222,7 +222,7 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
         precision=_precision(row), recompute=_recompute(row), overlap_tp=tuned and tp > 1,
         overlap_grads=stack != "megatron-2021", overlap_params=stack != "megatron-2021",
         overlap_ep="moe_a2a_overlap=true" in notes, execution=_execution(stack),
-        attention=_attention(stack, cluster, config),
+        attention=_attention(stack, cluster, config), dispatch=_dispatch(notes),
         reduce_dtype="bf16" if stack in ("llm-foundry",) else "fp32",
         gather_dtype="fp32" if "mixed_precision=default" in sharding else "",
     )  # fmt: skip
@@ -231,6 +231,14 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
 
 def _execution(stack: str) -> str:
     return {"llm-foundry": "eager", "neusight": "eager"}.get(stack, "compiled")
+
+
+def _dispatch(notes: str) -> str:
+    """How tokens reach their experts, where a recipe says so."""
+    for word, name in (("tokendrop", "drop"), ("hybridep", "hybrid"), ("deepep", "deep")):
+        if word in notes:
+            return name
+    return "all-to-all"
 
 
 def _attention(stack: str, cluster: Cluster, config: Decoder | None) -> str:
@@ -329,8 +337,8 @@ def _memory(row: Row, case: Case, metric: str) -> tuple[float, float, str]:
     if not value:
         raise InputError("the row has no value")
     if metric == "params_plus_optimizer_mem_gib":
-        kinds = run(case).footprints[0].by_kind
-        return value, sum(kinds[k] for k in ("parameters", "gradients", "optimizer")) / GIB, "GiB"
+        found = [sum(f.by_kind[k] for k in ("parameters", "gradients", "optimizer")) for f in run(case).footprints]
+        return value, sum(found) / len(found) / GIB, "GiB"
     predicted = run(case).footprints[0].by_kind["activations"] / GIB
     if metric == "activation_mem_gib":
         return value, predicted, "GiB"
