@@ -113,10 +113,10 @@ def partition(graph: Graph, plan: Plan, *, fused: bool = True) -> Partition:
     if not any(isinstance(i, Block) for i in local.items):
         if plan.pp > 1:
             raise PlanError(f"{graph.name} has no repeated layers: nothing to cut into {plan.pp} pipeline stages")
-    return Partition(local, tuple(_pieces(local)))
+    return Partition(local, tuple(_pieces(local, plan.narrow_activations)))
 
 
-def _pieces(graph: Graph) -> list[Piece]:
+def _pieces(graph: Graph, narrow: bool) -> list[Piece]:
     fore = [i for i, item in enumerate(graph.items) if isinstance(item, Block) and not item.reverse]
     backs = dict(recompute.pairs(graph))
     ids = _param_piece(graph, fore)
@@ -124,7 +124,7 @@ def _pieces(graph: Graph) -> list[Piece]:
     for number, at in enumerate(fore):
         block = graph.items[at]
         assert isinstance(block, Block)
-        saved = recompute.saved_bytes(graph, at, backs[at]) if at in backs else 0
+        saved = recompute.saved_bytes(graph, at, backs[at], narrow=narrow) if at in backs else 0
         again = max(0, int(graph.meta.get("layer_bytes", {}).get(at, saved)) - saved)
         made.append(_piece(graph, f"{block.module or 'layer'}{number}", block.repeat, ids, number, saved,
                            list(block.nodes), _carried_bytes(graph, block), again))  # fmt: skip

@@ -48,6 +48,8 @@ class Plan:
     optimizer: str = "adamw"
     reduce_dtype: str = "fp32"  # gradients travel as this
     gather_dtype: str = ""  # and parameters as this; empty is what products read
+    narrow_params: bool = False  # weights kept and gathered in the recipe's narrow type alone
+    narrow_activations: bool = False  # inputs of elementwise gradients kept in eight bits
     attention: str = ""  # library of the attention kernels: cudnn, fa2, fa3; empty is the framework's choice
     execution: str = "compiled"  # how kernels are made and launched: eager, compiled (fused), cudagraph
     dispatch: str = "all-to-all"  # how tokens reach experts: all-to-all, drop, deep, hybrid
@@ -76,7 +78,7 @@ class Plan:
     def key(self) -> tuple[Any, ...]:
         """What decides a rank's graph for one micro-batch; plans that share it share their prices."""
         return (self.tp, self.cp, self.ep, self.etp, self.sequence_parallel and self.tp > 1, self.micro_batch,
-                self.recompute, self.precision, self.execution, self.cp_kind, self.expert_imbalance, self.attention, self.dispatch,
+                self.recompute, self.precision, self.execution, self.cp_kind, self.expert_imbalance, self.attention, self.dispatch, self.narrow_activations,
                 self.world > 1)  # fmt: skip
 
     def words(self) -> str:

@@ -19,6 +19,10 @@ class Recipe:
     weight_bytes: float  # kept for the products, all copies
     saved_bytes: float  # per element of a product's input kept for the weight gradient
 
+    def kept_bytes(self, narrow_only: bool) -> float:
+        """Bytes a parameter takes for the products: all copies, or the narrow one alone."""
+        return dtype(self.compute).itemsize if narrow_only else self.weight_bytes
+
     @property
     def narrow(self) -> DType | None:
         return dtype(self.compute) if self.compute in ("fp8", "fp4") else None

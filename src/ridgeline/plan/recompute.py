@@ -192,14 +192,20 @@ def _chain(values: Sequence[Value], start: Sequence[int]) -> set[int]:
     return found
 
 
-def saved_bytes(graph: Graph, fore: int, back: int) -> int:
-    """Activations that one iteration of a forward block keeps for its backward pass."""
+def saved_bytes(graph: Graph, fore: int, back: int, *, narrow: bool = False) -> int:
+    """Activations that one iteration of a forward block keeps for its backward pass.
+
+    With ``narrow``, what only elementwise gradients read is kept in eight bits.
+    """
     first, second = graph.items[fore], graph.items[back]
     assert isinstance(first, Block)
     assert isinstance(second, Block)
     local = {o for n in first.nodes for o in n.outputs} | {c.inner for c in first.carries}
     roots = {_own_root(graph.values, i, local) for n in second.nodes for i in n.inputs if i in local}
-    return sum(graph.values[r].type.num_bytes for r in roots if r is not None)
+    wide = {_own_root(graph.values, i, local) for n in second.nodes if n.op not in FUSED | {"view"} for i in n.inputs
+            if i in local}  # fmt: skip
+    kept = {r: graph.values[r].type for r in roots if r is not None}
+    return sum(t.numel if narrow and r not in wide and t.dtype.bits > 8 else t.num_bytes for r, t in kept.items())
 
 
 def _own_root(values: Sequence[Value], value: int, local: set[int]) -> int | None:

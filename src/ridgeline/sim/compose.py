@@ -191,6 +191,8 @@ def grad_bytes(plan: Plan) -> float:
 
 def param_bytes(plan: Plan) -> float:
     """Bytes of a parameter as it travels: gathered in the type products read, where that is known ahead."""
+    if plan.narrow_params and not plan.gather_dtype:
+        return dtype(recipe(plan.precision).compute).itemsize
     return dtype(plan.gather_dtype or recipe(plan.precision).wide).itemsize
 
 

@@ -46,6 +46,11 @@ class Footprint:
         return sum(self.by_kind.values())
 
     @property
+    def allocated_bytes(self) -> float:
+        """What the framework's allocator hands out at the peak: no context, no buffers of its libraries."""
+        return self.peak_bytes - sum(self.by_kind.get(k, 0.0) for k in ("context", "buffers", "fragments"))
+
+    @property
     def fits(self) -> bool:
         return self.peak_bytes <= self.capacity_bytes
 
@@ -78,8 +83,8 @@ def static_bytes(held: Sequence[Held], plan: Plan) -> dict[str, float]:
     """Parameters, gradients and optimizer states, shared out as the plan says."""
     plain, expert = sum(h.numel for h in held), sum(h.expert_numel for h in held)
     frozen = sum(h.frozen_numel for h in held)
-    kept = recipe(plan.precision).weight_bytes
-    grad = 4.0 if plan.precision not in ("fp32", "tf32") else 4.0
+    kept = recipe(plan.precision).kept_bytes(plan.narrow_params)
+    grad = dtype(plan.reduce_dtype).itemsize
     state = STATE_BYTES[plan.optimizer] - (4.0 if plan.precision in ("fp32", "tf32") else 0.0)
     ranks, expert_ranks = float(plan.sharders), float(plan.expert_dp)
     split = {stage: (ranks if plan.zero >= stage else 1.0, expert_ranks if plan.zero >= stage else 1.0)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ridgeline.dtypes import dtype
 from ridgeline.errors import PlanError
 from ridgeline.graph import Graph
 from ridgeline.hardware import Cluster
@@ -188,8 +189,8 @@ class _Search:
 
     def _least_bytes(self, plan: Plan) -> float:
         """Weights, gradients and states alone, perfectly spread."""
-        per = recipe(plan.precision).weight_bytes / (plan.sharders if plan.zero >= 3 else 1)
-        per += 4.0 / (plan.sharders if plan.zero >= 2 else 1)
+        per = recipe(plan.precision).kept_bytes(plan.narrow_params) / (plan.sharders if plan.zero >= 3 else 1)
+        per += dtype(plan.reduce_dtype).itemsize / (plan.sharders if plan.zero >= 2 else 1)
         per += STATE_BYTES[plan.optimizer] / (plan.sharders if plan.zero >= 1 else 1)
         return self.num_params / (plan.tp * plan.pp * max(1, plan.ep)) * per
 

@@ -45,6 +45,8 @@ def judge(rows: Sequence[Row]) -> Iterable[Judged | Unused]:
     for row in rows:
         try:
             yield _judged(row)
+            if row.number("peak_mem_gib"):
+                yield _peak(row)
         except RidgelineError as error:
             yield Unused(row=row.line, source=row.text("source"), why=str(error))
 
@@ -63,6 +65,15 @@ def _judged(row: Row) -> Judged:
         low, high = (s - outside for s in step.interval_s)
     return Judged(row=row.line, key=f"{row.text('config_id')}:{metric}", source=row.text("source"), what=case.words(),
                   metric=metric, unit=unit, measured=measured, predicted=predicted, low=low, high=high)  # fmt: skip
+
+
+def _peak(row: Row) -> Judged:
+    """A row that also publishes what its allocator handed out at most."""
+    case, measured = case_of(row), row.number("peak_mem_gib")
+    predicted = max(f.allocated_bytes for f in run(case).footprints) / GIB
+    return Judged(row=row.line, key=f"{row.text('config_id')}:peak_mem_gib", source=row.text("source"),
+                  what=case.words(), metric="peak_mem_gib", unit="GiB", measured=measured or 0.0, predicted=predicted,
+                  low=predicted * 0.85, high=predicted * 1.15)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +225,7 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
     notes = row.text("notes").lower()
     gbs = _whole(row, "gbs")
     mbs = _whole(row, "mbs", 0) or (max(1, gbs // dp) if stack == "neusight" else _likely_micro_batch(gbs, dp, pp))
+    lora = config is not None and config.lora > 0
     tuned = stack.startswith(("megatron-core", "megatron-bridge", "mlperf", "megascale"))
     plan = Plan(
         tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, vp=vp, schedule="interleaved" if vp > 1 else "1f1b", zero=zero,
@@ -223,7 +235,8 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
         overlap_grads=stack != "megatron-2021", overlap_params=stack != "megatron-2021",
         overlap_ep="moe_a2a_overlap=true" in notes, execution=_execution(stack),
         attention=_attention(stack, cluster, config), dispatch=_dispatch(notes),
-        reduce_dtype="bf16" if stack in ("llm-foundry",) else "fp32",
+        reduce_dtype="bf16" if stack.startswith(("llm-foundry", "mlperf")) else "fp32",
+        narrow_params=stack.startswith("mlperf"), narrow_activations=stack.startswith("mlperf") and lora,
         gather_dtype="fp32" if "mixed_precision=default" in sharding else "",
     )  # fmt: skip
     return plan, tuple(assumed)
