@@ -139,7 +139,7 @@ def cross_validate(data: Data, folds: int, only: str) -> None:
     for title, key in (("configurations", _configuration), ("sources", lambda row, case: row.text("source"))):
         errors: list[float] = []
         for stack, devices in groups(data).items():
-            if only and stack != only:
+            if only and stack not in only.split(","):
                 continue
             everyone = [at for members in devices.values() for at in members]
             names = sorted({key(*data.cases[at][:2]) for at in everyone})
@@ -195,7 +195,7 @@ def main() -> None:
     data = Data(shared / "published" / "training_llm.csv")
     started, total = time.perf_counter(), []
     for stack, devices in groups(data).items():
-        if args.only and stack != args.only:
+        if args.only and stack not in args.only.split(","):
             continue
         found = fit_stack(data, devices)
         errors = {d: [error(data, at, found[d]) for at in members] for d, members in devices.items()}

@@ -67,7 +67,8 @@ Rule = Callable[[Plan, Facts, Cluster], Iterator[Problem]]
 
 def problems(plan: Plan, facts: Facts, cluster: Cluster) -> list[Problem]:
     """Everything that is wrong with a plan for a model on a cluster."""
-    return [problem for rule in RULES for problem in rule(plan, facts, cluster)]
+    wrong = list(_numbers(plan, facts, cluster))
+    return wrong or [problem for rule in RULES for problem in rule(plan, facts, cluster)]
 
 
 def check(plan: Plan, facts: Facts, cluster: Cluster) -> None:
@@ -235,5 +236,5 @@ def _precision(plan: Plan, facts: Facts, cluster: Cluster) -> Iterator[Problem]:
         yield Problem(f"{device.name} has no block scales: mxfp8 needs Blackwell", replace(plan, precision="fp8"))
 
 
-RULES: tuple[Rule, ...] = (_numbers, _words, _heads, _sequence, _devices, _experts, _pipeline, _batch, _sharding,
+RULES: tuple[Rule, ...] = (_words, _heads, _sequence, _devices, _experts, _pipeline, _batch, _sharding,
                            _precision)  # fmt: skip

@@ -65,7 +65,7 @@ def _rerun(local: Graph, plan: Plan) -> Graph:
     if plan.recompute == "none":
         return local
     if plan.recompute == "full":
-        return recompute.rerun(local, recompute.everything)
+        return recompute.rerun(local, recompute.everything, whole=plan.execution != "eager")
     if plan.recompute == "selective":
         return recompute.rerun(local, recompute.core_attention, recompute.weight_gradient)
     return recompute.rerun(local, recompute.in_modules(plan.recompute.removeprefix("selective:").split("+")))

@@ -70,23 +70,27 @@ def nobody(node: Node) -> bool:
     return False
 
 
-def rerun(graph: Graph, chosen: Chosen, spared: Chosen = nobody) -> Graph:
+def rerun(graph: Graph, chosen: Chosen, spared: Chosen = nobody, *, whole: bool = False) -> Graph:
     """The graph with chosen forward ops repeated at the start of their layer's backward pass.
 
-    What ``spared`` readers read is kept as it is: attention's result is also the input of the product behind it.
+    What ``spared`` readers read is kept as it is: attention's result is also the input of the product behind it. With
+    ``whole`` a layer runs to its end though nobody reads the end, as checkpointing does that cannot stop early.
     """
     values, items = list(graph.values), list(graph.items)
     for fore, back in pairs(graph):
         first, second = items[fore], items[back]
         assert isinstance(first, Block)
         assert isinstance(second, Block)
-        items[back] = _rerun_block(values, first, second, chosen, spared)
+        items[back] = _rerun_block(values, first, second, chosen, spared, whole=whole)
     return _recounted(replace(graph, values=tuple(values), items=tuple(items)))
 
 
-def _rerun_block(values: list[Value], fore: Block, back: Block, chosen: Chosen, spared: Chosen = nobody) -> Block:
+def _rerun_block(values: list[Value], fore: Block, back: Block, chosen: Chosen, spared: Chosen = nobody, *,
+                 whole: bool = False) -> Block:  # fmt: skip
     producers = {o: n for n in fore.nodes for o in n.outputs}
     again = _wanted([n for n in back.nodes if not spared(n)], producers, chosen)
+    if whole:
+        again = {id(n) for n in fore.nodes}
     fresh: dict[int, int] = {}
     clones = []
     for node in fore.nodes:

@@ -43,9 +43,16 @@ def test_full_recomputation_runs_the_forward_of_each_layer_once_more():
     plain, full = (partition(graph, Plan(tp=2, recompute=r)).graph for r in ("none", "full"))
     again = [n for n, _ in full.nodes() if n.target == AGAIN and n.op in ("matmul", "attention")]
     forward = [n for n, t in plain.nodes() if n.phase is Phase.FORWARD and t > 1 and n.op in ("matmul", "attention")]
-    kept = {"down_proj"}  # nothing in the backward pass reads the last product's result
-    assert len(again) == len([n for n in forward if n.module.rsplit(".", 1)[-1] not in kept])
+    assert len(again) == len(forward)
     assert all(n.phase is Phase.BACKWARD for n in again)
+
+
+def test_eager_checkpointing_stops_when_all_that_is_read_is_there():
+    graph = build("llama3-8b", batch=1, seq=2048, mode="train")
+    full = partition(graph, Plan(tp=2, recompute="full", execution="eager"), fused=False).graph
+    again = {n.module.rsplit(".", 1)[-1] for n, _ in full.nodes() if n.target == AGAIN and n.op == "matmul"}
+    assert "up_proj" in again
+    assert "down_proj" not in again
 
 
 def test_fused_elementwise_results_are_not_kept():
