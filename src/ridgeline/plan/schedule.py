@@ -76,14 +76,15 @@ def _gpipe(pp: int, num_micro: int, vp: int) -> Schedule:
 
 
 def _interleaved(pp: int, num_micro: int, vp: int) -> Schedule:
-    """Each stage holds ``vp`` chunks and walks micro-batches in groups of ``pp``, so the bubble shrinks by ``vp``."""
+    """Each stage holds ``vp`` chunks and walks micro-batches in rounds of ``pp``, so the bubble shrinks by ``vp``."""
     if vp == 1:
         return _one_f_one_b(pp, num_micro, 1)
-    walk = _walk(pp, num_micro, vp)
+    sizes = _rounds(pp, num_micro)
+    walk, largest = _walk(sizes, vp), max(sizes)
     total = len(walk)
     orders = []
     for stage in range(pp):
-        warm = min(total, (pp - stage - 1) * 2 + (vp - 1) * pp)
+        warm = min(total, (pp - stage - 1) * 2 + (vp - 1) * largest)
         order = [Work(FORWARD, m, c) for m, c in walk[:warm]]
         back = [Work(BACKWARD, m, vp - 1 - c) for m, c in walk]
         for i in range(total - warm):
@@ -93,12 +94,19 @@ def _interleaved(pp: int, num_micro: int, vp: int) -> Schedule:
     return Schedule(tuple(orders), vp, False)
 
 
-def _walk(pp: int, num_micro: int, vp: int) -> list[tuple[int, int]]:
-    """(micro-batch, chunk) in the order of forwards: a group of micro-batches through all chunks, then the next."""
-    found = []
-    for start in range(0, num_micro, pp):
-        group = range(start, min(start + pp, num_micro))
-        found += [(m, c) for c in range(vp) for m in group]
+def _rounds(pp: int, num_micro: int) -> list[int]:
+    """Micro-batches that go through all chunks together: ``pp`` of them, or a few more where they do not divide."""
+    num = max(1, num_micro // pp)
+    each, more = divmod(num_micro, num)
+    return [each + (i < more) for i in range(num)]
+
+
+def _walk(sizes: list[int], vp: int) -> list[tuple[int, int]]:
+    """(micro-batch, chunk) in the order of forwards: a round of micro-batches through all chunks, then the next."""
+    found, start = list[tuple[int, int]](), 0
+    for size in sizes:
+        found += [(m, c) for c in range(vp) for m in range(start, start + size)]
+        start += size
     return found
 
 

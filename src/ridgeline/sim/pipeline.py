@@ -186,7 +186,8 @@ def run_steady(name: str, pp: int, num_micro: int, vp: int, passes: Sequence[Pas
     """Like ``run_pipeline``; of many micro-batches only as many are walked as it takes to be periodic."""
     step = pp * (2 if name == "dualpipe" else 1)
     rounds = (num_micro - STEADY * step) // step
-    if rounds < 1 or (name == "zero-bubble" and num_micro <= 64 * pp):  # greedy orders have no exact period
+    odd = name in ("zero-bubble", "dualpipe") or (vp > 1 and num_micro % pp)  # greedy and uneven ones have no period
+    if rounds < 1 or (odd and num_micro <= 64 * pp):
         order = schedule(name, pp, num_micro, vp)
         return order, run_pipeline(order, passes, slow)
     shorter = num_micro - rounds * step

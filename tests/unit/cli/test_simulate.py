@@ -52,7 +52,7 @@ def test_files_are_written(ridgeline, tmp_path):
         (("--on", "h100-sxm*64", "--straggler", "0.5"), ("--straggler",)),
         (("--on", "h100-sxm*64", "--tokens", "lots"), ("15T",)),
         (("--on", "h100-sxm*64", "--stack", "megatronn"), ("unknown training stack",)),
-        (("--on", "h101*64",), ("h100",)),
+        (("--on", "h101*64"), ("unknown device",)),
     ],
 )
 def test_mistakes_are_one_line(ridgeline, arguments, words):
