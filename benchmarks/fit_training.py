@@ -148,8 +148,10 @@ def cross_validate(data: Data, folds: int, only: str) -> None:
             for fold in range(min(folds, len(names))):
                 out = {name for i, name in enumerate(names) if i % min(folds, len(names)) == fold}
                 left = frozenset(at for at in everyone if key(*data.cases[at][:2]) in out)
-                found = fit_stack(data, devices, left, nfev=5)
-                errors += [error(data, at, found[data.device(at)]) for at in left]
+                found = fit_stack(data, devices, left, nfev=4)
+                fresh = [error(data, at, found[data.device(at)]) for at in left]
+                print(f"  {title} {stack} fold {fold}: {score(fresh)}", flush=True)
+                errors += fresh
         if errors:
             print(f"left-out {title}: {score(errors)}")
 
@@ -194,6 +196,8 @@ def main() -> None:
                   if (p / "published" / "training_llm.csv").is_file())  # fmt: skip
     data = Data(shared / "published" / "training_llm.csv")
     started, total = time.perf_counter(), []
+    if args.folds and not args.write:
+        return cross_validate(data, args.folds, args.only)
     for stack, devices in groups(data).items():
         if args.only and stack not in args.only.split(","):
             continue
@@ -206,8 +210,7 @@ def main() -> None:
         if args.write:
             write(data, stack, found, errors, devices)
     print(f"all: {score(total)} ({time.perf_counter() - started:.0f} s)")
-    if args.folds:
-        cross_validate(data, args.folds, args.only)
+    return None
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def judge(rows: Sequence[Row]) -> Iterable[Judged | Unused]:
             if row.number("peak_mem_gib"):
                 yield _peak(row)
         except RidgelineError as error:
-            yield Unused(row=row.line, source=row.text("source"), why=str(error))
+            yield Unused(row=row.line, source=_source(row), why=str(error))
 
 
 def _judged(row: Row) -> Judged:
@@ -63,7 +63,7 @@ def _judged(row: Row) -> Judged:
         outside = step.parts["optimizer"] if "optimizer step" in row.text("unit") else 0.0
         predicted = step.step_s - outside
         low, high = (s - outside for s in step.interval_s)
-    return Judged(row=row.line, key=f"{row.text('config_id')}:{metric}", source=row.text("source"), what=case.words(),
+    return Judged(row=row.line, key=f"{row.text('config_id')}:{metric}", source=_source(row), what=case.words(),
                   metric=metric, unit=unit, measured=measured, predicted=predicted, low=low, high=high)  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def _peak(row: Row) -> Judged:
     """A row that also publishes what its allocator handed out at most."""
     case, measured = case_of(row), row.number("peak_mem_gib")
     predicted = max(f.allocated_bytes for f in run(case).footprints) / GIB
-    return Judged(row=row.line, key=f"{row.text('config_id')}:peak_mem_gib", source=row.text("source"),
+    return Judged(row=row.line, key=f"{row.text('config_id')}:peak_mem_gib", source=_source(row),
                   what=case.words(), metric="peak_mem_gib", unit="GiB", measured=measured or 0.0, predicted=predicted,
                   low=predicted * 0.85, high=predicted * 1.15)  # fmt: skip
 
@@ -124,6 +124,13 @@ def run(case: Case) -> Step:
 
 
 # Reading a row.
+
+
+def _source(row: Row) -> str:
+    """Who published: of repositories with a file a result, the repository and the submitter."""
+    text = row.text("source")
+    found = re.match(r"github:(mlcommons/training_results_v[\d.]+/[^/]+|sitar-lab/NeuSight)", text)
+    return f"github:{found[1]}" if found else text
 
 
 def _whole(row: Row, name: str, default: int | None = None) -> int:
