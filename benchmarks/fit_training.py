@@ -120,14 +120,14 @@ def fit_stack(data: Data, devices: dict[str, list[int]], left_out: frozenset[int
     everyone = [at for members in kept.values() for at in members]
     common = fit(data, everyone, NOTHING, nfev=nfev)
     if len([d for d in kept if kept[d]]) == 1:
-        return {d: common for d in devices}
+        return dict.fromkeys(devices, common)
     return {d: fit(data, members, common, 0.7, nfev) if members else common for d, members in kept.items()}
 
 
 def score(errors: list[float]) -> str:
     apes = [abs(e) for e in errors]
-    return (f"n {len(errors):3d}  mean {100 * statistics.fmean(apes):5.1f} %  median {100 * statistics.median(apes):5.1f} %"
-            f"  bias {100 * statistics.fmean(errors):+5.1f} %")  # fmt: skip
+    mean, median, bias = (100 * f for f in (statistics.fmean(apes), statistics.median(apes), statistics.fmean(errors)))
+    return f"n {len(errors):3d}  mean {mean:5.1f} %  median {median:5.1f} %  bias {bias:+5.1f} %"
 
 
 def error(data: Data, at: int, x: np.ndarray) -> float:
@@ -203,7 +203,7 @@ def main() -> None:
             continue
         found = fit_stack(data, devices)
         errors = {d: [error(data, at, found[d]) for at in members] for d, members in devices.items()}
-        for device, members in devices.items():
+        for device in devices:
             shown = " ".join(f"{k}={v:.3g}" for k, v in unpack(found[device]).items() if v)
             print(f"{stack:22s} {device:16s} {score(errors[device])}  {shown}", flush=True)
             total += errors[device]

@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
+    from ridgeline.cost.check import Check
     from ridgeline.hardware import Cluster
     from ridgeline.plan import Plan
+    from ridgeline.sim.published.verdict import PublishedCheck
     from ridgeline.sim.search import Search, Space
     from ridgeline.sim.step import Step, Trouble
-
-    from ridgeline.cost.check import Check
-    from ridgeline.sim.published.verdict import PublishedCheck
     from ridgeline.store.validations import Run
     from ridgeline.trace import Trace
 
@@ -88,9 +87,8 @@ def simulate(
     """One training step of a model under a parallel plan on a cluster: time, memory, communication, energy, money.
 
     ``model`` is a name of the zoo, or a captured training graph of one micro-batch. ``on`` is a cluster:
-    ``"h100-sxm*16384"``. The plan is given whole, or by its choices (``tp=8, pp=16, micro_batch=1, global_batch=2048``);
-    what is left over of the devices is data parallel. ``stack`` is a software generation, the newest that was fitted on
-    the device unless told.
+    ``"h100-sxm*16384"``. The plan is given whole, or by its choices (``tp=8, pp=16, global_batch=2048``); what is left
+    of the devices is data parallel. ``stack`` is a software generation, the newest fitted on the device unless told.
     """
     from ridgeline.hardware import cluster as cluster_named
     from ridgeline.plan.legality import check, facts_of
@@ -136,7 +134,7 @@ def _training_graph(model: Graph | str, micro_batch: int, seq: int | None, preci
             raise InputError(f"simulate takes a training graph, and {model.name} was captured for {model.mode}")
         return model
     wide = precision if precision in ("fp16", "fp32", "tf32") else "bf16"
-    return build(model, batch=micro_batch, mode="train", precision=wide, **({"seq": seq} if seq else {}))
+    return build(model, batch=micro_batch, mode="train", precision=wide, seq=seq)
 
 
 def plans(

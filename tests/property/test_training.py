@@ -18,7 +18,8 @@ from ridgeline.sim.step import simulate_step
 
 GRAPHS = {batch: rl.build("llama3.2-1b", batch=batch, seq=2048, mode="train") for batch in (1, 2)}
 MOE = rl.build("qwen3-30b-a3b", batch=1, seq=1024, mode="train")
-FEW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+FEW = settings(max_examples=20, deadline=None, suppress_health_check=SLOW)
 seconds = st.floats(1e-4, 2.0)
 
 
@@ -71,7 +72,7 @@ def plans(draw, devices=16):
     plan = Plan(
         tp=draw(st.sampled_from([1, 2, 4])), pp=draw(st.sampled_from([1, 2, 4])), cp=draw(st.sampled_from([1, 2])),
         vp=draw(st.sampled_from([1, 2])), zero=draw(st.integers(0, 3)), micro_batch=draw(st.sampled_from([1, 2])),
-        global_batch=draw(st.sampled_from([16, 32, 64])), recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        global_batch=draw(st.sampled_from([16, 32, 64])), recompute=draw(st.sampled_from(["none", "full"])),
         sequence_parallel=draw(st.booleans()), overlap_grads=draw(st.booleans()), overlap_params=draw(st.booleans()),
         overlap_tp=draw(st.booleans()), schedule=draw(st.sampled_from(["1f1b", "gpipe", "zero-bubble", "dualpipe"])),
         precision=draw(st.sampled_from(["bf16", "fp8"])), cp_kind=draw(st.sampled_from(["ring", "all-gather"])),

@@ -200,10 +200,10 @@ def simulate(
     pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
     vp: Annotated[int, typer.Option(help="Model chunks a stage (interleaved schedule).")] = 1,
     cp: Annotated[int, typer.Option(help="Context parallel ranks.")] = 1,
-    dp: Annotated[int | None, typer.Option(help="Data parallel ranks; what is left of the devices unless told.")] = None,
+    dp: Annotated[int | None, typer.Option(help="Data parallel ranks; what is left unless told.")] = None,
     ep: Annotated[int, typer.Option(help="Expert parallel ranks.")] = 1,
     etp: Annotated[int, typer.Option(help="Tensor parallel ranks of an expert.")] = 1,
-    zero: Annotated[int | None, typer.Option(help="0 nothing, 1 optimizer, 2 gradients, 3 parameters shared out.")] = None,
+    zero: Annotated[int | None, typer.Option(help="Shared out: 1 optimizer, 2 gradients, 3 parameters.")] = None,
     shard_group: Annotated[int, typer.Option("--shard-group", help="Hybrid sharding: ranks that share; 0 is all.")] = 0,
     schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe, interleaved, zero-bubble or dualpipe.")] = None,
     cp_kind: Annotated[str, typer.Option("--cp-kind", help="ring or all-gather.")] = "ring",
@@ -219,8 +219,9 @@ def simulate(
     overlap_tp: Annotated[bool | None, typer.Option("--overlap-tp/--no-overlap-tp")] = None,
     overlap_ep: Annotated[bool, typer.Option("--overlap-ep/--no-overlap-ep")] = False,
     optimizer: Annotated[str, typer.Option(help="adamw, sgd or adamw-8bit.")] = "adamw",
-    attention: Annotated[str, typer.Option(help="Attention library: cudnn, fa2, fa3; the framework's unless told.")] = "",
+    attention: Annotated[str, typer.Option(help="Attention library: cudnn, fa2 or fa3.")] = "",
     execution: Annotated[str | None, typer.Option(help="eager, compiled (fused kernels) or cudagraph.")] = None,
+    dispatch: Annotated[str, typer.Option(help="Tokens to experts: all-to-all, drop, deep or hybrid.")] = "all-to-all",
     imbalance: Annotated[float, typer.Option(help="Rows of the busiest expert rank over the mean.")] = 1.0,
     stack: Annotated[str, typer.Option(help="Software generation; the newest fitted on the device unless told.")] = "",
     tokens: Annotated[str | None, typer.Option(help="Whole run of so many tokens: 15T.")] = None,
@@ -234,12 +235,13 @@ def simulate(
     """Simulate a training step on a cluster: time, MFU, memory, communication, bubble, energy and money."""
     from ridgeline.cli.simulate import Wish, simulate_and_show
 
-    choices = dict(tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, shard_group=shard_group, cp_kind=cp_kind,
-                   sequence_parallel=sequence_parallel, micro_batch=micro_batch, recompute=recompute, offload=offload,
-                   precision=precision, overlap_grads=overlap_grads, overlap_params=overlap_params,
-                   overlap_ep=overlap_ep, optimizer=optimizer, attention=attention, expert_imbalance=imbalance)
-    choices |= _given(dp=dp, zero=zero, schedule=schedule, global_batch=global_batch, overlap_tp=overlap_tp,
-                      execution=execution)
+    choices = _given(
+        tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, shard_group=shard_group, cp_kind=cp_kind, dp=dp, zero=zero,
+        sequence_parallel=sequence_parallel, micro_batch=micro_batch, recompute=recompute, offload=offload,
+        precision=precision, overlap_grads=overlap_grads, overlap_params=overlap_params, overlap_ep=overlap_ep,
+        optimizer=optimizer, attention=attention, expert_imbalance=imbalance, schedule=schedule, dispatch=dispatch,
+        global_batch=global_batch, overlap_tp=overlap_tp, execution=execution,
+    )  # fmt: skip
     simulate_and_show(Wish(model, on, choices, seq, stack, tokens, straggler, slow_link, at_stage, json, html, trace))
 
 
@@ -264,7 +266,7 @@ def plan(
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
 ) -> None:
-    """Search the legal parallel plans of a model on a cluster: the best few, why they win, what each choice is worth."""
+    """Search the legal parallel plans of a model on a cluster: the best few, why they win, what matters."""
     from ridgeline.cli.plan import Wish, plan_and_show
 
     space = {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "vp": vp, "micro_batch": micro_batch, "zero": zero,

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from ridgeline.cli import draw
@@ -78,9 +79,9 @@ def show_search(found: Search, wish: Wish) -> None:
     out.print(_sensitivity_table(found))
 
 
-def _best_table(found: Search):  # type: ignore[no-untyped-def]
-    made = draw.table("Best plans", ("plan", "left"), ("step", "right"), ("MFU", "right"), ("tokens/s/device", "right"),
-                      ("memory", "right"), ("exposed", "right"), ("bubble", "right"), ("$ a step", "right"))  # fmt: skip
+def _best_table(found: Search) -> Table:
+    made = draw.table("Best plans", ("plan", "left"), ("step", "right"), ("MFU", "right"), ("tok/s/device", "right"),
+                      ("memory", "right"), ("exposed", "right"), ("bubble", "right"), ("$", "right"))  # fmt: skip
     for step in found.best:
         made.add_row(step.plan.words(), show_seconds(step.step_s), draw.percent(step.mfu_frac),
                      f"{step.tokens_per_s_per_device:,.0f}", show_bytes(step.peak_bytes),
@@ -101,7 +102,7 @@ def _why(found: Search) -> Text:
                 "that differ less than the model can tell.", style=draw.DIM)  # fmt: skip
 
 
-def _sensitivity_table(found: Search):  # type: ignore[no-untyped-def]
+def _sensitivity_table(found: Search) -> Table:
     made = draw.table("What each choice of the first is worth", ("change", "left"), ("step", "right"), ("", "right"),
                       ("because", "left"))  # fmt: skip
     best = found.best[0]

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ridgeline.cli import draw
 from ridgeline.sim.campaign import Campaign
+from ridgeline.sim.footprint import Footprint
 from ridgeline.sim.step import PARTS, Step
 from ridgeline.units import show_bytes, show_flops, show_seconds
 
@@ -80,14 +81,14 @@ def _need_lines(step: Step) -> list[Line]:
     capacity = step.cluster.device.dram.capacity_bytes
     frac = step.peak_bytes / capacity
     verdict = ("fits", "green") if frac <= 0.95 else ("tight", "yellow") if step.fits else ("does not fit", "bold red")
-    batch = step.plan.global_batch
+    batch, hourly = step.plan.global_batch, step.cluster.device.price_usd_per_hour
     return [
-        ("memory", Text.assemble((f"{show_bytes(step.peak_bytes)} ", "bold"), (f"of {show_bytes(capacity)}: ", draw.DIM),
+        ("memory", Text.assemble((show_bytes(step.peak_bytes), "bold"), (f" of {show_bytes(capacity)}: ", draw.DIM),
                                  verdict)),
         ("batch", f"{batch:,} sequences, {step.tokens:,} tokens, {step.plan.num_micro_batches:,} micro-batches a rank"),
         ("parameters", f"{step.num_params / 1e9:,.2f} billion"),
         ("energy", f"{step.energy_j / 3.6e6:,.3g} kWh a step, {step.energy_j / step.tokens:.3g} J a token"),
-        ("money", f"{draw.money(step.usd)} a step at {draw.money(step.cluster.device.price_usd_per_hour)} a device-hour"),
+        ("money", f"{draw.money(step.usd)} a step at {draw.money(hourly)} a device-hour"),
         ("basis", Text.assemble(draw.basis(step.basis), (f"  software: {step.stack.title}"
                                                         f" ({step.stack.basis} on {step.stack.device})", draw.DIM))),
     ]  # fmt: skip
@@ -121,11 +122,11 @@ def memory(step: Step, width: int) -> Table:
     return made
 
 
-def _distinct(step: Step):  # type: ignore[no-untyped-def]
+def _distinct(step: Step) -> list[tuple[str, Footprint]]:
     """Stages with equal memory under one label; at most eight."""
-    groups: list[tuple[list[int], object]] = []
+    groups: list[tuple[list[int], Footprint]] = []
     for found in step.footprints:
-        if groups and abs(groups[-1][1].peak_bytes - found.peak_bytes) < 1e6:  # type: ignore[attr-defined]
+        if groups and abs(groups[-1][1].peak_bytes - found.peak_bytes) < 1e6:
             groups[-1][0].append(found.stage)
         else:
             groups.append(([found.stage], found))
@@ -152,5 +153,5 @@ def _notes(out: Console, step: Step) -> None:
     if not step.fits:
         worst = max(step.footprints, key=lambda f: f.peak_bytes)
         missing = worst.peak_bytes - worst.capacity_bytes
-        out.print(Text(f"• stage {worst.stage} misses {show_bytes(missing)}: raise tp, pp or zero, recompute, or take a "
-                       "smaller micro-batch; `ridgeline plan` finds plans that fit", style="red"))  # fmt: skip
+        cure = "raise tp, pp or zero, recompute, or take a smaller micro-batch; `ridgeline plan` finds plans that fit"
+        out.print(Text(f"• stage {worst.stage} misses {show_bytes(missing)}: {cure}", style="red"))

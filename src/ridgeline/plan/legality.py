@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from ridgeline.errors import PlanError, nearest
 from ridgeline.graph import Block, Graph, Kind, Phase
@@ -13,8 +14,8 @@ from ridgeline.plan.plan import CP_KINDS, DISPATCHES, OFFLOADS, OPTIMIZERS, SCHE
 from ridgeline.plan.precision import RECIPES
 
 EXECUTIONS = ("eager", "compiled", "cudagraph")
-WORDS = {"schedule": SCHEDULES, "cp_kind": CP_KINDS, "offload": OFFLOADS, "dispatch": DISPATCHES, "optimizer": OPTIMIZERS,
-         "precision": tuple(RECIPES), "execution": EXECUTIONS}  # fmt: skip
+WORDS = {"schedule": SCHEDULES, "cp_kind": CP_KINDS, "offload": OFFLOADS, "dispatch": DISPATCHES,
+         "optimizer": OPTIMIZERS, "precision": tuple(RECIPES), "execution": EXECUTIONS}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,11 @@ def nearest_legal(plan: Plan, facts: Facts, cluster: Cluster) -> Plan | None:
     return None
 
 
+def _with(plan: Plan, name: str, value: Any) -> Plan:
+    """The plan with one choice, given by name, changed."""
+    return replace(plan, **{name: value})
+
+
 def _closest(wanted: int, legal: list[int]) -> int:
     return min(legal, key=lambda n: (abs(n - wanted), n)) if legal else 1
 
@@ -107,7 +113,7 @@ def _numbers(plan: Plan, facts: Facts, cluster: Cluster) -> Iterator[Problem]:
         value = getattr(plan, field.name)
         least = 0 if field.name in ("zero", "shard_group", "recompute_layers") else 1
         if isinstance(value, int) and not isinstance(value, bool) and value < least:
-            yield Problem(f"{field.name}={value} is below {least}", replace(plan, **{field.name: least}))
+            yield Problem(f"{field.name}={value} is below {least}", _with(plan, field.name, least))
     if plan.zero > 3:
         yield Problem(f"zero={plan.zero}: stages are 0 to 3", replace(plan, zero=3))
     if plan.expert_imbalance < 1.0:
@@ -119,7 +125,7 @@ def _words(plan: Plan, facts: Facts, cluster: Cluster) -> Iterator[Problem]:
     for name, known in WORDS.items():
         value = getattr(plan, name)
         if value not in known:
-            yield Problem(f"unknown {name} {value!r}{nearest(value, known)}", replace(plan, **{name: known[0]}))
+            yield Problem(f"unknown {name} {value!r}{nearest(value, known)}", _with(plan, name, known[0]))
     if plan.recompute not in ("none", "selective", "full") and not plan.recompute.startswith("selective:"):
         yield Problem(f"unknown recompute {plan.recompute!r}; known: none, selective, full, selective:mlp+layernorm …",
                       replace(plan, recompute="full"))  # fmt: skip
@@ -211,7 +217,7 @@ def _devices(plan: Plan, facts: Facts, cluster: Cluster) -> Iterator[Problem]:
         if cluster.num_devices % others == 0:
             legal = _divisors(cluster.num_devices // others)
             size = _closest(getattr(plan, name), legal)
-            yield Problem(why, replace(plan, dp=cluster.num_devices // (others * size), **{name: size}))
+            yield Problem(why, replace(_with(plan, name, size), dp=cluster.num_devices // (others * size)))
             return
     yield Problem(why, replace(plan, pp=1, cp=1, tp=math.gcd(plan.tp, cluster.num_devices),
                                dp=cluster.num_devices // math.gcd(plan.tp, cluster.num_devices)))  # fmt: skip

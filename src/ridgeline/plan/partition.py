@@ -179,11 +179,13 @@ def _piece(graph: Graph, name: str, repeat: int, ids: Mapping[int, int], number:
     params = [v for v in mine if v.kind is Kind.PARAM]
     experts = sum(v.type.numel * v.count for v in params if len(v.type.shape) == 3)
     plain = sum(v.type.numel * v.count for v in params if len(v.type.shape) != 3)
-    frozen = sum(v.type.numel * v.count for v in mine if v.kind is Kind.BUFFER and v.name.endswith((".weight", "_proj")))  # fmt: skip
+    weights = [v for v in mine if v.kind is Kind.BUFFER and v.name.endswith((".weight", "_proj"))]
+    frozen = sum(v.type.numel * v.count for v in weights)
     largest = max((graph.values[o].type.num_bytes for n in nodes for o in n.outputs), default=0)
     working = max(again, 2 * largest) if name != TAIL else largest // 2
     layers = max(1, sum(n.op == "attention" or (n.op == "softmax" and not n.attrs.get("log")) for n in nodes))
-    return Piece(name, repeat, layers if 0 <= number and name != TAIL else 0, plain // repeat, experts // repeat, frozen // repeat, saved, working, carried)
+    held = layers if 0 <= number and name != TAIL else 0
+    return Piece(name, repeat, held, plain // repeat, experts // repeat, frozen // repeat, saved, working, carried)
 
 
 def _carried_bytes(graph: Graph, block: Block) -> int:

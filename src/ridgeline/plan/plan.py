@@ -77,9 +77,11 @@ class Plan:
 
     def key(self) -> tuple[Any, ...]:
         """What decides a rank's graph for one micro-batch; plans that share it share their prices."""
-        return (self.tp, self.cp, self.ep, self.etp, self.sequence_parallel and self.tp > 1, self.micro_batch,
-                self.recompute, self.precision, self.execution, self.cp_kind, self.expert_imbalance, self.attention, self.dispatch, self.narrow_activations,
-                self.world > 1)  # fmt: skip
+        return (
+            self.tp, self.cp, self.ep, self.etp, self.sequence_parallel and self.tp > 1, self.micro_batch,
+            self.recompute, self.precision, self.execution, self.cp_kind, self.expert_imbalance, self.attention,
+            self.dispatch, self.narrow_activations, self.world > 1,
+        )  # fmt: skip
 
     def words(self) -> str:
         """The plan on one line, in the words of the command line; what is trivial is left out."""

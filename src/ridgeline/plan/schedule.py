@@ -90,7 +90,7 @@ def _interleaved(pp: int, num_micro: int, vp: int) -> Schedule:
         for i in range(total - warm):
             m, c = walk[warm + i]
             order += [Work(FORWARD, m, c), back[i]]
-        orders.append(tuple([*order, *back[total - warm :]]))
+        orders.append((*order, *back[total - warm :]))
     return Schedule(tuple(orders), vp, False)
 
 

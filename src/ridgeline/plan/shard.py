@@ -263,12 +263,10 @@ class Sharder:
     def _operand(self, value: int, want: Layout, rank: int) -> int:
         """One operand in the common layout; dims it broadcasts stay whole."""
         shape, shift = self.type(value).shape, rank - self.rank(value)
-        keep = {
-            axis: None if dim is None or dim < shift or shape[dim - shift] == 1 else dim - shift
-            for axis, dim in (("cp", want.cp), ("tp", want.tp))
-        }
-        return self.moved(value, replace(want, **keep)) if value in self.env else self.resident(
-            value, replace(want, **keep))  # fmt: skip
+        cp, tp = (
+            None if dim is None or dim < shift or shape[dim - shift] == 1 else dim - shift for dim in (want.cp, want.tp)
+        )
+        return self.moved(value, replace(want, cp=cp, tp=tp))
 
     # Where a column split would lead.
 

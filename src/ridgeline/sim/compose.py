@@ -1,4 +1,4 @@
-"""From priced pieces to pipeline positions: which layers a position holds, how long its passes take, what it exposes."""
+"""From priced pieces to pipeline positions: the layers each holds, how long its passes take, what it exposes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Position:
 
 
 def layers_at(num_layers: int, num_positions: int) -> list[int]:
-    """Layers of each position: equal, else the middle gets one more than the ends, which also embed and compute loss."""
+    """Layers of each position: equal, else the middle gets one more than the ends, which embed and compute loss."""
     each, rest = divmod(num_layers, num_positions)
     order = sorted(range(num_positions), key=lambda p: (p in (0, num_positions - 1), p == num_positions - 1, p))
     extra = set(order[:rest])

@@ -32,7 +32,7 @@ def test_inputs_of_narrow_products_are_kept_narrow():
     graph = build("llama3-8b", batch=1, seq=2048, mode="train")
     wide, narrow = (partition(graph, Plan(dp=2, precision=p)).pieces[1].saved_bytes for p in ("bf16", "fp8"))
     two_norms, product, beside = 2 * 2048 * 4096, 2048 * 14336, 2048 * 4096
-    assert wide - narrow == two_norms + product - beside, "attention's result is kept wide for itself, narrow for o_proj"
+    assert wide - narrow == two_norms + product - beside, "attention's result is kept wide and narrow"
 
 
 def test_parameters_are_counted_once_whatever_copies_exist():

@@ -34,8 +34,8 @@ def products(graph: Graph, phase: Phase = Phase.FORWARD) -> float:
 
 def collectives(graph: Graph, phase: Phase, group: str) -> list[str]:
     """Kinds of the collectives of one layer, in order."""
-    return [n.attrs["fn"] for item in graph.items if isinstance(item, Block) for n in item.nodes
-            if n.op == "collective" and n.phase is phase and n.attrs["group"] == group and n.attrs["num_bytes"]]  # fmt: skip
+    nodes = [n for item in graph.items if isinstance(item, Block) for n in item.nodes if n.op == "collective"]
+    return [n.attrs["fn"] for n in nodes if n.phase is phase and n.attrs["group"] == group and n.attrs["num_bytes"]]
 
 
 @pytest.mark.parametrize(

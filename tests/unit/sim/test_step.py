@@ -92,7 +92,8 @@ def test_every_schedule_simulates(schedule):
 @pytest.mark.parametrize(
     "choices",
     [
-        {"zero": 3}, {"zero": 3, "shard_group": 8}, {"zero": 2}, {"zero": 0}, {"cp": 2}, {"cp": 2, "cp_kind": "all-gather"},
+        {"zero": 3}, {"zero": 3, "shard_group": 8}, {"zero": 2}, {"zero": 0}, {"cp": 2},
+        {"cp": 2, "cp_kind": "all-gather"},
         {"tp": 2, "sequence_parallel": False}, {"offload": "optimizer"}, {"offload": "activations"},
         {"precision": "fp8"}, {"overlap_grads": False}, {"overlap_params": False}, {"optimizer": "sgd"},
         {"recompute": "selective"}, {"attention": "cudnn"}, {"attention": "fa2"}, {"execution": "eager"},

@@ -12,7 +12,8 @@ from ridgeline.graph import Graph
 from ridgeline.hardware import Cluster
 from ridgeline.hardware import cluster as cluster_named
 from ridgeline.models import build
-from ridgeline.models.llm import Decoder, Experts, decoder
+from ridgeline.models.llm import Decoder, decoder
+from ridgeline.models.moe import Experts
 from ridgeline.plan import Plan
 from ridgeline.sim.published.verdict import Judged, Row, Unused
 from ridgeline.sim.stack import stack_of
