@@ -183,9 +183,14 @@ def _piece(graph: Graph, name: str, repeat: int, ids: Mapping[int, int], number:
     frozen = sum(v.type.numel * v.count for v in weights)
     largest = max((graph.values[o].type.num_bytes for n in nodes for o in n.outputs), default=0)
     working = max(again, 2 * largest) if name != TAIL else largest // 2
-    layers = max(1, sum(n.op == "attention" or (n.op == "softmax" and not n.attrs.get("log")) for n in nodes))
-    held = layers if 0 <= number and name != TAIL else 0
+    layers = max(1, sum(_attends(graph, n) for n in nodes))
+    held = layers if number >= 0 and name != TAIL else 0
     return Piece(name, repeat, held, plain // repeat, experts // repeat, frozen // repeat, saved, working, carried)
+
+
+def _attends(graph: Graph, node: Node) -> bool:
+    """The heart of a layer: attention, or the softmax over scores where attention is spelled out."""
+    return node.op == "attention" or (node.op == "softmax" and len(graph.type_of(node.inputs[0]).shape) == 4)
 
 
 def _carried_bytes(graph: Graph, block: Block) -> int:

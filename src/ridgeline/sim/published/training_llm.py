@@ -12,7 +12,7 @@ from ridgeline.graph import Graph
 from ridgeline.hardware import Cluster
 from ridgeline.hardware import cluster as cluster_named
 from ridgeline.models import build
-from ridgeline.models.llm import Decoder, decoder
+from ridgeline.models.llm import Decoder, Latent, decoder
 from ridgeline.models.moe import Experts
 from ridgeline.plan import Plan
 from ridgeline.sim.published.verdict import Judged, Row, Unused
@@ -181,11 +181,18 @@ def _stack(row: Row) -> str:
     return found
 
 
+KIMI_K2 = Decoder(layers=61, hidden=7168, heads=64, ffn=18432, vocab=163840, latent=Latent(1536, 512, 128, 64, 128),
+                  experts=Experts(384, 8, 2048, 2048, router="sigmoid_groups", dense_layers=1))  # fmt: skip
+"""moonshotai/Kimi-K2 config.json, recalled; rows name the model and give no dimensions."""
+
+
 def _model(row: Row, stack: str) -> tuple[str, Decoder | None]:
     name = row.text("model")
     known = _zoo(name)
     if known is not None:
         return known, None
+    if "kimi" in name.lower() and "k2" in name.lower() and row.number("layers") is None:
+        return name, KIMI_K2
     layers, hidden, heads = (_whole(row, n) for n in ("layers", "hidden", "heads"))
     ffn = _whole(row, "ffn", 4 * hidden)
     vocab = _whole(row, "vocab", 50304)
