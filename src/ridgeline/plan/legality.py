@@ -12,6 +12,7 @@ from ridgeline.graph import Block, Graph, Kind, Phase
 from ridgeline.hardware import Cluster
 from ridgeline.plan.plan import CP_KINDS, DISPATCHES, OFFLOADS, OPTIMIZERS, SCHEDULES, Plan
 from ridgeline.plan.precision import RECIPES
+from ridgeline.plan.shard import sequence_of
 
 EXECUTIONS = ("eager", "compiled", "cudagraph")
 WORDS = {"schedule": SCHEDULES, "cp_kind": CP_KINDS, "offload": OFFLOADS, "dispatch": DISPATCHES,
@@ -52,7 +53,7 @@ def facts_of(graph: Graph) -> Facts:
                 vocab = max(vocab, int(a["rows"]))
     if not layers:
         layers = max((i.repeat for i in graph.items if isinstance(i, Block)), default=1)
-    return Facts(layers, heads, kv, int(graph.meta.get("seq", 0)), experts, vocab)
+    return Facts(layers, heads, kv, sequence_of(graph), experts, vocab)
 
 
 @dataclass(frozen=True, slots=True)

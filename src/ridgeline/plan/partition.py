@@ -41,18 +41,27 @@ def rank_graph(graph: Graph, plan: Plan, *, fused: bool = True) -> Graph:
     """What one rank computes for one micro-batch, all layers: forward, and for training backward and optimizer."""
     if plan.world == 1 and graph.mode == "train" and _is_plain(plan):
         return replace(graph, meta={**graph.meta, "networked": True})
-    local = shard(forward_of(graph), mesh_of(plan), ring=plan.cp_kind == "ring", imbalance=plan.expert_imbalance)
-    local = replace(local, meta={**local.meta, "networked": True})
+    local = _local(graph, plan)
     if graph.mode != "train":
         return local
-    optimizer = "none" if plan.world > 1 else str(graph.meta.get("optimizer", "adamw"))
-    local = differentiate(local, optimizer=optimizer)
     local = with_attention(local, plan.attention)
     local = with_joins(with_permutes(local)) if fused else local
     whole = {at: recompute.saved_bytes(local, at, back) for at, back in recompute.pairs(local)}
     local = replace(local, meta={**local.meta, "layer_bytes": whole})
     local = narrowed(_rerun(local, plan), plan.precision)
     return with_frees(recompute.fused_pointwise(local) if fused else local)
+
+
+def _local(graph: Graph, plan: Plan) -> Graph:
+    """Sharded and differentiated again; where nothing is split, the graph's own backward pass stays as it is."""
+    mesh, meta = mesh_of(plan), {"networked": True}
+    optimizer = "none" if plan.world > 1 else str(graph.meta.get("optimizer", "adamw"))
+    if mesh == Mesh() and plan.expert_imbalance == 1.0 and optimizer == "none":
+        items = tuple(i for i in graph.items if _phase(i) is not Phase.OPTIMIZER)
+        return replace(graph, items=items, meta={**graph.meta, **meta})
+    local = shard(forward_of(graph), mesh, ring=plan.cp_kind == "ring", imbalance=plan.expert_imbalance)
+    local = replace(local, meta={**local.meta, **meta})
+    return local if graph.mode != "train" else differentiate(local, optimizer=optimizer)
 
 
 def _is_plain(plan: Plan) -> bool:
@@ -117,7 +126,7 @@ def partition(graph: Graph, plan: Plan, *, fused: bool = True) -> Partition:
 
 
 def _pieces(graph: Graph, narrow: bool) -> list[Piece]:
-    fore = [i for i, item in enumerate(graph.items) if isinstance(item, Block) and not item.reverse]
+    fore = recompute.forward_blocks(graph)
     backs = dict(recompute.pairs(graph))
     ids = _param_piece(graph, fore)
     made = []

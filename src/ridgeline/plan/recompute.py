@@ -17,9 +17,14 @@ AGAIN = "recompute"
 
 def pairs(graph: Graph) -> Iterator[tuple[int, int]]:
     """Indices of forward blocks and of the reversed blocks that are their gradients."""
-    forward = [i for i, item in enumerate(graph.items) if isinstance(item, Block) and not item.reverse]
     backward = [i for i, item in enumerate(graph.items) if isinstance(item, Block) and item.reverse]
-    yield from zip(forward, reversed(backward), strict=False)
+    yield from zip(forward_blocks(graph), reversed(backward), strict=False)
+
+
+def forward_blocks(graph: Graph) -> list[int]:
+    """Indices of the blocks of the forward pass; an optimizer may have blocks of its own."""
+    return [i for i, item in enumerate(graph.items)
+            if isinstance(item, Block) and not item.reverse and item.nodes[0].phase is Phase.FORWARD]  # fmt: skip
 
 
 def everything(node: Node) -> bool:

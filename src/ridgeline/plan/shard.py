@@ -47,7 +47,7 @@ class Sharder:
 
     def __init__(self, graph: Graph, mesh: Mesh, *, ring: bool, imbalance: float) -> None:
         self.graph, self.mesh, self.ring, self.imbalance = graph, mesh, ring, imbalance
-        self.seq = int(graph.meta.get("seq", 0) or _longest(graph))
+        self.seq = sequence_of(graph)
         self.out = Builder(graph.name, graph.mode, **dict(graph.meta))
         self.env: dict[int, int] = {}
         self.layouts: dict[int, Layout] = {}
@@ -345,10 +345,10 @@ def replace_layout(type_: TensorType) -> TensorType:
     return TensorType(type_.shape, type_.dtype, "strided")
 
 
-def _longest(graph: Graph) -> int:
-    """The sequence length of a graph that does not say: the second dim of its first input."""
+def sequence_of(graph: Graph) -> int:
+    """Tokens a sequence: as the graph says, else the second dim of its first input."""
     shapes = [graph.values[i].type.shape for i in graph.inputs]
-    return next((s[1] for s in shapes if len(s) >= 2), 0)
+    return int(graph.meta.get("seq", 0) or next((s[1] for s in shapes if len(s) >= 2), 0))
 
 
 def _weight_of(sharder: Sharder, node: Node) -> int | None:
@@ -442,6 +442,12 @@ def _joined(s: Sharder, node: Node) -> None:
         layout = replace(layout, tp=None, unit=1)
         inputs = [s._operand(v, layout, rank) for v in node.inputs]
     s.emit(node, inputs, [layout] * len(node.outputs))
+
+
+@sharding("sync", "transfer", "nonzero")
+def _asked(s: Sharder, node: Node) -> None:
+    """The host looks at a value, or sends one: every rank its own."""
+    s.emit(node, [s.settled(v) for v in node.inputs], [WHOLE] * len(node.outputs))
 
 
 @sharding("fill", "random", "alloc", "host")

@@ -13,7 +13,7 @@ from ridgeline.cost.schedule import Segment, entry_s, wall_s
 from ridgeline.graph import Block, Graph, Phase
 from ridgeline.hardware import Cluster, Group
 from ridgeline.plan import Partition, Plan
-from ridgeline.plan.recompute import AGAIN, pairs, weight_gradient
+from ridgeline.plan.recompute import AGAIN, forward_blocks, pairs, weight_gradient
 from ridgeline.sim.collectives import collective_s
 from ridgeline.sim.stack import Stack
 
@@ -164,14 +164,16 @@ def price(partition: Partition, cluster: Cluster, plan: Plan) -> Priced:
 
 def _places(graph: Graph) -> dict[int, tuple[int, int]]:
     """Node identity → (piece, phase). Pieces: 0 the head, then blocks, then the tail."""
-    fore = [i for i, item in enumerate(graph.items) if isinstance(item, Block) and not item.reverse]
+    fore = forward_blocks(graph)
     tail = len(fore) + 1
     numbers = {at: number for number, at in enumerate(fore, 1)}
     numbers |= {back: numbers[at] for at, back in pairs(graph)}
     found: dict[int, tuple[int, int]] = {}
     passed = reversed_ = 0
     for at, item in enumerate(graph.items):
-        if isinstance(item, Block):
+        if isinstance(item, Block) and item.nodes[0].phase is Phase.OPTIMIZER:
+            found.update({id(n): (0, OPTIMIZER) for n in item.nodes})
+        elif isinstance(item, Block):
             passed += at in fore
             reversed_ += at not in fore
             phase = BACKWARD if item.reverse else FORWARD

@@ -17,6 +17,7 @@ from ridgeline.graph import Graph, Phase
 from ridgeline.hardware import Cluster
 from ridgeline.plan import Plan, partition
 from ridgeline.plan.schedule import Schedule, schedule
+from ridgeline.plan.shard import sequence_of
 from ridgeline.sim.compose import Position, Setting, positions_of
 from ridgeline.sim.footprint import Footprint, Held, footprint
 from ridgeline.sim.pieces import OPTIMIZER, Priced, groups_of, price, wall_factor
@@ -355,9 +356,7 @@ class StepRun:
         plan = self.plan
         stages = [self._stage_parts(s) for s in range(plan.pp)]
         slowest = min(range(plan.pp), key=lambda s: stages[s]["bubble"])
-        shape = self.graph.meta
-        rows = plan.global_batch
-        tokens = rows * int(shape.get("seq", 0) or 1)
+        tokens = plan.global_batch * max(1, sequence_of(self.graph))
         network = [e.basis for load in self.priced.loads.values() for e in load.exchanges]
         basis = worst([self.priced.basis, self.stack.basis, *network]) if plan.world > 1 else self.priced.basis
         return Step(
