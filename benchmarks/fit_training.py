@@ -43,7 +43,9 @@ ROW_SPREAD = 0.05
 TITLES = {
     "llm-foundry": ("llm-foundry and Composer with FSDP, 2023", 2023, "eager"),
     "neusight": ("PyTorch 2.1 eager, Hugging Face models", 2023, "eager"),
-    "megatron-2021": ("Megatron-LM 2020 to 2022, unfused attention", 2021, "compiled"),
+    "megatron-2021": ("Megatron-LM 2020 and 2021, unfused attention", 2021, "compiled"),
+    "megatron-2022": ("Megatron-LM 2022, sequence parallelism and selective recomputation", 2022, "compiled"),
+    "maxtext": ("MaxText on GPUs, 2024", 2024, "compiled"),
     "megascale": ("MegaScale 2024", 2024, "compiled"),
     "megatron-2023": ("Megatron-LM 2023", 2023, "compiled"),
     "megatron-core-2024": ("Megatron-Core 0.8 and NeMo 24.x", 2024, "compiled"),

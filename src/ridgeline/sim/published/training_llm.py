@@ -16,7 +16,7 @@ from ridgeline.models.llm import Decoder, Latent, decoder
 from ridgeline.models.moe import Experts
 from ridgeline.plan import Plan
 from ridgeline.sim.published.verdict import Judged, Row, Unused
-from ridgeline.sim.stack import stack_of
+from ridgeline.sim.stack import default_stack, stack_of
 from ridgeline.sim.step import Step, simulate_step
 
 GIB = float(1 << 30)
@@ -30,13 +30,14 @@ DEVICES = (
 """Catalog names by what sources write; the first pattern that is found counts."""
 STACKS = (
     ("llm-foundry", r"llm-foundry|composer"), ("neusight", r"^pytorch 2\.[01]$"),
-    ("megatron-2021", r"megatron-lm (sep 2020|jan 2021|2021|2022)"), ("megascale", r"megascale"),
+    ("megatron-2022", r"megatron-lm.*2022"), ("megatron-2021", r"megatron-lm.*202[01]"), ("megascale", r"megascale"),
     ("megatron-2023", r"megatron-lm baseline"), ("megatron-core-2024", r"megatron-core|^nemo 24"),
     ("megatron-bridge-2026b", r"bridge nemo 26\.0[6-9]|bridge nemo 26\.1"),
     ("megatron-bridge-2025", r"bridge nemo 25|^nemo 25"), ("megatron-bridge", r"bridge"),
     ("mlperf-2025", r"(nemo framework|pytorch nvidia) release 25"), ("mlperf-2023", r"nemo framework 12\.1"),
     ("mlperf-2024", r"nemo framework|nvidia|ngc"),
-    ("megatron-core-2024", r"meta internal|maxtext|hai-llm|nemo|megatron"),
+    ("maxtext", r"maxtext|jax"), ("megatron-core-2024", r"meta internal|hai-llm|nemo|megatron"),
+    ("llm-foundry", r"fsdp|deepspeed|torchtitan|mosaic"),
 )  # fmt: skip
 """Software generations by what sources write."""
 
@@ -96,7 +97,7 @@ class Case:
 def case_of(row: Row) -> Case:
     """What a row describes; raises with what is missing."""
     cluster = _cluster(row)
-    stack = _stack(row)
+    stack = _stack(row, cluster)
     name, config = _model(row, stack)
     seq = _whole(row, "seq")
     plan, assumed = _plan(row, config, cluster, stack)
@@ -130,7 +131,7 @@ def run(case: Case) -> Step:
 def _source(row: Row) -> str:
     """Who published: of repositories with a file a result, the repository and the submitter."""
     text = row.text("source")
-    found = re.match(r"github:(mlcommons/training_results_v[\d.]+/[^/]+|sitar-lab/NeuSight)", text)
+    found = re.match(r"github:(mlcommons/training_results_v[\d.]+/[^/]+|sitar-lab/NeuSight|calculon-ai/calculon)", text)
     return f"github:{found[1]}" if found else text
 
 
@@ -173,12 +174,11 @@ def _network(text: str) -> str:
     return " scaleout=200Gb" if "200gb/s per gpu" in text.lower() else ""
 
 
-def _stack(row: Row) -> str:
+def _stack(row: Row, cluster: Cluster) -> str:
+    """The generation that software belongs to; one nobody knows counts as the newest fitted on the device."""
     text = row.text("software").lower()
     found = next((name for name, pattern in STACKS if re.search(pattern, text)), None)
-    if found is None:
-        raise InputError(f"software {row.text('software')!r} belongs to no generation that was fitted")
-    return found
+    return found or default_stack(cluster.device, cluster.num_devices, _precision(row))
 
 
 KIMI_K2 = Decoder(layers=61, hidden=7168, heads=64, ffn=18432, vocab=163840, latent=Latent(1536, 512, 128, 64, 128),
@@ -247,7 +247,7 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
         shard_group=group, micro_batch=mbs, global_batch=gbs,
         sequence_parallel=tp > 1 and not row.text("seq_parallel").lower().startswith("no"),
         precision=_precision(row), recompute=_recompute(row), overlap_tp=tuned and tp > 1,
-        overlap_grads=stack != "megatron-2021", overlap_params=stack != "megatron-2021",
+        overlap_grads=stack not in BEFORE_OVERLAP, overlap_params=stack not in BEFORE_OVERLAP,
         overlap_ep="moe_a2a_overlap=true" in notes, execution=_execution(stack),
         attention=_attention(stack, cluster, config), dispatch=_dispatch(notes),
         reduce_dtype="bf16" if stack.startswith(("llm-foundry", "mlperf")) else "fp32",
@@ -255,6 +255,10 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
         gather_dtype="fp32" if "mixed_precision=default" in sharding else "",
     )  # fmt: skip
     return plan, tuple(assumed)
+
+
+BEFORE_OVERLAP = ("megatron-2021", "megatron-2022")
+"""Generations that reduced gradients after the last backward."""
 
 
 def _execution(stack: str) -> str:
