@@ -58,6 +58,16 @@ TITLES = {
 }
 
 
+BRIDGES = ("megatron-bridge-2025", "megatron-bridge", "megatron-bridge-2026b")
+CHOICES = (
+    ("attention", "cudnn", (*BRIDGES, "mlperf-2023", "mlperf-2024", "mlperf-2025")),
+    ("attention", "fa2", ("llm-foundry", "megatron-core-2024", "megascale", "megatron-2023", "maxtext")),
+    ("dispatch", "hybrid", BRIDGES),
+)
+SPECIAL = ("mlperf-2023", "mlperf-2024", "mlperf-2025", "neusight", "maxtext")
+"""Tuned for one benchmark, or seen too little: used when asked for, never by default."""
+
+
 class Data:
     """Rows with their cases, and one memory of prices for all fits."""
 
@@ -70,7 +80,7 @@ class Data:
     def predict(self, at: int, coef: dict[str, float]) -> float:
         row, case, _ = self.cases[at]
         stack = Stack(name=case.stack, title="", device=case.cluster.device.name, basis=Basis.FITTED, source="",
-                      execution=case.plan.execution, coef={**NEUTRAL, **coef})  # fmt: skip
+                      coef={**NEUTRAL, **coef})  # fmt: skip
         step = simulate_step(published.graph_of(case), case.plan, case.cluster, stack, prices=self.prices)
         return step.step_s - (step.parts["optimizer"] if "optimizer step" in row.text("unit") else 0.0)
 
@@ -229,6 +239,7 @@ def _precisions(data: Data, members: list[int]) -> dict[str, int]:
 def write(data: Data, stack: str, found: dict[str, np.ndarray], errors: dict[str, list[float]],
           devices_of: dict[str, list[int]]) -> None:  # fmt: skip
     title, year, execution = TITLES[stack]
+    plan = {"execution": execution, **{word: value for word, value, stacks in CHOICES if stack in stacks}}
     folder = data_dir() / "stacks"
     folder.mkdir(exist_ok=True)
     devices = {}
@@ -237,7 +248,7 @@ def write(data: Data, stack: str, found: dict[str, np.ndarray], errors: dict[str
         apes = sorted(abs(e) for e in errors[device])
         spread = apes[min(len(apes) - 1, math.ceil(0.9 * len(apes)) - 1)] if len(apes) >= 5 else 0.15
         devices[device] = {**coef, "spread": float(f"{max(0.04, 1.15 * spread):.3g}")}
-    made = {"title": title, "year": year, "execution": execution, "basis": "fitted",
+    made = {"title": title, "year": year, "basis": "fitted", "plan": plan, "default": stack not in SPECIAL,
             "source": "fitted by benchmarks/fit_training.py to published runs; see benchmarks/2026-11-15-training.md",
             "rows": {d: _precisions(data, members) for d, members in sorted(devices_of.items())},
             "devices": devices}  # fmt: skip

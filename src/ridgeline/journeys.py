@@ -96,10 +96,11 @@ def simulate(
     from ridgeline.sim.step import simulate_step
 
     cluster = cluster_named(on) if isinstance(on, str) else on
-    chosen = plan or _plan_of(cluster, choices)
-    graph = _training_graph(model, chosen.micro_batch, seq, chosen.precision)
+    precision = plan.precision if plan else choices.get("precision", "bf16")
+    found = stack_of(stack or default_stack(cluster.device, cluster.num_devices, precision), cluster.device)
+    chosen = plan or _plan_of(cluster, {**found.choices, **choices})
+    graph = _training_graph(model, chosen.micro_batch, seq, precision)
     check(chosen, facts_of(graph), cluster)
-    found = stack_of(stack or default_stack(cluster.device, cluster.num_devices, chosen.precision), cluster.device)
     return simulate_step(graph, chosen, cluster, found, trouble=trouble)
 
 
@@ -162,7 +163,7 @@ def plans(
 
     cluster = cluster_named(on) if isinstance(on, str) else on
     found = stack_of(stack or default_stack(cluster.device, cluster.num_devices, precision), cluster.device)
-    base = Plan(global_batch=global_batch, precision=precision, **choices)
+    base = Plan(**{**found.choices, "global_batch": global_batch, "precision": precision, **choices})
     return search(lambda batch: _training_graph(model, batch, seq, precision), cluster, found, base, space, top=top,
                   progress=progress)  # fmt: skip
 

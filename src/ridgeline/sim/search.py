@@ -221,6 +221,7 @@ class _Search:
             if self.cluster.num_devices % inner:
                 return Sensitivity(choice, value, None, "does not divide the devices")
             plan = replace(plan, dp=self.cluster.num_devices // inner)
+            plan = plan if plan.pp > 1 else replace(plan, vp=1, schedule="1f1b")
         wrong = problems(plan, self.facts, self.cluster)
         if wrong:
             return Sensitivity(choice, value, None, wrong[0].why)

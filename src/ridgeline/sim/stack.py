@@ -47,8 +47,8 @@ class Stack:
     device: str
     basis: Basis
     source: str
-    execution: str
     coef: Mapping[str, float] = field(hash=False)
+    choices: Mapping[str, str] = field(hash=False, default_factory=dict)  # of a plan, where nobody says otherwise
 
     def __getitem__(self, name: str) -> float:
         return self.coef[name]
@@ -72,7 +72,7 @@ def stack_of(name: str, device: Device) -> Stack:
     """The generation ``name`` on ``device``; a device it was never fitted on borrows the nearest, as assumed."""
     if name == PLAIN:
         return Stack(name=PLAIN, title="the cost model as it is", device=device.name, basis=Basis.MEASURED,
-                     source="no software beyond PyTorch's own kernels", execution="", coef=NEUTRAL)  # fmt: skip
+                     source="no software beyond PyTorch's own kernels", coef=NEUTRAL)  # fmt: skip
     files = _files()
     if name not in files:
         raise InputError(f"unknown training stack {name!r}{nearest(name, stacks())}")
@@ -83,7 +83,15 @@ def stack_of(name: str, device: Device) -> Stack:
     basis = Basis.FITTED if own in fitted and device.parent is None else Basis.ASSUMED
     coef = {**NEUTRAL, **entry.get("shared", {}), **fitted.get(key, {})}
     return Stack(name=name, title=entry["title"], device=key, basis=basis, source=entry["source"],
-                 execution=entry.get("execution", "compiled"), coef=coef)  # fmt: skip
+                 coef=coef, choices=_choices(entry, device))  # fmt: skip
+
+
+def _choices(entry: Mapping[str, Any], device: Device) -> dict[str, str]:
+    """How the generation runs things: kernels fused or not, attention's library (older devices know only one)."""
+    found = dict(entry.get("plan", {}))
+    if device.arch in ("ampere", "volta", "ada", "turing") and found.get("attention") == "cudnn":
+        found["attention"] = "fa2"
+    return found
 
 
 def _kin(device: Device, fitted: Mapping[str, Mapping[str, float]]) -> str:
@@ -96,7 +104,7 @@ def _kin(device: Device, fitted: Mapping[str, Mapping[str, float]]) -> str:
     return next(iter(fitted), "")
 
 
-ENOUGH = 3
+ENOUGH = 6
 """Published runs in a precision from which a generation is trusted with it."""
 
 
@@ -107,10 +115,19 @@ def default_stack(device: Device, world: int, precision: str = "bf16") -> str:
     """
     if world == 1:
         return PLAIN
-    own = device.parent or device.name
+    own = _seen(device)
     found = [(_rows(entry, own, precision) >= ENOUGH, bool(entry["devices"].get(own)), entry.get("year", 0), name)
-             for name, entry in _files().items()]  # fmt: skip
+             for name, entry in _files().items() if entry.get("default", True)]  # fmt: skip
     return max(found)[-1] if found else PLAIN
+
+
+def _seen(device: Device) -> str:
+    """The device itself where some generation was fitted on it, else one of its architecture that was."""
+    own = device.parent or device.name
+    known: dict[str, Mapping[str, float]] = {}
+    for entry in _files().values():
+        known |= entry["devices"] if entry.get("default", True) else {}
+    return own if own in known else _kin(device, known)
 
 
 def _rows(entry: Mapping[str, Any], device: str, precision: str) -> int:

@@ -30,7 +30,8 @@ def test_the_best_come_first_and_fit(found):
 def test_nothing_that_was_pruned_would_have_won(found):
     machine = cluster("h100-sxm*16")
     graph = rl.build("llama3-8b", batch=1, seq=4096, mode="train")
-    everyone = list(candidates(facts_of(graph), machine, rl.Plan(global_batch=64), SPACE))
+    base = rl.Plan(global_batch=64, attention=found.best[0].plan.attention)
+    everyone = list(candidates(facts_of(graph), machine, base, SPACE))
     assert len(everyone) == found.num_candidates
     steps = [rl.simulate("llama3-8b", machine, plan, seq=4096) for plan in everyone]
     best = min(step.step_s for step in steps if step.fits)
