@@ -212,6 +212,7 @@ def simulate(
     global_batch: Annotated[int | None, typer.Option("--global-batch", help="Sequences a step.")] = None,
     seq: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
     recompute: Annotated[str, typer.Option(help="none, selective, full, or selective:mlp+layernorm.")] = "none",
+    recompute_layers: Annotated[int, typer.Option("--recompute-layers", help="Only so many a stage; 0 is all.")] = 0,
     offload: Annotated[str, typer.Option(help="none, optimizer or activations.")] = "none",
     precision: Annotated[str, typer.Option(help="bf16, fp16, fp32, tf32, fp8, mxfp8 or nvfp4.")] = "bf16",
     overlap_grads: Annotated[bool, typer.Option("--overlap-grads/--no-overlap-grads")] = True,
@@ -238,6 +239,7 @@ def simulate(
     choices = _given(
         tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, shard_group=shard_group, cp_kind=cp_kind, dp=dp, zero=zero,
         sequence_parallel=sequence_parallel, micro_batch=micro_batch, recompute=recompute, offload=offload,
+        recompute_layers=recompute_layers,
         precision=precision, overlap_grads=overlap_grads, overlap_params=overlap_params, overlap_ep=overlap_ep,
         optimizer=optimizer, attention=attention, expert_imbalance=imbalance, schedule=schedule, dispatch=dispatch,
         global_batch=global_batch, overlap_tp=overlap_tp, execution=execution,

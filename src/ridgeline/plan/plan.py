@@ -91,7 +91,8 @@ class Plan:
         sizes += [f"group={self.shard_group}"] if self.zero and self.shard_group else []
         sizes += [f"schedule={self.schedule}"] if self.pp > 1 else []
         sizes += [f"mbs={self.micro_batch}", f"gbs={self.global_batch}"]
-        sizes += [f"recompute={self.recompute}"] if self.recompute != "none" else []
+        some = f" of {self.recompute_layers} layers" if self.recompute_layers else ""
+        sizes += [f"recompute={self.recompute}{some}"] if self.recompute != "none" else []
         sizes += [f"offload={self.offload}"] if self.offload != "none" else []
         return " ".join([*sizes, self.precision])
 

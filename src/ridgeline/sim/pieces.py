@@ -258,3 +258,34 @@ def wall_factor(priced: Priced, stretch: float) -> float:
 def _repeated(priced: Priced) -> Iterable[tuple[Load, int]]:
     for (piece, phase), load in priced.loads.items():
         yield load, 1 if phase == OPTIMIZER else priced.partition.pieces[piece].repeat
+
+
+def blended(some: Priced, others: Priced, frac: float) -> Priced:
+    """A model of which ``frac`` of the layers run as in ``some`` and the rest as in ``others``, spread evenly."""
+    loads = {place: _mixed(some.load(*place), others.load(*place), frac) for place in {**some.loads, **others.loads}}
+    pieces = tuple(
+        replace(a, saved_bytes=round(a.saved_bytes * frac + b.saved_bytes * (1.0 - frac)),
+                working_bytes=max(a.working_bytes, b.working_bytes))
+        for a, b in zip(some.partition.pieces, others.partition.pieces, strict=True)
+    )  # fmt: skip
+    partition = replace(some.partition, pieces=pieces)
+    return replace(some, partition=partition, loads=loads, width=max(some.width, others.width))
+
+
+def _mixed(a: Load, b: Load, frac: float) -> Load:
+    def mixed(x: float, y: float) -> float:
+        return x * frac + y * (1.0 - frac)
+
+    def each(x: Mapping[str, float], y: Mapping[str, float]) -> dict[str, float]:
+        return {name: mixed(x[name], y[name]) for name in FAMILIES}
+
+    spent = energy.Activity(mixed(a.activity.busy_s, b.activity.busy_s),
+                            mixed(a.activity.peak_matrix_s, b.activity.peak_matrix_s),
+                            mixed(a.activity.peak_dram_s, b.activity.peak_dram_s))  # fmt: skip
+    talks = [replace(e, seconds=e.seconds * part, num_bytes=e.num_bytes * part)
+             for load, part in ((a, frac), (b, 1.0 - frac)) for e in load.exchanges]  # fmt: skip
+    lines = [(line, share * part) for load, part in ((a, frac), (b, 1.0 - frac)) for line, share in load.lines]
+    return Load(each(a.seconds, b.seconds), each(a.hot, b.hot), each(a.weight, b.weight), mixed(a.gap_s, b.gap_s),
+                mixed(a.host_s, b.host_s), mixed(a.num_kernels, b.num_kernels), mixed(a.expert_calls, b.expert_calls),
+                mixed(a.routed, b.routed), mixed(a.flops, b.flops), mixed(a.again_flops, b.again_flops), spent, talks,
+                lines)  # fmt: skip

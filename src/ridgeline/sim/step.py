@@ -20,7 +20,7 @@ from ridgeline.plan.schedule import Schedule, schedule
 from ridgeline.plan.shard import sequence_of
 from ridgeline.sim.compose import Position, Setting, positions_of
 from ridgeline.sim.footprint import Footprint, Held, footprint
-from ridgeline.sim.pieces import OPTIMIZER, Priced, groups_of, price, wall_factor
+from ridgeline.sim.pieces import OPTIMIZER, Priced, blended, groups_of, price, wall_factor
 from ridgeline.sim.pipeline import Pass, Timeline, run_steady
 from ridgeline.sim.stack import Stack
 
@@ -151,6 +151,15 @@ class Prices:
         self.max_kept = max_kept
 
     def priced(self, graph: Graph, plan: Plan, cluster: Cluster) -> Priced:
+        """The price of a plan's rank; recomputing some layers only is a blend of all and none."""
+        if not plan.recompute_layers or plan.recompute == "none":
+            return self._whole(graph, plan, cluster)
+        some = self._whole(graph, plan, cluster)
+        others = self._whole(graph, replace(plan, recompute="none"), cluster)
+        frac = plan.recompute_layers * plan.pp / max(1, some.partition.num_layers)
+        return blended(some, others, min(1.0, frac))
+
+    def _whole(self, graph: Graph, plan: Plan, cluster: Cluster) -> Priced:
         key = (graph.content_hash, plan.key(), cluster.device, cluster.scale_up, cluster.scale_out, cluster.host,
                _spans(cluster, plan))  # fmt: skip
         if key not in self.kept:

@@ -60,6 +60,15 @@ def test_more_memory_is_needed_with_less_sharding_and_less_recomputation(step):
     assert step.fits
 
 
+def test_recomputing_some_layers_lies_between_all_and_none(step):
+    none = rl.simulate("llama3-70b", "h100-sxm*64", **PLAN)
+    half = rl.simulate("llama3-70b", "h100-sxm*64", recompute="full", recompute_layers=10, **PLAN)
+    every = rl.simulate("llama3-70b", "h100-sxm*64", recompute="full", recompute_layers=20, **PLAN)
+    assert none.step_s < half.step_s < step.step_s
+    assert none.peak_bytes > half.peak_bytes > step.peak_bytes
+    assert every.step_s == pytest.approx(step.step_s)
+
+
 def test_a_straggler_or_a_slow_link_slows_everyone(step):
     slow = rl.simulate("llama3-70b", "h100-sxm*64", recompute="full", trouble=Trouble(3, 1.2, 1.0), **PLAN)
     link = rl.simulate("llama3-70b", "h100-sxm*64", recompute="full", trouble=Trouble(1, 1.0, 20.0), **PLAN)

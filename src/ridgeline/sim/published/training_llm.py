@@ -11,6 +11,7 @@ from ridgeline.errors import InputError, RidgelineError
 from ridgeline.graph import Graph
 from ridgeline.hardware import Cluster
 from ridgeline.hardware import cluster as cluster_named
+from ridgeline.hardware import device as device_named
 from ridgeline.models import build
 from ridgeline.models.llm import Decoder, Latent, decoder
 from ridgeline.models.moe import Experts
@@ -51,6 +52,9 @@ def judge(rows: Sequence[Row]) -> Iterable[Judged | Unused]:
                 yield _peak(row)
         except RidgelineError as error:
             yield Unused(row=row.line, source=_source(row), why=str(error))
+        except (ArithmeticError, LookupError, ValueError, AssertionError) as error:
+            why = f"its configuration cannot be simulated ({type(error).__name__}: {error})"
+            yield Unused(row=row.line, source=_source(row), why=why)
 
 
 def _judged(row: Row) -> Judged:
@@ -174,11 +178,17 @@ def _network(text: str) -> str:
     return " scaleout=200Gb" if "200gb/s per gpu" in text.lower() else ""
 
 
+BOUND = ("neusight",)
+"""Generations that are what they are on any device."""
+
+
 def _stack(row: Row, cluster: Cluster) -> str:
     """The generation that software belongs to; one nobody knows counts as the newest fitted on the device."""
     text = row.text("software").lower()
     found = next((name for name, pattern in STACKS if re.search(pattern, text)), None)
-    return found or default_stack(cluster.device, cluster.num_devices, _precision(row))
+    if found is None or device_named(stack_of(found, cluster.device).device).arch != cluster.device.arch:
+        return found if found in BOUND else default_stack(cluster.device, cluster.num_devices, _precision(row))
+    return found
 
 
 KIMI_K2 = Decoder(layers=61, hidden=7168, heads=64, ffn=18432, vocab=163840, latent=Latent(1536, 512, 128, 64, 128),
@@ -246,7 +256,8 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
         tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, vp=vp, schedule="interleaved" if vp > 1 else "1f1b", zero=zero,
         shard_group=group, micro_batch=mbs, global_batch=gbs,
         sequence_parallel=tp > 1 and not row.text("seq_parallel").lower().startswith("no"),
-        precision=_precision(row), recompute=_recompute(row), overlap_tp=tuned and tp > 1,
+        precision=_precision(row), recompute=_recompute(row), recompute_layers=_recompute_layers(row),
+        overlap_tp=tuned and tp > 1,
         overlap_grads=stack not in BEFORE_OVERLAP, overlap_params=stack not in BEFORE_OVERLAP,
         overlap_ep="moe_a2a_overlap=true" in notes, execution=_execution(stack),
         attention=_attention(stack, cluster, config), dispatch=_dispatch(notes),
@@ -327,6 +338,12 @@ def _recompute(row: Row) -> str:
     if text.startswith("selective:"):
         return text
     return "selective" if text.startswith("selective") else "none"
+
+
+def _recompute_layers(row: Row) -> int:
+    """``full:block 5 layers`` recomputes the first five of a stage."""
+    found = re.match(r"full:block (\d+)", row.text("recompute").lower())
+    return int(found[1]) if found else 0
 
 
 # What was measured, in seconds or bytes.
