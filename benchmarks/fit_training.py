@@ -37,7 +37,7 @@ from ridgeline.sim.step import Prices, simulate_step
 MULTIPLIERS = {"matrix": 0.15, "fp8": 0.25, "fp4": 0.25, "grouped": 0.35, "attention": 0.35, "memory": 0.35,
                "up": 0.25, "out": 0.25}  # fmt: skip
 AMOUNTS = {"layer_s": 5e-5, "micro_s": 2e-3, "step_s": 2e-2, "straggle": 0.004, "route_s": 2e-4,
-           "expert_s": 1e-5}  # fmt: skip
+           "expert_s": 1e-4}  # fmt: skip
 NAMES = (*MULTIPLIERS, *AMOUNTS)
 ROW_SPREAD = 0.05
 TITLES = {
@@ -122,7 +122,7 @@ def groups(data: Data) -> dict[str, dict[str, list[int]]]:
     return found
 
 
-NOTHING = np.array([0.0] * len(MULTIPLIERS) + [0.05] * (len(AMOUNTS) - 1) + [1.0])
+NOTHING = np.array([0.0] * len(MULTIPLIERS) + [0.05] * (len(AMOUNTS) - 1) + [0.3])
 
 
 def fit_stack(data: Data, devices: dict[str, list[int]], left_out: frozenset[int] = frozenset(),

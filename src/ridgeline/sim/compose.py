@@ -91,7 +91,8 @@ class Setting:
 def pass_of(load: Load, priced: Priced, setting: Setting) -> Timed:
     """One pass of one piece: compute, what communication stays exposed beside it, and what sharing SMs costs."""
     plan, stack = setting.plan, setting.stack
-    compute = load.compute_s(stack, setting.stretch, priced.execution) * setting.factor
+    waits = plan.dispatch in ("all-to-all", "deep")
+    compute = load.compute_s(stack, setting.stretch, priced.execution, waits=waits) * setting.factor
     weight = load.weight_s(stack, setting.stretch) * setting.factor
     exposed = {"tp": 0.0, "cp": 0.0, "ep": 0.0}
     later = load.comm_s(stack, "tp", later=True)
@@ -108,7 +109,7 @@ def pass_of(load: Load, priced: Priced, setting: Setting) -> Timed:
     away = min(experts * stack["ep_hidden"], compute) if plan.overlap_ep else 0.0
     exposed["ep"] = experts - away
     compute += stack["interference"] * (beside + covered + under + away)
-    if plan.dispatch in ("all-to-all", "deep"):
+    if waits:
         compute += load.routed * stack["route_s"]
     total = compute + sum(exposed.values())
     return Timed(total, min(weight, total), exposed, compute)

@@ -61,12 +61,16 @@ class Load:
         """Seconds of a family under a software generation and a clock."""
         return (self.seconds[name] + (stretch - 1.0) * self.hot[name]) * stack[name]
 
-    def compute_s(self, stack: Stack, stretch: float, execution: str) -> float:
-        """Seconds of the pass on its own: kernels with their gaps, or the host that launches them."""
+    def compute_s(self, stack: Stack, stretch: float, execution: str, *, waits: bool = False) -> float:
+        """Seconds of the pass on its own: kernels with their gaps, or the host that launches them.
+
+        A host that ``waits`` to learn how many tokens each expert got launches expert by expert after that.
+        """
         busy_s = sum(self.family_s(name, stack, stretch) for name in FAMILIES) + self.gap_s
         if execution == "cudagraph":
             return busy_s
-        return max(busy_s, self.host_s * stack["host"] + self.expert_calls * stack["expert_s"])
+        launched_s = self.expert_calls * stack["expert_s"] if waits else 0.0
+        return max(busy_s, self.host_s * stack["host"] + launched_s)
 
     def weight_s(self, stack: Stack, stretch: float) -> float:
         return sum(self.weight[n] * stack[n] for n in FAMILIES) * stretch
