@@ -30,7 +30,7 @@ from ridgeline.basis import Basis
 from ridgeline.resources import data_dir
 from ridgeline.sim.published import training_llm as published
 from ridgeline.sim.published.verdict import Row
-from ridgeline.sim.stack import NEUTRAL, Stack
+from ridgeline.sim.generation import NEUTRAL, Stack
 from ridgeline.sim.step import Prices, simulate_step
 
 # name, prior's standard deviation in log space (multipliers) or its scale (seconds and shares, never negative)
@@ -240,7 +240,7 @@ def write(data: Data, stack: str, found: dict[str, np.ndarray], errors: dict[str
           devices_of: dict[str, list[int]]) -> None:  # fmt: skip
     title, year, execution = TITLES[stack]
     plan = {"execution": execution, **{word: value for word, value, stacks in CHOICES if stack in stacks}}
-    folder = data_dir() / "stacks"
+    folder = data_dir() / "generations"
     folder.mkdir(exist_ok=True)
     devices = {}
     for device, x in sorted(found.items()):
@@ -258,7 +258,7 @@ def write(data: Data, stack: str, found: dict[str, np.ndarray], errors: dict[str
 def kept_fits() -> dict[str, dict[str, np.ndarray]]:
     """The coefficients as they are kept, as vectors."""
     found = {}
-    for path in sorted((data_dir() / "stacks").glob("*.json")):
+    for path in sorted((data_dir() / "generations").glob("*.json")):
         devices = json.loads(path.read_text())["devices"]
         found[path.stem] = {
             d: np.array([*(math.log(c[n]) for n in MULTIPLIERS), *(c[n] / scale for n, scale in AMOUNTS.items())])

@@ -92,7 +92,7 @@ def simulate(
     """
     from ridgeline.hardware import cluster as cluster_named
     from ridgeline.plan.legality import check, facts_of
-    from ridgeline.sim.stack import default_stack, stack_of
+    from ridgeline.sim.generation import default_stack, stack_of
     from ridgeline.sim.step import simulate_step
 
     cluster = cluster_named(on) if isinstance(on, str) else on
@@ -159,7 +159,7 @@ def plans(
     from ridgeline.hardware import cluster as cluster_named
     from ridgeline.plan import Plan
     from ridgeline.sim.search import search
-    from ridgeline.sim.stack import default_stack, stack_of
+    from ridgeline.sim.generation import default_stack, stack_of
 
     cluster = cluster_named(on) if isinstance(on, str) else on
     found = stack_of(stack or default_stack(cluster.device, cluster.num_devices, precision), cluster.device)

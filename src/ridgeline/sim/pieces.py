@@ -15,7 +15,7 @@ from ridgeline.hardware import Cluster, Group
 from ridgeline.plan import Partition, Plan
 from ridgeline.plan.recompute import AGAIN, forward_blocks, pairs, weight_gradient
 from ridgeline.sim.collectives import collective_s
-from ridgeline.sim.stack import Stack
+from ridgeline.sim.generation import Stack
 
 FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
 FAMILIES = ("matrix", "fp8", "fp4", "grouped", "attention", "memory")
@@ -247,7 +247,7 @@ def _exchange(load: Load, line: Line, share: float, groups: Mapping[str, Group],
 
 def wall_factor(priced: Priced, stretch: float) -> float:
     """Wall seconds of the whole graph on one queue over the sum of its pieces' own, at a clock."""
-    from ridgeline.sim.stack import PLAIN, stack_of
+    from ridgeline.sim.generation import PLAIN, stack_of
 
     plain, device = stack_of(PLAIN, priced.pricer.device), priced.pricer.device
     total_s = sum(load.compute_s(plain, stretch, priced.execution) * repeat for load, repeat in _repeated(priced))

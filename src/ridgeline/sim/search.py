@@ -19,7 +19,7 @@ from ridgeline.plan.schedule import schedule
 from ridgeline.sim.compose import Setting, positions_of
 from ridgeline.sim.footprint import STATE_BYTES, footprint
 from ridgeline.sim.pieces import groups_of
-from ridgeline.sim.stack import Stack
+from ridgeline.sim.generation import Stack
 from ridgeline.sim.step import Prices, Step, simulate_step
 
 Progress = Callable[[int, int], None]

@@ -1,137 +1,257 @@
-"""Software generations: how much of a device a training framework of its time reaches, in a few fitted numbers."""
+"""What a software stack of its time reaches on a device: a step priced from a graph's work with a handful of numbers.
+
+``cost`` prices the libraries of today kernel by kernel. Published results come from other stacks (NGC containers of
+2019 to 2022, MLPerf submissions, TensorRT, FasterTransformer), whose kernels nobody tabulated: here one set of
+coefficients for each stack and device stands for all of them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ridgeline.basis import Basis
-from ridgeline.errors import InputError, nearest
+from ridgeline.cost.work import Site, site_of, work_of
+from ridgeline.errors import CalibrationError, InputError, nearest
+from ridgeline.graph import Block, Graph, Kind, Node, root_of
 from ridgeline.hardware import Device
 from ridgeline.resources import data_dir
 
-PLAIN = "plain"
-NEUTRAL: Mapping[str, float] = {
-    "matrix": 1.0,  # time of matrix products of 16 bits and more over the cost model's
-    "fp8": 1.0,  # of products in eight bits
-    "fp4": 1.0,  # of products in four
-    "grouped": 1.0,  # of grouped products (experts)
-    "attention": 1.0,
-    "memory": 1.0,  # of memory-bound kernels
-    "up": 1.0,  # time of collectives inside a scale-up domain, over the collectives' model
-    "out": 1.0,  # and of those that cross the network
-    "host": 1.0,  # host seconds of launches over the model's
-    "interference": 0.12,  # compute lost per second of communication that runs beside it
-    "tp_hidden": 0.6,  # share of tensor-parallel communication that an overlapping GEMM hides
-    "ep_hidden": 0.7,  # share of expert communication hidden when overlap is asked for
-    "grads_hidden": 0.9,  # share of gradient and parameter traffic that can run beside compute
-    "expert_s": 0.0,  # host seconds of one expert's product where kernels are launched expert by expert
-    "route_s": 0.0,  # a layer of experts whose sizes the host must learn before it can go on, each pass
-    "layer_s": 0.0,  # a layer's forward or backward beyond its kernels: launches, waits, allocator
-    "micro_s": 0.0,  # a micro-batch's: data, schedule, loss bookkeeping
-    "step_s": 0.0,  # a step's: data loader, logging, grad norm, barriers
-    "straggle": 0.0,  # longer step per doubling of the ranks beyond one host
-    "spread": 0.15,  # log half-width of the 90 % interval that the software adds
-}
+Array = NDArray[np.float64]
+KINDS = ("gemm", "conv", "volume", "thin", "norm", "memory", "lookup")
+_KIND_OF = {"matmul": "gemm", "grouped_matmul": "gemm", "attention": "gemm", "conv": "conv", "embedding": "lookup",
+            "embedding_bag": "lookup", "gather": "lookup", "scatter": "lookup"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """One framework generation on one device, with where its numbers come from."""
+class Reach:
+    """Shares of a device's peaks that a stack reaches, and what its kernels, calls and steps cost."""
 
-    name: str
-    title: str
-    device: str
+    gemm_frac: float
+    conv_frac: float
+    volume_frac: float  # convolutions over three dims
+    thin_frac: float  # grouped and depthwise convolutions, of the same peak
+    traffic_frac: float  # of memory bandwidth, for the operands of products and convolutions
+    norm_frac: float  # batch and layer norms, of memory bandwidth; instance and group norms are plain memory passes
+    memory_frac: float  # may exceed 1 where a stack fuses what the graph keeps apart
+    lookup_frac: float
+    kernel_s: float
+    op_s: float  # the host, for each op it launches
+    step_s: float
+    score_passes: float  # how often attention's scores travel through memory
+    cell_s: float  # one time step of one recurrent layer
+    winograd: float  # multiplications that convolutions in fp32 save
+    fp32_frac: float  # reached share of the vector peak, relative to half precision's share of its own
+    tf32_frac: float
+    int8_frac: float
+    sync_frac: float  # slowdown of a step that waits for other ranks
+    overlap_frac: float  # share of the backward pass under which gradients travel
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The work of one step: distinct nodes by kind with their flops, bytes and how often they run."""
+
+    kind: NDArray[np.int64]
+    flops: Array
+    num_bytes: Array
+    times: Array
+    score_bytes: float  # attention scores of the whole step, one pass
+    cells: float  # time steps × recurrent layers
+    num_ops: float
+    params: float
+    trains: bool
+
+    def scaled(self, factor: float) -> Load:
+        """The same nodes with ``factor`` times the work each."""
+        return Load(self.kind, self.flops * factor, self.num_bytes * factor, self.times, self.score_bytes * factor,
+                    self.cells, self.num_ops, self.params, self.trains)  # fmt: skip
+
+
+def load_of(graph: Graph) -> Load:
+    """The work of every node, equal ones counted together."""
+    found: dict[tuple[int, float, float], float] = {}
+    mixed = graph.mode == "train" and graph.meta.get("precision") == "fp16"
+    if mixed:  # half-precision copies are made of all parameters
+        found[KINDS.index("memory"), 0.0, 6.0 * _dense_params(graph)] = 1.0
+    score_bytes = cells = num_ops = 0.0
+    for node, times in _nodes(graph):
+        site = _site(graph, node)
+        work = work_of(site)
+        if not work.num_bytes and not work.flops:
+            continue
+        num_ops += times
+        key = (_kind(node), work.matrix_flops, _traffic_bytes(node, site, work.num_bytes, mixed))
+        found[key] = found.get(key, 0.0) + times
+        if node.op == "attention":
+            a = node.attrs
+            passes = 3.0 if site.backward else 1.0
+            score_bytes += times * passes * a["b"] * a["h"] * a["s"] * a["skv"] * site.ins[0].dtype.bits / 8
+        if node.op == "rnn":
+            cells += times * node.attrs["seq"] * node.attrs["layers"]
+    keys = list(found)
+    return Load(
+        np.array([key[0] for key in keys]), np.array([key[1] for key in keys]), np.array([key[2] for key in keys]),
+        np.array([found[key] for key in keys]), score_bytes, cells, num_ops, float(graph.num_params),
+        graph.mode == "train",
+    )  # fmt: skip
+
+
+SPARSE_ROWS = 1_000_000
+
+
+def _dense_params(graph: Graph) -> float:
+    """Parameters outside of huge tables."""
+    params = (value for value in graph.values if value.kind is Kind.PARAM and value.alias is None)
+    small = (value for value in params if not value.type.shape or value.type.shape[0] < SPARSE_ROWS)
+    return float(sum(value.type.numel * value.count for value in small))
+
+
+def _traffic_bytes(node: Node, site: Site, num_bytes: float, mixed: bool) -> float:
+    """Bytes of a node; optimizers of mixed precision update in fp32, gradients of a huge table touch only some rows."""
+    if mixed and node.op in ("optimizer", "foreach"):
+        return 2.0 * num_bytes
+    if not site.backward or node.op not in ("embedding", "embedding_bag") or site.outs[0].shape[0] < SPARSE_ROWS:
+        return num_bytes
+    rows = node.attrs["num"] if node.op == "embedding" else node.attrs["b"] * node.attrs["l"]
+    row_bytes = site.outs[0].shape[1] * site.outs[0].dtype.bits / 8
+    return site.in_bytes[0] + 2.0 * float(rows) * row_bytes
+
+
+def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:
+    for item in graph.items:
+        if isinstance(item, Block):
+            yield from ((node, item.repeat) for node in item.nodes)
+        else:
+            yield item, 1
+
+
+def _site(graph: Graph, node: Node) -> Site:
+    values = graph.values
+    ins = tuple(values[v].type for v in node.inputs)
+    outs = tuple(values[v].type for v in node.outputs)
+    held = [values[root_of(values, v)].num_bytes for v in node.inputs]
+    return site_of(node, ins, outs, [min(t.num_bytes, h) if h else t.num_bytes for t, h in zip(ins, held)])
+
+
+def _kind(node: Node) -> int:
+    if node.op == "conv" and node.attrs["groups"] > 1:
+        return KINDS.index("thin")
+    if node.op == "conv" and len(node.attrs["kernel"]) == 3:
+        return KINDS.index("volume")
+    if node.op == "norm" and node.attrs["fn"] in ("batch_norm", "layer_norm"):
+        return KINDS.index("norm")
+    if node.op == "rnn":
+        return KINDS.index("gemm")
+    return KINDS.index(_KIND_OF.get(node.op, "memory"))
+
+
+def step_s(load: Load, device: Device, precision: str, reach: Reach, comm_s: float = 0.0, ranks: int = 1) -> float:
+    """Seconds of one step on each of ``ranks`` devices that exchange gradients for ``comm_s``."""
+    busy_s = _busy_s(load, device, precision, reach)
+    hidden_s = reach.overlap_frac * busy_s * (2 / 3 if load.trains else 0.0)
+    exposed_s = max(0.0, comm_s - hidden_s)
+    waits = 1.0 + reach.sync_frac * (1.0 - 1.0 / ranks)
+    return max(busy_s * waits, load.num_ops * reach.op_s) + exposed_s + reach.step_s
+
+
+def _busy_s(load: Load, device: Device, precision: str, reach: Reach) -> float:
+    peak, share, bytes_frac = _peak(device, precision, reach)
+    saved = reach.winograd if precision == "fp32" else 1.0
+    shares = (reach.gemm_frac, saved * reach.conv_frac, reach.volume_frac, reach.thin_frac, 1.0, 1.0, 1.0)
+    matrix, plain = reach.traffic_frac, reach.memory_frac
+    passes = (matrix, matrix, matrix, plain, reach.norm_frac, plain, reach.lookup_frac)
+    fracs = np.array(shares)[load.kind]
+    rates = np.array(passes)[load.kind] * device.dram.bandwidth_bytes_per_s
+    compute = load.flops / (peak * share * fracs)
+    memory = load.num_bytes * bytes_frac / rates
+    each = reach.kernel_s + np.maximum(compute, memory)
+    scores = reach.score_passes * load.score_bytes * bytes_frac
+    scores_s = scores / (reach.memory_frac * device.dram.bandwidth_bytes_per_s)
+    return float(np.dot(load.times, each)) + scores_s + load.cells * reach.cell_s
+
+
+def _peak(device: Device, precision: str, reach: Reach) -> tuple[float, float, float]:
+    """Peak rate, the share reached relative to half precision, and bytes relative to the graph's."""
+    if precision == "fp32":
+        return device.peak_flops_per_s("vector", "fp32"), reach.fp32_frac, 1.0
+    if precision == "tf32":
+        return device.peak_flops_per_s("tensor", "tf32"), reach.tf32_frac, 1.0
+    if precision == "int8":
+        return device.peak_flops_per_s("tensor", "int8"), reach.int8_frac, 0.5
+    if precision == "fp8":
+        return device.peak_flops_per_s("tensor", "fp8"), reach.int8_frac, 0.5
+    return device.peak_flops_per_s("tensor", "fp16"), 1.0, 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trait:
+    """What a device and the hosts it came in do to every stack alike, relative to an A100 in its host."""
+
+    host: float = 1.0  # seconds of a call and of a step
+    kernel: float = 1.0  # seconds of a kernel
+    compute: float = 1.0  # reached shares of the matrix peak
+    memory: float = 1.0  # reached shares of memory bandwidth
+
+    def applied(self, reach: Reach) -> Reach:
+        """The reach of a stack on this device, as far as other stacks tell."""
+        shares = ("gemm_frac", "conv_frac", "volume_frac", "thin_frac")
+        rates = ("traffic_frac", "norm_frac", "memory_frac", "lookup_frac")
+        return replace(
+            reach, op_s=reach.op_s * self.host, step_s=reach.step_s * self.host, kernel_s=reach.kernel_s * self.kernel,
+            **{name: min(MOST_FRAC, getattr(reach, name) * self.compute) for name in shares},
+            **{name: getattr(reach, name) * self.memory for name in rates},
+        )  # fmt: skip
+
+
+MOST_FRAC = 0.9
+"""No product reaches more of a peak, at any precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The coefficients of a stack on a device, how far they spread, and on what they rest."""
+
+    reach: Reach
+    spread_frac: float
     basis: Basis
-    source: str
-    coef: Mapping[str, float] = field(hash=False)
-    choices: Mapping[str, str] = field(hash=False, default_factory=dict)  # of a plan, where nobody says otherwise
 
-    def __getitem__(self, name: str) -> float:
-        return self.coef[name]
+
+def reach_of(stack: str, device: str) -> Fitted:
+    """Coefficients of ``stack`` on ``device``: its own, else the stack's with the device's traits, as assumed."""
+    tables = _tables()
+    if stack not in tables["stacks"]:
+        raise InputError(f"no coefficients for the software {stack!r}{nearest(stack, tables['stacks'])}")
+    entry = tables["stacks"][stack]
+    own = entry["devices"].get(device)
+    if own is not None:
+        return Fitted(Reach(**own), entry["spread_frac"], Basis.FITTED)
+    trait = Trait(**tables["devices"].get(device, {}))
+    return Fitted(trait.applied(Reach(**entry["all"])), max(0.25, 1.5 * entry["spread_frac"]), Basis.ASSUMED)
+
+
+def stacks() -> tuple[str, ...]:
+    return tuple(_tables()["stacks"])
 
 
 @cache
-def _files() -> Mapping[str, Any]:
-    folder = data_dir() / "stacks"
-    found = {}
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+def _tables() -> Mapping[str, Any]:
+    path = data_dir() / "stacks.json"
+    try:
+        tables: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CalibrationError(f"{path.name}: cannot be read: {error}; reinstall the package") from error
+    return tables
 
 
-def stacks() -> list[str]:
-    """Names of the known generations, the plain one included."""
-    return [PLAIN, *_files()]
-
-
-def stack_of(name: str, device: Device) -> Stack:
-    """The generation ``name`` on ``device``; a device it was never fitted on borrows the nearest, as assumed."""
-    if name == PLAIN:
-        return Stack(name=PLAIN, title="the cost model as it is", device=device.name, basis=Basis.MEASURED,
-                     source="no software beyond PyTorch's own kernels", coef=NEUTRAL)  # fmt: skip
-    files = _files()
-    if name not in files:
-        raise InputError(f"unknown training stack {name!r}{nearest(name, stacks())}")
-    entry = files[name]
-    fitted: Mapping[str, Mapping[str, float]] = entry["devices"]
-    own = device.parent or device.name
-    key = own if own in fitted else _kin(device, fitted)
-    basis = Basis.FITTED if own in fitted and device.parent is None else Basis.ASSUMED
-    coef = {**NEUTRAL, **entry.get("shared", {}), **fitted.get(key, {})}
-    return Stack(name=name, title=entry["title"], device=key, basis=basis, source=entry["source"],
-                 coef=coef, choices=_choices(entry, device))  # fmt: skip
-
-
-def _choices(entry: Mapping[str, Any], device: Device) -> dict[str, str]:
-    """How the generation runs things: kernels fused or not, attention's library (older devices know only one)."""
-    found = dict(entry.get("plan", {}))
-    if device.arch in ("ampere", "volta", "ada", "turing") and found.get("attention") == "cudnn":
-        found["attention"] = "fa2"
-    return found
-
-
-def _kin(device: Device, fitted: Mapping[str, Mapping[str, float]]) -> str:
-    """The fitted device of the same architecture, else the first."""
-    from ridgeline.hardware import device as device_named
-
-    for name in fitted:
-        if device_named(name).arch == device.arch:
-            return name
-    return next(iter(fitted), "")
-
-
-ENOUGH = 6
-"""Published runs in a precision from which a generation is trusted with it."""
-
-
-def default_stack(device: Device, world: int, precision: str = "bf16") -> str:
-    """What one would train with on this device: the newest generation that was fitted on it in this precision.
-
-    A single device runs the framework's plain kernels.
-    """
-    if world == 1:
-        return PLAIN
-    own = _seen(device)
-    found = [(_rows(entry, own, precision) >= ENOUGH, bool(entry["devices"].get(own)), entry.get("year", 0), name)
-             for name, entry in _files().items() if entry.get("default", True)]  # fmt: skip
-    return max(found)[-1] if found else PLAIN
-
-
-def _seen(device: Device) -> str:
-    """The device itself where some generation was fitted on it, else one of its architecture that was."""
-    own = device.parent or device.name
-    known: dict[str, Mapping[str, float]] = {}
-    for entry in _files().values():
-        known |= entry["devices"] if entry.get("default", True) else {}
-    return own if own in known else _kin(device, known)
-
-
-def _rows(entry: Mapping[str, Any], device: str, precision: str) -> int:
-    """Runs the fit saw on the device; narrow formats count for each other, and so do wide ones."""
-    narrow = precision in ("fp8", "mxfp8", "nvfp4")
-    seen: Mapping[str, int] = entry.get("rows", {}).get(device, {})
-    return sum(num for name, num in seen.items() if (name in ("fp8", "mxfp8", "nvfp4")) == narrow)
+def spread_interval(seconds: float, spread_frac: float) -> tuple[float, float]:
+    """The 90 % interval of a time whose logarithm spreads so far."""
+    factor = math.exp(1.645 * spread_frac)
+    return seconds / factor, seconds * factor

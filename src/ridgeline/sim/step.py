@@ -22,7 +22,7 @@ from ridgeline.sim.compose import Position, Setting, positions_of
 from ridgeline.sim.footprint import Footprint, Held, footprint
 from ridgeline.sim.pieces import OPTIMIZER, Priced, blended, groups_of, price, wall_factor
 from ridgeline.sim.pipeline import Pass, Timeline, run_steady
-from ridgeline.sim.stack import Stack
+from ridgeline.sim.generation import Stack
 
 BUCKET_NUMEL = 40e6
 """Parameters whose gradients travel together (what Megatron and DDP-like trainers use, order of magnitude)."""

@@ -10,7 +10,7 @@ import ridgeline as rl
 from ridgeline.errors import InputError, PlanError
 from ridgeline.sim.campaign import FAILURES_PER_DEVICE_DAY, campaign
 from ridgeline.sim.compose import layers_at
-from ridgeline.sim.stack import default_stack, stack_of, stacks
+from ridgeline.sim.generation import default_stack, stack_of, stacks
 from ridgeline.sim.step import PARTS, Trouble
 
 PLAN = {"tp": 4, "pp": 4, "vp": 5, "micro_batch": 1, "global_batch": 128, "seq": 8192}

@@ -17,7 +17,7 @@ from ridgeline.models.llm import Decoder, Latent, decoder
 from ridgeline.models.moe import Experts
 from ridgeline.plan import Plan
 from ridgeline.sim.published.verdict import Judged, Row, Unused
-from ridgeline.sim.stack import default_stack, stack_of
+from ridgeline.sim.generation import default_stack, stack_of
 from ridgeline.sim.step import Step, simulate_step
 
 GIB = float(1 << 30)
