@@ -28,9 +28,9 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from ridgeline.basis import Basis
 from ridgeline.resources import data_dir
+from ridgeline.sim.generation import NEUTRAL, Stack
 from ridgeline.sim.published import training_llm as published
 from ridgeline.sim.published.verdict import Row
-from ridgeline.sim.generation import NEUTRAL, Stack
 from ridgeline.sim.step import Prices, simulate_step
 
 # name, prior's standard deviation in log space (multipliers) or its scale (seconds and shares, never negative)

@@ -1,6 +1,6 @@
 """How long simulations and searches of training take, each in a process of its own, from the start of Python.
 
-    python benchmarks/speed_simulate.py
+python benchmarks/speed_simulate.py
 """
 
 from __future__ import annotations

@@ -158,8 +158,8 @@ def plans(
     """
     from ridgeline.hardware import cluster as cluster_named
     from ridgeline.plan import Plan
-    from ridgeline.sim.search import search
     from ridgeline.sim.generation import default_stack, stack_of
+    from ridgeline.sim.search import search
 
     cluster = cluster_named(on) if isinstance(on, str) else on
     found = stack_of(stack or default_stack(cluster.device, cluster.num_devices, precision), cluster.device)

@@ -12,8 +12,8 @@ from ridgeline.hardware import cluster
 from ridgeline.plan import Plan, partition
 from ridgeline.plan.legality import facts_of, nearest_legal, problems
 from ridgeline.plan.schedule import schedule
-from ridgeline.sim.pipeline import Pass, run_pipeline, run_steady
 from ridgeline.sim.generation import stack_of
+from ridgeline.sim.pipeline import Pass, run_pipeline, run_steady
 from ridgeline.sim.step import simulate_step
 
 GRAPHS = {batch: rl.build("llama3.2-1b", batch=batch, seq=2048, mode="train") for batch in (1, 2)}

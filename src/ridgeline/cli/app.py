@@ -284,7 +284,16 @@ def plan(
     """Search the legal parallel plans of a model on a cluster: the best few, why they win, what matters."""
     from ridgeline.cli.plan import Wish, plan_and_show
 
-    space = {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "vp": vp, "micro_batch": micro_batch, "zero": zero,
-             "recompute": recompute, "schedule": schedule}
+    space = {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "ep": ep,
+        "vp": vp,
+        "micro_batch": micro_batch,
+        "zero": zero,
+        "recompute": recompute,
+        "schedule": schedule,
+    }
     chosen = {name: tuple(values or ()) for name, values in space.items()}
     plan_and_show(Wish(model, on, global_batch, seq, precision, stack, chosen, top, json, html))

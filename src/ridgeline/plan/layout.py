@@ -26,9 +26,7 @@ class Layout:
 
     def shifted(self, by: int) -> Layout:
         """The same layout of a tensor with ``by`` more leading dims."""
-        return replace(
-            self, cp=None if self.cp is None else self.cp + by, tp=None if self.tp is None else self.tp + by
-        )
+        return replace(self, cp=None if self.cp is None else self.cp + by, tp=None if self.tp is None else self.tp + by)
 
 
 WHOLE = Layout()

@@ -11,8 +11,8 @@ from ridgeline.hardware import Cluster, Group
 from ridgeline.plan import Plan
 from ridgeline.plan.precision import recipe
 from ridgeline.sim.footprint import Held
-from ridgeline.sim.pieces import BACKWARD, FORWARD, Load, Priced, exchange
 from ridgeline.sim.generation import Stack
+from ridgeline.sim.pieces import BACKWARD, FORWARD, Load, Priced, exchange
 
 Part = tuple[int, float]
 """(piece, how many of its iterations): a layer of a block that repeats two together is half an iteration."""

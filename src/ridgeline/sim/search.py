@@ -18,8 +18,8 @@ from ridgeline.plan.precision import recipe
 from ridgeline.plan.schedule import schedule
 from ridgeline.sim.compose import Setting, positions_of
 from ridgeline.sim.footprint import STATE_BYTES, footprint
-from ridgeline.sim.pieces import groups_of
 from ridgeline.sim.generation import Stack
+from ridgeline.sim.pieces import groups_of
 from ridgeline.sim.step import Prices, Step, simulate_step
 
 Progress = Callable[[int, int], None]

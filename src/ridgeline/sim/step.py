@@ -20,9 +20,9 @@ from ridgeline.plan.schedule import Schedule, schedule
 from ridgeline.plan.shard import sequence_of
 from ridgeline.sim.compose import Position, Setting, positions_of
 from ridgeline.sim.footprint import Footprint, Held, footprint
+from ridgeline.sim.generation import Stack
 from ridgeline.sim.pieces import OPTIMIZER, Priced, blended, groups_of, price, wall_factor
 from ridgeline.sim.pipeline import Pass, Timeline, run_steady
-from ridgeline.sim.generation import Stack
 
 BUCKET_NUMEL = 40e6
 """Parameters whose gradients travel together (what Megatron and DDP-like trainers use, order of magnitude)."""

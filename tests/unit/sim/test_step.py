@@ -137,7 +137,7 @@ def test_a_graph_can_be_handed_in_instead_of_a_name():
 
 def test_a_campaign_adds_failures_and_checkpoints(step):
     run = campaign(step, 1e12)
-    assert run.num_steps == -(-10**12 // step.tokens)
+    assert run.num_steps == -(-(10**12) // step.tokens)
     bare = run.num_steps * step.step_s / 86400
     assert run.days == pytest.approx(bare / run.goodput_frac)
     assert run.num_failures == pytest.approx(FAILURES_PER_DEVICE_DAY * 64 * run.days)

@@ -16,8 +16,8 @@ from ridgeline.models import build
 from ridgeline.models.llm import Decoder, Latent, decoder
 from ridgeline.models.moe import Experts
 from ridgeline.plan import Plan
-from ridgeline.sim.published.verdict import Judged, Row, Unused
 from ridgeline.sim.generation import default_stack, stack_of
+from ridgeline.sim.published.verdict import Judged, Row, Unused
 from ridgeline.sim.step import Step, simulate_step
 
 GIB = float(1 << 30)
@@ -404,5 +404,3 @@ def cases(rows: Sequence[Row]) -> Iterator[tuple[Row, Case]]:
         except RidgelineError:
             continue
         yield row, case
-
-
