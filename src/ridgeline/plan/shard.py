@@ -39,7 +39,22 @@ def sharding(*ops: str) -> Callable[[Rule], Rule]:
 
 def shard(graph: Graph, mesh: Mesh, *, ring: bool = True, imbalance: float = 1.0) -> Graph:
     """What one rank of ``mesh`` runs of a forward graph, with the collectives between."""
-    return Sharder(graph, mesh, ring=ring, imbalance=imbalance).run()
+    return Sharder(_ordered(graph), mesh, ring=ring, imbalance=imbalance).run()
+
+
+def _ordered(graph: Graph) -> Graph:
+    """Products with their operands as input, weight, bias; some frameworks name the bias first."""
+
+    def ordered(node: Node) -> Node:
+        first = graph.values[node.inputs[0]].type.shape if node.op == "matmul" else (0, 0)
+        if len(first) != 1 or len(node.inputs) != 3:
+            return node
+        bias, x, weight = node.inputs
+        return replace(node, inputs=(x, weight, bias))
+
+    items = tuple(replace(i, nodes=tuple(map(ordered, i.nodes))) if isinstance(i, Block) else ordered(i)
+                  for i in graph.items)  # fmt: skip
+    return replace(graph, items=items)
 
 
 class Sharder:
@@ -527,7 +542,7 @@ def _matmul(s: Sharder, node: Node) -> None:
     x, rank = node.inputs[0], s.rank(node.inputs[0])
     s.env[x] = s.settled(x)
     have, out = s.layout(x), node.outputs[0]
-    n_dim, k_dim = (0, 1) if node.attrs.get("trans_b") else (1, 0)
+    n_dim, k_dim = _weight_dims(s, node, weight)
     last = s.rank(out) - 1
     if have.tp == rank - 1 and have.tp is not None:
         return _row_product(s, node, weight, k_dim, have, last)
@@ -535,6 +550,16 @@ def _matmul(s: Sharder, node: Node) -> None:
     if unit is None or s.type(out).shape[-1] < NARROW * s.mesh.tp:
         return _plain_product(s, node, weight, have)
     return _column_product(s, node, weight, n_dim, have, unit)
+
+
+def _weight_dims(s: Sharder, node: Node, weight: int) -> tuple[int, int]:
+    """Which dim of the weight are its columns, which its rows: by shape, of square ones by how they are looked at."""
+    n, k = node.attrs["n"], node.attrs["k"]
+    shape = s.type(weight).shape
+    if n == k:
+        turned = s.graph.values[weight].alias is not None or not node.attrs.get("trans_b")
+        return (1, 0) if turned else (0, 1)
+    return (0, 1) if shape == (n, k) else (1, 0)
 
 
 def _bias(s: Sharder, node: Node, split: Layout) -> list[int]:
