@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from ridgeline.findings.finding import Finding
     from ridgeline.graph import Graph, load, save
     from ridgeline.hardware import Device, device, devices
-    from ridgeline.journeys import diff, explain, gate, link, predict, profile, what_if
+    from ridgeline.journeys import diff, explain, gate, link, plans, predict, profile, simulate, what_if
     from ridgeline.models import build, models
+    from ridgeline.plan import Plan
 
 __version__ = "0.1.0"
 
@@ -25,7 +26,8 @@ _ROOMS = {
     "ridgeline.findings.diff": ("Difference",),
     "ridgeline.findings.explanation": ("Explanation",),
     "ridgeline.findings.finding": ("Finding",),
-    "ridgeline.journeys": ("diff", "explain", "gate", "link", "predict", "profile", "what_if"),
+    "ridgeline.plan": ("Plan",),
+    "ridgeline.journeys": ("diff", "explain", "gate", "link", "plans", "predict", "profile", "simulate", "what_if"),
     "ridgeline.models": ("build", "models"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
@@ -35,6 +37,7 @@ __all__ = [
     "Explanation",
     "Finding",
     "Graph",
+    "Plan",
     "Prediction",
     "Row",
     "__version__",
@@ -50,9 +53,11 @@ __all__ = [
     "link",
     "load",
     "models",
+    "plans",
     "predict",
     "profile",
     "save",
+    "simulate",
     "spec",
     "what_if",
 ]

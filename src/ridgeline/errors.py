@@ -38,6 +38,10 @@ class ModelError(RidgelineError):
     """A network of the zoo that is unknown or asked for with impossible options."""
 
 
+class PlanError(RidgelineError):
+    """A parallel plan that cannot be: impossible for the model, the cluster or the graph."""
+
+
 class InputError(RidgelineError):
     """A file or option a person handed over that cannot be used."""
 

@@ -292,3 +292,96 @@ def kernels(
     from ridgeline.cli.kernels import run_action
 
     run_action(action, names or [], out, jobs, compiled, json)
+
+
+def simulate(
+    model: Annotated[str, typer.Argument(help="Name of the zoo, saved training graph, or script.py:function.")],
+    on: Annotated[str, typer.Option("--on", help="Cluster: 'h100-sxm*16384', 'gb200*72 scaleout=800Gb'.")],
+    tp: Annotated[int, typer.Option(help="Tensor parallel ranks.")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
+    vp: Annotated[int, typer.Option(help="Model chunks a stage (interleaved schedule).")] = 1,
+    cp: Annotated[int, typer.Option(help="Context parallel ranks.")] = 1,
+    dp: Annotated[int | None, typer.Option(help="Data parallel ranks; what is left unless told.")] = None,
+    ep: Annotated[int, typer.Option(help="Expert parallel ranks.")] = 1,
+    etp: Annotated[int, typer.Option(help="Tensor parallel ranks of an expert.")] = 1,
+    zero: Annotated[int | None, typer.Option(help="Shared out: 1 optimizer, 2 gradients, 3 parameters.")] = None,
+    shard_group: Annotated[int, typer.Option("--shard-group", help="Hybrid sharding: ranks that share; 0 is all.")] = 0,
+    schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe, interleaved, zero-bubble or dualpipe.")] = None,
+    cp_kind: Annotated[str, typer.Option("--cp-kind", help="ring or all-gather.")] = "ring",
+    sequence_parallel: Annotated[bool, typer.Option("--sp/--no-sp", help="Norms and residuals split too.")] = True,
+    micro_batch: Annotated[int, typer.Option("--micro-batch", help="Sequences a micro-batch.")] = 1,
+    global_batch: Annotated[int | None, typer.Option("--global-batch", help="Sequences a step.")] = None,
+    seq: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
+    recompute: Annotated[str, typer.Option(help="none, selective, full, or selective:mlp+layernorm.")] = "none",
+    recompute_layers: Annotated[int, typer.Option("--recompute-layers", help="Only so many a stage; 0 is all.")] = 0,
+    offload: Annotated[str, typer.Option(help="none, optimizer or activations.")] = "none",
+    precision: Annotated[str, typer.Option(help="bf16, fp16, fp32, tf32, fp8, mxfp8 or nvfp4.")] = "bf16",
+    overlap_grads: Annotated[bool, typer.Option("--overlap-grads/--no-overlap-grads")] = True,
+    overlap_params: Annotated[bool, typer.Option("--overlap-params/--no-overlap-params")] = True,
+    overlap_tp: Annotated[bool | None, typer.Option("--overlap-tp/--no-overlap-tp")] = None,
+    overlap_ep: Annotated[bool, typer.Option("--overlap-ep/--no-overlap-ep")] = False,
+    optimizer: Annotated[str, typer.Option(help="adamw, sgd or adamw-8bit.")] = "adamw",
+    attention: Annotated[str, typer.Option(help="Attention library: cudnn, fa2 or fa3.")] = "",
+    execution: Annotated[str | None, typer.Option(help="eager, compiled (fused kernels) or cudagraph.")] = None,
+    dispatch: Annotated[str, typer.Option(help="Tokens to experts: all-to-all, drop, deep or hybrid.")] = "all-to-all",
+    imbalance: Annotated[float, typer.Option(help="Rows of the busiest expert rank over the mean.")] = 1.0,
+    stack: Annotated[str, typer.Option(help="Software generation; the newest fitted on the device unless told.")] = "",
+    tokens: Annotated[str | None, typer.Option(help="Whole run of so many tokens: 15T.")] = None,
+    straggler: Annotated[float, typer.Option(help="One rank computes so many times slower.")] = 1.0,
+    slow_link: Annotated[float, typer.Option("--slow-link", help="Links of one stage are so many times slower.")] = 1.0,
+    at_stage: Annotated[int, typer.Option("--at-stage", help="Stage of the straggler or the slow link.")] = 0,
+    json: Json = False,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto to this file.")] = None,
+) -> None:
+    """Simulate a training step on a cluster: time, MFU, memory, communication, bubble, energy and money."""
+    from ridgeline.cli.simulate import Wish, simulate_and_show
+
+    choices = _given(
+        tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, shard_group=shard_group, cp_kind=cp_kind, dp=dp, zero=zero,
+        sequence_parallel=sequence_parallel, micro_batch=micro_batch, recompute=recompute, offload=offload,
+        recompute_layers=recompute_layers,
+        precision=precision, overlap_grads=overlap_grads, overlap_params=overlap_params, overlap_ep=overlap_ep,
+        optimizer=optimizer, attention=attention, expert_imbalance=imbalance, schedule=schedule, dispatch=dispatch,
+        global_batch=global_batch, overlap_tp=overlap_tp, execution=execution,
+    )  # fmt: skip
+    simulate_and_show(Wish(model, on, choices, seq, stack, tokens, straggler, slow_link, at_stage, json, html, trace))
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="Name of the zoo.")],
+    on: Annotated[str, typer.Option("--on", help="Cluster: 'h100-sxm*1024'.")],
+    global_batch: Annotated[int, typer.Option("--global-batch", help="Sequences a step.")] = 1024,
+    seq: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
+    precision: Annotated[str, typer.Option(help="bf16, fp16, fp32, fp8, mxfp8 or nvfp4.")] = "bf16",
+    stack: Annotated[str, typer.Option(help="Software generation; the newest fitted on the device unless told.")] = "",
+    tp: Annotated[list[int] | None, typer.Option(help="Only these; repeat for several.")] = None,
+    pp: Annotated[list[int] | None, typer.Option(help="Only these.")] = None,
+    cp: Annotated[list[int] | None, typer.Option(help="Only these.")] = None,
+    ep: Annotated[list[int] | None, typer.Option(help="Only these.")] = None,
+    vp: Annotated[list[int] | None, typer.Option(help="Only these.")] = None,
+    micro_batch: Annotated[list[int] | None, typer.Option("--micro-batch", help="Only these.")] = None,
+    zero: Annotated[list[int] | None, typer.Option(help="Only these; 1 and 3 unless told.")] = None,
+    recompute: Annotated[list[str] | None, typer.Option(help="Only these.")] = None,
+    schedule: Annotated[list[str] | None, typer.Option(help="Schedules without chunks; 1f1b unless told.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Plans to show.")] = 5,
+    json: Json = False,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
+) -> None:
+    """Search the legal parallel plans of a model on a cluster: the best few, why they win, what matters."""
+    from ridgeline.cli.plan import Wish, plan_and_show
+
+    space = {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "ep": ep,
+        "vp": vp,
+        "micro_batch": micro_batch,
+        "zero": zero,
+        "recompute": recompute,
+        "schedule": schedule,
+    }
+    chosen = {name: tuple(values or ()) for name, values in space.items()}
+    plan_and_show(Wish(model, on, global_batch, seq, precision, stack, chosen, top, json, html))

@@ -91,7 +91,7 @@ def estimate(graph: Graph, device: Device, execution: str = "eager") -> Predicti
         raise CostError(f"unknown execution mode {execution!r}{nearest(execution, EXECUTIONS)}")
     pricer = pricer_of(device)
     coef = {**host.DEFAULTS, **pricer.calibration.host}
-    segments = _segments(graph, pricer, coef, execution)
+    segments = segments_of(graph, pricer, coef, execution)
     for number, segment in enumerate(segments, 1):
         for line in segment.lines if segment.repeat > 1 else ():
             line.block = number
@@ -99,7 +99,7 @@ def estimate(graph: Graph, device: Device, execution: str = "eager") -> Predicti
     return _summed(graph, device, execution, pricer, coef, segments, lines)
 
 
-def _segments(graph: Graph, pricer: Pricer, coef: Coef, execution: str) -> list[Segment]:
+def segments_of(graph: Graph, pricer: Pricer, coef: Coef, execution: str) -> list[Segment]:
     """The step as stretches that repeat; first what each node finds in the L2, then prices, then lines."""
     walk = Walk(graph, pricer, coef)
     plans: list[tuple[list[Planned], int]] = []
@@ -123,6 +123,9 @@ Planned = tuple[Node, Work, tuple[Call, ...], float]
 """A node, its work, the calls it makes and the share of its inputs that the L2 holds."""
 
 
+ELSEWHERE: tuple[Site, Work, tuple[Call, ...]] = (Site("collective", {}, (), (), (), False), Work(), ())
+"""What a collective asks of the device that simulates it apart: nothing; it keeps its place among the lines."""
+
 MAX_REMEMBERED = 200_000
 """Distinct nodes a process keeps lowered; a study of endless shapes must not grow for ever."""
 
@@ -133,6 +136,7 @@ class Walk:
     def __init__(self, graph: Graph, pricer: Pricer, coef: Coef) -> None:
         self.graph, self.pricer, self.coef = graph, pricer, coef
         self.training = graph.mode == "train"
+        self.networked = bool(graph.meta.get("networked"))  # a rank's graph: its collectives are priced by the network
         self.roots = [root_of(graph.values, v.id) if v.alias is not None else v.id for v in graph.values]
         self.cache = Cache(pricer.chip.l2_bytes * L2_KEPT_FRAC)
         self.seen: dict[tuple[object, ...], tuple[Site, Work, tuple[Call, ...]]] = pricer.lowered
@@ -158,6 +162,8 @@ class Walk:
 
     def lowered(self, node: Node) -> tuple[Site, Work, tuple[Call, ...]]:
         values, roots = self.graph.values, self.roots
+        if node.op == "collective" and self.networked:
+            return ELSEWHERE
         ins = tuple(values[v].type for v in node.inputs)
         outs = tuple(values[v].type for v in node.outputs)
         held = tuple(values[roots[v]].num_bytes for v in node.inputs)
@@ -244,7 +250,7 @@ def _summed(
 ) -> Prediction:
     power = {**energy.DEFAULTS, **pricer.calibration.power}
     chip, limit_w, scale_w = pricer.chip, pricer.chip.tdp_w, pricer.designed_w
-    total = _activity(lines, chip, power, scale_w)
+    total = activity(lines, chip, power, scale_w)
     cool_s, cool_host_s = wall_s(segments, coef, execution, device.kind)
     stretch = energy.throttle_factor(total, cool_s, power, scale_w, limit_w)
     for line in lines:
@@ -286,7 +292,7 @@ def _summed(
     )
 
 
-def _activity(lines: Sequence[Line], chip: Chip, power: Coef, scale_w: float) -> energy.Activity:
+def activity(lines: Sequence[Line], chip: Chip, power: Coef, scale_w: float) -> energy.Activity:
     """What all lines did together; each line is told its joules on the way."""
     busy_s = matrix_s = dram_s = 0.0
     for line in lines:

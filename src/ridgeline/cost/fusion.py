@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from ridgeline.basis import Basis
 from ridgeline.cost import host
 from ridgeline.cost.call import Call, Coef, call
 from ridgeline.cost.estimate import L2_KEPT_FRAC, Cache, Line, Walk, priced
@@ -198,7 +199,10 @@ class Fuser:
     def _library_line(self, item: LibraryCall) -> Line | None:
         flat, site, work, calls = item
         if not calls:
-            return None
+            if flat.node.op != "collective":
+                return None
+            spent = host.host_s(flat.node, self.coef, training=True)
+            return Line(flat.node, flat.times, work, (), 0.0, 0.0, "network", Basis.MEASURED, "", 0, spent, 0.0)
         warm = self._warm(zip(flat.inputs, site.in_bytes, strict=True))
         self._touch(flat, site)
         spent = self.coef["compiled_call_s"] * len(calls)

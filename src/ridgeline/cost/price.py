@@ -51,10 +51,10 @@ class Price:
 
 
 class Pricer:
-    """Prices calls on one device."""
+    """Prices calls on one device; without ``serving`` the kernels of serving frameworks are left out of account."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, serving: bool = True) -> None:
+        self.device, self.serving = device, serving
         self.chip: Chip = chip_of(device)
         self.designed_w = device_named(device.parent).tdp_w if device.parent else device.tdp_w
         self.calibration: Calibration = calibration_of(device)
@@ -120,6 +120,8 @@ class Pricer:
 
     def serving_entry(self, call: Call) -> Mapping[str, Any] | None:
         """How serving frameworks' kernels were fitted here, if that is what the call is or all that is known."""
+        if not self.serving:
+            return None
         if call.kind in ("gemm", "bmm") and call.phase == "fwd":
             entry = self.calibration.entry("gemm", call.dtype)
             return entry if entry is not None and entry.get("library") == "cutlass" else None
@@ -146,5 +148,5 @@ def unlike_a_gpu(time: Time) -> Time:
 
 
 @lru_cache(maxsize=32)
-def pricer_of(device: Device) -> Pricer:
-    return Pricer(device)
+def pricer_of(device: Device, serving: bool = True) -> Pricer:
+    return Pricer(device, serving)

@@ -675,6 +675,26 @@ def _resize(t: Tape, node: Node, grads: Grads) -> None:
         t.give(value, grad)
 
 
+_TRANSPOSED = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "spread": "all_reduce",
+               "all_to_all": "all_to_all", "ring": "ring"}  # fmt: skip
+
+
+@gradient("collective")
+def _collective(t: Tape, node: Node, grads: Grads) -> None:
+    """What ranks gathered they sum, what they summed they spread; a sum's gradient is everyone's own."""
+    fn, x, g = node.attrs["fn"], node.inputs[0], _first(grads)
+    if fn == "all_reduce":
+        return t.give(x, g)
+    if fn not in _TRANSPOSED:
+        raise GraphError(f"no gradient rule for collective {fn!r} at {node.module}; add it to graph/backward.py")
+    attrs = {**node.attrs, "fn": _TRANSPOSED[fn]}
+    if fn == "spread":
+        attrs["num_bytes"] = t.type(x).num_bytes
+    elif fn == "ring":
+        attrs["num_bytes"] = 2 * node.attrs["num_bytes"]  # keys and values come round again, with their gradients
+    return t.give(x, t.emit("collective", [g], _dense(t.type(x)), **attrs))
+
+
 # The optimizer step.
 
 _ADAMW = (  # fn, operands of a state each reads and writes, in the order torch.optim's foreach path runs them

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.graph import Graph, Kind, TensorType
+from ridgeline.graph.backward import differentiate
 from ridgeline.models.card import MODES, ModelCard, Request, register
 from ridgeline.models.moe import Experts, moe_layer
-from ridgeline.models.net import FP32, INT64, Net
+from ridgeline.models.net import BOOL, FP32, INT64, Net
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ class Decoder:
     sinks: bool = False
     experts: Experts | None = None
     latent: Latent | None = None
+    core: str = "sdpa"  # or unfused: scores and probabilities in memory, as before fused attention
+    dropout: bool = False  # on probabilities and behind attention and feed-forward
+    lora: int = 0  # rank of the adapters beside the attention's projections; everything else is frozen
 
     @property
     def d(self) -> int:
@@ -70,6 +74,7 @@ class _Writer:
             request.card.name, request.mode, request.precision, batch=request.batch, seq=request.seq, kv=request.kv
         )
         self.net.fused_norms = bool(request["fused_norms"])
+        self.net.frozen = config.lora > 0
         self.decode = request.mode == "decode"
         self.past = request.kv if self.decode else 0
         self.s = 1 if self.decode else request.seq
@@ -131,14 +136,32 @@ class _Writer:
         net.exit()
         if c.post_norms:
             x, second = self.norm(x, second), "pre_feedforward_layernorm"
-        h = net.add(h, x)
+        h = net.add(h, self.dropped(x))
         x = self.norm(h, second)
         net.enter("mlp")
         x = moe_layer(net, x, c.experts, c.act) if moe and c.experts else self.feed_forward(x, c.ffn)
         net.exit()
         if c.post_norms:
             x = self.norm(x, "post_feedforward_layernorm")
-        return net.add(h, x)
+        return net.add(h, self.dropped(x))
+
+    def dropped(self, x: int) -> int:
+        """Dropout: a mask of a byte an element, drawn and multiplied in."""
+        net = self.net
+        if not (self.c.dropout and net.train):
+            return x
+        mask = net.node("random", [], [TensorType(net.shape(x), BOOL)], fn="bernoulli")[0]
+        return net.node("pointwise", [x, mask], [TensorType(net.shape(x), net.dt)], fn="mul")[0]
+
+    def adapted(self, x: int, out: int, name: str) -> int:
+        """A frozen projection and its adapter's share, if the model is fine-tuned through one."""
+        net, c = self.net, self.c
+        if not c.lora:
+            return out
+        net.frozen = False
+        low = net.linear(net.linear(x, c.lora, f"{name}.lora_a"), net.shape(out)[-1], f"{name}.lora_b")
+        net.frozen = True
+        return net.add(out, low)
 
     def norm(self, x: int, name: str) -> int:
         return self.net.rms_norm(x, name) if self.c.norm == "rms_norm" else self.net.layer_norm(x, name)
@@ -156,9 +179,19 @@ class _Writer:
             k, v = self.cached(k, "keys", window), self.cached(v, "values", window)
         out = self.sdpa(q, k, v, window)
         name = "c_proj" if c.conv1d else "o_proj"
-        return net.linear(net.unheads(out), c.hidden, name, bias=c.o_bias)
+        flat = net.unheads(out)
+        return self.adapted(flat, net.linear(flat, c.hidden, name, bias=c.o_bias), name)
+
+    def unfused(self, q: int, k: int, v: int) -> int:
+        """Scores, masked softmax in one kernel, dropout, weighted sum: four passes over [b, h, s, s]."""
+        net = self.net
+        scores = net.bmm(q, k, trans_b=True)
+        probabilities = self.dropped(net.softmax(scores))
+        return net.bmm(probabilities, v)
 
     def sdpa(self, q: int, k: int, v: int, window: int) -> int:
+        if self.c.core == "unfused" and self.c.hkv == self.c.heads:
+            return self.unfused(q, k, v)
         if self.c.sinks:
             sinks = self.net.weight("sinks", self.c.heads)
             return self.net.attention(q, k, v, causal=self.s > 1, window=window or None, sinks=sinks)
@@ -171,6 +204,7 @@ class _Writer:
         wide, narrow = c.heads * d, c.hkv * d
         if c.fused or c.conv1d:
             both = net.linear(x, wide + 2 * narrow, "c_attn" if c.conv1d else "qkv_proj", bias=c.qkv_bias)
+            both = self.adapted(x, both, "qkv_proj")
             q, k, v = net.split(both, (wide, narrow, narrow))
         else:
             q = net.linear(x, wide, "q_proj", bias=c.qkv_bias)
@@ -194,9 +228,8 @@ class _Writer:
     def feed_forward(self, x: int, ffn: int) -> int:
         net, c = self.net, self.c
         if c.conv1d:
-            return net.linear(
-                net.pointwise(c.act, net.linear(x, ffn, "c_fc", bias=True)), c.hidden, "c_proj", bias=True
-            )
+            inner = self.activated(net.linear(x, ffn, "c_fc", bias=True))
+            return net.linear(inner, c.hidden, "c_proj", bias=True)
         if c.fused:
             gate, up = net.split(net.linear(x, 2 * ffn, "gate_up_proj"), (ffn, ffn))
         else:
@@ -205,6 +238,15 @@ class _Writer:
         if up < 0:
             up = net.linear(x, ffn, "up_proj", bias=c.mlp_bias)
         return net.linear(net.mul(gate, up), c.hidden, "down_proj", bias=c.mlp_bias)
+
+    def activated(self, x: int) -> int:
+        """The activation; GPT-2's own approximation of GELU is spelled out, op by op, as Hugging Face runs it."""
+        net = self.net
+        if self.c.act != "gelu_new":
+            return net.pointwise(self.c.act, x)
+        cubic = net.pointwise("mul", net.pointwise("pow", x), scalars=1)
+        inside = net.pointwise("tanh", net.pointwise("mul", net.add(x, cubic), scalars=1))
+        return net.mul(net.pointwise("mul", x, scalars=1), net.pointwise("add", inside, scalars=1))
 
     def latent_attention(self, x: int, m: Latent) -> int:
         """DeepSeek's attention as its reference runs it: the compressed keys and values are expanded before use."""
@@ -273,6 +315,15 @@ def causal_loss(net: Net, logits: int, tokens: int) -> int:
     wide = net.cast(logits, FP32)
     labels = net.contiguous(net.slice(net.pad(tokens, (b, s + 1)), b, s), transposed=False)
     return net.cross_entropy(net.reshape(wide, b * s, v), net.reshape(labels, b * s))
+
+
+def decoder(name: str, config: Decoder, *, batch: int, seq: int, mode: str = "train", precision: str = "bf16",
+            optimizer: str = "adamw_fused") -> Graph:  # fmt: skip
+    """The graph of a decoder known by its dimensions only: a row of a table of results, an idea."""
+    card = ModelCard(name, name, "llm", 0, "given", {"seq": seq, "kv": seq}, {"use_cache": True, "fused_norms": True})
+    request = Request(card, batch, seq, seq, 0, mode, precision, card.options)
+    graph = _build(config, request)
+    return differentiate(graph, optimizer=optimizer) if mode == "train" else graph
 
 
 def _build(config: Decoder, request: Request) -> Graph:

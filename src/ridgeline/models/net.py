@@ -23,6 +23,7 @@ class Net(Builder):
         self.train = mode == "train"
         self.narrow = precision == "fp8"
         self.fused_norms = True  # F.rms_norm; False spells it out as Hugging Face models do
+        self.frozen = False  # weights written now are resident but never trained
         self.dt: DType = dtype("bf16") if self.narrow else dtype(precision)
 
     # Blocks: one iteration is no block.
@@ -54,6 +55,11 @@ class Net(Builder):
 
     def weight(self, name: str, *shape: int) -> int:
         return self.param(name, TensorType(shape, self.dt))
+
+    def param(self, name: str, type_: TensorType) -> int:
+        if self.frozen:
+            return self.value(type_, Kind.BUFFER, count=self.repeats, name=self._dotted(name))
+        return super().param(name, type_)
 
     @property
     def repeats(self) -> int:

@@ -1,0 +1,406 @@
+"""Published language-model training runs, row by row: the row's own dimensions and plan, simulated and compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ridgeline.errors import InputError, RidgelineError
+from ridgeline.graph import Graph
+from ridgeline.hardware import Cluster
+from ridgeline.hardware import cluster as cluster_named
+from ridgeline.hardware import device as device_named
+from ridgeline.models import build
+from ridgeline.models.llm import Decoder, Latent, decoder
+from ridgeline.models.moe import Experts
+from ridgeline.plan import Plan
+from ridgeline.sim.generation import default_stack, stack_of
+from ridgeline.sim.published.verdict import Judged, Row, Unused
+from ridgeline.sim.step import Step, simulate_step
+
+GIB = float(1 << 30)
+DEVICES = (
+    ("a100-sxm-40gb", r"a100.*sxm.*40"), ("a100-pcie-80gb", r"a100.*(80gb pcie|pcie.*80)"), ("a100-sxm-80gb", r"a100"),
+    ("gb300", r"gb300"), ("gb200", r"gb200"), ("b300", r"\bb300"), ("b200", r"\bb200"), ("h200", r"h200"),
+    ("h100-pcie", r"h100.*pcie"), ("h100-sxm", r"h100|h800"), ("l40s", r"l40s"), ("l4", r"\bl4\b"),
+    ("v100-pcie-32gb", r"v100.*pcie"), ("v100-sxm2-32gb", r"v100"), ("mi100", r"mi100"), ("mi210", r"mi210"),
+    ("mi250x", r"mi250"), ("mi300x", r"mi300x"), ("mi325x", r"mi325x"), ("mi350x", r"mi350x"), ("mi355x", r"mi355x"),
+)  # fmt: skip
+"""Catalog names by what sources write; the first pattern that is found counts."""
+STACKS = (
+    ("llm-foundry", r"llm-foundry|composer"), ("neusight", r"^pytorch 2\.[01]$"),
+    ("megatron-2022", r"megatron-lm.*2022"), ("megatron-2021", r"megatron-lm.*202[01]"), ("megascale", r"megascale"),
+    ("megatron-2023", r"megatron-lm baseline"), ("megatron-core-2024", r"megatron-core|^nemo 24"),
+    ("megatron-bridge-2026b", r"bridge nemo 26\.0[6-9]|bridge nemo 26\.1"),
+    ("megatron-bridge-2025", r"bridge nemo 25|^nemo 25"), ("megatron-bridge", r"bridge"),
+    ("mlperf-2025", r"(nemo framework|pytorch nvidia) release 25"), ("mlperf-2023", r"nemo framework 12\.1"),
+    ("mlperf-2024", r"nemo framework|nvidia|ngc"),
+    ("maxtext", r"maxtext|jax"), ("megatron-core-2024", r"meta internal|hai-llm|nemo|megatron"),
+    ("llm-foundry", r"fsdp|deepspeed|torchtitan|mosaic"),
+)  # fmt: skip
+"""Software generations by what sources write."""
+
+
+def judge(rows: Sequence[Row]) -> Iterable[Judged | Unused]:
+    """Every row as a verdict: seconds of a step, or bytes of memory, or why it cannot be judged."""
+    for row in rows:
+        try:
+            yield _judged(row)
+            if row.number("peak_mem_gib"):
+                yield _peak(row)
+        except RidgelineError as error:
+            yield Unused(row=row.line, source=_source(row), why=str(error))
+        except (ArithmeticError, LookupError, ValueError, AssertionError) as error:
+            why = f"its configuration cannot be simulated ({type(error).__name__}: {error})"
+            yield Unused(row=row.line, source=_source(row), why=why)
+
+
+def _judged(row: Row) -> Judged:
+    case = case_of(row)
+    metric = row.text("metric").lower()
+    if metric in MEMORY:
+        measured, predicted, unit = _memory(row, case, metric)
+        low, high = predicted * 0.85, predicted * 1.15
+    else:
+        step = run(case)
+        measured, unit = measured_s(row, case), "s"
+        outside = step.parts["optimizer"] if "optimizer step" in row.text("unit") else 0.0
+        predicted = step.step_s - outside
+        low, high = (s - outside for s in step.interval_s)
+    return Judged(row=row.line, key=f"{row.text('config_id')}:{metric}", source=_source(row), what=case.words(),
+                  metric=metric, unit=unit, measured=measured, predicted=predicted, low=low, high=high)  # fmt: skip
+
+
+def _peak(row: Row) -> Judged:
+    """A row that also publishes what its allocator handed out at most."""
+    case, measured = case_of(row), row.number("peak_mem_gib")
+    predicted = max(f.allocated_bytes for f in run(case).footprints) / GIB
+    return Judged(row=row.line, key=f"{row.text('config_id')}:peak_mem_gib", source=_source(row),
+                  what=case.words(), metric="peak_mem_gib", unit="GiB", measured=measured or 0.0, predicted=predicted,
+                  low=predicted * 0.85, high=predicted * 1.15)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A row understood: model, plan, cluster and software generation, and what had to be assumed."""
+
+    name: str
+    config: Decoder | None  # None: a network of the zoo
+    seq: int
+    plan: Plan
+    cluster: Cluster
+    stack: str
+    assumed: tuple[str, ...] = ()
+
+    def words(self) -> str:
+        return f"{self.name} seq {self.seq} on {self.cluster.name}: {self.plan.words()} [{self.stack}]"
+
+
+def case_of(row: Row) -> Case:
+    """What a row describes; raises with what is missing."""
+    cluster = _cluster(row)
+    stack = _stack(row, cluster)
+    name, config = _model(row, stack)
+    seq = _whole(row, "seq")
+    plan, assumed = _plan(row, config, cluster, stack)
+    if plan.global_batch < plan.dp * plan.micro_batch:
+        raise InputError(f"{plan.dp} data-parallel ranks cannot share a global batch of {plan.global_batch}")
+    if plan.world != cluster.num_devices:
+        raise InputError(f"dp·tp·pp·cp = {plan.world}, but the row has {cluster.num_devices} devices")
+    return Case(name, config, seq, plan, cluster, stack, assumed)
+
+
+@lru_cache(maxsize=256)
+def _graph(name: str, config: Decoder | None, batch: int, seq: int, precision: str) -> Graph:
+    wide = precision if precision in ("fp16", "fp32", "tf32") else "bf16"
+    if config is None:
+        return build(name, batch=batch, seq=seq, mode="train", precision=wide, optimizer="adamw_fused")
+    return decoder(name, config, batch=batch, seq=seq, precision=wide)
+
+
+def graph_of(case: Case) -> Graph:
+    return _graph(case.name, case.config, case.plan.micro_batch, case.seq, case.plan.precision)
+
+
+def run(case: Case) -> Step:
+    """Simulate the row."""
+    return simulate_step(graph_of(case), case.plan, case.cluster, stack_of(case.stack, case.cluster.device))
+
+
+# Reading a row.
+
+
+def _source(row: Row) -> str:
+    """Who published: of repositories with a file a result, the repository and the submitter."""
+    text = row.text("source")
+    found = re.match(r"github:(mlcommons/training_results_v[\d.]+/[^/]+|sitar-lab/NeuSight|calculon-ai/calculon)", text)
+    return f"github:{found[1]}" if found else text
+
+
+def _whole(row: Row, name: str, default: int | None = None) -> int:
+    found = row.number(name)
+    if found is None:
+        if default is None:
+            raise InputError(f"the row does not say {name}")
+        return default
+    return int(found)
+
+
+def _cluster(row: Row) -> Cluster:
+    text = row.text("device").lower()
+    name = next((name for name, pattern in DEVICES if re.search(pattern, text)), None)
+    if name is None:
+        raise InputError(f"device {row.text('device')!r} is not a GPU the simulator knows")
+    num = _whole(row, "num_devices")
+    change = _network(row.text("interconnect"))
+    if name == "v100-sxm2-32gb" and num <= 16:
+        change = ""
+    half = " sms=0.5x hbm_bandwidth=0.5x" if name == "mi250x" else ""  # one die of two is one device to programs
+    return cluster_named(f"{name}*{num}{_odd_host(name, num)}{change}{half}")
+
+
+def _odd_host(name: str, num: int) -> str:
+    """Devices that do not fill the usual hosts: the largest host that divides them."""
+    usual = cluster_named(f"{name}*1").host.num_devices
+    if num <= usual or num % usual == 0:
+        return ""
+    fits = max(d for d in range(1, usual + 1) if num % d == 0)
+    return f" devices_per_host={fits}"
+
+
+def _network(text: str) -> str:
+    """A stated network that differs from the system's own."""
+    rate = re.search(r"(\d+) ?gbps/node", text.lower())
+    if rate:
+        return f" scaleout={int(rate[1]) // 8}Gb"
+    return " scaleout=200Gb" if "200gb/s per gpu" in text.lower() else ""
+
+
+BOUND = ("neusight",)
+"""Generations that are what they are on any device."""
+
+
+def _stack(row: Row, cluster: Cluster) -> str:
+    """The generation that software belongs to; one nobody knows counts as the newest fitted on the device."""
+    text = row.text("software").lower()
+    found = next((name for name, pattern in STACKS if re.search(pattern, text)), None)
+    if found is None or device_named(stack_of(found, cluster.device).device).arch != cluster.device.arch:
+        return found if found in BOUND else default_stack(cluster.device, cluster.num_devices, _precision(row))
+    return found
+
+
+KIMI_K2 = Decoder(layers=61, hidden=7168, heads=64, ffn=18432, vocab=163840, latent=Latent(1536, 512, 128, 64, 128),
+                  experts=Experts(384, 8, 2048, 2048, router="sigmoid_groups", dense_layers=1))  # fmt: skip
+"""moonshotai/Kimi-K2 config.json, recalled; rows name the model and give no dimensions."""
+
+
+def _model(row: Row, stack: str) -> tuple[str, Decoder | None]:
+    name = row.text("model")
+    known = _zoo(name)
+    if known is not None:
+        return known, None
+    if "kimi" in name.lower() and "k2" in name.lower() and row.number("layers") is None:
+        return name, KIMI_K2
+    layers, hidden, heads = (_whole(row, n) for n in ("layers", "hidden", "heads"))
+    ffn = _whole(row, "ffn", 4 * hidden)
+    vocab = _whole(row, "vocab", 50304)
+    kv = _whole(row, "kv_heads", heads)
+    experts = _experts(row, ffn, name)
+    plain = ffn == 4 * hidden and experts is None
+    unfused = row.text("flash_attn").lower() == "no"
+    made = Decoder(layers=layers, hidden=hidden, heads=heads, kv_heads=kv, ffn=ffn, vocab=vocab, experts=experts,
+                   core="unfused" if unfused else "sdpa", lora=16 if "lora" in name.lower() else 0,
+                   head_dim=128 if "qwen3" in name.lower() else 0, qk_norm="qwen3" in name.lower(),
+                   fused=True)  # fmt: skip
+    if not plain:
+        return name, made
+    rotary = "nemotron" in name.lower()
+    act = "gelu_new" if "gpt2" in name.lower() and stack == "neusight" else "gelu"
+    return name, replace(made, act=act, gated=False, norm="layer_norm", conv1d=not rotary, tied=not rotary,
+                         fused=True, qkv_bias=True, o_bias=True, mlp_bias=True,
+                         positions=0 if rotary else _whole(row, "seq"),
+                         dropout=unfused)  # fmt: skip
+
+
+def _zoo(name: str) -> str | None:
+    text = name.lower().replace("_", " ").replace("-", " ")
+    if "deepseekv3" in text.replace(" ", ""):
+        return "deepseek-v3"
+    if "gpt oss 120b" in text:
+        return "gpt-oss-120b"
+    return "gpt-oss-20b" if "gpt oss 20b" in text else None
+
+
+def _experts(row: Row, ffn: int, name: str) -> Experts | None:
+    num = row.number("experts")
+    if not num or num < 2:
+        return None
+    return Experts(int(num), _whole(row, "topk"), ffn)
+
+
+def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tuple[Plan, tuple[str, ...]]:
+    assumed = [n for n in ("mbs", "vp") if row.number(n) is None]
+    tp, pp, cp, ep = (_whole(row, n) for n in ("tp", "pp", "cp", "ep"))
+    vp = _whole(row, "vp", 0) or _likely_chunks(row, pp, config)
+    dp = _whole(row, "dp", max(1, cluster.num_devices // (tp * pp * cp)))
+    sharding = row.text("optimizer_sharding").lower()
+    zero, group = _zero(sharding)
+    notes = row.text("notes").lower()
+    gbs = _whole(row, "gbs")
+    mbs = _whole(row, "mbs", 0) or (max(1, gbs // dp) if stack == "neusight" else _likely_micro_batch(gbs, dp, pp))
+    lora = config is not None and config.lora > 0
+    tuned = stack.startswith(("megatron-core", "megatron-bridge", "mlperf", "megascale"))
+    plan = Plan(
+        tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, vp=vp, schedule="interleaved" if vp > 1 else "1f1b", zero=zero,
+        shard_group=group, micro_batch=mbs, global_batch=gbs,
+        sequence_parallel=tp > 1 and not row.text("seq_parallel").lower().startswith("no"),
+        precision=_precision(row), recompute=_recompute(row), recompute_layers=_recompute_layers(row),
+        overlap_tp=tuned and tp > 1,
+        overlap_grads=stack not in BEFORE_OVERLAP, overlap_params=stack not in BEFORE_OVERLAP,
+        overlap_ep="moe_a2a_overlap=true" in notes, execution=_execution(stack),
+        attention=_attention(stack, cluster, config), dispatch=_dispatch(notes),
+        reduce_dtype="bf16" if stack.startswith(("llm-foundry", "mlperf")) else "fp32",
+        narrow_params=stack.startswith("mlperf"), narrow_activations=stack.startswith("mlperf") and lora,
+        gather_dtype="fp32" if "mixed_precision=default" in sharding else "",
+    )  # fmt: skip
+    return plan, tuple(assumed)
+
+
+BEFORE_OVERLAP = ("megatron-2021", "megatron-2022")
+"""Generations that reduced gradients after the last backward."""
+
+
+def _execution(stack: str) -> str:
+    return {"llm-foundry": "eager", "neusight": "eager"}.get(stack, "compiled")
+
+
+def _dispatch(notes: str) -> str:
+    """How tokens reach their experts, where a recipe says so."""
+    for word, name in (("tokendrop", "drop"), ("hybridep", "hybrid"), ("deepep", "deep")):
+        if word in notes:
+            return name
+    return "all-to-all"
+
+
+def _attention(stack: str, cluster: Cluster, config: Decoder | None) -> str:
+    """The library a generation of software brought for attention."""
+    if config is not None and config.core == "unfused":
+        return ""
+    newer = cluster.device.arch not in ("ampere", "volta", "ada")
+    return "cudnn" if newer and stack.startswith(("megatron-bridge", "mlperf")) else "fa2"
+
+
+def _likely_micro_batch(gbs: int, dp: int, pp: int) -> int:
+    """Not stated: one, or with no pipeline what leaves two micro-batches."""
+    per_rank = max(1, gbs // dp)
+    return 1 if pp > 1 else min(4, max(1, per_rank // 2))
+
+
+def _likely_chunks(row: Row, pp: int, config: Decoder | None) -> int:
+    """Not stated: frameworks since the interleaved schedule use as many chunks as divide a stage's layers."""
+    old = re.search(r"2020|jan 2021|pytorch|meta internal", row.text("software").lower())
+    if pp == 1 or config is None or old or config.layers % pp:
+        return 1
+    each = config.layers // pp
+    return max(v for v in range(1, 9) if each % v == 0)
+
+
+def _zero(text: str) -> tuple[int, int]:
+    if "fsdp=8" in text:
+        return 3, 8
+    if "shard_grad_op" in text:
+        return 2, 0
+    if "full_shard" in text or text == "megatron-fsdp":
+        return 3, 0
+    return (0, 0) if text in ("none", "n/a lora", "") else (1, 0)
+
+
+def _precision(row: Row) -> str:
+    text = row.text("precision").lower()
+    if not text:
+        raise InputError("the row does not say its precision")
+    if "ambiguous" in text:
+        raise InputError(f"precision {row.text('precision')!r} is ambiguous")
+    for name, pattern in (("nvfp4", "fp4"), ("mxfp8", "mxfp8 on|mxfp8|fp8-mx"), ("fp8", "fp8"), ("fp16", "^fp16"),
+                          ("bf16", "bf16"), ("fp32", "fp32")):  # fmt: skip
+        if re.search(pattern, text):
+            blockwise = name == "mxfp8" and "h100" in row.text("device").lower()
+            return "fp8" if blockwise else name
+    raise InputError(f"unknown precision {row.text('precision')!r}")
+
+
+def _recompute(row: Row) -> str:
+    text = row.text("recompute").lower()
+    if text.startswith("full"):
+        return "full"
+    if text.startswith("selective:"):
+        return text
+    return "selective" if text.startswith("selective") else "none"
+
+
+def _recompute_layers(row: Row) -> int:
+    """``full:block 5 layers`` recomputes the first five of a stage."""
+    found = re.match(r"full:block (\d+)", row.text("recompute").lower())
+    return int(found[1]) if found else 0
+
+
+# What was measured, in seconds or bytes.
+
+MEMORY = ("activation_mem_gib", "activation_mem_pct_of_tp_baseline", "params_plus_optimizer_mem_gib")
+
+
+def measured_s(row: Row, case: Case) -> float:
+    """Seconds of a step from whatever the row publishes."""
+    metric, value = row.text("metric").lower(), row.number("value")
+    if not value:
+        raise InputError("the row has no value")
+    tokens = case.plan.global_batch * case.seq
+    if metric == "step_time_s":
+        return value
+    if metric == "tokens_per_s_per_device":
+        return tokens / value / case.plan.world
+    if metric in ("tflops_per_device", "hw_tflops_per_device"):
+        return tokens * flops_per_token(row, case) / (value * 1e12) / case.plan.world
+    raise InputError(f"metric {metric!r} is no step time")
+
+
+def flops_per_token(row: Row, case: Case) -> float:
+    """The convention of the source: 6N + 12·L·h·s, of Megatron's papers of 2021 with a forward pass more."""
+    c = case.config
+    if c is None:
+        raise InputError("arithmetic is published, but not how it was counted for this model")
+    if not any(word in row.text("software").lower() for word in ("megatron", "nemo", "maxtext")):
+        raise InputError("arithmetic is published, but not how it was counted")
+    layers, h, seq, vocab = c.layers, c.hidden, case.seq, c.vocab
+    if "hw" in row.text("metric").lower():
+        return 96.0 * layers * h * h * (1 + seq / (6 * h) + vocab / (16 * layers * h))
+    kv, wide = c.hkv / c.heads, c.ffn / h * (1.5 if c.gated else 1.0)
+    return 12.0 * layers * h * h * (1 + kv + seq / h + wide + vocab / (2 * layers * h))
+
+
+def _memory(row: Row, case: Case, metric: str) -> tuple[float, float, str]:
+    """(measured, predicted, unit) of a memory row; activations are those of the first stage."""
+    value = row.number("value")
+    if not value:
+        raise InputError("the row has no value")
+    if metric == "params_plus_optimizer_mem_gib":
+        found = [sum(f.by_kind[k] for k in ("parameters", "gradients", "optimizer")) for f in run(case).footprints]
+        return value, sum(found) / len(found) / GIB, "GiB"
+    predicted = run(case).footprints[0].by_kind["activations"] / GIB
+    if metric == "activation_mem_gib":
+        return value, predicted, "GiB"
+    base = replace(case, plan=replace(case.plan, sequence_parallel=False, recompute="none"))
+    return value, 100.0 * predicted / (run(base).footprints[0].by_kind["activations"] / GIB), "%"
+
+
+def cases(rows: Sequence[Row]) -> Iterator[tuple[Row, Case]]:
+    """Rows that can be simulated as step times, for fits."""
+    for row in rows:
+        try:
+            case = case_of(row)
+            measured_s(row, case)
+        except RidgelineError:
+            continue
+        yield row, case

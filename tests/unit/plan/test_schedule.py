@@ -1,0 +1,62 @@
+"""Pipeline schedules: complete, in a feasible order, with the memory and the bubble they are known for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from ridgeline.errors import PlanError
+from ridgeline.plan.schedule import BACKWARD, FORWARD, WEIGHT, in_flight, schedule
+from ridgeline.sim.pipeline import Pass, program, run_pipeline
+
+CASES = [("1f1b", 4, 16, 1), ("gpipe", 4, 16, 1), ("interleaved", 4, 16, 4), ("zero-bubble", 4, 16, 1),
+         ("dualpipe", 4, 16, 1), ("1f1b", 1, 3, 1), ("interleaved", 4, 10, 2)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "pp", "num", "vp"), CASES)
+def test_every_stage_runs_every_pass_exactly_once(name, pp, num, vp):
+    made = schedule(name, pp, num, vp)
+    each = num // 2 if made.mirrored else num
+    for order in made.orders:
+        found = Counter(order)
+        assert set(found.values()) == {1}
+        kinds = Counter(work.kind for work in order)
+        assert kinds[FORWARD] == kinds[BACKWARD] == each * made.num_chunks
+        assert kinds[WEIGHT] == (kinds[BACKWARD] if made.split else 0)
+
+
+@pytest.mark.parametrize(("name", "pp", "num", "vp"), CASES)
+def test_no_schedule_deadlocks(name, pp, num, vp):
+    made = schedule(name, pp, num, vp)
+    assert len(program(made).work) == sum(map(len, made.orders))
+
+
+def test_one_forward_one_backward_holds_as_many_micro_batches_as_stages_follow():
+    made = schedule("1f1b", 8, 64)
+    assert [max(in_flight(order, False)) for order in made.orders] == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert max(in_flight(schedule("gpipe", 8, 64).orders[0], False)) == 64
+
+
+def equal(made, vp):
+    return [Pass(1.0 / vp, 1.0 / vp, 1.0 / vp, 0.0)] * made.num_positions
+
+
+def test_the_bubble_is_what_theory_says():
+    for name, vp in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4)):
+        made = schedule(name, 4, 16, vp)
+        assert run_pipeline(made, equal(made, vp)).last_s == pytest.approx(16 * 3 + (4 - 1) * 3 / vp)
+
+
+def test_weight_gradients_apart_shrink_the_bubble():
+    plain, apart = schedule("1f1b", 8, 32), schedule("zero-bubble", 8, 32)
+    assert run_pipeline(apart, equal(apart, 1)).last_s < run_pipeline(plain, equal(plain, 1)).last_s - 4
+
+
+def test_impossible_schedules_are_refused_with_the_nearest_legal():
+    with pytest.raises(PlanError, match="did you mean 'dualpipe'"):
+        schedule("dualpip", 4, 8)
+    with pytest.raises(PlanError, match="even number"):
+        schedule("dualpipe", 4, 7)
+    with pytest.raises(PlanError, match="vp=1"):
+        schedule("zero-bubble", 4, 8, 2)
