@@ -1,0 +1,1 @@
+"""Simulation: how a training step or a serving deployment unfolds over time."""
