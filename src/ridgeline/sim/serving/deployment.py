@@ -133,7 +133,7 @@ def cache_bytes_per_token(anatomy: Anatomy, layout: Layout, precision: Precision
     return total / layout.pp
 
 
-RESERVED_BYTES = 4e9
+RESERVED_BYTES = 2.5e9
 """What the runtime, its graphs and workspaces take beside weights and cache."""
 
 

@@ -45,6 +45,8 @@ class Engine:
     graphed_prompts: bool  # iterations with prompt tokens are replayed from graphs as well
     block_tokens: int
     poll_steps: int = 1  # decoding steps between looks at the queue
+    hold_steps: int = 0  # decoding steps a lone prompt is held back for others to join it
+    hold_prompts: int = 0  # prompts that end the wait; 0 is as many as fill an iteration
     coef: Mapping[str, float] = field(default_factory=dict, hash=False)
     basis: Basis = Basis.ASSUMED
     width: float = 0.5  # log half-width that held 90 % of published runs

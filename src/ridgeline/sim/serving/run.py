@@ -119,7 +119,7 @@ class Run:
         """To the worker with the least to do; prefixes go where they were seen."""
         at = self._choose(request, pool)
         worker = pool[at]
-        worker.arrive(request)
+        worker.arrive(request, self.now_s)
         if not worker.is_busy:
             self._start(offset + at, worker)
         elif worker.interrupt(self.now_s):

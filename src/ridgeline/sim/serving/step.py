@@ -173,8 +173,8 @@ def _experts(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
     assert e is not None
     sides = 3 if rank.anatomy.gated else 2
     local = Grouped(h, e.ffn / layout.moe_tp, e.num / layout.ep, e.top / layout.ep, sides)
-    dtype = _dtype_of(rank, form)
-    coef = coefficients(rank.chip.arch, form.name if dtype == form.dtype else "mxfp4")
+    dtype = "fp8" if form.name == "mxfp4" and rank.chip.arch == "blackwell" else _dtype_of(rank, form)
+    coef = coefficients(rank.chip.arch, form.name if dtype == form.dtype else "mxfp4")  # unpacked on the way, or with eight-bit inputs
     peak = rank.chip.peak_flops_per_s(dtype)
     total.add("experts", experts_s(rank.chip, coef, local, tokens, form.weight_bytes, peak), group.count)
     router = Format("bf16", 2.0, "bf16")

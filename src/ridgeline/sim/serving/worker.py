@@ -46,7 +46,8 @@ class Worker:
     context: float = 0  # tokens in the cache of running requests
     held: float = 0  # tokens reserved in the cache
     tick: int = 0
-    polled: int = 0
+    polled: int = 0  # tick of the last look at the queue
+    queued: int = 0  # tick at which the queue began to fill
     prefixes: OrderedDict[int, int] = field(default_factory=OrderedDict)
     prefix_held: int = 0
     chunks: list[tuple[int, int]] = field(default_factory=list)  # of the iteration under way: (request, tokens)
@@ -103,8 +104,8 @@ class Worker:
         if not self.oracle.engine.reserves:
             room = self.capacity - self.held - self.prefix_held
             limit = min(limit, max(1, int(room / (self.running * self._rate()))))
-        if self.waiting and self._must_wait():
-            limit = min(limit, self.polled + self.oracle.engine.poll_steps - self.tick)
+        if self.waiting:
+            limit = min(limit, self._must_wait() or limit)
         self.steps = max(1, limit)
         self.ends_s = now_s + self._steps_s(self.steps)
 
@@ -156,10 +157,22 @@ class Worker:
         self.polled = self.tick
         return chunks
 
-    def _must_wait(self) -> bool:
-        """Whether the queue is not looked at yet."""
-        between = self.oracle.engine.poll_steps
-        return between > 1 and self.tick - self.polled < between and self.running > 0 and not self.partial
+    def _must_wait(self) -> int:
+        """Steps until the queue is looked at; 0 is now."""
+        engine = self.oracle.engine
+        if self.partial or not self.running:
+            return 0
+        if engine.hold_steps and not self._is_worth_it():
+            return max(0, self.queued + engine.hold_steps - self.tick)
+        return max(0, self.polled + engine.poll_steps - self.tick) if engine.poll_steps > 1 else 0
+
+    def _is_worth_it(self) -> bool:
+        """Enough prompts wait to start without the rest."""
+        engine = self.oracle.engine
+        if engine.hold_prompts:
+            return len(self.waiting) >= engine.hold_prompts
+        tokens = sum(self.requests.isl[request] for request in self.waiting)
+        return tokens >= 0.9 * engine.chunk_tokens
 
     def _enter(self, request: int, *, alone: bool) -> bool:
         """Room for the request's prompt (and its output, where the engine reserves it)? Then take it."""
@@ -327,16 +340,20 @@ class Worker:
 
     # arrivals
 
-    def arrive(self, request: int) -> None:
+    def arrive(self, request: int, now_s: float) -> None:
+        """Join the queue; the first of a queue starts the clock of an engine that holds prompts back."""
+        if not self.waiting:
+            self.queued = self.tick + (self._steps_past(now_s) if self.is_busy and self.is_jump else 0)
         self.waiting.append(request)
+
+    def _steps_past(self, now_s: float) -> int:
+        return int((now_s - self.began_s) * self.steps / (self.ends_s - self.began_s)) + 1
 
     def interrupt(self, now_s: float) -> bool:
         """A new request looks in: a run of steps ends at the next boundary at which the engine polls its queue."""
         if not self.is_busy or not self.is_jump or self.steps <= 1:
             return False
-        each = (self.ends_s - self.began_s) / self.steps
-        past = int((now_s - self.began_s) / each) + 1
-        due = max(past, self.polled + self.oracle.engine.poll_steps - self.tick)
+        due = max(self._steps_past(now_s), self._must_wait())
         if due >= self.steps:
             return False
         self.steps = due

@@ -1,0 +1,193 @@
+"""Published serving runs as deployments and workloads: what a row of a results file says, and how its run was set up."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ridgeline.errors import InputError, RidgelineError
+from ridgeline.hardware import Device
+from ridgeline.hardware import device as device_named
+from ridgeline.sim.serving.anatomy import Anatomy, anatomy
+from ridgeline.sim.serving.deployment import Layout, precision
+from ridgeline.sim.serving.engine import Engine, engine
+from ridgeline.sim.serving.simulate import Deployment, Pool
+from ridgeline.sim.serving.worker import Speculation
+from ridgeline.sim.serving.workload import Workload, closed
+
+SYSTEMS = {
+    "a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "gb200": "gb200",
+    "l40s": "l40s", "b300_sxm": "b300", "gb300": "gb300",
+}  # fmt: skip
+ONE_HOST = 8
+"""Devices of the hosts on which the aggregated runs were made."""
+LENGTH_RATIO = 0.8
+"""The benchmark client draws lengths evenly from this share of the nominal one up to it, ten requests a slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One published run: how to simulate it and what was measured."""
+
+    key: str
+    deployment: Deployment
+    workload: Workload
+    ttft_s: float
+    tpot_s: float
+    mode: str
+    group: str  # rows whose errors are reported together
+    was_repaired: bool
+    row: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A row that cannot be simulated, and why."""
+
+    key: str
+    why: str
+
+
+def read_runs(path: str | Path) -> Iterator[Run | Unusable]:
+    """Every row of a file of serving runs, in order."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    if rows and "silicon_ttft_ms" not in rows[0]:
+        raise InputError(f"{path} has no column silicon_ttft_ms: it is not a file of serving runs")
+    for row in rows:
+        try:
+            yield run_of_row(row)
+        except (RidgelineError, ValueError, KeyError) as error:
+            yield Unusable(row.get("id", "?"), str(error))
+
+
+def run_of_row(row: Mapping[str, str]) -> Run:
+    if row["system"] not in SYSTEMS:
+        raise InputError(f"unknown system {row['system']!r}")
+    made, device = anatomy(row["model_path"]), device_named(SYSTEMS[row["system"]])
+    concurrency, isl, osl = int(float(row["concurrency"])), int(row["isl"]), int(row["osl"])
+    ttft_s, tpot_s = float(row["silicon_ttft_ms"]) / 1e3, float(row["silicon_tpot_ms"]) / 1e3
+    if not (ttft_s > 0 and tpot_s > 0):
+        raise InputError("no measured latency")
+    disaggregated = row["mode"] == "disagg"
+    recipe = recipe_of(row["backend"], made, device, row, concurrency, isl, disaggregated)
+    form = _format(row, made)
+    formats = precision(form, recipe.kv, sparse=made.is_sparse)
+    if disaggregated:
+        pool, repaired = _pool(row, "decode_")
+        prefill, bent = _pool(row, "prefill_")
+        deployment = Deployment(made, device, formats, recipe.engine, pool, prefill, recipe.speculation)
+        repaired = repaired or bent
+    else:
+        pool, repaired = _pool(row, "")
+        if pool.num_devices > ONE_HOST and device.name != "gb200":
+            raise InputError(f"{pool.num_devices} devices on a host of {ONE_HOST}: widths are inconsistent")
+        deployment = Deployment(made, device, formats, recipe.engine, pool, speculation=recipe.speculation)
+    work = closed(concurrency, isl, osl, ratio=LENGTH_RATIO)
+    group = f"{row['mode']}/{row['backend']}/{device.arch}"
+    return Run(row["id"], deployment, work, ttft_s, tpot_s, row["mode"], group, repaired, row)
+
+
+def _format(row: Mapping[str, str], made: Anatomy) -> str:
+    name = row.get("moe_quant_mode") or row.get("gemm_quant_mode") or row.get("precision") or "bf16"
+    if made.name.startswith("gpt-oss"):
+        return "mxfp4"  # the only four-bit checkpoint there is
+    name = {"fp4": "nvfp4", "int4": "int4_wo", "bfloat16": "bf16"}.get(name, name)
+    return "fp8_block" if name == "fp8" and made.is_sparse else name  # as the sparse models' fp8 checkpoints are
+
+
+def _whole(text: str | None) -> int:
+    if not text:
+        raise InputError("a parallel width is missing")
+    value = float(text)
+    if value != int(value) or value < 1:
+        raise InputError(f"width {text} is not a whole number")
+    return int(value)
+
+
+def _pool(row: Mapping[str, str], prefix: str) -> tuple[Pool, bool]:
+    """The instances of a row. Two bookkeeping slips of the file are put right: a width multiplied by its expert
+    parallelism, and by its attention data parallelism."""
+    words = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    tp, pp, dp, moe_tp, moe_ep = (_whole(row.get(prefix + word)) for word in words)
+    replicas = _whole(row[prefix + "num_workers"]) if prefix else 1
+    if moe_tp == moe_ep > 1 and tp == moe_tp * moe_ep and dp == 1:
+        return Pool(Layout(tp=moe_ep, pp=pp, ep=moe_ep), replicas), True
+    if dp == tp > 1 and moe_tp == 1 and moe_ep == tp * dp:
+        return Pool(Layout(tp=1, pp=pp, attention_dp=dp, ep=dp), replicas), True
+    if tp * dp != moe_tp * moe_ep:
+        raise InputError(f"widths are inconsistent: tp {tp} × attention_dp {dp} is not moe_tp {moe_tp} × moe_ep {moe_ep}")
+    return Pool(Layout(tp=tp, pp=pp, attention_dp=dp, ep=moe_ep), replicas), False
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the public launch scripts of these runs set an engine up."""
+
+    engine: Engine
+    kv: str
+    speculation: Speculation | None = None
+
+
+def recipe_of(
+    backend: str, made: Anatomy, device: Device, row: Mapping[str, str], concurrency: int, isl: int, disaggregated: bool
+) -> Recipe:
+    """Engine settings by the launch scripts (SemiAnalysisAI/InferenceX, benchmarks/single_node, April 2026)."""
+    base, new = engine(backend, device), device.arch == "blackwell"
+    name, four_bit = made.name, row.get("moe_quant_mode") == "nvfp4"
+    settings: dict[str, Any] = {}
+    if backend == "vllm":
+        kv = "bf16" if name.startswith(("kimi", "minimax", "gpt-oss")) and not (new and name != "kimi-k2.5") else "fp8"
+        kv = "fp8" if name.startswith("kimi") and four_bit else kv
+        if new and name.startswith("minimax"):
+            settings["chunk_tokens"] = max(2048, 2 * isl)
+        if new and name.startswith("llama"):
+            settings["graphed_prompts"] = False
+    elif backend == "sglang":
+        kv = "fp8" if new or name.startswith("qwen3.5") else "bf16"
+        settings["chunk_tokens"] = _sglang_chunk(name, new, row)
+        if new and not name.startswith("glm") and not disaggregated:
+            settings["poll_steps"] = 30 if concurrency >= 16 else 10
+    else:
+        kv = "bf16" if name.startswith("gpt-oss") and not new else "fp8"
+        settings |= _trtllm_settings(name, row, concurrency, isl)
+    return Recipe(base.change(**settings), kv, _speculation(backend, made, row))
+
+
+def _speculation(backend: str, made: Anatomy, row: Mapping[str, str]) -> Speculation | None:
+    """Runs that drafted tokens: the file does not say so, but their images and widths were used for nothing else."""
+    version = row.get("backend_version") or ""
+    if backend == "trtllm" and made.name.startswith("deepseek") and version == "1.2.0rc6.post3":
+        split = (row.get("attention_dp_size") or "1") not in ("1", "1.0")
+        return Speculation(1 if split else 3, ACCEPT_FRAC)
+    return None
+
+
+ACCEPT_FRAC = 0.62
+
+
+def _trtllm_settings(name: str, row: Mapping[str, str], concurrency: int, isl: int) -> dict[str, Any]:
+    """Token budgets, and how long prompts are held back for company."""
+    groups, tp = int(float(row.get("attention_dp_size") or 1)), float(row.get("tp_size") or 8)
+    if name.startswith("llama"):
+        held = {"hold_steps": 20} if isl == 1024 and row["osl"] == "1024" and tp < 8 else {}
+        return {"chunk_tokens": 16384, **held}
+    if name.startswith("gpt-oss"):
+        return {"chunk_tokens": 20000}
+    held = {"hold_steps": 60, "hold_prompts": groups} if groups > 1 else {}
+    return {"chunk_tokens": max(8192, math.ceil((concurrency + isl + 64) / 64) * 64), **held}
+
+
+def _sglang_chunk(name: str, new: bool, row: Mapping[str, str]) -> int:
+    if name.startswith("glm") and not new:
+        return 8192
+    if name.startswith("qwen3.5") and not new:
+        return 16384
+    return 16384 if row.get("moe_quant_mode") == "nvfp4" and name.startswith("deepseek") else 32768
