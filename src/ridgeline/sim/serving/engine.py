@@ -24,7 +24,7 @@ COEFFICIENTS = {
     "iteration_s": "once an iteration on the critical path: scheduling, inputs, launch, sampled tokens back",
     "sequence_s": "each running sequence in an iteration: bookkeeping and detokenization that shows",
     "mixed_s": "once an iteration that holds prompt tokens, beyond the above",
-    "layer_s": "host time a layer needs where an iteration is not replayed from a graph; it binds when longer",
+    "call_s": "host time an operator needs where an iteration is not replayed from a graph; they bind when longer",
     "request_s": "from a request's arrival to the scheduler and back with its first token, beside the iterations",
     "token_s": "serial front-end time a prompt token (tokenizer, transport)",
 }
@@ -93,5 +93,5 @@ def engine(name: str, device: Device) -> Engine:
 
 DEFAULTS: Mapping[str, float] = {
     "gemm": 1.0, "experts": 1.0, "decode": 1.0, "prefill": 1.0, "link": 1.0, "kernel_s": 1.6e-6,
-    "iteration_s": 0.6e-3, "sequence_s": 3e-6, "mixed_s": 2e-3, "layer_s": 0.25e-3, "request_s": 0.03, "token_s": 2e-6,
+    "iteration_s": 0.6e-3, "sequence_s": 3e-6, "mixed_s": 2e-3, "call_s": 25e-6, "request_s": 0.03, "token_s": 2e-6,
 }  # fmt: skip

@@ -11,9 +11,10 @@ from ridgeline.cost.chip import Chip, Floats, kindred
 from ridgeline.errors import CostError
 
 MIN_TILE = 16
-GRAPH_LAUNCH_S = 20e-6
-"""Routing, alignment, two products, activation and sum replayed from a graph; some tables were timed with the host's
-launches in the way and say more."""
+GRAPH_LAUNCH_S = 10e-6
+"""Two products replayed from a graph; the tables were timed with the host's launches in the way and say more. The short
+kernels around them (alignment, activation, quantization, sum) are counted with a layer's others."""
+SHORT_KERNELS = 4
 
 
 @dataclass(frozen=True, slots=True)

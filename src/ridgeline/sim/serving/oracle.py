@@ -122,10 +122,16 @@ def oracle(rank: Rank, engine: Engine, max_sequences: int, max_prompt: int, slac
     tokens = engine.chunk_tokens + max_sequences + slack_tokens
     coef, stages = engine.coef, rank.layout.pp
 
-    def table(side: Callable[[Rank, Floats], Sum], largest: int) -> list[float]:
-        points = knots(largest)
-        return spread_over(_weighed(side(rank, points), coef), points, largest)
+    calls = 2.0 * rank.anatomy.num_layers
 
+    def table(side: Callable[[Rank, Floats], Sum], largest: int) -> list[float]:
+        nonlocal calls
+        points = knots(largest)
+        total = side(rank, points)
+        calls += total.calls
+        return spread_over(_weighed(total, coef), points, largest)
+
+    group_s, joint_s = table(attention_side, tokens), table(expert_side, tokens * groups)
     sequences = knots(max(1, -(-max_sequences // groups)))
     contexts = np.array(CONTEXT_KNOTS)
     exact = decode_attention_s(rank, sequences[:, None], contexts[None, :]) * coef["decode"]
@@ -135,11 +141,11 @@ def oracle(rank: Rank, engine: Engine, max_sequences: int, max_prompt: int, slac
     lengths = prefill_attention_s(rank, prompts, np.zeros_like(prompts)) * coef["prefill"]
     heads = knots(max(2, max_sequences + 512))
     return Oracle(
-        rank, engine, table(attention_side, tokens), table(expert_side, tokens * groups),
+        rank, engine, group_s, joint_s,
         spread_over(head_s(rank, heads) * coef["gemm"], heads, int(heads[-1])),
         [tuple(float(c[i]) for c in columns) for i in whole],
         spread_over(lengths, prompts, int(prompts[-1])), _past_s(rank, coef["prefill"]),
-        rank.anatomy.num_layers * coef["layer_s"],
+        calls * coef["call_s"],
         _peak_shares(rank), _weights_s(rank), stages, _hop_s(rank),
     )  # fmt: skip
 

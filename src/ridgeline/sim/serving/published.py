@@ -163,11 +163,15 @@ def recipe_of(
 
 def _speculation(backend: str, made: Anatomy, row: Mapping[str, str]) -> Speculation | None:
     """Runs that drafted tokens: the file does not say so, but their images and widths were used for nothing else."""
-    version = row.get("backend_version") or ""
-    if backend == "trtllm" and made.name.startswith("deepseek") and version == "1.2.0rc6.post3":
-        split = (row.get("attention_dp_size") or "1") not in ("1", "1.0")
-        return Speculation(1 if split else 3, ACCEPT_FRAC)
-    return None
+    version, new = row.get("backend_version") or "", row["system"].startswith(("b", "gb"))
+    drafted = False
+    if backend == "trtllm" and made.name.startswith("deepseek"):
+        drafted = version == "1.2.0rc6.post3" or (version == "1.1.0rc2.post2" and row["model_path"].endswith("R1"))
+    if backend == "sglang" and made.name.startswith("qwen3.5"):
+        widths = (row.get("tp_size"), row.get("moe_ep_size"))
+        drafted = new and row.get("precision") == "fp8" and [float(w or 0) for w in widths] == [4, 1]
+    split = float(row.get("attention_dp_size") or 1) > 1
+    return Speculation(1 if split else 3, ACCEPT_FRAC) if drafted else None
 
 
 ACCEPT_FRAC = 0.62

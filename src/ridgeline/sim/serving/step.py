@@ -17,7 +17,7 @@ from ridgeline.cost.price import STREAMING_FRAC
 from ridgeline.hardware import Device
 from ridgeline.sim.serving.anatomy import Anatomy, Layers, Mixer
 from ridgeline.sim.serving.deployment import KV_BYTES, Format, Layout, Precision
-from ridgeline.sim.serving.experts import Grouped, coefficients, experts_s
+from ridgeline.sim.serving.experts import SHORT_KERNELS, Grouped, coefficients, experts_s
 from ridgeline.sim.serving.link import Fabric, fabric
 
 PARTS = ("gemm", "experts", "decode", "prefill", "link", "small")
@@ -27,6 +27,8 @@ PREFILL_LIBRARY = {"blackwell": "trtllm", "ada": "fa2_paged", "ampere": "flashin
 STREAM_FRAC = 0.75  # share of DRAM bandwidth that norms, activations and copies reach
 LATENT_DRAM_FRAC, LATENT_TENSOR_FRAC, LATENT_S = 0.75, 0.55, 8e-6
 """Decoding over a latent cache, as FlashMLA and its kin do: published 660 TFLOP/s and 3,000 GB/s on an H800."""
+LATENT_TILE = 64
+SCORE_TENSOR_FRAC = 0.4  # share of the fp8 peak at which an index scores keys
 SCAN_TENSOR_FRAC = 0.25  # chunked gated recurrences reach this share of the matrix peak
 PIECES = Mapping[str, Floats]
 
@@ -83,9 +85,11 @@ class Sum:
 
     parts: dict[str, Floats]
     kernels: float = 0.0
+    calls: float = 0.0  # operators a host without graphs has to launch
 
     def add(self, part: str, seconds: Floats, times: float = 1.0) -> None:
         self.parts[part] = self.parts.get(part, 0.0) + seconds * times
+        self.calls += times
 
 
 def attention_side(rank: Rank, tokens: Floats) -> Sum:
@@ -102,6 +106,7 @@ def _stream(rank: Rank, total: Sum, num_bytes: Floats, kernels: float, times: fl
     """Norms, activations, rotations, quantization: short kernels that stream."""
     total.add("small", np.asarray(num_bytes / (STREAM_FRAC * rank.chip.dram_bytes_per_s)), times)
     total.kernels += kernels * times
+    total.calls += kernels * times
 
 
 def _projections(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
@@ -114,7 +119,7 @@ def _projections(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
         _stream(rank, total, tokens * width * 2 * 4, 5 + quants, group.count)
     elif m.latent:
         shapes = _latent_shapes(m, h, tp)
-        _stream(rank, total, tokens * (m.latent.q_rank + h) * 2 * 2, 6 + quants + (3 if m.index else 0), group.count)
+        _stream(rank, total, tokens * (m.latent.q_rank + h) * 2 * 2, 6 + quants + (8 if m.index else 0), group.count)
     else:
         kv = max(m.kv_heads, tp) / tp
         width = (m.heads / tp * (2 if m.gated else 1) + 2 * kv) * m.dim
@@ -180,7 +185,7 @@ def _experts(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
     router = Format("bf16", 2.0, "bf16")
     mine = tokens / layout.attention_dp
     total.add("gemm", product_s(rank, router, mine, e.num, h), group.count)
-    _stream(rank, total, mine * e.num * 4.0, 2, group.count)
+    _stream(rank, total, mine * e.num * 4.0, 2 + SHORT_KERNELS, group.count)
     if e.shared:
         _feed_forward(rank, group, tokens, total, width=e.shared)
 
@@ -239,12 +244,12 @@ def _latent_decode_s(rank: Rank, m: Mixer, b: Floats, ctx: Floats) -> Floats:
     wide = low.kv_rank + low.rope
     dtype = "fp8" if size == 1 and "fp8" in rank.chip.tensor_flops_per_s else "bf16"
     peak = rank.chip.peak_flops_per_s(dtype) * LATENT_TENSOR_FRAC
-    padded = max(heads, 16.0 if rank.chip.arch == "blackwell" else 64.0)
+    padded = max(heads, 16.0 if rank.chip.arch == "blackwell" else LATENT_TILE)
     math_s = 2 * b * padded * seen * (wide + low.kv_rank) / peak
     read_s = b * seen * wide * size / (rank.chip.dram_bytes_per_s * LATENT_DRAM_FRAC)
     scored_s = np.zeros(b.shape)
     if m.index:
-        score = 2 * b * ctx * m.index.heads * m.index.dim / (rank.chip.peak_flops_per_s("fp8") * 0.4)
+        score = 2 * b * ctx * m.index.heads * m.index.dim / (rank.chip.peak_flops_per_s("fp8") * SCORE_TENSOR_FRAC)
         scored_s = 12e-6 + np.maximum(score, b * ctx * m.index.dim / (rank.chip.dram_bytes_per_s * LATENT_DRAM_FRAC))
     return np.asarray(LATENT_S + np.hypot(math_s, read_s) + scored_s)
 
@@ -268,9 +273,9 @@ def _prefill_layer_s(rank: Rank, m: Mixer, s: Floats, past: Floats) -> Floats:
     d, dv, hkv = float(m.dim), float(m.dim), max(m.kv_heads, tp) / tp
     if m.latent:
         d, dv, hkv = float(m.latent.nope + m.latent.rope), float(m.latent.value), m.heads / tp
-    seen = past + s
     if m.index:
-        seen = np.minimum(seen, s + m.index.top)
+        return _indexed_prefill_s(rank, m, s, past)
+    seen = past + s
     shape = {"h": m.heads / tp, "hkv": hkv, "s": s.ravel(), "skv": seen.ravel(), "d": d, "dv": dv}
     # the marginal sequence: four beside four others, so that a launch and a ragged last wave are shared
     times = [
@@ -278,12 +283,20 @@ def _prefill_layer_s(rank: Rank, m: Mixer, s: Floats, past: Floats) -> Floats:
         for b in (4, 8)
     ]
     each_s = np.maximum((times[1] - times[0]) / 4, times[1] / 16).reshape(s.shape)
-    if m.latent:
-        each_s = each_s + _expand_s(rank, m, seen)
-    if m.index:
-        score = 2 * s * (past + s / 2) * m.index.heads * m.index.dim / (rank.chip.peak_flops_per_s("fp8") * 0.4)
-        each_s = each_s + score
-    return np.asarray(each_s)
+    return np.asarray(each_s + _expand_s(rank, m, seen) if m.latent else each_s)
+
+
+def _indexed_prefill_s(rank: Rank, m: Mixer, s: Floats, past: Floats) -> Floats:
+    """Every query attends to its own picks in the latent space; tiles hold 64 heads, however few there are."""
+    low, index = m.latent, m.index
+    assert low is not None and index is not None
+    seen = np.minimum(past + s / 2, index.top)
+    heads = max(m.heads / rank.layout.tp, LATENT_TILE)
+    math_s = 2 * s * heads * seen * (2 * low.kv_rank + low.rope) / (
+        rank.chip.peak_flops_per_s("bf16") * LATENT_TENSOR_FRAC
+    )
+    scored = 2 * s * (past + s / 2) * index.heads * index.dim
+    return np.asarray(20e-6 + math_s + scored / (rank.chip.peak_flops_per_s("fp8") * SCORE_TENSOR_FRAC))
 
 
 def _expand_s(rank: Rank, m: Mixer, seen: Floats) -> Floats:
