@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import os
 
     from ridgeline.cost.check import Check
+    from ridgeline.sim.published.verdict import PublishedCheck
+    from ridgeline.store.validations import Run
     from ridgeline.trace import Trace
 
 
@@ -47,6 +49,23 @@ def validate(path: str | os.PathLike[str], on: str | Device = "h200") -> Check:
     from ridgeline.cost.measurements import read_measurements
 
     return check(on, read_measurements(path))
+
+
+def validate_published(path: str | os.PathLike[str], *, keep: bool = True) -> tuple[PublishedCheck, Run, Run | None]:
+    """How far simulations are from a file of published results: the verdicts, this run, and the last one kept.
+
+    The kind of file is known by its header. The run is kept unless ``keep`` is off or nothing changed since the last.
+    """
+    from ridgeline import __version__
+    from ridgeline.sim.published.registry import check_published
+    from ridgeline.store import validations
+
+    check = check_published(path)
+    run = validations.run_of(check.name, __version__, {row.key: (row.measured, row.predicted) for row in check.rows})
+    before = validations.last(check.name)
+    if keep:
+        validations.append(run)
+    return check, run, before
 
 
 def timeline(prediction: Prediction, max_spans: int = 300_000) -> Trace:

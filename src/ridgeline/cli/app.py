@@ -172,14 +172,21 @@ def validate(
     file: Annotated[
         Path,
         typer.Argument(
-            help="CSV with the columns kind, dtype, phase, library, shape, measured_s and optionally cache."
+            help="CSV with the columns kind, dtype, phase, library, shape, measured_s and optionally cache;"
+            " or a file of published results (collectives, training, inference, serving)."
         ),
     ],
     on: Annotated[str, typer.Option("--on", help="Device the operators were measured on.")] = "h200",
     worst: Annotated[int, typer.Option(min=0, help="Worst cases to list.")] = 10,
     json: Json = False,
+    against: Annotated[
+        str | None, typer.Option(help="Published files: list what changed since 'last', or since a date as kept.")
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--store/--no-store", help="Published files: keep the result to compare with later.")
+    ] = True,
 ) -> None:
-    """Compare predictions of operators with measurements of yours."""
+    """Compare predictions with measurements of yours, or with published results."""
     from ridgeline.cli.validate import validate_and_show
 
-    validate_and_show(file, on, worst, json)
+    validate_and_show(file, on, worst, json, against, keep)

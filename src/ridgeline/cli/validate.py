@@ -13,8 +13,15 @@ from ridgeline.journeys import validate
 from ridgeline.units import show_seconds
 
 
-def validate_and_show(path: Path, on: str, worst: int, as_json: bool) -> None:
+def validate_and_show(path: Path, on: str, worst: int, as_json: bool, against: str | None, keep: bool) -> None:
     """Print the scores, the worst cases and what was left out."""
+    from ridgeline.sim.published.registry import published_kind
+
+    if published_kind(path) is not None:
+        from ridgeline.cli.published import published_and_show
+
+        published_and_show(path, worst, as_json, against, keep)
+        return
     check = validate(path, on)
     if as_json:
         draw.print_json(check.to_dict())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,13 @@ MAX_BYTES = 1 << 28
 
 def read_measurements(path: str | os.PathLike[str]) -> list[tuple[int, Mapping[str, str]]]:
     """(line, columns) of every row; a file without the required columns is an error, a bad row is judged later."""
+    header, rows = read_table(path)
+    _check_header(header, Path(path))
+    return rows
+
+
+def read_table(path: str | os.PathLike[str]) -> tuple[list[str], list[tuple[int, Mapping[str, str]]]]:
+    """The header of a CSV file, and (line, columns) of every row."""
     source = Path(path)
     try:
         if source.stat().st_size > MAX_BYTES:
@@ -28,12 +36,13 @@ def read_measurements(path: str | os.PathLike[str]) -> list[tuple[int, Mapping[s
     return _rows(text, source)
 
 
-def _rows(text: str, source: Path) -> list[tuple[int, Mapping[str, str]]]:
-    reader = csv.reader(text.splitlines())
+def _rows(text: str, source: Path) -> tuple[list[str], list[tuple[int, Mapping[str, str]]]]:
+    reader = csv.reader(io.StringIO(text, newline=""))  # a quoted cell may hold a line break
     try:
         header = [name.strip().lower() for name in next(reader, [])]
-        _check_header(header, source)
-        return [(reader.line_num, _record(header, cells)) for cells in reader if any(cell.strip() for cell in cells)]
+        return header, [
+            (reader.line_num, _record(header, cells)) for cells in reader if any(cell.strip() for cell in cells)
+        ]
     except csv.Error as error:
         raise InputError(f"{source}, line {reader.line_num}: {error}; write plain comma-separated values") from None
 

@@ -6,7 +6,7 @@ from ridgeline.graph import Graph, Kind, TensorType
 from ridgeline.models.card import ModelCard, Request, register
 from ridgeline.models.encoder import self_attention
 from ridgeline.models.net import FP32, INT64, Net
-from ridgeline.models.vision import conv_bn, picture, start
+from ridgeline.models.vision import bottleneck, conv_bn, picture, start
 
 # A ResNet whose batch norms are frozen: constants folded into a scale and a shift at every call.
 
@@ -26,28 +26,32 @@ def frozen_norm(net: Net, x: int, name: str) -> int:
     return out
 
 
-def _bottleneck(net: Net, x: int, width: int, *, stride: int = 1, project: bool = False) -> int:
-    y = net.inplace("relu", frozen_norm(net, net.conv(x, width, 1, "conv1"), "bn1"))
-    y = net.inplace("relu", frozen_norm(net, net.conv(y, width, 3, "conv2", stride=stride), "bn2"))
+def _bottleneck(
+    net: Net, x: int, width: int, *, stride: int = 1, project: bool = False, groups: int = 1, inner: int | None = None
+) -> int:
+    middle = inner or width
+    y = net.inplace("relu", frozen_norm(net, net.conv(x, middle, 1, "conv1"), "bn1"))
+    y = net.inplace("relu", frozen_norm(net, net.conv(y, middle, 3, "conv2", stride=stride, groups=groups), "bn2"))
     y = frozen_norm(net, net.conv(y, 4 * width, 1, "conv3"), "bn3")
     if project:
         x = frozen_norm(net, net.conv(x, 4 * width, 1, "downsample.0", stride=stride), "downsample.1")
     return net.inplace("relu", net.inplace("add", y, x))
 
 
-def frozen_resnet(net: Net, x: int, depths: tuple[int, ...]) -> list[int]:
-    """Feature maps at strides 4, 8, 16 and 32."""
+def frozen_resnet(net: Net, x: int, depths: tuple[int, ...], *, groups: int = 1, widen: int = 1) -> list[int]:
+    """Feature maps at strides 4, 8, 16 and 32; ResNeXt has groups of wider 3×3."""
     net.enter("backbone")
     x = net.inplace("relu", frozen_norm(net, net.conv(x, 64, 7, "conv1", stride=2), "bn1"))
     x = net.pool("max", x, 3, 2, 1)
     maps = []
     for i, depth in enumerate(depths):
         net.enter(f"layer{i + 1}.0")
-        x = _bottleneck(net, x, 64 * 2**i, stride=2 if i else 1, project=True)
+        width = 64 * 2**i
+        x = _bottleneck(net, x, width, stride=2 if i else 1, project=True, groups=groups, inner=width * widen)
         net.exit()
         with net.repeat(depth - 1, f"layer{i + 1}"):
             inner = net.carry(x)
-            x = _bottleneck(net, inner, 64 * 2**i)
+            x = _bottleneck(net, inner, width, groups=groups, inner=width * widen)
             net.close_carry(inner, x)
         maps.append(x)
     net.exit()
@@ -65,20 +69,21 @@ def feature_pyramid(net: Net, maps: list[int], width: int) -> list[int]:
     return out
 
 
-def _retinanet(r: Request) -> Graph:
+def _retinanet(r: Request, *, classes: int = 91, groups: int = 1, widen: int = 1) -> Graph:
     r.multiple_of("image", 32, "the backbone's last stage has stride 32")
     net = start(r)
-    levels = feature_pyramid(net, frozen_resnet(net, picture(net, r), (3, 4, 6, 3))[1:], 256)
+    maps = frozen_resnet(net, picture(net, r), (3, 4, 6, 3), groups=groups, widen=widen)
+    levels = feature_pyramid(net, maps[1:], 256)
     levels.append(net.conv(levels[-1], 256, 3, "fpn.extra_blocks.p6", stride=2, bias=True))
     levels.append(net.conv(net.pointwise("relu", levels[-1]), 256, 3, "fpn.extra_blocks.p7", stride=2, bias=True))
-    scores = _towers(net, levels, 9 * 91, "classification_head")
+    scores = _towers(net, levels, 9 * classes, "classification_head")
     boxes = _towers(net, levels, 9 * 4, "regression_head")
     if not net.train:
         return _detections(net, r, scores, boxes)
     wanted = net.input("target_scores", net.type(*net.shape(scores)))
     corners = net.input("target_boxes", net.type(*net.shape(boxes)))
     loss = net.node(
-        "loss", [scores, wanted], [net.type()], fn="sigmoid_focal_loss", n=net.shape(scores)[1] * r.batch, c=91
+        "loss", [scores, wanted], [net.type()], fn="sigmoid_focal_loss", n=net.shape(scores)[1] * r.batch, c=classes
     )[0]
     return net.finish([net.add(loss, _l1(net, boxes, corners))], frees=False)
 
@@ -153,6 +158,67 @@ register(
     ),
     _retinanet,
 )
+register(
+    ModelCard(
+        "retinanet-x50",
+        "RetinaNet with ResNeXt-50 FPN, 264 classes",
+        "detection",
+        37_060_652,
+        "mlcommons/training single_stage_detector (OpenImages), layers counted",
+        {"image": 800},
+    ),
+    lambda request: _retinanet(request, classes=264, groups=32, widen=2),
+)
+
+
+# SSD.
+
+
+def _ssd(r: Request) -> Graph:
+    """SSD300 on a ResNet-50 that stops after its third stage, whose stride is 1."""
+    net = start(r)
+    x = net.pool("max", conv_bn(net, picture(net, r), 64, 7, "conv1", "bn1", stride=2), 3, 2, 1)
+    for i, depth in enumerate((3, 4, 6)):
+        for j in range(depth):
+            net.enter(f"layer{i + 1}.{j}")
+            x = bottleneck(net, x, 64 * 2**i, stride=2 if i == 1 and j == 0 else 1, project=j == 0)
+            net.exit()
+    maps = [x]
+    for i, (middle, o, stride, padding) in enumerate(_SSD_EXTRAS):
+        net.enter(f"additional_blocks.{i}")
+        x = conv_bn(net, conv_bn(net, maps[-1], middle, 1, "0", "1"), o, 3, "3", "4", stride=stride, padding=padding)
+        net.exit()
+        maps.append(x)
+    return _ssd_heads(net, r, maps)
+
+
+_SSD_EXTRAS = ((256, 512, 2, 1), (256, 512, 2, 1), (128, 256, 2, 1), (128, 256, 1, 0), (128, 256, 1, 0))
+
+
+def _ssd_heads(net: Net, r: Request, maps: list[int]) -> Graph:
+    boxes, scores = list[int](), list[int]()
+    for i, (x, anchors) in enumerate(zip(maps, (4, 6, 6, 6, 4, 4))):
+        area = net.shape(x)[2] * net.shape(x)[3]
+        for out, each, name in ((boxes, 4, "loc"), (scores, 81, "conf")):
+            made = net.conv(x, anchors * each, 3, f"{name}.{i}", bias=True)
+            out.append(net.reshape(made, r.batch, each, anchors * area))
+    loc, conf = net.cat(boxes, 2), net.cat(scores, 2)
+    if not net.train:
+        return net.finish([loc, conf])
+    rows = net.shape(conf)[2]
+    flat = net.reshape(net.contiguous(net.permute(conf, r.batch, rows, 81)), r.batch * rows, 81)
+    labels = net.input("labels", TensorType((r.batch * rows,), INT64))
+    target = net.input("boxes", net.type(*net.shape(loc)))
+    return net.finish([net.add(net.cross_entropy(flat, labels), _l1(net, loc, target))], frees=False)
+
+
+register(
+    ModelCard(
+        "ssd300-r50", "SSD300 with ResNet-50", "detection", 22_894_902,
+        "NVIDIA/DeepLearningExamples PyTorch/Detection/SSD, layers counted", {"image": 300},
+    ),
+    _ssd,
+)  # fmt: skip
 
 
 # DETR.

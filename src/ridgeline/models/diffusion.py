@@ -193,6 +193,7 @@ def _unet(c: Unet, r: Request) -> Graph:
 
 
 _SD15 = Unet(widths=(320, 640, 1280, 1280), depths=(1, 1, 1, 0), heads=(8, 8, 8, 8), text=768, linear=False)
+_SD2 = Unet(widths=(320, 640, 1280, 1280), depths=(1, 1, 1, 0), heads=(5, 10, 20, 20), text=1024, linear=True)
 _SDXL = Unet(widths=(320, 640, 1280), depths=(0, 2, 10), heads=(5, 10, 20), text=2048, linear=True, pooled=2816)
 register(
     ModelCard(
@@ -204,6 +205,17 @@ register(
         {"seq": 77, "image": 512},
     ),
     lambda request: _unet(_SD15, request),
+)
+register(
+    ModelCard(
+        "sd2-unet",
+        "Stable Diffusion 2 UNet",
+        "diffusion",
+        865_910_724,
+        "stabilityai/stable-diffusion-2-base unet/config.json",
+        {"seq": 77, "image": 512},
+    ),
+    lambda request: _unet(_SD2, request),
 )
 register(
     ModelCard(

@@ -242,6 +242,13 @@ _add_bert(
     Bert(layers=24, hidden=1024, heads=16, vocab=30522),
 )
 _add_bert(
+    "bert-6b",
+    "a BERT of 6.6 billion parameters, as FasterTransformer's guide times it",
+    6_588_106_554,
+    "NVIDIA/FasterTransformer docs/bert_guide.md: 32 layers of 4096, 32 heads; layers counted",
+    Bert(layers=32, hidden=4096, heads=32, vocab=30522, positions=1024),
+)
+_add_bert(
     "roberta-large",
     "RoBERTa large with its masked-language head",
     355_412_057,

@@ -127,6 +127,47 @@ def _pointwise_attention(net: Net, q: int, k: int, v: int) -> int:
     return net.reshape(net.bmm(net.reshape(weights, b * h, s, s), flat[2]), b, h, s, d)
 
 
+def _ncf(r: Request) -> Graph:
+    """Neural collaborative filtering on MovieLens 20M: a product of factors beside a tower."""
+    users, items, factors, widths = 138_493, 26_744, 64, (256, 256, 128, 64)
+    net = Net(r.card.name, r.mode, r.precision, batch=r.batch)
+    user, item = (net.input(name, TensorType((r.batch,), INT64)) for name in ("user", "item"))
+    pair = [
+        net.embedding(ids, rows, cols, f"{name}_{kind}")[0]
+        for kind, cols in (("mf", factors), ("mlp", widths[0] // 2))
+        for ids, rows, name in ((user, users, "user"), (item, items, "item"))
+    ]
+    product, x = net.mul(pair[0], pair[1]), net.cat(pair[2:], 1)
+    x = _tower(net, x, widths[1:], "mlp", last_relu=True)
+    return _click(net, net.linear(net.cat((product, x), 1), 1, "final", bias=True), r.batch)
+
+
+def _wide_and_deep(r: Request) -> Graph:
+    """Outbrain click prediction: embeddings and a deep tower beside a linear model on one-hot features."""
+    rows = (379_000, 300_000, 100_000, 4_000, 3_000, 2_500, 2_000, 1_000, 350, 250, 100, 100, 30, 10, 5, 5)
+    net = Net(r.card.name, r.mode, r.precision, batch=r.batch)
+    dense = net.input("dense", net.type(r.batch, 13))
+    ids = [net.input(f"sparse_{i}", TensorType((r.batch,), INT64)) for i in range(len(rows))]
+    deep = [net.embedding(x, v, 64, f"deep.{i}")[0] for i, (x, v) in enumerate(zip(ids, rows))]
+    wide = [net.embedding(x, v, 1, f"wide.{i}")[0] for i, (x, v) in enumerate(zip(ids, rows))]
+    x = _tower(net, net.cat((dense, *deep), 1), (1024, 1024, 1024, 1024, 1024, 1), "tower", last_relu=False)
+    return _click(net, net.add(x, net.reduce("sum", net.cat(wide, 1), (1,), keepdim=True)), r.batch)
+
+
+register(
+    ModelCard(
+        "ncf", "NeuMF on MovieLens 20M", "recommender", 31_832_577,
+        "NVIDIA/DeepLearningExamples PyTorch/Recommendation/NCF, layers counted", {},
+    ),
+    _ncf,
+)  # fmt: skip
+register(
+    ModelCard(
+        "wide-and-deep", "Wide & Deep on Outbrain", "recommender", 56_765_087,
+        "NVIDIA/DeepLearningExamples TensorFlow2/Recommendation/WideAndDeep; table sizes rounded, layers counted", {},
+    ),
+    _wide_and_deep,
+)  # fmt: skip
 register(
     ModelCard(
         "dlrm",

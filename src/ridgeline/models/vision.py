@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from ridgeline.graph import Graph, TensorType
 from ridgeline.models.card import ModelCard, Request, register
@@ -260,37 +262,39 @@ def conv_bn(
     return net.inplace(act, x) if act else x
 
 
-def bottleneck(net: Net, x: int, width: int, *, stride: int = 1, project: bool = False) -> int:
-    """1×1, 3×3, 1×1 with a shortcut."""
-    y = conv_bn(net, x, width, 1, "conv1", "bn1")
-    y = conv_bn(net, y, width, 3, "conv2", "bn2", stride=stride)
+def bottleneck(
+    net: Net, x: int, width: int, *, stride: int = 1, project: bool = False, groups: int = 1, inner: int | None = None
+) -> int:
+    """1×1, 3×3, 1×1 with a shortcut; ``inner`` is the width of the 3×3 where it differs."""
+    y = conv_bn(net, x, inner or width, 1, "conv1", "bn1")
+    y = conv_bn(net, y, inner or width, 3, "conv2", "bn2", stride=stride, groups=groups)
     y = conv_bn(net, y, 4 * width, 1, "conv3", "bn3", act=None)
     if project:
         x = conv_bn(net, x, 4 * width, 1, "downsample.0", "downsample.1", stride=stride, act=None)
     return net.inplace("relu", net.inplace("add", y, x))
 
 
-def resnet_stages(net: Net, x: int, depths: tuple[int, ...]) -> list[int]:
-    """Stem and the four stages; the feature maps at strides 4, 8, 16 and 32."""
+def resnet_stages(net: Net, x: int, depths: tuple[int, ...], *, groups: int = 1, widen: int = 1) -> list[int]:
+    """Stem and the four stages; the feature maps at strides 4, 8, 16 and 32. ResNeXt has groups of wider 3×3."""
     x = conv_bn(net, x, 64, 7, "conv1", "bn1", stride=2)
     x = net.pool("max", x, 3, 2, 1)
     maps = []
     for i, depth in enumerate(depths):
         width = 64 * 2**i
         net.enter(f"layer{i + 1}.0")
-        x = bottleneck(net, x, width, stride=2 if i else 1, project=True)
+        x = bottleneck(net, x, width, stride=2 if i else 1, project=True, groups=groups, inner=width * widen)
         net.exit()
         with net.repeat(depth - 1, f"layer{i + 1}"):
             inner = net.carry(x)
-            x = bottleneck(net, inner, width)
+            x = bottleneck(net, inner, width, groups=groups, inner=width * widen)
             net.close_carry(inner, x)
         maps.append(x)
     return maps
 
 
-def _resnet(depths: tuple[int, ...], r: Request) -> Graph:
+def _resnet(depths: tuple[int, ...], r: Request, *, groups: int = 1, widen: int = 1) -> Graph:
     net = start(r)
-    x = resnet_stages(net, picture(net, r), depths)[-1]
+    x = resnet_stages(net, picture(net, r), depths, groups=groups, widen=widen)[-1]
     x = net.reduce("mean", x, (2, 3))
     return classify(net, net.linear(x, 1000, "fc", bias=True))
 
@@ -302,6 +306,12 @@ register(
 register(
     ModelCard("resnet152", "ResNet-152", "vision", 60_192_808, "timm resnet152", {"image": 224}),
     lambda request: _resnet((3, 8, 36, 3), request),
+)
+register(
+    ModelCard(
+        "resnext101-32x4d", "ResNeXt-101 32x4d", "vision", 44_177_704, "timm resnext101_32x4d", {"image": 224}
+    ),
+    lambda request: _resnet((3, 4, 23, 3), request, groups=32, widen=2),
 )
 
 
@@ -318,7 +328,7 @@ _STAGES = (
 )
 
 
-def _inverted(net: Net, x: int, kernel: int, stride: int, factor: int, o: int) -> int:
+def _inverted(net: Net, x: int, kernel: int, stride: int, factor: int, o: int, *, wide: bool) -> int:
     """Expand, depthwise, squeeze-and-excite, project."""
     c = net.shape(x)[1]
     y = conv_bn(net, x, c * factor, 1, "conv_pw", "bn1", act=None) if factor > 1 else x
@@ -334,7 +344,7 @@ def _inverted(net: Net, x: int, kernel: int, stride: int, factor: int, o: int) -
         groups=c * factor,
         act=None,
     )
-    y = _squeeze(net, net.pointwise("silu", y), c // 4)
+    y = _squeeze(net, net.pointwise("silu", y), (c * factor if wide else c) // 4)
     y = conv_bn(net, y, o, 1, "conv_pwl", "bn3", act=None)
     return net.add(y, x) if stride == 1 and c == o else y
 
@@ -349,21 +359,39 @@ def _squeeze(net: Net, x: int, narrow: int) -> int:
     return net.mul(x, y)
 
 
-def _efficientnet(r: Request) -> Graph:
+def _rounded(channels: float) -> int:
+    """The nearest multiple of eight, never more than a tenth below."""
+    near = max(8, int(channels + 4) // 8 * 8)
+    return near if near >= 0.9 * channels else near + 8
+
+
+def _efficientnet(r: Request, *, width: float = 1.0, depth: float = 1.0, wide: bool = False) -> Graph:
+    """Stages widened and deepened together; ``wide`` squeezes the expanded channels instead of the block's input."""
     net = start(r)
-    x = net.pointwise("silu", conv_bn(net, picture(net, r), 32, 3, "conv_stem", "bn1", stride=2, act=None))
-    for i, (depth, kernel, stride, factor, o) in enumerate(_STAGES):
-        for j in range(depth):
+    stem = conv_bn(net, picture(net, r), _rounded(32 * width), 3, "conv_stem", "bn1", stride=2, act=None)
+    x = net.pointwise("silu", stem)
+    for i, (blocks, kernel, stride, factor, o) in enumerate(_STAGES):
+        for j in range(math.ceil(blocks * depth)):
             net.enter(f"blocks.{i}.{j}")
-            x = _inverted(net, x, kernel, stride if j == 0 else 1, factor, o)
+            x = _inverted(net, x, kernel, stride if j == 0 else 1, factor, _rounded(o * width), wide=wide)
             net.exit()
-    x = net.pointwise("silu", conv_bn(net, x, 1280, 1, "conv_head", "bn2", act=None))
+    x = net.pointwise("silu", conv_bn(net, x, _rounded(1280 * width), 1, "conv_head", "bn2", act=None))
     return classify(net, net.linear(net.reduce("mean", x, (2, 3)), 1000, "classifier", bias=True))
 
 
-register(
-    ModelCard("efficientnet-b0", "EfficientNet-B0", "vision", 5_288_548, "timm efficientnet_b0", {"image": 224}),
-    _efficientnet,
+def _add_efficientnet(name: str, title: str, num_params: int, source: str, image: int, **scale: Any) -> None:
+    register(
+        ModelCard(name, title, "vision", num_params, source, {"image": image}),
+        lambda request: _efficientnet(request, **scale),
+    )
+
+
+_add_efficientnet("efficientnet-b0", "EfficientNet-B0", 5_288_548, "timm efficientnet_b0", 224)
+_add_efficientnet("efficientnet-b4", "EfficientNet-B4", 19_341_616, "timm efficientnet_b4", 380, width=1.4, depth=1.8)
+_WIDE = "NVIDIA/DeepLearningExamples, efficientnet widese, layers counted"
+_add_efficientnet("efficientnet-widese-b0", "EfficientNet-B0, wide squeeze", 8_423_848, _WIDE, 224, wide=True)
+_add_efficientnet(
+    "efficientnet-widese-b4", "EfficientNet-B4, wide squeeze", 34_927_246, _WIDE, 380, width=1.4, depth=1.8, wide=True
 )
 
 

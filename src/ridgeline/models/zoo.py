@@ -14,9 +14,11 @@ from ridgeline.models import (  # noqa: F401  (importing a family registers it)
     gnn,
     llm,
     recommend,
+    sequence,
     speech,
     ssm,
     vision,
+    volume,
 )
 from ridgeline.models.card import ModelCard, catalog, check, find
 

@@ -1,1 +1,1 @@
-"""Simulation: how a training step or a serving deployment unfolds over time."""
+"""What happens on a cluster: collectives, the event loop and serving, on top of plans and costs."""

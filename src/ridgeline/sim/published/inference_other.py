@@ -1,0 +1,177 @@
+"""Published inference of vision, language, speech and recommendation networks beside ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ridgeline.errors import InputError, RidgelineError
+from ridgeline.sim.published.verdict import Judged, Row, Unused
+from ridgeline.sim.published.workload import Workload, answer, device_of
+
+_PRECISION = {"amp": "fp16", "fp16": "fp16", "tf32": "tf32", "fp32": "fp32", "int8": "int8", "fp8": "fp8",
+              "int8-v1": "int8", "int8-v2": "int8"}  # fmt: skip
+SQUAD_TOKENS = 180  # mean of the development set; the engines skip padding
+KITS_WINDOWS = 58  # windows of 128³ in a KiTS19 case at half overlap, on average
+PAIRS = 270  # user-item pairs in a sample of MLPerf's recommenders, on average
+DENOISING = 20  # steps, each with and without the prompt
+SPEECH_FRAMES = 740  # mean of LibriSpeech dev-clean
+SERVER_FRAC = 0.93
+"""Load under a latency bound as a share of the offline rate: the median of NVIDIA's pairs of results."""
+_NETWORKS: tuple[tuple[str, str, tuple[tuple[str, Any], ...], float], ...] = (
+    (r"ResNet-50", "resnet50", (), 1.0),
+    (r"ResNeXt101", "resnext101-32x4d", (), 1.0),
+    (r"BERT-6B", "bert-6b", (("head", "none"), ("width", 4096), ("layers", 32)), 1.0),
+    (r"BERT-base", "bert-base", (("head", "none"),), 1.0),
+    (r"BERT-large", "bert-large", (("head", "none"),), 1.0),
+    (r"RetinaNet|retinanet", "retinanet-x50", (), 1.0),
+    (r"3d-unet", "unet3d", (), KITS_WINDOWS),
+    (r"RNN-T", "rnnt", (("seq", SPEECH_FRAMES),), 1.0),
+    (r"dlrm-v2", "dlrm-dcnv2", (), 1.0),
+    (r"dlrm", "dlrm", (), 1.0),
+    (r"SDXL|stable-diffusion-xl", "sdxl-unet", (), 1.0),
+    (r"NCF", "ncf", (), 1.0),
+    (r"SSD300", "ssd300-r50", (), 1.0),
+)
+_DEFAULT_BATCH = {"resnet50": 2048, "bert-large": 512, "retinanet-x50": 16, "unet3d": 8, "rnnt": 2048, "dlrm": 300_000,
+                  "dlrm-dcnv2": 200_000, "sdxl-unet": 8}  # fmt: skip
+"""Offline batches where a submission's is not recorded; the rate hardly depends on them."""
+
+
+def judge(rows: Sequence[Row]) -> Iterator[Judged | Unused]:
+    """Each row beside the batch it describes, in seconds a batch."""
+    for row in rows:
+        try:
+            yield _judged(row)
+        except RidgelineError as error:
+            yield Unused(row=row.line, source=source_of(row), why=str(error))
+
+
+def source_of(row: Row) -> str:
+    """Every MLPerf result is a file of its own: its round and submitter are the source."""
+    text = row.text("source")
+    found = re.search(r"inference_results_(v[\d.]+)", text)
+    return f"mlcommons/inference_results_{found.group(1)}" if found else text
+
+
+def _judged(row: Row) -> Judged:
+    work = workload(row)
+    expected_s, low_s, high_s = answer(work)
+    what = f"{work.network} batch {work.batch} on {work.ranks}× {work.device}, {work.precision}, {work.stack}"
+    return Judged(
+        row=row.line, key=f"{row.text('config_id')}|{row.text('metric')}", source=source_of(row),
+        what=f"{what}, {row.text('scenario')}", metric=row.text("scenario"), unit="s",
+        measured=measured_s(row, work), predicted=expected_s, low=low_s, high=high_s,
+    )  # fmt: skip
+
+
+def workload(row: Row) -> Workload:
+    """The batch a row describes, or why it cannot be known."""
+    network, options, factor = _network(row)
+    stack, precision = stack_of(row), _precision(row, network)
+    batch, devices = _batch(row, network), int(row.number("num_devices") or 1)
+    name = device_of(row.text("device"))
+    tensor_ranks = _tensor_ranks(row)
+    if network.startswith("bert"):
+        options = (*options, ("seq", _tokens(row)))
+    samples, passes = float(batch), 1.0
+    if network == "sdxl-unet":
+        batch, passes = 2 * batch, float(DENOISING)
+    elif network.startswith("dlrm"):
+        samples = batch / PAIRS
+    elif network == "unet3d":
+        passes, factor = float(KITS_WINDOWS), 1.0
+    return Workload(
+        stack=stack, device=name, network=network, batch=batch, precision=precision, mode="infer",
+        items=samples * (1 if tensor_ranks > 1 else devices), options=options, factor=factor, passes=passes,
+        tensor_ranks=tensor_ranks, system=f"{name}*8",
+    )  # fmt: skip
+
+
+def measured_s(row: Row, work: Workload) -> float:
+    """Seconds of one batch."""
+    value, unit = row.number("value"), row.text("unit")
+    if value is None or value <= 0:
+        raise InputError(f"no value: {row.text('value')!r}")
+    if "latency" in row.text("metric").lower():
+        return value if unit == "s" or (work.network == "ncf" and value < 0.1) else value * 1e-3
+    power = re.fullmatch(r"e\+(\d+)", unit)
+    rate = value * 10.0 ** int(power.group(1)) if power else value
+    return work.items / rate * (SERVER_FRAC if row.text("scenario") == "Server" else 1.0)
+
+
+def stack_of(row: Row) -> str:
+    engine = row.text("engine")
+    if engine.startswith("TensorRT"):
+        return "tensorrt"
+    if engine.startswith("FasterTransformer"):
+        return "fastertransformer-int8" if "int8" in row.text("precision") else "fastertransformer"
+    if engine.startswith("TF baseline"):
+        return "tensorflow-1-infer"
+    if engine.startswith("TorchScript"):
+        return "torchscript-infer"
+    if engine.startswith("PyTorch 2.1 "):
+        return "pytorch-2.1-fused" if "fused" in engine else "pytorch-2.1"
+    if engine in ("PyTorch", "MXNet"):
+        return f"ngc-{engine.lower()}-infer"
+    raise InputError(f"no coefficients for {engine or 'an engine that is not named'}")
+
+
+def _network(row: Row) -> tuple[str, tuple[tuple[str, Any], ...], float]:
+    model = row.text("model")
+    if model == "EfficientNet":
+        found = re.search(r"Model=(efficientnet-[a-z0-9-]+)", row.text("notes"))
+        if not found:
+            raise InputError("which EfficientNet is not stated")
+        return found.group(1), (), 1.0
+    for pattern, name, options, factor in _NETWORKS:
+        if re.match(pattern, model):
+            return name, options, factor
+    raise InputError(f"{model} is not in the zoo")
+
+
+def _precision(row: Row, network: str) -> str:
+    text = row.text("precision").lower()
+    if "use_fp8=True" in row.text("notes") or "fp8" in text:
+        return "fp8"
+    if text in _PRECISION:
+        return _PRECISION[text]
+    if text or not row.text("engine").startswith("TensorRT"):
+        raise InputError("the precision is not stated, and two tables of the source differ in it alone")
+    if network == "rnnt":
+        return "fp16"
+    hopper = re.search(r"h100|h200|gh200|b200", row.text("device").lower())
+    return ("fp8" if hopper else "fp16") if row.text("task") == "bert-99.9" else "int8"
+
+
+def _batch(row: Row, network: str) -> int:
+    text = row.text("batch")
+    if row.text("scenario") == "SingleStream" and network != "unet3d":
+        return 1
+    if row.text("scenario") == "MultiStream":
+        return 8
+    if not text:
+        if network in _DEFAULT_BATCH and row.text("engine").startswith("TensorRT"):
+            return _DEFAULT_BATCH[network]
+        raise InputError("the batch is not stated")
+    found = re.search(r"'(?:unet|dlrm-v2)': (\d+)(?: \* (\d+))?", text)
+    if found:
+        first, second = int(found.group(1)), int(found.group(2) or 1)
+        return first if network == "sdxl-unet" else first * second
+    return int(re.split(r"[/ ]", text)[0])
+
+
+def _tokens(row: Row) -> int:
+    found = re.search(r"seq (\d+)", row.text("input"))
+    if found:
+        return int(found.group(1))
+    noted = re.search(r"Sequence Length=(\d+)", row.text("notes"))
+    return int(noted.group(1)) if noted else SQUAD_TOKENS
+
+
+def _tensor_ranks(row: Row) -> int:
+    found = re.search(r"TP(\d+) PP(\d+)", row.text("engine"))
+    if found and int(found.group(2)) > 1:
+        raise InputError("stages of a pipeline for one batch are not modeled")
+    return int(found.group(1)) if found else 1

@@ -1,0 +1,132 @@
+"""Collectives: the algorithm chosen, the loads it puts on links, and figures that were measured elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.basis import Basis
+from ridgeline.errors import InputError
+from ridgeline.hardware import Group, cluster
+from ridgeline.sim.collectives import algorithms, chunking_s, collective_s, torus_share
+from ridgeline.sim.expert import Routing, distinct, exchange_s
+
+H100 = cluster("h100-sxm*1024")
+NODE = H100.group(8)
+
+
+def bus_bytes_per_s(num_bytes: float, num_ranks: int, seconds: float) -> float:
+    return 2 * (num_ranks - 1) / num_ranks * num_bytes / seconds
+
+
+def test_a_large_all_reduce_of_eight_hopper_gpus_runs_in_the_switch() -> None:
+    found = collective_s("all_reduce", 2**33, NODE, H100)
+    assert found.algorithm == "switch"
+    assert bus_bytes_per_s(2**33, 8, found.expected_s) == pytest.approx(475e9, rel=0.03)  # 473 to 480 are published
+
+
+def test_without_the_switch_it_is_a_ring_and_slower() -> None:
+    found = collective_s("all_reduce", 2**33, NODE, H100, "ring")
+    assert bus_bytes_per_s(2**33, 8, found.expected_s) == pytest.approx(366e9, rel=0.03)
+    plain = cluster("h100-sxm*1024 nvls=0")
+    assert collective_s("all_reduce", 2**33, plain.group(8), plain).expected_s == pytest.approx(found.expected_s)
+
+
+def test_across_hosts_the_network_bounds_and_both_levels_carry_their_bytes() -> None:
+    found = collective_s("all_reduce", 1e9, H100.group(1024), H100)
+    assert found.scale_out_bytes == pytest.approx(2e9)  # a tree: up and down once
+    assert found.expected_s > 2e9 / 400e9
+
+
+def test_siblings_share_the_network_of_a_host() -> None:
+    shared = collective_s("all_gather", 1e9, H100.group(128, stride=8), H100)
+    alone = collective_s("all_gather", 1e9, H100.group(128, stride=8, alone=True), H100)
+    assert shared.expected_s == pytest.approx(alone.expected_s)  # one NIC for each GPU: nobody is in the way
+    four = cluster("h100-sxm*1024 nics=4")
+    busy, idle = (collective_s("all_gather", 1e9, four.group(128, stride=8, alone=a), four) for a in (False, True))
+    assert busy.expected_s > 1.8 * idle.expected_s
+
+
+def test_a_tapered_tree_costs_its_taper() -> None:
+    tapered = cluster("h100-sxm*1024 oversubscription=2")
+    full = collective_s("all_to_all", 1e9, H100.group(1024), H100).expected_s
+    assert collective_s("all_to_all", 1e9, tapered.group(1024), tapered).expected_s > 1.8 * full
+
+
+def test_in_network_reduction_halves_what_the_network_carries() -> None:
+    sharp = cluster("h100-sxm*1024 sharp=1")
+    found = collective_s("all_reduce", 1e9, sharp.group(1024), sharp, "sharp")
+    assert found.scale_out_bytes == pytest.approx(1e9)
+
+
+def test_small_messages_cost_latency_that_grows_with_ranks() -> None:
+    times = [collective_s("all_reduce", 1024, H100.group(n), H100, "ring").expected_s for n in (2, 4, 8)]
+    assert times[0] < times[1] < times[2] < 20e-6
+
+
+def test_a_torus_uses_the_axes_a_group_covers() -> None:
+    pod = cluster("tpu-v5p*4096")
+    assert torus_share(pod, 16) == pytest.approx(1 / 3)
+    assert torus_share(pod, 4096) == 1.0
+    assert torus_share(pod, 8) == pytest.approx(1 / 6)  # half an axis has no wrap-around
+
+
+def test_a_mesh_leaves_the_links_of_absent_peers_idle() -> None:
+    host = cluster("mi300x*8")
+    pair, all_of_them = (collective_s("all_gather", 1e9, host.group(n), host) for n in (2, 8))
+    assert pair.expected_s > 3 * all_of_them.expected_s
+
+
+def test_a_technology_without_coefficients_borrows_and_says_so() -> None:
+    odd = cluster("h100-sxm*8 scale_up_kind=photons")
+    found = collective_s("all_reduce", 1e8, odd.group(8), odd)
+    assert found.basis is Basis.ASSUMED
+    known = collective_s("all_reduce", 1e8, H100.group(8), H100)
+    assert found.high_s / found.low_s > known.high_s / known.low_s
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(InputError, match="did you mean 'all_reduce'"):
+        collective_s("al_reduce", 1.0, NODE, H100)
+    with pytest.raises(InputError, match="cannot run as 'torus'"):
+        collective_s("all_reduce", 1.0, NODE, H100, "torus")
+    with pytest.raises(InputError, match="cannot have"):
+        collective_s("all_reduce", -1.0, NODE, H100)
+    without = cluster("h100-sxm*16 nics=0")
+    with pytest.raises(InputError, match="no NIC"):
+        collective_s("all_reduce", 1e6, without.group(16), without)
+
+
+def test_chunks_cost_most_where_the_message_is_as_long_as_the_pipeline() -> None:
+    assert chunking_s(1e-3, 1e-5, 1.0) == pytest.approx(2e-4)
+    assert chunking_s(1.0, 1e-5, 1e-3) == pytest.approx(1e-2 + 1e-3)
+    assert chunking_s(0.0, 1e-5, 1e-3) == 0.0
+
+
+def test_algorithms_are_listed_by_where_ranks_sit() -> None:
+    assert set(algorithms("all_reduce", NODE, H100)) == {"ring", "switch"}
+    assert "tree" in algorithms("all_reduce", H100.group(16), H100)
+    assert algorithms("all_reduce", H100.group(1), H100) == ("none",)
+
+
+def test_tokens_travel_once_to_each_domain_when_forwarded() -> None:
+    host = cluster("hgx-h800*8")
+    routing = Routing(num_tokens=4096, hidden_bytes=7168.0, topk=8, max_domains=4)
+    group = Group(num_ranks=64, per_host=8, per_domain=8)
+    forwarded, direct = (exchange_s(routing, group, host, mode) for mode in ("throughput", "low_latency"))
+    assert forwarded.scale_out_bytes < 0.5 * direct.scale_out_bytes
+    assert forwarded.scale_up_bytes > direct.scale_up_bytes
+
+
+def test_low_latency_dispatch_meets_the_published_times() -> None:
+    """DeepEP dd758caf4518, docs/legacy.md: 128 tokens of 7168 fp8, top 8, on H800 with one 400 Gb/s NIC each."""
+    host = cluster("hgx-h800*32")
+    routing = Routing(num_tokens=128, hidden_bytes=7168 * (1 + 4 / 128), topk=8)
+    for ranks, time_us in ((16, 118), (32, 155), (64, 173), (256, 194)):
+        group = Group(num_ranks=ranks, per_host=8, per_domain=8)
+        assert exchange_s(routing, group, host, "low_latency").expected_s == pytest.approx(time_us * 1e-6, rel=0.12)
+
+
+def test_distinct_places_are_at_most_all_of_them() -> None:
+    assert distinct(8, 1) == pytest.approx(1.0)
+    assert 5.0 < distinct(8, 8) < 5.5
+    assert distinct(4, 1000) == pytest.approx(4.0)
