@@ -184,8 +184,7 @@ def _hop_s(rank: Rank) -> float:
     """Activations of a decoding step through all stages."""
     if rank.layout.pp == 1:
         return 0.0
-    spread = fabric(rank.device, rank.layout.num_devices)
-    return float(spread.send_s(rank.anatomy.hidden * 2.0 * 16)) * (rank.layout.pp - 1)
+    return fabric(rank.device, rank.layout.num_devices).send_s(rank.anatomy.hidden * 2.0 * 16) * (rank.layout.pp - 1)
 
 
 def _weights_s(rank: Rank) -> float:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
+from ridgeline.sim.published.verdict import Judged, Row, Unused
 from ridgeline.sim.serving.anatomy import Anatomy, anatomy
 from ridgeline.sim.serving.deployment import Layout, precision
 from ridgeline.sim.serving.engine import Engine, engine
-from ridgeline.sim.serving.simulate import Deployment, Pool
+from ridgeline.sim.serving.metrics import metrics
+from ridgeline.sim.serving.simulate import Deployment, Pool, simulate
 from ridgeline.sim.serving.worker import Speculation
 from ridgeline.sim.serving.workload import Workload, closed
 
@@ -44,28 +44,30 @@ class Run:
     row: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """A row that cannot be simulated, and why."""
-
-    key: str
-    why: str
-
-
-def read_runs(path: str | Path) -> Iterator[Run | Unusable]:
-    """Every row of a file of serving runs, in order."""
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    if rows and "silicon_ttft_ms" not in rows[0]:
-        raise InputError(f"{path} has no column silicon_ttft_ms: it is not a file of serving runs")
+def judge(rows: Sequence[Row]) -> Iterator[Judged | Unused]:
+    """Mean time to first token and per output token of every run, each beside the simulation of its row."""
     for row in rows:
+        source = f"{row.text('mode')}/{row.text('backend')}/{row.text('system')}"
         try:
-            yield run_of_row(row)
+            yield from _judged(row, run_of_row(row.columns), source)
         except (RidgelineError, ValueError, KeyError) as error:
-            yield Unusable(row.get("id", "?"), str(error))
+            yield Unused(row=row.line, source=source, why=str(error))
+
+
+def _judged(row: Row, run: Run, source: str) -> Iterator[Judged]:
+    found = metrics(simulate(run.deployment, run.workload))
+    layout = run.deployment.pool.layout
+    what = (
+        f"{run.deployment.anatomy.name} {run.deployment.precision.name}, tp {layout.tp} dp {layout.attention_dp} "
+        f"ep {layout.ep}, {row.text('isl')} in {row.text('osl')} out, {run.workload.concurrency} in flight"
+    )
+    for metric, measured_s, predicted in (
+        ("ttft_mean", run.ttft_s, found.ttft_s), ("tpot_mean", run.tpot_s, found.tpot_s)
+    ):  # fmt: skip
+        yield Judged(
+            row=row.line, key=f"{run.key}/{metric}", source=source, what=what, metric=metric, unit="s",
+            measured=measured_s, predicted=predicted.mean, low=predicted.low, high=predicted.high,
+        )  # fmt: skip
 
 
 def run_of_row(row: Mapping[str, str]) -> Run:
