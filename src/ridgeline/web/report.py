@@ -51,13 +51,18 @@ def write_report(prediction: Prediction, path: str | os.PathLike[str], rate: tup
 def render_report(prediction: Prediction, rate: tuple[str, float] | None = None) -> str:
     """The report as text."""
     title = f"{prediction.graph.name} on {prediction.device.name} · Ridgeline"
+    return page(title, "report", report_data(prediction, rate))
+
+
+def page(title: str, stem: str, data: Any) -> str:
+    """One file: the assets called ``stem`` around ``data``."""
     return _PAGE.format(
         policy=html.escape(_POLICY),
         title=html.escape(title),
         style=_asset("report.css"),
-        body=_asset("report.html"),
-        data=embedded(report_data(prediction, rate)),
-        script=_asset("report.js"),
+        body=_asset(f"{stem}.html"),
+        data=embedded(data),
+        script=_asset(f"{stem}.js"),
     )
 
 

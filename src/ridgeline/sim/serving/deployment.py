@@ -138,11 +138,14 @@ RESERVED_BYTES = 2.5e9
 
 
 def cache_tokens(
-    anatomy: Anatomy, layout: Layout, precision: Precision, device: Device, memory_frac: float, state_slots: int
-) -> int:
+    anatomy: Anatomy, layout: Layout, precision: Precision, device: Device, memory_frac: float, counts_free: bool,
+    state_slots: int,
+) -> int:  # fmt: skip
     """Tokens that fit the cache of one attention group beside the weights; none is an error."""
-    room = device.dram.capacity_bytes * memory_frac - RESERVED_BYTES - weight_bytes(anatomy, layout, precision)
-    room -= state_slots * sum(g.count * g.mixer.state_bytes(layout.tp) for g in anatomy.layers) / layout.pp
+    taken = RESERVED_BYTES + weight_bytes(anatomy, layout, precision)
+    taken += state_slots * sum(g.count * g.mixer.state_bytes(layout.tp) for g in anatomy.layers) / layout.pp
+    whole = device.dram.capacity_bytes
+    room = (whole - taken) * memory_frac if counts_free else whole * memory_frac - taken
     per_token = cache_bytes_per_token(anatomy, layout, precision)
     tokens = int(room / per_token) if per_token else 10**9
     if tokens < 1:

@@ -40,7 +40,8 @@ class Engine:
     chunked: bool  # a prompt may be cut to fill an iteration
     chunk_tokens: int
     max_sequences: int
-    memory_frac: float
+    memory_frac: float  # of the device's memory for weights and cache, or for the cache of what weights leave
+    counts_free: bool
     reserves: bool  # admits a request only when its whole output fits
     graphed_prompts: bool  # iterations with prompt tokens are replayed from graphs as well
     block_tokens: int

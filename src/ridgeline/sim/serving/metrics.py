@@ -100,22 +100,23 @@ def latencies(served: Served) -> tuple[Floats, Floats, Floats]:
     return ttft, tpot, e2e
 
 
-def metrics(served: Served, slo: Slo | None = None) -> Metrics:
-    """All figures; goodput counts the requests that keep the SLO."""
-    ttft, tpot, e2e = latencies(served)
+def metrics(served: Served, slo: Slo | None = None, *, skip: int = 0) -> Metrics:
+    """All figures; goodput counts the requests that keep the SLO. Latencies leave out the first ``skip`` requests,
+    which a closed loop starts all at once."""
+    ttft, tpot, e2e = (values[min(skip, len(values) - 1) :] for values in latencies(served))
     deployment, work = served.deployment, served.workload
     width = deployment.engine.width
     wall_s = float(served.done_s.max() - served.arrival_s.min())
     made, read = int(work.osl.sum()), int(work.isl.sum())
     good = _good(slo or Slo(), ttft, tpot, e2e)
     usd = deployment.device.price_usd_per_hour / 3600 * wall_s * deployment.num_devices
-    several = work.osl > 1
+    several = work.osl[len(work) - len(tpot) :] > 1
     peak, mean, running = _occupancy(served)
     return Metrics(
         _spread(ttft, min(2.0, width * TTFT_WIDER)), _spread(tpot[several] if several.any() else tpot, width),
         _spread(e2e, width), wall_s, len(work) / wall_s, read / wall_s, made / wall_s,
         made / wall_s / deployment.num_devices, float(1 / max(tpot.mean(), 1e-9)) if several.any() else 0.0,
-        float(good.sum()) / wall_s, float(good.mean()), peak, mean, running,
+        float(good.mean()) * len(work) / wall_s, float(good.mean()), peak, mean, running,
         sum(served.requests.reused) / max(read, 1), served.energy_j, served.energy_j / made, usd,
         usd / made * 1e6, usd / (made + read) * 1e6, deployment.num_devices, len(work), served.iterations,
         served.preemptions, width, served.basis,

@@ -105,7 +105,7 @@ def simulate(deployment: Deployment, workload: Workload, *, max_spans: int = 0) 
 
 
 def _basis(deployment: Deployment) -> Basis:
-    return max(calibration_of(deployment.device).basis, deployment.engine.basis, deployment.device.basis)
+    return max(calibration_of(deployment.device).basis, deployment.engine.basis)
 
 
 def oracle_of(deployment: Deployment, pool: Pool, workload: Workload) -> Oracle:
@@ -144,8 +144,9 @@ def _capacity(deployment: Deployment, pool: Pool) -> int:
     engine = deployment.engine
     slots = min(256, engine.max_sequences)
     found = cache_tokens(
-        deployment.anatomy, pool.layout, deployment.precision, deployment.device, engine.memory_frac, slots
-    )
+        deployment.anatomy, pool.layout, deployment.precision, deployment.device, engine.memory_frac,
+        engine.counts_free, slots,
+    )  # fmt: skip
     return found * pool.layout.attention_dp
 
 
