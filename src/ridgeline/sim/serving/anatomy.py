@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -192,6 +193,12 @@ _SYNONYMS = {
     "glm-4.6": "glm-4.5",
     "glm-5.1": "glm-5",
     "glm-5-fp8": "glm-5",
+    "deepseek-r1-671b": "deepseek-v3",
+    "llama-2-7b": "llama2-7b",
+    "llama-2-13b": "llama2-13b",
+    "llama-2-70b": "llama2-70b",
+    "llama-7b": "llama2-7b",
+    "llama-70b": "llama2-70b",
     "llama-3.1-70b": "llama3-70b",
     "llama-3.3-70b": "llama3-70b",
     "llama-3.1-8b": "llama3-8b",
@@ -202,7 +209,7 @@ _SUFFIXES = ("-instruct", "-fp8", "-nvfp4", "-fp4", "-hf", "-base", "-it", "-cha
 
 def anatomy(name: str) -> Anatomy:
     """The model called ``name``: a zoo name, or a path such as ``meta-llama/Llama-3.1-70B-Instruct``."""
-    key = name.rpartition("/")[2].strip().lower().replace("_", "-")
+    key = re.sub(r"[\s_]+", "-", name.rpartition("/")[2].strip().lower())
     while True:
         found = _SYNONYMS.get(key, key)
         if found in _HYBRIDS:

@@ -91,7 +91,8 @@ class Oracle:
         attention = self.decode_attention_s(mine, context)
         if num > 1:
             attention = (attention + self.decode_attention_s(mine, context + num - 1)) / 2
-        return num * (fixed + attention)
+        busy = fixed + attention if self.engine.graphed_steps else max(fixed + attention, self.host_floor_s)
+        return num * busy
 
     def mixed_s(
         self, sequences: int, groups: int, context: float, prompts: list[tuple[int, int]], largest: int, done: int,
