@@ -201,7 +201,7 @@ def device_of(row: Row) -> Device:
 def engine_of(row: Row, device: Device) -> Engine:
     text = row.text("engine").lower()
     if "megatron" in text:
-        return engine("megatron", device)
+        raise InputError("Megatron-LM's own generation loop is no serving engine, and how it batches is not described")
     if "fastertransformer" in text:
         return engine("fastertransformer", device)
     if "pytorch backend" in text:

@@ -45,6 +45,7 @@ class Engine:
     reserves: bool  # admits a request only when its whole output fits
     graphed_prompts: bool  # iterations with prompt tokens are replayed from graphs as well
     graphed_steps: bool  # decoding steps are replayed from graphs
+    reads_peers: bool  # sums small messages through peers' memory instead of the communication library
     block_tokens: int
     poll_steps: int = 1  # decoding steps between looks at the queue
     hold_steps: int = 0  # decoding steps a lone prompt is held back for others to join it

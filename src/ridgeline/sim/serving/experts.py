@@ -68,14 +68,25 @@ def active_experts(experts: Grouped, tokens: Floats) -> Floats:
     return np.asarray(experts.num_local * -np.expm1(-pairs / experts.num_local))
 
 
+def _tiles(rows: Floats, largest: float, *, even: bool) -> tuple[Floats, Floats]:
+    """(rows of a tile, tiles an expert needs). Even loads fill powers of two and round up; others do so on average."""
+    if even:
+        tile = np.clip(2 ** np.ceil(np.log2(rows)), MIN_TILE, largest)
+        return tile, np.ceil(rows / tile)
+    tile = np.clip(rows * np.sqrt(2), MIN_TILE, largest)
+    full = rows / tile
+    return tile, full + 0.5 + 0.5 * np.exp(-2 * full)
+
+
 def experts_s(chip: Chip, coef: Mapping[str, float], experts: Grouped, tokens: Floats, weight_bytes: float,
-              peak_flops_per_s: float, active: Floats | None = None) -> Floats:  # fmt: skip
-    """Seconds of one layer's experts for ``tokens`` tokens of the whole group."""
+              peak_flops_per_s: float, *, even: bool = False) -> Floats:  # fmt: skip
+    """Seconds of one layer's experts for ``tokens`` tokens of the whole group; ``even`` deals them out like cards."""
     pairs = tokens * experts.top_local
-    hit = np.maximum(active_experts(experts, tokens) if active is None else active, 1e-3)
+    hit = np.minimum(pairs, experts.num_local) if even else active_experts(experts, tokens)
+    hit = np.maximum(hit, 1e-3)
     rows = np.maximum(pairs / hit, 1.0)
-    tile = np.clip(2 ** np.ceil(np.log2(rows)), MIN_TILE, coef["tile"])
-    blocks = hit * np.ceil(rows / tile)
+    tile, each = _tiles(rows, coef["tile"], even=even)
+    blocks = hit * each
     weights = experts.sides * experts.hidden * experts.ffn
     filled = -np.expm1(-blocks * np.ceil(2 * experts.ffn / 128) / (chip.num_sms * coef["fill"]))
     read_s = hit * weights * weight_bytes / (chip.dram_bytes_per_s * coef["dram_frac"] * filled)

@@ -29,11 +29,13 @@ class Fabric:
 
     num: int
     cluster: Cluster = field(repr=False)
+    reads_peers: bool = True  # whether the engine has kernels of its own for that
 
     @property
     def has_peers(self) -> bool:
         """Whether ranks read each other's memory: all in one switched or meshed scale-up domain."""
-        return self.num <= self.cluster.domain_size and not self.cluster.scale_up.kind.startswith("pcie")
+        joined = self.num <= self.cluster.domain_size and not self.cluster.scale_up.kind.startswith("pcie")
+        return self.reads_peers and joined
 
     def all_reduce_s(self, num_bytes: ArrayLike) -> Floats:
         """Every rank ends with the sum of all."""
@@ -74,6 +76,6 @@ class Fabric:
         return np.interp(size, points, found)
 
 
-def fabric(device: Device, num: int) -> Fabric:
+def fabric(device: Device, num: int, *, reads_peers: bool = True) -> Fabric:
     """The ranks of one group, packed onto as few hosts as they fill."""
-    return Fabric(num, cluster_of(device, num))
+    return Fabric(num, cluster_of(device, num), reads_peers)

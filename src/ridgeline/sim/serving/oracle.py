@@ -117,10 +117,10 @@ class Oracle:
         return index if index < len(table) else len(table) - 1
 
 
-def oracle(rank: Rank, engine: Engine, max_sequences: int, max_prompt: int, slack_tokens: int = 0) -> Oracle:
+def oracle(rank: Rank, engine: Engine, max_sequences: int, max_prompt: int, max_chunk: int) -> Oracle:
     """Build the tables: a few dozen exact points each, straight lines between them."""
     groups = rank.layout.attention_dp
-    tokens = engine.chunk_tokens + max_sequences + slack_tokens
+    tokens = max_chunk + max_sequences
     coef, stages = engine.coef, rank.layout.pp
 
     calls = 2.0 * rank.anatomy.num_layers

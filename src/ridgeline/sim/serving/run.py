@@ -9,7 +9,9 @@ from ridgeline.sim.serving.state import Requests, requests_of
 from ridgeline.sim.serving.worker import Worker
 from ridgeline.sim.serving.workload import Workload
 
-ARRIVE, SEEN, END, MOVED = range(4)
+ARRIVE, SEEN, END, MOVED, WAKE = range(5)
+LAST = 1 << 60
+"""Added to the order of events that come after all others of their instant."""
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class Run:
 
     def push(self, at_s: float, kind: int, subject: int, version: int = 0) -> None:
         self.order += 1
-        heappush(self.events, (at_s, self.order, kind, subject, version))
+        heappush(self.events, (at_s, self.order + (LAST if kind == WAKE else 0), kind, subject, version))
 
     @property
     def workers(self) -> list[Worker]:
@@ -88,6 +90,9 @@ class Run:
             elif kind == ARRIVE:
                 self._arrive(subject)
                 self._next_open()
+            elif kind == WAKE:
+                if not self.workers[subject].is_busy:
+                    self._start(subject, self.workers[subject])
             else:
                 self._hand(subject, self.decoders, len(self.entry))
 
@@ -120,8 +125,8 @@ class Run:
         at = self._choose(request, pool)
         worker = pool[at]
         worker.arrive(request, self.now_s)
-        if not worker.is_busy:
-            self._start(offset + at, worker)
+        if not worker.is_busy:  # once everyone who arrives at this instant is there
+            self.push(self.now_s, WAKE, offset + at)
         elif worker.interrupt(self.now_s):
             self.push(worker.ends_s, END, offset + at, worker.version)
 

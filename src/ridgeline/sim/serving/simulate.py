@@ -75,6 +75,7 @@ class Served:
     energy_j: float
     iterations: int
     preemptions: int
+    left_tokens: float  # still in the caches when the last request is done, kept prefixes aside: none
     basis: Basis
     notes: tuple[str, ...] = field(default=())
 
@@ -100,7 +101,8 @@ def simulate(deployment: Deployment, workload: Workload, *, max_spans: int = 0) 
     return Served(
         deployment, workload, requests, np.array(requests.arrival_s), np.array(requests.first_s), done,
         sum(w.capacity for w in pool), samples, run.spans.rows, _energy_j(deployment, entry, decoders, float(done.max())),
-        sum(w.iterations for w in run.workers), sum(w.preemptions for w in run.workers), _basis(deployment),
+        sum(w.iterations for w in run.workers), sum(w.preemptions for w in run.workers),
+        sum(w.held for w in run.workers), _basis(deployment),
     )  # fmt: skip
 
 
@@ -111,14 +113,18 @@ def _basis(deployment: Deployment) -> Basis:
 def oracle_of(deployment: Deployment, pool: Pool, workload: Workload) -> Oracle:
     """The iteration times of one instance of ``pool``."""
     check(deployment.anatomy, pool.layout)
-    rank = rank_of(deployment.anatomy, deployment.device, pool.layout, deployment.precision)
+    rank = rank_of(
+        deployment.anatomy, deployment.device, pool.layout, deployment.precision,
+        reads_peers=deployment.engine.reads_peers,
+    )  # fmt: skip
     groups = pool.layout.attention_dp
     longest = int((workload.isl + workload.osl).max())
     spread = 1 + (deployment.speculation.draft if deployment.speculation else 0)
     most = min(deployment.engine.max_sequences * groups, len(workload))
     most = min(most, workload.concurrency or most)
     slack = 0 if deployment.engine.chunked else int(workload.isl.max())
-    return oracle(rank, deployment.engine, most * spread, longest, slack)
+    chunk = min(deployment.engine.chunk_tokens, int(workload.isl[:most].sum()) + longest)
+    return oracle(rank, deployment.engine, most * spread, longest, chunk + slack)
 
 
 def _workers(

@@ -50,9 +50,11 @@ class Rank:
         return max(calibration_of(self.device).basis, self.device.basis_of("dram.bandwidth"))
 
 
-def rank_of(anatomy: Anatomy, device: Device, layout: Layout, precision: Precision) -> Rank:
-    return Rank(anatomy, device, layout, precision, chip_of(device), fabric(device, layout.tp),
-                fabric(device, layout.width))  # fmt: skip
+def rank_of(
+    anatomy: Anatomy, device: Device, layout: Layout, precision: Precision, *, reads_peers: bool = True
+) -> Rank:
+    inner, outer = (fabric(device, num, reads_peers=reads_peers) for num in (layout.tp, layout.width))
+    return Rank(anatomy, device, layout, precision, chip_of(device), inner, outer)
 
 
 def _dtype_of(rank: Rank, form: Format) -> str:
