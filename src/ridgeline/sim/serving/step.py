@@ -118,7 +118,7 @@ def _projections(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
         r = m.recurrence
         width, value = (2 * r.key_heads + 2 * r.value_heads) * r.dim / tp, r.value_heads * r.dim / tp
         shapes = ((width, h, 1.0), (2 * r.value_heads / tp, h, 1.0), (h, value, 1.0))
-        _stream(rank, total, tokens * width * 2 * 4, 5 + quants, group.count)
+        _stream(rank, total, tokens * width * 2 * 4, 9 + quants, group.count)
     elif m.latent:
         shapes = _latent_shapes(m, h, tp)
         _stream(rank, total, tokens * (m.latent.q_rank + h) * 2 * 2, 6 + quants + (8 if m.index else 0), group.count)
