@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import os
 
     from ridgeline.cost.check import Check
+    from ridgeline.sim.published.verdict import PublishedCheck
     from ridgeline.sim.serving.metrics import Metrics, Slo
     from ridgeline.sim.serving.simulate import Served
     from ridgeline.sim.serving.workload import Workload
-    from ridgeline.sim.published.verdict import PublishedCheck
     from ridgeline.store.validations import Run
     from ridgeline.trace import Trace
 
@@ -95,7 +95,13 @@ def timeline(prediction: Prediction, max_spans: int = 300_000) -> Trace:
 
 
 def serve(
-    model: str, on: str = "h200*8", workload: Workload | None = None, slo: Slo | None = None, *, spans: int = 0, **wanted: Any
+    model: str,
+    on: str = "h200*8",
+    workload: Workload | None = None,
+    slo: Slo | None = None,
+    *,
+    spans: int = 0,
+    **wanted: Any,
 ) -> tuple[Served, Metrics]:
     """What users of a deployment would see: every request of ``workload`` simulated, and the figures made of it.
 
@@ -121,7 +127,8 @@ def serving_timeline(served: Served) -> Trace:
     from ridgeline.trace import TraceBuilder
 
     deployment = served.deployment
-    trace = TraceBuilder(name=f"{deployment.anatomy.name} on {deployment.num_devices} × {deployment.device.name}, served")
+    where = f"{deployment.num_devices} × {deployment.device.name}"
+    trace = TraceBuilder(name=f"{deployment.anatomy.name} on {where}, served")
     num_prefill = deployment.prefill.replicas if deployment.prefill else 0
     for worker, start_s, end_s, prompts, decoding, steps in served.spans:
         lane = f"prefill {worker}" if worker < num_prefill else f"replica {worker - num_prefill}"

@@ -105,15 +105,15 @@ def _progress() -> Any:
 
 def _sweep(model: str, on: str, load: Load, slo: Slo, wanted: Wanted) -> tuple[Candidate, ...]:
     """The same deployment at other loads: closed loops of growing concurrency."""
-    from ridgeline.sim.serving.search import CONCURRENCIES, ROUNDS
+    from ridgeline.sim.serving.search import CONCURRENCIES, KEPT_FRAC, ROUNDS
 
     points: list[Candidate] = []
     for concurrency in CONCURRENCIES[:9]:
         work = closed(concurrency, load.isl, load.osl, num=max(8, ROUNDS * concurrency), ratio=load.ratio)
         served, _ = serve(model, on, work, slo, **asdict(wanted))
         found = metrics(served, slo, skip=concurrency)
-        points.append(Candidate("this", served.deployment.precision.name,
-                                served.deployment.num_devices, concurrency, found, found.good_frac >= 0.95))  # fmt: skip
+        name, devices = served.deployment.precision.name, served.deployment.num_devices
+        points.append(Candidate("this", name, devices, concurrency, found, found.good_frac >= KEPT_FRAC))
     return tuple(points)
 
 

@@ -1,4 +1,4 @@
-"""A serving simulation as one HTML file: latency distributions, cache and batch over time, throughput against latency."""
+"""A serving simulation as one HTML file: latencies, cache and batch over time, throughput against latency."""
 
 from __future__ import annotations
 

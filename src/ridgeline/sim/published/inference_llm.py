@@ -1,4 +1,4 @@
-"""Published language-model inference: static batches, first tokens, maximum load and MLPerf, each simulated as served."""
+"""Published language-model inference: static batches, first tokens, maximum load and MLPerf, all simulated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
 from ridgeline.sim.published.verdict import Judged, Row, Unused
 from ridgeline.sim.serving.anatomy import Anatomy, anatomy, dense_of
-from ridgeline.sim.serving.deployment import Layout, Precision, cache_tokens, precision
+from ridgeline.sim.serving.deployment import KV_BYTES, Layout, Precision, cache_tokens, precision
 from ridgeline.sim.serving.engine import Engine, engine
 from ridgeline.sim.serving.metrics import Metrics, metrics
 from ridgeline.sim.serving.simulate import Deployment, Pool, simulate
@@ -222,7 +222,8 @@ def formats_of(row: Row, made: Anatomy, device: Device) -> Precision:
     if name == "fp8" and made.is_sparse and made.layers[-1].mixer.latent:
         name = "fp8_block"
     narrow = name in ("fp8", "fp8_block", "nvfp4") and "fp8" in _dtypes(device)
-    return precision(name, kv if kv in ("fp16", "bf16", "fp8", "int8") else "fp8" if narrow else "", sparse=made.is_sparse)
+    cache = kv if kv in KV_BYTES else "fp8" if narrow else ""
+    return precision(name, cache, sparse=made.is_sparse)
 
 
 def _dtypes(device: Device) -> set[str]:
@@ -243,7 +244,7 @@ def _mlperf(row: Row, made: Anatomy, device: Device) -> Case:
     scenario = row.text("scenario")
     word = next((word for word in DATASETS if word in scenario), None)
     if word is None or not scenario.startswith(("MLPerf Offline", "MLPerf Server")):
-        raise InputError("an interactive or single-stream scenario: its latency limits shaped the run and are not given")
+        raise InputError("an interactive or single-stream scenario, shaped by latency limits that are not given")
     isl, osl = DATASETS[word]
     formats = formats_of(row, made, device)
     if device.arch == "blackwell" and not row.text("precision"):
@@ -284,5 +285,5 @@ def _narrowest(made: Anatomy, device: Device, formats: Precision, used: Engine, 
 def _spread_lengths(isl: int, osl: int, num: int) -> Workload:
     """Lengths spread as in a data set: evenly from half to one and a half times the mean."""
     rng = np.random.default_rng(0)
-    draw = lambda mean: rng.integers(max(1, mean // 2), mean + mean // 2 + 1, size=num, dtype=np.int64)
-    return Workload(draw(isl), draw(osl), np.zeros(num), title="all at once")
+    drawn = [rng.integers(max(1, m // 2), m + m // 2 + 1, size=num, dtype=np.int64) for m in (isl, osl)]
+    return Workload(*drawn, np.zeros(num), title="all at once")

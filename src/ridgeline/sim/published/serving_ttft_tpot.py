@@ -1,4 +1,4 @@
-"""Published serving runs as deployments and workloads: what a row of a results file says, and how its run was set up."""
+"""Published serving runs as deployments and workloads: what a row says, and how its run was set up."""
 
 from __future__ import annotations
 
@@ -125,7 +125,9 @@ def _pool(row: Mapping[str, str], prefix: str) -> tuple[Pool, bool]:
     if dp == tp > 1 and moe_tp == 1 and moe_ep == tp * dp:
         return Pool(Layout(tp=1, pp=pp, attention_dp=dp, ep=dp), replicas), True
     if tp * dp != moe_tp * moe_ep:
-        raise InputError(f"widths are inconsistent: tp {tp} × attention_dp {dp} is not moe_tp {moe_tp} × moe_ep {moe_ep}")
+        raise InputError(
+            f"widths are inconsistent: tp {tp} × attention_dp {dp} is not moe_tp {moe_tp} × moe_ep {moe_ep}"
+        )
     return Pool(Layout(tp=tp, pp=pp, attention_dp=dp, ep=moe_ep), replicas), False
 
 

@@ -218,9 +218,8 @@ def anatomy(name: str) -> Anatomy:
             return of_decoder(found, decoder(found), f"zoo: {found}")
         shorter = next((key.removesuffix(end) for end in _SUFFIXES if key.endswith(end)), None)
         if shorter is None:
-            raise ModelError(
-                f"no language model {name!r} to serve{nearest(key, [*_names(), *_HYBRIDS, *_SYNONYMS])}; a config.json works too"
-            )
+            known = [*_names(), *_HYBRIDS, *_SYNONYMS]
+            raise ModelError(f"no language model {name!r} to serve{nearest(key, known)}; a config.json works too")
         key = shorter
 
 
@@ -247,7 +246,8 @@ def _of_words(name: str, c: Mapping[str, Any]) -> Anatomy:
         latent = Latent(q_rank, int(c["kv_lora_rank"]), int(c["qk_nope_head_dim"]), int(c["qk_rope_head_dim"]),
                         int(c["v_head_dim"]))  # fmt: skip
     dim = int(c.get("head_dim") or c["hidden_size"] // heads)
-    index = Index(int(c["index_n_heads"]), int(c["index_head_dim"]), int(c["index_topk"])) if "index_topk" in c else None
+    words = ("index_n_heads", "index_head_dim", "index_topk")
+    index = Index(*(int(c[word]) for word in words)) if "index_topk" in c else None
     mixer = Mixer(heads, int(c.get("num_key_value_heads") or heads), dim, latent=latent, index=index)
     experts, dense = _experts_of_words(c)
     ffn, total = int(c["intermediate_size"]), int(c["num_hidden_layers"])

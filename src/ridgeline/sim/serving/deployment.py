@@ -103,7 +103,9 @@ def check(anatomy: Anatomy, layout: Layout) -> None:
         if heads % layout.tp:
             legal = [n for n in range(1, heads + 1) if heads % n == 0]
             best = min(legal, key=lambda n: abs(n - layout.tp))
-            raise InputError(f"tp={layout.tp} does not divide the {heads} heads of {anatomy.name}; the nearest is {best}")
+            raise InputError(
+                f"tp={layout.tp} does not divide the {heads} heads of {anatomy.name}; the nearest is {best}"
+            )
         if group.experts and group.experts.num % layout.ep:
             raise InputError(f"ep={layout.ep} does not divide the {group.experts.num} experts of {anatomy.name}")
     if layout.ep > 1 and not anatomy.is_sparse:

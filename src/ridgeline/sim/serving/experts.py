@@ -1,4 +1,4 @@
-"""How long a mixture of experts takes on one rank: weights of the experts that were hit, padded rows, and permutation."""
+"""How long a mixture of experts takes on one rank: weights of experts that were hit, padded rows, permutation."""
 
 from __future__ import annotations
 

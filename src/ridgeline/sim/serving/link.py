@@ -1,4 +1,4 @@
-"""Collectives as serving engines run them: small messages through peers' memory, the rest by the communication library."""
+"""Collectives as serving engines run them: small messages through peers' memory, the rest by the library."""
 
 from __future__ import annotations
 
@@ -65,12 +65,14 @@ class Fabric:
         """From one pipeline stage to the next."""
         if self.num == 1:
             return 0.0
-        return collective_s("send_recv", max(num_bytes, 1.0), self.cluster.group(2, self.num - 1), self.cluster).expected_s
+        pair = self.cluster.group(2, self.num - 1)
+        return collective_s("send_recv", max(num_bytes, 1.0), pair, self.cluster).expected_s
 
     def _library_s(self, kind: str, size: Floats) -> Floats:
         """The library's time, asked at a few sizes: one question costs microseconds and tables have thousands."""
         low, high = max(1.0, float(size.min())), max(2.0, float(size.max()))
-        points = np.unique(np.geomspace(low, high, SAMPLES)) if size.size > SAMPLES else np.unique(np.maximum(size, 1.0))
+        few = np.geomspace(low, high, SAMPLES) if size.size > SAMPLES else np.maximum(size, 1.0)
+        points = np.unique(few)
         group = self.cluster.group(self.num)
         found = [collective_s(kind, float(p), group, self.cluster).expected_s for p in points]
         return np.interp(size, points, found)

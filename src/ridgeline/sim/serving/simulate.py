@@ -98,9 +98,10 @@ def simulate(deployment: Deployment, workload: Workload, *, max_spans: int = 0) 
     samples = {"at_s": sampled.at_s, "held": sampled.held, "running": [float(v) for v in sampled.running],
                "waiting": [float(v) for v in sampled.waiting]}  # fmt: skip
     pool = decoders or entry
+    spent_j = _energy_j(deployment, entry, decoders, float(done.max()))
     return Served(
         deployment, workload, requests, np.array(requests.arrival_s), np.array(requests.first_s), done,
-        sum(w.capacity for w in pool), samples, run.spans.rows, _energy_j(deployment, entry, decoders, float(done.max())),
+        sum(w.capacity for w in pool), samples, run.spans.rows, spent_j,
         sum(w.iterations for w in run.workers), sum(w.preemptions for w in run.workers),
         sum(w.held for w in run.workers), _basis(deployment),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The operators of one engine iteration on one rank, priced by the cost model for whole grids of batch sizes at once."""
+"""The operators of one engine iteration on one rank, priced by the cost model for many batch sizes at once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _dtype_of(rank: Rank, form: Format) -> str:
 
 
 def product_s(rank: Rank, form: Format, m: ArrayLike, n: float, k: float, b: float = 1) -> Floats:
-    """A product whose weights stream from DRAM while its activations are warm; narrow weights are unpacked on the way."""
+    """A product whose weights stream from DRAM beside warm activations; narrow weights are unpacked on the way."""
     rows = np.maximum(np.atleast_1d(np.asarray(m, dtype=np.float64)), 1.0)
     dtype = _dtype_of(rank, form)
     entry = calibration_of(rank.device).entry("gemm", dtype) or calibration_of(rank.device).entry("gemm", "bf16") or {}
@@ -114,6 +114,7 @@ def _stream(rank: Rank, total: Sum, num_bytes: Floats, kernels: float, times: fl
 def _projections(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
     m, h, tp, form = group.mixer, rank.anatomy.hidden, rank.layout.tp, rank.precision.dense
     quants = 2 if form.quantizes else 0
+    shapes: tuple[tuple[float, float, float], ...]
     if m.recurrence:
         r = m.recurrence
         width, value = (2 * r.key_heads + 2 * r.value_heads) * r.dim / tp, r.value_heads * r.dim / tp
@@ -181,7 +182,8 @@ def _experts(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
     sides = 3 if rank.anatomy.gated else 2
     local = Grouped(h, e.ffn / layout.moe_tp, e.num / layout.ep, e.top / layout.ep, sides)
     dtype = "fp8" if form.name == "mxfp4" and rank.chip.arch == "blackwell" else _dtype_of(rank, form)
-    coef = coefficients(rank.chip.arch, form.name if dtype == form.dtype else "mxfp4")  # unpacked on the way, or with eight-bit inputs
+    kind = form.name if dtype == form.dtype else "mxfp4"  # unpacked on the way, or with eight-bit inputs
+    coef = coefficients(rank.chip.arch, kind)
     peak = rank.chip.peak_flops_per_s(dtype)
     total.add("experts", experts_s(rank.chip, coef, local, tokens, form.weight_bytes, peak), group.count)
     router = Format("bf16", 2.0, "bf16")
@@ -278,12 +280,14 @@ def _prefill_layer_s(rank: Rank, m: Mixer, s: Floats, past: Floats) -> Floats:
     if m.index:
         return _indexed_prefill_s(rank, m, s, past)
     seen = past + s
-    shape = {"h": m.heads / tp, "hkv": hkv, "s": s.ravel(), "skv": seen.ravel(), "d": d, "dv": dv}
     # the marginal sequence: four beside four others, so that a launch and a ragged last wave are shared
     times = [
-        attention_timing(rank.chip, entry.get("coef", {}), b=b, **shape, window=m.window, library=library).expected_s
+        attention_timing(
+            rank.chip, entry.get("coef", {}), b=b, h=m.heads / tp, hkv=hkv, s=s.ravel(), skv=seen.ravel(), d=d, dv=dv,
+            window=m.window, library=library,
+        ).expected_s
         for b in (4, 8)
-    ]
+    ]  # fmt: skip
     each_s = np.maximum((times[1] - times[0]) / 4, times[1] / 16).reshape(s.shape)
     return np.asarray(each_s + _expand_s(rank, m, seen) if m.latent else each_s)
 

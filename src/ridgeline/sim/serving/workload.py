@@ -106,10 +106,10 @@ def recorded(path: str | Path) -> Workload:
     order = np.argsort(arrival, kind="stable")
     ids = _prefixes(rows, columns)
     shared = _column(source, rows, columns, "prefix_tokens") if ids is not None else None
-    whole = lambda values: np.maximum(values[order], 1).astype(np.int64)
+    tokens = [np.maximum(values[order], 1).astype(np.int64) for values in (isl, osl)]
     return Workload(
-        whole(isl), whole(osl), (arrival - arrival.min())[order],
-        prefix=None if ids is None else ids[order], prefix_tokens=None if shared is None else shared[order].astype(np.int64),
+        *tokens, (arrival - arrival.min())[order], prefix=None if ids is None else ids[order],
+        prefix_tokens=None if shared is None else shared[order].astype(np.int64),
         title=f"{len(rows):,} requests of {source.name}",
     )  # fmt: skip
 
@@ -159,6 +159,5 @@ def _prefixes(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> 
     if name is None or not any(n in columns for n in _NAMES["prefix_tokens"]):
         return None
     known: dict[str, int] = {}
-    return np.array(
-        [known.setdefault(str(row[name]), len(known)) if str(row.get(name) or "") else -1 for row in rows], dtype=np.int64
-    )
+    words = [str(row.get(name) or "") for row in rows]
+    return np.array([known.setdefault(word, len(known)) if word else -1 for word in words], dtype=np.int64)
