@@ -285,5 +285,5 @@ def _narrowest(made: Anatomy, device: Device, formats: Precision, used: Engine, 
 def _spread_lengths(isl: int, osl: int, num: int) -> Workload:
     """Lengths spread as in a data set: evenly from half to one and a half times the mean."""
     rng = np.random.default_rng(0)
-    drawn = [rng.integers(max(1, m // 2), m + m // 2 + 1, size=num, dtype=np.int64) for m in (isl, osl)]
-    return Workload(*drawn, np.zeros(num), title="all at once")
+    read, made = (rng.integers(max(1, m // 2), m + m // 2 + 1, size=num, dtype=np.int64) for m in (isl, osl))
+    return Workload(read, made, np.zeros(num), title="all at once")

@@ -106,9 +106,9 @@ def recorded(path: str | Path) -> Workload:
     order = np.argsort(arrival, kind="stable")
     ids = _prefixes(rows, columns)
     shared = _column(source, rows, columns, "prefix_tokens") if ids is not None else None
-    tokens = [np.maximum(values[order], 1).astype(np.int64) for values in (isl, osl)]
+    read, made = (np.maximum(values[order], 1).astype(np.int64) for values in (isl, osl))
     return Workload(
-        *tokens, (arrival - arrival.min())[order], prefix=None if ids is None else ids[order],
+        read, made, (arrival - arrival.min())[order], prefix=None if ids is None else ids[order],
         prefix_tokens=None if shared is None else shared[order].astype(np.int64),
         title=f"{len(rows):,} requests of {source.name}",
     )  # fmt: skip
