@@ -24,6 +24,9 @@ PARTS = ("gemm", "experts", "decode", "prefill", "link", "small")
 """Where the time of an iteration goes."""
 DECODE_LIBRARY = {"blackwell": "trtllm_decode", "ada": "fa2_decode"}
 PREFILL_LIBRARY = {"blackwell": "trtllm", "ada": "fa2_paged", "ampere": "flashinfer"}
+SLOW_NARROW_CACHE = ("hopper",)
+"""Where the tables' kernel for an eight-bit cache gains little; engines bring better ones, priced by their bytes."""
+SHORT_WINDOW = 1024  # longer windows hardly ever cut a context short
 STREAM_FRAC = 0.75  # share of DRAM bandwidth that norms, activations and copies reach
 LATENT_DRAM_FRAC, LATENT_TENSOR_FRAC, LATENT_S = 0.75, 0.55, 8e-6
 """Decoding over a latent cache, as FlashMLA and its kin do: published 660 TFLOP/s and 3,000 GB/s on an H800."""
@@ -233,8 +236,9 @@ def _attention_entry(rank: Rank, phase: str, window: int) -> tuple[Mapping[str, 
     arch = rank.chip.arch
     chosen = DECODE_LIBRARY.get(arch, "decode") if phase == "decode" else PREFILL_LIBRARY.get(arch, "fa3")
     entries = calibration_of(rank.device).families.get("attention", {})
-    suffix = "_fp8kv" if KV_BYTES[rank.precision.kv] == 1 else ""
-    for name in (f"{phase}{'_window' if window else ''}{suffix}", f"{phase}{suffix}", phase):
+    suffix = "_fp8kv" if KV_BYTES[rank.precision.kv] == 1 and arch not in SLOW_NARROW_CACHE else ""
+    local = "_window" if 0 < window <= SHORT_WINDOW else ""
+    for name in (f"{phase}{local}{suffix}", f"{phase}{suffix}", phase):
         if name in entries:
             return entries[name], entries[name].get("library", chosen)
     return {}, chosen
