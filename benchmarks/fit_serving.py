@@ -33,11 +33,15 @@ from ridgeline.sim.serving.workload import Workload
 Floats = NDArray[np.float64]
 NAMES = tuple(COEFFICIENTS)
 OFFLINE = ("request_s", "token_s")  # what runs without a server do not show
-SPREAD = {"gemm": 0.35, "experts": 0.35, "decode": 0.4, "prefill": 0.4, "link": 0.4, "kernel_s": 0.6,
-          "iteration_s": 1.0, "sequence_s": 1.5, "mixed_s": 1.5, "call_s": 1.0, "request_s": 1.0, "token_s": 1.5}  # fmt: skip
-BOUNDS = {"gemm": (0.6, 2.5), "experts": (0.4, 2.5), "decode": (0.5, 3), "prefill": (0.4, 3), "link": (0.4, 3),
-          "kernel_s": (2e-7, 6e-6), "iteration_s": (2e-5, 1e-2), "sequence_s": (1e-8, 5e-5), "mixed_s": (1e-5, 5e-2),
-          "call_s": (2e-6, 1.5e-4), "request_s": (2e-3, 0.3), "token_s": (1e-8, 2e-5)}  # fmt: skip
+SPREAD = {
+    "gemm": 0.35, "experts": 0.35, "decode": 0.4, "prefill": 0.4, "link": 0.4, "kernel_s": 0.6, "iteration_s": 1.0,
+    "sequence_s": 1.5, "mixed_s": 1.5, "call_s": 1.0, "request_s": 1.0, "token_s": 1.5,
+}  # fmt: skip
+BOUNDS = {
+    "gemm": (0.6, 2.5), "experts": (0.4, 2.5), "decode": (0.5, 3), "prefill": (0.4, 3), "link": (0.4, 3),
+    "kernel_s": (2e-7, 6e-6), "iteration_s": (2e-5, 1e-2), "sequence_s": (1e-8, 5e-5), "mixed_s": (1e-5, 5e-2),
+    "call_s": (2e-6, 1.5e-4), "request_s": (2e-3, 0.3), "token_s": (1e-8, 2e-5),
+}  # fmt: skip
 SERVED = ("vllm/hopper", "vllm/blackwell", "sglang/hopper", "sglang/blackwell", "trtllm/hopper", "trtllm/blackwell")
 COMPILED = ("fastertransformer/ampere", "trtllm-engine/ampere", "trtllm-engine/ada", "trtllm-engine/hopper")
 START = {"fastertransformer": {"call_s": 5e-6, "iteration_s": 2e-4, "mixed_s": 2e-4, "sequence_s": 3e-7}}

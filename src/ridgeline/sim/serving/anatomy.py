@@ -174,7 +174,13 @@ def _glm45() -> Anatomy:
                    source="zai-org/GLM-4.5 config.json")  # fmt: skip
 
 
+def _gptj() -> Anatomy:
+    return Anatomy("gpt-j-6b", 4096, 50400, (Layers(28, Mixer(16, 16, 256), 16384),), gated=False,
+                   source="EleutherAI/gpt-j-6b config.json")  # fmt: skip
+
+
 _HYBRIDS = {
+    "gpt-j-6b": _gptj,
     "qwen3.5-397b-a17b": _qwen35,
     "glm-5": _glm5,
     "deepseek-v3.2": _deepseek_v32,

@@ -32,6 +32,7 @@ LATENT_DRAM_FRAC, LATENT_TENSOR_FRAC, LATENT_S = 0.75, 0.55, 8e-6
 """Decoding over a latent cache, as FlashMLA and its kin do: published 660 TFLOP/s and 3,000 GB/s on an H800."""
 LATENT_TILE = 64
 SCORE_TENSOR_FRAC = 0.4  # share of the fp8 peak at which an index scores keys
+GATHERED_RANKS = 8  # up to so many, engines gather all tokens everywhere; wider groups send each where it is needed
 SCAN_TENSOR_FRAC = 0.25  # chunked gated recurrences reach this share of the matrix peak
 PIECES = Mapping[str, Floats]
 
@@ -156,18 +157,26 @@ def expert_side(rank: Rank, tokens: Floats) -> Sum:
     total = Sum({})
     for group in rank.anatomy.layers:
         (_experts if group.experts else _feed_forward)(rank, group, tokens, total)
-        _meet(rank, tokens, total, group.count)
+        _meet(rank, group, tokens, total)
         _stream(rank, total, tokens / rank.layout.attention_dp * rank.anatomy.hidden * 2.0 * 4, 1, group.count)
     return total
 
 
-def _meet(rank: Rank, tokens: Floats, total: Sum, times: float) -> None:
+def _meet(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
     """What joins the ranks behind a feed-forward: a sum, or an exchange both ways when requests are split."""
     num_bytes = tokens * rank.anatomy.hidden * 2.0
     if rank.layout.attention_dp == 1:
-        total.add("link", rank.outer.all_reduce_s(num_bytes), times)
+        total.add("link", rank.outer.all_reduce_s(num_bytes), group.count)
     else:
-        total.add("link", 2 * rank.outer.exchange_s(num_bytes), times)
+        total.add("link", 2 * rank.outer.exchange_s(num_bytes * _sent_frac(rank, group)), group.count)
+
+
+def _sent_frac(rank: Rank, group: Layers) -> float:
+    """Share of all tokens a rank receives: everything within a host, beyond it only those its experts were picked by."""
+    ranks = rank.layout.width
+    if group.experts is None or ranks <= GATHERED_RANKS:
+        return 1.0
+    return 1 - (1 - 1 / ranks) ** group.experts.top
 
 
 def _feed_forward(rank: Rank, group: Layers, tokens: Floats, total: Sum, width: float = 0.0) -> None:
