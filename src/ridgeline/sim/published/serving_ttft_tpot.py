@@ -122,6 +122,8 @@ def _pool(row: Mapping[str, str], prefix: str) -> tuple[Pool, bool]:
     replicas = _whole(row[prefix + "num_workers"]) if prefix else 1
     if moe_tp == moe_ep > 1 and tp == moe_tp * moe_ep and dp == 1:
         return Pool(Layout(tp=moe_ep, pp=pp, ep=moe_ep), replicas), True
+    if moe_tp == moe_ep > 1 and dp == moe_tp * moe_ep and tp == 1:
+        return Pool(Layout(tp=1, pp=pp, attention_dp=moe_ep, ep=moe_ep), replicas), True
     if dp == tp > 1 and moe_tp == 1 and moe_ep == tp * dp:
         return Pool(Layout(tp=1, pp=pp, attention_dp=dp, ep=dp), replicas), True
     if tp * dp != moe_tp * moe_ep:

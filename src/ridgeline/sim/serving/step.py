@@ -32,6 +32,7 @@ LATENT_DRAM_FRAC, LATENT_TENSOR_FRAC, LATENT_S = 0.75, 0.55, 8e-6
 """Decoding over a latent cache, as FlashMLA and its kin do: published 660 TFLOP/s and 3,000 GB/s on an H800."""
 LATENT_TILE = 64
 SCORE_TENSOR_FRAC = 0.4  # share of the fp8 peak at which an index scores keys
+LATENT_VIEWS = 20  # splits, views and small copies around latent attention that only the host notices
 GATHERED_RANKS = 8  # up to so many, engines gather all tokens everywhere; wider groups send each where it is needed
 SCAN_TENSOR_FRAC = 0.25  # chunked gated recurrences reach this share of the matrix peak
 PIECES = Mapping[str, Floats]
@@ -126,6 +127,7 @@ def _projections(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
         _stream(rank, total, tokens * width * 2 * 4, 9 + quants, group.count)
     elif m.latent:
         shapes = _latent_shapes(m, h, tp)
+        total.calls += group.count * (LATENT_VIEWS + (LATENT_VIEWS if m.index else 0))
         _stream(rank, total, tokens * (m.latent.q_rank + h) * 2 * 2, 6 + quants + (8 if m.index else 0), group.count)
     else:
         kv = max(m.kv_heads, tp) / tp
@@ -172,7 +174,7 @@ def _meet(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
 
 
 def _sent_frac(rank: Rank, group: Layers) -> float:
-    """Share of all tokens a rank receives: everything within a host, beyond it only those its experts were picked by."""
+    """Share of all tokens a rank receives: all of them within a host, beyond it those that picked its experts."""
     ranks = rank.layout.width
     if group.experts is None or ranks <= GATHERED_RANKS:
         return 1.0
