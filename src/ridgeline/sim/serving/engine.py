@@ -23,7 +23,7 @@ COEFFICIENTS = {
     "kernel_s": "each short kernel (norm, rotation, activation, quantization) beside its bytes",
     "iteration_s": "once an iteration on the critical path: scheduling, inputs, launch, sampled tokens back",
     "sequence_s": "each running sequence in an iteration: bookkeeping and detokenization that shows",
-    "mixed_s": "once an iteration that holds prompt tokens, beyond the above",
+    "mixed_s": "what an iteration with prompt tokens takes longer, a model of 60 layers in mind",
     "call_s": "host time an operator needs where an iteration is not replayed from a graph; they bind when longer",
     "request_s": "from a request's arrival to the scheduler and back with its first token, beside the iterations",
     "token_s": "serial front-end time a prompt token (tokenizer, transport)",

@@ -23,6 +23,8 @@ from ridgeline.sim.serving.step import (
 )
 
 CONTEXT_KNOTS = (1.0, 128.0, 512.0, 2048.0, 8192.0, 32768.0, 131072.0, 1048576.0)
+USUAL_LAYERS = 60
+"""The depth for which an engine's extra cost of prompts is stated; it grows with the depth."""
 SPREAD = 1.15
 """Neighboring exact points of a table are at most this far apart, above the smallest sizes."""
 
@@ -110,7 +112,8 @@ class Oracle:
         busy += attention * (largest / max(new, 1)) / parts
         busy *= 1 + (parts - 1) / self.stages  # parts follow each other through the stages
         busy = busy if self.engine.graphed_prompts else max(busy, self.host_floor_s)
-        return busy + coef["iteration_s"] + coef["mixed_s"] + coef["sequence_s"] * (sequences + len(prompts))
+        more_s = coef["mixed_s"] * self.rank.anatomy.num_layers / USUAL_LAYERS
+        return busy + coef["iteration_s"] + more_s + coef["sequence_s"] * (sequences + len(prompts))
 
     @staticmethod
     def _cut(index: int, table: list[float]) -> int:
