@@ -47,12 +47,22 @@ def test_widths_that_were_multiplied_are_put_right():
         ({"system": "abacus"}, "unknown system"),
         ({"model_path": "nobody/NoModel-9B"}, "no language model"),
         ({"silicon_tpot_ms": "0"}, "no measured latency"),
-        ({"tp_size": "32.0", "moe_tp_size": "32.0"}, "on a host of 8"),
+        ({"tp_size": "32.0", "moe_tp_size": "32.0"}, "32 devices in one aggregated instance"),
     ],
 )
 def test_rows_that_cannot_be_used_say_why(changes, why):
     (verdict,) = serving_ttft_tpot.judge([Row(2, {**RUN, **changes})])
     assert isinstance(verdict, Unused) and why in verdict.why
+
+
+def test_measurements_that_contradict_each_other_are_set_aside():
+    light, heavy = {**RUN, "id": "b"}, {**RUN, "concurrency": "64", "silicon_tpot_ms": "3", "silicon_ttft_ms": "90"}
+    verdicts = list(serving_ttft_tpot.judge([Row(2, light), Row(3, heavy)]))
+    assert [type(v) for v in verdicts] == [Judged, Judged, Unused, Unused] and "quarter of the load" in verdicts[2].why
+    stalled = {**light, "silicon_ttft_ms": "900"}
+    usual = {**heavy, "silicon_tpot_ms": "9"}
+    verdicts = list(serving_ttft_tpot.judge([Row(2, stalled), Row(3, usual)]))
+    assert [type(v) for v in verdicts] == [Unused, Judged, Judged, Judged] and "stall" in verdicts[0].why
 
 
 def test_settings_are_those_of_the_launch_scripts():

@@ -24,7 +24,7 @@ SYSTEMS = {
     "l40s": "l40s", "b300_sxm": "b300", "gb300": "gb300",
 }  # fmt: skip
 ONE_HOST = 8
-"""Devices of the hosts on which the aggregated runs were made."""
+"""Devices of the hosts on which the aggregated runs were made; more is the total of several instances."""
 LENGTH_RATIO = 0.8
 """The benchmark client draws lengths evenly from this share of the nominal one up to it, ten requests a slot."""
 
@@ -46,12 +46,46 @@ class Run:
 
 def judge(rows: Sequence[Row]) -> Iterator[Judged | Unused]:
     """Mean time to first token and per output token of every run, each beside the simulation of its row."""
-    for row in rows:
+    doubts = contradictions([row.columns for row in rows])
+    for index, row in enumerate(rows):
         source = f"{row.text('mode')}/{row.text('backend')}/{row.text('system')}"
         try:
-            yield from _judged(row, run_of_row(row.columns), source)
+            found = list(_judged(row, run_of_row(row.columns), source))
         except (RidgelineError, ValueError, KeyError) as error:
             yield Unused(row=row.line, source=source, why=str(error))
+            continue
+        for verdict in found:
+            why = doubts.get((index, verdict.metric))
+            yield Unused(row=row.line, source=source, why=why) if why else verdict
+
+
+_SAME = ("backend", "model_path", "system", "precision", "mode", "isl", "osl", "tp_size", "pp_size",
+         "attention_dp_size", "moe_tp_size", "moe_ep_size", "prefill_num_workers", "prefill_tp_size", "prefill_attention_dp_size",
+         "decode_num_workers", "decode_tp_size", "decode_attention_dp_size")  # fmt: skip
+LOAD_RATIO, FASTER_FRAC, SLOWER_RATIO = 4, 0.8, 1.5
+
+
+def contradictions(rows: Sequence[Mapping[str, str]]) -> dict[tuple[int, str], str]:
+    """Measurements that another of the same deployment makes impossible, by (row, metric): more load never makes a
+    token faster, nor a first token come sooner. Simulations play no part in this."""
+    groups: dict[tuple[str, ...], list[tuple[float, float, float, int]]] = {}
+    for index, row in enumerate(rows):
+        try:
+            load, ttft, tpot = (float(row[n]) for n in ("concurrency", "silicon_ttft_ms", "silicon_tpot_ms"))
+        except (KeyError, ValueError):
+            continue
+        groups.setdefault(tuple(row.get(name, "") for name in _SAME), []).append((load, ttft, tpot, index))
+    found: dict[tuple[int, str], str] = {}
+    for runs in groups.values():
+        for load, ttft, tpot, index in runs:
+            lighter = [t for other, _, t, _ in runs if other * LOAD_RATIO <= load]
+            heavier = [t for other, t, _, _ in runs if other >= load * LOAD_RATIO]
+            if lighter and tpot < FASTER_FRAC * min(lighter):
+                why = "its tokens are faster than the same deployment's at a quarter of the load: not what ran"
+                found[index, "tpot_mean"] = found[index, "ttft_mean"] = why
+            elif heavier and ttft > SLOWER_RATIO * min(heavier):
+                found[index, "ttft_mean"] = "its first token is later than under four times the load: a stall"
+    return found
 
 
 def _judged(row: Row, run: Run, source: str) -> Iterator[Judged]:
@@ -89,8 +123,8 @@ def run_of_row(row: Mapping[str, str]) -> Run:
         repaired = repaired or bent
     else:
         pool, repaired = _pool(row, "")
-        if pool.num_devices > ONE_HOST and device.name != "gb200":
-            raise InputError(f"{pool.num_devices} devices on a host of {ONE_HOST}: widths are inconsistent")
+        if pool.num_devices > ONE_HOST:
+            raise InputError(f"{pool.num_devices} devices in one aggregated instance: widths are inconsistent")
         deployment = Deployment(made, device, formats, recipe.engine, pool, speculation=recipe.speculation)
     work = closed(concurrency, isl, osl, ratio=LENGTH_RATIO)
     group = f"{row['mode']}/{row['backend']}/{device.arch}"
