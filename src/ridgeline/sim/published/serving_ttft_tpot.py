@@ -59,9 +59,11 @@ def judge(rows: Sequence[Row]) -> Iterator[Judged | Unused]:
             yield Unused(row=row.line, source=source, why=why) if why else verdict
 
 
-_SAME = ("backend", "model_path", "system", "precision", "mode", "isl", "osl", "tp_size", "pp_size",
-         "attention_dp_size", "moe_tp_size", "moe_ep_size", "prefill_num_workers", "prefill_tp_size", "prefill_attention_dp_size",
-         "decode_num_workers", "decode_tp_size", "decode_attention_dp_size")  # fmt: skip
+_SAME = (
+    "backend", "model_path", "system", "precision", "mode", "isl", "osl", "tp_size", "pp_size", "attention_dp_size",
+    "moe_tp_size", "moe_ep_size", "prefill_num_workers", "prefill_tp_size", "prefill_attention_dp_size",
+    "decode_num_workers", "decode_tp_size", "decode_attention_dp_size",
+)  # fmt: skip
 LOAD_RATIO, FASTER_FRAC, SLOWER_RATIO = 4, 0.8, 1.5
 
 

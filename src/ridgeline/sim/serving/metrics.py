@@ -15,7 +15,7 @@ from ridgeline.sim.serving.simulate import Served
 
 Floats = NDArray[np.float64]
 PERCENTILES = (50, 90, 95, 99)
-TTFT_WIDER = 1.6
+TTFT_WIDER = 2.0
 """The first token is harder to say than the others: its interval is wider by this."""
 
 
