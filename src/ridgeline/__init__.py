@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ridgeline.cost.prediction import Prediction, Row
     from ridgeline.graph import Graph, load, save
     from ridgeline.hardware import Device, device, devices
-    from ridgeline.journeys import predict
+    from ridgeline.journeys import predict, serve
     from ridgeline.models import build, models
 
 __version__ = "0.1.0"
@@ -19,7 +19,7 @@ _ROOMS = {
     "ridgeline.cost.prediction": ("Prediction", "Row"),
     "ridgeline.graph": ("Graph", "load", "save"),
     "ridgeline.hardware": ("Device", "device", "devices"),
-    "ridgeline.journeys": ("predict",),
+    "ridgeline.journeys": ("predict", "serve"),
     "ridgeline.models": ("build", "models"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
@@ -39,6 +39,7 @@ __all__ = [
     "models",
     "predict",
     "save",
+    "serve",
     "spec",
 ]
 
