@@ -22,6 +22,8 @@ def test_json_holds_every_figure_in_si_units(ridgeline):
     found = json.loads(ridgeline(*QUICK, "--json").out)
     assert found["ttft_s"]["low"] < found["ttft_s"]["mean"] < found["ttft_s"]["high"]
     assert found["deployment"]["num_devices"] == 1 and found["basis"] in ("fitted", "assumed", "datasheet")
+    low, high = found["intervals"]["usd_per_million_output"]
+    assert low < found["usd_per_million_output"] < high
     assert found["num_requests"] == 80 and found["usd_per_million_output"] > 0
 
 

@@ -89,7 +89,15 @@ class Metrics:
         for name in self.__slots__:
             value = getattr(self, name)
             found[name] = value.to_dict() if isinstance(value, Spread) else str(value) if name == "basis" else value
-        return found
+        return {**found, "intervals": self.intervals()}
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """90 % intervals of the figures that are not latencies: all follow the time of a step."""
+        names = ("wall_s", "requests_per_s", "output_tokens_per_s", "output_tokens_per_s_per_device",
+                 "tokens_per_s_per_user", "energy_j_per_token", "usd_per_million_output",
+                 "usd_per_million_tokens")  # fmt: skip
+        low, high = math.exp(-self.width), math.exp(self.width)
+        return {name: (getattr(self, name) * low, getattr(self, name) * high) for name in names}
 
 
 def latencies(served: Served) -> tuple[Floats, Floats, Floats]:
