@@ -67,7 +67,7 @@ def search(model: str | Anatomy, on: str, need: Need, wanted: Wanted, tell: Tell
         if tell:
             tell(index + 1, len(layouts))
     keeping = [c for c in tried if c.found and c.keeps]
-    best = min(keeping, key=lambda c: (c.found.usd_per_million_output if c.found else 0.0), default=None)
+    best = min(keeping, key=lambda c: c.found.usd_per_million_output if c.found else 0.0, default=None)
     return Searched(tuple(tried), best, frontier(tried))
 
 

@@ -313,8 +313,8 @@ def _indexed_prefill_s(rank: Rank, m: Mixer, s: Floats, past: Floats) -> Floats:
     assert low is not None and index is not None
     seen = np.minimum(past + s / 2, index.top)
     heads = max(m.heads / rank.layout.tp, LATENT_TILE)
-    math_s = 2 * s * heads * seen * (2 * low.kv_rank + low.rope) / (
-        rank.chip.peak_flops_per_s("bf16") * LATENT_TENSOR_FRAC
+    math_s = (
+        2 * s * heads * seen * (2 * low.kv_rank + low.rope) / (rank.chip.peak_flops_per_s("bf16") * LATENT_TENSOR_FRAC)
     )
     scored = 2 * s * (past + s / 2) * index.heads * index.dim
     return np.asarray(20e-6 + math_s + scored / (rank.chip.peak_flops_per_s("fp8") * SCORE_TENSOR_FRAC))
