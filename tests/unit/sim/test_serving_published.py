@@ -55,14 +55,26 @@ def test_rows_that_cannot_be_used_say_why(changes, why):
     assert isinstance(verdict, Unused) and why in verdict.why
 
 
-def test_measurements_that_contradict_each_other_are_set_aside():
-    light, heavy = {**RUN, "id": "b"}, {**RUN, "concurrency": "64", "silicon_tpot_ms": "3", "silicon_ttft_ms": "90"}
-    verdicts = list(serving_ttft_tpot.judge([Row(2, light), Row(3, heavy)]))
-    assert [type(v) for v in verdicts] == [Judged, Judged, Unused, Unused] and "quarter of the load" in verdicts[2].why
-    stalled = {**light, "silicon_ttft_ms": "900"}
-    usual = {**heavy, "silicon_tpot_ms": "9"}
-    verdicts = list(serving_ttft_tpot.judge([Row(2, stalled), Row(3, usual)]))
-    assert [type(v) for v in verdicts] == [Unused, Judged, Judged, Judged] and "stall" in verdicts[0].why
+def loaded(**latencies):
+    """Runs of one deployment: load → (ttft, tpot) in milliseconds."""
+    return [Row(i, {**RUN, "concurrency": load[1:], "silicon_ttft_ms": str(ttft), "silicon_tpot_ms": str(tpot)})
+            for i, (load, (ttft, tpot)) in enumerate(latencies.items())]  # fmt: skip
+
+
+def doubted(**latencies):
+    return set(serving_ttft_tpot.contradictions([row.columns for row in loaded(**latencies)]))
+
+
+def test_measurements_that_two_others_contradict_are_set_aside():
+    usual = {"c4": (60, 5), "c8": (65, 6), "c64": (90, 9), "c128": (120, 12)}
+    assert doubted(**usual) == set()
+    assert doubted(**usual, c512=(20_000, 4)) == {(4, "tpot_mean"), (4, "ttft_mean")}
+    assert doubted(**{**usual, "c8": (900, 6)}) == {(1, "ttft_mean")}
+    assert doubted(c4=(60, 5), c64=(90, 3)) == set()  # one against one says nothing
+    verdicts = list(serving_ttft_tpot.judge(loaded(**{**usual, "c8": (900, 6)})))
+    assert [v.why for v in verdicts if isinstance(v, Unused)] == [
+        "two runs of the same deployment contradict its first token: a stall"
+    ]
 
 
 def test_settings_are_those_of_the_launch_scripts():

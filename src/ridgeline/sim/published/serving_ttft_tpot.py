@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,30 +64,39 @@ _SAME = (
     "moe_tp_size", "moe_ep_size", "prefill_num_workers", "prefill_tp_size", "prefill_attention_dp_size",
     "decode_num_workers", "decode_tp_size", "decode_attention_dp_size",
 )  # fmt: skip
-LOAD_RATIO, FASTER_FRAC, SLOWER_RATIO = 4, 0.8, 1.5
+LOAD_RATIO, TPOT_RATIO, TTFT_RATIO, WITNESSES = 4, 1.25, 1.5, 2
 
 
 def contradictions(rows: Sequence[Mapping[str, str]]) -> dict[tuple[int, str], str]:
-    """Measurements that another of the same deployment makes impossible, by (row, metric): more load never makes a
+    """Measurements that two others of the same deployment make impossible, by (row, metric): more load never makes a
     token faster, nor a first token come sooner. Simulations play no part in this."""
-    groups: dict[tuple[str, ...], list[tuple[float, float, float, int]]] = {}
+    groups: dict[tuple[str, ...], dict[tuple[float, float, float], list[int]]] = {}
     for index, row in enumerate(rows):
         try:
             load, ttft, tpot = (float(row[n]) for n in ("concurrency", "silicon_ttft_ms", "silicon_tpot_ms"))
         except (KeyError, ValueError):
             continue
-        groups.setdefault(tuple(row.get(name, "") for name in _SAME), []).append((load, ttft, tpot, index))
+        same = tuple(row.get(name, "") for name in _SAME)
+        groups.setdefault(same, {}).setdefault((load, ttft, tpot), []).append(index)
     found: dict[tuple[int, str], str] = {}
     for runs in groups.values():
-        for load, ttft, tpot, index in runs:
-            lighter = [t for other, _, t, _ in runs if other * LOAD_RATIO <= load]
-            heavier = [t for other, t, _, _ in runs if other >= load * LOAD_RATIO]
-            if lighter and tpot < FASTER_FRAC * min(lighter):
-                why = "its tokens are faster than the same deployment's at a quarter of the load: not what ran"
-                found[index, "tpot_mean"] = found[index, "ttft_mean"] = why
-            elif heavier and ttft > SLOWER_RATIO * min(heavier):
-                found[index, "ttft_mean"] = "its first token is later than under four times the load: a stall"
+        for run, indices in runs.items():
+            tpots, ttfts = _against(run, runs, 2, TPOT_RATIO), _against(run, runs, 1, TTFT_RATIO)
+            for index in indices:
+                if tpots >= WITNESSES:
+                    why = "two runs of the same deployment under other loads contradict its time per token"
+                    found[index, "tpot_mean"] = found[index, "ttft_mean"] = why
+                elif ttfts >= WITNESSES:
+                    found[index, "ttft_mean"] = "two runs of the same deployment contradict its first token: a stall"
     return found
+
+
+def _against(run: tuple[float, ...], runs: Iterable[tuple[float, ...]], column: int, ratio: float) -> int:
+    """Other runs of which either the lighter is slower, or the heavier faster, by more than ``ratio``."""
+    load, value = run[0], run[column]
+    lighter = sum(1 for other in runs if other[0] * LOAD_RATIO <= load and other[column] > ratio * value)
+    heavier = sum(1 for other in runs if other[0] >= load * LOAD_RATIO and other[column] * ratio < value)
+    return lighter + heavier
 
 
 def _judged(row: Row, run: Run, source: str) -> Iterator[Judged]:
