@@ -42,11 +42,12 @@ BOUNDS = {
     "kernel_s": (2e-7, 6e-6), "iteration_s": (2e-5, 1e-2), "sequence_s": (1e-8, 5e-5), "mixed_s": (1e-5, 5e-2),
     "call_s": (2e-6, 1.5e-4), "request_s": (2e-3, 0.3), "token_s": (1e-8, 2e-5),
 }  # fmt: skip
-SERVED = ("vllm/hopper", "vllm/blackwell", "sglang/hopper", "sglang/blackwell", "trtllm/hopper", "trtllm/blackwell")
+SERVED = ("vllm/hopper", "vllm/blackwell", "sglang/hopper", "sglang/blackwell", "trtllm/hopper", "trtllm/blackwell",
+          "trtllm-1.1/hopper", "trtllm-1.1/blackwell")  # fmt: skip
 COMPILED = ("fastertransformer/ampere", "trtllm-engine/ampere", "trtllm-engine/ada", "trtllm-engine/hopper")
 START = {"fastertransformer": {"call_s": 5e-6, "iteration_s": 2e-4, "mixed_s": 2e-4, "sequence_s": 3e-7}}
 STEP, SOFT, PRIOR, TTFT_WEIGHT = 0.08, 0.12, 0.02, 0.6
-MAX_CONCURRENCY = 256
+MAX_CONCURRENCY = 128
 
 
 @dataclass(frozen=True)
@@ -216,9 +217,10 @@ def write(group: str, state: Fit) -> None:
     name, _, arch = group.partition("/")
     lines = [f"{n} = {float(f'{v:.3g}')!r}" for n, v in zip(state.names, np.exp(state.x), strict=True)]
     width = float(np.quantile(np.abs(state.rest[:, -1]), 0.9))
-    text = f"[{name}.coef.{arch}]\n" + "\n".join(lines) + f"\nwidth = {width:.2f}\n"
+    title = f'"{name}"' if "." in name else name
+    text = f"[{title}.coef.{arch}]\n" + "\n".join(lines) + f"\nwidth = {width:.2f}\n"
     whole = path.read_text()
-    pattern = rf"\[{re.escape(name)}\.coef\.{arch}\]\n(?:[a-z_]+ = .*\n)*"
+    pattern = rf"\[{re.escape(title)}\.coef\.{arch}\]\n(?:[a-z_]+ = .*\n)*"
     if re.search(pattern, whole):
         path.write_text(re.sub(pattern, text, whole))
     else:

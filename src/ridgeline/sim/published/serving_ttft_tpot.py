@@ -138,7 +138,7 @@ def run_of_row(row: Mapping[str, str]) -> Run:
             raise InputError(f"{pool.num_devices} devices in one aggregated instance: widths are inconsistent")
         deployment = Deployment(made, device, formats, recipe.engine, pool, speculation=recipe.speculation)
     work = closed(concurrency, isl, osl, ratio=LENGTH_RATIO)
-    group = f"{row['mode']}/{row['backend']}/{device.arch}"
+    group = f"{row['mode']}/{recipe.engine.name}/{device.arch}"
     return Run(row["id"], deployment, work, ttft_s, tpot_s, row["mode"], group, repaired, row)
 
 
@@ -191,7 +191,7 @@ def recipe_of(
     backend: str, made: Anatomy, device: Device, row: Mapping[str, str], concurrency: int, isl: int, disaggregated: bool
 ) -> Recipe:
     """Engine settings by the launch scripts (SemiAnalysisAI/InferenceX, benchmarks/single_node, April 2026)."""
-    base, new = engine(backend, device), device.arch == "blackwell"
+    base, new = engine(generation(backend, row), device), device.arch == "blackwell"
     name, four_bit = made.name, row.get("moe_quant_mode") == "nvfp4"
     settings: dict[str, Any] = {}
     if backend == "vllm":
@@ -210,6 +210,12 @@ def recipe_of(
         kv = "bf16" if name.startswith("gpt-oss") and not new else "fp8"
         settings |= _trtllm_settings(name, row, concurrency, isl)
     return Recipe(base.change(**settings), kv, _speculation(backend, made, row))
+
+
+def generation(backend: str, row: Mapping[str, str]) -> str:
+    """The generation of an engine by its version: TensorRT-LLM's first releases on PyTorch stand apart."""
+    early = backend == "trtllm" and (row.get("backend_version") or "").startswith("1.1.0rc")
+    return "trtllm-1.1" if early else backend
 
 
 def _speculation(backend: str, made: Anatomy, row: Mapping[str, str]) -> Speculation | None:
