@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ridgeline.findings.finding import Finding
     from ridgeline.graph import Graph, load, save
     from ridgeline.hardware import Device, device, devices
-    from ridgeline.journeys import diff, explain, gate, link, plans, predict, profile, simulate, what_if
+    from ridgeline.journeys import diff, explain, gate, link, plans, predict, profile, serve, simulate, what_if
     from ridgeline.models import build, models
     from ridgeline.plan import Plan
 
@@ -27,7 +27,10 @@ _ROOMS = {
     "ridgeline.findings.explanation": ("Explanation",),
     "ridgeline.findings.finding": ("Finding",),
     "ridgeline.plan": ("Plan",),
-    "ridgeline.journeys": ("diff", "explain", "gate", "link", "plans", "predict", "profile", "simulate", "what_if"),
+    "ridgeline.journeys": (
+        "diff", "explain", "gate", "link",
+        "plans", "predict", "profile", "serve", "simulate", "what_if",
+    ),
     "ridgeline.models": ("build", "models"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
@@ -57,6 +60,7 @@ __all__ = [
     "predict",
     "profile",
     "save",
+    "serve",
     "simulate",
     "spec",
     "what_if",

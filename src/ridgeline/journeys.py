@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.cost.estimate import estimate
 from ridgeline.cost.prediction import Prediction
-from ridgeline.errors import InputError
+from ridgeline.errors import InputError, nearest
 from ridgeline.graph import Graph
 from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from ridgeline.profiler.recorder import Run
     from ridgeline.sim.published.verdict import PublishedCheck
     from ridgeline.sim.search import Search, Space
+    from ridgeline.sim.serving.metrics import Metrics, Slo
+    from ridgeline.sim.serving.simulate import Served
+    from ridgeline.sim.serving.workload import Workload
     from ridgeline.sim.step import Step, Trouble
     from ridgeline.store.validations import Run as Validation
     from ridgeline.trace import Trace, TraceBuilder
@@ -354,3 +357,53 @@ def link(trace: Trace, to: Graph | Prediction, on: str | Device | None = None) -
         f"{matched.frac:.1%} of the device's time"
     )
     return replace(linked, notes=(*linked.notes, note))
+
+
+def serve(
+    model: str,
+    on: str = "h200*8",
+    workload: Workload | None = None,
+    slo: Slo | None = None,
+    *,
+    spans: int = 0,
+    **wanted: Any,
+) -> tuple[Served, Metrics]:
+    """What users of a deployment would see: every request of ``workload`` simulated, and the figures made of it.
+
+    ``model`` is a name of the zoo, a hub path or a ``config.json``; ``on`` a cluster; ``wanted`` the fields of
+    ``ridgeline.sim.serving.compose.Wanted`` (tp, pp, ep, attention_dp, precision, kv, engine, disaggregated, …).
+    """
+    from ridgeline.sim.serving.compose import Wanted, deployment_of
+    from ridgeline.sim.serving.metrics import metrics
+    from ridgeline.sim.serving.simulate import simulate
+    from ridgeline.sim.serving.workload import closed
+
+    known = set(Wanted.__dataclass_fields__)
+    for name in wanted:
+        if name not in known:
+            raise InputError(f"serve has no option {name!r}{nearest(name, known)}")
+    deployment = deployment_of(model, on, Wanted(**wanted))
+    served = simulate(deployment, workload or closed(32, 1024, 1024), max_spans=spans)
+    return served, metrics(served, slo)
+
+
+def serving_timeline(served: Served) -> Trace:
+    """The iterations of every instance, and the cache, batch and queue over time."""
+    from ridgeline.trace import TraceBuilder
+
+    deployment = served.deployment
+    where = f"{deployment.num_devices} × {deployment.device.name}"
+    trace = TraceBuilder(name=f"{deployment.anatomy.name} on {where}, served")
+    num_prefill = deployment.prefill.replicas if deployment.prefill else 0
+    for worker, start_s, end_s, prompts, decoding, steps in served.spans:
+        lane = f"prefill {worker}" if worker < num_prefill else f"replica {worker - num_prefill}"
+        what = "mixed" if prompts and decoding else "prefill" if prompts else "decode"
+        detail = f"{prompts} prompts" if prompts else f"{steps} steps"
+        trace.add(f"{what}: {detail}, batch {decoding}", lane, start_s, end_s - start_s, op=what, phase=what)
+    for name in ("held", "running", "waiting"):
+        label = {"held": "cache_tokens", "running": "batch", "waiting": "queue"}[name]
+        for at_s, value in zip(served.samples["at_s"], served.samples[name], strict=True):
+            trace.count(label, at_s, value)
+    if served.iterations and len(served.spans) < served.iterations:
+        trace.note("runs of equal decoding steps are drawn as one span")
+    return trace.build()

@@ -385,3 +385,56 @@ def plan(
     }
     chosen = {name: tuple(values or ()) for name, values in space.items()}
     plan_and_show(Wish(model, on, global_batch, seq, precision, stack, chosen, top, json, html))
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="Zoo name, hub path such as org/Model, or a config.json.")],
+    on: Annotated[str, typer.Option("--on", help="Cluster, such as 'h200*8'.")] = "h200*8",
+    tp: Annotated[int, typer.Option(help="Tensor-parallel width; 0 is the least that fits.")] = 0,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
+    ep: Annotated[int, typer.Option(help="Expert-parallel width.")] = 0,
+    attention_dp: Annotated[int, typer.Option("--attention-dp", help="Groups that split the requests' attention.")] = 1,
+    precision: Annotated[
+        str, typer.Option(help="bf16, fp16, fp8, fp8_block, int8, int8_wo, int4_wo, nvfp4 or mxfp4.")
+    ] = "",
+    kv: Annotated[str, typer.Option(help="Cache in bf16, fp16, fp8 or int8.")] = "",
+    engine: Annotated[str, typer.Option(help="vllm, sglang, trtllm, trtllm-engine or fastertransformer.")] = "vllm",
+    setting: Annotated[
+        list[str] | None, typer.Option("--setting", help="Engine setting, such as chunk_tokens=4096. Repeat for more.")
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Requests kept in flight.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Poisson arrivals a second.")] = None,
+    batch: Annotated[int | None, typer.Option(help="One static batch of this size.")] = None,
+    trace_file: Annotated[Path | None, typer.Option("--trace-file", help="Recorded requests, CSV or JSONL.")] = None,
+    isl: Annotated[int, typer.Option(min=1, help="Input tokens.")] = 1024,
+    osl: Annotated[int, typer.Option(min=1, help="Output tokens.")] = 1024,
+    requests: Annotated[int | None, typer.Option(min=1, help="How many requests in all.")] = None,
+    burst: Annotated[float, typer.Option(help="Squared variation of arrival gaps; 1 is Poisson.")] = 1.0,
+    ratio: Annotated[float, typer.Option(help="Lengths are drawn from this share of the nominal one up to it.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Of lengths and arrivals.")] = 0,
+    disagg: Annotated[str, typer.Option(help="Prefill and decode apart: 2x4+1x8.")] = "",
+    draft: Annotated[int, typer.Option(min=0, help="Speculative decoding: tokens drafted a step.")] = 0,
+    accept: Annotated[float, typer.Option(min=0, max=1, help="Share of drafts accepted.")] = 0.7,
+    slo_ttft: Annotated[float, typer.Option("--slo-ttft", help="Seconds to the first token.")] = float("inf"),
+    slo_tpot: Annotated[float, typer.Option("--slo-tpot", help="Seconds per output token.")] = float("inf"),
+    slo_e2e: Annotated[float, typer.Option("--slo-e2e", help="Seconds end to end.")] = float("inf"),
+    find: Annotated[bool, typer.Option("--search", help="Find the cheapest deployment that keeps the SLO.")] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Also show other concurrencies.")] = False,
+    json: Json = False,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto to this file.")] = None,
+) -> None:
+    """Simulate a serving deployment: latencies, throughput, cache, energy and money under load."""
+    from ridgeline.cli.serve import Load, Output, search_and_show, serve_and_show
+    from ridgeline.cli.settings import settings_of
+    from ridgeline.sim.serving.compose import Wanted
+    from ridgeline.sim.serving.metrics import Slo
+
+    load = Load(concurrency, rate, batch, trace_file, isl, osl, requests, burst, ratio, seed)
+    wanted = Wanted(
+        tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, precision=precision, kv=kv, engine=engine,
+        settings=settings_of(setting or []), disaggregated=disagg, draft=draft, accept_frac=accept,
+    )  # fmt: skip
+    show = search_and_show if find else serve_and_show
+    show(model, on, load, Slo(slo_ttft, slo_tpot, slo_e2e), wanted, Output(json, html, trace, sweep))

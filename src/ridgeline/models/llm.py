@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.errors import ModelError, nearest
 from ridgeline.graph import Graph, Kind, TensorType
 from ridgeline.graph.backward import differentiate
-from ridgeline.models.card import MODES, ModelCard, Request, register
+from ridgeline.models.card import MODES, ModelCard, Request, find, register
 from ridgeline.models.moe import Experts, moe_layer
 from ridgeline.models.net import BOOL, FP32, INT64, Net
 
@@ -335,6 +336,17 @@ def _build(config: Decoder, request: Request) -> Graph:
     return _Writer(config, request).graph()
 
 
+_DECODERS: dict[str, Decoder] = {}
+
+
+def shape_of(name: str) -> Decoder:
+    """The shape of a decoder-only language model of the zoo, for those who price it by other means than a graph."""
+    card, _ = find(name)
+    if card.name not in _DECODERS:
+        raise ModelError(f"{card.name} is not a decoder-only language model{nearest(card.name, _DECODERS)}")
+    return _DECODERS[card.name]
+
+
 def _add(
     name: str,
     title: str,
@@ -351,6 +363,7 @@ def _add(
         name, title, family, num_params, source, sizes, {"use_cache": True, "fused_norms": True}, MODES, aliases
     )
     register(card, lambda request: _build(config, request))
+    _DECODERS[name] = config
 
 
 _add(
@@ -648,4 +661,40 @@ _add(
     ),
     family="moe",
     aliases=("deepseek-r1",),
+)
+_add(
+    "kimi-k2",
+    "Kimi K2 (language model of K2.5 as well)",
+    1_026_408_209_408,
+    "moonshotai/Kimi-K2-Instruct config.json",
+    Decoder(
+        layers=61,
+        hidden=7168,
+        heads=64,
+        ffn=18432,
+        vocab=163840,
+        latent=Latent(1536, 512, 128, 64, 128),
+        experts=Experts(384, 8, 2048, shared=2048, router="sigmoid_groups", dense_layers=1),
+    ),
+    family="moe",
+    aliases=("kimi-k2.5",),
+)
+_add(
+    "minimax-m2",
+    "MiniMax-M2 (M2.5 as well) without the MTP modules",
+    228_689_320_448,
+    "MiniMaxAI/MiniMax-M2 config.json",
+    Decoder(
+        layers=62,
+        hidden=3072,
+        heads=48,
+        kv_heads=8,
+        head_dim=128,
+        ffn=1536,
+        vocab=200064,
+        qk_norm=True,
+        experts=Experts(256, 8, 1536, router="sigmoid_groups"),
+    ),
+    family="moe",
+    aliases=("minimax-m2.5",),
 )

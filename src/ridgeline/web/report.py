@@ -51,13 +51,18 @@ def write_report(prediction: Prediction, path: str | os.PathLike[str], rate: tup
 def render_report(prediction: Prediction, rate: tuple[str, float] | None = None) -> str:
     """The report as text."""
     title = f"{prediction.graph.name} on {prediction.device.name} · Ridgeline"
+    return page(title, "report", report_data(prediction, rate))
+
+
+def page(title: str, stem: str, data: Any) -> str:
+    """One file: the assets called ``stem`` around ``data``."""
     return PAGE.format(
         policy=html.escape(POLICY),
         title=html.escape(title),
         style=asset("report.css"),
-        body=asset("report.html"),
-        data=embedded(report_data(prediction, rate)),
-        script=asset("report.js"),
+        body=asset(f"{stem}.html"),
+        data=embedded(data),
+        script=asset(f"{stem}.js"),
     )
 
 

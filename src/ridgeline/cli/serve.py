@@ -1,0 +1,273 @@
+"""``ridgeline serve``: a deployment under load, or the search for one, as tables, JSON, a report and a timeline."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from ridgeline.cli import draw
+from ridgeline.errors import InputError
+from ridgeline.journeys import serve, serving_timeline
+from ridgeline.sim.serving.compose import Wanted
+from ridgeline.sim.serving.metrics import Metrics, Slo, Spread, metrics
+from ridgeline.sim.serving.search import Candidate, Need, Searched, search
+from ridgeline.sim.serving.simulate import Served
+from ridgeline.sim.serving.workload import Workload, closed, opened, recorded, static
+from ridgeline.units import show_seconds
+
+MAX_SPANS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What arrives, as the command line says it."""
+
+    concurrency: int | None
+    rate: float | None
+    batch: int | None
+    trace_file: Path | None
+    isl: int
+    osl: int
+    requests: int | None
+    burst: float
+    ratio: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where results go."""
+
+    json: bool
+    html: Path | None
+    trace: Path | None
+    sweep: bool
+
+
+def workload_of(load: Load) -> Workload:
+    """Exactly one kind of load; without any, 32 requests in flight."""
+    given = [name for name in ("concurrency", "rate", "batch", "trace_file") if getattr(load, name) is not None]
+    if len(given) > 1:
+        raise InputError(f"--{' and --'.join(n.replace('_', '-') for n in given)}: give one kind of load")
+    if load.trace_file is not None:
+        return recorded(load.trace_file)
+    if load.batch is not None:
+        return static(load.batch, load.isl, load.osl)
+    if load.rate is not None:
+        return opened(load.rate, load.isl, load.osl, num=load.requests or 2000, burst=load.burst, ratio=load.ratio,
+                      seed=load.seed)  # fmt: skip
+    return closed(load.concurrency or 32, load.isl, load.osl, num=load.requests or 0, ratio=load.ratio, seed=load.seed)
+
+
+def serve_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, output: Output) -> None:
+    """Simulate, print, and write the files that were asked for."""
+    work = workload_of(load)
+    spans = MAX_SPANS if output.trace else 0
+    served, found = serve(model, on, work, slo, spans=spans, **asdict(wanted))
+    points = _sweep(model, on, load, slo, wanted) if output.sweep or output.html else ()
+    if output.json:
+        draw.print_json(document(served, found, slo, points))
+    else:
+        show(served, found, slo)
+        if output.sweep:
+            _show_points(points, "Throughput against latency")
+    _write(served, found, points, output)
+
+
+def search_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, output: Output) -> None:
+    """The cheapest deployment that keeps the SLO, and the frontier."""
+    need = Need(load.isl, load.osl, slo, load.rate or 0.0, load.burst, load.ratio)
+    found = search(model, on, need, wanted, None if output.json else _progress())
+    if not output.json and sys.stderr.isatty():
+        print(file=sys.stderr)
+    if output.json:
+        draw.print_json(searched_document(found))
+        return
+    _show_search(found, slo)
+    if output.html:
+        from ridgeline.web.serving import write_search
+
+        print(f"report: {write_search(f'{model} on {on}', found, output.html)}", file=sys.stderr)
+
+
+def _progress() -> Any:
+    def tell(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{done} of {total} layouts", end="", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _sweep(model: str, on: str, load: Load, slo: Slo, wanted: Wanted) -> tuple[Candidate, ...]:
+    """The same deployment at other loads: closed loops of growing concurrency."""
+    from ridgeline.sim.serving.search import CONCURRENCIES, KEPT_FRAC, ROUNDS
+
+    points: list[Candidate] = []
+    for concurrency in CONCURRENCIES[:9]:
+        work = closed(concurrency, load.isl, load.osl, num=max(8, ROUNDS * concurrency), ratio=load.ratio)
+        served, _ = serve(model, on, work, slo, **asdict(wanted))
+        found = metrics(served, slo, skip=concurrency)
+        name, devices = served.deployment.precision.name, served.deployment.num_devices
+        points.append(Candidate("this", name, devices, concurrency, found, found.good_frac >= KEPT_FRAC))
+    return tuple(points)
+
+
+def show(served: Served, found: Metrics, slo: Slo) -> None:
+    """The deployment in a line, latencies, then everything else."""
+    out = draw.console()
+    out.print(Text(title_of(served), style="bold"))
+    out.print(Text(f"{served.workload.title}; {served.deployment.engine.title}", style=draw.DIM))
+    made = draw.table("", ("latency", "left"), ("mean", "right"), ("90 % interval", "right"),
+                      ("p50", "right"), ("p90", "right"), ("p99", "right"))  # fmt: skip
+    for name, spread in (
+        ("first token (TTFT)", found.ttft_s), ("per output token (TPOT)", found.tpot_s), ("end to end", found.e2e_s)
+    ):  # fmt: skip
+        made.add_row(name, *_cells(spread))
+    out.print(made)
+    out.print()
+    figures = draw.table("", ("", "left"), ("", "right"), ("", "left"), ("", "right"))
+    figures.show_header = False
+    pairs = _figures(found, slo)
+    for left, right in zip(pairs[::2], [*pairs[1::2], *([("", "")] if len(pairs) % 2 else [])], strict=True):
+        figures.add_row(*left, *right)
+    out.print(figures)
+    basis = Text("basis: ") + draw.basis(found.basis)
+    out.print(basis + Text(f"; intervals hold 90 % of published runs of this engine (±{math.expm1(found.width):.0%})"))
+
+
+def _cells(spread: Spread) -> list[str]:
+    interval = f"{show_seconds(spread.low)} – {show_seconds(spread.high)}"
+    return [show_seconds(spread.mean), interval, *(show_seconds(spread.percentiles[p]) for p in (50, 90, 99))]
+
+
+def _figures(found: Metrics, slo: Slo) -> list[tuple[str, str]]:
+    rows = [
+        ("output tokens/s", f"{found.output_tokens_per_s:,.0f}"),
+        ("tokens/s/device", f"{found.output_tokens_per_s_per_device:,.0f}"),
+        ("requests/s", f"{found.requests_per_s:,.2f}"),
+        ("tokens/s/user", f"{found.tokens_per_s_per_user:,.1f}"),
+        ("cache, peak", draw.percent(found.cache_peak_frac)),
+        ("cache, mean", draw.percent(found.cache_mean_frac)),
+        ("mean batch", f"{found.mean_running:,.1f}"),
+        ("preemptions", f"{found.preemptions:,}"),
+        ("energy a token", f"{found.energy_j_per_token:,.2f} J"),
+        ("energy in all", f"{found.energy_j / 3.6e6:,.2f} kWh"),
+        ("$/M output tokens", draw.money(found.usd_per_million_output)),
+        ("with prompts", draw.money(found.usd_per_million_tokens)),
+        ("requests", f"{found.num_requests:,}"),
+        ("time simulated", show_seconds(found.wall_s)),
+    ]
+    if slo.asks:
+        rows += [("keep the SLO", draw.percent(found.good_frac)), ("goodput", f"{found.goodput_per_s:,.2f}/s")]
+    if found.reused_frac:
+        rows += [("prompt tokens reused", draw.percent(found.reused_frac))]
+    return rows
+
+
+def title_of(served: Served) -> str:
+    """The deployment in one line."""
+    d = served.deployment
+    pools = [f"{d.prefill.replicas} prefill × {_layout(d.prefill.layout)}"] if d.prefill else []
+    kind = "decode × " if d.prefill else "× "
+    pools.append(f"{d.pool.replicas} {kind}{_layout(d.pool.layout)}")
+    spec = f", drafts of {d.speculation.draft}" if d.speculation else ""
+    return (
+        f"{d.anatomy.name} in {d.precision.name} on {d.num_devices} × {d.device.name}: {' + '.join(pools)}, "
+        f"cache in {d.precision.kv}{spec}"
+    )
+
+
+def _layout(layout: Any) -> str:
+    parts = [f"tp {layout.tp}"]
+    for name, word in (("attention_dp", "dp attention"), ("ep", "ep"), ("pp", "pp")):
+        if getattr(layout, name) > 1:
+            parts.append(f"{word} {getattr(layout, name)}")
+    return " ".join(parts)
+
+
+def _show_points(points: tuple[Candidate, ...], title: str) -> None:
+    out = draw.console()
+    made = draw.table(title, ("deployment", "left"), ("devices", "right"), ("load", "right"), ("TTFT", "right"),
+                      ("TPOT", "right"), ("/user", "right"), ("/device", "right"), ("$/M", "right"), ("SLO", "right"),
+                      tight=True)  # fmt: skip
+    for point in points:
+        made.add_row(*_point_cells(point))
+    out.print(made)
+    out.print(Text("/user and /device are output tokens a second; $/M is for a million of them", style=draw.DIM))
+
+
+def _point_cells(point: Candidate) -> list[Text | str]:
+    found = point.found
+    if found is None:
+        return [f"{point.title} {point.precision}", str(point.num_devices), "", "", "", "", "", "", "–"]
+    kept = Text(f"{found.good_frac:.0%}", style="green" if point.keeps else "red")
+    return [
+        f"{point.title} {point.precision}", str(point.num_devices), str(point.concurrency or ""),
+        show_seconds(found.ttft_s.mean), show_seconds(found.tpot_s.mean), f"{found.tokens_per_s_per_user:,.1f}",
+        f"{found.output_tokens_per_s_per_device:,.0f}", draw.money(found.usd_per_million_output), kept,
+    ]  # fmt: skip
+
+
+def _show_search(found: Searched, slo: Slo) -> None:
+    out = draw.console()
+    if found.best is not None:
+        _show_points((found.best,), "Cheapest that keeps the SLO" if slo.asks else "Cheapest")
+    else:
+        out.print("Nothing that was tried keeps the SLO: loosen it, take more devices, or quantize.", style="yellow")
+    out.print()
+    _show_points(found.frontier, "Nothing beats these in both tokens/s/user and tokens/s/device")
+    refused = [c for c in found.candidates if c.found is None]
+    for candidate in refused[:6]:
+        out.print(Text(f"left out: {candidate.title} {candidate.precision}: {candidate.why}", style=draw.DIM))
+    if len(refused) > 6:
+        out.print(Text(f"… and {len(refused) - 6} more; --json lists them", style=draw.DIM))
+
+
+def document(served: Served, found: Metrics, slo: Slo, points: tuple[Candidate, ...] = ()) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    d = served.deployment
+    pools = {"pool": asdict(d.pool), "prefill": asdict(d.prefill) if d.prefill else None}
+    made = {
+        "model": d.anatomy.name, "device": d.device.name, "num_devices": d.num_devices, "precision": d.precision.name,
+        "kv_precision": d.precision.kv, "engine": d.engine.name, **pools, "cache_tokens": served.capacity_tokens,
+        "speculation": asdict(d.speculation) if d.speculation else None,
+    }  # fmt: skip
+    limits = {name: value for name, value in asdict(slo).items() if value < math.inf}
+    document: dict[str, Any] = {"deployment": made, "workload": served.workload.title, "slo": limits, **found.to_dict()}
+    if points:
+        document["sweep"] = [candidate_document(point) for point in points]
+    return document
+
+
+def candidate_document(point: Candidate) -> dict[str, Any]:
+    found = point.found.to_dict() if point.found else None
+    return {"title": point.title, "precision": point.precision, "num_devices": point.num_devices,
+            "concurrency": point.concurrency, "keeps_slo": point.keeps, "why": point.why, "found": found}  # fmt: skip
+
+
+def searched_document(found: Searched) -> dict[str, Any]:
+    return {
+        "best": candidate_document(found.best) if found.best else None,
+        "frontier": [candidate_document(c) for c in found.frontier],
+        "candidates": [candidate_document(c) for c in found.candidates],
+    }
+
+
+def _write(served: Served, found: Metrics, points: tuple[Candidate, ...], output: Output) -> None:
+    if output.html:
+        from ridgeline.web.serving import write_served
+
+        path = write_served(title_of(served), served, found, points, output.html)
+        print(f"report: {path}", file=sys.stderr)
+    if output.trace:
+        from ridgeline.trace import write_chrome
+
+        made = serving_timeline(served)
+        print(f"trace: {write_chrome(made, output.trace)}, open it at https://ui.perfetto.dev", file=sys.stderr)
+        for note in made.notes:
+            print(f"trace: {note}", file=sys.stderr)

@@ -1,0 +1,237 @@
+"""Serving: anatomies, layouts, workloads, the scheduler and what it reports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ridgeline.errors import InputError, ModelError
+from ridgeline.hardware import device
+from ridgeline.journeys import serve, serving_timeline
+from ridgeline.sim.serving.anatomy import anatomy, of_config
+from ridgeline.sim.serving.compose import Wanted, deployment_of
+from ridgeline.sim.serving.deployment import Layout, cache_bytes_per_token, check, precision, weight_bytes
+from ridgeline.sim.serving.engine import engine, engines
+from ridgeline.sim.serving.metrics import Slo, metrics
+from ridgeline.sim.serving.oracle import knots
+from ridgeline.sim.serving.search import Need, search
+from ridgeline.sim.serving.simulate import oracle_of, simulate
+from ridgeline.sim.serving.step import attention_side, expert_side, rank_of
+from ridgeline.sim.serving.workload import Workload, closed, opened, recorded, static
+
+
+def deployed(model="llama3-8b", on="h200*1", **wanted):
+    return deployment_of(model, on, Wanted(**wanted))
+
+
+PUBLISHED_BILLIONS = {
+    "meta-llama/Llama-3.1-70B": 70.6, "deepseek-ai/DeepSeek-R1": 671.0, "moonshotai/Kimi-K2.5": 1026.0,
+    "MiniMaxAI/MiniMax-M2.5": 229.0, "Qwen/Qwen3.5-397B-A17B": 397.0, "zhipuai/GLM-5": 744.0,
+    "openai/gpt-oss-120b": 117.0, "zai-org/GLM-4.5": 355.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED_BILLIONS)
+def test_anatomies_hold_as_many_parameters_as_published(name):
+    assert anatomy(name).num_params() / 1e9 == pytest.approx(PUBLISHED_BILLIONS[name], rel=0.01)
+
+
+def test_an_unknown_model_suggests_one():
+    with pytest.raises(ModelError, match="llama3-70b"):
+        anatomy("llama3-71b")
+
+
+def test_a_hub_config_gives_the_same_anatomy_as_the_zoo():
+    config = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+              "intermediate_size": 14336, "vocab_size": 128256}  # fmt: skip
+    assert of_config("mine", config).num_params() == anatomy("llama3-8b").num_params()
+    with pytest.raises(ModelError, match="vocab_size"):
+        of_config("mine", {k: v for k, v in config.items() if k != "vocab_size"})
+
+
+def test_layouts_a_model_cannot_take_are_refused_with_what_works():
+    with pytest.raises(InputError, match="does not divide the 32 heads"):
+        check(anatomy("llama3-8b"), Layout(tp=3))
+    with pytest.raises(InputError, match="no experts"):
+        check(anatomy("llama3-8b"), Layout(tp=2, ep=2))
+    with pytest.raises(InputError, match="does not divide the 4 ranks"):
+        Layout(tp=4, ep=3)
+    with pytest.raises(InputError, match="does not fit"):
+        simulate(deployed("llama3-70b", tp=1), static(1, 8, 8))
+
+
+def test_weights_and_cache_are_those_of_the_published_model():
+    made, layout = anatomy("llama3-70b"), Layout(tp=8)
+    assert weight_bytes(made, layout, precision("bf16")) == pytest.approx(70.55e9 * 2 / 8, rel=0.001)
+    assert cache_bytes_per_token(made, layout, precision("bf16")) == 80 * 2 * 1 * 128 * 2
+    latent = anatomy("deepseek-r1")
+    assert cache_bytes_per_token(latent, layout, precision("fp8", "fp8", sparse=True)) == 61 * 576
+
+
+def test_four_bit_checkpoints_of_sparse_models_keep_attention_wide():
+    assert precision("nvfp4", sparse=True).dense.name == "bf16" and precision("nvfp4").dense.name == "nvfp4"
+    with pytest.raises(InputError, match="did you mean"):
+        precision("fp9")
+
+
+def test_every_engine_has_coefficients_for_every_gpu():
+    for name in engines():
+        for where in ("h200", "b200", "a100", "l40s", "rtx-4090"):
+            made = engine(name, device(where))
+            assert made.coef["gemm"] > 0 and made.width > 0
+    with pytest.raises(InputError, match="chunk_tokens"):
+        engine("vllm", device("h200")).change(chunk_token=4)
+
+
+def test_a_larger_batch_costs_more_and_a_wider_group_less():
+    made, where = anatomy("deepseek-r1"), device("h200")
+    tokens = np.array([1.0, 64.0, 4096.0])
+    narrow, wide = (rank_of(made, where, Layout(tp=tp), precision("fp8_block", sparse=True)) for tp in (4, 8))
+    for side in (attention_side, expert_side):
+        part = side(narrow, tokens).parts["gemm"]
+        assert (np.diff(part) > 0).all() and (side(wide, tokens).parts["gemm"] <= part).all()
+
+
+def test_tables_are_close_to_exact_points_between_their_knots():
+    deployment = deployed("minimax-m2.5", "h200*4", tp=4, precision="fp8_block")
+    table = oracle_of(deployment, deployment.pool, closed(64, 1024, 64)).joint_s
+    coef = deployment.engine.coef
+    where = np.array([n for n in range(20, len(table) - 1, 97) if n not in set(knots(len(table) - 1))], dtype=float)
+    rank = rank_of(deployment.anatomy, deployment.device, deployment.pool.layout, deployment.precision)
+    total = expert_side(rank, where)
+    exact = sum(total.parts[p] * coef.get(p, 1.0) for p in total.parts) + total.kernels * coef["kernel_s"]
+    error = np.abs(np.array([table[int(n)] for n in where]) / exact - 1)
+    assert error.max() < 0.05 and error.mean() < 0.012
+
+
+def test_a_static_batch_is_one_prefill_and_the_sum_of_its_steps():
+    deployment = deployed(tp=1)
+    deployment = replace(deployment, engine=replace(deployment.engine, coef={**deployment.engine.coef, "request_s": 0.0,
+                                                                             "token_s": 0.0}))  # fmt: skip
+    batch, isl, osl = 4, 256, 33
+    work = static(batch, isl, osl)
+    found = simulate(deployment, work)
+    oracle = oracle_of(deployment, deployment.pool, work)
+    first = oracle.mixed_s(0, 1, 0.0, [(isl, 0)] * batch, batch * isl, batch)
+    steps = sum(oracle.steps_s(batch, 1, isl + 1 + i, 1) for i in range(osl - 1))
+    assert found.first_s.max() == pytest.approx(first, rel=1e-9)
+    assert found.done_s.max() == pytest.approx(first + steps, rel=1e-4)
+    assert found.iterations == osl
+
+
+def test_equal_lengths_are_drawn_when_the_ratio_is_one():
+    assert set(closed(4, 100, 50).isl) == {100}
+    drawn = closed(8, 1000, 50, ratio=0.8).isl
+    assert drawn.min() >= 800 and drawn.max() <= 1000 and len(set(drawn)) > 1
+    with pytest.raises(InputError, match="ratio"):
+        closed(4, 100, 50, ratio=0.0)
+
+
+def test_bursty_arrivals_have_the_asked_rate_and_more_variation():
+    calm, bursty = (np.diff(opened(10, 64, 8, num=20_000, burst=b).arrival_s) for b in (1.0, 4.0))
+    assert calm.mean() == pytest.approx(0.1, rel=0.05) and bursty.mean() == pytest.approx(0.1, rel=0.08)
+    assert bursty.var() / bursty.mean() ** 2 == pytest.approx(4.0, rel=0.2)
+
+
+def test_recorded_requests_are_read_from_csv_and_jsonl(tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text("timestamp,input_length,output_length\n5.0,100,10\n4.0,200,20\n")
+    work = recorded(table)
+    assert list(work.arrival_s) == [0.0, 1.0] and list(work.isl) == [200, 100]
+    lines = tmp_path / "b.jsonl"
+    rows = [{"arrival_ms": 1000 * i, "isl": 64, "osl": 4, "prefix_id": "a", "prefix_tokens": 48} for i in range(3)]
+    lines.write_text("\n".join(json.dumps(row) for row in rows))
+    assert list(recorded(lines).arrival_s) == [0, 1, 2] and list(recorded(lines).prefix) == [0, 0, 0]
+    lines.write_text('{"arrival_ms": 0, "isl": "many", "osl": 1}')
+    with pytest.raises(InputError, match=r"request 1.*many"):
+        recorded(lines)
+    table.write_text("timestamp,input_length\n1,2\n")
+    with pytest.raises(InputError, match="no column for osl"):
+        recorded(table)
+
+
+def shared_prefix(num, prefix):
+    isl = np.full(num, 2048, dtype=np.int64)
+    ids = np.zeros(num, dtype=np.int64)
+    return Workload(isl, np.full(num, 16, dtype=np.int64), np.arange(num) * 0.5, prefix=ids,
+                    prefix_tokens=np.full(num, prefix, dtype=np.int64))  # fmt: skip
+
+
+def test_a_shared_prefix_is_computed_once():
+    deployment = deployed(tp=1)
+    alone, shared = (metrics(simulate(deployment, shared_prefix(20, tokens))) for tokens in (1, 1900))
+    assert shared.reused_frac == pytest.approx(19 * 1900 / (20 * 2048), rel=1e-6)
+    assert shared.ttft_s.percentiles[50] < alone.ttft_s.percentiles[50]
+
+
+def test_a_small_cache_preempts_and_still_serves_everyone():
+    deployment = replace(deployed(tp=1), cache_tokens=6000)
+    found = simulate(deployment, closed(16, 256, 512, num=64))
+    assert found.preemptions > 0 and not np.isnan(found.done_s).any() and found.left_tokens == pytest.approx(0)
+    with pytest.raises(InputError, match="a whole replica holds 100"):
+        simulate(replace(deployment, cache_tokens=100), static(1, 256, 8))
+
+
+def test_chunked_prefill_bounds_what_others_wait_for():
+    small, large = (deployed(tp=1, settings={"chunk_tokens": n}) for n in (512, 16384))
+    rng = np.random.default_rng(0)
+    isl = np.where(rng.random(200) < 0.1, 16000, 64).astype(np.int64)
+    work = Workload(isl, np.full(200, 64, dtype=np.int64), np.arange(200) * 0.05)
+    gaps = [max(end - start for _, start, end, prompts, decoding, _ in simulate(d, work, max_spans=10**6).spans
+                if prompts and decoding) for d in (small, large)]  # fmt: skip
+    assert gaps[0] < gaps[1] / 3
+
+
+def test_disaggregated_prefill_keeps_decoding_steady():
+    work = closed(64, 8192, 256)
+    together = metrics(simulate(deployed("llama3-70b", "h200*8", tp=4, precision="fp8"), work))
+    split = deployed("llama3-70b", "h200*8", precision="fp8", disaggregated="1x4+1x4")
+    apart = metrics(simulate(split, work))
+    assert apart.tpot_s.mean < together.tpot_s.mean
+    with pytest.raises(InputError, match="takes 6 devices"):
+        deployed("llama3-70b", "h200*8", precision="fp8", disaggregated="1x4+1x2")
+
+
+def test_drafted_tokens_shorten_decoding_only_when_they_are_accepted():
+    work = static(4, 128, 256)
+    plain = metrics(simulate(deployed(tp=1), work)).tpot_s.mean
+    good = metrics(simulate(deployed(tp=1, draft=3, accept_frac=0.8), work)).tpot_s.mean
+    bad = metrics(simulate(deployed(tp=1, draft=3, accept_frac=0.01), work)).tpot_s.mean
+    assert good < 0.6 * plain and bad > plain
+
+
+def test_goodput_counts_what_keeps_the_slo():
+    served, found = serve("llama3-8b", "h200*1", closed(32, 512, 128), Slo(ttft_s=1e-6))
+    assert found.good_frac == 0 and found.goodput_per_s == 0
+    assert metrics(served).good_frac == 1
+    with pytest.raises(InputError, match="above 0"):
+        Slo(tpot_s=0.0)
+
+
+def test_the_timeline_has_a_lane_a_replica_and_counts_the_cache():
+    served, _ = serve("llama3-8b", "h200*2", closed(8, 256, 64), tp=1, spans=10_000)
+    trace = serving_timeline(served)
+    assert trace.lanes() == ["replica 0", "replica 1"] and "cache_tokens" in trace.counters
+    assert trace.end_s <= served.done_s.max() + 1e-9
+
+
+def test_the_search_keeps_refused_layouts_with_their_reason_and_finds_the_cheapest():
+    found = search("llama3-70b", "h200*4", Need(512, 128, Slo(ttft_s=2.0, tpot_s=0.05)), Wanted(precision="fp8"))
+    assert found.best is not None and found.best.keeps
+    keeping = [c.found.usd_per_million_output for c in found.candidates if c.found and c.keeps]
+    assert found.best.found.usd_per_million_output == min(keeping)
+    devices = [c.found.output_tokens_per_s_per_device for c in found.frontier]
+    assert devices == sorted(devices)
+    none = search("llama3-70b", "h200*1", Need(512, 128, Slo()), Wanted(precision="bf16", tp=1))
+    assert none.best is None and "does not fit" in none.candidates[0].why
+
+
+def test_a_rate_is_met_with_as_few_replicas_as_keep_the_slo():
+    need = Need(512, 64, Slo(ttft_s=0.5), rate_per_s=60.0)
+    found = search("llama3-8b", "h200*8", need, Wanted(tp=1, precision="fp8"))
+    assert found.best is not None
+    fewer = [c for c in found.candidates if c.num_devices < found.best.num_devices]
+    assert all(not c.keeps for c in fewer)

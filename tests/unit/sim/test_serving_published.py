@@ -1,0 +1,141 @@
+"""Rows of published runs become deployments: widths put right, settings of launch scripts, reasons to refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ridgeline.cost.measurements import read_table
+from ridgeline.sim.published import inference_llm, serving_ttft_tpot
+from ridgeline.sim.published.verdict import Judged, Row, Unused
+
+RUN = {
+    "id": "a", "backend": "vllm", "backend_version": "0.18.0", "model_path": "openai/gpt-oss-120b",
+    "system": "h200_sxm", "precision": "fp4", "mode": "agg", "isl": "1024", "osl": "128",
+    "gemm_quant_mode": "nvfp4", "moe_quant_mode": "nvfp4",
+    "tp_size": "2.0", "pp_size": "1.0", "attention_dp_size": "1.0", "moe_tp_size": "2.0", "moe_ep_size": "1.0",
+    "silicon_ttft_ms": "60", "silicon_tpot_ms": "5", "concurrency": "4",
+}  # fmt: skip
+
+
+def layout_of(**changes):
+    run = serving_ttft_tpot.run_of_row({**RUN, **changes})
+    layout = run.deployment.pool.layout
+    return (layout.tp, layout.attention_dp, layout.ep), run.was_repaired
+
+
+def test_a_run_is_judged_by_its_first_and_its_other_tokens():
+    verdicts = list(serving_ttft_tpot.judge([Row(2, RUN)]))
+    assert [v.metric for v in verdicts] == ["ttft_mean", "tpot_mean"]
+    for verdict in verdicts:
+        assert verdict.low < verdict.predicted < verdict.high and verdict.unit == "s"
+        assert 0.3 < verdict.predicted / verdict.measured < 3
+
+
+def test_widths_that_were_multiplied_are_put_right():
+    assert layout_of() == ((2, 1, 1), False)
+    assert layout_of(tp_size="16.0", moe_tp_size="4.0", moe_ep_size="4.0") == ((4, 1, 4), True)
+    assert layout_of(tp_size="4.0", attention_dp_size="4.0", moe_tp_size="1.0", moe_ep_size="16.0") == ((1, 4, 4), True)
+    assert layout_of(tp_size="1.0", attention_dp_size="16.0", moe_tp_size="4.0", moe_ep_size="4.0") == ((1, 4, 4), True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tp_size": "4.0"}, "widths are inconsistent"),
+        ({"tp_size": ""}, "width is missing"),
+        ({"system": "abacus"}, "unknown system"),
+        ({"model_path": "nobody/NoModel-9B"}, "no language model"),
+        ({"silicon_tpot_ms": "0"}, "no measured latency"),
+        ({"tp_size": "32.0", "moe_tp_size": "32.0"}, "32 devices in one aggregated instance"),
+    ],
+)
+def test_rows_that_cannot_be_used_say_why(changes, why):
+    (verdict,) = serving_ttft_tpot.judge([Row(2, {**RUN, **changes})])
+    assert isinstance(verdict, Unused) and why in verdict.why
+
+
+def loaded(**latencies):
+    """Runs of one deployment: load → (ttft, tpot) in milliseconds."""
+    return [Row(i, {**RUN, "concurrency": load[1:], "silicon_ttft_ms": str(ttft), "silicon_tpot_ms": str(tpot)})
+            for i, (load, (ttft, tpot)) in enumerate(latencies.items())]  # fmt: skip
+
+
+def doubted(**latencies):
+    return set(serving_ttft_tpot.contradictions([row.columns for row in loaded(**latencies)]))
+
+
+def test_measurements_that_two_others_contradict_are_set_aside():
+    usual = {"c4": (60, 5), "c8": (65, 6), "c64": (90, 9), "c128": (120, 12)}
+    assert doubted(**usual) == set()
+    assert doubted(**usual, c512=(20_000, 4)) == {(4, "tpot_mean"), (4, "ttft_mean")}
+    assert doubted(**{**usual, "c8": (900, 6)}) == {(1, "ttft_mean")}
+    assert doubted(c4=(60, 5), c64=(90, 3)) == set()  # one against one says nothing
+    verdicts = list(serving_ttft_tpot.judge(loaded(**{**usual, "c8": (900, 6)})))
+    assert [v.why for v in verdicts if isinstance(v, Unused)] == [
+        "two runs of the same deployment contradict its first token: a stall"
+    ]
+
+
+def test_settings_are_those_of_the_launch_scripts():
+    deepseek = {"backend": "trtllm", "system": "b200_sxm", "model_path": "deepseek-ai/DeepSeek-R1", "isl": "8192"}
+    made = serving_ttft_tpot.run_of_row({**RUN, **deepseek, "backend_version": "1.2.0rc6.post3"})
+    assert made.deployment.engine.chunk_tokens >= 8192 + 4 and made.deployment.speculation.draft == 3
+    assert made.deployment.precision.kv == "fp8"
+    polled = serving_ttft_tpot.run_of_row({**RUN, "backend": "sglang", "system": "b200_sxm", "concurrency": "64",
+                                           "model_path": "deepseek-ai/DeepSeek-V3"})  # fmt: skip
+    assert polled.deployment.engine.poll_steps == 30
+
+
+STATIC = {
+    "config_id": "x", "source": "FasterTransformer", "model": "GPT-6.7B", "layers": "32", "hidden": "4096",
+    "heads": "32", "kv_heads": "32", "ffn": "16384", "vocab": "51200", "device": "A100-SXM-80GB", "num_devices": "1",
+    "tp": "1", "pp": "1", "precision": "fp16", "isl": "128", "osl": "8", "batch": "4", "engine": "FasterTransformer",
+    "scenario": "static batch", "metric": "total_latency", "value": "120", "unit": "ms",
+}  # fmt: skip
+
+
+def judged(**changes):
+    (verdict,) = inference_llm.judge([Row(2, {**STATIC, **changes})])
+    return verdict
+
+
+def test_static_batches_are_judged_by_the_metric_they_publish():
+    total = judged()
+    assert isinstance(total, Judged) and total.measured == pytest.approx(0.12)
+    first = judged(metric="ttft")
+    rate = judged(metric="output_tokens_per_s", value="300", unit="tok/s")
+    assert first.predicted < total.predicted
+    assert rate.measured == pytest.approx(1 / 300) and rate.predicted == pytest.approx(total.predicted / 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"device": "Abacus 9"}, "has no file"),
+        ({"device": "AMD Instinct MI300X"}, "no serving kernels"),
+        ({"engine": "Megatron-LM generation (baseline)"}, "no serving engine"),
+        ({"scenario": "single full forward pass"}, "ridgeline predict"),
+        ({"osl": ""}, "output tokens"),
+        ({"layers": ""}, "lacks a size"),
+    ],
+)
+def test_static_rows_that_cannot_be_used_say_why(changes, why):
+    verdict = judged(**changes)
+    assert isinstance(verdict, Unused) and why in verdict.why
+
+
+def test_a_sample_of_published_runs_is_as_close_as_the_note_says(shared_published):
+    records = read_table(shared_published / "serving_ttft_tpot.csv")[1][::37]
+    verdicts = list(serving_ttft_tpot.judge([Row(line, record) for line, record in records if record["mode"] == "agg"]))
+    apes = {metric: np.array([v.ape for v in verdicts if isinstance(v, Judged) and v.metric == metric])
+            for metric in ("tpot_mean", "ttft_mean")}  # fmt: skip
+    assert len(apes["tpot_mean"]) > 25
+    assert np.median(apes["tpot_mean"]) < 0.12 and np.median(apes["ttft_mean"]) < 0.22
+
+
+def test_a_sample_of_static_latencies_is_as_close_as_the_note_says(shared_published):
+    records = read_table(shared_published / "inference_llm.csv")[1]
+    rows = [Row(line, record) for line, record in records if "FasterTransformer" in record["engine"]][::9]
+    apes = np.array([v.ape for v in inference_llm.judge(rows) if isinstance(v, Judged)])
+    assert len(apes) > 15 and apes.mean() < 0.12
