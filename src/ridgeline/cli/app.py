@@ -294,6 +294,7 @@ def kernels(
     run_action(action, names or [], out, jobs, compiled, json)
 
 
+@app.command()
 def simulate(
     model: Annotated[str, typer.Argument(help="Name of the zoo, saved training graph, or script.py:function.")],
     on: Annotated[str, typer.Option("--on", help="Cluster: 'h100-sxm*16384', 'gb200*72 scaleout=800Gb'.")],
