@@ -181,6 +181,17 @@ def vector_of(itemsize: int, pointers: int, *lengths: int) -> int:
     return vector
 
 
+def carved(buffer: torch.Tensor, *lengths: int) -> tuple[Any, ...]:
+    """Stretches of a float32 buffer as kernel arguments: addresses, since making tensors of them would cost the host more."""
+    if INTERPRETING or _collected is not None:
+        return tuple(buffer.flatten().split([*lengths, buffer.numel() - sum(lengths)])[: len(lengths)])
+    start, found = buffer.data_ptr(), []
+    for length in lengths:
+        found.append(start)
+        start += 4 * length
+    return tuple(found)
+
+
 def _bound(handle: int, device: int, grid_x: int, grid_y: int) -> Run:
     found = native()
     return partial(found.launch, found.plan(handle, device, grid_x, grid_y, _raw_stream))

@@ -474,5 +474,6 @@ ADD_LAYER_NORM = declare(
         checks=CHECKS,
         races=RACES[:3],
         small=SMALL,
+        backward_bytes=lambda args: 4 * args[0].nbytes,  # the sum and two gradients in, one out
     ),
 )

@@ -453,5 +453,6 @@ ADD_RMS_NORM = declare(
         checks=CHECKS,
         races=RACES[:6],
         small=SMALL,
+        backward_bytes=lambda args: 4 * args[0].nbytes,  # the sum and two gradients in, one out
     ),
 )
