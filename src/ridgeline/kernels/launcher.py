@@ -182,7 +182,7 @@ def vector_of(itemsize: int, pointers: int, *lengths: int) -> int:
 
 
 def carved(buffer: torch.Tensor, *lengths: int) -> tuple[Any, ...]:
-    """Stretches of a float32 buffer as kernel arguments: addresses, since making tensors of them would cost the host more."""
+    """Stretches of a float32 buffer as kernel arguments: addresses, since tensors would cost the host more."""
     if INTERPRETING or _collected is not None:
         return tuple(buffer.flatten().split([*lengths, buffer.numel() - sum(lengths)])[: len(lengths)])
     start, found = buffer.data_ptr(), []
