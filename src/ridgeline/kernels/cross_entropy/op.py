@@ -16,7 +16,7 @@ from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_
 
 _STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"))
 _MERGE = Kernel(kernel.cross_entropy_merge)
-_SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"))
+_SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"), loose=("target_ptr", "loss_ptr", "lse_ptr"))
 _FINISH = Kernel(kernel.cross_entropy_finish, vectors=("rows",))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
 _forward_plans, _row_plans, _backward_plans = Plans(), Plans(), Plans()
