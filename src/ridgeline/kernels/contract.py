@@ -68,6 +68,15 @@ def case(dtype: str, **sizes: Any) -> Case:
     return Case(dtype, tuple(sizes.items()))
 
 
+COMMON_WIDTHS = (64, 128, 256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192, 12288, 16384)
+"""Hidden sizes that models have: a pack holds the kernels of rows this long."""
+
+
+def common_rows() -> tuple[Case, ...]:
+    """Few and many rows of every common width, in every type."""
+    return tuple(case(d, rows=rows, cols=cols) for d in DTYPES for cols in COMMON_WIDTHS for rows in (8, 1024, 16384))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """How a primitive is checked and raced, all from its declaration.

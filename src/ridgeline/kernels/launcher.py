@@ -93,10 +93,13 @@ def _num_sms(device: int) -> int:
 class Kernel:
     """A Triton function together with its compiled variants on every device.
 
-    ``vectors`` names the integer arguments (row lengths, strides) that must be multiples of a vector for wide accesses.
+    ``vectors`` names the integer arguments (row lengths, strides) that must be multiples of a vector for wide accesses,
+    ``loose`` the pointers that may lie anywhere: a slice of labels starts where it starts.
     """
 
-    def __init__(self, function: Any, *, vectors: Sequence[str] = (), cooperative: bool = False) -> None:
+    def __init__(
+        self, function: Any, *, vectors: Sequence[str] = (), loose: Sequence[str] = (), cooperative: bool = False
+    ) -> None:
         self.name = function.fn.__name__
         if self.name in _kernels:
             raise KernelError(f"kernel {self.name!r} is declared twice")
@@ -104,6 +107,7 @@ class Kernel:
         self.function = function
         self.names = list(function.arg_names)
         self.vectors = frozenset(vectors)
+        self.loose = frozenset(loose)
         self.cooperative = cooperative
         self._handles: dict[tuple[int, Variant], int] = {}
         self._lock = threading.Lock()
@@ -144,7 +148,7 @@ class Kernel:
         divisible = tuple(
             (name, POINTER_ALIGNMENT_BYTES if kind.startswith("*") else vector)
             for name, kind in types
-            if vector > 1 and (kind.startswith("*") or name in self.vectors)
+            if vector > 1 and name not in self.loose and (kind.startswith("*") or name in self.vectors)
         )
         return Variant(self.name, types, tuple(constants.items()), divisible, num_warps, num_stages, arch)
 
@@ -179,6 +183,17 @@ def vector_of(itemsize: int, pointers: int, *lengths: int) -> int:
     if pointers % POINTER_ALIGNMENT_BYTES or any(length % vector for length in lengths):
         return 1
     return vector
+
+
+def carved(buffer: torch.Tensor, *lengths: int) -> tuple[Any, ...]:
+    """Stretches of a float32 buffer as kernel arguments: addresses, since tensors would cost the host more."""
+    if INTERPRETING or _collected is not None:
+        return tuple(buffer.flatten().split([*lengths, buffer.numel() - sum(lengths)])[: len(lengths)])
+    start, found = buffer.data_ptr(), []
+    for length in lengths:
+        found.append(start)
+        start += 4 * length
+    return tuple(found)
 
 
 def _bound(handle: int, device: int, grid_x: int, grid_y: int) -> Run:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import torch
 
 import ridgeline.kernels
+from ridgeline.bench import verdict
 from ridgeline.bench.check import check_case
 from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.contract import case, trials
@@ -25,16 +26,17 @@ from ridgeline.kernels.softmax import config as softmax
 warnings.simplefilter("ignore")  # numpy's, on the padding of blocks
 assert launcher.INTERPRETING
 launcher.ASSUMED_SMS = 1
+verdict.TIMES_EAGER = 4.0  # numpy's float32 exponential is off by up to 2.5 units in the last place
 norm.LONG_BLOCK = 16
 ridgeline.kernels.layer_norm.__globals__["config"].LONG_BLOCK = 16
 
-ROWS = [case("float32", rows=7, cols=33), case("float16", rows=5, cols=16), case("float32", rows=1, cols=1)]
+ROWS = [case("float32", rows=5, cols=33), case("float16", rows=3, cols=16)]
 CLASSES = [
-    case("float32", rows=7, cols=70, smoothing=0.1, z=0.01),
-    case("float16", rows=5, cols=16, smoothing=0.0, z=0.0),
+    case("float32", rows=4, cols=70, smoothing=0.1, z=0.01),
+    case("float16", rows=3, cols=16, smoothing=0.0, z=0.0),
 ]
 HEADS = [
-    case("float32", batch=2, seq=3, heads=3, keys=1, dim=8),
+    case("float32", batch=2, seq=2, heads=3, keys=1, dim=8),
     case("float16", batch=1, seq=2, heads=2, keys=2, dim=24),
 ]
 held = {"forward": norm.Forward(2, 3, 16, 1), "backward": norm.Backward(2, 3, 16, 1, 2, 1, True)}
@@ -69,8 +71,8 @@ cross_entropy.SHORTEST_STRETCHED = 64
 PRODUCTS = [case("float32", rows=9, cols=33, hidden=16)]
 FORCED["linear_cross_entropy"] = [FORCED["cross_entropy"][0] | {"linear_cross_entropy": linear.Chunks(4)}]
 IMAGES = [
-    case("float32", batch=2, channels=6, side=5, groups=3),
-    case("float16", batch=1, channels=4, side=4, groups=2),
+    case("float32", batch=2, channels=4, side=5, groups=2),
+    case("float16", batch=1, channels=4, side=3, groups=2),
 ]
 FORCED["group_norm"] = [{"group_norm": groups.Groups(16, 1, num, 8, 1)} for num in (1, 2)]
 # The interpreter rounds float8 toward zero.
@@ -97,15 +99,14 @@ num = 0
 for name, (made, _) in trials().items():
     if name in NOT_INTERPRETED or (len(sys.argv) > 1 and name not in sys.argv[1:]):
         continue
-    for given in FORCED.get(made.name.removeprefix("add_"), [{}]):
+    forced = FORCED.get(made.name.removeprefix("add_"), [{}])
+    for given in forced:
         for i, of in enumerate(CASES.get(made.name, ROWS)):
-            if made.name.endswith("_norm") and of.get("cols") == 1:
-                continue  # the gradient is zero but for rounding
             with ExitStack() as stack:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))
-                for layout in ("contiguous", "sliced") if i == 0 else ("contiguous",):
-                    for finding in check_case(name, of, torch.device("cpu"), i, layout):
+                for layout in ("contiguous", "sliced") if i == 0 and given is forced[0] else ("contiguous",):
+                    for finding in check_case(name, of, torch.device("cpu"), i, layout, repeat=False):
                         num += 1
                         assert finding.ok, (finding, given)
 print(f"{num} findings, all right")

@@ -229,3 +229,44 @@ def test_dropout_keeps_its_share_and_repeats_with_the_seed():
     assert torch.equal(kernels.dropout_add(x, x, 0.2, training=False), x + x)
     with pytest.raises(KernelError, match="below one"):
         kernels.dropout_add(x, x, 1.0)
+
+
+def test_frozen_and_missing_weights_get_no_gradient():
+    x, w, b, dy = leaf(5, 40), drawn(40), leaf(40), drawn(5, 40)
+    functional = torch.nn.functional
+    for ours, theirs, wanted in (
+        (kernels.rms_norm(x, w, 1e-6), functional.rms_norm(x, (40,), w, 1e-6), (x,)),
+        (kernels.rms_norm(x, None, 1e-6), functional.rms_norm(x, (40,), None, 1e-6), (x,)),
+        (kernels.layer_norm(x, w, b), functional.layer_norm(x, (40,), w, b), (x, b)),
+        (kernels.layer_norm(x), functional.layer_norm(x, (40,)), (x,)),
+    ):
+        found, meant = (torch.autograd.grad(y, wanted, dy) for y in (ours, theirs))
+        torch.testing.assert_close(found, meant)
+
+
+def test_a_gradient_of_a_gradient_is_refused():
+    x = leaf(4, 16)
+    (gradient,) = torch.autograd.grad(kernels.rms_norm(x, drawn(16), 1e-6).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="rms_norm_backward"):
+        gradient.sum().backward()
+
+
+def test_softmax_works_along_any_dim():
+    x = drawn(3, 4, 5)
+    for dim in (0, 1, 2, -1):
+        torch.testing.assert_close(kernels.softmax(x, dim), torch.softmax(x, dim))
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn", "ntk", "none"])
+def test_rotary_tables_slow_down_long_waves_only_as_their_scaling_says(kind):
+    given = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 64}
+    plain_cos, plain_sin = kernels.rope_tables(torch.arange(100), 32)
+    cos, sin = kernels.rope_tables(torch.arange(100), 32, scaling=given)
+    magnitude = (cos.square() + sin.square()).sqrt()
+    torch.testing.assert_close(magnitude, torch.full_like(magnitude, 1.1386294 if kind == "yarn" else 1.0))
+    fast = torch.atan2(sin[1, 0], cos[1, 0]) / torch.atan2(plain_sin[1, 0], plain_cos[1, 0])
+    slow = torch.atan2(sin[1, -1], cos[1, -1]) / torch.atan2(plain_sin[1, -1], plain_cos[1, -1])
+    assert fast.item() == pytest.approx(0.25 if kind == "linear" else 1.0, rel=1e-4)
+    assert slow.item() == pytest.approx(1.0 if kind == "none" else 0.25, rel=0.02)
+    with pytest.raises(KernelError, match="rope_type"):
+        kernels.rope_tables(torch.arange(4), 8, scaling={"rope_type": "spiral"})

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ridgeline.errors import KernelError
-from ridgeline.kernels import launcher, rms_norm
+from ridgeline.kernels import cross_entropy, launcher, rms_norm
 
 HERE = Path(__file__).parent
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="builds a stand-in for libcuda with gcc")
@@ -54,6 +54,14 @@ def test_integers_past_two_billion_become_wide():
     assert launcher.type_of(2**31) == "i64"
     assert launcher.type_of(0.5) == "fp32"
     assert launcher.type_of(torch.empty(1, dtype=torch.bfloat16)) == "*bf16"
+
+
+def test_pointers_that_may_lie_anywhere_promise_nothing():
+    logits = torch.empty(64, 1000, device="meta", dtype=torch.bfloat16)
+    with launcher.collecting() as found:
+        cross_entropy(logits, torch.empty(64, device="meta", dtype=torch.long))
+    promised = dict(found[0].divisible)
+    assert found[0].kernel == "cross_entropy_short" and "x_ptr" in promised and "target_ptr" not in promised
 
 
 def test_plans_do_not_grow_without_end(monkeypatch):

@@ -11,12 +11,12 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_entropy import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, carved, launchable, num_sms, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
 _STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"))
 _MERGE = Kernel(kernel.cross_entropy_merge)
-_SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"))
+_SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"), loose=("target_ptr", "loss_ptr", "lse_ptr"))
 _FINISH = Kernel(kernel.cross_entropy_finish, vectors=("rows",))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
 _forward_plans, _row_plans, _backward_plans = Plans(), Plans(), Plans()
@@ -59,6 +59,20 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not launchable(x):
         return CROSS_ENTROPY.on_host(x, target, ignore_index, smoothing, z_weight, reduction, wide)
+    x, (plan, _) = _planned(x, target, smoothing, reduction, wide)
+    return plan(x, target, ignore_index, smoothing, z_weight)
+
+
+def _infer(
+    x: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float, reduction: str, wide: bool
+) -> Tensor:
+    if not launchable(x):
+        return CROSS_ENTROPY.on_host(x, target, ignore_index, smoothing, z_weight, reduction, wide)[0]
+    x, (_, infer) = _planned(x, target, smoothing, reduction, wide)
+    return infer(x, target, ignore_index, smoothing, z_weight)
+
+
+def _planned(x: Tensor, target: Tensor, smoothing: float, reduction: str, wide: bool) -> tuple[Tensor, Any]:
     x, stride = as_rows(x)
     key = (
         x.shape, target.shape, x.dtype, target.dtype, stride, smoothing != 0, reduction, wide, x.get_device(),
@@ -68,7 +82,7 @@ def _forward(
     if plan is None:
         CROSS_ENTROPY.check(x, target)
         plan = _forward_plans[key] = _plan_forward(x, target, stride, smoothing != 0, reduction, wide)
-    return plan(x, target, ignore_index, smoothing, z_weight)
+    return x, plan
 
 
 def _plan_forward(x: Tensor, target: Tensor, stride: int, smooth: bool, reduction: str, wide: bool) -> Any:
@@ -76,7 +90,7 @@ def _plan_forward(x: Tensor, target: Tensor, stride: int, smooth: bool, reductio
     on = x.get_device()
     losses, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
     scalar = template((), torch.float32 if wide else x.dtype, x.device)
-    weight = template((), torch.float32, x.device)
+    weight, scratch = template((), torch.float32, x.device), template((3 * rows + 1,), torch.float32, x.device)
     read = _plan_rows(x, target, stride, smooth, losses, lse)
     finish = _FINISH.bind(
         (losses, target, scalar, weight, rows, -100),
@@ -101,7 +115,18 @@ def _plan_forward(x: Tensor, target: Tensor, stride: int, smooth: bool, reductio
         finish(row_losses, target, loss, share, rows, ignore_index)
         return loss, both, share
 
-    return plan
+    def infer(x: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float) -> Tensor:
+        """The loss alone: what the backward pass would need shares one piece of memory that nobody keeps."""
+        if reduction == "none":
+            return plan(x, target, ignore_index, smoothing, z_weight)[0]
+        memory = torch.empty_like(scratch, memory_format=torch.contiguous_format)
+        row_losses, both, share = carved(memory, rows, 2 * rows, 1)
+        loss = torch.empty_like(scalar)
+        read(x, target, row_losses, both, ignore_index, smoothing, z_weight)
+        finish(row_losses, target, loss, share, rows, ignore_index)
+        return loss
+
+    return plan, infer
 
 
 def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, losses: Tensor, lse: Tensor) -> Any:
@@ -176,10 +201,6 @@ def _plan_short(x: Tensor, target: Tensor, stride: int, smooth: bool, losses: Te
         vector=vector,
     )
     return lambda x, target, losses, lse, *numbers: run(x, target, losses, lse, rows, cols, stride, *numbers)
-
-
-def _infer(*args: Any) -> Tensor:
-    return _forward(*args)[0]
 
 
 def _backward(

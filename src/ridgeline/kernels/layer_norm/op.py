@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
-from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import plan_reduce
@@ -445,6 +445,7 @@ LAYER_NORM = declare(
         checks=CHECKS,
         races=RACES,
         small=SMALL,
+        packs=common_rows(),
     ),
 )
 ADD_LAYER_NORM = declare(
@@ -474,5 +475,6 @@ ADD_LAYER_NORM = declare(
         checks=CHECKS,
         races=RACES[:3],
         small=SMALL,
+        backward_bytes=lambda args: 4 * args[0].nbytes,  # the sum and two gradients in, one out
     ),
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import device, tuning
-from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.rms_norm import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
@@ -424,6 +424,7 @@ RMS_NORM = declare(
         checks=CHECKS,
         races=RACES,
         small=SMALL,
+        packs=common_rows(),
     ),
 )
 ADD_RMS_NORM = declare(
@@ -453,5 +454,6 @@ ADD_RMS_NORM = declare(
         checks=CHECKS,
         races=RACES[:6],
         small=SMALL,
+        backward_bytes=lambda args: 4 * args[0].nbytes,  # the sum and two gradients in, one out
     ),
 )

@@ -43,10 +43,10 @@ def softmax_forward(
             e = tl.exp(held[i] - best)
             total += e
             powers = powers + (e,)
-        scale = 1.0 / tl.sum(total, axis=1, keep_dims=True)
+        all_powers = tl.sum(total, axis=1, keep_dims=True)
         for i in tl.static_range(CHUNKS):
             inside = (row < rows) & (i * BLOCK + col < cols)
-            y = (powers[i] * scale).to(y_ptr.dtype.element_ty)
+            y = (powers[i] / all_powers).to(y_ptr.dtype.element_ty)  # a product with the inverse would round twice
             tl.store(y_ptr + row.to(tl.int64) * cols + i * BLOCK + col, y, mask=inside)
 
 
@@ -79,11 +79,10 @@ def softmax_forward_long(x_ptr, y_ptr, rows, cols, x_stride, BLOCK: tl.constexpr
     if top - offset > FAR:
         offset = top
         total, top = sums_of(x_row, cols, offset, BLOCK, STAGES)
-    scale = 1.0 / total
     for first in tl.range(0, cols, BLOCK, num_stages=STAGES):
         c = first + col
         x = tl.load(x_row + c, mask=c < cols, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
-        tl.store(y_ptr + row * cols + c, (tl.exp(x - offset) * scale).to(y_ptr.dtype.element_ty), mask=c < cols)
+        tl.store(y_ptr + row * cols + c, (tl.exp(x - offset) / total).to(y_ptr.dtype.element_ty), mask=c < cols)
 
 
 @triton.jit
