@@ -92,6 +92,16 @@ def _columns(head: Any, mapped: Any, at: int) -> dict[str, Column]:
     return found
 
 
+def _has_circle(parent: Column) -> bool:
+    """Whether some span lies inside itself: twice as far up in every round, all others have reached the top."""
+    above = parent
+    for _ in range(len(parent).bit_length() + 1):
+        if not (above >= 0).any():
+            return False
+        above = np.where(above >= 0, above[np.maximum(above, 0)], -1)
+    return bool((above >= 0).any())
+
+
 def _trace(head: Any, columns: dict[str, Column]) -> Trace:
     own = {name: columns[name] for name in COLUMNS}
     num, words = len(own["start_s"]), tuple(map(str, head["words"]))
@@ -107,6 +117,8 @@ def _trace(head: Any, columns: dict[str, Column]) -> Trace:
         raise ValueError("a time that is none")
     if num and ((own["duration_s"] < 0).any() or int(own["kind"].min()) < 0 or int(own["kind"].max()) > max(Kind)):
         raise ValueError("a duration or kind that is none")
+    if _has_circle(own["parent"]):
+        raise ValueError("spans that enclose one another")
     counters = {name: Counter(columns[f"at {name}"], columns[f"value {name}"]) for name in head["counters"]}
     return Trace(
         str(head["title"]), words, **own, extra=extra, counters=counters, notes=tuple(map(str, head["notes"])),

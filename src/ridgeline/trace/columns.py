@@ -144,7 +144,7 @@ def _exact_ns(value: Any) -> int:
 
 
 def _decoded(value: Any) -> str:
-    return bytes(value).decode("utf-8", "replace") if is_given(value) else ""
+    return "" if isinstance(value, (list, dict)) or not is_given(value) else bytes(value).decode("utf-8", "replace")
 
 
 def durations_ns(values: Sequence[Any], *, in_ns: bool) -> Ints:

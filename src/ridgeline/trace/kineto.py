@@ -65,4 +65,4 @@ def _elapsed_us(start: Any, end: Any) -> float:
 def _text(value: Any) -> str:
     if isinstance(value, (int, float, str)):
         return str(value)
-    return bytes(value).decode("utf-8", "replace") if is_given(value) else ""
+    return "" if isinstance(value, (list, dict)) or not is_given(value) else bytes(value).decode("utf-8", "replace")

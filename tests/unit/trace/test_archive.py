@@ -90,3 +90,13 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, file, monkeypatch)
     (tmp_path / "blocked").write_text("a file, not a folder")
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "blocked"))
     assert len(read(file)) == 16
+
+
+def test_spans_that_enclose_one_another_are_refused(tmp_path, file):
+    trace = read(file)
+    child = int(np.flatnonzero(trace.parent >= 0)[0])
+    parent = trace.parent.copy()
+    parent[parent[child]] = child
+    path = save(trace.with_columns(parent=parent), tmp_path / "t.trace")
+    with pytest.raises(InputError, match="enclose one another"):
+        load(path)

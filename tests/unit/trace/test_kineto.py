@@ -340,3 +340,10 @@ def test_arguments_of_any_shape_are_read_over(tmp_path, fast):
     listed = dialects.host("cpu_op", "listed", 197.0, 1.0) | {"args": [{"x": 1}, {"y": 2}]}
     trace = _read(tmp_path, dialects.modern(extra=(nested, listed)), fast=fast)
     assert len(trace) == 18 and trace.meta["num_lost"] == 0 and not trace.notes
+
+
+def test_a_list_where_a_time_should_be_is_no_time(tmp_path, fast):
+    text = dialects.absolute_decimals(dialects.modern(base=False))
+    at = text.index('"ts": ', text.index("relu")) + 6
+    trace = _read(tmp_path, text[:at] + '["a"], "x": ' + text[at:], fast=fast)
+    assert len(trace) == 15 and trace.meta["num_lost"] == 1
