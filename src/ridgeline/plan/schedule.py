@@ -183,7 +183,7 @@ class _Walk:
 
     def _start(self, stage: int, now: int) -> None:
         queue, held = self.ready[stage], []
-        if self.owed[stage] > max(1, stage) and queue:  # weight gradients may wait, but not without end
+        if self.owed[stage] > (2 if self.mirrored else 1) and queue:  # weight gradients may wait, but not for long
             queue = self.ready[stage] = [(-1 if i[2].kind == WEIGHT else i[0], *i[1:]) for i in queue]
             heapq.heapify(queue)
         while queue:

@@ -16,6 +16,8 @@ CHANNEL_BYTES = 0.15e9
 """What a communicator keeps for its channels' buffers (assumed; NCCL's default is 4 MB a channel and peer)."""
 FRAGMENTED_FRAC = 0.04
 """Share of the allocated bytes that the caching allocator cannot hand out (assumed; PyTorch reports 2 to 8 %)."""
+LATE_FRAC = 0.5
+"""Share of a layer's kept activations that weight gradients run apart still need: the inputs of its products."""
 STATE_BYTES = {"adamw": 12.0, "sgd": 8.0, "adamw-8bit": 6.0}
 """Master copy and moments of a parameter: 4 + 4 + 4; 4 + 4; 4 + 1 + 1."""
 
@@ -62,14 +64,13 @@ def footprint(stage: int, held: Sequence[Held], order: Schedule, plan: Plan, cap
     saved = [h.saved_bytes * offloaded for h in held]
     working = max((h.working_bytes for h in held), default=0.0)
     live, peak, curve = 0.0, 0.0, []
-    last = WEIGHT if order.split else BACKWARD
+    freed = {BACKWARD: 1.0 - LATE_FRAC, WEIGHT: LATE_FRAC} if order.split else {BACKWARD: 1.0}
     for number, work in enumerate(order.orders[stage]):
         if work.kind == FORWARD:
             live += saved[work.chunk]
         peak = max(peak, live)
         curve.append((number, live))
-        if work.kind == last:
-            live -= saved[work.chunk]
+        live -= saved[work.chunk] * freed.get(work.kind, 0.0)
     base = sum(static.values())
     kinds = {**static, "activations": peak, "working": working}
     kinds["buffers"] = CHANNEL_BYTES * sum(n > 1 for n in (plan.tp, plan.cp, plan.dp * plan.cp, plan.pp, plan.ep))

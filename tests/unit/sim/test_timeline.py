@@ -46,13 +46,20 @@ def test_compute_and_exchanges_of_a_rank_are_those_of_its_stage(step, trace):
         assert talked == pytest.approx(parts["tp"] + parts["dp"], rel=0.05, abs=1e-4)
 
 
-def test_the_analyses_of_profiles_work_on_it(trace):
-    from ridgeline.trace.breakdown import device_shares, totals
+def test_the_analyses_of_profiles_work_on_it(step, trace):
+    from ridgeline.trace.breakdown import device_shares, stream_shares, totals
+    from ridgeline.trace.critical import critical_path
+    from ridgeline.trace.idle import idle_causes
+    from ridgeline.trace.kernels import work_by
+    from ridgeline.trace.quality import quality
 
-    found = totals(trace)
-    assert found
-    shares = device_shares(trace)
-    assert len(shares) == 4, "one for each simulated rank"
+    assert totals(trace)
+    assert len(device_shares(trace)) == 4, "one for each simulated rank"
+    assert len(stream_shares(trace)) == 8
+    assert critical_path(trace)
+    assert idle_causes(trace)
+    assert work_by(trace)
+    assert quality(trace)
 
 
 def test_perfetto_can_open_it(trace, tmp_path):

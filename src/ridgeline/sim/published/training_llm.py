@@ -259,8 +259,8 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
         precision=_precision(row), recompute=_recompute(row), recompute_layers=_recompute_layers(row),
         overlap_tp=tuned and tp > 1,
         overlap_grads=stack not in BEFORE_OVERLAP, overlap_params=stack not in BEFORE_OVERLAP,
-        overlap_ep="moe_a2a_overlap=true" in notes, execution=_execution(stack),
-        attention=_attention(stack, cluster, config), dispatch=_dispatch(notes),
+        overlap_ep=_overlaps_experts(notes, stack), execution=_execution(stack),
+        attention=_attention(stack, cluster, config), dispatch=_dispatch(notes, stack),
         reduce_dtype="bf16" if stack.startswith(("llm-foundry", "mlperf")) else "fp32",
         narrow_params=stack.startswith("mlperf"), narrow_activations=stack.startswith("mlperf") and lora,
         gather_dtype="fp32" if "mixed_precision=default" in sharding else "",
@@ -276,12 +276,18 @@ def _execution(stack: str) -> str:
     return {"llm-foundry": "eager", "neusight": "eager"}.get(stack, "compiled")
 
 
-def _dispatch(notes: str) -> str:
-    """How tokens reach their experts, where a recipe says so."""
+def _dispatch(notes: str, stack: str) -> str:
+    """How tokens reach their experts: as the recipe says; where none was found, as the generation usually does."""
     for word, name in (("tokendrop", "drop"), ("hybridep", "hybrid"), ("deepep", "deep")):
         if word in notes:
             return name
-    return "all-to-all"
+    usual = stack in ("megatron-bridge", "megatron-bridge-2026b") and "recipe " not in notes
+    return "hybrid" if usual else "all-to-all"
+
+
+def _overlaps_experts(notes: str, stack: str) -> bool:
+    """Said by the recipe; recipes of the newest generation leave it out, with the same results as when it was on."""
+    return "moe_a2a_overlap=true" in notes or (stack == "megatron-bridge-2026b" and "hybridep" in notes)
 
 
 def _attention(stack: str, cluster: Cluster, config: Decoder | None) -> str:
