@@ -252,7 +252,9 @@ REFERENCES: dict[str, Reference] = {
     "convnext-b": vision("convnext_base"),
     "resnet50": vision("resnet50"),
     "resnet152": vision("resnet152"),
+    "resnext101-32x4d": vision("resnext101_32x4d"),
     "efficientnet-b0": vision("efficientnet_b0"),
+    "efficientnet-b4": vision("efficientnet_b4"),
     "segformer-b5": hf(
         "SegformerForSemanticSegmentation",
         "SegformerConfig",
@@ -263,6 +265,12 @@ REFERENCES: dict[str, Reference] = {
     ),
     "detr-r50": hf("DetrForObjectDetection", "DetrConfig", use_pretrained_backbone=False, num_labels=91),
     "sd15-unet": diffusion("UNet2DConditionModel", cross_attention_dim=768),
+    "sd2-unet": diffusion(
+        "UNet2DConditionModel",
+        cross_attention_dim=1024,
+        attention_head_dim=(5, 10, 20, 20),
+        use_linear_projection=True,
+    ),
     "sdxl-unet": diffusion(
         "UNet2DConditionModel",
         block_out_channels=(320, 640, 1280),

@@ -144,6 +144,19 @@ def devices(
 
 
 @app.command()
+def clusters(
+    name: Annotated[
+        str | None, typer.Argument(help="One cluster, such as 'h100-sxm*1024 scaleout=400Gb'; all systems without.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List hosts, racks and pods, or every number of one cluster with where it comes from."""
+    from ridgeline.cli.clusters import show_clusters
+
+    show_clusters(name, json)
+
+
+@app.command()
 def models(
     name: Annotated[str | None, typer.Argument(help="One network; all of them without.")] = None,
     json: Json = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,9 +65,9 @@ def _scores(check: PublishedCheck) -> Table:
         ("bias", "right"),
         ("inside 90 %", "right"),
     )
-    made.columns[0].no_wrap = False
+    made.columns[0].no_wrap, made.columns[0].overflow = False, "fold"
     for source, found in check.by().items():
-        made.add_row(source, *_cells(found))
+        made.add_row(_short(source), *_cells(found))
     metrics = check.by("metric")
     if len(metrics) > 1:
         made.add_section()
@@ -76,6 +77,11 @@ def _scores(check: PublishedCheck) -> Table:
     if check.all is not None:
         made.add_row(Text("all", style="bold"), *_cells(check.all))
     return made
+
+
+def _short(source: str) -> str:
+    """The address without its host and without the hash of the commit; --json has it whole."""
+    return re.sub(r"@[0-9a-f]{7,40}", "", source.removeprefix("github:"))
 
 
 def _cells(found: Score) -> list[Text | str]:

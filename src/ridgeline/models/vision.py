@@ -308,9 +308,7 @@ register(
     lambda request: _resnet((3, 8, 36, 3), request),
 )
 register(
-    ModelCard(
-        "resnext101-32x4d", "ResNeXt-101 32x4d", "vision", 44_177_704, "timm resnext101_32x4d", {"image": 224}
-    ),
+    ModelCard("resnext101-32x4d", "ResNeXt-101 32x4d", "vision", 44_177_704, "timm resnext101_32x4d", {"image": 224}),
     lambda request: _resnet((3, 4, 23, 3), request, groups=32, widen=2),
 )
 

@@ -17,6 +17,8 @@ _WORDS = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all
           "reducescatter": "reduce_scatter", "p2p": "send_recv", "send": "send_recv", "recv": "send_recv",
           "bcast": "broadcast"}  # fmt: skip
 Z90 = 1.645
+EXPLICIT = frozenset({"hierarchical"})
+"""What a program builds out of several groups and libraries do not choose by themselves: taken only when named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +137,21 @@ def timed(
     if group.num_ranks == 1:
         return _free(name)
     place = _Place(4.0 if name == "barrier" else float(num_bytes), group, cluster, coef)
-    ways = list(_WAYS[name](place))
-    if algorithm is not None:
-        chosen = [way for way in ways if way.algorithm == algorithm]
-        if not chosen:
-            known = ", ".join(way.algorithm for way in ways)
-            raise InputError(f"{name} of {group} cannot run as {algorithm!r} on {cluster.name}; it can as {known}")
-        ways = chosen
+    ways = _chosen(name, list(_WAYS[name](place)), place, algorithm)
     return min((_timed(name, way, place) for way in ways), key=lambda found: found.expected_s)
+
+
+def _chosen(kind: str, ways: list[_Way], place: _Place, algorithm: str | None) -> list[_Way]:
+    """The ways a library would weigh, or the one that was named."""
+    if algorithm is None:
+        return [way for way in ways if way.algorithm not in EXPLICIT]
+    chosen = [way for way in ways if way.algorithm == algorithm]
+    if not chosen:
+        known = ", ".join(way.algorithm for way in ways)
+        raise InputError(
+            f"{kind} of {place.group} cannot run as {algorithm!r} on {place.cluster.name}; it can as {known}"
+        )
+    return chosen
 
 
 def algorithms(kind: str, group: Group, cluster: Cluster) -> tuple[str, ...]:
@@ -242,6 +251,8 @@ def _all_reduce(place: _Place) -> Iterator[_Way]:
         tree_up = 2 * (per - 1) / per * place.size
         latency_s = link.call_s + 2 * (per - 1) * place.step_s + hops * place.hop_s
         yield _way(place, "tree", latency_s, tree_up, copy, tree_out)
+        level_out = 2 * (domains - 1) / domains * place.size  # each rank's shard over its own rail
+        yield _way(place, "hierarchical", 3 * link.call_s + latency_s, tree_up, copy, level_out)
         if _reduces_in_switch(place):
             latency_s = link.switch_call_s + hops * place.hop_s
             yield _switch_way(place, "switch_tree", latency_s, tree_out)

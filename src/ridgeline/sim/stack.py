@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.basis import Basis
-from ridgeline.cost.work import site_of, work_of
+from ridgeline.cost.work import Site, site_of, work_of
 from ridgeline.errors import CalibrationError, InputError, nearest
-from ridgeline.graph import Block, Graph, Node, root_of
+from ridgeline.graph import Block, Graph, Kind, Node, root_of
 from ridgeline.hardware import Device
 from ridgeline.resources import data_dir
 
 Array = NDArray[np.float64]
-KINDS = ("gemm", "conv", "thin", "memory", "lookup")
+KINDS = ("gemm", "conv", "volume", "thin", "norm", "memory", "lookup")
 _KIND_OF = {"matmul": "gemm", "grouped_matmul": "gemm", "attention": "gemm", "conv": "conv", "embedding": "lookup",
             "embedding_bag": "lookup", "gather": "lookup", "scatter": "lookup"}  # fmt: skip
 
@@ -36,7 +36,10 @@ class Reach:
 
     gemm_frac: float
     conv_frac: float
+    volume_frac: float  # convolutions over three dims
     thin_frac: float  # grouped and depthwise convolutions, of the same peak
+    traffic_frac: float  # of memory bandwidth, for the operands of products and convolutions
+    norm_frac: float  # batch and layer norms, of memory bandwidth; instance and group norms are plain memory passes
     memory_frac: float  # may exceed 1 where a stack fuses what the graph keeps apart
     lookup_frac: float
     kernel_s: float
@@ -44,6 +47,7 @@ class Reach:
     step_s: float
     score_passes: float  # how often attention's scores travel through memory
     cell_s: float  # one time step of one recurrent layer
+    winograd: float  # multiplications that convolutions in fp32 save
     fp32_frac: float  # reached share of the vector peak, relative to half precision's share of its own
     tf32_frac: float
     int8_frac: float
@@ -74,6 +78,9 @@ class Load:
 def load_of(graph: Graph) -> Load:
     """The work of every node, equal ones counted together."""
     found: dict[tuple[int, float, float], float] = {}
+    mixed = graph.mode == "train" and graph.meta.get("precision") == "fp16"
+    if mixed:  # half-precision copies are made of all parameters
+        found[KINDS.index("memory"), 0.0, 6.0 * _dense_params(graph)] = 1.0
     score_bytes = cells = num_ops = 0.0
     for node, times in _nodes(graph):
         site = _site(graph, node)
@@ -81,7 +88,7 @@ def load_of(graph: Graph) -> Load:
         if not work.num_bytes and not work.flops:
             continue
         num_ops += times
-        key = (_kind(node), work.matrix_flops, work.num_bytes)
+        key = (_kind(node), work.matrix_flops, _traffic_bytes(node, site, work.num_bytes, mixed))
         found[key] = found.get(key, 0.0) + times
         if node.op == "attention":
             a = node.attrs
@@ -97,6 +104,27 @@ def load_of(graph: Graph) -> Load:
     )  # fmt: skip
 
 
+SPARSE_ROWS = 1_000_000
+
+
+def _dense_params(graph: Graph) -> float:
+    """Parameters outside of huge tables."""
+    params = (value for value in graph.values if value.kind is Kind.PARAM and value.alias is None)
+    small = (value for value in params if not value.type.shape or value.type.shape[0] < SPARSE_ROWS)
+    return float(sum(value.type.numel * value.count for value in small))
+
+
+def _traffic_bytes(node: Node, site: Site, num_bytes: float, mixed: bool) -> float:
+    """Bytes of a node; optimizers of mixed precision update in fp32, gradients of a huge table touch only some rows."""
+    if mixed and node.op in ("optimizer", "foreach"):
+        return 2.0 * num_bytes
+    if not site.backward or node.op not in ("embedding", "embedding_bag") or site.outs[0].shape[0] < SPARSE_ROWS:
+        return num_bytes
+    rows = node.attrs["num"] if node.op == "embedding" else node.attrs["b"] * node.attrs["l"]
+    row_bytes = site.outs[0].shape[1] * site.outs[0].dtype.bits / 8
+    return site.in_bytes[0] + 2.0 * float(rows) * row_bytes
+
+
 def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:
     for item in graph.items:
         if isinstance(item, Block):
@@ -105,7 +133,7 @@ def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:
             yield item, 1
 
 
-def _site(graph: Graph, node: Node) -> Any:
+def _site(graph: Graph, node: Node) -> Site:
     values = graph.values
     ins = tuple(values[v].type for v in node.inputs)
     outs = tuple(values[v].type for v in node.outputs)
@@ -116,6 +144,10 @@ def _site(graph: Graph, node: Node) -> Any:
 def _kind(node: Node) -> int:
     if node.op == "conv" and node.attrs["groups"] > 1:
         return KINDS.index("thin")
+    if node.op == "conv" and len(node.attrs["kernel"]) == 3:
+        return KINDS.index("volume")
+    if node.op == "norm" and node.attrs["fn"] in ("batch_norm", "layer_norm"):
+        return KINDS.index("norm")
     if node.op == "rnn":
         return KINDS.index("gemm")
     return KINDS.index(_KIND_OF.get(node.op, "memory"))
@@ -132,8 +164,12 @@ def step_s(load: Load, device: Device, precision: str, reach: Reach, comm_s: flo
 
 def _busy_s(load: Load, device: Device, precision: str, reach: Reach) -> float:
     peak, share, bytes_frac = _peak(device, precision, reach)
-    fracs = np.array([reach.gemm_frac, reach.conv_frac, reach.thin_frac, 1.0, 1.0])[load.kind]
-    rates = np.array([reach.memory_frac] * 4 + [reach.lookup_frac])[load.kind] * device.dram.bandwidth_bytes_per_s
+    saved = reach.winograd if precision == "fp32" else 1.0
+    shares = (reach.gemm_frac, saved * reach.conv_frac, reach.volume_frac, reach.thin_frac, 1.0, 1.0, 1.0)
+    matrix, plain = reach.traffic_frac, reach.memory_frac
+    passes = (matrix, matrix, matrix, plain, reach.norm_frac, plain, reach.lookup_frac)
+    fracs = np.array(shares)[load.kind]
+    rates = np.array(passes)[load.kind] * device.dram.bandwidth_bytes_per_s
     compute = load.flops / (peak * share * fracs)
     memory = load.num_bytes * bytes_frac / rates
     each = reach.kernel_s + np.maximum(compute, memory)
@@ -155,6 +191,30 @@ def _peak(device: Device, precision: str, reach: Reach) -> tuple[float, float, f
     return device.peak_flops_per_s("tensor", "fp16"), 1.0, 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trait:
+    """What a device and the hosts it came in do to every stack alike, relative to an A100 in its host."""
+
+    host: float = 1.0  # seconds of a call and of a step
+    kernel: float = 1.0  # seconds of a kernel
+    compute: float = 1.0  # reached shares of the matrix peak
+    memory: float = 1.0  # reached shares of memory bandwidth
+
+    def applied(self, reach: Reach) -> Reach:
+        """The reach of a stack on this device, as far as other stacks tell."""
+        shares = ("gemm_frac", "conv_frac", "volume_frac", "thin_frac")
+        rates = ("traffic_frac", "norm_frac", "memory_frac", "lookup_frac")
+        return replace(
+            reach, op_s=reach.op_s * self.host, step_s=reach.step_s * self.host, kernel_s=reach.kernel_s * self.kernel,
+            **{name: min(MOST_FRAC, getattr(reach, name) * self.compute) for name in shares},
+            **{name: getattr(reach, name) * self.memory for name in rates},
+        )  # fmt: skip
+
+
+MOST_FRAC = 0.9
+"""No product reaches more of a peak, at any precision."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """The coefficients of a stack on a device, how far they spread, and on what they rest."""
@@ -165,21 +225,20 @@ class Fitted:
 
 
 def reach_of(stack: str, device: str) -> Fitted:
-    """Coefficients of ``stack`` on ``device``: its own, else the stack's on all devices, as assumed."""
-    stacks = _tables()
-    if stack not in stacks:
-        raise InputError(f"no coefficients for the software {stack!r}{nearest(stack, stacks)}")
-    entry = stacks[stack]
+    """Coefficients of ``stack`` on ``device``: its own, else the stack's with the device's traits, as assumed."""
+    tables = _tables()
+    if stack not in tables["stacks"]:
+        raise InputError(f"no coefficients for the software {stack!r}{nearest(stack, tables['stacks'])}")
+    entry = tables["stacks"][stack]
     own = entry["devices"].get(device)
-    values = {**entry["all"], **(own or {})}
-    reach = Reach(**{field.name: values[field.name] for field in fields(Reach)})
-    if own is None:
-        return Fitted(reach, max(0.25, 1.5 * entry["spread_frac"]), Basis.ASSUMED)
-    return Fitted(reach, entry["spread_frac"], Basis.FITTED)
+    if own is not None:
+        return Fitted(Reach(**own), entry["spread_frac"], Basis.FITTED)
+    trait = Trait(**tables["devices"].get(device, {}))
+    return Fitted(trait.applied(Reach(**entry["all"])), max(0.25, 1.5 * entry["spread_frac"]), Basis.ASSUMED)
 
 
 def stacks() -> tuple[str, ...]:
-    return tuple(_tables())
+    return tuple(_tables()["stacks"])
 
 
 @cache

@@ -71,7 +71,7 @@ def test_memory_is_freed_exactly_once_and_never_used_after(name: str) -> None:
         assert liveness.full_peak_bytes(graph) == liveness.short_peak_bytes(graph)
 
 
-@pytest.mark.parametrize("name", CARDS)
+@pytest.mark.parametrize("name", [name for name, card in CARDS.items() if "train" in card.modes])
 def test_every_trained_parameter_has_a_gradient_and_adamw_two_states(name: str) -> None:
     graph = build(name, mode="train")
     trained, with_gradient = Counter[str](), Counter[str]()
@@ -200,9 +200,13 @@ def _small(card: ModelCard) -> dict[str, int]:
     return sizes | ({"seq": 4000} if card.name == "wav2vec2-large" else {})
 
 
-@given(st.sampled_from(sorted(set(CARDS) - {"clip-vit-l14"})), st.integers(1, 64))
+_NOT_PROPORTIONAL = {"clip-vit-l14", "transformer-xl-base", "transformer-xl-large"}
+
+
+@given(st.sampled_from(sorted(set(CARDS) - _NOT_PROPORTIONAL)), st.integers(1, 64))
 def test_flops_grow_in_proportion_to_the_batch(name: str, batch: int) -> None:
-    # CLIP compares every picture with every text: the square of the batch. Rotary tables are made once for all.
+    # CLIP compares every picture with every text: the square of the batch. Rotary tables are made once for all, and so
+    # are Transformer-XL's projected positions.
     sizes = _small(CARDS[name])
     one, many = flops(build(name, **sizes)), flops(build(name, batch=batch, **sizes))
     assert many == pytest.approx(batch * one, rel=1e-3)

@@ -58,6 +58,13 @@ def test_in_network_reduction_halves_what_the_network_carries() -> None:
     assert found.scale_out_bytes == pytest.approx(1e9)
 
 
+def test_a_hierarchical_all_reduce_is_taken_only_when_named() -> None:
+    group = H100.group(64)
+    by_hand = collective_s("all_reduce", 1e9, group, H100, "hierarchical")
+    assert by_hand.scale_out_bytes == pytest.approx(2 * 7 / 8 * 1e9)  # reduce-scatter inside, rails across, gather
+    assert collective_s("all_reduce", 1e9, group, H100).algorithm in ("ring", "tree", "switch_tree")
+
+
 def test_small_messages_cost_latency_that_grows_with_ranks() -> None:
     times = [collective_s("all_reduce", 1024, H100.group(n), H100, "ring").expected_s for n in (2, 4, 8)]
     assert times[0] < times[1] < times[2] < 20e-6

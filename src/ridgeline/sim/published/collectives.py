@@ -40,6 +40,10 @@ _SYSTEMS = (  # words in a device's description that name the host; the first th
     (r"mi355x", "mi355x"), (r"mi250", "mi250x"), (r"rtx pro 6000|rtx-pro-6000", "rtx-pro-6000"),
     (r"rtx 4090|rtx-4090|4090", "rtx-4090"), (r"\bl4\b", "l4"), (r"\ba10g?\b", "a10"), (r"\bt4\b", "t4"),
 )  # fmt: skip
+_KEY = (
+    "source", "collective", "device", "num_devices", "nodes", "message_bytes", "algo", "software", "intra_link",
+    "inter_link", "dtype",
+)  # fmt: skip
 _TOKENS = re.compile(r"(\d+)\s*tokens x (\d+) x top-(\d+)(?: \(top-(\d+) groups\))?")
 
 
@@ -80,10 +84,7 @@ def _verdict(row: Row, kind: str, found: CollectiveTime, time_s: float, more_s: 
         f"{kind} {row.text('message_bytes')} B, {row.text('num_devices')}× {row.text('device')}"
         f" in {row.text('nodes')} ({found.algorithm})"
     )
-    key = "|".join(
-        row.text(name)
-        for name in "source collective device num_devices nodes message_bytes algo software inter_link dtype".split()
-    )
+    key = "|".join(row.text(name) for name in _KEY)
     return Judged(
         row=row.line, key=key, source=row.text("source"), what=what, metric=kind, unit="s", measured=time_s,
         predicted=found.expected_s + more_s, low=found.low_s + 0.5 * more_s, high=found.high_s + 1.5 * more_s,
@@ -120,7 +121,9 @@ def system_of(device: str) -> str:
 def _room(name: str, ranks: float, hosts: float) -> int:
     """Enough whole hosts: instances are counted by the host, devices by the device."""
     is_host = cluster(name).num_devices > 1
-    return int(hosts) if is_host else max(8 * int(hosts), int(ranks)) if not name.startswith("gb") else int(ranks)
+    if name.startswith("gb"):
+        return -(-int(ranks) // 4) * 4
+    return int(hosts) if is_host else max(8 * int(hosts), -(-int(ranks) // 8) * 8)
 
 
 def _one_domain(place: Cluster, ranks: float) -> bool:
@@ -130,22 +133,31 @@ def _one_domain(place: Cluster, ranks: float) -> bool:
 
 def _network(row: Row, place: Cluster) -> str:
     """The network between hosts as changes of the cluster; what is not stated is not guessed."""
-    text = row.text("inter_link").lower()
-    if text == "n/s":
-        raise InputError("the network between the hosts is not stated")
-    changes = list[str]()
-    count = re.search(r"(\d+)\s*x\s*(\d+)\s*gb", text)
-    total = re.search(r"(\d+)\s*gb/s .*per node", text)
-    if count:
-        changes += [f"nics={count.group(1)}", f"scaleout={count.group(2)}Gb"]
-    elif total and "efa" not in text:
-        changes += ["nics=8", f"scaleout={int(total.group(1)) / 8:g}Gb"]
     inside = row.text("intra_link").lower()
-    if "sharp" in text or ("sharp" in inside and "rdma" in inside):
+    text = row.text("inter_link").lower() or (inside if "rdma" in inside else "")
+    if text == "n/s" or not (text or "dgx" in row.text("device").lower()):  # a DGX has a network that is known
+        raise InputError("the network between the hosts is not stated")
+    changes = _nics(text, place)
+    if "sharp" in text:
         changes.append("sharp=1")
     fabric = next((kind for word, kind in (("efa", "efa"), ("roce", "roce"), ("tcp", "ethernet")) if word in text), "")
     known = place.scale_out.kind.startswith(fabric)  # an instance knows which generation of EFA it has
     return " ".join(changes + ([] if known else [f"fabric={fabric}"]))
+
+
+def _nics(text: str, place: Cluster) -> list[str]:
+    """NICs and their speed as far as the text gives them: ``8x400Gb/s``, ``400Gb/s per GPU``, ``3200Gb/s per node``."""
+    count = re.search(r"(\d+)\s*x\s*(\d+)\s*gb", text)
+    each = re.search(r"(\d+)\s*gb(?:it)?(?:/s|ps)? per (?:gpu|device)", text)
+    total = re.search(r"(\d+)\s*gb(?:it)?(?:/s|ps)? .*per (?:node|host)", text)
+    single = re.search(r"(\d+)\s*gbe\b", text)
+    if count:
+        return [f"nics={count.group(1)}", f"scaleout={count.group(2)}Gb"]
+    if each:
+        return [f"nics={place.host.num_devices}", f"scaleout={each.group(1)}Gb"]
+    if total and "efa" not in text:
+        return [f"nics={place.host.num_devices}", f"scaleout={int(total.group(1)) / place.host.num_devices:g}Gb"]
+    return ["nics=1", f"scaleout={single.group(1)}Gb"] if single else []
 
 
 def message_bytes(row: Row) -> float:

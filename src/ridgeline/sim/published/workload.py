@@ -19,7 +19,8 @@ _DEVICES = (  # words in a row's device, the first that matches
     (r"gh200|grace hopper", "gh200"), (r"h200", "h200"), (r"h100.*pcie", "h100-pcie"), (r"h100", "h100-sxm"),
     (r"l40s", "l40s"), (r"\bl4\b", "l4"), (r"a100.*pcie.*40|a100-pcie-40", "a100-pcie-40gb"),
     (r"a100.*pcie", "a100-pcie-80gb"), (r"a100 40|a100.*40gb", "a100-sxm-40gb"), (r"a100", "a100-sxm-80gb"),
-    (r"\ba30\b", "a30"), (r"\ba10\b", "a10"), (r"v100.*32", "v100-sxm2-32gb"), (r"v100", "v100-sxm2-16gb"),
+    (r"\ba30\b", "a30"), (r"\ba10\b", "a10"), (r"\ba2\b", "a2"), (r"v100.*32|dgx-1.*32|dgx-2", "v100-sxm2-32gb"),
+    (r"v100|dgx-1", "v100-sxm2-16gb"),
     (r"\bt4\b", "t4"), (r"p100", "p100-pcie"), (r"mi100", "mi100"), (r"mi210", "mi210"), (r"mi300x", "mi300x"),
     (r"mi325x", "mi325x"),
 )  # fmt: skip
@@ -37,6 +38,19 @@ def device_of(text: str) -> str:
         if re.search(pattern, lowered):
             return name
     raise InputError(f"no device of the catalog is named in {text!r}")
+
+
+def count_of(text: str) -> float:
+    """``'64k'`` → 65536, ``'1,024'`` → 1024; anything that is no usable count is refused."""
+    plain = text.strip().lower().replace(",", "")
+    scale = 1024.0 if plain.endswith("k") else 1.0
+    try:
+        value = float(plain.removesuffix("k")) * scale
+    except ValueError:
+        raise InputError(f"the batch cannot be read: {text!r}") from None
+    if not 0.0 < value <= 1e8:
+        raise InputError(f"the batch cannot be {text!r}")
+    return value
 
 
 def family_of(name: str) -> str:
@@ -60,6 +74,7 @@ class Workload:
     ranks: int = 1
     gradient_bytes: float = 0.0  # all-reduced once every ``accumulation`` steps
     accumulation: int = 1
+    exchange_bytes: float = 0.0  # looked-up rows that change hands on the way forward, and their gradients back
     tensor_ranks: int = 1
     system: str = ""  # a cluster description for the exchange of gradients
 
@@ -67,6 +82,12 @@ class Workload:
     def load(self) -> Load:
         graph_precision = self.precision if self.precision in ("fp32", "tf32") else "fp16"
         return _load(self.network, self.batch, graph_precision, self.mode, self.options)
+
+    def lookups_s(self) -> float:
+        """Rows of tables that are split over ranks travel to the samples that need them, and gradients back."""
+        if self.ranks == 1 or not self.exchange_bytes:
+            return 0.0
+        return 2 * _exchange_s(self.system, self.ranks, self.exchange_bytes, "all_to_all")
 
     def comm_s(self) -> float:
         """The exchange of gradients, as far as it belongs to one step."""
@@ -84,17 +105,16 @@ class Workload:
 
 
 @lru_cache(maxsize=4096)
-def _exchange_s(system: str, ranks: int, num_bytes: float) -> float:
+def _exchange_s(system: str, ranks: int, num_bytes: float, kind: str = "all_reduce") -> float:
     place = cluster(system)
-    return collective_s("all_reduce", num_bytes, place.group(ranks), place).expected_s
+    return collective_s(kind, num_bytes, place.group(ranks), place).expected_s
 
 
 @lru_cache(maxsize=4096)
 def _load(network: str, batch: int, precision: str, mode: str, options: tuple[tuple[str, Any], ...]) -> Load:
     known: Mapping[str, Any] = {key: value for key, value in options if key not in ("layers", "width")}
     optimizer = "none" if network.startswith("dlrm") else "adamw_fused"  # rows of huge tables are updated sparsely
-    more = {"optimizer": optimizer} if mode == "train" else {}
-    return load_of(build(network, batch=batch, mode=mode, precision=precision, **more, **known))
+    return load_of(build(network, batch=batch, mode=mode, precision=precision, optimizer=optimizer, **known))
 
 
 def predicted_s(work: Workload, reach: Reach) -> float:
@@ -104,7 +124,7 @@ def predicted_s(work: Workload, reach: Reach) -> float:
         load = load.scaled(work.factor)
     if work.tensor_ranks > 1:
         load = load.scaled(1.0 / work.tensor_ranks)
-    once = step_s(load, device(work.device), work.precision, reach, work.comm_s(), work.ranks)
+    once = step_s(load, device(work.device), work.precision, reach, work.comm_s() + work.lookups_s(), work.ranks)
     return (once - reach.step_s) * work.passes + reach.step_s + work.reduce_s()
 
 
