@@ -400,7 +400,9 @@ def serve(
         str, typer.Option(help="bf16, fp16, fp8, fp8_block, int8, int8_wo, int4_wo, nvfp4 or mxfp4.")
     ] = "",
     kv: Annotated[str, typer.Option(help="Cache in bf16, fp16, fp8 or int8.")] = "",
-    engine: Annotated[str, typer.Option(help="vllm, sglang, trtllm, trtllm-engine or fastertransformer.")] = "vllm",
+    engine: Annotated[
+        str, typer.Option(help="vllm, sglang, trtllm, trtllm-1.1, trtllm-engine or fastertransformer.")
+    ] = "vllm",
     setting: Annotated[
         list[str] | None, typer.Option("--setting", help="Engine setting, such as chunk_tokens=4096. Repeat for more.")
     ] = None,

@@ -60,7 +60,7 @@ def test_layouts_a_model_cannot_take_are_refused_with_what_works():
     with pytest.raises(InputError, match="does not divide the 4 ranks"):
         Layout(tp=4, ep=3)
     with pytest.raises(InputError, match="does not fit"):
-        simulate(deployed("llama3-70b", tp=1), static(1, 8, 8))
+        simulate(deployed("llama3-70b", "h100-sxm*1", tp=1), static(1, 8, 8))
 
 
 def test_weights_and_cache_are_those_of_the_published_model():
@@ -225,7 +225,7 @@ def test_the_search_keeps_refused_layouts_with_their_reason_and_finds_the_cheape
     assert found.best.found.usd_per_million_output == min(keeping)
     devices = [c.found.output_tokens_per_s_per_device for c in found.frontier]
     assert devices == sorted(devices)
-    none = search("llama3-70b", "h200*1", Need(512, 128, Slo()), Wanted(precision="bf16", tp=1))
+    none = search("llama3-70b", "h100-sxm*1", Need(512, 128, Slo()), Wanted(precision="bf16", tp=1))
     assert none.best is None and "does not fit" in none.candidates[0].why
 
 

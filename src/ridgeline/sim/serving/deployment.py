@@ -139,6 +139,10 @@ RESERVED_BYTES = 2.5e9
 """What the runtime, its graphs and workspaces take beside weights and cache."""
 
 
+MOST_FRAC = 0.97
+"""How far people raise an engine's share of the memory when the model fits no other way."""
+
+
 def cache_tokens(
     anatomy: Anatomy, layout: Layout, precision: Precision, device: Device, memory_frac: float, counts_free: bool,
     state_slots: int,
@@ -148,6 +152,7 @@ def cache_tokens(
     taken += state_slots * sum(g.count * g.mixer.state_bytes(layout.tp) for g in anatomy.layers) / layout.pp
     whole = device.dram.capacity_bytes
     room = (whole - taken) * memory_frac if counts_free else whole * memory_frac - taken
+    room = room if room > 0 else whole * MOST_FRAC - taken
     per_token = cache_bytes_per_token(anatomy, layout, precision)
     tokens = int(room / per_token) if per_token else 10**9
     if tokens < 1:

@@ -87,7 +87,7 @@ def simulate(deployment: Deployment, workload: Workload, *, max_spans: int = 0) 
     entry, decoders = _workers(deployment, requests, workload, longest)
     coef = deployment.engine.coef
     run = run_of(
-        workload, entry, decoders, requests, request_s=coef["request_s"], token_s=coef["token_s"],
+        workload, entry, decoders, requests, request_s=coef["request_s"], token_s=coef["token_s"] / len(entry),
         transfer_s=_transfer_s(deployment) if decoders else (0.0, 0.0), max_spans=max_spans,
     )  # fmt: skip
     run.loop()
