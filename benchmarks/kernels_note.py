@@ -23,7 +23,7 @@ SHORT = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
 
 def table(*headings: str) -> Iterator[str]:
-    yield f"| {' | '.join(headings)} |"
+    yield f"| {' | '.join(headings)} |".replace("_", " ")
     yield "|" + "---|" * len(headings)
 
 
@@ -52,7 +52,7 @@ def sizes_of(text: str) -> str:
 def every_row(rows: list[Row], copy_bytes_per_s: float) -> Iterator[str]:
     yield "\n### Every row\n"
     yield "Times in µs: median, for ours also the 10th and 90th percentile.\n"
-    yield from table("function", "case", "phase", "ridgeline", "TB/s", "of copy", "eager", "compiled", "Liger", "× best")
+    yield from table(*"function case phase ridgeline TB/s of_copy eager compiled Liger ×_best".split())
     cases: dict[tuple[str, str, str, str], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         cases[row.primitive, row.dtype, row.sizes, row.phase][row.contender] = row
@@ -78,7 +78,8 @@ def host(found: dict[str, Any]) -> Iterator[str]:
     yield "\n### Host\n"
     yield from table("call", "µs until it returns")
     for entry in found.get("host", []):
-        yield f"| {entry['what']} | {1e6 * entry['host_s']:.1f} |" if entry["host_s"] else f"| {entry['what']} | failed |"
+        shown = f"{1e6 * entry['host_s']:.1f}" if entry["host_s"] else "failed"
+        yield f"| {entry['what']} | {shown} |"
     for entry in found.get("cold", []):
         values = entry["import_first_second_s"]
         if isinstance(values, list):
@@ -104,7 +105,8 @@ def correctness(found: dict[str, Any]) -> Iterator[str]:
         yield f"| {entry['what']} | {entry['outcome']} |"
     mistakes = found.get("mistakes", [])
     if mistakes:
-        yield f"\n{sum(m['ok'] for m in mistakes)} of {len(mistakes)} declared wrong kernels are rejected by the tolerance."
+        rejected = sum(m["ok"] for m in mistakes)
+        yield f"\n{rejected} of {len(mistakes)} declared wrong kernels are rejected by the tolerance."
 
 
 def rest(found: dict[str, Any]) -> Iterator[str]:
