@@ -1,0 +1,148 @@
+"""The tables of the kernels' result note from a recorded run.
+
+    python benchmarks/kernels_note.py results/kernels.json.gz > tables.md
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+
+from ridgeline.bench.race import Row, paired, standings
+
+SHORT = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
+
+
+def table(*headings: str) -> Iterator[str]:
+    yield f"| {' | '.join(headings)} |".replace("_", " ")
+    yield "|" + "---|" * len(headings)
+
+
+def summary(rows: list[Row]) -> Iterator[str]:
+    yield "### Against the best contender of each case\n"
+    yield from table("function", "phase", "cases", "geometric mean", "lost")
+    for found in standings(rows):
+        yield f"| {found.primitive} | {found.phase} | {found.num_cases} | {found.speedup:.2f}× | {found.num_lost} |"
+    for phase in ("fwd", "bwd", "step", "call"):
+        ratios = [math.log(best.median_s / ours.median_s) for ours, best in paired(rows) if ours.phase == phase]
+        if ratios:
+            yield f"| **all** | {phase} | {len(ratios)} | **{math.exp(statistics.fmean(ratios)):.2f}×** | |"
+
+
+def microseconds(row: Row | None) -> str:
+    if row is None:
+        return "–"
+    return "fails" if math.isnan(row.median_s) else f"{1e6 * row.median_s:.1f}"
+
+
+def sizes_of(text: str) -> str:
+    parts = (part.split("=") for part in text.split())
+    return " ".join(value if name in ("rows", "cols") else f"{name}={value}" for name, value in parts)
+
+
+def every_row(rows: list[Row], copy_bytes_per_s: float) -> Iterator[str]:
+    yield "\n### Every row\n"
+    yield "Times in µs: median, for ours also the 10th and 90th percentile.\n"
+    yield from table(*"function case phase ridgeline TB/s of_copy eager compiled Liger ×_best".split())
+    cases: dict[tuple[str, str, str, str], dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        cases[row.primitive, row.dtype, row.sizes, row.phase][row.contender] = row
+    for (name, dtype, sizes, phase), together in cases.items():
+        ours = together.get("ridgeline")
+        if ours is None:
+            continue
+        rivals = [r.median_s for who, r in together.items() if who != "ridgeline" and not math.isnan(r.median_s)]
+        moved = phase != "call" and name != "linear_cross_entropy"
+        yield "| " + " | ".join(
+            [
+                name, f"{SHORT[dtype]} {sizes_of(sizes)}", phase,
+                f"{1e6 * ours.median_s:.1f} ({1e6 * ours.low_s:.1f}–{1e6 * ours.high_s:.1f})",
+                f"{ours.bytes_per_s / 1e12:.2f}" if moved else "–",
+                f"{ours.bytes_per_s / copy_bytes_per_s:.0%}" if moved else "–",
+                *(microseconds(together.get(who)) for who in ("eager", "compiled", "liger")),
+                f"{min(rivals) / ours.median_s:.2f}" if rivals else "–",
+            ]
+        ) + " |"  # fmt: skip
+
+
+def host(found: dict[str, Any]) -> Iterator[str]:
+    yield "\n### Host\n"
+    yield from table("call", "µs until it returns")
+    for entry in found.get("host", []):
+        shown = f"{1e6 * entry['host_s']:.1f}" if entry["host_s"] else "failed"
+        yield f"| {entry['what']} | {shown} |"
+    for entry in found.get("cold", []):
+        values = entry["import_first_second_s"]
+        if isinstance(values, list):
+            yield f"| first call in a fresh process, {entry['what']} | {1e6 * values[1]:.0f} |"
+
+
+def correctness(found: dict[str, Any]) -> Iterator[str]:
+    yield "\n### Correctness\n"
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    judged = [entry for entry in found.get("check", []) if "ok" in entry]
+    for entry in judged:
+        counts[entry["primitive"]][not entry["ok"]] += 1
+    yield from table("function", "right", "wrong")
+    for name, (right, wrong) in counts.items():
+        yield f"| {name} | {right} | {wrong} |"
+    yield ""
+    for entry in judged:
+        if not entry["ok"]:
+            yield f"- {entry['primitive']} {entry['case']} {entry['layout']} {entry['what']}: {entry['note']}"
+    yield ""
+    yield from table("situation", "outcome")
+    for entry in found.get("special", []):
+        yield f"| {entry['what']} | {entry['outcome']} |"
+    mistakes = found.get("mistakes", [])
+    if mistakes:
+        rejected = sum(m["ok"] for m in mistakes)
+        yield f"\n{rejected} of {len(mistakes)} declared wrong kernels are rejected by the tolerance."
+
+
+def rest(found: dict[str, Any]) -> Iterator[str]:
+    for entry in found.get("pack", []):
+        yield (
+            f"\nPack: {entry['variants']} variants, {entry['bytes'] / 1e6:.1f} MB, {entry['seconds']:.0f} s with"
+            f" {entry['jobs']} processes."
+        )
+    if found.get("ladder"):
+        yield "\n### Ladder: RMSNorm's backward pass, 16384×4096 bf16\n"
+        yield from table("step", "µs", "TB/s")
+        for entry in found["ladder"]:
+            yield f"| {entry['step']} | {1e6 * entry['s']:.1f} | {entry['tb_s']:.2f} |"
+    if found.get("sweep"):
+        yield "\n### Sweeps\n"
+        yield from table("kernel", "case", "configuration", "µs", "TB/s")
+    for entry in found.get("sweep", []):
+        config = " ".join(f"{name}={value}" for name, value in entry["config"].items())
+        mark = " (default)" if entry.get("default") else ""
+        case = entry["case"].replace("bfloat16", "bf16")
+        yield f"| {entry['kernel']} | {case} | {config}{mark} | {1e6 * entry['s']:.1f} | {entry['tb_s']:.2f} |"
+    if found.get("errors"):
+        yield "\n### What failed in the run\n"
+    for entry in found.get("errors", []):
+        yield f"- {entry['what']}: {entry['error'][:200]}"
+
+
+def main() -> None:
+    found = json.loads(gzip.decompress(Path(sys.argv[1]).read_bytes()))
+    rows = [Row(**{key: math.nan if value is None else value for key, value in row.items()}) for row in found["race"]]
+    copy_bytes_per_s = found["copy_bytes_per_s"]
+    print(f"Copy bandwidth in the same run: {copy_bytes_per_s / 1e12:.2f} TB/s (1 GiB, read and write).\n")
+    for lines in (summary(rows), every_row(rows, copy_bytes_per_s), host(found), correctness(found), rest(found)):
+        for line in lines:
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
