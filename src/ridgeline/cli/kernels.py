@@ -53,10 +53,10 @@ def _list(names: list[str], as_json: bool) -> None:
         return draw.print_json({"functions": found, "primitives": sorted(primitives())})
     made = draw.table("Kernels", ("function", "left"), ("does", "left"))
     for name in names:
-        made.add_row(Text(name, style="bold"), known[name][0].summary)
+        made.add_row(Text(name, style="bold", no_wrap=True), known[name][0].summary)
     screen = draw.console()
     screen.print(made)
-    screen.print(Text("In fp32, bf16 and fp16, all with gradients. Here they run as ") + _here())
+    screen.print(Text("ridgeline.kernels.supports(name, …) says which arguments have a kernel. Here they run as ") + _here())
 
 
 def _here() -> Text:

@@ -15,7 +15,7 @@ from ridgeline.kernels.paged_attention import config, kernel, reference
 from ridgeline.kernels.rows import float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM, MAX_FLOAT32_HEAD_DIM = 256, 128
 _SHARE = Kernel(
     kernel.paged_share,
     vectors=("q_b", "q_h", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "d"),
@@ -130,6 +130,8 @@ def _support(
         return "query is [batch, heads, head dim], both caches are [pages, keys a page, key heads, head dim]"
     if query.shape[2] != key_cache.shape[3] or query.shape[2] > MAX_HEAD_DIM:
         return f"head dims are {query.shape[2]} and {key_cache.shape[3]}; kernels take one, to {MAX_HEAD_DIM}"
+    if query.dtype == torch.float32 and query.shape[2] > MAX_FLOAT32_HEAD_DIM:
+        return f"float32 kernels take head dims to {MAX_FLOAT32_HEAD_DIM}: beyond, they round worse than PyTorch's"
     if key_cache.shape[2] == 0 or query.shape[1] % key_cache.shape[2]:
         return f"{query.shape[1]} query heads are no multiple of {key_cache.shape[2]} key heads"
     if block_table.dtype != torch.int32 or seq_lens.dtype != torch.int32:
@@ -176,6 +178,7 @@ CHECKS = tuple(
         (1, 1, 1, 1, 16, 16, False), (3, 8, 2, 77, 64, 16, True), (2, 32, 8, 1000, 128, 64, True),
         (1, 8, 8, 4097, 128, 16, False), (2, 6, 2, 300, 80, 32, True), (1, 16, 1, 700, 256, 128, False),
     )
+    if dtype != "float32" or d <= MAX_FLOAT32_HEAD_DIM
 )  # fmt: skip
 RACES = tuple(
     case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
