@@ -52,11 +52,13 @@ def _list(names: list[str], as_json: bool) -> None:
         found = {name: {"primitive": known[name][0].name, "does": known[name][0].summary} for name in names}
         return draw.print_json({"functions": found, "primitives": sorted(primitives())})
     made = draw.table("Kernels", ("function", "left"), ("does", "left"))
+    made.columns[0].min_width = max(map(len, names))
+    made.columns[1].no_wrap = False
     for name in names:
-        made.add_row(Text(name, style="bold", no_wrap=True), known[name][0].summary)
+        made.add_row(Text(name, style="bold"), known[name][0].summary)
     screen = draw.console()
     screen.print(made)
-    screen.print(Text("ridgeline.kernels.supports(name, …) says which arguments have a kernel. Here they run as ") + _here())
+    screen.print(Text("`ridgeline.kernels.supports` says which arguments have one. Here they run as ") + _here())
 
 
 def _here() -> Text:
