@@ -17,7 +17,7 @@ def forward(rows: int, cols: int, itemsize: int) -> Forward:
 
 def backward(rows: int, cols: int, itemsize: int) -> Backward:
     """As RMSNorm's; two column sums leave room for fewer programs, and for fewer rows on their way."""
-    chosen = rms.backward(rows, cols, itemsize)
+    chosen = rms.backward(rows, cols, itemsize, num_sums=2)
     if chosen.num_warps == 8 and chosen.chunks == 3:
         return replace(chosen, programs_per_sm=1)
     if chosen.chunks == 3 and chosen.num_warps == 16:

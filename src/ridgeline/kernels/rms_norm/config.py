@@ -67,9 +67,17 @@ def forward(rows: int, cols: int, itemsize: int) -> Forward:
     return Forward(1, 0, 0, 16)
 
 
-def backward(rows: int, cols: int, itemsize: int) -> Backward:
-    """Two tiles on their way, and as many programs as the registers of their tiles and column sums allow."""
+def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward:
+    """Two tiles on their way, and as many programs as the registers of their tiles and column sums allow.
+
+    One warp a row wins where two column sums are kept (LayerNorm) and where a row is no power of two; else tiles of
+    4096 elements do: 39 against 42 µs for 131072×128, 63 against 70 µs for 32768×1024.
+    """
     short = short_tile(rows, cols, itemsize, 4)
+    if short is not None and num_sums == 1 and power_of_two(cols) == cols:
+        tile_rows = clamp(4096 // cols, 1, power_of_two(cdiv(rows, 264)))
+        num_warps = clamp(tile_rows * cols // 512, 1, 8)
+        return Backward(tile_rows, 1, cols, num_warps, 3, 2 if num_warps == 8 else 4, True)
     if short is not None:
         held = short[1] * (16 // itemsize)
         return Backward(*short, 3, 8 if held <= 8 else 4 if held <= 16 else 3 if held <= 24 else 2, True)
