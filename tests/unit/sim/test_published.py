@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ridgeline.errors import InputError
 from ridgeline.sim.published.registry import PUBLISHED, check_published, published_kind
-from ridgeline.sim.published.verdict import Row
+from ridgeline.sim.published.verdict import Judged, Row
 
 HEADER = (
     "source,collective,device,num_devices,nodes,devices_per_node,intra_link,inter_link,dtype,message_bytes,algo,time_us,"
@@ -74,3 +76,11 @@ def test_published_collectives_hold(shared_published: Path) -> None:
     assert check.all is not None
     assert check.all.n >= 620 and check.all.mape < 0.10 and abs(check.all.bias) < 0.03
     assert 0.85 < check.all.coverage < 0.97
+
+
+def test_verdicts_on_numpy_numbers_are_json():
+    judged = Judged(
+        row=1, key="k", source="s", what="w", metric="m", unit="s", measured=1.0, predicted=np.float64(1.1),
+        low=np.float64(0.9), high=np.float64(1.3),
+    )  # fmt: skip
+    assert json.loads(json.dumps(judged.to_dict()))["inside"] is True

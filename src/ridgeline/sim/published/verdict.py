@@ -54,7 +54,7 @@ class Judged:
 
     @property
     def inside(self) -> bool:
-        return self.low <= self.measured <= self.high
+        return bool(self.low <= self.measured <= self.high)  # the ends may be numpy's, whose bool JSON does not know
 
     def to_dict(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
