@@ -9,15 +9,17 @@ import os
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from cases import CASES, Case, Program, Setting, running
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from ridgeline.profiler.marks import collections_marked
 
 VARIANTS = ("planted", "fixed")
 
@@ -193,7 +195,7 @@ def _profile(setting: Setting, program: Program, path: Path, active: int, stack:
     """Warm-up of one step under the profiler, then ``active`` marked steps, the device idle at their start."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if setting.cuda else [])
     plan = schedule(wait=0, warmup=1, active=active, repeat=1)
-    marks = nullcontext() if stack else _collections_marked()  # the stack's tracer must not meet code inside one
+    marks = nullcontext() if stack else collections_marked()  # the stack's tracer must not meet code inside one
     with (
         marks,
         profile(
@@ -220,25 +222,6 @@ def _saved(path: Path) -> Callable[[Any], None]:
         partial.rename(path)
 
     return save
-
-
-@contextmanager
-def _collections_marked() -> Iterator[None]:
-    """Garbage collections of Python appear in the trace as ranges."""
-    opened: list[Any] = []
-
-    def mark(phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            opened.append(record_function(f"python gc generation {info['generation']}"))
-            opened[-1].__enter__()
-        elif opened:
-            opened.pop().__exit__(None, None, None)
-
-    gc.callbacks.append(mark)
-    try:
-        yield
-    finally:
-        gc.callbacks.remove(mark)
 
 
 def _host_facts() -> dict[str, Any]:

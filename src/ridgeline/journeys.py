@@ -267,9 +267,9 @@ def what_if(source: Trace | PathLike, *changes: str) -> list[WhatIf]:
 
     Each alone, then all together; what else holds the step shows, because nothing is subtracted.
     """
-    from ridgeline.findings.pricing import device_of
     from ridgeline.findings.scene import Scene
     from ridgeline.findings.whatif import what_if as tried
+    from ridgeline.profiler.floors import device_of
 
     trace = _one_trace(source)
     return tried(Scene(trace, device_of(trace)), changes)

@@ -12,9 +12,9 @@ from ridgeline.findings.critical import path_ms
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.floors import Gap, gaps_of
-from ridgeline.findings.pricing import device_of
 from ridgeline.findings.scene import Scene
 from ridgeline.hardware import Device
+from ridgeline.profiler.floors import device_of
 from ridgeline.trace.breakdown import totals
 from ridgeline.trace.idle import Cause, idle_causes, idle_places
 from ridgeline.trace.kind import Kind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
 from ridgeline.cost.call import call
@@ -10,24 +9,8 @@ from ridgeline.cost.price import pricer_of
 from ridgeline.errors import RidgelineError
 from ridgeline.findings.shapes import Product
 from ridgeline.hardware import Device
-from ridgeline.hardware import device as device_named
-from ridgeline.trace.table import Trace
 
 LEAST = 0.05
-_MODEL = re.compile(r"\b(?:[PVAHBTL]\d{1,3}[GS]?|GB?[BH]?\d{3}|MI\d{3}[AX]?|RTX \d{4})\b", re.IGNORECASE)
-"""A model's number in a name that has more to say (``Tesla V100-DGXS-32GB``)."""
-
-
-def device_of(trace: Trace) -> Device | None:
-    """The device the trace was recorded on, if its name is known here."""
-    for properties in trace.meta.get("devices") or ():
-        name = str(properties.get("name", "")) if isinstance(properties, dict) else str(properties)
-        for guess in (name, *_MODEL.findall(name)):
-            try:
-                return device_named(guess)
-            except RidgelineError:
-                continue
-    return None
 
 
 @lru_cache(maxsize=20_000)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
-from ridgeline.findings.pricing import device_of
 from ridgeline.findings.scene import Scene
+from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import Planted
 
 NAMES: Mapping[str, tuple[str, ...]] = {

@@ -25,6 +25,8 @@ Seconds = NDArray[np.float64]
 _DEPTH = 24
 #: Parts of kernel names that say a product of fp32 numbers was done in TF32.
 _TF32 = ("tf32", "_s1688", "s16816gemm_tf32", "nvjet_sss", "nvjet_tss", "_stss_", "tensorop_s16")
+#: A model's number in a name that has more to say (``Tesla V100-DGXS-32GB``).
+_MODEL = re.compile(r"\b(?:[PVAHBTL]\d{1,3}[GS]?|GB?[BH]?\d{3}|MI\d{3}[AX]?|RTX \d{4})\b", re.IGNORECASE)
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
 _BY_WIDTH = {1: "uint8", 2: "bf16", 4: "fp32", 8: "int64"}
 _SPELLED = {"BFloat16": "bf16", "Half": "fp16", "<float": "fp32", "<double": "fp64"}
@@ -58,10 +60,11 @@ def device_of(trace: Trace) -> Device | None:
     """The device a trace was recorded on, if it says so and we know it."""
     for properties in trace.meta.get("devices") or ():
         name = str(properties.get("name", "")) if isinstance(properties, dict) else str(properties)
-        try:
-            return device_named(name)
-        except RidgelineError:
-            continue
+        for guess in (name, *_MODEL.findall(name)):
+            try:
+                return device_named(guess)
+            except RidgelineError:
+                continue
     return None
 
 
