@@ -1,4 +1,4 @@
-"""Races and checks recorded on the H200: the figures that the notes and the README state are those of the recordings."""
+"""Races and checks recorded on the H200: figures that notes and README state are those of the recordings."""
 
 import gzip
 import json
