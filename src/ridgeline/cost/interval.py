@@ -52,11 +52,15 @@ def half_width(intervals: Mapping[str, Any], call: Call, family: str, basis: Bas
 
 def key_of(call: Call) -> str:
     """Calls whose errors are alike: kind, phase and library; products of odd rows and grouped filters stand apart."""
-    key, dims = f"{call.kind}/{call.phase}/{call.library}", call.dims()
+    key = f"{call.kind}/{call.phase}/{call.library}"
     if call.kind in ("gemm", "bmm"):
+        dims = call.dims()
         usual = call.dtype in ("bf16", "fp16", "fp8") and dims["n"] % 8 == 0 and dims["k"] % 8 == 0
         return key if usual else f"{key}/odd"
-    return f"{key}/groups" if 1 < dims.get("groups", 1) < dims.get("c", 1) and call.kind.startswith("conv") else key
+    if not call.kind.startswith("conv"):
+        return key
+    dims = call.dims()
+    return f"{key}/groups" if 1 < dims.get("groups", 1) < dims.get("c", 1) else key
 
 
 def factors(width: float) -> tuple[float, float]:

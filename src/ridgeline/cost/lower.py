@@ -211,8 +211,12 @@ def _stream(
 
 def _shape_path(site: Site) -> dict[str, int]:
     """Which elementwise kernel ATen takes: vectorized where operands line up, converting, indexing or transposing."""
-    tensors = [t for t in site.ins if t.numel > 1]
     out = site.outs[0]
+    if out.layout == "contiguous" and all(
+        t.number == out.number and b >= t.num_bytes for t, b in zip(site.ins, site.in_bytes, strict=True)
+    ):  # most of them: operands and result alike
+        return {"vector": 1, "cast": 0, "dims": min(5, sum([d > 1 for d in out.shape])) or 1}
+    tensors = [t for t in site.ins if t.numel > 1]
     same_shape = all(
         t.numel == out.numel and b >= t.num_bytes for t, b in zip(site.ins, site.in_bytes, strict=True) if t.numel > 1
     )

@@ -93,16 +93,9 @@ class Site:
 
 
 def site_of(node: Node, ins: Sequence[TensorType], outs: Sequence[TensorType], in_bytes: Sequence[float]) -> Site:
-    return Site(
-        node.op,
-        node.attrs,
-        tuple(ins),
-        tuple(outs),
-        tuple(in_bytes),
-        node.attrs.get("which") == "bwd",
-        node.module,
-        node.target,
-    )
+    attrs = node.attrs
+    backward = attrs.get("which") == "bwd"
+    return Site(node.op, attrs, tuple(ins), tuple(outs), tuple(in_bytes), backward, node.module, node.target)
 
 
 Rule = Callable[[Site], Work]

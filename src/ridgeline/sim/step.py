@@ -190,7 +190,7 @@ PRICES = Prices()
 def model_flops(graph: Graph, cluster: Cluster) -> float:
     """Matrix arithmetic of one micro-batch, forward and backward, on no particular plan."""
     walk = Walk(replace(graph, meta={**graph.meta, "networked": True}), pricer_of(cluster.device), {})
-    return sum(walk.lowered(n)[1].matrix_flops * times for n, times in graph.nodes() if n.phase is not Phase.OPTIMIZER)
+    return sum(walk.lowered(n)[0].matrix_flops * times for n, times in graph.nodes() if n.phase is not Phase.OPTIMIZER)
 
 
 def simulate_step(graph: Graph, plan: Plan, cluster: Cluster, stack: Stack, *, trouble: Trouble | None = None,
