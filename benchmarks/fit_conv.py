@@ -120,14 +120,16 @@ STAGES: list[tuple[str, str, Callable[[Point], bool]]] = [
      lambda p: _dense(p, "bwd", False)),
     ("stencils-last", "stencil_last_cycles stencil_last_tap_cycles stencil_last_grad_cycles stencil_last_grad_tap_cycles "
      "stencil_last_weight_cycles stencil_last_weight_tap_cycles stencil_last_large stencil_last_first_cycles "
-     "stencil_last_latency_cycles stencil_last_stride",
+     "stencil_last_latency_cycles stencil_last_stride stencil_general_cycles stencil_general_tap_cycles "
+     "stencil_general_large stencil_general_stride",
      lambda p: p.sort == "depthwise" and _sixteen(p) and p.layout == "nhwc"),
     ("stencils-last-single", "stencil_last_wide_cycles stencil_last_wide_tap_cycles stencil_last_wide_grad_cycles "
      "stencil_last_wide_grad_tap_cycles stencil_last_reduce_cycles stencil_direct_tap_cycles",
      lambda p: p.sort == "depthwise" and not _sixteen(p) and p.layout == "nhwc"),
     ("stencils-first", "stencil_weight_step_cycles stencil_weight_latency_cycles stencil_tiled_grad_cycles stencil_tiled_grad_tap_cycles "
-     "stencil_tiled_weight_cycles stencil_tiled_weight_tap_cycles",
-     lambda p: p.sort == "depthwise" and p.call.phase == "bwd" and p.layout == "nchw"),
+     "stencil_tiled_weight_cycles stencil_tiled_weight_tap_cycles stencil_tiled_cycles stencil_tiled_tap_cycles "
+     "stencil_cycles stencil_tap_cycles stencil_any_cycles stencil_any_tap_cycles",
+     lambda p: p.sort == "depthwise" and p.layout == "nchw"),
     ("groups", "generic_tile_cycles generic_start_cycles group_start_cycles group_matrix_cycles group_row_cycles "
      "group_vector_start_cycles group_vector_frac group_depth_cycles "
      "group_engine_depth_cycles group_engine_row_cycles group_grad_cycles group_transpose_bytes_per_s "

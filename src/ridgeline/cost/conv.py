@@ -25,36 +25,36 @@ DEFAULTS: Coef = {
     "transform_back": 0.19,  # extra tile time towards channels-first when the source is not in L2
     "transform_dram_frac": 0.835,  # share of the DRAM bandwidth
     "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
-    "generic_tile_cycles": 2500.0,  # tile time of the generic transform that pads or splits groups
-    "generic_start_cycles": 12500.0,  # its start
+    "generic_tile_cycles": 2410.0,  # tile time of the generic transform that pads or splits groups
+    "generic_start_cycles": 14300.0,  # its start
     "filter_start_cycles": 15000.0,  # generic transform of an odd number of filters
     "filter_cycles": 0.00852,  # and per element
-    "pad_cycles": 0.736,  # one SM's time for an element of a tensor widened to whole eights of channels
+    "pad_cycles": 0.633,  # one SM's time for an element of a tensor widened to whole eights of channels
     "memset_cycles": 1900.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
     "tma_start_cycles": 9210.0,  # launch, descriptors, pipeline fill, epilogue drain
-    "tma_frac": 0.929,  # share of the matrix peak inside the main loop
+    "tma_frac": 0.915,  # share of the matrix peak inside the main loop
     "tma_bytes_per_cycle": 87.4,  # operand bytes an SM takes in per clock
-    "tma_ragged": 0.455,  # extra loop time when the channels do not fill whole 64-byte rows
+    "tma_ragged": 0.432,  # extra loop time when the channels do not fill whole 64-byte rows
     "tma_fill_cycles": 1710.0,  # added to the start by the first 128 x 128 tile
     "tma_tile_cycles": 1780.0,  # epilogue of a 128 x 128 tile
     # Tensor-core implicit GEMM fed by asynchronous copies (Ampere kernels).
     "copy_start_cycles": 6110.0,  # launch, pipeline fill, epilogue drain
     "copy_frac": 0.52,  # share of the matrix peak inside the main loop, on chips whose peak needs TMA
     "copy_native_frac": 0.8,  # the same where they are the fastest path (assumed: no recordings)
-    "copy_bytes_per_cycle": 36.9,  # operand bytes an SM gathers per clock
+    "copy_bytes_per_cycle": 36.3,  # operand bytes an SM gathers per clock
     "copy_step_cycles": 232.0,  # least time of a step of the inner loop
     "copy_tile_cycles": 3850.0,  # prologue and epilogue of a 128 x 128 tile
     # Shared by both.
     "loop_l2_frac": 1.07,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
     "loop_dram_frac": 0.576,  # share of the DRAM bandwidth an implicit GEMM reaches
     "ramp_cycles": 9650.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "segment_cycles": 48700.0,  # set-up and fix-up when one tile's loop is shared by several SMs
+    "segment_cycles": 39000.0,  # set-up and fix-up when one tile's loop is shared by several SMs
     "weight_segment_cycles": 25300.0,  # the same for a weight gradient
     "segment_loop": 1.03,  # loop time of a shared tile over a whole one
     "weight_segment_loop": 1.45,  # the same for a weight gradient, against weight_grad
-    "strided_grad": 1.7,  # loop time of the input gradient of a strided convolution over a plain one
+    "strided_grad": 1.83,  # loop time of the input gradient of a strided convolution over a plain one
     "small_grad": 0.426,  # loop time of small ones, which visit every tap, over a plain one
     "weight_grad": 0.884,  # loop time of the weight gradient over a forward pass with the same tile fed by TMA
     # Pointwise convolutions as GEMM.
@@ -68,7 +68,7 @@ DEFAULTS: Coef = {
     "gemm_unaligned": 14.4,  # and when they are not even that
     "gemm_odd": 2.06,  # slowdown of the bytes when channels do not come in eights
     "gemm_odd_frac": 0.154,  # share of the matrix peak then
-    "gemm_split_depth": 237.0,  # shortest inner loop that a weight gradient is split into
+    "gemm_split_depth": 318.0,  # shortest inner loop that a weight gradient is split into
     "gemm_reduce_cycles": 4110.0,  # kernel that adds the partial weight gradients
     # Single precision on the vector units.
     "simt_start_cycles": 6290.0,  # launch and drain
@@ -81,42 +81,46 @@ DEFAULTS: Coef = {
     "simt_grad_step_cycles": 130.0,  # and its time for one output channel in a lone block
     "simt_atomic_frac": 0.107,  # share of the vector peak, weight gradient by atomics, one tap
     "simt_atomic_taps": 0.201,  # the same with more taps, whose input is reused
-    "fourier_gain": 0.801,  # work saved, and share of the peak reached, by Fourier transforms of large problems
-    "winograd_gain": 2.88,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
+    "fourier_gain": 0.558,  # work saved, and share of the peak reached, by Fourier transforms of large problems
+    "winograd_gain": 3.6,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
     "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
-    "vector_depth_cycles": 152.0,  # one element of the inner loop of a lone block of such an image
+    "vector_depth_cycles": 163.0,  # one element of the inner loop of a lone block of such an image
     "simt_image_frac": 0.202,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
     # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
     "stencil_start_cycles": 4600.0,  # launch to exit of a stencil with little to do
     "stencil_cycles": 1.38,  # channels first, unrolled filter of side 3 or 5
     "stencil_tap_cycles": 0.127,  # and per tap
-    "stencil_any_cycles": 2.24,  # channels first, any filter
-    "stencil_any_tap_cycles": 0.137,  # and per tap
+    "stencil_any_cycles": 1.95,  # channels first, any filter
+    "stencil_any_tap_cycles": 0.149,  # and per tap
     "stencil_any_tap_latency_cycles": 170.0,  # one tap of one thread, filters that are not unrolled
     "stencil_tiled_cycles": 0.4,  # channels first in fp16: tiles in shared memory
-    "stencil_tiled_tap_cycles": 0.047,  # and per tap
+    "stencil_tiled_tap_cycles": 0.0477,  # and per tap
     "stencil_grad_cycles": 3.84,  # input gradient, channels first, unrolled
     "stencil_grad_tap_cycles": 0.0625,  # and per tap
     "stencil_any_grad_cycles": 2.0,  # input gradient, channels first, any filter
     "stencil_any_grad_tap_cycles": 0.2,  # and per tap
     "stencil_weight_step_cycles": 13.5,  # weight gradient, channels first: 32 pixels of one image by a warp
     "stencil_weight_latency_cycles": 309.0,  # the same for a lone warp
-    "stencil_last_cycles": 0.188,  # channels last
+    "stencil_last_cycles": 0.159,  # channels last
     "stencil_last_tap_cycles": 0.0322,  # and per tap
-    "stencil_last_stride": 0.7,  # its work per output grows with the inputs skipped, to this power
-    "stencil_last_first_cycles": 3550.0,  # least time of one thread
-    "stencil_last_latency_cycles": 296.0,  # and of a tap of it
-    "stencil_last_grad_cycles": 0.241,  # input gradient, channels last
+    "stencil_last_stride": 0.602,  # its work per output grows with the inputs skipped, to this power
+    "stencil_last_first_cycles": 3780.0,  # least time of one thread
+    "stencil_last_latency_cycles": 292.0,  # and of a tap of it
+    "stencil_general_cycles": 0.042,  # channels last, batches of fewer than eight
+    "stencil_general_tap_cycles": 0.068,  # and per tap
+    "stencil_general_large": 1.72,  # times this with filters wider than five
+    "stencil_general_stride": 0.366,  # its work per output grows with the inputs skipped, to this power
+    "stencil_last_grad_cycles": 0.253,  # input gradient, channels last
     "stencil_last_grad_tap_cycles": 0.0799,  # and per tap
     "stencil_last_weight_cycles": 0.553,  # weight gradient, channels last
     "stencil_last_weight_tap_cycles": 0.015,  # and per tap
     "stencil_last_weight_rows": 960.0,  # images x channels that fill the chip
     "stencil_last_large": 1.16,  # all of them with filters wider than five
     "stencil_last_plain": 3.2,  # input gradient, channels last, strides above two
-    "stencil_last_wide_cycles": 0.0131,  # channels last in single precision
-    "stencil_last_wide_tap_cycles": 0.0588,  # and per tap
-    "stencil_last_wide_grad_cycles": 0.102,  # either gradient, channels last in single precision
-    "stencil_last_wide_grad_tap_cycles": 0.0658,  # and per tap
+    "stencil_last_wide_cycles": 0.0185,  # channels last in single precision
+    "stencil_last_wide_tap_cycles": 0.0664,  # and per tap
+    "stencil_last_wide_grad_cycles": 0.0759,  # either gradient, channels last in single precision
+    "stencil_last_wide_grad_tap_cycles": 0.0668,  # and per tap
     "stencil_last_reduce_cycles": 16000.0,  # joining the tiles' weight gradients
     "stencil_tiled_grad_cycles": 0.0958,  # input gradient, channels first in fp16
     "stencil_tiled_grad_tap_cycles": 0.0566,  # and per tap
@@ -124,31 +128,31 @@ DEFAULTS: Coef = {
     "stencil_tiled_weight_tap_cycles": 0.0716,  # and per tap
     "stencil_direct_tap_cycles": 1.76,  # weight gradient, channels last, single precision, per tap
     # Groups.
-    "group_start_cycles": 3250.0,  # added to each group's kernel when groups run one after another
-    "group_vector_start_cycles": 9740.0,  # one group's vector kernel, nothing to do
-    "group_vector_frac": 0.0999,  # its share of the vector peak
+    "group_start_cycles": 2260.0,  # added to each group's kernel when groups run one after another
+    "group_vector_start_cycles": 9390.0,  # one group's vector kernel, nothing to do
+    "group_vector_frac": 0.101,  # its share of the vector peak
     "group_depth_cycles": 189.0,  # and its time for one element of the inner loop
-    "group_engine_depth_cycles": 274.0,  # the channels-last kernel's time for one element of the inner loop
-    "group_engine_row_cycles": 0.0166,  # and, the chip being full, for one of one output pixel
+    "group_engine_depth_cycles": 230.0,  # the channels-last kernel's time for one element of the inner loop
+    "group_engine_row_cycles": 0.0187,  # and, the chip being full, for one of one output pixel
     "group_matrix_cycles": 23100.0,  # one group's kernels for a pointwise gradient
     "group_row_cycles": 0.669,  # and per pixel
     "group_grad_cycles": 25500.0,  # one group's kernels for a gradient in single precision
     "group_transpose_bytes_per_s": 6.11e+10,  # rate of the transposes of pointwise ones
     # The kernel that takes any groups directly: multiplications a second it reaches.
-    "direct_start_s": 3.46e-06,  # launch to exit with little to do
-    "direct_forward_per_s": 9.5e11,  # channels first, several taps
-    "direct_forward_point_per_s": 2e11,  # one tap
-    "direct_forward_last_per_s": 2.23e+11,  # channels last, several taps
-    "direct_forward_last_point_per_s": 1.5e+11,  # one tap
+    "direct_start_s": 4.58e-06,  # launch to exit with little to do
+    "direct_forward_per_s": 9.16e+11,  # channels first, several taps
+    "direct_forward_point_per_s": 2.12e+11,  # one tap
+    "direct_forward_last_per_s": 1.78e+11,  # channels last, several taps
+    "direct_forward_last_point_per_s": 1.88e+11,  # one tap
     "direct_input_per_s": 9.38e+11,  # input gradient, in the same order
-    "direct_input_point_per_s": 2.14e+11,
-    "direct_input_last_per_s": 2.2e+11,
+    "direct_input_point_per_s": 2.11e+11,
+    "direct_input_last_per_s": 2.75e+11,
     "direct_input_last_point_per_s": 1.5e11,
-    "direct_input_strided_per_s": 1.73e+11,  # any of them under a stride
-    "direct_weight_per_s": 5.26e+11,  # weight gradient, in the same order
+    "direct_input_strided_per_s": 1.77e+11,  # any of them under a stride
+    "direct_weight_per_s": 3.91e+11,  # weight gradient, in the same order
     "direct_weight_point_per_s": 3.72e+11,
     "direct_weight_last_per_s": 1.2e+11,
-    "direct_weight_last_point_per_s": 7.39e+10,
+    "direct_weight_last_point_per_s": 5.22e+10,
     # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/classic.py for the names.
     "odd1.depth_area": 10090.0, "odd1.depth_s": 2.211e-08, "odd1.dram_frac": 0.3575, "odd1.eff_frac": 0.1811,
     "odd1.exposed_frac": 0.6416, "odd1.half_area": 10490.0, "odd1.l2_frac": 0.5833, "odd1.launch_s": 1.525e-06,
@@ -189,6 +193,7 @@ class Conv:
     channels_last: bool
     dtype: str
     itemsize: float
+    width: int  # of the input; that of a square one where only its pixels are known
 
     @property
     def depthwise(self) -> bool:
@@ -235,7 +240,8 @@ def _conv(call: Call, d: dict[str, int]) -> Conv:
 def _flat(call: Call, d: dict[str, int]) -> Conv:
     taps, rank = d["kernel_elems"], max(1, d["spatial_rank"])
     return Conv(d["n"], d["c"], d["o"], d["groups"], d["in_px"], d["out_px"], taps, round(taps ** (1.0 / rank)),
-                d["stride_max"], rank, bool(d["nhwc"]), call.dtype, ITEMSIZE[call.dtype])  # fmt: skip
+                d["stride_max"], rank, bool(d["nhwc"]), call.dtype, ITEMSIZE[call.dtype],
+                round(d["in_px"] ** (1.0 / rank)))  # fmt: skip
 
 
 def _spatial(call: Call, d: dict[str, int]) -> Conv:
@@ -246,7 +252,7 @@ def _spatial(call: Call, d: dict[str, int]) -> Conv:
         in_px *= d[name]
         out_px *= max(0, (d[name] + 2 * pad - side) // stride + 1)
     return Conv(d["n"], d["c"], d["o"], d.get("groups", 1), in_px, out_px, side ** len(names), side, stride, len(names),
-                bool(d.get("nhwc", 0)), call.dtype, ITEMSIZE[call.dtype])  # fmt: skip
+                bool(d.get("nhwc", 0)), call.dtype, ITEMSIZE[call.dtype], d[names[-1]])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -744,8 +750,22 @@ def _last(site: Site, kind: str, conv: Conv, taps: int) -> float:
     return _linear(site, kind, taps) * (site.coef["stencil_last_large"] if conv.side > 5 else 1.0)
 
 
+_SPECIAL_BATCH = 8
+"""From this batch on, the library has channels-last kernels written for the filter's side (159 of 162 recordings)."""
+
+
 def _tiled(conv: Conv) -> bool:
-    return conv.dtype == "fp16" and conv.rank == 2 and conv.c >= 32 and conv.side in (3, 5) and conv.o == conv.c
+    """Whether PyTorch hands a channels-first depthwise filter to cuDNN: its own rule, for half precision alone."""
+    half = conv.dtype == "fp16" and conv.rank == 2 and conv.c >= 32 and conv.o == conv.c
+    if not half or conv.side not in (1, 3, 5) or conv.width < 7:
+        return False
+    if conv.stride != 2:
+        return conv.stride == 1
+    if conv.n == 1:
+        return conv.side > 1 or conv.width <= 28
+    if conv.side == 1:
+        return conv.n <= 16 and conv.c >= 128 and conv.width <= 7
+    return conv.c >= 512 or (conv.c >= 256 and conv.width >= 28)
 
 
 def _stencil_forward(site: Site, conv: Conv) -> Cost:
@@ -755,8 +775,12 @@ def _stencil_forward(site: Site, conv: Conv) -> Cost:
         skipped = max(1.0, conv.in_px / conv.out_px) ** coef["stencil_last_stride"]
         if conv.itemsize > 2:
             return _stencil(site, elements, _linear(site, "last_wide_", conv.taps) * skipped, moved)
-        each = _last(site, "last_", conv, conv.taps)
         latency = coef["stencil_last_first_cycles"] + conv.taps * coef["stencil_last_latency_cycles"]
+        if conv.n < _SPECIAL_BATCH:
+            skipped = max(1.0, conv.in_px / conv.out_px) ** coef["stencil_general_stride"]
+            skipped *= coef["stencil_general_large"] if conv.side > 5 else 1.0
+            return _stencil(site, elements, _linear(site, "general_", conv.taps) * skipped, moved, latency)
+        each = _last(site, "last_", conv, conv.taps)
         return _stencil(site, elements, each * skipped, moved, latency)
     if _tiled(conv):
         return _stencil(site, elements, _linear(site, "tiled_", conv.taps), moved)
@@ -815,6 +839,8 @@ _MEASURED_VECTOR_FLOPS_PER_S = 66.9e12
 """Of the chip whose direct kernels were measured: others follow their vector peak."""
 _FAR_FASTER = 0.3
 """Share of the usual way's time below which the direct kernel is taken (least mean error over 1,700 recordings)."""
+_WIDEST_GROUP, _MANY_FILTERS = 82, 1344
+"""Filters of a group beyond which groups run one after another, and of all groups beyond which they are packed."""
 _LONG_FILTER = 49
 """Filters with more taps than this (speech encoders' positional ones) run group by group."""
 _ANALYTIC = 3.3
@@ -833,8 +859,10 @@ def _packed(conv: Conv) -> bool:
     wide, tall, rows = conv.c // conv.groups, conv.o // conv.groups, conv.n * conv.out_px
     if conv.taps == 1:
         return max(wide, tall) <= 12 and conv.groups > 2
-    if conv.taps > _LONG_FILTER or (conv.groups == 2 and wide < 64):
+    if conv.taps > _LONG_FILTER or (conv.groups == 2 and wide < 64) or tall > _WIDEST_GROUP:
         return False
+    if conv.o > _MANY_FILTERS:
+        return True
     if conv.side == 3:
         apart = wide >= 64 and rows < _FEW_ROWS and not conv.channels_last
         return not (apart or (wide >= 16 and conv.groups <= 4 and rows < _LITTLE))
