@@ -103,37 +103,48 @@ def _dense(p: Point, phase: str, sixteen: bool) -> bool:
 
 
 STAGES: list[tuple[str, str, Callable[[Point], bool]]] = [
-    ("tiles", "tma_start_cycles tma_fill_cycles tma_frac tma_bytes_per_cycle tma_ragged tma_tile_cycles copy_start_cycles "
-     "copy_frac copy_bytes_per_cycle copy_step_cycles copy_tile_cycles loop_l2_frac loop_dram_frac ramp_cycles "
-     "segment_cycles pad_cycles filter_start_cycles filter_cycles",
+    ("tiles",
+     "tma_start_cycles tma_fill_cycles tma_frac tma_bytes_per_cycle tma_ragged tma_tile_cycles "
+     "copy_start_cycles copy_frac copy_bytes_per_cycle copy_step_cycles copy_tile_cycles loop_l2_frac "
+     "loop_dram_frac ramp_cycles segment_cycles pad_cycles filter_start_cycles filter_cycles",
      lambda p: _dense(p, "fwd", True) and not p.pointwise and p.shape["c"] > 4),
-    ("products", "gemm_start_cycles gemm_frac gemm_bytes_per_cycle gemm_half_aligned gemm_unaligned gemm_dram_frac gemm_odd "
-     "gemm_odd_frac simt_image_frac vector_depth_cycles",
+    ("products",
+     "gemm_start_cycles gemm_frac gemm_bytes_per_cycle gemm_half_aligned gemm_unaligned gemm_dram_frac "
+     "gemm_odd gemm_odd_frac simt_image_frac vector_depth_cycles",
      lambda p: _dense(p, "fwd", True) and (p.pointwise or p.shape["c"] <= 16)),
-    ("gradients", "strided_grad small_grad weight_grad weight_segment_cycles weight_segment_loop",
+    ("gradients",
+     "strided_grad small_grad weight_grad weight_segment_cycles weight_segment_loop",
      lambda p: _dense(p, "bwd", True) and not p.pointwise),
-    ("product-gradients", "gemm_reduce_cycles gemm_split_depth",
+    ("product-gradients",
+     "gemm_reduce_cycles gemm_split_depth",
      lambda p: _dense(p, "bwd", True) and p.pointwise),
-    ("single", "simt_start_cycles simt_wide_frac simt_narrow_frac simt_step_cycles simt_store_cycles fourier_gain",
+    ("single",
+     "simt_start_cycles simt_wide_frac simt_narrow_frac simt_step_cycles simt_store_cycles fourier_gain",
      lambda p: _dense(p, "fwd", False)),
-    ("single-gradients", "simt_grad_frac simt_grad_channels simt_grad_step_cycles simt_atomic_frac simt_atomic_taps winograd_gain",
+    ("single-gradients",
+     "simt_grad_frac simt_grad_channels simt_grad_step_cycles simt_atomic_frac simt_atomic_taps winograd_gain",
      lambda p: _dense(p, "bwd", False)),
-    ("stencils-last", "stencil_last_cycles stencil_last_tap_cycles stencil_last_grad_cycles stencil_last_grad_tap_cycles "
+    ("stencils-last",
+     "stencil_last_cycles stencil_last_tap_cycles stencil_last_grad_cycles stencil_last_grad_tap_cycles "
      "stencil_last_weight_cycles stencil_last_weight_tap_cycles stencil_last_large stencil_last_first_cycles "
      "stencil_last_latency_cycles stencil_last_stride stencil_general_cycles stencil_general_tap_cycles "
      "stencil_general_large stencil_general_stride",
      lambda p: p.sort == "depthwise" and _sixteen(p) and p.layout == "nhwc"),
-    ("stencils-last-single", "stencil_last_wide_cycles stencil_last_wide_tap_cycles stencil_last_wide_grad_cycles "
+    ("stencils-last-single",
+     "stencil_last_wide_cycles stencil_last_wide_tap_cycles stencil_last_wide_grad_cycles "
      "stencil_last_wide_grad_tap_cycles stencil_last_reduce_cycles stencil_direct_tap_cycles",
      lambda p: p.sort == "depthwise" and not _sixteen(p) and p.layout == "nhwc"),
-    ("stencils-first", "stencil_weight_step_cycles stencil_weight_latency_cycles stencil_tiled_grad_cycles stencil_tiled_grad_tap_cycles "
-     "stencil_tiled_weight_cycles stencil_tiled_weight_tap_cycles stencil_tiled_cycles stencil_tiled_tap_cycles "
-     "stencil_cycles stencil_tap_cycles stencil_any_cycles stencil_any_tap_cycles",
+    ("stencils-first",
+     "stencil_weight_step_cycles stencil_weight_latency_cycles stencil_tiled_grad_cycles "
+     "stencil_tiled_grad_tap_cycles stencil_tiled_weight_cycles stencil_tiled_weight_tap_cycles "
+     "stencil_tiled_cycles stencil_tiled_tap_cycles stencil_cycles stencil_tap_cycles stencil_any_cycles "
+     "stencil_any_tap_cycles",
      lambda p: p.sort == "depthwise" and p.layout == "nchw"),
-    ("groups", "generic_tile_cycles generic_start_cycles group_start_cycles group_matrix_cycles group_row_cycles "
-     "group_vector_start_cycles group_vector_frac group_depth_cycles "
-     "group_engine_depth_cycles group_engine_row_cycles group_grad_cycles group_transpose_bytes_per_s "
-     "direct_start_s direct_forward_per_s direct_forward_point_per_s direct_forward_last_per_s "
+    ("groups",
+     "generic_tile_cycles generic_start_cycles group_start_cycles group_matrix_cycles group_row_cycles "
+     "group_vector_start_cycles group_vector_frac group_depth_cycles group_engine_depth_cycles "
+     "group_engine_row_cycles group_grad_cycles group_transpose_bytes_per_s direct_start_s "
+     "direct_forward_per_s direct_forward_point_per_s direct_forward_last_per_s "
      "direct_forward_last_point_per_s direct_input_per_s direct_input_point_per_s direct_input_last_per_s "
      "direct_input_last_point_per_s direct_input_strided_per_s direct_weight_per_s direct_weight_point_per_s "
      "direct_weight_last_per_s direct_weight_last_point_per_s",
@@ -171,7 +182,8 @@ def fit(given: list[Point], only: str, rounds: int) -> dict[str, float]:
             continue
         train = [p for p in given if belongs(p)]
         coef = _fit(coef, names.split(), train, rounds)
-        print(f"{title}, {len(train):4d} points:", {name: float(f"{coef[name]:.3g}") for name in names.split()}, flush=True)
+        found = {name: float(f"{coef[name]:.3g}") for name in names.split()}
+        print(f"{title}, {len(train):4d} points:", found, flush=True)
     return coef
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.cost.chip import Chip
@@ -24,6 +24,17 @@ class Call:
     phase: str = "fwd"
     library: str = "aten"
     shape: tuple[tuple[str, Any], ...] = ()  # whole numbers, but for a layout's name and instructions per element
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Prices are looked up by the call, again and again: it is hashed once."""
+        object.__setattr__(self, "_hash", hash((self.kind, self.dtype, self.phase, self.library, self.shape)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Call], tuple[Any, ...]]:
+        return Call, (self.kind, self.dtype, self.phase, self.library, self.shape)  # another process hashes otherwise
 
     def dims(self) -> dict[str, Any]:
         return dict(self.shape)

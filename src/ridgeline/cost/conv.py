@@ -1047,7 +1047,7 @@ def _input_grad_product(site: Site, conv: Conv) -> Cost:
 def _left_in_place(conv: Conv) -> bool:
     """Channels-first 16-bit tensors of few channels whose transforms would cost more than vector units do.
 
-    Read off 360 recordings: 3 x 3 filters (31 of 35 such), single taps under a stride (18 of 18), odd channels (37 of 38).
+    Read off 360 recordings: 3 x 3 filters (31 of 35), single taps under a stride (18 of 18), odd channels (37 of 38).
     """
     elements = conv.n * conv.in_px * conv.c
     if conv.channels_last or conv.rank != 2:

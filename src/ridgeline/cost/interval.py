@@ -40,8 +40,11 @@ MODEL_WIDTH = {Basis.MEASURED: 0.05, Basis.FITTED: 0.08, Basis.DATASHEET: 0.25, 
 
 def half_width(intervals: Mapping[str, Any], call: Call, family: str, basis: Basis, busy_s: float) -> float:
     """log half-width of the 90 % interval of a call: by kind, phase and library if calibrated, else by family."""
-    kinds = intervals.get("kinds", {})
-    entry = kinds.get(key_of(call)) or kinds.get(f"{call.kind}/{call.phase}/{call.library}")
+    kinds = intervals.get("kinds") or {}
+    key = key_of(call)
+    entry = kinds.get(key)
+    if entry is None and key.count("/") > 2:  # odd ones and groups that were not recorded apart
+        entry = kinds.get(key.rpartition("/")[0])
     if entry is None:
         width = intervals.get("families", {}).get(family, FAMILY_WIDTH.get(family, OTHER_WIDTH)) * WIDER[basis]
         return float(width * (UNRECORDED if kinds else 1.0))
