@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--blind", action="store_true", help="judge on the sample nobody looks into, by class alone")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    pattern = "blind_seed*" if options.blind else "unseen_seed*" if options.unseen else "operators_seed*"
+    pattern = "blind_seed2*" if options.blind else "unseen_seed*" if options.unseen else "operators_seed*"
     rows = load_operators(options.device, pattern)
     found = warm_errors(rows, options.device) if options.warm else errors(rows, pricer_of(device(options.device)))
     if not options.blind:
