@@ -59,6 +59,25 @@ class Time:
     num_kernels: int = 1
 
 
+Selection = Callable[[Coef, str], dict[str, float]]
+MAX_SELECTIONS = 512
+
+
+def selection(choose: Selection) -> Selection:
+    """Remember what is chosen from a set of coefficients, by the set itself: hashing hundreds of them costs more."""
+    known: dict[tuple[int, str], tuple[Coef, dict[str, float]]] = {}
+
+    def chosen(coef: Coef, group: str) -> dict[str, float]:
+        found = known.get((id(coef), group))
+        if found is None or found[0] is not coef:
+            if len(known) >= MAX_SELECTIONS:
+                known.clear()
+            found = known[id(coef), group] = coef, choose(coef, group)  # kept alive, so that its id stays its own
+        return found[1]
+
+    return chosen
+
+
 Model = Callable[[Call, Chip, Coef, float], Time]
 """(call, chip, coefficients of the family, share of the input bytes already in L2) → Time."""
 
