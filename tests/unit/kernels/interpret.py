@@ -55,6 +55,8 @@ FORCED = {
             softmax.Softmax(2, 3, 16, 1, 2, 1),
             softmax.Softmax(1, 1, 64, 1),
             softmax.Softmax(1, 0, 16, 1, 2),
+            softmax.Softmax(1, 0, 16, 1, 1, 6, True),
+            softmax.Softmax(1, 0, 16, 1, 1, 1, True),
         )
     ],
     "cross_entropy": [

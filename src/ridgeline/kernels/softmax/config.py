@@ -10,7 +10,10 @@ from ridgeline.kernels.rows import cdiv
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile."""
+    """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile.
+
+    ``shared``: several programs hold a row, ``block`` columns each at most, and all of them are on the device at once.
+    """
 
     rows: int
     chunks: int
@@ -18,25 +21,26 @@ class Softmax:
     num_warps: int
     num_stages: int = 1
     programs_per_sm: int = 0
+    shared: bool = False
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Softmax:
     """As for the norms; past 8k columns 32 warps: 140 against 146 µs for 8192×16384.
 
-    Reading the next row ahead while one program fills the multiprocessor lost at 32k columns: 204 against 174 µs.
+    Past 16k columns several programs hold a row, two on a multiprocessor: while one waits, the other reads.
     """
     short = short_tile(rows, cols, itemsize, 4)
     if short is not None:
         return Softmax(*short)
-    for num_warps, most in ((4, 5), (8, 4), (32, 4)):
+    for num_warps, most in ((4, 5), (8, 4), (32, 2)):
         chunks = cdiv(cols, 256 * num_warps)
         if chunks <= most:
             return Softmax(1, chunks, 256 * num_warps, num_warps)
-    return Softmax(1, 0, 8192 if itemsize == 2 else 4096, 16, 1)
+    return Softmax(1, 0, 8192, 16, 1, 2, True)
 
 
 def backward(rows: int, cols: int, itemsize: int) -> Softmax:
-    """Two rows are held; past 32k columns large blocks, since what is read twice must still be in the L2."""
+    """Two rows are held; past 32k columns by several programs, of which the registers leave room for one each."""
     short = short_tile(rows, cols, itemsize, 4)
     if short is not None:
         return Softmax(*short)
@@ -44,4 +48,9 @@ def backward(rows: int, cols: int, itemsize: int) -> Softmax:
         chunks = cdiv(cols, 256 * num_warps)
         if chunks <= most:
             return Softmax(1, chunks, 256 * num_warps, num_warps)
-    return Softmax(1, 0, 16384 if itemsize == 2 else 8192, 32, 1)
+    return Softmax(1, 0, 8192, 16, 1, 1, True)
+
+
+def twice(itemsize: int) -> Softmax:
+    """A row too long for all programs together is read twice."""
+    return Softmax(1, 0, 16384 // itemsize, 16, 1)

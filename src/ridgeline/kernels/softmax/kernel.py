@@ -1,6 +1,7 @@
-"""Softmax on the device. Rows of up to 32k columns are held in registers and read once; longer ones are read twice.
+"""Softmax on the device. Every element is read once: short rows are held by one program, long ones by several that meet.
 
-Shapes: R rows, C columns. A held row lies in CHUNKS pieces of BLOCK columns.
+Shapes: R rows, C columns, S shares of a row. A held row lies in CHUNKS pieces of BLOCK columns. Rows that no set of
+programs can hold, and few of them at that, are read twice, the second time from the L2.
 """
 
 from __future__ import annotations
@@ -123,3 +124,141 @@ def softmax_backward_long(dy_ptr, y_ptr, dx_ptr, rows, cols, BLOCK: tl.constexpr
         y = tl.load(y_ptr + row * cols + c, mask=c < cols, other=0.0, eviction_policy="evict_first").to(tl.float32)
         dy = tl.load(dy_ptr + row * cols + c, mask=c < cols, other=0.0, eviction_policy="evict_first").to(tl.float32)
         tl.store(dx_ptr + row * cols + c, (y * (dy - along)).to(dx_ptr.dtype.element_ty), mask=c < cols)
+
+
+@triton.jit
+def clear_words(word_ptr, num, BLOCK: tl.constexpr):
+    """Zeros, which say that nobody has written yet."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(word_ptr + at, tl.zeros([BLOCK], tl.int64), mask=at < num)
+
+
+@triton.jit
+def word_of(high, low):
+    """Two 32-bit numbers as one word, which is written and read whole: what is not zero is complete."""
+    upper = high.to(tl.int32, bitcast=True).to(tl.int64) << 32
+    return upper | (low.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+
+
+@triton.jit
+def words_when_there(word_ptr, k, num):
+    """The words of all shares of a row, once the last of them is written."""
+    words = tl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
+    while tl.min((words != 0).to(tl.int32), axis=0) == 0:
+        words = tl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
+    return words
+
+
+@triton.jit
+def high_of(words):
+    return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def low_of(words):
+    return words.to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def softmax_forward_shared(
+    x_ptr,
+    y_ptr,
+    word_ptr,  # [R, S] maximum and sum of each share, zero at first
+    rows,
+    cols,
+    x_stride,
+    length,  # columns of a share
+    num_shares,
+    num_groups,
+    SHARES: tl.constexpr,  # num_shares, rounded up to a power of two
+    BLOCK: tl.constexpr,  # length, rounded up
+    PUBLISH: tl.constexpr,
+    FINISH: tl.constexpr,
+):
+    """A group of programs holds a row, a share each; they meet in global memory and write what they hold.
+
+    All programs must be on the device at once. The next row is on its way while a program waits for the others. The
+    two halves of the work are apart only where programs run one after the other.
+    """
+    NARROW: tl.constexpr = y_ptr.dtype.element_ty.primitive_bitwidth == 16
+    share = tl.program_id(0) % num_shares
+    group = tl.program_id(0) // num_shares
+    c = share * length + tl.arange(0, BLOCK)
+    inside = c < tl.minimum((share + 1) * length, cols)
+    k = tl.arange(0, SHARES)
+    held = tl.load(x_ptr + group.to(tl.int64) * x_stride + c, mask=inside, other=float("-inf"))
+    if PUBLISH:
+        x = held.to(tl.float32)
+        top = tl.maximum(tl.max(x, axis=0), LOWEST)
+        total = tl.sum(tl.exp(x - top), axis=0)
+        tl.atomic_xchg(word_ptr + group.to(tl.int64) * num_shares + share, word_of(top, total), sem="relaxed")
+    row = group.to(tl.int64)
+    for _ in range(group, rows, num_groups):
+        after = row + num_groups
+        ahead = tl.load(x_ptr + after * x_stride + c, mask=inside & (after < rows), other=float("-inf"))
+        if FINISH:
+            words = words_when_there(word_ptr + row * num_shares, k, num_shares)
+            tops = tl.where(k < num_shares, high_of(words), LOWEST)
+            best = tl.max(tops, axis=0)
+            total = tl.sum(tl.where(k < num_shares, low_of(words), 0.0) * tl.exp(tops - best), axis=0)
+            if NARROW:
+                y = tl.exp(held.to(tl.float32) - best) * (1.0 / total)
+            else:
+                y = tl.exp(held.to(tl.float32) - best) / total  # a product with the inverse would round twice
+            tl.store(y_ptr + row * cols + c, y.to(y_ptr.dtype.element_ty), mask=inside)
+        if PUBLISH:
+            x = ahead.to(tl.float32)
+            top = tl.maximum(tl.max(x, axis=0), LOWEST)
+            total = tl.sum(tl.exp(x - top), axis=0)
+            to = word_ptr + after * num_shares + share
+            tl.atomic_xchg(to, word_of(top, total), mask=after < rows, sem="relaxed")
+        held = ahead
+        row = after
+
+
+@triton.jit
+def softmax_backward_shared(
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    word_ptr,  # [R, S] each share's sum of y·dy, zero at first
+    rows,
+    cols,
+    length,
+    num_shares,
+    num_groups,
+    SHARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PUBLISH: tl.constexpr,
+    FINISH: tl.constexpr,
+):
+    """As forward: a group of programs holds a row of the outputs and of their gradients."""
+    share = tl.program_id(0) % num_shares
+    group = tl.program_id(0) // num_shares
+    c = share * length + tl.arange(0, BLOCK)
+    inside = c < tl.minimum((share + 1) * length, cols)
+    k = tl.arange(0, SHARES)
+    at = group.to(tl.int64) * cols + c
+    y = tl.load(y_ptr + at, mask=inside, other=0.0)
+    dy = tl.load(dy_ptr + at, mask=inside, other=0.0)
+    if PUBLISH:
+        along = tl.sum(y.to(tl.float32) * dy.to(tl.float32), axis=0)
+        tl.atomic_xchg(word_ptr + group.to(tl.int64) * num_shares + share, word_of(1.0 + 0.0 * along, along),
+                       sem="relaxed")  # fmt: skip
+    row = group.to(tl.int64)
+    for _ in range(group, rows, num_groups):
+        after = row + num_groups
+        y_ahead = tl.load(y_ptr + after * cols + c, mask=inside & (after < rows), other=0.0)
+        dy_ahead = tl.load(dy_ptr + after * cols + c, mask=inside & (after < rows), other=0.0)
+        if FINISH:
+            words = words_when_there(word_ptr + row * num_shares, k, num_shares)
+            level = tl.sum(tl.where(k < num_shares, low_of(words), 0.0), axis=0)
+            dx = y.to(tl.float32) * (dy.to(tl.float32) - level)
+            tl.store(dx_ptr + row * cols + c, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        if PUBLISH:
+            along = tl.sum(y_ahead.to(tl.float32) * dy_ahead.to(tl.float32), axis=0)
+            to = word_ptr + after * num_shares + share
+            tl.atomic_xchg(to, word_of(1.0 + 0.0 * along, along), mask=after < rows, sem="relaxed")
+        y = y_ahead
+        dy = dy_ahead
+        row = after
