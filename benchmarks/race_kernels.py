@@ -30,7 +30,7 @@ FILE = "kernels.json.gz"
 COMPILED_CASES = 2
 """Cases of each function in which torch.compile takes part: it needs seconds for each."""
 
-PARTS = ("pack", "host", "check", "special", "sweep", "race", "ladder")
+PARTS = ("pack", "host", "check", "special", "sweep", "memory", "race", "ladder")
 
 
 class Book:
@@ -74,17 +74,13 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     """(kernel, function, phase, case, configurations): what the defaults are chosen from."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.cross_entropy import config as ce
-    from ridgeline.kernels.gated import config as gated
     from ridgeline.kernels.rms_norm import config as rms
     from ridgeline.kernels.softmax import config as soft
 
     def bf16(rows: int, cols: int) -> Any:
         return case("bfloat16", rows=rows, cols=cols)
 
-    F, B, S = rms.Forward, rms.Backward, soft.Softmax
-
-    def fwd(op: str, rows: int, cols: int, *given: tuple[int, ...]) -> Any:
-        return f"{op}.forward", op, "fwd", bf16(rows, cols), [F(*values) for values in given]
+    B, S = rms.Backward, soft.Softmax
 
     def bwd(op: str, rows: int, cols: int, *given: tuple[Any, ...]) -> Any:
         return f"{op}.backward", op, "bwd", bf16(rows, cols), [B(*values) for values in given]
@@ -95,83 +91,45 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     def soft_bwd(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
         return "softmax.backward", "softmax", "bwd", bf16(rows, cols), [S(*values) for values in given]
 
-    yield fwd("rms_norm", 16384, 4096, (1, 4, 1024, 4), (1, 2, 2048, 8), (2, 2, 2048, 16))
-    yield fwd("rms_norm", 8192, 5120, (1, 5, 1024, 4), (1, 3, 2048, 8))
-    yield fwd("rms_norm", 32768, 1024, (4, 4, 256, 4), (8, 4, 256, 8), (1, 1, 1024, 4))
-    yield fwd("rms_norm", 131072, 128, (8, 1, 128, 4), (16, 1, 128, 8), (4, 1, 128, 2))
-    yield fwd("layer_norm", 4096, 12288, (1, 3, 4096, 16), (1, 6, 2048, 8), (1, 2, 8192, 32))
-    yield fwd("layer_norm", 8192, 8192, (1, 4, 2048, 8), (1, 2, 4096, 16))
-    yield bwd(
-        "rms_norm", 16384, 4096, (1, 2, 2048, 8, 3, 2, True), (1, 4, 1024, 4, 3, 2, True), (1, 2, 2048, 8, 4, 2, True)
-    )
-    yield bwd(
-        "rms_norm", 8192, 5120, (1, 3, 2048, 8, 3, 2, False), (1, 5, 1024, 4, 3, 2, True), (1, 3, 2048, 8, 3, 1, True)
-    )
-    yield bwd("rms_norm", 16384, 3072, (1, 3, 1024, 4, 3, 3, True), (1, 2, 2048, 8, 3, 2, True))
-    yield bwd("rms_norm", 16384, 2048, (1, 1, 2048, 8, 3, 4, True), (1, 2, 1024, 4, 3, 4, True))
-    yield bwd(
-        "rms_norm",
-        32768,
-        1024,
-        (4, 4, 256, 4, 3, 2, True),
-        (8, 4, 256, 8, 3, 1, True),
-        (1, 1, 1024, 4, 3, 8, True),
-        (2, 1, 1024, 8, 3, 3, True),
-        (4, 4, 256, 4, 2, 2, True),
-    )
-    yield bwd(
-        "rms_norm",
-        131072,
-        128,
-        (8, 1, 128, 4, 3, 8, True),
-        (16, 1, 128, 8, 3, 4, True),
-        (32, 1, 128, 8, 3, 2, True),
-        (16, 1, 128, 4, 3, 6, True),
-    )
-    yield bwd("rms_norm", 4096, 12288, (1, 3, 4096, 16, 3, 1, False), (1, 2, 8192, 32, 1, 1, False))
-    yield bwd(
-        "rms_norm",
-        4096,
-        16384,
-        (1, 2, 8192, 32, 1, 1, False),
-        (1, 4, 4096, 16, 2, 1, False),
-        (1, 2, 8192, 32, 2, 1, False),
-    )
-    yield bwd("layer_norm", 16384, 4096, (1, 2, 2048, 8, 3, 2, True))
-    yield bwd(
-        "layer_norm",
-        65536,
-        768,
-        (4, 3, 256, 4, 3, 3, True),
-        (4, 3, 256, 4, 2, 3, True),
-        (1, 1, 1024, 4, 3, 6, True),
-        (8, 3, 256, 8, 3, 1, True),
-    )
-    yield bwd(
-        "layer_norm", 32768, 1024, (4, 4, 256, 4, 3, 2, True), (1, 1, 1024, 4, 3, 6, True), (2, 1, 1024, 8, 3, 2, True)
-    )
-    yield bwd(
-        "layer_norm",
-        4096,
-        12288,
-        (1, 3, 4096, 16, 2, 1, False),
-        (1, 3, 4096, 16, 3, 1, False),
-        (1, 3, 4096, 32, 2, 1, False),
-        (1, 3, 4096, 32, 1, 1, False),
-    )
-    yield soft_fwd(
-        4096, 32768, (1, 4, 8192, 32, 2, 1), (1, 4, 8192, 32, 1, 0), (1, 8, 4096, 16, 2, 1), (1, 0, 8192, 16, 1)
-    )
-    yield soft_fwd(2048, 65536, (1, 0, 8192, 16, 1), (1, 0, 4096, 8, 1), (1, 0, 16384, 32, 1), (1, 0, 8192, 16, 3))
-    yield soft_fwd(512, 262144, (1, 0, 8192, 16, 1), (1, 0, 8192, 16, 3), (1, 0, 16384, 32, 1), (1, 0, 4096, 16, 3))
-    yield soft_bwd(512, 262144, (1, 0, 16384, 32, 1), (1, 0, 8192, 16, 1), (1, 0, 8192, 16, 3))
-    yield soft_bwd(4096, 32768, (1, 4, 8192, 32), (1, 8, 4096, 16))
-    for rows, cols in ((4096, 128256), (8192, 32000)):
+    long = (1, 0, 8192, 16, 1, 2, True), (1, 0, 16384, 32, 1, 1, True), (1, 0, 4096, 8, 1, 4, True)
+    yield soft_fwd(512, 262144, *long[:2], (1, 0, 16384, 16, 1, 1, True), (1, 0, 8192, 16, 1))
+    yield soft_fwd(1024, 131072, *long)
+    yield soft_fwd(2048, 65536, *long)
+    yield soft_fwd(4096, 32768, *long, (1, 4, 8192, 32, 1, 0))
+    both = (1, 0, 8192, 16, 1, 1, True), (1, 0, 8192, 32, 1, 1, True), (1, 0, 4096, 8, 1, 2, True)
+    yield soft_bwd(512, 262144, *both[:2], (1, 0, 16384, 32, 1))
+    yield soft_bwd(2048, 65536, *both)
+    yield soft_bwd(4096, 32768, *both, (1, 4, 8192, 32))
+    for rows, cols in ((8192, 32000), (4096, 128256), (1024, 262144)):
         yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(rows, cols), [
             ce.Forward(b, w, s, 1)
-            for b, w, s in ((2048, 4, 4), (2048, 4, 3), (4096, 8, 3), (4096, 4, 3), (1024, 4, 4), (2048, 8, 4))
+            for b, w, s in ((2048, 4, 4), (4096, 4, 1), (8192, 8, 1), (4096, 8, 1), (4096, 4, 3), (4096, 8, 4), (2048, 2, 4))
         ]  # fmt: skip
-    yield "gated.forward", "swiglu", "fwd", bf16(2048, 8192), [gated.Pointwise(b, w) for b, w in ((1024, 4), (2048, 8))]
+    yield "cross_entropy.short", "cross_entropy", "fwd", bf16(65536, 1000), [
+        ce.Short(4, 4, 256, 4, stages, programs)
+        for stages, programs in ((1, 16), (1, 9), (2, 8), (3, 8), (1, 64), (1, 124))
+    ]
+    yield bwd(
+        "layer_norm", 65536, 768, (4, 3, 256, 4, 3, 3, True), (4, 3, 256, 4, 3, 3, False), (4, 3, 256, 4, 2, 4, False),
+        (4, 3, 256, 4, 4, 3, False), (1, 3, 256, 1, 3, 12, True), (2, 3, 256, 2, 3, 6, True), (8, 3, 256, 8, 3, 1, True),
+    )  # fmt: skip
+    yield bwd(
+        "layer_norm", 4096, 12288, (1, 3, 4096, 16, 2, 1, False), (1, 3, 4096, 16, 3, 1, False),
+        (1, 3, 4096, 16, 4, 1, False), (1, 3, 4096, 32, 3, 1, False), (1, 6, 2048, 8, 3, 1, False),
+        (1, 12, 1024, 16, 3, 1, False), (1, 0, 0, 16, 1, 1, False),
+    )  # fmt: skip
+    yield bwd("layer_norm", 32768, 1024, (4, 4, 256, 4, 3, 2, True), (2, 1, 1024, 8, 3, 2, True),
+              (4, 4, 256, 4, 3, 3, False), (1, 1, 1024, 4, 3, 6, True), (1, 1, 1024, 4, 3, 4, True))  # fmt: skip
+    yield bwd("rms_norm", 8192, 5120, (1, 3, 2048, 8, 3, 2, False), (1, 5, 1024, 4, 3, 2, False),
+              (1, 5, 1024, 4, 3, 3, False), (1, 3, 2048, 16, 3, 1, True), (1, 3, 2048, 8, 4, 2, False))  # fmt: skip
+    yield bwd("rms_norm", 131072, 128, (32, 1, 128, 8, 3, 2, True), (8, 1, 128, 4, 3, 8, True),
+              (16, 1, 128, 4, 3, 8, True), (16, 1, 128, 8, 3, 4, True), (64, 1, 128, 8, 3, 2, True))  # fmt: skip
+    yield bwd("rms_norm", 32768, 1024, (4, 1, 1024, 8, 3, 2, True), (2, 1, 1024, 8, 3, 3, True),
+              (4, 4, 256, 4, 3, 4, True), (1, 1, 1024, 4, 3, 6, True))  # fmt: skip
+    yield bwd("rms_norm", 16384, 2048, (1, 1, 2048, 8, 3, 4, True), (2, 1, 2048, 8, 3, 2, True),
+              (1, 2, 1024, 4, 3, 4, True), (1, 1, 2048, 8, 3, 3, True))  # fmt: skip
+    yield bwd("rms_norm", 4096, 16384, (1, 2, 8192, 32, 1, 1, False), (1, 2, 8192, 32, 3, 1, False),
+              (1, 4, 4096, 16, 3, 1, False))  # fmt: skip
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:
@@ -182,7 +140,7 @@ def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]
     found: list[Any] = []
     for name in names:
         trial = trials()[name][1]
-        if parts & {"race", "host", "ladder"}:
+        if parts & {"race", "host", "ladder"} or ("memory" in parts and name == "linear_cross_entropy"):
             found += variants_of(name, [*trial.races, *trial.small])
         if "check" in parts:
             found += variants_of(name, checks_of(trial, short))
@@ -405,6 +363,48 @@ def show(rows: list[Any], took_s: float) -> None:
         print(f"race {ours.primitive:15s} {ours.dtype} {ours.sizes:38s} {phase:4s} {cells} ({took_s:.1f}s)", flush=True)
 
 
+def part_memory(book: Book) -> None:
+    """Time and peak memory of one training step through the last layer and its loss: fused, unfused, and Liger's."""
+    import torch
+
+    from ridgeline.bench.contenders import liger_form
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels.contract import case, trials
+
+    trial = trials()["linear_cross_entropy"][1]
+    device = torch.device("cuda")
+    course = Course(device, rounds=7, budget_s=4.0)
+    for rows, cols, hidden in ((16384, 128256, 4096), (8192, 32000, 4096)):
+        args = trial.make(case("bfloat16", rows=rows, cols=cols, hidden=hidden), device, torch.Generator("cuda"))
+        leaves = [value.requires_grad_() if value.is_floating_point() else value for value in args]
+        calls = {"ridgeline": trial.call, "eager": trial.eager, "liger": liger_form("linear_cross_entropy")}
+        runs: dict[str, Callable[[], Any]] = {}
+        for who, call in calls.items():
+            if call is None:
+                continue
+
+            def step(call: Any = call, leaves: Any = leaves) -> None:
+                torch.autograd.grad(call(*leaves), leaves[:2])
+
+            step()
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            step()
+            peak = torch.cuda.max_memory_allocated()
+            book.add("memory", {"who": who, "rows": rows, "cols": cols, "hidden": hidden, "peak_bytes": peak,
+                                "above_inputs_bytes": peak - before})  # fmt: skip
+            runs[who] = step
+        for who, samples in course.turns(runs).items():
+            entry = {"who": who, "rows": rows, "cols": cols, "hidden": hidden, "s": sorted(samples)}
+            book.add("memory", entry)
+        for entry in book.found["memory"][-2 * len(runs) :]:
+            print("memory", entry, flush=True)
+        del runs, args, leaves
+        torch.cuda.empty_cache()
+
+
 def part_ladder(book: Book) -> None:
     """The backward pass of RMSNorm from naive to final: the numbers of the guide's chapter."""
     from kernels_ladder import climb
@@ -494,6 +494,7 @@ def main() -> None:
         ("check", lambda: part_check(book, names, share(0.4) * book.left_s(), asked.short)),
         ("special", lambda: part_special(book)),
         ("sweep", lambda: part_sweep(book, share(0.75) * book.left_s())),
+        ("memory", lambda: part_memory(book)),
         ("ladder", lambda: part_ladder(book)),
         ("race", lambda: part_race(book, names, asked.compiled, book.left_s() - 5)),
     ]

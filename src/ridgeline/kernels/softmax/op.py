@@ -215,6 +215,7 @@ SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096
 
 SOFTMAX_BACKWARD = declare(
     name="softmax_backward",
+    repeats=True,
     summary="gradient of softmax",
     schema="(Tensor dy, Tensor y) -> Tensor",
     forward=_backward,
@@ -227,6 +228,7 @@ SOFTMAX_BACKWARD = declare(
 )
 SOFTMAX = declare(
     name="softmax",
+    repeats=True,
     summary="exp(x) / sum(exp(x)) along the last dim",
     schema="(Tensor x) -> Tensor",
     forward=_forward,
