@@ -2,6 +2,7 @@
 
     python benchmarks/race_kernels.py --out results --budget-s 200 --parts pack,host,check,special,sweep,race
     python benchmarks/race_kernels.py --out results --compiled --parts pack,race,ladder
+    python benchmarks/race_kernels.py --out results --pack DIR --stages 'build=60;host=30;check=40;sweep=50;race'
 
 Liger-Kernel joins the race where it can be imported (``--path DIR`` adds a folder to the import path).
 """
@@ -30,7 +31,7 @@ FILE = "kernels.json.gz"
 COMPILED_CASES = 2
 """Cases of each function in which torch.compile takes part: it needs seconds for each."""
 
-PARTS = ("pack", "host", "check", "special", "sweep", "memory", "race", "ladder")
+PARTS = ("pack", "build", "host", "check", "special", "sweep", "memory", "race", "ladder")
 
 
 class Book:
@@ -91,27 +92,24 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     def soft_bwd(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
         return "softmax.backward", "softmax", "bwd", bf16(rows, cols), [S(*values) for values in given]
 
-    long = (1, 0, 8192, 16, 1, 2, True), (1, 0, 16384, 32, 1, 1, True), (1, 0, 4096, 8, 1, 4, True)
-    yield soft_fwd(512, 262144, *long[:2], (1, 0, 16384, 16, 1, 1, True), (1, 0, 8192, 16, 1))
-    yield soft_fwd(1024, 131072, *long)
-    yield soft_fwd(2048, 65536, *long)
-    yield soft_fwd(4096, 32768, *long, (1, 4, 8192, 32, 1, 0))
-    both = (1, 0, 8192, 16, 1, 1, True), (1, 0, 8192, 32, 1, 1, True), (1, 0, 4096, 8, 1, 2, True)
-    yield soft_bwd(512, 262144, *both[:2], (1, 0, 16384, 32, 1))
-    yield soft_bwd(2048, 65536, *both)
-    yield soft_bwd(4096, 32768, *both, (1, 4, 8192, 32))
     for rows, cols in ((8192, 32000), (4096, 128256), (1024, 262144)):
         yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(rows, cols), [
             ce.Forward(b, w, s, 1)
-            for b, w, s in ((2048, 4, 4), (4096, 4, 1), (8192, 8, 1), (4096, 8, 1), (4096, 4, 3), (4096, 8, 4), (2048, 2, 4))
+            for b, w, s in ((2048, 4, 4), (4096, 4, 1), (8192, 8, 1), (4096, 8, 1), (4096, 4, 3), (4096, 8, 4))
         ]  # fmt: skip
-    yield "cross_entropy.short", "cross_entropy", "fwd", bf16(65536, 1000), [
-        ce.Short(4, 4, 256, 4, stages, programs)
-        for stages, programs in ((1, 16), (1, 9), (2, 8), (3, 8), (1, 64), (1, 124))
-    ]
+    yield (
+        "cross_entropy.short",
+        "cross_entropy",
+        "fwd",
+        bf16(65536, 1000),
+        [
+            ce.Short(4, 4, 256, 4, stages, programs)
+            for stages, programs in ((1, 16), (1, 9), (2, 8), (3, 8), (1, 64), (1, 124))
+        ],
+    )
     yield bwd(
         "layer_norm", 65536, 768, (4, 3, 256, 4, 3, 3, True), (4, 3, 256, 4, 3, 3, False), (4, 3, 256, 4, 2, 4, False),
-        (4, 3, 256, 4, 4, 3, False), (1, 3, 256, 1, 3, 12, True), (2, 3, 256, 2, 3, 6, True), (8, 3, 256, 8, 3, 1, True),
+        (4, 3, 256, 4, 4, 3, False), (1, 3, 256, 1, 3, 12, True), (2, 3, 256, 2, 3, 6, True),
     )  # fmt: skip
     yield bwd(
         "layer_norm", 4096, 12288, (1, 3, 4096, 16, 2, 1, False), (1, 3, 4096, 16, 3, 1, False),
@@ -130,6 +128,15 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
               (1, 2, 1024, 4, 3, 4, True), (1, 1, 2048, 8, 3, 3, True))  # fmt: skip
     yield bwd("rms_norm", 4096, 16384, (1, 2, 8192, 32, 1, 1, False), (1, 2, 8192, 32, 3, 1, False),
               (1, 4, 4096, 16, 3, 1, False))  # fmt: skip
+    long = (1, 0, 8192, 16, 1, 2, True), (1, 0, 16384, 32, 1, 1, True), (1, 0, 4096, 8, 1, 4, True)
+    yield soft_fwd(512, 262144, *long[:2], (1, 0, 16384, 16, 1, 1, True), (1, 0, 8192, 16, 1))
+    yield soft_fwd(1024, 131072, *long)
+    yield soft_fwd(2048, 65536, *long)
+    yield soft_fwd(4096, 32768, *long, (1, 4, 8192, 32, 1, 0))
+    both = (1, 0, 8192, 16, 1, 1, True), (1, 0, 8192, 32, 1, 1, True), (1, 0, 4096, 8, 1, 2, True)
+    yield soft_bwd(512, 262144, *both[:2], (1, 0, 16384, 32, 1))
+    yield soft_bwd(2048, 65536, *both)
+    yield soft_bwd(4096, 32768, *both, (1, 4, 8192, 32))
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:
@@ -166,11 +173,26 @@ def part_pack(book: Book, folder: Path, variants: list[Any]) -> None:
 
     began = time.perf_counter()
     jobs = max(1, min(14, (os.cpu_count() or 2) - 2))
-    made = pack.write(folder, variants, jobs=jobs)
+    made = pack.write(folder, variants, jobs=jobs, direct=True)
     size = (folder / pack.CUBINS).stat().st_size
     entry = {"variants": len(made.entries), "seconds": time.perf_counter() - began, "bytes": size, "jobs": jobs}
     print("pack", entry, flush=True)
     book.add("pack", entry)
+
+
+def part_build(book: Book, variants: Callable[[], list[Any]]) -> None:
+    """Direct calls for this PyTorch; and a pack, where the one at hand was made from other source."""
+    from ridgeline.kernels import direct, pack
+    from ridgeline.kernels.files import cache_folder
+
+    began = time.perf_counter()
+    book.attempt("direct calls", lambda: direct.build(cache_folder()))
+    took_s = time.perf_counter() - began
+    print(f"direct calls: {took_s:.1f} s, {'built' if direct.module() else 'NOT BUILT'}", flush=True)
+    book.add("build", {"direct_s": took_s, "built": direct.module() is not None})
+    if pack.opened(pack.pack_folder()) is None:
+        print("no pack of this source: making one", flush=True)
+        part_pack(book, pack.pack_folder(), variants())
 
 
 COLD = """
@@ -191,22 +213,31 @@ def part_host(book: Book, names: list[str]) -> None:
 
     import ridgeline.kernels as rk
     from ridgeline.bench.clock import host_time
+    from ridgeline.kernels import direct
+    from ridgeline.kernels.contract import primitive
 
     x = torch.randn(16, 4096, device="cuda", dtype=torch.bfloat16)
     w = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
+    b = torch.zeros(4096, device="cuda", dtype=torch.bfloat16)
+    up = torch.randn_like(x)
+    labels = torch.arange(16, device="cuda")
     functional = torch.nn.functional
+    print("host direct calls:", "built" if direct.module() else "NOT BUILT", flush=True)
     with torch.no_grad():
         timed = {
             "rms_norm": lambda: rk.rms_norm(x, w, 1e-6),
+            "rms_norm in Python": lambda: primitive("rms_norm").slow(x, w, 1e-6, 0.0),
             "rms_norm out=": lambda: rk.rms_norm(x, w, 1e-6, out=y),
             "rms_norm registered op": lambda: torch.ops.ridgeline_kernels.rms_norm(x, w, 1e-6, 0.0),
             "F.rms_norm": lambda: functional.rms_norm(x, (4096,), w, 1e-6),
-            "layer_norm": lambda: rk.layer_norm(x, w, w, 1e-5),
-            "F.layer_norm": lambda: functional.layer_norm(x, (4096,), w, w, 1e-5),
+            "layer_norm": lambda: rk.layer_norm(x, w, b, 1e-5),
+            "F.layer_norm": lambda: functional.layer_norm(x, (4096,), w, b, 1e-5),
             "softmax": lambda: rk.softmax(x),
             "torch.softmax": lambda: torch.softmax(x, -1),
-            "swiglu": lambda: rk.swiglu(x, x),
-            "silu * up": lambda: functional.silu(x) * x,
+            "cross_entropy": lambda: rk.cross_entropy(x, labels),
+            "F.cross_entropy": lambda: functional.cross_entropy(x, labels),
+            "swiglu": lambda: rk.swiglu(x, up),
+            "silu * up": lambda: functional.silu(x) * up,
             "empty_like": lambda: torch.empty_like(x),
             "add": lambda: x + x,
         }
@@ -218,10 +249,28 @@ def part_host(book: Book, names: list[str]) -> None:
             print(f"host {name:28s} {1e6 * (seconds or 0):7.2f} us", flush=True)
     xg = x.clone().requires_grad_()
     wg = w.clone().requires_grad_()
-    for name, call in (
-        ("rms_norm with gradient", lambda: rk.rms_norm(xg, wg, 1e-6)),
-        ("F.rms_norm with gradient", lambda: functional.rms_norm(xg, (4096,), wg, 1e-6)),
-    ):
+    bg = b.clone().requires_grad_()
+    seed = torch.randn_like(x)
+
+    def step(call: Callable[..., Any], *leaves: Any) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(call(), leaves, seed)
+
+    recorded: dict[str, Callable[[], Any]] = {
+        "rms_norm with gradient": lambda: rk.rms_norm(xg, wg, 1e-6),
+        "F.rms_norm with gradient": lambda: functional.rms_norm(xg, (4096,), wg, 1e-6),
+        "layer_norm with gradient": lambda: rk.layer_norm(xg, wg, bg, 1e-5),
+        "F.layer_norm with gradient": lambda: functional.layer_norm(xg, (4096,), wg, bg, 1e-5),
+        "softmax with gradient": lambda: rk.softmax(xg),
+        "torch.softmax with gradient": lambda: torch.softmax(xg, -1),
+    }
+    leaves = {"rms": (xg, wg), "layer": (xg, wg, bg), "soft": (xg,)}
+    steps = {
+        name.replace("with gradient", "and its backward pass"): step(
+            call, *next(found for key, found in leaves.items() if key in name)
+        )
+        for name, call in recorded.items()
+    }
+    for name, call in (recorded | steps).items():
         seconds = book.attempt(name, lambda call=call: host_time(call))
         book.add("host", {"what": name, "host_s": seconds})
         print(f"host {name:28s} {1e6 * (seconds or 0):7.2f} us", flush=True)
@@ -241,9 +290,11 @@ def part_check(book: Book, names: list[str], limit_s: float, short: bool) -> Non
     import torch
 
     from ridgeline.bench.check import LAYOUTS, check_case, check_mistakes, mistake_case
+    from ridgeline.kernels import direct
     from ridgeline.kernels.contract import trials
 
     device = torch.device("cuda")
+    direct.RECORD_AFTER = 0  # so that the repeated call is one without Python
     stop_s = time.perf_counter() + limit_s
     for name in names:
         trial = trials()[name][1]
@@ -423,6 +474,8 @@ def in_stages(asked: argparse.Namespace) -> None:
         "RIDGELINE_KERNEL_TUNING": str(shared / "tuning.json"),
         "PYTHONUNBUFFERED": "1",
     }
+    if asked.pack and (asked.pack / "index.json").exists():
+        shutil.copytree(asked.pack, shared / "pack")
     merged: dict[str, Any] = {"errors": []}
     asked.out.mkdir(parents=True, exist_ok=True)
     for i, stage in enumerate(asked.stages.split(";")):
@@ -437,6 +490,7 @@ def in_stages(asked: argparse.Namespace) -> None:
         command += ["--pack-for", asked.stages] + (["--compiled"] if asked.compiled else [])
         command += (["--short"] if asked.short else []) + [f"--path={folder}" for folder in asked.path]
         command += ["--names", asked.names] if asked.names else []
+        command += ["--check-names", asked.check_names] if asked.check_names else []
         try:
             code = subprocess.run(command, env=env, timeout=limit_s, check=False).returncode
         except subprocess.TimeoutExpired:
@@ -459,6 +513,8 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--names", default="")
     parser.add_argument("--stages", default="", help="parts in processes of their own: 'pack=70;host,check=60;race'")
+    parser.add_argument("--pack", type=Path, help="a pack made elsewhere, with part 'build' instead of 'pack'")
+    parser.add_argument("--check-names", default="", help="what is checked, where that is not what is raced")
     parser.add_argument("--pack-for", default="", help="further parts whose kernels the pack holds")
     parser.add_argument("--compiled", action="store_true", help="torch.compile takes part: seconds a case")
     parser.add_argument("--short", action="store_true", help="half of the checks")
@@ -479,6 +535,9 @@ def main() -> None:
 
     first = ["rms_norm", "layer_norm", "softmax", "cross_entropy", "swiglu", "linear_cross_entropy", "add_rms_norm"]
     names = asked.names.split(",") if asked.names else [*first, *(name for name in trials() if name not in first)]
+    checked = asked.check_names.split(",") if asked.check_names else names
+    if "build" in parts:
+        book.attempt("build", lambda: part_build(book, lambda: wanted_variants(packed, names, asked.short)))
     if "pack" in parts:
         variants = book.attempt("variants", lambda: wanted_variants(packed, names, asked.short)) or []
         book.attempt("pack", lambda: part_pack(book, folder, variants))
@@ -491,7 +550,7 @@ def main() -> None:
 
     steps: list[tuple[str, Callable[[], None]]] = [
         ("host", lambda: part_host(book, names)),
-        ("check", lambda: part_check(book, names, share(0.4) * book.left_s(), asked.short)),
+        ("check", lambda: part_check(book, checked, share(0.4) * book.left_s(), asked.short)),
         ("special", lambda: part_special(book)),
         ("sweep", lambda: part_sweep(book, share(0.75) * book.left_s())),
         ("memory", lambda: part_memory(book)),

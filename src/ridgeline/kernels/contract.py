@@ -215,8 +215,8 @@ def declare(
 
     ``forward`` returns what the schema says; ``infer`` only the results a caller sees, where that is cheaper.
     ``setup`` and ``backward`` are those of ``torch.library.register_autograd``. One trial is named as the primitive;
-    an op with several public functions gives ``trials`` by their names. ``repeats`` says that ``forward``, ``infer`` and
-    ``backward`` only allocate and launch kernels through ``Kernel.bind``, so that calls may be repeated without Python.
+    an op with several public functions gives ``trials`` by their names. ``repeats`` says that ``forward``, ``infer``
+    and ``backward`` only allocate and launch through ``Kernel.bind``, so that calls may be repeated without Python.
     """
     if name in _primitives:
         raise KernelError(f"primitive {name!r} is declared twice")

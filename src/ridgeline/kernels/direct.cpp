@@ -36,7 +36,7 @@ using torch::autograd::variable_list;
 using NodePointer = decltype(torch::autograd::Edge::function); /* shared until PyTorch 2.12, intrusive after */
 
 constexpr int MAX_WORDS = 160, MAX_PARAMS = 66, MAX_TENSORS = 48;
-constexpr uint64_t TENSOR = 1, FLOAT = 2, INTEGER = 3, TRUTH = 4, TEXT = 5, NOTHING = 6;
+constexpr uint64_t TENSOR = 1, FLOAT = 2, INTEGER = 3, TRUTH = 4, TEXT = 5, NOTHING = 6, TWIN = 7;
 
 /* --- the driver ---------------------------------------------------------------------------------------------------*/
 
@@ -111,6 +111,16 @@ bool describe(Words &words, const Tensor &t, bool recorded) {
   words.add(impl->key_set().raw_repr());
   for (auto size : sizes) words.add(uint64_t(size));
   return words.ok;
+}
+
+/* Which of the tensors before it starts at the same address: a plan cannot tell such tensors apart. */
+void describe_twins(Words &words, const Tensor *tensors, int num, const Tensor &t) {
+  const void *address = t.const_data_ptr();
+  for (int i = 0; address && i < num; i++)
+    if (tensors[i].defined() && tensors[i].const_data_ptr() == address) {
+      words.add(TWIN | uint64_t(i) << 8);
+      return;
+    }
 }
 
 struct Param {
@@ -265,20 +275,22 @@ struct Gradient : public Node {
     }
     Words words;
     bool plain = !c10::GradMode::is_enabled() && !c10::impl::dispatch_mode_enabled();
-    for (auto *group : {&kept, &grads})
-      for (auto &t : *group)
-        if (t.defined()) plain = plain && describe(words, t, false);
-        else words.add(NOTHING);
-    PlanPointer found;
-    if (plain && plan->backward->find(words, found) && found) return replayed(*found, kept, grads);
-    return asked(plain ? &words : nullptr, kept, grads);
-  }
-
-  variable_list replayed(const Plan &back, std::vector<Tensor> &kept, variable_list &grads) {
     Tensor tensors[MAX_TENSORS];
     int num = 0;
+    plain = plain && kept.size() + grads.size() <= MAX_TENSORS / 2;
     for (auto *group : {&kept, &grads})
-      for (auto &t : *group) tensors[num++] = t;
+      for (auto &t : *group) {
+        if (!plain) break;
+        if (!t.defined()) words.add(NOTHING);
+        else if ((plain = describe(words, t, false))) describe_twins(words, tensors, num, t);
+        tensors[num++] = t;
+      }
+    PlanPointer found;
+    if (plain && words.ok && plan->backward->find(words, found) && found) return replayed(*found, tensors, num);
+    return asked(plain && words.ok ? &words : nullptr, kept, grads);
+  }
+
+  variable_list replayed(const Plan &back, Tensor *tensors, int num) {
     repeat(back, tensors, num);
     variable_list found(num_outputs());
     for (size_t i = 0; i < back.outputs.size() && i < edge_of.size(); i++)
@@ -358,6 +370,7 @@ bool describe_call(Words &words, PyObject *const *args, Py_ssize_t num, Tensor *
     if (is_tensor[i]) {
       tensors[i] = THPVariable_Unpack(value);
       if (!describe(words, tensors[i], enabled)) return false;
+      describe_twins(words, tensors, int(i), tensors[i]);
       any = any || (enabled && tensors[i].requires_grad());
     } else if (type == &PyFloat_Type) {
       double number = PyFloat_AS_DOUBLE(value);

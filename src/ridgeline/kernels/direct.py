@@ -3,8 +3,8 @@
 An op is written once, in Python. Where it says that its calls only allocate and launch (``repeats=True`` in its
 declaration), the second call of a shape is noted as a plan: tensors to allocate, kernels to start, which of the
 tensors go where, and what the backward pass keeps. Further calls with the same description (shapes, types, alignment,
-numbers) run direct.cpp alone, gradients included. That file needs PyTorch's headers and half a minute of a C++ compiler,
-so it is built with a pack and never behind the user's back; without it every call takes the Python path.
+numbers) run direct.cpp alone, gradients included. That file needs PyTorch's headers and half a minute of a C++
+compiler, so it is built with a pack and never behind the user's back; without it every call takes the Python path.
 """
 
 from __future__ import annotations
@@ -135,7 +135,9 @@ class Notes(TorchDispatchMode):
         self.tensors.append(value)
         return len(self.tensors) - 1
 
-    def plan(self, outputs: Sequence[Any], num_shown: int, single: bool, saved: Sequence[Any] | None) -> tuple[Any, ...]:
+    def plan(
+        self, outputs: Sequence[Any], num_shown: int, single: bool, saved: Sequence[Any] | None
+    ) -> tuple[Any, ...]:
         """The plan as numbers, for direct.cpp."""
         if self.strange or not self.steps:
             raise Unrepeatable(self.strange or "nothing was launched")
@@ -154,8 +156,11 @@ class Notes(TorchDispatchMode):
 
 
 def _overlap(tensors: Sequence[Tensor]) -> bool:
-    """Whether memory is shared: then an address does not tell which argument it came from."""
-    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors if t.nbytes)
+    """Whether memory is shared in part: then an address does not tell which argument it came from.
+
+    Tensors that are the same memory are told apart by their description.
+    """
+    spans = sorted({(t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors if t.nbytes})
     return any(before[1] > after[0] for before, after in itertools.pairwise(spans))
 
 

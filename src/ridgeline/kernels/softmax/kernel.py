@@ -1,4 +1,4 @@
-"""Softmax on the device. Every element is read once: short rows are held by one program, long ones by several that meet.
+"""Softmax on the device. Every element is read once: short rows are held by one program, long ones by several.
 
 Shapes: R rows, C columns, S shares of a row. A held row lies in CHUNKS pieces of BLOCK columns. Rows that no set of
 programs can hold, and few of them at that, are read twice, the second time from the L2.
