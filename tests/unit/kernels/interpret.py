@@ -80,10 +80,12 @@ FORCED["group_norm"] = [{"group_norm": groups.Groups(16, 1, num, 8, 1)} for num 
 # The interpreter rounds float8 toward zero.
 NARROW = [case("float32", rows=5, cols=96, kind=kind, block=b) for kind in ("int8",) for b in (0, 32)]
 FORCED["rms_norm_quant"] = [{"rms_norm_quant": norm.Forward(2, 3, 32, 1)}]
+FORCED["layer_norm_quant"] = [{"layer_norm_quant": norm.Forward(2, 3, 32, 1)}]
 FORCED["dropout_add"] = [{f"dropout_add.{phase}": gated.Pointwise(64, 1) for phase in ("forward", "backward")}]
 CASES = {
     "dropout_add": [case("float32", rows=3, cols=50, p=0.3)],
     "rms_norm_quant": NARROW,
+    "layer_norm_quant": [*NARROW, case("float32", rows=3, cols=80, kind="int8", block=0)],
     "group_norm": IMAGES,
     "cross_entropy": CLASSES,
     "rope": HEADS,
