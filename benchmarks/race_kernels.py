@@ -31,7 +31,7 @@ FILE = "kernels.json.gz"
 COMPILED_CASES = 2
 """Cases of each function in which torch.compile takes part: it needs seconds for each."""
 
-PARTS = ("pack", "build", "host", "check", "special", "sweep", "memory", "race", "ladder")
+PARTS = ("pack", "build", "host", "check", "special", "sweep", "memory", "race", "compiled", "ladder")
 
 
 class Book:
@@ -147,7 +147,7 @@ def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]
     found: list[Any] = []
     for name in names:
         trial = trials()[name][1]
-        if parts & {"race", "host", "ladder"} or ("memory" in parts and name == "linear_cross_entropy"):
+        if parts & {"race", "host", "ladder", "compiled"} or ("memory" in parts and name == "linear_cross_entropy"):
             found += variants_of(name, [*trial.races, *trial.small])
         if "check" in parts:
             found += variants_of(name, checks_of(trial, short))
@@ -377,7 +377,7 @@ def part_sweep(book: Book, limit_s: float) -> None:
             )
 
 
-def part_race(book: Book, names: list[str], compiled: bool, limit_s: float) -> None:
+def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, most: int | None = None) -> None:
     import torch
 
     from ridgeline.bench.race import Course, copy_bandwidth, race
@@ -389,8 +389,8 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float) -> N
     stop_s = time.perf_counter() + limit_s
     for name in names:
         trial = trials()[name][1]
-        work = [(of, trial.phases, i < COMPILED_CASES) for i, of in enumerate(trial.races)]
-        work += [(of, ("call",), False) for of in trial.small]
+        work = [(of, trial.phases, i < COMPILED_CASES) for i, of in enumerate(trial.races[:most])]
+        work += [(of, ("call",), False) for of in trial.small if most is None]
         for of, which, timely in work:
             if time.perf_counter() > stop_s:
                 print("race ran out of time at", name, of, flush=True)
@@ -490,6 +490,7 @@ def in_stages(asked: argparse.Namespace) -> None:
         command += ["--pack-for", asked.stages] + (["--compiled"] if asked.compiled else [])
         command += (["--short"] if asked.short else []) + [f"--path={folder}" for folder in asked.path]
         command += ["--names", asked.names] if asked.names else []
+        command += ["--compiled-names", asked.compiled_names] if asked.compiled_names else []
         command += ["--check-names", asked.check_names] if asked.check_names else []
         try:
             code = subprocess.run(command, env=env, timeout=limit_s, check=False).returncode
@@ -514,6 +515,7 @@ def main() -> None:
     parser.add_argument("--names", default="")
     parser.add_argument("--stages", default="", help="parts in processes of their own: 'pack=70;host,check=60;race'")
     parser.add_argument("--pack", type=Path, help="a pack made elsewhere, with part 'build' instead of 'pack'")
+    parser.add_argument("--compiled-names", default="", help="whose first case part 'compiled' races again")
     parser.add_argument("--check-names", default="", help="what is checked, where that is not what is raced")
     parser.add_argument("--pack-for", default="", help="further parts whose kernels the pack holds")
     parser.add_argument("--compiled", action="store_true", help="torch.compile takes part: seconds a case")
@@ -535,6 +537,7 @@ def main() -> None:
 
     first = ["rms_norm", "layer_norm", "softmax", "cross_entropy", "swiglu", "linear_cross_entropy", "add_rms_norm"]
     names = asked.names.split(",") if asked.names else [*first, *(name for name in trials() if name not in first)]
+    compiling = asked.compiled_names.split(",") if asked.compiled_names else names
     checked = asked.check_names.split(",") if asked.check_names else names
     if "build" in parts:
         book.attempt("build", lambda: part_build(book, lambda: wanted_variants(packed, names, asked.short)))
@@ -556,6 +559,7 @@ def main() -> None:
         ("memory", lambda: part_memory(book)),
         ("ladder", lambda: part_ladder(book)),
         ("race", lambda: part_race(book, names, asked.compiled, book.left_s() - 5)),
+        ("compiled", lambda: part_race(book, compiling, True, book.left_s() - 15, most=1)),
     ]
     for name, run in steps:
         if name in parts:

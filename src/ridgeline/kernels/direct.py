@@ -220,14 +220,14 @@ class Repeater:
     def missed(self, words: bytes | None, args: tuple[Any, ...]) -> Any:
         """A call without a plan: computed here, and noted if it comes again."""
         found = self.primitive.slow(*args)
-        if words is not None and self._due(words) and _on_device(args):
+        if words is not None and _notable(args) and self._due(words):
             self.direct.add(words, self._noted(args))
         return found
 
     def missed_back(self, plan: int, words: bytes | None, saved: tuple[Any, ...], grads: tuple[Any, ...]) -> Any:
         context = self.contexts[plan].again(saved)
         found = _tuple(self.primitive.backward(context, *grads))
-        if words is not None and self._due((plan, words)):
+        if words is not None and _notable(grads) and self._due((plan, words)):
             self.direct.add_back(plan, words, self._noted_back(context, saved, grads))
         return found
 
@@ -269,8 +269,10 @@ def _tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def _on_device(args: tuple[Any, ...]) -> bool:
-    return all(value.is_cuda for value in args if isinstance(value, Tensor))
+def _notable(args: tuple[Any, ...]) -> bool:
+    """Whether a call may be run once more to note it: on a device, and not into a graph that would keep the second."""
+    on_device = all(value.is_cuda for value in args if isinstance(value, Tensor))
+    return on_device and not torch.cuda.is_current_stream_capturing()
 
 
 # --- the extension -----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ fake.fake_arg_of.restype = ctypes.c_uint64
 fake.fake_set_num_args(6)
 direct.build(files.cache_folder())
 launcher._raw_stream = lambda device: 0
-direct._on_device = lambda args: True
+direct._notable = lambda args: True
 for room in ("rms_norm", "softmax", "layer_norm", "cross_entropy", "gated"):
     sys.modules[f"ridgeline.kernels.{room}.op"].launchable = lambda x: True
 asked = []
