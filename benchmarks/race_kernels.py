@@ -377,7 +377,7 @@ def part_sweep(book: Book, limit_s: float) -> None:
             )
 
 
-def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, most: int | None = None) -> None:
+def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, part: str = "race") -> None:
     import torch
 
     from ridgeline.bench.race import Course, copy_bandwidth, race
@@ -389,8 +389,11 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, most
     stop_s = time.perf_counter() + limit_s
     for name in names:
         trial = trials()[name][1]
-        work = [(of, trial.phases, i < COMPILED_CASES) for i, of in enumerate(trial.races[:most])]
-        work += [(of, ("call",), False) for of in trial.small if most is None]
+        work = [
+            (of, trial.phases, i < COMPILED_CASES)
+            for i, of in enumerate(trial.races[: 1 if part == "compiled" else None])
+        ]
+        work += [(of, ("call",), False) for of in trial.small if part == "race"]
         for of, which, timely in work:
             if time.perf_counter() > stop_s:
                 print("race ran out of time at", name, of, flush=True)
@@ -400,7 +403,7 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, most
             rows = book.attempt(f"race {name} {of}", race, name, of, course, phases=which, compiled=compiled and timely)
             torch.cuda.empty_cache()
             for row in rows or []:
-                book.add("race", row.to_dict())
+                book.add(part, row.to_dict())
             show(rows or [], time.perf_counter() - began)
 
 
@@ -559,7 +562,7 @@ def main() -> None:
         ("memory", lambda: part_memory(book)),
         ("ladder", lambda: part_ladder(book)),
         ("race", lambda: part_race(book, names, asked.compiled, book.left_s() - 5)),
-        ("compiled", lambda: part_race(book, compiling, True, book.left_s() - 15, most=1)),
+        ("compiled", lambda: part_race(book, compiling, True, book.left_s() - 15, "compiled")),
     ]
     for name, run in steps:
         if name in parts:

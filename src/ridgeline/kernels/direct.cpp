@@ -98,18 +98,21 @@ struct Words {
   }
 };
 
-/* False for what only Python may handle: other layouts than rows one after another. */
+/* False for what only Python may handle. */
 bool describe(Words &words, const Tensor &t, bool recorded) {
   auto *impl = t.unsafeGetTensorImpl();
-  if (t.layout() != at::kStrided || !impl->is_contiguous()) return false;
+  if (t.layout() != at::kStrided) return false;
   auto sizes = impl->sizes();
-  uint64_t flags = TENSOR | uint64_t(recorded && t.requires_grad()) << 4 | uint64_t(t.scalar_type()) << 8 |
+  bool dense = impl->is_contiguous();
+  uint64_t flags = TENSOR | uint64_t(dense) << 5 | uint64_t(recorded && t.requires_grad()) << 4 | uint64_t(t.scalar_type()) << 8 |
                    uint64_t(uint8_t(t.device().index())) << 16 | uint64_t(uint8_t(t.device().type())) << 24 |
                    uint64_t(sizes.size()) << 32;
   flags |= (reinterpret_cast<uint64_t>(t.const_data_ptr()) & 15) << 48;
   words.add(flags);
   words.add(impl->key_set().raw_repr());
   for (auto size : sizes) words.add(uint64_t(size));
+  if (!dense)
+    for (auto stride : impl->strides()) words.add(uint64_t(stride));
   return words.ok;
 }
 
@@ -133,14 +136,14 @@ struct Step {
   std::vector<Param> params;
 };
 struct Allocation {
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> sizes, strides;
   at::ScalarType type;
 };
 struct Table;
 struct Plan {
   int device = -1, first = 0, num_shown = 0;
   int64_t id = 0;
-  bool single = true, keeps = false;
+  bool single = true, keeps = false, fills = false; /* fills: a gradient that is not there counts as zeros */
   std::vector<Allocation> allocations;
   std::vector<Step> steps;
   std::vector<int> outputs, saved; /* tensors by place; -1: none */
@@ -180,10 +183,11 @@ struct Table {
 
 /* Allocate and launch; tensors holds the arguments and is filled up with what was allocated. */
 void repeat(const Plan &plan, Tensor *tensors, int num_arguments) {
-  auto options = tensors[plan.first].options();
+  auto options = tensors[plan.first].options().requires_grad(false);
   int num = num_arguments;
   for (auto &made : plan.allocations)
-    tensors[num++] = at::empty(made.sizes, options.dtype(made.type).requires_grad(false));
+    tensors[num++] = made.strides.empty() ? at::empty(made.sizes, options.dtype(made.type))
+                                          : at::empty_strided(made.sizes, made.strides, options.dtype(made.type));
   void *stream = current_stream(plan.device), *current = nullptr, *popped;
   for (auto &step : plan.steps) {
     uint64_t slots[MAX_PARAMS];
@@ -267,6 +271,8 @@ struct Gradient : public Node {
   }
 
   variable_list apply(variable_list &&grads) override {
+    for (size_t i = 0; plan->fills && i < grads.size(); i++)
+      if (!grads[i].defined()) grads[i] = input_metadata(i).zeros_like();
     std::vector<Tensor> kept;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -497,14 +503,14 @@ std::vector<std::vector<int64_t>> rows(PyObject *sequence) {
   return found;
 }
 
-/* (id, device, first, shown, single, keeps, allocations, steps, outputs, saved): an allocation is (type, *sizes), a
-   step (handle, x, y, source, value, source, value, …) */
+/* (id, device, first, shown, single, keeps, fills, allocations, steps, outputs, saved): an allocation is (type, number of
+   sizes, *sizes, *strides), strides only where it is not contiguous; a step (handle, x, y, source, value, source, value, …) */
 std::shared_ptr<Plan> plan_from(PyObject *spec) {
   long long id;
-  int device, first, num_shown, single, keeps;
+  int device, first, num_shown, single, keeps, fills;
   PyObject *allocations, *steps, *outputs, *saved;
-  if (!PyArg_ParseTuple(spec, "LiiippOOOO", &id, &device, &first, &num_shown, &single, &keeps, &allocations, &steps,
-                        &outputs, &saved))
+  if (!PyArg_ParseTuple(spec, "LiiipppOOOO", &id, &device, &first, &num_shown, &single, &keeps, &fills, &allocations,
+                        &steps, &outputs, &saved))
     throw_python();
   auto plan = std::make_shared<Plan>();
   plan->id = id;
@@ -513,8 +519,11 @@ std::shared_ptr<Plan> plan_from(PyObject *spec) {
   plan->num_shown = num_shown;
   plan->single = single;
   plan->keeps = keeps;
-  for (auto &row : rows(allocations))
-    plan->allocations.push_back({{row.begin() + 1, row.end()}, at::ScalarType(row.at(0))});
+  plan->fills = fills;
+  for (auto &row : rows(allocations)) {
+    auto sizes = row.begin() + 2, strides = sizes + row.at(1);
+    plan->allocations.push_back({{sizes, strides}, {strides, row.end()}, at::ScalarType(row.at(0))});
+  }
   for (auto &row : rows(steps)) {
     Step step{reinterpret_cast<Handle *>(row.at(0)), unsigned(row.at(1)), unsigned(row.at(2)), {}};
     for (size_t i = 3; i + 1 < row.size(); i += 2) step.params.push_back({int(row[i]), uint64_t(row[i + 1])});

@@ -76,8 +76,6 @@ class Notes(TorchDispatchMode):
         self.steps: list[tuple[int, ...]] = []
         self.device = -1
         self.strange = ""
-        if _overlap([t for t in self.tensors if t is not None]):
-            raise Unrepeatable("two arguments share memory")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -113,10 +111,14 @@ class Notes(TorchDispatchMode):
         return -1, int(value) & (2**64 - 1)
 
     def place(self, address: int) -> tuple[int, int]:
+        """An argument is known by where it starts: two that start together are another description than two that do not."""
         if not address:
             return -1, 0
         for i, tensor in enumerate(self.tensors):
-            if tensor is not None and tensor.data_ptr() <= address < tensor.data_ptr() + max(1, tensor.nbytes):
+            if tensor is not None and tensor.data_ptr() == address:
+                return i, 0
+        for i, tensor in enumerate(self.tensors[self.num_args :], self.num_args):
+            if tensor is not None and tensor.data_ptr() < address < tensor.data_ptr() + tensor.nbytes:
                 return i, address - tensor.data_ptr()
         raise Unrepeatable("a kernel reads memory that is neither an argument nor allocated by the call")
 
@@ -128,7 +130,7 @@ class Notes(TorchDispatchMode):
             if tensor is value:
                 return i
             same = tensor is not None and value.numel() and tensor.data_ptr() == value.data_ptr()
-            if same and tensor is not None and (tensor.shape, tensor.dtype) == (value.shape, value.dtype):
+            if same and tensor is not None and _looks(tensor) == _looks(value):
                 return i
         if value.numel():
             raise Unrepeatable("a result is a view of something else")
@@ -136,7 +138,12 @@ class Notes(TorchDispatchMode):
         return len(self.tensors) - 1
 
     def plan(
-        self, outputs: Sequence[Any], num_shown: int, single: bool, saved: Sequence[Any] | None
+        self,
+        outputs: Sequence[Any],
+        num_shown: int,
+        single: bool,
+        saved: Sequence[Any] | None = None,
+        fills: bool = False,
     ) -> tuple[Any, ...]:
         """The plan as numbers, for direct.cpp."""
         if self.strange or not self.steps:
@@ -146,22 +153,22 @@ class Notes(TorchDispatchMode):
             raise Unrepeatable("a result is an argument")
         kept = [self.place_of(value) for value in saved or ()]
         made = self.tensors[self.num_args :]
-        if any(t is None or not t.is_contiguous() for t in made):
-            raise Unrepeatable("an allocation is not contiguous")
         first = next(i for i, t in enumerate(self.tensors) if t is not None)
-        allocations = [(_NUMBER_OF[t.dtype], *t.shape) for t in made if t is not None]
+        allocations = [_allocation(t) for t in made if t is not None]
         return (
-            next(_ids), self.device, first, num_shown, single, saved is not None, allocations, self.steps, places, kept,
+            next(_ids), self.device, first, num_shown, single, saved is not None, fills, allocations, self.steps,
+            places, kept,
         )  # fmt: skip
 
 
-def _overlap(tensors: Sequence[Tensor]) -> bool:
-    """Whether memory is shared in part: then an address does not tell which argument it came from.
+def _looks(value: Tensor) -> tuple[Any, ...]:
+    return value.shape, value.dtype, value.stride()
 
-    Tensors that are the same memory are told apart by their description.
-    """
-    spans = sorted({(t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors if t.nbytes})
-    return any(before[1] > after[0] for before, after in itertools.pairwise(spans))
+
+def _allocation(value: Tensor) -> tuple[int, ...]:
+    """(type, number of sizes, *sizes, *strides), strides only where they are not the usual ones."""
+    strides = () if value.is_contiguous() else value.stride()
+    return (_NUMBER_OF[value.dtype], value.dim(), *value.shape, *strides)
 
 
 @contextmanager
@@ -245,12 +252,12 @@ class Repeater:
                 outputs = made.forward(*args) if recorded else made.infer(*args)
             single = made.num_results == 1
             if not recorded:
-                return notes.plan(_tuple(outputs), len(_tuple(outputs)), not isinstance(outputs, (tuple, list)), None)
+                return notes.plan(_tuple(outputs), len(_tuple(outputs)), not isinstance(outputs, (tuple, list)))
             context = Context(tuple(isinstance(a, Tensor) and a.requires_grad for a in args))
             made.setup(context, args, outputs)
-            if made.num_results > 1 and context.materialize_grads:
-                raise Unrepeatable("a gradient that is not there would have to be zeros")
-            plan = notes.plan(_tuple(outputs), made.num_results, single, context.saved_tensors)
+            plan = notes.plan(
+                _tuple(outputs), made.num_results, single, context.saved_tensors, context.materialize_grads
+            )
         except Unrepeatable:
             return None
         self.contexts[plan[0]] = context.again(())
@@ -260,7 +267,7 @@ class Repeater:
         try:
             with noted((*saved, *grads)) as notes:
                 found = _tuple(self.primitive.backward(context, *grads))
-            return notes.plan(found, len(found), False, None)
+            return notes.plan(found, len(found), False)
         except Unrepeatable:
             return None
 

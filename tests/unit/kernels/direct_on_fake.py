@@ -21,7 +21,7 @@ fake.fake_set_num_args(6)
 direct.build(files.cache_folder())
 launcher._raw_stream = lambda device: 0
 direct._notable = lambda args: True
-for room in ("rms_norm", "softmax", "layer_norm", "cross_entropy", "gated"):
+for room in ("rms_norm", "softmax", "layer_norm", "cross_entropy", "gated", "rope"):
     sys.modules[f"ridgeline.kernels.{room}.op"].launchable = lambda x: True
 asked = []
 for made in contract.primitives().values():
@@ -64,11 +64,16 @@ with torch.no_grad():
         lambda: rk.rms_norm(x.half(), w.half(), 1e-6),
     ):
         launches(call, python=True)
+    # Rows of a wider tensor are repeated with their stride; what has to be copied first is left to Python.
+    wide = torch.randn(64, 8192).bfloat16()
+    settle(lambda: rk.rms_norm(wide[:, :4096], w, 1e-6))
+    y, seen = launches(lambda: rk.rms_norm(wide[:, 4096:], w, 1e-6), python=False)
+    assert seen[0][0] == wide.data_ptr() + 8192 and y.is_contiguous()
     transposed = x.t().contiguous().t()
-    settle(lambda: rk.rms_norm(transposed, w, 1e-6), 3)
+    settle(lambda: rk.rms_norm(transposed, w, 1e-6))
     launches(lambda: rk.rms_norm(transposed, w, 1e-6), python=True)
 
-    # The same tensor twice is another description than two tensors; tensors that share memory in part have none.
+    # The same tensor twice is another description than two tensors.
     settle(lambda: rk.swiglu(x, x))
     _, seen = launches(lambda: rk.swiglu(x, x), python=False)
     assert seen[0][0] == seen[0][1] == x.data_ptr()
@@ -76,10 +81,10 @@ with torch.no_grad():
     settle(lambda: rk.swiglu(x, other))
     _, seen = launches(lambda: rk.swiglu(x, other), python=False)
     assert seen[0][:2] == [x.data_ptr(), other.data_ptr()]
-    flat = torch.randn(65 * 4096).bfloat16()
-    shifted = flat[:-4096].view(64, 4096), flat[4096:].view(64, 4096)
-    settle(lambda: rk.add_layer_norm(*shifted, w, w.clone()), 4)
-    launches(lambda: rk.add_layer_norm(*shifted, w, w.clone()), python=True)
+    parts = wide[:, :4096], wide[:, 4096:]
+    settle(lambda: rk.swiglu(*parts), 4)
+    _, seen = launches(lambda: rk.swiglu(*parts), python=False)
+    assert seen[0][:2] == [wide.data_ptr(), wide.data_ptr() + 8192]
 
     # Several outputs, an output inside scratch memory, and a second launch.
     settle(lambda: rk.add_rms_norm(x, other, w, 1e-6))
@@ -150,6 +155,21 @@ for which in (0, 1):
         pair = rk.add_rms_norm(xg, leaf, wg, 1e-6)
         found = torch.autograd.grad(pair[which], (xg, leaf, wg), dy, allow_unused=True)
     assert found[0] is not None and found[0].shape == xg.shape and (found[2] is None) == (which == 1)
+
+# A result without a gradient counts as zeros where the op asks for that.
+q, k = (torch.randn(2, 4, 3, 64).requires_grad_() for _ in range(2))
+tables = rk.rope_tables(torch.arange(3), 64)
+for _ in range(4):
+    found = torch.autograd.grad(rk.rope(q, k, *tables)[0], (q, k), torch.ones_like(q))
+assert found[0].shape == q.shape and found[1].shape == k.shape
+_, seen = launches(lambda: torch.autograd.grad(rk.rope(q, k, *tables)[0], (q, k), torch.ones_like(q)), python=False)
+assert len(seen) == 2
+with torch.no_grad():
+    q, k = (torch.randn(2, 3, 4, 64).transpose(1, 2) for _ in range(2))
+    tables = rk.rope_tables(torch.arange(3), 64)
+    settle(lambda: rk.rope(q, k, *tables))
+    turned, seen = launches(lambda: rk.rope(q, k, *tables), python=False)
+    assert turned[0].stride() == q.stride() and seen[0][4] == turned[0].data_ptr()
 
 # A gradient of the gradient is refused, not wrong.
 y = rk.rms_norm(xg, wg, 1e-6)
