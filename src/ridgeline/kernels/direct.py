@@ -111,7 +111,7 @@ class Notes(TorchDispatchMode):
         return -1, int(value) & (2**64 - 1)
 
     def place(self, address: int) -> tuple[int, int]:
-        """An argument is known by where it starts: two that start together are another description than two that do not."""
+        """Arguments are known by where they start; that two of them start together is part of the description."""
         if not address:
             return -1, 0
         for i, tensor in enumerate(self.tensors):
