@@ -546,6 +546,7 @@ PyObject *add_body(Direct *self, PyObject *const *args, Py_ssize_t num) {
   if (args[1] != Py_None) {
     open_driver();
     plan = plan_from(args[1]);
+    if (plans_by_id.size() > 8192) std::erase_if(plans_by_id, [](auto &item) { return item.second.expired(); });
     plans_by_id[plan->id] = plan;
   }
   (*self->table)->add(words, plan);

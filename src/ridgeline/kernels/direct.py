@@ -217,7 +217,8 @@ class Repeater:
     def __init__(self, primitive: Any) -> None:
         self.primitive = primitive
         self.direct = module().Direct(primitive.name, self.missed, self.missed_back)
-        self.contexts: dict[int, Context] = {}
+        self.contexts: dict[int, Context] = {}  # by plan; a graph may outlive its plan, so none is dropped
+        self.distinct: dict[str, Context] = {}
         self.seen: dict[Any, int] = {}
 
     def clear(self) -> None:
@@ -260,7 +261,8 @@ class Repeater:
             )
         except Unrepeatable:
             return None
-        self.contexts[plan[0]] = context.again(())
+        kept = context.again(())
+        self.contexts[plan[0]] = self.distinct.setdefault(repr(sorted(kept.__dict__.items())), kept)
         return plan
 
     def _noted_back(self, context: Context, saved: tuple[Any, ...], grads: tuple[Any, ...]) -> Any:

@@ -70,3 +70,35 @@ def test_the_pipeliner_is_really_at_work():
     found = variants(lambda x, w: kernels.rms_norm(x, w, 1e-6), (8192, 4096), (4096,))["rms_norm_backward"]
     ir = triton_kernel(launcher.kernel(found.kernel).function, found).asm["ttgir"]
     assert "ttg.async_copy_global_to_local" in ir and "ttg.async_wait" in ir
+
+
+@pytest.mark.parametrize("cols", [32768, 65536, 262144])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_programs_that_share_a_softmax_row_fit_on_the_device_together(cols, dtype):
+    found = variants(kernels.softmax, (512, cols), dtype=dtype)
+    for name, programs in (("softmax_forward_shared", 2), ("softmax_backward_shared", 1)):
+        if name not in found:
+            assert cols <= 32768, "only rows that one program can hold are not shared"
+            continue
+        made = facts(found[name])
+        assert made.num_spills == 0
+        assert made.num_registers * 32 * found[name].num_warps * programs <= 65536
+        assert 32 * found[name].num_warps * programs <= 2048
+        assert made.num("LDG.E.128") > 0 and made.num("STG.E.128") > 0
+        assert made.num("ATOM") + made.num("RED") > 0 and made.num("LDG.E.64.STRONG.SYS") > 0, "words are read anew"
+
+
+def test_cross_entropy_keeps_a_number_a_thread_not_a_block():
+    target = torch.zeros(8192, dtype=torch.long, device="meta")
+    found = variants(lambda x: kernels.cross_entropy(x, target), (8192, 32000), grad=False)
+    made = facts(found["cross_entropy_stretches"])
+    assert made.num_spills == 0
+    assert made.num_registers <= 48, "ten programs and more share a multiprocessor"
+
+
+def test_short_cross_entropy_rows_leave_one_number_a_program():
+    target = torch.zeros(65536, dtype=torch.long, device="meta")
+    found = variants(lambda x: kernels.cross_entropy(x, target), (65536, 1000), grad=False)
+    constants = dict(found["cross_entropy_short"].constants)
+    assert constants["SUM"] is True
+    assert dict(found["cross_entropy_finish"].constants)["BLOCK"] < 65536
