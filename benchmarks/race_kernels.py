@@ -81,7 +81,10 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     def bf16(rows: int, cols: int) -> Any:
         return case("bfloat16", rows=rows, cols=cols)
 
-    B, S = rms.Backward, soft.Softmax
+    F, B, S = rms.Forward, rms.Backward, soft.Softmax
+
+    def fwd(op: str, rows: int, cols: int, *given: tuple[int, ...]) -> Any:
+        return f"{op}.forward", op, "fwd", bf16(rows, cols), [F(*values) for values in given]
 
     def bwd(op: str, rows: int, cols: int, *given: tuple[Any, ...]) -> Any:
         return f"{op}.backward", op, "bwd", bf16(rows, cols), [B(*values) for values in given]
@@ -92,51 +95,44 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     def soft_bwd(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
         return "softmax.backward", "softmax", "bwd", bf16(rows, cols), [S(*values) for values in given]
 
-    for rows, cols in ((8192, 32000), (4096, 128256), (1024, 262144)):
-        yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(rows, cols), [
-            ce.Forward(b, w, s, 1)
-            for b, w, s in ((2048, 4, 4), (4096, 4, 1), (8192, 8, 1), (4096, 8, 1), (4096, 4, 3), (4096, 8, 4))
-        ]  # fmt: skip
+    def entropy(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
+        return "cross_entropy.forward", "cross_entropy", "fwd", bf16(rows, cols), [ce.Forward(*v) for v in given]
+
+    yield entropy(2048, 151936, *((8192, 8, 1, n) for n in (1, 2, 3, 4)), (4096, 4, 3, 1), (4096, 4, 3, 4))
+    yield entropy(1024, 262144, *((8192, 8, 1, n) for n in (1, 2, 4, 8)), (4096, 4, 3, 1), (4096, 4, 3, 4))
     yield (
-        "cross_entropy.short",
-        "cross_entropy",
-        "fwd",
-        bf16(65536, 1000),
-        [
-            ce.Short(4, 4, 256, 4, stages, programs)
-            for stages, programs in ((1, 16), (1, 9), (2, 8), (3, 8), (1, 64), (1, 124))
-        ],
-    )
-    yield bwd(
-        "layer_norm", 65536, 768, (4, 3, 256, 4, 3, 3, True), (4, 3, 256, 4, 3, 3, False), (4, 3, 256, 4, 2, 4, False),
-        (4, 3, 256, 4, 4, 3, False), (1, 3, 256, 1, 3, 12, True), (2, 3, 256, 2, 3, 6, True),
+        "cross_entropy.short", "cross_entropy", "fwd", bf16(65536, 1000),
+        [ce.Short(r, 4, 256, w, 1, n) for r, w, n in ((4, 4, 16), (4, 4, 9), (4, 4, 64), (8, 4, 5), (2, 2, 18))],
     )  # fmt: skip
-    yield bwd(
-        "layer_norm", 4096, 12288, (1, 3, 4096, 16, 2, 1, False), (1, 3, 4096, 16, 3, 1, False),
-        (1, 3, 4096, 16, 4, 1, False), (1, 3, 4096, 32, 3, 1, False), (1, 6, 2048, 8, 3, 1, False),
-        (1, 12, 1024, 16, 3, 1, False), (1, 0, 0, 16, 1, 1, False),
-    )  # fmt: skip
-    yield bwd("layer_norm", 32768, 1024, (4, 4, 256, 4, 3, 2, True), (2, 1, 1024, 8, 3, 2, True),
-              (4, 4, 256, 4, 3, 3, False), (1, 1, 1024, 4, 3, 6, True), (1, 1, 1024, 4, 3, 4, True))  # fmt: skip
-    yield bwd("rms_norm", 8192, 5120, (1, 3, 2048, 8, 3, 2, False), (1, 5, 1024, 4, 3, 2, False),
-              (1, 5, 1024, 4, 3, 3, False), (1, 3, 2048, 16, 3, 1, True), (1, 3, 2048, 8, 4, 2, False))  # fmt: skip
-    yield bwd("rms_norm", 131072, 128, (32, 1, 128, 8, 3, 2, True), (8, 1, 128, 4, 3, 8, True),
-              (16, 1, 128, 4, 3, 8, True), (16, 1, 128, 8, 3, 4, True), (64, 1, 128, 8, 3, 2, True))  # fmt: skip
-    yield bwd("rms_norm", 32768, 1024, (4, 1, 1024, 8, 3, 2, True), (2, 1, 1024, 8, 3, 3, True),
-              (4, 4, 256, 4, 3, 4, True), (1, 1, 1024, 4, 3, 6, True))  # fmt: skip
+    yield bwd("layer_norm", 65536, 768, (1, 3, 256, 1, 3, 12, True), (1, 3, 256, 1, 4, 12, True),
+              (1, 3, 256, 1, 3, 10, True))  # fmt: skip
+    yield bwd("layer_norm", 32768, 1024, (1, 1, 1024, 4, 3, 6, True), (1, 1, 1024, 4, 3, 7, True),
+              (1, 4, 256, 1, 3, 8, True), (1, 1, 1024, 4, 4, 6, True))  # fmt: skip
+    yield bwd("layer_norm", 4096, 12288, (1, 6, 2048, 8, 3, 1, False), (1, 6, 2048, 8, 4, 1, False),
+              (1, 6, 2048, 8, 2, 1, False))  # fmt: skip
+    yield bwd("layer_norm", 8192, 8192, (1, 2, 4096, 16, 3, 1, True), (1, 4, 2048, 8, 3, 1, True),
+              (1, 4, 2048, 8, 3, 1, False), (1, 4, 2048, 8, 4, 1, False))  # fmt: skip
+    yield bwd("rms_norm", 8192, 8192, (1, 2, 4096, 16, 3, 1, True), (1, 4, 2048, 8, 3, 1, True),
+              (1, 4, 2048, 8, 3, 2, False))  # fmt: skip
+    yield bwd("rms_norm", 4096, 12288, (1, 6, 2048, 8, 3, 1, False), (1, 3, 4096, 16, 3, 1, False),
+              (1, 6, 2048, 8, 4, 1, False))  # fmt: skip
+    yield bwd("rms_norm", 4096, 16384, (1, 2, 8192, 32, 1, 1, False), (1, 8, 2048, 8, 3, 1, False),
+              (1, 8, 2048, 8, 2, 1, False))  # fmt: skip
     yield bwd("rms_norm", 16384, 2048, (1, 1, 2048, 8, 3, 4, True), (2, 1, 2048, 8, 3, 2, True),
-              (1, 2, 1024, 4, 3, 4, True), (1, 1, 2048, 8, 3, 3, True))  # fmt: skip
-    yield bwd("rms_norm", 4096, 16384, (1, 2, 8192, 32, 1, 1, False), (1, 2, 8192, 32, 3, 1, False),
-              (1, 4, 4096, 16, 3, 1, False))  # fmt: skip
-    long = (1, 0, 8192, 16, 1, 2, True), (1, 0, 16384, 32, 1, 1, True), (1, 0, 4096, 8, 1, 4, True)
-    yield soft_fwd(512, 262144, *long[:2], (1, 0, 16384, 16, 1, 1, True), (1, 0, 8192, 16, 1))
-    yield soft_fwd(1024, 131072, *long)
-    yield soft_fwd(2048, 65536, *long)
-    yield soft_fwd(4096, 32768, *long, (1, 4, 8192, 32, 1, 0))
-    both = (1, 0, 8192, 16, 1, 1, True), (1, 0, 8192, 32, 1, 1, True), (1, 0, 4096, 8, 1, 2, True)
-    yield soft_bwd(512, 262144, *both[:2], (1, 0, 16384, 32, 1))
-    yield soft_bwd(2048, 65536, *both)
-    yield soft_bwd(4096, 32768, *both, (1, 4, 8192, 32))
+              (1, 2, 1024, 4, 3, 6, True))  # fmt: skip
+    yield fwd("layer_norm", 4096, 12288, (1, 3, 4096, 16), (1, 6, 2048, 8), (1, 12, 1024, 4))
+    yield fwd("rms_norm", 8192, 5120, (1, 5, 1024, 4), (1, 3, 2048, 8), (1, 10, 512, 2))
+    two = (1, 0, 8192, 16, 1)
+    shares = (1, 0, 4096, 8, 1, 4, 16384), (1, 0, 4096, 8, 1, 4, 8192), (1, 0, 8192, 16, 1, 2, 32768)
+    yield soft_fwd(512, 262144, *shares, (1, 0, 4096, 8, 1, 5, 16384), two)
+    yield soft_fwd(1024, 131072, *shares, two)
+    yield soft_fwd(2048, 65536, *shares, (1, 0, 4096, 8, 1, 5, 16384), two)
+    yield soft_fwd(4096, 32768, *shares, two, (1, 4, 8192, 32, 1, 0))
+    both = (1, 0, 4096, 8, 1, 4, 8192), (1, 0, 4096, 8, 1, 4, 16384), (1, 0, 4096, 8, 1, 5, 8192)
+    yield soft_bwd(512, 262144, *both, (1, 0, 16384, 32, 1))
+    yield soft_bwd(1024, 131072, *both[:2])
+    yield soft_bwd(2048, 65536, *both, (1, 0, 16384, 32, 1))
+    yield soft_bwd(4096, 32768, both[0], (1, 4, 8192, 32))
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:

@@ -55,8 +55,9 @@ FORCED = {
             softmax.Softmax(2, 3, 16, 1, 2, 1),
             softmax.Softmax(1, 1, 64, 1),
             softmax.Softmax(1, 0, 16, 1, 2),
-            softmax.Softmax(1, 0, 16, 1, 1, 6, True),
-            softmax.Softmax(1, 0, 16, 1, 1, 1, True),
+            softmax.Softmax(1, 0, 16, 1, 1, 6, 16),
+            softmax.Softmax(1, 0, 8, 1, 2, 3, 20),
+            softmax.Softmax(1, 0, 16, 1, 1, 1, 16),
         )
     ],
     "cross_entropy": [
@@ -81,9 +82,8 @@ FORCED["group_norm"] = [{"group_norm": groups.Groups(16, 1, num, 8, 1)} for num 
 NARROW = [case("float32", rows=5, cols=96, kind=kind, block=b) for kind in ("int8",) for b in (0, 32)]
 FORCED["rms_norm_quant"] = [{"rms_norm_quant": norm.Forward(2, 3, 32, 1)}]
 FORCED["layer_norm_quant"] = [{"layer_norm_quant": norm.Forward(2, 3, 32, 1)}]
-FORCED["dropout_add"] = [{f"dropout_add.{phase}": gated.Pointwise(64, 1) for phase in ("forward", "backward")}]
 CASES = {
-    "dropout_add": [case("float32", rows=3, cols=50, p=0.3)],
+    "dropout_add": [case("float32", rows=3, cols=50, p=0.3), case("float32", rows=3, cols=1500, p=0.5)],
     "rms_norm_quant": NARROW,
     "layer_norm_quant": [*NARROW, case("float32", rows=3, cols=80, kind="int8", block=0)],
     "group_norm": IMAGES,

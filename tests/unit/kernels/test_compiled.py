@@ -58,12 +58,12 @@ def test_an_unaligned_row_is_still_right_only_slower():
     assert facts(found[0]).num("LDG.E.128") == 0
 
 
-def test_cross_entropy_reads_ahead():
+def test_cross_entropy_asks_for_a_whole_block_before_it_looks_at_it():
     target = torch.zeros(4096, dtype=torch.long, device="meta")
     found = variants(lambda x: kernels.cross_entropy(x, target), (4096, 128256), grad=False)
     made = facts(found["cross_entropy_stretches"])
-    assert made.num("LDGSTS.E.BYPASS.128") > 0
-    assert made.num("MUFU.EX2") <= 40, "one exponential an element"
+    assert made.num("LDG.E.128") >= 8, "four accesses a thread in the loop, four in what is left"
+    assert made.num("MUFU.EX2") <= 80, "one exponential an element, in the loop and in what is left"
 
 
 def test_the_pipeliner_is_really_at_work():
@@ -76,7 +76,7 @@ def test_the_pipeliner_is_really_at_work():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_programs_that_share_a_softmax_row_fit_on_the_device_together(cols, dtype):
     found = variants(kernels.softmax, (512, cols), dtype=dtype)
-    for name, programs in (("softmax_forward_shared", 2), ("softmax_backward_shared", 1)):
+    for name, programs in (("softmax_forward_shared", 4), ("softmax_backward_shared", 4)):
         if name not in found:
             assert cols <= 32768, "only rows that one program can hold are not shared"
             continue

@@ -20,6 +20,4 @@ def backward(rows: int, cols: int, itemsize: int) -> Backward:
     chosen = rms.backward(rows, cols, itemsize, num_sums=2)
     if chosen.num_warps == 8 and chosen.chunks == 3:
         return replace(chosen, programs_per_sm=1)
-    if chosen.chunks == 3 and chosen.num_warps == 16:
-        return replace(chosen, num_stages=2)
     return chosen

@@ -42,20 +42,21 @@ def write_quantized(
         top = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
             top = tl.maximum(top, tl.abs(normed[i]))
-        scale = tl.maximum(tl.max(top, axis=1, keep_dims=True), 1e-12) / largest
-        tl.store(scale_ptr + row, scale, mask=row < rows)
+        most = tl.maximum(tl.max(top, axis=1, keep_dims=True), 1e-12)
+        tl.store(scale_ptr + row, most / largest, mask=row < rows)
+        times = largest / most  # one division a row: a multiplication's last bit does not show in eight
     for i in tl.static_range(CHUNKS):
         inside = (row < rows) & (i * BLOCK + col < cols)
         y = normed[i]
         if GROUP > 0:
             blocks = tl.max(tl.reshape(tl.abs(y), [ROWS, PARTS, GROUP]), axis=2)
-            block_scale = tl.maximum(blocks, 1e-12) / largest
+            most = tl.maximum(blocks, 1e-12)
             part = i * PARTS + tl.arange(0, PARTS)[None, :]
-            tl.store(scale_ptr + row.to(tl.int64) * scales + part, block_scale, mask=(row < rows) & (part < scales))
-            wide = tl.broadcast_to(tl.expand_dims(block_scale, 2), [ROWS, PARTS, GROUP])
-            y = y / tl.reshape(wide, [ROWS, BLOCK])
+            tl.store(scale_ptr + row.to(tl.int64) * scales + part, most / largest, mask=(row < rows) & (part < scales))
+            wide = tl.broadcast_to(tl.expand_dims(largest / most, 2), [ROWS, PARTS, GROUP])
+            y = y * tl.reshape(wide, [ROWS, BLOCK])
         else:
-            y = y / scale
+            y = y * times
         tl.store(q_ptr + at + i * BLOCK, narrowed(y, INTEGER, q_ptr), mask=inside)
 
 

@@ -12,7 +12,7 @@ from ridgeline.kernels.rows import cdiv
 class Softmax:
     """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile.
 
-    ``shared``: several programs hold a row, ``block`` columns each at most, and all of them are on the device at once.
+    ``share``: several programs take a row, so many columns each at most, and all of them are on the device at once.
     """
 
     rows: int
@@ -21,7 +21,7 @@ class Softmax:
     num_warps: int
     num_stages: int = 1
     programs_per_sm: int = 0
-    shared: bool = False
+    share: int = 0
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Softmax:
@@ -36,7 +36,7 @@ def forward(rows: int, cols: int, itemsize: int) -> Softmax:
         chunks = cdiv(cols, 256 * num_warps)
         if chunks <= most:
             return Softmax(1, chunks, 256 * num_warps, num_warps)
-    return Softmax(1, 0, 8192, 16, 1, 2, True)
+    return Softmax(1, 0, 4096, 8, 1, 4, 16384)
 
 
 def backward(rows: int, cols: int, itemsize: int) -> Softmax:
@@ -48,7 +48,7 @@ def backward(rows: int, cols: int, itemsize: int) -> Softmax:
         chunks = cdiv(cols, 256 * num_warps)
         if chunks <= most:
             return Softmax(1, chunks, 256 * num_warps, num_warps)
-    return Softmax(1, 0, 8192, 16, 1, 1, True)
+    return Softmax(1, 0, 4096, 8, 1, 4, 8192)
 
 
 def twice(itemsize: int) -> Softmax:

@@ -1,13 +1,16 @@
-"""Softmax on the device. Every element is read once: short rows are held by one program, long ones by several.
+"""Softmax on the device. Memory is read once: short rows are held in registers, shares of long ones stay in the L2.
 
-Shapes: R rows, C columns, S shares of a row. A held row lies in CHUNKS pieces of BLOCK columns. Rows that no set of
-programs can hold, and few of them at that, are read twice, the second time from the L2.
+Shapes: R rows, C columns, S shares of a row. A held row lies in CHUNKS pieces of BLOCK columns. One
+program a row that is too long to be held reads it twice, and the second time finds it in the L2 if few rows are on
+their way.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from ridgeline.kernels.cross_entropy.kernel import sums_of as share_sums
 
 LOWEST = tl.constexpr(-3.0e38)
 FAR = tl.constexpr(20.0)
@@ -171,49 +174,67 @@ def softmax_forward_shared(
     num_shares,
     num_groups,
     SHARES: tl.constexpr,  # num_shares, rounded up to a power of two
-    BLOCK: tl.constexpr,  # length, rounded up
+    GROUPS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    STAGES: tl.constexpr,
     PUBLISH: tl.constexpr,
     FINISH: tl.constexpr,
 ):
-    """A group of programs holds a row, a share each; they meet in global memory and write what they hold.
+    """A group of programs takes a row, a share each: its sums are published, and the row before is finished.
 
-    All programs must be on the device at once. The next row is on its way while a program waits for the others. The
-    two halves of the work are apart only where programs run one after the other.
+    Shares are short enough that what all programs read between the two times stays in the L2. All programs must be on
+    the device at once. The two halves of the work are apart only where programs run one after the other.
     """
-    NARROW: tl.constexpr = y_ptr.dtype.element_ty.primitive_bitwidth == 16
     share = tl.program_id(0) % num_shares
-    group = tl.program_id(0) // num_shares
-    c = share * length + tl.arange(0, BLOCK)
-    inside = c < tl.minimum((share + 1) * length, cols)
-    k = tl.arange(0, SHARES)
-    held = tl.load(x_ptr + group.to(tl.int64) * x_stride + c, mask=inside, other=float("-inf"))
-    if PUBLISH:
-        x = held.to(tl.float32)
-        top = tl.maximum(tl.max(x, axis=0), LOWEST)
-        total = tl.sum(tl.exp(x - top), axis=0)
-        tl.atomic_xchg(word_ptr + group.to(tl.int64) * num_shares + share, word_of(top, total), sem="relaxed")
-    row = group.to(tl.int64)
-    for _ in range(group, rows, num_groups):
-        after = row + num_groups
-        ahead = tl.load(x_ptr + after * x_stride + c, mask=inside & (after < rows), other=float("-inf"))
-        if FINISH:
-            words = words_when_there(word_ptr + row * num_shares, k, num_shares)
-            tops = tl.where(k < num_shares, high_of(words), LOWEST)
-            best = tl.max(tops, axis=0)
-            total = tl.sum(tl.where(k < num_shares, low_of(words), 0.0) * tl.exp(tops - best), axis=0)
-            if NARROW:
-                y = tl.exp(held.to(tl.float32) - best) * (1.0 / total)
-            else:
-                y = tl.exp(held.to(tl.float32) - best) / total  # a product with the inverse would round twice
-            tl.store(y_ptr + row * cols + c, y.to(y_ptr.dtype.element_ty), mask=inside)
+    first = share * length
+    last = tl.minimum(first + length, cols)
+    row = (tl.program_id(0) // num_shares).to(tl.int64)
+    for turn in range(tl.program_id(0) // num_shares, rows, num_groups):
         if PUBLISH:
-            x = ahead.to(tl.float32)
-            top = tl.maximum(tl.max(x, axis=0), LOWEST)
-            total = tl.sum(tl.exp(x - top), axis=0)
-            to = word_ptr + after * num_shares + share
-            tl.atomic_xchg(to, word_of(top, total), mask=after < rows, sem="relaxed")
-        held = ahead
-        row = after
+            top, total, _ = share_sums(x_ptr + row * x_stride, first, last, False, GROUPS, VECTOR, STAGES)
+            tl.atomic_xchg(word_ptr + row * num_shares + share, word_of(top, total), sem="relaxed")
+        if FINISH and turn >= num_groups:
+            before = row - num_groups
+            write_share(
+                x_ptr + before * x_stride, y_ptr + before * cols, word_ptr + before * num_shares, first, last,
+                num_shares, SHARES, GROUPS * VECTOR, STAGES,
+            )  # fmt: skip
+        row += num_groups
+    if FINISH:
+        row -= num_groups
+        write_share(
+            x_ptr + row * x_stride, y_ptr + row * cols, word_ptr + row * num_shares, first, last, num_shares, SHARES,
+            GROUPS * VECTOR, STAGES,
+        )  # fmt: skip
+
+
+@triton.jit
+def write_share(
+    x_row,
+    y_row,
+    word_row,
+    first,
+    last,
+    num_shares,
+    SHARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    k = tl.arange(0, SHARES)
+    words = words_when_there(word_row, k, num_shares)
+    tops = tl.where(k < num_shares, high_of(words), LOWEST)
+    best = tl.max(tops, axis=0)
+    total = tl.sum(tl.where(k < num_shares, low_of(words), 0.0) * tl.exp(tops - best), axis=0)
+    times = 1.0 / total
+    for start in tl.range(first, last, BLOCK, num_stages=STAGES):
+        c = start + tl.arange(0, BLOCK)
+        x = tl.load(x_row + c, mask=c < last, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
+        e = tl.exp(x - best)
+        if y_row.dtype.element_ty.primitive_bitwidth == 16:
+            y = e * times
+        else:
+            y = e / total  # a product with the inverse would round twice
+        tl.store(y_row + c, y.to(y_row.dtype.element_ty), mask=c < last)
 
 
 @triton.jit
@@ -229,36 +250,58 @@ def softmax_backward_shared(
     num_groups,
     SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
     PUBLISH: tl.constexpr,
     FINISH: tl.constexpr,
 ):
-    """As forward: a group of programs holds a row of the outputs and of their gradients."""
+    """As forward, over the outputs and their gradients."""
     share = tl.program_id(0) % num_shares
-    group = tl.program_id(0) // num_shares
-    c = share * length + tl.arange(0, BLOCK)
-    inside = c < tl.minimum((share + 1) * length, cols)
-    k = tl.arange(0, SHARES)
-    at = group.to(tl.int64) * cols + c
-    y = tl.load(y_ptr + at, mask=inside, other=0.0)
-    dy = tl.load(dy_ptr + at, mask=inside, other=0.0)
-    if PUBLISH:
-        along = tl.sum(y.to(tl.float32) * dy.to(tl.float32), axis=0)
-        tl.atomic_xchg(word_ptr + group.to(tl.int64) * num_shares + share, word_of(1.0 + 0.0 * along, along),
-                       sem="relaxed")  # fmt: skip
-    row = group.to(tl.int64)
-    for _ in range(group, rows, num_groups):
-        after = row + num_groups
-        y_ahead = tl.load(y_ptr + after * cols + c, mask=inside & (after < rows), other=0.0)
-        dy_ahead = tl.load(dy_ptr + after * cols + c, mask=inside & (after < rows), other=0.0)
-        if FINISH:
-            words = words_when_there(word_ptr + row * num_shares, k, num_shares)
-            level = tl.sum(tl.where(k < num_shares, low_of(words), 0.0), axis=0)
-            dx = y.to(tl.float32) * (dy.to(tl.float32) - level)
-            tl.store(dx_ptr + row * cols + c, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    first = share * length
+    last = tl.minimum(first + length, cols)
+    row = (tl.program_id(0) // num_shares).to(tl.int64)
+    for turn in range(tl.program_id(0) // num_shares, rows, num_groups):
         if PUBLISH:
-            along = tl.sum(y_ahead.to(tl.float32) * dy_ahead.to(tl.float32), axis=0)
-            to = word_ptr + after * num_shares + share
-            tl.atomic_xchg(to, word_of(1.0 + 0.0 * along, along), mask=after < rows, sem="relaxed")
-        y = y_ahead
-        dy = dy_ahead
-        row = after
+            total = tl.zeros([BLOCK], tl.float32)
+            for start in tl.range(first, last, BLOCK, num_stages=STAGES):
+                c = start + tl.arange(0, BLOCK)
+                y = tl.load(y_ptr + row * cols + c, mask=c < last, other=0.0).to(tl.float32)
+                total += y * tl.load(dy_ptr + row * cols + c, mask=c < last, other=0.0).to(tl.float32)
+            along = tl.sum(total, axis=0)
+            to = word_ptr + row * num_shares + share
+            tl.atomic_xchg(to, word_of(1.0 + 0.0 * along, along), sem="relaxed")  # NaN is not zero either
+        if FINISH and turn >= num_groups:
+            before = row - num_groups
+            write_gradient(
+                dy_ptr + before * cols, y_ptr + before * cols, dx_ptr + before * cols, word_ptr + before * num_shares,
+                first, last, num_shares, SHARES, BLOCK, STAGES,
+            )  # fmt: skip
+        row += num_groups
+    if FINISH:
+        row -= num_groups
+        write_gradient(
+            dy_ptr + row * cols, y_ptr + row * cols, dx_ptr + row * cols, word_ptr + row * num_shares, first, last,
+            num_shares, SHARES, BLOCK, STAGES,
+        )  # fmt: skip
+
+
+@triton.jit
+def write_gradient(
+    dy_row,
+    y_row,
+    dx_row,
+    word_row,
+    first,
+    last,
+    num_shares,
+    SHARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    k = tl.arange(0, SHARES)
+    words = words_when_there(word_row, k, num_shares)
+    level = tl.sum(tl.where(k < num_shares, low_of(words), 0.0), axis=0)
+    for start in tl.range(first, last, BLOCK, num_stages=STAGES):
+        c = start + tl.arange(0, BLOCK)
+        y = tl.load(y_row + c, mask=c < last, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        dy = tl.load(dy_row + c, mask=c < last, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        tl.store(dx_row + c, (y * (dy - level)).to(dx_row.dtype.element_ty), mask=c < last)

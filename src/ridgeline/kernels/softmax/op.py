@@ -70,7 +70,7 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
         "softmax.forward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.forward(rows, cols, size)
     )
     common = {"device": x.get_device(), "vector": vector_of(size, x.data_ptr() | y.data_ptr(), cols, stride)}
-    if chosen.shared:
+    if chosen.share:
         shared = _plan_shared(_FORWARD_SHARED, chosen, (x, y), rows, cols, (stride,), common)
         if shared is not None:
             return shared
@@ -95,7 +95,7 @@ def _plan_shared(
     """Several programs a row: words cleared, then one launch of programs that meet; None where a row takes too many."""
     on = common["device"]
     step = POINTER_ALIGNMENT_BYTES // tensors[0].element_size()
-    length = cdiv(cdiv(cols, cdiv(cols, chosen.block)), step) * step
+    length = cdiv(cdiv(cols, cdiv(cols, chosen.share)), step) * step
     shares = cdiv(cols, length)
     groups = min(rows, chosen.programs_per_sm * num_sms(on) // shares)
     if not groups:
@@ -105,7 +105,10 @@ def _plan_shared(
     clear = _CLEAR.bind(
         (words, rows * shares), grid=(cdiv(rows * shares, 1024),), constants={"BLOCK": 1024}, num_warps=4, device=on
     )
-    sizes = {"SHARES": power_of_two(shares), "BLOCK": power_of_two(length)}
+    sizes = {"SHARES": power_of_two(shares), "STAGES": chosen.num_stages}
+    vector = min(chosen.block, step)
+    forward = {"GROUPS": chosen.block // vector, "VECTOR": vector}
+    sizes |= forward if kind is _FORWARD_SHARED else {"BLOCK": chosen.block}
     halves = ((True, False), (False, True)) if INTERPRETING else ((True, True),)  # the interpreter has no "at once"
     runs = [
         kind.bind(
@@ -113,6 +116,7 @@ def _plan_shared(
             grid=(groups * shares,),
             constants=sizes | {"PUBLISH": publish, "FINISH": finish},
             num_warps=chosen.num_warps,
+            num_stages=chosen.num_stages,
             **common,
         )
         for publish, finish in halves
@@ -159,7 +163,7 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
     )
     pointers = dy.data_ptr() | y.data_ptr() | dx.data_ptr()
     common = {"device": y.get_device(), "vector": vector_of(min(size, dy.element_size()), pointers, cols)}
-    if chosen.shared:
+    if chosen.share:
         shared = _plan_shared(_BACKWARD_SHARED, chosen, (dy, y, dx), rows, cols, (), common)
         if shared is not None:
             return shared
