@@ -127,12 +127,14 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     yield soft_fwd(512, 262144, *shares, (1, 0, 4096, 8, 1, 5, 16384), two)
     yield soft_fwd(1024, 131072, *shares, two)
     yield soft_fwd(2048, 65536, *shares, (1, 0, 4096, 8, 1, 5, 16384), two)
-    yield soft_fwd(4096, 32768, *shares, two, (1, 4, 8192, 32, 1, 0))
+    yield soft_fwd(4096, 32768, *shares, two, (1, 4, 8192, 32, 1, 0), (1, 1, 32768, 32))
+    yield soft_fwd(8192, 16384, (1, 2, 8192, 32), (1, 1, 16384, 32), (1, 1, 16384, 16), (1, 4, 4096, 16))
+    yield soft_bwd(8192, 16384, (1, 2, 8192, 32), (1, 1, 16384, 32), (1, 4, 4096, 16))
     both = (1, 0, 4096, 8, 1, 4, 8192), (1, 0, 4096, 8, 1, 4, 16384), (1, 0, 4096, 8, 1, 5, 8192)
     yield soft_bwd(512, 262144, *both, (1, 0, 16384, 32, 1))
     yield soft_bwd(1024, 131072, *both[:2])
     yield soft_bwd(2048, 65536, *both, (1, 0, 16384, 32, 1))
-    yield soft_bwd(4096, 32768, both[0], (1, 4, 8192, 32))
+    yield soft_bwd(4096, 32768, both[0], (1, 4, 8192, 32), (1, 1, 32768, 32))
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:

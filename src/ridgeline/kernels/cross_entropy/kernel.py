@@ -32,7 +32,7 @@ def added(x, top, total, level, counted, SMOOTH: tl.constexpr, NARROW: tl.conste
     best = tl.maximum(top, tl.max(x, axis=1))
     total = total * tl.exp(top - best) + tl.sum(power(x, best[:, None], NARROW), axis=1)
     if SMOOTH:
-        level += tl.sum(tl.where(counted, x, 0.0), axis=1)
+        level += tl.where(counted, x, 0.0)  # summed at the end: Triton 3.6 fails on sums of a group in the loop
     return best, total, level
 
 
@@ -52,7 +52,7 @@ def sums_of(
     at = tl.arange(0, GROUPS)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
     top = tl.full([GROUPS], LOWEST, tl.float32)
     total = tl.zeros([GROUPS], tl.float32)
-    level = tl.zeros([GROUPS], tl.float32)
+    level = tl.zeros([GROUPS, VECTOR], tl.float32)
     whole = first + (last - first) // BLOCK * BLOCK
     for start in tl.range(first, whole, BLOCK, num_stages=STAGES):
         x = tl.load(x_row + start + at).to(tl.float32)
@@ -62,7 +62,7 @@ def sums_of(
         x = tl.load(x_row + whole + at, mask=inside, other=float("-inf")).to(tl.float32)
         top, total, level = added(x, top, total, level, inside, SMOOTH, NARROW)
     best = tl.max(top, axis=0)
-    return best, tl.sum(total * tl.exp(top - best), axis=0), tl.sum(level, axis=0)
+    return best, tl.sum(total * tl.exp(top - best), axis=0), tl.sum(tl.sum(level, axis=1), axis=0)
 
 
 @triton.jit
