@@ -107,7 +107,7 @@ def test_short_cross_entropy_rows_leave_one_number_a_program():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_cross_entropy_with_smoothing_compiles_for_long_and_short_rows(dtype):
     target = torch.zeros(64, dtype=torch.long, device="meta")
-    for cols in (1000, 4096, 50257, 262144):
+    for cols in (1000, 50257):
         found = variants(lambda x: kernels.cross_entropy(x, target, label_smoothing=0.1), (64, cols), dtype=dtype)
         for variant in found.values():
             assert facts(variant).num_spills == 0, variant
