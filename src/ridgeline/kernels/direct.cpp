@@ -455,7 +455,10 @@ PyObject *run(Direct *self, PyObject *const *args, Py_ssize_t num) {
     return ask_python(self, Py_NewRef(Py_None), args, num);
   if (!(*self->table)->find(words, plan)) return ask_python(self, bytes_of(words), args, num);
   if (!plan || plan->keeps != recorded) return ask_python(self, Py_NewRef(Py_None), args, num);
-  repeat(*plan, tensors, int(num));
+  {
+    pybind11::gil_scoped_release others; /* a full queue of launches makes this thread wait, and only this one */
+    repeat(*plan, tensors, int(num));
+  }
   if (recorded) record(self, plan, tensors, is_tensor, int(num));
   return shown(*plan, tensors);
 }
