@@ -72,20 +72,15 @@ def test_the_pipeliner_is_really_at_work():
     assert "ttg.async_copy_global_to_local" in ir and "ttg.async_wait" in ir
 
 
-@pytest.mark.parametrize("cols", [32768, 65536, 262144])
+@pytest.mark.parametrize("cols", [131072, 262144])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_programs_that_share_a_softmax_row_fit_on_the_device_together(cols, dtype):
-    found = variants(kernels.softmax, (512, cols), dtype=dtype)
-    for name, programs in (("softmax_forward_shared", 4), ("softmax_backward_shared", 4)):
-        if name not in found:
-            assert cols <= 32768, "only rows that one program can hold are not shared"
-            continue
-        made = facts(found[name])
-        assert made.num_spills == 0
-        assert made.num_registers * 32 * found[name].num_warps * programs <= 65536
-        assert 32 * found[name].num_warps * programs <= 2048
-        assert made.num("LDG.E.128") > 0 and made.num("STG.E.128") > 0
-        assert made.num("ATOM") + made.num("RED") > 0 and made.num("LDG.E.64.STRONG.SYS") > 0, "words are read anew"
+    found = variants(kernels.softmax, (512, cols), dtype=dtype)["softmax_backward_shared"]
+    made = facts(found)
+    assert made.num_spills == 0
+    assert made.num_registers * 32 * found.num_warps * 4 <= 65536, "four programs a multiprocessor are started"
+    assert made.num("LDG.E.128") > 0 and made.num("STG.E.128") > 0
+    assert made.num("ATOM") + made.num("RED") > 0 and made.num("LDG.E.64.STRONG.SYS") > 0, "words are read anew"
 
 
 def test_cross_entropy_keeps_a_number_a_thread_not_a_block():

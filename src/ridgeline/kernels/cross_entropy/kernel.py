@@ -195,19 +195,18 @@ def cross_entropy_short(
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
         x_row = x_ptr + row.to(tl.int64) * x_stride
         target = tl.load(target_ptr + row, mask=row < rows, other=ignore_index).to(tl.int64)
+        known = (target >= 0) & (target < cols) & (row < rows)
         held = ()
-        chosen = tl.zeros([ROWS, BLOCK], tl.float32)  # found among what is held: asking memory again would take longer
         highest = tl.full([ROWS, BLOCK], LOWEST, tl.float32)
         level = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
             inside = (row < rows) & (i * BLOCK + col < cols)
             x = tl.load(x_row + i * BLOCK + col, mask=inside, other=float("-inf")).to(tl.float32)
             highest = tl.maximum(highest, x)
-            chosen = tl.where(i * BLOCK + col == target, x, chosen)
             if SMOOTH:
                 level += tl.where(inside, x, 0.0)
             held = held + (x,)
-        picked = tl.sum(chosen, axis=1, keep_dims=True)
+        picked = tl.load(x_row + target, mask=known, other=0.0).to(tl.float32)
         top = tl.max(highest, axis=1, keep_dims=True)
         total = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):

@@ -72,11 +72,11 @@ def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward
 
     Short rows that are powers of two share tiles of 4096 elements (131072×128: 38 µs, one warp a row 42); a row of 1024
     has four warps (32768×1024: 60 against 62, LayerNorm 62 against 77). Others have one warp a row, the longer of them
-    in a program of its own: 89 µs against 104 with four warps for LayerNorm of 65536×768.
+    in a program of its own: 86 µs against 104 with four warps for LayerNorm of 65536×768.
     """
     short = short_tile(rows, cols, itemsize, 4)
     if short is not None and cols == 1024 and itemsize == 2:
-        return Backward(1, 1, 1024, 4, 3, 6, True)
+        return Backward(1, 1, 1024, 4, 3, 5 + num_sums, True)
     if short is not None and num_sums == 1 and power_of_two(cols) == cols:
         tile_rows = clamp(4096 // cols, 1, power_of_two(cdiv(rows, 264)))
         num_warps = clamp(tile_rows * cols // 512, 1, 8)
@@ -84,7 +84,7 @@ def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward
     if short is not None:
         held = short[1] * (16 // itemsize)
         if held > 16:
-            return Backward(1, *short[1:3], 1, 3, 12 if held <= 24 else 8, True)
+            return Backward(1, *short[1:3], 1, 3, 10 if held <= 24 else 8, True)
         return Backward(*short, 3, 8 if held <= 8 else 4, True)
     if cols <= 4096:
         num_warps = 4 if 2048 < cols <= 3072 else 8

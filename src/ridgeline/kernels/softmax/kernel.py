@@ -1,16 +1,13 @@
-"""Softmax on the device. Memory is read once: short rows are held in registers, shares of long ones stay in the L2.
+"""Softmax on the device. Rows of up to 16k columns forward and 32k backward are held in registers and read once.
 
-Shapes: R rows, C columns, S shares of a row. A held row lies in CHUNKS pieces of BLOCK columns. One
-program a row that is too long to be held reads it twice, and the second time finds it in the L2 if few rows are on
-their way.
+Shapes: R rows, C columns, S shares of a row. A held row lies in CHUNKS pieces of BLOCK columns. Longer rows are read
+twice, the second time from the L2; of the longest, several programs take a share each, so that it is still there.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from ridgeline.kernels.cross_entropy.kernel import sums_of as share_sums
 
 LOWEST = tl.constexpr(-3.0e38)
 FAR = tl.constexpr(20.0)
@@ -137,10 +134,9 @@ def clear_words(word_ptr, num, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def word_of(high, low):
-    """Two 32-bit numbers as one word, which is written and read whole: what is not zero is complete."""
-    upper = high.to(tl.int32, bitcast=True).to(tl.int64) << 32
-    return upper | (low.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+def word_of(number):
+    """A float32 with a bit above it, as one word, which is written and read whole: what is not zero is complete."""
+    return (number.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (1 << 32)
 
 
 @triton.jit
@@ -153,88 +149,8 @@ def words_when_there(word_ptr, k, num):
 
 
 @triton.jit
-def high_of(words):
-    return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def low_of(words):
     return words.to(tl.int32).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def softmax_forward_shared(
-    x_ptr,
-    y_ptr,
-    word_ptr,  # [R, S] maximum and sum of each share, zero at first
-    rows,
-    cols,
-    x_stride,
-    length,  # columns of a share
-    num_shares,
-    num_groups,
-    SHARES: tl.constexpr,  # num_shares, rounded up to a power of two
-    GROUPS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    STAGES: tl.constexpr,
-    PUBLISH: tl.constexpr,
-    FINISH: tl.constexpr,
-):
-    """A group of programs takes a row, a share each: its sums are published, and the row before is finished.
-
-    Shares are short enough that what all programs read between the two times stays in the L2. All programs must be on
-    the device at once. The two halves of the work are apart only where programs run one after the other.
-    """
-    share = tl.program_id(0) % num_shares
-    first = share * length
-    last = tl.minimum(first + length, cols)
-    row = (tl.program_id(0) // num_shares).to(tl.int64)
-    for turn in range(tl.program_id(0) // num_shares, rows, num_groups):
-        if PUBLISH:
-            top, total, _ = share_sums(x_ptr + row * x_stride, first, last, False, GROUPS, VECTOR, STAGES)
-            tl.atomic_xchg(word_ptr + row * num_shares + share, word_of(top, total), sem="relaxed")
-        if FINISH and turn >= num_groups:
-            before = row - num_groups
-            write_share(
-                x_ptr + before * x_stride, y_ptr + before * cols, word_ptr + before * num_shares, first, last,
-                num_shares, SHARES, GROUPS * VECTOR, STAGES,
-            )  # fmt: skip
-        row += num_groups
-    if FINISH:
-        row -= num_groups
-        write_share(
-            x_ptr + row * x_stride, y_ptr + row * cols, word_ptr + row * num_shares, first, last, num_shares, SHARES,
-            GROUPS * VECTOR, STAGES,
-        )  # fmt: skip
-
-
-@triton.jit
-def write_share(
-    x_row,
-    y_row,
-    word_row,
-    first,
-    last,
-    num_shares,
-    SHARES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    k = tl.arange(0, SHARES)
-    words = words_when_there(word_row, k, num_shares)
-    tops = tl.where(k < num_shares, high_of(words), LOWEST)
-    best = tl.max(tops, axis=0)
-    total = tl.sum(tl.where(k < num_shares, low_of(words), 0.0) * tl.exp(tops - best), axis=0)
-    times = 1.0 / total
-    for start in tl.range(first, last, BLOCK, num_stages=STAGES):
-        c = start + tl.arange(0, BLOCK)
-        x = tl.load(x_row + c, mask=c < last, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
-        e = tl.exp(x - best)
-        if y_row.dtype.element_ty.primitive_bitwidth == 16:
-            y = e * times
-        else:
-            y = e / total  # a product with the inverse would round twice
-        tl.store(y_row + c, y.to(y_row.dtype.element_ty), mask=c < last)
 
 
 @triton.jit
@@ -254,7 +170,11 @@ def softmax_backward_shared(
     PUBLISH: tl.constexpr,
     FINISH: tl.constexpr,
 ):
-    """As forward, over the outputs and their gradients."""
+    """A group of programs takes a row, a share each: its sum is published, and the row before is finished.
+
+    Shares are short enough that what all programs read between the two times stays in the L2. All programs must be on
+    the device at once. The two halves of the work are apart only where programs run one after the other.
+    """
     share = tl.program_id(0) % num_shares
     first = share * length
     last = tl.minimum(first + length, cols)
@@ -268,7 +188,7 @@ def softmax_backward_shared(
                 total += y * tl.load(dy_ptr + row * cols + c, mask=c < last, other=0.0).to(tl.float32)
             along = tl.sum(total, axis=0)
             to = word_ptr + row * num_shares + share
-            tl.atomic_xchg(to, word_of(1.0 + 0.0 * along, along), sem="relaxed")  # NaN is not zero either
+            tl.atomic_xchg(to, word_of(along), sem="relaxed")
         if FINISH and turn >= num_groups:
             before = row - num_groups
             write_gradient(

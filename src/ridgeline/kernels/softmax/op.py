@@ -19,9 +19,6 @@ _FORWARD_LONG = Kernel(kernel.softmax_forward_long, vectors=("cols", "x_stride")
 _BACKWARD = Kernel(kernel.softmax_backward, vectors=("cols",))
 _BACKWARD_LONG = Kernel(kernel.softmax_backward_long, vectors=("cols",))
 _CLEAR = Kernel(kernel.clear_words)
-_FORWARD_SHARED = Kernel(
-    kernel.softmax_forward_shared, vectors=("cols", "x_stride", "length"), loose=("word_ptr",), cooperative=True
-)
 _BACKWARD_SHARED = Kernel(
     kernel.softmax_backward_shared, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
@@ -70,13 +67,9 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
         "softmax.forward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.forward(rows, cols, size)
     )
     common = {"device": x.get_device(), "vector": vector_of(size, x.data_ptr() | y.data_ptr(), cols, stride)}
-    if chosen.share:
-        shared = _plan_shared(_FORWARD_SHARED, chosen, (x, y), rows, cols, (stride,), common)
-        if shared is not None:
-            return shared
-        chosen = config.twice(size)
     tiles = cdiv(rows, chosen.rows)
-    programs = min(tiles, chosen.programs_per_sm * num_sms(x.get_device())) if chosen.programs_per_sm else tiles
+    walking = chosen.chunks and chosen.programs_per_sm
+    programs = min(tiles, chosen.programs_per_sm * num_sms(x.get_device())) if walking else tiles
     run = (_FORWARD if chosen.chunks else _FORWARD_LONG).bind(
         (x, y, rows, cols, stride),
         grid=(programs,),
@@ -89,9 +82,8 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
 
 
 def _plan_shared(
-    kind: Kernel, chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int, cols: int, strides: tuple[int, ...],
-    common: dict[str, Any],
-) -> Any:  # fmt: skip
+    chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int, cols: int, common: dict[str, Any]
+) -> Any:
     """Several programs a row: words cleared, then one launch of programs that meet; None where a row takes too many."""
     on = common["device"]
     step = POINTER_ALIGNMENT_BYTES // tensors[0].element_size()
@@ -99,19 +91,16 @@ def _plan_shared(
     shares = cdiv(cols, length)
     groups = min(rows, chosen.programs_per_sm * num_sms(on) // shares)
     if not groups:
-        return None if rows else lambda *tensors: None
+        return None
     words = template((rows, shares), torch.int64, tensors[0].device)
-    numbers = (rows, cols, *strides, length, shares, groups)
+    numbers = (rows, cols, length, shares, groups)
     clear = _CLEAR.bind(
         (words, rows * shares), grid=(cdiv(rows * shares, 1024),), constants={"BLOCK": 1024}, num_warps=4, device=on
     )
-    sizes = {"SHARES": power_of_two(shares), "STAGES": chosen.num_stages}
-    vector = min(chosen.block, step)
-    forward = {"GROUPS": chosen.block // vector, "VECTOR": vector}
-    sizes |= forward if kind is _FORWARD_SHARED else {"BLOCK": chosen.block}
+    sizes = {"SHARES": power_of_two(shares), "BLOCK": chosen.block, "STAGES": chosen.num_stages}
     halves = ((True, False), (False, True)) if INTERPRETING else ((True, True),)  # the interpreter has no "at once"
     runs = [
-        kind.bind(
+        _BACKWARD_SHARED.bind(
             (*tensors, words, *numbers),
             grid=(groups * shares,),
             constants=sizes | {"PUBLISH": publish, "FINISH": finish},
@@ -164,7 +153,7 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
     pointers = dy.data_ptr() | y.data_ptr() | dx.data_ptr()
     common = {"device": y.get_device(), "vector": vector_of(min(size, dy.element_size()), pointers, cols)}
     if chosen.share:
-        shared = _plan_shared(_BACKWARD_SHARED, chosen, (dy, y, dx), rows, cols, (), common)
+        shared = _plan_shared(chosen, (dy, y, dx), rows, cols, common)
         if shared is not None:
             return shared
         chosen = config.twice(size)
