@@ -39,6 +39,72 @@ def graph_replay() -> str:
     return _close(y, meant) + " " + _close(z, F.silu(meant) * x)
 
 
+def graph_of_repeats() -> str:
+    """A training step whose calls are already repeated without Python, captured and replayed on other data."""
+    x, w, r = _drawn(256, 4096), _drawn(4096), _drawn(256, 4096)
+    x, w = x.requires_grad_(), w.requires_grad_()
+
+    def step() -> tuple[torch.Tensor, ...]:
+        y, h = rk.add_rms_norm(x, r, w, 1e-6)
+        return torch.autograd.grad(rk.softmax(rk.swiglu(y, h)), (x, w), r)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(6):
+            step()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    with torch.no_grad():
+        x.copy_(_drawn(256, 4096))
+    graph.replay()
+    torch.cuda.synchronize()
+    h = x + r
+    meant = torch.autograd.grad(torch.softmax(F.silu(F.rms_norm(h, (4096,), w, 1e-6)) * h, -1), (x, w), r)
+    return " ".join(_close(a, b, 4e-2) for a, b in zip(found, meant, strict=True))
+
+
+def repeats_on_streams() -> str:
+    """The same plan from four threads on four streams at once: everybody gets his own numbers."""
+    found: list[str] = []
+    w = _drawn(4096).requires_grad_()
+
+    def work(seed: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = torch.full((64, 4096), 1.0 + seed, device="cuda", dtype=torch.bfloat16)
+            x = (x * _drawn(64, 4096)).requires_grad_()
+            dy = _drawn(64, 4096)
+            meant = torch.autograd.grad(F.rms_norm(x, (4096,), w, 1e-6), (x, w), dy)
+            for _ in range(50):
+                grads = torch.autograd.grad(rk.rms_norm(x, w, 1e-6), (x, w), dy)
+            torch.cuda.current_stream().synchronize()
+            found.extend(_close(a, b) for a, b in zip(grads, meant, strict=True))
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return " ".join(found) if len(found) == 8 else f"WRONG: {len(found)} of 8 results"
+
+
+def long_rows_on_streams() -> str:
+    """Rows that several programs hold, from two streams at once: nobody waits for the other's programs for ever."""
+    x, y = _drawn(300, 100_000), _drawn(200, 262_144)
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    outputs = []
+    for _ in range(10):
+        outputs = []
+        for stream, value in zip(streams, (x, y), strict=True):
+            with torch.cuda.stream(stream), torch.no_grad():
+                outputs.append(rk.softmax(value))
+    torch.cuda.synchronize()
+    return " ".join(_close(o, torch.softmax(v, -1)) for o, v in zip(outputs, (x, y), strict=True))
+
+
 def side_stream() -> str:
     """Ordered with what else runs on the stream, whichever is current."""
     stream = torch.cuda.Stream()
@@ -197,6 +263,9 @@ def shifted_labels() -> str:
 def specials() -> dict[str, Callable[[], str]]:
     return {
         "graph replay": graph_replay,
+        "graph of repeated calls": graph_of_repeats,
+        "repeated calls on four streams": repeats_on_streams,
+        "long rows on two streams": long_rows_on_streams,
         "side stream": side_stream,
         "other thread": other_thread,
         "autocast": autocast,

@@ -20,8 +20,14 @@ from ridgeline.bench.clock import FLUSH_BYTES
 from ridgeline.bench.contenders import GRADIENT_IN_FORWARD, contenders
 from ridgeline.kernels.contract import Case, Trial, trials
 
-HEAD_START_CYCLES = 150_000
-"""About 80 µs of an idle device before the clock starts, so that the host's part is over before the device's begins."""
+HEAD_START_CYCLES = 400_000
+"""About 210 µs of an idle device before the clock starts, so that the host's part is over before the device's begins.
+
+80 µs were enough on a quiet host; on a busy one `torch.autograd.grad` alone took 90.
+"""
+
+CALLS_BEFORE = 4
+"""Forward calls before a backward pass is timed, for everybody: a call's first times are not its last."""
 
 PHASES = ("fwd", "bwd", "step", "call")
 
@@ -159,7 +165,8 @@ def runner(
             return torch.autograd.grad(outputs, wanted, [torch.ones_like(o) for o in outputs], allow_unused=True)
 
         return step
-    outputs = _smooth(caller(*leaves))
+    for _ in range(CALLS_BEFORE):
+        outputs = _smooth(caller(*leaves))
     seeds = [torch.randn_like(value) for value in outputs]
     return lambda: torch.autograd.grad(outputs, wanted, seeds, retain_graph=True, allow_unused=True)
 

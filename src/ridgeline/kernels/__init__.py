@@ -23,6 +23,7 @@ from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.gated.op import geglu, swiglu
 from ridgeline.kernels.group_norm.op import group_norm
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
+from ridgeline.kernels.layer_norm_quant.op import layer_norm_quant
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
 from ridgeline.kernels.paged_attention.op import paged_attention
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
@@ -44,6 +45,7 @@ __all__ = [
     "geglu",
     "group_norm",
     "layer_norm",
+    "layer_norm_quant",
     "linear_cross_entropy",
     "paged_attention",
     "primitive",

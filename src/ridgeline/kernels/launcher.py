@@ -54,6 +54,8 @@ _kernels: dict[str, Kernel] = {}
 _all_plans: list[Plans] = []
 _collected: list[Variant] | None = None
 _collect_aligned = True
+_once_there: list[Callable[[], None]] = []
+_when_forgotten: list[Callable[[], None]] = []
 
 
 class Plans(dict[Any, Any]):
@@ -73,6 +75,18 @@ def forget_plans() -> None:
     """Make every op plan anew: after a tuning file changed, or when another device answers."""
     for plans in _all_plans:
         plans.clear()
+    for clear in _when_forgotten:
+        clear()
+
+
+def when_plans_are_forgotten(clear: Callable[[], None]) -> None:
+    """Have something else forgotten together with the plans."""
+    _when_forgotten.append(clear)
+
+
+def when_native_is_there(run: Callable[[], None]) -> None:
+    """Run something as soon as the C launcher is loaded."""
+    _once_there.append(run)
 
 
 def launchable(x: torch.Tensor) -> bool:
@@ -185,13 +199,17 @@ def vector_of(itemsize: int, pointers: int, *lengths: int) -> int:
     return vector
 
 
+class Pointer(int):
+    """An address inside a tensor, as a kernel argument."""
+
+
 def carved(buffer: torch.Tensor, *lengths: int) -> tuple[Any, ...]:
     """Stretches of a float32 buffer as kernel arguments: addresses, since tensors would cost the host more."""
     if INTERPRETING or _collected is not None:
         return tuple(buffer.flatten().split([*lengths, buffer.numel() - sum(lengths)])[: len(lengths)])
     start, found = buffer.data_ptr(), []
     for length in lengths:
-        found.append(start)
+        found.append(Pointer(start))
         start += 4 * length
     return tuple(found)
 
@@ -245,6 +263,13 @@ def _arch(device: int) -> int:
 @cache
 def native() -> Any:
     """The C launcher: from the pack where it fits this machine, else built once and kept in the cache folder."""
+    found = _native()
+    for run in _once_there:
+        run()
+    return found
+
+
+def _native() -> Any:
     packed = pack.launcher_path()
     if packed is not None:
         try:

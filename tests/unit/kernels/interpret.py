@@ -50,11 +50,14 @@ FORCED = {
         for op in ("rms", "layer")
     },
     "softmax": [
-        {f"softmax.{phase}": config for phase in ("forward", "backward")}
-        for config in (
-            softmax.Softmax(2, 3, 16, 1, 2, 1),
-            softmax.Softmax(1, 1, 64, 1),
-            softmax.Softmax(1, 0, 16, 1, 2),
+        {f"softmax.{phase}": config for phase in phases}
+        for phases, config in (
+            (("forward", "backward"), softmax.Softmax(2, 3, 16, 1, 2, 1)),
+            (("forward", "backward"), softmax.Softmax(1, 1, 64, 1)),
+            (("forward", "backward"), softmax.Softmax(1, 0, 16, 1, 2)),
+            (("backward",), softmax.Softmax(1, 0, 16, 1, 1, 6, 16)),
+            (("backward",), softmax.Softmax(1, 0, 8, 1, 2, 3, 20)),
+            (("backward",), softmax.Softmax(1, 0, 16, 1, 1, 1, 16)),
         )
     ],
     "cross_entropy": [
@@ -78,10 +81,11 @@ FORCED["group_norm"] = [{"group_norm": groups.Groups(16, 1, num, 8, 1)} for num 
 # The interpreter rounds float8 toward zero.
 NARROW = [case("float32", rows=5, cols=96, kind=kind, block=b) for kind in ("int8",) for b in (0, 32)]
 FORCED["rms_norm_quant"] = [{"rms_norm_quant": norm.Forward(2, 3, 32, 1)}]
-FORCED["dropout_add"] = [{f"dropout_add.{phase}": gated.Pointwise(64, 1) for phase in ("forward", "backward")}]
+FORCED["layer_norm_quant"] = [{"layer_norm_quant": norm.Forward(2, 3, 32, 1)}]
 CASES = {
-    "dropout_add": [case("float32", rows=3, cols=50, p=0.3)],
+    "dropout_add": [case("float32", rows=3, cols=50, p=0.3), case("float32", rows=3, cols=1500, p=0.5)],
     "rms_norm_quant": NARROW,
+    "layer_norm_quant": [*NARROW, case("float32", rows=3, cols=80, kind="int8", block=0)],
     "group_norm": IMAGES,
     "cross_entropy": CLASSES,
     "rope": HEADS,

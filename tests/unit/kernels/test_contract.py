@@ -49,6 +49,7 @@ SAMPLES = {
     ),
     "group_norm": lambda: (leaf(2, 6, 3, 3), 3, leaf(6), leaf(6), 1e-5, True),
     "rms_norm_quant": lambda: (drawn(4, 64), drawn(4, 64), drawn(64), 1e-6, 0.0, "int8", 32),
+    "layer_norm_quant": lambda: (drawn(4, 64), None, drawn(64), drawn(64), 1e-6, "int8", 32),
     "dropout_add": lambda: (leaf(*X), leaf(*X), torch.tensor(7), 0.25),
     "gated": lambda: (leaf(*X), leaf(*X), "gelu_tanh"),
     "qk_norm_rope": lambda: (
