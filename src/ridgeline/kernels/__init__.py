@@ -16,11 +16,14 @@ except ImportError as error:
 
     raise MissingExtra(error.name or "torch", "kernels", "ridgeline.kernels") from None
 
+from ridgeline.kernels.adamw.op import adamw_
+from ridgeline.kernels.adamw.optimizer import AdamW
 from ridgeline.kernels.attention.op import attention
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.gated.op import geglu, swiglu
+from ridgeline.kernels.grad_norm.op import clip_grad_norm_, grad_norm
 from ridgeline.kernels.group_norm.op import group_norm
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
@@ -34,14 +37,18 @@ from ridgeline.kernels.rope.tables import rope_tables
 from ridgeline.kernels.softmax.op import softmax
 
 __all__ = [
+    "AdamW",
     "Primitive",
     "Support",
+    "adamw_",
     "add_layer_norm",
     "add_rms_norm",
     "attention",
+    "clip_grad_norm_",
     "cross_entropy",
     "dropout_add",
     "geglu",
+    "grad_norm",
     "group_norm",
     "layer_norm",
     "linear_cross_entropy",

@@ -11,6 +11,7 @@ none goes straight to the launch. Under functorch's transforms, which see throug
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +78,14 @@ def common_rows() -> tuple[Case, ...]:
     return tuple(case(d, rows=rows, cols=cols) for d in DTYPES for cols in COMMON_WIDTHS for rows in (8, 1024, 16384))
 
 
+@dataclass(frozen=True, slots=True)
+class Laps:
+    """The race of an op that changes its arguments: each contender with state of its own, ready to run again and again."""
+
+    runs: Mapping[str, Callable[[], Any]]  # ours is "ridgeline"
+    num_bytes: int  # the fewest that a lap must move
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """How a primitive is checked and raced, all from its declaration.
@@ -102,6 +111,7 @@ class Trial:
     constants: tuple[int, ...] = ()  # arguments that are tables or state: nobody asks for their gradient
     forward_bytes: Callable[..., int] | None = None  # (args, outputs) where "each tensor once" is not what must move
     backward_bytes: Callable[..., int] | None = None
+    laps: Callable[[Case, torch.device, torch.Generator], Laps] | None = None  # where a call changes its arguments
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -232,7 +242,8 @@ def declare(
 
 
 def _registered(made: Primitive) -> None:
-    op = torch.library.custom_op(f"{NAMESPACE}::{made.name}", made.forward, mutates_args=(), schema=made.schema)
+    changed = re.findall(r"Tensor\(\w!\)\S* (\w+)", made.schema)
+    op = torch.library.custom_op(f"{NAMESPACE}::{made.name}", made.forward, mutates_args=changed, schema=made.schema)
     op.register_fake(made.fake)
     if made.backward is not None:
         op.register_autograd(made.backward, setup_context=made.setup)
