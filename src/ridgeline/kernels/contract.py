@@ -84,6 +84,7 @@ class Laps:
 
     runs: Mapping[str, Callable[[], Any]]  # ours is "ridgeline"
     num_bytes: int  # the fewest that a lap must move
+    compilable: Callable[[], Any] | None = None  # what torch.compile may take part with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
