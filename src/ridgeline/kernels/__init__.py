@@ -21,6 +21,8 @@ from ridgeline.kernels.adamw.optimizer import AdamW
 from ridgeline.kernels.attention.op import attention
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
+from ridgeline.kernels.cross_layer.op import cross_layer
+from ridgeline.kernels.dot_interaction.op import dot_interaction
 from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.embedding_bag.module import EmbeddingBags
 from ridgeline.kernels.embedding_bag.op import embedding_bag, embedding_bags
@@ -50,7 +52,9 @@ __all__ = [
     "attention",
     "clip_grad_norm_",
     "cross_entropy",
+    "cross_layer",
     "dequantize",
+    "dot_interaction",
     "dropout_add",
     "embedding_bag",
     "embedding_bags",

@@ -57,12 +57,12 @@ def embedding_bag_forward(
     acc = tl.zeros([BAGS, DIM], tl.float32)
     count = tl.zeros([BAGS], tl.float32)
     for step in range(0, tl.max(end - start, axis=0), AHEAD):
-        at = start[None, :] + step + tl.arange(0, AHEAD)[:, None]
-        there = at < end[None, :]
+        at = start[:, None] + step + tl.arange(0, AHEAD)[None, :]
+        there = at < end[:, None]
         index = tl.load(indices_ptr + at, mask=there, other=0).to(tl.int64)
         if PADDED:
             there = there & (index != padding)
-        row = index + base[None, :]
+        row = index + base[:, None]
         known = there & (index >= 0) & (row < num_rows)
         mask = known[:, :, None] if EXACT else known[:, :, None] & (col < dim)
         x = tl.load(weight_ptr + row[:, :, None] * dim + col, mask=mask, other=0.0).to(tl.float32)
@@ -73,9 +73,9 @@ def embedding_bag_forward(
         if WEIGHTED:
             x *= tl.load(factor_ptr + at, mask=there, other=0.0).to(tl.float32)[:, :, None]
         bad = tl.where(there & ~known, float("nan"), 0.0)
-        acc += tl.sum(x + bad[:, :, None], axis=0)
+        acc += tl.sum(x + bad[:, :, None], axis=1)
         if MEAN:
-            count += tl.sum(there.to(tl.float32), axis=0)
+            count += tl.sum(there.to(tl.float32), axis=1)
     if MEAN:
         acc = acc / tl.maximum(count, 1.0)[:, None]
     tables = num_bags // batch

@@ -104,6 +104,8 @@ def _forward(
     if not launchable(weight):
         given = (weight, indices, offsets, starts, factors, scale_shift, num_tables, mean, padding, kind)
         return EMBEDDING_BAG.on_host(*given)
+    if not weight.is_contiguous():
+        raise KernelError("embedding_bags: weight is not one contiguous matrix of rows")
     indices, offsets = indices.contiguous(), offsets.contiguous()
     factors = None if factors is None else factors.contiguous()
     key = (weight.shape, weight.dtype, indices.shape, indices.dtype, offsets.shape, offsets.dtype, starts is None,

@@ -1,0 +1,21 @@
+"""Launch configurations of the dot interaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Warps that share one sample."""
+
+    num_warps: int
+
+
+def forward(features: int, dim: int, itemsize: int) -> Sample:
+    """Few warps, so that many samples are on their way; more where the products fill the registers of one."""
+    return Sample(4 if features > 32 or dim * itemsize > 256 else 2)
+
+
+def backward(features: int, dim: int, itemsize: int) -> Sample:
+    return Sample(4 if features * dim > 2048 else 2)
