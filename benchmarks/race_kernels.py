@@ -171,7 +171,47 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
             ce.Forward(b, w, s, 1)
             for b, w, s in ((2048, 4, 4), (2048, 4, 3), (4096, 8, 3), (4096, 4, 3), (1024, 4, 4), (2048, 8, 4))
         ]  # fmt: skip
+    yield from list_sweeps()
     yield "gated.forward", "swiglu", "fwd", bf16(2048, 8192), [gated.Pointwise(b, w) for b, w in ((1024, 4), (2048, 8))]
+
+
+def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
+    """What runs over lists, tables and features."""
+    from ridgeline.kernels.adamw import config as adamw
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.cross_layer import config as cross
+    from ridgeline.kernels.dot_interaction import config as dot
+    from ridgeline.kernels.embedding_bag import config as bags
+    from ridgeline.kernels.grad_norm import config as norm
+    from ridgeline.kernels.quantize import config as quantize
+
+    def raced(name: str, i: int) -> Any:
+        return trials()[name][1].races[i]
+
+    updates = [adamw.Update(b, w, n) for b, w, n in ((1024, 4, 4096), (2048, 8, 8192), (1024, 8, 8192), (512, 4, 4096))]
+    yield "adamw", "adamw", "fwd", raced("adamw", 0), updates
+    yield "adamw", "adamw_8bit", "fwd", raced("adamw_8bit", 0), updates[:3]
+    passes = [norm.Pass(b, w, n) for b, w, n in ((2048, 8, 16384), (4096, 8, 32768), (2048, 4, 8192), (1024, 4, 8192))]
+    yield "grad_norm", "clip_grad_norm_", "fwd", raced("clip_grad_norm_", 0), passes
+    yield "grad_scale", "clip_grad_norm_", "fwd", raced("clip_grad_norm_", 0), passes[:2]
+    flats = [quantize.Flat(4096, 8, 2), quantize.Flat(4096, 8, 7), quantize.Flat(8192, 16, 4), quantize.Flat(2048, 4, 7)]
+    yield "quantize.tensor", "quantize", "fwd", raced("quantize", 4), flats
+    rows = [quantize.Forward(16, 1, 128, 8), quantize.Forward(32, 1, 128, 8), quantize.Forward(16, 1, 128, 4)]
+    yield "quantize.rows", "quantize", "fwd", raced("quantize", 2), rows
+    tiles = [quantize.Tile(1, 2048, 8), quantize.Tile(1, 4096, 8), quantize.Tile(2, 2048, 4)]
+    yield "dequantize.rows", "dequantize", "fwd", raced("dequantize", 0), tiles
+    for i, given in ((0, ((8, 8, 4), (4, 4, 4), (8, 4, 8), (4, 16, 4))), (1, ((64, 1, 4), (16, 1, 4), (32, 1, 8)))):
+        yield "embedding_bag.forward", "embedding_bags", "fwd", raced("embedding_bags", i), [
+            bags.Forward(*values) for values in given
+        ]  # fmt: skip
+    steps = [bags.Update(*values) for values in ((32, 4, 1), (128, 4, 1), (64, 8, 1), (64, 2, 1))]
+    yield "embedding_bag.update", "embedding_bags_update", "step", raced("embedding_bags_update", 0), steps
+    samples = [dot.Sample(1), dot.Sample(4), dot.Sample(2, 64)]
+    yield "dot_interaction.forward", "dot_interaction", "fwd", raced("dot_interaction", 0), samples
+    yield "dot_interaction.backward", "dot_interaction", "bwd", raced("dot_interaction", 0), samples[:2] + [dot.Sample(2)]
+    products = [cross.Product(*p) for p in ((128, 256, 64, 8, 3), (128, 128, 64, 4, 3), (0, 0, 0, 0, 0))]
+    yield "cross_layer.product", "cross_layer", "fwd", raced("cross_layer", 0), products
+    yield "cross_layer.product", "cross_layer", "fwd", raced("cross_layer", 2), [cross.Product(128, 256, 64, 8, 3)]
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:
@@ -190,7 +230,7 @@ def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]
             found += variants_of(name, odd, aligned=False)
     if "sweep" in parts:
         for kernel, name, _, of, configs in sweeps():
-            for config in configs:
+            for config in configs if name in names else []:
                 with tuning.forced(kernel, config):
                     found += variants_of(name, [of])
     return list(dict.fromkeys(found))
@@ -310,17 +350,17 @@ def part_check(book: Book, names: list[str], limit_s: float, short: bool) -> Non
         print(f"check {name:16s} {good} right, {bad} wrong, {book.left_s():.0f} s left", flush=True)
 
 
-def part_special(book: Book) -> None:
+def part_special(book: Book, word: str) -> None:
     """What no table of shapes covers: graphs, streams, compile, infinities, very large tensors."""
     from kernels_special import specials
 
-    for name, run in specials().items():
+    for name, run in ((name, run) for name, run in specials().items() if word in name):
         outcome = book.attempt(name, run)
         book.add("special", {"what": name, "outcome": outcome})
         print("special", name, outcome, flush=True)
 
 
-def part_sweep(book: Book, limit_s: float) -> None:
+def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
     import statistics
 
     import torch
@@ -333,26 +373,38 @@ def part_sweep(book: Book, limit_s: float) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     stop_s = time.perf_counter() + limit_s
     for kernel, name, phase, of, configs in sweeps():
+        if name not in names:
+            continue
         if time.perf_counter() > stop_s:
             print("sweep ran out of time at", kernel, of, flush=True)
             break
         trial = trials()[name][1]
-        args = trial.make(of, torch.device("cuda"), generator)
+        args = () if trial.laps else trial.make(of, torch.device("cuda"), generator)
+
+        def prepared(trial: Any = trial, args: Any = args, of: Any = of, phase: str = phase) -> tuple[Any, int]:
+            """What runs in a sweep, and the bytes it must move."""
+            if trial.laps:
+                made = trial.laps(of, torch.device("cuda"), generator)
+                return made.runs["ridgeline"], made.num_bytes
+            return runner(trial.call, args, phase, trial.constants), moved_bytes(trial, args, phase)
+
         with tuning.asked() as choices:
-            runner(trial.call, args, phase, trial.constants)()
+            prepared()[0]()
         sizes, default = next((found[1:] for found in choices if found[0] == kernel), ({}, None))
         times: dict[Any, float] = {}
         for config in dict.fromkeys([default, *configs]):
 
             def measure(config: Any = config) -> Any:
                 with tuning.forced(kernel, config):  # noqa: B023
-                    run = runner(trial.call, args, phase, trial.constants)  # noqa: B023
-                    return statistics.median(course.turns({"x": run})["x"])
+                    run, num_bytes = prepared()  # noqa: B023
+                    return statistics.median(course.turns({"x": run})["x"]), num_bytes
 
-            seconds = book.attempt(f"sweep {kernel} {config}", measure)
-            if seconds:
+            measured = book.attempt(f"sweep {kernel} {config}", measure)
+            torch.cuda.empty_cache()
+            if measured:
+                seconds, num_bytes = measured
                 times[config] = seconds
-                rate = moved_bytes(trial, args, phase) / seconds / 1e12
+                rate = num_bytes / seconds / 1e12
                 entry = {"kernel": kernel, "case": str(of), "config": asdict(config), "s": seconds, "tb_s": rate}
                 book.add("sweep", entry | {"default": config == default})
                 mark = "*" if config == default else " "
@@ -437,6 +489,7 @@ def in_stages(asked: argparse.Namespace) -> None:
         command += ["--pack-for", asked.stages] + (["--compiled"] if asked.compiled else [])
         command += (["--short"] if asked.short else []) + [f"--path={folder}" for folder in asked.path]
         command += ["--names", asked.names] if asked.names else []
+        command += ["--special", asked.special] if asked.special else []
         try:
             code = subprocess.run(command, env=env, timeout=limit_s, check=False).returncode
         except subprocess.TimeoutExpired:
@@ -458,6 +511,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=200.0)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--names", default="")
+    parser.add_argument("--special", default="", help="only situations that have this word in their name")
     parser.add_argument("--stages", default="", help="parts in processes of their own: 'pack=70;host,check=60;race'")
     parser.add_argument("--pack-for", default="", help="further parts whose kernels the pack holds")
     parser.add_argument("--compiled", action="store_true", help="torch.compile takes part: seconds a case")
@@ -492,8 +546,8 @@ def main() -> None:
     steps: list[tuple[str, Callable[[], None]]] = [
         ("host", lambda: part_host(book, names)),
         ("check", lambda: part_check(book, names, share(0.4) * book.left_s(), asked.short)),
-        ("special", lambda: part_special(book)),
-        ("sweep", lambda: part_sweep(book, share(0.75) * book.left_s())),
+        ("special", lambda: part_special(book, asked.special)),
+        ("sweep", lambda: part_sweep(book, names, share(0.75) * book.left_s())),
         ("ladder", lambda: part_ladder(book)),
         ("race", lambda: part_race(book, names, asked.compiled, book.left_s() - 5)),
     ]

@@ -15,6 +15,12 @@ WIDTH = tl.constexpr(7)  # columns of the table: parameter, moments, master, the
 GROUP = tl.constexpr(256)
 
 
+@triton.constexpr_function
+def four_elements(kind):
+    """Bytes of four: every stream is read four elements a lane, so that one layout serves all of them."""
+    return kind.element_ty.primitive_bitwidth // 2
+
+
 @triton.jit
 def adamw_prepare(
     states_ptr,  # [T, WIDTH] i64
@@ -140,10 +146,10 @@ def adamw_update(
     v_ptr = tl.load(row + 2).to(tl.pointer_type(tl.float32))
     g_ptr = tl.load(grads_ptr + tensor).to(g_like.dtype)
     if ALIGNED:
-        p_ptr = tl.multiple_of(p_ptr, 16)
+        p_ptr = tl.multiple_of(p_ptr, four_elements(p_like.dtype))
         m_ptr = tl.multiple_of(m_ptr, 16)
         v_ptr = tl.multiple_of(v_ptr, 16)
-        g_ptr = tl.multiple_of(g_ptr, 16)
+        g_ptr = tl.multiple_of(g_ptr, four_elements(g_like.dtype))
     w_ptr = p_ptr
     if MASTER:
         w_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))
@@ -272,10 +278,10 @@ def adamw_update_8bit(
     v_scale_ptr = tl.load(row + 5).to(tl.pointer_type(tl.float32))
     g_ptr = tl.load(grads_ptr + tensor).to(g_like.dtype)
     if ALIGNED:
-        p_ptr = tl.multiple_of(p_ptr, 16)
-        m_ptr = tl.multiple_of(m_ptr, 4)  # four codes a lane, as there are four floats: one layout for everything
+        p_ptr = tl.multiple_of(p_ptr, four_elements(p_like.dtype))
+        m_ptr = tl.multiple_of(m_ptr, 4)
         v_ptr = tl.multiple_of(v_ptr, 4)
-        g_ptr = tl.multiple_of(g_ptr, 16)
+        g_ptr = tl.multiple_of(g_ptr, four_elements(g_like.dtype))
     w_ptr = p_ptr
     if MASTER:
         w_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))

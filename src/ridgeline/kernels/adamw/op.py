@@ -238,7 +238,7 @@ def stepped(params: list[Tensor], grads: list[Tensor], states: list[State], rule
         return on_host(params, grads, states, rule, max_norm)
     found = lists.addresses(grads)
     key = (
-        lists.addresses(params), tuple(address & 15 for address in found), params[0].get_device(),
+        lists.addresses(params), lists.addresses([s.master for s in states if s.master is not None]), tuple(address & 15 for address in found), params[0].get_device(),
         tuple((p.dtype, g.dtype, p.numel()) for p, g in zip(params, grads, strict=True)),
         *(lists.addresses([getattr(s, name) for s in states]) for name in ("exp_avg", "exp_avg_sq", "step")),
     )  # fmt: skip
@@ -305,20 +305,23 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
         return torch.randn(sum(sizes), device=on, dtype=torch.float32, generator=generator)
 
     p, g, m, v = drawn(), drawn(), 0.3 * drawn(), 0.5 * drawn().square()
-    return p.to(dtype), g.to(dtype), m, v, sizes, of["step"], of["max_norm"]
+    return p.to(dtype), g.to(dtype), m, v, sizes, of.get("step", 10), of["max_norm"], of.get("master", False)
 
 
 def _call(
-    p: Tensor, g: Tensor, m: Tensor, v: Tensor, sizes: tuple[int, ...], num: int, max_norm: float, bits: int = 32
-) -> tuple[Tensor, ...]:
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, sizes: tuple[int, ...], num: int, max_norm: float, master: bool,
+    bits: int = 32,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """One step from step ``num - 1`` on copies: (parameters, moments, norm)."""
     params, grads, ms, vs = (split(t.detach(), sizes) for t in (p, g, m, v))
     steps = [torch.full((), num - 1.0, device=p.device) for _ in sizes]
+    masters = [one.float() if master else None for one in params]
     if bits == 32:
-        states = [State(*each) for each in zip(ms, vs, steps, strict=True)]
+        states = [State(*each) for each in zip(ms, vs, steps, masters, strict=True)]
     else:
         codes = [reference.coded(a, b) for a, b in zip(ms, vs, strict=True)]
-        states = [State(c[0], c[1], step, None, c[2], c[3]) for c, step in zip(codes, steps, strict=True)]
+        columns = zip(codes, steps, masters, strict=True)
+        states = [State(c[0], c[1], step, one, c[2], c[3]) for c, step, one in columns]
     norm = stepped(params, grads, states, RULE, max_norm)
     if bits == 8:
         pairs = [reference.decoded(s.exp_avg, s.exp_avg_sq, s.exp_avg_scale, s.exp_avg_sq_scale) for s in states]  # type: ignore[arg-type]
@@ -338,7 +341,7 @@ def _form(run: Any, bits: int, rounded: bool) -> Any:
     """A reference of one tensor as a function of the trial's arguments; eight-bit moments where asked."""
 
     def flat_form(
-        p: Tensor, g: Tensor, m: Tensor, v: Tensor, sizes: tuple[int, ...], num: int, max_norm: float
+        p: Tensor, g: Tensor, m: Tensor, v: Tensor, sizes: tuple[int, ...], num: int, max_norm: float, _: bool
     ) -> tuple[Tensor, ...]:
         clipped, norm = _clipped(g, max_norm)
         parts = [split(t, sizes) for t in (p, clipped, m, v)]
@@ -391,15 +394,15 @@ def _laps(of: Case, on: torch.device, generator: torch.Generator) -> Laps:
 
 
 CHECKS = tuple(
-    case(dtype, list=name, step=num, max_norm=bound)
+    case(dtype, list=name, step=num, max_norm=bound, master=master and dtype != "float32")
     for dtype in DTYPES
-    for name, num, bound in (("odd", 1, -1.0), ("odd", 3, 1.0), ("few", 1000, 1e4))
+    for name, num, bound, master in (("odd", 1, -1.0, False), ("odd", 3, 1.0, True), ("few", 1000, 1e4, False))
 )
 CONSTANTS = (0, 1, 2, 3)
 RACES = (
     case("float32", list="gpt2", max_norm=-1.0), case("float32", list="gpt2", max_norm=1.0),
-    case("float32", list="resnet50", max_norm=-1.0), case("bfloat16", list="llama1b", max_norm=-1.0),
-    case("bfloat16", list="llama1b", max_norm=1.0),
+    case("float32", list="resnet50", max_norm=-1.0), case("bfloat16", list="llama1b", max_norm=-1.0, master=True),
+    case("bfloat16", list="llama1b", max_norm=1.0, master=True),
 )  # fmt: skip
 
 ADAMW = declare(
@@ -453,7 +456,7 @@ ADAMW_8BIT = declare(
             "codes of another scale": _form(reference.misscaled, 8, False),
         },
         checks=CHECKS,
-        races=(case("float32", list="gpt2", max_norm=-1.0, bits=8), case("bfloat16", list="llama1b", max_norm=1.0, bits=8)),
+        races=(case("float32", list="gpt2", max_norm=-1.0, bits=8), case("bfloat16", list="llama1b", max_norm=1.0, bits=8, master=True)),
         phases=("fwd",),
         constants=CONSTANTS,
         laps=_laps,

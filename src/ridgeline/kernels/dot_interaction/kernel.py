@@ -11,12 +11,12 @@ import triton.language as tl
 
 
 @triton.jit
-def features(dense_ptr, sparse_ptr, sample, num, dim, FEATURES: tl.constexpr, DIM: tl.constexpr):
-    """[FEATURES, DIM] of one sample: the dense vector, then the sparse ones."""
+def features(dense_ptr, sparse_ptr, sample, num, dim, left, FEATURES: tl.constexpr, DIM: tl.constexpr):
+    """[FEATURES, DIM] of one sample, ``left`` columns of it: the dense vector, then the sparse ones."""
     f = tl.arange(0, FEATURES)[:, None]
     col = tl.arange(0, DIM)[None, :]
     at = tl.where(f == 0, dense_ptr + sample * dim, sparse_ptr + (sample * (num - 1) + f - 1) * dim)
-    return at + col, (f < num) & (col < dim)
+    return at + col, (f < num) & (col < left)
 
 
 @triton.jit
@@ -30,11 +30,15 @@ def dot_interaction_forward(
     PRECISION: tl.constexpr,
     FEATURES: tl.constexpr,
     DIM: tl.constexpr,
+    PIECE: tl.constexpr,
 ):
+    """Columns in pieces: float32 operands are split into parts that would not fit in registers whole."""
     sample = tl.program_id(0).to(tl.int64)
-    at, inside = features(dense_ptr, sparse_ptr, sample, num, dim, FEATURES, DIM)
-    x = tl.load(at, mask=inside, other=0.0)
-    z = tl.dot(x, tl.trans(x), input_precision=PRECISION)
+    z = tl.zeros([FEATURES, FEATURES], tl.float32)
+    for start in tl.static_range(0, DIM, PIECE):
+        at, inside = features(dense_ptr + start, sparse_ptr + start, sample, num, dim, dim - start, FEATURES, PIECE)
+        x = tl.load(at, mask=inside, other=0.0)
+        z = tl.dot(x, tl.trans(x), z, input_precision=PRECISION)
     i = tl.arange(0, FEATURES)[:, None]
     j = tl.arange(0, FEATURES)[None, :]
     to = out_ptr + sample * width
@@ -59,7 +63,7 @@ def dot_interaction_backward(
 ):
     """The gradient of the products as a symmetric matrix, times the features."""
     sample = tl.program_id(0).to(tl.int64)
-    at, inside = features(dense_ptr, sparse_ptr, sample, num, dim, FEATURES, DIM)
+    at, inside = features(dense_ptr, sparse_ptr, sample, num, dim, dim, FEATURES, DIM)
     x = tl.load(at, mask=inside, other=0.0)
     i = tl.arange(0, FEATURES)[:, None]
     j = tl.arange(0, FEATURES)[None, :]
@@ -71,5 +75,5 @@ def dot_interaction_backward(
     col = tl.arange(0, DIM)[None, :]
     passed = tl.load(row + col, mask=col < dim, other=0.0).to(tl.float32)
     dx += tl.where(i == 0, passed, 0.0)
-    to, _ = features(d_dense_ptr, d_sparse_ptr, sample, num, dim, FEATURES, DIM)
+    to, _ = features(d_dense_ptr, d_sparse_ptr, sample, num, dim, dim, FEATURES, DIM)
     tl.store(to, dx.to(d_dense_ptr.dtype.element_ty), mask=inside)

@@ -69,7 +69,7 @@ def _plan_forward(dense: Tensor, sparse: Tensor) -> tuple[Any, Tensor, tuple[int
     run = _FORWARD.bind(
         (dense, sparse, like, *numbers),
         grid=(dense.shape[0],),
-        constants=_constants(dense, num, dim),
+        constants=_constants(dense, num, dim) | {"PIECE": min(chosen.piece, max(16, power_of_two(dim)))},
         num_warps=chosen.num_warps,
         device=dense.get_device(),
         vector=vector_of(size, dense.data_ptr() | sparse.data_ptr(), dim),

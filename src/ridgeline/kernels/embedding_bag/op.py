@@ -455,23 +455,26 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
     factors = None
     if of.get("weighted"):
         factors = torch.rand(indices.numel(), device=on, generator=generator, dtype=torch.float32).to(weight.dtype)
-    return weight, indices, offsets, starts, factors, of["tables"], of.get("mode", "sum"), of.get("padding", -1)
+    scale_shift = None
+    if of.get("codes"):
+        weight, scale_shift = reference.coded_rows(weight)
+    rest = (of["tables"], of.get("mode", "sum"), of.get("padding", -1), scale_shift)
+    return weight, indices, offsets, starts, factors, *rest
 
 
 def _call(
     weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None, tables: int,
-    mode: str, padding: int,
+    mode: str, padding: int, scale_shift: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    return embedding_bags(
-        weight, indices, offsets, starts, mode=mode, per_sample_weights=factors, padding_idx=padding
-    )  # fmt: skip
+    return embedding_bags(weight, indices, offsets, starts, mode=mode, per_sample_weights=factors,
+                          scale_shift=scale_shift, padding_idx=padding)  # fmt: skip
 
 
 def _reference(
     weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None, tables: int,
-    mode: str, padding: int,
+    mode: str, padding: int, scale_shift: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    args = (weight, indices, offsets, starts, factors, None, tables, mode == "mean", padding, "float64")
+    args = (weight, indices, offsets, starts, factors, scale_shift, tables, mode == "mean", padding, "float64")
     return reference.forward(*args)
 
 
@@ -545,6 +548,8 @@ CHECKS = tuple(
         ((4, 65, 1000, 128, 20), {"skewed": True}), ((2, 100, 5000, 96, 1), {}),
         ((2, 40, 30, 32, 8), {"weighted": True}), ((1, 50, 20, 24, 6), {"mode": "mean", "padding": 3}),
         ((2, 17, 64, 300, 40), {"skewed": True, "index": "int32"}),
+        *([((3, 33, 100, 64, 5), {"codes": True}), ((2, 9, 40, 200, 3), {"codes": True, "mode": "mean"})]
+          if dtype == "float32" else []),
     )
 )  # fmt: skip
 RACES = (
@@ -589,6 +594,7 @@ EMBEDDING_BAG = declare(
             checks=CHECKS,
             races=RACES,
             phases=("fwd",),
+            constants=(8,),
             laps=_laps,
             layouts=False,
         ),
@@ -602,6 +608,7 @@ EMBEDDING_BAG = declare(
             races=(bags("float32", 1, 16384, 200_000, 128, 20), bags("float32", 1, 65536, 200_000, 64, 1),
                    bags("float16", 1, 16384, 200_000, 128, 20, mode="mean")),
             small=(bags("float32", 1, 64, 1000, 64, 4),),
+            constants=(8,),
             layouts=False,
             forward_bytes=lambda args: args[1].numel() * args[0].shape[1] * args[0].element_size() + args[1].nbytes,
             backward_bytes=lambda args: args[0].nbytes
@@ -622,7 +629,7 @@ def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], 
 
 
 def _update_make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
-    weight, indices, offsets, starts, factors, tables, mode, _ = _make(of, on, generator)
+    weight, indices, offsets, starts, factors, tables, mode, *_ = _make(of, on, generator)
     batch, dim = of["batch"], of["dim"]
     grad = torch.randn(batch, tables * dim, device=on, dtype=torch.float32, generator=generator)
     shapes = state_shapes(of["optimizer"], weight.shape[0], dim)

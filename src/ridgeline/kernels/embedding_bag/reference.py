@@ -135,11 +135,13 @@ def coded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def eager(
     weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, weights: Tensor | None, num_tables: int,
-    mode: str, padding: int,
+    mode: str, padding: int, scale_shift: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """``F.embedding_bag`` over all bags at once; rows are shifted to where their tables start."""
     rows = rows_and_bags(indices, offsets, starts, num_tables)[0]
     pad = None if padding < 0 else padding
+    if scale_shift is not None:
+        weight = weight * scale_shift[:, :1] + scale_shift[:, 1:]
     out = F.embedding_bag(rows, weight, offsets.long(), mode=mode, per_sample_weights=weights, include_last_offset=True,
                           padding_idx=pad)  # fmt: skip
     batch = (offsets.numel() - 1) // num_tables
