@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -260,7 +261,7 @@ def optimizer_state() -> str:
         _with_grads(params, 1)
         made.step()
     a.load_state_dict(b.state_dict())
-    b.load_state_dict(a.state_dict())
+    b.load_state_dict(deepcopy(a.state_dict()))  # PyTorch's would share the tensors
     for params, made in ((ours, a), (theirs, b)):
         _with_grads(params, 2)
         made.step()

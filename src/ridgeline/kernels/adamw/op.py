@@ -215,8 +215,9 @@ def adamw_(
 
     With ``max_norm`` gradients count as clipped to it, without being written; returns their norm (zero without).
     """
-    args = (list(params), list(grads), list(exp_avgs), list(exp_avg_sqs), list(state_steps), lr, beta1, beta2, eps,
-            weight_decay, -1.0 if max_norm is None else float(max_norm), maximize)  # fmt: skip
+    lists_of = (list(params), list(grads), list(exp_avgs), list(exp_avg_sqs), list(state_steps))
+    numbers = (lr, beta1, beta2, eps, weight_decay, -1.0 if max_norm is None else max_norm)
+    args = (*lists_of, *map(float, numbers), maximize)
     return ADAMW.op(*args) if is_dynamo_compiling() else _adamw(*args)
 
 

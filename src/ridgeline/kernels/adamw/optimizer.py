@@ -66,7 +66,8 @@ class AdamW(torch.optim.Optimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize,
                     "amsgrad": False, "foreach": None, "capturable": True, "differentiable": False, "fused": None,
                     "decoupled_weight_decay": True}  # fmt: skip
-        self.max_norm, self.state_bits, self.master_weights = max_norm, state_bits, master_weights
+        self.max_norm = None if max_norm is None else float(max_norm)
+        self.state_bits, self.master_weights = state_bits, master_weights
         self.norm: Tensor | None = None
         self._plans: dict[Any, _Plan] = {}
         super().__init__(params, defaults)
@@ -159,13 +160,18 @@ class AdamW(torch.optim.Optimizer):
 
     def _step_on_host(self) -> None:
         bound = -1.0 if self.max_norm is None else self.max_norm
-        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if inf is not None and bool(inf):
+            return
+        unscale = 1.0 if scale is None else 1.0 / float(scale)
+        grads = [p.grad * unscale for group in self.param_groups for p in group["params"] if p.grad is not None]
+        factor: Tensor | float = 1.0
         if bound >= 0:
             self.norm = norm_reference.norm(grads).to(torch.float32)
             factor = (bound / (self.norm + 1e-6)).clamp(max=1.0)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            own = [p.grad if bound < 0 else p.grad.float() * factor for p in params]
+            own = [p.grad.float() * unscale * factor for p in params]
             if params:
                 on_host(params, own, [self._state(p) for p in params], _rule(group, None), -1.0)
 
@@ -200,7 +206,9 @@ class AdamW(torch.optim.Optimizer):
 def _rule(group: dict[str, Any], lr: Tensor | None) -> Rule:
     beta1, beta2 = group["betas"]
     fixed = 0.0 if lr is not None else float(group["lr"])
-    return Rule(fixed, beta1, beta2, group["eps"], group["weight_decay"], group["maximize"])
+    return Rule(
+        fixed, float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]), group["maximize"]
+    )
 
 
 def _widened(state: dict[str, Any]) -> dict[str, Any]:

@@ -54,8 +54,9 @@ def _cross(
     x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool
 ) -> tuple[Tensor, Tensor]:
     """The product with its epilogue, or cuBLAS and one pass."""
+    bias = None if bias is None else bias.contiguous()
     key = (x.shape, a.shape, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
-           (x0.data_ptr() | x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
+           weight.is_contiguous(), (x0.data_ptr() | x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
         CROSS_LAYER.check(x0, x, weight, bias, None if a is x else a.new_empty(a.shape[1], x.shape[1], device="meta"))
         _product_plans[key] = _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False)
@@ -72,7 +73,7 @@ def _cross(
 def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     """``a @ weight + x`` in one pass over x, where our kernel is chosen for it."""
     key = (x.shape, a.shape, weight.shape, x.dtype, weight.dtype, "add", x.get_device(),
-           (x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
+           weight.is_contiguous(), (x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
         _product_plans[key] = _plan_product(a, weight, x, x, None, cross=False, save=False, turned=True)
     run = _product_plans[key]

@@ -57,7 +57,8 @@ class EmbeddingBags(torch.nn.Module):
         if optimizer is not None and optimizer not in OPTIMIZERS[1:]:
             raise KernelError(f"EmbeddingBags: no optimizer {optimizer!r}{nearest(optimizer, OPTIMIZERS[1:])}")
         self.rows, self.dim, self.mode, self.optimizer = tuple(rows), dim, mode, optimizer
-        self.lr, self.eps, self.weight_decay, self.betas = lr, eps, weight_decay, betas
+        self.lr, self.eps, self.weight_decay = float(lr), float(eps), float(weight_decay)
+        self.betas = (float(betas[0]), float(betas[1]))
         total = sum(rows)
         weight = torch.empty(total, dim, dtype=dtype, device=device).uniform_(-(dim**-0.5), dim**-0.5)
         starts = torch.tensor([0, *accumulate(self.rows[:-1])], dtype=torch.int64, device=device)

@@ -136,6 +136,8 @@ def _plan_tensor(x: Tensor, shape: torch.Size, _: int, kind: str, __: int, given
         if given is not None:
             run(x, narrow, given, given, n, num, top)
             return narrow, given
+        if not n:
+            return narrow, torch.full_like(one, reference.LEAST / top)
         scale = torch.empty_like(one)
         shares = torch.empty_like(share, memory_format=torch.contiguous_format)
         look(x, shares, n)
