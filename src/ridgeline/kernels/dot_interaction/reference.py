@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -24,15 +26,17 @@ def backward(grad: Tensor, dense: Tensor, sparse: Tensor) -> tuple[Tensor, Tenso
     return dx[:, 0] + grad[:, :dim], dx[:, 1:]
 
 
-def dlrm(num: int) -> tuple[list[int], list[int]]:
-    """DLRM's own lists of pairs, on the host."""
-    return [i for i in range(num) for _ in range(i)], [j for i in range(num) for j in range(i)]
+@cache
+def pairs_of(num: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The pairs' places, made once: a model keeps them."""
+    i, j = torch.tril_indices(num, num, -1, device=device)
+    return i, j
 
 
 def eager(dense: Tensor, sparse: Tensor) -> Tensor:
     x = torch.cat((dense, sparse.flatten(1)), 1).view(dense.shape[0], -1, dense.shape[1])
     z = torch.bmm(x, x.transpose(1, 2))
-    i, j = torch.tril_indices(x.shape[1], x.shape[1], -1, device=x.device)
+    i, j = pairs_of(x.shape[1], x.device)
     return torch.cat((dense, z[:, i, j]), 1)
 
 

@@ -603,6 +603,7 @@ EMBEDDING_BAG = declare(
             call=_call,
             eager=reference.eager,
             reference=_reference,
+            raced=reference.raced,
             mistakes={"another table": _neighbor_table},
             checks=(CHECKS[2],),
             races=(bags("float32", 1, 16384, 200_000, 128, 20), bags("float32", 1, 65536, 200_000, 64, 1),

@@ -124,6 +124,14 @@ def updated(
     return torch.where(touched.unsqueeze(-1), new, weight), first, second
 
 
+def raced(
+    weight: Tensor, indices: Tensor, offsets: Tensor, starts: None, weights: Tensor | None, tables: int, mode: str,
+    *_: int | None,
+) -> Tensor:  # fmt: skip
+    """``F.embedding_bag`` on one table, as users call it."""
+    return F.embedding_bag(indices, weight, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True)
+
+
 def coded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Tables in eight bits: uint8 codes and each row's (scale, shift)."""
     wide = weight.float()
