@@ -112,6 +112,7 @@ class Trial:
     constants: tuple[int, ...] = ()  # arguments that are tables or state: nobody asks for their gradient
     forward_bytes: Callable[..., int] | None = None  # (args, outputs) where "each tensor once" is not what must move
     backward_bytes: Callable[..., int] | None = None
+    times_eager: float | None = None  # the error allowed, in PyTorch's: less than two where rounding is all there is
     laps: Callable[[Case, torch.device, torch.Generator], Laps] | None = None  # where a call changes its arguments
 
 

@@ -457,6 +457,7 @@ ADAMW_8BIT = declare(
             "codes of another scale": _form(reference.misscaled, 8, False),
         },
         checks=CHECKS,
+        times_eager=1.1,
         races=(case("float32", list="gpt2", max_norm=-1.0, bits=8), case("bfloat16", list="llama1b", max_norm=1.0, bits=8, master=True)),
         phases=("fwd",),
         constants=CONSTANTS,
