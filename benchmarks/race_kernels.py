@@ -194,7 +194,12 @@ def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     passes = [norm.Pass(b, w, n) for b, w, n in ((2048, 8, 16384), (4096, 8, 32768), (2048, 4, 8192), (1024, 4, 8192))]
     yield "grad_norm", "clip_grad_norm_", "fwd", raced("clip_grad_norm_", 0), passes
     yield "grad_scale", "clip_grad_norm_", "fwd", raced("clip_grad_norm_", 0), passes[:2]
-    flats = [quantize.Flat(4096, 8, 2), quantize.Flat(4096, 8, 7), quantize.Flat(8192, 16, 4), quantize.Flat(2048, 4, 7)]
+    flats = [
+        quantize.Flat(4096, 8, 2),
+        quantize.Flat(4096, 8, 7),
+        quantize.Flat(8192, 16, 4),
+        quantize.Flat(2048, 4, 7),
+    ]
     yield "quantize.tensor", "quantize", "fwd", raced("quantize", 4), flats
     rows = [quantize.Forward(16, 1, 128, 8), quantize.Forward(32, 1, 128, 8), quantize.Forward(16, 1, 128, 4)]
     yield "quantize.rows", "quantize", "fwd", raced("quantize", 2), rows
@@ -208,7 +213,13 @@ def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     yield "embedding_bag.update", "embedding_bags_update", "step", raced("embedding_bags_update", 0), steps
     samples = [dot.Sample(1), dot.Sample(4), dot.Sample(2, 64)]
     yield "dot_interaction.forward", "dot_interaction", "fwd", raced("dot_interaction", 0), samples
-    yield "dot_interaction.backward", "dot_interaction", "bwd", raced("dot_interaction", 0), samples[:2] + [dot.Sample(2)]
+    yield (
+        "dot_interaction.backward",
+        "dot_interaction",
+        "bwd",
+        raced("dot_interaction", 0),
+        samples[:2] + [dot.Sample(2)],
+    )
     products = [cross.Product(*p) for p in ((128, 256, 64, 8, 3), (128, 128, 64, 4, 3), (0, 0, 0, 0, 0))]
     yield "cross_layer.product", "cross_layer", "fwd", raced("cross_layer", 0), products
     yield "cross_layer.product", "cross_layer", "fwd", raced("cross_layer", 2), [cross.Product(128, 256, 64, 8, 3)]
@@ -396,7 +407,7 @@ def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
 
             def measure(config: Any = config) -> Any:
                 with tuning.forced(kernel, config):  # noqa: B023
-                    run, num_bytes = prepared()  # noqa: B023
+                    run, num_bytes = prepared()
                     return statistics.median(course.turns({"x": run})["x"]), num_bytes
 
             measured = book.attempt(f"sweep {kernel} {config}", measure)

@@ -80,7 +80,7 @@ def common_rows() -> tuple[Case, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Laps:
-    """The race of an op that changes its arguments: each contender with state of its own, ready to run again and again."""
+    """The race of an op that changes its arguments: each contender with state of its own, ready to run again."""
 
     runs: Mapping[str, Callable[[], Any]]  # ours is "ridgeline"
     num_bytes: int  # the fewest that a lap must move

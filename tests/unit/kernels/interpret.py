@@ -97,9 +97,7 @@ CASES = {
         case("float16", b=1, h=4, k=4, s=150, d=16, page=32, uneven=False),
     ],
 }
-FORCED["clip_grad_norm_"] = [
-    {"grad_norm": grad_norm.Pass(128, 1, 512), "grad_scale": grad_norm.Pass(128, 1, 512)}
-]
+FORCED["clip_grad_norm_"] = [{"grad_norm": grad_norm.Pass(128, 1, 512), "grad_scale": grad_norm.Pass(128, 1, 512)}]
 CASES["clip_grad_norm_"] = [
     case("float32", list="few", max_norm=1.0),
     case("float16", list="few", max_norm=1e4),
@@ -160,7 +158,9 @@ for name, (made, trial) in trials().items():
             with ExitStack() as stack:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))
-                for layout in ("contiguous", "sliced") if trial.layouts and i == 0 and given is forced[0] else ("contiguous",):
+                for layout in (
+                    ("contiguous", "sliced") if trial.layouts and i == 0 and given is forced[0] else ("contiguous",)
+                ):
                     for finding in check_case(name, of, torch.device("cpu"), i, layout, repeat=False):
                         num += 1
                         assert finding.ok, (finding, given)

@@ -162,7 +162,11 @@ def test_the_functional_form_updates_in_place():
 
 def test_wrong_arguments_are_named():
     p = params()
-    for options, word in (({"state_bits": 16}, "32 or 8"), ({"betas": (1.0, 0.9)}, "betas"), ({"max_norm": -1}, "below")):
+    for options, word in (
+        ({"state_bits": 16}, "32 or 8"),
+        ({"betas": (1.0, 0.9)}, "betas"),
+        ({"max_norm": -1}, "below"),
+    ):
         with pytest.raises(KernelError, match=word):
             kernels.AdamW(p, **options)
     with pytest.raises(KernelError, match="dtype is one of"):
@@ -197,7 +201,9 @@ def test_quantized_numbers_come_back(kind, per):
 
 
 def test_a_given_scale_is_used_and_what_is_outside_its_range_becomes_the_largest():
-    q, scale = kernels.quantize(torch.tensor([[1.0, 1000.0, -1000.0]]), torch.int8, per="tensor", scale=torch.tensor(0.5))
+    q, scale = kernels.quantize(
+        torch.tensor([[1.0, 1000.0, -1000.0]]), torch.int8, per="tensor", scale=torch.tensor(0.5)
+    )
     assert q.tolist() == [[2, 127, -127]] and scale == 0.5
 
 

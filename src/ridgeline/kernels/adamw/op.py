@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -127,7 +128,8 @@ class UpdatePlan:
 
     def _bind_update(self, i: int, params: Sequence[Tensor], grads: Sequence[Tensor], maximize: bool) -> Any:
         group = self.layout.groups[i]
-        _, _, master, bits, is_aligned = group.kind  # type: ignore[misc]
+        kind: Any = group.kind
+        _, _, master, bits, is_aligned = kind
         first, sizes, chunks = group.members[0], group.sizes, group.chunks
         return (_UPDATE if bits == 32 else _UPDATE_8BIT).bind(
             (self.rows[i], sizes, sizes, chunks.table, self.factors[i], self.shared, params[first], grads[first],
@@ -217,7 +219,7 @@ def adamw_(
     """
     lists_of = (list(params), list(grads), list(exp_avgs), list(exp_avg_sqs), list(state_steps))
     numbers = (lr, beta1, beta2, eps, weight_decay, -1.0 if max_norm is None else max_norm)
-    args = (*lists_of, *map(float, numbers), maximize)
+    args: tuple[Any, ...] = (*lists_of, *map(float, numbers), maximize)
     return ADAMW.op(*args) if is_dynamo_compiling() else _adamw(*args)
 
 
@@ -239,7 +241,8 @@ def stepped(params: list[Tensor], grads: list[Tensor], states: list[State], rule
         return on_host(params, grads, states, rule, max_norm)
     found = lists.addresses(grads)
     key = (
-        lists.addresses(params), lists.addresses([s.master for s in states if s.master is not None]), tuple(address & 15 for address in found), params[0].get_device(),
+        lists.addresses(params), lists.addresses([s.master for s in states if s.master is not None]),
+        tuple(address & 15 for address in found), params[0].get_device(),
         tuple((p.dtype, g.dtype, p.numel()) for p, g in zip(params, grads, strict=True)),
         *(lists.addresses([getattr(s, name) for s in states]) for name in ("exp_avg", "exp_avg_sq", "step")),
     )  # fmt: skip
@@ -449,7 +452,7 @@ ADAMW_8BIT = declare(
     cost=_cost(7),
     trial=Trial(
         make=_make,
-        call=lambda *args: _call(*args, bits=8),
+        call=partial(_call, bits=8),
         eager=_form(reference.eager, 8, True),
         reference=_form(reference.step, 8, False),
         mistakes={
@@ -458,7 +461,10 @@ ADAMW_8BIT = declare(
         },
         checks=CHECKS,
         times_eager=1.1,
-        races=(case("float32", list="gpt2", max_norm=-1.0, bits=8), case("bfloat16", list="llama1b", max_norm=1.0, bits=8, master=True)),
+        races=(
+            case("float32", list="gpt2", max_norm=-1.0, bits=8),
+            case("bfloat16", list="llama1b", max_norm=1.0, bits=8, master=True),
+        ),
         phases=("fwd",),
         constants=CONSTANTS,
         laps=_laps,

@@ -206,9 +206,7 @@ class AdamW(torch.optim.Optimizer):
 def _rule(group: dict[str, Any], lr: Tensor | None) -> Rule:
     beta1, beta2 = group["betas"]
     fixed = 0.0 if lr is not None else float(group["lr"])
-    return Rule(
-        fixed, float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]), group["maximize"]
-    )
+    return Rule(fixed, float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]), group["maximize"])
 
 
 def _widened(state: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,9 @@ def cross_pointwise(u_ptr, x0_ptr, x_ptr, y_ptr, size, BLOCK: tl.constexpr):
     block = tl.program_id(0).to(tl.int64)
     at = tl.multiple_of(block * BLOCK, 16) + tl.arange(0, BLOCK)
     if (block + 1) * BLOCK <= size:
-        y = tl.load(x0_ptr + at).to(tl.float32) * tl.load(u_ptr + at).to(tl.float32) + tl.load(x_ptr + at).to(tl.float32)
+        y = tl.load(x0_ptr + at).to(tl.float32) * tl.load(u_ptr + at).to(tl.float32) + tl.load(x_ptr + at).to(
+            tl.float32
+        )
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty))
     else:
         inside = at < size

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
-from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_layer import config, kernel, reference
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.rms_norm.op import plan_reduce
@@ -21,7 +21,9 @@ _product_plans, _pointwise_plans, _backward_plans = Plans(), Plans(), Plans()
 POINTWISE_BLOCK = 2048
 
 
-def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, down: Tensor | None = None) -> Tensor:
+def cross_layer(
+    x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, down: Tensor | None = None
+) -> Tensor:
     """``x0 * (x @ weight.T + bias) + x``, all [B, D]; with ``down`` [r, D] and ``weight`` [D, r] the low-rank form.
 
     The first layer of a cross network has ``x0`` for both; gradients of the two add up as autograd adds them.
@@ -50,9 +52,7 @@ def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Ten
     return _cross(x0, x, x if down is None else x @ down.mT, weight, bias, save=False)[0]
 
 
-def _cross(
-    x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool
-) -> tuple[Tensor, Tensor]:
+def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
     """The product with its epilogue, or cuBLAS and one pass."""
     bias = None if bias is None else bias.contiguous()
     key = (x.shape, a.shape, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
@@ -263,7 +263,7 @@ CROSS_LAYER_BACKWARD = declare(
     cost=elementwise_cost(3.0),
     num_results=3,
 )
-ADD_PRODUCT = declare(
+ADD_PRODUCT: Primitive = declare(
     name="add_product",
     summary="a product added to a tensor: the last step of cross_layer's gradients",
     schema="(Tensor a, Tensor weight, Tensor x) -> Tensor",

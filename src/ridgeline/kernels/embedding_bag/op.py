@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
-from ridgeline.kernels.contract import Case, Laps, Trial, case, declare
+from ridgeline.kernels.contract import DTYPES, Case, Laps, Trial, case, declare
 from ridgeline.kernels.embedding_bag import config, kernel, reference
 from ridgeline.kernels.embedding_bag.reference import OPTIMIZERS, Rule
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
@@ -79,9 +79,9 @@ def embedding_bags(
 ) -> Tensor:
     """Bags of many tables in one launch: returns [B, T·D], table beside table.
 
-    Table t is the rows of ``weight`` from ``starts[t]`` on (an int64 tensor on the device; None: one table). ``indices``
-    are those of all bags of the first table, then of the second, and so on; ``offsets`` says where each of the T·B
-    bags starts and, last, where the end is. ``scale_shift`` [R, 2] belongs to tables of uint8 codes, which ``dtype``
+    Table t is the rows of ``weight`` from ``starts[t]`` on (an int64 tensor on the device; None: one table).
+    ``indices`` are those of all bags of the first table, then of the second, and so on; ``offsets`` says where each of
+    the T·B bags starts and, last, where the end is. ``scale_shift`` [R, 2] belongs to tables of uint8 codes, which ``dtype``
     (float32 unless told) is restored to.
     """
     if mode not in MODES:
@@ -224,8 +224,8 @@ def apply_rows(
     part = torch.empty_like(like, memory_format=torch.contiguous_format)
     shares = none if found.shares is None else found.shares
     update(
-        found.keys, found.order, found.bags, shares, grad, target, *states, part, counted, n, num_rows, dim, found.batch,
-        found.num_tables, length, *numbers,
+        found.keys, found.order, found.bags, shares, grad, target, *states, part, counted, n, num_rows, dim,
+        found.batch, found.num_tables, length, *numbers,
     )  # fmt: skip
     merge(found.keys, target, *states, part, counted, n, num_rows, dim, length, *numbers)
 
@@ -316,8 +316,8 @@ def update_bags(
         apply_rows(found, grad, weight, first, second, step, rule)
         return
     wide = weight.detach().float()
-    given = (grad.float(), wide, indices, offsets, starts, None if factors is None else factors.float())
-    dense, _ = reference.backward(*given, num_tables, mean, -1, False)
+    scaled = None if factors is None else factors.float()
+    dense, _ = reference.backward(grad.float(), wide, indices, offsets, starts, scaled, num_tables, mean, -1, False)
     rows = reference.rows_and_bags(indices, offsets, starts, num_tables)[0]
     touched = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device).index_fill(0, rows, True)
     new = reference.updated(wide, first, second, dense, touched, float(step), rule)
@@ -523,7 +523,9 @@ def _laps(of: Case, on: torch.device, generator: torch.Generator) -> Laps:
 
     def eager() -> Tensor:
         with torch.no_grad():
-            found = [torch.nn.functional.embedding_bag(i, w, o, mode=mode) for w, (i, o) in zip(tables, parts, strict=True)]
+            found = [
+                torch.nn.functional.embedding_bag(i, w, o, mode=mode) for w, (i, o) in zip(tables, parts, strict=True)
+            ]
             return torch.cat(found, 1)
 
     def ours() -> Tensor:
@@ -540,18 +542,20 @@ def bags(dtype: str, tables: int, batch: int, rows: int, dim: int, length: int, 
     return case(dtype, tables=tables, batch=batch, rows=rows, dim=dim, length=length, **more)
 
 
-CHECKS = tuple(
-    bags(dtype, *sizes, **more)
-    for dtype in ("float32", "float16", "bfloat16")
-    for sizes, more in (
-        ((1, 7, 50, 16, 3), {}), ((3, 33, 100, 64, 5), {"index": "int32", "mode": "mean"}),
-        ((4, 65, 1000, 128, 20), {"skewed": True}), ((2, 100, 5000, 96, 1), {}),
-        ((2, 40, 30, 32, 8), {"weighted": True}), ((1, 50, 20, 24, 6), {"mode": "mean", "padding": 3}),
-        ((2, 17, 64, 300, 40), {"skewed": True, "index": "int32"}),
-        *([((3, 33, 100, 64, 5), {"codes": True}), ((2, 9, 40, 200, 3), {"codes": True, "mode": "mean"})]
-          if dtype == "float32" else []),
-    )
-)  # fmt: skip
+SHAPES: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
+    ((1, 7, 50, 16, 3), {}),
+    ((3, 33, 100, 64, 5), {"index": "int32", "mode": "mean"}),
+    ((4, 65, 1000, 128, 20), {"skewed": True}),
+    ((2, 100, 5000, 96, 1), {}),
+    ((2, 40, 30, 32, 8), {"weighted": True}),
+    ((1, 50, 20, 24, 6), {"mode": "mean", "padding": 3}),
+    ((2, 17, 64, 300, 40), {"skewed": True, "index": "int32"}),
+)
+CHECKS = (
+    *(bags(dtype, *sizes, **more) for dtype in DTYPES for sizes, more in SHAPES),
+    bags("float32", 3, 33, 100, 64, 5, codes=True),
+    bags("float32", 2, 9, 40, 200, 3, codes=True, mode="mean"),
+)
 RACES = (
     bags("float32", 26, 4096, 100_000, 128, 10), bags("float32", 26, 16384, 100_000, 64, 1),
     bags("float16", 26, 8192, 100_000, 128, 20), bags("float32", 26, 4096, 100_000, 128, 10, codes=True),
@@ -648,13 +652,13 @@ def _update_call(
     starts: Tensor | None, factors: Tensor | None, tables: int, mode: str, optimizer: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Step three on copies."""
-    own = [t.detach().clone() for t in (weight, first, second)]
+    new, grown, more = (t.detach().clone() for t in (weight, first, second))
     rule = trial_rule(optimizer)
     factors = None if factors is None else factors.detach()
     step = torch.full((), 2.0, device=weight.device)
-    update_bags(*own, step, grad.detach(), indices, offsets, starts, factors, tables, mode == "mean", optimizer, rule.lr,
-            rule.eps, rule.decay, rule.beta1, rule.beta2)  # fmt: skip
-    return own[0], own[1], own[2]
+    update_bags(new, grown, more, step, grad.detach(), indices, offsets, starts, factors, tables, mode == "mean", optimizer,
+                rule.lr, rule.eps, rule.decay, rule.beta1, rule.beta2)  # fmt: skip
+    return new, grown, more
 
 
 def _update_form(dense_of: Any) -> Any:
@@ -675,6 +679,11 @@ def _update_form(dense_of: Any) -> Any:
     return form
 
 
+def _dense(*given: Any) -> Tensor:
+    found: Any = reference.backward
+    return found(*given, False)[0]
+
+
 def _overwritten(*given: Any) -> Tensor:
     """Of a row used several times only one gradient counts."""
     rows, by_index, share, _ = reference.row_grads(*given)
@@ -683,7 +692,7 @@ def _overwritten(*given: Any) -> Tensor:
 
 def _unshared(*given: Any) -> Tensor:
     """Sums as if every gradient came from the bag before."""
-    return reference.backward(given[0].roll(1, 0), *given[1:], False)[0]
+    return _dense(given[0].roll(1, 0), *given[1:])
 
 
 def _update_laps(of: Case, on: torch.device, generator: torch.Generator) -> Laps:
@@ -732,8 +741,8 @@ UPDATE = declare(
     trial=Trial(
         make=_update_make,
         call=_update_call,
-        eager=_update_form(lambda *given: reference.backward(*given, False)[0]),
-        reference=_update_form(lambda *given: reference.backward(*given, False)[0]),
+        eager=_update_form(_dense),
+        reference=_update_form(_dense),
         mistakes={"duplicates lost": _update_form(_overwritten), "another bag": _update_form(_unshared)},
         checks=tuple(
             bags(dtype, *sizes, optimizer=optimizer, **more)

@@ -1,4 +1,4 @@
-"""Embedding bags as they are meant, in the precision of their inputs; PyTorch's form; and kernels that would be wrong."""
+"""Embedding bags as they are meant, in their inputs' precision; PyTorch's form; and kernels that would be wrong."""
 
 from __future__ import annotations
 

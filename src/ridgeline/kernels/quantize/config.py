@@ -1,4 +1,4 @@
-"""Launch configurations of quantization: rows as RMSNorm holds them, whole tensors in blocks of sixteen bytes a lane."""
+"""Launch configurations of quantization: rows as RMSNorm holds them, tensors in blocks of sixteen bytes a lane."""
 
 from __future__ import annotations
 

@@ -198,7 +198,9 @@ def _fake(x: Tensor, scale: Tensor | None, kind: str, per: str, block: int) -> t
     return q, x.new_empty(scale_shape(x.shape, per, block), dtype=torch.float32)
 
 
-def _support(x: Tensor, scale: Tensor | None = None, kind: str = "int8", per: str = "row", block: int = 0) -> str | None:
+def _support(
+    x: Tensor, scale: Tensor | None = None, kind: str = "int8", per: str = "row", block: int = 0
+) -> str | None:
     if x.dim() < 1 or x.shape[-1] == 0:
         return "x needs a last dim of at least one element"
     if scale is not None and (per != "tensor" or scale.dim() != 0 or scale.dtype != torch.float32):

@@ -56,7 +56,9 @@ def truncated(x: Tensor, kind: str, per: str, block: int) -> Tensor:
     q, scale = quantized(x, kind, per, block)
     over = restored(q, scale).abs() > x.abs()
     wide = q.to(x.dtype)
-    nearer = torch.where(over, wide * (1 - 2.0**-3 if kind != "int8" else 1) - (wide.sign() if kind == "int8" else 0), wide)
+    nearer = torch.where(
+        over, wide * (1 - 2.0**-3 if kind != "int8" else 1) - (wide.sign() if kind == "int8" else 0), wide
+    )
     return restored(nearer, scale)
 
 
