@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import KernelError, nearest
-from ridgeline.kernels.embedding_bag.op import MODES, embedding_bags, state_shapes, update_bags
+from ridgeline.kernels.embedding_bag.op import MODES, embedding_bags
 from ridgeline.kernels.embedding_bag.reference import OPTIMIZERS, coded_rows
+from ridgeline.kernels.embedding_bag.step import state_shapes, update_bags
 
 
 class _Fused(torch.autograd.Function):

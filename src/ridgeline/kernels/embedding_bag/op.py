@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,17 +11,13 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Laps, Trial, case, declare
 from ridgeline.kernels.embedding_bag import config, kernel, reference
-from ridgeline.kernels.embedding_bag.reference import OPTIMIZERS, Rule
+from ridgeline.kernels.embedding_bag.reference import Rule
+from ridgeline.kernels.embedding_bag.sums import Sorted, apply_rows, bags_of, sample_weight_grad
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.rows import FLOATS, cdiv, power_of_two, template
 
 _FORWARD = Kernel(kernel.embedding_bag_forward, vectors=("dim",), loose=("indices_ptr", "offsets_ptr", "factor_ptr"))
-_KEYS = Kernel(kernel.embedding_keys, loose=("indices_ptr", "offsets_ptr", "factor_ptr"))
-_UPDATE = Kernel(kernel.embedding_update, vectors=("dim",), loose=("key_ptr", "order_ptr", "bag_ptr", "share_ptr"))
-_MERGE = Kernel(kernel.embedding_merge, vectors=("dim",), loose=("key_ptr",))
-_WEIGHT_GRAD = Kernel(kernel.embedding_weight_grad, vectors=("dim",), loose=("key_ptr", "bag_ptr", "out_ptr"))
-_forward_plans, _key_plans, _update_plans, _weight_plans = Plans(), Plans(), Plans(), Plans()
-MERGED_AT_ONCE = 16
+_plans = Plans()
 MODES = ("sum", "mean")
 
 
@@ -81,8 +76,8 @@ def embedding_bags(
 
     Table t is the rows of ``weight`` from ``starts[t]`` on (an int64 tensor on the device; None: one table).
     ``indices`` are those of all bags of the first table, then of the second, and so on; ``offsets`` says where each of
-    the T·B bags starts and, last, where the end is. ``scale_shift`` [R, 2] belongs to tables of uint8 codes, which ``dtype``
-    (float32 unless told) is restored to.
+    the T·B bags starts and, last, where the end is. ``scale_shift`` [R, 2] belongs to tables of uint8 codes, which
+    are restored to ``dtype`` (float32 unless told).
     """
     if mode not in MODES:
         raise KernelError(f"embedding_bags: mode is one of {', '.join(MODES)}, not {mode!r}")
@@ -111,10 +106,10 @@ def _forward(
     key = (weight.shape, weight.dtype, indices.shape, indices.dtype, offsets.shape, offsets.dtype, starts is None,
            None if factors is None else factors.dtype, scale_shift is None, num_tables, mean, padding, kind,
            weight.get_device(), weight.data_ptr() & 15)  # fmt: skip
-    plan = _forward_plans.get(key)
+    plan = _plans.get(key)
     if plan is None:
         EMBEDDING_BAG.check(weight, indices, offsets, starts, factors, scale_shift, num_tables, mean, padding, kind)
-        plan = _forward_plans[key] = _plan_forward(
+        plan = _plans[key] = _plan_forward(
             weight, indices, offsets, starts, factors, scale_shift, num_tables, mean, padding, kind
         )
     run, like, numbers = plan
@@ -155,138 +150,6 @@ def _plan_forward(
     return run, like, numbers
 
 
-def bags_of(offsets: Tensor, num_tables: int) -> tuple[int, int]:
-    """(bags of all tables, bags of each); one offset more than bags says where the last ends."""
-    batch = (offsets.numel() - 1) // num_tables
-    return batch * num_tables, batch
-
-
-class Sorted:
-    """Indices of a batch sorted by row, ready for a backward pass: rows, where they stood, their bags and shares."""
-
-    __slots__ = ("bags", "batch", "keys", "num_tables", "order", "rows", "shares")
-
-    def __init__(
-        self, weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None,
-        num_tables: int, mean: bool, padding: int,
-    ) -> None:  # fmt: skip
-        num_rows = weight.shape[0]
-        indices, offsets = indices.contiguous(), offsets.contiguous()
-        factors = None if factors is None else factors.contiguous()
-        num_bags, self.batch = bags_of(offsets, num_tables)
-        self.num_tables, n = num_tables, indices.numel()
-        kind = torch.int32 if num_rows < 2**31 - 1 else torch.int64
-        self.rows = torch.empty(n, dtype=kind, device=weight.device)
-        self.bags = torch.empty(n, dtype=torch.int32, device=weight.device)
-        shared = mean or factors is not None
-        self.shares = torch.empty(n, dtype=torch.float32, device=weight.device) if shared else None
-        key = (num_rows, offsets.shape, offsets.dtype, indices.shape, indices.dtype, starts is None,
-               None if factors is None else factors.dtype, num_tables, mean, padding, weight.get_device())  # fmt: skip
-        numbers = (num_rows, num_bags, self.batch, offsets.numel(), n, padding)
-        args = (indices, offsets, indices if starts is None else starts, indices if factors is None else factors,
-                self.rows, self.bags, self.rows if self.shares is None else self.shares, *numbers)  # fmt: skip
-        run = _key_plans.get(key)
-        if run is None:
-            ahead = min(32, power_of_two(max(1, n // max(1, num_bags))))
-            bags = 1024 // ahead
-            run = _key_plans[key] = _KEYS.bind(
-                args,
-                grid=(cdiv(num_bags, bags),),
-                constants={"MANY": starts is not None, "WEIGHTED": factors is not None, "MEAN": mean,
-                           "PADDED": padding >= 0, "BAGS": bags, "AHEAD": ahead},
-                num_warps=4,
-                device=weight.get_device(),
-            )  # fmt: skip
-        run(*args)
-        self.keys, self.order = torch.sort(self.rows)
-
-
-def apply_rows(
-    found: Sorted, grad: Tensor, target: Tensor, first: Tensor | None, second: Tensor | None, step: Tensor | None,
-    rule: Rule,
-) -> None:  # fmt: skip
-    """Sum the gradient of every row that was used, and store it in ``target`` or take the optimizer's step there."""
-    n, (num_rows, dim) = found.keys.numel(), target.shape
-    if not n:
-        return
-    grad = grad.contiguous()
-    optimizer = OPTIMIZERS.index(rule.optimizer)
-    key = (n, target.shape, target.dtype, grad.dtype, found.batch, found.num_tables, found.shares is None, optimizer,
-           found.keys.dtype, target.get_device(), (grad.data_ptr() | target.data_ptr()) & 15)  # fmt: skip
-    numbers = (rule.lr, rule.eps, rule.decay, rule.beta1, rule.beta2, math.log2(rule.beta1), math.log2(rule.beta2))
-    none = found.bags
-    states = (none if first is None else first, none if second is None else second)
-    counted = none if step is None else step
-    plan = _update_plans.get(key)
-    if plan is None:
-        plan = _update_plans[key] = _plan_update(found, grad, target, *states, counted, optimizer)
-    update, merge, like, length = plan
-    part = torch.empty_like(like, memory_format=torch.contiguous_format)
-    shares = none if found.shares is None else found.shares
-    update(
-        found.keys, found.order, found.bags, shares, grad, target, *states, part, counted, n, num_rows, dim,
-        found.batch, found.num_tables, length, *numbers,
-    )  # fmt: skip
-    merge(found.keys, target, *states, part, counted, n, num_rows, dim, length, *numbers)
-
-
-def _plan_update(
-    found: Sorted, grad: Tensor, target: Tensor, first: Tensor, second: Tensor, step: Tensor, optimizer: int
-) -> tuple[Any, Any, Tensor, int]:
-    n, (num_rows, dim) = found.keys.numel(), target.shape
-    chosen = tuning.choose(
-        "embedding_bag.update", {"dim": dim, "indices": n, "optimizer": optimizer}, config.update(dim, optimizer)
-    )
-    chunks = cdiv(n, chosen.length)
-    like = template((chunks, 2, dim), torch.float32, target.device)
-    common: dict[str, Any] = {
-        "grid": (chunks,),
-        "device": target.get_device(),
-        "vector": vector_of(min(grad.element_size(), target.element_size()), grad.data_ptr() | target.data_ptr(), dim),
-    }
-    floats = (0.5,) * 7
-    wide = power_of_two(dim)
-    shares = found.bags if found.shares is None else found.shares
-    update = _UPDATE.bind(
-        (found.keys, found.order, found.bags, shares, grad, target, first, second, like, step, n, num_rows, dim,
-         found.batch, found.num_tables, chosen.length, *floats),
-        constants={"OPTIMIZER": optimizer, "SHARED": found.shares is not None, "DIM": wide, "AHEAD": chosen.ahead},
-        num_warps=chosen.num_warps,
-        **common,
-    )  # fmt: skip
-    merge = _MERGE.bind(
-        (found.keys, target, first, second, like, step, n, num_rows, dim, chosen.length, *floats),
-        constants={"OPTIMIZER": optimizer, "DIM": wide, "PARTS": MERGED_AT_ONCE},
-        num_warps=4,
-        **common,
-    )
-    return update, merge, like, chosen.length
-
-
-def sample_weight_grad(found: Sorted, weight: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gradient of every sample's weight."""
-    n, (num_rows, dim) = found.rows.numel(), weight.shape
-    out = torch.empty(n, dtype=dtype, device=weight.device)
-    grad = grad.contiguous()
-    numbers = (n, num_rows, dim, found.batch, found.num_tables)
-    key = (n, weight.shape, weight.dtype, grad.dtype, dtype, found.rows.dtype, found.batch, weight.get_device(),
-           (grad.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
-    run = _weight_plans.get(key)
-    if run is None:
-        wide = power_of_two(dim)
-        block = max(4, 1024 // wide)
-        run = _weight_plans[key] = _WEIGHT_GRAD.bind(
-            (weight, grad, found.rows, found.bags, out, *numbers),
-            grid=(cdiv(n, block),),
-            constants={"DIM": wide, "BLOCK": block},
-            num_warps=4,
-            device=weight.get_device(),
-            vector=vector_of(min(grad.element_size(), weight.element_size()), grad.data_ptr() | weight.data_ptr(), dim),
-        )
-    run(weight, grad, found.rows, found.bags, out, *numbers)
-    return out
-
-
 def _backward(
     grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None,
     num_tables: int, mean: bool, padding: int, want_factors: bool,
@@ -300,29 +163,6 @@ def _backward(
     if not want_factors or factors is None:
         return dense, grad.new_empty(0)
     return dense, sample_weight_grad(found, weight, grad, factors.dtype)
-
-
-def update_bags(
-    weight: Tensor, first: Tensor, second: Tensor, step: Tensor, grad: Tensor, indices: Tensor, offsets: Tensor,
-    starts: Tensor | None, factors: Tensor | None, num_tables: int, mean: bool, optimizer: str, lr: float, eps: float,
-    decay: float, beta1: float, beta2: float,
-) -> None:  # fmt: skip
-    """One optimizer step on the rows that were used, in place."""
-    rule = Rule(optimizer, lr, eps, decay, beta1, beta2)
-    step.add_(1.0)
-    if launchable(weight):
-        UPDATE.check(weight, first, second, step, grad, indices, offsets, starts, factors, num_tables)
-        found = Sorted(weight, indices, offsets, starts, factors, num_tables, mean, -1)
-        apply_rows(found, grad, weight, first, second, step, rule)
-        return
-    wide = weight.detach().float()
-    scaled = None if factors is None else factors.float()
-    dense, _ = reference.backward(grad.float(), wide, indices, offsets, starts, scaled, num_tables, mean, -1, False)
-    rows = reference.rows_and_bags(indices, offsets, starts, num_tables)[0]
-    touched = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device).index_fill(0, rows, True)
-    new = reference.updated(wide, first, second, dense, touched, float(step), rule)
-    for target, value in zip((weight, first, second), new, strict=True):
-        target.copy_(value)
 
 
 # --- the declaration ---------------------------------------------------------------------------------------------
@@ -346,7 +186,7 @@ def _backward_fake(
     return dense, factors.new_empty(factors.shape)
 
 
-def _support(
+def reason(
     weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None = None, factors: Tensor | None = None,
     scale_shift: Tensor | None = None, num_tables: int = 1, *_: Any,
 ) -> str | None:  # fmt: skip
@@ -369,17 +209,6 @@ def _support(
     if weight.dtype not in (*FLOATS, torch.uint8):
         return f"weight is {weight.dtype}; tables are float32, float16, bfloat16 or uint8 codes"
     return None
-
-
-def _update_support(
-    weight: Tensor, first: Tensor, second: Tensor, step: Tensor, grad: Tensor, indices: Tensor, offsets: Tensor,
-    starts: Tensor | None = None, factors: Tensor | None = None, num_tables: int = 1, *_: Any,
-) -> str | None:  # fmt: skip
-    if weight.dtype == torch.uint8 or grad.dtype not in FLOATS:
-        return f"tables of {weight.dtype} with gradients of {grad.dtype} are not trained"
-    if step.dtype != torch.float32 or first.dtype != torch.float32 or second.dtype != torch.float32:
-        return "steps and states are float32"
-    return _support(weight, indices, offsets, starts, factors, None, num_tables)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -415,15 +244,6 @@ def _scatter_cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **_: Any) -
     return {"flops": 2.0 * indices.numel * weight.shape[1], "read_bytes": moved}
 
 
-def _update_cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **_: Any) -> dict[str, float]:
-    """Rows and their state read and written for every index; keys sorted in four passes."""
-    weight, first, second, indices = inputs[0], inputs[1], inputs[2], inputs[5]
-    row_bytes = sum(t.num_bytes for t in (weight, first, second)) / max(1, weight.shape[0])
-    moved = indices.numel * row_bytes
-    read = moved + indices.numel * (4 * weight.shape[1] + 100)
-    return {"flops": 8.0 * indices.numel * weight.shape[1], "read_bytes": read, "written_bytes": moved}
-
-
 def drawn_bags(of: Case, on: torch.device, generator: Any) -> tuple[Tensor, Tensor, Tensor | None]:
     """(indices, offsets, starts) of bags of random lengths around ``of["length"]``; fixed where that is one."""
     tables, batch, rows, mean_length = of["tables"], of["batch"], of["rows"], of["length"]
@@ -448,7 +268,7 @@ def drawn_bags(of: Case, on: torch.device, generator: Any) -> tuple[Tensor, Tens
     return indices, offsets, starts
 
 
-def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+def make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
     indices, offsets, starts = drawn_bags(of, on, generator)
     weight = torch.randn(of["tables"] * of["rows"], of["dim"], device=on, dtype=torch.float32, generator=generator)
     weight = weight.to(getattr(torch, of.dtype))
@@ -492,7 +312,7 @@ def _last_lost(*args: Any) -> Tensor:
     return _reference(changed, indices, offsets, starts, factors, *rest)
 
 
-def _tables_of(of: Case, on: torch.device, generator: Any) -> list[Tensor]:
+def drawn_tables(of: Case, on: torch.device, generator: Any) -> list[Tensor]:
     dtype = getattr(torch, of.dtype)
     return [
         torch.randn(of["rows"], of["dim"], device=on, dtype=torch.float32, generator=generator).to(dtype)
@@ -513,7 +333,7 @@ def per_table(indices: Tensor, offsets: Tensor, tables: int) -> list[tuple[Tenso
 def _laps(of: Case, on: torch.device, generator: torch.Generator) -> Laps:
     """All tables in one launch against ``F.embedding_bag`` on each, results side by side."""
     indices, offsets, starts = drawn_bags(of, on, generator)
-    tables = _tables_of(of, on, generator)
+    tables = drawn_tables(of, on, generator)
     weight = torch.cat(tables)
     scale_shift = None
     if of.get("codes"):
@@ -570,7 +390,7 @@ EMBEDDING_BAG_BACKWARD = declare(
     forward=_backward,
     fake=_backward_fake,
     reference=reference.backward,
-    support=lambda grad, weight, indices, offsets, starts=None, factors=None, num_tables=1, *_: _support(
+    support=lambda grad, weight, indices, offsets, starts=None, factors=None, num_tables=1, *_: reason(
         weight, indices, offsets, starts, factors, None, num_tables
     ),
     cost=_scatter_cost,
@@ -584,13 +404,13 @@ EMBEDDING_BAG = declare(
     forward=_forward,
     fake=_fake,
     reference=reference.forward,
-    support=_support,
+    support=reason,
     cost=_gather_cost,
     setup=_setup,
     backward=_grads,
     trials={
         "embedding_bags": Trial(
-            make=_make,
+            make=make,
             call=_call,
             eager=reference.eager,
             reference=_reference,
@@ -603,7 +423,7 @@ EMBEDDING_BAG = declare(
             layouts=False,
         ),
         "embedding_bag": Trial(
-            make=_make,
+            make=make,
             call=_call,
             eager=reference.eager,
             reference=_reference,
@@ -620,148 +440,4 @@ EMBEDDING_BAG = declare(
             + args[1].numel() * args[0].shape[1] * args[0].element_size(),
         ),
     },
-)  # fmt: skip
-
-
-# --- the fused step ----------------------------------------------------------------------------------------------
-
-
-def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of an optimizer's two states, both float32."""
-    if optimizer == "adam":
-        return (rows, dim), (rows, dim)
-    return ((rows,), (1,)) if optimizer == "rowwise_adagrad" else ((1,), (1,))
-
-
-def _update_make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
-    weight, indices, offsets, starts, factors, tables, mode, *_ = _make(of, on, generator)
-    batch, dim = of["batch"], of["dim"]
-    grad = torch.randn(batch, tables * dim, device=on, dtype=torch.float32, generator=generator)
-    shapes = state_shapes(of["optimizer"], weight.shape[0], dim)
-    first, second = (torch.rand(shape, device=on, dtype=torch.float32, generator=generator) for shape in shapes)
-    rest = (indices, offsets, starts, factors, tables, mode, of["optimizer"])
-    return weight, first, second, grad.to(weight.dtype), *rest
-
-
-def trial_rule(optimizer: str) -> Rule:
-    return Rule(optimizer, 0.05, 1e-8, 0.01)
-
-
-def _update_call(
-    weight: Tensor, first: Tensor, second: Tensor, grad: Tensor, indices: Tensor, offsets: Tensor,
-    starts: Tensor | None, factors: Tensor | None, tables: int, mode: str, optimizer: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Step three on copies."""
-    new, grown, more = (t.detach().clone() for t in (weight, first, second))
-    rule = trial_rule(optimizer)
-    factors = None if factors is None else factors.detach()
-    step = torch.full((), 2.0, device=weight.device)
-    update_bags(new, grown, more, step, grad.detach(), indices, offsets, starts, factors, tables, mode == "mean", optimizer,
-                rule.lr, rule.eps, rule.decay, rule.beta1, rule.beta2)  # fmt: skip
-    return new, grown, more
-
-
-def _update_form(dense_of: Any) -> Any:
-    """A reference from how it sums the rows' gradients."""
-
-    def form(
-        weight: Tensor, first: Tensor, second: Tensor, grad: Tensor, indices: Tensor, offsets: Tensor,
-        starts: Tensor | None, factors: Tensor | None, tables: int, mode: str, optimizer: str,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        kind = weight.dtype
-        wide = [t if t is None or t.dtype == torch.float64 else t.float() for t in (weight, grad, factors)]
-        given = (wide[1], wide[0], indices, offsets, starts, wide[2], tables, mode == "mean", -1)
-        rows = reference.rows_and_bags(indices, offsets, starts, tables)[0]
-        touched = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device).index_fill(0, rows, True)
-        new, *states = reference.updated(wide[0], first, second, dense_of(*given), touched, 3.0, trial_rule(optimizer))  # type: ignore[arg-type]
-        return new.to(kind), states[0], states[1]
-
-    return form
-
-
-def _dense(*given: Any) -> Tensor:
-    found: Any = reference.backward
-    return found(*given, False)[0]
-
-
-def _overwritten(*given: Any) -> Tensor:
-    """Of a row used several times only one gradient counts."""
-    rows, by_index, share, _ = reference.row_grads(*given)
-    return torch.zeros_like(given[1]).index_copy(0, rows, by_index * share.unsqueeze(-1))
-
-
-def _unshared(*given: Any) -> Tensor:
-    """Sums as if every gradient came from the bag before."""
-    return _dense(given[0].roll(1, 0), *given[1:])
-
-
-def _update_laps(of: Case, on: torch.device, generator: torch.Generator) -> Laps:
-    """Forward, backward and step of all tables: ours against sparse gradients and PyTorch's optimizer."""
-    from ridgeline.kernels.embedding_bag.module import EmbeddingBags
-
-    indices, offsets, _ = drawn_bags(of, on, generator)
-    tables, dim, batch, optimizer = of["tables"], of["dim"], of["batch"], of["optimizer"]
-    ours = EmbeddingBags([of["rows"]] * tables, dim, optimizer=optimizer, lr=1e-3, device=on)
-    made = [torch.nn.Parameter(w) for w in _tables_of(of, on, generator)]
-    kinds = {"sgd": torch.optim.SGD, "rowwise_adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam}
-    theirs = kinds[optimizer](made, lr=1e-3)
-    parts = per_table(indices, offsets, tables)
-    grad = torch.randn(batch, tables * dim, device=on)
-
-    def eager() -> None:
-        functional = torch.nn.functional
-        found = [
-            functional.embedding_bag(i, w, o, mode="sum", sparse=True) for w, (i, o) in zip(made, parts, strict=True)
-        ]
-        torch.cat(found, 1).backward(grad)
-        theirs.step()
-        theirs.zero_grad()
-
-    def lap() -> None:
-        ours(indices, offsets).backward(grad)
-
-    row = dim * 4
-    states = {"sgd": 0, "rowwise_adagrad": 4, "adam": 2 * row}[optimizer]
-    used = min(indices.numel(), tables * of["rows"])
-    moved = indices.numel() * (2 * row) + 2 * grad.nbytes + used * 2 * (row + states)
-    return Laps({"ridgeline": lap, "eager": eager}, moved)
-
-
-UPDATE = declare(
-    name="embedding_bags_update",
-    summary="the backward pass of embedding bags with the optimizer's step in it: no gradient is ever written",
-    schema="(Tensor(a!) weight, Tensor(b!) first, Tensor(c!) second, Tensor(d!) step, Tensor grad, Tensor indices,"
-    " Tensor offsets, Tensor? starts, Tensor? sample_weights, int num_tables, bool mean, str optimizer, float lr,"
-    " float eps, float decay, float beta1, float beta2) -> ()",
-    forward=update_bags,
-    fake=lambda *_: None,
-    reference=reference.updated,
-    support=_update_support,
-    cost=_update_cost,
-    trial=Trial(
-        make=_update_make,
-        call=_update_call,
-        eager=_update_form(_dense),
-        reference=_update_form(_dense),
-        mistakes={"duplicates lost": _update_form(_overwritten), "another bag": _update_form(_unshared)},
-        checks=tuple(
-            bags(dtype, *sizes, optimizer=optimizer, **more)
-            for dtype in ("float32", "float16")
-            for optimizer in OPTIMIZERS[1:]
-            for sizes, more in (
-                ((3, 33, 100, 64, 5), {"index": "int32", "mode": "mean"}), ((4, 65, 1000, 128, 20), {"skewed": True}),
-                ((2, 40, 30, 96, 8), {"weighted": True}), ((2, 200, 9, 32, 40), {}),
-            )
-        ),
-        races=(
-            bags("float32", 26, 4096, 100_000, 128, 10, optimizer="rowwise_adagrad"),
-            bags("float32", 26, 4096, 100_000, 128, 10, optimizer="sgd"),
-            bags("float32", 26, 16384, 100_000, 64, 1, optimizer="adam"),
-            bags("float32", 26, 4096, 100_000, 128, 10, optimizer="rowwise_adagrad", skewed=True),
-        ),
-        phases=("step",),
-        constants=tuple(range(8)),
-        laps=_update_laps,
-        layouts=False,
-    ),
 )  # fmt: skip
