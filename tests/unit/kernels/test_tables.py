@@ -131,3 +131,18 @@ def test_frozen_parts_of_the_cross_layer_cost_no_products():
     x0, x, weight = drawn(5, 12), drawn(5, 12, seed=1), drawn(12, 12, seed=2).requires_grad_()
     (dw,) = torch.autograd.grad(kernels.cross_layer(x0, x, weight).sum(), weight)
     torch.testing.assert_close(dw, x0.T @ x)
+
+
+def test_a_recommenders_parts_compile_into_one_graph():
+    def model(dense, weight, indices, offsets, starts, cross):
+        sparse = kernels.embedding_bags(weight, indices, offsets, starts).view(dense.shape[0], -1, dense.shape[1])
+        x = kernels.dot_interaction(dense, sparse)
+        return kernels.cross_layer(x, x, cross)
+
+    per, offsets, _ = bags(3, (9, 9))
+    dense, weight, cross = drawn(6, 8).requires_grad_(), drawn(18, 8, seed=1).requires_grad_(), drawn(11, 11, seed=2)
+    args = (dense, weight, torch.cat(per), offsets, torch.tensor([0, 9]), cross)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*args), model(*args))
+    found, meant = (torch.autograd.grad(call(*args).sum(), (dense, weight)) for call in (compiled, model))
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-4)
