@@ -417,6 +417,12 @@ EMBEDDING_BAG = declare(
             mistakes={"another table": _neighbor_table, "the last index lost": _last_lost},
             checks=CHECKS,
             races=RACES,
+            packs=tuple(
+                bags(dtype, 26, 4096, 100_000, dim, length)
+                for dtype in ("float32", "float16")
+                for dim in (16, 32, 64, 128, 256)
+                for length in (1, 10, 50)
+            ),
             phases=("fwd",),
             constants=(8,),
             laps=_laps,

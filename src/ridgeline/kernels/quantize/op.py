@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
-from ridgeline.kernels.contract import DTYPES, Case, Laps, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.contract import COMMON_WIDTHS, DTYPES, Case, Laps, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.quantize import config, kernel, reference
 from ridgeline.kernels.quantize.reference import LARGEST, scale_shape
@@ -288,6 +288,12 @@ QUANTIZE = declare(
         times_eager=1.02,
         checks=CHECKS,
         races=RACES,
+        packs=tuple(
+            case("bfloat16", rows=rows, cols=cols, kind=kind, per="row", block=0)
+            for cols in COMMON_WIDTHS
+            for rows in (8, 16384)
+            for kind in ("float8_e4m3fn", "int8")
+        ),
         small=(case("bfloat16", rows=16, cols=4096, kind="float8_e4m3fn", per="row", block=0),),
         phases=("fwd",),
         constants=(0,),
