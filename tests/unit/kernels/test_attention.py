@@ -107,22 +107,8 @@ def meta(dtype):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_forward_kernel_uses_the_tensor_cores_and_keeps_everything_in_registers(causal):
-    args = (
-        blocks(64, 128),
-        blocks(128, 128),
-        blocks(128, 128),
-        meta(torch.bfloat16),
-        meta(torch.float32),
-        2,
-        8,
-        8,
-        512,
-        512,
-        0,
-        128,
-        8,
-        0.1,
-    )
+    args = (blocks(64, 128), blocks(128, 128), blocks(128, 128), meta(torch.bfloat16), meta(torch.float32), 2, 8, 8,
+            512, 512, 0, 128, 8, 0.1)
     options = {"BM": 128, "BN": 128, "D": 128, "STAGES": 2, "CAUSAL": causal, "num_warps": 4, "maxnreg": 168}
     facts = gluon_facts(kernel.forward, args, options)
     assert facts.num("HGMMA") == (96 if causal else 64)
