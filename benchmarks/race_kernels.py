@@ -220,7 +220,7 @@ def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
         raced("dot_interaction", 0),
         samples[:2] + [dot.Sample(2)],
     )
-    products = [cross.Product(*p) for p in ((128, 256, 64, 8, 3), (128, 128, 64, 4, 3), (0, 0, 0, 0, 0))]
+    products = [cross.Product(*p) for p in ((128, 128, 64, 8, 3), (128, 256, 64, 8, 3), (64, 128, 64, 4, 4), (0, 0, 0, 0, 0))]
     yield "cross_layer.product", "cross_layer", "fwd", raced("cross_layer", 0), products
     yield "cross_layer.product", "cross_layer", "fwd", raced("cross_layer", 2), [cross.Product(128, 256, 64, 8, 3)]
 
