@@ -188,41 +188,33 @@ def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     def raced(name: str, i: int) -> Any:
         return trials()[name][1].races[i]
 
-    updates = [adamw.Update(b, w, n) for b, w, n in ((1024, 4, 4096), (2048, 8, 8192), (1024, 8, 8192), (512, 4, 4096))]
-    yield "adamw", "adamw", "fwd", raced("adamw", 0), updates
-    yield "adamw", "adamw_8bit", "fwd", raced("adamw_8bit", 0), updates[:3]
-    passes = [norm.Pass(b, w, n) for b, w, n in ((2048, 8, 16384), (4096, 8, 32768), (2048, 4, 8192), (1024, 4, 8192))]
-    yield "grad_norm", "clip_grad_norm_", "fwd", raced("clip_grad_norm_", 0), passes
-    yield "grad_scale", "clip_grad_norm_", "fwd", raced("clip_grad_norm_", 0), passes[:2]
-    flats = [
-        quantize.Flat(4096, 8, 2),
-        quantize.Flat(4096, 8, 7),
-        quantize.Flat(8192, 16, 4),
-        quantize.Flat(2048, 4, 7),
-    ]
-    yield "quantize.tensor", "quantize", "fwd", raced("quantize", 4), flats
-    rows = [quantize.Forward(16, 1, 128, 8), quantize.Forward(32, 1, 128, 8), quantize.Forward(16, 1, 128, 4)]
-    yield "quantize.rows", "quantize", "fwd", raced("quantize", 2), rows
-    tiles = [quantize.Tile(1, 2048, 8), quantize.Tile(1, 4096, 8), quantize.Tile(2, 2048, 4)]
-    yield "dequantize.rows", "dequantize", "fwd", raced("dequantize", 0), tiles
-    for i, given in ((0, ((8, 8, 4), (4, 4, 4), (8, 4, 8), (4, 16, 4))), (1, ((64, 1, 4), (16, 1, 4), (32, 1, 8)))):
-        yield "embedding_bag.forward", "embedding_bags", "fwd", raced("embedding_bags", i), [
-            bags.Forward(*values) for values in given
-        ]  # fmt: skip
-    steps = [bags.Update(*values) for values in ((32, 4, 1), (128, 4, 1), (64, 8, 1), (64, 2, 1))]
-    yield "embedding_bag.update", "embedding_bags_update", "step", raced("embedding_bags_update", 0), steps
-    samples = [dot.Sample(1), dot.Sample(4), dot.Sample(2, 64)]
-    yield "dot_interaction.forward", "dot_interaction", "fwd", raced("dot_interaction", 0), samples
-    yield (
-        "dot_interaction.backward",
-        "dot_interaction",
-        "bwd",
-        raced("dot_interaction", 0),
-        samples[:2] + [dot.Sample(2)],
+    def tried(kernel: str, name: str, i: int, kind: Any, *given: tuple[Any, ...], phase: str = "fwd") -> Any:
+        return kernel, name, phase, raced(name, i), [kind(*values) for values in given]
+
+    yield tried("adamw", "adamw", 0, adamw.Update, (1024, 4, 8192), (2048, 8, 8192), (1024, 8, 8192), (512, 4, 4096))
+    yield tried(
+        "adamw", "adamw_8bit", 0, adamw.Update, (1024, 4, 4096), (2048, 8, 4096), (512, 4, 4096), (2048, 16, 4096)
     )
-    products = [cross.Product(*p) for p in ((128, 128, 64, 8, 3), (128, 256, 64, 8, 3), (64, 128, 64, 4, 4), (0, 0, 0, 0, 0))]
-    yield "cross_layer.product", "cross_layer", "fwd", raced("cross_layer", 0), products
-    yield "cross_layer.product", "cross_layer", "fwd", raced("cross_layer", 2), [cross.Product(128, 256, 64, 8, 3)]
+    yield tried("quantize.rows", "quantize", 0, quantize.Forward, (1, 2, 2048, 8), (2, 4, 1024, 8))
+    yield tried("quantize.rows", "quantize", 2, quantize.Forward, (8, 1, 128, 4), (32, 1, 128, 4), (16, 1, 128, 2))
+    yield tried("quantize.rows", "quantize", 3, quantize.Forward, (1, 4, 4096, 16), (1, 14, 1024, 4))
+    yield tried("quantize.tensor", "quantize", 4, quantize.Flat, (4096, 8, 2), (2048, 4, 7), (2048, 8, 4))
+    yield tried("dot_interaction.forward", "dot_interaction", 2, dot.Sample, (1, 32), (2, 16), (4, 32), (1, 16))
+    yield tried("dot_interaction.forward", "dot_interaction", 0, dot.Sample, (2,), (4,), (1, 64))
+    yield tried("dot_interaction.backward", "dot_interaction", 2, dot.Sample, (2,), (8,), phase="bwd")
+    tiles = ((128, 128, 64, 8, 3), (128, 256, 64, 8, 3), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4), (0, 0, 0, 0, 0))
+    yield tried("cross_layer.product", "cross_layer", 0, cross.Product, *tiles)
+    yield tried("cross_layer.product", "cross_layer", 1, cross.Product, *tiles[2:4])
+    yield tried("cross_layer.backward", "cross_layer", 0, cross.Pass, (8, 512, 8, 2), (4, 512, 4, 8), phase="bwd")
+    yield tried("embedding_bag.forward", "embedding_bags", 3, bags.Forward, (8, 8, 4), (16, 4, 4), (32, 8, 8))
+    yield tried("embedding_bag.forward", "embedding_bags", 0, bags.Forward, (8, 8, 4), (4, 4, 4), (8, 4, 8), (4, 16, 4))
+    yield tried("embedding_bag.forward", "embedding_bags", 1, bags.Forward, (64, 1, 4), (16, 1, 4), (32, 1, 8))
+    steps = ((32, 4, 1), (128, 4, 1), (64, 8, 1), (64, 2, 1))
+    yield tried("embedding_bag.update", "embedding_bags_update", 0, bags.Update, *steps, phase="step")
+    passes = ((2048, 8, 16384), (4096, 8, 32768), (2048, 4, 32768), (1024, 4, 8192))
+    yield tried("grad_norm", "clip_grad_norm_", 0, norm.Pass, *passes)
+    yield tried("grad_scale", "clip_grad_norm_", 0, norm.Pass, *passes[:2])
+    yield tried("dequantize.rows", "dequantize", 0, quantize.Tile, (1, 2048, 8), (1, 4096, 8), (2, 2048, 4))
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:
@@ -431,7 +423,7 @@ def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
             )
 
 
-def part_race(book: Book, names: list[str], compiled: bool, limit_s: float) -> None:
+def part_race(book: Book, names: list[str], compiled_cases: int, limit_s: float) -> None:
     import torch
 
     from ridgeline.bench.race import Course, copy_bandwidth, race
@@ -443,7 +435,7 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float) -> N
     stop_s = time.perf_counter() + limit_s
     for name in names:
         trial = trials()[name][1]
-        work = [(of, trial.phases, i < COMPILED_CASES) for i, of in enumerate(trial.races)]
+        work = [(of, trial.phases, i < compiled_cases) for i, of in enumerate(trial.races)]
         work += [(of, ("call",), False) for of in trial.small]
         for of, which, timely in work:
             if time.perf_counter() > stop_s:
@@ -451,7 +443,7 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float) -> N
                 book.add("skipped", f"race {name} {of}")
                 continue
             began = time.perf_counter()
-            rows = book.attempt(f"race {name} {of}", race, name, of, course, phases=which, compiled=compiled and timely)
+            rows = book.attempt(f"race {name} {of}", race, name, of, course, phases=which, compiled=timely)
             torch.cuda.empty_cache()
             for row in rows or []:
                 book.add("race", row.to_dict())
@@ -497,7 +489,7 @@ def in_stages(asked: argparse.Namespace) -> None:
             continue
         out = shared / f"stage{i}"
         command = [sys.executable, __file__, "--out", str(out), "--budget-s", str(limit_s - 3), "--parts", parts]
-        command += ["--pack-for", asked.stages] + (["--compiled"] if asked.compiled else [])
+        command += ["--pack-for", asked.stages] + ([f"--compiled={asked.compiled}"] if asked.compiled else [])
         command += (["--short"] if asked.short else []) + [f"--path={folder}" for folder in asked.path]
         command += ["--names", asked.names] if asked.names else []
         command += ["--special", asked.special] if asked.special else []
@@ -525,7 +517,14 @@ def main() -> None:
     parser.add_argument("--special", default="", help="only situations that have this word in their name")
     parser.add_argument("--stages", default="", help="parts in processes of their own: 'pack=70;host,check=60;race'")
     parser.add_argument("--pack-for", default="", help="further parts whose kernels the pack holds")
-    parser.add_argument("--compiled", action="store_true", help="torch.compile takes part: seconds a case")
+    parser.add_argument(
+        "--compiled",
+        type=int,
+        nargs="?",
+        const=COMPILED_CASES,
+        default=0,
+        help="cases with torch.compile: seconds each",
+    )
     parser.add_argument("--short", action="store_true", help="half of the checks")
     parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
     asked = parser.parse_args()

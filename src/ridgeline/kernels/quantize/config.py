@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.kernels.rms_norm.config import LONG_BLOCK, Forward, forward
+from ridgeline.kernels.rms_norm.config import LONG_BLOCK, Forward, short_tile
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
 __all__ = ["LONG_BLOCK", "Flat", "Forward", "Tile", "flat", "rows", "tile"]
@@ -29,7 +29,22 @@ class Tile:
 
 
 def rows(num: int, cols: int, itemsize: int) -> Forward:
-    return forward(num, cols, itemsize)
+    """Rows are held as they came, so a thread holds 64 elements of 16 bits: twice what a norm can.
+
+    Short rows: two for each warp-wide read, 65 against 70 µs for 16384×4096 in blocks of 128.
+    """
+    short = short_tile(num, cols, itemsize, 4)
+    if short is not None:
+        tile_rows, chunks, block, num_warps = short
+        twice = 2 if num_warps == 4 and chunks == 1 else 1
+        return Forward(twice * tile_rows, chunks, block, num_warps)
+    vector = 16 // itemsize
+    for num_warps in (4, 8, 16, 32):
+        block = 32 * num_warps * vector
+        chunks = cdiv(cols, block)
+        if chunks <= (8 if num_warps < 16 else 4):
+            return Forward(1, chunks, block, num_warps)
+    return Forward(1, 0, 0, 16)
 
 
 def flat(itemsize: int) -> Flat:

@@ -8,15 +8,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-ROUNDER = tl.constexpr(12582912.0)  # 1.5 · 2²³: adding and subtracting it rounds a float32 to the nearest even integer
+ROUNDER = tl.constexpr(12582912.0)  # 1.5 · 2²³: adding it rounds a float32 to the nearest even integer
 LEAST = tl.constexpr(1e-12)
 
 
 @triton.jit
-def rounded(y, INTEGER: tl.constexpr, largest, q_ptr):
+def rounded(y, INTEGER: tl.constexpr, CLAMPED: tl.constexpr, largest, q_ptr):
+    """The low byte of 1.5 · 2²³ + y is y, rounded: a conversion would be four times slower. fp8's saturate."""
     if INTEGER:
-        y = (y + ROUNDER) - ROUNDER
-    y = tl.minimum(tl.maximum(y, -largest, tl.PropagateNan.ALL), largest, tl.PropagateNan.ALL)
+        if CLAMPED:
+            y = tl.minimum(tl.maximum(y, -largest), largest)
+        y = (y + ROUNDER).to(tl.int32, bitcast=True)
     return y.to(q_ptr.dtype.element_ty)
 
 
@@ -45,11 +47,12 @@ def quantize_rows(
         x = tl.load(x_at + i * BLOCK, mask=inside, other=0.0)
         top = tl.maximum(top, tl.abs(x.to(tl.float32)))
         held = held + (x,)
-    scale = tl.div_rn(tl.maximum(tl.max(top, axis=1, keep_dims=True), LEAST), largest)
-    tl.store(scale_ptr + row, scale, mask=row < rows)
+    most = tl.maximum(tl.max(top, axis=1, keep_dims=True), LEAST)
+    by = tl.div_rn(largest, most)
+    tl.store(scale_ptr + row, tl.div_rn(most, largest), mask=row < rows)
     for i in tl.static_range(CHUNKS):
         inside = (row < rows) & (i * BLOCK + col < cols)
-        y = rounded(tl.div_rn(held[i].to(tl.float32), scale), INTEGER, largest, q_ptr)
+        y = rounded(held[i].to(tl.float32) * by, INTEGER, False, largest, q_ptr)
         tl.store(q_ptr + row.to(tl.int64) * cols + i * BLOCK + col, y, mask=inside)
 
 
@@ -65,12 +68,13 @@ def quantize_long_rows(
         c = start + col
         x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=0.0, eviction_policy="evict_last")
         top = tl.maximum(top, tl.abs(x.to(tl.float32)))
-    scale = tl.div_rn(tl.maximum(tl.max(top, axis=0), LEAST), largest)
-    tl.store(scale_ptr + row, scale)
+    most = tl.maximum(tl.max(top, axis=0), LEAST)
+    by = tl.div_rn(largest, most)
+    tl.store(scale_ptr + row, tl.div_rn(most, largest))
     for start in range(0, cols, BLOCK):
         c = start + col
         x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=0.0, eviction_policy="evict_first")
-        y = rounded(tl.div_rn(x.to(tl.float32), scale), INTEGER, largest, q_ptr)
+        y = rounded(x.to(tl.float32) * by, INTEGER, False, largest, q_ptr)
         tl.store(q_ptr + row * cols + c, y, mask=c < cols)
 
 
@@ -107,20 +111,21 @@ def quantize_all(
     """One scale for everything: given, or from the shares, which every program reads again from the L2."""
     block = tl.num_programs(0).to(tl.int64) - 1 - tl.program_id(0)  # the end of x was read last and is in the L2
     if GIVEN:
-        scale = tl.load(scale_ptr)
+        by = tl.div_rn(1.0, tl.load(scale_ptr))
     else:
         i = tl.arange(0, SHARES)
         top = tl.max(tl.load(share_ptr + i, mask=i < num_shares, other=0.0), axis=0)
-        scale = tl.div_rn(tl.maximum(top, LEAST), largest)
+        most = tl.maximum(top, LEAST)
+        by = tl.div_rn(largest, most)
         if block == 0:
-            tl.store(scale_ptr, scale)
+            tl.store(scale_ptr, tl.div_rn(most, largest))
     at = tl.multiple_of(block * BLOCK, 16) + tl.arange(0, BLOCK)
     if (block + 1) * BLOCK <= n:
-        y = rounded(tl.div_rn(tl.load(x_ptr + at).to(tl.float32), scale), INTEGER, largest, q_ptr)
+        y = rounded(tl.load(x_ptr + at).to(tl.float32) * by, INTEGER, GIVEN, largest, q_ptr)
         tl.store(q_ptr + at, y)
     else:
         x = tl.load(x_ptr + at, mask=at < n, other=0.0).to(tl.float32)
-        tl.store(q_ptr + at, rounded(tl.div_rn(x, scale), INTEGER, largest, q_ptr), mask=at < n)
+        tl.store(q_ptr + at, rounded(x * by, INTEGER, GIVEN, largest, q_ptr), mask=at < n)
 
 
 @triton.jit

@@ -118,11 +118,11 @@ def _plan_tensor(x: Tensor, shape: torch.Size, _: int, kind: str, __: int, given
     n, on, top = shape.numel(), x.get_device(), LARGEST[kind]
     chosen = tuning.choose("quantize.tensor", {"n": n, "dtype": x.dtype}, config.flat(x.element_size()))
     blocks = cdiv(n, chosen.block)
-    num = max(1, min(blocks, chosen.programs_per_sm * num_sms(on), 1024))
+    num = max(1, min(cdiv(blocks, 2), chosen.programs_per_sm * num_sms(on), 1024))
     q, one = template(shape, getattr(torch, kind), x.device), template((), torch.float32, x.device)
     share = template((num,), torch.float32, x.device)
     common = {"num_warps": chosen.num_warps, "device": on, "vector": vector_of(x.element_size(), x.data_ptr())}
-    look = _SHARES.bind((x, share, n), grid=(num,), constants={"BLOCK": chosen.block}, **common)  # type: ignore[arg-type]
+    look = _SHARES.bind((x, share, n), grid=(num,), constants={"BLOCK": 2 * chosen.block}, **common)  # type: ignore[arg-type]
     run = _ALL.bind(
         (x, q, one, share, n, num, 0.5),
         grid=(blocks,),
