@@ -19,6 +19,7 @@ class Product:
     bk: int
     num_warps: int
     num_stages: int
+    early: bool = False  # what the epilogue reads is asked for before the product begins
 
 
 @dataclass(frozen=True, slots=True)

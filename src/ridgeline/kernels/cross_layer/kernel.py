@@ -26,6 +26,7 @@ def cross_product(
     HAS_BIAS: tl.constexpr,
     SAVE: tl.constexpr,
     EVEN: tl.constexpr,
+    EARLY: tl.constexpr,  # x0 and x are asked for before the product begins
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -46,6 +47,12 @@ def cross_product(
         w_at = w_ptr + inner.to(tl.int64)[:, None] * n + (col % n)[None, :]
     else:
         w_at = w_ptr + (col % n).to(tl.int64)[None, :] * k + inner[:, None]
+    if EARLY:
+        at = row.to(tl.int64)[:, None] * n + col[None, :]
+        inside = (row < m)[:, None] & (col < n)[None, :]
+        x = tl.load(x_ptr + at, mask=inside, other=0.0)
+        if CROSS:
+            x0 = tl.load(x0_ptr + at, mask=inside, other=0.0)
     acc = tl.zeros([BM, BN], tl.float32)
     for start in tl.range(0, k, BK, num_stages=STAGES):
         if EVEN:
@@ -68,8 +75,14 @@ def cross_product(
         u = acc.to(u_ptr.dtype.element_ty)
         if SAVE:
             tl.store(u_ptr + at, u, mask=inside)
-        acc = u.to(tl.float32) * tl.load(x0_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    acc += tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        if EARLY:
+            acc = u.to(tl.float32) * x0.to(tl.float32)
+        else:
+            acc = u.to(tl.float32) * tl.load(x0_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if EARLY:
+        acc += x.to(tl.float32)
+    else:
+        acc += tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=inside)
 
 

@@ -98,7 +98,7 @@ def _plan_product(
         (a, weight, x0, x, x if bias is None else bias, x, x, m, n, k),
         grid=(cdiv(m, chosen.bm) * cdiv(n, chosen.bn),),
         constants={"TURNED": turned, "CROSS": cross, "HAS_BIAS": bias is not None, "SAVE": save,
-                   "EVEN": k % chosen.bk == 0, "BM": chosen.bm, "BN": chosen.bn, "BK": chosen.bk,
+                   "EVEN": k % chosen.bk == 0, "EARLY": chosen.early, "BM": chosen.bm, "BN": chosen.bn, "BK": chosen.bk,
                    "STAGES": chosen.num_stages},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
