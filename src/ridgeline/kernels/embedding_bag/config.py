@@ -34,7 +34,12 @@ def forward(dim: int, itemsize: int, mean_length: float) -> Forward:
     return Forward(bags, ahead, 4)
 
 
-def update(dim: int, optimizer: int) -> Update:
-    """One warp to 512 columns: its sums need no barrier; fewer rows on their way where the state is large."""
+def update(dim: int, optimizer: int, num_indices: int) -> Update:
+    """One warp to 512 columns: its sums need no barrier; fewer rows on their way where the state is large.
+
+    Chunks are short where there are few indices: 32 warps for every multiprocessor come first. A million indices of 128
+    columns with row-wise Adagrad: 648 µs with 4 on their way, 643 with 2, 796 with 8; 647 with chunks of 32.
+    """
     num_warps = clamp(power_of_two(dim) // 512, 1, 4)
-    return Update(64, 2 if optimizer == 3 else 4, num_warps)
+    length = clamp(power_of_two(num_indices // (32 * 132)), 8, 64)
+    return Update(length, 2 if optimizer == 3 else 4, num_warps)

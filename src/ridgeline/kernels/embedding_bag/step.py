@@ -155,7 +155,7 @@ def _update_laps(of: Case, on: torch.device, generator: torch.Generator) -> Laps
 
     row = dim * 4
     states = {"sgd": 0, "rowwise_adagrad": 4, "adam": 2 * row}[optimizer]
-    used = min(indices.numel(), tables * of["rows"])
+    used = reference.rows_and_bags(indices, offsets, ours.starts, tables)[0].unique().numel()
     moved = indices.numel() * (2 * row) + 2 * grad.nbytes + used * 2 * (row + states)
     return Laps({"ridgeline": lap, "eager": eager}, moved)
 

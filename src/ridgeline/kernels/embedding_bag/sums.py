@@ -102,7 +102,7 @@ def _plan_update(
 ) -> tuple[Any, Any, Tensor, int]:
     n, (num_rows, dim) = found.keys.numel(), target.shape
     chosen = tuning.choose(
-        "embedding_bag.update", {"dim": dim, "indices": n, "optimizer": optimizer}, config.update(dim, optimizer)
+        "embedding_bag.update", {"dim": dim, "indices": n, "optimizer": optimizer}, config.update(dim, optimizer, n)
     )
     chunks = cdiv(n, chosen.length)
     like = template((chunks, 2, dim), torch.float32, target.device)
