@@ -441,7 +441,7 @@ ADAMW = declare(
 )
 ADAMW_8BIT = declare(
     name="adamw_8bit",
-    summary="the same with moments in eight bits and a scale for every 256",
+    summary="an AdamW step with moments in eight bits and a scale for every 256 of them",
     schema="(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs,"
     " Tensor(d!)[] exp_avg_scales, Tensor(e!)[] exp_avg_sq_scales, Tensor(f!)[] state_steps, float lr, float beta1,"
     " float beta2, float eps, float weight_decay, float max_norm, bool maximize) -> Tensor",
