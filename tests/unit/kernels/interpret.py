@@ -14,12 +14,17 @@ import ridgeline.kernels
 from ridgeline.bench import verdict
 from ridgeline.bench.check import check_case
 from ridgeline.kernels import launcher, tuning
+from ridgeline.kernels.adamw import config as adamw
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.cross_entropy import config as cross_entropy
+from ridgeline.kernels.cross_layer import config as cross_layer
+from ridgeline.kernels.embedding_bag import config as embedding
 from ridgeline.kernels.gated import config as gated
+from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
 from ridgeline.kernels.linear_cross_entropy import config as linear
 from ridgeline.kernels.paged_attention import config as paged
+from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
 from ridgeline.kernels.softmax import config as softmax
 
@@ -96,11 +101,59 @@ CASES = {
         case("float16", b=1, h=4, k=4, s=150, d=16, page=32, uneven=False),
     ],
 }
+FORCED["clip_grad_norm_"] = [{"grad_norm": grad_norm.Pass(128, 1, 512), "grad_scale": grad_norm.Pass(128, 1, 512)}]
+CASES["clip_grad_norm_"] = [
+    case("float32", list="few", max_norm=1.0),
+    case("float16", list="few", max_norm=1e4),
+]
+for name in ("adamw", "adamw_8bit"):
+    FORCED[name] = [{"adamw": adamw.Update(512, 1, 1024), "grad_norm": grad_norm.Pass(128, 1, 512)}]
+    CASES[name] = [
+        case("float32", list="few", step=1, max_norm=-1.0),
+        case("float16", list="few", step=100, max_norm=1.0),
+    ]
+quantize.LONG_BLOCK = 64
+FORCED["quantize"] = [
+    {"quantize.rows": rows, "quantize.tensor": quantize.Flat(64, 1, 2)}
+    for rows in (norm.Forward(2, 3, 32, 1), norm.Forward(1, 0, 0, 1))
+]
+CASES["quantize"] = [
+    case("float32", rows=5, cols=96, kind="int8", per=per, block=32) for per in ("row", "block", "tensor")
+]
+FORCED["dequantize"] = [{"dequantize.rows": quantize.Tile(2, 32, 1), "dequantize.tensor": quantize.Flat(64, 1)}]
+CASES["dequantize"] = [
+    case("float32", rows=5, cols=96, kind="int8", per=per, block=32) for per in ("row", "block", "tensor")
+]
+BAGS = {"tables": 2, "batch": 5, "rows": 9, "dim": 12, "length": 4}
+FORCED["embedding_bag"] = [
+    {"embedding_bag.forward": embedding.Forward(4, ahead, 1), "embedding_bag.update": embedding.Update(length, 2, 1)}
+    for ahead, length in ((2, 4), (4, 64))
+]
+CASES["embedding_bag"] = [
+    case("float32", **BAGS, weighted=True),
+    case("float32", **BAGS, mode="mean", index="int32", padding=1),
+    case("float16", **(BAGS | {"tables": 1, "dim": 16, "length": 9})),
+]
+FORCED["embedding_bags_update"] = FORCED["embedding_bag"][:1]
+CASES["embedding_bags_update"] = [
+    case("float32", **BAGS, optimizer="sgd", mode="mean"),
+    case("float32", **BAGS, optimizer="rowwise_adagrad", weighted=True),
+    case("float16", **(BAGS | {"rows": 2, "length": 12}), optimizer="adam"),
+]
+CASES["dot_interaction"] = [case("float32", batch=3, tables=5, dim=12), case("float16", batch=2, tables=17, dim=16)]
+FORCED["cross_layer"] = [
+    {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}
+    for tile in ((0, 0, 0, 0, 0), (16, 16, 16, 1, 1), (16, 16, 16, 1, 1, True))
+]
+CASES["cross_layer"] = [
+    case("float32", batch=9, dim=24, rank=0),
+    case("float16", batch=17, dim=40, rank=18),
+]
 FORCED["paged_attention"] = [{"paged_attention": paged.Paged(16, shares, 1, 1)} for shares in (1, 3)]
 NOT_INTERPRETED = ("attention",)  # made of instructions that the interpreter does not know
 
 num = 0
-for name, (made, _) in trials().items():
+for name, (made, trial) in trials().items():
     if name in NOT_INTERPRETED or (len(sys.argv) > 1 and name not in sys.argv[1:]):
         continue
     forced = FORCED.get(made.name.removeprefix("add_"), [{}])
@@ -109,7 +162,9 @@ for name, (made, _) in trials().items():
             with ExitStack() as stack:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))
-                for layout in ("contiguous", "sliced") if i == 0 and given is forced[0] else ("contiguous",):
+                for layout in (
+                    ("contiguous", "sliced") if trial.layouts and i == 0 and given is forced[0] else ("contiguous",)
+                ):
                     for finding in check_case(name, of, torch.device("cpu"), i, layout, repeat=False):
                         num += 1
                         assert finding.ok, (finding, given)
