@@ -16,7 +16,7 @@ except ImportError as error:
 
     raise MissingExtra(error.name or "torch", "kernels", "ridgeline.kernels") from None
 
-from ridgeline.kernels.attention.op import attention
+from ridgeline.kernels.attention.op import attention, varlen_attention
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.dropout_add.op import dropout_add
@@ -57,6 +57,7 @@ __all__ = [
     "softmax",
     "supports",
     "swiglu",
+    "varlen_attention",
 ]
 
 

@@ -33,6 +33,7 @@ class Variant:
     num_warps: int
     num_stages: int = 1
     arch: int = SM_90
+    max_registers: int = 0  # of a thread before warps are specialized; 0: as the compiler likes
 
     def key(self) -> str:
         """What a stored cubin is filed under: compiler, source, and this value."""
@@ -85,7 +86,7 @@ def source_hash() -> str:
     """A hash of every kernel source of this room: an edit anywhere makes stored cubins stale."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted([*here.glob("*/kernel.py"), here / "device.py"]):
+    for path in sorted([*here.glob("*/kernel.py"), *here.glob("*/gradient.py"), here / "device.py"]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -110,8 +111,15 @@ def triton_kernel(function: Any, variant: Variant) -> Any:
     if missing or set(types) & set(constants):
         raise KernelError(f"kernel {variant.kernel}: arguments {missing or set(types) & set(constants)} not given once")
     attrs = {(function.arg_names.index(name),): [["tt.divisibility", by]] for name, by in variant.divisible}
+    options: dict[str, Any] = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    if function.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as ASTSource  # type: ignore[assignment]  # noqa: F811
+
+        constants = {(function.arg_names.index(name),): value for name, value in constants.items()}
+        options["sanitize_overflow"] = False
+    if variant.max_registers:
+        options["maxnreg"] = variant.max_registers
     source = ASTSource(function, signature, constants, attrs)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
     return triton.compile(source, target=GPUTarget("cuda", variant.arch, 32), options=options)
 
 
