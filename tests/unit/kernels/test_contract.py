@@ -22,6 +22,17 @@ def leaf(*shape):
 X, W = (4, 16), (16,)
 SAMPLES = {
     "attention": lambda: (leaf(1, 2, 5, 8), leaf(1, 1, 5, 8), leaf(1, 1, 5, 8), True, 0.3, 0),
+    "varlen_attention": lambda: (
+        leaf(5, 2, 8),
+        leaf(6, 1, 8),
+        leaf(6, 1, 8),
+        torch.tensor([0, 2, 5], dtype=torch.int32),
+        torch.tensor([0, 4, 6], dtype=torch.int32),
+        3,
+        4,
+        False,
+        0.3,
+    ),
     "paged_attention": lambda: (
         drawn(2, 4, 8),
         drawn(3, 4, 2, 8),

@@ -13,6 +13,9 @@ from ridgeline.kernels.attention.launch import Backward, Forward, Problem, arran
 from ridgeline.kernels.contract import Case, Trial, case, declare
 
 MAX_HEAD_DIM = 256
+DEFAULTS = (None, None, -1, -1, 0.0, True)
+"""Of the schema's last arguments: key_mask, sinks, left, right, softcap, deterministic."""
+
 Window = tuple[int, int]
 
 
@@ -181,7 +184,7 @@ def _common_reason(q: Tensor, k: Tensor, v: Tensor, scale: float, sinks: Tensor 
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, is_causal, scale, shift, key_mask, sinks, *rest = inputs
+    q, k, v, is_causal, scale, shift, key_mask, sinks, *rest = (*inputs, *DEFAULTS[len(inputs) - 6 :])
     ctx.save_for_backward(q, k, v, *output, key_mask, sinks)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
@@ -198,7 +201,8 @@ def _grads(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
 
 
 def _varlen_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, q_starts, k_starts, longest_q, longest_k, is_causal, scale, sinks, *rest = inputs
+    given = (*inputs, *DEFAULTS[len(inputs) - 8 :])
+    q, k, v, q_starts, k_starts, longest_q, longest_k, is_causal, scale, sinks, *rest = given
     ctx.save_for_backward(q, k, v, *output, q_starts, k_starts, sinks)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
