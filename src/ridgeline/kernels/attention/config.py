@@ -47,6 +47,16 @@ def keys(dim: int, value_dim: int, capped: bool) -> Attention:
     return Attention(32 if capped else 64, 64 if is_wide(dim, value_dim) else 128, 2)
 
 
+FUSED = Attention(64, 128, 2)
+PIPED = True
+"""Whether the next block's scores start before dQ's share is sent: the registers just hold both."""
+
+
+def fits_fused(dim: int, value_dim: int, capped: bool, varlen: bool) -> bool:
+    """Whether the kernel that adds dQ to memory was written for this: heads of 72 to 128, one length, no cap."""
+    return padded(dim) == padded(value_dim) == 128 and dim == value_dim and not capped and not varlen
+
+
 def is_wide(dim: int, value_dim: int) -> bool:
     return max(dim, value_dim) > 128
 

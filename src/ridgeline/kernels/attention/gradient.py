@@ -226,17 +226,20 @@ def attention_queries(
 
 
 @gluon.jit
-def _rows_seeing(n, rows, lo, hi, BM: gl.constexpr, BN: gl.constexpr, BAND: gl.constexpr):
-    """Blocks of query rows that see any key of block n, and inside them those that see all: first, edge, past, stop."""
+def _rows_seeing(n, rows, lo, hi, BM: gl.constexpr, BN: gl.constexpr, BAND: gl.constexpr, LEAST: gl.constexpr):
+    """Blocks of query rows that see any key of block n, and inside them those that see all: first, edge, past, stop.
+
+    At least so many, though they may see nothing.
+    """
     stop = (rows + BM - 1) // BM
     first = stop * 0
     edge = first
     if BAND >= 1:
-        first = min(max(n * BN - hi, 0) // BM, stop)
+        first = min(max(n * BN - hi, 0) // BM, stop - LEAST)
         edge = min((max((n + 1) * BN - 1 - hi, 0) + BM - 1) // BM, stop)
     past = stop
     if BAND == 2:
-        stop = max(min(stop, (max((n + 1) * BN - lo, 0) + BM - 1) // BM), first)
+        stop = max(min(stop, (max((n + 1) * BN - lo, 0) + BM - 1) // BM), first + LEAST)
         edge = min(edge, stop)
         past = max(min(max(n * BN - lo + 1, 0) // BM, stop), edge)
     return first, edge, past, stop
@@ -246,7 +249,7 @@ def _rows_seeing(n, rows, lo, hi, BM: gl.constexpr, BN: gl.constexpr, BAND: gl.c
 def _feed_keys_item(
     n, b, hp, descs, smems, bars, padded, sizes, H, split, ratio, it, local,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
-    VARLEN: gl.constexpr,
+    VARLEN: gl.constexpr, LEAST: gl.constexpr,
 ):
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc = descs
     q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem = smems
@@ -255,7 +258,7 @@ def _feed_keys_item(
     at = [batch, hp // split, k0 + n * BN, 0]
     _fetch(k_desc, at, kv_full, kv_empty, k_smem, local, 0, BN * (D + DV) * 2)
     tma.async_copy_global_to_shared(v_desc, at, kv_full.index(0), v_smem.index(0))
-    first, edge, past, stop = _rows_seeing(n, rows, lo, hi, BM, BN, BAND)
+    first, edge, past, stop = _rows_seeing(n, rows, lo, hi, BM, BN, BAND, LEAST)
     for r in range(ratio):
         h = hp * ratio + r
         flat = (batch * H + h) * padded + _padded_start(b, q0, VARLEN)
@@ -273,7 +276,7 @@ def _feed_keys_item(
 def _feed_keys(
     descs, smems, bars, padded, sizes, items, parts, H, K, split,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
-    VARLEN: gl.constexpr,
+    VARLEN: gl.constexpr, LEAST: gl.constexpr,
 ):
     """Feeds the kernels that own keys: K and V once, then Q, dO and two numbers a row, for every head of the group."""
     ratio = H // K // split
@@ -285,10 +288,10 @@ def _feed_keys(
         if VARLEN:
             if n * BN < _extent(b, sizes, VARLEN)[1]:
                 it, local = _feed_keys_item(n, b, hp, descs, smems, bars, padded, sizes, H, split, ratio, it, local,
-                                            BM, BN, D, DV, STAGES, BAND, VARLEN)
+                                            BM, BN, D, DV, STAGES, BAND, VARLEN, LEAST)
         else:
             it, local = _feed_keys_item(n, b, hp, descs, smems, bars, padded, sizes, H, split, ratio, it, local, BM,
-                                        BN, D, DV, STAGES, BAND, VARLEN)
+                                        BN, D, DV, STAGES, BAND, VARLEN, LEAST)
 
 
 @gluon.jit
@@ -381,7 +384,7 @@ def _dkv_item(
     if ROLE == 0:
         key0 += c * 64
     key = key0 + gl.arange(0, 64, gl.SliceLayout(1, S_L))
-    first, edge, past, stop = _rows_seeing(n, rows, lo, hi, BM, BN, BAND)
+    first, edge, past, stop = _rows_seeing(n, rows, lo, hi, BM, BN, BAND, 0)
     mbarrier.wait(kv_full.index(0), local & 1)
     dk = gl.zeros([64, D if ROLE != 1 else 16], gl.float32, K_L)
     dv = gl.zeros([64, DV if ROLE != 2 else 16], gl.float32, V_L)
@@ -470,8 +473,196 @@ def attention_keys(
                      scale_out, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, VARLEN, 2 if WIDE else 0, DTYPE)),
         (_feed_keys, ((q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc),
                       (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem), bars, padded, sizes, items, parts, H, K,
-                      split, BM, BN, D, DV, STAGES, BAND, VARLEN)),
+                      split, BM, BN, D, DV, STAGES, BAND, VARLEN, 0)),
     ], [4, 1], [240, 24])  # fmt: skip
+
+
+@gluon.jit
+def _fused_step(
+    c: gl.constexpr, s, i, it, flat, masked, k, v, k_cols, kept, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk, dv,
+    scale, key, keys, lo, hi,
+    MORE: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+    BAND: gl.constexpr, KEYMASK: gl.constexpr, DTYPE: gl.constexpr,
+):
+    """From the scores of row block i to its share of dV, dK and dQ; the next block's scores start before dQ is sent."""
+    q_smem, do_smem, lse_smem, delta_smem = smems
+    kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    A_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    Q_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D // 2, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, A_L, 2)
+    COL: gl.constexpr = gl.SliceLayout(0, S_L)
+    slot, turn = it % STAGES, (it // STAGES) & 1
+    q = q_smem.index(slot).reshape([BM, D])
+    do = do_smem.index(slot).reshape([BM, D])
+    zero = gl.zeros([64, BM], gl.float32, S_L)
+    mbarrier.wait(do_full.index(slot), turn)
+    dp_on_its_way = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+    p = gl.exp2(s * scale - gl.expand_dims(lse_smem.index(slot).load(COL), 0))
+    if masked:
+        p = gl.where(gl.expand_dims(key < keys, 1), p, 0.0)
+        p = _hidden(p, i, key, lo, hi, BM, BAND, S_L)
+    if KEYMASK:
+        p = gl.where(gl.expand_dims(kept, 1), p, 0.0)
+    dv_on_its_way = warpgroup_mma(gl.convert_layout(p.to(DTYPE), LEFT), do, dv, is_async=True)
+    dp = warpgroup_mma_wait(1, [dp_on_its_way])
+    ds = (p * (dp - gl.expand_dims(delta_smem.index(slot).load(COL), 0))).to(DTYPE)
+    # Two buffers need no barrier back: who has written block i + 1 has read block i, and nobody goes on without both.
+    shared = ds_smem.index(it & 1)
+    shared.slice(c * 64, 64, dim=0).store(ds)
+    fence_async_shared()
+    mbarrier.arrive(ds_full.index(0), count=1)
+    dk_on_its_way = warpgroup_mma(gl.convert_layout(ds, LEFT), q, dk, is_async=True)
+    mbarrier.wait(ds_full.index(0), it & 1)
+    none = gl.zeros([BM, D // 2], gl.float32, Q_L)
+    dq_on_its_way = warpgroup_mma(shared.permute((1, 0)), k_cols, none, use_acc=False, is_async=True)
+    dv, dk = warpgroup_mma_wait(1, [dv_on_its_way, dk_on_its_way])
+    mbarrier.arrive(q_empty.index(slot), count=1)
+    if MORE:
+        nxt = (it + 1) % STAGES
+        mbarrier.wait(q_full.index(nxt), ((it + 1) // STAGES) & 1)
+        to_come = q_smem.index(nxt).reshape([BM, D])
+        s_on_its_way = warpgroup_mma(k, to_come.permute((1, 0)), zero, use_acc=False, is_async=True)
+        dq = warpgroup_mma_wait(1, [dq_on_its_way])
+    else:
+        dq = warpgroup_mma_wait(0, [dq_on_its_way])
+    tma.store_wait(BUFFERS - 1)
+    to = dq_smem.index(c * BUFFERS + it % BUFFERS)
+    to.store(dq)
+    fence_async_shared()
+    _add_to_global(dq_desc, [flat + i * BM, c * (D // 2)], to)
+    if MORE:
+        s = warpgroup_mma_wait(0, [s_on_its_way])
+    return s, dk, dv, it + 1
+
+
+@gluon.jit
+def _first_scores(it, k, q_smem, bars, BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):
+    q_full = bars[2]
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    mbarrier.wait(q_full.index(it % STAGES), (it // STAGES) & 1)
+    q = q_smem.index(it % STAGES).reshape([BM, D])
+    return warpgroup_mma(k, q.permute((1, 0)), gl.zeros([64, BM], gl.float32, S_L), use_acc=False)
+
+
+@gluon.jit
+def _fused_rows(
+    c: gl.constexpr, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts, H, K,
+    split, padded, d, scale, scale_out,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+    BAND: gl.constexpr, KEYMASK: gl.constexpr, PIPED: gl.constexpr, DTYPE: gl.constexpr,
+):
+    dk_ptr, dk_b, dk_h, dk_l, dv_ptr, dv_b, dv_h, dv_l, mask_ptr, mask_b = ptrs
+    kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
+    A_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    rows, keys, lo, hi = sizes[0], sizes[1], sizes[2], sizes[3]
+    ratio = H // K // split
+    whole = k_smem.index(0).reshape([BN, D])
+    k = whole.slice(c * 64, 64, dim=0)
+    k_cols = whole.slice(c * (D // 2), D // 2, dim=1)
+    v = v_smem.index(0).reshape([BN, D]).slice(c * 64, 64, dim=0)
+    it = 0
+    local = 0
+    for index in range(gl.program_id(0), items, gl.num_programs(0)):
+        n, part = index // parts, index % parts
+        b, hp = part // (K * split), part % (K * split)
+        key0 = n * BN + c * 64
+        key = key0 + gl.arange(0, 64, gl.SliceLayout(1, S_L))
+        kept = key >= 0
+        if KEYMASK:
+            kept = gl.load(mask_ptr + b.to(gl.int64) * mask_b + key, mask=key < keys, other=0) != 0
+        first, edge, past, stop = _rows_seeing(n, rows, lo, hi, BM, BN, BAND, 1)
+        width = stop - first
+        last = ratio * width - 1
+        tail = (n + 1) * BN > keys
+        mbarrier.wait(kv_full.index(0), local & 1)
+        dk = gl.zeros([64, D], gl.float32, A_L)
+        dv = gl.zeros([64, D], gl.float32, A_L)
+        flat = (b * H + hp * ratio) * padded
+        if PIPED:
+            s = _first_scores(it, k, smems[0], bars, BM, D, STAGES)
+            i = first
+            for _ in range(last):
+                s, dk, dv, it = _fused_step(c, s, i, it, flat, tail | (i < edge) | (i >= past), k, v, k_cols, kept,
+                                            smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk, dv, scale, key, keys,
+                                            lo, hi, True, BM, D, STAGES, BUFFERS, BAND, KEYMASK, DTYPE)
+                i += 1
+                if i == stop:
+                    i = first
+                    flat += padded
+            s, dk, dv, it = _fused_step(c, s, stop - 1, it, flat, True, k, v, k_cols, kept, smems, ds_smem, dq_smem,
+                                        dq_desc, bars, ds_full, dk, dv, scale, key, keys, lo, hi, False, BM, D, STAGES,
+                                        BUFFERS, BAND, KEYMASK, DTYPE)
+        else:
+            for _ in range(ratio):
+                for i in range(first, stop):
+                    s = _first_scores(it, k, smems[0], bars, BM, D, STAGES)
+                    s, dk, dv, it = _fused_step(c, s, i, it, flat, tail | (i < edge) | (i >= past), k, v, k_cols, kept,
+                                                smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk, dv, scale, key,
+                                                keys, lo, hi, False, BM, D, STAGES, BUFFERS, BAND, KEYMASK, DTYPE)
+                flat += padded
+        mbarrier.arrive(kv_empty.index(0), count=1)
+        local += 1
+        to = dk_ptr + b.to(gl.int64) * dk_b + hp.to(gl.int64) * dk_h
+        _store(to, dk * scale_out, key0, keys, dk_l, d, D)
+        to = dv_ptr + b.to(gl.int64) * dv_b + hp.to(gl.int64) * dv_h
+        _store(to, dv, key0, keys, dv_l, d, D)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def attention_fused(
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_ptr, dv_ptr, mask_ptr, padded, B, H, K,
+    split, L, S, lo, hi, d, mask_b, dk_b, dk_h, dk_l, dv_b, dv_h, dv_l, scale, scale_out,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+    BAND: gl.constexpr, KEYMASK: gl.constexpr, PIPED: gl.constexpr,
+):
+    """dK, dV and dQ from five products: a program owns 128 keys; the copy engine adds its share of dQ to memory."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    gl.static_assert(BN == 128 and BM == 64 and D == 128)
+    k_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, BN, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, BN, D], v_desc.layout)
+    q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
+    do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
+    ds_smem = gl.allocate_shared_memory(DTYPE, [2, BN, BM], gl.NVMMASharedLayout.get_default_for([BN, BM], DTYPE))
+    dq_smem = gl.allocate_shared_memory(gl.float32, [2 * BUFFERS, BM, D // 2], dq_desc.layout)
+    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BM], lse_desc.layout)
+    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BM], delta_desc.layout)
+    q_empty = _barriers(STAGES, 2)  # rows of Q and dO are given back together
+    bars = (_barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), q_empty, _barriers(STAGES, 1), q_empty)
+    ds_full = _barriers(1, 2)
+    sizes = (L, S, lo, hi, 0, mask_ptr, mask_ptr)
+    parts = B * K * split
+    items = (S + BN - 1) // BN * parts
+    smems = (q_smem, do_smem, lse_smem, delta_smem)
+    ptrs = (dk_ptr, dk_b, dk_h, dk_l, dv_ptr, dv_b, dv_h, dv_l, mask_ptr, mask_b)
+    gl.warp_specialize([
+        (_fused_rows, (0, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts, H,
+                       K, split, padded, d, scale, scale_out, BM, BN, D, STAGES, BUFFERS, BAND, KEYMASK, PIPED,
+                       DTYPE)),
+        (_fused_rows, (1, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts, H,
+                       K, split, padded, d, scale, scale_out, BM, BN, D, STAGES, BUFFERS, BAND, KEYMASK, PIPED,
+                       DTYPE)),
+        (_feed_keys, ((q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc),
+                      (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem), bars, padded, sizes, items, parts, H, K,
+                      split, BM, BN, D, D, STAGES, BAND, False, 1)),
+    ], [4, 1], [240, 24])  # fmt: skip
+
+
+@triton.jit
+def attention_rounded(
+    sum_ptr, dq_ptr, H, L, padded, d, g_b, g_h, g_l, scale, D: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """dQ as it was summed in float32, scaled and rounded to where it belongs."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    bh = tl.program_id(1)
+    col = tl.arange(0, D)
+    b, h = (bh // H).to(tl.int64), (bh % H).to(tl.int64)
+    inside = (row < L)[:, None] & (col < d)[None, :]
+    found = tl.load(sum_ptr + (bh.to(tl.int64) * padded + row)[:, None] * D + col[None, :], mask=inside, other=0.0)
+    to = dq_ptr + b * g_b + h * g_h + row.to(tl.int64)[:, None] * g_l + col[None, :]
+    tl.store(to, (found * scale).to(dq_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -36,6 +36,13 @@ _KEYS = Kernel(
     loose=_LOOSE,
     max_registers=config.MAX_REGISTERS,
 )
+_FUSED = Kernel(
+    gradient.attention_fused,
+    vectors=("d", "dk_b", "dk_h", "dk_l", "dv_b", "dv_h", "dv_l"),
+    loose=_LOOSE,
+    max_registers=config.MAX_REGISTERS,
+)
+_ROUNDED = Kernel(gradient.attention_rounded, vectors=("d", "g_b", "g_h", "g_l"))
 _SUM = Kernel(gradient.attention_sum, vectors=("size", "o_b", "o_h", "o_l", "d"))
 _plans = Plans()
 
@@ -231,16 +238,25 @@ class Backward(_Plan):
         super().__init__(of, q, k, v, mask, sinks, q_starts)
         self.scale_out = of.scale
         self.batches = q.shape[0]
-        self.padded = self.rows + 64 * self.batch if self.varlen else cdiv(self.rows, 64) * 64
+        self.padded = 64 * (cdiv(self.rows, 64) + (self.batch if self.varlen else 0))
         buffer = self._buffer(q)
         dq, dk, dv = grads
+        self.fused = not of.deterministic and config.fits_fused(self.dim, self.value_dim, of.softcap > 0, self.varlen)
         self._bind_prepare(do, o, lse, buffer, q_starts)
-        self._bind_queries(of, do, q, k, v, dq, buffer, mask, q_starts, k_starts)
-        self._bind_keys(of, do, q, k, v, dk, dv, buffer, mask, q_starts, k_starts)
+        if self.fused:
+            self._bind_fused(of, do, q, k, v, dq, dk, dv, buffer, mask)
+        else:
+            self._bind_queries(of, do, q, k, v, dq, buffer, mask, q_starts, k_starts)
+            self._bind_keys(of, do, q, k, v, dk, dv, buffer, mask, q_starts, k_starts)
 
     def _buffer(self, q: Tensor) -> Tensor:
         """delta, then the log-sum-exp in base 2."""
         return q.new_empty((2, self.batches * self.heads * self.padded), dtype=torch.float32)
+
+    def _sum(self, q: Tensor) -> Tensor:
+        """dQ in float32, rows padded to whole blocks: what programs add to; nothing where one program has them all."""
+        rows = self.batches * self.heads * self.padded if self.fused else 0
+        return q.new_empty((rows, self.wide[0]), dtype=torch.float32)
 
     def _bind_prepare(self, do: Tensor, o: Tensor, lse: Tensor, buffer: Tensor, q_starts: Tensor | None) -> None:
         self.prepare_rest = (
@@ -248,10 +264,10 @@ class Backward(_Plan):
         )  # fmt: skip
         starts = lse if q_starts is None else q_starts
         self.prepare = _PREPARE.bind(
-            (o, do, lse, buffer[0], buffer[1], buffer, starts, *self.prepare_rest),
+            (o, do, lse, buffer[0], buffer[1], buffer[:1], starts, *self.prepare_rest),
             grid=(cdiv(self.longest_q, 64), self.batch * self.heads),
             constants={
-                "D": self.wide[1], "ROWS": 64, "VARLEN": self.varlen, "ZERO": False, "DQ": self.wide[0],
+                "D": self.wide[1], "ROWS": 64, "VARLEN": self.varlen, "ZERO": self.fused, "DQ": self.wide[0],
             },
             num_warps=4,
             device=self.device,
@@ -314,6 +330,46 @@ class Backward(_Plan):
         if self.split > 1:
             self.sum_k, self.sum_v = self._bind_sum(part_k, dk), self._bind_sum(part_v, dv)
 
+    def _bind_fused(
+        self, of: Problem, do: Tensor, q: Tensor, k: Tensor, v: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+        buffer: Tensor, mask: Tensor | None,
+    ) -> None:  # fmt: skip
+        chosen, width = config.FUSED, self.wide[0]
+        tiles = config.num_tiles(self.keys, self.batch * self.key_heads, chosen.keys)
+        self.split = config.key_split(tiles, self.heads // self.key_heads, self.sms, of.band > 0)
+        part_k, part_v, total = self._parts(dk), self._parts(dv), self._sum(q)
+        self.fused_rest = (
+            self.padded, self.batch, self.heads, self.key_heads, self.split, self.rows, self.keys, *self.span[:2],
+            self.dim, self.mask_step, *part_k.stride()[:3], *part_v.stride()[:3], self.scale, self.scale_out,
+        )  # fmt: skip
+        whole = Blocks(total, tuple(total.shape), (width, 1), (chosen.rows, width // 2))
+        self.fused_start = _FUSED.bind(
+            (
+                blocks(q, chosen.rows, width), blocks(k, chosen.keys, width), blocks(v, chosen.keys, width),
+                blocks(do, chosen.rows, width), numbers(buffer[1], chosen.rows), numbers(buffer[0], chosen.rows), whole,
+                part_k, part_v, buffer if mask is None else mask, *self.fused_rest,
+            ),
+            grid=(config.programs(tiles * self.split, self.sms),),
+            constants={
+                "BM": chosen.rows, "BN": chosen.keys, "D": width, "STAGES": chosen.stages, "BUFFERS": 1,
+                "BAND": of.band, "KEYMASK": mask is not None, "PIPED": config.PIPED,
+            },
+            num_warps=4,
+            device=self.device,
+            vector=VECTOR,
+        )  # fmt: skip
+        self.rounded_rest = (self.heads, self.rows, self.padded, self.dim, *dq.stride()[:3], self.scale_out)
+        self.rounded = _ROUNDED.bind(
+            (total, dq, *self.rounded_rest),
+            grid=(cdiv(self.rows, 64), self.batch * self.heads),
+            constants={"D": width, "ROWS": 64},
+            num_warps=4,
+            device=self.device,
+            vector=VECTOR,
+        )
+        if self.split > 1:
+            self.sum_k, self.sum_v = self._bind_sum(part_k, dk), self._bind_sum(part_v, dv)
+
     def _parts(self, grad: Tensor) -> Tensor:
         """Where dK or dV goes first: partial sums of a few heads each, or at once where it belongs."""
         if self.split == 1:
@@ -340,7 +396,7 @@ class Backward(_Plan):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         """Gradients of q, k, v and the sinks, by the plan of these shapes or a new one."""
         mask = _dense_mask(mask)
-        key = _key(of, (q, k, v, do, o), (mask, sinks, q_starts))
+        key = (config.PIPED, *_key(of, (q, k, v, do, o), (mask, sinks, q_starts)))
         plan = _plans.get(key)
         grads = tuple(arranged(x, x.shape[3]) for x in (q, k, v))
         if plan is None:
@@ -364,10 +420,15 @@ class Backward(_Plan):
         delta, lse2 = buffer[0], buffer[1]
         starts = tuple(lse if x is None else x for x in (q_starts, k_starts))
         extras = (lse if mask is None else mask, *starts)
-        self.prepare(o, do, lse, delta, lse2, buffer, starts[0], *self.prepare_rest)
-        self.queries(q, do, k, v, dq, lse2, delta, *extras, *self.queries_rest)
+        total = self._sum(q) if self.fused else buffer
+        self.prepare(o, do, lse, delta, lse2, total, starts[0], *self.prepare_rest)
         part_k, part_v = self._parts(dk), self._parts(dv)
-        self.keys_start(q, k, v, do, lse2, delta, part_k, part_v, *extras, *self.keys_rest)
+        if self.fused:
+            self.fused_start(q, k, v, do, lse2, delta, total, part_k, part_v, extras[0], *self.fused_rest)
+            self.rounded(total, dq, *self.rounded_rest)
+        else:
+            self.queries(q, do, k, v, dq, lse2, delta, *extras, *self.queries_rest)
+            self.keys_start(q, k, v, do, lse2, delta, part_k, part_v, *extras, *self.keys_rest)
         if self.split > 1:
             for (run, rest), part, grad in ((self.sum_k, part_k, dk), (self.sum_v, part_v, dv)):
                 run(part, grad, *rest)

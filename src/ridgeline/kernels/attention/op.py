@@ -286,7 +286,7 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
     if of.get("sinks"):
         sinks = torch.randn(of["h"], device=on, dtype=torch.float32, generator=generator) + 2.0
     rest = (None, of.get("lower_right", False), mask, of.get("window"), of.get("cap", 0.0), sinks)
-    return q, k, v, of["causal"], *rest
+    return q, k, v, of["causal"], *rest, of.get("deterministic", True)
 
 
 def _varlen_make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
@@ -310,20 +310,21 @@ CHECKS = tuple(
         (1, 2, 2, 1000, 100, 128), (1, 4, 2, 300, 300, 96), (1, 2, 1, 257, 129, 40), (1, 2, 2, 128, 128, 8),
         (1, 16, 2, 1, 515, 128), (1, 1, 1, 1, 1, 64),
     )
+    if dtype == "bfloat16" or (rows, d) in ((777, 128), (640, 64), (100, 128), (300, 96))
 )  # fmt: skip
 MASKED = tuple(
     case("bfloat16", b=b, h=h, k=k, l=rows, s=keys, d=d, causal=causal, mask=kept)
     for causal in (False, True)
     for b, h, k, rows, keys, d, kept in (
         (3, 4, 2, 512, 512, 64, 0.6), (2, 3, 3, 197, 197, 128, 0.02), (1, 4, 4, 577, 300, 64, 0.9),
-        (4, 2, 1, 64, 130, 80, 0.01),
+        (4, 2, 1, 64, 130, 80, 0.05),
     )
 )  # fmt: skip
 VARIANTS = (
     *(case("bfloat16", b=2, h=4, k=2, l=rows, s=keys, d=d, causal=causal, window=window, lower_right=True)
       for rows, keys, d, causal, window in (
           (700, 700, 128, True, (100, 0)), (300, 900, 64, False, (64, 33)), (513, 513, 128, False, (-1, 10)),
-          (900, 300, 128, False, (200, -1)), (256, 256, 64, True, (0, 0)))),
+          (900, 300, 128, False, (200, -1)), (256, 256, 64, True, (1, 0)))),
     *(case("bfloat16", b=1, h=4, k=2, l=rows, s=rows, d=d, causal=causal, cap=cap, window=window)
       for rows, d, causal, cap, window in (
           (400, 128, True, 5.0, None), (333, 64, False, 30.0, None), (300, 256, True, 5.0, (99, 0)))),
@@ -344,6 +345,15 @@ RACES = tuple(
         (4, 32, 8, 4096, 128), (8, 16, 16, 2048, 64), (2, 16, 16, 8192, 64),
     )
 )  # fmt: skip
+FUSED = tuple(
+    case("bfloat16", b=b, h=h, k=k, l=rows, s=keys, d=d, causal=causal, mask=mask, deterministic=False)
+    for b, h, k, rows, keys, d, causal, mask in (
+        (1, 4, 2, 512, 512, 128, False, 0.0), (2, 3, 3, 777, 777, 128, True, 0.0), (1, 8, 1, 100, 1000, 128, True, 0.0),
+        (1, 2, 2, 1000, 100, 96, True, 0.0), (2, 4, 2, 300, 300, 128, False, 0.6), (2, 4, 2, 300, 300, 128, True, 0.6),
+    )
+)
+"""Gradients that may differ in their last bits from run to run."""
+
 ENCODERS = tuple(
     case("bfloat16", b=b, h=h, k=h, l=rows, s=rows, d=d, causal=False, mask=mask)
     for b, h, rows, d, mask in (
@@ -398,6 +408,7 @@ ATTENTION = declare(
         checks=(*CHECKS, *MASKED, *VARIANTS),
         races=RACES,
         small=ENCODERS,
+        packs=FUSED,
     ),
 )
 VARLEN_ATTENTION_BACKWARD = declare(

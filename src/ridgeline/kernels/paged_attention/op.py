@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention import config, kernel, reference
 from ridgeline.kernels.rows import float_reason, power_of_two
 
@@ -20,7 +20,7 @@ _SHARE = Kernel(
     kernel.paged_share,
     vectors=("q_b", "q_h", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "d"),
 )
-_JOIN = Kernel(kernel.paged_join, vectors=("d",))
+_JOIN = Kernel(kernel.paged_join, vectors=("d",), dependent=True)
 _plans = Plans()
 
 
@@ -90,7 +90,7 @@ class _Plan:
             grid=(batch * key_heads, chosen.shares),
             constants={
                 "R": heads // key_heads, "ROWS": config.rows_of(heads // key_heads), "D": wide, "P": page,
-                "KEYS": chosen.keys, "WHOLE": chosen.shares == 1,
+                "KEYS": chosen.keys, "WHOLE": chosen.shares == 1, "EARLY": chosen.shares > 1 and not INTERPRETING,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -104,7 +104,7 @@ class _Plan:
             self.join = _JOIN.bind(
                 (part, lse, out, chosen.shares, dim),
                 grid=(batch * heads,),
-                constants={"SHARES": power_of_two(chosen.shares), "D": wide},
+                constants={"SHARES": power_of_two(chosen.shares), "D": wide, "EARLY": not INTERPRETING},
                 num_warps=4,
                 device=device,
                 vector=vector_of(query.element_size(), 0, dim),
