@@ -18,6 +18,7 @@ from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.group_norm import config as groups
+from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.linear_cross_entropy import config as linear
 from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.rms_norm import config as norm
@@ -93,7 +94,12 @@ CASES = {
     ],
 }
 FORCED["paged_attention"] = [{"paged_attention": paged.Paged(16, shares, 1, 1)} for shares in (1, 3)]
-NOT_INTERPRETED = ("attention",)  # made of instructions that the interpreter does not know
+CASES["paged_latent_attention"] = [
+    case("float32", b=2, h=20, s=77, d=24, e=8, page=16, uneven=True),
+    case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
+]
+FORCED["paged_latent_attention"] = [{"latent_attention": latent.Latent(16, 16, shares, 1, 1)} for shares in (1, 3)]
+NOT_INTERPRETED = ("attention", "varlen_attention")  # made of instructions that the interpreter does not know
 
 num = 0
 for name, (made, _) in trials().items():

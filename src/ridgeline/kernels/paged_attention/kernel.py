@@ -87,7 +87,7 @@ def paged_join(
         gdc_wait()
     place = tl.program_id(0).to(tl.int64)
     share = tl.arange(0, SHARES)
-    col = tl.arange(0, D)
+    col = tl.program_id(1) * D + tl.arange(0, D)
     lse = tl.load(lse_ptr + place * shares + share, mask=share < shares, other=float("-inf"))
     top = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
