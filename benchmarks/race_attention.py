@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,17 @@ def part_host(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
         yield {"what": name, "call_s": statistics.median(samples)}
 
 
+def in_order(piped: bool, run: Callable[[], Any]) -> Callable[[], Any]:
+    """The same with the fused kernel's steps in this order."""
+    from ridgeline.kernels.attention import config
+
+    def inner() -> Any:
+        config.PIPED = piped
+        return run()
+
+    return inner
+
+
 def part_backward(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
     """Two kernels, and the fused one in both orders, against cuDNN."""
     import torch
@@ -320,16 +332,7 @@ def part_backward(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
         outs = {name: attention(q, k, v, causal, deterministic=name == "two kernels")
                 for name in ("two kernels", "fused, piped", "fused")}  # fmt: skip
 
-        def ours(out: Any, piped: bool) -> Callable[[], Any]:
-            grad = gradients(out, (q, k, v), seed)
-
-            def run() -> Any:
-                config.PIPED = piped
-                return grad()
-
-            return run
-
-        runs = {name: ours(out, name != "fused") for name, out in outs.items()}
+        runs = {name: in_order(name != "fused", gradients(out, (q, k, v), seed)) for name, out in outs.items()}
         meant = gradients(outs["two kernels"], (q, k, v), seed)()
         for name in ("fused, piped", "fused"):
             found = runs[name]()
@@ -362,7 +365,7 @@ def part_encoders(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
         args = op._make(of, course.device, torch.Generator("cuda").manual_seed(5))
         q, k, v = (x.detach().requires_grad_() for x in args[:3])
         mask = args[6]
-        runs: dict[str, Callable[[], Any]] = {"ridgeline": lambda: attention(q, k, v, key_mask=mask)}
+        runs: dict[str, Callable[[], Any]] = {"ridgeline": partial(attention, q, k, v, key_mask=mask)}
         runs |= {b: theirs(q, k, v, False, b, mask)
                  for b in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION")}  # fmt: skip
         flops = 4 * of["b"] * of["h"] * of["l"] * of["s"] * of["d"]
@@ -391,7 +394,7 @@ def part_forward(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
         q, k, v = op._make(of, course.device, torch.Generator("cuda").manual_seed(6))[:3]
         causal = of["causal"]
         flops = 4 * of["b"] * of["h"] * of["l"] * of["s"] * of["d"] * (0.5 if causal else 1.0)
-        runs: dict[str, Callable[[], Any]] = {"ridgeline": lambda: attention(q, k, v, causal)}
+        runs: dict[str, Callable[[], Any]] = {"ridgeline": partial(attention, q, k, v, causal)}
         runs |= {b: theirs(q, k, v, causal, b) for b in ("CUDNN_ATTENTION", "FLASH_ATTENTION")}
         with torch.no_grad():
             yield from timed(course, runs, phase="fwd", case=str(of), flops=flops)
@@ -415,7 +418,7 @@ def part_variants(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
         q, k, v = (x.requires_grad_() for x in draw)
         out = attention(q, k, v, True, **options)
         flops = 2 * 4 * 32 * rows * rows * (dim + value_dim) * 0.5
-        runs = {"ridgeline": _no_grad(lambda: attention(q, k, v, True, **options))}  # noqa: B023
+        runs = {"ridgeline": _no_grad(partial(attention, q, k, v, True, **options))}
         if not options:
             runs["CUDNN_ATTENTION"] = _no_grad(theirs(q, k, v, True, "CUDNN_ATTENTION"))
         yield from timed(course, runs, phase="fwd", case=name, flops=flops)
@@ -470,7 +473,7 @@ def part_paged(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
         num_bytes = trial.forward_bytes(args)
         for chosen in PAGED:
             with paged_by(*chosen):
-                runs = {str(chosen): _no_grad(lambda: trial.call(*args))}  # noqa: B023
+                runs = {str(chosen): _no_grad(partial(trial.call, *args))}
                 for row in timed(course, runs, phase="fwd", case=str(sizes), num_bytes=num_bytes):
                     yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
 

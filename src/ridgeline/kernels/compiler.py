@@ -105,21 +105,23 @@ def triton_kernel(function: Any, variant: Variant) -> Any:
     from triton.compiler import ASTSource
 
     types = dict(variant.types)
-    constants = dict(variant.constants)
+    constants: dict[Any, Any] = dict(variant.constants)
     signature = {name: types.get(name, "constexpr") for name in function.arg_names}
     missing = [name for name, kind in signature.items() if kind == "constexpr" and name not in constants]
     if missing or set(types) & set(constants):
         raise KernelError(f"kernel {variant.kernel}: arguments {missing or set(types) & set(constants)} not given once")
     attrs = {(function.arg_names.index(name),): [["tt.divisibility", by]] for name, by in variant.divisible}
     options: dict[str, Any] = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    make_source: Any = ASTSource
     if function.is_gluon():
-        from triton.experimental.gluon._runtime import GluonASTSource as ASTSource  # type: ignore[assignment]  # noqa: F811
+        from triton.experimental.gluon._runtime import GluonASTSource
 
+        make_source = GluonASTSource
         constants = {(function.arg_names.index(name),): value for name, value in constants.items()}
         options["sanitize_overflow"] = False
     if variant.max_registers:
         options["maxnreg"] = variant.max_registers
-    source = ASTSource(function, signature, constants, attrs)
+    source = make_source(function, signature, constants, attrs)
     return triton.compile(source, target=GPUTarget("cuda", variant.arch, 32), options=options)
 
 

@@ -134,9 +134,7 @@ class Blocks:
     def described(self) -> int:
         """The launcher's own form of this."""
         code, swizzle = MAP_TYPE_OF[self.tensor.dtype], {0: 0, 32: 1, 64: 2, 128: 3}[self.swizzle_bytes]
-        found: int = native().blocks(
-            code, self.tensor.element_size(), swizzle, self.shape, self.strides, self.box
-        )
+        found: int = native().blocks(code, self.tensor.element_size(), swizzle, self.shape, self.strides, self.box)
         return found
 
 
@@ -144,8 +142,8 @@ class Kernel:
     """A Triton or Gluon function together with its compiled variants on every device.
 
     ``vectors`` names the integer arguments (row lengths, strides) that must be multiples of a vector for wide accesses,
-    ``loose`` the pointers that may lie anywhere: a slice of labels starts where it starts. A ``dependent`` kernel may be
-    started while the one before it in the stream still runs, and waits for its results itself.
+    ``loose`` the pointers that may lie anywhere: a slice of labels starts where it starts. A ``dependent`` kernel may
+    be started while the one before it in the stream still runs, and waits for its results itself.
     """
 
     def __init__(

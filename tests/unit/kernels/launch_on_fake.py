@@ -72,7 +72,8 @@ for call, word in (
         call()
 fake.fake_set_num_args(0)
 refused = native.plan(handle, 0, 999, 1, lambda device: 0, False, ())
-for bad in ((), (one, object()), (refused,), (one, *range(65)), (native.plan(handle, 0, 1, 1, lambda device: "x", False, ()),)):
+nowhere = native.plan(handle, 0, 1, 1, lambda device: "x", False, ())
+for bad in ((), (one, object()), (refused,), (one, *range(65)), (nowhere,)):
     with pytest.raises((TypeError, RuntimeError, AttributeError)):
         native.launch(*bad)
 print("launched")

@@ -247,3 +247,21 @@ def test_the_maps_of_blocks_are_those_the_compiler_asked_for():
             assert mine.type_name == kind
             assert list(mine.box) == list(found["block_size"])
             assert {0: 0, 128: 3}[mine.swizzle_bytes] == found["swizzle"]
+
+
+def test_the_fused_backward_adds_dq_through_the_copy_engine_with_all_products_in_flight():
+    of = case("bfloat16", b=2, h=8, k=8, l=2048, s=2048, d=128, causal=True, deterministic=False)
+    variants = {v.kernel: v for v in variants_of("attention", [of])}
+    assert "attention_queries" not in variants and "attention_keys" not in variants
+    facts = facts_of(launcher.kernel("attention_fused").function, variants["attention_fused"])
+    assert facts.num("UTMAREDG") == 4 and facts.num("RED") == 0
+    assert facts.num("HGMMA") == 128
+    assert facts.num("WARPGROUP.DEPBAR") <= 20, "the compiler waits after every product where registers run out"
+    assert facts.num_spills <= 220 and facts.shared_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize(("sizes", "names"), [({"d": 64}, "heads of 64"), ({"cap": 9.0}, "a cap")])
+def test_what_the_fused_backward_was_not_written_for_takes_two_kernels(sizes, names):
+    of = case("bfloat16", **{"b": 1, "h": 2, "k": 2, "l": 64, "s": 64, "d": 128, "causal": False} | sizes,
+              deterministic=False)  # fmt: skip
+    assert "attention_queries" in {v.kernel for v in variants_of("attention", [of])}, names

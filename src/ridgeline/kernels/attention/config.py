@@ -10,7 +10,7 @@ L2_FOR_KEYS_BYTES = 30_000_000
 """Keys and values that stay in a 50 MB L2 beside the queries that pass through it."""
 
 MAX_REGISTERS = 168
-"""Of a thread when twelve warps start; the computing groups take 240 from there and the feeding warp gives up its own."""
+"""Of a thread when twelve warps start; the computing groups take 240 from there, the feeding warp gives up its own."""
 
 
 @dataclass(frozen=True, slots=True)

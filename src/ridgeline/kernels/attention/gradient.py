@@ -479,8 +479,8 @@ def attention_keys(
 
 @gluon.jit
 def _fused_step(
-    c: gl.constexpr, s, i, it, flat, masked, k, v, k_cols, kept, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk, dv,
-    scale, key, keys, lo, hi,
+    c: gl.constexpr, s, i, it, flat, masked, k, v, k_cols, kept, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk,
+    dv, scale, key, keys, lo, hi,
     MORE: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
     BAND: gl.constexpr, KEYMASK: gl.constexpr, DTYPE: gl.constexpr,
 ):

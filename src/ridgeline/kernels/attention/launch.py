@@ -199,7 +199,7 @@ class Forward(_Plan):
         plan = _plans.get(key)
         if plan is None:
             check()
-            usable = tuple(reachable(x) for x in (q, k, v))
+            usable = reachable(q), reachable(k), reachable(v)
             if any(mine is not given for mine, given in zip(usable, (q, k, v), strict=True)):
                 o, lse = cls.of(of, *usable, mask, sinks, q_starts, k_starts, check)
                 return (o if o.stride() == (like := arranged(q, v.shape[3])).stride() else like.copy_(o)), lse
@@ -232,8 +232,9 @@ class Backward(_Plan):
     """Row sums first, then dQ, then dK and dV, which heads that share keys add up from parts."""
 
     def __init__(
-        self, of: Problem, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, grads: tuple[Tensor, ...],
-        mask: Tensor | None, sinks: Tensor | None, q_starts: Tensor | None, k_starts: Tensor | None,
+        self, of: Problem, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+        grads: tuple[Tensor, ...], mask: Tensor | None, sinks: Tensor | None, q_starts: Tensor | None,
+        k_starts: Tensor | None,
     ) -> None:  # fmt: skip
         super().__init__(of, q, k, v, mask, sinks, q_starts)
         self.scale_out = of.scale
@@ -404,7 +405,7 @@ class Backward(_Plan):
                 dsinks = reference.sink_gradient(torch.zeros_like(lse), lse, sinks)
                 return (*(g.zero_() for g in grads), dsinks)  # type: ignore[return-value]
             given = (do, q, k, v)
-            usable = tuple(reachable(x) for x in given)
+            usable = reachable(do), reachable(q), reachable(k), reachable(v)
             if any(mine is not theirs for mine, theirs in zip(usable, given, strict=True)):
                 found = cls.of(of, *usable, o, lse, mask, sinks, q_starts, k_starts)
                 return (*_laid_as(grads, found[:3]), found[3])  # type: ignore[return-value]

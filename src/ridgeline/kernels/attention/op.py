@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention import config, reference
+from ridgeline.kernels.attention import reference
 from ridgeline.kernels.attention.launch import Backward, Forward, Problem, arranged, on_device
 from ridgeline.kernels.contract import Case, Trial, case, declare
 
@@ -110,8 +110,10 @@ def _varlen_forward(
     if not on_device(q):
         return VARLEN_ATTENTION.on_host(q, k, v, *rest)  # type: ignore[return-value]
     of = Problem(is_causal, left, right, scale, softcap, 0, longest_q, longest_k)
-    check = lambda: VARLEN_ATTENTION.check(q, k, v, *rest)  # noqa: E731
-    o, lse = Forward.of(of, _batched(q), _batched(k), _batched(v), None, sinks, q_starts, k_starts, check)
+    o, lse = Forward.of(
+        of, _batched(q), _batched(k), _batched(v), None, sinks, q_starts, k_starts,
+        lambda: VARLEN_ATTENTION.check(q, k, v, *rest),
+    )  # fmt: skip
     return o[0].transpose(0, 1), lse[0]
 
 
@@ -124,7 +126,7 @@ def _varlen_backward(
         rest = (q_starts, k_starts, longest_q, longest_k, is_causal, scale, sinks, left, right, softcap, deterministic)
         return VARLEN_ATTENTION_BACKWARD.on_host(do, q, k, v, o, lse, *rest)  # type: ignore[return-value]
     of = Problem(is_causal, left, right, scale, softcap, 0, longest_q, longest_k, deterministic)
-    tensors = [_batched(x) for x in (do, q, k, v, o)]
+    tensors = _batched(do), _batched(q), _batched(k), _batched(v), _batched(o)
     dq, dk, dv, dsinks = Backward.of(of, *tensors, lse[None], None, sinks, q_starts, k_starts)
     return (*(x[0].transpose(0, 1) for x in (dq, dk, dv)), dsinks)  # type: ignore[return-value]
 
@@ -157,13 +159,15 @@ def _varlen_support(
     softcap: float = 0.0, deterministic: bool = True,
 ) -> str | None:  # fmt: skip
     if q.dim() != 3 or k.dim() != 3 or v.dim() != 3 or v.shape[:2] != k.shape[:2] or q.shape[2] != k.shape[2]:
-        return "query, key and value are [tokens, heads, head dim]; query and key have one head dim, key and value one"\
-            " number of tokens and heads"
+        return (
+            "query, key and value are [tokens, heads, head dim]; query and key have one head dim, "
+            "key and value one number of tokens and heads"
+        )
     if {q_starts.dtype, k_starts.dtype} != {torch.int32} or q_starts.shape != k_starts.shape or q_starts.dim() != 1:
         return "cu_seqlens_q and cu_seqlens_k are int32, one more than there are sequences"
     if not q_starts.is_contiguous() or not k_starts.is_contiguous():
         return "cu_seqlens_q and cu_seqlens_k must be dense: call .contiguous()"
-    return _common_reason(*(_batched(x) for x in (q, k, v)), scale, sinks, softcap)
+    return _common_reason(_batched(q), _batched(k), _batched(v), scale, sinks, softcap)
 
 
 def _common_reason(q: Tensor, k: Tensor, v: Tensor, scale: float, sinks: Tensor | None, softcap: float) -> str | None:
@@ -175,7 +179,7 @@ def _common_reason(q: Tensor, k: Tensor, v: Tensor, scale: float, sinks: Tensor 
     if q.dtype not in (torch.bfloat16, torch.float16) or {k.dtype, v.dtype} != {q.dtype}:
         return f"query, key and value are {q.dtype}, {k.dtype}, {v.dtype}; kernels take bfloat16 or float16, all alike"
     if sinks is not None and (sinks.shape != (q.shape[1],) or not sinks.is_floating_point()):
-        return f"sinks are {sinks.dtype} {tuple(sinks.shape)}; one floating-point logit a query head is what kernels take"
+        return f"sinks are {sinks.dtype} {tuple(sinks.shape)}; kernels take one floating-point logit a query head"
     if not scale > 0 or softcap < 0 or not math.isfinite(softcap):
         return f"scale is {scale} and softcap {softcap}; scale is positive, softcap positive or 0 for none"
     if q.is_cuda and torch.cuda.get_device_capability(q.device) != (9, 0):
@@ -184,7 +188,8 @@ def _common_reason(q: Tensor, k: Tensor, v: Tensor, scale: float, sinks: Tensor 
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, is_causal, scale, shift, key_mask, sinks, *rest = (*inputs, *DEFAULTS[len(inputs) - 6 :])
+    given = (*inputs, *DEFAULTS[len(inputs) - 6 :])
+    q, k, v, is_causal, scale, shift, key_mask, sinks, *rest = given
     ctx.save_for_backward(q, k, v, *output, key_mask, sinks)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
@@ -252,14 +257,20 @@ def _pairs(rows: float, keys: float, is_causal: bool, left: int) -> float:
     return min(pairs, rows * (left + 1)) if is_causal and left >= 0 else pairs
 
 
-def _dense_flops(q: Any, k: Any, v: Any, products: tuple[float, float], kwargs: dict[str, Any]) -> dict[str, float]:
+def _dense_flops(
+    tensors: tuple[Any, ...], products: tuple[float, float], kwargs: dict[str, Any]
+) -> dict[str, float]:  # fmt: skip
+    q, k, v = tensors
     pairs = _pairs(q.shape[2], k.shape[2], bool(kwargs.get("is_causal", False)), int(kwargs.get("left", -1)))
     width = products[0] * q.shape[3] + products[1] * v.shape[3]
     return {"flops": 2.0 * q.shape[0] * q.shape[1] * pairs * width}
 
 
-def _varlen_flops(q: Any, k: Any, v: Any, products: tuple[float, float], kwargs: dict[str, Any]) -> dict[str, float]:
+def _varlen_flops(
+    tensors: tuple[Any, ...], products: tuple[float, float], kwargs: dict[str, Any]
+) -> dict[str, float]:  # fmt: skip
     """Every sequence as long as the longest: the lengths themselves are on the device."""
+    q, k, v = tensors
     longest_q, longest_k = kwargs.get("longest_q", q.shape[0]), kwargs.get("longest_k", k.shape[0])
     pairs = _pairs(longest_q, longest_k, bool(kwargs.get("is_causal", False)), int(kwargs.get("left", -1)))
     width = products[0] * q.shape[2] + products[1] * v.shape[2]
@@ -340,9 +351,8 @@ RACES = tuple(
     case("bfloat16", b=b, h=h, k=k, l=rows, s=rows, d=d, causal=causal)
     for causal in (True, False)
     for b, h, k, rows, d in (
-        (1, 64, 8, 2048, 128), (1, 64, 8, 4096, 128), (1, 64, 8, 8192, 128), (1, 64, 8, 16384, 128), (4, 32, 32, 2048,
-        128),
-        (4, 32, 8, 4096, 128), (8, 16, 16, 2048, 64), (2, 16, 16, 8192, 64),
+        (1, 64, 8, 2048, 128), (1, 64, 8, 4096, 128), (1, 64, 8, 8192, 128), (1, 64, 8, 16384, 128),
+        (4, 32, 32, 2048, 128), (4, 32, 8, 4096, 128), (8, 16, 16, 2048, 64), (2, 16, 16, 8192, 64),
     )
 )  # fmt: skip
 FUSED = tuple(
@@ -385,7 +395,7 @@ ATTENTION_BACKWARD = declare(
     fake=_fake_backward,
     reference=reference.backward,
     support=lambda do, q, k, v, o, lse, *rest: _support(q, k, v, *rest),
-    cost=lambda inputs, outputs, **kwargs: _dense_flops(*inputs[1:4], BACKWARD_PRODUCTS, kwargs),
+    cost=lambda inputs, outputs, **kwargs: _dense_flops(inputs[1:4], BACKWARD_PRODUCTS, kwargs),
     num_results=4,
 )
 ATTENTION = declare(
@@ -396,7 +406,7 @@ ATTENTION = declare(
     fake=_fake,
     reference=reference.forward,
     support=_support,
-    cost=lambda inputs, outputs, **kwargs: _dense_flops(*inputs[:3], FORWARD_PRODUCTS, kwargs),
+    cost=lambda inputs, outputs, **kwargs: _dense_flops(inputs[:3], FORWARD_PRODUCTS, kwargs),
     setup=_setup,
     backward=_grads,
     trial=Trial(
@@ -420,7 +430,7 @@ VARLEN_ATTENTION_BACKWARD = declare(
     fake=_varlen_fake_backward,
     reference=reference.varlen_backward,
     support=lambda do, q, k, v, o, lse, *rest: _varlen_support(q, k, v, *rest),
-    cost=lambda inputs, outputs, **kwargs: _varlen_flops(*inputs[1:4], BACKWARD_PRODUCTS, kwargs),
+    cost=lambda inputs, outputs, **kwargs: _varlen_flops(inputs[1:4], BACKWARD_PRODUCTS, kwargs),
     num_results=4,
 )
 VARLEN_ATTENTION = declare(
@@ -431,7 +441,7 @@ VARLEN_ATTENTION = declare(
     fake=_varlen_fake,
     reference=reference.varlen,
     support=_varlen_support,
-    cost=lambda inputs, outputs, **kwargs: _varlen_flops(*inputs[:3], FORWARD_PRODUCTS, kwargs),
+    cost=lambda inputs, outputs, **kwargs: _varlen_flops(inputs[:3], FORWARD_PRODUCTS, kwargs),
     setup=_varlen_setup,
     backward=_varlen_grads,
     trial=Trial(

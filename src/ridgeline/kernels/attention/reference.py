@@ -104,9 +104,9 @@ def varlen(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Sequences one after the other, each attended by itself, bands aligned to the last row and key."""
     outs, sums = [q.new_zeros(q.shape[0], q.shape[1], v.shape[2])], [q.new_zeros(q.shape[1], q.shape[0])]
-    for i, (a, b, c, d) in enumerate(_pieces(q_starts, k_starts)):
-        parts = [x[None].transpose(1, 2) for x in (q[a:b], k[c:d], v[c:d])]
-        o, lse = forward(*parts, is_causal, scale, (d - c) - (b - a), None, sinks, left, right, softcap)
+    for a, b, c, d in _pieces(q_starts, k_starts):
+        one = [x[None].transpose(1, 2) for x in (q[a:b], k[c:d], v[c:d])]
+        o, lse = forward(one[0], one[1], one[2], is_causal, scale, (d - c) - (b - a), None, sinks, left, right, softcap)
         outs.append(F.pad(o[0].transpose(0, 1), (0, 0, 0, 0, a, q.shape[0] - b)))
         sums.append(F.pad(lse[0], (a, q.shape[0] - b)))
     return torch.stack(outs).sum(0), torch.stack(sums).sum(0)
@@ -120,10 +120,11 @@ def varlen_backward(
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dsinks = q.new_zeros(0 if sinks is None else sinks.shape[0])
     for a, b, c, d in _pieces(q_starts, k_starts):
-        parts = [x[None].transpose(1, 2) for x in (do[a:b], q[a:b], k[c:d], v[c:d], o[a:b])]
+        one = [x[None].transpose(1, 2) for x in (do[a:b], q[a:b], k[c:d], v[c:d], o[a:b])]
         found = backward(
-            *parts, lse[None, :, a:b], is_causal, scale, (d - c) - (b - a), None, sinks, left, right, softcap
-        )
+            one[0], one[1], one[2], one[3], one[4], lse[None, :, a:b], is_causal, scale, (d - c) - (b - a), None, sinks,
+            left, right, softcap,
+        )  # fmt: skip
         dq[a:b], dk[c:d], dv[c:d] = (x[0].transpose(0, 1) for x in found[:3])
         dsinks = dsinks + found[3]
     return dq, dk, dv, dsinks
@@ -147,8 +148,9 @@ def varlen_eager(
     """One sequence after the other, in the type of the inputs."""
     outs = []
     for a, b, c, d in _pieces(q_starts, k_starts):
-        parts = [x[None].transpose(1, 2) for x in (q[a:b], k[c:d], v[c:d])]
-        outs.append(_written_out(*parts, is_causal, scale, True, None, window, softcap, sinks)[0].transpose(0, 1))
+        one = [x[None].transpose(1, 2) for x in (q[a:b], k[c:d], v[c:d])]
+        found = _written_out(one[0], one[1], one[2], is_causal, scale, True, None, window, softcap, sinks)
+        outs.append(found[0].transpose(0, 1))
     return torch.cat(outs)
 
 
