@@ -17,64 +17,94 @@ import statistics
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants")
+PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages")
 HEADS = (64, 8, 128)
 PAGED = ((2, 64, 4, 5), (3, 64, 4, 5), (2, 64, 4, 7), (4, 64, 4, 3), (4, 32, 4, 5), (4, 32, 4, 7), (2, 64, 8, 5),
          (2, 128, 8, 4), (2, 64, 4, 3))  # fmt: skip
 """Programs a multiprocessor, keys of a block, warps, stages."""
 
+LATENT = ((64, 32, 8, 5), (64, 32, 8, 3), (64, 64, 8, 2), (32, 64, 4, 3))
+"""Heads of a program, keys of a block, warps, stages."""
+
+STAGES = ((128, 2), (128, 3), (128, 4), (64, 4))
+"""Keys of a block and stages of the forward pass."""
+
 PAGED_CASES = ((1, 32, 8, 16384, 16), (1, 32, 8, 32768, 16), (4, 32, 8, 8192, 64), (8, 32, 8, 8192, 16),
                (32, 32, 8, 4096, 64))  # fmt: skip
 
 
-def wanted_variants() -> list[Any]:
-    """Everything this script launches, fused kernels of both orders and all paged configurations included."""
+def wanted_variants(parts: Sequence[str]) -> list[Any]:
+    """Everything these parts launch, fused kernels of both orders and all configurations included."""
     from ridgeline.kernels.attention import config
-    from ridgeline.kernels.attention.op import FUSED
+    from ridgeline.kernels.attention.op import ENCODERS, FUSED
     from ridgeline.kernels.variants import variants_of
 
     found = variants_of("attention") + variants_of("varlen_attention") + variants_of("paged_attention")
     config.PIPED = False
     found += variants_of("attention", FUSED[:2])
     config.PIPED = True
-    for chosen in PAGED:
+    for chosen in PAGED if "paged" in parts else ():
         with paged_by(*chosen):
             found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES])
+    for chosen in LATENT if "latent" in parts else ():
+        with latent_by(*chosen):
+            found += variants_of("paged_latent_attention")
+    for keys, stages in STAGES if "stages" in parts else ():
+        with forward_by(keys, stages):
+            found += [v for v in variants_of("attention", ENCODERS) if v.kernel == "attention_forward"]
     return list(dict.fromkeys(found))
 
 
-class paged_by:
+@contextmanager
+def instead(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, a configuration is chosen otherwise."""
+    from ridgeline.kernels.launcher import forget_plans
+
+    before = getattr(module, name)
+    setattr(module, name, value)
+    forget_plans()
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+        forget_plans()
+
+
+def paged_by(programs: int, keys: int, warps: int, stages: int) -> Any:
     """Inside, paged attention splits and stages as told."""
+    from ridgeline.kernels.paged_attention import config
+    from ridgeline.kernels.rows import cdiv
 
-    def __init__(self, programs: int, keys: int, warps: int, stages: int) -> None:
-        self.told = (programs, keys, warps, stages)
+    def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Any:
+        shares = config.shares_of(batch * key_heads, cdiv(longest, keys), programs * num_sms)
+        return config.Paged(keys, shares, warps, stages)
 
-    def __enter__(self) -> None:
-        from ridgeline.kernels.launcher import forget_plans
-        from ridgeline.kernels.paged_attention import config
-        from ridgeline.kernels.rows import cdiv
+    return instead(config, "choose", choose)
 
-        programs, keys, warps, stages = self.told
-        self.before = config.choose
 
-        def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Any:
-            shares = config.shares_of(batch * key_heads, cdiv(longest, keys), programs * num_sms)
-            return config.Paged(keys, shares, warps, stages)
+def latent_by(rows: int, keys: int, warps: int, stages: int) -> Any:
+    """Inside, latent attention does."""
+    from ridgeline.kernels.latent_attention import config
+    from ridgeline.kernels.rows import cdiv
 
-        config.choose = choose
-        forget_plans()
+    def choose(batch: int, heads: int, longest: int, num_sms: int) -> Any:
+        shares = config.shares_of(batch * cdiv(heads, rows), cdiv(longest, keys), num_sms)
+        return config.Latent(rows, keys, shares, warps, stages)
 
-    def __exit__(self, *_: Any) -> None:
-        from ridgeline.kernels.launcher import forget_plans
-        from ridgeline.kernels.paged_attention import config
+    return instead(config, "choose", choose)
 
-        config.choose = self.before
-        forget_plans()
+
+def forward_by(keys: int, stages: int) -> Any:
+    """Inside, the forward pass takes so many keys and stages."""
+    from ridgeline.kernels.attention import config
+
+    return instead(config, "forward", lambda *sizes: config.Attention(128, keys, stages))
 
 
 def paged_case(b: int, h: int, k: int, s: int, page: int) -> Any:
@@ -83,15 +113,15 @@ def paged_case(b: int, h: int, k: int, s: int, page: int) -> Any:
     return case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
 
 
-def compile_all(jobs: int) -> dict[str, Any]:
+def compile_all(parts: Sequence[str], jobs: int) -> dict[str, Any]:
     from ridgeline.kernels.pack import compiled_all
 
-    began, wanted = time.perf_counter(), wanted_variants()
+    began, wanted = time.perf_counter(), wanted_variants(parts)
     num = sum(1 for _ in compiled_all(wanted, jobs))
     return {"num_variants": num, "took_s": time.perf_counter() - began}
 
 
-def checks() -> list[tuple[str, int, str]]:
+def checks(parts: Sequence[str]) -> list[tuple[str, int, str]]:
     """(primitive, index of a case, layout) of everything that is checked."""
     from ridgeline.kernels.attention import op
     from ridgeline.kernels.contract import trials
@@ -100,8 +130,9 @@ def checks() -> list[tuple[str, int, str]]:
     found = [("attention", i, "contiguous") for i in range(len(cases))]
     found += [("attention", 2, "sliced"), ("attention", 6, "misaligned"), ("attention", 12, "transposed")]
     found += [("varlen_attention", i, "contiguous") for i in range(len(op.VARLEN_CHECKS))]
-    num_paged = len(trials()["paged_attention"][1].checks)
-    return found + [("paged_attention", i, "contiguous") for i in range(num_paged)]
+    for name in ("paged_attention", *(["paged_latent_attention"] if "latent" in parts else [])):
+        found += [(name, i, "contiguous") for i in range(len(trials()[name][1].checks))]
+    return found
 
 
 def check_one(task: tuple[str, int, str]) -> list[list[Any]]:
@@ -147,13 +178,13 @@ def numbered_check(task: tuple[int, tuple[str, int, str]]) -> tuple[int, list[li
     return task[0], check_one(task[1])
 
 
-def part_checks(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
+def part_checks(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     import torch
 
     from ridgeline.bench.check import check_mistakes
     from ridgeline.kernels.contract import trials
 
-    for row in checked(checks(), min(8, jobs), time.perf_counter() + budget_s):
+    for row in checked(checks(options.parts), min(8, options.jobs), time.perf_counter() + budget_s):
         yield dict(zip(("primitive", "case", "layout", "what", "ok", "note"), row, strict=True))
     for name in ("attention", "varlen_attention"):
         of = trials()[name][1].checks[2]
@@ -161,7 +192,7 @@ def part_checks(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
             yield {"primitive": name, "case": f.case, "layout": "", "what": f.what, "ok": f.ok, "note": f.note}
 
 
-def part_launching(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
+def part_launching(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     """New addresses at every call, another stream, a replayed graph: the same numbers each time."""
     import torch
 
@@ -270,7 +301,7 @@ def timed(course: Any, runs: dict[str, Callable[[], Any]], **facts: Any) -> Iter
         yield row
 
 
-def part_host(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
+def part_host(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     """What a call costs when made again and again from Python."""
     import torch
 
@@ -313,7 +344,7 @@ def in_order(piped: bool, run: Callable[[], Any]) -> Callable[[], Any]:
     return inner
 
 
-def part_backward(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
+def part_backward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     """Two kernels, and the fused one in both orders, against cuDNN."""
     import torch
 
@@ -351,7 +382,7 @@ def part_backward(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
     config.PIPED = True
 
 
-def part_encoders(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
+def part_encoders(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     import torch
 
     from ridgeline.bench.race import Course
@@ -380,7 +411,7 @@ def part_encoders(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
         yield from timed(course, grads, phase="bwd", case=str(of), flops=2.5 * flops)
 
 
-def part_forward(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
+def part_forward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     import torch
 
     from ridgeline.bench.race import Course
@@ -400,7 +431,7 @@ def part_forward(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
             yield from timed(course, runs, phase="fwd", case=str(of), flops=flops)
 
 
-def part_variants(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
+def part_variants(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     """Windows, caps, sinks, wide heads and uneven sequences beside plain causal attention of the same size."""
     import torch
 
@@ -455,7 +486,7 @@ def _no_grad(run: Callable[[], Any]) -> Callable[[], Any]:
     return inner
 
 
-def part_paged(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
+def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     """Every configuration at every size, as a share of what a copy reaches."""
     import torch
 
@@ -478,12 +509,53 @@ def part_paged(budget_s: float, jobs: int) -> Iterator[dict[str, Any]]:
                     yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
 
 
+def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Every configuration of latent decoding, and eager PyTorch."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels.contract import trials
+
+    course, end = Course(torch.device("cuda"), rounds=9), time.perf_counter() + budget_s
+    trial = trials()["paged_latent_attention"][1]
+    for of in trial.races:
+        if time.perf_counter() > end:
+            return
+        args = trial.make(of, course.device, torch.Generator("cuda").manual_seed(2))
+        facts = {"phase": "fwd", "case": str(of), "num_bytes": trial.forward_bytes(args)}
+        facts["flops"] = 2 * of["b"] * of["h"] * of["s"] * (2 * of["d"] + of["e"])
+        for chosen in LATENT:
+            with latent_by(*chosen):
+                yield from timed(course, {str(chosen): _no_grad(partial(trial.call, *args))}, **facts)
+        yield from timed(course, {"eager": _no_grad(partial(trial.eager, *args))}, **facts)
+
+
+def part_stages(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Blocks and stages of the forward pass at the sizes of encoders."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels import attention
+    from ridgeline.kernels.attention import op
+
+    course, end = Course(torch.device("cuda"), rounds=15), time.perf_counter() + budget_s
+    for of in op.ENCODERS:
+        if time.perf_counter() > end:
+            return
+        args = op._make(of, course.device, torch.Generator("cuda").manual_seed(5))
+        flops = 4 * of["b"] * of["h"] * of["l"] * of["s"] * of["d"]
+        for chosen in STAGES:
+            with forward_by(*chosen):
+                run = _no_grad(partial(attention, *args[:3], key_mask=args[6]))
+                yield from timed(course, {str(chosen): run}, phase="fwd", case=str(of), flops=flops)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=150.0)
     parser.add_argument("--jobs", type=int, default=14)
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS[:8]), choices=PARTS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
@@ -501,7 +573,7 @@ def main() -> None:
     watch = threading.Timer(options.budget_s + 15, give_up)
     watch.daemon = True
     watch.start()
-    found["compiled"] = compile_all(options.jobs)
+    found["compiled"] = compile_all(options.parts, options.jobs)
     print("compiled", found["compiled"], flush=True)
     import torch
 
@@ -513,7 +585,7 @@ def main() -> None:
             rows.append({"note": "left out: no time"})
             continue
         try:
-            for row in globals()[f"part_{name}"](left_s, options.jobs):
+            for row in globals()[f"part_{name}"](left_s, options):
                 rows.append(row)
                 if name != "checks" or not row["ok"]:
                     print(name, json.dumps({k: _short(v) for k, v in row.items()}), flush=True)
