@@ -294,7 +294,7 @@ def timed(course: Any, runs: dict[str, Callable[[], Any]], **facts: Any) -> Iter
         except Exception as error:
             yield {**facts, "contender": name, "note": f"{type(error).__name__}: {str(error)[:160]}"}
     flops, num_bytes = facts.pop("flops", 0.0), facts.pop("num_bytes", 0)
-    for name, samples in course.turns(able).items():
+    for name, samples in (course.turns(able) if able else {}).items():
         middle = statistics.median(samples)
         row = {**facts, "contender": name, "num": len(samples), "median_s": middle, "low_s": min(samples)}
         row |= {"high_s": max(samples), "tflops": flops / middle / 1e12, "bytes_per_s": num_bytes / middle}
