@@ -42,6 +42,7 @@ def wanted_variants(parts: Sequence[str]) -> list[Any]:
     """Everything these parts launch, fused kernels of both orders and all configurations included."""
     from ridgeline.kernels.attention import config
     from ridgeline.kernels.attention.op import FUSED
+    from ridgeline.kernels.contract import trials
     from ridgeline.kernels.variants import variants_of
 
     found = variants_of("attention") + variants_of("varlen_attention") + variants_of("paged_attention")
@@ -53,7 +54,8 @@ def wanted_variants(parts: Sequence[str]) -> list[Any]:
             found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES])
     for chosen in LATENT if "latent" in parts else ():
         with latent_by(*chosen):
-            found += variants_of("paged_latent_attention")
+            found += variants_of("paged_latent_attention", trials()["paged_latent_attention"][1].races)
+    found += variants_of("paged_latent_attention") if "latent" in parts else []
     for chosen in STAGES if "stages" in parts else ():
         with forward_by(*chosen):
             found += [v for v in variants_of("attention", narrow()) if v.kernel == "attention_forward"]
