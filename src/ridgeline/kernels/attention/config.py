@@ -30,8 +30,15 @@ def padded(head_dim: int) -> int:
     return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
 
 
+def columns(dim: int, value_dim: int) -> tuple[int, int]:
+    """A head's columns as the forward pass multiplies them: a power of two, and 64 more for queries of 136 to 192."""
+    return (128, 64) if 128 < dim <= 192 and value_dim <= 128 else (padded(dim), 0)
+
+
 def forward(dim: int, value_dim: int) -> Attention:
-    """Two stages of 128 keys, and the next tile's queries; where a wide head leaves no room, of 64 keys alone."""
+    """Two stages of 128 keys, and the next tile's queries; where a wide head leaves no room, without them or of 64."""
+    if columns(dim, value_dim)[1]:
+        return Attention(128, 128, 2)
     return Attention(128, 64, 2) if is_wide(dim, value_dim) else Attention(128, 128, 2, 2)
 
 

@@ -188,20 +188,21 @@ class Forward(_Plan):
     ) -> None:  # fmt: skip
         super().__init__(of, q, k, v, mask, sinks, q_starts)
         chosen = config.forward(self.dim, self.value_dim)
+        width, rest = config.columns(self.dim, self.value_dim)
         self.rest = (
             self.batch, self.heads, self.key_heads, self.rows, self.keys, self.longest_q, *self.span, self.value_dim,
             self.mask_step, *o.stride()[:3], self.group(chosen.rows), self.scale, self.pre,
         )  # fmt: skip
         self.start = _FORWARD.bind(
             (
-                blocks(q, 64, self.wide[0]), blocks(k, chosen.keys, self.wide[0]),
-                blocks(v, chosen.keys, self.wide[1]), o, lse, *(lse if x is None else x for x in (mask, sinks)),
+                blocks(q, 64, width), blocks(q, 64, rest or width), blocks(k, chosen.keys, width),
+                blocks(k, chosen.keys, rest or width), blocks(v, chosen.keys, self.wide[1]), o, lse, *(lse if x is None else x for x in (mask, sinks)),
                 *(lse if x is None else x for x in (q_starts, k_starts)), *self.rest,
             ),
             grid=(config.programs(self.tiles(chosen.rows), self.sms),),
             constants={
                 **self.constants, "BM": chosen.rows, "BN": chosen.keys, "STAGES": chosen.stages,
-                "SINK": sinks is not None, "Q_STAGES": chosen.query_stages,
+                "SINK": sinks is not None, "Q_STAGES": chosen.query_stages, "D": width, "E": rest,
             },
             max_registers=chosen.max_registers,
             num_warps=4,
@@ -216,7 +217,7 @@ class Forward(_Plan):
         k_starts: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         o, lse = self.output(), torch.empty_like(self.sums)
-        self.start(q, k, v, o, lse, mask, sinks, q_starts, k_starts, *self.rest)
+        self.start(q, q, k, k, v, o, lse, mask, sinks, q_starts, k_starts, *self.rest)
         return o, lse
 
     @classmethod
