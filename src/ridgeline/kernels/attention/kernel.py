@@ -348,8 +348,8 @@ def _attend_tile(
     if BAND >= 1:
         for j in range(end, stop - 1):  # blocks that cross the upper edge, from the last to the first
             block = end + stop - 2 - j
-            p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre, row,
-                                          keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
+            p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre,
+                                          row, keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
     for j in range(begin, end):
         block = begin + end - 1 - j
         p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre, row,
@@ -357,8 +357,8 @@ def _attend_tile(
     if BAND == 2:
         for j in range(first, min(begin, stop - 1)):
             block = first + min(begin, stop - 1) - 1 - j
-            p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre, row,
-                                          keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
+            p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre,
+                                          row, keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
     mbarrier.arrive(q_empty.index(mine), count=1)
     slot = it % STAGES
     mbarrier.wait(v_full.index(slot), (it // STAGES) & 1)
@@ -408,8 +408,8 @@ def _attend(
 
 @gluon.jit
 def attention_forward(
-    q_desc, q2_desc, k_desc, k2_desc, v_desc, o_ptr, lse_ptr, mask_ptr, sink_ptr, q_starts, k_starts, B, H, K, L, S, longest, lo, hi,
-    align, d, mask_b, o_b, o_h, o_l, group, scale, pre,
+    q_desc, q2_desc, k_desc, k2_desc, v_desc, o_ptr, lse_ptr, mask_ptr, sink_ptr, q_starts, k_starts, B, H, K, L, S,
+    longest, lo, hi, align, d, mask_b, o_b, o_h, o_l, group, scale, pre,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, Q_STAGES: gl.constexpr,
     E: gl.constexpr,

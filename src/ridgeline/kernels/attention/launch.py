@@ -196,8 +196,8 @@ class Forward(_Plan):
         self.start = _FORWARD.bind(
             (
                 blocks(q, 64, width), blocks(q, 64, rest or width), blocks(k, chosen.keys, width),
-                blocks(k, chosen.keys, rest or width), blocks(v, chosen.keys, self.wide[1]), o, lse, *(lse if x is None else x for x in (mask, sinks)),
-                *(lse if x is None else x for x in (q_starts, k_starts)), *self.rest,
+                blocks(k, chosen.keys, rest or width), blocks(v, chosen.keys, self.wide[1]), o, lse,
+                *(lse if x is None else x for x in (mask, sinks, q_starts, k_starts)), *self.rest,
             ),
             grid=(config.programs(self.tiles(chosen.rows), self.sms),),
             constants={
