@@ -18,7 +18,7 @@ except ImportError as error:
 
 from ridgeline.kernels.adamw.op import adamw_
 from ridgeline.kernels.adamw.optimizer import AdamW
-from ridgeline.kernels.attention.op import attention
+from ridgeline.kernels.attention.op import attention, varlen_attention
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.cross_layer.op import cross_layer
@@ -29,6 +29,7 @@ from ridgeline.kernels.embedding_bag.op import embedding_bag, embedding_bags
 from ridgeline.kernels.gated.op import geglu, swiglu
 from ridgeline.kernels.grad_norm.op import clip_grad_norm_, grad_norm
 from ridgeline.kernels.group_norm.op import group_norm
+from ridgeline.kernels.latent_attention.op import paged_latent_attention
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
 from ridgeline.kernels.layer_norm_quant.op import layer_norm_quant
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
@@ -66,6 +67,7 @@ __all__ = [
     "layer_norm_quant",
     "linear_cross_entropy",
     "paged_attention",
+    "paged_latent_attention",
     "primitive",
     "primitives",
     "qk_norm_rope",
@@ -78,6 +80,7 @@ __all__ = [
     "softmax",
     "supports",
     "swiglu",
+    "varlen_attention",
 ]
 
 

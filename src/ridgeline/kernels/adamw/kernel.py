@@ -208,7 +208,7 @@ def adamw_block_8bit(
         p = tl.load(w_ptr + at).to(tl.float32)
         m = tl.load(m_ptr + at)
         v = tl.load(v_ptr + at)
-    # A byte becomes a float as the low bits of 2²³ and back as those of 1.5 · 2²³: conversions would be four times slower.
+    # A byte becomes a float as the low bits of 2²³ and back as those of 1.5 · 2²³: conversions are four times slower.
     m = (m.to(tl.int32) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
     v = (v.to(tl.int32) ^ 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
     m = m * tl.abs(m) * (m_scale * (1.0 / 16129.0))
