@@ -1,0 +1,307 @@
+"""One way to run a model faster: what it changes, how it is built, and how it is switched on and off."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ridgeline.errors import OptimizeError
+from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.inputs import Inputs, leaves
+from ridgeline.optimizer.regions import Group, groups
+
+Call = Callable[..., Any]
+COMPILERS = ("none", "stock", "stock-autotune", "inductor", "inductor-autotune")
+SCOPES = ("model", "blocks")
+LAYOUTS = ("keep", "channels_last")
+RECOMPILE_LIMIT = 64
+ACTIVATION_BUDGET = "activation_memory_budget"
+"""The share of activations a compiled training step may keep; what is beyond is recomputed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What is changed. ``stock`` is ``torch.compile`` as anyone gets it; ``blocks`` compiles repeated blocks once."""
+
+    name: str
+    rewrites: tuple[str, ...] = ()
+    compiler: str = "none"
+    options: tuple[tuple[str, Any], ...] = ()
+    graphed: bool = False
+    layout: str = "keep"
+    substituted: bool = False
+    scope: str = "model"
+
+    @property
+    def compiles(self) -> bool:
+        return self.compiler != "none" or bool(self.rewrites)
+
+    @property
+    def complexity(self) -> int:
+        """How much is done to the model; of two that are equally fast, the simpler is returned."""
+        ladder = {"none": 0, "stock": 2, "stock-autotune": 4, "inductor": 3, "inductor-autotune": 5}
+        return 10 * ladder[self.compiler] + 5 * bool(self.rewrites) + 4 * self.substituted + 2 * self.graphed + (
+            self.layout != "keep"
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"options": dict(self.options), "rewrites": list(self.rewrites)}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Candidate:
+        options = tuple(sorted(found["options"].items()))
+        return cls(**{**found, "options": options, "rewrites": tuple(found["rewrites"])})
+
+    def changes(self) -> list[str]:
+        """What it does, in words, in the order in which it is done."""
+        compiler = {
+            "none": "",
+            "stock": "torch.compile, default settings",
+            "stock-autotune": 'torch.compile, mode="max-autotune"',
+            "inductor": "lowered by Inductor",
+            "inductor-autotune": "lowered by Inductor, products tuned",
+        }[self.compiler]
+        found = ["convolution weights channels last"] if self.layout != "keep" else []
+        found += ["modules substituted by our kernels"] if self.substituted else []
+        found += [f"rewrites: {', '.join(self.rewrites)}"] if self.rewrites else []
+        found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
+        return found + (["the whole call as one CUDA graph"] if self.graphed else []) or ["nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Something done to the model itself; a captured graph may no longer need it (kernels) or still does (places)."""
+
+    on: Callable[[], Any]
+    off: Callable[[], Any]
+    outlives_capture: bool
+
+
+@dataclass(slots=True)
+class Built:
+    """A candidate ready to be called; ``on`` and ``off`` switch what it changes about the model itself."""
+
+    candidate: Candidate
+    call: Call
+    report: Report
+    build_s: float = 0.0
+    switches: list[Switch] = field(default_factory=list)
+    kept_bytes: int = 0
+    inner: Call | None = None  # what was captured, when the call is a graph of it
+    places: tuple[int, ...] = ()  # where the weights were when it was captured
+
+    def on(self) -> None:
+        for switch in self.switches:
+            switch.on()
+
+    def off(self) -> None:
+        for switch in reversed(self.switches):
+            switch.off()
+
+    @contextlib.contextmanager
+    def switched(self) -> Iterator[Call]:
+        """The call while everything it needs is on."""
+        self.on()
+        try:
+            yield self.call
+        finally:
+            self.off()
+
+    def moved(self, model: nn.Module) -> bool:
+        """Whether weights are elsewhere than when the graph was captured."""
+        with self.switched():
+            return self.places != places_of(model)
+
+    def release(self) -> None:
+        """Let go of the captured graph and its memory; what was compiled stays."""
+        if self.inner is not None:
+            self.call = _gone
+
+    def undo(self) -> None:
+        """Give back everything: weights' places, captured graphs, compiled code."""
+        self.report.undo()
+        self.call, self.inner = _gone, None
+
+
+def _gone(*args: Any, **kwargs: Any) -> Any:
+    raise OptimizeError("this candidate was taken apart after it lost")
+
+
+def places_of(model: nn.Module) -> tuple[int, ...]:
+    return tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
+
+
+def build(
+    candidate: Candidate,
+    model: nn.Module,
+    inputs: Inputs,
+    mode: str,
+    *,
+    layout: Layout | None = None,
+    base: Built | None = None,
+) -> Built:
+    """Make a candidate and run it once, so that everything lazy about it is done. The inputs may be written to.
+
+    ``base`` is a candidate that differs in nothing but the graph: what it compiled is used again.
+    """
+    began = time.perf_counter()
+    built = Built(candidate, model, base.report if base else Report())
+    if candidate.substituted:
+        from ridgeline.optimizer.substitution import apply, revert
+
+        built.switches.append(Switch(lambda: apply(model), lambda: revert(model), outlives_capture=False))
+    if candidate.layout != "keep":
+        chosen = layout or Layout(model)
+        built.switches.append(Switch(chosen.on, chosen.off, outlives_capture=True))
+    try:
+        with built.switched(), _quiet():
+            built.call = (base.inner or base.call) if base else _compiled(candidate, model, built.report)
+            if candidate.compiles and base is None:
+                _run_first(built, inputs, mode)
+            if candidate.graphed:
+                _capture(built, model, inputs, mode)
+    except BaseException:
+        if base is None:
+            built.undo()
+        raise
+    if candidate.graphed:
+        built.switches = [switch for switch in built.switches if switch.outlives_capture]
+    built.build_s = time.perf_counter() - began
+    return built
+
+
+def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str) -> None:
+    """The same graph over weights that are elsewhere now."""
+    again = build(built.candidate, model, inputs, mode, layout=None, base=built)
+    built.call, built.places = again.call, again.places
+
+
+def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str) -> None:
+    """Record the call; the graph keeps what is on now, but weights must stay where they are."""
+    from ridgeline.optimizer.graphed import graph_inference, graph_training
+
+    capture = graph_inference if mode == "infer" else graph_training
+    built.inner = built.call
+    ready = inputs.reused()
+    with torch.set_grad_enabled(mode != "infer"):
+        built.call = capture(built.inner, ready.args, dict(ready.kwargs), model)
+    built.places = places_of(model)
+
+
+def _run_first(built: Built, inputs: Inputs, mode: str) -> None:
+    """The call that compiles; what stock torch.compile could not trace is counted, as our own backend does itself."""
+    broken = torch._dynamo.utils.counters["graph_break"]
+    before = dict(broken)
+    with _budgeted(built.candidate):
+        run_once(built.call, inputs, mode)
+    if built.candidate.compiler.startswith("stock"):
+        found = {why: num - before.get(why, 0) for why, num in broken.items()}
+        built.report.breaks.update({why: num for why, num in found.items() if num > 0})
+
+
+@contextlib.contextmanager
+def _budgeted(candidate: Candidate) -> Iterator[None]:
+    """``activation_memory_budget`` is read when a graph is split into forward and backward, not by Inductor."""
+    import torch._functorch.config as split
+
+    budget = dict(candidate.options).get(ACTIVATION_BUDGET)
+    with split.patch(activation_memory_budget=budget) if budget is not None else contextlib.nullcontext():
+        yield
+
+
+def run_once(call: Call, inputs: Inputs, mode: str) -> None:
+    ready = inputs.reused()
+    with torch.set_grad_enabled(mode != "infer"):
+        output = call(*ready.args, **ready.kwargs)
+        if mode == "train":  # the backward graph is compiled when it is first asked for
+            parameters = [t for _, t in leaves(output) if t.requires_grad and t.is_floating_point()]
+            torch.autograd.backward([t.sum() for t in parameters[:1]]) if parameters else None
+
+
+def _compiled(candidate: Candidate, model: nn.Module, report: Report) -> Call:
+    if not candidate.compiles:
+        return model
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+    if candidate.compiler == "stock":
+        return torch.compile(model)
+    if candidate.compiler == "stock-autotune":
+        return torch.compile(model, mode="max-autotune")
+    chosen: dict[str, Any] = {"rewrites": candidate.rewrites, "compiler": candidate.compiler, "report": report}
+    options = {key: value for key, value in candidate.options if key != ACTIVATION_BUDGET}
+    if candidate.scope == "blocks":
+        return Blocks(model, groups(model), lambda run: compiled(run, options=options, **chosen))
+    return compiled(model, options=options, **chosen)
+
+
+class Blocks:
+    """A model whose repeated blocks run compiled while it is called through this, and as they are otherwise."""
+
+    def __init__(self, model: nn.Module, found: list[Group], compiler: Callable[[Call], Call]) -> None:
+        self.model = model
+        self.patches: list[tuple[dict[str, Any], Call]] = []
+        for group in found:
+            run = compiler(_block_runner(group.kind))
+            self.patches += [(vars(block), _bound(run, block)) for block in group.blocks]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for attributes, forward in self.patches:
+            attributes["forward"] = forward
+        try:
+            return self.model(*args, **kwargs)
+        finally:
+            for attributes, _ in self.patches:
+                attributes.pop("forward", None)
+
+
+def _block_runner(kind: type[nn.Module]) -> Call:
+    """A function of its own for each kind of block, so that the compiler's variants of one do not fill the other's."""
+
+    def run(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return kind.forward(block, *args, **kwargs)
+
+    return run
+
+
+def _bound(run: Call, block: nn.Module) -> Call:
+    return lambda *args, **kwargs: run(block, *args, **kwargs)
+
+
+class Layout:
+    """Convolution weights in two places, contiguous and channels last: parameters are pointed at one or the other."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.pairs: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
+        for module in model.modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and isinstance(weight, nn.Parameter):
+                last = weight.data.contiguous(memory_format=torch.channels_last)
+                if last.stride() != weight.stride():
+                    self.pairs.append((weight, weight.data, last))
+
+    def on(self) -> None:
+        for parameter, _, last in self.pairs:
+            parameter.data = last
+
+    def off(self) -> None:
+        for parameter, kept, _ in self.pairs:
+            parameter.data = kept
+
+    def settle(self, last: bool) -> None:
+        """Point at one place for good and let go of the other."""
+        (self.on if last else self.off)()
+        self.pairs.clear()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Compilers warn about what a search does on purpose."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
