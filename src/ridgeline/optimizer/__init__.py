@@ -1,0 +1,1 @@
+"""Faster models with proof: named rewrites, kernel choice, lowering, verification and receipts."""
