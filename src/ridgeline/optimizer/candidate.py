@@ -217,12 +217,28 @@ def _budgeted(candidate: Candidate) -> Iterator[None]:
 
 
 def run_once(call: Call, inputs: Inputs, mode: str) -> None:
+    """A call, and in training its backward, which is compiled when it is first asked for; gradients are left alone."""
     ready = inputs.reused()
     with torch.set_grad_enabled(mode != "infer"):
         output = call(*ready.args, **ready.kwargs)
-        if mode == "train":  # the backward graph is compiled when it is first asked for
-            parameters = [t for _, t in leaves(output) if t.requires_grad and t.is_floating_point()]
-            torch.autograd.backward([t.sum() for t in parameters[:1]]) if parameters else None
+    found = [tensor for _, tensor in leaves(output) if tensor.requires_grad] if mode == "train" else []
+    if found:
+        wanted = _leaves_behind(found)
+        torch.autograd.grad([t.sum() for t in found], wanted, allow_unused=True)
+
+
+def _leaves_behind(outputs: list[Any]) -> list[Any]:
+    """The tensors that gradients would be accumulated into."""
+    found, waiting, seen = [], [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def _compiled(candidate: Candidate, model: nn.Module, report: Report) -> Call:

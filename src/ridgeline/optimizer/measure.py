@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ridgeline.capture.step import scalar_loss
 from ridgeline.optimizer.inputs import Inputs, State
+from ridgeline.optimizer.loss import Loss
 
 Call = Callable[..., Any]
 SLICE_S = 4e-3
@@ -94,7 +94,8 @@ class Track:
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None, device: torch.device) -> None:
-        self.model, self.inputs, self.mode, self.loss, self.device = model, inputs, mode, loss, device
+        self.model, self.inputs, self.mode, self.device = model, inputs, mode, device
+        self.loss = Loss(loss)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.state = State(model)
         self.mutates = self.appends = False
@@ -130,7 +131,7 @@ class Track:
             with torch.no_grad():
                 return call(*inputs.args, **inputs.kwargs)
         output = call(*inputs.args, **inputs.kwargs)
-        scalar_loss(output, self.loss).backward()
+        self.loss(output).backward()
         for parameter in self.parameters:
             parameter.grad = None
         return None

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.bench.verdict import FEW_FLOOR, MAX_FLOOR, RMS_FLOOR, TIMES_EAGER, Error, error_of
-from ridgeline.capture.step import scalar_loss
 from ridgeline.optimizer.inputs import Inputs, State, leaves
 
 Call = Callable[..., Any]
@@ -80,7 +79,7 @@ class Subject:
     model: nn.Module
     inputs: Inputs
     mode: str
-    loss: Call | None
+    loss: Call
     state: State
     step: float = field(init=False)  # rounding step of the coarsest type the model computes in
 
@@ -119,7 +118,7 @@ class Subject:
         kept = {name: p.grad for name, p in wanted.items()}
         for p in wanted.values():
             p.grad = None
-        scalar_loss(output, self.loss).backward()
+        self.loss(output).backward()
         found = [(f"gradient of {name}", p.grad) for name, p in wanted.items() if p.grad is not None]
         for name, p in wanted.items():
             p.grad = kept[name]

@@ -20,10 +20,10 @@ from ridgeline.optimizer.measure import Track, compare
 from ridgeline.optimizer.optimized import Optimized
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.search import Outcome, Problem, search
+from ridgeline.optimizer.search import Outcome, Problem, plans_of, search
 from ridgeline.units import parse_quantity
 
-MODES = ("infer", "train")
+OPTIMIZED_MODES = {"infer": "inference", "train": "train"}
 _alive: WeakValueDictionary[tuple[int, str], Optimized] = WeakValueDictionary()
 
 
@@ -45,25 +45,20 @@ def optimize(
     problem = _problem(model, args, kwargs, mode, loss, budget_s, memory_limit, accuracy, say)
     key = cache.key_of(problem.model, problem.inputs, _settings(problem)) if use_cache else ""
     began = time.perf_counter()
+    given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}
     before = _alive.get((id(problem.model), key)) if key else None
-    if before is not None and before.model is problem.model:
-        return _handed(problem, before.built, before.receipt.from_cache(time.perf_counter() - began), optimizer)
+    if before is not None and before.original is problem.model:
+        receipt = before.receipt.from_cache(time.perf_counter() - began)
+        return Optimized(problem.model, before.plans, receipt=receipt, **given)
     outcome = _remembered(problem, key, began) if key else None
     if outcome is None:
         outcome = search(problem)
         if key:
             cache.save(key, outcome.built.candidate, outcome.receipt)
-    made = _handed(problem, outcome.built, outcome.receipt, optimizer)
+    made = Optimized(problem.model, plans_of(problem, outcome.built), receipt=outcome.receipt, **given)
     if key:
         _alive[id(problem.model), key] = made
     return made
-
-
-def _handed(problem: Problem, built: Built, receipt: Receipt, optimizer: Any) -> Optimized:
-    return Optimized(
-        problem.model, built, receipt, args=problem.inputs.args, kwargs=dict(problem.inputs.kwargs), mode=problem.mode,
-        loss=problem.loss, optimizer=optimizer,
-    )  # fmt: skip
 
 
 def _problem(
@@ -71,8 +66,8 @@ def _problem(
 ) -> Problem:
     from ridgeline.capture.model import unwrapped
 
-    if mode not in MODES:
-        raise OptimizeError(f"no mode {mode!r}{nearest(mode, MODES)}")
+    if mode not in OPTIMIZED_MODES:
+        raise OptimizeError(f"no mode {mode!r}{nearest(mode, OPTIMIZED_MODES)}")
     if not isinstance(model, nn.Module):
         raise OptimizeError(f"optimize takes a torch.nn.Module, not {type(model).__name__}: wrap what it does in one")
     if accuracy is not None:
@@ -150,7 +145,7 @@ def _rebuilt(problem: Problem, candidate: Candidate, receipt: Receipt) -> Outcom
 
 def _agrees(problem: Problem, track: Track, built: Built, receipt: Receipt) -> bool:
     """A look at one fresh input beside eager: the proof itself was made when the candidate was searched."""
-    subject = Subject(problem.model, problem.inputs, problem.mode, problem.loss, track.state)
+    subject = Subject(problem.model, problem.inputs, problem.mode, track.loss, track.state)
     inputs = problem.inputs.fresh(1)
     most = 2 * float((receipt.verdict or {}).get("most_rms_frac") or 0.0)
     eager = subject.observe(problem.model, inputs.copied())

@@ -18,10 +18,12 @@ from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
+from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.proof import Prover, Subject, Verdict
 from ridgeline.optimizer.receipt import BEATEN, EQUAL, FAILED, LARGE, SKIPPED, SLOWER, WINNER, WRONG, Entry, Receipt, Step
 from ridgeline.optimizer.regions import groups, regions_of
+from ridgeline.optimizer.signature import Signature
 
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 """Shares of the budget for one candidate's race and for the last one."""
@@ -142,7 +144,7 @@ class Search:
         """Made when the first candidate that is faster has to be proved."""
         if self._prover is None:
             problem = self.problem
-            subject = Subject(problem.model, problem.inputs, problem.mode, problem.loss, self.track.state)
+            subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
             cheap = 2 * REFERENCE_TIMES * self.eager_s < 0.2 * self.problem.budget_s
             self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random)
         return self._prover
@@ -313,10 +315,12 @@ class Search:
 
     def _last_race(self) -> tuple[dict[str, Timed], Built | None]:
         """Winner, eager and torch.compile once more, in turns; the winner may change here."""
-        runners = {"eager": self.eager, self.best.candidate.name: self.best}
+        self._recapture()
+        runners = {"eager": self.eager}
         if self.stock is not None:
             runners[self.stock.candidate.name] = self.stock
-        self._recapture()
+        if self.best is not self.eager:
+            runners[self.best.candidate.name] = handed(self.problem, self.best)
         budget_s = max(LEAST_RACE_S, min(2 * MOST_RACE_S, LAST_RACE_FRAC * self.problem.budget_s))
         timed = self.track.race(runners, budget_s)
         for built in [self.stock, self.eager]:
@@ -381,14 +385,32 @@ class Search:
                        remaining=tuple(remaining(receipt)))  # fmt: skip
 
 
+def plans_of(problem: Problem, built: Built) -> list[Plan]:
+    """What the drop-in runs for calls like the one that was optimized; eager needs no plan."""
+    if built.candidate.name == "eager":
+        return []
+    signature = Signature.of(problem.inputs.args, dict(problem.inputs.kwargs), problem.model, grad=problem.mode != "infer")
+    return [Plan(signature, built.call, built.candidate.name)]
+
+
+def handed(problem: Problem, built: Built) -> Built:
+    """The candidate as a person will call it, with the look at every call's arguments that comes before it."""
+    if built.candidate.name == "eager":
+        return built
+    mode = "inference" if problem.mode == "infer" else "train"
+    return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode), inner=None)
+
+
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def substitutable(model: nn.Module) -> bool:
     """Whether kernels can be put in place of modules of this model."""
-    from ridgeline.optimizer import substitution
-
+    try:
+        from ridgeline.optimizer import substitution
+    except ImportError:
+        return False
     return substitution.matches(model)
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ridgeline.optimizer.inputs import Inputs, State
+from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.proof import Prover, Subject
 
 
@@ -24,7 +25,7 @@ class Net(nn.Module):
 
 
 def _prover(model: nn.Module, *args: torch.Tensor, mode: str = "infer", random: bool = False) -> Prover:
-    return Prover(Subject(model, Inputs(args), mode, None, State(model)), random=random)
+    return Prover(Subject(model, Inputs(args), mode, Loss(None), State(model)), random=random)
 
 
 def test_the_model_itself_passes_against_float64() -> None:
