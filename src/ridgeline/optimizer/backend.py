@@ -100,10 +100,14 @@ def compiled(
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    """What ``torch.compile(model, backend="ridgeline", options={"rewrites": […], "compiler": …})`` calls."""
+    """What ``torch.compile(model, backend="ridgeline", options={"rewrites": […], "compiler": …})`` calls.
+
+    Without ``compiler`` it is Inductor, tuned where ``mode`` begins with ``max-autotune``; other options go to it.
+    """
     given = dict(options.pop("options", None) or {}) | options
-    rewrites, compiler = given.pop("rewrites", None), given.pop("compiler", "inductor")
-    report = given.pop("report", None)
+    tuned = str(given.pop("mode", None) or "").startswith("max-autotune")
+    compiler = given.pop("compiler", "inductor-autotune" if tuned else "inductor")
+    rewrites, report = given.pop("rewrites", None), given.pop("report", None)
     return lower(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=given, report=report)
 
 
@@ -163,6 +167,8 @@ def _tried(scene: Scene, each: Rewrite, report: Report) -> tuple[Scene, list[Mat
     before = _signature(scene)
     try:
         found = scene.run(each.name, each.change)
+        if scene.relaxed and found:
+            scene.refresh()
         wrong = None if _signature(scene) == before else "it would change the type or layout of an output"
     except Exception as error:  # a rewrite that cannot cope leaves the graph alone, and says so
         found, wrong = [], f"{type(error).__name__}: {error}"

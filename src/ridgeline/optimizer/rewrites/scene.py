@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._guards import detect_fake_mode
 
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match
 from ridgeline.optimizer.rewrites.words import call
@@ -51,6 +50,7 @@ class Scene:
     watches: list[Callable[[Sequence[Any]], bool]] = field(default_factory=list)
     refusals: list[tuple[str, str, str]] = field(default_factory=list)
     autocast: bool = False
+    relaxed: bool = False
     _positions: dict[fx.Node, int] = field(default_factory=dict)
     _rewrite: str = ""
 
@@ -165,12 +165,31 @@ class Scene:
     def imagine(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The value a call would have, computed on stand-ins."""
         given, named = fx.node.map_arg((args, kwargs), lambda node: self.value(node))
-        mode = detect_fake_mode([leaf for leaf in _leaves((given, named)) if isinstance(leaf, Tensor)])
+        mode = _mode_among(_leaves((given, named)))
         with torch.no_grad():
             if mode is None:
                 return target(*given, **named)
             with mode:
                 return target(*given, **named)
+
+    def refresh(self) -> None:
+        """Work out every value again behind a change of layouts; raises where a node can no longer be computed."""
+        changed: set[fx.Node] = {node for node in self.graph.nodes if node.meta.get("ridgeline")}
+        for node in self.graph.nodes:
+            stale = any(each in changed for each in node.all_input_nodes)
+            if node.op not in ("call_function", "call_method") or not stale or _mutates(node):
+                continue
+            if any(not isinstance(leaf, Tensor) for leaf in _leaves(self.value(node))):
+                continue
+            node.meta["example_value"] = self._again(node)
+            changed.add(node)
+        self.relaxed = False
+
+    def _again(self, node: fx.Node) -> Any:
+        if node.op == "call_method":
+            return self.imagine(lambda this, *args, **kwargs: getattr(this, str(node.target))(*args, **kwargs), node.args,
+                                node.kwargs)
+        return self.imagine(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
 
     def replace(self, old: fx.Node, new: fx.Node) -> bool:
         """Put ``new`` where ``old`` was, if it has the same sizes, type and strides; take it out again otherwise."""
@@ -180,6 +199,24 @@ class Scene:
         old.replace_all_uses_with(new)
         self._positions.clear()
         return True
+
+    def alike_sizes(self, old: fx.Node, new: fx.Node) -> bool:
+        """Whether two values have the same sizes, type and device; for users that take any layout."""
+        a, b = self.value(old), self.value(new)
+        if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+            return False
+        same = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+        return same and (_same_strides(a, b) or not self._layout_matters(old))
+
+    def _layout_matters(self, node: fx.Node) -> bool:
+        """Whether some user of a node may fail or differ with another layout: views, outputs, and what is not known."""
+        for user in node.users:
+            read = call(user)
+            if read is None or read.op not in (*_ANY_LAYOUT, *_VIEWS):
+                return True
+            if read.op in _VIEWS and self._layout_matters(user):
+                return True
+        return False
 
     def alike(self, old: fx.Node, new: fx.Node) -> bool:
         a, b = self.value(old), self.value(new)
@@ -206,11 +243,29 @@ class Scene:
         with self.graph.inserting_after(last):
             node = self.graph.placeholder(extra.name)
         node._dynamo_source = None  # type: ignore[attr-defined]
-        mode = detect_fake_mode([self.value(last)]) or _mode_of(self)
-        node.meta["example_value"] = like if mode is None else mode.from_tensor(like, static_shapes=True)
+        node.meta["example_value"] = self._stand_in(like)
+        node.meta["extra"] = extra
         self.extras.append(extra)
         self._positions.clear()
         return node
+
+    def _stand_in(self, like: Tensor) -> Tensor:
+        """A stand-in of the sizes, type and layout of a tensor, on the device of the graph's inputs."""
+        mode = _mode_of(self)
+        device = next((x.device for x in self.example_inputs if isinstance(x, Tensor)), like.device)
+        device = device if like.is_meta else like.device
+        if mode is None:
+            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+        with mode:
+            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+
+    def drop_extras(self, *nodes: fx.Node) -> None:
+        """Take back further inputs that nothing uses."""
+        for node in nodes:
+            if not node.users:
+                self.extras.remove(node.meta["extra"])
+                self.graph.erase_node(node)
+        self._positions.clear()
 
     def refuse(self, node: fx.Node, why: str) -> None:
         """Remember why something that looked right was left alone."""
@@ -246,8 +301,12 @@ def _is_fake(value: Tensor) -> bool:
 
 
 def _mode_of(scene: Scene) -> Any:
-    values = [node.meta.get("example_value") for node in scene.nodes]
-    return detect_fake_mode([leaf for leaf in values if isinstance(leaf, Tensor)])
+    return _mode_among([node.meta.get("example_value") for node in scene.nodes])
+
+
+def _mode_among(values: Sequence[Any]) -> Any:
+    """The mode the tracer's stand-ins live in: not the one of the compilation around us, which is another."""
+    return next((value.fake_mode for value in values if isinstance(value, Tensor) and _is_fake(value)), None)
 
 
 def _leaves(tree: Any) -> list[Any]:
@@ -322,6 +381,11 @@ def _first_written(node: fx.Node) -> list[fx.Node]:
     if schema is not None:
         return list(node.all_input_nodes)
     return [arg for arg in node.args[:1] if isinstance(arg, fx.Node)] or list(node.all_input_nodes)
+
+
+_ANY_LAYOUT = ("attention", "cat", "stack", "matmul", "bmm", "mm", "linear", "contiguous", "reshape", "layer_norm")
+"""What takes any layout and returns its own."""
+_VIEWS = ("transpose", "permute", "getitem", "unsqueeze", "squeeze", "expand", "chunk", "split", "unbind", "t", "detach")
 
 
 def is_written(scene: Scene, node: fx.Node) -> bool:
