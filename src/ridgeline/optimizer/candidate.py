@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -95,6 +96,7 @@ class Built:
     switches: list[Switch] = field(default_factory=list)
     kept_bytes: int = 0
     inner: Call | None = None  # what was captured, when the call is a graph of it
+    makings: tuple[Switch, ...] = ()  # what was on while it was captured
     places: tuple[int, ...] = ()  # where the weights were when it was captured
 
     def on(self) -> None:
@@ -153,28 +155,36 @@ def build(
     """
     began = time.perf_counter()
     built = Built(candidate, model, base.report if base else Report())
+    if candidate.layout != "keep":
+        chosen = layout or Layout(model)
+        built.switches.append(Switch(chosen.on, chosen.off, outlives_capture=True))
     if candidate.substituted:
         from ridgeline.optimizer.substitution import apply, revert
 
         built.switches.append(Switch(lambda: apply(model), lambda: revert(model), outlives_capture=False))
-    if candidate.layout != "keep":
-        chosen = layout or Layout(model)
-        built.switches.append(Switch(chosen.on, chosen.off, outlives_capture=True))
     try:
-        with built.switched(), _quiet():
-            built.call = (base.inner or base.call) if base else _compiled(candidate, model, built.report)
-            if candidate.compiles and base is None:
-                _run_first(built, inputs, mode)
+        with _quiet():
+            _make(built, model, inputs, mode, base)
             if candidate.graphed:
                 _capture(built, model, inputs, mode)
     except BaseException:
         if base is None:
             built.undo()
         raise
-    if candidate.graphed:
-        built.switches = [switch for switch in built.switches if switch.outlives_capture]
     built.build_s = time.perf_counter() - began
     return built
+
+
+def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built | None) -> None:
+    """What is called, compiled if the candidate compiles; of a base, what it compiled."""
+    if base is not None:
+        built.call = base.inner or base.call
+        built.switches = list(base.makings or base.switches)
+        return
+    built.call = _compiled(built, model)
+    if built.candidate.compiles:
+        with built.switched():
+            _run_first(built, inputs, mode)
 
 
 def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str) -> None:
@@ -184,15 +194,34 @@ def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str) -> 
 
 
 def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str) -> None:
-    """Record the call; the graph keeps what is on now, but weights must stay where they are."""
+    """Record the call with everything on; afterwards the graph needs only the weights where they were."""
     from ridgeline.optimizer.graphed import graph_inference, graph_training
 
     capture = graph_inference if mode == "infer" else graph_training
-    built.inner = built.call
+    built.inner, built.makings = built.call, tuple(built.switches)
+    passing = [switch for switch in built.switches if not switch.outlives_capture]
+    built.switches = [switch for switch in built.switches if switch.outlives_capture]
     ready = inputs.reused()
-    with torch.set_grad_enabled(mode != "infer"):
-        built.call = capture(built.inner, ready.args, dict(ready.kwargs), model)
-    built.places = places_of(model)
+    with built.switched(), torch.set_grad_enabled(mode != "infer"):
+        built.call = capture(_around(built.inner, passing), ready.args, dict(ready.kwargs), model)
+        built.places = places_of(model)
+
+
+def _around(call: Call, switches: list[Switch]) -> Call:
+    """The call with switches on during it, so that whoever watches the model sees it as it is."""
+    if not switches:
+        return call
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for switch in switches:
+            switch.on()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            for switch in reversed(switches):
+                switch.off()
+
+    return run
 
 
 def _run_first(built: Built, inputs: Inputs, mode: str) -> None:
@@ -241,7 +270,8 @@ def _leaves_behind(outputs: list[Any]) -> list[Any]:
     return found
 
 
-def _compiled(candidate: Candidate, model: nn.Module, report: Report) -> Call:
+def _compiled(built: Built, model: nn.Module) -> Call:
+    candidate, report = built.candidate, built.report
     if not candidate.compiles:
         return model
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
@@ -252,28 +282,50 @@ def _compiled(candidate: Candidate, model: nn.Module, report: Report) -> Call:
     chosen: dict[str, Any] = {"rewrites": candidate.rewrites, "compiler": candidate.compiler, "report": report}
     options = {key: value for key, value in candidate.options if key != ACTIVATION_BUDGET}
     if candidate.scope == "blocks":
-        return Blocks(model, groups(model), lambda run: compiled(run, options=options, **chosen))
+        blocks = Blocks(model, groups(model), lambda run: compiled(run, options=options, **chosen))
+        built.switches.append(Switch(blocks.on, blocks.off, outlives_capture=False))
+        return blocks
     return compiled(model, options=options, **chosen)
 
 
 class Blocks:
-    """A model whose repeated blocks run compiled while it is called through this, and as they are otherwise."""
+    """A model whose repeated blocks run compiled when it is called through this, and as they are otherwise.
+
+    ``on`` puts a fork in front of each block, which costs next to nothing when the model itself is called.
+    """
 
     def __init__(self, model: nn.Module, found: list[Group], compiler: Callable[[Call], Call]) -> None:
         self.model = model
+        self.here = threading.local()
         self.patches: list[tuple[dict[str, Any], Call]] = []
         for group in found:
             run = compiler(_block_runner(group.kind))
-            self.patches += [(vars(block), _bound(run, block)) for block in group.blocks]
+            self.patches += [(vars(block), self._fork(run, block)) for block in group.blocks]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for attributes, forward in self.patches:
-            attributes["forward"] = forward
+        self.here.inside = True
         try:
             return self.model(*args, **kwargs)
         finally:
-            for attributes, _ in self.patches:
-                attributes.pop("forward", None)
+            self.here.inside = False
+
+    def on(self) -> None:
+        for attributes, forward in self.patches:
+            attributes["forward"] = forward
+
+    def off(self) -> None:
+        for attributes, _ in self.patches:
+            attributes.pop("forward", None)
+
+    def _fork(self, run: Call, block: nn.Module) -> Call:
+        here, own = self.here, type(block).forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if getattr(here, "inside", False):
+                return run(block, *args, **kwargs)
+            return own(block, *args, **kwargs)
+
+        return forward
 
 
 def _block_runner(kind: type[nn.Module]) -> Call:
@@ -283,10 +335,6 @@ def _block_runner(kind: type[nn.Module]) -> Call:
         return kind.forward(block, *args, **kwargs)
 
     return run
-
-
-def _bound(run: Call, block: nn.Module) -> Call:
-    return lambda *args, **kwargs: run(block, *args, **kwargs)
 
 
 class Layout:

@@ -210,9 +210,8 @@ class Prover:
     def _leaf_verdict(self, ours: Leaf, theirs: Leaf, wide: Leaf, num: int) -> Verdict:
         exact = not ours.dtype.is_floating_point and not ours.dtype.is_complex
         reference = wide.values if exact or ours.dtype.is_complex else wide.values.double()
-        error, eager = error_of(ours.values, reference), error_of(theirs.values, reference)
-        if exact:
-            error, eager = _mismatch(ours.values, reference), _mismatch(theirs.values, reference)
+        distance = _mismatch if exact else error_of
+        error, eager = distance(ours.values, reference), distance(theirs.values, reference)
         allowed_rms, allowed_largest = allowed(eager, reference, 0.0 if exact else self._step(ours.dtype))
         ok = error.num_misplaced <= eager.num_misplaced
         ok = ok and error.rms_frac <= allowed_rms and error.largest <= allowed_largest
