@@ -37,7 +37,7 @@ class Candidate:
     options: tuple[tuple[str, Any], ...] = ()
     graphed: bool = False
     layout: str = "keep"
-    substituted: bool = False
+    substituted: tuple[str, ...] = ()  # parts of the model that kernels are put in place of
     scope: str = "model"
 
     @property
@@ -48,17 +48,19 @@ class Candidate:
     def complexity(self) -> int:
         """How much is done to the model; of two that are equally fast, the simpler is returned."""
         ladder = {"none": 0, "stock": 2, "stock-autotune": 4, "inductor": 3, "inductor-autotune": 5}
-        return 10 * ladder[self.compiler] + 5 * bool(self.rewrites) + 4 * self.substituted + 2 * self.graphed + (
+        return 10 * ladder[self.compiler] + 5 * bool(self.rewrites) + 4 * bool(self.substituted) + 2 * self.graphed + (
             self.layout != "keep"
         )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"options": dict(self.options), "rewrites": list(self.rewrites)}
+        lists = {"rewrites": list(self.rewrites), "substituted": list(self.substituted)}
+        return asdict(self) | {"options": dict(self.options)} | lists
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Candidate:
         options = tuple(sorted(found["options"].items()))
-        return cls(**{**found, "options": options, "rewrites": tuple(found["rewrites"])})
+        tuples = {name: tuple(found[name]) for name in ("rewrites", "substituted")}
+        return cls(**{**found, **tuples, "options": options})
 
     def changes(self) -> list[str]:
         """What it does, in words, in the order in which it is done."""
@@ -70,7 +72,7 @@ class Candidate:
             "inductor-autotune": "lowered by Inductor, products tuned",
         }[self.compiler]
         found = ["convolution weights channels last"] if self.layout != "keep" else []
-        found += ["modules substituted by our kernels"] if self.substituted else []
+        found += [f"our kernels in place of {', '.join(self.substituted)}"] if self.substituted else []
         found += [f"rewrites: {', '.join(self.rewrites)}"] if self.rewrites else []
         found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
         return found + (["the whole call as one CUDA graph"] if self.graphed else []) or ["nothing"]
@@ -161,7 +163,8 @@ def build(
     if candidate.substituted:
         from ridgeline.optimizer.substitution import apply, revert
 
-        built.switches.append(Switch(lambda: apply(model), lambda: revert(model), outlives_capture=False))
+        parts = candidate.substituted
+        built.switches.append(Switch(lambda: apply(model, parts), lambda: revert(model), outlives_capture=False))
     try:
         with _quiet():
             _make(built, model, inputs, mode, base)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ridgeline.optimizer.candidate import Built, Candidate
 from ridgeline.optimizer.forecast import Forecast
-from ridgeline.optimizer.receipt import MEASURED, Entry
+from ridgeline.optimizer.receipt import FAILED, MEASURED, Entry
 from ridgeline.optimizer.regions import Group
 from ridgeline.optimizer.rewrites import recommended
 
@@ -32,7 +32,7 @@ class Facts:
     groups: tuple[Group, ...]
     num_leaves: int
     has_conv: bool
-    substitutable: bool
+    substitutable: tuple[str, ...]  # parts that kernels can be put in place of
     forecast: Forecast | None
     budget_s: float
 
@@ -64,59 +64,63 @@ class Ladder:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.scale = 1.0  # measured over estimated compile time
-        self.graphs = facts.cuda
         self.device = "cuda" if facts.cuda else "cpu"
         self.kind = "inference" if facts.mode == "infer" else "training"
 
     def rungs(self, search: Climber) -> Iterator[Rung]:
-        yield from self._cheap()
+        yield from self._cheap(search)
         if self._at_the_floor(search):
             return
         layout = "channels_last" if search.best.candidate.layout == "channels_last" else "keep"
         if self.facts.groups:
-            yield from self._family(self._inductor("blocks", "keep", "blocks"), self._compile_s("blocks"))
+            blocks = self._inductor("blocks", "keep", "blocks")
+            if "attention" in self.facts.substitutable:  # its masks are made outside of blocks, by looking at values
+                blocks = replace(blocks, name="blocks and attention", substituted=("attention",))
+            yield from self._family(search, blocks, self._compile_s("blocks"))
         yield from self._stock()
         if layout == "channels_last":
-            yield from self._family(self._inductor("compiled channels last", layout, "model"), self._compile_s("model"))
+            yield from self._family(search, self._inductor("compiled channels last", layout, "model"), self._compile_s("model"))
         if not self._at_the_floor(search):
-            yield from self._family(self._inductor("compiled", "keep", "model"), self._compile_s("model"))
+            yield from self._family(search, self._inductor("compiled", "keep", "model"), self._compile_s("model"))
         yield from self._ablations(search)
         yield from self._tuned(search, layout)
-
-    def failed(self, rung: Rung, error: BaseException) -> None:
-        """A model whose eager call cannot be captured as a graph cannot be captured compiled either."""
-        if rung.candidate.graphed and not rung.candidate.compiles and type(error).__name__ == "NotGraphable":
-            self.graphs = False
 
     def took(self, rung: Rung, spent_s: float) -> None:
         """Compilers are as slow as this host lets them be: the first one tells."""
         if rung.candidate.compiler != "none" and rung.cost_s > 2 * CAPTURE_S:
             self.scale = max(0.25, min(5.0, self.scale * spent_s / rung.cost_s))
 
-    def _cheap(self) -> Iterator[Rung]:
+    def _cheap(self, search: Climber) -> Iterator[Rung]:
         facts = self.facts
         rewrites = recommended(self.kind, "none", self.device)
-        if self.graphs:
+        if self.facts.cuda:
             yield self._rung(Candidate(name="graph", graphed=True), CAPTURE_S, "cudagraph")
         if facts.has_conv:
             yield self._graphed(Candidate(name="channels last", layout="channels_last"), CAPTURE_S)
         if facts.substitutable:
-            yield self._graphed(Candidate(name="kernels", substituted=True), CAPTURE_S)
+            kernels = Candidate(name="kernels", substituted=facts.substitutable)
+            if facts.mode == "train":
+                yield self._rung(kernels, CAPTURE_S, "cudagraph")
+            if facts.cuda:
+                yield self._graphed(kernels, CAPTURE_S)
         if rewrites:
-            yield from self._family(Candidate(name="rewrites", rewrites=rewrites), self._trace_s())
+            yield from self._family(search, Candidate(name="rewrites", rewrites=rewrites), self._trace_s())
 
-    def _family(self, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
+    def _family(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
         """A compiled candidate, captured where that works; in training with and without, for memory's sake."""
-        if self.facts.mode == "train" or not self.graphs:
+        if self.facts.mode == "train" or not self.facts.cuda:
             yield self._rung(candidate, cost_s, "compiled")
             cost_s = CAPTURE_S
-        if self.graphs:
-            yield self._graphed(candidate, cost_s)
+        if self.facts.cuda:
+            graphed = self._graphed(candidate, cost_s)
+            yield graphed
+            if self.facts.mode == "infer" and search.entries[graphed.candidate.name].status == FAILED:
+                yield self._rung(candidate, CAPTURE_S, "compiled")
 
     def _stock(self) -> Iterator[Rung]:
         stock = Candidate(name="torch.compile", compiler="stock")
         yield self._rung(stock, self._compile_s("model"), "compiled")
-        if self.graphs:
+        if self.facts.cuda:
             yield self._graphed(stock, CAPTURE_S)
 
     def _inductor(self, name: str, layout: str, scope: str) -> Candidate:
@@ -140,8 +144,9 @@ class Ladder:
         if not self.facts.cuda or (forecast and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC):
             return
         scope = "blocks" if self.facts.groups else "model"
-        tuned = replace(self._inductor("tuned", layout, scope), compiler="inductor-autotune")
-        yield from self._family(tuned, AUTOTUNE_TIMES * self._compile_s(scope))
+        substituted = ("attention",) if scope == "blocks" and "attention" in self.facts.substitutable else ()
+        tuned = replace(self._inductor("tuned", layout, scope), compiler="inductor-autotune", substituted=substituted)
+        yield from self._family(search, tuned, AUTOTUNE_TIMES * self._compile_s(scope))
         if self.facts.mode == "infer":
             rival = Candidate(name="torch.compile max-autotune", compiler="stock-autotune")
             yield self._rung(rival, AUTOTUNE_TIMES * self._compile_s("model"), "compiled")
@@ -164,7 +169,7 @@ class Ladder:
 
     def _graphed(self, candidate: Candidate, cost_s: float) -> Rung:
         execution = "compiled" if candidate.compiles else "cudagraph"
-        return self._rung(self._named(replace(candidate, graphed=self.graphs)), cost_s, execution)
+        return self._rung(self._named(replace(candidate, graphed=self.facts.cuda)), cost_s, execution)
 
     def _named(self, candidate: Candidate) -> Candidate:
         return replace(candidate, name=f"{candidate.name} + graph") if candidate.graphed else candidate

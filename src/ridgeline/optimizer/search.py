@@ -134,7 +134,7 @@ class Search:
             groups=tuple(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
-            substitutable=substitutable(model),
+            substitutable=substitutable(model, self.problem.device),
             forecast=self.forecast,
             budget_s=self.problem.budget_s,
         )
@@ -165,25 +165,33 @@ class Search:
             self.track.restore()
             self._note(Built(rung.candidate, self.problem.model, Report()), FAILED, why_failed(error))
             self._recapture()
-            ladder.failed(rung, error)
             return
         ladder.took(rung, time.perf_counter() - began)
         self._recapture(built)
         self._judge(built, rung)
 
     def _built(self, candidate: Candidate) -> Built:
+        """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
         family = replace(candidate, name="", graphed=False)
         if candidate.layout != "keep" and self.layout is None:
             self.layout = Layout(self.problem.model)
-        before, before_reserved = held_bytes(self.problem.device), reserved_bytes(self.problem.device)
-        built = build(candidate, self.problem.model, self.problem.inputs, self.problem.mode,
-                      layout=self.layout, base=self.families.get(family))  # fmt: skip
+        if candidate.compiles and family not in self.families:
+            self.families[family] = self._made(replace(candidate, graphed=False), None)
+            if not candidate.graphed:
+                return self.families[family]
+        built = self._made(candidate, self.families.get(family))
+        built.build_s += self.families[family].build_s if candidate.compiles else 0.0
+        return built
+
+    def _made(self, candidate: Candidate, base: Built | None) -> Built:
+        problem = self.problem
+        before, before_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
+        built = build(candidate, problem.model, problem.inputs, problem.mode, layout=self.layout, base=base)
         self.track.restore()
-        self.families.setdefault(family, built)
-        kept = held_bytes(self.problem.device) - before
+        kept = held_bytes(problem.device) - before
         if candidate.graphed:  # a graph's pool is reserved, and its blocks count as free between replays
-            kept = max(kept, reserved_bytes(self.problem.device) - before_reserved)
-        built.kept_bytes = max(0, kept)
+            kept = max(kept, reserved_bytes(problem.device) - before_reserved)
+        built.kept_bytes = max(0, kept) + (base.kept_bytes if base else 0)
         return built
 
     def _judge(self, built: Built, rung: Rung) -> None:
@@ -405,13 +413,22 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-def substitutable(model: nn.Module) -> bool:
-    """Whether kernels can be put in place of modules of this model."""
-    try:
-        from ridgeline.optimizer import substitution
-    except ImportError:
-        return False
-    return substitution.matches(model)
+def substitutable(model: nn.Module, device: torch.device) -> tuple[str, ...]:
+    """The parts of this model that kernels can be put in place of."""
+    if device.type != "cuda":
+        return ()
+    from ridgeline.optimizer.substitution import PARTS, apply, revert
+
+    found = []
+    for part in PARTS:
+        try:
+            if apply(model, (part,)).replaced:
+                found.append(part)
+        except Exception:  # a part that cannot be recognized stays as it is
+            continue
+        finally:
+            revert(model)
+    return tuple(found)
 
 
 def described(inputs: Inputs) -> str:
