@@ -32,15 +32,16 @@ PINNED_BYTES = 1 << 20
 """Inputs above this are read where the caller has them if they are where they were."""
 _MOST_VARIANTS = 4
 _SIGHTINGS = 2
+_MOST_REASONS = 64
 
 
-class _Miss:
-    """Says that a call cannot be replayed as recorded."""
+class Miss:
+    """Says that a call cannot be replayed as recorded; ``stale`` if the model is no more what was recorded."""
 
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "stale")
 
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+    def __init__(self, reason: str, *, stale: bool) -> None:
+        self.reason, self.stale = reason, stale
 
 
 @dataclass(slots=True)
@@ -141,28 +142,23 @@ class Graphed:
         if signature.tokens != self.signature.tokens or signature.ambient != self.signature.ambient:
             return self._made(difference(self.signature, signature), args, kwargs)
         result = self.replay(signature.flat)
-        return self._made(result.reason, args, kwargs) if isinstance(result, _Miss) else result
+        if isinstance(result, Miss):
+            return (self.watch.root if result.stale else self.call)(*args, **kwargs)
+        return result
 
     def replay(self, flat: Flat) -> Any:
         """The result of a call whose signature is known to be the recorded one, or a miss."""
         with self._lock:
             if not self.watch.same():
-                return _Miss("; ".join(self.watch.changes()[:3]))
+                return self._miss("; ".join(self.watch.changes()[:3]), stale=True)
             variant = self._variant(flat)
             if variant is None:
-                return _Miss("an input that is read in place lies elsewhere")
+                return self._miss("an input that is used in place lies elsewhere", stale=False)
             self._studio.executor.arrive()
             with torch.no_grad():
                 result = variant.replay(flat)
             self.replays += 1
             return result
-
-    def missed(self, result: Any) -> bool:
-        """Whether ``replay`` could not; the reason is then counted."""
-        if isinstance(result, _Miss):
-            self._count(result.reason)
-            return True
-        return False
 
     def _variant(self, flat: Flat) -> Variant | None:
         for variant in self._variants:
@@ -186,11 +182,13 @@ class Graphed:
         return made
 
     def _made(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._count(reason)
+        self._miss(reason, stale=False)
         return self.call(*args, **kwargs)
 
-    def _count(self, reason: str) -> None:
-        self.misses[reason] = self.misses.get(reason, 0) + 1
+    def _miss(self, reason: str, *, stale: bool) -> Miss:
+        if reason in self.misses or len(self.misses) < _MOST_REASONS:
+            self.misses[reason] = self.misses.get(reason, 0) + 1
+        return Miss(reason, stale=stale)
 
 
 def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *,
@@ -209,7 +207,11 @@ def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         watch = Watch(model)
         given = signature.flat.tensors + [tensor for _, tensor in watch.tensors.values()]
         studio = _Studio(call, model, watch, executor or executor_for(given))
-        studio.prepare(signature.flat)
+        try:
+            studio.prepare(signature.flat)
+        except NotGraphable:
+            watch.restore()
+            raise
     return Graphed(call, signature, studio)
 
 
@@ -281,8 +283,9 @@ class _Studio:
     def _observed(self, flat: Flat, statics: Statics, *, profiled: bool) -> Observation:
         statics.fill(flat.tensors)
         arguments, _ = self._twin(flat, statics.tensors)
+        given = [statics.tensors[group.indices[0]] for group in statics.groups]
         try:
-            return observe(lambda: self.model(*arguments[0], **arguments[1]), self.watch, profiled=profiled)
+            return observe(lambda: self.model(*arguments[0], **arguments[1]), given, self.watch, profiled=profiled)
         except Exception as error:
             raise NotGraphable(f"the model raises {type(error).__name__}: {error}") from error
 

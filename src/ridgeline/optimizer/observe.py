@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 from ridgeline.optimizer.watch import Watch, library
 
 _ADOPTED = frozenset(("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift"))
+_UNANNOUNCED = frozenset(("running_mean", "running_var"))
+"""Arguments that batch norms write to in training without their schemas saying so."""
 _SPEAKING = {print: "prints", input: "asks the user", open: "opens a file"}
 _CLOCKS = frozenset(("time", "_random"))
 
@@ -53,7 +55,7 @@ class Journal(TorchDispatchMode):
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
                 self._use(tensor, adopted)
-        if schema.is_mutable:
+        if schema.is_mutable or "batch_norm" in schema.name:
             self._write(schema, args, kwargs)
         result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
@@ -70,7 +72,7 @@ class Journal(TorchDispatchMode):
 
     def _write(self, schema: Any, args: Any, kwargs: Any) -> None:
         for i, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
+            if argument.name in _UNANNOUNCED or (argument.alias_info is not None and argument.alias_info.is_write):
                 value = args[i] if i < len(args) else kwargs.get(argument.name)
                 for tensor in tree_leaves(value):
                     if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
@@ -82,6 +84,18 @@ class Journal(TorchDispatchMode):
             return
         self.seen.written.add(key)
         self.saved[key] = keep(tensor)
+
+    def notice(self, tensors: list[Tensor]) -> Callable[[], None]:
+        """Keeps what these hold; the returned function notes those that changed unannounced, as batch norm's do."""
+        kept = [(tensor, *keep(tensor)) for tensor in tensors]
+
+        def compare() -> None:
+            for tensor, whole, was in kept:
+                if _storage(tensor) not in self.saved and not torch.equal(whole, was):
+                    self.seen.written.add(_storage(tensor))
+                    self.saved[_storage(tensor)] = (whole, was)
+
+        return compare
 
     def put_back(self) -> None:
         for whole, was in self.saved.values():
@@ -108,18 +122,20 @@ def _is_view(schema: Any) -> bool:
     return any(r.alias_info is not None for r in schema.returns)
 
 
-def observe(call: Callable[[], Any], watch: Watch, *, profiled: bool) -> Observation:
+def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profiled: bool) -> Observation:
     """Calls once with everything noted, and puts back every memory that was written to and every random state.
 
     ``profiled`` notes also which code runs: of use from the second call on, when nothing is imported or set up any more.
     """
     seen = Observation()
     journal = Journal(seen)
+    compare = journal.notice([*given, *watch.buffers()])
     with restored_random() as drawn:
         try:
             with _profiled(seen) if profiled else nullcontext(), journal:
                 call()
         finally:
+            compare()
             seen.drawn = drawn()
             journal.put_back()
     for _, tensor in watch.tensors.values():

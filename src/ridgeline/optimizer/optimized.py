@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import OptimizeError
-from ridgeline.optimizer.graphed import Graphed
+from ridgeline.optimizer.graphed import Graphed, Miss
 from ridgeline.optimizer.signature import Signature, TooLarge, difference
 from ridgeline.optimizer.watch import Watch
 
@@ -75,7 +75,9 @@ class State:
         call = plan.call
         if isinstance(call, Graphed):
             result = call.replay(signature.flat)
-            return self.eager(result.reason, args, kwargs, 5) if call.missed(result) else result
+            if not isinstance(result, Miss):
+                return result
+            return self.eager(result.reason, args, kwargs, 5) if result.stale else call.call(*args, **kwargs)
         if plan.watch is not None and not plan.watch.same():
             return self.eager("; ".join(plan.watch.changes()[:3]), args, kwargs, 5)
         return call(*args, **kwargs)

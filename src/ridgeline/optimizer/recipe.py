@@ -87,7 +87,7 @@ class Scene:
 
         def make(lent: Sequence[Tensor], given: Sequence[Tensor], held: Sequence[Any]) -> Tensor:
             base = given[place]
-            return view_of(base, dtype, base.storage_offset() * base.element_size() + distance, size, stride)
+            return _seen_as(base, dtype, base.storage_offset() * base.element_size() + distance, size, stride)
 
         return make
 
@@ -139,7 +139,14 @@ class Scene:
 
 def _view_of_model(value: Tensor, base: Tensor) -> Maker:
     dtype, size, stride, start = value.dtype, value.shape, value.stride(), extent(value)[0]
-    return lambda lent, given, held: view_of(base, dtype, start, size, stride)
+    return lambda lent, given, held: _seen_as(base, dtype, start, size, stride)
+
+
+def _seen_as(base: Tensor, dtype: torch.dtype, start: int, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
+    """A view, known to autograd as one where PyTorch has a way to make it."""
+    if dtype == base.dtype:
+        return base.as_strided(size, stride, start // base.element_size())
+    return view_of(base, dtype, start, size, stride)
 
 
 # --- what a call does to the containers it is given ----------------------------------------------------------------------

@@ -55,6 +55,17 @@ _bulk: Callable[[list[Tensor], list[int], list[int]], bool] | None = getattr(
 
 
 @dataclass(slots=True)
+class _Name:
+    """A name in a module's or a class's dictionary, and what it stood for; ``owner`` is the class."""
+
+    path: str
+    holder: Any
+    key: str
+    value: Any
+    owner: type | None = None
+
+
+@dataclass(slots=True)
 class _Held:
     """A dictionary that is watched, the name of who owns it and what was in it."""
 
@@ -72,9 +83,9 @@ class Watch:
         self._dicts: list[_Held] = []
         self._lists: list[tuple[str, Any, list[Any]]] = []
         self._cells: list[tuple[str, Any, Any]] = []
-        self._names: list[tuple[str, Any, str, Any]] = []
+        self._names: list[_Name] = []
         self._empties: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
-        self._seen: set[int] = set()
+        self._seen: set[Any] = set()
         self.root = model
         self._look(model)
         self._remember()
@@ -83,16 +94,18 @@ class Watch:
         if isinstance(model, nn.Module):
             for path, module in model.named_modules():
                 self._module(path or type(module).__name__, module)
-        closures = [model] if isinstance(model, types.FunctionType) else _methods(model)
-        for function in closures:
-            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-                self._cell(f"{function.__qualname__}'s {name}", cell)
+        elif not isinstance(model, types.FunctionType):
+            self._hold(type(model).__name__, model, 0)
+        functions = [model] if isinstance(model, types.FunctionType) else _methods(model)
+        for function in functions:
+            self._function(function, 0)
 
     # --- what is watched -------------------------------------------------------------------------------------------
 
     def _module(self, path: str, module: nn.Module) -> None:
         held = module.__dict__
         self._dict(path, held)
+        self._class(type(module))
         for name in (*_INNER, *HOOKS):
             self._dict(f"{path}.{name}", held.get(name, {}))
         for name, value in chain(held.get("_parameters", {}).items(), held.get("_buffers", {}).items()):
@@ -100,6 +113,16 @@ class Watch:
         for name, value in held.items():
             if name not in _BOOKKEEPING:
                 self._hold(f"{path}.{name}", value, 0)
+
+    def _class(self, cls: type) -> None:
+        """Plain values and containers on the classes of the model's own code."""
+        for part in cls.__mro__:
+            if (part, "class") in self._seen or library(_file_of(part)):
+                continue
+            self._seen.add((part, "class"))
+            for key, value in list(vars(part).items()):
+                if not key.startswith("__") and isinstance(value, (*_PLAIN, list, dict, set, Tensor)):
+                    self._name(f"{part.__name__}.{key}", vars(part), key, part)
 
     def _dict(self, owner: str, held: dict[Any, Any]) -> None:
         if held or "hooks" not in owner.rpartition(".")[2]:
@@ -113,6 +136,8 @@ class Watch:
         self._seen.add(id(value))
         if isinstance(value, Tensor):
             self.tensors[id(value)] = (path, value)
+        elif isinstance(value, types.FunctionType):
+            self._function(value, depth)
         elif isinstance(value, _CLOSED) or depth > _DEPTH or _foreign(value):
             return
         elif isinstance(value, dict):
@@ -133,13 +158,19 @@ class Watch:
         for path, item in items:
             self._hold(path, item, depth + 1)
 
-    def _cell(self, name: str, cell: Any) -> None:
+    def _function(self, function: types.FunctionType, depth: int) -> None:
+        if not library(function.__code__.co_filename):
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+                self._cell(f"{name} in {function.__qualname__}", cell, depth)
+
+    def _cell(self, name: str, cell: Any, depth: int) -> None:
         try:
             value = cell.cell_contents
         except ValueError:  # not filled yet
             return
-        self._cells.append((name, cell, value))
-        self._hold(name, value, 1)
+        if not isinstance(value, type) or name.partition(" ")[0] != "__class__":
+            self._cells.append((name, cell, value))
+            self._hold(name, value, depth + 1)
 
     def read_by(self, codes: dict[types.CodeType, dict[str, Any]]) -> None:
         """Watches also the global names that these pieces of code read."""
@@ -154,20 +185,19 @@ class Watch:
             return
         value = names[name]
         if isinstance(value, types.ModuleType | type):
-            holder = vars(value)
-            if attribute in holder and not library(getattr(sys.modules.get(getattr(value, "__module__", "")), "__file__", None) or getattr(value, "__file__", "") or ""):  # noqa: E501
-                self._name(f"{name}.{attribute}", holder, attribute)
+            if attribute is not None and attribute in vars(value) and not library(_file_of(value)):
+                self._name(f"{name}.{attribute}", vars(value), attribute, value if isinstance(value, type) else None)
         elif not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
-            self._name(name, names, name)
+            self._name(f"the global {name}", names, name)
 
-    def _name(self, path: str, holder: Any, key: str) -> None:
+    def _name(self, path: str, holder: Any, key: str, owner: type | None = None) -> None:
         value = holder[key]
-        mark = (id(holder), key)
+        mark = (id(owner or holder), key)
         if mark in self._seen or isinstance(value, _CLOSED):
             return
-        self._seen.add(mark)  # type: ignore[arg-type]
-        self._names.append((f"the global {path}", holder, key, value))
-        self._hold(f"the global {path}", value, 1)
+        self._seen.add(mark)
+        self._names.append(_Name(path, holder, key, value, owner))
+        self._hold(path, value, 1)
 
     # --- comparing ---------------------------------------------------------------------------------------------------
 
@@ -176,7 +206,7 @@ class Watch:
         self._held = [entry.held for entry in self._dicts]
         self._versions = list(map(_version, self._held))
         listed = [(held, i, value) for _, held, was in self._lists for i, value in enumerate(was)]
-        named = [(holder, key, value) for _, holder, key, value in self._names]
+        named = [(name.holder, name.key, name.value) for name in self._names]
         self._holders, self._keys, self._values = (list(column) for column in zip(*listed, *named)) if (
             listed or named) else ([], [], [])  # fmt: skip
         self._sized = [held for _, held, _ in self._lists]
@@ -220,8 +250,8 @@ class Watch:
         for path, held, was in self._lists:
             if len(held) != len(was) or not all(map(_alike, held, was)):
                 found.append(f"{path} changed")
-        found += [f"{path} changed" for path, holder, key, value in self._names
-                  if key not in holder or not _alike(holder[key], value)]  # fmt: skip
+        found += [f"{name.path} changed" for name in self._names
+                  if name.key not in name.holder or not _alike(name.holder[name.key], name.value)]  # fmt: skip
         found += [f"{path} changed" for path, cell, value in self._cells if not _alike(cell.cell_contents, value)]
         moved = [tensor.data_ptr() != address for tensor, address in zip(self._tensors, self._addresses)]
         names = {id(tensor): path for path, tensor in self.tensors.values()}
@@ -232,20 +262,42 @@ class Watch:
         for entry in self._dicts:
             entry.was = dict(entry.held)
         self._lists = [(path, held, list(held)) for path, held, _ in self._lists]
-        self._names = [(path, holder, key, holder[key]) for path, holder, key, _ in self._names]
+        for name in self._names:
+            name.value = name.holder[name.key]
         self._cells = [(path, cell, cell.cell_contents) for path, cell, _ in self._cells]
         self._remember()
+
+    def restore(self) -> None:
+        """Puts every watched dictionary, list and name back to what it held; tensors keep their contents."""
+        for entry in self._dicts:
+            for key in [key for key in entry.held if key not in entry.was]:
+                del entry.held[key]
+            entry.held.update({key: value for key, value in entry.was.items() if entry.held.get(key, _GONE) is not value})
+        for _, held, was in self._lists:
+            if len(held) != len(was) or not all(map(is_, held, was)):
+                held.clear()
+                held.extend(was)
+        for name in self._names:
+            if name.holder.get(name.key, _GONE) is not name.value:
+                if name.owner is None:
+                    name.holder[name.key] = name.value
+                else:
+                    setattr(name.owner, name.key, name.value)
+        for _, cell, value in self._cells:
+            cell.cell_contents = value
 
     def hooks(self) -> list[str]:
         """Hooks that a replay would not call."""
         entries = [entry.held for entry in self._dicts if entry.owner.rpartition(".")[2] in HOOKS]
         return [_hook(hooks) for hooks in chain(self._empties, entries) if hooks and not _harmless(hooks)]
 
-    def named(self, tensor: Tensor) -> str:
-        return self.tensors[id(tensor)][0]
+    def buffers(self) -> list[Tensor]:
+        """The tensors held that are not parameters: those a call may write to."""
+        return [tensor for tensor in self._tensors if not isinstance(tensor, nn.Parameter)]
 
 
 _contents = attrgetter("cell_contents")
+_GONE = object()
 
 
 def _addressable(tensor: Tensor) -> bool:
@@ -308,9 +360,14 @@ def library(filename: str) -> bool:
     """Code of PyTorch, of the interpreter and of this package: its state is not the model's."""
     if not filename or filename.startswith("<"):
         return True
-    if filename.startswith(_LIBRARIES[0]) or filename.startswith(str(Path(__file__).parent)):
+    if filename.startswith((_LIBRARIES[0], str(Path(__file__).parent))):
         return True
     return filename.startswith(_LIBRARIES[1]) and "site-packages" not in filename
+
+
+def _file_of(value: types.ModuleType | type) -> str:
+    module = sys.modules.get(value.__module__) if isinstance(value, type) else value
+    return getattr(module, "__file__", None) or ""
 
 
 def _globals_of(code: types.CodeType) -> set[tuple[str, str | None]]:
