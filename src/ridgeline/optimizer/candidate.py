@@ -198,9 +198,9 @@ def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str) -> 
 
 def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str) -> None:
     """Record the call with everything on; afterwards the graph needs only the weights where they were."""
-    from ridgeline.optimizer.graphed import graph_inference, graph_training
+    from ridgeline.optimizer import graphed
 
-    capture = graph_inference if mode == "infer" else graph_training
+    capture = graphed.graph_inference if mode == "infer" else graphed.graph_training
     built.inner, built.makings = built.call, tuple(built.switches)
     passing = [switch for switch in built.switches if not switch.outlives_capture]
     built.switches = [switch for switch in built.switches if switch.outlives_capture]

@@ -164,6 +164,9 @@ class Prover:
         for dtype, word in ((torch.float64, "float64"), (torch.float32, "float32")):
             if torch.finfo(dtype).eps >= self.subject.step or (self.reference and self.reference != word):
                 continue
+            if _too_large(self.subject.model, dtype):
+                self.notes.append(f"no {word} reference: the weights would not fit beside the model's own")
+                continue
             try:
                 found = widened(self.subject, inputs, dtype)
             except Exception as error:  # an op without this precision, or memory: the next one is tried
@@ -350,6 +353,15 @@ class _autocast_off:  # noqa: N801  (reads as a statement)
     def __exit__(self, *given: Any) -> None:
         for each in reversed(self.entered):
             each.__exit__(*given)
+
+
+def _too_large(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether a second set of weights in this type would take more than half of the memory that is free."""
+    weights = [p for p in model.parameters() if p.device.type == "cuda"]
+    if not weights:
+        return False
+    free, _ = torch.cuda.mem_get_info(weights[0].device)
+    return dtype.itemsize * sum(p.numel() for p in weights) > 0.5 * free
 
 
 def _forget_memory() -> None:

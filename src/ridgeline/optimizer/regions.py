@@ -16,7 +16,7 @@ from ridgeline.optimizer.receipt import Region
 
 LEAST_REPEATS = 3
 LEAST_SHARE = 0.5
-"""Blocks are worth compiling alone where they hold at least this share of the parameters."""
+"""Blocks are worth compiling alone where they hold at least this share of the parameters outside of tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class Group:
 def groups(model: nn.Module) -> list[Group]:
     """The outermost blocks that repeat, if they make up most of the model; else nothing."""
     found = list(_groups(model, ""))
-    total = sum(p.numel() for p in model.parameters())
+    tables = {id(p) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for p in m.parameters()}
+    total = sum(p.numel() for p in model.parameters() if id(p) not in tables)
     share = sum(group.num_params for group in found) / total if total else 0.0
     return found if share >= LEAST_SHARE else []
 

@@ -230,7 +230,7 @@ class Search:
         self.entries[before.candidate.name] = replace(entry, status=BEATEN, reason=reason)
         self.best = built
         self._note(built, WINNER, "", verdict=verdict, **shown)
-        self.steps.append(Step(built.candidate.name, shown["timed"].median_s))
+        self.steps.append(Step(built.candidate.name, self.eager_s / shown["comparison"].speedup))
         self._keep_or_drop(before)
         self._keep_or_drop(built)
 
@@ -376,7 +376,9 @@ class Search:
     ) -> Receipt:
         problem, winner = self.problem, self.entries[self.best.candidate.name]
         floor_s = self.forecast.floor_s if self.forecast else None
-        between = [step for step in self.steps[1:] if step.name != self.best.candidate.name]
+        scale = eager.median_s / self.eager_s  # rungs were measured at other times: all are shown beside one eager
+        between = [Step(step.name, scale * step.measured_s) for step in self.steps[1:]
+                   if step.name != self.best.candidate.name]  # fmt: skip
         last = [Step(self.best.candidate.name, best.median_s)] if self.best is not self.eager else []
         receipt = Receipt(
             model=type(problem.model).__name__, mode=problem.mode, device=device_name(problem.device),
