@@ -39,6 +39,7 @@ class Candidate:
     layout: str = "keep"
     substituted: tuple[str, ...] = ()  # parts of the model that kernels are put in place of
     scope: str = "model"
+    tries_convolutions: bool = False  # cuDNN times its algorithms before one is recorded
 
     @property
     def compiles(self) -> bool:
@@ -72,6 +73,7 @@ class Candidate:
             "inductor-autotune": "lowered by Inductor, products tuned",
         }[self.compiler]
         found = ["convolution weights channels last"] if self.layout != "keep" else []
+        found += ["cuDNN's algorithms timed"] if self.tries_convolutions else []
         found += [f"our kernels in place of {', '.join(self.substituted)}"] if self.substituted else []
         found += [f"rewrites: {', '.join(self.rewrites)}"] if self.rewrites else []
         found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
@@ -165,6 +167,8 @@ def build(
 
         parts = candidate.substituted
         built.switches.append(Switch(lambda: apply(model, parts), lambda: revert(model), outlives_capture=False))
+    if candidate.tries_convolutions:
+        built.switches.append(_trying_convolutions())
     try:
         with _quiet():
             _make(built, model, inputs, mode, base)
@@ -176,6 +180,19 @@ def build(
         raise
     built.build_s = time.perf_counter() - began
     return built
+
+
+def _trying_convolutions() -> Switch:
+    kept: list[bool] = []
+
+    def on() -> None:
+        kept.append(torch.backends.cudnn.benchmark)
+        torch.backends.cudnn.benchmark = True
+
+    def off() -> None:
+        torch.backends.cudnn.benchmark = kept.pop()
+
+    return Switch(on, off, outlives_capture=False)
 
 
 def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built | None) -> None:

@@ -72,18 +72,24 @@ class Ladder:
         if self._at_the_floor(search):
             return
         layout = "channels_last" if search.best.candidate.layout == "channels_last" else "keep"
-        if self.facts.groups:
-            blocks = self._inductor("blocks", "keep", "blocks")
-            if "attention" in self.facts.substitutable:  # its masks are made outside of blocks, by looking at values
-                blocks = replace(blocks, name="blocks and attention", substituted=("attention",))
-            yield from self._family(search, blocks, self._compile_s("blocks"))
-        yield from self._stock()
-        if layout == "channels_last":
-            yield from self._family(search, self._inductor("compiled channels last", layout, "model"), self._compile_s("model"))
-        if not self._at_the_floor(search):
-            yield from self._family(search, self._inductor("compiled", "keep", "model"), self._compile_s("model"))
+        whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
+        if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
+            yield from self._family(search, self._blocks(), self._compile_s("blocks"))
+            yield from self._stock()
+            if not self._at_the_floor(search):
+                yield from self._family(search, whole, self._compile_s("model"))
+        else:
+            yield from self._family(search, whole, self._compile_s("model"))
+            yield from self._stock()
         yield from self._ablations(search)
         yield from self._tuned(search, layout)
+
+    def _blocks(self) -> Candidate:
+        blocks = self._inductor("blocks", "keep", "blocks")
+        if "attention" not in self.facts.substitutable:
+            return blocks
+        # Masks are made outside of blocks, and eager code makes them by looking at values, which no graph can.
+        return replace(blocks, name="blocks and attention", substituted=("attention",))
 
     def took(self, rung: Rung, spent_s: float) -> None:
         """Compilers are as slow as this host lets them be: the first one tells."""
@@ -94,9 +100,10 @@ class Ladder:
         facts = self.facts
         rewrites = recommended(self.kind, "none", self.device)
         if self.facts.cuda:
-            yield self._rung(Candidate(name="graph", graphed=True), CAPTURE_S, "cudagraph")
+            yield self._rung(Candidate(name="graph", graphed=True, tries_convolutions=self._tries()), CAPTURE_S, "cudagraph")
         if facts.has_conv:
-            yield self._graphed(Candidate(name="channels last", layout="channels_last"), CAPTURE_S)
+            last = Candidate(name="channels last", layout="channels_last", tries_convolutions=self._tries())
+            yield self._graphed(last, CAPTURE_S)
         if facts.substitutable:
             kernels = Candidate(name="kernels", substituted=facts.substitutable)
             if facts.mode == "train":
@@ -125,7 +132,12 @@ class Ladder:
 
     def _inductor(self, name: str, layout: str, scope: str) -> Candidate:
         rewrites = recommended(self.kind, "inductor", self.device)
-        return Candidate(name=name, rewrites=rewrites, compiler="inductor", layout=layout, scope=scope)
+        return Candidate(name=name, rewrites=rewrites, compiler="inductor", layout=layout, scope=scope,
+                         tries_convolutions=self._tries())  # fmt: skip
+
+    def _tries(self) -> bool:
+        """In a graph cuDNN's choice is made once, so it may take its time; a call made anew would choose anew."""
+        return self.facts.has_conv and self.facts.mode == "infer" and self.facts.cuda
 
     def _ablations(self, search: Climber) -> Iterator[Rung]:
         """Without one family at a time, where a compiled candidate with several is the best so far."""
@@ -143,10 +155,9 @@ class Ladder:
         forecast = self.facts.forecast
         if not self.facts.cuda or (forecast and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC):
             return
-        scope = "blocks" if self.facts.groups else "model"
-        substituted = ("attention",) if scope == "blocks" and "attention" in self.facts.substitutable else ()
-        tuned = replace(self._inductor("tuned", layout, scope), compiler="inductor-autotune", substituted=substituted)
-        yield from self._family(search, tuned, AUTOTUNE_TIMES * self._compile_s(scope))
+        plain = self._blocks() if self.facts.groups else self._inductor("", layout, "model")
+        tuned = replace(plain, name="tuned", compiler="inductor-autotune")
+        yield from self._family(search, tuned, AUTOTUNE_TIMES * self._compile_s(plain.scope))
         if self.facts.mode == "infer":
             rival = Candidate(name="torch.compile max-autotune", compiler="stock-autotune")
             yield self._rung(rival, AUTOTUNE_TIMES * self._compile_s("model"), "compiled")

@@ -26,6 +26,7 @@ MIN_ROUNDS, MAX_ROUNDS = 5, 40
 CONFIDENCE = 0.95
 NOISE_FRAC = 0.005
 """Medians closer than this are taken as equal even where a test could tell them apart."""
+CLEAR_FRAC = 0.02
 _COPY_BYTES = 64 << 20
 """Inputs up to this size go round in copies at other addresses; larger ones (caches) stay where they are."""
 
@@ -77,6 +78,11 @@ class Comparison:
     def decided(self) -> bool:
         return self.faster or self.slower
 
+    @property
+    def clear(self) -> bool:
+        """Decided by so much that further rounds need not be looked at; looking after every round would favor luck."""
+        return self.low > 1.0 + CLEAR_FRAC or self.high < 1.0 - CLEAR_FRAC
+
 
 def compare(a: Timed, b: Timed) -> Comparison:
     """The median of the rounds' ratios, with its bootstrap interval; rounds are paired, so drift cancels."""
@@ -97,6 +103,7 @@ class Track:
         self.model, self.inputs, self.mode, self.device = model, inputs, mode, device
         self.loss = Loss(loss)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.gradients = [(p, p.grad) for p in self.parameters]
         self.state = State(model)
         self.mutates = self.appends = False
         self.copies = [inputs]
@@ -124,6 +131,12 @@ class Track:
         with torch.no_grad():
             for tensor, kept in self.written:
                 tensor.detach().copy_(kept)
+
+    def hand_back(self) -> None:
+        """Everything as it was found, gradients included: turns clear them."""
+        self.restore()
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient
 
     def run(self, call: Call, inputs: Inputs) -> Any:
         """One turn's work."""
@@ -162,7 +175,7 @@ class Track:
     def race(
         self, runners: Mapping[str, Contender], budget_s: float, pairs: Sequence[tuple[str, str]] = ()
     ) -> dict[str, Timed]:
-        """All contenders in turns, until ``pairs`` are decided or the time is spent."""
+        """All contenders in turns, until ``pairs`` are clearly decided or the time is spent."""
         num = {}
         for name, runner in runners.items():
             with runner.switched() as call:
@@ -175,7 +188,7 @@ class Track:
                     found[name].append(self.turn_s(call, num[name]))
             spent_s = time.perf_counter() - began
             late = spent_s * (i + 2) / (i + 1) > budget_s
-            if i + 1 >= MIN_ROUNDS and (late or (pairs and _all_decided(found, pairs))):
+            if i + 1 >= MIN_ROUNDS and (late or (pairs and _all_clear(found, pairs))):
                 break
             if late and i + 1 >= 3 and spent_s > 2 * budget_s:
                 break
@@ -200,8 +213,8 @@ class Track:
         return peak - resting
 
 
-def _all_decided(found: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]) -> bool:
-    return all(compare(Timed(tuple(found[a])), Timed(tuple(found[b]))).decided for a, b in pairs)
+def _all_clear(found: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]) -> bool:
+    return all(compare(Timed(tuple(found[a])), Timed(tuple(found[b]))).clear for a, b in pairs)
 
 
 def held_bytes(device: torch.device) -> int:

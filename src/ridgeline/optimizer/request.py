@@ -123,8 +123,15 @@ def _remembered(problem: Problem, key: str, began: float) -> Outcome | None:
 
 
 def _rebuilt(problem: Problem, candidate: Candidate, receipt: Receipt) -> Outcome | None:
+    track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device)
+    try:
+        return _checked(problem, candidate, receipt, track)
+    finally:
+        track.hand_back()
+
+
+def _checked(problem: Problem, candidate: Candidate, receipt: Receipt, track: Track) -> Outcome | None:
     model, inputs = problem.model, problem.inputs
-    track = Track(model, inputs, problem.mode, problem.loss, problem.device)
     eager = Built(Candidate(name="eager"), model, Report())
     track.settle(model)
     if candidate.name == "eager":

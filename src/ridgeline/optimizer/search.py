@@ -83,11 +83,14 @@ class Search:
 
     def run(self) -> Outcome:
         """Search until everything worth trying was tried or the time is spent."""
-        self._prepare()
-        ladder = Ladder(self._facts())
-        for rung in ladder.rungs(self):
-            self._climb(rung, ladder)
-        return self._finish()
+        try:
+            self._prepare()
+            ladder = Ladder(self._facts())
+            for rung in ladder.rungs(self):
+                self._climb(rung, ladder)
+            return self._finish()
+        finally:
+            self.track.hand_back()
 
     # Before anything is tried: what eager does.
 
@@ -378,7 +381,7 @@ class Search:
         floor_s = self.forecast.floor_s if self.forecast else None
         scale = eager.median_s / self.eager_s  # rungs were measured at other times: all are shown beside one eager
         between = [Step(step.name, scale * step.measured_s) for step in self.steps[1:]
-                   if step.name != self.best.candidate.name]  # fmt: skip
+                   if best.median_s < scale * step.measured_s and step.name != self.best.candidate.name]  # fmt: skip
         last = [Step(self.best.candidate.name, best.median_s)] if self.best is not self.eager else []
         receipt = Receipt(
             model=type(problem.model).__name__, mode=problem.mode, device=device_name(problem.device),
