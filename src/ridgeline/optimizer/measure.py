@@ -104,6 +104,8 @@ class Track:
         self.loss = Loss(loss)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.gradients = [(p, p.grad) for p in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
         self.state = State(model)
         self.mutates = self.appends = False
         self.copies = [inputs]
