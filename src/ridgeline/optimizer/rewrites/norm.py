@@ -128,9 +128,11 @@ def _spelled(scene: Scene, node: fx.Node) -> Normed | None:
         return None
     source, centered, more = second
     start = _centered_source(scene, wide) if centered else (wide, ())
-    if start is None or start[0] is not source:
+    if start is None:
         return None
     x, casts = _uncast(scene, source)
+    if _uncast(scene, start[0])[0] is not x:
+        return None
     eps = _added_number(spread)
     if eps is None or eps < 0 or scene.shape(x) is None:
         return None

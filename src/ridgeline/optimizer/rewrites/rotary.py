@@ -64,6 +64,9 @@ def _paired(scene: Scene, q: Turned, k: Turned) -> Match | None:
     leaves = (q.x, k.x, *k.table)
     if q.table != k.table or not scene.unchanged(leaves, (*q.inside, *k.inside), k.out):
         return None
+    if scene.training and any(scene.value(table).requires_grad for table in k.table):
+        scene.refuse(k.out, "the table asks for a gradient, which the kernel does not give")
+        return None
     reason = ROPE.support(*(scene.value(node) for node in leaves), q.interleaved, q.sequence_dim)
     if reason is not None:
         scene.refuse(k.out, reason)
