@@ -22,6 +22,8 @@ from ridgeline.optimizer.receipt import Receipt
 FORMAT = 1
 BUDGETS_S = (15.0, 60.0, 200.0)
 """Searches of about the same length share their results; a longer one is made anew."""
+_MARKS = ("_is_torch_compile",)
+"""What compiling leaves on a model."""
 _PLAIN = (int, float, bool, str, type(None), tuple, torch.dtype)
 
 
@@ -51,10 +53,12 @@ def _model_lines(model: nn.Module) -> Iterator[str]:
     classes: dict[type, None] = {}
     for path, module in model.named_modules():
         classes[type(module)] = None
-        settings = {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)}
+        settings = {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN) and key not in _MARKS}
         yield f"{path}: {type(module).__module__}.{type(module).__qualname__} {sorted(settings.items(), key=str)}"
         own = {**module._parameters, **module._buffers}
-        yield from (f"{path}.{name}: {_tensor(tensor)}" for name, tensor in own.items() if tensor is not None)
+        # Without strides: a search may have left convolution weights channels last.
+        yield from (f"{path}.{name}: {t.dtype} {tuple(t.shape)} {t.device.type} {t.requires_grad}"
+                    for name, t in own.items() if t is not None)  # fmt: skip
     yield str(getattr(model, "config", ""))
     yield from (_source(kind) for kind in classes)
 

@@ -67,15 +67,18 @@ def _eligible(block: nn.Module) -> bool:
 
 
 KINDS = (
-    ("copies", r"memcpy|memset|copy_kernel|catarray|direct_copy|cat_batched|^triton_\w*_(?:clone|cat|_to_copy)\w*$"),
+    ("products", r"^triton_tem_|^triton_mm"),
+    ("reductions", r"^triton_(?:red|per)_"),
+    ("pointwise", r"^triton_poi_"),
+    ("copies", r"memcpy|memset|copy_kernel|catarray|direct_copy|cat_batched"),
     ("attention", r"flash|fmha|attention|attn|sdpa|splitkv"),
     ("convolutions", r"conv|fprop|dgrad|wgrad|cudnn_infer|nchwtonhwc|nhwctonchw|im2col|winograd"),
-    ("products", r"gemm|gemv|nvjet|cutlass|cublas|_mm_|triton_tem|splitk|linear|matmul|dot_kernel|skinny"),
+    ("products", r"gemm|gemv|nvjet|cutlass|cublas|_mm_|splitk|linear|matmul|dot_kernel|skinny"),
     ("norms", r"norm|welford|rms|batch_?norm|bn_fw|bn_bw"),
     ("softmax and losses", r"softmax|cross_entropy|nll"),
     ("embeddings", r"embedding|gather|index_?select|indexfunc|scatter|bag"),
     ("optimizer", r"multi_tensor|adam|foreach"),
-    ("reductions", r"reduce|triton_(?:red|per)_|argmax|topk|sort|scan|cumsum"),
+    ("reductions", r"reduce|argmax|topk|sort|scan|cumsum"),
 )
 _KINDS = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in KINDS]
 REST = "pointwise"
