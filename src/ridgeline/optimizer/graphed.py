@@ -19,17 +19,15 @@ from torch import Tensor
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
-from ridgeline.optimizer.observe import Observation, keep, observe, put_back, restored_random
+from ridgeline.optimizer.observe import keep, put_back, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
-from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
-from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, TooLarge, twin
+from ridgeline.optimizer.statics import Group, Statics
+from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Studio, alias, counts, own_copies
+from ridgeline.optimizer.training import GraphedTraining, graph_training
+from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
-LENT_BYTES = 1 << 20
-"""Results above this are lent without a copy while nobody holds the last loan; below, a copy costs less than a launch."""
-PINNED_BYTES = 1 << 20
-"""Inputs above this are read where the caller has them if they are where they were."""
 _MOST_VARIANTS = 4
 _SIGHTINGS = 2
 _MOST_REASONS = 64
@@ -64,17 +62,7 @@ class Take:
         return [output.detach() for output in self.outputs]
 
     def copies(self) -> list[Tensor]:
-        """Results in memory of their own; those that share memory still do."""
-        if len(self.free) == len(self.outputs):
-            return [_copy(output) for output in self.outputs]
-        storages: dict[int, Tensor] = {}
-        made: list[Tensor] = []
-        for output in self.outputs:
-            key = output.untyped_storage()._cdata
-            if key not in storages:
-                storages[key] = _bytes_of(output).clone()
-            made.append(view_of(storages[key], output.dtype, extent(output)[0], output.shape, output.stride()))
-        return made
+        return own_copies(self.outputs)
 
     def build(self, lent: Sequence[Tensor], flat: Flat) -> Any:
         if self.scene.made:
@@ -82,19 +70,6 @@ class Take:
         for effect in self.effects:
             effect(lent, flat.tensors, flat.containers)
         return self.result(lent, flat.tensors, flat.containers)
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
-
-
-def _copy(output: Tensor) -> Tensor:
-    made = output.clone()
-    if made.stride() == output.stride():
-        return made
-    low, high = extent(output)
-    memory = view_of(output, torch.uint8, low, (high - low,), (1,)).clone()
-    return view_of(memory, output.dtype, 0, output.shape, output.stride())
 
 
 @dataclass(slots=True)
@@ -123,7 +98,7 @@ class Variant:
 class Graphed:
     """A call that is replayed where it can be and made where it cannot; ``misses`` says why it could not."""
 
-    def __init__(self, call: Callable[..., Any], signature: Signature, studio: _Studio) -> None:
+    def __init__(self, call: Callable[..., Any], signature: Signature, studio: InferenceStudio) -> None:
         self.call = call
         self.signature = signature.detached()
         self.watch = studio.watch
@@ -206,7 +181,7 @@ def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
             raise NotGraphable("an argument holds too many objects to compare at every call") from None
         watch = Watch(model)
         given = signature.flat.tensors + [tensor for _, tensor in watch.tensors.values()]
-        studio = _Studio(call, model, watch, executor or executor_for(given))
+        studio = InferenceStudio(call, model, watch, executor or executor_for(given))
         try:
             studio.prepare(signature.flat)
         except NotGraphable:
@@ -228,108 +203,32 @@ def _quiet() -> Iterator[None]:
         torch.set_autocast_cache_enabled(cached)
 
 
-class _Studio:
-    """Where recordings are made: the observed call, its inputs and the executor."""
+class InferenceStudio(Studio):
+    """Where calls without gradients are recorded."""
 
     def __init__(self, call: Callable[..., Any], model: Any, watch: Watch, executor: Executor) -> None:
-        self.call, self.model, self.watch, self.executor = call, model, watch, executor
+        super().__init__(call, model, watch, executor)
         self.variants: list[Variant] = []
         self.must_pin: list[int] = []
-        self.groups: list[Group] = []
-        self._nested: set[int] = set()
-        self._written: set[int] = set()
-        self._written_model: list[Tensor] = []
-        self._externals: dict[int, Tensor] = {}
-
-    # --- looking -----------------------------------------------------------------------------------------------------
 
     def prepare(self, flat: Flat) -> None:
-        self._refuse(flat)
-        on_device = [i for i, t in enumerate(flat.tensors) if t.device.type == self.executor.device_type]
-        self.groups = grouped(flat.tensors, on_device)
-        self._nested = _nested(flat)
+        self.refuse(flat)
+        self.group(flat)
         statics = Statics(flat.tensors, self.groups)
-        self._judge(self._observe(flat, statics), statics)
-        self.must_pin = [i for g in self.groups if self._in_place(g) for i in g.indices]
+        self.judge(self.observe(flat, statics), statics)
+        self.must_pin = [i for g in self.groups if self.in_place(g) for i in g.indices]
         self._warm(flat, statics)
         del statics  # copies of what is used in place; the recordings are made without them
         self._record_all(flat)
 
-    def _refuse(self, flat: Flat) -> None:
-        if hooks := self.watch.hooks():
-            raise NotGraphable(f"the model has hooks that a replay would not call: {', '.join(hooks[:3])}")
-        for token in flat.tokens:
-            if token[0] == STRANGE:
-                raise NotGraphable(f"an input is a tensor of another kind ({token[2]})")
-            if token[0] == OPAQUE and "cannot be compared" in repr(token[2]):
-                raise NotGraphable(f"an argument is a {token[1].__name__}, which Python reads at every call")
-        for tensor in flat.tensors:
-            host = tensor.device.type != self.executor.device_type
-            if host and (not flat.accelerated or tensor.numel() > HOST_ELEMENTS):
-                raise NotGraphable(f"an input of {tensor.numel()} elements is on {tensor.device}: move it first")
-            if tensor.is_conj() or tensor.is_neg():
-                raise NotGraphable("an input is lazily conjugated or negated")
-
-    def _observe(self, flat: Flat, statics: Statics) -> Observation:
-        """Observes the second of two calls: the first may import, compile, and set up what stays."""
-        self._observed(flat, statics, profiled=False)
-        self.watch = Watch(self.model)
-        seen = self._observed(flat, statics, profiled=True)
-        if changes := self.watch.changes():
-            raise NotGraphable(f"a call changes the model's state in Python: {'; '.join(changes[:3])}")
-        self.watch.read_by(seen.codes)
-        return seen
-
-    def _observed(self, flat: Flat, statics: Statics, *, profiled: bool) -> Observation:
-        statics.fill(flat.tensors)
-        arguments, _ = self._twin(flat, statics.tensors)
-        given = [statics.tensors[group.indices[0]] for group in statics.groups]
-        try:
-            return observe(lambda: self.model(*arguments[0], **arguments[1]), given, self.watch, profiled=profiled)
-        except Exception as error:
-            raise NotGraphable(f"the model raises {type(error).__name__}: {error}") from error
-
-    def _judge(self, seen: Observation, statics: Statics) -> None:
-        if seen.acts:
-            raise NotGraphable(f"the model {seen.acts[0]}, which a replay would not")
-        host = seen.drawn - {self.executor.generator}
-        if host:
-            raise NotGraphable(f"random numbers are drawn on the host ({', '.join(sorted(host))})")
-        mine = {statics.tensors[i].untyped_storage()._cdata: i for i in statics.tensors}
-        models = {t.untyped_storage()._cdata for _, t in self.watch.tensors.values() if _has_memory(t)}
-        strange = seen.written - mine.keys() - models
-        if strange:
-            raise NotGraphable("the model writes to a tensor that is neither an input nor its own")
-        self._written = {mine[storage] for storage in seen.written if storage in mine}
-        self._written_model = [t for _, t in self.watch.tensors.values()
-                               if _has_memory(t) and t.untyped_storage()._cdata in seen.written]  # fmt: skip
-        self._externals = {s: t for s, t in seen.externals.items() if s not in mine}
-
-    def _is_written(self, group: Group) -> bool:
-        return any(i in self._written for i in group.indices)
-
-    def _in_place(self, group: Group) -> bool:
-        """Whether a group is read and written where the caller has it: what lives in an object is likely to stay."""
-        nested = all(i in self._nested for i in group.indices)
-        return nested and (self._is_written(group) or group.num_bytes >= PINNED_BYTES)
-
-    # --- recording -----------------------------------------------------------------------------------------------------
-
-    def _twin(self, flat: Flat, tensors: dict[int, Tensor]) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], list[Any]]:
-        """The arguments in containers of our own around the tensors of our own, and those containers in order."""
-        replaced = {id(flat.tensors[i]): tensor for i, tensor in tensors.items()}
-        memo: dict[int, Any] = {}
-        made = twin(flat.root, replaced, memo)
-        return made, [memo[id(box)] for box in flat.containers]
-
     def _warm(self, flat: Flat, statics: Statics) -> None:
-        kept = [keep(tensor) for tensor in self._written_model]
+        kept = [keep(tensor) for tensor in self.written_model]
 
         def run() -> None:
             statics.fill(flat.tensors)
             for whole, was in kept:
                 put_back(whole, was)
-            arguments, _ = self._twin(flat, statics.tensors)
+            arguments, _ = self.twin(flat, statics.tensors)
             self.call(*arguments[0], **arguments[1])
 
         try:
@@ -340,13 +239,12 @@ class _Studio:
         finally:
             for whole, was in kept:
                 put_back(whole, was)
-        if changes := self.watch.changes():
-            raise NotGraphable(f"a call changes the model's state in Python: {'; '.join(changes[:3])}")
+        self.refuse_changes()
 
     def _record_all(self, flat: Flat) -> None:
-        large = [g for g in self.groups if not self._in_place(g) and not self._is_written(g)
+        large = [g for g in self.groups if not self.in_place(g) and not self.is_written(g)
                  and g.num_bytes >= PINNED_BYTES]  # fmt: skip
-        fixed = [g for g in self.groups if self._in_place(g)]
+        fixed = [g for g in self.groups if self.in_place(g)]
         if large:
             self.variants.append(self._variant(flat, [*fixed, *large]))
         self.variants.append(self._variant(flat, fixed))
@@ -354,66 +252,30 @@ class _Studio:
     def record_at(self, flat: Flat) -> Variant:
         """A variant for other addresses of the inputs that are used in place."""
         with _quiet():
-            return self._variant(flat, [g for g in self.groups if self._in_place(g)])
+            return self._variant(flat, [g for g in self.groups if self.in_place(g)])
 
     def _variant(self, flat: Flat, pinned: Sequence[Group]) -> Variant:
         pins = [i for g in pinned for i in g.indices]
         free = [g for g in self.groups if g not in pinned]
         statics = Statics(flat.tensors, free)
-        tensors = {**statics.tensors, **{i: _alias(flat.tensors[i]) for i in pins}}
+        tensors = {**statics.tensors, **{i: alias(flat.tensors[i]) for i in pins}}
         home = self._take(flat, tensors)
         num_bytes = sum(o.numel() * o.element_size() for o in home.outputs)
         loan = self._take(flat, tensors) if num_bytes >= LENT_BYTES else None
-        written = [g for g in free if self._is_written(g)]
+        written = [g for g in free if self.is_written(g)]
         return Variant(tuple((i, flat.tensors[i].data_ptr()) for i in pins), statics, written, home, loan)
 
     def _take(self, flat: Flat, tensors: dict[int, Tensor]) -> Take:
-        arguments, boxes = self._twin(flat, tensors)
+        arguments, boxes = self.twin(flat, tensors)
         before = shots(boxes)
         with restored_random():
             recording, result = self.executor.record(lambda: self.call(*arguments[0], **arguments[1]))
-        if changes := self.watch.changes():
-            raise NotGraphable(f"a call changes the model's state in Python: {'; '.join(changes[:3])}")
-        scene = self._scene(tensors, boxes)
+        self.refuse_changes()
+        scene = self.scene(tensors, boxes)
         maker = scene.maker(result)
         applied = effects(before, scene)
-        return Take(recording, scene.outputs, scene, maker, applied, _counts(scene.outputs))
-
-    def _scene(self, tensors: dict[int, Tensor], boxes: list[Any]) -> Scene:
-        held = [t for _, t in self.watch.tensors.values() if _has_memory(t)]
-        outer = {t.untyped_storage()._cdata: t for t in [*held, *self._externals.values()] if _has_memory(t)}
-        return Scene(
-            device_type=self.executor.device_type,
-            inputs={id(tensor): i for i, tensor in tensors.items()},
-            input_storages={t.untyped_storage()._cdata: (i, extent(t)[0]) for i, t in tensors.items()},
-            containers={id(box): place for place, box in enumerate(boxes)},
-            model_tensors={id(t): t for t in [*held, *self._externals.values()]},
-            model_storages=outer,
-            known=self.watch.known,
-        )
+        scene.settle()
+        return Take(recording, scene.outputs, scene, maker, applied, counts(scene.outputs))
 
 
-def _counts(outputs: list[Tensor]) -> list[tuple[int, int]]:
-    """Every storage of the results and how many hold it now, when only we do."""
-    storages = {output.untyped_storage()._cdata: output for output in outputs}
-    return [(storage, torch._C._storage_Use_Count(storage)) for storage in storages]
-
-
-def _alias(tensor: Tensor) -> Tensor:
-    """Another tensor over the same memory, with nothing of the first's history."""
-    return view_of(tensor, tensor.dtype, extent(tensor)[0], tensor.shape, tensor.stride())
-
-
-def _has_memory(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.device.type != "meta"
-
-
-def _nested(flat: Flat) -> set[int]:
-    """Places of the tensors that an object holds, as opposed to those given by themselves or in plain containers."""
-    inside: set[int] = set()
-    places = {id(tensor): i for i, tensor in enumerate(flat.tensors)}
-    for box in flat.containers:
-        if not isinstance(box, dict | list):
-            inside |= {places[id(value)] for value in vars(box).values() if id(value) in places} if hasattr(
-                box, "__dict__") else set()  # fmt: skip
-    return inside
+__all__ = ["Graphed", "GraphedTraining", "Miss", "graph_inference", "graph_training"]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import OptimizeError
-from ridgeline.optimizer.graphed import Graphed, Miss
+from ridgeline.optimizer.graphed import Graphed, GraphedTraining, Miss
 from ridgeline.optimizer.signature import Signature, TooLarge, difference
 from ridgeline.optimizer.watch import Watch
 
@@ -78,6 +78,11 @@ class State:
             if not isinstance(result, Miss):
                 return result
             return self.eager(result.reason, args, kwargs, 5) if result.stale else call.call(*args, **kwargs)
+        if isinstance(call, GraphedTraining):
+            reason, stale = call.obstacle()
+            if not reason:
+                return call.replay(signature.flat)
+            return self.eager(reason, args, kwargs, 5) if stale else call.call(*args, **kwargs)
         if plan.watch is not None and not plan.watch.same():
             return self.eager("; ".join(plan.watch.changes()[:3]), args, kwargs, 5)
         return call(*args, **kwargs)
@@ -115,7 +120,7 @@ class Optimized:
                 step: Callable[..., Any] | None = None) -> Any:  # fmt: skip
         if mode not in ("inference", "train"):
             raise OptimizeError(f"mode is {mode!r}: 'inference' or 'train'")
-        made = object.__new__(_class_for(type(model)))
+        made: Any = object.__new__(_class_for(type(model)))
         if hasattr(model, "__dict__") and isinstance(model, nn.Module):
             object.__setattr__(made, "__dict__", model.__dict__)
         state = State(model, mode, receipt, optimizer, loss, step)
@@ -136,7 +141,7 @@ class Optimized:
     def add(self, plan: Plan) -> None:
         """Runs calls of the plan's signature as it says from now on."""
         state = _state(self)
-        if plan.watch is None and not isinstance(plan.call, Graphed):
+        if plan.watch is None and not isinstance(plan.call, Graphed | GraphedTraining):
             plan.watch = Watch(state.model)
         state.plans[plan.signature.detached()] = plan
 

@@ -61,6 +61,11 @@ class Scene:
             return self._tuple(value)
         return self._container(value)
 
+    def settle(self) -> None:
+        """Lets go of the recorded result; what is left are the ways to make it again."""
+        self._met.clear()
+        self._placed.clear()
+
     def _tensor(self, value: Tensor) -> Maker:
         place = self.inputs.get(id(value))
         if place is not None:
@@ -107,11 +112,12 @@ class Scene:
             self._shared.add(key)
             return lambda lent, given, held: self.made[key]
         self._met[key] = value
+        blank = empty_like(value)
         items = self._items(value)
         named = [(name, self.maker(item)) for name, item in (held_by_name or {}).items()]
 
         def make(lent: Sequence[Tensor], given: Sequence[Tensor], held: Sequence[Any]) -> Any:
-            made = empty_like(value)
+            made = empty_like(blank)
             if key in self._shared:
                 self.made[key] = made
             items(made, lent, given, held)

@@ -278,7 +278,7 @@ def remade_tuple(cls: type, items: list[Any]) -> Any:
 
 def empty_like(value: Any) -> Any:
     """A container of the same type that holds nothing yet; no constructor of the user's runs."""
-    cls = type(value)
+    cls: Any = type(value)
     if isinstance(value, defaultdict):
         made = cls.__new__(cls)
         made.default_factory = value.default_factory

@@ -24,13 +24,18 @@ from torch.nn.modules import module as module_globals
 
 from ridgeline.errors import NotGraphable
 
+
+def _entries(held: dict[Any, Any]) -> Any:
+    """What stands for a version number where the interpreter's cannot be read: keys, and which objects they name."""
+    return [id(value) for value in held.values()] + list(held)
+
+
 try:
-    from torch._C._dynamo.guards import dict_version as _version
-except ImportError:  # without version numbers a dictionary is compared entry by entry
-
-    def _version(held: dict[Any, Any]) -> Any:
-        return [id(value) for value in held.values()] + list(held)
-
+    from torch._C._dynamo import guards
+except ImportError:
+    _version: Callable[[dict[Any, Any]], Any] = _entries
+else:
+    _version = getattr(guards, "dict_version", _entries)
 
 HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
 _INNER = ("_parameters", "_buffers", "_modules")

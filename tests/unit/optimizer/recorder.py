@@ -68,7 +68,7 @@ class TapeExecutor:
         for *_, results in tape.calls:
             for tensor in results:
                 if tensor.is_floating_point() and tensor.numel():
-                    tensor.fill_(float("nan"))
+                    tensor.data.fill_(float("nan"))
         return tape, result
 
     def arrive(self) -> None:
