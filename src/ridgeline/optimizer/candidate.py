@@ -15,8 +15,11 @@ from torch import nn
 
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.regions import Group, groups
+from ridgeline.optimizer.substitution import apply, revert
+from ridgeline.optimizer.training import graph_training
 
 Call = Callable[..., Any]
 COMPILERS = ("none", "stock", "stock-autotune", "inductor", "inductor-autotune")
@@ -152,6 +155,7 @@ def build(
     *,
     layout: Layout | None = None,
     base: Built | None = None,
+    loss: Call | None = None,
 ) -> Built:
     """Make a candidate and run it once, so that everything lazy about it is done. The inputs may be written to.
 
@@ -163,8 +167,6 @@ def build(
         chosen = layout or Layout(model)
         built.switches.append(Switch(chosen.on, chosen.off, outlives_capture=True))
     if candidate.substituted:
-        from ridgeline.optimizer.substitution import apply, revert
-
         parts = candidate.substituted
         built.switches.append(Switch(lambda: apply(model, parts), lambda: revert(model), outlives_capture=False))
     if candidate.tries_convolutions:
@@ -173,7 +175,7 @@ def build(
         with _quiet():
             _make(built, model, inputs, mode, base)
             if candidate.graphed:
-                _capture(built, model, inputs, mode)
+                _capture(built, model, inputs, mode, loss)
     except BaseException:
         if base is None:
             built.undo()
@@ -207,23 +209,24 @@ def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built
             _run_first(built, inputs, mode)
 
 
-def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str) -> None:
+def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
     """The same graph over weights that are elsewhere now."""
-    again = build(built.candidate, model, inputs, mode, layout=None, base=built)
+    again = build(built.candidate, model, inputs, mode, base=built, loss=loss)
     built.call, built.places = again.call, again.places
 
 
-def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str) -> None:
+def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
     """Record the call with everything on; afterwards the graph needs only the weights where they were."""
-    from ridgeline.optimizer import graphed
-
-    capture = graphed.graph_inference if mode == "infer" else graphed.graph_training
     built.inner, built.makings = built.call, tuple(built.switches)
     passing = [switch for switch in built.switches if not switch.outlives_capture]
     built.switches = [switch for switch in built.switches if switch.outlives_capture]
     ready = inputs.reused()
     with built.switched(), torch.set_grad_enabled(mode != "infer"):
-        built.call = capture(_around(built.inner, passing), ready.args, dict(ready.kwargs), model)
+        call = _around(built.inner, passing)
+        if mode == "infer":
+            built.call = graph_inference(call, ready.args, dict(ready.kwargs), model)
+        else:
+            built.call = graph_training(call, ready.args, dict(ready.kwargs), model, loss=loss)
         built.places = places_of(model)
 
 

@@ -137,7 +137,7 @@ def _checked(problem: Problem, candidate: Candidate, receipt: Receipt, track: Tr
     if candidate.name == "eager":
         return Outcome(eager, receipt)
     layout = Layout(model) if candidate.layout != "keep" else None
-    built = build(candidate, model, inputs, problem.mode, layout=layout)
+    built = build(candidate, model, inputs, problem.mode, layout=layout, loss=problem.loss)
     track.restore()
     timed = track.race({"eager": eager, candidate.name: built}, 0.3, [("eager", candidate.name)])
     if compare(timed["eager"], timed[candidate.name]).slower or not _agrees(problem, track, built, receipt):

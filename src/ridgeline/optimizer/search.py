@@ -189,7 +189,8 @@ class Search:
     def _made(self, candidate: Candidate, base: Built | None) -> Built:
         problem = self.problem
         before, before_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
-        built = build(candidate, problem.model, problem.inputs, problem.mode, layout=self.layout, base=base)
+        built = build(candidate, problem.model, problem.inputs, problem.mode, layout=self.layout, base=base,
+                      loss=problem.loss)  # fmt: skip
         self.track.restore()
         kept = held_bytes(problem.device) - before
         if candidate.graphed:  # a graph's pool is reserved, and its blocks count as free between replays
@@ -277,7 +278,8 @@ class Search:
         """Graphs hold the addresses of weights: those captured before a candidate moved them are captured again."""
         for built in {id(b): b for b in (self.best, self.stock, new) if b is not None and b.inner is not None}.values():
             if built.moved(self.problem.model):
-                capture_again(built, self.problem.model, self.problem.inputs, self.problem.mode)
+                problem = self.problem
+                capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)
                 self.track.restore()
 
     def _race_s(self) -> float:
