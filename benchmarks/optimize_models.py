@@ -67,7 +67,7 @@ def _arguments() -> argparse.Namespace:
 def _parent(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    lock = tempfile.NamedTemporaryFile(suffix=".lock", delete=False).name
+    lock = str(Path(tempfile.mkdtemp()) / "device.lock")
     waiting, running, done = list(asked.models), {}, []
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
@@ -95,8 +95,10 @@ def _started(name: str, asked: argparse.Namespace, lock: str) -> subprocess.Pope
                "--device", asked.device, *(["--again"] if asked.again else [])]  # fmt: skip
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
-    file = tempfile.TemporaryFile("w+")
-    process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, text=True, env={**os.environ, **settings})
+    file = tempfile.TemporaryFile("w+")  # noqa: SIM115  (read when the process has ended)
+    process = subprocess.Popen(
+        command, stdout=file, stderr=subprocess.STDOUT, text=True, env={**os.environ, **settings}
+    )
     process.kept = file  # type: ignore[attr-defined]
     return process
 
@@ -163,7 +165,11 @@ def _child(asked: argparse.Namespace) -> None:
     try:
         found = _measured(asked)
     except Exception as error:
-        found = {"model": asked.one, "error": f"{type(error).__name__}: {error}"[:400], "log": traceback.format_exc()[-2500:]}
+        found = {
+            "model": asked.one,
+            "error": f"{type(error).__name__}: {error}"[:400],
+            "log": traceback.format_exc()[-2500:],
+        }
     print(MARK + json.dumps(found), flush=True)
 
 
@@ -245,7 +251,9 @@ def _distance(track: Any, eager: Any, fast: Any, inputs: Any) -> float:
     track.restore()
     ready = [inputs.reused(), inputs.reused()]
     with torch.no_grad():
-        first = [t.float().clone() for _, t in leaves(eager(*ready[0].args, **ready[0].kwargs)) if t.is_floating_point()]
+        first = [
+            t.float().clone() for _, t in leaves(eager(*ready[0].args, **ready[0].kwargs)) if t.is_floating_point()
+        ]
         track.restore()
         second = [t.float() for _, t in leaves(fast(*ready[1].args, **ready[1].kwargs)) if t.is_floating_point()]
     track.restore()

@@ -12,7 +12,7 @@ import ridgeline as rl
 
 
 class Recommender(nn.Module):
-    """Dense features through a small network, sparse ones through tables, all pairs multiplied, and a network on top."""
+    """Dense features through a network, sparse ones through tables, all pairs multiplied, and a network on top."""
 
     def __init__(self, tables: int, rows: int, dim: int) -> None:
         super().__init__()
@@ -35,7 +35,11 @@ def make() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     dtype = torch.bfloat16 if cuda else torch.float32
     with torch.device("cuda" if cuda else "cpu"):
         model = Recommender(tables, rows, dim).to(dtype).eval()
-        return model, (torch.randn(batch, 13, dtype=dtype), [torch.randint(0, rows, (batch, 4)) for _ in range(tables)]), {}
+        return (
+            model,
+            (torch.randn(batch, 13, dtype=dtype), [torch.randint(0, rows, (batch, 4)) for _ in range(tables)]),
+            {},
+        )
 
 
 def main(budget_s: float = 120.0) -> None:

@@ -17,8 +17,8 @@ def make() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     cuda = torch.cuda.is_available()
     width, layers, heads, frames, batch = (1280, 32, 20, 3000, 8) if cuda else (64, 2, 4, 100, 1)
     dtype = torch.bfloat16 if cuda else torch.float32
-    config = WhisperConfig(d_model=width, encoder_layers=layers, encoder_attention_heads=heads, encoder_ffn_dim=4 * width,
-                           num_mel_bins=80, max_source_positions=frames // 2)  # fmt: skip
+    config = WhisperConfig(d_model=width, encoder_layers=layers, encoder_attention_heads=heads,
+                           encoder_ffn_dim=4 * width, num_mel_bins=80, max_source_positions=frames // 2)  # fmt: skip
     with torch.device("cuda" if cuda else "cpu"):
         return WhisperEncoder(config).to(dtype).eval(), (torch.randn(batch, 80, frames, dtype=dtype),), {}
 

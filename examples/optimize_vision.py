@@ -1,4 +1,4 @@
-"""A convolutional network: ``python examples/optimize_vision.py``. Channels last, folded norms and a graph do most of it."""
+"""A convolutional network: ``python examples/optimize_vision.py``. Channels last, folded norms and a graph do it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def make() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     dtype = torch.bfloat16 if cuda else torch.float32
     with torch.device("cuda" if cuda else "cpu"):
         blocks = [Residual(width) for _ in range(depth)]
-        model = nn.Sequential(nn.Conv2d(3, width, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+        model = nn.Sequential(
+            nn.Conv2d(3, width, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)
+        )
         return model.to(dtype).eval(), (torch.randn(batch, 3, size, size, dtype=dtype),), {}
 
 

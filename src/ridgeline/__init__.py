@@ -12,7 +12,19 @@ if TYPE_CHECKING:
     from ridgeline.findings.finding import Finding
     from ridgeline.graph import Graph, load, save
     from ridgeline.hardware import Device, device, devices
-    from ridgeline.journeys import diff, explain, gate, link, optimize, plans, predict, profile, serve, simulate, what_if
+    from ridgeline.journeys import (
+        diff,
+        explain,
+        gate,
+        link,
+        optimize,
+        plans,
+        predict,
+        profile,
+        serve,
+        simulate,
+        what_if,
+    )
     from ridgeline.models import build, models
     from ridgeline.plan import Plan
 

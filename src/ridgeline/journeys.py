@@ -410,7 +410,9 @@ def serving_timeline(served: Served) -> Trace:
     return trace.build()
 
 
-def optimize(model: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, **wanted: Any) -> Optimized:
+def optimize(
+    model: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, **wanted: Any
+) -> Optimized:
     """The model as a faster callable, proved and measured; never slower than eager or ``torch.compile``.
 
     ``fast(...)`` is called as the model is, and ``print(fast.receipt)`` says what was changed, gained and rejected.

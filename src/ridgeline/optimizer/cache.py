@@ -1,4 +1,4 @@
-"""Searches remembered on disk by what they depend on: the model's code and sizes, the call, the device, the versions."""
+"""Searches remembered on disk by what they depend on: the model's code and sizes, the call, the device, versions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,9 @@ def _model_lines(model: nn.Module) -> Iterator[str]:
     classes: dict[type, None] = {}
     for path, module in model.named_modules():
         classes[type(module)] = None
-        settings = {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN) and key not in _MARKS}
+        settings = {
+            key: value for key, value in vars(module).items() if isinstance(value, _PLAIN) and key not in _MARKS
+        }
         yield f"{path}: {type(module).__module__}.{type(module).__qualname__} {sorted(settings.items(), key=str)}"
         own = {**module._parameters, **module._buffers}
         # Without strides: a search may have left convolution weights channels last.
@@ -95,9 +98,8 @@ def _plain_lines(item: Any, path: str = "") -> Iterator[str]:
 
 
 def _environment_lines() -> Iterator[str]:
-    from ridgeline import __version__
-
-    yield f"ridgeline {__version__} torch {torch.__version__} format {FORMAT}"
+    yield f"torch {torch.__version__} format {FORMAT}"
+    yield from _own_code()
     try:
         import triton
     except ImportError:
@@ -106,7 +108,18 @@ def _environment_lines() -> Iterator[str]:
         yield f"triton {triton.__version__}"
     if torch.cuda.is_available():
         yield f"{torch.cuda.get_device_name()} cuda {torch.version.cuda} cudnn {torch.backends.cudnn.version()}"
-    yield f"{torch.get_float32_matmul_precision()} {torch.backends.cudnn.allow_tf32} {torch.is_autocast_enabled('cuda')}"
+    autocast = [torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in ("cuda", "cpu")]
+    yield f"{torch.get_float32_matmul_precision()} {torch.backends.cudnn.allow_tf32} {autocast}"
+
+
+@cache
+def _own_code() -> tuple[str, ...]:
+    """Our rewrites and kernels: another version of them is another search."""
+    room = Path(__file__).resolve().parent
+    files = sorted([*room.rglob("*.py"), *(room.parent / "kernels").rglob("*.py")])
+    return tuple(
+        f"{file.relative_to(room.parent)} {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}" for file in files
+    )
 
 
 def load(key: str) -> tuple[Candidate, Receipt] | None:

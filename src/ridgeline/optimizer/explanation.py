@@ -22,7 +22,8 @@ def explanations(receipt: Receipt, inputs: Inputs) -> Iterator[str]:
         return
     if receipt.winner == STOCK or (receipt.stock_s or stock.measured_s) <= receipt.final_s * NOTICEABLE:
         return
-    yield (f"torch.compile takes {show_seconds(stock.measured_s)} where eager takes {show_seconds(receipt.eager_s)} and "
+    took_s = receipt.stock_s or stock.measured_s
+    yield (f"torch.compile takes {show_seconds(took_s)} where eager takes {show_seconds(receipt.eager_s)} and "
            f"the result {show_seconds(receipt.final_s)}:")  # fmt: skip
     yield from _host(receipt, stock)
     yield from _breaks(stock)
@@ -33,9 +34,14 @@ def explanations(receipt: Receipt, inputs: Inputs) -> Iterator[str]:
 
 def _host(receipt: Receipt, stock: Entry) -> Iterator[str]:
     graphed = _entry(receipt, f"{STOCK} + graph")
-    if graphed is not None and graphed.measured_s and stock.measured_s and graphed.measured_s * NOTICEABLE < stock.measured_s:
+    if (
+        graphed is not None
+        and graphed.measured_s
+        and stock.measured_s
+        and graphed.measured_s * NOTICEABLE < stock.measured_s
+    ):
         saved_s = stock.measured_s - graphed.measured_s
-        yield f"host: the same code replayed as one CUDA graph saves {show_seconds(saved_s)} of guards and launches a call"
+        yield f"host: the same code replayed as one CUDA graph saves {show_seconds(saved_s)} of guards and launches"
 
 
 def _breaks(stock: Entry) -> Iterator[str]:
@@ -81,7 +87,7 @@ def remaining(receipt: Receipt) -> Iterator[str]:
             yield f"{show_seconds(idle_s)} of it with no kernel running: launches, gaps between kernels or the host"
         for op, expected_s, floor_s in ((receipt.forecast or {}).get("slowest") or ())[:3]:
             if expected_s - floor_s > 0.02 * receipt.final_s:
-                yield f"{op}: expected {show_seconds(expected_s)} in eager, {show_seconds(floor_s)} at the speed of light"
+                yield f"{op}: {show_seconds(expected_s)} expected in eager, {show_seconds(floor_s)} at the speed of light"
     skipped = [entry.name for entry in receipt.entries if entry.status == SKIPPED]
     if skipped:
         yield f"not tried within {receipt.budget_s:.0f} s: {', '.join(skipped)}; a larger budget_s tries them"

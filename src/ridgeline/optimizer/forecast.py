@@ -1,4 +1,4 @@
-"""What the cost model says before anything is measured: the floor, who is waiting for whom, and what could be gained."""
+"""What the cost model says before anything is measured: the floor, who waits for whom, and what could be gained."""
 
 from __future__ import annotations
 
@@ -77,5 +77,3 @@ def forecast(
         eager.num_kernels, matrix_s / total_s,
         tuple((str(row["op"]), row["expected_s"], row["floor_s"]) for row in gaps[:5]), time.perf_counter() - began,
     )  # fmt: skip
-
-

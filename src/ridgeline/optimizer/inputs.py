@@ -61,7 +61,7 @@ def leaves(item: Any, path: str = "", seen: set[int] | None = None) -> Iterator[
     if isinstance(item, Tensor):
         yield path, item
         return
-    if isinstance(item, _PLAIN) or callable(item) and not hasattr(item, "__dict__"):
+    if isinstance(item, _PLAIN) or (callable(item) and not hasattr(item, "__dict__")):
         return
     seen = set() if seen is None else seen
     if id(item) in seen:

@@ -100,7 +100,9 @@ class Ladder:
         facts = self.facts
         rewrites = recommended(self.kind, "none", self.device)
         if self.facts.cuda:
-            yield self._rung(Candidate(name="graph", graphed=True, tries_convolutions=self._tries()), CAPTURE_S, "cudagraph")
+            yield self._rung(
+                Candidate(name="graph", graphed=True, tries_convolutions=self._tries()), CAPTURE_S, "cudagraph"
+            )
         if facts.has_conv:
             last = Candidate(name="channels last", layout="channels_last", tries_convolutions=self._tries())
             yield self._graphed(last, CAPTURE_S)

@@ -152,7 +152,9 @@ class Prover:
     def _prepare(self, cases: Sequence[Inputs]) -> None:
         if self.random:
             self.reference = f"the mean of {NUM_DRAWS} eager runs"
-            self.notes.append("the model draws random numbers: judged by the means and spreads of runs, not by elements")
+            self.notes.append(
+                "the model draws random numbers: judged by the means and spreads of runs, not by elements"
+            )
             self.cases = [(cases[0], [], [])]
             return
         for inputs in cases:
@@ -341,7 +343,7 @@ class _Exact:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.kept
 
 
-class _autocast_off:  # noqa: N801  (reads as a statement)
+class _autocast_off:
     """Autocast switched off on every device type it is on for."""
 
     def __enter__(self) -> None:

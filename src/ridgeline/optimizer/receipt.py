@@ -170,7 +170,9 @@ def _verdict_line(verdict: Mapping[str, Any] | None) -> str:
     error, eager, limit = (verdict[key] for key in ("rms_frac", "eager_rms_frac", "allowed_rms_frac"))
     where = verdict["what"] or "the output"
     numbers = f"{_number(error)} where eager has {_number(eager)} and {_number(limit)} is allowed"
-    return f"error {numbers}, at {where}, the worst of {verdict['num_compared']} results, against {verdict['reference']}"
+    return (
+        f"error {numbers}, at {where}, the worst of {verdict['num_compared']} results, against {verdict['reference']}"
+    )
 
 
 def _number(value: float | None) -> str:
@@ -180,14 +182,14 @@ def _number(value: float | None) -> str:
 def _way(r: Receipt) -> list[str]:
     longest_s = max([step.measured_s for step in r.steps], default=1.0)
     width = max([len(step.name) for step in r.steps], default=1)
+    bars = ["█" * max(1, round(40 * step.measured_s / longest_s)) for step in r.steps]
     return [
-        f"  {step.name:<{width}}  {show_seconds(step.measured_s):>9}  {'█' * max(1, round(40 * step.measured_s / longest_s))}"
-        for step in r.steps
+        f"  {step.name:<{width}}  {show_seconds(step.measured_s):>9}  {bar}" for step, bar in zip(r.steps, bars, strict=True)
     ]
 
 
 def _table(r: Receipt) -> list[str]:
-    rows = [("candidate", "time", "× eager", "memory", "build", "status", "why")]
+    rows: list[tuple[str, ...]] = [("candidate", "time", "× eager", "memory", "build", "status", "why")]
     rows += [_row(entry) for entry in r.entries]
     widths = [max(len(row[i]) for row in rows) for i in range(6)]
     made = []

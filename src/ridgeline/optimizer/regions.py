@@ -1,4 +1,4 @@
-"""Parts of a model: blocks that repeat and can be compiled once, and device time by kind of kernel, before and after."""
+"""Parts of a model: blocks that repeat and can be compiled once, and device time by kind of kernel."""
 
 from __future__ import annotations
 

@@ -62,7 +62,15 @@ def optimize(
 
 
 def _problem(
-    model: Any, args: Any, kwargs: Any, mode: str, loss: Any, budget_s: float, memory_limit: Any, accuracy: Any, say: Any
+    model: Any,
+    args: Any,
+    kwargs: Any,
+    mode: str,
+    loss: Any,
+    budget_s: float,
+    memory_limit: Any,
+    accuracy: Any,
+    say: Any,
 ) -> Problem:
     from ridgeline.capture.model import unwrapped
 
@@ -79,8 +87,8 @@ def _problem(
     inputs = Inputs(tuple(args), dict(kwargs or {}))
     limit = int(parse_quantity(memory_limit)) if isinstance(memory_limit, str) else memory_limit
     own = unwrapped(model)
-    return Problem(model=own, inputs=inputs, mode=mode, device=_device(own, inputs), loss=loss, budget_s=float(budget_s),
-                   memory_limit_bytes=limit, say=say or (lambda text: None))  # fmt: skip
+    return Problem(model=own, inputs=inputs, mode=mode, device=_device(own, inputs), loss=loss,
+                   budget_s=float(budget_s), memory_limit_bytes=limit, say=say or (lambda text: None))  # fmt: skip
 
 
 def _device(model: nn.Module, inputs: Inputs) -> torch.device:
@@ -159,7 +167,9 @@ def _agrees(problem: Problem, track: Track, built: Built, receipt: Receipt) -> b
     with built.switched() as call:
         found = subject.observe(call, inputs.copied())
     track.restore()
-    if [(leaf.name, leaf.shape, leaf.dtype) for leaf in found] != [(leaf.name, leaf.shape, leaf.dtype) for leaf in eager]:
+    if [(leaf.name, leaf.shape, leaf.dtype) for leaf in found] != [
+        (leaf.name, leaf.shape, leaf.dtype) for leaf in eager
+    ]:
         return False
     floats = [(a, b) for a, b in zip(found, eager, strict=True) if a.dtype.is_floating_point]
     return most == 0.0 or all(error_of(a.values, b.values.double()).rms_frac <= most for a, b in floats)

@@ -18,10 +18,22 @@ from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
-from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
+from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.proof import Prover, Subject, Verdict
-from ridgeline.optimizer.receipt import BEATEN, EQUAL, FAILED, LARGE, SKIPPED, SLOWER, WINNER, WRONG, Entry, Receipt, Step
+from ridgeline.optimizer.receipt import (
+    BEATEN,
+    EQUAL,
+    FAILED,
+    LARGE,
+    SKIPPED,
+    SLOWER,
+    WINNER,
+    WRONG,
+    Entry,
+    Receipt,
+    Step,
+)
 from ridgeline.optimizer.regions import groups, regions_of
 from ridgeline.optimizer.signature import Signature
 
@@ -310,7 +322,8 @@ class Search:
             high_s=timed.high_s if timed else None, speedup=comparison.speedup if comparison else None,
             speedup_low=comparison.low if comparison else None, speedup_high=comparison.high if comparison else None,
             peak_bytes=peak, verdict=verdict.to_dict() if verdict else None, rewrites=report.counts(),
-            places={name: sorted(set(report.places(name)))[:50] for name in report.counts()}, breaks=dict(report.breaks),
+            places={name: sorted(set(report.places(name)))[:50] for name in report.counts()},
+            breaks=dict(report.breaks),
         )  # fmt: skip
 
     # The end: the last race, and what it says.
@@ -340,7 +353,7 @@ class Search:
             if built is None or built is self.best:
                 continue
             against = compare(timed[self.best.candidate.name], timed[built.candidate.name])
-            if against.faster and (built is self.eager or self._fits(built) and self._proved(built)):
+            if against.faster and (built is self.eager or (self._fits(built) and self._proved(built))):
                 entry = self.entries[self.best.candidate.name]
                 why = f"in the last race {built.candidate.name} was {against.speedup:.2f}× as fast"
                 self.entries[self.best.candidate.name] = replace(entry, status=BEATEN, reason=why)
@@ -393,7 +406,8 @@ class Search:
             floor_s=floor_s, eager_bytes=self.eager_bytes, final_bytes=winner.peak_bytes,
             memory_limit_bytes=self.limit_bytes, budget_s=problem.budget_s,
             spent_s=time.perf_counter() - self.began, verdict=winner.verdict, entries=tuple(self.entries.values()),
-            steps=(Step("eager", eager.median_s), *between, *last), regions=regions, forecast=self.forecast.to_dict() if self.forecast else None,
+            steps=(Step("eager", eager.median_s), *between, *last), regions=regions,
+            forecast=self.forecast.to_dict() if self.forecast else None,
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
         return replace(receipt, explanations=tuple(explanations(receipt, problem.inputs)),
@@ -404,7 +418,9 @@ def plans_of(problem: Problem, built: Built) -> list[Plan]:
     """What the drop-in runs for calls like the one that was optimized; eager needs no plan."""
     if built.candidate.name == "eager":
         return []
-    signature = Signature.of(problem.inputs.args, dict(problem.inputs.kwargs), problem.model, grad=problem.mode != "infer")
+    signature = Signature.of(
+        problem.inputs.args, dict(problem.inputs.kwargs), problem.model, grad=problem.mode != "infer"
+    )
     return [Plan(signature, built.call, built.candidate.name)]
 
 
@@ -456,4 +472,3 @@ def search(problem: Problem) -> Outcome:
     if problem.budget_s <= 0:
         raise OptimizeError(f"budget_s is {problem.budget_s}: give the search some seconds")
     return Search(problem).run()
-

@@ -48,7 +48,9 @@ def test_fresh_indices_never_exceed_the_old_ones() -> None:
     ids = torch.tensor([[5, 90, 3], [1, 40, 7]])
     found = fresh_values(ids, 3)
     assert bool((found <= ids).all()) and bool((found >= 1).all())
-    assert not torch.equal(fresh_values(torch.randint(1, 1000, (50,)), 1), fresh_values(torch.randint(1, 1000, (50,)), 2))
+    assert not torch.equal(
+        fresh_values(torch.randint(1, 1000, (50,)), 1), fresh_values(torch.randint(1, 1000, (50,)), 2)
+    )
 
 
 @pytest.mark.parametrize("kept", [

@@ -147,7 +147,9 @@ def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() ->
 def test_tables_do_not_keep_blocks_from_being_found() -> None:
     model = nn.ModuleDict({"table": nn.Embedding(100_000, 8), "blocks": nn.ModuleList(Block() for _ in range(3))})
     assert len(groups(model)) == 1
-    assert groups(nn.ModuleDict({"head": nn.Linear(8, 10_000), "blocks": nn.ModuleList(Block() for _ in range(3))})) == []
+    assert (
+        groups(nn.ModuleDict({"head": nn.Linear(8, 10_000), "blocks": nn.ModuleList(Block() for _ in range(3))})) == []
+    )
 
 
 def test_channels_last_is_switched_without_moving_either_copy() -> None:
@@ -191,7 +193,11 @@ def replace_status(rung: Rung) -> Any:
 
 def test_the_ladder_holds_torch_compile_and_cheap_candidates_come_first() -> None:
     names = _names(_facts())
-    assert names[0] == "graph" and "torch.compile" in names and names.index("rewrites + graph") < names.index("torch.compile")
+    assert (
+        names[0] == "graph"
+        and "torch.compile" in names
+        and names.index("rewrites + graph") < names.index("torch.compile")
+    )
     assert _names(_facts(cuda=False))[0] == "rewrites" and "torch.compile" in _names(_facts(cuda=False))
 
 
@@ -232,7 +238,9 @@ def test_a_compiled_candidate_is_built_and_right() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*[Block() for _ in range(3)]).eval()
     x = torch.randn(2, 8)
-    built = build(Candidate(name="rewrites", rewrites=("identity", "views"), scope="blocks"), model, Inputs((x,)), "infer")
+    built = build(
+        Candidate(name="rewrites", rewrites=("identity", "views"), scope="blocks"), model, Inputs((x,)), "infer"
+    )
     with torch.no_grad(), built.switched() as call:
         assert torch.allclose(call(x), model(x), atol=1e-6)
     assert replace(built.candidate, graphed=True).complexity > built.candidate.complexity
