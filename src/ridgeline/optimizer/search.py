@@ -20,7 +20,7 @@ from ridgeline.optimizer.inputs import Inputs, RandomState
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.proof import Prover, Subject, Verdict
+from ridgeline.optimizer.proof import LEAST_DRAWS, MOST_DRAWS, Prover, Subject, Verdict
 from ridgeline.optimizer.receipt import (
     BEATEN,
     EQUAL,
@@ -161,7 +161,9 @@ class Search:
             problem = self.problem
             subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
             cheap = 2 * REFERENCE_TIMES * self.eager_s < 0.2 * self.problem.budget_s
-            self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random)
+            affordable = int(0.02 * self.problem.budget_s / max(self.eager_s, 1e-6))
+            self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random,
+                                  num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
         return self._prover
 
     # One rung: build, time, prove.
