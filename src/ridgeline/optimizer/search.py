@@ -464,9 +464,11 @@ def described(inputs: Inputs) -> str:
 
 
 def why_failed(error: BaseException) -> str:
-    """An error in one line."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+    """An error in one line; of an error that wraps another, what the other says."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith("raised:"):
+        return lines[1][:240]
+    return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
 
 
 def search(problem: Problem) -> Outcome:
