@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "unit" / "optimizer")]
 
 import torch
-from torch import nn
-
 import training_checks
 from adversarial import CASES
 from compare import alike, check
 from recorder import TapeExecutor
+from torch import nn
+
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import CudaExecutor
 from ridgeline.optimizer.graphed import graph_inference, graph_training
@@ -63,7 +63,8 @@ class Log:
             row["wall_s"] = round(time.perf_counter() - began, 3)
         self.rows.append(row)
         self.path.write_bytes(gzip.compress(json.dumps(self.rows, default=str).encode()))
-        print(group, "|", name, "|", row.get("error") or row.get("result") or "skipped", f"| {row.get('wall_s')} s", flush=True)
+        said = row.get("error") or row.get("result") or "skipped"
+        print(group, "|", name, "|", said, f"| {row.get('wall_s')} s", flush=True)
 
 
 def healthy(at: Any) -> None:
@@ -116,7 +117,7 @@ def recording(model: nn.Module, at: Any, *args: Any, **kwargs: Any) -> tuple[Any
     return Optimized(model, [Plan(graphed.signature, graphed)]), graphed
 
 
-# --- groups --------------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------------------------
 
 
 def adversarial(log: Log, at: Any) -> None:
@@ -250,8 +251,9 @@ def decode(log: Log, at: Any) -> None:
                 a = fast(token, past_key_values=mine, use_cache=True)
                 b = model(token, past_key_values=theirs, use_cache=True)
                 same.append(alike(a.logits, b.logits, exact=False))
-                same.append(all(alike(x.keys, y.keys, exact=False) and torch.equal(x.cumulative_length, y.cumulative_length)
-                                for x, y in zip(mine.layers, theirs.layers)))  # fmt: skip
+                pairs = list(zip(mine.layers, theirs.layers))
+                same.append(all(alike(x.keys, y.keys, exact=False) for x, y in pairs))
+                same.append(all(torch.equal(x.cumulative_length, y.cumulative_length) for x, y in pairs))
                 assert a.past_key_values is mine
             found = {"same": same, "replays": graphed.replays, "misses": graphed.misses, "record_s": took,
                      "reserved_more_bytes": after - before}  # fmt: skip
@@ -353,7 +355,8 @@ def costs(log: Log, at: Any) -> None:
         with torch.no_grad():
             kept = [fast(x) for _ in range(4)]
             assert all(torch.equal(a, kept[0]) for a in kept)
-            found = {"eager_s": device_time(at, lambda: model(x)), "graphed_same_input_s": device_time(at, lambda: fast(x)),
+            found = {"eager_s": device_time(at, lambda: model(x)),
+                     "graphed_same_input_s": device_time(at, lambda: fast(x)),
                      "graphed_other_input_s": device_time(at, lambda: fast(other))}  # fmt: skip
 
             def loop() -> None:
@@ -391,7 +394,8 @@ def step_cost(log: Log, at: Any) -> None:
             run: Any = model
             if kind == "graphed":
                 began = time.perf_counter()
-                graphed = graph_training(model, (ids,), {"labels": ids}, model, executor=at.executor() if at.fake else None)
+                executor = at.executor() if at.fake else None
+                graphed = graph_training(model, (ids,), {"labels": ids}, model, executor=executor)
                 run = Optimized(model, [Plan(graphed.signature, graphed)], mode="train")
                 found["record_s"] = time.perf_counter() - began
             trail = []
@@ -479,7 +483,8 @@ def main() -> None:
         try:
             GROUPS[name](log, at)
         except Exception as error:
-            log.rows.append({"group": name, "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()})
+            said = f"{type(error).__name__}: {error}"
+            log.rows.append({"group": name, "error": said, "trace": traceback.format_exc()})
             print(name, "failed:", error, flush=True)
     failed = [row for row in log.rows if "error" in row]
     log.run("summary", "all", lambda: {"rows": len(log.rows), "failed": [r.get("name") or r["group"] for r in failed]})

@@ -73,7 +73,8 @@ def test_a_capture_that_fails_leaves_the_device_usable(rehearsed: bool) -> None:
 
 def test_lent_results_survive_replays_that_use_more_memory_than_they_do() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(512, 8192), nn.GELU(), nn.Linear(8192, 8192), nn.GELU(), nn.Linear(8192, 1024)).cuda()
+    wide = nn.Linear(8192, 8192)
+    model = nn.Sequential(nn.Linear(512, 8192), nn.GELU(), wide, nn.GELU(), nn.Linear(8192, 1024)).cuda()
     x = torch.randn(1024, 512, device="cuda")
     graphed = graph_inference(model, (x,), {}, model)
     with torch.no_grad():

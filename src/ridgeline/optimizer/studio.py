@@ -14,7 +14,7 @@ from ridgeline.optimizer.executor import Executor, reason_of
 from ridgeline.optimizer.observe import Observation, observe
 from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
-from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, twin
+from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, all_tokens, twin
 from ridgeline.optimizer.watch import Watch
 
 LENT_BYTES = 1 << 20
@@ -45,7 +45,7 @@ class Studio:
     def refuse(self, flat: Flat) -> None:
         if hooks := self.watch.hooks():
             raise NotGraphable(f"the model has hooks that a replay would not call: {', '.join(hooks[:3])}")
-        for token in flat.tokens:
+        for token in all_tokens(flat.tokens):
             if token[0] == STRANGE:
                 raise NotGraphable(f"an input is a tensor of another kind ({token[2]})")
             if token[0] == OPAQUE and "cannot be compared" in repr(token[2]):
