@@ -1,8 +1,8 @@
 """The model a person gets back: called like the original, it *is* the original in every way but speed.
 
-An ``Optimized`` shares the original's attributes (parameters, configuration, hooks, training flag: one dictionary), is an
-instance of its class and so passes wherever the model did. Calls that look like those that were verified run as planned;
-all others run the model itself, and say so once.
+An ``Optimized`` shares the original's attributes (parameters, configuration, hooks, training flag: one dictionary), is
+an instance of its class and so passes wherever the model did. Calls that look like those that were verified run as
+planned; all others run the model itself, and say so once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class State:
             return self.eager(self._why(signature), args, kwargs)
         if inference and recorded:
             if any(tensor.requires_grad for tensor in signature.flat.tensors):
-                return self.eager("an input requires gradients, and the model was optimized for inference", args, kwargs)
+                reason = "an input requires gradients, and the model was optimized for inference"
+                return self.eager(reason, args, kwargs)
             with torch.no_grad():
                 return self._planned(plan, signature, args, kwargs)
         return self._planned(plan, signature, args, kwargs)
@@ -108,9 +109,9 @@ class State:
 class Optimized:
     """A drop-in for a model, with verified plans for the calls it was optimized for.
 
-    ``Optimized(model, plans)`` is an instance of the model's own class whose attributes are the model's own: what is set
-    on one is seen on the other. ``.original`` is the model, ``.receipt`` says what was done, ``.fallbacks`` which calls
-    ran eagerly and why. For inference, results carry no gradients unless an input asks for them.
+    ``Optimized(model, plans)`` is an instance of the model's own class whose attributes are the model's own: what is
+    set on one is seen on the other. ``.original`` is the model, ``.receipt`` says what was done, ``.fallbacks`` which
+    calls ran eagerly and why. For inference, results carry no gradients unless an input asks for them.
     """
 
     __slots__ = ()
@@ -234,7 +235,7 @@ def plain_step(model: Callable[..., Any], optimizer: Any, loss: Callable[..., Te
 
 
 def loss_of(output: Any, loss: Callable[..., Tensor] | None) -> Tensor:
-    """The scalar to differentiate: what ``loss`` makes of the output, its ``.loss``, or the output if it is one number."""
+    """The scalar to differentiate: what ``loss`` makes of the output, its ``.loss``, or the output itself."""
     if loss is not None:
         return loss(output)
     value = getattr(output, "loss", None)
@@ -244,5 +245,5 @@ def loss_of(output: Any, loss: Callable[..., Tensor] | None) -> Tensor:
         value = output[0]
     value = output if value is None else value
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise OptimizeError("the output has no .loss and is not one number: give loss=, a function from output to scalar")
+        raise OptimizeError("the output has no .loss and is not one number: give loss=, a function of the output")
     return value

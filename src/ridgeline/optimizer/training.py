@@ -1,9 +1,9 @@
 """A differentiable call recorded as two CUDA graphs, forward and backward, behind one autograd function.
 
-Gradients reach parameters and inputs through autograd, so hooks on them fire and ``.grad`` accumulates as ever. What the
-recordings share is memory: activations live from a forward to its backward in one pool, and gradients may lie where
-activations were. So a forward is replayed only when the last one has been differentiated or forgotten, and gradients that
-somebody still holds are moved away first.
+Gradients reach parameters and inputs through autograd, so hooks on them fire and ``.grad`` accumulates as ever. What
+the recordings share is memory: activations live from a forward to its backward in one pool, and gradients may lie where
+activations were. So a forward is replayed only when the last one has been differentiated or forgotten, and gradients
+that somebody still holds are moved away first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ridgeline.optimizer.observe import keep, put_back, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
 from ridgeline.optimizer.statics import Statics
-from ridgeline.optimizer.studio import LENT_BYTES, Studio, counts, own_copies
+from ridgeline.optimizer.studio import LENT_BYTES, Studio, counts, own_copies, restoring
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
@@ -114,7 +114,7 @@ class GraphedTraining:
             effect(results, flat.tensors, flat.containers)
         return tracks.result(results, flat.tensors, flat.containers)
 
-    # --- the two halves, called by autograd ------------------------------------------------------------------------------
+    # --- the two halves, called by autograd -------------------------------------------------------------------------
 
     def run_forward(self, flat: Flat) -> tuple[list[Tensor], Pending]:
         tracks = self._tracks
@@ -151,14 +151,14 @@ class GraphedTraining:
 
     def _check(self, pending: Pending) -> None:
         if pending.done:
-            raise OptimizeError("a recorded backward runs once after its forward: its activations are gone. For a second "
-                                "backward (retain_graph) call the model that was optimized, .original")  # fmt: skip
+            raise OptimizeError("a recorded backward runs once after its forward: its activations are gone. For a "
+                                "second backward (retain_graph) call the model that was optimized, .original")  # fmt: skip
         if pending.versions and pending.versions != [output._version for output in self._tracks.outputs]:
             raise OptimizeError("a result of the recorded forward was changed in place before the backward: "
                                 "change a copy of it, or call the model that was optimized, .original")  # fmt: skip
 
     def _move_gradients(self) -> bool:
-        """Gradients that are still held lie where replays write: parameters get copies of theirs. False if others hold some."""
+        """Held gradients lie where replays write: parameters get copies of theirs. False if others hold some."""
         free = self._tracks.grads_free
         if _free(free):
             return True
@@ -200,7 +200,8 @@ def _free(counted: list[tuple[int, int]]) -> bool:
 
 
 def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *,
-                   loss: Callable[[Any], Tensor] | None = None, executor: Executor | None = None) -> GraphedTraining:  # fmt: skip
+                   loss: Callable[[Any], Tensor] | None = None,
+                   executor: Executor | None = None) -> GraphedTraining:  # fmt: skip
     """Records ``call(*args, **kwargs)`` and its backward; the result is differentiable like the call.
 
     ``loss`` is what will be differentiated, as a function of the output; by default its ``.loss`` if it has one, else
@@ -214,11 +215,8 @@ def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         watch = Watch(model)
         given = signature.flat.tensors + [tensor for _, tensor in watch.tensors.values()]
         studio = TrainingStudio(call, model, watch, executor or executor_for(given), loss)
-        try:
+        with restoring(watch):
             tracks = studio.record_training(signature.flat)
-        except NotGraphable:
-            watch.restore()
-            raise
     return GraphedTraining(call, signature, studio, tracks)
 
 
@@ -287,7 +285,7 @@ class TrainingStudio(Studio):
             for parameter, hooks in kept:
                 parameter._backward_hooks = hooks
 
-    # --- running ---------------------------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------------------------
 
     def _leaves(self, statics: Statics) -> dict[int, Tensor]:
         """The recording's inputs; those that ask for gradients are leaves of its own history."""
@@ -332,7 +330,7 @@ class TrainingStudio(Studio):
 
     def _refuse_views(self, scene: Scene) -> None:
         if not any(output.requires_grad for output in scene.outputs):
-            raise NotGraphable("nothing of the result can be differentiated: it is an input, a view of one, or a constant")
+            raise NotGraphable("nothing of the result can be differentiated: it is an input, a view of one, or constant")
         storages = [output.untyped_storage()._cdata for output in scene.outputs if output.requires_grad]
         if len(set(storages)) < len(storages):
             raise NotGraphable("results that can be differentiated share memory")

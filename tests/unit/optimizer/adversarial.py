@@ -59,7 +59,7 @@ def _x(*shape: int) -> Callable[[torch.device], Inputs]:
     return lambda device: ((torch.randn(*(shape or (4, 8)), device=device),), {})
 
 
-# --- outputs of all types ------------------------------------------------------------------------------------------------
+# --- outputs of all types -------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -122,7 +122,7 @@ def _model_output(m: Any, x: Tensor) -> Any:
     return BaseModelOutput(last_hidden_state=y, hidden_states=(x, y))
 
 
-# --- aliasing and writing --------------------------------------------------------------------------------------------------
+# --- aliasing and writing -------------------------------------------------------------------------------------------
 
 
 def _write_input(m: Any, x: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def _write_expanded(m: Any, x: Tensor) -> Tensor:
     return y + x
 
 
-# --- state ------------------------------------------------------------------------------------------------------------------
+# --- state ----------------------------------------------------------------------------------------------------------
 
 
 class Counting(nn.Module):
@@ -315,7 +315,7 @@ def _prints(m: Any, x: Tensor) -> Tensor:
     return m.inner(x)
 
 
-# --- control flow, values, randomness -----------------------------------------------------------------------------------------
+# --- control flow, values, randomness -------------------------------------------------------------------------------
 
 
 def _branches(m: Any, x: Tensor) -> Tensor:
@@ -373,7 +373,7 @@ def _refuses_negative(m: Any, x: Tensor) -> Tensor:
     return m.inner(x)
 
 
-# --- caches -------------------------------------------------------------------------------------------------------------------
+# --- caches ---------------------------------------------------------------------------------------------------------
 
 
 class Layer:
@@ -402,7 +402,8 @@ def _grows(m: Any, x: Tensor, cache: Cache) -> Any:
 
 
 def _growing(device: torch.device) -> Inputs:
-    return (torch.randn(1, 8, device=device),), {"cache": Cache([Layer(torch.randn(5, 8, device=device)) for _ in "ab"])}
+    layers = [Layer(torch.randn(5, 8, device=device)) for _ in "ab"]
+    return (torch.randn(1, 8, device=device),), {"cache": Cache(layers)}
 
 
 class Fixed:
@@ -437,7 +438,7 @@ def _lists(device: torch.device) -> Inputs:
     return ([torch.randn(4, 8, device=device)],), {"log": {"first": 1}}
 
 
-# --- changes after the plan was made ----------------------------------------------------------------------------------------------
+# --- changes after the plan was made --------------------------------------------------------------------------------
 
 
 def _step(model: Any, call: int) -> None:

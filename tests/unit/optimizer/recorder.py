@@ -28,7 +28,8 @@ class Tape(TorchDispatchMode):
             raise NotGraphable(f"the host waits for a value of a tensor ({func})")
         result = func(*args, **kwargs)
         fresh = not any(r.alias_info is not None for r in func._schema.returns)
-        self.calls.append((func, args, kwargs, [t for t in tree_leaves(result) if isinstance(t, Tensor)] if fresh else []))
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)] if fresh else []
+        self.calls.append((func, args, kwargs, made))
         return result
 
     def replay(self) -> None:
@@ -42,7 +43,7 @@ class Tape(TorchDispatchMode):
 
 
 class TapeExecutor:
-    """Records on the CPU what a CUDA graph would: addresses are fixed, Python runs once, contents come with a replay."""
+    """Records on the CPU what a CUDA graph would: fixed addresses, Python run once, contents with a replay."""
 
     device_type = "cpu"
     generator = "cpu"
