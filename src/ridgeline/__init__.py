@@ -12,7 +12,19 @@ if TYPE_CHECKING:
     from ridgeline.findings.finding import Finding
     from ridgeline.graph import Graph, load, save
     from ridgeline.hardware import Device, device, devices
-    from ridgeline.journeys import diff, explain, gate, link, plans, predict, profile, serve, simulate, what_if
+    from ridgeline.journeys import (
+        diff,
+        explain,
+        gate,
+        link,
+        optimize,
+        plans,
+        predict,
+        profile,
+        serve,
+        simulate,
+        what_if,
+    )
     from ridgeline.models import build, models
     from ridgeline.plan import Plan
 
@@ -28,7 +40,7 @@ _ROOMS = {
     "ridgeline.findings.finding": ("Finding",),
     "ridgeline.plan": ("Plan",),
     "ridgeline.journeys": (
-        "diff", "explain", "gate", "link",
+        "diff", "explain", "gate", "link", "optimize",
         "plans", "predict", "profile", "serve", "simulate", "what_if",
     ),
     "ridgeline.models": ("build", "models"),
@@ -56,6 +68,7 @@ __all__ = [
     "link",
     "load",
     "models",
+    "optimize",
     "plans",
     "predict",
     "profile",

@@ -1,0 +1,248 @@
+"""The model a person gets back: called like the original, it *is* the original in every way but speed.
+
+An ``Optimized`` shares the original's attributes (parameters, configuration, hooks, training flag: one dictionary), is an
+instance of its class and so passes wherever the model did. Calls that look like those that were verified run as planned;
+all others run the model itself, and say so once.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import OptimizeError
+from ridgeline.optimizer.graphed import Graphed, GraphedTraining, Miss
+from ridgeline.optimizer.signature import Signature, TooLarge, difference
+from ridgeline.optimizer.watch import Watch
+
+_STATE = "_ridgeline_state"
+
+
+class RunsEagerly(UserWarning):
+    """A call was made that no plan was verified for; it ran as the original model."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """How calls of one signature are run."""
+
+    signature: Signature
+    call: Callable[..., Any]
+    name: str = "plan"
+    watch: Watch | None = None
+    """What must not have changed since the plan was verified; made from the model if not given."""
+
+
+@dataclass(slots=True)
+class State:
+    """What an ``Optimized`` knows besides the model's own attributes."""
+
+    model: Any
+    mode: str
+    receipt: Any
+    optimizer: Any = None
+    loss: Callable[..., Tensor] | None = None
+    step: Callable[..., Any] | None = None
+    plans: dict[Signature, Plan] = field(default_factory=dict)
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.Lock)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recorded = torch.is_grad_enabled()
+        inference = self.mode == "inference"
+        try:
+            signature = Signature.of(args, kwargs, self.model, grad=recorded and not inference)
+        except TooLarge:
+            return self.eager("an argument holds too many objects to compare", args, kwargs)
+        plan = self.plans.get(signature)
+        if plan is None:
+            return self.eager(self._why(signature), args, kwargs)
+        if inference and recorded:
+            if any(tensor.requires_grad for tensor in signature.flat.tensors):
+                return self.eager("an input requires gradients, and the model was optimized for inference", args, kwargs)
+            with torch.no_grad():
+                return self._planned(plan, signature, args, kwargs)
+        return self._planned(plan, signature, args, kwargs)
+
+    def _planned(self, plan: Plan, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = plan.call
+        if isinstance(call, Graphed):
+            result = call.replay(signature.flat)
+            if not isinstance(result, Miss):
+                return result
+            return self.eager(result.reason, args, kwargs, 5) if result.stale else call.call(*args, **kwargs)
+        if isinstance(call, GraphedTraining):
+            reason, stale = call.obstacle()
+            if not reason:
+                return call.replay(signature.flat)
+            return self.eager(reason, args, kwargs, 5) if stale else call.call(*args, **kwargs)
+        if plan.watch is not None and not plan.watch.same():
+            return self.eager("; ".join(plan.watch.changes()[:3]), args, kwargs, 5)
+        return call(*args, **kwargs)
+
+    def _why(self, signature: Signature) -> str:
+        if not self.plans:
+            return "nothing was found that is faster than the model itself"
+        reasons = [difference(known, signature) for known in self.plans]
+        return min((reason for reason in reasons if reason), key=len, default="the call was not verified")
+
+    def eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 4) -> Any:
+        """The original model, with a word about why, once a reason."""
+        with self.lock:
+            first = reason not in self.fallbacks and len(self.fallbacks) < 64
+            if first or reason in self.fallbacks:
+                self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+            said = self.plans and first and len(self.fallbacks) <= 8
+        if said:
+            warnings.warn(f"this call runs as the original model: {reason}", RunsEagerly, stacklevel=depth)
+        return self.model(*args, **kwargs)
+
+
+class Optimized:
+    """A drop-in for a model, with verified plans for the calls it was optimized for.
+
+    ``Optimized(model, plans)`` is an instance of the model's own class whose attributes are the model's own: what is set
+    on one is seen on the other. ``.original`` is the model, ``.receipt`` says what was done, ``.fallbacks`` which calls
+    ran eagerly and why. For inference, results carry no gradients unless an input asks for them.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, model: Any, plans: Iterable[Plan] = (), *, mode: str = "inference", receipt: Any = None,
+                optimizer: Any = None, loss: Callable[..., Tensor] | None = None,
+                step: Callable[..., Any] | None = None) -> Any:  # fmt: skip
+        if mode not in ("inference", "train"):
+            raise OptimizeError(f"mode is {mode!r}: 'inference' or 'train'")
+        made: Any = object.__new__(_class_for(type(model)))
+        if hasattr(model, "__dict__") and isinstance(model, nn.Module):
+            object.__setattr__(made, "__dict__", model.__dict__)
+        state = State(model, mode, receipt, optimizer, loss, step)
+        object.__setattr__(made, _STATE, state)
+        for plan in plans:
+            made.add(plan)
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Everything is done in ``__new__``: the attributes are the model's, and are not to be initialized again."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state = _state(self)
+        if not state.plans or torch.compiler.is_compiling():
+            return state.model(*args, **kwargs)
+        return state.run(args, kwargs)
+
+    def add(self, plan: Plan) -> None:
+        """Runs calls of the plan's signature as it says from now on."""
+        state = _state(self)
+        if plan.watch is None and not isinstance(plan.call, Graphed | GraphedTraining):
+            plan.watch = Watch(state.model)
+        state.plans[plan.signature.detached()] = plan
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """How the calls that were verified are run."""
+        return tuple(_state(self).plans.values())
+
+    @property
+    def original(self) -> Any:
+        """The model that was optimized."""
+        return _state(self).model
+
+    @property
+    def model(self) -> Any:
+        """The model that was optimized; if it has a part called ``model``, that part, as the original would answer."""
+        state = _state(self)
+        return getattr(state.model, "model", state.model) if isinstance(state.model, nn.Module) else state.model
+
+    @property
+    def receipt(self) -> Any:
+        """What was changed, what it gained, and what was rejected and why."""
+        return _state(self).receipt
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        """Reasons for which calls ran as the original model, and how often."""
+        return dict(_state(self).fallbacks)
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """One step of training: gradients cleared, forward, backward, the optimizer's step. Returns the loss."""
+        state = _state(self)
+        if state.optimizer is None:
+            raise OptimizeError("train_step needs an optimizer: optimize(model, …, mode='train', optimizer=…)")
+        if state.step is not None:
+            return state.step(*args, **kwargs)
+        return plain_step(self, state.optimizer, state.loss, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the model with no plans: they hold addresses of the original's parameters."""
+        state = _state(self)
+        return Optimized(copy.deepcopy(state.model, memo), mode=state.mode, receipt=state.receipt)
+
+    def __copy__(self) -> Any:
+        return copy.copy(_state(self).model)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Saved as the model itself: plans are for this process."""
+        return _state(self).model.__reduce_ex__(protocol)
+
+
+class _OptimizedCallable(Optimized):
+    """An optimized function or other callable that is no module; its attributes are read from the original."""
+
+    __slots__ = (_STATE, "__weakref__")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_state(self).model, name)
+
+    def __repr__(self) -> str:
+        return f"Optimized({_state(self).model!r})"
+
+
+def _state(optimized: Any) -> State:
+    return object.__getattribute__(optimized, _STATE)
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def _class_for(cls: type) -> type:
+    """The class of an optimized model: the model's own, called differently, under the same name."""
+    if not issubclass(cls, nn.Module):
+        return _OptimizedCallable
+    if cls not in _CLASSES:
+        body = {"__slots__": (_STATE,), "__module__": cls.__module__, "__qualname__": cls.__qualname__,
+                "__doc__": cls.__doc__}  # fmt: skip
+        _CLASSES[cls] = type(cls)(cls.__name__, (Optimized, cls), body)
+    return _CLASSES[cls]
+
+
+def plain_step(model: Callable[..., Any], optimizer: Any, loss: Callable[..., Tensor] | None, args: tuple[Any, ...],
+               kwargs: dict[str, Any]) -> Tensor:  # fmt: skip
+    """A step of training as a person writes it."""
+    optimizer.zero_grad(set_to_none=True)
+    value = loss_of(model(*args, **kwargs), loss)
+    value.backward()
+    optimizer.step()
+    return value.detach()
+
+
+def loss_of(output: Any, loss: Callable[..., Tensor] | None) -> Tensor:
+    """The scalar to differentiate: what ``loss`` makes of the output, its ``.loss``, or the output if it is one number."""
+    if loss is not None:
+        return loss(output)
+    value = getattr(output, "loss", None)
+    if value is None and isinstance(output, dict):
+        value = output.get("loss")
+    if value is None and isinstance(output, tuple | list) and output:
+        value = output[0]
+    value = output if value is None else value
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise OptimizeError("the output has no .loss and is not one number: give loss=, a function from output to scalar")
+    return value

@@ -1,0 +1,371 @@
+"""Is a candidate right? Everything a call leaves behind, against a wider reference, judged by what eager reaches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.bench.verdict import FEW_FLOOR, MAX_FLOOR, RMS_FLOOR, TIMES_EAGER, Error, error_of
+from ridgeline.optimizer.inputs import Inputs, State, leaves
+
+Call = Callable[..., Any]
+MAX_ELEMENTS = 1 << 28
+"""Elements kept of everything observed; larger tensors are judged by elements at a regular, odd distance."""
+LEAST_ELEMENTS = 1 << 16
+NUM_DRAWS = 8
+"""Calls a random model is judged by: the means of as many runs must agree."""
+MAX_EXCESS = 3.0
+"""Squared distance of means over what chance explains; 1 is expected, elements of one run are not independent."""
+MAX_SPREAD_RATIO = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One tensor that a call left behind: what it is, and its elements or a regular selection of them."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The worst of what was compared, what eager reaches itself, and what was allowed."""
+
+    ok: bool
+    what: str
+    num_compared: int
+    rms_frac: float
+    eager_rms_frac: float
+    allowed_rms_frac: float
+    largest: float
+    eager_largest: float
+    allowed_largest: float
+    reference: str
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    most_rms_frac: float = 0.0  # the largest error allowed of anything compared
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        if not self.ok:
+            return f"WRONG: {self.reason}"
+        return (
+            f"error {self.rms_frac:.1e} (eager's own {self.eager_rms_frac:.1e}, allowed {self.allowed_rms_frac:.1e}) "
+            f"at {self.what or 'the output'}, the worst of {self.num_compared}, against {self.reference}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        return {key: _plain(value) for key, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(slots=True)
+class Subject:
+    """What is being proved: a model, the inputs, and how a call is made."""
+
+    model: nn.Module
+    inputs: Inputs
+    mode: str
+    loss: Call
+    state: State
+    step: float = field(init=False)  # rounding step of the coarsest type the model computes in
+
+    def __post_init__(self) -> None:
+        self.step = coarsest_step(self.model, self.inputs)
+
+    def observe(
+        self,
+        call: Call,
+        inputs: Inputs,
+        parameters: dict[str, Tensor] | None = None,
+        changed: Callable[[], list[tuple[str, Tensor]]] | None = None,
+    ) -> list[Leaf]:
+        """Outputs, inputs and state that were changed, and gradients in training; the state is put back."""
+        named = parameters if parameters is not None else dict(self.model.named_parameters())
+        before = [(name, tensor, tensor._version) for name, tensor in inputs.named()]
+        known = {id(tensor) for _, tensor, _ in before}
+        try:
+            output, found = self._called(call, inputs, named)
+            found += [(f"output{'.' if name else ''}{name}", tensor) for name, tensor in leaves(output)]
+            found += [(f"input {name}", tensor) for name, tensor, version in before if tensor._version != version]
+            found += [(f"input {name}", t) for name, t in inputs.named() if id(t) not in known]
+            found += (changed or self.state.changed)()
+            limit = max(LEAST_ELEMENTS, MAX_ELEMENTS // max(1, len(found)))
+            return [_leaf(name, tensor, limit) for name, tensor in found]
+        finally:
+            self.state.restore()
+
+    def _called(self, call: Call, inputs: Inputs, named: dict[str, Tensor]) -> tuple[Any, list[tuple[str, Tensor]]]:
+        if self.mode == "infer":
+            with torch.no_grad():
+                return call(*inputs.args, **inputs.kwargs), []
+        output = call(*inputs.args, **inputs.kwargs)
+        wanted = {name: p for name, p in named.items() if p.requires_grad}
+        wanted |= {f"input {name}": t for name, t in inputs.named() if t.requires_grad and t.is_leaf}
+        kept = {name: p.grad for name, p in wanted.items()}
+        for p in wanted.values():
+            p.grad = None
+        self.loss(output).backward()
+        found = [(f"gradient of {name}", p.grad) for name, p in wanted.items() if p.grad is not None]
+        for name, p in wanted.items():
+            p.grad = kept[name]
+        return output, found
+
+
+def coarsest_step(model: nn.Module, inputs: Inputs) -> float:
+    """The rounding step of what the model computes in: its parameters', its inputs' or autocast's type."""
+    found = [t.dtype for t in [*model.parameters(), *inputs.tensors()] if t.is_floating_point()]
+    kinds = {t.device.type for t in [*model.parameters(), *inputs.tensors()]}
+    found += [torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)]
+    return max((torch.finfo(dtype).eps for dtype in found), default=torch.finfo(torch.float32).eps)
+
+
+def _leaf(name: str, tensor: Tensor, limit: int) -> Leaf:
+    flat = tensor.detach().reshape(-1)
+    stride = flat.numel() // limit | 1 if flat.numel() > limit else 1
+    return Leaf(name, tensor.dtype, tuple(tensor.shape), flat[::stride].clone())
+
+
+class Prover:
+    """Eager's results and the reference's on fresh inputs, made once; candidates are judged against them."""
+
+    def __init__(self, subject: Subject, *, num_inputs: int = 2, random: bool = False) -> None:
+        self.subject, self.random = subject, random
+        self.notes: list[str] = []
+        self.cases: list[tuple[Inputs, list[Leaf], list[Leaf]]] = []
+        self.reference = ""
+        self._prepare([subject.inputs.fresh(i) for i in range(num_inputs)])
+
+    def _prepare(self, cases: Sequence[Inputs]) -> None:
+        if self.random:
+            self.reference = f"the mean of {NUM_DRAWS} eager runs"
+            self.notes.append(
+                "the model draws random numbers: judged by the means and spreads of runs, not by elements"
+            )
+            self.cases = [(cases[0], [], [])]
+            return
+        for inputs in cases:
+            eager = self.subject.observe(self.subject.model, inputs.copied())
+            self.cases.append((inputs, eager, self._referenced(inputs, eager)))
+
+    def _referenced(self, inputs: Inputs, eager: list[Leaf]) -> list[Leaf]:
+        """Float64 where the model can run in it, float32 where it cannot, else eager itself (and said so)."""
+        for dtype, word in ((torch.float64, "float64"), (torch.float32, "float32")):
+            if torch.finfo(dtype).eps >= self.subject.step or (self.reference and self.reference != word):
+                continue
+            if _too_large(self.subject.model, dtype):
+                self.notes.append(f"no {word} reference: the weights would not fit beside the model's own")
+                continue
+            try:
+                found = widened(self.subject, inputs, dtype)
+            except Exception as error:  # an op without this precision, or memory: the next one is tried
+                self.notes.append(f"no {word} reference: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+                _forget_memory()
+                continue
+            if [(leaf.name, leaf.shape) for leaf in found] == [(leaf.name, leaf.shape) for leaf in eager]:
+                self.reference = word
+                return found
+        self.reference = self.reference or "eager PyTorch"
+        return eager
+
+    def judge(self, call: Call) -> Verdict:
+        """The verdict on a candidate."""
+        if self.random:
+            return self._judge_random(call)
+        worst: Verdict | None = None
+        for inputs, eager, reference in self.cases:
+            found = self.subject.observe(call, inputs.copied())
+            verdict = self._compared(found, eager, reference)
+            worst = verdict if worst is None or _badness(verdict) > _badness(worst) else worst
+            if not verdict.ok:
+                break
+        assert worst is not None
+        return worst
+
+    def _compared(self, found: list[Leaf], eager: list[Leaf], reference: list[Leaf]) -> Verdict:
+        names = [leaf.name for leaf in eager]
+        if [leaf.name for leaf in found] != names:
+            odd = set(names) ^ {leaf.name for leaf in found}
+            return self._wrong(f"other results than eager: {', '.join(sorted(odd)[:4]) or 'in another order'}")
+        worst: Verdict | None = None
+        most = 0.0
+        for ours, theirs, wide in zip(found, eager, reference, strict=True):
+            if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+                return self._wrong(f"{ours.name} is {ours.dtype} {ours.shape}, eager's {theirs.dtype} {theirs.shape}")
+            verdict = self._leaf_verdict(ours, theirs, wide, len(found))
+            most = max(most, verdict.allowed_rms_frac)
+            worst = verdict if worst is None or _badness(verdict) > _badness(worst) else worst
+        if worst is None:
+            return self._wrong("the model returns nothing that could be compared")
+        return replace(worst, most_rms_frac=most)
+
+    def _leaf_verdict(self, ours: Leaf, theirs: Leaf, wide: Leaf, num: int) -> Verdict:
+        exact = not ours.dtype.is_floating_point and not ours.dtype.is_complex
+        reference = wide.values if exact or ours.dtype.is_complex else wide.values.double()
+        distance = _mismatch if exact else error_of
+        error, eager = distance(ours.values, reference), distance(theirs.values, reference)
+        allowed_rms, allowed_largest = allowed(eager, reference, 0.0 if exact else self._step(ours.dtype))
+        ok = error.num_misplaced <= eager.num_misplaced
+        ok = ok and error.rms_frac <= allowed_rms and error.largest <= allowed_largest
+        reason = "" if ok else (
+            f"{ours.name}: rms {error.rms_frac:.2e} of {allowed_rms:.2e} allowed (eager {eager.rms_frac:.2e}), "
+            f"largest {error.largest:.2e} of {allowed_largest:.2e}, {error.num_misplaced} not finite where eager is"
+        )  # fmt: skip
+        return Verdict(ok, ours.name, num, error.rms_frac, eager.rms_frac, allowed_rms, error.largest, eager.largest,
+                       allowed_largest, self.reference, reason, tuple(self.notes))  # fmt: skip
+
+    def _step(self, dtype: torch.dtype) -> float:
+        own = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+        return max(own, self.subject.step)
+
+    def _wrong(self, reason: str) -> Verdict:
+        inf = math.inf
+        return Verdict(False, "", 0, inf, 0.0, 0.0, inf, 0.0, 0.0, self.reference, reason, tuple(self.notes))
+
+    def _judge_random(self, call: Call) -> Verdict:
+        inputs = self.cases[0][0]
+        eager, found = (self._moments(who, inputs) for who in (self.subject.model, call))
+        if eager.keys() != found.keys():
+            return self._wrong("other results than eager")
+        worst, where = (0.0, 1.0), ""
+        for name, (mean, spread) in eager.items():
+            excess, ratio = _distance(mean, spread, *found[name])
+            if excess / MAX_EXCESS + abs(math.log(ratio)) > worst[0] / MAX_EXCESS + abs(math.log(worst[1])):
+                worst, where = (excess, ratio), name
+        ok = worst[0] <= MAX_EXCESS and 1 / MAX_SPREAD_RATIO <= worst[1] <= MAX_SPREAD_RATIO
+        reason = "" if ok else (
+            f"{where}: means of {NUM_DRAWS} runs {worst[0]:.1f} times as far apart (squared) as chance explains "
+            f"({MAX_EXCESS} allowed), spread {worst[1]:.2f} of eager's"
+        )  # fmt: skip
+        return Verdict(ok, where, len(eager), worst[0], 1.0, MAX_EXCESS, worst[1], 1.0, MAX_SPREAD_RATIO,
+                       self.reference, reason, tuple(self.notes))  # fmt: skip
+
+    def _moments(self, call: Call, inputs: Inputs) -> dict[str, tuple[Tensor, Tensor]]:
+        """Mean and variance of every floating-point result over runs with different random numbers."""
+        sums: dict[str, list[Tensor]] = {}
+        for draw in range(NUM_DRAWS):
+            torch.manual_seed(1234 + 977 * draw)
+            for leaf in self.subject.observe(call, inputs.copied()):
+                if leaf.dtype.is_floating_point:
+                    value = leaf.values[: 1 << 20].double()
+                    kept = sums.setdefault(leaf.name, [torch.zeros_like(value), torch.zeros_like(value)])
+                    kept[0] += value
+                    kept[1] += value.square()
+        found = {}
+        for name, (total, squares) in sums.items():
+            mean = total / NUM_DRAWS
+            found[name] = (mean, (squares / NUM_DRAWS - mean.square()).clamp(min=0) * NUM_DRAWS / (NUM_DRAWS - 1))
+        return found
+
+
+def allowed(eager: Error, reference: Tensor, step: float) -> tuple[float, float]:
+    """Twice eager's own error, and what rounding in the model's type explains where eager happens to be exact."""
+    finite = reference[reference.isfinite()] if reference.is_floating_point() else reference
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    rms = TIMES_EAGER * eager.rms_frac + (RMS_FLOOR + FEW_FLOOR / max(1, reference.numel()) ** 0.5) * step
+    return rms, TIMES_EAGER * eager.largest + MAX_FLOOR * step * scale
+
+
+def _mismatch(found: Tensor, reference: Tensor) -> Error:
+    """Integers and flags are equal or not."""
+    if found.shape != reference.shape:
+        return Error(math.inf, math.inf, reference.numel())
+    differing = (found != reference).sum()
+    return Error(float(differing) / max(1, reference.numel()), float(differing > 0), 0)
+
+
+def _distance(mean_a: Tensor, var_a: Tensor, mean_b: Tensor, var_b: Tensor) -> tuple[float, float]:
+    """Squared distance of two means over what chance explains, and the ratio of the spreads."""
+    if mean_a.shape != mean_b.shape:
+        return math.inf, 1.0
+    a, b = float(var_a.sum()), float(var_b.sum())
+    apart = float((mean_a - mean_b).square().sum())
+    rounding = 1e-6 * float(mean_a.square().sum())
+    if a <= rounding and b <= rounding:  # nothing random about this one
+        return apart / max(rounding, 1e-30) if apart > rounding else 0.0, 1.0
+    return apart / max((a + b) / NUM_DRAWS, 1e-30), max(math.sqrt(b / max(a, 1e-30)), 1e-6)
+
+
+def _badness(verdict: Verdict) -> tuple[bool, float]:
+    share = verdict.rms_frac / verdict.allowed_rms_frac if verdict.allowed_rms_frac else 0.0
+    return not verdict.ok, share
+
+
+def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
+    """What the model leaves behind when its parameters, buffers and inputs are in a wider type."""
+    model = subject.model
+    wide: dict[int, Tensor] = {}
+
+    def widen(tensor: Tensor) -> Tensor:
+        if id(tensor) not in wide:
+            made = tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach().clone()
+            wide[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+        return wide[id(tensor)]
+
+    parameters = {name: widen(tensor) for name, tensor in model.named_parameters(remove_duplicate=False)}
+    buffers = {name: widen(tensor) for name, tensor in model.named_buffers(remove_duplicate=False)}
+    firsts = {name: parameters[name] for name, _ in model.named_parameters()}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _autocast_off():
+            return torch.func.functional_call(model, {**parameters, **buffers}, args, kwargs)
+
+    def changed() -> list[tuple[str, Tensor]]:
+        pairs = [(name, wide.get(id(tensor)), kept) for name, tensor, kept in subject.state.tensors]
+        return [(f"state {name}", now) for name, now, kept in pairs
+                if now is not None and not torch.equal(now, kept.to(now.dtype))]  # fmt: skip
+
+    with _Exact():
+        return subject.observe(call, inputs.converted(dtype), firsts, changed)
+
+
+class _Exact:
+    """Products in full float32 inside: no TF32."""
+
+    def __enter__(self) -> None:
+        self.kept = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+    def __exit__(self, *_: Any) -> None:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.kept
+
+
+class _autocast_off:
+    """Autocast switched off on every device type it is on for."""
+
+    def __enter__(self) -> None:
+        kinds = [kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)]
+        self.entered = [torch.autocast(kind, enabled=False) for kind in kinds]
+        for each in self.entered:
+            each.__enter__()
+
+    def __exit__(self, *given: Any) -> None:
+        for each in reversed(self.entered):
+            each.__exit__(*given)
+
+
+def _too_large(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether a second set of weights in this type would take more than half of the memory that is free."""
+    weights = [p for p in model.parameters() if p.device.type == "cuda"]
+    if not weights:
+        return False
+    free, _ = torch.cuda.mem_get_info(weights[0].device)
+    return dtype.itemsize * sum(p.numel() for p in weights) > 0.5 * free
+
+
+def _forget_memory() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
