@@ -87,6 +87,7 @@ def compiled(
     compiler, but for ``attention``, which the attention rewrites read. ``report`` is filled as graphs are compiled.
     """
     _checked(compiler)
+    chosen(rewrites or (), INFERENCE)  # an unknown name is told now, not in the middle of a compilation
     filled = Report() if report is None else report
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
     before = Counter(torch._dynamo.utils.counters["graph_break"])
@@ -125,8 +126,7 @@ def lower(
     report = Report() if report is None else report
     chosen_options = dict(options or {})
     scene = rewritten(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=chosen_options, report=report)
-    values = [*example_inputs, *(extra.current(example_inputs) for extra in scene.extras)]
-    call = _lowered(scene.gm, values, compiler, chosen_options)
+    call = _lowered(scene, example_inputs, compiler, chosen_options)
     if not scene.extras and not scene.watches:
         return call
     report.undos.extend(extra.undo for extra in scene.extras if extra.undo is not None)
@@ -246,14 +246,31 @@ def _is_impure(node: fx.Node) -> bool:
     return not is_removable(node)
 
 
-def _lowered(gm: fx.GraphModule, values: Sequence[Any], compiler: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+def _lowered(scene: Scene, inputs: Sequence[Any], compiler: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     if compiler == "none":
-        return gm.forward
+        return scene.gm.forward
     from torch._inductor.compile_fx import compile_fx
 
     own = {key: value for key, value in options.items() if key != "attention"}
     patches = (dict(AUTOTUNED) if compiler == "inductor-autotune" else {}) | own
-    return compile_fx(gm, list(values), config_patches=patches or None)
+    return compile_fx(scene.gm, [*inputs, *_stand_ins(scene, inputs)], config_patches=patches or None)
+
+
+def _stand_ins(scene: Scene, inputs: Sequence[Any]) -> list[Tensor]:
+    """The further inputs as a compiler needs them, sizes without memory: parameters are laid out when first run.
+
+    Outside a tracer's context there is no mode to make stand-ins in, and the tensors themselves are given.
+    """
+    context = torch._guards.TracingContext.try_get()
+    mode = None if context is None else context.fake_mode
+    if mode is None:
+        return [extra.current(inputs) for extra in scene.extras]
+    found = []
+    for node in scene.graph.find_nodes(op="placeholder")[len(inputs) :]:
+        like = scene.value(node)
+        with mode:
+            found.append(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device))
+    return found
 
 
 class _Fallback:

@@ -379,7 +379,7 @@ def _causal(build: Callable[[Tensor], Tensor], fill: bool = False) -> Any:
 
 @spelled("attention")
 def causal_by_triu_of_minus_infinity() -> Any:
-    return _causal(lambda s: torch.triu(torch.full((L, L), float("-inf")), diagonal=1).to(s.device))
+    return _causal(lambda s: torch.triu(torch.full((L, L), float("-inf"), dtype=s.dtype), diagonal=1).to(s.device))
 
 
 @spelled("attention")
@@ -400,7 +400,7 @@ def causal_by_where_with_the_smallest_number() -> Any:
 def causal_by_comparing_positions() -> Any:
     def build(s: Tensor) -> Tensor:
         i = torch.arange(L, device=s.device)
-        return torch.zeros(L, L, device=s.device).masked_fill(i[None, :] > i[:, None], -1e9)
+        return torch.zeros(L, L, dtype=s.dtype, device=s.device).masked_fill(i[None, :] > i[:, None], -1e9)
 
     return _causal(build)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,7 +74,8 @@ class _Fold:
     def __init__(self, indices: Sequence[int | None], eps: float, channel_dim: int, real: Sequence[Any]) -> None:
         self._indices, self._eps, self._channel_dim = tuple(indices), eps, channel_dim
         self._real = real
-        self._seen: tuple[tuple[int, int], ...] = ()
+        self._counter = _step_counter(real[2])
+        self._seen: tuple[Any, ...] = ()
         self._weight: Tensor = torch.empty(0)
         self._bias: Tensor = torch.empty(0)
 
@@ -84,6 +86,8 @@ class _Fold:
         for node, value in zip(sources, real, strict=True):
             if node is not None and (value is None or value.is_inference() or not value.is_floating_point()):
                 return None
+        if _step_counter(real[2]) is None:
+            return None
         indices = [scene.input_index(node) if isinstance(node, fx.Node) else None for node in sources]
         return cls(indices, eps, channel_dim, real)
 
@@ -104,10 +108,25 @@ class _Fold:
 
     def _refresh(self, args: Sequence[Any]) -> None:
         sources = [None if index is None else args[index] for index in self._indices]
-        seen = tuple((source.data_ptr(), source._version) for source in sources if source is not None)
+        steps = -1 if self._counter is None else self._counter._version
+        seen = (steps, *((source.data_ptr(), source._version) for source in sources if source is not None))
         if seen != self._seen:
             self._weight, self._bias = folded(sources, self._eps, self._channel_dim)
             self._seen = seen
+
+
+def _step_counter(running_mean: Any) -> Tensor | None:
+    """The count of training steps beside a module's running mean.
+
+    Batch norm's kernels write running statistics without telling autograd's version counter; the count they keep beside
+    them tells it. Statistics that have no such count beside them cannot be watched.
+    """
+    for owner in gc.get_referrers(running_mean):
+        if isinstance(owner, dict) and owner.get("running_mean") is running_mean:
+            count = owner.get("num_batches_tracked")
+            if isinstance(count, Tensor):
+                return count
+    return None
 
 
 @torch.no_grad()

@@ -13,8 +13,8 @@ from torch import Tensor, fx
 from ridgeline.optimizer.rewrites.scene import Scene, is_removable
 from ridgeline.optimizer.rewrites.words import call, cast_target
 
-MAX_ELEMENTS = 1 << 27
-"""The largest constant that is worked out while compiling: 128 MB of booleans, a mask of 11,000 by 11,000."""
+MAX_ELEMENTS = {"cuda": 1 << 30, "cpu": 1 << 27}
+"""The largest constant that is worked out while compiling: a gigabyte of booleans on a GPU, an eighth of it on a host."""
 BLOCKED = -1e4
 """What people add to hide a key, or less: after softmax nothing is left of it in any type."""
 _MAKERS = (torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.eye)
@@ -41,6 +41,13 @@ class Mask:
 
 def taken_apart(scene: Scene, node: fx.Node, rows: int, keys: int) -> Mask | None:
     """The parts of a boolean mask (true: may be seen), or of a constant additive one; None where it is anything else."""
+    key = ("mask", node, rows, keys)
+    if key not in scene.notes:
+        scene.notes[key] = _taken_apart(scene, node, rows, keys)
+    return scene.notes[key]
+
+
+def _taken_apart(scene: Scene, node: fx.Node, rows: int, keys: int) -> Mask | None:
     value = scene.tensor(node)
     if value is None or value.dim() > 4:
         return None
@@ -118,7 +125,8 @@ def pattern_of(allowed: Tensor, rows: int, keys: int) -> Pattern | None:
 
 
 def _causal_pattern(allowed: Tensor, rows: int, keys: int) -> Pattern | None:
-    distance = torch.arange(rows).unsqueeze(1) - torch.arange(keys).unsqueeze(0)
+    rows_, keys_ = (torch.arange(num, device=allowed.device) for num in (rows, keys))
+    distance = rows_.unsqueeze(1) - keys_.unsqueeze(0)
     for shift in dict.fromkeys((0, keys - rows)):
         if torch.equal(allowed, distance >= -shift):
             return Pattern(causal=True, shift=shift)
@@ -137,26 +145,29 @@ class Constants:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._known: dict[fx.Node, Any] = {}
+        given = [x.device for x in scene.example_inputs if isinstance(x, Tensor) and not x.is_meta]
+        self._device = next((on for on in given if on.type == "cuda"), torch.device("cpu"))
         self.buffers: list[fx.Node] = []
 
     def of(self, node: Any) -> Tensor | None:
-        """The value of a tensor-valued node on the host, or None where it depends on an input or is too large."""
+        """The value of a tensor-valued node, or None where it depends on an input or is too large."""
         try:
-            found = self._value(node)
+            with torch.no_grad():
+                found = self._value(node)
         except (_NotConstant, RuntimeError, TypeError, IndexError, ValueError):
             return None
         return found if isinstance(found, Tensor) else None
 
     def _value(self, node: Any) -> Any:
         if not isinstance(node, fx.Node):
-            return torch.device("cpu") if isinstance(node, torch.device) else node
+            return self._device if isinstance(node, torch.device) else node
         if node not in self._known:
             self._known[node] = self._computed(node)
         return self._known[node]
 
     def _computed(self, node: fx.Node) -> Any:
         shape = self._scene.shape(node)
-        if shape is not None and _num(shape) > MAX_ELEMENTS:
+        if shape is not None and _num(shape) > MAX_ELEMENTS[self._device.type]:
             raise _NotConstant
         if node.op == "placeholder":
             return self._buffer(node)
@@ -175,8 +186,8 @@ class Constants:
     def _arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args = torch.utils._pytree.tree_map(self._value, tuple(node.args))
         kwargs = {key: torch.utils._pytree.tree_map(self._value, value) for key, value in node.kwargs.items()}
-        if "device" in kwargs:
-            kwargs["device"] = torch.device("cpu")
+        if "device" in kwargs or node.target in _MAKERS:
+            kwargs["device"] = self._device
         return args, kwargs
 
     def _like(self, node: fx.Node, name: str) -> Tensor:
@@ -190,7 +201,7 @@ class Constants:
         fill = fills[kind] if kind in fills else self._value(node.kwargs.get("fill_value", rest[-1] if rest else None))
         if not isinstance(fill, (int, float, bool)):
             raise _NotConstant
-        return torch.full(tuple(meant.shape), fill, dtype=meant.dtype)
+        return torch.full(tuple(meant.shape), fill, dtype=meant.dtype, device=self._device)
 
     def _buffer(self, node: fx.Node) -> Tensor:
         real = self._scene.real(node)
@@ -198,7 +209,7 @@ class Constants:
         if not is_buffer or real is None:
             raise _NotConstant
         self.buffers.append(node)
-        return real.detach().cpu()
+        return real.detach().to(self._device)
 
 
 class _NotConstant(Exception):

@@ -99,7 +99,7 @@ def chosen(names: Iterable[str], mode: str) -> list[Rewrite]:
     unknown = wanted - _rewrites.keys()
     if unknown:
         name = sorted(unknown)[0]
-        raise OptimizeError(f"no rewrite {name!r}{nearest(name, _rewrites)}; there are {', '.join(_rewrites)}")
+        raise OptimizeError(f"no rewrite {name!r}{nearest(name, _rewrites)}")
     return [each for each in _rewrites.values() if each.name in wanted and mode in each.modes]
 
 

@@ -51,6 +51,7 @@ class Scene:
     refusals: list[tuple[str, str, str]] = field(default_factory=list)
     autocast: bool = False
     relaxed: bool = False
+    notes: dict[Any, Any] = field(default_factory=dict)
     _positions: dict[fx.Node, int] = field(default_factory=dict)
     _rewrite: str = ""
 

@@ -142,6 +142,20 @@ _spell("triu", "input diagonal", torch.triu, "triu")
 _spell("diag", "input diagonal", torch.diag, "diag")
 _spell("diag_embed", "input offset dim1 dim2", torch.diag_embed, "diag_embed")
 _spell("pad", "input pad mode value", F.pad, getattr(torch._C._nn, "pad", None))
+_spell("diff", "input n dim prepend append", torch.diff, "diff")
+_spell("cumsum", "input dim dtype", torch.cumsum, "cumsum")
+_spell("flip", "input *dims", torch.flip, "flip")
+for _name in "minimum maximum remainder floor_divide fmod logical_xor bitwise_xor".split():
+    _both(_name, "input other")
+_spell("remainder", "input other", operator.mod)
+_spell("floor_divide", "input other", operator.floordiv)
+_both("clamp", "input min max")
+_both("all", "input dim keepdim")
+_both("any", "input dim keepdim")
+for _name in "new_ones new_zeros new_full".split():
+    _spell(_name, "input *size", _name)
+for _name in "ones_like zeros_like full_like".split():
+    _spell(_name, "input fill_value", getattr(torch, _name))
 _spell("dot_einsum", "equation *operands", torch.einsum, torch.functional.einsum)
 
 FLOATS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64}
