@@ -74,8 +74,8 @@ class CudaExecutor:
             stream = _side_stream(self.device)
             with torch.cuda.stream(stream):
                 run()
-        except RuntimeError as error:
-            raise NotGraphable(_reason(error)) from error
+        except Exception as error:
+            raise NotGraphable(reason_of(error)) from error
         finally:
             torch.cuda.is_current_stream_capturing = asked
             torch.cuda.set_sync_debug_mode(before)
@@ -107,7 +107,7 @@ class CudaExecutor:
             torch.cuda.synchronize(self.device)
             if isinstance(error, NotGraphable):
                 raise
-            raise NotGraphable(_reason(error)) from error
+            raise NotGraphable(reason_of(error)) from error
 
     def arrive(self) -> None:
         stream = torch.cuda.current_stream(self.device)
@@ -143,7 +143,10 @@ _WORDS = {
 }
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """Why a call could not be recorded, in words, and where in the model."""
+    while error.__context__ is not None and "capture" in str(error):  # the end of a capture fails after what broke it
+        error = error.__context__
     text = str(error).strip().split("\n", 1)[0]
     said = next((words for sign, words in _WORDS.items() if sign in str(error)), f"{type(error).__name__}: {text}")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _ours(f.filename)]
@@ -152,7 +155,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _ours(filename: str) -> bool:
-    return "/torch/" in filename or filename == __file__
+    return "/torch/" in filename or filename.startswith(__file__.rpartition("/")[0])
 
 
 def executor_for(tensors: list[Tensor]) -> Executor:

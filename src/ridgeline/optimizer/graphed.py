@@ -23,7 +23,7 @@ from ridgeline.optimizer.observe import keep, put_back, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
 from ridgeline.optimizer.statics import Group, Statics
-from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Studio, alias, counts, own_copies
+from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Studio, alias, counts, own_copies, restoring
 from ridgeline.optimizer.training import GraphedTraining, graph_training
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
@@ -182,11 +182,8 @@ def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         watch = Watch(model)
         given = signature.flat.tensors + [tensor for _, tensor in watch.tensors.values()]
         studio = InferenceStudio(call, model, watch, executor or executor_for(given))
-        try:
+        with restoring(watch):
             studio.prepare(signature.flat)
-        except NotGraphable:
-            watch.restore()
-            raise
     return Graphed(call, signature, studio)
 
 
@@ -246,24 +243,29 @@ class InferenceStudio(Studio):
                  and g.num_bytes >= PINNED_BYTES]  # fmt: skip
         fixed = [g for g in self.groups if self.in_place(g)]
         if large:
-            self.variants.append(self._variant(flat, [*fixed, *large]))
-        self.variants.append(self._variant(flat, fixed))
+            self.variants.append(self._variant(flat, [*fixed, *large], lends=True))
+        self.variants.append(self._variant(flat, fixed, lends=not large))
 
     def record_at(self, flat: Flat) -> Variant:
         """A variant for other addresses of the inputs that are used in place."""
         with _quiet():
-            return self._variant(flat, [g for g in self.groups if self.in_place(g)])
+            return self._variant(flat, [g for g in self.groups if self.in_place(g)], lends=False)
 
-    def _variant(self, flat: Flat, pinned: Sequence[Group]) -> Variant:
+    def _variant(self, flat: Flat, pinned: Sequence[Group], *, lends: bool) -> Variant:
+        """Records with some inputs in place.
+
+        All recordings share a pool. The one whose results are lent comes first: its results are alive while the others
+        are recorded, so that none of them writes there; and it is the only one.
+        """
         pins = [i for g in pinned for i in g.indices]
         free = [g for g in self.groups if g not in pinned]
         statics = Statics(flat.tensors, free)
         tensors = {**statics.tensors, **{i: alias(flat.tensors[i]) for i in pins}}
-        home = self._take(flat, tensors)
-        num_bytes = sum(o.numel() * o.element_size() for o in home.outputs)
-        loan = self._take(flat, tensors) if num_bytes >= LENT_BYTES else None
+        loan = self._take(flat, tensors) if lends else None
+        large = loan is not None and sum(o.numel() * o.element_size() for o in loan.outputs) >= LENT_BYTES
+        home = self._take(flat, tensors) if loan is None or large else loan
         written = [g for g in free if self.is_written(g)]
-        return Variant(tuple((i, flat.tensors[i].data_ptr()) for i in pins), statics, written, home, loan)
+        return Variant(tuple((i, flat.tensors[i].data_ptr()) for i in pins), statics, written, home, loan if large else None)
 
     def _take(self, flat: Flat, tensors: dict[int, Tensor]) -> Take:
         arguments, boxes = self.twin(flat, tensors)

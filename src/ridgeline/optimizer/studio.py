@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.executor import Executor
+from ridgeline.optimizer.executor import Executor, reason_of
 from ridgeline.optimizer.observe import Observation, observe
 from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
@@ -20,6 +21,8 @@ LENT_BYTES = 1 << 20
 """Results above this are lent without a copy while nobody holds the last loan; below, a copy costs next to nothing."""
 PINNED_BYTES = 1 << 20
 """Inputs above this are read where the caller has them if they are where they were."""
+_COMPARED_BYTES = 1 << 30
+"""Inputs below this are compared with what they held before, for writes that no operator announces."""
 
 
 class Studio:
@@ -71,7 +74,7 @@ class Studio:
         with torch.no_grad():
             statics.fill(flat.tensors)
         arguments, _ = self.twin(flat, statics.tensors)
-        given = [statics.tensors[group.indices[0]] for group in statics.groups]
+        given = [statics.tensors[g.indices[0]] for g in statics.groups if g.num_bytes < _COMPARED_BYTES]
         try:
             return observe(lambda: self.model(*arguments[0], **arguments[1]), given, self.watch, profiled=profiled)
         except Exception as error:
@@ -121,6 +124,22 @@ class Studio:
             model_storages=outer,
             known=self.watch.known,
         )
+
+
+@contextmanager
+def restoring(watch: Watch) -> Iterator[None]:
+    """A refusal leaves the model as it was, and every failure to record is a refusal."""
+    try:
+        yield
+    except NotGraphable:
+        watch.restore()
+        raise
+    except torch.OutOfMemoryError as error:
+        watch.restore()
+        raise NotGraphable("there is not enough memory to record it") from error
+    except Exception as error:
+        watch.restore()
+        raise NotGraphable(reason_of(error)) from error
 
 
 def counts(outputs: list[Tensor]) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ from ridgeline.optimizer.observe import keep, put_back, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
 from ridgeline.optimizer.statics import Statics
-from ridgeline.optimizer.studio import LENT_BYTES, Studio, counts, own_copies
+from ridgeline.optimizer.studio import LENT_BYTES, Studio, counts, own_copies, restoring
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
@@ -214,11 +214,8 @@ def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         watch = Watch(model)
         given = signature.flat.tensors + [tensor for _, tensor in watch.tensors.values()]
         studio = TrainingStudio(call, model, watch, executor or executor_for(given), loss)
-        try:
+        with restoring(watch):
             tracks = studio.record_training(signature.flat)
-        except NotGraphable:
-            watch.restore()
-            raise
     return GraphedTraining(call, signature, studio, tracks)
 
 

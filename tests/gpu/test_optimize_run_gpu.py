@@ -1,0 +1,83 @@
+"""Recorded calls on a real GPU against eager ones: the adversarial models, training, caches, and failed captures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit" / "optimizer"))
+
+import training_checks
+from adversarial import CASES, Case
+from compare import check
+from torch import nn
+
+from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.executor import CudaExecutor
+from ridgeline.optimizer.graphed import graph_inference
+
+
+def _executor() -> CudaExecutor:
+    return CudaExecutor(torch.device("cuda", 0))
+
+
+def _healthy() -> None:
+    torch.cuda.synchronize()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    torch.manual_seed(5)
+    first = torch.rand(8, device="cuda")
+    torch.manual_seed(5)
+    assert torch.equal(first, torch.rand(8, device="cuda"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_an_adversarial_model_gives_what_it_gives_eagerly_or_is_refused(case: Case) -> None:
+    if "transformers" in case.marks:
+        pytest.importorskip("transformers")
+    check(case, torch.device("cuda", 0), _executor)
+    _healthy()
+
+
+@pytest.mark.parametrize("one", training_checks.CHECKS, ids=[one.__name__ for one in training_checks.CHECKS])
+def test_recorded_training(one: Callable[[Any], None]) -> None:
+    one(SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=True))
+    _healthy()
+
+
+class _Waits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        y = self.inner(x) + torch.rand_like(x)
+        return y * y.sum().item() if torch.cuda.is_current_stream_capturing() else y
+
+
+@pytest.mark.parametrize("rehearsed", [True, False])
+def test_a_capture_that_fails_leaves_the_device_usable(rehearsed: bool) -> None:
+    model = _Waits().cuda()
+    executor = _executor()
+    if not rehearsed:
+        executor.rehearse = lambda run: None  # type: ignore[method-assign]
+    with pytest.raises(NotGraphable, match="host"):
+        graph_inference(model, (torch.randn(4, 8, device="cuda"),), {}, model, executor=executor)
+    _healthy()
+
+
+def test_lent_results_survive_replays_that_use_more_memory_than_they_do() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 8192), nn.GELU(), nn.Linear(8192, 8192), nn.GELU(), nn.Linear(8192, 1024)).cuda()
+    x = torch.randn(1024, 512, device="cuda")
+    graphed = graph_inference(model, (x,), {}, model)
+    with torch.no_grad():
+        kept = [graphed(x * i) for i in range(1, 5)]
+        for i, result in enumerate(kept, 1):
+            assert torch.equal(result, model(x * i))
+    assert graphed.replays == 4
