@@ -19,10 +19,12 @@ except ImportError as error:
 from ridgeline.kernels.attention.op import attention
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
+from ridgeline.kernels.decode_attention.op import decode_attention
 from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.gated.op import geglu, swiglu
 from ridgeline.kernels.group_norm.op import group_norm
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
+from ridgeline.kernels.linear.op import linear
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
 from ridgeline.kernels.paged_attention.op import paged_attention
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
@@ -40,10 +42,12 @@ __all__ = [
     "add_rms_norm",
     "attention",
     "cross_entropy",
+    "decode_attention",
     "dropout_add",
     "geglu",
     "group_norm",
     "layer_norm",
+    "linear",
     "linear_cross_entropy",
     "paged_attention",
     "primitive",

@@ -26,8 +26,24 @@ typedef struct {
 typedef struct {
   Handle *handle;
   unsigned x, y;
+  int dependent;
   PyObject *device, *stream_of;
 } Plan;
+/* CUlaunchAttribute and CUlaunchConfig, of which we use one attribute: a value is 64 bytes, its first an int. */
+typedef struct {
+  int id, padding;
+  union {
+    int allowed;
+    char bytes[64];
+  } value;
+} Attribute;
+typedef struct {
+  unsigned grid[3], block[3], shared;
+  void *stream;
+  Attribute *attributes;
+  unsigned num_attributes;
+} Config;
+#define PROGRAMMATIC_STREAM_SERIALIZATION 6
 
 static Result (*cuInit)(unsigned);
 static Result (*cuDeviceGet)(int *, int);
@@ -44,7 +60,9 @@ typedef Result (*Launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigne
                          void **);
 typedef Result (*CooperativeLaunch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                     void *, void **);
+typedef Result (*LaunchEx)(const Config *, void *, void **, void **);
 static Launch cuLaunchKernel;
+static LaunchEx cuLaunchKernelEx; /* absent from drivers older than CUDA 11.8: then nothing starts early */
 static CooperativeLaunch cuLaunchCooperativeKernel;
 static PyObject *data_ptr_name;
 
@@ -73,6 +91,7 @@ static int open_driver(void) {
   FIND(cuFuncGetAttribute, "cuFuncGetAttribute")
   FIND(cuGetErrorString, "cuGetErrorString")
   FIND(cuLaunchCooperativeKernel, "cuLaunchCooperativeKernel")
+  *(void **)(&cuLaunchKernelEx) = dlsym(lib, "cuLaunchKernelEx");
   FIND(cuLaunchKernel, "cuLaunchKernel")
   return 1;
 }
@@ -137,14 +156,16 @@ static int fill(uint64_t *slot, PyObject *value) {
   return !PyErr_Occurred();
 }
 
-/* plan(handle, device, grid_x, grid_y, stream_of) -> plan: everything of a launch but its arguments and the stream */
+/* plan(handle, device, grid_x, grid_y, dependent, stream_of) -> plan: everything of a launch but its arguments and the
+   stream. A dependent kernel may start before the one ahead of it in the stream has ended, and waits for it itself. */
 static PyObject *plan(PyObject *self, PyObject *args) {
   PyObject *handle, *device, *stream_of;
   unsigned x, y;
-  if (!PyArg_ParseTuple(args, "OOIIO", &handle, &device, &x, &y, &stream_of)) return NULL;
+  int dependent;
+  if (!PyArg_ParseTuple(args, "OOIIpO", &handle, &device, &x, &y, &dependent, &stream_of)) return NULL;
   Plan *made = malloc(sizeof(Plan));
   if (!made) return PyErr_NoMemory();
-  *made = (Plan){PyLong_AsVoidPtr(handle), x, y, device, stream_of};
+  *made = (Plan){PyLong_AsVoidPtr(handle), x, y, dependent, device, stream_of};
   if (PyErr_Occurred()) {
     free(made);
     return NULL;
@@ -152,6 +173,13 @@ static PyObject *plan(PyObject *self, PyObject *args) {
   Py_INCREF(device);
   Py_INCREF(stream_of);
   return PyLong_FromVoidPtr(made);
+}
+
+static Result launch_dependent(const Plan *made, void *stream, void **params) {
+  const Handle *handle = made->handle;
+  Attribute early = {PROGRAMMATIC_STREAM_SERIALIZATION, 0, {.allowed = 1}};
+  Config config = {{made->x, made->y, 1}, {handle->threads, 1, 1}, handle->shared, stream, &early, 1};
+  return cuLaunchKernelEx(&config, handle->function, params, NULL);
 }
 
 /* launch(plan, *arguments) on the current stream: arguments are tensors, None, integers and floats, in order */
@@ -184,6 +212,8 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t num) {
   if (current != handle->context) cuCtxPushCurrent(handle->context);
   if (handle->cooperative)
     code = cuLaunchCooperativeKernel(handle->function, x, y, 1, handle->threads, 1, 1, handle->shared, stream, params);
+  else if (made->dependent && cuLaunchKernelEx)
+    code = launch_dependent(made, stream, params);
   else
     code = cuLaunchKernel(handle->function, x, y, 1, handle->threads, 1, 1, handle->shared, stream, params, NULL);
   if (current != handle->context) cuCtxPopCurrent(&popped);
@@ -194,7 +224,7 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t num) {
 
 static PyMethodDef methods[] = {
     {"load", load, METH_VARARGS, "load(device, cubin, name, threads, shared, cooperative) -> (handle, registers, local)"},
-    {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, stream_of) -> plan"},
+    {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, dependent, stream_of) -> plan"},
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(plan, *arguments)"},
     {NULL, NULL, 0, NULL}};
 

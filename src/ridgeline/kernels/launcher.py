@@ -54,6 +54,7 @@ _kernels: dict[str, Kernel] = {}
 _all_plans: list[Plans] = []
 _collected: list[Variant] | None = None
 _collect_aligned = True
+_overlapping = False
 
 
 class Plans(dict[Any, Any]):
@@ -73,6 +74,26 @@ def forget_plans() -> None:
     """Make every op plan anew: after a tuning file changed, or when another device answers."""
     for plans in _all_plans:
         plans.clear()
+
+
+def overlapping() -> bool:
+    """Whether kernels may be launched to start before the one ahead of them has ended."""
+    return _overlapping
+
+
+@contextmanager
+def overlapped(allowed: bool = True) -> Iterator[None]:
+    """Inside, kernels that can fetch their weights while the kernel ahead of them is still running do so.
+
+    Only for whoever knows that nothing launched inside writes a weight or a table that a later kernel reads: a recorded
+    inference step, say. Activations are always waited for.
+    """
+    global _overlapping
+    before, _overlapping = _overlapping, allowed and not INTERPRETING
+    try:
+        yield
+    finally:
+        _overlapping = before
 
 
 def launchable(x: torch.Tensor) -> bool:
@@ -136,7 +157,7 @@ class Kernel:
             _collected.append(variant)
             return _nothing
         handle = self._handles.get((device, variant)) or self._load(device, variant)
-        return _bound(handle, device, grid_x, grid_y)
+        return _bound(handle, device, grid_x, grid_y, bool(constants.get("DEPENDENT", False)))
 
     def variant(
         self, args: Sequence[Any], constants: Mapping[str, Any], num_warps: int, num_stages: int, vector: int, arch: int
@@ -196,9 +217,9 @@ def carved(buffer: torch.Tensor, *lengths: int) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _bound(handle: int, device: int, grid_x: int, grid_y: int) -> Run:
+def _bound(handle: int, device: int, grid_x: int, grid_y: int, dependent: bool) -> Run:
     found = native()
-    return partial(found.launch, found.plan(handle, device, grid_x, grid_y, _raw_stream))
+    return partial(found.launch, found.plan(handle, device, grid_x, grid_y, dependent, _raw_stream))
 
 
 def _interpreted(function: Any, grid: tuple[int, int], constants: dict[str, Any]) -> Run:

@@ -28,6 +28,19 @@ int cuLaunchCooperativeKernel(void *f, unsigned gx, unsigned gy, unsigned gz, un
                               unsigned sh, void *stream, void **params) {
   return cuLaunchKernel(f, gx, gy, gz, bx, by, bz, sh, stream, params, 0);
 }
+typedef struct {
+  unsigned grid[3], block[3], shared;
+  void *stream;
+  int *attributes;
+  unsigned num;
+} Config;
+static int early;
+int cuLaunchKernelEx(const Config *c, void *f, void **params, void **extra) {
+  early = c->num == 1 && c->attributes[0] == 6 && c->attributes[2] == 1;
+  return cuLaunchKernel(f, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared,
+                        c->stream, params, extra);
+}
+int fake_early(void) { return early; }
 unsigned fake_last(int i) { return last[i]; }
 uint64_t fake_arg(int i) { return last_args[i]; }
 void fake_set_num_args(int n) { num_args = n; }

@@ -16,8 +16,10 @@ from ridgeline.bench.check import check_case
 from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.cross_entropy import config as cross_entropy
+from ridgeline.kernels.decode_attention import config as decode
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.group_norm import config as groups
+from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.linear_cross_entropy import config as linear
 from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.rms_norm import config as norm
@@ -93,7 +95,28 @@ CASES = {
     ],
 }
 FORCED["paged_attention"] = [{"paged_attention": paged.Paged(16, shares, 1, 1)} for shares in (1, 3)]
+CASES["decode_attention"] = [
+    case("float32", b=2, h=8, k=2, s=77, d=24, hide="lengths"),
+    case("float16", b=1, h=4, k=4, s=150, d=16, hide="mask"),
+    case("float32", b=1, h=4, k=2, s=33, d=16, hide="added"),
+]
+FORCED["decode_attention"] = [{"decode_attention": decode.Decode(16, shares, 1, 1)} for shares in (1, 3)]
+CASES["linear"] = [
+    case("float32", rows=3, k=70, n=20, parts="bnr", gated=False),
+    case("float16", rows=5, k=64, n=33, parts="n", gated=False),
+]
+FORCED["linear"] = [
+    {"linear": product.Linear("row", 4, 32, 1)},
+    {"linear": product.Linear("tile", 16, 32, 1)},
+    {"linear": product.Linear("tile", 16, 16, 1, 1, 3)},
+]
 NOT_INTERPRETED = ("attention",)  # made of instructions that the interpreter does not know
+
+
+
+def replaced(of, **sizes):
+    return case(of.dtype, **(dict(of.sizes) | sizes))
+
 
 num = 0
 for name, (made, _) in trials().items():
@@ -102,6 +125,7 @@ for name, (made, _) in trials().items():
     forced = FORCED.get(made.name.removeprefix("add_"), [{}])
     for given in forced:
         for i, of in enumerate(CASES.get(made.name, ROWS)):
+            of = replaced(of, gated=True) if name == "linear_gated" else of
             with ExitStack() as stack:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))

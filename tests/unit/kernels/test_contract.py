@@ -30,6 +30,8 @@ SAMPLES = {
         torch.tensor([5, 2], dtype=torch.int32),
         0.3,
     ),
+    "decode_attention": lambda: (drawn(2, 4, 1, 8), drawn(2, 2, 5, 8), drawn(2, 2, 5, 8), None, None, 0.3),
+    "linear": lambda: (drawn(*X), drawn(12, 16), drawn(12), drawn(*W), drawn(4, 6), 1e-6, 0.0, "silu", True),
     "rms_norm": lambda: (leaf(*X), leaf(*W), 1e-6, 0.0),
     "add_rms_norm": lambda: (leaf(*X), leaf(*X), leaf(*W), 1e-6, 1.0),
     "layer_norm": lambda: (leaf(*X), leaf(*W), leaf(*W), 1e-5),

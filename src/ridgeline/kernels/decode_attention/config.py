@@ -1,0 +1,27 @@
+"""How many programs share a sequence's keys, and how many keys they take at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.kernels.rows import cdiv, clamp
+
+PROGRAMS_PER_SM = 2
+BLOCKS_A_SHARE = 1
+"""Blocks of keys that a share has at least: one step of decoding is too short to be spent on few processors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Keys of a block, shares of a sequence, warps and stages."""
+
+    keys: int
+    shares: int
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Decode:
+    keys = 64 if head_dim <= 128 else 32
+    wanted = cdiv(PROGRAMS_PER_SM * num_sms, max(1, batch * key_heads))
+    return Decode(keys, clamp(wanted, 1, max(1, longest // (BLOCKS_A_SHARE * keys))))
