@@ -251,7 +251,7 @@ class Prover:
             return self._wrong("other results than eager")
         worst: tuple[float, str, tuple[float, float, float, float]] = (0.0, "", (0.0, 1.0, EXCESS, SPREAD))
         for name, moments in eager.items():
-            shown = _beyond_chance(moments, again[name], found[name], self.num_draws)
+            shown = _beyond_chance(moments, again[name], found[name], self.num_draws, self.subject.step)
             badness = max(shown[0] / shown[2], max(shown[1], 1 / shown[1]) / shown[3])
             worst = max(worst, (badness, name, shown))
         badness, where, (excess, ratio, allowed_excess, allowed_ratio) = worst
@@ -297,26 +297,26 @@ def _mismatch(found: Tensor, reference: Tensor) -> Error:
 
 
 def _beyond_chance(
-    eager: tuple[Tensor, Tensor], again: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], num: int
+    eager: tuple[Tensor, Tensor], again: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], num: int, step: float
 ) -> tuple[float, float, float, float]:
     """(excess, ratio of spreads) of a result, and what is allowed of each given what eager's own runs show."""
     few = eager[0].numel() ** -0.5
-    excess, ratio = _distance(eager, found, num)
-    own_excess, own_ratio = _distance(eager, again, num)
+    excess, ratio = _distance(eager, found, num, step)
+    own_excess, own_ratio = _distance(eager, again, num, step)
     allowed_ratio = SPREAD * max(own_ratio, 1 / own_ratio) + FEW_SPREAD * few
     return excess, ratio, EXCESS * max(1.0, own_excess) + FEW_EXCESS * few, allowed_ratio
 
 
-def _distance(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], num: int) -> tuple[float, float]:
+def _distance(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], num: int, step: float) -> tuple[float, float]:
     """Squared distance of two means over what chance explains, and the ratio of the spreads."""
     (mean_a, var_a), (mean_b, var_b) = a, b
     spread_a, spread_b = float(var_a.sum()), float(var_b.sum())
     apart = float((mean_a - mean_b).square().sum())
-    rounding = 1e-5 * float(mean_a.square().sum())
+    rounding = (4 * step) ** 2 * float(mean_a.square().sum())  # two ways to round the same number
     if spread_a <= rounding and spread_b <= rounding:  # nothing random about this one
         return (apart / max(rounding, 1e-30) if apart > rounding else 0.0), 1.0
-    ratio = math.sqrt(max(spread_b, 1e-30) / max(spread_a, 1e-30))
-    return apart / max((spread_a + spread_b) / num, 1e-30), min(1e6, max(1e-6, ratio))
+    ratio = math.sqrt((spread_b + rounding) / (spread_a + rounding))
+    return apart / ((spread_a + spread_b) / num + rounding), ratio
 
 
 def _badness(verdict: Verdict) -> tuple[bool, float]:

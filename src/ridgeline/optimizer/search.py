@@ -36,12 +36,15 @@ from ridgeline.optimizer.receipt import (
 )
 from ridgeline.optimizer.regions import groups, regions_of
 from ridgeline.optimizer.signature import Signature
+from ridgeline.optimizer.tracking import STEPS, track
 
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 """Shares of the budget for one candidate's race and for the last one."""
 LEAST_RACE_S, MOST_RACE_S = 0.3, 4.0
 REFERENCE_TIMES = 40
 """A call in float64 takes about this many of eager's."""
+TRACK_TIMES = 3.0
+"""Steps of the optimizer and both runs, in eager calls."""
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
 
@@ -331,6 +334,7 @@ class Search:
     # The end: the last race, and what it says.
 
     def _finish(self) -> Outcome:
+        self._tracked()
         timed, stock = self._last_race()
         eager, best = timed["eager"], timed[self.best.candidate.name]
         over_eager = compare(eager, best)
@@ -363,6 +367,25 @@ class Search:
                 kept = self.entries[built.candidate.name]
                 self.entries[built.candidate.name] = replace(kept, status=WINNER, reason="")
         return timed, self.stock
+
+    def _tracked(self) -> None:
+        """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""
+        steps_s = TRACK_TIMES * STEPS * self.eager_s
+        if self.problem.mode != "train" or self.best is self.eager:
+            return
+        if steps_s > self.left_s():
+            left_s = max(0.0, self.left_s())
+            self.notes.append(f"no run of {STEPS} steps: about {steps_s:.0f} s are needed, {left_s:.0f} s left")
+            return
+        problem, track_ = self.problem, self.track
+        with self.best.switched() as call:
+            found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+        self.notes.append(str(found))
+        if not found.ok:
+            entry = self.entries[self.best.candidate.name]
+            self.entries[self.best.candidate.name] = replace(entry, status=WRONG, reason=f"strays in training: {found}")
+            self.best = self.eager
+            self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
 
     def _fits(self, built: Built) -> bool:
         peak = self.entries[built.candidate.name].peak_bytes
