@@ -454,7 +454,8 @@ def handed(problem: Problem, built: Built) -> Built:
     if built.candidate.name == "eager":
         return built
     mode = "inference" if problem.mode == "infer" else "train"
-    return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode), inner=None)
+    with built.switched():  # what a plan watches is the model as it is then
+        return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode), inner=None)
 
 
 def device_name(device: torch.device) -> str:
