@@ -234,7 +234,7 @@ class InferenceStudio(Studio):
             with restored_random():
                 self.executor.warm_up(run)
                 self.executor.warm_up(run)
-                self.executor.rehearse(run)
+                self.rehearse(run)
         finally:
             for whole, was in kept:
                 put_back(whole, was)
@@ -273,9 +273,7 @@ class InferenceStudio(Studio):
     def _take(self, flat: Flat, tensors: dict[int, Tensor]) -> Take:
         arguments, boxes = self.twin(flat, tensors)
         before = shots(boxes)
-        with restored_random():
-            recording, result = self.executor.record(lambda: self.call(*arguments[0], **arguments[1]))
-        self.refuse_changes()
+        recording, result = self.record(lambda: self.call(*arguments[0], **arguments[1]))
         scene = self.scene(tensors, boxes)
         maker = scene.maker(result)
         applied = effects(before, scene)

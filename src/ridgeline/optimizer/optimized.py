@@ -89,8 +89,6 @@ class State:
         return call(*args, **kwargs)
 
     def _why(self, signature: Signature) -> str:
-        if not self.plans:
-            return "nothing was found that is faster than the model itself"
         reasons = [difference(known, signature) for known in self.plans]
         return min((reason for reason in reasons if reason), key=len, default="the call was not verified")
 
@@ -140,8 +138,10 @@ class Optimized:
         return state.run(args, kwargs)
 
     def add(self, plan: Plan) -> None:
-        """Runs calls of the plan's signature as it says from now on."""
+        """Runs calls of the plan's signature as it says from now on; a plan that is the model itself needs nothing."""
         state = _state(self)
+        if plan.call is state.model:
+            return
         if plan.watch is None and not isinstance(plan.call, Graphed | GraphedTraining):
             plan.watch = Watch(state.model)
         state.plans[plan.signature.detached()] = plan

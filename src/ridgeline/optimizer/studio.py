@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.executor import Executor, reason_of
-from ridgeline.optimizer.observe import Observation, observe
+from ridgeline.optimizer.constants import Constants
+from ridgeline.optimizer.executor import Executor, Recording, reason_of
+from ridgeline.optimizer.observe import Observation, observe, restored_random
 from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
 from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, all_tokens, twin
@@ -33,6 +34,7 @@ class Studio:
         self.groups: list[Group] = []
         self.written_model: list[Tensor] = []
         self.drawn: frozenset[str] = frozenset()
+        self._constants: Constants | None = None
         self._nested: set[int] = set()
         self._written: set[int] = set()
         self._externals: dict[int, Tensor] = {}
@@ -64,6 +66,7 @@ class Studio:
         seen = self._observed(flat, statics, profiled=True)
         self.refuse_changes()
         self.watch.read_by(seen.codes)
+        self.watch.hold_host_to(self.executor.device_type)
         return seen
 
     def refuse_changes(self) -> None:
@@ -96,6 +99,28 @@ class Studio:
         self.written_model = [t for _, t in self.watch.tensors.values()
                                if _has_memory(t) and t.untyped_storage()._cdata in seen.written]  # fmt: skip
         self._externals = {s: t for s, t in seen.externals.items() if s not in mine}
+
+    def rehearse(self, run: Callable[[], Any]) -> None:
+        """Runs as recordings run; if the host has to wait, once more with what it brings to the device held there."""
+        try:
+            self.executor.rehearse(run)
+        except NotGraphable:
+            constants = Constants(self.executor.device_type, factories=self.call is self.model)
+            with constants.collecting():
+                self.executor.warm_up(run)
+            if not constants:
+                raise
+            with constants.serving():
+                self.executor.rehearse(run)
+            self._constants = constants
+
+    def record(self, run: Callable[[], Any]) -> tuple[Recording, Any]:
+        """Records a run, and changes nothing that others see."""
+        served = nullcontext() if self._constants is None else self._constants.serving()
+        with restored_random(), served:
+            made = self.executor.record(run)
+        self.refuse_changes()
+        return made
 
     def is_written(self, group: Group) -> bool:
         return any(i in self._written for i in group.indices)

@@ -152,7 +152,7 @@ class GraphedTraining:
     def _check(self, pending: Pending) -> None:
         if pending.done:
             raise OptimizeError("a recorded backward runs once after its forward: its activations are gone. For a "
-                                "second backward (retain_graph) call the model that was optimized, .original")  # fmt: skip
+                                "second backward (retain_graph) call the model itself, .original")  # fmt: skip
         if pending.versions and pending.versions != [output._version for output in self._tracks.outputs]:
             raise OptimizeError("a result of the recorded forward was changed in place before the backward: "
                                 "change a copy of it, or call the model that was optimized, .original")  # fmt: skip
@@ -321,7 +321,7 @@ class TrainingStudio(Studio):
             with restored_random():
                 self.executor.warm_up(run)
                 self.executor.warm_up(run)
-                self.executor.rehearse(run)
+                self.rehearse(run)
         finally:
             for whole, was in kept:
                 put_back(whole, was)
@@ -330,7 +330,7 @@ class TrainingStudio(Studio):
 
     def _refuse_views(self, scene: Scene) -> None:
         if not any(output.requires_grad for output in scene.outputs):
-            raise NotGraphable("nothing of the result can be differentiated: it is an input, a view of one, or constant")
+            raise NotGraphable("nothing of the result can be differentiated: it is an input, a view of one, or fixed")
         storages = [output.untyped_storage()._cdata for output in scene.outputs if output.requires_grad]
         if len(set(storages)) < len(storages):
             raise NotGraphable("results that can be differentiated share memory")
@@ -358,8 +358,7 @@ class TrainingStudio(Studio):
         inputs = self._leaves(statics)
         arguments, boxes = self.twin(flat, inputs)
         before = shots(boxes)
-        with restored_random():
-            forward, result = self.executor.record(lambda: self.call(*arguments[0], **arguments[1]))
+        forward, result = self.record(lambda: self.call(*arguments[0], **arguments[1]))
         scene, maker, applied = self._outputs(result, inputs, boxes, before)
         given, backward, grads = self._record_backward(scene.outputs, inputs, expected)
         able = tuple(output.requires_grad for output in scene.outputs)
@@ -374,9 +373,7 @@ class TrainingStudio(Studio):
         if len(outputs) != len(expected):
             raise NotGraphable("a call returns another number of tensors than the one before")
         given = [torch.ones_like(o) if used else None for o, used in zip(outputs, expected)]
-        with restored_random():
-            backward, grads = self.executor.record(lambda: self._differentiate(outputs, inputs, expected, given))
-        self.refuse_changes()
+        backward, grads = self.record(lambda: self._differentiate(outputs, inputs, expected, given))
         return given, backward, grads
 
     def differentiate(self, flat: Flat, given: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -233,7 +233,8 @@ class Piece:
         self._remember(value, flat)
 
     def _remember(self, value: Any, flat: Flat) -> None:
-        self._dicts = [_dict_of(box) for box in flat.containers if _dict_of(box) is not None and box is not value]
+        dicts = [_dict_of(box) for box in flat.containers if box is not value]
+        self._dicts = [held for held in dicts if held is not None]
         self._versions = [version(held) for held in (vars(value), *self._dicts)]
         lists = [box for box in flat.containers if isinstance(box, list)]
         self._items = [(box, [id(item) for item in box]) for box in lists]

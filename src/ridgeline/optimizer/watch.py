@@ -82,6 +82,8 @@ class Watch:
         self._empties: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
         self._owners: dict[int, str] = {}
         self._seen: set[Any] = set()
+        self._elsewhere: list[Tensor] = []
+        self._contents_of: list[int] = []
         self.root = model
         self._look(model)
         self._remember()
@@ -196,6 +198,11 @@ class Watch:
         self._names.append(_Name(path, holder, key, value, owner))
         self._hold(path, value, 1)
 
+    def hold_host_to(self, device_type: str) -> None:
+        """Watches also what tensors hold that are not on the recording's device: Python may have read them."""
+        self._elsewhere = [t for t in self._tensors if t.device.type != device_type and not t.is_inference()]
+        self._contents_of = list(map(_WRITES, self._elsewhere))
+
     # --- comparing --------------------------------------------------------------------------------------------------
 
     def _remember(self) -> None:
@@ -230,6 +237,7 @@ class Watch:
                     and sum(map(len, self._sized)) == self._size
                     and all(map(is_, map(getitem, self._holders, self._keys), self._values))
                     and all(map(is_, map(_contents, self._just_cells), self._contents))
+                    and list(map(_WRITES, self._elsewhere)) == self._contents_of
                     and self._addressed())  # fmt: skip
         except (LookupError, ValueError):
             return False
@@ -252,6 +260,8 @@ class Watch:
         found += [f"{path} changed" for path, cell, value in self._cells if not _alike(cell.cell_contents, value)]
         moved = [tensor.data_ptr() != address for tensor, address in zip(self._tensors, self._addresses)]
         names = {id(tensor): path for path, tensor in self.tensors.values()}
+        found += [f"{names[id(t)]} was written to" for t, was in zip(self._elsewhere, self._contents_of)
+                  if t._version != was]  # fmt: skip
         return found + [f"{names[id(t)]} moved to other memory" for t, away in zip(self._tensors, moved) if away]
 
     def _addition(self, held: dict[Any, Any]) -> str:
@@ -301,6 +311,7 @@ class Watch:
 
 
 _contents = attrgetter("cell_contents")
+_WRITES = attrgetter("_version")
 _GONE = object()
 
 

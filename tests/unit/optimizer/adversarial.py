@@ -28,6 +28,8 @@ class Case:
     """A pattern of the reason for which it must be refused; empty if it must be recorded."""
     missed: str = ""
     """A pattern of the reason for which calls after the first must run eagerly; empty if they must be replayed."""
+    missed_elsewhere: str = ""
+    """The same on a device that is not the host."""
     between: Callable[[Any, int], Any] | None = None
     """Done to the model before the call of that number."""
     around: Callable[[torch.device], contextlib.AbstractContextManager[Any]] = lambda device: contextlib.nullcontext()
@@ -488,6 +490,28 @@ def _factor(m: Any, x: Tensor) -> Tensor:
     return m.inner(x) * getattr(m, "factor", 1.0)
 
 
+class Brings(nn.Module):
+    """Keeps tensors on the host, makes some there, and brings them along at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.table = torch.arange(8.0)
+        self.pick = torch.tensor([2, 0, 1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x) * self.table.to(x.device) + torch.tensor([1.0, 2.0] * 4, device=x.device)
+        shift = torch.zeros(8, device=x.device)
+        shift.copy_(torch.linspace(0, 1, 8))
+        brought = self.table[:4].to(x.device)
+        brought += 1
+        return y[self.pick, ::2] * brought + shift[:4]
+
+
+def _change_table(model: Any, call: int) -> None:
+    model.table.add_(1)
+
+
 class Tied(nn.Module):
     """Uses one weight twice, under two names, one of them as a view."""
 
@@ -623,6 +647,8 @@ CASES: tuple[Case, ...] = (
     Case("noise", _of(_noise), _x()),
     Case("dropout in inference", _of(_dropout), _x()),
     Case("dropout in training", _of(_dropout), _x(), train=True),
+    Case("constants brought from the host", Brings, _x()),
+    Case("a constant on the host that changes", Brings, _x(), missed_elsewhere="written to", between=_change_table),
     Case("a weight used twice", Tied, _ids),
     Case("modules in lists", Blocks, _x()),
     Case("a function with its own backward", _of(lambda m, x: Square.apply(m.inner(x))), _x()),

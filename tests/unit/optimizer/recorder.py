@@ -15,6 +15,13 @@ from ridgeline.optimizer.observe import Journal, Observation
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.is_nonzero.default)
 
 
+def _shaped_by_values(func: Any, args: Any) -> bool:
+    """Whether the shape of a result depends on values; an index does so only through masks."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return torch.Tag.dynamic_output_shape in func.tags
+
+
 class Tape(TorchDispatchMode):
     """Every call with its arguments and the tensors it returned."""
 
@@ -24,7 +31,7 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _READS or torch.Tag.dynamic_output_shape in func.tags:
+        if func in _READS or _shaped_by_values(func, args):
             raise NotGraphable(f"the host waits for a value of a tensor ({func})")
         result = func(*args, **kwargs)
         fresh = not any(r.alias_info is not None for r in func._schema.returns)
