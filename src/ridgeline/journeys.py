@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ridgeline.findings.regression import Gate
     from ridgeline.findings.whatif import WhatIf
     from ridgeline.hardware import Cluster
+    from ridgeline.optimizer.substitution import Applied
     from ridgeline.plan import Plan
     from ridgeline.profiler.recorder import Run
     from ridgeline.sim.published.verdict import PublishedCheck
@@ -407,3 +408,21 @@ def serving_timeline(served: Served) -> Trace:
     if served.iterations and len(served.spans) < served.iterations:
         trace.note("runs of equal decoding steps are drawn as one span")
     return trace.build()
+
+
+def apply(model: Any, parts: Sequence[str] | None = None) -> Applied:
+    """Put our kernels into a Hugging Face model in place; what comes back says what was replaced and what was left.
+
+    ``parts`` are among attention, norm, gate, rotary and loss (None: all). ``revert`` takes them out again.
+    """
+    from ridgeline.optimizer.substitution import PARTS
+    from ridgeline.optimizer.substitution import apply as put
+
+    return put(model, PARTS if parts is None else parts)
+
+
+def revert(model: Any) -> None:
+    """Take out the kernels that ``apply`` put in: every forward and attribute is what it was."""
+    from ridgeline.optimizer.substitution import revert as take_out
+
+    take_out(model)

@@ -352,7 +352,9 @@ def attention_scaled_after_the_product() -> Any:
 
 @spelled("attention")
 def attention_scaled_before_the_product() -> Any:
-    return Of(lambda self, q, k, v: F.softmax((q * D**-0.5) @ k.mT, dim=-1, dtype=torch.float32).to(q.dtype) @ v), _qkv()
+    return Of(
+        lambda self, q, k, v: F.softmax((q * D**-0.5) @ k.mT, dim=-1, dtype=torch.float32).to(q.dtype) @ v
+    ), _qkv()
 
 
 @spelled("attention")
