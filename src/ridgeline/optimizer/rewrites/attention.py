@@ -540,7 +540,7 @@ def _kernel_options(scene: Scene, read: Attention, parts: Mask) -> dict[str, Any
     if parts.pattern.window is not None:
         if "window" not in taken:
             return "our kernel has no windows"
-        options["window"] = parts.pattern.window
+        options["window"] = (parts.pattern.window - 1, -1)  # keys before a row's own; causality hides those behind
     if parts.keys:
         if "key_mask" not in taken:
             return "our kernel takes no key masks"
@@ -560,7 +560,11 @@ def kernel_arguments() -> frozenset[str]:
 
 def kernel_refusal(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> str | None:
     """Why our attention does not run these, device aside; None where it does."""
-    return primitive("attention").support(query, key, value)
+    support = primitive("attention").support
+    key_mask = options.get("key_mask")
+    if key_mask is None:
+        return support(query, key, value)
+    return support(query, key, value, bool(options.get("is_causal", False)), 1.0, 0, key_mask)
 
 
 def key_mask(batch: int, *factors: Tensor) -> Tensor:
