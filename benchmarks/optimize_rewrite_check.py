@@ -48,7 +48,9 @@ class Notes:
 
     def add(self, **row: Any) -> None:
         self.rows.append(row)
-        self._path.write_text(json.dumps({"device": _device_name(), "torch": torch.__version__, "rows": self.rows}, indent=0))
+        self._path.write_text(
+            json.dumps({"device": _device_name(), "torch": torch.__version__, "rows": self.rows}, indent=0)
+        )
         print({k: v for k, v in row.items() if k != "detail"}, flush=True)
 
 
@@ -99,45 +101,51 @@ def _graph_ms(call: Callable[[], Any]) -> float | str:
 
 
 def attention_race(notes: Notes) -> None:
-    from torch.nn.attention import SDPBackend
-
-    from ridgeline.kernels import attention
-
     shapes = {"bert 32x512": (32, 16, 16, 512, 64, False), "llama 4096": (1, 32, 8, 4096, 128, True),
               "vit 64x197": (64, 16, 16, 197, 64, False), "gpt2 8x1024": (8, 25, 25, 1024, 64, True)}  # fmt: skip
     if DEVICE == "cpu":
         shapes = {"tiny": (1, 2, 2, 16, 16, True)}
-    for name, (b, h, k, n, d, causal) in shapes.items():
-        q, key, v = (
-            torch.randn(b, n, heads, d, device=DEVICE, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
-            for heads in (h, k, k)
-        )
-        gqa = h != k
-        keep = torch.ones(b, 1, 1, n, dtype=torch.bool, device=DEVICE)
-        wide_mask = keep.expand(b, 1, n, n)
-        runs: dict[str, Callable[[], Any]] = {
-            "default": lambda: F.scaled_dot_product_attention(q, key, v, is_causal=causal, enable_gqa=gqa),
-            "ridgeline": lambda: attention(q, key, v, causal),
-        }
-        for kind in ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"):
-            runs[kind.split("_")[0].lower()] = _forced(getattr(SDPBackend, kind), q, key, v, causal, gqa, None)
-            if not causal and not gqa:
-                runs[f"{kind.split('_')[0].lower()} key mask"] = _forced(getattr(SDPBackend, kind), q, key, v, False, gqa, keep)
-                runs[f"{kind.split('_')[0].lower()} whole mask"] = _forced(
-                    getattr(SDPBackend, kind), q, key, v, False, gqa, wide_mask
-                )
-        if hooks.TAKES_KEY_MASKS:
-            runs["ridgeline key mask"] = lambda: attention(q, key, v, causal, key_mask=keep[:, 0, 0])
-        for who, run in runs.items():
-            try:
-                with torch.no_grad():
-                    forward = _ms(run)
-                out = run()
-                seed = torch.randn_like(out)
-                backward = _ms(lambda run=run, seed=seed: torch.autograd.grad(run(), (q, key, v), seed)) - forward
-                notes.add(part="attention", case=name, who=who, forward_ms=forward, backward_ms=backward)
-            except Exception as error:
-                notes.add(part="attention", case=name, who=who, error=f"{type(error).__name__}: {str(error)[:150]}")
+    for name, shape in shapes.items():
+        _race(notes, name, *shape)
+
+
+def _race(notes: Notes, name: str, b: int, h: int, k: int, n: int, d: int, causal: bool) -> None:
+    from torch.nn.attention import SDPBackend
+
+    from ridgeline.kernels import attention
+
+    q, key, v = (
+        torch.randn(b, n, heads, d, device=DEVICE, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+        for heads in (h, k, k)
+    )
+    gqa = h != k
+    keep = torch.ones(b, 1, 1, n, dtype=torch.bool, device=DEVICE)
+    wide_mask = keep.expand(b, 1, n, n)
+    runs: dict[str, Callable[[], Any]] = {
+        "default": lambda: F.scaled_dot_product_attention(q, key, v, is_causal=causal, enable_gqa=gqa),
+        "ridgeline": lambda: attention(q, key, v, causal),
+    }
+    for kind in ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"):
+        runs[kind.split("_")[0].lower()] = _forced(getattr(SDPBackend, kind), q, key, v, causal, gqa, None)
+        if not causal and not gqa:
+            runs[f"{kind.split('_')[0].lower()} key mask"] = _forced(
+                getattr(SDPBackend, kind), q, key, v, False, gqa, keep
+            )
+            runs[f"{kind.split('_')[0].lower()} whole mask"] = _forced(
+                getattr(SDPBackend, kind), q, key, v, False, gqa, wide_mask
+            )
+    if hooks.TAKES_KEY_MASKS:
+        runs["ridgeline key mask"] = lambda: attention(q, key, v, causal, key_mask=keep[:, 0, 0])
+    for who, run in runs.items():
+        try:
+            with torch.no_grad():
+                forward = _ms(run)
+            out = run()
+            seed = torch.randn_like(out)
+            backward = _ms(lambda run=run, seed=seed: torch.autograd.grad(run(), (q, key, v), seed)) - forward
+            notes.add(part="attention", case=name, who=who, forward_ms=forward, backward_ms=backward)
+        except Exception as error:
+            notes.add(part="attention", case=name, who=who, error=f"{type(error).__name__}: {str(error)[:150]}")
 
 
 def _forced(kind: Any, q: Any, k: Any, v: Any, causal: bool, gqa: bool, mask: Any) -> Callable[[], Any]:
@@ -219,7 +227,13 @@ def _exact(model: Any, args: Any) -> Any:
 def _small_models() -> dict[str, Any]:
     import transformers as t
 
-    small = {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512}
+    small = {
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+    }
     lm = t.AutoModelForCausalLM.from_config
     return {
         "llama": lambda: lm(t.LlamaConfig(num_key_value_heads=2, **small)),
@@ -359,7 +373,7 @@ def models_race(notes: Notes) -> None:
         model, kwargs = build()
         model = model.to(DEVICE, torch.bfloat16).train(trains)
         kwargs = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
-        everything: dict[str, Any] = {"eager": lambda: model, "applied": None} | {k: v for k, v in variants.items()}
+        everything: dict[str, Any] = {"eager": None, "applied": None} | dict(variants.items())
         for variant, made in everything.items():
             if notes.left_s() < 10:
                 return
@@ -378,8 +392,10 @@ def _one_variant(notes: Notes, name: str, variant: str, made: Any, model: Any, k
             apply(model)
         elif variant != "eager":
             rewrites, compiler = made
-            call = torch.compile(model, dynamic=False) if rewrites is None else compiled(
-                model, rewrites=rewrites, compiler=compiler, report=report
+            call = (
+                torch.compile(model, dynamic=False)
+                if rewrites is None
+                else compiled(model, rewrites=rewrites, compiler=compiler, report=report)
             )
         step = _step(model, call, kwargs, trains)
         start = time.monotonic()

@@ -352,7 +352,9 @@ def attention_scaled_after_the_product() -> Any:
 
 @spelled("attention")
 def attention_scaled_before_the_product() -> Any:
-    return Of(lambda self, q, k, v: F.softmax((q * D**-0.5) @ k.mT, dim=-1, dtype=torch.float32).to(q.dtype) @ v), _qkv()
+    return Of(
+        lambda self, q, k, v: F.softmax((q * D**-0.5) @ k.mT, dim=-1, dtype=torch.float32).to(q.dtype) @ v
+    ), _qkv()
 
 
 @spelled("attention")
@@ -566,6 +568,50 @@ def attention_call_for_our_kernel() -> Any:
         return found.transpose(1, 2).reshape(B, L, -1)
 
     return Of(forward), _heads(H, K, K)
+
+
+def _masked_call(build: Callable[..., Tensor], *more: Tensor) -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=build(q, *rest), enable_gqa=True)
+        return found.transpose(1, 2).reshape(B, L, -1)
+
+    return Of(forward), (*_heads(H, K, K), *more)
+
+
+def _kept() -> Tensor:
+    keep = torch.ones(B, L, dtype=torch.bool)
+    keep[1, 7:] = False
+    return keep
+
+
+@spelled("attention-kernel", dtypes=(torch.bfloat16,))
+def padding_for_our_kernel() -> Any:
+    return _masked_call(lambda q, keep: keep[:, None, None, :].expand(B, 1, L, L), _kept())
+
+
+@spelled("attention-kernel", dtypes=(torch.bfloat16,))
+def padding_and_causality_for_our_kernel() -> Any:
+    def build(q: Tensor, keep: Tensor) -> Tensor:
+        i = torch.arange(L, device=q.device)
+        batch = torch.arange(B, device=q.device)[:, None, None, None]
+        seen = (i[None, None, None, :] <= i[None, None, :, None]) & keep[batch, i[None, None, None, :]]
+        return seen.expand(B, -1, L, L)
+
+    return _masked_call(build, _kept())
+
+
+@spelled("attention-kernel", dtypes=(torch.bfloat16,))
+def a_window_for_our_kernel() -> Any:
+    def build(q: Tensor) -> Tensor:
+        i = torch.arange(L, device=q.device)
+        return (i[None] <= i[:, None]) & (i[None] > i[:, None] - 4)
+
+    return _masked_call(build)
+
+
+@missed("attention-kernel")
+def a_mask_of_rows_and_keys_for_our_kernel() -> Any:
+    return _masked_call(lambda q, m: m, torch.rand(B, 1, L, L) > 0.3)
 
 
 @spelled("attention-cudnn", dtypes=(torch.bfloat16,))
