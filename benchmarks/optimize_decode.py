@@ -1,9 +1,9 @@
 """Decoding on one GPU: skinny products against cuBLAS, attention over a cache, and a whole step of Llama 8B.
 
-``--parts`` chooses among ``products`` (every shape and number of rows over a list of configurations), ``attention``
-and ``chain`` (a step made by hand of our kernels in a CUDA graph, kernels overlapped or not). Times are those of a
-CUDA graph of many calls over rotating copies of the weights, so that none is in the cache: launches are in, the host
-is not. Results are written as they come, to ``--out``.
+``--parts`` chooses among ``products`` (every shape and number of rows over a list of configurations), ``attention``,
+``chain`` (a step made by hand of our kernels in a CUDA graph, kernels overlapped or not) and ``llama`` (the Hugging Face
+model, eager and rewritten). Times of kernels are those of a CUDA graph of many calls over rotating copies of the
+weights, so that none is in the cache: launches are in, the host is not. Results are written to ``--out`` as they come.
 """
 
 from __future__ import annotations
@@ -348,14 +348,114 @@ def copy_s(num_bytes: int = 1 << 30) -> tuple[float, float]:
     return 2 * num_bytes / copied, num_bytes / summed
 
 
-PARTS = {"chain": chain, "attention": attention_race, "products": product_race}
+def llama_step(book: Book) -> None:
+    """Llama 8B as Hugging Face writes it, one token over 2,048 cached: eager, and rewritten in a CUDA graph."""
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+    config = LlamaConfig(**sizes, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192, rope_theta=5e5)
+    config._attn_implementation = "sdpa"
+    began = time.monotonic()
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config).eval()
+    torch.set_default_dtype(torch.float32)
+    print(f"model made in {time.monotonic() - began:.0f} s", flush=True)
+    token = torch.tensor([[17]], device="cuda")
+    prompt = torch.randint(0, 128256, (1, KEYS - 1), device="cuda")
+    floor_bytes = sum(p.nbytes for p in model.parameters()) - model.get_input_embeddings().weight.nbytes + 32 * KEYS * 8 * 128 * 4
+    for kind in ("static", "dynamic"):
+        if book.left_s() < 20:
+            return
+        cache = StaticCache(config=config, max_cache_len=KEYS + 32) if kind == "static" else DynamicCache(config=config)
+        model(prompt, past_key_values=cache, use_cache=True)
+        _steps(book, model, token, cache, kind, floor_bytes)
+
+
+KEYS = 2048
+
+
+def _steps(book: Book, model: Any, token: torch.Tensor, cache: Any, kind: str, floor_bytes: int) -> None:
+    """Wall time of a step, eager and ours, the cache put back behind every call."""
+    from ridgeline.optimizer.backend import Report, compiled
+    from ridgeline.optimizer.graphed import graph_inference
+    from ridgeline.optimizer.rewrites import recommended
+
+    given = {"past_key_values": cache, "use_cache": True}
+    kept = [(layer, layer.keys, layer.values, getattr(layer, "cumulative_length", None)) for layer in cache.layers]
+    lengths = [None if length is None else torch.as_tensor(length).clone() for *_, length in kept]
+
+    def reset() -> None:
+        for (layer, keys, values, length), was in zip(kept, lengths, strict=True):
+            layer.keys, layer.values = keys, values
+            if isinstance(length, torch.Tensor):
+                length.copy_(was)
+            elif length is not None:
+                layer.cumulative_length = length
+
+    def wall_s(call: Callable[..., Any], num: int) -> float:
+        samples = []
+        for _ in range(num):
+            reset()
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            call(token, **given)
+            torch.cuda.synchronize()
+            samples.append(time.perf_counter() - began)
+        return statistics.median(samples[2:])
+
+    eager_s = wall_s(model, 8)
+    reset()
+    meant = model(token, **given).logits.float()
+    _tell(book, f"llama {kind}", "eager", eager_s, floor_bytes)
+    report = Report()
+    names = recommended("inference", "none", "cuda")
+    began = time.monotonic()
+    call = compiled(model, rewrites=names, compiler="none", report=report)
+    reset()
+    logits = call(token, **given).logits.float()
+    print(f"rewritten in {time.monotonic() - began:.0f} s: {report}", flush=True)
+    wrong = error(logits, meant.double())
+    print(f"      against eager: error {wrong:.2e}, same token {bool((logits.argmax() == meant.argmax()).item())}", flush=True)
+    book.add(what=f"llama {kind}", who="report", report=report.counts(), breaks=report.breaks, error=wrong)
+    _tell(book, f"llama {kind}", "rewritten", wall_s(call, 8), floor_bytes)
+    reset()
+    began = time.monotonic()
+    fast = graph_inference(call, (token,), given, model)
+    print(f"recorded in {time.monotonic() - began:.0f} s", flush=True)
+    reset()
+    print(f"      graph against eager: error {error(fast(token, **given).logits.float(), meant.double()):.2e}", flush=True)
+    _tell(book, f"llama {kind}", "rewritten, CUDA graph", wall_s(fast, 24), floor_bytes)
+    _kernels_of_step(book, lambda: (reset(), fast(token, **given)), kind)
+
+
+def _tell(book: Book, what: str, who: str, s: float, floor_bytes: int) -> None:
+    book.add(what=what, who=who, s=s, bytes_per_s=floor_bytes / s)
+    print(f"{what}: {who} {s * 1e3:.3f} ms, {floor_bytes / s / 1e12:.2f} TB/s of what must be read", flush=True)
+
+
+def _kernels_of_step(book: Book, run: Callable[[], Any], kind: str) -> None:
+    from ridgeline.bench.clock import device_events
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        run()
+        torch.cuda.synchronize()
+    sums: dict[str, list[float]] = {}
+    for _, name, seconds in device_events(found):
+        sums.setdefault(name, []).append(seconds)
+    for name, times in sorted(sums.items(), key=lambda pair: -sum(pair[1]))[:24]:
+        book.add(what=f"llama {kind} kernel", name=name, s=sum(times), num=len(times))
+        print(f"      {len(times):4} × {sum(times) / len(times) * 1e6:7.2f} µs  {name[:90]}", flush=True)
+
+
+PARTS = {"chain": chain, "attention": attention_race, "products": product_race, "llama": llama_step}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=170.0)
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--parts", default="chain,attention,products")
     given = parser.parse_args()
     book = Book(given.out, given.budget_s)
     torch.manual_seed(0)

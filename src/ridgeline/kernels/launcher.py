@@ -100,6 +100,11 @@ def overlapped(allowed: bool = True) -> Iterator[None]:
         _overlapping = before
 
 
+def recording() -> bool:
+    """Whether what is launched now goes into a CUDA graph instead of running."""
+    return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
+
+
 def launchable(x: torch.Tensor) -> bool:
     """Whether kernels run on this tensor; anything else is computed by the reference."""
     return x.is_cuda or INTERPRETING or _collected is not None
