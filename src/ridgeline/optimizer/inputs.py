@@ -47,6 +47,11 @@ class Inputs:
     def tensors(self) -> list[Tensor]:
         return list(dict.fromkeys(tensor for _, tensor in self.named()))
 
+    @property
+    def has_cache(self) -> bool:
+        """Whether a key-value cache is among the arguments: layers then ask for their own entry by number."""
+        return any(is_cache(value) for value in (*self.args, *self.kwargs.values()))
+
     def named(self) -> list[tuple[str, Tensor]]:
         """Every tensor with its path, containers and caches looked into."""
         return list(leaves((self.args, dict(self.kwargs))))
@@ -181,7 +186,7 @@ class _Copier:
             return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
         if isinstance(item, list):
             return type(item)([self.copy(value) for value in item])
-        if hasattr(item, "__dict__") and (_is_cache(item) or next(leaves(item), None) is not None):
+        if hasattr(item, "__dict__") and (is_cache(item) or next(leaves(item), None) is not None):
             return self._object(item)
         return item
 
@@ -193,7 +198,7 @@ class _Copier:
         return made
 
 
-def _is_cache(item: Any) -> bool:
+def is_cache(item: Any) -> bool:
     """An empty cache holds no tensor yet, and the call fills it."""
     return any(kind.__name__ in ("Cache", "CacheLayerMixin") for kind in type(item).__mro__)
 

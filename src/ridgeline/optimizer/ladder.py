@@ -152,16 +152,22 @@ class Ladder:
         return self.facts.has_conv and self.facts.mode == "infer" and self.facts.cuda
 
     def _ablations(self, search: Climber, scope: str) -> Iterator[Rung]:
-        """Without one family at a time, where a compiled candidate with several is the best so far.
+        """Without one family at a time, from the best so far, where it is a compiled candidate with several.
 
         Those with a kernel of ours come first: they end a compiler's fusions, and may cost more than they bring.
         """
-        best, matched = search.best.candidate, search.best.report.counts()
-        if best.compiler != "inductor" or best.scope != scope or len(matched) < 2:
-            return
-        order = sorted(matched, key=lambda name: (not rewrites()[name].needs_kernels, -matched[name]))
-        for name in order[:MOST_ABLATIONS]:
-            rest = tuple(each for each in search.best.candidate.rewrites if each != name)
+        tried: set[str] = set()
+        while len(tried) < MOST_ABLATIONS:
+            best = search.best.candidate
+            if best.compiler != "inductor" or best.scope != scope:
+                return
+            matched = search.best.report.counts()
+            left = [name for name in matched if name not in tried and rewrites()[name].exact != "bits"]
+            if not left:
+                return
+            name = min(left, key=lambda each: (not rewrites()[each].needs_kernels, -matched[each]))
+            tried.add(name)
+            rest = tuple(each for each in best.rewrites if each != name)
             fewer = replace(best, name=f"{best.name.removesuffix(GRAPHED)} − {name}", rewrites=rest)
             yield self._rung(self._named(fewer), self._compile_s(scope), "compiled")
 
