@@ -15,6 +15,8 @@ from ridgeline.optimizer.rewrites import recommended, rewrites
 AUTOTUNE_LEAST_MATRIX_FRAC = 0.3
 """Tuning products pays where they are at least this share of the time."""
 AUTOTUNE_TIMES = 3.0
+GENERATED_TUNED = (("coordinate_descent_tuning", True), ("max_autotune_pointwise", True))
+"""Inductor tries more launch configurations of the kernels it generates."""
 FLOOR_REACHED = 1.05
 """This close to the floor there is nothing left to search for."""
 KERNELS_A_LEAF = 2.5
@@ -172,11 +174,15 @@ class Ladder:
             yield self._rung(self._named(fewer), self._compile_s(scope), "compiled")
 
     def _tuned(self, search: Climber, layout: str) -> Iterator[Rung]:
-        """Products tuned, where they matter; and torch.compile's own way of doing it, as a rival."""
-        forecast = self.facts.forecast
-        if not self.facts.cuda or (forecast and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC):
+        """Products tuned where they matter, else generated kernels; and torch.compile's own tuning, as a rival."""
+        if not self.facts.cuda:
             return
+        forecast = self.facts.forecast
         plain = self._blocks() if self.facts.groups else self._inductor("", layout, "model")
+        if forecast and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC:
+            tuned = replace(plain, name="tuned", options=GENERATED_TUNED)
+            yield from self._family(search, tuned, 2 * self._compile_s(plain.scope))
+            return
         tuned = replace(plain, name="tuned", compiler="inductor-autotune")
         yield from self._family(search, tuned, AUTOTUNE_TIMES * self._compile_s(plain.scope))
         if self.facts.mode == "infer":

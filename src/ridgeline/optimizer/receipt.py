@@ -115,6 +115,10 @@ class Receipt:
         """The same receipt, said to be remembered."""
         return replace(self, cached=True, spent_s=spent_s)
 
+    def noted(self, note: str) -> Receipt:
+        """The same receipt with a further note."""
+        return replace(self, notes=(*self.notes, note))
+
     def __str__(self) -> str:
         return "\n".join(text_of(self))
 
