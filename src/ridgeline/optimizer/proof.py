@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.bench.verdict import FEW_FLOOR, MAX_FLOOR, RMS_FLOOR, TIMES_EAGER, Error, error_of
-from ridgeline.optimizer.inputs import Inputs, State, leaves
+from ridgeline.optimizer.inputs import Before, Inputs, State, leaves
 
 Call = Callable[..., Any]
 Moments = dict[str, tuple[Tensor, Tensor]]
@@ -97,13 +97,11 @@ class Subject:
     ) -> list[Leaf]:
         """Outputs, inputs and state that were changed, and gradients in training; the state is put back."""
         named = parameters if parameters is not None else dict(self.model.named_parameters())
-        before = [(name, tensor, tensor._version) for name, tensor in inputs.named()]
-        known = {id(tensor) for _, tensor, _ in before}
+        before = Before(inputs)
         try:
             output, found = self._called(call, inputs, named)
             found += [(f"output{'.' if name else ''}{name}", tensor) for name, tensor in leaves(output)]
-            found += [(f"input {name}", tensor) for name, tensor, version in before if tensor._version != version]
-            found += [(f"input {name}", t) for name, t in inputs.named() if id(t) not in known]
+            found += [(f"input {name}", tensor) for name, tensor in before.changed()]
             found += (changed or self.state.changed)()
             limit = max(LEAST_ELEMENTS, MAX_ELEMENTS // max(1, len(found)))
             return [_leaf(name, tensor, limit) for name, tensor in found]
@@ -326,30 +324,51 @@ def _badness(verdict: Verdict) -> tuple[bool, float]:
 
 def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
     """What the model leaves behind when its parameters, buffers and inputs are in a wider type."""
-    model = subject.model
-    wide: dict[int, Tensor] = {}
+    with _Exact(), _autocast_off(), Widened(subject.model, dtype) as wide:
+        parameters = {name: wide.of(tensor) for name, tensor in wide.parameters}
 
-    def widen(tensor: Tensor) -> Tensor:
-        if id(tensor) not in wide:
-            made = tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach().clone()
-            wide[id(tensor)] = made.requires_grad_(tensor.requires_grad)
-        return wide[id(tensor)]
+        def changed() -> list[tuple[str, Tensor]]:
+            pairs = [(name, wide.made.get(id(tensor)), kept) for name, tensor, kept in subject.state.tensors]
+            return [(f"state {name}", now) for name, now, kept in pairs
+                    if now is not None and not torch.equal(now, kept.to(now.dtype))]  # fmt: skip
 
-    parameters = {name: widen(tensor) for name, tensor in model.named_parameters(remove_duplicate=False)}
-    buffers = {name: widen(tensor) for name, tensor in model.named_buffers(remove_duplicate=False)}
-    firsts = {name: parameters[name] for name, _ in model.named_parameters()}
+        return subject.observe(subject.model, inputs.converted(dtype), parameters, changed)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _autocast_off():
-            return torch.func.functional_call(model, {**parameters, **buffers}, args, kwargs)
 
-    def changed() -> list[tuple[str, Tensor]]:
-        pairs = [(name, wide.get(id(tensor)), kept) for name, tensor, kept in subject.state.tensors]
-        return [(f"state {name}", now) for name, now, kept in pairs
-                if now is not None and not torch.equal(now, kept.to(now.dtype))]  # fmt: skip
+class Widened:
+    """A model whose tensors are in a wider type inside; afterwards every module holds what it held."""
 
-    with _Exact():
-        return subject.observe(call, inputs.converted(dtype), firsts, changed)
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self.model, self.dtype = model, dtype
+        self.parameters = list(model.named_parameters())
+        self.made: dict[int, Tensor] = {}
+        self.kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The wide counterpart; one for each tensor, however often it is used."""
+        if id(tensor) not in self.made:
+            wide = tensor.detach().to(self.dtype) if tensor.is_floating_point() else tensor.detach().clone()
+            self.made[id(tensor)] = wide.requires_grad_(tensor.requires_grad)
+        return self.made[id(tensor)]
+
+    def __enter__(self) -> Widened:
+        for module in self.model.modules():
+            for held in (module._parameters, module._buffers, vars(module)):
+                self._swap(held)
+            weights = vars(module).get("_flat_weights")  # recurrent modules keep a list of their own
+            if isinstance(weights, list):
+                self.kept.append((vars(module), {"_flat_weights": weights}))
+                vars(module)["_flat_weights"] = [self.of(w) if isinstance(w, Tensor) else w for w in weights]
+        return self
+
+    def _swap(self, held: dict[str, Any]) -> None:
+        found = {name: value for name, value in held.items() if isinstance(value, Tensor)}
+        self.kept.append((held, found))
+        held.update({name: self.of(value) for name, value in found.items()})
+
+    def __exit__(self, *_: Any) -> None:
+        for held, found in reversed(self.kept):
+            held.update(found)
 
 
 class _Exact:

@@ -20,7 +20,7 @@ from ridgeline.optimizer.measure import Track, compare
 from ridgeline.optimizer.optimized import Optimized
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.search import Outcome, Problem, plans_of, search
+from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
 from ridgeline.units import parse_quantity
 
 FUSED = "the optimizer updates all parameters in one kernel (fused=True)"
@@ -54,14 +54,26 @@ def optimize(
         return Optimized(problem.model, before.plans, receipt=receipt, **given)
     outcome = _remembered(problem, key, began) if key else None
     if outcome is None:
-        outcome = search(problem)
-        if key:
+        outcome = _searched(problem)
+        if key and outcome.receipt.entries:
             cache.save(key, outcome.built.candidate, outcome.receipt)
     receipt = outcome.receipt.noted(FUSED) if fused else outcome.receipt
     made = Optimized(problem.model, plans_of(problem, outcome.built), receipt=receipt, **given)
     if key:
         _alive[id(problem.model), key] = made
     return made
+
+
+def _searched(problem: Problem) -> Outcome:
+    """The search; a model it cannot cope with is returned as it is, with the reason, unless its own call fails."""
+    try:
+        return search(problem)
+    except OptimizeError:
+        raise
+    except Exception as error:
+        with torch.set_grad_enabled(problem.mode != "infer"):
+            problem.model(*problem.inputs.args, **problem.inputs.kwargs)  # the model's own mistakes are the caller's
+        return given_up(problem, f"left as it is: {why_failed(error)}")
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> bool:

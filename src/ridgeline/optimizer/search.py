@@ -149,10 +149,10 @@ class Search:
             mode=self.problem.mode,
             cuda=self.problem.device.type == "cuda",
             eager_s=self.eager_s,
-            groups=() if self.problem.inputs.has_cache else tuple(groups(model)),
+            groups=() if self.problem.inputs.has_cache or self.track.state.rebinds else tuple(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
-            substitutable=substitutable(model, self.problem.device),
+            substitutable=() if self.track.state.rebinds else substitutable(model, self.problem.device),
             forecast=self.forecast,
             budget_s=self.problem.budget_s,
         )
@@ -458,6 +458,18 @@ def handed(problem: Problem, built: Built) -> Built:
         return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode), inner=None)
 
 
+def given_up(problem: Problem, reason: str) -> Outcome:
+    """The model itself, with a receipt that says why nothing was tried."""
+    receipt = Receipt(
+        model=type(problem.model).__name__, mode=problem.mode, device=device_name(problem.device),
+        inputs=described(problem.inputs), environment=environment(), winner="eager", changes=("nothing",),
+        eager_s=0.0, final_s=0.0, stock_s=None, speedup=1.0, speedup_low=1.0, speedup_high=1.0, over_best=1.0,
+        floor_s=None, eager_bytes=None, final_bytes=None, memory_limit_bytes=problem.memory_limit_bytes,
+        budget_s=problem.budget_s, spent_s=0.0, verdict=None, entries=(), steps=(), notes=(reason,),
+    )  # fmt: skip
+    return Outcome(Built(Candidate(name="eager"), problem.model, Report()), receipt)
+
+
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
@@ -482,7 +494,7 @@ def substitutable(model: nn.Module, device: torch.device) -> tuple[str, ...]:
 
 def described(inputs: Inputs) -> str:
     """Shapes and types, the largest few."""
-    shown = sorted(inputs.named(), key=lambda pair: -pair[1].nbytes)
+    shown = sorted(inputs.named(), key=lambda pair: -pair[1].numel())
     text = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for _, t in shown[:4]]
     return ", ".join(text) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ LEARNING_RATE = 3e-4
 TAIL = 10
 """The last steps are compared by their mean: single steps of a random model differ by their random numbers."""
 PROGRESS_FRAC, LOSS_FRAC = 0.1, 1e-3
-"""How far the mean of the last losses may be from eager's: in shares of what eager gained and of the loss itself, beside
-what chance does to the mean of as many steps."""
+"""How far the mean of the last losses may be from eager's: in shares of what eager gained and of the loss itself,
+beside what chance does to the mean of as many steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def _tail(losses: Sequence[float]) -> float:
 def _scatter(losses: Sequence[float]) -> float:
     """Standard error of the mean of the last steps, their trend taken out."""
     last = losses[-TAIL:]
-    steps = [b - a for a, b in zip(last, last[1:], strict=False)]
+    steps = [b - a for a, b in pairwise(last)]
     return statistics.pstdev(steps) / (2 * len(last)) ** 0.5 if len(steps) > 1 else 0.0
 
 
