@@ -39,6 +39,9 @@ class Executor(Protocol):
     def record(self, run: Callable[[], Any], *, told: bool) -> tuple[Recording, Any]:
         """Records a run, and hands back its result, whose contents are undefined until the first replay."""
 
+    def fork(self) -> Executor:
+        """Another that records into memory of its own: what one lends, the other does not write to."""
+
     def arrive(self) -> None:
         """Makes the work that follows here wait for the work of the last replay elsewhere."""
 
@@ -105,6 +108,9 @@ class CudaExecutor:
             if isinstance(error, NotGraphable):
                 raise
             raise NotGraphable(reason_of(error)) from error
+
+    def fork(self) -> CudaExecutor:
+        return CudaExecutor(self.device)
 
     def arrive(self) -> None:
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)

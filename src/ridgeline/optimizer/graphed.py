@@ -288,19 +288,24 @@ class InferenceStudio(Studio):
     def _takes(self, flat: Flat, tensors: dict[int, Tensor], lends: bool) -> tuple[Take, list[Take]]:
         """A recording whose results are copied, and some whose results are lent.
 
-        All recordings share a pool, and one may write where another had results. So large results are lent by the first
-        of all alone: they are alive while the others are recorded, and none of those writes there. Small results of a
-        quick call lie outside of the pool, and are copied there by the recording itself.
+        Recordings share a pool, and one may write where another had results. So large results are lent by the first of
+        all: they are alive while the others are recorded, and none of those writes there. A quick call has a second one
+        in a pool of its own, for callers who let go of a result only when they have the next. Small results of a quick
+        call lie outside of the pool, and are copied there by the recording itself.
         """
         first = self._take(flat, tensors)
         num_bytes = sum(o.numel() * o.element_size() for o in first.outputs)
         if num_bytes >= LENT_BYTES:
-            return (self._take(flat, tensors), [first]) if lends else (first, [])
+            if not lends:
+                return first, []
+            more = [self._take(flat, tensors, executor=self.executor.fork())] if self._brisk else []
+            return self._take(flat, tensors), [first, *more]
         if not self._brisk or not first.outputs:
             return first, []
         return first, [self._take(flat, tensors, first.outputs) for _ in range(_LOANS)]
 
-    def _take(self, flat: Flat, tensors: dict[int, Tensor], like: Sequence[Tensor] = ()) -> Take:
+    def _take(self, flat: Flat, tensors: dict[int, Tensor], like: Sequence[Tensor] = (),
+              executor: Executor | None = None) -> Take:  # fmt: skip
         """One recording; its results in memory outside of the pool if it is told what they are like."""
         arguments, boxes = self.twin(flat, tensors)
         before = shots(boxes)
@@ -314,7 +319,7 @@ class InferenceStudio(Studio):
                 outside.fill(scene.outputs)
             return made
 
-        recording, (maker, applied) = self.record(run)
+        recording, (maker, applied) = self.record(run, executor)
         if like:
             scene.outputs = [outside.tensors[i] for i in range(len(like))]
         scene.settle()

@@ -41,6 +41,8 @@ class Plan:
     name: str = "plan"
     watch: Watch | None = None
     """What must not have changed since the plan was verified; made from the model if not given."""
+    matcher: Matcher | None = None
+    """Knows calls of the signature at a glance; made from the signature if not given."""
 
 
 @dataclass(slots=True)
@@ -157,10 +159,16 @@ class Optimized:
             return
         if plan.watch is None and not isinstance(plan.call, Graphed | GraphedTraining):
             plan.watch = Watch(state.model)
-        state.plans[plan.signature.detached()] = plan
-        matcher = getattr(plan.call, "matcher", None) or Matcher.of(plan.signature)
-        if matcher is not None and len(state.matchers) < _MOST_MATCHERS:
-            state.matchers.append((matcher, plan))
+        plan.matcher = plan.matcher or getattr(plan.call, "matcher", None) or Matcher.of(plan.signature)
+        plan.signature = plan.signature.detached()
+        state.plans[plan.signature] = plan
+        if plan.matcher is not None and len(state.matchers) < _MOST_MATCHERS:
+            state.matchers.append((plan.matcher, plan))
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """How the calls that were verified are run."""
+        return tuple(_state(self).plans.values())
 
     @property
     def original(self) -> Any:

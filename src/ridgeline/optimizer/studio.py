@@ -126,11 +126,11 @@ class Studio:
             self.executor.rehearse(run, told=False)
         self._constants = constants
 
-    def record(self, run: Callable[[], Any]) -> tuple[Recording, Any]:
+    def record(self, run: Callable[[], Any], executor: Executor | None = None) -> tuple[Recording, Any]:
         """Records a run, and changes nothing that others see."""
         served = nullcontext() if self._constants is None else self._constants.serving()
         with restored_random(), served:
-            made = self.executor.record(run, told=self._told)
+            made = (executor or self.executor).record(run, told=self._told)
         self.refuse_changes()
         return made
 

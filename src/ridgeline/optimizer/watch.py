@@ -32,6 +32,8 @@ _BOOKKEEPING = frozenset((
     "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 ))  # fmt: skip
+_INCIDENTAL = frozenset(("_is_torch_compile",))
+"""What torch.compile leaves on a model it wraps, which no model reads."""
 _GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks",
                  "_global_forward_pre_hooks")  # fmt: skip
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
@@ -339,7 +341,7 @@ def _differences(entry: _Held) -> list[str]:
     if hooked and _harmless(now):
         return []
     gone = [f"{entry.owner}.{key} is gone" for key in was if key not in now]
-    new = [f"{entry.owner}.{key} is new" for key in now if key not in was]
+    new = [f"{entry.owner}.{key} is new" for key in now if key not in was and key not in _INCIDENTAL]
     return gone + new + [f"{entry.owner}.{key} changed" for key in was
                          if key in now and key not in _BOOKKEEPING and not _alike(now[key], was[key])]  # fmt: skip
 
