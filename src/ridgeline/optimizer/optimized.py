@@ -19,10 +19,13 @@ from torch import Tensor, nn
 
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.graphed import Graphed, GraphedTraining, Miss
+from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.signature import Signature, TooLarge, difference
+from ridgeline.optimizer.tree import Flat
 from ridgeline.optimizer.watch import Watch
 
 _STATE = "_ridgeline_state"
+_MOST_MATCHERS = 4
 
 
 class RunsEagerly(UserWarning):
@@ -38,6 +41,8 @@ class Plan:
     name: str = "plan"
     watch: Watch | None = None
     """What must not have changed since the plan was verified; made from the model if not given."""
+    matcher: Matcher | None = None
+    """Knows calls of the signature at a glance; made from the signature if not given."""
 
 
 @dataclass(slots=True)
@@ -51,41 +56,51 @@ class State:
     loss: Callable[..., Tensor] | None = None
     step: Callable[..., Any] | None = None
     plans: dict[Signature, Plan] = field(default_factory=dict)
+    matchers: list[tuple[Matcher, Plan]] = field(default_factory=list)
     fallbacks: dict[str, int] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.Lock)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorded = torch.is_grad_enabled()
-        inference = self.mode == "inference"
+        grad = recorded and self.mode != "inference"
+        for matcher, plan in self.matchers:
+            flat = matcher.fits(args, kwargs, self.model, grad)
+            if flat is not None:
+                return self._planned(plan, flat, args, kwargs, recorded and not grad)
         try:
-            signature = Signature.of(args, kwargs, self.model, grad=recorded and not inference)
+            signature = Signature.of(args, kwargs, self.model, grad=grad)
         except TooLarge:
             return self.eager("an argument holds too many objects to compare", args, kwargs)
-        plan = self.plans.get(signature)
-        if plan is None:
+        found = self.plans.get(signature)
+        if found is None:
             return self.eager(self._why(signature), args, kwargs)
-        if inference and recorded:
-            if any(tensor.requires_grad for tensor in signature.flat.tensors):
-                reason = "an input requires gradients, and the model was optimized for inference"
-                return self.eager(reason, args, kwargs)
-            with torch.no_grad():
-                return self._planned(plan, signature, args, kwargs)
-        return self._planned(plan, signature, args, kwargs)
+        return self._planned(found, signature.flat, args, kwargs, recorded and not grad)
 
-    def _planned(self, plan: Plan, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _planned(self, plan: Plan, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any], quiet: bool) -> Any:
+        """As planned; ``quiet`` if gradients are on and not wanted."""
+        if quiet and any(tensor.requires_grad for tensor in flat.tensors):
+            reason = "an input requires gradients, and the model was optimized for inference"
+            return self.eager(reason, args, kwargs, 5)
         call = plan.call
-        if isinstance(call, Graphed):
-            result = call.replay(signature.flat)
-            if not isinstance(result, Miss):
+        if call.__class__ is Graphed:
+            result = call.replay(flat)
+            if result.__class__ is not Miss:
                 return result
-            return self.eager(result.reason, args, kwargs, 5) if result.stale else call.call(*args, **kwargs)
-        if isinstance(call, GraphedTraining):
+            if result.stale:
+                return self.eager(result.reason, args, kwargs, 5)
+            call = call.call
+        elif call.__class__ is GraphedTraining:
             reason, stale = call.obstacle()
             if not reason:
-                return call.replay(signature.flat)
-            return self.eager(reason, args, kwargs, 5) if stale else call.call(*args, **kwargs)
-        if plan.watch is not None and not plan.watch.same():
+                return call.replay(flat)
+            if stale:
+                return self.eager(reason, args, kwargs, 5)
+            call = call.call
+        elif plan.watch is not None and not plan.watch.same():
             return self.eager("; ".join(plan.watch.changes()[:3]), args, kwargs, 5)
+        if quiet:
+            with torch.no_grad():
+                return call(*args, **kwargs)
         return call(*args, **kwargs)
 
     def _why(self, signature: Signature) -> str:
@@ -144,7 +159,16 @@ class Optimized:
             return
         if plan.watch is None and not isinstance(plan.call, Graphed | GraphedTraining):
             plan.watch = Watch(state.model)
-        state.plans[plan.signature.detached()] = plan
+        plan.matcher = plan.matcher or getattr(plan.call, "matcher", None) or Matcher.of(plan.signature)
+        plan.signature = plan.signature.detached()
+        state.plans[plan.signature] = plan
+        if plan.matcher is not None and len(state.matchers) < _MOST_MATCHERS:
+            state.matchers.append((plan.matcher, plan))
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """How the calls that were verified are run."""
+        return tuple(_state(self).plans.values())
 
     @property
     def plans(self) -> tuple[Plan, ...]:

@@ -35,6 +35,7 @@ class Studio:
         self.written_model: list[Tensor] = []
         self.drawn: frozenset[str] = frozenset()
         self._constants: Constants | None = None
+        self._told = False
         self._nested: set[int] = set()
         self._written: set[int] = set()
         self._externals: dict[int, Tensor] = {}
@@ -101,24 +102,35 @@ class Studio:
         self._externals = {s: t for s, t in seen.externals.items() if s not in mine}
 
     def rehearse(self, run: Callable[[], Any]) -> None:
-        """Runs as recordings run; if the host has to wait, once more with what it brings to the device held there."""
-        try:
-            self.executor.rehearse(run)
-        except NotGraphable:
-            constants = Constants(self.executor.device_type, factories=self.call is self.model)
-            with constants.collecting():
-                self.executor.warm_up(run)
-            if not constants:
-                raise
-            with constants.serving():
-                self.executor.rehearse(run)
-            self._constants = constants
+        """Runs as recordings run, first on the way that calls take.
 
-    def record(self, run: Callable[[], Any]) -> tuple[Recording, Any]:
+        If the host has to wait there: on the way that code takes when it is told of a capture, and then with what the
+        host brings to the device held there.
+        """
+        try:
+            self.executor.rehearse(run, told=False)
+        except NotGraphable as first:
+            try:
+                self.executor.rehearse(run, told=True)
+                self._told = True
+            except NotGraphable:
+                self._rehearse_with_constants(run, first)
+
+    def _rehearse_with_constants(self, run: Callable[[], Any], first: NotGraphable) -> None:
+        constants = Constants(self.executor.device_type, factories=self.call is self.model)
+        with constants.collecting():
+            self.executor.warm_up(run)
+        if not constants:
+            raise first
+        with constants.serving():
+            self.executor.rehearse(run, told=False)
+        self._constants = constants
+
+    def record(self, run: Callable[[], Any], executor: Executor | None = None) -> tuple[Recording, Any]:
         """Records a run, and changes nothing that others see."""
         served = nullcontext() if self._constants is None else self._constants.serving()
         with restored_random(), served:
-            made = self.executor.record(run)
+            made = (executor or self.executor).record(run, told=self._told)
         self.refuse_changes()
         return made
 

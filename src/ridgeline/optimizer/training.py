@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import keep, put_back, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
@@ -69,6 +70,7 @@ class GraphedTraining:
 
     def __init__(self, call: Callable[..., Any], signature: Signature, studio: TrainingStudio, tracks: Tracks) -> None:
         self.call, self.signature, self.watch = call, signature.detached(), studio.watch
+        self.matcher = Matcher.of(signature)
         self.misses: dict[str, int] = {}
         self.replays = 0
         self._studio, self._tracks = studio, tracks

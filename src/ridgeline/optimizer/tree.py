@@ -23,7 +23,7 @@ Token = tuple[Any, ...]
 
 _SCALARS = (int, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, torch.layout,
             torch.memory_format, slice, range, type(Ellipsis))  # fmt: skip
-_PLAIN = frozenset(_SCALARS)
+PLAIN = frozenset(_SCALARS)
 _OPAQUE = (type, nn.Module, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
            types.CodeType, types.GeneratorType, torch.Generator)  # fmt: skip
 HOST_ELEMENTS = 64
@@ -56,7 +56,7 @@ class Flat:
         cls = type(value)
         if cls is Tensor or cls is nn.Parameter:
             self._tensor(value)
-        elif cls in _PLAIN:
+        elif cls in PLAIN:
             self.tokens.append((VALUE, cls, value) if cls is not slice else (VALUE, cls, repr(value)))
         elif cls is float:
             self.tokens.append((VALUE, float, value.hex()))  # NaN equals itself here, and −0.0 is not 0.0
@@ -180,7 +180,7 @@ class Flat:
                 self._mapping(value, cls)
                 self._attributes(value)
         elif isinstance(value, set | frozenset):
-            plain = all(type(item) in _PLAIN or type(item) is float for item in value)
+            plain = all(type(item) in PLAIN or type(item) is float for item in value)
             self.tokens.append((VALUE, cls, frozenset(value) if plain else _Once()))
         elif attributes(value) is not None:
             self._object(value)
@@ -336,7 +336,7 @@ def _identity(value: Any) -> Any:
 
 
 def _plain_keys(keys: tuple[Any, ...]) -> bool:
-    return all(type(key) in _PLAIN for key in keys)
+    return all(type(key) in PLAIN for key in keys)
 
 
 def _host_value(value: Tensor) -> Any:
@@ -406,7 +406,7 @@ class _Twin:
         if isinstance(value, Tensor):
             return self.tensors.get(id(value), value)
         cls = type(value)
-        if cls in _PLAIN or cls is float or isinstance(value, (enum.Enum, set, frozenset, *_OPAQUE)):
+        if cls in PLAIN or cls is float or isinstance(value, (enum.Enum, set, frozenset, *_OPAQUE)):
             return value
         if id(value) in self.memo:
             return self.memo[id(value)]

@@ -62,11 +62,11 @@ class TapeExecutor:
     def warm_up(self, run: Any) -> None:
         run()
 
-    def rehearse(self, run: Any) -> None:
+    def rehearse(self, run: Any, *, told: bool) -> None:
         with Tape():
             run()
 
-    def record(self, run: Any) -> tuple[Tape, Any]:
+    def record(self, run: Any, *, told: bool) -> tuple[Tape, Any]:
         """Nothing that is written while recording stays, as nothing runs while a graph is captured."""
         self.recorded += 1
         journal, tape = Journal(Observation()), Tape()
@@ -78,6 +78,9 @@ class TapeExecutor:
                 if tensor.is_floating_point() and tensor.numel():
                     tensor.data.fill_(float("nan"))
         return tape, result
+
+    def fork(self) -> TapeExecutor:
+        return self
 
     def arrive(self) -> None:
         self.arrivals += 1
