@@ -291,36 +291,42 @@ def _main(output: Any) -> torch.Tensor:
 # what families are worth ------------------------------------------------------------------------------------------------
 
 _ATTENTION = ("identity", "attention", "mask", "grouped-keys")
+_EPILOGUE = ("activation", "linear-activation")
 _KERNELS = ("norm", "norm-call", "norm-residual", "gate", "rotary")
 
 
 def _models() -> dict[str, tuple[Callable[[], Any], bool, dict[str, tuple[tuple[str, ...] | None, str]]]]:
     """name → (build, whether it trains, variants: rewrites and compiler; None is PyTorch's own)."""
-    both = {"torch.compile": (None, "inductor")}
+    both: dict[str, tuple[tuple[str, ...] | None, str]] = {"torch.compile": (None, "inductor")}
+    kernel = (*_ATTENTION, "attention-kernel")
     return {
-        "bert-large x4 layers 32x512": (_bert, False, both | {
-            "inductor + attention kernel": ((*_ATTENTION, "attention-kernel"), "inductor"),
-            "inductor + cudnn": ((*_ATTENTION, "attention-cudnn"), "inductor"),
-            "none + all kernels": ((*_ATTENTION, *_KERNELS, "attention-kernel", "horizontal"), "none"),
-            "inductor + attention + horizontal": ((*_ATTENTION, "attention-kernel", "horizontal"), "inductor"),
-        }),
-        "llama-8b x4 layers 1x2048": (_llama, False, both | {
-            "inductor + attention kernel": ((*_ATTENTION, "attention-kernel"), "inductor"),
-            "none + all kernels": ((*_ATTENTION, *_KERNELS, "attention-kernel", "horizontal"), "none"),
-            "inductor + attention + horizontal": ((*_ATTENTION, "attention-kernel", "horizontal"), "inductor"),
-            "inductor + attention + norms": ((*_ATTENTION, "attention-kernel", "norm", "norm-residual"), "inductor"),
-        }),
         "vit-large x4 layers 64": (_vit, False, both | {
-            "inductor + attention kernel": ((*_ATTENTION, "attention-kernel"), "inductor"),
-            "inductor + attention + horizontal": ((*_ATTENTION, "attention-kernel", "horizontal"), "inductor"),
-            "none + all kernels": ((*_ATTENTION, *_KERNELS, "attention-kernel", "horizontal"), "none"),
+            "inductor": (_ATTENTION, "inductor"),
+            "inductor + horizontal": ((*_ATTENTION, "horizontal"), "inductor"),
+            "none + all kernels": ((*kernel, *_KERNELS, "horizontal"), "none"),
         }),
         "gpt2-xl x4 layers 8x1024 train": (_gpt2, True, both | {
-            "inductor + cudnn": ((*_ATTENTION, "attention-cudnn"), "inductor"),
-            "inductor + cudnn + norms + loss": ((*_ATTENTION, "attention-cudnn", "norm-call", "norm-residual",
-                                                 "cross-entropy"), "inductor"),
-            "inductor + attention kernel + loss": ((*_ATTENTION, "attention-kernel", "cross-entropy"), "inductor"),
-            "none + all kernels": ((*_ATTENTION, *_KERNELS, "attention-cudnn", "cross-entropy"), "none"),
+            "inductor + mask": (_ATTENTION, "inductor"),
+            "inductor + norms": ((*_ATTENTION, "norm-call", "norm-residual"), "inductor"),
+            "inductor + loss": ((*_ATTENTION, "cross-entropy"), "inductor"),
+            "none + all kernels": ((*_ATTENTION, *_KERNELS, "activation", "cross-entropy"), "none"),
+        }),
+        "gpt2-xl x4 layers 8x1024": (_gpt2, False, both | {
+            "inductor + mask": (_ATTENTION, "inductor"),
+            "inductor + epilogue": ((*_ATTENTION, *_EPILOGUE), "inductor"),
+            "none + kernels": ((*kernel, *_KERNELS, "activation"), "none"),
+            "none + kernels + epilogue": ((*kernel, *_KERNELS, *_EPILOGUE), "none"),
+        }),
+        "llama-8b x4 layers 1x2048": (_llama, False, both | {
+            "inductor + mask": (_ATTENTION, "inductor"),
+            "inductor + attention kernel + horizontal": ((*kernel, "horizontal"), "inductor"),
+            "none + all kernels": ((*kernel, *_KERNELS, "horizontal"), "none"),
+        }),
+        "bert-large x4 layers 32x512": (_bert, False, both | {
+            "inductor + attention kernel + horizontal": ((*kernel, "horizontal"), "inductor"),
+        }),
+        "bert-large x4 layers 32x512, mask left out": (_bert_without_mask, False, both | {
+            "inductor + horizontal": ((*_ATTENTION, "horizontal"), "inductor"),
         }),
     }  # fmt: skip
 
@@ -336,6 +342,11 @@ def _bert() -> Any:
                           num_attention_heads=_sized(16, 2), intermediate_size=_sized(4096, 128))  # fmt: skip
     ids = torch.randint(0, 99, (_sized(32, 2), _sized(512, 16)))
     return t.BertModel(config), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _bert_without_mask() -> Any:
+    model, kwargs = _bert()
+    return model, {"input_ids": kwargs["input_ids"]}
 
 
 def _llama() -> Any:
