@@ -20,8 +20,8 @@ def simplified(
     """The call without masks that hide nothing, and the guard under which it means the same; None if there are none.
 
     A mask of ones keeps attention from its fast kernels wherever values cannot be looked at: in compiled code and in
-    CUDA graphs. The guard looks at the values before the call, which waits for the device once. Whether the model computes
-    the same without them is for a proof on its outputs to say.
+    CUDA graphs. The guard looks at the values before the call, which waits for the device once. Whether the model
+    computes the same without them is for a proof on its outputs to say.
     """
     names = _parameter_names(model)
     dropped = [name for name in MASKS if _says_nothing(name, _given(name, names, args, kwargs))]

@@ -676,7 +676,7 @@ def classes_with_weights() -> Any:
         _x(B, L, 40), _tokens())  # fmt: skip
 
 
-# rows, folding, products, algebra ---------------------------------------------------------------------------------------
+# rows, folding, products, algebra ----------------------------------------------------------------------------------
 
 
 @spelled("softmax")
