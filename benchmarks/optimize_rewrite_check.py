@@ -203,8 +203,9 @@ def spellings_check(notes: Notes) -> None:
                 ours, theirs = _error(found, meant), _error(eager, meant)
                 floor = 3e-3 if dtype is torch.bfloat16 else 1e-6
                 verdict = "right" if ours <= 2 * theirs + floor else "WRONG"
-                notes.add(part="spelling", case=case.name, rewrite=case.rewrite, dtype=str(dtype), matches=report.counts(),
-                          error=ours, eager_error=theirs, verdict=verdict, refusals=[r.why for r in report.refusals])  # fmt: skip
+                notes.add(part="spelling", case=case.name, rewrite=case.rewrite, dtype=str(dtype),
+                          matches=report.counts(), error=ours, eager_error=theirs, verdict=verdict,
+                          refusals=[r.why for r in report.refusals])  # fmt: skip
             except Exception as error:
                 notes.add(part="spelling", case=case.name, rewrite=case.rewrite, dtype=str(dtype),
                           error=f"{type(error).__name__}: {str(error)[:300]}", verdict="FAILED",
@@ -277,7 +278,8 @@ def apply_check(notes: Notes) -> None:
                 eager_ms = _ms(lambda model=model, kwargs=kwargs: model(**kwargs))
             ours, theirs = _error(found, meant), _error(eager, meant)
             notes.add(part="apply", case=name, error=ours, eager_error=theirs, replaced=done.counts(), left=done.left,
-                      verdict="right" if ours <= 2 * theirs + 1e-3 else "WRONG", reverted=bool(torch.equal(again, eager)),
+                      verdict="right" if ours <= 2 * theirs + 1e-3 else "WRONG",
+                      reverted=bool(torch.equal(again, eager)),
                       eager_ms=eager_ms, applied_ms=eager_ms_applied)  # fmt: skip
         except Exception as error:
             notes.add(part="apply", case=name, verdict="FAILED", error=f"{type(error).__name__}: {str(error)[:300]}",
@@ -288,39 +290,45 @@ def _main(output: Any) -> torch.Tensor:
     return output.logits if "logits" in output else output.last_hidden_state
 
 
-# what families are worth ------------------------------------------------------------------------------------------------
+# what families are worth --------------------------------------------------------------------------------------------
 
 _ATTENTION = ("identity", "attention", "mask", "grouped-keys")
+_EPILOGUE = ("activation", "linear-activation")
 _KERNELS = ("norm", "norm-call", "norm-residual", "gate", "rotary")
 
 
 def _models() -> dict[str, tuple[Callable[[], Any], bool, dict[str, tuple[tuple[str, ...] | None, str]]]]:
     """name → (build, whether it trains, variants: rewrites and compiler; None is PyTorch's own)."""
-    both = {"torch.compile": (None, "inductor")}
+    both: dict[str, tuple[tuple[str, ...] | None, str]] = {"torch.compile": (None, "inductor")}
+    kernel = (*_ATTENTION, "attention-kernel")
     return {
-        "bert-large x4 layers 32x512": (_bert, False, both | {
-            "inductor + attention kernel": ((*_ATTENTION, "attention-kernel"), "inductor"),
-            "inductor + cudnn": ((*_ATTENTION, "attention-cudnn"), "inductor"),
-            "none + all kernels": ((*_ATTENTION, *_KERNELS, "attention-kernel", "horizontal"), "none"),
-            "inductor + attention + horizontal": ((*_ATTENTION, "attention-kernel", "horizontal"), "inductor"),
-        }),
-        "llama-8b x4 layers 1x2048": (_llama, False, both | {
-            "inductor + attention kernel": ((*_ATTENTION, "attention-kernel"), "inductor"),
-            "none + all kernels": ((*_ATTENTION, *_KERNELS, "attention-kernel", "horizontal"), "none"),
-            "inductor + attention + horizontal": ((*_ATTENTION, "attention-kernel", "horizontal"), "inductor"),
-            "inductor + attention + norms": ((*_ATTENTION, "attention-kernel", "norm", "norm-residual"), "inductor"),
-        }),
         "vit-large x4 layers 64": (_vit, False, both | {
-            "inductor + attention kernel": ((*_ATTENTION, "attention-kernel"), "inductor"),
-            "inductor + attention + horizontal": ((*_ATTENTION, "attention-kernel", "horizontal"), "inductor"),
-            "none + all kernels": ((*_ATTENTION, *_KERNELS, "attention-kernel", "horizontal"), "none"),
+            "inductor": (_ATTENTION, "inductor"),
+            "inductor + horizontal": ((*_ATTENTION, "horizontal"), "inductor"),
+            "none + all kernels": ((*kernel, *_KERNELS, "horizontal"), "none"),
         }),
         "gpt2-xl x4 layers 8x1024 train": (_gpt2, True, both | {
-            "inductor + cudnn": ((*_ATTENTION, "attention-cudnn"), "inductor"),
-            "inductor + cudnn + norms + loss": ((*_ATTENTION, "attention-cudnn", "norm-call", "norm-residual",
-                                                 "cross-entropy"), "inductor"),
-            "inductor + attention kernel + loss": ((*_ATTENTION, "attention-kernel", "cross-entropy"), "inductor"),
-            "none + all kernels": ((*_ATTENTION, *_KERNELS, "attention-cudnn", "cross-entropy"), "none"),
+            "inductor + mask": (_ATTENTION, "inductor"),
+            "inductor + norms": ((*_ATTENTION, "norm-call", "norm-residual"), "inductor"),
+            "inductor + loss": ((*_ATTENTION, "cross-entropy"), "inductor"),
+            "none + all kernels": ((*_ATTENTION, *_KERNELS, "activation", "cross-entropy"), "none"),
+        }),
+        "gpt2-xl x4 layers 8x1024": (_gpt2, False, both | {
+            "inductor + mask": (_ATTENTION, "inductor"),
+            "inductor + epilogue": ((*_ATTENTION, *_EPILOGUE), "inductor"),
+            "none + kernels": ((*kernel, *_KERNELS, "activation"), "none"),
+            "none + kernels + epilogue": ((*kernel, *_KERNELS, *_EPILOGUE), "none"),
+        }),
+        "llama-8b x4 layers 1x2048": (_llama, False, both | {
+            "inductor + mask": (_ATTENTION, "inductor"),
+            "inductor + attention kernel + horizontal": ((*kernel, "horizontal"), "inductor"),
+            "none + all kernels": ((*kernel, *_KERNELS, "horizontal"), "none"),
+        }),
+        "bert-large x4 layers 32x512": (_bert, False, both | {
+            "inductor + attention kernel + horizontal": ((*kernel, "horizontal"), "inductor"),
+        }),
+        "bert-large x4 layers 32x512, mask left out": (_bert_without_mask, False, both | {
+            "inductor + horizontal": ((*_ATTENTION, "horizontal"), "inductor"),
         }),
     }  # fmt: skip
 
@@ -338,6 +346,11 @@ def _bert() -> Any:
     return t.BertModel(config), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
+def _bert_without_mask() -> Any:
+    model, kwargs = _bert()
+    return model, {"input_ids": kwargs["input_ids"]}
+
+
 def _llama() -> Any:
     import transformers as t
 
@@ -350,8 +363,8 @@ def _llama() -> Any:
 def _vit() -> Any:
     import transformers as t
 
-    config = t.ViTConfig(hidden_size=_sized(1024, 64), num_hidden_layers=_sized(4, 1), num_attention_heads=_sized(16, 2),
-                         intermediate_size=_sized(4096, 128), image_size=_sized(224, 32), patch_size=16)  # fmt: skip
+    config = t.ViTConfig(hidden_size=_sized(1024, 64), num_hidden_layers=_sized(4, 1),
+                         num_attention_heads=_sized(16, 2), intermediate_size=_sized(4096, 128), image_size=_sized(224, 32), patch_size=16)  # fmt: skip
     side = _sized(224, 32)
     return t.ViTModel(config), {"pixel_values": torch.randn(_sized(64, 2), 3, side, side, dtype=torch.bfloat16)}
 
@@ -359,8 +372,8 @@ def _vit() -> Any:
 def _gpt2() -> Any:
     import transformers as t
 
-    config = t.GPT2Config(vocab_size=_sized(50257, 99), n_embd=_sized(1600, 64), n_layer=_sized(4, 1), n_head=_sized(25, 2),
-                          resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
+    config = t.GPT2Config(vocab_size=_sized(50257, 99), n_embd=_sized(1600, 64), n_layer=_sized(4, 1),
+                          n_head=_sized(25, 2), resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
     ids = torch.randint(0, 99, (_sized(8, 2), _sized(1024, 16)))
     return t.GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids, "use_cache": False}
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.kernels import attention as ridgeline_attention
-from ridgeline.optimizer.rewrites.attention import kernel_arguments, kernel_refusal
+from ridgeline.optimizer.rewrites.attention import kernel_arguments, kernel_refusal, wins
 
 NAME = "ridgeline"
 RUNS_ON = frozenset({"cuda"})
@@ -119,6 +119,9 @@ def _by_kernel(
         options |= {"key_mask": attention_mask, "is_causal": True}
     else:
         options["key_mask"] = attention_mask[:, 0, 0, :]
+    training = torch.is_grad_enabled() and query.requires_grad
+    if not wins(query, bool(options.get("is_causal")), "key_mask" in options, training):
+        return None
     if kernel_refusal(query, key, value, **options) is not None:
         return None
     return ridgeline_attention(query, key, value, **options)

@@ -98,6 +98,9 @@ class State:
             call = call.call
         elif plan.watch is not None and not plan.watch.same():
             return self.eager("; ".join(plan.watch.changes()[:3]), args, kwargs, 5)
+        if torch.is_inference_mode_enabled() and not any(tensor.is_inference() for tensor in flat.tensors):
+            with torch.inference_mode(False), torch.no_grad():  # what was compiled was compiled outside of it
+                return call(*args, **kwargs)
         if quiet:
             with torch.no_grad():
                 return call(*args, **kwargs)

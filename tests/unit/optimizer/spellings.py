@@ -676,7 +676,7 @@ def classes_with_weights() -> Any:
         _x(B, L, 40), _tokens())  # fmt: skip
 
 
-# rows, folding, products, algebra ---------------------------------------------------------------------------------------
+# rows, folding, products, algebra ----------------------------------------------------------------------------------
 
 
 @spelled("softmax")
@@ -859,3 +859,31 @@ def a_copy_that_is_written_to() -> Any:
 @spelled("views")
 def a_view_of_a_view() -> Any:
     return Of(lambda self, x: x.view(21, WIDTH).view(3, 7, 4, 12) * 2.0), (_x(),)
+
+
+@spelled("linear-activation", training=False)
+def a_linear_layer_and_relu() -> Any:
+    return nn.Sequential(nn.Linear(WIDTH, 20), nn.ReLU()), (_x(),)
+
+
+@spelled("linear-activation", training=False)
+def gpt2_product_and_gelu() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = torch.addmm(self.bias, x.view(-1, WIDTH), self.weight).view(3, 7, 20)
+        return F.gelu(y, approximate="tanh")
+
+    return Of(forward, weight=torch.randn(WIDTH, 20), bias=torch.randn(20)), (_x(),)
+
+
+@missed("linear-activation")
+def an_exact_gelu_has_no_epilogue() -> Any:
+    return nn.Sequential(nn.Linear(WIDTH, 20), nn.GELU()), (_x(),)
+
+
+@missed("linear-activation")
+def a_product_used_before_its_activation() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        return F.relu(y) + y
+
+    return Of(forward, weight=torch.randn(20, WIDTH), bias=torch.randn(20)), (_x(),)

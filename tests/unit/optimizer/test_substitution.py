@@ -235,3 +235,19 @@ def test_dropout_in_a_gated_layer_still_drops_in_training() -> None:
     revert(model)
     torch.manual_seed(3)
     assert torch.equal(found, model(x))
+
+
+def test_a_mask_of_ones_is_left_out_under_a_guard() -> None:
+    from ridgeline.optimizer.arguments import simplified
+
+    model, inputs = _models()["bert"][0]().eval(), _inputs("bert")
+    assert simplified(model, (), inputs) is None
+    ones = inputs | {"attention_mask": torch.ones_like(inputs["attention_mask"])}
+    found = simplified(model, (), ones)
+    assert found is not None
+    args, kwargs, holds = found
+    assert set(kwargs) == {"input_ids"} and holds((), ones) and not holds((), inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(model(*args, **kwargs).last_hidden_state, model(**ones).last_hidden_state)
+    by_place = simplified(model, (ones["input_ids"], ones["attention_mask"]), {})
+    assert by_place is not None and by_place[0][1] is None
