@@ -39,6 +39,7 @@ class Facts:
     num_leaves: int
     has_conv: bool
     substitutable: tuple[str, ...]  # parts that kernels can be put in place of
+    unmasked: bool  # whether a mask among the inputs hides nothing
     forecast: Forecast | None
     budget_s: float
 
@@ -93,7 +94,7 @@ class Ladder:
 
     def _blocks(self) -> Candidate:
         blocks = self._inductor("blocks", "keep", "blocks")
-        if "attention" not in self.facts.substitutable:
+        if "attention" not in self.facts.substitutable or self.facts.unmasked:
             return blocks
         # Masks are made outside of blocks, and eager code makes them by looking at values, which no graph can.
         return replace(blocks, name="blocks and attention", substituted=("attention",))
@@ -218,4 +219,6 @@ class Ladder:
     def _rung(self, candidate: Candidate, cost_s: float, execution: str) -> Rung:
         forecast: Any = self.facts.forecast
         predicted_s = forecast.expected_s.get(execution) if forecast else None
+        if self.facts.unmasked and not candidate.compiler.startswith("stock"):
+            candidate = replace(candidate, unmasked=True)
         return Rung(candidate, cost_s, predicted_s)

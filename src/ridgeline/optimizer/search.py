@@ -12,6 +12,7 @@ from torch import nn
 
 from ridgeline.bench.environment import environment
 from ridgeline.errors import OptimizeError
+from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, capture_again
 from ridgeline.optimizer.explanation import explanations, remaining
@@ -153,6 +154,7 @@ class Search:
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
             substitutable=() if self.track.state.rebinds else substitutable(model, self.problem.device),
+            unmasked=simplified(model, self.problem.inputs.args, self.problem.inputs.kwargs) is not None,
             forecast=self.forecast,
             budget_s=self.problem.budget_s,
         )
@@ -293,7 +295,8 @@ class Search:
 
     def _recapture(self, new: Built | None = None) -> None:
         """Graphs hold the addresses of weights: those captured before a candidate moved them are captured again."""
-        for built in {id(b): b for b in (self.best, self.stock, new) if b is not None and b.inner is not None}.values():
+        alive = {id(b): b for b in (self.best, self.stock, new) if b is not None and b.candidate.graphed}
+        for built in alive.values():
             if built.moved(self.problem.model):
                 problem = self.problem
                 capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)
@@ -455,7 +458,7 @@ def handed(problem: Problem, built: Built) -> Built:
         return built
     mode = "inference" if problem.mode == "infer" else "train"
     with built.switched():  # what a plan watches is the model as it is then
-        return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode), inner=None)
+        return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode))
 
 
 def given_up(problem: Problem, reason: str) -> Outcome:

@@ -167,7 +167,7 @@ def test_channels_last_is_switched_without_moving_either_copy() -> None:
 
 def _facts(**given: Any) -> Facts:
     return Facts(**{"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "has_conv": False,
-                    "substitutable": (), "forecast": None, "budget_s": 120.0, **given})  # fmt: skip
+                    "substitutable": (), "unmasked": False, "forecast": None, "budget_s": 120.0, **given})  # fmt: skip
 
 
 class Climbing:
@@ -244,3 +244,32 @@ def test_a_compiled_candidate_is_built_and_right() -> None:
     with torch.no_grad(), built.switched() as call:
         assert torch.allclose(call(x), model(x), atol=1e-6)
     assert replace(built.candidate, graphed=True).complexity > built.candidate.complexity
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.layer(x)
+        return y if attention_mask is None else y * attention_mask[..., None]
+
+
+def test_a_mask_that_hides_nothing_is_left_out_until_it_hides_something() -> None:
+    model = Attending().eval()
+    x, ones = torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.int64)
+    given = Inputs((x,), {"attention_mask": ones})
+    built = build(Candidate(name="a", rewrites=("identity",), unmasked=True), model, given, "infer")
+    some = ones.clone()
+    some[1, 2] = 0
+    with torch.no_grad():
+        assert torch.equal(built.call(x, attention_mask=ones), model.layer(x))
+        assert torch.equal(built.call(x, attention_mask=some), model(x, some))
+        assert not torch.equal(built.call(x, attention_mask=some), model.layer(x))
+    with pytest.raises(OptimizeError, match="hides"):
+        build(Candidate(name="a", unmasked=True), model, Inputs((x,), {"attention_mask": some}), "infer")
+    climber = Climbing()
+    for rung in Ladder(_facts(unmasked=True)).rungs(climber):
+        assert rung.candidate.unmasked != rung.candidate.compiler.startswith("stock")
+        climber.entries[rung.candidate.name] = replace_status(rung)
