@@ -105,6 +105,7 @@ class Built:
     build_s: float = 0.0
     switches: list[Switch] = field(default_factory=list)
     kept_bytes: int = 0
+    reserved_bytes: int = 0  # of a graph: what its pool and everything else needs, gaps included
     inner: Call | None = None  # what is called or was captured, without what stands before it
     makings: tuple[Switch, ...] = ()  # what was on while it was captured
     places: tuple[int, ...] = ()  # where the weights were when it was captured

@@ -118,6 +118,7 @@ class Search:
         self.base_bytes, self.base_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
         extra = self.track.extra_bytes(problem.model)
         self.eager_bytes = None if extra is None else self.base_bytes + extra
+        self.eager_reserved = self.track.reserved_bytes(problem.model)
         if self.limit_bytes is None and problem.mode == "train":
             self.limit_bytes = self.eager_bytes
         timed = self.track.race({"eager": self.eager}, self._race_s())["eager"]
@@ -213,7 +214,8 @@ class Search:
         self.track.restore()
         kept = held_bytes(problem.device) - before
         if candidate.graphed:  # a graph's pool is reserved, and its blocks count as free between replays
-            kept = max(kept, reserved_bytes(problem.device) - before_reserved)
+            grown = reserved_bytes(problem.device) - before_reserved
+            kept, built.reserved_bytes = max(kept, grown), self.base_reserved + grown
         built.kept_bytes = max(0, kept) + (base.kept_bytes if base else 0)
         return built
 
@@ -221,8 +223,8 @@ class Search:
         """Memory, then time, then (only if it is faster) whether it is right."""
         try:
             peak = self._peak_bytes(built)
-            if peak is not None and self.limit_bytes and peak > MEMORY_SLACK * self.limit_bytes:
-                self._note(built, LARGE, f"the limit is {self.limit_bytes / 1e9:.2f} GB", peak=peak)
+            if not self._fits(built, peak):
+                self._note(built, LARGE, f"the limit is {(self.limit_bytes or 0) / 1e9:.2f} GB", peak=peak)
                 return self._drop(built)
             timed = self._raced(built)
         except Exception as error:
@@ -362,7 +364,7 @@ class Search:
             if built is None or built is self.best:
                 continue
             against = compare(timed[self.best.candidate.name], timed[built.candidate.name])
-            if against.faster and (built is self.eager or (self._fits(built) and self._proved(built))):
+            if against.faster and (built is self.eager or (self._fits(built, self.entries[built.candidate.name].peak_bytes) and self._proved(built))):
                 entry = self.entries[self.best.candidate.name]
                 why = f"in the last race {built.candidate.name} was {against.speedup:.2f}× as fast"
                 self.entries[self.best.candidate.name] = replace(entry, status=BEATEN, reason=why)
@@ -390,9 +392,12 @@ class Search:
             self.best = self.eager
             self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
 
-    def _fits(self, built: Built) -> bool:
-        peak = self.entries[built.candidate.name].peak_bytes
-        return peak is None or not self.limit_bytes or peak <= MEMORY_SLACK * self.limit_bytes
+    def _fits(self, built: Built, peak: int | None) -> bool:
+        """Within the limit; a graph's pool has gaps, and is within eager's where it is what eager's own pool grows to."""
+        if peak is None or not self.limit_bytes or peak <= MEMORY_SLACK * self.limit_bytes:
+            return True
+        own_limit = self.problem.memory_limit_bytes is None
+        return own_limit and built.candidate.graphed and built.reserved_bytes <= MEMORY_SLACK * self.eager_reserved
 
     def _regions(self, stock: Built | None) -> tuple[Any, ...]:
         if self.problem.device.type != "cuda" or self.left_s() < 10 * self.eager_s:
