@@ -237,7 +237,12 @@ def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built
 
 
 def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
-    """The same graph over weights that are elsewhere now."""
+    """The same graph over weights that are elsewhere now; what lays weights its own way does so before."""
+    unmasked = Unmasked(model, inputs) if built.candidate.unmasked else None
+    inner = model if built.inner is None else built.inner
+    before = Built(built.candidate, inner, built.report, switches=list(built.makings))
+    with _quiet(), before.switched() as call:
+        run_once(call, unmasked.inputs if unmasked else inputs, mode)
     again = build(built.candidate, model, inputs, mode, base=built, loss=loss)
     built.call, built.places = again.call, again.places
 

@@ -166,8 +166,9 @@ def test_channels_last_is_switched_without_moving_either_copy() -> None:
 
 
 def _facts(**given: Any) -> Facts:
-    return Facts(**{"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "has_conv": False,
-                    "substitutable": (), "unmasked": False, "forecast": None, "budget_s": 120.0, **given})  # fmt: skip
+    plain = {"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "has_conv": False,
+             "substitutable": (), "unmasked": False, "has_cache": False, "forecast": None, "budget_s": 120.0}  # fmt: skip
+    return Facts(**{**plain, **given})
 
 
 class Climbing:
@@ -193,12 +194,18 @@ def replace_status(rung: Rung) -> Any:
 
 def test_the_ladder_holds_torch_compile_and_cheap_candidates_come_first() -> None:
     names = _names(_facts())
-    assert (
-        names[0] == "graph"
-        and "torch.compile" in names
-        and names.index("rewrites + graph") < names.index("torch.compile")
-    )
+    assert names[0] == "graph" and "torch.compile" in names and "rewrites + graph" in names
     assert _names(_facts(cuda=False))[0] == "rewrites" and "torch.compile" in _names(_facts(cuda=False))
+
+
+def test_a_decoding_step_is_rewritten_first() -> None:
+    assert _names(_facts(has_cache=True))[:2] == ["rewrites + graph", "graph"]
+
+
+def test_blocks_come_before_the_whole_and_before_torch_compile() -> None:
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    names = _names(_facts(groups=(group,)))
+    assert names.index("blocks + graph") < names.index("torch.compile") < names.index("compiled + graph")
 
 
 def test_convolutions_are_tried_channels_last() -> None:
