@@ -259,7 +259,7 @@ def decode(log: Log, at: Any) -> None:
                 pairs = list(zip(mine.layers, theirs.layers))
                 same.append({"logits": apart(a.logits, b.logits), "eager again": apart(c.logits, b.logits),
                              "keys": max(apart(x.keys, y.keys) for x, y in pairs),
-                             "place": max(int(x.cumulative_length - y.cumulative_length) for x, y in pairs)})  # fmt: skip
+                             "place": int(pairs[0][0].cumulative_length - pairs[0][1].cumulative_length)})  # fmt: skip
                 assert a.past_key_values is mine
             found = {"same": same, "replays": graphed.replays, "misses": graphed.misses, "record_s": took,
                      "reserved_more_bytes": after - before}  # fmt: skip
