@@ -441,13 +441,14 @@ def step_cost(log: Log, at: Any) -> None:
                 graphed = graph_training(model, (ids,), {"labels": ids}, model, executor=executor)
                 run = Optimized(model, [Plan(graphed.signature, graphed)], mode="train")
                 found["record_s"] = time.perf_counter() - began
+            whole = None
             if kind == "whole":
                 executor = at.executor() if at.fake else None
                 whole = graph_step(model, optimizer, (ids,), {"labels": ids}, model, executor=executor)
             trail = []
 
-            def step(run: Any = run, optimizer: Any = optimizer, trail: list[Any] = trail, kind: str = kind) -> None:
-                if kind == "whole":
+            def step(run: Any = run, optimizer: Any = optimizer, trail: list[Any] = trail, whole: Any = whole) -> None:
+                if whole is not None:
                     trail.append(whole(ids, labels=ids))
                     return
                 optimizer.zero_grad(set_to_none=True)
