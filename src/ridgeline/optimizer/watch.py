@@ -72,7 +72,7 @@ class _Held:
 class Watch:
     """The state of a model besides its inputs, and whether it is still the same.
 
-    ``hooks_only`` watches what a compiler does not guard by itself: hooks that come later, and modules that are replaced.
+    ``hooks_only`` watches what a compiler does not guard by itself: hooks that come later, modules that are replaced.
     """
 
     def __init__(self, model: Any, *, hooks_only: bool = False) -> None:
