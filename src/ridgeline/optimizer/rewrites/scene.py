@@ -124,7 +124,7 @@ class Scene:
         if not barriers:
             return True
         start = min((self.position(node) for node in inside), default=self.position(at))
-        memory = {owner for node in inputs for owner in self._memory(node)}
+        memory = {owner for node in inputs for owner in self.memory(node)}
         for node in barriers:
             if not start < self.position(node) < self.position(at):
                 continue
@@ -141,16 +141,26 @@ class Scene:
             self.notes["barriers"] = [n for n in self.graph.nodes if n.target in _SWITCHES or _mutates(n)]
         return self.notes["barriers"]
 
+    def writers(self) -> list[fx.Node]:
+        """The nodes that write in place, in order."""
+        return [node for node in self._barriers() if node.target not in _SWITCHES]
+
+    def erase_writer(self, node: fx.Node) -> None:
+        """Take out a node that wrote in place and has been replaced."""
+        self.graph.erase_node(node)
+        self.notes.pop("barriers", None)
+        self._positions.clear()
+
     def written(self, node: fx.Node) -> set[int] | None:
         """The memory a node writes in place: None for none, an empty set where it cannot be told."""
         if not _mutates(node):
             return None
         owners: set[int] = set()
         for arg in _first_written(node):
-            owners |= self._memory(arg)
+            owners |= self.memory(arg)
         return owners  # empty for calls whose insides are not known
 
-    def _memory(self, node: Any) -> set[int]:
+    def memory(self, node: Any) -> set[int]:
         """The storages a node's value lies in, as the tracer's stand-ins share them."""
         found: set[int] = set()
         for leaf in _leaves(self.value(node)) if isinstance(node, fx.Node) else ():
@@ -435,7 +445,7 @@ _VIEWS = (
 def is_written(scene: Scene, node: fx.Node) -> bool:
     """Whether anything in the graph writes into the memory of a node's value."""
     barriers = scene._barriers()
-    memory = scene._memory(node) if barriers else set()
+    memory = scene.memory(node) if barriers else set()
     for each in barriers:
         written = scene.written(each)
         if written is not None and (not written or memory & written):
