@@ -26,6 +26,7 @@ from ridgeline.kernels.group_norm.op import group_norm
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
 from ridgeline.kernels.linear.op import linear
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
+from ridgeline.kernels.matmul.op import matmul
 from ridgeline.kernels.paged_attention.op import paged_attention
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
 from ridgeline.kernels.relu2.op import relu2
@@ -49,6 +50,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_cross_entropy",
+    "matmul",
     "paged_attention",
     "primitive",
     "primitives",

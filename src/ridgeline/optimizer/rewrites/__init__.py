@@ -2,7 +2,7 @@
 
 from ridgeline.optimizer.rewrites import cleanup  # noqa: F401, I001
 from ridgeline.optimizer.rewrites import algebra, fold, attention, gate, norm, rotary, loss, rows, horizontal  # noqa: F401
-from ridgeline.optimizer.rewrites import decoding, products  # noqa: F401
+from ridgeline.optimizer.rewrites import decoding, halves, products  # noqa: F401
 from ridgeline.optimizer.rewrites.registry import (
     Match,
     Rewrite,
