@@ -95,6 +95,7 @@ def matmul_halves(
     A_TURNED: tl.constexpr,  # whether M is the dense dim of a
     B_TURNED: tl.constexpr,  # whether K is the dense dim of b
     EVEN: tl.constexpr,
+    WIDE: tl.constexpr,  # whether rows of the result are whole vectors
     BIAS: tl.constexpr,
 ):
     """One tile: a block of terms on the tensor cores, blocks added in float32."""
@@ -138,6 +139,8 @@ def matmul_halves(
         acc += part
         a_at += a_ahead
         b_at += b_ahead
+    if WIDE:
+        n = n // 8 * 8  # the same number, known to the compiler as a multiple
     acc *= tl.load(a_scale_ptr + z * m + row, mask=row < m, other=0.0)[:, None]
     acc *= tl.load(b_scale_ptr + z * scale_z + col, mask=col < n, other=0.0)[None, :]
     if BIAS:

@@ -118,7 +118,7 @@ class _Plan:
             constants={
                 "BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "GROUP": chosen.group,
                 "A_TURNED": self.a.turned, "B_TURNED": not self.b.turned,
-                "EVEN": self.a.filled_k % chosen.depth == 0, "BIAS": bias is not None,
+                "EVEN": self.a.filled_k % chosen.depth == 0, "WIDE": self.b.outer % FILL == 0, "BIAS": bias is not None,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
