@@ -1,7 +1,7 @@
 """Real networks through ``rl.optimize`` on one GPU: eager, torch.compile and the result, with receipts.
 
-Each model runs in a process of its own; a few at a time, because most of a search is compiling, and whoever times holds
-a lock so that nobody else uses the device meanwhile. Results are written after every model:
+Each model runs in a process of its own; a few at a time, because most of a search is compiling, and whoever
+does not compile holds a lock, so that nobody else uses the device meanwhile. Results are written after every model:
 
     python benchmarks/optimize_models.py --out OUT --total-s 290 --budget-s 35
 
@@ -12,7 +12,6 @@ both ends), beside eager and torch.compile with default settings, and its output
 from __future__ import annotations
 
 import argparse
-import contextlib
 import fcntl
 import gzip
 import json
@@ -23,7 +22,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,17 +146,36 @@ def _print(done: list[dict[str, Any]]) -> None:
 # A child builds one model, optimizes it and times the result.
 
 
-@contextlib.contextmanager
-def _held(path: str) -> Iterator[None]:
-    if not path:
-        yield
-        return
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+class Turn:
+    """The device is one process's at a time, except while it compiles: nobody else's kernels are in its timings."""
+
+    def __init__(self, path: str) -> None:
+        self.file = open(path, "w") if path else None  # noqa: SIM115  (held as long as the process lives)
+        self.waited_s = 0.0
+
+    def take(self) -> None:
+        began = time.perf_counter()
+        if self.file:
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+        self.waited_s += time.perf_counter() - began
+
+    def give(self) -> None:
+        if self.file:
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+
+    def around(self, build: Any) -> Any:
+        """``build`` of a candidate, with the device given to others while it compiles."""
+
+        def built(candidate: Any, *args: Any, **kwargs: Any) -> Any:
+            if not candidate.compiles or kwargs.get("base") is not None:
+                return build(candidate, *args, **kwargs)
+            self.give()
+            try:
+                return build(candidate, *args, **kwargs)
+            finally:
+                self.take()
+
+        return built
 
 
 def _child(asked: argparse.Namespace) -> None:
@@ -177,12 +194,18 @@ def _measured(asked: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     import ridgeline as rl
+    from ridgeline.optimizer import search as searching
     from ridgeline.optimizer.inputs import Inputs
     from ridgeline.optimizer.measure import Track
 
+    turn = Turn(asked.lock)
     work = built(asked.one, asked.device)
     inputs = Inputs(work["args"], work["kwargs"])
-    _locked(Track, asked.lock)
+    searching.build = turn.around(searching.build)
+    left_s = searching.Search.left_s
+    turn.take()
+    turn.waited_s = 0.0
+    searching.Search.left_s = lambda self: left_s(self) + turn.waited_s  # waiting for others is no searching
     began = time.perf_counter()
     fast = rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
     optimize_s = time.perf_counter() - began
@@ -192,31 +215,20 @@ def _measured(asked: argparse.Namespace) -> dict[str, Any]:
     contenders = {"eager": work["model"], "ridgeline": fast}
     if fast.receipt.stock_s is not None:
         contenders["torch.compile"] = torch.compile(work["model"])
-    with _held(asked.lock):
-        loop, peaks = _loop(track, contenders)
-        rms = _distance(track, work["model"], fast, inputs) if work["mode"] == "infer" else None
+    loop, peaks = _loop(track, contenders)
+    rms = _distance(track, work["model"], fast, inputs) if work["mode"] == "infer" else None
     found = {
         "model": asked.one, "mode": work["mode"], "loop": loop, "peak_bytes": peaks, "rms": rms,
         "optimize_s": optimize_s, "receipt": fast.receipt.to_dict(), "text": str(fast.receipt),
+        "fallbacks": type(fast).fallbacks.fget(fast) if hasattr(type(fast), "fallbacks") else {},
     }  # fmt: skip
+    turn.give()
     if asked.again:
         del fast, contenders
         began = time.perf_counter()
         rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
         found["again_s"] = time.perf_counter() - began
     return found
-
-
-def _locked(track: Any, lock: str) -> None:
-    """Only one process times at a time; here, not in the library: a person has the device to themselves."""
-    for name in ("race", "extra_bytes"):
-        inner = getattr(track, name)
-
-        def held(self: Any, *args: Any, _inner: Any = inner, **kwargs: Any) -> Any:
-            with _held(lock):
-                return _inner(self, *args, **kwargs)
-
-        setattr(track, name, held)
 
 
 def _loop(track: Any, contenders: dict[str, Any]) -> tuple[dict[str, float], dict[str, int | None]]:

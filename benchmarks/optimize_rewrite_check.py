@@ -48,7 +48,9 @@ class Notes:
 
     def add(self, **row: Any) -> None:
         self.rows.append(row)
-        self._path.write_text(json.dumps({"device": _device_name(), "torch": torch.__version__, "rows": self.rows}, indent=0))
+        self._path.write_text(
+            json.dumps({"device": _device_name(), "torch": torch.__version__, "rows": self.rows}, indent=0)
+        )
         print({k: v for k, v in row.items() if k != "detail"}, flush=True)
 
 
@@ -99,45 +101,51 @@ def _graph_ms(call: Callable[[], Any]) -> float | str:
 
 
 def attention_race(notes: Notes) -> None:
-    from torch.nn.attention import SDPBackend
-
-    from ridgeline.kernels import attention
-
     shapes = {"bert 32x512": (32, 16, 16, 512, 64, False), "llama 4096": (1, 32, 8, 4096, 128, True),
               "vit 64x197": (64, 16, 16, 197, 64, False), "gpt2 8x1024": (8, 25, 25, 1024, 64, True)}  # fmt: skip
     if DEVICE == "cpu":
         shapes = {"tiny": (1, 2, 2, 16, 16, True)}
-    for name, (b, h, k, n, d, causal) in shapes.items():
-        q, key, v = (
-            torch.randn(b, n, heads, d, device=DEVICE, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
-            for heads in (h, k, k)
-        )
-        gqa = h != k
-        keep = torch.ones(b, 1, 1, n, dtype=torch.bool, device=DEVICE)
-        wide_mask = keep.expand(b, 1, n, n)
-        runs: dict[str, Callable[[], Any]] = {
-            "default": lambda: F.scaled_dot_product_attention(q, key, v, is_causal=causal, enable_gqa=gqa),
-            "ridgeline": lambda: attention(q, key, v, causal),
-        }
-        for kind in ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"):
-            runs[kind.split("_")[0].lower()] = _forced(getattr(SDPBackend, kind), q, key, v, causal, gqa, None)
-            if not causal and not gqa:
-                runs[f"{kind.split('_')[0].lower()} key mask"] = _forced(getattr(SDPBackend, kind), q, key, v, False, gqa, keep)
-                runs[f"{kind.split('_')[0].lower()} whole mask"] = _forced(
-                    getattr(SDPBackend, kind), q, key, v, False, gqa, wide_mask
-                )
-        if hooks.TAKES_KEY_MASKS:
-            runs["ridgeline key mask"] = lambda: attention(q, key, v, causal, key_mask=keep[:, 0, 0])
-        for who, run in runs.items():
-            try:
-                with torch.no_grad():
-                    forward = _ms(run)
-                out = run()
-                seed = torch.randn_like(out)
-                backward = _ms(lambda run=run, seed=seed: torch.autograd.grad(run(), (q, key, v), seed)) - forward
-                notes.add(part="attention", case=name, who=who, forward_ms=forward, backward_ms=backward)
-            except Exception as error:
-                notes.add(part="attention", case=name, who=who, error=f"{type(error).__name__}: {str(error)[:150]}")
+    for name, shape in shapes.items():
+        _race(notes, name, *shape)
+
+
+def _race(notes: Notes, name: str, b: int, h: int, k: int, n: int, d: int, causal: bool) -> None:
+    from torch.nn.attention import SDPBackend
+
+    from ridgeline.kernels import attention
+
+    q, key, v = (
+        torch.randn(b, n, heads, d, device=DEVICE, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+        for heads in (h, k, k)
+    )
+    gqa = h != k
+    keep = torch.ones(b, 1, 1, n, dtype=torch.bool, device=DEVICE)
+    wide_mask = keep.expand(b, 1, n, n)
+    runs: dict[str, Callable[[], Any]] = {
+        "default": lambda: F.scaled_dot_product_attention(q, key, v, is_causal=causal, enable_gqa=gqa),
+        "ridgeline": lambda: attention(q, key, v, causal),
+    }
+    for kind in ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"):
+        runs[kind.split("_")[0].lower()] = _forced(getattr(SDPBackend, kind), q, key, v, causal, gqa, None)
+        if not causal and not gqa:
+            runs[f"{kind.split('_')[0].lower()} key mask"] = _forced(
+                getattr(SDPBackend, kind), q, key, v, False, gqa, keep
+            )
+            runs[f"{kind.split('_')[0].lower()} whole mask"] = _forced(
+                getattr(SDPBackend, kind), q, key, v, False, gqa, wide_mask
+            )
+    if hooks.TAKES_KEY_MASKS:
+        runs["ridgeline key mask"] = lambda: attention(q, key, v, causal, key_mask=keep[:, 0, 0])
+    for who, run in runs.items():
+        try:
+            with torch.no_grad():
+                forward = _ms(run)
+            out = run()
+            seed = torch.randn_like(out)
+            backward = _ms(lambda run=run, seed=seed: torch.autograd.grad(run(), (q, key, v), seed)) - forward
+            notes.add(part="attention", case=name, who=who, forward_ms=forward, backward_ms=backward)
+        except Exception as error:
+            notes.add(part="attention", case=name, who=who, error=f"{type(error).__name__}: {str(error)[:150]}")
 
 
 def _forced(kind: Any, q: Any, k: Any, v: Any, causal: bool, gqa: bool, mask: Any) -> Callable[[], Any]:
@@ -195,8 +203,9 @@ def spellings_check(notes: Notes) -> None:
                 ours, theirs = _error(found, meant), _error(eager, meant)
                 floor = 3e-3 if dtype is torch.bfloat16 else 1e-6
                 verdict = "right" if ours <= 2 * theirs + floor else "WRONG"
-                notes.add(part="spelling", case=case.name, rewrite=case.rewrite, dtype=str(dtype), matches=report.counts(),
-                          error=ours, eager_error=theirs, verdict=verdict, refusals=[r.why for r in report.refusals])  # fmt: skip
+                notes.add(part="spelling", case=case.name, rewrite=case.rewrite, dtype=str(dtype),
+                          matches=report.counts(), error=ours, eager_error=theirs, verdict=verdict,
+                          refusals=[r.why for r in report.refusals])  # fmt: skip
             except Exception as error:
                 notes.add(part="spelling", case=case.name, rewrite=case.rewrite, dtype=str(dtype),
                           error=f"{type(error).__name__}: {str(error)[:300]}", verdict="FAILED",
@@ -219,7 +228,13 @@ def _exact(model: Any, args: Any) -> Any:
 def _small_models() -> dict[str, Any]:
     import transformers as t
 
-    small = {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512}
+    small = {
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+    }
     lm = t.AutoModelForCausalLM.from_config
     return {
         "llama": lambda: lm(t.LlamaConfig(num_key_value_heads=2, **small)),
@@ -263,7 +278,8 @@ def apply_check(notes: Notes) -> None:
                 eager_ms = _ms(lambda model=model, kwargs=kwargs: model(**kwargs))
             ours, theirs = _error(found, meant), _error(eager, meant)
             notes.add(part="apply", case=name, error=ours, eager_error=theirs, replaced=done.counts(), left=done.left,
-                      verdict="right" if ours <= 2 * theirs + 1e-3 else "WRONG", reverted=bool(torch.equal(again, eager)),
+                      verdict="right" if ours <= 2 * theirs + 1e-3 else "WRONG",
+                      reverted=bool(torch.equal(again, eager)),
                       eager_ms=eager_ms, applied_ms=eager_ms_applied)  # fmt: skip
         except Exception as error:
             notes.add(part="apply", case=name, verdict="FAILED", error=f"{type(error).__name__}: {str(error)[:300]}",
@@ -274,39 +290,45 @@ def _main(output: Any) -> torch.Tensor:
     return output.logits if "logits" in output else output.last_hidden_state
 
 
-# what families are worth ------------------------------------------------------------------------------------------------
+# what families are worth --------------------------------------------------------------------------------------------
 
 _ATTENTION = ("identity", "attention", "mask", "grouped-keys")
+_EPILOGUE = ("activation", "linear-activation")
 _KERNELS = ("norm", "norm-call", "norm-residual", "gate", "rotary")
 
 
 def _models() -> dict[str, tuple[Callable[[], Any], bool, dict[str, tuple[tuple[str, ...] | None, str]]]]:
     """name → (build, whether it trains, variants: rewrites and compiler; None is PyTorch's own)."""
-    both = {"torch.compile": (None, "inductor")}
+    both: dict[str, tuple[tuple[str, ...] | None, str]] = {"torch.compile": (None, "inductor")}
+    kernel = (*_ATTENTION, "attention-kernel")
     return {
-        "bert-large x4 layers 32x512": (_bert, False, both | {
-            "inductor + attention kernel": ((*_ATTENTION, "attention-kernel"), "inductor"),
-            "inductor + cudnn": ((*_ATTENTION, "attention-cudnn"), "inductor"),
-            "none + all kernels": ((*_ATTENTION, *_KERNELS, "attention-kernel", "horizontal"), "none"),
-            "inductor + attention + horizontal": ((*_ATTENTION, "attention-kernel", "horizontal"), "inductor"),
-        }),
-        "llama-8b x4 layers 1x2048": (_llama, False, both | {
-            "inductor + attention kernel": ((*_ATTENTION, "attention-kernel"), "inductor"),
-            "none + all kernels": ((*_ATTENTION, *_KERNELS, "attention-kernel", "horizontal"), "none"),
-            "inductor + attention + horizontal": ((*_ATTENTION, "attention-kernel", "horizontal"), "inductor"),
-            "inductor + attention + norms": ((*_ATTENTION, "attention-kernel", "norm", "norm-residual"), "inductor"),
-        }),
         "vit-large x4 layers 64": (_vit, False, both | {
-            "inductor + attention kernel": ((*_ATTENTION, "attention-kernel"), "inductor"),
-            "inductor + attention + horizontal": ((*_ATTENTION, "attention-kernel", "horizontal"), "inductor"),
-            "none + all kernels": ((*_ATTENTION, *_KERNELS, "attention-kernel", "horizontal"), "none"),
+            "inductor": (_ATTENTION, "inductor"),
+            "inductor + horizontal": ((*_ATTENTION, "horizontal"), "inductor"),
+            "none + all kernels": ((*kernel, *_KERNELS, "horizontal"), "none"),
         }),
         "gpt2-xl x4 layers 8x1024 train": (_gpt2, True, both | {
-            "inductor + cudnn": ((*_ATTENTION, "attention-cudnn"), "inductor"),
-            "inductor + cudnn + norms + loss": ((*_ATTENTION, "attention-cudnn", "norm-call", "norm-residual",
-                                                 "cross-entropy"), "inductor"),
-            "inductor + attention kernel + loss": ((*_ATTENTION, "attention-kernel", "cross-entropy"), "inductor"),
-            "none + all kernels": ((*_ATTENTION, *_KERNELS, "attention-cudnn", "cross-entropy"), "none"),
+            "inductor + mask": (_ATTENTION, "inductor"),
+            "inductor + norms": ((*_ATTENTION, "norm-call", "norm-residual"), "inductor"),
+            "inductor + loss": ((*_ATTENTION, "cross-entropy"), "inductor"),
+            "none + all kernels": ((*_ATTENTION, *_KERNELS, "activation", "cross-entropy"), "none"),
+        }),
+        "gpt2-xl x4 layers 8x1024": (_gpt2, False, both | {
+            "inductor + mask": (_ATTENTION, "inductor"),
+            "inductor + epilogue": ((*_ATTENTION, *_EPILOGUE), "inductor"),
+            "none + kernels": ((*kernel, *_KERNELS, "activation"), "none"),
+            "none + kernels + epilogue": ((*kernel, *_KERNELS, *_EPILOGUE), "none"),
+        }),
+        "llama-8b x4 layers 1x2048": (_llama, False, both | {
+            "inductor + mask": (_ATTENTION, "inductor"),
+            "inductor + attention kernel + horizontal": ((*kernel, "horizontal"), "inductor"),
+            "none + all kernels": ((*kernel, *_KERNELS, "horizontal"), "none"),
+        }),
+        "bert-large x4 layers 32x512": (_bert, False, both | {
+            "inductor + attention kernel + horizontal": ((*kernel, "horizontal"), "inductor"),
+        }),
+        "bert-large x4 layers 32x512, mask left out": (_bert_without_mask, False, both | {
+            "inductor + horizontal": ((*_ATTENTION, "horizontal"), "inductor"),
         }),
     }  # fmt: skip
 
@@ -324,6 +346,11 @@ def _bert() -> Any:
     return t.BertModel(config), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
+def _bert_without_mask() -> Any:
+    model, kwargs = _bert()
+    return model, {"input_ids": kwargs["input_ids"]}
+
+
 def _llama() -> Any:
     import transformers as t
 
@@ -336,8 +363,8 @@ def _llama() -> Any:
 def _vit() -> Any:
     import transformers as t
 
-    config = t.ViTConfig(hidden_size=_sized(1024, 64), num_hidden_layers=_sized(4, 1), num_attention_heads=_sized(16, 2),
-                         intermediate_size=_sized(4096, 128), image_size=_sized(224, 32), patch_size=16)  # fmt: skip
+    config = t.ViTConfig(hidden_size=_sized(1024, 64), num_hidden_layers=_sized(4, 1),
+                         num_attention_heads=_sized(16, 2), intermediate_size=_sized(4096, 128), image_size=_sized(224, 32), patch_size=16)  # fmt: skip
     side = _sized(224, 32)
     return t.ViTModel(config), {"pixel_values": torch.randn(_sized(64, 2), 3, side, side, dtype=torch.bfloat16)}
 
@@ -345,8 +372,8 @@ def _vit() -> Any:
 def _gpt2() -> Any:
     import transformers as t
 
-    config = t.GPT2Config(vocab_size=_sized(50257, 99), n_embd=_sized(1600, 64), n_layer=_sized(4, 1), n_head=_sized(25, 2),
-                          resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
+    config = t.GPT2Config(vocab_size=_sized(50257, 99), n_embd=_sized(1600, 64), n_layer=_sized(4, 1),
+                          n_head=_sized(25, 2), resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
     ids = torch.randint(0, 99, (_sized(8, 2), _sized(1024, 16)))
     return t.GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids, "use_cache": False}
 
@@ -359,7 +386,7 @@ def models_race(notes: Notes) -> None:
         model, kwargs = build()
         model = model.to(DEVICE, torch.bfloat16).train(trains)
         kwargs = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
-        everything: dict[str, Any] = {"eager": lambda: model, "applied": None} | {k: v for k, v in variants.items()}
+        everything: dict[str, Any] = {"eager": None, "applied": None} | dict(variants.items())
         for variant, made in everything.items():
             if notes.left_s() < 10:
                 return
@@ -378,8 +405,10 @@ def _one_variant(notes: Notes, name: str, variant: str, made: Any, model: Any, k
             apply(model)
         elif variant != "eager":
             rewrites, compiler = made
-            call = torch.compile(model, dynamic=False) if rewrites is None else compiled(
-                model, rewrites=rewrites, compiler=compiler, report=report
+            call = (
+                torch.compile(model, dynamic=False)
+                if rewrites is None
+                else compiled(model, rewrites=rewrites, compiler=compiler, report=report)
             )
         step = _step(model, call, kwargs, trains)
         start = time.monotonic()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import re
 import sys
@@ -24,12 +25,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "unit" / "optimizer")]
 
 import torch
-from torch import nn
-
 import training_checks
 from adversarial import CASES
-from compare import alike, check
+from compare import check
 from recorder import TapeExecutor
+from torch import nn
+
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import CudaExecutor
 from ridgeline.optimizer.graphed import graph_inference, graph_training
@@ -63,7 +64,8 @@ class Log:
             row["wall_s"] = round(time.perf_counter() - began, 3)
         self.rows.append(row)
         self.path.write_bytes(gzip.compress(json.dumps(self.rows, default=str).encode()))
-        print(group, "|", name, "|", row.get("error") or row.get("result") or "skipped", f"| {row.get('wall_s')} s", flush=True)
+        said = row.get("error") or row.get("result") or "skipped"
+        print(group, "|", name, "|", said, f"| {row.get('wall_s')} s", flush=True)
 
 
 def healthy(at: Any) -> None:
@@ -116,7 +118,7 @@ def recording(model: nn.Module, at: Any, *args: Any, **kwargs: Any) -> tuple[Any
     return Optimized(model, [Plan(graphed.signature, graphed)]), graphed
 
 
-# --- groups --------------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------------------------
 
 
 def adversarial(log: Log, at: Any) -> None:
@@ -150,12 +152,11 @@ def recovery(log: Log, at: Any) -> None:
 
         def __init__(self, how: str) -> None:
             super().__init__()
-            self.inner, self.how = nn.Linear(8, 8), how
+            self.inner, self.how, self.always = nn.Linear(8, 8), how, False
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.inner(x) + torch.rand_like(x)
-            if torch.cuda.is_current_stream_capturing():
-                torch.cuda.is_current_stream_capturing.__name__  # noqa: B018
+            if torch._C._cuda_isCurrentStreamCapturing() or self.always:
                 if self.how == "item":
                     y = y * y.sum().item()
                 elif self.how == "synchronize":
@@ -170,12 +171,10 @@ def recovery(log: Log, at: Any) -> None:
         model = Sneaky(how).to(at.device)
         x = torch.randn(4, 8, device=at.device)
         said = ""
-        for skip in (False, True):
-            executor = at.executor()
-            if skip:
-                executor.rehearse = lambda run: None  # so that the capture itself is what fails
+        for always in (True, False):  # in every call, or only in a capture, so that the capture itself is what fails
+            model.always = always
             try:
-                graph_inference(model, (x,), {}, model, executor=executor)
+                graph_inference(model, (x,), {}, model, executor=at.executor())
                 raise AssertionError("was recorded")
             except NotGraphable as error:
                 said += f" | {error}"
@@ -209,6 +208,11 @@ def llama(at: Any, layers: int, hidden: int) -> Any:
         torch.set_default_dtype(before)
 
 
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    return float((a.double() - b.double()).abs().max() / b.double().abs().max())
+
+
 def static_cache(model: Any, at: Any, length: int) -> Any:
     from transformers import StaticCache
 
@@ -238,6 +242,8 @@ def decode(log: Log, at: Any) -> None:
         mine = static_cache(model, at, length)
         torch.manual_seed(1)
         theirs = static_cache(model, at, length)
+        torch.manual_seed(1)
+        third = static_cache(model, at, length)
         began = time.perf_counter()
         before = torch.cuda.memory_reserved() if at.device.type == "cuda" else 0
         fast, graphed = recording(model, at, ids, past_key_values=mine, use_cache=True)
@@ -249,9 +255,11 @@ def decode(log: Log, at: Any) -> None:
                 token = torch.full_like(ids, 7 + step)
                 a = fast(token, past_key_values=mine, use_cache=True)
                 b = model(token, past_key_values=theirs, use_cache=True)
-                same.append(alike(a.logits, b.logits, exact=False))
-                same.append(all(alike(x.keys, y.keys, exact=False) and torch.equal(x.cumulative_length, y.cumulative_length)
-                                for x, y in zip(mine.layers, theirs.layers)))  # fmt: skip
+                c = model(token, past_key_values=third, use_cache=True)
+                pairs = list(zip(mine.layers, theirs.layers))
+                same.append({"logits": apart(a.logits, b.logits), "eager again": apart(c.logits, b.logits),
+                             "keys": max(apart(x.keys, y.keys) for x, y in pairs),
+                             "place": max(int(x.cumulative_length - y.cumulative_length) for x, y in pairs)})  # fmt: skip
                 assert a.past_key_values is mine
             found = {"same": same, "replays": graphed.replays, "misses": graphed.misses, "record_s": took,
                      "reserved_more_bytes": after - before}  # fmt: skip
@@ -298,9 +306,9 @@ def decode(log: Log, at: Any) -> None:
                 b = model(token, past_key_values=theirs, use_cache=True)
                 kept.append((a, b))
             for a, b in kept:
-                same.append(alike(a.logits, b.logits, exact=False))
-                same.append(all(alike(x.keys, y.keys, exact=False) and alike(x.values, y.values, exact=False)
-                                for x, y in zip(a.past_key_values.layers, b.past_key_values.layers)))  # fmt: skip
+                pairs = list(zip(a.past_key_values.layers, b.past_key_values.layers))
+                same.append({"logits": apart(a.logits, b.logits), "keys": max(apart(x.keys, y.keys) for x, y in pairs),
+                             "values": max(apart(x.values, y.values) for x, y in pairs)})  # fmt: skip
                 assert a.past_key_values.get_seq_length() == 25
         return {"same": same, "replays": graphed.replays, "misses": graphed.misses}
 
@@ -309,7 +317,8 @@ def decode(log: Log, at: Any) -> None:
         fast, graphed = recording(model, at, tokens, use_cache=True)
         with torch.no_grad():
             a, b = fast(tokens, use_cache=True), model(tokens, use_cache=True)
-        return {"same": alike(a.logits, b.logits, exact=False), "cache": type(a.past_key_values).__name__,
+        told = graphed._studio._told
+        return {"apart": apart(a.logits, b.logits), "told": told, "cache": type(a.past_key_values).__name__,
                 "length": a.past_key_values.get_seq_length(), "replays": graphed.replays}  # fmt: skip
 
     def generate() -> dict[str, Any]:
@@ -326,15 +335,50 @@ def decode(log: Log, at: Any) -> None:
     log.run("decode", "generate", generate)
 
 
+def compiled(log: Log, at: Any) -> None:
+    """Recordings of compiled calls: the compiled code is what is recorded."""
+
+    def work(training: bool) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.LayerNorm(1024), nn.Linear(1024, 256)).to(at.device)
+        x = torch.randn(64, 256, device=at.device)
+        call = torch.compile(model)
+        executor = at.executor() if at.fake else None
+        if training:
+            graphed = graph_training(call, (x,), {}, model, executor=executor)
+            fast = Optimized(model, [Plan(graphed.signature, graphed)], mode="train")
+            fast(x).square().mean().backward()
+            mine = model[0].weight.grad.clone()
+            model.zero_grad()
+            model(x).square().mean().backward()
+            return {"apart": apart(mine, model[0].weight.grad), "replays": graphed.replays}
+        inference = graph_inference(call, (x,), {}, model, executor=executor)
+        fast = Optimized(model, [Plan(inference.signature, inference)])
+        with torch.no_grad():
+            return {"apart": apart(fast(x), model(x)), "replays": inference.replays,
+                    "eager_s": device_time(at, lambda: model(x), 100),
+                    "compiled_s": device_time(at, lambda: call(x), 100),
+                    "graphed_s": device_time(at, lambda: fast(x), 100)}  # fmt: skip
+
+    if not at.fake:
+        log.run("compiled", "inference", lambda: work(False))
+        log.run("compiled", "training", lambda: work(True))
+
+
 def costs(log: Log, at: Any) -> None:
     def host(width: int, depth: int) -> dict[str, float]:
         model = nn.Sequential(*[nn.Linear(width, width) for _ in range(depth)]).to(at.device).eval()
         x = torch.randn(16, width, device=at.device)
         fast, graphed = recording(model, at, x)
+        moving = itertools.cycle([torch.randn_like(x) for _ in range(7)])
         with torch.no_grad():
             found = {"eager_host_s": host_cost(at, lambda: model(x)), "graphed_host_s": host_cost(at, lambda: fast(x)),
                      "watch_s": host_cost(at, graphed.watch.same, 1000)}  # fmt: skip
             if at.device.type == "cuda":
+                found["graphed_moving_host_s"] = host_cost(at, lambda: fast(next(moving)))
+                flat = graphed.matcher.fits((x,), {}, model, False)
+                found["fits_s"] = host_cost(at, lambda: graphed.matcher.fits((x,), {}, model, False))
+                found["replay_s"] = host_cost(at, lambda: graphed.replay(flat))
                 take = graphed._variants[-1].home
                 found["graph_launch_s"] = host_cost(at, take.recording.replay)
                 found["fill_s"] = host_cost(at, lambda: graphed._variants[-1].statics.fill([x]))
@@ -353,7 +397,8 @@ def costs(log: Log, at: Any) -> None:
         with torch.no_grad():
             kept = [fast(x) for _ in range(4)]
             assert all(torch.equal(a, kept[0]) for a in kept)
-            found = {"eager_s": device_time(at, lambda: model(x)), "graphed_same_input_s": device_time(at, lambda: fast(x)),
+            found = {"eager_s": device_time(at, lambda: model(x)),
+                     "graphed_same_input_s": device_time(at, lambda: fast(x)),
                      "graphed_other_input_s": device_time(at, lambda: fast(other))}  # fmt: skip
 
             def loop() -> None:
@@ -391,7 +436,8 @@ def step_cost(log: Log, at: Any) -> None:
             run: Any = model
             if kind == "graphed":
                 began = time.perf_counter()
-                graphed = graph_training(model, (ids,), {"labels": ids}, model, executor=at.executor() if at.fake else None)
+                executor = at.executor() if at.fake else None
+                graphed = graph_training(model, (ids,), {"labels": ids}, model, executor=executor)
                 run = Optimized(model, [Plan(graphed.signature, graphed)], mode="train")
                 found["record_s"] = time.perf_counter() - began
             trail = []
@@ -458,7 +504,7 @@ def threads(log: Log, at: Any) -> None:
 
 GROUPS: dict[str, Callable[[Log, Any], None]] = {
     "adversarial": adversarial, "training": training, "recovery": recovery, "costs": costs, "threads": threads,
-    "step": step_cost, "decode": decode,
+    "compiled": compiled, "step": step_cost, "decode": decode,
 }  # fmt: skip
 
 
@@ -473,13 +519,14 @@ def main() -> None:
     fake = device.type != "cuda"
     torch.backends.cuda.matmul.allow_tf32 = False
     executor: Any = TapeExecutor if fake else (lambda: CudaExecutor(device))
-    at = SimpleNamespace(device=device, executor=executor, exact=True, fake=fake)
+    at = SimpleNamespace(device=device, executor=executor, exact=fake, fake=fake)
     log = Log(chosen.out, chosen.budget_s)
     for name in re.split(",", chosen.groups):
         try:
             GROUPS[name](log, at)
         except Exception as error:
-            log.rows.append({"group": name, "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()})
+            said = f"{type(error).__name__}: {error}"
+            log.rows.append({"group": name, "error": said, "trace": traceback.format_exc()})
             print(name, "failed:", error, flush=True)
     failed = [row for row in log.rows if "error" in row]
     log.run("summary", "all", lambda: {"rows": len(log.rows), "failed": [r.get("name") or r["group"] for r in failed]})

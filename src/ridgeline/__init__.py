@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ridgeline.graph import Graph, load, save
     from ridgeline.hardware import Device, device, devices
     from ridgeline.journeys import (
+        apply,
         diff,
         explain,
         gate,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         plans,
         predict,
         profile,
+        revert,
         serve,
         simulate,
         what_if,
@@ -40,8 +42,8 @@ _ROOMS = {
     "ridgeline.findings.finding": ("Finding",),
     "ridgeline.plan": ("Plan",),
     "ridgeline.journeys": (
-        "diff", "explain", "gate", "link", "optimize",
-        "plans", "predict", "profile", "serve", "simulate", "what_if",
+        "apply", "diff", "explain", "gate", "link", "optimize",
+        "plans", "predict", "profile", "revert", "serve", "simulate", "what_if",
     ),
     "ridgeline.models": ("build", "models"),
 }
@@ -56,6 +58,7 @@ __all__ = [
     "Prediction",
     "Row",
     "__version__",
+    "apply",
     "build",
     "capture",
     "cost_of",
@@ -72,6 +75,7 @@ __all__ = [
     "plans",
     "predict",
     "profile",
+    "revert",
     "save",
     "serve",
     "simulate",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ridgeline.findings.whatif import WhatIf
     from ridgeline.hardware import Cluster
     from ridgeline.optimizer.optimized import Optimized
+    from ridgeline.optimizer.substitution import Applied
     from ridgeline.plan import Plan
     from ridgeline.profiler.recorder import Run
     from ridgeline.sim.published.verdict import PublishedCheck
@@ -426,3 +427,21 @@ def optimize(
         if name not in known:
             raise InputError(f"optimize has no option {name!r}{nearest(name, known)}")
     return optimized(model, args, kwargs, **wanted)
+
+
+def apply(model: Any, parts: Sequence[str] | None = None) -> Applied:
+    """Put our kernels into a Hugging Face model in place; what comes back says what was replaced and what was left.
+
+    ``parts`` are among attention, norm, gate, rotary and loss (None: all). ``revert`` takes them out again.
+    """
+    from ridgeline.optimizer.substitution import PARTS
+    from ridgeline.optimizer.substitution import apply as put
+
+    return put(model, PARTS if parts is None else parts)
+
+
+def revert(model: Any) -> None:
+    """Take out the kernels that ``apply`` put in: every forward and attribute is what it was."""
+    from ridgeline.optimizer.substitution import revert as take_out
+
+    take_out(model)

@@ -46,34 +46,35 @@ def test_an_adversarial_model_gives_what_it_gives_eagerly_or_is_refused(case: Ca
 
 @pytest.mark.parametrize("one", training_checks.CHECKS, ids=[one.__name__ for one in training_checks.CHECKS])
 def test_recorded_training(one: Callable[[Any], None]) -> None:
-    one(SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=True))
+    one(SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False))
     _healthy()
 
 
 class _Waits(nn.Module):
-    def __init__(self) -> None:
+    """Waits for the device at every call, or only in a capture, where no rehearsal finds it."""
+
+    def __init__(self, always: bool) -> None:
         super().__init__()
         self.inner = nn.Linear(8, 8)
+        self.always = always
 
     def forward(self, x: Any) -> Any:
         y = self.inner(x) + torch.rand_like(x)
-        return y * y.sum().item() if torch.cuda.is_current_stream_capturing() else y
+        return y * y.sum().item() if self.always or torch._C._cuda_isCurrentStreamCapturing() else y
 
 
-@pytest.mark.parametrize("rehearsed", [True, False])
-def test_a_capture_that_fails_leaves_the_device_usable(rehearsed: bool) -> None:
-    model = _Waits().cuda()
-    executor = _executor()
-    if not rehearsed:
-        executor.rehearse = lambda run: None  # type: ignore[method-assign]
+@pytest.mark.parametrize("always", [True, False])
+def test_a_capture_that_fails_leaves_the_device_usable(always: bool) -> None:
+    model = _Waits(always).cuda()
     with pytest.raises(NotGraphable, match="host"):
-        graph_inference(model, (torch.randn(4, 8, device="cuda"),), {}, model, executor=executor)
+        graph_inference(model, (torch.randn(4, 8, device="cuda"),), {}, model, executor=_executor())
     _healthy()
 
 
 def test_lent_results_survive_replays_that_use_more_memory_than_they_do() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(512, 8192), nn.GELU(), nn.Linear(8192, 8192), nn.GELU(), nn.Linear(8192, 1024)).cuda()
+    wide = nn.Linear(8192, 8192)
+    model = nn.Sequential(nn.Linear(512, 8192), nn.GELU(), wide, nn.GELU(), nn.Linear(8192, 1024)).cuda()
     x = torch.randn(1024, 512, device="cuda")
     graphed = graph_inference(model, (x,), {}, model)
     with torch.no_grad():

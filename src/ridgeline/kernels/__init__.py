@@ -16,13 +16,14 @@ except ImportError as error:
 
     raise MissingExtra(error.name or "torch", "kernels", "ridgeline.kernels") from None
 
-from ridgeline.kernels.attention.op import attention
+from ridgeline.kernels.attention.op import attention, varlen_attention
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.decode_attention.op import decode_attention
 from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.gated.op import geglu, swiglu
 from ridgeline.kernels.group_norm.op import group_norm
+from ridgeline.kernels.latent_attention.op import paged_latent_attention
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
 from ridgeline.kernels.linear.op import linear
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
@@ -52,6 +53,7 @@ __all__ = [
     "linear_cross_entropy",
     "matmul",
     "paged_attention",
+    "paged_latent_attention",
     "primitive",
     "primitives",
     "qk_norm_rope",
@@ -63,6 +65,7 @@ __all__ = [
     "softmax",
     "supports",
     "swiglu",
+    "varlen_attention",
 ]
 
 

@@ -62,7 +62,7 @@ class Report:
         }
 
     def undo(self) -> None:
-        """Give back what rewrites changed outside the graph: parameters laid side by side return to their own memory."""
+        """Give back what rewrites changed outside the graph: parameters laid side by side get memory of their own."""
         while self.undos:
             self.undos.pop()()
 
@@ -148,34 +148,38 @@ def rewritten(
     names = recommended(_mode(training), compiler, _device(example_inputs)) if rewrites is None else rewrites
     report.graphs += 1
     report.nodes_before += len(gm.graph.nodes)
-    scene = _scene(gm, example_inputs, training, options)
-    done: list[Match] = []
-    for each in chosen(names, scene.mode):
-        scene, found = _tried(scene, each, report)
-        done += found
+    failed: list[Refusal] = []
+    while True:  # a rewrite that fails is left out, and the others start afresh: rare, so no copies are kept for it
+        scene = _scene(gm, example_inputs, training, options)
+        left_out = {each.rewrite for each in failed}
+        wanted = [each for each in chosen(names, scene.mode) if each.name not in left_out]
+        done, wrong = _done(scene, wanted)
+        if wrong is None:
+            break
+        failed.append(wrong)
     scene.gm.graph.eliminate_dead_code(_is_impure)
     scene.gm.recompile()
     report.matches += done
-    report.refusals += [Refusal(*each) for each in scene.refusals]
+    report.refusals += [*failed, *(Refusal(*each) for each in scene.refusals)]
     report.nodes_after += len(scene.gm.graph.nodes)
     return scene
 
 
-def _tried(scene: Scene, each: Rewrite, report: Report) -> tuple[Scene, list[Match]]:
-    """The scene after one rewrite, or as it was where the rewrite fails or changes what the graph returns."""
-    kept = _copy_scene(scene)
+def _done(scene: Scene, wanted: Sequence[Rewrite]) -> tuple[list[Match], Refusal | None]:
+    """What the rewrites replaced, up to the first that fails or changes what the graph returns."""
     before = _signature(scene)
-    try:
-        found = scene.run(each.name, each.change)
-        if scene.relaxed and found:
-            scene.refresh()
-        wrong = None if _signature(scene) == before else "it would change the type or layout of an output"
-    except Exception as error:  # a rewrite that cannot cope leaves the graph alone, and says so
-        found, wrong = [], f"{type(error).__name__}: {error}"
-    if wrong is None:
-        return scene, found
-    report.refusals.append(Refusal(each.name, "", wrong))
-    return kept, []
+    done: list[Match] = []
+    for each in wanted:
+        try:
+            found = scene.run(each.name, each.change)
+            if scene.relaxed:
+                scene.refresh()
+        except Exception as error:  # a rewrite that cannot cope leaves the graph alone, and says so
+            return done, Refusal(each.name, "", f"{type(error).__name__}: {error}")
+        if found and _signature(scene) != before:
+            return done, Refusal(each.name, "", "it would change the type or layout of an output")
+        done += found
+    return done, None
 
 
 def is_training(example_inputs: Sequence[Any]) -> bool:
@@ -222,17 +226,10 @@ def _copied_graph(gm: fx.GraphModule) -> fx.Graph:
     return graph
 
 
-def _copy_scene(scene: Scene) -> Scene:
-    kept = _scene(scene.gm, scene.example_inputs, scene.training, scene.options)
-    kept.extras, kept.watches = list(scene.extras), list(scene.watches)
-    kept.refusals = list(scene.refusals)
-    return kept
-
-
 def _signature(scene: Scene) -> list[tuple[Any, ...]]:
     """Sizes, types and devices of what the graph returns."""
     (output,) = scene.graph.find_nodes(op="output")
-    found = []
+    found: list[tuple[Any, ...]] = []
     for leaf in torch.utils._pytree.tree_leaves(output.args):
         value = scene.value(leaf)
         if isinstance(value, Tensor):

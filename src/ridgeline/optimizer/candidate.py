@@ -388,7 +388,24 @@ class Layout:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Compilers warn about what a search does on purpose."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Compilers warn about what a search does on purpose, and print what they tune."""
+    kept = _printing(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        _printing(kept)
+
+
+def _printing(wanted: bool) -> bool:
+    """Whether Inductor prints its tuning tables; says what was set before."""
+    try:
+        from torch._inductor import config, select_algorithm
+    except ImportError:
+        return wanted
+    kept = bool(getattr(select_algorithm, "PRINT_AUTOTUNE", wanted))
+    select_algorithm.PRINT_AUTOTUNE = wanted
+    if hasattr(config, "max_autotune_report_choices_stats"):
+        config.max_autotune_report_choices_stats = wanted
+    return kept

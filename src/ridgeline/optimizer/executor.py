@@ -33,11 +33,14 @@ class Executor(Protocol):
     def warm_up(self, run: Callable[[], Any]) -> None:
         """Runs once where recordings run, so that nothing is initialized or compiled while recording."""
 
-    def rehearse(self, run: Callable[[], Any]) -> None:
-        """Runs once more, raising NotGraphable where recording would fail."""
+    def rehearse(self, run: Callable[[], Any], *, told: bool) -> None:
+        """Runs once more, raising NotGraphable where recording would fail; ``told`` if code that asks is told so."""
 
-    def record(self, run: Callable[[], Any]) -> tuple[Recording, Any]:
+    def record(self, run: Callable[[], Any], *, told: bool) -> tuple[Recording, Any]:
         """Records a run, and hands back its result, whose contents are undefined until the first replay."""
+
+    def fork(self) -> Executor:
+        """Another that records into memory of its own: what one lends, the other does not write to."""
 
     def arrive(self) -> None:
         """Makes the work that follows here wait for the work of the last replay elsewhere."""
@@ -53,6 +56,7 @@ class CudaExecutor:
         self.device = torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
         self.pool = torch.cuda.graph_pool_handle()
         self._last: Any = None
+        self._raw = -1
 
     def warm_up(self, run: Callable[[], Any]) -> None:
         with torch.cuda.device(self.device):
@@ -63,26 +67,22 @@ class CudaExecutor:
             current.wait_stream(stream)
             torch.cuda.synchronize()
 
-    def rehearse(self, run: Callable[[], Any]) -> None:
-        """Runs with synchronizations forbidden and, as code may ask, with a capture said to be under way."""
+    def rehearse(self, run: Callable[[], Any], *, told: bool) -> None:
+        """Runs with synchronizations forbidden."""
         before = torch.cuda.get_sync_debug_mode()
-        asked = torch.cuda.is_current_stream_capturing
         torch.cuda.synchronize(self.device)
         torch.cuda.set_sync_debug_mode("error")
-        torch.cuda.is_current_stream_capturing = lambda: True
         try:
-            stream = _side_stream(self.device)
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(_side_stream(self.device)), _answering(told):
                 run()
         except Exception as error:
             raise NotGraphable(reason_of(error)) from error
         finally:
-            torch.cuda.is_current_stream_capturing = asked
             torch.cuda.set_sync_debug_mode(before)
             torch.cuda.synchronize(self.device)
 
-    def record(self, run: Callable[[], Any]) -> tuple[Recording, Any]:
-        with _CAPTURING, torch.cuda.device(self.device), self._recoverable():
+    def record(self, run: Callable[[], Any], *, told: bool) -> tuple[Recording, Any]:
+        with _CAPTURING, torch.cuda.device(self.device), self._recoverable(), _answering(told):
             graph = torch.cuda.CUDAGraph()
             torch._C._cuda_clearCublasWorkspaces()  # the graph's workspace then lies in its own pool, where it stays
             with torch.cuda.graph(graph, pool=self.pool, stream=_side_stream(self.device),
@@ -109,11 +109,28 @@ class CudaExecutor:
                 raise
             raise NotGraphable(reason_of(error)) from error
 
+    def fork(self) -> CudaExecutor:
+        return CudaExecutor(self.device)
+
     def arrive(self) -> None:
+        raw = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if raw == self._raw:
+            return
         stream = torch.cuda.current_stream(self.device)
-        if self._last is not None and self._last != stream:
+        if self._last is not None:
             stream.wait_stream(self._last)
-        self._last = stream
+        self._last, self._raw = stream, raw
+
+
+@contextmanager
+def _answering(told: bool) -> Iterator[None]:
+    """What code hears that asks whether a capture is under way: some takes a slower way through the model then."""
+    asked = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: told
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked
 
 
 _STREAMS: dict[torch.device, Any] = {}

@@ -87,7 +87,7 @@ def remaining(receipt: Receipt) -> Iterator[str]:
             yield f"{show_seconds(idle_s)} of it with no kernel running: launches, gaps between kernels or the host"
         for op, expected_s, floor_s in ((receipt.forecast or {}).get("slowest") or ())[:3]:
             if expected_s - floor_s > 0.02 * receipt.final_s:
-                yield f"{op}: {show_seconds(expected_s)} expected in eager, {show_seconds(floor_s)} at the speed of light"
+                yield f"{op}: {show_seconds(expected_s)} in eager, {show_seconds(floor_s)} at the speed of light"
     skipped = [entry.name for entry in receipt.entries if entry.status == SKIPPED]
     if skipped:
         yield f"not tried within {receipt.budget_s:.0f} s: {', '.join(skipped)}; a larger budget_s tries them"

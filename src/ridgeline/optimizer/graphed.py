@@ -1,14 +1,15 @@
-"""Calls recorded once as CUDA graphs and replayed: the host does microseconds of work, the results are those of the call.
+"""Calls recorded once as CUDA graphs and replayed: microseconds of work for the host, the results of the call.
 
 A recording knows addresses only. What is needed so that a caller cannot tell: inputs are copied to where the recording
-reads them (or found there already); what the call writes to its inputs is written to the caller's; containers the call
-changes, such as key-value caches, are changed at every replay; results are built anew, of the same types; memory that is
-lent to a caller is not overwritten while he holds it; and everything else the model reads is watched.
+reads them (or found there already); what the call writes to its inputs is written to the caller's; containers that the
+call changes, such as key-value caches, are changed at every replay; results are built anew, of the same types; memory
+lent to a caller is not overwritten while it is held; and everything else the model reads is watched.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,15 +20,19 @@ from torch import Tensor
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import keep, put_back, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
-from ridgeline.optimizer.statics import Group, Statics
+from ridgeline.optimizer.statics import Group, Statics, grouped
 from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Studio, alias, counts, own_copies, restoring
 from ridgeline.optimizer.training import GraphedTraining, graph_training
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
+BRISK_S = 3e-3
+"""A call shorter than this is worth sparing the host every copy."""
+_LOANS = 2
 _MOST_VARIANTS = 4
 _SIGHTINGS = 2
 _MOST_REASONS = 64
@@ -76,19 +81,22 @@ class Take:
 class Variant:
     """Recordings that read some inputs at fixed addresses of the caller's and the others from memory of their own."""
 
-    pins: tuple[tuple[int, int], ...]
+    pins: list[int]
+    places: list[int]
+    """Addresses of the pinned inputs."""
     statics: Statics
     written: list[Group]
     home: Take
-    loan: Take | None
+    """Its results are always copied."""
+    loans: list[Take]
+    """Their results are handed out as they are, while nobody holds those of before."""
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
-        return all(tensors[i].data_ptr() == address for i, address in self.pins)
+        return not self.pins or [tensors[i].data_ptr() for i in self.pins] == self.places
 
     def replay(self, flat: Flat) -> Any:
         self.statics.fill(flat.tensors)
-        loan = self.loan
-        take = loan if loan is not None and loan.is_free() else self.home
+        take = next((loan for loan in self.loans if loan.is_free()), self.home)
         take.recording.replay()
         if self.written:
             self.statics.write_back(flat.tensors, self.written)
@@ -101,6 +109,7 @@ class Graphed:
     def __init__(self, call: Callable[..., Any], signature: Signature, studio: InferenceStudio) -> None:
         self.call = call
         self.signature = signature.detached()
+        self.matcher = Matcher.of(signature)
         self.watch = studio.watch
         self.misses: dict[str, int] = {}
         self.replays = 0
@@ -110,14 +119,22 @@ class Graphed:
         self._sighted: tuple[tuple[int, ...], int] = ((), 0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        flat = self.matcher.fits(args, kwargs, self.watch.root, False) if self.matcher is not None else None
+        if flat is None:
+            return self._walked(args, kwargs)
+        return self._answer(self.replay(flat), args, kwargs)
+
+    def _walked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             signature = Signature.of(args, kwargs, self.watch.root, grad=False)
         except TooLarge:
             return self._made("an argument holds too many objects", args, kwargs)
         if signature.tokens != self.signature.tokens or signature.ambient != self.signature.ambient:
             return self._made(difference(self.signature, signature), args, kwargs)
-        result = self.replay(signature.flat)
-        if isinstance(result, Miss):
+        return self._answer(self.replay(signature.flat), args, kwargs)
+
+    def _answer(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if result.__class__ is Miss:
             return (self.watch.root if result.stale else self.call)(*args, **kwargs)
         return result
 
@@ -130,8 +147,12 @@ class Graphed:
             if variant is None:
                 return self._miss("an input that is used in place lies elsewhere", stale=False)
             self._studio.executor.arrive()
-            with torch.no_grad():
+            recorded = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)
+            try:
                 result = variant.replay(flat)
+            finally:
+                torch._C._set_grad_enabled(recorded)
             self.replays += 1
             return result
 
@@ -171,8 +192,8 @@ def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     """Records ``call(*args, **kwargs)`` without gradients; ``model`` is what it computes, and whose state is watched.
 
     ``call`` may be the model or a compiled form of it. Raises NotGraphable with the reason where a replay could differ
-    from a call: Python state that a call changes, values of tensors read on the host, hooks, random numbers drawn on the
-    host. Nothing of the caller's is changed: inputs, buffers and random states are as before.
+    from a call: Python state that a call changes, values of tensors read on the host, hooks, random numbers drawn on
+    the host. Nothing of the caller's is changed: inputs, buffers and random states are as before.
     """
     with _quiet():
         try:
@@ -207,6 +228,7 @@ class InferenceStudio(Studio):
         super().__init__(call, model, watch, executor)
         self.variants: list[Variant] = []
         self.must_pin: list[int] = []
+        self._brisk = False
 
     def prepare(self, flat: Flat) -> None:
         self.refuse(flat)
@@ -231,20 +253,22 @@ class InferenceStudio(Studio):
         try:
             with restored_random():
                 self.executor.warm_up(run)
+                began = time.perf_counter()
                 self.executor.warm_up(run)
-                self.executor.rehearse(run)
+                self._brisk = time.perf_counter() - began < BRISK_S
+                self.rehearse(run)
         finally:
             for whole, was in kept:
                 put_back(whole, was)
         self.refuse_changes()
 
     def _record_all(self, flat: Flat) -> None:
-        large = [g for g in self.groups if not self.in_place(g) and not self.is_written(g)
-                 and g.num_bytes >= PINNED_BYTES]  # fmt: skip
+        least = 1 if self._brisk else PINNED_BYTES
         fixed = [g for g in self.groups if self.in_place(g)]
-        if large:
-            self.variants.append(self._variant(flat, [*fixed, *large], lends=True))
-        self.variants.append(self._variant(flat, fixed, lends=not large))
+        more = [g for g in self.groups if g not in fixed and not self.is_written(g) and g.num_bytes >= least]
+        if more:
+            self.variants.append(self._variant(flat, [*fixed, *more], lends=True))
+        self.variants.append(self._variant(flat, fixed, lends=not more))
 
     def record_at(self, flat: Flat) -> Variant:
         """A variant for other addresses of the inputs that are used in place."""
@@ -252,30 +276,52 @@ class InferenceStudio(Studio):
             return self._variant(flat, [g for g in self.groups if self.in_place(g)], lends=False)
 
     def _variant(self, flat: Flat, pinned: Sequence[Group], *, lends: bool) -> Variant:
-        """Records with some inputs in place.
-
-        All recordings share a pool. The one whose results are lent comes first: its results are alive while the others
-        are recorded, so that none of them writes there; and it is the only one.
-        """
+        """Records with some inputs in place."""
         pins = [i for g in pinned for i in g.indices]
         free = [g for g in self.groups if g not in pinned]
         statics = Statics(flat.tensors, free)
         tensors = {**statics.tensors, **{i: alias(flat.tensors[i]) for i in pins}}
-        loan = self._take(flat, tensors) if lends else None
-        large = loan is not None and sum(o.numel() * o.element_size() for o in loan.outputs) >= LENT_BYTES
-        home = self._take(flat, tensors) if loan is None or large else loan
+        home, loans = self._takes(flat, tensors, lends)
         written = [g for g in free if self.is_written(g)]
-        return Variant(tuple((i, flat.tensors[i].data_ptr()) for i in pins), statics, written, home, loan if large else None)
+        return Variant(pins, [flat.tensors[i].data_ptr() for i in pins], statics, written, home, loans)
 
-    def _take(self, flat: Flat, tensors: dict[int, Tensor]) -> Take:
+    def _takes(self, flat: Flat, tensors: dict[int, Tensor], lends: bool) -> tuple[Take, list[Take]]:
+        """A recording whose results are copied, and some whose results are lent.
+
+        Recordings share a pool, and one may write where another had results. So large results are lent by the first of
+        all: they are alive while the others are recorded, and none of those writes there. A quick call has a second one
+        in a pool of its own, for callers who let go of a result only when they have the next. Small results of a quick
+        call lie outside of the pool, and are copied there by the recording itself.
+        """
+        first = self._take(flat, tensors)
+        num_bytes = sum(o.numel() * o.element_size() for o in first.outputs)
+        if num_bytes >= LENT_BYTES:
+            if not lends:
+                return first, []
+            more = [self._take(flat, tensors, executor=self.executor.fork())] if self._brisk else []
+            return self._take(flat, tensors), [first, *more]
+        if not self._brisk or not first.outputs:
+            return first, []
+        return first, [self._take(flat, tensors, first.outputs) for _ in range(_LOANS)]
+
+    def _take(self, flat: Flat, tensors: dict[int, Tensor], like: Sequence[Tensor] = (),
+              executor: Executor | None = None) -> Take:  # fmt: skip
+        """One recording; its results in memory outside of the pool if it is told what they are like."""
         arguments, boxes = self.twin(flat, tensors)
         before = shots(boxes)
-        with restored_random():
-            recording, result = self.executor.record(lambda: self.call(*arguments[0], **arguments[1]))
-        self.refuse_changes()
         scene = self.scene(tensors, boxes)
-        maker = scene.maker(result)
-        applied = effects(before, scene)
+        outside = Statics(like, grouped(like, range(len(like))))
+
+        def run() -> tuple[Maker, list[Effect]]:
+            result = self.call(*arguments[0], **arguments[1])
+            made = scene.maker(result), effects(before, scene)
+            if like:
+                outside.fill(scene.outputs)
+            return made
+
+        recording, (maker, applied) = self.record(run, executor)
+        if like:
+            scene.outputs = [outside.tensors[i] for i in range(len(like))]
         scene.settle()
         return Take(recording, scene.outputs, scene, maker, applied, counts(scene.outputs))
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.kernels import attention as ridgeline_attention
-from ridgeline.optimizer.rewrites.attention import kernel_arguments, kernel_refusal
+from ridgeline.optimizer.rewrites.attention import kernel_arguments, kernel_refusal, wins
 
 NAME = "ridgeline"
 RUNS_ON = frozenset({"cuda"})
@@ -35,9 +35,9 @@ def mask(
 ) -> Tensor | None:  # fmt: skip
     """None where nothing is hidden but by causality; else a mask of keys where one says it all; else PyTorch's mask.
 
-    A mask of keys is [B, 1, 1, S] where every row sees alike: what transformers expands to all rows, left unexpanded. It
+    A mask of keys is [B, 1, 1, S] where every row sees alike: what transformers expands to all rows, unexpanded. It
     is [B, S] on top of causality, as for flash attention. An attention that takes masks of keys keeps its fast kernel,
-    in a CUDA graph too, where values cannot be looked at. Under a compiler causal masks stay whole: rewrites see through.
+    in a CUDA graph too, where values cannot be seen. Under a compiler causal masks stay whole: rewrites look through.
     """
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
@@ -80,7 +80,7 @@ def attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
     scaling: float | None = None, is_causal: bool | None = None, **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Attention as transformers calls it: by our kernel where it runs these arguments, by PyTorch's function otherwise."""
+    """Attention as transformers calls it: by our kernel where it takes these arguments, by PyTorch's otherwise."""
     special = any(kwargs.get(name) is not None and kwargs.get(name) is not False for name in _OWN)
     if not special and not dropout and query.device.type in RUNS_ON and not torch.compiler.is_compiling():
         found = _by_kernel(module, query, key, value, attention_mask, scaling, is_causal)
@@ -119,6 +119,9 @@ def _by_kernel(
         options |= {"key_mask": attention_mask, "is_causal": True}
     else:
         options["key_mask"] = attention_mask[:, 0, 0, :]
+    training = torch.is_grad_enabled() and query.requires_grad
+    if not wins(query, bool(options.get("is_causal")), "key_mask" in options, training):
+        return None
     if kernel_refusal(query, key, value, **options) is not None:
         return None
     return ridgeline_attention(query, key, value, **options)
@@ -126,4 +129,6 @@ def _by_kernel(
 
 def _is_key_mask(found: Tensor) -> bool:
     """A boolean of keys: [B, S], or [B, 1, 1, S]."""
-    return found.dtype is torch.bool and (found.dim() == 2 or (found.dim() == 4 and found.shape[1] == found.shape[2] == 1))
+    return found.dtype is torch.bool and (
+        found.dim() == 2 or (found.dim() == 4 and found.shape[1] == found.shape[2] == 1)
+    )

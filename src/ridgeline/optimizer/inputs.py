@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ridgeline.optimizer.watch import Watch
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type, nn.Module)
 _JITTER = 0.25
@@ -46,6 +49,11 @@ class Inputs:
 
     def tensors(self) -> list[Tensor]:
         return list(dict.fromkeys(tensor for _, tensor in self.named()))
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether a key-value cache is among the arguments: layers then ask for their own entry by number."""
+        return any(is_cache(value) for value in (*self.args, *self.kwargs.values()))
 
     def named(self) -> list[tuple[str, Tensor]]:
         """Every tensor with its path, containers and caches looked into."""
@@ -181,7 +189,7 @@ class _Copier:
             return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
         if isinstance(item, list):
             return type(item)([self.copy(value) for value in item])
-        if hasattr(item, "__dict__") and (_is_cache(item) or next(leaves(item), None) is not None):
+        if hasattr(item, "__dict__") and (is_cache(item) or next(leaves(item), None) is not None):
             return self._object(item)
         return item
 
@@ -193,44 +201,63 @@ class _Copier:
         return made
 
 
-def _is_cache(item: Any) -> bool:
+def is_cache(item: Any) -> bool:
     """An empty cache holds no tensor yet, and the call fills it."""
     return any(kind.__name__ in ("Cache", "CacheLayerMixin") for kind in type(item).__mro__)
 
 
+class Before:
+    """The tensors of some inputs as they were before a call, to say which of them the call wrote to or put in."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs = inputs
+        self.kept = [(tensor, tensor.detach().clone()) for _, tensor in inputs.named()]
+
+    def written(self) -> list[int]:
+        """Places of the tensors whose values are others now."""
+        return [i for i, (tensor, kept) in enumerate(self.kept) if not _same(tensor, kept)]
+
+    def changed(self) -> list[tuple[str, Tensor]]:
+        """Tensors that were written to, and those that are new, with their paths."""
+        known = {id(tensor) for tensor, _ in self.kept}
+        written = {id(self.kept[i][0]) for i in self.written()}
+        return [(name, t) for name, t in self.inputs.named() if id(t) not in known or id(t) in written]
+
+
+def _same(tensor: Tensor, kept: Tensor) -> bool:
+    if tensor.shape != kept.shape:
+        return False
+    return torch.equal(tensor, kept) or bool(((tensor == kept) | (tensor != tensor) & (kept != kept)).all())
+
+
 class State:
-    """What calls may change about a model (buffers, tensors and plain values kept on modules), to be put back."""
+    """What calls may change about a model (buffers, attributes, lists and dictionaries it holds), to be put back."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.tensors: list[tuple[str, Tensor, Tensor]] = []
-        self.plain: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.watch = Watch(model)
+        self.rebinds = False  # whether calls change more than values: names, lists, counters
         self.random = RandomState()
-        seen: set[int] = set()
-        for path, module in model.named_modules():
-            kept = {key: value for key, value in vars(module).items() if isinstance(value, (int, float, str, tuple))}
-            self.plain.append((vars(module), kept))
-            found = [*module._buffers.items(), *((k, v) for k, v in vars(module).items() if isinstance(v, Tensor))]
-            for name, tensor in found:
-                if tensor is not None and id(tensor) not in seen and not isinstance(tensor, nn.Parameter):
-                    seen.add(id(tensor))
-                    self.tensors.append((f"{path}.{name}" if path else name, tensor, tensor.detach().clone()))
+        self.tensors = [(name, tensor, tensor.detach().clone()) for name, tensor in self.watch.tensors.values()
+                        if not isinstance(tensor, nn.Parameter) and not tensor.is_meta]  # fmt: skip
 
     def restore(self) -> None:
-        """Everything as it was, in place."""
-        with torch.no_grad():
-            for _, tensor, kept in self.tensors:
-                if tensor.shape == kept.shape:
+        """Everything as it was: values in place and, where calls change them, names bound to what they were bound to."""
+        if self.rebinds:
+            self.watch.restore()
+        for _, tensor, kept in self.tensors:
+            if tensor.shape == kept.shape and not _same(tensor, kept):
+                with torch.no_grad(), writable(tensor):
                     tensor.detach().copy_(kept)
-        for attributes, plain in self.plain:
-            for key, value in plain.items():
-                if attributes.get(key) is not value and attributes.get(key) != value:
-                    attributes[key] = value
         self.random.restore()
 
     def changed(self) -> list[tuple[str, Tensor]]:
-        """Tensors that are no longer what they were."""
-        return [(f"state {name}", tensor) for name, tensor, kept in self.tensors
-                if tensor.shape != kept.shape or not torch.equal(tensor, kept)]  # fmt: skip
+        """Tensors that are no longer what they were, by the names they are held under."""
+        return [(f"state {name}", tensor) for name, tensor, kept in self.tensors if not _same(tensor, kept)]
+
+
+def writable(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Tensors made in inference mode are written to in it."""
+    return torch.inference_mode() if tensor.is_inference() else nullcontext()
 
 
 class RandomState:

@@ -8,18 +8,24 @@ from typing import Any, Protocol
 
 from ridgeline.optimizer.candidate import Built, Candidate
 from ridgeline.optimizer.forecast import Forecast
-from ridgeline.optimizer.receipt import FAILED, MEASURED, Entry
+from ridgeline.optimizer.receipt import FAILED, MEASURED, SKIPPED, Entry
 from ridgeline.optimizer.regions import Group
-from ridgeline.optimizer.rewrites import recommended
+from ridgeline.optimizer.rewrites import recommended, rewrites
 
 AUTOTUNE_LEAST_MATRIX_FRAC = 0.3
 """Tuning products pays where they are at least this share of the time."""
 AUTOTUNE_TIMES = 3.0
+GENERATED_TUNED = (("coordinate_descent_tuning", True), ("max_autotune_pointwise", True))
+"""Inductor tries more launch configurations of the kernels it generates."""
 FLOOR_REACHED = 1.05
 """This close to the floor there is nothing left to search for."""
 KERNELS_A_LEAF = 2.5
 """Kernels a leaf module launches in eager mode, where nothing was priced: what the workloads of benchmarks/ show."""
-CAPTURE_S, TRACE_S = 1.0, 3.0
+CAPTURE_S, TRACE_S = 1.0, 2.0
+TRACE_KERNEL_S = 0.03
+"""Tracing and rewriting take 8–14 s for the 300–400 kernels of a large transformer, without any compiler."""
+MOST_ABLATIONS = 4
+GRAPHED = " + graph"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +81,15 @@ class Ladder:
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._family(search, self._blocks(), self._compile_s("blocks"))
-            yield from self._stock()
+            yield from self._ablations(search, "blocks")
+            yield from self._stock(search)
             if not self._at_the_floor(search):
                 yield from self._family(search, whole, self._compile_s("model"))
         else:
             yield from self._family(search, whole, self._compile_s("model"))
-            yield from self._stock()
-        yield from self._ablations(search)
+            yield from self._stock(search)
         yield from self._tuned(search, layout)
+        yield from self._ablations(search, "model")
 
     def _blocks(self) -> Candidate:
         blocks = self._inductor("blocks", "keep", "blocks")
@@ -98,7 +105,7 @@ class Ladder:
 
     def _cheap(self, search: Climber) -> Iterator[Rung]:
         facts = self.facts
-        rewrites = recommended(self.kind, "none", self.device)
+        chosen = recommended(self.kind, "none", self.device)
         if self.facts.cuda:
             yield self._rung(
                 Candidate(name="graph", graphed=True, tries_convolutions=self._tries()), CAPTURE_S, "cudagraph"
@@ -112,13 +119,18 @@ class Ladder:
                 yield self._rung(kernels, CAPTURE_S, "cudagraph")
             if facts.cuda:
                 yield self._graphed(kernels, CAPTURE_S)
-        if rewrites:
-            yield from self._family(search, Candidate(name="rewrites", rewrites=rewrites), self._trace_s())
+        if chosen and not facts.groups:
+            yield from self._family(search, Candidate(name="rewrites", rewrites=chosen), self._trace_s())
+        elif chosen:
+            blocks = replace(self._blocks(), name="rewritten blocks", rewrites=chosen, compiler="none")
+            yield from self._family(search, blocks, self._trace_s())
 
     def _family(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
         """A compiled candidate, captured where that works; in training with and without, for memory's sake."""
         if self.facts.mode == "train" or not self.facts.cuda:
             yield self._rung(candidate, cost_s, "compiled")
+            if search.entries[candidate.name].status in (FAILED, SKIPPED):
+                return
             cost_s = CAPTURE_S
         if self.facts.cuda:
             graphed = self._graphed(candidate, cost_s)
@@ -126,38 +138,51 @@ class Ladder:
             if self.facts.mode == "infer" and search.entries[graphed.candidate.name].status == FAILED:
                 yield self._rung(candidate, CAPTURE_S, "compiled")
 
-    def _stock(self) -> Iterator[Rung]:
+    def _stock(self, search: Climber) -> Iterator[Rung]:
         stock = Candidate(name="torch.compile", compiler="stock")
         yield self._rung(stock, self._compile_s("model"), "compiled")
-        if self.facts.cuda:
+        if self.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED):
             yield self._graphed(stock, CAPTURE_S)
 
     def _inductor(self, name: str, layout: str, scope: str) -> Candidate:
-        rewrites = recommended(self.kind, "inductor", self.device)
-        return Candidate(name=name, rewrites=rewrites, compiler="inductor", layout=layout, scope=scope,
+        chosen = recommended(self.kind, "inductor", self.device)
+        return Candidate(name=name, rewrites=chosen, compiler="inductor", layout=layout, scope=scope,
                          tries_convolutions=self._tries())  # fmt: skip
 
     def _tries(self) -> bool:
         """In a graph cuDNN's choice is made once, so it may take its time; a call made anew would choose anew."""
         return self.facts.has_conv and self.facts.mode == "infer" and self.facts.cuda
 
-    def _ablations(self, search: Climber) -> Iterator[Rung]:
-        """Without one family at a time, where a compiled candidate with several is the best so far."""
-        best = search.best.candidate
-        matched = search.best.report.counts()
-        if best.compiler != "inductor" or len(matched) < 2:
-            return
-        for name in sorted(matched, key=lambda each: -matched[each]):
+    def _ablations(self, search: Climber, scope: str) -> Iterator[Rung]:
+        """Without one family at a time, from the best so far, where it is a compiled candidate with several.
+
+        Those with a kernel of ours come first: they end a compiler's fusions, and may cost more than they bring.
+        """
+        tried: set[str] = set()
+        while len(tried) < MOST_ABLATIONS:
+            best = search.best.candidate
+            if best.compiler != "inductor" or best.scope != scope:
+                return
+            matched = search.best.report.counts()
+            left = [name for name in matched if name not in tried and rewrites()[name].exact != "bits"]
+            if not left:
+                return
+            name = min(left, key=lambda each: (not rewrites()[each].needs_kernels, -matched[each]))
+            tried.add(name)
             rest = tuple(each for each in best.rewrites if each != name)
-            fewer = replace(best, name=f"{best.name.removesuffix(' + graph')} − {name}", rewrites=rest)
-            yield self._rung(self._named(fewer), self._compile_s(best.scope), "compiled")
+            fewer = replace(best, name=f"{best.name.removesuffix(GRAPHED)} − {name}", rewrites=rest)
+            yield self._rung(self._named(fewer), self._compile_s(scope), "compiled")
 
     def _tuned(self, search: Climber, layout: str) -> Iterator[Rung]:
-        """Products tuned, where they matter; and torch.compile's own way of doing it, as a rival."""
-        forecast = self.facts.forecast
-        if not self.facts.cuda or (forecast and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC):
+        """Products tuned where they matter, else generated kernels; and torch.compile's own tuning, as a rival."""
+        if not self.facts.cuda:
             return
+        forecast = self.facts.forecast
         plain = self._blocks() if self.facts.groups else self._inductor("", layout, "model")
+        if forecast and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC:
+            tuned = replace(plain, name="tuned", options=GENERATED_TUNED)
+            yield from self._family(search, tuned, 2 * self._compile_s(plain.scope))
+            return
         tuned = replace(plain, name="tuned", compiler="inductor-autotune")
         yield from self._family(search, tuned, AUTOTUNE_TIMES * self._compile_s(plain.scope))
         if self.facts.mode == "infer":
@@ -172,20 +197,23 @@ class Ladder:
 
     def _compile_s(self, scope: str) -> float:
         """About 3 s and 45 ms a kernel on a host with a GPU; where C++ is compiled, more. Blocks are paid for once."""
-        shares = sum(1 / len(group.blocks) for group in self.facts.groups)
-        kernels = self.facts.num_kernels * (min(1.0, shares + 0.05) if scope == "blocks" else 1.0)
         each_s, first_s = (0.045, 3.0) if self.facts.cuda else (0.08, 6.0)
-        return self.scale * (first_s + each_s * kernels)
+        return self.scale * (first_s + each_s * self._kernels(scope))
+
+    def _kernels(self, scope: str) -> float:
+        """Kernels that a compiler sees: of equal blocks those of one."""
+        shares = sum(1 / len(group.blocks) for group in self.facts.groups)
+        return self.facts.num_kernels * (min(1.0, shares + 0.05) if scope == "blocks" else 1.0)
 
     def _trace_s(self) -> float:
-        return TRACE_S + 0.01 * self.facts.num_kernels
+        return TRACE_S + TRACE_KERNEL_S * self._kernels("blocks" if self.facts.groups else "model")
 
     def _graphed(self, candidate: Candidate, cost_s: float) -> Rung:
         execution = "compiled" if candidate.compiles else "cudagraph"
         return self._rung(self._named(replace(candidate, graphed=self.facts.cuda)), cost_s, execution)
 
     def _named(self, candidate: Candidate) -> Candidate:
-        return replace(candidate, name=f"{candidate.name} + graph") if candidate.graphed else candidate
+        return replace(candidate, name=candidate.name + GRAPHED) if candidate.graphed else candidate
 
     def _rung(self, candidate: Candidate, cost_s: float, execution: str) -> Rung:
         forecast: Any = self.facts.forecast

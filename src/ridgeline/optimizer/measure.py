@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ridgeline.optimizer.inputs import Inputs, State
+from ridgeline.optimizer.inputs import Before, Inputs, State, writable
 from ridgeline.optimizer.loss import Loss
 
 Call = Callable[..., Any]
@@ -114,24 +114,35 @@ class Track:
     def settle(self, call: Call) -> float:
         """One call of eager PyTorch: whether calls change their inputs, and about how long they take."""
         trial = self.inputs.copied()
-        before = [(tensor, tensor._version) for _, tensor in trial.named()]
+        before, places = Before(trial), [id(tensor) for _, tensor in trial.named()]
         self.run(call, trial)
-        after = trial.named()
-        self.appends = len(after) != len(before) or any(a is not b for (_, a), (b, _) in zip(after, before))
-        changed = [i for i, (tensor, version) in enumerate(before) if tensor._version != version]
+        self.appends = places != [id(tensor) for _, tensor in trial.named()]
+        changed = before.written()
         own = self.inputs.named()
         self.written = [(own[i][1], own[i][1].detach().clone()) for i in changed]
         self.mutates = bool(changed) or bool(self.state.changed())
+        if self.state.watch.changes():
+            self._settle_names(call)
         self.restore()
         if not self.mutates and sum(t.nbytes for t in self.inputs.tensors()) < _COPY_BYTES:
             self.copies = [self.inputs, self.inputs.fresh(8), self.inputs.fresh(10)]
         return self.about_s(call)
 
+    def _settle_names(self, call: Call) -> None:
+        """What the first call sets up stays; what every call changes is put back after each."""
+        self.state.restore()
+        again = State(self.model)
+        self.run(call, self.inputs.copied())
+        if again.watch.changes():
+            self.state.rebinds = self.mutates = True
+        else:
+            again.random, self.state = self.state.random, again
+
     def restore(self) -> None:
         """The model's state and the inputs it writes to as they were."""
         self.state.restore()
-        with torch.no_grad():
-            for tensor, kept in self.written:
+        for tensor, kept in self.written:
+            with torch.no_grad(), writable(tensor):
                 tensor.detach().copy_(kept)
 
     def hand_back(self) -> None:

@@ -125,7 +125,7 @@ def _is_view(schema: Any) -> bool:
 def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profiled: bool) -> Observation:
     """Calls once with everything noted, and puts back every memory that was written to and every random state.
 
-    ``profiled`` notes also which code runs: of use from the second call on, when nothing is imported or set up any more.
+    ``profiled`` notes also which code runs: of use from the second call on, when all is imported and set up.
     """
     seen = Observation()
     journal = Journal(seen)

@@ -1,8 +1,8 @@
 """The model a person gets back: called like the original, it *is* the original in every way but speed.
 
-An ``Optimized`` shares the original's attributes (parameters, configuration, hooks, training flag: one dictionary), is an
-instance of its class and so passes wherever the model did. Calls that look like those that were verified run as planned;
-all others run the model itself, and say so once.
+An ``Optimized`` shares the original's attributes (parameters, configuration, hooks, training flag: one dictionary), is
+an instance of its class and so passes wherever the model did. Calls that look like those that were verified run as
+planned; all others run the model itself, and say so once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from torch import Tensor, nn
 
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.graphed import Graphed, GraphedTraining, Miss
+from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.signature import Signature, TooLarge, difference
+from ridgeline.optimizer.tree import Flat
 from ridgeline.optimizer.watch import Watch
 
 _STATE = "_ridgeline_state"
+_MOST_MATCHERS = 4
 
 
 class RunsEagerly(UserWarning):
@@ -38,6 +41,8 @@ class Plan:
     name: str = "plan"
     watch: Watch | None = None
     """What must not have changed since the plan was verified; made from the model if not given."""
+    matcher: Matcher | None = None
+    """Knows calls of the signature at a glance; made from the signature if not given."""
 
 
 @dataclass(slots=True)
@@ -51,45 +56,57 @@ class State:
     loss: Callable[..., Tensor] | None = None
     step: Callable[..., Any] | None = None
     plans: dict[Signature, Plan] = field(default_factory=dict)
+    matchers: list[tuple[Matcher, Plan]] = field(default_factory=list)
     fallbacks: dict[str, int] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.Lock)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorded = torch.is_grad_enabled()
-        inference = self.mode == "inference"
+        grad = recorded and self.mode != "inference"
+        for matcher, plan in self.matchers:
+            flat = matcher.fits(args, kwargs, self.model, grad)
+            if flat is not None:
+                return self._planned(plan, flat, args, kwargs, recorded and not grad)
         try:
-            signature = Signature.of(args, kwargs, self.model, grad=recorded and not inference)
+            signature = Signature.of(args, kwargs, self.model, grad=grad)
         except TooLarge:
             return self.eager("an argument holds too many objects to compare", args, kwargs)
-        plan = self.plans.get(signature)
-        if plan is None:
+        found = self.plans.get(signature)
+        if found is None:
             return self.eager(self._why(signature), args, kwargs)
-        if inference and recorded:
-            if any(tensor.requires_grad for tensor in signature.flat.tensors):
-                return self.eager("an input requires gradients, and the model was optimized for inference", args, kwargs)
-            with torch.no_grad():
-                return self._planned(plan, signature, args, kwargs)
-        return self._planned(plan, signature, args, kwargs)
+        return self._planned(found, signature.flat, args, kwargs, recorded and not grad)
 
-    def _planned(self, plan: Plan, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _planned(self, plan: Plan, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any], quiet: bool) -> Any:
+        """As planned; ``quiet`` if gradients are on and not wanted."""
+        if quiet and any(tensor.requires_grad for tensor in flat.tensors):
+            reason = "an input requires gradients, and the model was optimized for inference"
+            return self.eager(reason, args, kwargs, 5)
         call = plan.call
-        if isinstance(call, Graphed):
-            result = call.replay(signature.flat)
-            if not isinstance(result, Miss):
+        if call.__class__ is Graphed:
+            result = call.replay(flat)
+            if result.__class__ is not Miss:
                 return result
-            return self.eager(result.reason, args, kwargs, 5) if result.stale else call.call(*args, **kwargs)
-        if isinstance(call, GraphedTraining):
+            if result.stale:
+                return self.eager(result.reason, args, kwargs, 5)
+            call = call.call
+        elif call.__class__ is GraphedTraining:
             reason, stale = call.obstacle()
             if not reason:
-                return call.replay(signature.flat)
-            return self.eager(reason, args, kwargs, 5) if stale else call.call(*args, **kwargs)
-        if plan.watch is not None and not plan.watch.same():
+                return call.replay(flat)
+            if stale:
+                return self.eager(reason, args, kwargs, 5)
+            call = call.call
+        elif plan.watch is not None and not plan.watch.same():
             return self.eager("; ".join(plan.watch.changes()[:3]), args, kwargs, 5)
+        if torch.is_inference_mode_enabled() and not any(tensor.is_inference() for tensor in flat.tensors):
+            with torch.inference_mode(False), torch.no_grad():  # what was compiled was compiled outside of it
+                return call(*args, **kwargs)
+        if quiet:
+            with torch.no_grad():
+                return call(*args, **kwargs)
         return call(*args, **kwargs)
 
     def _why(self, signature: Signature) -> str:
-        if not self.plans:
-            return "nothing was found that is faster than the model itself"
         reasons = [difference(known, signature) for known in self.plans]
         return min((reason for reason in reasons if reason), key=len, default="the call was not verified")
 
@@ -108,9 +125,9 @@ class State:
 class Optimized:
     """A drop-in for a model, with verified plans for the calls it was optimized for.
 
-    ``Optimized(model, plans)`` is an instance of the model's own class whose attributes are the model's own: what is set
-    on one is seen on the other. ``.original`` is the model, ``.receipt`` says what was done, ``.fallbacks`` which calls
-    ran eagerly and why. For inference, results carry no gradients unless an input asks for them.
+    ``Optimized(model, plans)`` is an instance of the model's own class whose attributes are the model's own: what is
+    set on one is seen on the other. ``.original`` is the model, ``.receipt`` says what was done, ``.fallbacks`` which
+    calls ran eagerly and why. For inference, results carry no gradients unless an input asks for them.
     """
 
     __slots__ = ()
@@ -139,11 +156,22 @@ class Optimized:
         return state.run(args, kwargs)
 
     def add(self, plan: Plan) -> None:
-        """Runs calls of the plan's signature as it says from now on."""
+        """Runs calls of the plan's signature as it says from now on; a plan that is the model itself needs nothing."""
         state = _state(self)
+        if plan.call is state.model:
+            return
         if plan.watch is None and not isinstance(plan.call, Graphed | GraphedTraining):
             plan.watch = Watch(state.model)
-        state.plans[plan.signature.detached()] = plan
+        plan.matcher = plan.matcher or getattr(plan.call, "matcher", None) or Matcher.of(plan.signature)
+        plan.signature = plan.signature.detached()
+        state.plans[plan.signature] = plan
+        if plan.matcher is not None and len(state.matchers) < _MOST_MATCHERS:
+            state.matchers.append((plan.matcher, plan))
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """How the calls that were verified are run."""
+        return tuple(_state(self).plans.values())
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -234,7 +262,7 @@ def plain_step(model: Callable[..., Any], optimizer: Any, loss: Callable[..., Te
 
 
 def loss_of(output: Any, loss: Callable[..., Tensor] | None) -> Tensor:
-    """The scalar to differentiate: what ``loss`` makes of the output, its ``.loss``, or the output if it is one number."""
+    """The scalar to differentiate: what ``loss`` makes of the output, its ``.loss``, or the output itself."""
     if loss is not None:
         return loss(output)
     value = getattr(output, "loss", None)
@@ -244,5 +272,5 @@ def loss_of(output: Any, loss: Callable[..., Tensor] | None) -> Tensor:
         value = output[0]
     value = output if value is None else value
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise OptimizeError("the output has no .loss and is not one number: give loss=, a function from output to scalar")
+        raise OptimizeError("the output has no .loss and is not one number: give loss=, a function of the output")
     return value

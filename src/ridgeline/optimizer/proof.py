@@ -11,17 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.bench.verdict import FEW_FLOOR, MAX_FLOOR, RMS_FLOOR, TIMES_EAGER, Error, error_of
-from ridgeline.optimizer.inputs import Inputs, State, leaves
+from ridgeline.optimizer.inputs import Before, Inputs, State, leaves
 
 Call = Callable[..., Any]
+Moments = dict[str, tuple[Tensor, Tensor]]
 MAX_ELEMENTS = 1 << 28
 """Elements kept of everything observed; larger tensors are judged by elements at a regular, odd distance."""
 LEAST_ELEMENTS = 1 << 16
-NUM_DRAWS = 8
+LEAST_DRAWS, MOST_DRAWS = 8, 32
 """Calls a random model is judged by: the means of as many runs must agree."""
-MAX_EXCESS = 3.0
-"""Squared distance of means over what chance explains; 1 is expected, elements of one run are not independent."""
-MAX_SPREAD_RATIO = 2.0
+EXCESS, SPREAD = 1.3, 1.25
+"""Squared distance of two means over what chance explains, and ratio of spreads, that many elements may show."""
+FEW_EXCESS, FEW_SPREAD = 12.0, 3.0
+"""What a single number may show beyond that (1 in 1,000 of the F distributions with 8 runs); fades as 1/√n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +97,11 @@ class Subject:
     ) -> list[Leaf]:
         """Outputs, inputs and state that were changed, and gradients in training; the state is put back."""
         named = parameters if parameters is not None else dict(self.model.named_parameters())
-        before = [(name, tensor, tensor._version) for name, tensor in inputs.named()]
-        known = {id(tensor) for _, tensor, _ in before}
+        before = Before(inputs)
         try:
             output, found = self._called(call, inputs, named)
             found += [(f"output{'.' if name else ''}{name}", tensor) for name, tensor in leaves(output)]
-            found += [(f"input {name}", tensor) for name, tensor, version in before if tensor._version != version]
-            found += [(f"input {name}", t) for name, t in inputs.named() if id(t) not in known]
+            found += [(f"input {name}", tensor) for name, tensor in before.changed()]
             found += (changed or self.state.changed)()
             limit = max(LEAST_ELEMENTS, MAX_ELEMENTS // max(1, len(found)))
             return [_leaf(name, tensor, limit) for name, tensor in found]
@@ -142,8 +142,11 @@ def _leaf(name: str, tensor: Tensor, limit: int) -> Leaf:
 class Prover:
     """Eager's results and the reference's on fresh inputs, made once; candidates are judged against them."""
 
-    def __init__(self, subject: Subject, *, num_inputs: int = 2, random: bool = False) -> None:
-        self.subject, self.random = subject, random
+    def __init__(
+        self, subject: Subject, *, num_inputs: int = 2, random: bool = False, num_draws: int = LEAST_DRAWS
+    ) -> None:
+        self.subject, self.random, self.num_draws = subject, random, num_draws
+        self._eager_moments: list[Moments] = []
         self.notes: list[str] = []
         self.cases: list[tuple[Inputs, list[Leaf], list[Leaf]]] = []
         self.reference = ""
@@ -151,7 +154,7 @@ class Prover:
 
     def _prepare(self, cases: Sequence[Inputs]) -> None:
         if self.random:
-            self.reference = f"the mean of {NUM_DRAWS} eager runs"
+            self.reference = f"the mean of {self.num_draws} eager runs"
             self.notes.append(
                 "the model draws random numbers: judged by the means and spreads of runs, not by elements"
             )
@@ -236,38 +239,42 @@ class Prover:
         return Verdict(False, "", 0, inf, 0.0, 0.0, inf, 0.0, 0.0, self.reference, reason, tuple(self.notes))
 
     def _judge_random(self, call: Call) -> Verdict:
+        """Means and spreads of runs beside eager's; eager's other runs say what chance alone does to each result."""
         inputs = self.cases[0][0]
-        eager, found = (self._moments(who, inputs) for who in (self.subject.model, call))
-        if eager.keys() != found.keys():
+        if not self._eager_moments:
+            self._eager_moments = [self._moments(self.subject.model, inputs, first) for first in (0, self.num_draws)]
+        eager, again = self._eager_moments
+        found = self._moments(call, inputs, 2 * self.num_draws)
+        if eager.keys() != found.keys() or any(eager[name][0].shape != found[name][0].shape for name in eager):
             return self._wrong("other results than eager")
-        worst, where = (0.0, 1.0), ""
-        for name, (mean, spread) in eager.items():
-            excess, ratio = _distance(mean, spread, *found[name])
-            if excess / MAX_EXCESS + abs(math.log(ratio)) > worst[0] / MAX_EXCESS + abs(math.log(worst[1])):
-                worst, where = (excess, ratio), name
-        ok = worst[0] <= MAX_EXCESS and 1 / MAX_SPREAD_RATIO <= worst[1] <= MAX_SPREAD_RATIO
-        reason = "" if ok else (
-            f"{where}: means of {NUM_DRAWS} runs {worst[0]:.1f} times as far apart (squared) as chance explains "
-            f"({MAX_EXCESS} allowed), spread {worst[1]:.2f} of eager's"
+        worst: tuple[float, str, tuple[float, float, float, float]] = (0.0, "", (0.0, 1.0, EXCESS, SPREAD))
+        for name, moments in eager.items():
+            shown = _beyond_chance(moments, again[name], found[name], self.num_draws, self.subject.step)
+            badness = max(shown[0] / shown[2], max(shown[1], 1 / shown[1]) / shown[3])
+            worst = max(worst, (badness, name, shown))
+        badness, where, (excess, ratio, allowed_excess, allowed_ratio) = worst
+        reason = "" if badness <= 1 else (
+            f"{where}: means of {self.num_draws} runs {excess:.1f} times as far apart (squared) as chance explains "
+            f"({allowed_excess:.1f} allowed), spread {ratio:.2f} of eager's ({allowed_ratio:.2f} allowed)"
         )  # fmt: skip
-        return Verdict(ok, where, len(eager), worst[0], 1.0, MAX_EXCESS, worst[1], 1.0, MAX_SPREAD_RATIO,
+        return Verdict(badness <= 1, where, len(eager), excess, 1.0, allowed_excess, ratio, 1.0, allowed_ratio,
                        self.reference, reason, tuple(self.notes))  # fmt: skip
 
-    def _moments(self, call: Call, inputs: Inputs) -> dict[str, tuple[Tensor, Tensor]]:
+    def _moments(self, call: Call, inputs: Inputs, first: int) -> Moments:
         """Mean and variance of every floating-point result over runs with different random numbers."""
-        sums: dict[str, list[Tensor]] = {}
-        for draw in range(NUM_DRAWS):
+        sums: dict[str, tuple[Tensor, Tensor]] = {}
+        for draw in range(first, first + self.num_draws):
             torch.manual_seed(1234 + 977 * draw)
             for leaf in self.subject.observe(call, inputs.copied()):
                 if leaf.dtype.is_floating_point:
                     value = leaf.values[: 1 << 20].double()
-                    kept = sums.setdefault(leaf.name, [torch.zeros_like(value), torch.zeros_like(value)])
-                    kept[0] += value
-                    kept[1] += value.square()
-        found = {}
+                    total, squares = sums.setdefault(leaf.name, (torch.zeros_like(value), torch.zeros_like(value)))
+                    total += value
+                    squares += value.square()
+        num, found = self.num_draws, {}
         for name, (total, squares) in sums.items():
-            mean = total / NUM_DRAWS
-            found[name] = (mean, (squares / NUM_DRAWS - mean.square()).clamp(min=0) * NUM_DRAWS / (NUM_DRAWS - 1))
+            mean = total / num
+            found[name] = (mean, (squares / num - mean.square()).clamp(min=0) * num / (num - 1))
         return found
 
 
@@ -287,16 +294,27 @@ def _mismatch(found: Tensor, reference: Tensor) -> Error:
     return Error(float(differing) / max(1, reference.numel()), float(differing > 0), 0)
 
 
-def _distance(mean_a: Tensor, var_a: Tensor, mean_b: Tensor, var_b: Tensor) -> tuple[float, float]:
+def _beyond_chance(
+    eager: tuple[Tensor, Tensor], again: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], num: int, step: float
+) -> tuple[float, float, float, float]:
+    """(excess, ratio of spreads) of a result, and what is allowed of each given what eager's own runs show."""
+    few = eager[0].numel() ** -0.5
+    excess, ratio = _distance(eager, found, num, step)
+    own_excess, own_ratio = _distance(eager, again, num, step)
+    allowed_ratio = SPREAD * max(own_ratio, 1 / own_ratio) + FEW_SPREAD * few
+    return excess, ratio, EXCESS * max(1.0, own_excess) + FEW_EXCESS * few, allowed_ratio
+
+
+def _distance(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], num: int, step: float) -> tuple[float, float]:
     """Squared distance of two means over what chance explains, and the ratio of the spreads."""
-    if mean_a.shape != mean_b.shape:
-        return math.inf, 1.0
-    a, b = float(var_a.sum()), float(var_b.sum())
+    (mean_a, var_a), (mean_b, var_b) = a, b
+    spread_a, spread_b = float(var_a.sum()), float(var_b.sum())
     apart = float((mean_a - mean_b).square().sum())
-    rounding = 1e-6 * float(mean_a.square().sum())
-    if a <= rounding and b <= rounding:  # nothing random about this one
-        return apart / max(rounding, 1e-30) if apart > rounding else 0.0, 1.0
-    return apart / max((a + b) / NUM_DRAWS, 1e-30), max(math.sqrt(b / max(a, 1e-30)), 1e-6)
+    rounding = (4 * step) ** 2 * float(mean_a.square().sum())  # two ways to round the same number
+    if spread_a <= rounding and spread_b <= rounding:  # nothing random about this one
+        return (apart / max(rounding, 1e-30) if apart > rounding else 0.0), 1.0
+    ratio = math.sqrt((spread_b + rounding) / (spread_a + rounding))
+    return apart / ((spread_a + spread_b) / num + rounding), ratio
 
 
 def _badness(verdict: Verdict) -> tuple[bool, float]:
@@ -306,30 +324,51 @@ def _badness(verdict: Verdict) -> tuple[bool, float]:
 
 def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
     """What the model leaves behind when its parameters, buffers and inputs are in a wider type."""
-    model = subject.model
-    wide: dict[int, Tensor] = {}
+    with _Exact(), _autocast_off(), Widened(subject.model, dtype) as wide:
+        parameters = {name: wide.of(tensor) for name, tensor in wide.parameters}
 
-    def widen(tensor: Tensor) -> Tensor:
-        if id(tensor) not in wide:
-            made = tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach().clone()
-            wide[id(tensor)] = made.requires_grad_(tensor.requires_grad)
-        return wide[id(tensor)]
+        def changed() -> list[tuple[str, Tensor]]:
+            pairs = [(name, wide.made.get(id(tensor)), kept) for name, tensor, kept in subject.state.tensors]
+            return [(f"state {name}", now) for name, now, kept in pairs
+                    if now is not None and not torch.equal(now, kept.to(now.dtype))]  # fmt: skip
 
-    parameters = {name: widen(tensor) for name, tensor in model.named_parameters(remove_duplicate=False)}
-    buffers = {name: widen(tensor) for name, tensor in model.named_buffers(remove_duplicate=False)}
-    firsts = {name: parameters[name] for name, _ in model.named_parameters()}
+        return subject.observe(subject.model, inputs.converted(dtype), parameters, changed)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _autocast_off():
-            return torch.func.functional_call(model, {**parameters, **buffers}, args, kwargs)
 
-    def changed() -> list[tuple[str, Tensor]]:
-        pairs = [(name, wide.get(id(tensor)), kept) for name, tensor, kept in subject.state.tensors]
-        return [(f"state {name}", now) for name, now, kept in pairs
-                if now is not None and not torch.equal(now, kept.to(now.dtype))]  # fmt: skip
+class Widened:
+    """A model whose tensors are in a wider type inside; afterwards every module holds what it held."""
 
-    with _Exact():
-        return subject.observe(call, inputs.converted(dtype), firsts, changed)
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self.model, self.dtype = model, dtype
+        self.parameters = list(model.named_parameters())
+        self.made: dict[int, Tensor] = {}
+        self.kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The wide counterpart; one for each tensor, however often it is used."""
+        if id(tensor) not in self.made:
+            wide = tensor.detach().to(self.dtype) if tensor.is_floating_point() else tensor.detach().clone()
+            self.made[id(tensor)] = wide.requires_grad_(tensor.requires_grad)
+        return self.made[id(tensor)]
+
+    def __enter__(self) -> Widened:
+        for module in self.model.modules():
+            for held in (module._parameters, module._buffers, vars(module)):
+                self._swap(held)
+            weights = vars(module).get("_flat_weights")  # recurrent modules keep a list of their own
+            if isinstance(weights, list):
+                self.kept.append((vars(module), {"_flat_weights": weights}))
+                vars(module)["_flat_weights"] = [self.of(w) if isinstance(w, Tensor) else w for w in weights]
+        return self
+
+    def _swap(self, held: dict[str, Any]) -> None:
+        found = {name: value for name, value in held.items() if isinstance(value, Tensor)}
+        self.kept.append((held, found))
+        held.update({name: self.of(value) for name, value in found.items()})
+
+    def __exit__(self, *_: Any) -> None:
+        for held, found in reversed(self.kept):
+            held.update(found)
 
 
 class _Exact:

@@ -115,6 +115,10 @@ class Receipt:
         """The same receipt, said to be remembered."""
         return replace(self, cached=True, spent_s=spent_s)
 
+    def noted(self, note: str) -> Receipt:
+        """The same receipt with a further note."""
+        return replace(self, notes=(*self.notes, note))
+
     def __str__(self) -> str:
         return "\n".join(text_of(self))
 
@@ -183,9 +187,8 @@ def _way(r: Receipt) -> list[str]:
     longest_s = max([step.measured_s for step in r.steps], default=1.0)
     width = max([len(step.name) for step in r.steps], default=1)
     bars = ["█" * max(1, round(40 * step.measured_s / longest_s)) for step in r.steps]
-    return [
-        f"  {step.name:<{width}}  {show_seconds(step.measured_s):>9}  {bar}" for step, bar in zip(r.steps, bars, strict=True)
-    ]
+    rows = zip(r.steps, bars, strict=True)
+    return [f"  {step.name:<{width}}  {show_seconds(step.measured_s):>9}  {bar}" for step, bar in rows]
 
 
 def _table(r: Receipt) -> list[str]:

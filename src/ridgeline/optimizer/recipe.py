@@ -155,7 +155,7 @@ def _seen_as(base: Tensor, dtype: torch.dtype, start: int, size: torch.Size, str
     return view_of(base, dtype, start, size, stride)
 
 
-# --- what a call does to the containers it is given ----------------------------------------------------------------------
+# --- what a call does to the containers it is given
 
 Effect = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Any]], None]
 

@@ -1,7 +1,7 @@
 """What a module computes, found out by trying: normalizations, gated feed-forward layers, rotary embeddings.
 
-Nothing is concluded from a name. A module is asked for results on drawn inputs, and what it returns is compared with what
-the formula gives, at several magnitudes, so that an eps in another place or another activation shows.
+Nothing is concluded from a name. A module is asked for results on drawn inputs, and what it returns is compared with
+what the formula gives, at several magnitudes, so that an eps in another place or another activation shows.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _orders(names: list[str]) -> list[tuple[str, str]]:
 
 @torch.no_grad()
 def _observed(module: nn.Module, linears: Any, gate: str, up: str, down: str) -> tuple[Tensor, Tensor, Tensor] | None:
-    """(gate's product, up's product, what down was given) on a drawn input; None if the module does not work that way."""
+    """(gate's product, up's product, what down was given) on a drawn input; None if the module works another way."""
     given: list[Tensor] = []
     weight = linears[gate].weight
     if weight.is_meta:
@@ -241,6 +241,8 @@ def rotary_of(function: Callable[..., Any]) -> bool | None:
         except Exception:  # a function that cannot be tried is not recognized
             return None
         meant = reference.forward(q, k, half.cos(), half.sin(), interleaved, 2)
-        if len(found) == 2 and all(torch.allclose(a, b, atol=1e-5, rtol=1e-5) for a, b in zip(found, meant, strict=True)):
+        if len(found) == 2 and all(
+            torch.allclose(a, b, atol=1e-5, rtol=1e-5) for a, b in zip(found, meant, strict=True)
+        ):
             return interleaved
     return None

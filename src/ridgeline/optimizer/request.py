@@ -20,9 +20,10 @@ from ridgeline.optimizer.measure import Track, compare
 from ridgeline.optimizer.optimized import Optimized
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.search import Outcome, Problem, plans_of, search
+from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
 from ridgeline.units import parse_quantity
 
+FUSED = "the optimizer updates all parameters in one kernel (fused=True)"
 OPTIMIZED_MODES = {"infer": "inference", "train": "train"}
 _alive: WeakValueDictionary[tuple[int, str], Optimized] = WeakValueDictionary()
 
@@ -46,19 +47,47 @@ def optimize(
     key = cache.key_of(problem.model, problem.inputs, _settings(problem)) if use_cache else ""
     began = time.perf_counter()
     given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}
+    fused = mode == "train" and optimizer is not None and fuse(optimizer)
     before = _alive.get((id(problem.model), key)) if key else None
     if before is not None and before.original is problem.model:
         receipt = before.receipt.from_cache(time.perf_counter() - began)
         return Optimized(problem.model, before.plans, receipt=receipt, **given)
     outcome = _remembered(problem, key, began) if key else None
     if outcome is None:
-        outcome = search(problem)
-        if key:
+        outcome = _searched(problem)
+        if key and outcome.receipt.entries:
             cache.save(key, outcome.built.candidate, outcome.receipt)
-    made = Optimized(problem.model, plans_of(problem, outcome.built), receipt=outcome.receipt, **given)
+    receipt = outcome.receipt.noted(FUSED) if fused else outcome.receipt
+    made = Optimized(problem.model, plans_of(problem, outcome.built), receipt=receipt, **given)
     if key:
         _alive[id(problem.model), key] = made
     return made
+
+
+def _searched(problem: Problem) -> Outcome:
+    """The search; a model it cannot cope with is returned as it is, with the reason, unless its own call fails."""
+    try:
+        return search(problem)
+    except OptimizeError:
+        raise
+    except Exception as error:
+        with torch.set_grad_enabled(problem.mode != "infer"):
+            problem.model(*problem.inputs.args, **problem.inputs.kwargs)  # the model's own mistakes are the caller's
+        return given_up(problem, f"left as it is: {why_failed(error)}")
+
+
+def fuse(optimizer: torch.optim.Optimizer) -> bool:
+    """Let an optimizer that has not stepped yet update all parameters in one kernel, where PyTorch has one."""
+    known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+    groups = optimizer.param_groups
+    untouched = all(g.get("fused") is None and g.get("foreach") is None and not g.get("differentiable") for g in groups)
+    parameters = [p for group in groups for p in group["params"]]
+    fit = all(p.is_cuda and p.is_floating_point() and type(p) is nn.Parameter for p in parameters)
+    if not (known and untouched and fit and parameters) or optimizer.state:
+        return False
+    for group in groups:
+        group["fused"] = True
+    return True
 
 
 def _problem(

@@ -20,7 +20,7 @@ from ridgeline.optimizer.inputs import Inputs, RandomState
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.proof import Prover, Subject, Verdict
+from ridgeline.optimizer.proof import LEAST_DRAWS, MOST_DRAWS, Prover, Subject, Verdict
 from ridgeline.optimizer.receipt import (
     BEATEN,
     EQUAL,
@@ -36,12 +36,15 @@ from ridgeline.optimizer.receipt import (
 )
 from ridgeline.optimizer.regions import groups, regions_of
 from ridgeline.optimizer.signature import Signature
+from ridgeline.optimizer.tracking import STEPS, track
 
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 """Shares of the budget for one candidate's race and for the last one."""
 LEAST_RACE_S, MOST_RACE_S = 0.3, 4.0
 REFERENCE_TIMES = 40
 """A call in float64 takes about this many of eager's."""
+TRACK_TIMES = 3.0
+"""Steps of the optimizer and both runs, in eager calls."""
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
 
@@ -146,10 +149,10 @@ class Search:
             mode=self.problem.mode,
             cuda=self.problem.device.type == "cuda",
             eager_s=self.eager_s,
-            groups=tuple(groups(model)),
+            groups=() if self.problem.inputs.has_cache or self.track.state.rebinds else tuple(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
-            substitutable=substitutable(model, self.problem.device),
+            substitutable=() if self.track.state.rebinds else substitutable(model, self.problem.device),
             forecast=self.forecast,
             budget_s=self.problem.budget_s,
         )
@@ -161,7 +164,9 @@ class Search:
             problem = self.problem
             subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
             cheap = 2 * REFERENCE_TIMES * self.eager_s < 0.2 * self.problem.budget_s
-            self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random)
+            affordable = int(0.02 * self.problem.budget_s / max(self.eager_s, 1e-6))
+            self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random,
+                                  num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
         return self._prover
 
     # One rung: build, time, prove.
@@ -329,6 +334,7 @@ class Search:
     # The end: the last race, and what it says.
 
     def _finish(self) -> Outcome:
+        self._tracked()
         timed, stock = self._last_race()
         eager, best = timed["eager"], timed[self.best.candidate.name]
         over_eager = compare(eager, best)
@@ -361,6 +367,25 @@ class Search:
                 kept = self.entries[built.candidate.name]
                 self.entries[built.candidate.name] = replace(kept, status=WINNER, reason="")
         return timed, self.stock
+
+    def _tracked(self) -> None:
+        """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""
+        steps_s = TRACK_TIMES * STEPS * self.eager_s
+        if self.problem.mode != "train" or self.best is self.eager:
+            return
+        if steps_s > self.left_s():
+            left_s = max(0.0, self.left_s())
+            self.notes.append(f"no run of {STEPS} steps: about {steps_s:.0f} s are needed, {left_s:.0f} s left")
+            return
+        problem, track_ = self.problem, self.track
+        with self.best.switched() as call:
+            found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+        self.notes.append(str(found))
+        if not found.ok:
+            entry = self.entries[self.best.candidate.name]
+            self.entries[self.best.candidate.name] = replace(entry, status=WRONG, reason=f"strays in training: {found}")
+            self.best = self.eager
+            self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
 
     def _fits(self, built: Built) -> bool:
         peak = self.entries[built.candidate.name].peak_bytes
@@ -429,7 +454,20 @@ def handed(problem: Problem, built: Built) -> Built:
     if built.candidate.name == "eager":
         return built
     mode = "inference" if problem.mode == "infer" else "train"
-    return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode), inner=None)
+    with built.switched():  # what a plan watches is the model as it is then
+        return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode), inner=None)
+
+
+def given_up(problem: Problem, reason: str) -> Outcome:
+    """The model itself, with a receipt that says why nothing was tried."""
+    receipt = Receipt(
+        model=type(problem.model).__name__, mode=problem.mode, device=device_name(problem.device),
+        inputs=described(problem.inputs), environment=environment(), winner="eager", changes=("nothing",),
+        eager_s=0.0, final_s=0.0, stock_s=None, speedup=1.0, speedup_low=1.0, speedup_high=1.0, over_best=1.0,
+        floor_s=None, eager_bytes=None, final_bytes=None, memory_limit_bytes=problem.memory_limit_bytes,
+        budget_s=problem.budget_s, spent_s=0.0, verdict=None, entries=(), steps=(), notes=(reason,),
+    )  # fmt: skip
+    return Outcome(Built(Candidate(name="eager"), problem.model, Report()), receipt)
 
 
 def device_name(device: torch.device) -> str:
@@ -456,15 +494,17 @@ def substitutable(model: nn.Module, device: torch.device) -> tuple[str, ...]:
 
 def described(inputs: Inputs) -> str:
     """Shapes and types, the largest few."""
-    shown = sorted(inputs.named(), key=lambda pair: -pair[1].nbytes)
+    shown = sorted(inputs.named(), key=lambda pair: -pair[1].numel())
     text = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for _, t in shown[:4]]
     return ", ".join(text) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
 
 
 def why_failed(error: BaseException) -> str:
-    """An error in one line."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+    """An error in one line; of an error that wraps another, what the other says."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith("raised:"):
+        return lines[1][:240]
+    return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
 
 
 def search(problem: Problem) -> Outcome:

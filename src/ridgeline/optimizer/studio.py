@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.executor import Executor, reason_of
-from ridgeline.optimizer.observe import Observation, observe
+from ridgeline.optimizer.constants import Constants
+from ridgeline.optimizer.executor import Executor, Recording, reason_of
+from ridgeline.optimizer.observe import Observation, observe, restored_random
 from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
-from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, twin
+from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, all_tokens, twin
 from ridgeline.optimizer.watch import Watch
 
 LENT_BYTES = 1 << 20
@@ -33,6 +34,8 @@ class Studio:
         self.groups: list[Group] = []
         self.written_model: list[Tensor] = []
         self.drawn: frozenset[str] = frozenset()
+        self._constants: Constants | None = None
+        self._told = False
         self._nested: set[int] = set()
         self._written: set[int] = set()
         self._externals: dict[int, Tensor] = {}
@@ -45,7 +48,7 @@ class Studio:
     def refuse(self, flat: Flat) -> None:
         if hooks := self.watch.hooks():
             raise NotGraphable(f"the model has hooks that a replay would not call: {', '.join(hooks[:3])}")
-        for token in flat.tokens:
+        for token in all_tokens(flat.tokens):
             if token[0] == STRANGE:
                 raise NotGraphable(f"an input is a tensor of another kind ({token[2]})")
             if token[0] == OPAQUE and "cannot be compared" in repr(token[2]):
@@ -64,6 +67,7 @@ class Studio:
         seen = self._observed(flat, statics, profiled=True)
         self.refuse_changes()
         self.watch.read_by(seen.codes)
+        self.watch.hold_host_to(self.executor.device_type)
         return seen
 
     def refuse_changes(self) -> None:
@@ -96,6 +100,39 @@ class Studio:
         self.written_model = [t for _, t in self.watch.tensors.values()
                                if _has_memory(t) and t.untyped_storage()._cdata in seen.written]  # fmt: skip
         self._externals = {s: t for s, t in seen.externals.items() if s not in mine}
+
+    def rehearse(self, run: Callable[[], Any]) -> None:
+        """Runs as recordings run, first on the way that calls take.
+
+        If the host has to wait there: on the way that code takes when it is told of a capture, and then with what the
+        host brings to the device held there.
+        """
+        try:
+            self.executor.rehearse(run, told=False)
+        except NotGraphable as first:
+            try:
+                self.executor.rehearse(run, told=True)
+                self._told = True
+            except NotGraphable:
+                self._rehearse_with_constants(run, first)
+
+    def _rehearse_with_constants(self, run: Callable[[], Any], first: NotGraphable) -> None:
+        constants = Constants(self.executor.device_type, factories=self.call is self.model)
+        with constants.collecting():
+            self.executor.warm_up(run)
+        if not constants:
+            raise first
+        with constants.serving():
+            self.executor.rehearse(run, told=False)
+        self._constants = constants
+
+    def record(self, run: Callable[[], Any], executor: Executor | None = None) -> tuple[Recording, Any]:
+        """Records a run, and changes nothing that others see."""
+        served = nullcontext() if self._constants is None else self._constants.serving()
+        with restored_random(), served:
+            made = (executor or self.executor).record(run, told=self._told)
+        self.refuse_changes()
+        return made
 
     def is_written(self, group: Group) -> bool:
         return any(i in self._written for i in group.indices)

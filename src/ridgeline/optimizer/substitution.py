@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import weakref
 from collections import Counter
@@ -54,8 +55,9 @@ _applied: weakref.WeakKeyDictionary[nn.Module, Applied] = weakref.WeakKeyDiction
 def apply(model: nn.Module, parts: Sequence[str] = PARTS) -> Applied:
     """Put our kernels into a model in place: ``parts`` of attention, norm, gate, rotary and loss.
 
-    Modules are recognized by what they compute, tried on drawn inputs before anything is replaced. Attention goes through
-    transformers' registries. Calls that a kernel does not take fall back to what the model came with. ``revert`` undoes it.
+    Modules are recognized by what they compute, tried on drawn inputs before anything is replaced. Attention goes
+    through transformers' registries. Calls that a kernel does not take fall back to what the model came with.
+    ``revert`` undoes it.
     """
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
@@ -171,7 +173,12 @@ def _norm_forward(norm: Norm, original: Callable[..., Any]) -> Callable[..., Any
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if len(args) == 1 and not kwargs else None
         weight = self.weight
-        if x is None or x.device.type not in hooks.RUNS_ON or x.dtype != weight.dtype or torch.is_autocast_enabled("cuda"):
+        if (
+            x is None
+            or x.device.type not in hooks.RUNS_ON
+            or x.dtype != weight.dtype
+            or torch.is_autocast_enabled("cuda")
+        ):
             return original(self, *args, **kwargs)
         if centered:
             return layer_norm(x, weight, getattr(self, "bias", None), eps)
@@ -276,13 +283,19 @@ def _put_loss(model: nn.Module, done: Applied) -> None:
     for path, module in model.named_modules():
         if not isinstance(getattr(type(module), "loss_function", None), property):
             continue
-        if "_loss_function" in module.__dict__:
+        if "_loss_function" in module.__dict__ or not _uses(module, "loss_function"):
             continue
         present = _loss_of(module)
         if present is ForCausalLMLoss or present is ForMaskedLMLoss:
             module._loss_function = _loss(present, shifted=present is ForCausalLMLoss)  # type: ignore[assignment]
             done.undos.append(_forget(module, "_loss_function"))
             done.replaced.append(Replaced(path, present.__name__, "cross_entropy"))
+
+
+def _uses(module: nn.Module, name: str) -> bool:
+    """Whether a module's forward speaks of an attribute; decorated forwards are unwrapped first."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and name in code.co_names
 
 
 def _forget(module: nn.Module, name: str) -> Callable[[], None]:
@@ -306,13 +319,19 @@ def _loss(original: Callable[..., Any], shifted: bool) -> Callable[..., Any]:
             rest["shift_labels"] = shift_labels
         target = _targets(labels, ignore_index, shift_labels, shifted).to(logits.device)
         flat = logits.reshape(-1, vocab_size)
-        if logits.device.type not in hooks.RUNS_ON or torch.is_autocast_enabled("cuda") or CROSS_ENTROPY.support(flat, target) is not None:
+        if (
+            logits.device.type not in hooks.RUNS_ON
+            or torch.is_autocast_enabled("cuda")
+            or CROSS_ENTROPY.support(flat, target) is not None
+        ):
             return original(logits, labels, vocab_size, **rest)
         reduction = "mean" if num_items_in_batch is None else "sum"
         found = CROSS_ENTROPY(flat, target, ignore_index, 0.0, 0.0, reduction, True)
         if num_items_in_batch is None:
             return found
-        return found / (num_items_in_batch.to(found.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch)
+        return found / (
+            num_items_in_batch.to(found.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch
+        )
 
     return loss
 

@@ -1,9 +1,9 @@
 """A differentiable call recorded as two CUDA graphs, forward and backward, behind one autograd function.
 
-Gradients reach parameters and inputs through autograd, so hooks on them fire and ``.grad`` accumulates as ever. What the
-recordings share is memory: activations live from a forward to its backward in one pool, and gradients may lie where
-activations were. So a forward is replayed only when the last one has been differentiated or forgotten, and gradients that
-somebody still holds are moved away first.
+Gradients reach parameters and inputs through autograd, so hooks on them fire and ``.grad`` accumulates as ever. What
+the recordings share is memory: activations live from a forward to its backward in one pool, and gradients may lie where
+activations were. So a forward is replayed only when the last one has been differentiated or forgotten, and gradients
+that somebody still holds are moved away first.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import keep, put_back, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
@@ -69,6 +70,7 @@ class GraphedTraining:
 
     def __init__(self, call: Callable[..., Any], signature: Signature, studio: TrainingStudio, tracks: Tracks) -> None:
         self.call, self.signature, self.watch = call, signature.detached(), studio.watch
+        self.matcher = Matcher.of(signature)
         self.misses: dict[str, int] = {}
         self.replays = 0
         self._studio, self._tracks = studio, tracks
@@ -114,7 +116,7 @@ class GraphedTraining:
             effect(results, flat.tensors, flat.containers)
         return tracks.result(results, flat.tensors, flat.containers)
 
-    # --- the two halves, called by autograd ------------------------------------------------------------------------------
+    # --- the two halves, called by autograd -------------------------------------------------------------------------
 
     def run_forward(self, flat: Flat) -> tuple[list[Tensor], Pending]:
         tracks = self._tracks
@@ -151,14 +153,14 @@ class GraphedTraining:
 
     def _check(self, pending: Pending) -> None:
         if pending.done:
-            raise OptimizeError("a recorded backward runs once after its forward: its activations are gone. For a second "
-                                "backward (retain_graph) call the model that was optimized, .original")  # fmt: skip
+            raise OptimizeError("a recorded backward runs once after its forward: its activations are gone. For a "
+                                "second backward (retain_graph) call the model itself, .original")  # fmt: skip
         if pending.versions and pending.versions != [output._version for output in self._tracks.outputs]:
             raise OptimizeError("a result of the recorded forward was changed in place before the backward: "
                                 "change a copy of it, or call the model that was optimized, .original")  # fmt: skip
 
     def _move_gradients(self) -> bool:
-        """Gradients that are still held lie where replays write: parameters get copies of theirs. False if others hold some."""
+        """Held gradients lie where replays write: parameters get copies of theirs. False if others hold some."""
         free = self._tracks.grads_free
         if _free(free):
             return True
@@ -200,7 +202,8 @@ def _free(counted: list[tuple[int, int]]) -> bool:
 
 
 def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *,
-                   loss: Callable[[Any], Tensor] | None = None, executor: Executor | None = None) -> GraphedTraining:  # fmt: skip
+                   loss: Callable[[Any], Tensor] | None = None,
+                   executor: Executor | None = None) -> GraphedTraining:  # fmt: skip
     """Records ``call(*args, **kwargs)`` and its backward; the result is differentiable like the call.
 
     ``loss`` is what will be differentiated, as a function of the output; by default its ``.loss`` if it has one, else
@@ -284,7 +287,7 @@ class TrainingStudio(Studio):
             for parameter, hooks in kept:
                 parameter._backward_hooks = hooks
 
-    # --- running ---------------------------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------------------------
 
     def _leaves(self, statics: Statics) -> dict[int, Tensor]:
         """The recording's inputs; those that ask for gradients are leaves of its own history."""
@@ -320,7 +323,7 @@ class TrainingStudio(Studio):
             with restored_random():
                 self.executor.warm_up(run)
                 self.executor.warm_up(run)
-                self.executor.rehearse(run)
+                self.rehearse(run)
         finally:
             for whole, was in kept:
                 put_back(whole, was)
@@ -329,7 +332,7 @@ class TrainingStudio(Studio):
 
     def _refuse_views(self, scene: Scene) -> None:
         if not any(output.requires_grad for output in scene.outputs):
-            raise NotGraphable("nothing of the result can be differentiated: it is an input, a view of one, or a constant")
+            raise NotGraphable("nothing of the result can be differentiated: it is an input, a view of one, or fixed")
         storages = [output.untyped_storage()._cdata for output in scene.outputs if output.requires_grad]
         if len(set(storages)) < len(storages):
             raise NotGraphable("results that can be differentiated share memory")
@@ -357,8 +360,7 @@ class TrainingStudio(Studio):
         inputs = self._leaves(statics)
         arguments, boxes = self.twin(flat, inputs)
         before = shots(boxes)
-        with restored_random():
-            forward, result = self.executor.record(lambda: self.call(*arguments[0], **arguments[1]))
+        forward, result = self.record(lambda: self.call(*arguments[0], **arguments[1]))
         scene, maker, applied = self._outputs(result, inputs, boxes, before)
         given, backward, grads = self._record_backward(scene.outputs, inputs, expected)
         able = tuple(output.requires_grad for output in scene.outputs)
@@ -373,9 +375,7 @@ class TrainingStudio(Studio):
         if len(outputs) != len(expected):
             raise NotGraphable("a call returns another number of tensors than the one before")
         given = [torch.ones_like(o) if used else None for o, used in zip(outputs, expected)]
-        with restored_random():
-            backward, grads = self.executor.record(lambda: self._differentiate(outputs, inputs, expected, given))
-        self.refuse_changes()
+        backward, grads = self.record(lambda: self._differentiate(outputs, inputs, expected, given))
         return given, backward, grads
 
     def differentiate(self, flat: Flat, given: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import enum
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ridgeline.optimizer.version import version
 
 Path = str
 Token = tuple[Any, ...]
 
 _SCALARS = (int, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, torch.layout,
             torch.memory_format, slice, range, type(Ellipsis))  # fmt: skip
-_PLAIN = frozenset(_SCALARS)
+PLAIN = frozenset(_SCALARS)
 _OPAQUE = (type, nn.Module, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
            types.CodeType, types.GeneratorType, torch.Generator)  # fmt: skip
 HOST_ELEMENTS = 64
@@ -28,14 +31,14 @@ HOST_ELEMENTS = 64
 _MOST_TOKENS = 50_000
 
 # The first word of a token.
-TENSOR, VALUE, SEQUENCE, MAPPING, RECORD, AGAIN, SAME, OPAQUE, SHARES, STRANGE, HOST = range(11)
+TENSOR, VALUE, SEQUENCE, MAPPING, RECORD, AGAIN, SAME, OPAQUE, SHARES, STRANGE, HOST, PIECE = range(12)
 
 
 class Flat:
     """One value, walked: ``tokens`` for its structure, ``tensors`` and ``containers`` in the order of the walk."""
 
-    __slots__ = ("accelerated", "containers", "grad", "hosts", "root", "seen", "storages",
-                 "tensors", "tokens")  # fmt: skip
+    __slots__ = ("accelerated", "containers", "grad", "hosts", "pieces", "root", "seen", "storages", "tensors",
+                 "tokens")  # fmt: skip
 
     def __init__(self, *, grad: bool = True) -> None:
         self.tokens: list[Token] = []
@@ -44,6 +47,7 @@ class Flat:
         self.seen: dict[int, int] = {}
         self.storages: dict[int, int] = {}
         self.hosts: list[int] = []
+        self.pieces: list[tuple[int, int, Piece]] | None = []
         self.accelerated = False
         self.root: Any = None
         self.grad = grad
@@ -52,7 +56,7 @@ class Flat:
         cls = type(value)
         if cls is Tensor or cls is nn.Parameter:
             self._tensor(value)
-        elif cls in _PLAIN:
+        elif cls in PLAIN:
             self.tokens.append((VALUE, cls, value) if cls is not slice else (VALUE, cls, repr(value)))
         elif cls is float:
             self.tokens.append((VALUE, float, value.hex()))  # NaN equals itself here, and −0.0 is not 0.0
@@ -68,6 +72,8 @@ class Flat:
 
     def _tensor(self, value: Tensor) -> None:
         index = self.seen.get(id(value))
+        if index is None and self.pieces:
+            index = self._in_pieces(id(value))
         if index is not None:
             self.tokens.append((SAME, index))
             return
@@ -82,6 +88,8 @@ class Flat:
                             self.grad and value.requires_grad))  # fmt: skip
         storage = value.untyped_storage()._cdata
         other = self.storages.setdefault(storage, index)
+        if other == index and self.pieces:
+            other = self.storages[storage] = self._stored_in_pieces(storage, index)
         if other != index:
             distance = value.storage_offset() - self.tensors[other].storage_offset()
             self.tokens.append((SHARES, other, distance))
@@ -105,6 +113,44 @@ class Flat:
             return False
         self.containers.append(value)
         return True
+
+    def _in_pieces(self, key: int) -> int | None:
+        assert self.pieces is not None
+        return next((base + piece.tensor_ids[key] for base, _, piece in self.pieces if key in piece.tensor_ids), None)
+
+    def _stored_in_pieces(self, storage: int, otherwise: int) -> int:
+        assert self.pieces is not None
+        found = (base + piece.storages[storage] for base, _, piece in self.pieces if storage in piece.storages)
+        return next(found, otherwise)
+
+    def _object(self, value: Any) -> None:
+        """An object with attributes; one such as a cache is one token, and walked again only if it changed."""
+        if self.pieces is not None and id(value) not in self.seen:
+            piece = piece_of(value, self.grad)
+            if piece is not None and self._apart(piece):
+                self._take(piece, value)
+                return
+        if self._first(value):
+            self._attributes(value)
+
+    def _apart(self, piece: Piece) -> bool:
+        """Whether nothing of a piece was met before."""
+        assert self.pieces is not None
+        return (not self.pieces and self.seen.keys().isdisjoint(piece.tensor_ids)
+                and self.seen.keys().isdisjoint(piece.container_ids)
+                and self.storages.keys().isdisjoint(piece.storages))  # fmt: skip
+
+    def _take(self, piece: Piece, value: Any) -> None:
+        assert self.pieces is not None
+        base = len(self.tensors)
+        self.tokens.append((PIECE, piece.key))
+        self.pieces.append((base, len(self.containers), piece))
+        for i, box in enumerate(piece.containers(value), len(self.containers)):
+            self.seen[id(box)] = i
+            self.containers.append(box)
+        self.tensors += [ref() for ref in piece.tensors]
+        self.hosts += [base + i for i in piece.hosts]
+        self.accelerated |= piece.accelerated
 
     def _mapping(self, value: Any, cls: type) -> None:
         keys = tuple(value)
@@ -134,11 +180,10 @@ class Flat:
                 self._mapping(value, cls)
                 self._attributes(value)
         elif isinstance(value, set | frozenset):
-            plain = all(type(item) in _PLAIN or type(item) is float for item in value)
+            plain = all(type(item) in PLAIN or type(item) is float for item in value)
             self.tokens.append((VALUE, cls, frozenset(value) if plain else _Once()))
         elif attributes(value) is not None:
-            if self._first(value):
-                self._attributes(value)
+            self._object(value)
         else:
             self.tokens.append((OPAQUE, cls, _identity(value)))
 
@@ -149,6 +194,112 @@ class Flat:
         self.tokens.append((RECORD, type(value), tuple(held)))
         for item in held.values():
             self.walk(item)
+
+
+class Key:
+    """The tokens of a piece, hashed once."""
+
+    __slots__ = ("hashed", "tokens")
+
+    def __init__(self, tokens: tuple[Token, ...]) -> None:
+        self.tokens, self.hashed = tokens, hash(tokens)
+
+    def __hash__(self) -> int:
+        return self.hashed
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Key) and self.hashed == other.hashed and self.tokens == other.tokens)
+
+
+class Piece:
+    """An object that was walked, and how to tell in a microsecond or two that it has not changed since.
+
+    Places in its tokens count from its own first tensor and container. It holds no tensor: whoever lets go of an object
+    or of a tensor in it gets the memory back.
+    """
+
+    __slots__ = ("_boxes", "_dicts", "_items", "_sizes", "_strides", "_versions", "accelerated", "container_ids",
+                 "grad", "hosts", "key", "storages", "tensor_ids", "tensors")  # fmt: skip
+
+    def __init__(self, value: Any, flat: Flat) -> None:
+        self.key = Key(tuple(flat.tokens))
+        self.grad = flat.grad
+        self.tensors = [weakref.ref(tensor) for tensor in flat.tensors]
+        self.tensor_ids = {id(tensor): i for i, tensor in enumerate(flat.tensors)}
+        self.container_ids = {id(box): i for i, box in enumerate(flat.containers)}
+        self.storages, self.hosts, self.accelerated = flat.storages, flat.hosts, flat.accelerated
+        # Boxes other than the object itself are kept: they are lists, dictionaries and layers, not tensors.
+        self._boxes = [None if box is value else weakref.ref(box) if _weak(box) else box for box in flat.containers]
+        self._remember(value, flat)
+
+    def _remember(self, value: Any, flat: Flat) -> None:
+        dicts = [_dict_of(box) for box in flat.containers if box is not value]
+        self._dicts = [held for held in dicts if held is not None]
+        self._versions = [version(held) for held in (vars(value), *self._dicts)]
+        lists = [box for box in flat.containers if isinstance(box, list)]
+        self._items = [(box, [id(item) for item in box]) for box in lists]
+        self._sizes = list(map(Tensor.size, flat.tensors))
+        self._strides = list(map(Tensor.stride, flat.tensors))
+
+    def containers(self, value: Any) -> list[Any]:
+        return [value if box is None else box() if isinstance(box, weakref.ref) else box for box in self._boxes]
+
+    def holds(self, value: Any, grad: bool) -> bool:
+        """Whether the object is what it was when it was walked."""
+        if self.grad is not grad or [version(vars(value)), *map(version, self._dicts)] != self._versions:
+            return False
+        if any(list(map(id, box)) != items for box, items in self._items):
+            return False
+        tensors = [ref() for ref in self.tensors]
+        if any(tensor is None for tensor in tensors):
+            return False
+        if list(map(Tensor.size, tensors)) != self._sizes or list(map(Tensor.stride, tensors)) != self._strides:
+            return False
+        return all(t.untyped_storage()._cdata in self.storages for t in tensors if t is not None) and not (
+            grad and any(t.requires_grad for t in tensors if t is not None))  # fmt: skip
+
+
+_PIECES: dict[int, tuple[weakref.ref[Any], Piece]] = {}
+
+
+def piece_of(value: Any, grad: bool) -> Piece | None:
+    """An object as a piece, or None for one that is walked as part of the whole."""
+    known = _PIECES.get(id(value))
+    if known is not None and known[0]() is value and known[1].holds(value, grad):
+        return known[1]
+    if not _weak(value) or not isinstance(getattr(value, "__dict__", None), dict) or _slots(type(value)):
+        return None
+    flat = Flat(grad=grad)
+    flat.pieces = None
+    flat.seen[id(value)] = 0
+    flat.containers.append(value)
+    flat._attributes(value)
+    if not flat.tensors or not _rememberable(flat):
+        return None
+    piece = Piece(value, flat)
+    key = id(value)
+    _PIECES[key] = (weakref.ref(value, lambda _: _PIECES.pop(key, None)), piece)
+    return piece
+
+
+def _rememberable(flat: Flat) -> bool:
+    """Whether all that a piece holds can be told apart by version numbers and identities."""
+    plain = all(type(tensor) is Tensor or type(tensor) is nn.Parameter for tensor in flat.tensors)
+    seen_through = all(type(box) is list or _dict_of(box) is not None for box in flat.containers)
+    unclear = any(t[0] in (STRANGE, OPAQUE) or (t[0] == VALUE and t[1] in (set, frozenset)) for t in flat.tokens)
+    return plain and seen_through and not unclear
+
+
+def _dict_of(box: Any) -> dict[Any, Any] | None:
+    if type(box) is dict:
+        return box
+    held = getattr(box, "__dict__", None)
+    plain = isinstance(held, dict) and not isinstance(box, dict | list | deque) and not _slots(type(box))
+    return held if plain else None
+
+
+def _weak(box: Any) -> bool:
+    return type(box).__weakrefoffset__ != 0
 
 
 class TooLarge(Exception):
@@ -185,7 +336,7 @@ def _identity(value: Any) -> Any:
 
 
 def _plain_keys(keys: tuple[Any, ...]) -> bool:
-    return all(type(key) in _PLAIN for key in keys)
+    return all(type(key) in PLAIN for key in keys)
 
 
 def _host_value(value: Tensor) -> Any:
@@ -221,6 +372,15 @@ def _slots(cls: type) -> tuple[str, ...]:
 _SLOTS: dict[type, tuple[str, ...]] = {Tensor: ()}
 
 
+def all_tokens(tokens: Iterable[Token]) -> Iterator[Token]:
+    """Every token, those of pieces too."""
+    for token in tokens:
+        if token[0] == PIECE:
+            yield from token[1].tokens
+        else:
+            yield token
+
+
 def flatten(value: Any, *, grad: bool = True) -> Flat:
     """Walks a value: its structure as tokens, its tensors and its containers in order."""
     flat = Flat(grad=grad)
@@ -246,7 +406,7 @@ class _Twin:
         if isinstance(value, Tensor):
             return self.tensors.get(id(value), value)
         cls = type(value)
-        if cls in _PLAIN or cls is float or isinstance(value, (enum.Enum, set, frozenset, *_OPAQUE)):
+        if cls in PLAIN or cls is float or isinstance(value, (enum.Enum, set, frozenset, *_OPAQUE)):
             return value
         if id(value) in self.memo:
             return self.memo[id(value)]
@@ -289,7 +449,7 @@ def empty_like(value: Any) -> Any:
 
 
 def item_setter(cls: type) -> Callable[[Any, Any, Any], None]:
-    """How to put an item into a mapping without its own bookkeeping running (ModelOutput mirrors items as attributes)."""
+    """How to put an item into a mapping past its own bookkeeping (ModelOutput mirrors items as attributes)."""
     return OrderedDict.__setitem__ if issubclass(cls, OrderedDict) else dict.__setitem__
 
 
@@ -319,6 +479,9 @@ class _Paths:
     def read(self, path: Path) -> Iterator[tuple[Path, Token]]:
         token = self.tokens[self.at]
         self.at += 1
+        if token[0] == PIECE:
+            yield from paths(token[1].tokens, path)
+            return
         yield path, token
         yield from self._inside(path, token)
         while self.at < len(self.tokens) and self._belongs(token):

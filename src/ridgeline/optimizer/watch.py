@@ -23,26 +23,15 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
 
 from ridgeline.errors import NotGraphable
-
-
-def _entries(held: dict[Any, Any]) -> Any:
-    """What stands for a version number where the interpreter's cannot be read: keys, and which objects they name."""
-    return [id(value) for value in held.values()] + list(held)
-
-
-try:
-    from torch._C._dynamo import guards
-except ImportError:
-    _version: Callable[[dict[Any, Any]], Any] = _entries
-else:
-    _version = getattr(guards, "dict_version", _entries)
+from ridgeline.optimizer.version import version
 
 HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
 _INNER = ("_parameters", "_buffers", "_modules")
-_BOOKKEEPING = frozenset((*HOOKS, *_INNER, "_non_persistent_buffers_set", "_is_full_backward_hook",
-                          "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
-                          "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
-                          "_load_state_dict_post_hooks"))  # fmt: skip
+_BOOKKEEPING = frozenset((
+    *HOOKS, *_INNER, "_non_persistent_buffers_set", "_is_full_backward_hook", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+))  # fmt: skip
 _INCIDENTAL = frozenset(("_is_torch_compile",))
 """What torch.compile leaves on a model it wraps, which no model reads."""
 _GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks",
@@ -51,6 +40,7 @@ _PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.
 _CLOSED = (type, nn.Module, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
            torch.Generator)  # fmt: skip
 _DEPTH = 4
+_RUNTIME = frozenset("logging threading _thread weakref torch re functools concurrent asyncio multiprocessing".split())
 _MOST = 20_000
 _HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.utils.generic")
 """Hooks that only collect what the same call returns."""
@@ -90,7 +80,10 @@ class Watch:
         self._cells: list[tuple[str, Any, Any]] = []
         self._names: list[_Name] = []
         self._empties: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
+        self._owners: dict[int, str] = {}
         self._seen: set[Any] = set()
+        self._elsewhere: list[Tensor] = []
+        self._contents_of: list[int] = []
         self.root = model
         self._look(model)
         self._remember()
@@ -105,7 +98,7 @@ class Watch:
         for function in functions:
             self._function(function, 0)
 
-    # --- what is watched -------------------------------------------------------------------------------------------
+    # --- what is watched --------------------------------------------------------------------------------------------
 
     def _module(self, path: str, module: nn.Module) -> None:
         held = module.__dict__
@@ -130,10 +123,11 @@ class Watch:
                     self._name(f"{part.__name__}.{key}", vars(part), key, part)
 
     def _dict(self, owner: str, held: dict[Any, Any]) -> None:
-        if held or "hooks" not in owner.rpartition(".")[2]:
+        if held:
             self._dicts.append(_Held(owner, held, dict(held)))
         else:
             self._empties.append(held)
+            self._owners[id(held)] = owner
 
     def _hold(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, _PLAIN) or id(value) in self._seen or len(self._seen) > _MOST:
@@ -204,12 +198,17 @@ class Watch:
         self._names.append(_Name(path, holder, key, value, owner))
         self._hold(path, value, 1)
 
-    # --- comparing ---------------------------------------------------------------------------------------------------
+    def hold_host_to(self, device_type: str) -> None:
+        """Watches also what tensors hold that are not on the recording's device: Python may have read them."""
+        self._elsewhere = [t for t in self._tensors if t.device.type != device_type and not t.is_inference()]
+        self._contents_of = list(map(_WRITES, self._elsewhere))
+
+    # --- comparing --------------------------------------------------------------------------------------------------
 
     def _remember(self) -> None:
         """Lines the watched things up for the quick comparison."""
         self._held = [entry.held for entry in self._dicts]
-        self._versions = list(map(_version, self._held))
+        self._versions = list(map(version, self._held))
         listed = [(held, i, value) for _, held, was in self._lists for i, value in enumerate(was)]
         named = [(name.holder, name.key, name.value) for name in self._names]
         self._holders, self._keys, self._values = (list(column) for column in zip(*listed, *named)) if (
@@ -234,10 +233,11 @@ class Watch:
     def _quick(self) -> bool:
         try:
             return (not any(self._empties)
-                    and list(map(_version, self._held)) == self._versions
+                    and list(map(version, self._held)) == self._versions
                     and sum(map(len, self._sized)) == self._size
                     and all(map(is_, map(getitem, self._holders, self._keys), self._values))
                     and all(map(is_, map(_contents, self._just_cells), self._contents))
+                    and list(map(_WRITES, self._elsewhere)) == self._contents_of
                     and self._addressed())  # fmt: skip
         except (LookupError, ValueError):
             return False
@@ -249,7 +249,7 @@ class Watch:
 
     def changes(self) -> list[str]:
         """What has changed, by name; equal plain values are no change, nor are hooks that only collect."""
-        found = [f"a hook was added ({_hook(hooks)})" for hooks in self._empties if hooks and not _harmless(hooks)]
+        found = [self._addition(held) for held in self._empties if held and not _harmless(held)]
         for entry in self._dicts:
             found += _differences(entry)
         for path, held, was in self._lists:
@@ -260,7 +260,15 @@ class Watch:
         found += [f"{path} changed" for path, cell, value in self._cells if not _alike(cell.cell_contents, value)]
         moved = [tensor.data_ptr() != address for tensor, address in zip(self._tensors, self._addresses)]
         names = {id(tensor): path for path, tensor in self.tensors.values()}
+        found += [f"{names[id(t)]} was written to" for t, was in zip(self._elsewhere, self._contents_of)
+                  if t._version != was]  # fmt: skip
         return found + [f"{names[id(t)]} moved to other memory" for t, away in zip(self._tensors, moved) if away]
+
+    def _addition(self, held: dict[Any, Any]) -> str:
+        owner = self._owners.get(id(held), "")
+        if owner.rpartition(".")[2] in _INNER:
+            return f"{owner}.{next(iter(held))} is new"
+        return f"a hook was added ({_hook(held)})"
 
     def _refresh(self) -> None:
         self._empties = [hooks for hooks in self._empties if not hooks]
@@ -277,7 +285,8 @@ class Watch:
         for entry in self._dicts:
             for key in [key for key in entry.held if key not in entry.was]:
                 del entry.held[key]
-            entry.held.update({key: value for key, value in entry.was.items() if entry.held.get(key, _GONE) is not value})
+            lost = {key: value for key, value in entry.was.items() if entry.held.get(key, _GONE) is not value}
+            entry.held.update(lost)
         for _, held, was in self._lists:
             if len(held) != len(was) or not all(map(is_, held, was)):
                 held.clear()
@@ -302,6 +311,7 @@ class Watch:
 
 
 _contents = attrgetter("cell_contents")
+_WRITES = attrgetter("_version")
 _GONE = object()
 
 
@@ -337,7 +347,7 @@ def _differences(entry: _Held) -> list[str]:
 
 
 def _harmless(hooks: dict[Any, Any]) -> bool:
-    return all(getattr(hook, "__module__", "") in _HARMLESS_HOOKS for hook in hooks.values())
+    return all(callable(hook) and getattr(hook, "__module__", "") in _HARMLESS_HOOKS for hook in hooks.values())
 
 
 def _hook(hooks: dict[Any, Any]) -> str:
@@ -347,8 +357,7 @@ def _hook(hooks: dict[Any, Any]) -> str:
 
 def _foreign(value: Any) -> bool:
     """Objects of the interpreter and of PyTorch's runtime that reach everywhere and that no model branches on."""
-    return type(value).__module__.partition(".")[0] in ("logging", "threading", "_thread", "weakref", "torch", "re",
-                                                        "functools", "concurrent", "asyncio", "multiprocessing")  # fmt: skip
+    return type(value).__module__.partition(".")[0] in _RUNTIME
 
 
 def _methods(model: Any) -> list[types.FunctionType]:

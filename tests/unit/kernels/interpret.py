@@ -20,6 +20,7 @@ from ridgeline.kernels.decode_attention import config as decode
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.group_norm import config as groups
 from ridgeline.kernels.linear import config as product
+from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.linear_cross_entropy import config as linear
 from ridgeline.kernels.matmul import config as matmul
 from ridgeline.kernels.paged_attention import config as paged
@@ -117,7 +118,12 @@ FORCED["linear"] = [
     {"linear": product.Linear("tile", 16, 32, 1)},
     {"linear": product.Linear("tile", 16, 16, 1, 1, 3)},
 ]
-NOT_INTERPRETED = ("attention",)  # made of instructions that the interpreter does not know
+CASES["paged_latent_attention"] = [
+    case("float32", b=2, h=20, s=77, d=24, e=8, page=16, uneven=True),
+    case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
+]
+FORCED["paged_latent_attention"] = [{"latent_attention": latent.Latent(16, 16, shares, 1, 1)} for shares in (1, 3)]
+NOT_INTERPRETED = ("attention", "varlen_attention")  # made of instructions that the interpreter does not know
 
 
 
@@ -141,3 +147,43 @@ for name, (made, _) in trials().items():
                         num += 1
                         assert finding.ok, (finding, given)
 print(f"{num} findings, all right")
+
+if len(sys.argv) == 1:  # attention's helpers are ordinary kernels
+    from ridgeline.kernels.attention import launch
+
+    o, do = torch.randn(2, 3, 70, 24), torch.randn(2, 70, 3, 24).transpose(1, 2)
+    lse = torch.randn(2, 3, 70)
+    lse[0, 1, 5] = float("-inf")
+    delta, lse2, zeros = torch.full((2, 3, 128), 7.0), torch.full((2, 3, 128), 7.0), torch.ones(2, 3, 128, 32)
+    rest = (*o.stride()[:3], *do.stride()[:3], 3, 70, 128, 24, 24)
+    sizes = {"D": 32, "ROWS": 64, "VARLEN": False, "ZERO": True, "DQ": 32}
+    prepare = launch._PREPARE.bind((), grid=(2, 6), constants=sizes, num_warps=1, device=-1)
+    prepare(o, do, lse, delta, lse2, zeros, lse, *rest)
+    torch.testing.assert_close(delta[:, :, :70], (o * do).sum(-1))
+    meant = (lse * launch.LOG2_E).masked_fill(lse == float("-inf"), float("inf"))
+    torch.testing.assert_close(lse2[:, :, :70], meant)
+    assert (lse2[:, :, 70:] == float("inf")).all() and (delta[:, :, 70:] == 0).all() and (zeros == 0).all()
+
+    starts = torch.tensor([0, 30, 100], dtype=torch.int32)  # two sequences in 100 rows of three heads
+    o, do = (torch.randn(100, 3, 24).transpose(0, 1)[None] for _ in range(2))
+    lse, delta, lse2 = torch.randn(1, 3, 100), torch.zeros(1, 3, 256), torch.zeros(1, 3, 256)
+    rest = (*o.stride()[:3], *do.stride()[:3], 3, 100, 256, 24, 24)
+    sizes |= {"VARLEN": True, "ZERO": False}
+    prepare = launch._PREPARE.bind((), grid=(2, 6), constants=sizes, num_warps=1, device=-1)
+    prepare(o, do, lse, delta, lse2, delta, starts, *rest)
+    meant = (o * do).sum(-1)
+    torch.testing.assert_close(delta[:, :, :30], meant[:, :, :30])  # the second begins a block of 64: (30 + 64) → 64
+    torch.testing.assert_close(delta[:, :, 64:134], meant[:, :, 30:])
+    torch.testing.assert_close(lse2[:, :, 64:134], lse[:, :, 30:] * launch.LOG2_E)
+    assert (lse2[:, :, 30:64] == float("inf")).all() and (lse2[:, :, 134:192] == float("inf")).all()
+
+    parts, out = torch.randn(2, 2 * 3, 10, 8), torch.empty(2, 10, 2, 8).transpose(1, 2)
+    total = launch._SUM.bind((), grid=(2, 4), constants={"SPLIT": 3, "BLOCK": 64}, num_warps=1, device=-1)
+    total(parts, out, 2, 80, *out.stride()[:3], 8)
+    torch.testing.assert_close(out, parts.view(2, 2, 3, 10, 8).sum(2))
+
+    summed, dq = torch.randn(2, 3, 128, 32), torch.empty(2, 70, 3, 24).transpose(1, 2)
+    rounded = launch._ROUNDED.bind((), grid=(2, 6), constants={"D": 32, "ROWS": 64}, num_warps=1, device=-1)
+    rounded(summed, dq, 3, 70, 128, 24, *dq.stride()[:3], 0.5)
+    torch.testing.assert_close(dq, summed[:, :, :70, :24] * 0.5)
+    print("attention's helpers, all right")

@@ -22,6 +22,17 @@ def leaf(*shape):
 X, W = (4, 16), (16,)
 SAMPLES = {
     "attention": lambda: (leaf(1, 2, 5, 8), leaf(1, 1, 5, 8), leaf(1, 1, 5, 8), True, 0.3, 0),
+    "varlen_attention": lambda: (
+        leaf(5, 2, 8),
+        leaf(6, 1, 8),
+        leaf(6, 1, 8),
+        torch.tensor([0, 2, 5], dtype=torch.int32),
+        torch.tensor([0, 4, 6], dtype=torch.int32),
+        3,
+        4,
+        False,
+        0.3,
+    ),
     "paged_attention": lambda: (
         drawn(2, 4, 8),
         drawn(3, 4, 2, 8),
@@ -33,6 +44,14 @@ SAMPLES = {
     "decode_attention": lambda: (drawn(2, 4, 1, 8), drawn(2, 2, 5, 8), drawn(2, 2, 5, 8), None, None, 0.3),
     "matmul": lambda: (drawn(3, 4, 256), drawn(256, 8), drawn(8)),
     "linear": lambda: (drawn(*X), drawn(12, 16), drawn(12), drawn(*W), drawn(4, 6), 1e-6, 0.0, "silu", True),
+    "paged_latent_attention": lambda: (
+        drawn(2, 4, 24),
+        drawn(3, 4, 24),
+        torch.tensor([[0, 2], [1, 0]], dtype=torch.int32),
+        torch.tensor([5, 2], dtype=torch.int32),
+        16,
+        0.3,
+    ),
     "rms_norm": lambda: (leaf(*X), leaf(*W), 1e-6, 0.0),
     "add_rms_norm": lambda: (leaf(*X), leaf(*X), leaf(*W), 1e-6, 1.0),
     "layer_norm": lambda: (leaf(*X), leaf(*W), leaf(*W), 1e-5),

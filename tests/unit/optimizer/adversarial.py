@@ -28,6 +28,8 @@ class Case:
     """A pattern of the reason for which it must be refused; empty if it must be recorded."""
     missed: str = ""
     """A pattern of the reason for which calls after the first must run eagerly; empty if they must be replayed."""
+    missed_elsewhere: str = ""
+    """The same on a device that is not the host."""
     between: Callable[[Any, int], Any] | None = None
     """Done to the model before the call of that number."""
     around: Callable[[torch.device], contextlib.AbstractContextManager[Any]] = lambda device: contextlib.nullcontext()
@@ -59,7 +61,7 @@ def _x(*shape: int) -> Callable[[torch.device], Inputs]:
     return lambda device: ((torch.randn(*(shape or (4, 8)), device=device),), {})
 
 
-# --- outputs of all types ------------------------------------------------------------------------------------------------
+# --- outputs of all types -------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -122,7 +124,7 @@ def _model_output(m: Any, x: Tensor) -> Any:
     return BaseModelOutput(last_hidden_state=y, hidden_states=(x, y))
 
 
-# --- aliasing and writing --------------------------------------------------------------------------------------------------
+# --- aliasing and writing -------------------------------------------------------------------------------------------
 
 
 def _write_input(m: Any, x: Tensor) -> Tensor:
@@ -199,7 +201,7 @@ def _write_expanded(m: Any, x: Tensor) -> Tensor:
     return y + x
 
 
-# --- state ------------------------------------------------------------------------------------------------------------------
+# --- state ----------------------------------------------------------------------------------------------------------
 
 
 class Counting(nn.Module):
@@ -315,7 +317,7 @@ def _prints(m: Any, x: Tensor) -> Tensor:
     return m.inner(x)
 
 
-# --- control flow, values, randomness -----------------------------------------------------------------------------------------
+# --- control flow, values, randomness -------------------------------------------------------------------------------
 
 
 def _branches(m: Any, x: Tensor) -> Tensor:
@@ -373,7 +375,7 @@ def _refuses_negative(m: Any, x: Tensor) -> Tensor:
     return m.inner(x)
 
 
-# --- caches -------------------------------------------------------------------------------------------------------------------
+# --- caches ---------------------------------------------------------------------------------------------------------
 
 
 class Layer:
@@ -402,7 +404,8 @@ def _grows(m: Any, x: Tensor, cache: Cache) -> Any:
 
 
 def _growing(device: torch.device) -> Inputs:
-    return (torch.randn(1, 8, device=device),), {"cache": Cache([Layer(torch.randn(5, 8, device=device)) for _ in "ab"])}
+    layers = [Layer(torch.randn(5, 8, device=device)) for _ in "ab"]
+    return (torch.randn(1, 8, device=device),), {"cache": Cache(layers)}
 
 
 class Fixed:
@@ -437,7 +440,7 @@ def _lists(device: torch.device) -> Inputs:
     return ([torch.randn(4, 8, device=device)],), {"log": {"first": 1}}
 
 
-# --- changes after the plan was made ----------------------------------------------------------------------------------------------
+# --- changes after the plan was made --------------------------------------------------------------------------------
 
 
 def _step(model: Any, call: int) -> None:
@@ -485,6 +488,28 @@ def _attribute(model: Any, call: int) -> None:
 
 def _factor(m: Any, x: Tensor) -> Tensor:
     return m.inner(x) * getattr(m, "factor", 1.0)
+
+
+class Brings(nn.Module):
+    """Keeps tensors on the host, makes some there, and brings them along at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.table = torch.arange(8.0)
+        self.pick = torch.tensor([2, 0, 1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x) * self.table.to(x.device) + torch.tensor([1.0, 2.0] * 4, device=x.device)
+        shift = torch.zeros(8, device=x.device)
+        shift.copy_(torch.linspace(0, 1, 8))
+        brought = self.table[:4].to(x.device)
+        brought += 1
+        return y[self.pick, ::2] * brought + shift[:4]
+
+
+def _change_table(model: Any, call: int) -> None:
+    model.table.add_(1)
 
 
 class Tied(nn.Module):
@@ -622,6 +647,8 @@ CASES: tuple[Case, ...] = (
     Case("noise", _of(_noise), _x()),
     Case("dropout in inference", _of(_dropout), _x()),
     Case("dropout in training", _of(_dropout), _x(), train=True),
+    Case("constants brought from the host", Brings, _x()),
+    Case("a constant on the host that changes", Brings, _x(), missed_elsewhere="written to", between=_change_table),
     Case("a weight used twice", Tied, _ids),
     Case("modules in lists", Blocks, _x()),
     Case("a function with its own backward", _of(lambda m, x: Square.apply(m.inner(x))), _x()),

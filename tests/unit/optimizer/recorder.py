@@ -15,6 +15,13 @@ from ridgeline.optimizer.observe import Journal, Observation
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.is_nonzero.default)
 
 
+def _shaped_by_values(func: Any, args: Any) -> bool:
+    """Whether the shape of a result depends on values; an index does so only through masks."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return torch.Tag.dynamic_output_shape in func.tags
+
+
 class Tape(TorchDispatchMode):
     """Every call with its arguments and the tensors it returned."""
 
@@ -24,11 +31,12 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _READS or torch.Tag.dynamic_output_shape in func.tags:
+        if func in _READS or _shaped_by_values(func, args):
             raise NotGraphable(f"the host waits for a value of a tensor ({func})")
         result = func(*args, **kwargs)
         fresh = not any(r.alias_info is not None for r in func._schema.returns)
-        self.calls.append((func, args, kwargs, [t for t in tree_leaves(result) if isinstance(t, Tensor)] if fresh else []))
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)] if fresh else []
+        self.calls.append((func, args, kwargs, made))
         return result
 
     def replay(self) -> None:
@@ -42,7 +50,7 @@ class Tape(TorchDispatchMode):
 
 
 class TapeExecutor:
-    """Records on the CPU what a CUDA graph would: addresses are fixed, Python runs once, contents come with a replay."""
+    """Records on the CPU what a CUDA graph would: fixed addresses, Python run once, contents with a replay."""
 
     device_type = "cpu"
     generator = "cpu"
@@ -54,11 +62,11 @@ class TapeExecutor:
     def warm_up(self, run: Any) -> None:
         run()
 
-    def rehearse(self, run: Any) -> None:
+    def rehearse(self, run: Any, *, told: bool) -> None:
         with Tape():
             run()
 
-    def record(self, run: Any) -> tuple[Tape, Any]:
+    def record(self, run: Any, *, told: bool) -> tuple[Tape, Any]:
         """Nothing that is written while recording stays, as nothing runs while a graph is captured."""
         self.recorded += 1
         journal, tape = Journal(Observation()), Tape()
@@ -70,6 +78,9 @@ class TapeExecutor:
                 if tensor.is_floating_point() and tensor.numel():
                     tensor.data.fill_(float("nan"))
         return tape, result
+
+    def fork(self) -> TapeExecutor:
+        return self
 
     def arrive(self) -> None:
         self.arrivals += 1

@@ -352,7 +352,9 @@ def attention_scaled_after_the_product() -> Any:
 
 @spelled("attention")
 def attention_scaled_before_the_product() -> Any:
-    return Of(lambda self, q, k, v: F.softmax((q * D**-0.5) @ k.mT, dim=-1, dtype=torch.float32).to(q.dtype) @ v), _qkv()
+    return Of(
+        lambda self, q, k, v: F.softmax((q * D**-0.5) @ k.mT, dim=-1, dtype=torch.float32).to(q.dtype) @ v
+    ), _qkv()
 
 
 @spelled("attention")
@@ -568,6 +570,50 @@ def attention_call_for_our_kernel() -> Any:
     return Of(forward), _heads(H, K, K)
 
 
+def _masked_call(build: Callable[..., Tensor], *more: Tensor) -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=build(q, *rest), enable_gqa=True)
+        return found.transpose(1, 2).reshape(B, L, -1)
+
+    return Of(forward), (*_heads(H, K, K), *more)
+
+
+def _kept() -> Tensor:
+    keep = torch.ones(B, L, dtype=torch.bool)
+    keep[1, 7:] = False
+    return keep
+
+
+@spelled("attention-kernel", dtypes=(torch.bfloat16,))
+def padding_for_our_kernel() -> Any:
+    return _masked_call(lambda q, keep: keep[:, None, None, :].expand(B, 1, L, L), _kept())
+
+
+@spelled("attention-kernel", dtypes=(torch.bfloat16,))
+def padding_and_causality_for_our_kernel() -> Any:
+    def build(q: Tensor, keep: Tensor) -> Tensor:
+        i = torch.arange(L, device=q.device)
+        batch = torch.arange(B, device=q.device)[:, None, None, None]
+        seen = (i[None, None, None, :] <= i[None, None, :, None]) & keep[batch, i[None, None, None, :]]
+        return seen.expand(B, -1, L, L)
+
+    return _masked_call(build, _kept())
+
+
+@spelled("attention-kernel", dtypes=(torch.bfloat16,))
+def a_window_for_our_kernel() -> Any:
+    def build(q: Tensor) -> Tensor:
+        i = torch.arange(L, device=q.device)
+        return (i[None] <= i[:, None]) & (i[None] > i[:, None] - 4)
+
+    return _masked_call(build)
+
+
+@missed("attention-kernel")
+def a_mask_of_rows_and_keys_for_our_kernel() -> Any:
+    return _masked_call(lambda q, m: m, torch.rand(B, 1, L, L) > 0.3)
+
+
 @spelled("attention-cudnn", dtypes=(torch.bfloat16,))
 def attention_call_for_cudnn() -> Any:
     return Of(lambda self, q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3).transpose(1, 2)), _qkv()
@@ -630,7 +676,7 @@ def classes_with_weights() -> Any:
         _x(B, L, 40), _tokens())  # fmt: skip
 
 
-# rows, folding, products, algebra ---------------------------------------------------------------------------------------
+# rows, folding, products, algebra ----------------------------------------------------------------------------------
 
 
 @spelled("softmax")
@@ -813,3 +859,31 @@ def a_copy_that_is_written_to() -> Any:
 @spelled("views")
 def a_view_of_a_view() -> Any:
     return Of(lambda self, x: x.view(21, WIDTH).view(3, 7, 4, 12) * 2.0), (_x(),)
+
+
+@spelled("linear-activation", training=False)
+def a_linear_layer_and_relu() -> Any:
+    return nn.Sequential(nn.Linear(WIDTH, 20), nn.ReLU()), (_x(),)
+
+
+@spelled("linear-activation", training=False)
+def gpt2_product_and_gelu() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = torch.addmm(self.bias, x.view(-1, WIDTH), self.weight).view(3, 7, 20)
+        return F.gelu(y, approximate="tanh")
+
+    return Of(forward, weight=torch.randn(WIDTH, 20), bias=torch.randn(20)), (_x(),)
+
+
+@missed("linear-activation")
+def an_exact_gelu_has_no_epilogue() -> Any:
+    return nn.Sequential(nn.Linear(WIDTH, 20), nn.GELU()), (_x(),)
+
+
+@missed("linear-activation")
+def a_product_used_before_its_activation() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        return F.relu(y) + y
+
+    return Of(forward, weight=torch.randn(20, WIDTH), bias=torch.randn(20)), (_x(),)

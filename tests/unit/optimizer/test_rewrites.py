@@ -26,7 +26,7 @@ _spec.loader.exec_module(spellings)
 def _fresh() -> Any:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    yield
+    return
 
 
 def _grads(model: Any, args: Any, outputs: Any) -> list[Any]:
@@ -112,7 +112,19 @@ def test_a_table_that_asks_for_a_gradient_is_no_constant() -> None:
     assert report.counts() == {} and report.refusals
 
 
-_FAMILIES = ("cleanup", "algebra", "fold", "attention", "gate", "norm", "rotary", "loss", "rows", "horizontal")
+_FAMILIES = (
+    "cleanup",
+    "algebra",
+    "fold",
+    "attention",
+    "gate",
+    "norm",
+    "rotary",
+    "loss",
+    "rows",
+    "horizontal",
+    "epilogue",
+)
 
 
 def test_kernels_are_recommended_only_where_they_run() -> None:

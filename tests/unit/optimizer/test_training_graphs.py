@@ -1,4 +1,4 @@
-"""Recorded forward and backward against eager training, on the CPU with a stand-in that has the memory of a CUDA graph."""
+"""Recorded training against eager training, on the CPU with a stand-in that has the memory of a CUDA graph."""
 
 from __future__ import annotations
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from adversarial import Case, Square, Tied
-from compare import alike, build, seed
+from adversarial import Square, Tied
+from compare import alike, seed
 from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
@@ -357,14 +358,13 @@ def a_step_with_an_optimizer_is_that_of_eager_training(at: Any) -> None:
 
 @contextlib.contextmanager
 def _raises(kind: type[Exception], pattern: str) -> Iterator[None]:
-    import re
-
+    said = None
     try:
         yield
     except kind as error:
-        assert re.search(pattern, str(error)), error
-        return
-    raise AssertionError(f"did not raise {kind.__name__}")
+        said = str(error)
+    assert said is not None, f"did not raise {kind.__name__}"
+    assert re.search(pattern, said), said
 
 
 CHECKS: tuple[Callable[[Any], None], ...] = (
@@ -378,7 +378,6 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     a_second_backward_is_refused_with_a_reason, a_gradient_of_gradients_is_refused_with_a_reason,
     results_and_gradients_that_are_kept_do_not_change, a_result_changed_in_place_is_never_silently_wrong,
     switched_to_eval_it_runs_the_model_itself, other_parameters_asking_for_gradients_are_noticed,
-    autocast_is_inside_the_recording, branches_on_values_are_refused, a_step_with_an_optimizer_is_that_of_eager_training,
+    autocast_is_inside_the_recording, branches_on_values_are_refused,
+    a_step_with_an_optimizer_is_that_of_eager_training,
 )  # fmt: skip
-
-__all__ = ["CHECKS", "Case", "build"]

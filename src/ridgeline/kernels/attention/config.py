@@ -9,6 +9,9 @@ from ridgeline.kernels.rows import cdiv, clamp
 L2_FOR_KEYS_BYTES = 30_000_000
 """Keys and values that stay in a 50 MB L2 beside the queries that pass through it."""
 
+MAX_REGISTERS = 168
+"""Of a thread when twelve warps start; the computing groups take 240 from there, the feeding warp gives up its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -19,15 +22,43 @@ class Attention:
     stages: int
 
 
-FORWARD = Attention(128, 128, 2)
-QUERIES = Attention(128, 128, 2)
-KEYS = Attention(64, 128, 2)
-"""dK and dV fill the registers: blocks of 64 query rows are what is left."""
-
-
 def padded(head_dim: int) -> int:
     """The head dim a kernel works on; columns past the real one are read as zeros and never written."""
-    return 64 if head_dim <= 64 else 128
+    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+
+
+def forward(dim: int, value_dim: int) -> Attention:
+    """Two stages of 128 keys; of 64 where a head is so wide that they would not fit into shared memory."""
+    return Attention(128, 64 if max(dim, value_dim) > 128 else 128, 2)
+
+
+def queries(dim: int, value_dim: int, band: int, capped: bool) -> Attention:
+    """dQ's blocks: as many keys as registers and shared memory hold beside the scores and their gradient."""
+    if dim > 128 and value_dim > 128:
+        return Attention(128, 32, 2)
+    return Attention(128, 64 if max(dim, value_dim) > 128 or band == 2 or capped else 128, 2)
+
+
+def keys(dim: int, value_dim: int, capped: bool) -> Attention:
+    """dK and dV fill the registers: blocks of 64 query rows are what is left, 32 where a slope has to be kept too.
+
+    In wide heads the two groups share 64 keys, one making dK and the other dV.
+    """
+    return Attention(32 if capped else 64, 64 if is_wide(dim, value_dim) else 128, 2)
+
+
+FUSED = Attention(64, 128, 2)
+PIPED = True
+"""Whether the next block's scores start before dQ's share is sent: the registers just hold both."""
+
+
+def fits_fused(dim: int, value_dim: int, capped: bool, varlen: bool) -> bool:
+    """Whether the kernel that adds dQ to memory was written for this: heads of 72 to 128, one length, no cap."""
+    return padded(dim) == padded(value_dim) == 128 and dim == value_dim and not capped and not varlen
+
+
+def is_wide(dim: int, value_dim: int) -> bool:
+    return max(dim, value_dim) > 128
 
 
 def heads_together(heads: int, ratio: int, keys: int, head_dim: int) -> int:
@@ -44,7 +75,7 @@ def key_split(blocks: int, ratio: int, num_sms: int, causal: bool) -> int:
 
 
 def programs(tiles: int, num_sms: int) -> int:
-    """Persistent programs, one a multiprocessor: their shared memory leaves no room for a second."""
+    """Persistent programs, one a multiprocessor: their registers leave no room for a second."""
     return max(1, min(tiles, num_sms))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -30,8 +31,14 @@ def paged_share(
     P: tl.constexpr,
     KEYS: tl.constexpr,
     WHOLE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over this program's keys; the whole answer where one program has them all."""
+    """Online softmax over this program's keys; the whole answer where one program has them all.
+
+    EARLY lets the joining kernel start while this one runs: it waits for the results itself.
+    """
+    if EARLY:
+        gdc_launch_dependents()
     b = tl.program_id(0) // key_heads
     kh = tl.program_id(0) % key_heads
     share = tl.program_id(1)
@@ -72,11 +79,15 @@ def paged_share(
 
 
 @triton.jit
-def paged_join(part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr):
+def paged_join(
+    part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
     """The shares of one head, weighted by what each saw."""
+    if EARLY:
+        gdc_wait()
     place = tl.program_id(0).to(tl.int64)
     share = tl.arange(0, SHARES)
-    col = tl.arange(0, D)
+    col = tl.program_id(1) * D + tl.arange(0, D)
     lse = tl.load(lse_ptr + place * shares + share, mask=share < shares, other=float("-inf"))
     top = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))

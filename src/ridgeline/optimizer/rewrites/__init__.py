@@ -1,8 +1,8 @@
 """Named rewrites of torch-level graphs, one module a family; imported in the order in which they run."""
 
 from ridgeline.optimizer.rewrites import cleanup  # noqa: F401, I001
-from ridgeline.optimizer.rewrites import algebra, fold, attention, gate, norm, rotary, loss, rows, horizontal  # noqa: F401
-from ridgeline.optimizer.rewrites import decoding, halves, products  # noqa: F401
+from ridgeline.optimizer.rewrites import algebra, fold, attention, gate, norm, rotary, loss, rows  # noqa: F401
+from ridgeline.optimizer.rewrites import horizontal, decoding, products, halves, epilogue  # noqa: F401
 from ridgeline.optimizer.rewrites.registry import (
     Match,
     Rewrite,

@@ -19,7 +19,7 @@ from ridgeline.optimizer.rewrites.words import Call, call
     exact="rounding",
 )
 def diagonal(scene: Scene) -> list[Match]:
-    """Where the other matrix is finite: a matrix product turns an infinity into NaN in every row, a scaling does not."""
+    """Where the other matrix is finite: a product turns an infinity into NaN in every row, a scaling does not."""
     found = []
     for node in scene.nodes:
         read = call(node)
@@ -52,7 +52,9 @@ def _diagonal_of(scene: Scene, node: Any) -> fx.Node | None:
     read = call(node)
     if read is None or read.op not in ("diag", "diag_embed") or len(node.users) != 1:
         return None
-    plain = read.get("diagonal", read.get("offset", 0)) == 0 and read.get("dim1", -2) == -2 and read.get("dim2", -1) == -1
+    plain = (
+        read.get("diagonal", read.get("offset", 0)) == 0 and read.get("dim1", -2) == -2 and read.get("dim2", -1) == -1
+    )
     vector = read["input"]
     return vector if plain and isinstance(vector, fx.Node) and len(scene.shape(vector) or ()) == 1 else None
 

@@ -14,7 +14,9 @@ from ridgeline.optimizer.rewrites.words import Call, call, cast_target
 _FREE = Worth(eager=1.02, compiled=1.0001, basis="a call less on the host, 7-14 µs each; compilers drop them too")
 
 
-@rewrite("identity", summary="drops dropout that is off, casts and copies that change nothing", worth=_FREE, exact="bits")
+@rewrite(
+    "identity", summary="drops dropout that is off, casts and copies that change nothing", worth=_FREE, exact="bits"
+)
 def identity(scene: Scene) -> list[Match]:
     found = []
     for node in scene.nodes:
@@ -96,7 +98,11 @@ def _joined(scene: Scene, first: Call, second: Call) -> fx.Node | None:
         return None
     if is_written(scene, source) or is_written(scene, second.node):
         return None
-    if first.op in ("view", "reshape", "flatten", "unsqueeze", "squeeze") and second.op in ("view", "reshape", "flatten"):
+    if first.op in ("view", "reshape", "flatten", "unsqueeze", "squeeze") and second.op in (
+        "view",
+        "reshape",
+        "flatten",
+    ):
         if not _views_alike(scene, first, second):
             return None
         return scene.emit(second.node, _reshaped, source, shape)
@@ -135,5 +141,3 @@ def _plain_chain(first: Call, second: Call) -> bool:
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
-
-

@@ -21,7 +21,9 @@ _CHANNEL_DIM = {"linear": 0, "conv1d": 0, "conv2d": 0, "conv3d": 0, "conv_transp
     "fold-norm",
     summary="batch norm in evaluation is folded into the convolution or linear layer before it",
     modes=(INFERENCE,),
-    worth=Worth(eager=1.3, compiled=1.05, basis="a pass over the activations less; compilers fuse the pass, not the read"),
+    worth=Worth(
+        eager=1.3, compiled=1.05, basis="a pass over the activations less; compilers fuse the pass, not the read"
+    ),
     exact="rounding",
 )
 def fold_norm(scene: Scene) -> list[Match]:
@@ -57,7 +59,7 @@ def _folded(scene: Scene, norm: Call) -> Match | None:
         scene.discard(new)
         scene.drop_extras(weight, bias)
         return None
-    norm.node.replace_all_uses_with(new)
+    scene.relaid(norm.node, new)
     scene.discard(norm.node)
     return scene.match(new, f"batch norm folded into {layer.op}")
 

@@ -110,7 +110,8 @@ def _factors(node: fx.Node, depth: int = 3) -> tuple[float, list[fx.Node]]:
             return 1.0, [node]
         inner, nodes = _inner(read["input"], depth)
         return inner / number, nodes
-    total, found = 1.0, []
+    total = 1.0
+    found: list[fx.Node] = []
     for side in (read["input"], read["other"]):
         number = _number(side)
         if number is not None:
@@ -217,7 +218,9 @@ def _number(value: Any) -> float | None:
     "gate",
     summary="silu(a) · b, gelu(a) · b and relu(a)² become one kernel, forward and backward",
     worth={
-        INFERENCE: Worth(eager=1.7, compiled=0.98, basis="swiglu 8192x14336: 167 µs against 286 eager; compilers fuse it"),
+        INFERENCE: Worth(
+            eager=1.7, compiled=0.98, basis="swiglu 8192x14336: 167 µs against 286 eager; compilers fuse it"
+        ),
         TRAINING: Worth(eager=1.7, compiled=1.0, basis="swiglu backward 278 µs against 496 eager; compilers fuse it"),
     },
     needs_kernels=True,
@@ -270,7 +273,7 @@ def _squared_relu(scene: Scene, read: Call) -> Match | None:
     is_square = read.op == "square" or (read.op == "pow" and _number(read["other"]) == 2.0)
     is_product = read.op == "mul" and inner is read.given.get("other")
     rectified = call(inner)
-    if not (is_square or is_product) or rectified is None or rectified.op != "relu" or len(inner.users) != 1:
+    if not (is_square or is_product) or rectified is None or rectified.op != "relu" or len(rectified.node.users) != 1:
         return None
     source = rectified["input"]
     if scene.tensor(source) is None or RELU2.support(scene.value(source)) is not None:

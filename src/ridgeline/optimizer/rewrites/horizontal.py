@@ -17,7 +17,11 @@ from ridgeline.optimizer.rewrites.words import Call, call
     "horizontal",
     summary="linear layers that read the same input become one product over weights laid side by side",
     modes=(INFERENCE,),
-    worth=Worth(eager=1.05, compiled=1.05, basis="the input is read once, launches fall by a third; skinny products fill the device"),
+    worth=Worth(
+        eager=1.05,
+        compiled=1.05,
+        basis="the input is read once, launches fall by a third; skinny products fill the device",
+    ),
     exact="reordered",
 )
 def horizontal(scene: Scene) -> list[Match]:
@@ -39,6 +43,8 @@ def _groups(scene: Scene) -> list[list[Call]]:
         if read is None or read.op != "linear" or not isinstance(read["input"], fx.Node):
             continue
         weight, bias = read["weight"], read.get("bias")
+        if any(user.op == "output" for user in node.users):
+            continue  # what is returned keeps memory of its own
         if _is_plain(scene, weight) and (bias is None or _is_plain(scene, bias)):
             key = (read["input"], bias is None, scene.dtype(weight), (scene.shape(weight) or (0, 0))[1])
             by_input.setdefault(key, []).append(read)
@@ -95,12 +101,13 @@ def _joined(scene: Scene, group: list[Call]) -> Match | None:
     start = 0
     for read, size in zip(group, sizes, strict=True):
         part = scene.emit(first.node, columns, wide, start, size)
-        read.node.replace_all_uses_with(part)
+        scene.relaid(read.node, part)
         start += size
     for node in nodes:
         scene.discard(node)
-    scene.relaxed = True
-    return scene.match(wide, f"{len(group)} products of {tuple(scene.shape(first['input']) or ())} → {'+'.join(map(str, sizes))}")
+    return scene.match(
+        wide, f"{len(group)} products of {tuple(scene.shape(first['input']) or ())} → {'+'.join(map(str, sizes))}"
+    )
 
 
 def columns(wide: Tensor, start: int, size: int) -> Tensor:

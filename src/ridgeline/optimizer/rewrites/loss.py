@@ -33,8 +33,10 @@ class Loss:
 
 def _loss(scene: Scene, node: fx.Node) -> Loss | None:
     read = call(node)
-    if read is None or read.op != "cross_entropy" or any(
-        read.given.get(name) is not None for name in ("weight", "size_average", "reduce")
+    if (
+        read is None
+        or read.op != "cross_entropy"
+        or any(read.given.get(name) is not None for name in ("weight", "size_average", "reduce"))
     ):
         return None
     target, source = read["target"], read["input"]

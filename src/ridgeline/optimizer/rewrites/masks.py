@@ -14,7 +14,7 @@ from ridgeline.optimizer.rewrites.scene import Scene, is_removable
 from ridgeline.optimizer.rewrites.words import call, cast_target
 
 MAX_ELEMENTS = {"cuda": 1 << 30, "cpu": 1 << 27}
-"""The largest constant that is worked out while compiling: a gigabyte of booleans on a GPU, an eighth of it on a host."""
+"""The largest constant worked out while compiling: a gigabyte of booleans on a GPU, an eighth of it on a host."""
 BLOCKED = -1e4
 """What people add to hide a key, or less: after softmax nothing is left of it in any type."""
 _MAKERS = (torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.eye)
@@ -23,7 +23,7 @@ _LIKES = ("new_ones", "new_zeros", "new_full", "new_tensor", "ones_like", "zeros
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Which keys a row may see: all, those up to its own position plus ``shift``, or those not more than a window back."""
+    """Which keys a row may see: all, those up to its own position plus ``shift``, or the last few of those."""
 
     causal: bool
     shift: int = 0
@@ -40,7 +40,7 @@ class Mask:
 
 
 def taken_apart(scene: Scene, node: fx.Node, rows: int, keys: int) -> Mask | None:
-    """The parts of a boolean mask (true: may be seen), or of a constant additive one; None where it is anything else."""
+    """The parts of a boolean mask (true: may be seen), or of a constant additive one; None for anything else."""
     key = ("mask", node, rows, keys)
     if key not in scene.notes:
         scene.notes[key] = _taken_apart(scene, node, rows, keys)

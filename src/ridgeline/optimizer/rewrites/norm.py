@@ -1,4 +1,4 @@
-"""Normalization in every spelling: RMSNorm and LayerNorm written out, PyTorch's calls, and the residual sum before them."""
+"""Normalization in every spelling: RMSNorm and LayerNorm written out, PyTorch's calls, and the sum before them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ class Normed:
     inside: tuple[fx.Node, ...]
 
 
-@rewrite(
-    "norm", summary="RMSNorm and LayerNorm written out become one kernel", worth=_NORM_WORTH, needs_kernels=True
-)
+@rewrite("norm", summary="RMSNorm and LayerNorm written out become one kernel", worth=_NORM_WORTH, needs_kernels=True)
 def spelled_norm(scene: Scene) -> list[Match]:
     found = []
     for node in scene.nodes:
@@ -54,9 +52,7 @@ def spelled_norm(scene: Scene) -> list[Match]:
     return found
 
 
-@rewrite(
-    "norm-call", summary="F.layer_norm and F.rms_norm become our kernels", worth=_CALL_WORTH, needs_kernels=True
-)
+@rewrite("norm-call", summary="F.layer_norm and F.rms_norm become our kernels", worth=_CALL_WORTH, needs_kernels=True)
 def called_norm(scene: Scene) -> list[Match]:
     found = []
     for node in scene.nodes:
@@ -206,7 +202,7 @@ def _last_dim_kept(scene: Scene, given: dict[str, Any], moment: fx.Node) -> bool
 
 def _is_biased(given: dict[str, Any]) -> bool:
     """Whether a variance divides by the number of elements, not by one less."""
-    return given.get("unbiased") is False or given.get("correction") == 0 and given.get("correction") is not None
+    return given.get("unbiased") is False or (given.get("correction") == 0 and given.get("correction") is not None)
 
 
 def _squared(node: Any) -> fx.Node | None:
@@ -343,7 +339,9 @@ def _with_sum(scene: Scene, read: Normed) -> Match | None:
     if total is None or total.op != "add" or total.given.get("alpha") not in (None, 1):
         return None
     a, b = total["input"], total["other"]
-    if not all(scene.shape(side) == scene.shape(read.x) and scene.dtype(side) == scene.dtype(read.x) for side in (a, b)):
+    if not all(
+        scene.shape(side) == scene.shape(read.x) and scene.dtype(side) == scene.dtype(read.x) for side in (a, b)
+    ):
         return None
     leaves = (a, b, read.x, read.weight, read.bias)
     if not scene.unchanged(leaves, (total.node,), read.out) or not _known_before(scene, read, total.node):
@@ -371,5 +369,3 @@ def _known_before(scene: Scene, read: Normed, at: fx.Node) -> bool:
     """Whether weight and bias exist where the sum is made."""
     sides = [side for side in (read.weight, read.bias) if isinstance(side, fx.Node)]
     return all(scene.position(side) < scene.position(at) for side in sides)
-
-

@@ -79,7 +79,7 @@ def rewrite(
         raise OptimizeError(f"rewrite {name!r} is registered twice")
     if exact not in EXACT or not set(modes) <= set(MODES):
         raise OptimizeError(f"rewrite {name!r}: exact is one of {EXACT}, modes are among {MODES}")
-    table = {mode: worth for mode in modes} if isinstance(worth, Worth) else dict(worth)
+    table = dict.fromkeys(modes, worth) if isinstance(worth, Worth) else dict(worth)
 
     def register(change: Callable[[Scene], list[Match]]) -> Callable[[Scene], list[Match]]:
         _rewrites[name] = Rewrite(name, summary, tuple(modes), exact, table, needs_kernels, change)
@@ -108,5 +108,7 @@ def recommended(mode: str, compiler: str = "none", device: str = "cuda") -> tupl
     return tuple(
         each.name
         for each in _rewrites.values()
-        if mode in each.modes and each.worth[mode].under(compiler) > 1.0 and (device == "cuda" or not each.needs_kernels)
+        if mode in each.modes
+        and each.worth[mode].under(compiler) > 1.0
+        and (device == "cuda" or not each.needs_kernels)
     )

@@ -78,8 +78,8 @@ def _paired(scene: Scene, q: Turned, k: Turned) -> Match | None:
         scene.discard(new_q)
         scene.discard(new_k)
         return None
-    q.out.replace_all_uses_with(new_q)
-    k.out.replace_all_uses_with(new_k)
+    scene.relaid(q.out, new_q)
+    scene.relaid(k.out, new_k)
     scene.discard(q.out)
     scene.discard(k.out)
     return scene.match(new_k, f"rotary embedding {tuple(scene.shape(q.x) or ())}")
@@ -132,7 +132,11 @@ def _halves_turned(scene: Scene, node: Any, x: fx.Node, width: int) -> bool:
     if negated is None or negated.op != "neg":
         return False
     half = width // 2
-    return _range_of(scene, negated["input"], x) == (half, width, 1) and _range_of(scene, read["tensors"][1], x) == (0, half, 1)
+    return _range_of(scene, negated["input"], x) == (half, width, 1) and _range_of(scene, read["tensors"][1], x) == (
+        0,
+        half,
+        1,
+    )
 
 
 def _neighbors_turned(scene: Scene, node: Any, x: fx.Node, width: int) -> bool:
@@ -164,7 +168,12 @@ def _range_of(scene: Scene, node: Any, x: fx.Node) -> tuple[int, int, int] | Non
             return None
         return last.indices(width)
     parts = call(read["input"])
-    if parts is None or parts.op not in ("chunk", "split") or parts["input"] is not x or parts.get("dim", 0) not in (-1, 3):
+    if (
+        parts is None
+        or parts.op not in ("chunk", "split")
+        or parts["input"] is not x
+        or parts.get("dim", 0) not in (-1, 3)
+    ):
         return None
     size = parts.get("split_size") if parts.op == "split" else width // max(1, parts.get("chunks", 1))
     if isinstance(size, (list, tuple)):

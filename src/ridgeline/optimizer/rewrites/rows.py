@@ -65,7 +65,9 @@ def group_norm_silu(scene: Scene) -> list[Match]:
         new = scene.emit(out, group_norm, read["input"], *args, silu=out is not node)
         if scene.replace(out, new):
             scene.discard(out)
-            found.append(scene.match(new, f"GroupNorm {scene.shape(read['input'])}{' SiLU' if out is not node else ''}"))
+            found.append(
+                scene.match(new, f"GroupNorm {scene.shape(read['input'])}{' SiLU' if out is not node else ''}")
+            )
     return found
 
 

@@ -97,10 +97,9 @@ class Scene:
         return found if isinstance(found, Tensor) and not _is_fake(found) else None
 
     def input_index(self, node: fx.Node) -> int | None:
-        for index, each in enumerate(self.graph.find_nodes(op="placeholder")):
-            if each is node:
-                return index
-        return None
+        if "inputs" not in self.notes:
+            self.notes["inputs"] = {each: at for at, each in enumerate(self.graph.find_nodes(op="placeholder"))}
+        return self.notes["inputs"].get(node)
 
     def is_state(self, node: Any) -> bool:
         """Whether a node is a parameter or a buffer of the model, going by where the tracer found it."""
@@ -121,16 +120,26 @@ class Scene:
 
         Nothing between them may write to memory that an input shares, nor switch gradient or autocast modes.
         """
+        barriers = self._barriers()
+        if not barriers:
+            return True
         start = min((self.position(node) for node in inside), default=self.position(at))
-        between = [node for node in self.nodes if start < self.position(node) < self.position(at)]
         memory = {owner for node in inputs for owner in self._memory(node)}
-        for node in between:
+        for node in barriers:
+            if not start < self.position(node) < self.position(at):
+                continue
             if node.target in _SWITCHES:
                 return False
             written = self.written(node)
             if written is not None and (not written or memory & written):
                 return False
         return True
+
+    def _barriers(self) -> list[fx.Node]:
+        """The nodes that write in place or switch a mode: found once, since no rewrite adds or removes one."""
+        if "barriers" not in self.notes:
+            self.notes["barriers"] = [n for n in self.graph.nodes if n.target in _SWITCHES or _mutates(n)]
+        return self.notes["barriers"]
 
     def written(self, node: fx.Node) -> set[int] | None:
         """The memory a node writes in place: None for none, an empty set where it cannot be told."""
@@ -174,22 +183,32 @@ class Scene:
                 return target(*given, **named)
 
     def refresh(self) -> None:
-        """Work out every value again behind a change of layouts; raises where a node can no longer be computed."""
-        changed: set[fx.Node] = {node for node in self.graph.nodes if node.meta.get("ridgeline")}
+        """Work out again what lies behind a change of layout; raises where a node can no longer be computed."""
+        changed: set[fx.Node] = {node for node in self.graph.nodes if node.meta.pop("relaid", False)}
         for node in self.graph.nodes:
             stale = any(each in changed for each in node.all_input_nodes)
             if node.op not in ("call_function", "call_method") or not stale or _mutates(node):
                 continue
-            if any(not isinstance(leaf, Tensor) for leaf in _leaves(self.value(node))):
+            before = self.value(node)
+            if any(not isinstance(leaf, Tensor) for leaf in _leaves(before)):
                 continue
             node.meta["example_value"] = self._again(node)
-            changed.add(node)
+            if not _same_layouts(before, self.value(node)):
+                changed.add(node)
         self.relaxed = False
+
+    def relaid(self, old: fx.Node, new: fx.Node) -> None:
+        """Put ``new`` in the place of ``old`` though its layout may be another; what follows is worked out again."""
+        new.meta["relaid"] = not _same_layouts(self.value(old), self.value(new))
+        self.relaxed = self.relaxed or new.meta["relaid"]
+        old.replace_all_uses_with(new)
+        self._positions.clear()
 
     def _again(self, node: fx.Node) -> Any:
         if node.op == "call_method":
-            return self.imagine(lambda this, *args, **kwargs: getattr(this, str(node.target))(*args, **kwargs), node.args,
-                                node.kwargs)
+            return self.imagine(
+                lambda this, *args, **kwargs: getattr(this, str(node.target))(*args, **kwargs), node.args, node.kwargs
+            )
         return self.imagine(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
 
     def replace(self, old: fx.Node, new: fx.Node) -> bool:
@@ -248,6 +267,7 @@ class Scene:
         node.meta["extra"] = extra
         self.extras.append(extra)
         self._positions.clear()
+        self.notes.pop("inputs", None)
         return node
 
     def _stand_in(self, like: Tensor) -> Tensor:
@@ -267,6 +287,7 @@ class Scene:
                 self.extras.remove(node.meta["extra"])
                 self.graph.erase_node(node)
         self._positions.clear()
+        self.notes.pop("inputs", None)
 
     def refuse(self, node: fx.Node, why: str) -> None:
         """Remember why something that looked right was left alone."""
@@ -314,13 +335,23 @@ def _leaves(tree: Any) -> list[Any]:
     return torch.utils._pytree.tree_leaves(tree)
 
 
+def _same_layouts(a: Any, b: Any) -> bool:
+    """Whether two values, or trees of them, agree in sizes, types and strides."""
+    pairs = list(zip(_leaves(a), _leaves(b), strict=False))
+    return len(_leaves(a)) == len(_leaves(b)) and all(
+        isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape == y.shape and x.dtype == y.dtype
+        and _same_strides(x, y)
+        for x, y in pairs
+    )  # fmt: skip
+
+
 def _same_strides(a: Tensor, b: Tensor) -> bool:
     """Whether two layouts are one: strides of dims with one element do not count."""
     return all(x == y for size, x, y in zip(a.shape, a.stride(), b.stride(), strict=True) if size > 1)
 
 
 def is_removable(node: fx.Node) -> bool:
-    """Whether a node may go when nobody uses it: known to do nothing but return a value, and to draw nothing at random."""
+    """Whether a node may go when nobody uses it: it does nothing but return a value, and draws nothing at random."""
     if _ours(node):
         return True
     found = call(node)
@@ -386,13 +417,26 @@ def _first_written(node: fx.Node) -> list[fx.Node]:
 
 _ANY_LAYOUT = ("attention", "cat", "stack", "matmul", "bmm", "mm", "linear", "contiguous", "reshape", "layer_norm")
 """What takes any layout and returns its own."""
-_VIEWS = ("transpose", "permute", "getitem", "unsqueeze", "squeeze", "expand", "chunk", "split", "unbind", "t", "detach")
+_VIEWS = (
+    "transpose",
+    "permute",
+    "getitem",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "chunk",
+    "split",
+    "unbind",
+    "t",
+    "detach",
+)
 
 
 def is_written(scene: Scene, node: fx.Node) -> bool:
     """Whether anything in the graph writes into the memory of a node's value."""
-    memory = scene._memory(node)
-    for each in scene.nodes:
+    barriers = scene._barriers()
+    memory = scene._memory(node) if barriers else set()
+    for each in barriers:
         written = scene.written(each)
         if written is not None and (not written or memory & written):
             return True
