@@ -26,6 +26,7 @@ from ridgeline.optimizer.watch import Watch
 
 _STATE = "_ridgeline_state"
 _MOST_MATCHERS = 4
+_MOST_REASONS = 8
 
 
 class RunsEagerly(UserWarning):
@@ -40,7 +41,7 @@ class Plan:
     call: Callable[..., Any]
     name: str = "plan"
     watch: Watch | None = None
-    """What must not have changed since the plan was verified; made from the model if not given."""
+    """What must not have changed since the plan was verified; by default what compilers do not guard."""
     matcher: Matcher | None = None
     """Knows calls of the signature at a glance; made from the signature if not given."""
 
@@ -107,16 +108,16 @@ class State:
         return call(*args, **kwargs)
 
     def _why(self, signature: Signature) -> str:
+        if len(self.fallbacks) >= _MOST_REASONS:  # a cache that grows differs at every call, and telling how takes time
+            return "other calls than those that were verified"
         reasons = [difference(known, signature) for known in self.plans]
         return min((reason for reason in reasons if reason), key=len, default="the call was not verified")
 
     def eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 4) -> Any:
         """The original model, with a word about why, once a reason."""
         with self.lock:
-            first = reason not in self.fallbacks and len(self.fallbacks) < 64
-            if first or reason in self.fallbacks:
-                self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
-            said = self.plans and first and len(self.fallbacks) <= 8
+            said = reason not in self.fallbacks and len(self.fallbacks) < _MOST_REASONS
+            self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
         if said:
             warnings.warn(f"this call runs as the original model: {reason}", RunsEagerly, stacklevel=depth)
         return self.model(*args, **kwargs)
@@ -161,7 +162,7 @@ class Optimized:
         if plan.call is state.model:
             return
         if plan.watch is None and not isinstance(plan.call, Graphed | GraphedTraining):
-            plan.watch = Watch(state.model)
+            plan.watch = Watch(state.model, hooks_only=True)
         plan.matcher = plan.matcher or getattr(plan.call, "matcher", None) or Matcher.of(plan.signature)
         plan.signature = plan.signature.detached()
         state.plans[plan.signature] = plan

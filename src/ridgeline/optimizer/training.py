@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -63,6 +63,8 @@ class Tracks:
     outputs_free: list[tuple[int, int]]
     grads_free: list[tuple[int, int]]
     lends: bool
+    reach: list[set[int]] = field(default_factory=list)
+    """For each result, which of the gradients depend on it."""
 
 
 class GraphedTraining:
@@ -122,7 +124,7 @@ class GraphedTraining:
         tracks = self._tracks
         with self._lock:
             self._studio.executor.arrive()
-            held = [] if _free(tracks.outputs_free) else [keep(output) for output in tracks.outputs]
+            held = [] if free(tracks.outputs_free) else [keep(output) for output in tracks.outputs]
             tracks.statics.fill(flat.tensors)
             tracks.forward.replay()
             if self._studio.written:
@@ -149,7 +151,16 @@ class GraphedTraining:
             tracks.backward.replay()
             pending.done = True
             num = len(self._studio.asking)  # an input's gradient may be kept for long; a parameter's is known by .grad
-            return [None if g is None else g.clone() if i < num else g.detach() for i, g in enumerate(tracks.grads)]
+            found = [None if g is None else g.clone() if i < num else g.detach() for i, g in enumerate(tracks.grads)]
+        return self._reached(found, given)
+
+    def _reached(self, found: list[Tensor | None], given: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of what the differentiated results depend on: the others are none, not zero."""
+        tracks = self._tracks
+        if all(grad is not None for grad, expected in zip(given, tracks.expected) if expected):
+            return found
+        reached = set().union(*(reach for grad, reach in zip(given, tracks.reach) if grad is not None))
+        return [grad if i in reached else None for i, grad in enumerate(found)]
 
     def _check(self, pending: Pending) -> None:
         if pending.done:
@@ -161,14 +172,14 @@ class GraphedTraining:
 
     def _move_gradients(self) -> bool:
         """Held gradients lie where replays write: parameters get copies of theirs. False if others hold some."""
-        free = self._tracks.grads_free
-        if _free(free):
+        counted = self._tracks.grads_free
+        if free(counted):
             return True
-        mine = {storage for storage, _ in free}
+        mine = {storage for storage, _ in counted}
         for tensor in self._parameters:
             if tensor.grad is not None and tensor.grad.untyped_storage()._cdata in mine:
                 tensor.grad = tensor.grad.clone()
-        return _free(free)
+        return free(counted)
 
     def _made(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._count(reason)
@@ -196,7 +207,7 @@ class _Replayed(torch.autograd.Function):
         return (None, None, *ctx.graphed.run_backward(ctx.pending, given))
 
 
-def _free(counted: list[tuple[int, int]]) -> bool:
+def free(counted: list[tuple[int, int]]) -> bool:
     count = torch._C._storage_Use_Count
     return all(count(storage) <= held for storage, held in counted)
 
@@ -209,7 +220,7 @@ def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     ``loss`` is what will be differentiated, as a function of the output; by default its ``.loss`` if it has one, else
     everything in it that can be. Raises NotGraphable with the reason where a replay could differ from a call.
     """
-    with torch.inference_mode(False), torch.enable_grad(), _uncached_casts():
+    with torch.inference_mode(False), torch.enable_grad(), uncached_casts():
         try:
             signature = Signature.of(args, kwargs, model)
         except TooLarge:
@@ -223,7 +234,7 @@ def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 
 @contextmanager
-def _uncached_casts() -> Iterator[None]:
+def uncached_casts() -> Iterator[None]:
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     torch.clear_autocast_cache()
@@ -250,6 +261,17 @@ class TrainingStudio(Studio):
         self.written: list[Any] = []
 
     def record_training(self, flat: Flat) -> Tracks:
+        statics = self.ready(flat)
+        with self.without_hooks():
+            expected = self.warm(flat, statics)
+            reach = self._reach(flat, statics) if sum(expected) > 1 else []
+            tracks = self._record(flat, statics, expected)
+        tracks.reach = reach
+        tracks.outputs_free = counts(tracks.outputs)  # now that nothing of the recorded call is left
+        return tracks
+
+    def ready(self, flat: Flat) -> Statics:
+        """Looks at the call, and makes the memory its inputs are copied to."""
         self.refuse(flat)
         self.asking = [i for i, t in enumerate(flat.tensors) if t.requires_grad]
         self.group(flat)
@@ -261,11 +283,7 @@ class TrainingStudio(Studio):
         if any(self.is_written(g) for g in self.groups if any(i in self.asking for i in g.indices)):
             raise NotGraphable("an input that requires gradients is written to")
         self.written = [g for g in self.groups if self.is_written(g)]
-        with self._without_hooks():
-            expected = self._warm_training(flat, statics)
-            tracks = self._record(flat, statics, expected)
-        tracks.outputs_free = counts(tracks.outputs)  # now that nothing of the recorded call is left
-        return tracks
+        return statics
 
     def _adopt_after(self) -> None:
         """The watch was made anew by observing; parameters may have been made in the first call."""
@@ -276,7 +294,7 @@ class TrainingStudio(Studio):
             raise NotGraphable("nothing requires gradients")
 
     @contextmanager
-    def _without_hooks(self) -> Iterator[None]:
+    def without_hooks(self) -> Iterator[None]:
         """Hooks on parameters fire when gradients reach them through autograd, not while recording."""
         kept = [(parameter, parameter._backward_hooks) for parameter in self.parameters if parameter._backward_hooks]
         for parameter, _ in kept:
@@ -289,7 +307,7 @@ class TrainingStudio(Studio):
 
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def _leaves(self, statics: Statics) -> dict[int, Tensor]:
+    def leaves(self, statics: Statics) -> dict[int, Tensor]:
         """The recording's inputs; those that ask for gradients are leaves of its own history."""
         return {i: t.detach().requires_grad_(i in self.asking) for i, t in statics.tensors.items()}
 
@@ -299,7 +317,7 @@ class TrainingStudio(Studio):
         maker = scene.maker(result)
         return scene, maker, effects(before, scene)
 
-    def _warm_training(self, flat: Flat, statics: Statics) -> tuple[bool, ...]:
+    def warm(self, flat: Flat, statics: Statics) -> tuple[bool, ...]:
         """Runs forward and backward where recordings run, and finds which results are differentiated."""
         kept = [keep(tensor) for tensor in self.written_model]
         found: list[tuple[bool, ...]] = []
@@ -309,7 +327,7 @@ class TrainingStudio(Studio):
                 statics.fill(flat.tensors)
             for whole, was in kept:
                 put_back(whole, was)
-            inputs = self._leaves(statics)
+            inputs = self.leaves(statics)
             arguments, boxes = self.twin(flat, inputs)
             before = shots(boxes)
             result = self.call(*arguments[0], **arguments[1])
@@ -349,6 +367,22 @@ class TrainingStudio(Studio):
         used = {id(output) for output, grad in zip(able, grads) if grad is not None}
         return tuple(id(output) in used for output in outputs)
 
+    def _reach(self, flat: Flat, statics: Statics) -> list[set[int]]:
+        """For each result of the model itself, which inputs and parameters its history ends in."""
+        kept = [keep(tensor) for tensor in self.written_model]
+        with restored_random():
+            with torch.no_grad():
+                statics.fill(flat.tensors)
+            inputs = self.leaves(statics)
+            arguments, boxes = self.twin(flat, inputs)
+            before = shots(boxes)
+            result = self.model(*arguments[0], **arguments[1])
+            scene, *_ = self._outputs(result, inputs, boxes, before)
+        for whole, was in kept:
+            put_back(whole, was)
+        places = {id(t): i for i, t in enumerate([*(inputs[i] for i in self.asking), *self.parameters])}
+        return [{places[leaf] for leaf in _leaves_behind(output) if leaf in places} for output in scene.outputs]
+
     def _differentiate(self, outputs: list[Tensor], inputs: dict[int, Tensor], expected: tuple[bool, ...],
                        grads: list[Tensor | None] | None) -> list[Tensor | None]:  # fmt: skip
         wanted = [output for output, used in zip(outputs, expected) if used]
@@ -357,7 +391,7 @@ class TrainingStudio(Studio):
         return list(torch.autograd.grad(wanted, leaves, given, allow_unused=True))
 
     def _record(self, flat: Flat, statics: Statics, expected: tuple[bool, ...]) -> Tracks:
-        inputs = self._leaves(statics)
+        inputs = self.leaves(statics)
         arguments, boxes = self.twin(flat, inputs)
         before = shots(boxes)
         forward, result = self.record(lambda: self.call(*arguments[0], **arguments[1]))
@@ -391,6 +425,21 @@ class TrainingStudio(Studio):
             scene, *_ = self._outputs(result, inputs, boxes, before)
             used = tuple(grad is not None for grad in given)
             return self._differentiate(scene.outputs, inputs, used, list(given))
+
+
+def _leaves_behind(output: Tensor) -> set[int]:
+    """The ``id`` of every tensor that a result's gradient would be accumulated into."""
+    found: set[int] = set()
+    waiting, seen = [output.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        waiting += [after for after, _ in node.next_functions]
+    return found
 
 
 def _own_loss(result: Any) -> Tensor | None:

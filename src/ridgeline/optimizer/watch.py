@@ -70,9 +70,13 @@ class _Held:
 
 
 class Watch:
-    """The state of a model besides its inputs, and whether it is still the same."""
+    """The state of a model besides its inputs, and whether it is still the same.
 
-    def __init__(self, model: Any) -> None:
+    ``hooks_only`` watches what a compiler does not guard by itself: hooks that come later, modules that are replaced.
+    """
+
+    def __init__(self, model: Any, *, hooks_only: bool = False) -> None:
+        self._hooks_only = hooks_only
         self.tensors: dict[int, tuple[str, Tensor]] = {}
         self.known: set[int] = set()
         self._dicts: list[_Held] = []
@@ -94,6 +98,8 @@ class Watch:
                 self._module(path or type(module).__name__, module)
         elif not isinstance(model, types.FunctionType):
             self._hold(type(model).__name__, model, 0)
+        if self._hooks_only:
+            return
         functions = [model] if isinstance(model, types.FunctionType) else _methods(model)
         for function in functions:
             self._function(function, 0)
@@ -102,6 +108,10 @@ class Watch:
 
     def _module(self, path: str, module: nn.Module) -> None:
         held = module.__dict__
+        if self._hooks_only:
+            for name in ("_modules", *HOOKS):
+                self._dict(f"{path}.{name}", held.get(name, {}))
+            return
         self._dict(path, held)
         self._class(type(module))
         for name in (*_INNER, *HOOKS):

@@ -106,6 +106,16 @@ def test_another_call_runs_the_model_and_says_so_once() -> None:
     assert graphed.replays == 0
 
 
+def test_calls_that_differ_every_time_are_told_of_a_few_times_only() -> None:
+    fast, _ = _optimized()
+    with warnings.catch_warnings(record=True) as said, torch.no_grad():
+        warnings.simplefilter("always")
+        for rows in range(4, 40):
+            assert torch.equal(fast(torch.ones(rows, 4)), fast.original(torch.ones(rows, 4)))
+    assert len(said) == 8
+    assert fast.fallbacks["other calls than those that were verified"] == 28
+
+
 def test_inference_mode_and_no_grad_share_a_plan() -> None:
     fast, graphed = _optimized()
     with torch.inference_mode():
@@ -122,6 +132,7 @@ def test_a_plan_that_is_not_recorded_sees_hooks_that_come_later() -> None:
     with torch.no_grad():
         fast(X)
         fast.model.register_forward_hook(lambda module, args, output: output * 2)
+        model.counter = 1  # an attribute is the compiler's business
         with pytest.warns(RunsEagerly, match="hook"):
             assert torch.equal(fast(X), model(X))
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.graphed import graph_training
 from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.optimizer.steps import graph_step
 
 
 def _mlp() -> nn.Module:
@@ -356,6 +357,63 @@ def a_step_with_an_optimizer_is_that_of_eager_training(at: Any) -> None:
     assert graphed.replays == 4
 
 
+class _Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.pooler = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.body(x)
+        return hidden, self.pooler(hidden)
+
+
+def what_a_loss_does_not_reach_gets_no_gradient(at: Any) -> None:
+    eager, model = _pair(_Two, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    for used in ((0,), (1,), (0, 1)):
+        for m in (eager, fast):
+            m.zero_grad(set_to_none=True)
+            outputs = m(_x(at, 1))
+            sum(outputs[i].square().mean() for i in used).backward()
+        assert (fast.pooler.weight.grad is None) == (eager.pooler.weight.grad is None) == (1 not in used)
+        _same(_grads(fast), _grads(eager), at, "gradients")
+    assert graphed.replays == 3
+
+
+def whole_steps_are_those_of_eager_training(at: Any) -> None:
+    labels = torch.tensor([0, 1, 2, 3, 0, 1], device=at.device)
+    for make in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
+        more = {"fused": True, "weight_decay": 0.1} if make is not torch.optim.SGD else {}
+        eager, model = _pair(Lossy, at)
+        optimizers = [make(m.parameters(), lr=0.01, **more) for m in (eager, model)]
+        step = graph_step(model, optimizers[1], (_x(at, 0),), {"labels": labels}, model, executor=at.executor())
+        _same(list(model.parameters()), list(eager.parameters()), at, "parameters after recording")
+        fast = Optimized(model, mode="train", optimizer=optimizers[1], step=step)
+        plain = Optimized(eager, mode="train", optimizer=optimizers[0])
+        for call in range(6):
+            if call == 3:  # another learning rate is another step
+                for optimizer in optimizers:
+                    optimizer.param_groups[0]["lr"] = 0.02
+            x = _x(at, call)
+            _same(fast.train_step(x, labels=labels), plain.train_step(x, labels=labels), at, "losses")
+            _same(list(model.parameters()), list(eager.parameters()), at, f"parameters after step {call}")
+            _same(_grads(model), _grads(eager), at, "gradients")
+        assert step.replays == 3, step.misses
+        assert list(step.misses) == ["the optimizer's settings changed"]
+
+
+def whole_steps_that_cannot_be_replayed_are_refused(at: Any) -> None:
+    _, model = _pair(_mlp, at)
+    loss = torch.mean
+    for optimizer, pattern in ((torch.optim.AdamW(model.parameters(), foreach=True), "fused=True"),
+                               (torch.optim.RMSprop(model.parameters()), "RMSprop"),
+                               (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "momentum"),
+                               (torch.optim.SGD([nn.Parameter(torch.ones(1))]), "not the model's")):  # fmt: skip
+        with _raises(NotGraphable, pattern):
+            graph_step(model, optimizer, (_x(at, 0),), {}, model, loss=loss, executor=at.executor())
+        assert all(p.grad is None for p in model.parameters())
+
+
 @contextlib.contextmanager
 def _raises(kind: type[Exception], pattern: str) -> Iterator[None]:
     said = None
@@ -379,5 +437,6 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     results_and_gradients_that_are_kept_do_not_change, a_result_changed_in_place_is_never_silently_wrong,
     switched_to_eval_it_runs_the_model_itself, other_parameters_asking_for_gradients_are_noticed,
     autocast_is_inside_the_recording, branches_on_values_are_refused,
-    a_step_with_an_optimizer_is_that_of_eager_training,
+    a_step_with_an_optimizer_is_that_of_eager_training, what_a_loss_does_not_reach_gets_no_gradient,
+    whole_steps_are_those_of_eager_training, whole_steps_that_cannot_be_replayed_are_refused,
 )  # fmt: skip
