@@ -1,7 +1,7 @@
 """Decoding on one GPU: skinny products against cuBLAS, attention over a cache, and a whole step of Llama 8B.
 
-``--parts`` chooses among ``products`` (every shape and number of rows over a list of configurations), ``attention``,
-``chain`` (a step made by hand of our kernels in a CUDA graph, kernels overlapped or not) and ``llama`` (the Hugging Face
+``--parts`` chooses among ``checks`` (numbers against references), ``halves`` (float32 products), ``products`` (every
+shape and number of rows over a list of configurations), ``defaults`` (the same as they run), ``attention``, ``chain`` (a step made by hand of our kernels in a CUDA graph, kernels overlapped or not) and ``llama`` (the Hugging Face
 model, eager and rewritten). Times of kernels are those of a CUDA graph of many calls over rotating copies of the
 weights, so that none is in the cache: launches are in, the host is not. Results are written to ``--out`` as they come.
 """
@@ -24,12 +24,18 @@ import torch
 import torch.nn.functional as F
 
 from ridgeline import kernels
+from ridgeline.bench.check import check_case
 from ridgeline.kernels import launcher, pack, tuning
 from ridgeline.kernels.compiler import Variant
+from ridgeline.kernels.contract import trials
 from ridgeline.kernels.decode_attention import config as decode
+from ridgeline.kernels.linear import op as linear_op
 from ridgeline.kernels.linear.config import Linear
+from ridgeline.kernels.matmul.config import Product
+from ridgeline.kernels.variants import variants_of
 
 ROTATED_BYTES = 256 << 20
+CHECKED = ("linear", "linear_gated", "decode_attention", "matmul")
 SHAPES = ((4096, 4096), (6144, 4096), (1024, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
 ROWS = (1, 2, 4, 8, 16)
 ROW_CONFIGS = [
@@ -37,7 +43,9 @@ ROW_CONFIGS = [
     for outputs in (1, 2, 4, 8)
     for step, warps in ((512, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8))
 ]
-FEW_ROW_CONFIGS = [Linear("row", o, s, w) for o, s, w in ((1, 1024, 4), (2, 1024, 4), (4, 1024, 4), (2, 2048, 8), (4, 512, 2))]
+FEW_ROW_CONFIGS = [
+    Linear("row", o, s, w) for o, s, w in ((1, 1024, 4), (2, 1024, 4), (4, 1024, 4), (2, 2048, 8), (4, 512, 2))
+]
 TILE_CONFIGS = [
     Linear("tile", outputs, step, warps, stages, shares)
     for outputs, step, warps, stages, shares in (
@@ -60,26 +68,63 @@ DECODE_CONFIGS = [
 OTHER_CONFIGS = [Linear("row", o, s, 4) for o in (1, 2, 4) for s in (512, 1024)]
 
 
-def precompile() -> None:
-    """Every variant of the sweep, by as many processes as there are cores, into a pack that the launches then find."""
+HALVES_CONFIGS = [
+    Product(*c)
+    for c in (
+        (128, 128, 64, 8, 8, 3), (128, 128, 64, 8, 8, 2), (128, 128, 32, 8, 8, 4), (128, 128, 32, 8, 8, 6),
+        (128, 64, 64, 8, 4, 3), (64, 128, 64, 8, 4, 2), (128, 64, 64, 8, 4, 2), (64, 64, 64, 8, 4, 3), (128, 128, 64, 16, 8, 3),
+    )
+]  # fmt: skip
+HALVES_SHAPES = (
+    (4096, 4096, 4096, False, 0), (1024, 8192, 8192, True, 0), (2048, 4096, 8192, False, 0), (512, 2048, 1024, False, 32),
+    (8205, 5921, 2949, False, 0), (512, 512, 1024, True, 0), (65536, 2304, 768, True, 0), (256, 8192, 8192, True, 0),
+)  # fmt: skip
+
+
+def precompile(parts: list[str]) -> None:
+    """Every variant of the sweeps, by as many processes as there are cores, into a pack that the launches then find."""
     began, found = time.monotonic(), []
     with torch.device("meta"):
-        for rows in ROWS:
-            for n in (4096, 28672):
-                for chosen in plain_configs(n, rows):
-                    found += _collected(chosen, torch.bfloat16, rows, n, {}, chosen.kernel == "row")
-            for chosen in GATED_CONFIGS:
-                if rows <= 4 or chosen.kernel == "tile":
-                    given = {"norm_weight": torch.empty(4096, dtype=torch.bfloat16), "activation": "silu", "gated": True}
-                    found += _collected(chosen, torch.bfloat16, rows, 28672, given, True)
-            if rows in (1, 8, 16):
-                for dtype in (torch.float32, torch.float16):
-                    for chosen in OTHER_CONFIGS:
-                        found += _collected(chosen, dtype, rows, 4096, {}, False)
+        if "products" in parts:
+            found += [variant for rows in ROWS for variant in _product_variants(rows)]
+        if "halves" in parts:
+            found += _halves_variants()
+    if "checks" in parts:
+        found += [variant for name in CHECKED for variant in variants_of(name, trials()[name][1].checks)]
+    if not found:
+        return
     folder = Path(tempfile.mkdtemp()) / "pack"
     os.environ["RIDGELINE_KERNEL_PACK"] = str(folder)
     pack.write(folder, found, jobs=max(1, (os.cpu_count() or 2) - 2))
     print(f"--- {len(set(found))} variants compiled in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _product_variants(rows: int) -> list[Variant]:
+    found = []
+    for n in (4096, 28672):
+        for chosen in plain_configs(n, rows):
+            found += _collected(chosen, torch.bfloat16, rows, n, {}, chosen.kernel == "row")
+    for chosen in GATED_CONFIGS:
+        if rows <= 4 or chosen.kernel == "tile":
+            given = {"norm_weight": torch.empty(4096, dtype=torch.bfloat16), "activation": "silu", "gated": True}
+            found += _collected(chosen, torch.bfloat16, rows, 28672, given, True)
+    if rows in (1, 8, 16):
+        for dtype in (torch.float32, torch.float16):
+            for chosen in OTHER_CONFIGS:
+                found += _collected(chosen, dtype, rows, 4096, {}, False)
+    return found
+
+
+def _halves_variants() -> list[Variant]:
+    found = []
+    for m, n, k, turned, z in HALVES_SHAPES:
+        a = torch.empty(*((z,) if z else ()), m, k)
+        b = torch.empty(*((z,) if z else ()), *((n, k) if turned else (k, n)))
+        for chosen in HALVES_CONFIGS:
+            with tuning.forced("matmul", chosen), launcher.collecting() as seen:
+                kernels.matmul(a, b.mT if turned else b)
+            found += seen
+    return found
 
 
 def _collected(
@@ -162,13 +207,29 @@ def error(found: torch.Tensor, meant: torch.Tensor) -> float:
     return float((found.double() - meant).norm() / meant.norm())
 
 
-def product_race(book: Book) -> None:
+def default_race(book: Book) -> None:
+    """Every shape and number of rows as our default runs them, against cuBLAS."""
+    product_race(book, quick=True)
+
+
+def product_race(book: Book, quick: bool = False) -> None:
     """Every shape, number of rows and configuration, against cuBLAS."""
     for n, k in SHAPES:
         w = weights(n, k, torch.bfloat16)
         for rows in ROWS:
             x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
-            _race(book, "linear", n, k, rows, x, w, {}, lambda x, w: F.linear(x, w), plain_configs(n, rows))
+            _race(
+                book,
+                "linear",
+                n,
+                k,
+                rows,
+                x,
+                w,
+                {},
+                lambda x, w: F.linear(x, w),
+                [] if quick else plain_configs(n, rows),
+            )
         del w
     w = weights(28672, 4096, torch.bfloat16)
     g = torch.randn(4096, device="cuda", dtype=torch.bfloat16)
@@ -180,13 +241,24 @@ def product_race(book: Book) -> None:
     for rows in ROWS:
         x = torch.randn(rows, 4096, device="cuda", dtype=torch.bfloat16)
         given = {"norm_weight": g, "activation": "silu", "gated": True}
-        found = [c for c in GATED_CONFIGS if rows <= 4 or c.kernel == "tile"]
+        found = [] if quick else [c for c in GATED_CONFIGS if rows <= 4 or c.kernel == "tile"]
         _race(book, "gated", 28672, 4096, rows, x, w, given, mlp, found)
     for dtype in (torch.float32, torch.float16):
         w = weights(4096, 4096, dtype)
         for rows in (1, 8, 16):
             x = torch.randn(rows, 4096, device="cuda", dtype=dtype)
-            _race(book, f"linear {dtype}", 4096, 4096, rows, x, w, {}, lambda x, w: F.linear(x, w), OTHER_CONFIGS)
+            _race(
+                book,
+                f"linear {dtype}",
+                4096,
+                4096,
+                rows,
+                x,
+                w,
+                {},
+                lambda x, w: F.linear(x, w),
+                [] if quick else OTHER_CONFIGS,
+            )
 
 
 def plain_configs(n: int, rows: int) -> list[Linear]:
@@ -208,10 +280,16 @@ def _race(
     base_s = per_call_s(lambda i: lambda: theirs(x, w[i]), len(w))
     base_error = error(theirs(x, w[0]), meant) if meant is not None else 0.0
     book.add(what=name, n=n, k=k, rows=rows, who="cublas", s=base_s, bytes_per_s=num_bytes / base_s, error=base_error)
-    print(f"{name:22} {n:6}×{k:<6} rows {rows:2}  cuBLAS {base_s * 1e6:7.2f} µs {num_bytes / base_s / 1e12:5.2f} TB/s", flush=True)
+    print(
+        f"{name:22} {n:6}×{k:<6} rows {rows:2}  cuBLAS {base_s * 1e6:7.2f} µs {num_bytes / base_s / 1e12:5.2f} TB/s",
+        flush=True,
+    )
     for overlapped in (False, True):
         s = _config_s(book, "default", None, name, n, k, rows, x, w, given, meant, theirs, overlapped)
-        print(f"      default{' overlapped' if overlapped else ''} {s * 1e6:7.2f} µs {num_bytes / s / 1e12:5.2f} TB/s", flush=True)
+        print(
+            f"      default{' overlapped' if overlapped else ''} {s * 1e6:7.2f} µs {num_bytes / s / 1e12:5.2f} TB/s",
+            flush=True,
+        )
     found = []
     for chosen in configs:
         if book.left_s() < 5:
@@ -250,10 +328,18 @@ def _config_s(
 
 def attention_race(book: Book) -> None:
     """One query token over contiguous caches, several ways to share the keys out."""
-    for b, h, kh, s, masked in ((1, 32, 8, 2048, False), (1, 32, 8, 2048, True), (1, 32, 32, 2048, False), (8, 32, 8, 2048, False), (1, 32, 8, 16384, False)):
+    for b, h, kh, s, masked in (
+        (1, 32, 8, 2048, False),
+        (1, 32, 8, 2048, True),
+        (1, 32, 32, 2048, False),
+        (8, 32, 8, 2048, False),
+        (1, 32, 8, 16384, False),
+    ):
         copies = max(2, -(-ROTATED_BYTES // (b * kh * s * 128 * 4)))
         q = torch.randn(b, h, 1, 128, device="cuda", dtype=torch.bfloat16)
-        kv = [[torch.randn(b, kh, s, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2)] for _ in range(copies)]
+        kv = [
+            [torch.randn(b, kh, s, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2)] for _ in range(copies)
+        ]
         mask = (torch.rand(b, 1, 1, s, device="cuda") < 0.9) if masked else None
         num_bytes = 2 * kv[0][0].nbytes
 
@@ -279,9 +365,19 @@ def attention_race(book: Book) -> None:
                 except Exception as problem:
                     book.add(what=label, who=str(chosen), problem=str(problem)[:300])
                     continue
-                book.add(what=label, who=str(chosen), overlapped=overlapped, s=took, bytes_per_s=num_bytes / took, error=wrong)
+                book.add(
+                    what=label,
+                    who=str(chosen),
+                    overlapped=overlapped,
+                    s=took,
+                    bytes_per_s=num_bytes / took,
+                    error=wrong,
+                )
                 flag = " WRONG" if wrong > 0.01 else ""
-                print(f"      {took * 1e6:7.2f} µs {num_bytes / took / 1e12:5.2f} TB/s {chosen} {'overlapped' if overlapped else ''}{flag}", flush=True)
+                print(
+                    f"      {took * 1e6:7.2f} µs {num_bytes / took / 1e12:5.2f} TB/s {chosen} {'overlapped' if overlapped else ''}{flag}",
+                    flush=True,
+                )
 
 
 def chain(book: Book) -> None:
@@ -315,11 +411,13 @@ def chain(book: Book) -> None:
         return kernels.linear(x, head)
 
     total = sum(t.nbytes for layer in layers for t in layer) + head.nbytes
-    for overlapped in (False, True):
-        graph = graphed([step], overlapped)
+    for overlapped in (0, 1, 2):
+        linear_op.EARLY = overlapped or 1
+        launcher.forget_plans()
+        graph = graphed([step], bool(overlapped))
         s = replay_s(graph, 20)
         book.add(what="chain", overlapped=overlapped, s=s, bytes_per_s=total / s)
-        print(f"chain{' overlapped' if overlapped else ''}: {s * 1e3:.3f} ms, {total / s / 1e12:.2f} TB/s", flush=True)
+        print(f"chain, overlapped {overlapped}: {s * 1e3:.3f} ms, {total / s / 1e12:.2f} TB/s", flush=True)
         for name, seconds, num in kernel_table(graph):
             book.add(what="chain kernel", overlapped=overlapped, name=name, s=seconds, num=num)
             print(f"      {num:4} × {seconds / num * 1e6:7.2f} µs  {name[:90]}", flush=True)
@@ -353,7 +451,9 @@ def llama_step(book: Book) -> None:
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
     sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
-    config = LlamaConfig(**sizes, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192, rope_theta=5e5)
+    config = LlamaConfig(
+        **sizes, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192, rope_theta=5e5
+    )
     config._attn_implementation = "sdpa"
     began = time.monotonic()
     torch.set_default_dtype(torch.bfloat16)
@@ -363,7 +463,9 @@ def llama_step(book: Book) -> None:
     print(f"model made in {time.monotonic() - began:.0f} s", flush=True)
     token = torch.tensor([[17]], device="cuda")
     prompt = torch.randint(0, 128256, (1, KEYS - 1), device="cuda")
-    floor_bytes = sum(p.nbytes for p in model.parameters()) - model.get_input_embeddings().weight.nbytes + 32 * KEYS * 8 * 128 * 4
+    floor_bytes = (
+        sum(p.nbytes for p in model.parameters()) - model.get_input_embeddings().weight.nbytes + 32 * KEYS * 8 * 128 * 4
+    )
     for kind in ("static", "dynamic"):
         if book.left_s() < 20:
             return
@@ -416,7 +518,10 @@ def _steps(book: Book, model: Any, token: torch.Tensor, cache: Any, kind: str, f
     logits = call(token, **given).logits.float()
     print(f"rewritten in {time.monotonic() - began:.0f} s: {report}", flush=True)
     wrong = error(logits, meant.double())
-    print(f"      against eager: error {wrong:.2e}, same token {bool((logits.argmax() == meant.argmax()).item())}", flush=True)
+    print(
+        f"      against eager: error {wrong:.2e}, same token {bool((logits.argmax() == meant.argmax()).item())}",
+        flush=True,
+    )
     book.add(what=f"llama {kind}", who="report", report=report.counts(), breaks=report.breaks, error=wrong)
     _tell(book, f"llama {kind}", "rewritten", wall_s(call, 8), floor_bytes)
     reset()
@@ -424,7 +529,9 @@ def _steps(book: Book, model: Any, token: torch.Tensor, cache: Any, kind: str, f
     fast = graph_inference(call, (token,), given, model)
     print(f"recorded in {time.monotonic() - began:.0f} s", flush=True)
     reset()
-    print(f"      graph against eager: error {error(fast(token, **given).logits.float(), meant.double()):.2e}", flush=True)
+    print(
+        f"      graph against eager: error {error(fast(token, **given).logits.float(), meant.double()):.2e}", flush=True
+    )
     _tell(book, f"llama {kind}", "rewritten, CUDA graph", wall_s(fast, 24), floor_bytes)
     _kernels_of_step(book, lambda: (reset(), fast(token, **given)), kind)
 
@@ -448,7 +555,65 @@ def _kernels_of_step(book: Book, run: Callable[[], Any], kind: str) -> None:
         print(f"      {len(times):4} × {sum(times) / len(times) * 1e6:7.2f} µs  {name[:90]}", flush=True)
 
 
-PARTS = {"chain": chain, "attention": attention_race, "products": product_race, "llama": llama_step}
+def checks(book: Book) -> None:
+    """Every declared check of our kernels against their references, on this device."""
+    for name in CHECKED:
+        found = []
+        for i, of in enumerate(trials()[name][1].checks):
+            try:
+                found += check_case(name, of, torch.device("cuda"), i)
+            except Exception as problem:
+                print(f"      {name} {of}: {problem!r}", flush=True)
+                book.add(what="check", name=name, case=str(of), problem=repr(problem)[:300])
+        wrong = [f for f in found if not f.ok]
+        for finding in found:
+            book.add(what="check", name=name, case=finding.case, part=finding.what, ok=finding.ok, note=finding.note)
+        print(f"{name}: {len(found)} findings, {len(wrong)} wrong", flush=True)
+        for finding in wrong[:6]:
+            print(f"      {finding.case} {finding.what}: {finding.note}", flush=True)
+
+
+def halves(book: Book) -> None:
+    """Float32 products from halves against cuBLAS in float32: speed, and error against float64."""
+    for m, n, k, turned, z in HALVES_SHAPES:
+        if book.left_s() < 10:
+            return
+        a = torch.rand(*((z,) if z else ()), m, k, device="cuda")
+        b = torch.rand(*((z,) if z else ()), *((n, k) if turned else (k, n)), device="cuda") - 0.3
+        b = b.mT if turned else b
+        rows = slice(0, 256)
+        meant = a[..., rows, :].double() @ b.double()
+        flops = 2.0 * m * n * k * max(1, z)
+        theirs = a @ b
+        s = replay_s(graphed([lambda: a @ b] * 3), 4) / 3
+        label = f"float32 {m}x{n}x{k}{' turned' if turned else ''}{f' x{z}' if z else ''}"
+        book.add(what=label, who="cublas", s=s, flops_per_s=flops / s, error=error(theirs[..., rows, :], meant))
+        print(
+            f"{label}: cuBLAS {s * 1e6:.0f} µs, {flops / s / 1e12:.1f} TFLOP/s, error {error(theirs[..., rows, :], meant):.2e}",
+            flush=True,
+        )
+        for chosen in (None, *HALVES_CONFIGS):
+            try:
+                with tuning.forced("matmul", chosen) if chosen else nullcontext():
+                    wrong = error(kernels.matmul(a, b)[..., rows, :], meant)
+                    s = replay_s(graphed([lambda: kernels.matmul(a, b)] * 3), 4) / 3
+            except Exception as problem:
+                book.add(what=label, who=str(chosen), problem=str(problem)[:300])
+                print(f"      {chosen}: {str(problem)[:120]}", flush=True)
+                continue
+            book.add(what=label, who=str(chosen), s=s, flops_per_s=flops / s, error=wrong)
+            print(f"      {s * 1e6:9.0f} µs {flops / s / 1e12:6.1f} TFLOP/s error {wrong:.2e} {chosen}", flush=True)
+
+
+PARTS = {
+    "checks": checks,
+    "halves": halves,
+    "chain": chain,
+    "attention": attention_race,
+    "products": product_race,
+    "defaults": default_race,
+    "llama": llama_step,
+}
 
 
 def main() -> None:
@@ -459,8 +624,7 @@ def main() -> None:
     given = parser.parse_args()
     book = Book(given.out, given.budget_s)
     torch.manual_seed(0)
-    if "products" in given.parts:
-        precompile()
+    precompile(given.parts.split(","))
     with torch.no_grad():
         copied, read = copy_s()
         book.add(what="bandwidth", copy_bytes_per_s=copied, read_bytes_per_s=read, device=torch.cuda.get_device_name())

@@ -27,6 +27,7 @@ from ridgeline.kernels.latent_attention.op import paged_latent_attention
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
 from ridgeline.kernels.linear.op import linear
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
+from ridgeline.kernels.matmul.op import matmul
 from ridgeline.kernels.paged_attention.op import paged_attention
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
 from ridgeline.kernels.relu2.op import relu2
@@ -50,6 +51,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_cross_entropy",
+    "matmul",
     "paged_attention",
     "paged_latent_attention",
     "primitive",

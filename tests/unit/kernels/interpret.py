@@ -22,6 +22,7 @@ from ridgeline.kernels.group_norm import config as groups
 from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.linear_cross_entropy import config as linear
+from ridgeline.kernels.matmul import config as matmul
 from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.rms_norm import config as norm
 from ridgeline.kernels.softmax import config as softmax
@@ -102,6 +103,12 @@ CASES["decode_attention"] = [
     case("float32", b=1, h=4, k=2, s=33, d=16, hide="added"),
 ]
 FORCED["decode_attention"] = [{"decode_attention": decode.Decode(16, shares, 1, 1)} for shares in (1, 3)]
+CASES["matmul"] = [
+    case("float32", m=40, n=33, k=300, bias=True),
+    case("float32", m=20, n=40, k=270, turned=True, positive=True),
+    case("float32", m=16, n=20, k=256, z=2),
+]
+FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1)}]
 CASES["linear"] = [
     case("float32", rows=3, k=70, n=20, parts="bnr", gated=False),
     case("float16", rows=5, k=64, n=33, parts="n", gated=False),

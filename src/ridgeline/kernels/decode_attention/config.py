@@ -10,6 +10,9 @@ PROGRAMS_PER_SM = 2
 BLOCKS_A_SHARE = 1
 """Blocks of keys that a share has at least: one step of decoding is too short to be spent on few processors."""
 
+FEW_BLOCKS = 4
+"""A share of more blocks than this gains from a third stage; a shorter one loses by it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decode:
@@ -24,4 +27,5 @@ class Decode:
 def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Decode:
     keys = 64 if head_dim <= 128 else 32
     wanted = cdiv(PROGRAMS_PER_SM * num_sms, max(1, batch * key_heads))
-    return Decode(keys, clamp(wanted, 1, max(1, longest // (BLOCKS_A_SHARE * keys))))
+    shares = clamp(wanted, 1, max(1, longest // (BLOCKS_A_SHARE * keys)))
+    return Decode(keys, shares, 4, 3 if longest > FEW_BLOCKS * keys * shares else 2)

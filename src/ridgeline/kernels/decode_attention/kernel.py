@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -33,12 +32,8 @@ def decode_share(
     MASK: tl.constexpr,  # 0 none, 1 true where seen, 2 added
     LENS: tl.constexpr,
     WHOLE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over this program's keys; the whole answer where one program has them all."""
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
     b = (tl.program_id(0) // key_heads).to(tl.int64)
     kh = (tl.program_id(0) % key_heads).to(tl.int64)
     share = tl.program_id(1)
@@ -89,13 +84,8 @@ def decode_share(
 
 
 @triton.jit
-def decode_join(
-    part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, DEPENDENT: tl.constexpr
-):
+def decode_join(part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr):
     """The shares of one head, weighted by what each saw."""
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
     place = tl.program_id(0).to(tl.int64)
     share = tl.arange(0, SHARES)
     col = tl.arange(0, D)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.decode_attention import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, overlapping, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.rows import float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
@@ -56,7 +56,7 @@ def _forward(
     known = (
         query.dtype, query.shape, query.stride(), key.shape, key.stride(), value.stride(), query.get_device(),
         None if mask is None else (mask.dtype, mask.shape, mask.stride()),
-        None if lengths is None else (lengths.dtype, lengths.stride()), overlapping(),
+        None if lengths is None else (lengths.dtype, lengths.stride()),
         (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15,
     )  # fmt: skip
     plan = _plans.get(known)
@@ -95,7 +95,7 @@ class _Plan:
             constants={
                 "R": ratio, "ROWS": max(16, power_of_two(ratio)), "D": wide, "KEYS": chosen.keys,
                 "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2, "LENS": lengths is not None,
-                "WHOLE": chosen.shares == 1, "DEPENDENT": overlapping(),
+                "WHOLE": chosen.shares == 1,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -109,7 +109,7 @@ class _Plan:
             self.join = _JOIN.bind(
                 (part, lse, out, chosen.shares, dim),
                 grid=(batch * heads,),
-                constants={"SHARES": power_of_two(chosen.shares), "D": wide, "DEPENDENT": overlapping()},
+                constants={"SHARES": power_of_two(chosen.shares), "D": wide},
                 num_warps=4,
                 device=device,
                 vector=vector_of(query.element_size(), 0, dim),

@@ -21,6 +21,8 @@ _JOIN = Kernel(kernel.linear_join, loose=("bias_ptr", "residual_ptr", "out_ptr",
 _plans = Plans()
 ACTIVATIONS = {"none": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4}
 JOIN_OUTPUTS = 256
+EARLY = 1
+"""When a kernel that may start early lets its own successor start: 1 at once, 2 when its weights are in."""
 
 
 def linear(
@@ -92,11 +94,15 @@ class _Plan:
         self.shape = (*x.shape[:-1], self.n)
         self.device = x.get_device()
         self.gated, self.has_norm = gated, norm_weight is not None
-        sizes = {"rows": self.rows, "k": self.k, "n": self.n, "itemsize": x.element_size(), "gated": gated}
+        self.early = overlapping() and weight.nbytes <= config.EARLY_WEIGHT_BYTES
+        sizes = {
+            "rows": self.rows, "k": self.k, "n": self.n, "itemsize": x.element_size(), "gated": gated,
+            "early": self.early,
+        }  # fmt: skip
         self.chosen = tuning.choose("linear", sizes, config.choose(**sizes, num_sms=num_sms(self.device)))
         self.flags = {
             "BIAS": bias is not None, "RESIDUAL": residual is not None, "GATED": gated,
-            "ACT": ACTIVATIONS[activation], "DEPENDENT": overlapping(),
+            "ACT": ACTIVATIONS[activation],
         }  # fmt: skip
         self.runs = None
         if self.rows and self.n:
@@ -127,7 +133,7 @@ class _Plan:
         constants = {
             "M": self.rows, "BN": self.chosen.outputs, "BK": self.chosen.step,
             "V": min(16 // x.element_size(), self.chosen.step), "EVEN": self.k % self.chosen.step == 0,
-            "NORM": self.has_norm, **self.flags,
+            "NORM": self.has_norm, **self.flags, "DEPENDENT": EARLY if self.early else 0,
         }  # fmt: skip
         grid = (cdiv(self.n, self.chosen.outputs),)
         common = self._common(x, weight, norm_weight, stride)

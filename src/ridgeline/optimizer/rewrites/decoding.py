@@ -10,7 +10,6 @@ from torch import Tensor, fx
 from ridgeline.kernels import attention as ridgeline_attention
 from ridgeline.kernels import decode_attention
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
-from ridgeline.kernels.launcher import overlapped, recording
 from ridgeline.optimizer.rewrites.attention import _repeated, attention_call, cudnn_first
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
@@ -32,10 +31,9 @@ class Found:
 def attended(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, is_key_mask: bool
 ) -> Tensor:
-    """Our kernel; while a graph is recorded it starts before the kernel ahead has ended, and waits for it."""
+    """Our kernel; a mask of keys is given the dims of heads and queries."""
     mask = mask[:, None, None, :] if is_key_mask and mask is not None else mask
-    with overlapped(recording()):
-        return decode_attention(query, key, value, mask, None, scale)
+    return decode_attention(query, key, value, mask, None, scale)
 
 
 @rewrite(
