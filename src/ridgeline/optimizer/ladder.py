@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ridgeline.optimizer.candidate import Built, Candidate
+from ridgeline.optimizer.candidate import ACTIVATION_BUDGET, Built, Candidate
 from ridgeline.optimizer.forecast import Forecast
-from ridgeline.optimizer.receipt import FAILED, MEASURED, SKIPPED, Entry
+from ridgeline.optimizer.receipt import FAILED, LARGE, MEASURED, SKIPPED, Entry
 from ridgeline.optimizer.regions import Group
 from ridgeline.optimizer.rewrites import recommended, rewrites
 
@@ -25,6 +25,7 @@ CAPTURE_S, TRACE_S = 1.0, 2.0
 TRACE_KERNEL_S = 0.012
 """Tracing and rewriting, without any compiler; kernels of ours that are used for the first time come on top."""
 MOST_ABLATIONS = 3
+KEPT_FRAC = 0.5
 GRAPHED = " + graph"
 
 
@@ -145,7 +146,11 @@ class Ladder:
         """A compiled candidate, captured where that works; in training with and without, for memory's sake."""
         if self.facts.mode == "train" or not self.facts.cuda:
             yield self._rung(candidate, cost_s, "compiled")
-            if search.entries[candidate.name].status in (FAILED, SKIPPED):
+            status = search.entries[candidate.name].status
+            if status in (FAILED, SKIPPED):
+                return
+            if status == LARGE and candidate.compiler == "inductor" and ACTIVATION_BUDGET not in dict(candidate.options):
+                yield from self._family(search, self._recomputing(candidate), cost_s)
                 return
             cost_s = CAPTURE_S
         if self.facts.cuda:
@@ -153,6 +158,10 @@ class Ladder:
             yield graphed
             if self.facts.mode == "infer" and search.entries[graphed.candidate.name].status == FAILED:
                 yield self._rung(candidate, CAPTURE_S, "compiled")
+
+    def _recomputing(self, candidate: Candidate) -> Candidate:
+        """The same, keeping half of the activations: the cheap half is computed again."""
+        return replace(candidate, name=f"{candidate.name}, recomputing", options=((ACTIVATION_BUDGET, KEPT_FRAC),))
 
     def _stock(self, search: Climber) -> Iterator[Rung]:
         stock = Candidate(name="torch.compile", compiler="stock")

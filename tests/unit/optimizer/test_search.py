@@ -219,6 +219,19 @@ def test_training_is_tried_with_and_without_graphs() -> None:
     assert {"compiled", "compiled + graph"} <= set(names)
 
 
+def test_what_needs_too_much_memory_in_training_is_tried_with_recomputation() -> None:
+    climber, found = Climbing(), []
+    for rung in Ladder(_facts(mode="train")).rungs(climber):
+        found.append(rung.candidate)
+
+        class Entry:
+            status, measured_s = ("too large" if rung.candidate.compiler == "inductor" else "slower"), 1.0
+
+        climber.entries[rung.candidate.name] = Entry()
+    (kept,) = [c for c in found if c.name == "compiled, recomputing"]
+    assert dict(kept.options) == {"activation_memory_budget": 0.5}
+
+
 def test_the_first_compile_tells_how_long_the_next_will_take() -> None:
     ladder = Ladder(_facts())
     before = ladder._compile_s("model")
