@@ -149,7 +149,8 @@ class Ladder:
             status = search.entries[candidate.name].status
             if status in (FAILED, SKIPPED):
                 return
-            if status == LARGE and candidate.compiler == "inductor" and ACTIVATION_BUDGET not in dict(candidate.options):
+            bounded = ACTIVATION_BUDGET in dict(candidate.options)
+            if status == LARGE and candidate.compiler == "inductor" and not bounded:
                 yield from self._family(search, self._recomputing(candidate), cost_s)
                 return
             cost_s = CAPTURE_S
