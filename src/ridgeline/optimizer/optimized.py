@@ -175,11 +175,6 @@ class Optimized:
         return tuple(_state(self).plans.values())
 
     @property
-    def plans(self) -> tuple[Plan, ...]:
-        """How the calls that were verified are run."""
-        return tuple(_state(self).plans.values())
-
-    @property
     def original(self) -> Any:
         """The model that was optimized."""
         return _state(self).model
