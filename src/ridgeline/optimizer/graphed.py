@@ -8,6 +8,7 @@ lent to a caller is not overwritten while it is held; and everything else the mo
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -238,6 +239,7 @@ class InferenceStudio(Studio):
         self.must_pin = [i for g in self.groups if self.in_place(g) for i in g.indices]
         self._warm(flat, statics)
         del statics  # copies of what is used in place; the recordings are made without them
+        gc.collect()  # recordings that nobody holds any more must not be destroyed while another is made
         self._record_all(flat)
 
     def _warm(self, flat: Flat, statics: Statics) -> None:
