@@ -10,9 +10,11 @@ import torch
 
 from ridgeline.optimizer.tree import Flat, Token, TooLarge, flatten, paths, told
 
-_NAMES = ("gradients recorded", "model.training", "inference mode", "autocast", "deterministic algorithms",
-          "default dtype", "float32 matmul precision", "flash attention", "memory-efficient attention",
-          "math attention", "cuDNN attention", "cuDNN", "dispatch modes", "function modes", "function transforms")  # fmt: skip
+_NAMES = (
+    "gradients recorded", "model.training", "inference mode", "autocast", "deterministic algorithms", "default dtype",
+    "float32 matmul precision", "flash attention", "memory-efficient attention", "math attention", "cuDNN attention",
+    "cuDNN", "dispatch modes", "function modes", "function transforms",
+)  # fmt: skip
 _any_autocast = torch._C._is_any_autocast_enabled
 _matmul_precision = torch._C._get_float32_matmul_precision
 _flash, _efficient = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
