@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
-from ridgeline.optimizer.rewrites.scene import Scene, is_written
+from ridgeline.optimizer.rewrites.scene import ANYWHERE, Scene, clash, is_written
 from ridgeline.optimizer.rewrites.words import Call, call, cast_target
 
 _OUT_OF_PLACE: dict[Any, Any] = {
@@ -79,7 +79,7 @@ def _is_last_reader(scene: Scene, node: fx.Node, written: Any) -> bool:
     for each in scene.nodes:
         if scene.position(each) >= place:
             break
-        if each is not written and memory & scene.memory(each):
+        if each is not written and scene.memory(each) and clash(memory, scene.memory(each)):
             return False
     return all(user is node or scene.position(user) < place for user in written.users)
 
@@ -185,7 +185,7 @@ def _views_alike(scene: Scene, first: Call, second: Call) -> bool:
     return (
         isinstance(source, Tensor)
         and isinstance(last, Tensor)
-        and source.untyped_storage()._cdata == last.untyped_storage()._cdata
+        and scene.memory(first["input"]) == scene.memory(second.node) != {ANYWHERE}
     )
 
 

@@ -131,7 +131,7 @@ class Scene:
             if node.target in _SWITCHES:
                 return False
             written = self.written(node)
-            if written is not None and (not written or memory & written):
+            if written is not None and clash(memory, written):
                 return False
         return True
 
@@ -165,7 +165,7 @@ class Scene:
         found: set[int] = set()
         for leaf in _leaves(self.value(node)) if isinstance(node, fx.Node) else ():
             if isinstance(leaf, Tensor):
-                found.add(leaf.untyped_storage()._cdata)
+                found.add(_storage(leaf))
         return found
 
     # changes -----------------------------------------------------------------------------------------------------
@@ -448,6 +448,22 @@ def is_written(scene: Scene, node: fx.Node) -> bool:
     memory = scene.memory(node) if barriers else set()
     for each in barriers:
         written = scene.written(each)
-        if written is not None and (not written or memory & written):
+        if written is not None and clash(memory, written):
             return True
     return False
+
+
+ANYWHERE = -1
+
+
+def _storage(leaf: Tensor) -> int:
+    """Which memory a stand-in lies in; what functorch wraps does not say."""
+    try:
+        return leaf.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return ANYWHERE
+
+
+def clash(memory: set[int], written: set[int]) -> bool:
+    """Whether a write may reach some memory: it does where either cannot be told."""
+    return not written or ANYWHERE in memory or ANYWHERE in written or bool(memory & written)
