@@ -19,8 +19,8 @@ from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.decode_attention import config as decode
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.group_norm import config as groups
-from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.latent_attention import config as latent
+from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.linear_cross_entropy import config as linear
 from ridgeline.kernels.matmul import config as matmul
 from ridgeline.kernels.paged_attention import config as paged
@@ -124,7 +124,6 @@ CASES["paged_latent_attention"] = [
 ]
 FORCED["paged_latent_attention"] = [{"latent_attention": latent.Latent(16, 16, shares, 1, 1)} for shares in (1, 3)]
 NOT_INTERPRETED = ("attention", "varlen_attention")  # made of instructions that the interpreter does not know
-
 
 
 def replaced(of, **sizes):

@@ -33,7 +33,7 @@ def decode_attention(
     lengths: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """``F.scaled_dot_product_attention`` of one query position: [batch, heads, 1, head dim] over [batch, key heads, S, D].
+    """``F.scaled_dot_product_attention`` of one query position, [batch, heads, 1, D] over [batch, key heads, S, D].
 
     Fewer key heads than heads are shared, not repeated. ``attn_mask`` is boolean (true where seen) or added to the
     scores, and broadcasts to [batch, heads, 1, S]; ``lengths`` [batch] says on the device how many keys there are, and

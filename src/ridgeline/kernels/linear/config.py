@@ -32,14 +32,14 @@ class Linear:
 
 
 def choose(rows: int, k: int, n: int, itemsize: int, gated: bool, early: bool, num_sms: int) -> Linear:
-    """The row kernel for one row and for float32; the tensor cores for the rest. Figures: benchmarks/2026-11-15-decode.md."""
+    """The row kernel for one row and for float32; the tensor cores for the rest (benchmarks/2026-11-15-decode.md)."""
     if itemsize == 4 or rows == 1 or (rows == 2 and n <= FEW_OUTPUTS and not gated):
         return _fitted(_row(rows, k, n, itemsize, gated, early), k, itemsize)
     return _tile(k, n, gated, num_sms)
 
 
 def _row(rows: int, k: int, n: int, itemsize: int, gated: bool, early: bool) -> Linear:
-    """4,096 × 4,096 takes 10.4 µs either way, 28,672 × 4,096 54.4 µs a row a program and 57.2 four; with an early start four."""
+    """4,096² takes 10.4 µs either way, 28,672 × 4,096 54.4 µs with a row a program, 57.2 with four; early starts, four."""
     if itemsize == 4:
         return Linear("row", 1 if rows > 4 or gated else 2, 1024, 4)
     if rows > 1:

@@ -9,7 +9,7 @@ the next while it multiplies these. ``linear_tile`` gives the weight to the tens
 of x being the short one. Where outputs are too few to fill the device, K is shared out and ``linear_join`` adds the
 shares in a fixed order.
 
-A ``DEPENDENT`` row kernel starts while the kernel before it is still running (programmatic dependent launch): it fetches
+A ``DEPENDENT`` row kernel starts while the one before it is still running (programmatic dependent launch): it fetches
 weights at once, and waits before it touches anything else. Tiles that did so only stood in the way (60 → 79 µs).
 """
 
@@ -84,7 +84,7 @@ def linear_row(
     sums = ()
     ups = ()
     squares = ()
-    for m in tl.static_range(M):
+    for _ in tl.static_range(M):
         sums = sums + (tl.zeros([BN, BK // V], tl.float32),)
         ups = ups + (tl.zeros([BN, BK // V], tl.float32),)
         squares = squares + (tl.zeros([BK // V], tl.float32),)
@@ -105,7 +105,7 @@ def linear_row(
         new_ups = ()
         new_squares = ()
         for m in tl.static_range(M):
-            x = rows[m]
+            x: tl.tensor = rows[m]
             if NORM:
                 new_squares = new_squares + (squares[m] + tl.sum(tl.reshape(x * x, [BK // V, V]), 1),)
                 x *= g

@@ -128,7 +128,7 @@ class _Plan:
     def _bind_row(self, *args: Any) -> tuple[Any, ...]:
         x, weight, bias, norm_weight, residual, eps, offset = args
         x, stride, residual, residual_stride = self._laid_out(x, residual)
-        self.row_args = (self.k, self.n, stride, weight.stride(0), residual_stride)
+        self.row_args: tuple[int, ...] = (self.k, self.n, stride, weight.stride(0), residual_stride)
         given = (x, weight, *_present(x, bias, norm_weight, residual), x, *self.row_args, eps, offset)
         constants = {
             "M": self.rows, "BN": self.chosen.outputs, "BK": self.chosen.step,

@@ -49,16 +49,14 @@ def _forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Split:
-    """The pass that takes one matrix apart, tiles long in its dense dim; ``outer`` is the dim that keeps its own scale."""
+    """The pass that takes one matrix apart, tiles long in its dense dim; each index of ``outer`` has its own scale."""
 
     def __init__(self, x: Tensor, outer: int, inner: int) -> None:
         self.turned = x.stride(inner) != 1
         self.outer, self.k = x.shape[outer], x.shape[inner]
         self.filled_outer, self.filled_k = (cdiv(size, FILL) * FILL for size in (self.outer, self.k))
         self.num = x.shape[0]
-        self.rows, self.cols = (
-            (self.filled_k, self.filled_outer) if self.turned else (self.filled_outer, self.filled_k)
-        )
+        self.rows, self.cols = (self.filled_k, self.filled_outer) if self.turned else (self.filled_outer, self.filled_k)
         step = x.stride(inner if self.turned else outer)
         strides = (x.stride(0), step, self.rows * self.cols, self.cols)
         self.args = (self.outer, self.k, self.filled_outer, self.filled_k, *strides)

@@ -17,7 +17,7 @@ from ridgeline.optimizer.rewrites.scene import Scene
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An attention call with one query position; ``key_mask`` is [batch, keys] where it is one."""
+    """An attention call with one query position; a mask of keys is [batch, keys]."""
 
     query: Any
     key: Any
@@ -90,7 +90,8 @@ def _ours(node: fx.Node) -> Found | None:
     scale, mask = given.pop("scale", None), given.pop("key_mask", None)
     if given or (causal and not whole):
         return None
-    return Found(*node.args, mask, scale, node, mask is not None)
+    query, key, value = node.args
+    return Found(query, key, value, mask, scale, node, mask is not None)
 
 
 def _put(scene: Scene, found: Found) -> Match | None:

@@ -90,7 +90,7 @@ def products(scene: Scene) -> list[Match]:
 
 
 def _take_apart(scene: Scene, both: fx.Node) -> None:
-    """A sum and its norm as two nodes again, where the sum can go into the product before and the norm into those after."""
+    """A sum and its norm as two nodes again: the sum goes into the product before, the norm into those after."""
     parts = {user.args[1]: user for user in both.users if user.target is operator.getitem}
     normed, summed = parts.get(0), parts.get(1)
     if normed is None or len(parts) != len(both.users):
@@ -150,8 +150,7 @@ def _with_norm(scene: Scene, found: Found) -> Found | None:
 
 def _with_gate(scene: Scene, found: Found) -> Found | None:
     """act(first half) · second half, of one product of both."""
-    halves = [_half(scene, user, found.out) for user in found.out.users]
-    halves = [half for each in halves if each is not None for half in each]
+    halves = [half for user in found.out.users for half in _halves(scene, user, found.out)]
     if len({half for half, _ in halves}) != 2 or len(halves) != 2 or not _only_halves(found.out, halves):
         return None
     gate, up = (next(node for half, node in halves if half == wanted) for wanted in (0, 1))
@@ -163,7 +162,7 @@ def _with_gate(scene: Scene, found: Found) -> Found | None:
     return None
 
 
-def _half(scene: Scene, node: fx.Node, wide: fx.Node) -> list[tuple[int, fx.Node]] | None:
+def _halves(scene: Scene, node: fx.Node, wide: fx.Node) -> list[tuple[int, fx.Node]]:
     """Which halves of the last dim of a product a user takes: (0 or 1, node)."""
     width = (scene.shape(wide) or (0,))[-1]
     if node.target is columns and node.args[2] * 2 == width and node.args[1] in (0, width // 2):
@@ -171,11 +170,11 @@ def _half(scene: Scene, node: fx.Node, wide: fx.Node) -> list[tuple[int, fx.Node
     read = call(node)
     last = len(scene.shape(wide) or ()) - 1
     if read is None or read.op not in ("chunk", "split") or read.get("dim", 0) not in (-1, last):
-        return None
+        return []
     size = -(-width // read["chunks"]) if read.op == "chunk" else read["split_size"]
     sizes = list(size) if isinstance(size, (list, tuple)) else [size]
     if width % 2 or set(sizes) != {width // 2}:
-        return None
+        return []
     return [(user.args[1], user) for user in node.users if user.target is operator.getitem]
 
 
