@@ -68,8 +68,8 @@ class Candidate:
         tuples = {name: tuple(found[name]) for name in ("rewrites", "substituted")}
         return cls(**{**found, **tuples, "options": options})
 
-    def changes(self) -> list[str]:
-        """What it does, in words, in the order in which it is done."""
+    def changes(self, matched: Mapping[str, int] | None = None) -> list[str]:
+        """What it does, in words, in the order in which it is done; ``matched`` is how often each rewrite did."""
         compiler = {
             "none": "",
             "stock": "torch.compile, default settings",
@@ -81,7 +81,9 @@ class Candidate:
         found += ["convolution weights channels last"] if self.layout != "keep" else []
         found += ["cuDNN's algorithms timed"] if self.tries_convolutions else []
         found += [f"our kernels in place of {', '.join(self.substituted)}"] if self.substituted else []
-        found += [f"rewrites: {', '.join(self.rewrites)}"] if self.rewrites else []
+        if self.rewrites:
+            named = ", ".join(f"{name} ×{num}" for name, num in (matched or {}).items())
+            found += [f"rewrites: {named}" if named else "rewrites" if matched is None else "no rewrite matched"]
         found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
         return found + (["the whole call as one CUDA graph"] if self.graphed else []) or ["nothing"]
 

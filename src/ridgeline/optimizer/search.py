@@ -235,6 +235,9 @@ class Search:
 
     def _judge(self, built: Built, rung: Rung) -> None:
         """Memory, then time, then (only if it is faster) whether it is right."""
+        if built.candidate.rewrites and built.candidate.compiler == "none" and not built.report.matches:
+            self._note(built, EQUAL, "no rewrite matched", predicted=rung.predicted_s)
+            return self._drop(built)
         try:
             peak = self._peak_bytes(built)
             if not self._fits(built, peak):
@@ -353,7 +356,8 @@ class Search:
     ) -> None:
         candidate, report = built.candidate, built.report
         self.entries[candidate.name] = Entry(
-            name=candidate.name, changes=tuple(candidate.changes()), status=status, reason=reason,
+            name=candidate.name, changes=tuple(candidate.changes(report.counts() if built.build_s else None)),
+            status=status, reason=reason,
             predicted_s=predicted, build_s=built.build_s or None,
             measured_s=timed.median_s if timed else None, low_s=timed.low_s if timed else None,
             high_s=timed.high_s if timed else None, speedup=comparison.speedup if comparison else None,
