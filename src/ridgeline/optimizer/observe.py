@@ -184,6 +184,11 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(same.all()) if hasattr(same, "all") else bool(same)
 
 
+def _draws(owner: Any) -> bool:
+    """Whether a method's owner is a random generator of Python's or numpy's."""
+    return isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random")
+
+
 @contextmanager
 def _profiled(seen: Observation) -> Iterator[None]:
     """Notes which code runs and what it does that PyTorch does not see."""
@@ -198,6 +203,8 @@ def _profiled(seen: Observation) -> Iterator[None]:
                 return
             if what is None and getattr(arg, "__module__", None) in _CLOCKS and arg.__name__ != "sleep":
                 what = f"calls {arg.__module__}.{arg.__name__}"
+            if what is None and _draws(getattr(arg, "__self__", None)):
+                what = "draws random numbers on the host"
             if what is not None and not library(frame.f_code.co_filename):
                 seen.acts.append(f"{what} ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})")
 
