@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 from ridgeline.optimizer.watch import Watch, library
 
 _ADOPTED = frozenset(("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift"))
+_COMPARED_BYTES = 1 << 30
+"""Memory below this is compared with what it held before, for writes that no operator announces."""
 _UNANNOUNCED = frozenset(("running_mean", "running_var"))
 """Arguments that batch norms write to in training without their schemas saying so."""
 _SPEAKING = {print: "prints", input: "asks the user", open: "opens a file"}
@@ -87,7 +89,7 @@ class Journal(TorchDispatchMode):
 
     def notice(self, tensors: list[Tensor]) -> Callable[[], None]:
         """Keeps what these hold; the returned function notes those that changed unannounced, as batch norm's do."""
-        kept = [(tensor, *keep(tensor)) for tensor in tensors]
+        kept = [(tensor, *keep(tensor)) for tensor in tensors if tensor.untyped_storage().nbytes() < _COMPARED_BYTES]
 
         def compare() -> None:
             for tensor, whole, was in kept:
