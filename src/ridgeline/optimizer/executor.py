@@ -43,6 +43,9 @@ class Executor(Protocol):
     def fork(self) -> Executor:
         """Another that records into memory of its own: what one lends, the other does not write to."""
 
+    def is_recording(self) -> bool:
+        """Whether somebody records what is done here, and would record a replay."""
+
     def arrive(self) -> None:
         """Makes the work that follows here wait for the work of the last replay elsewhere."""
 
@@ -112,6 +115,9 @@ class CudaExecutor:
 
     def fork(self) -> CudaExecutor:
         return CudaExecutor(self.device)
+
+    def is_recording(self) -> bool:
+        return torch._C._cuda_isCurrentStreamCapturing()
 
     def arrive(self) -> None:
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)

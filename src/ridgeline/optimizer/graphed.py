@@ -156,6 +156,8 @@ class Graphed:
         with self._lock:
             if not self.watch.same():
                 return self._miss("; ".join(self.watch.changes()[:3]), stale=True)
+            if self._studio.executor.is_recording():
+                return self._miss("the call itself is being recorded", stale=False)
             variant = self._variant(flat)
             if variant is None:
                 return self._miss("an input that is used in place lies elsewhere", stale=False)

@@ -101,6 +101,8 @@ class GraphedTraining:
             return "; ".join(self.watch.changes()[:3]), True
         if list(map(_REQUIRES_GRAD, self._studio.all_parameters)) != self._asked:
             return "other parameters require gradients", True
+        if self._studio.executor.is_recording():
+            return "the call itself is being recorded", False
         last = self._last() if self._last is not None else None
         if last is not None and not last.done:
             return "the last forward still waits for its backward", False

@@ -82,5 +82,8 @@ class TapeExecutor:
     def fork(self) -> TapeExecutor:
         return self
 
+    def is_recording(self) -> bool:
+        return False
+
     def arrive(self) -> None:
         self.arrivals += 1
