@@ -1,4 +1,4 @@
-"""Writing into a cache without a GPU: the op writes what it says, the kernel's numbers on the interpreter's stand-in."""
+"""Writing into a cache without a GPU: the op writes what it says, and what the kernel does not take is said."""
 
 import pytest
 import torch
