@@ -302,6 +302,12 @@ def _models() -> dict[str, tuple[Callable[[], Any], bool, dict[str, tuple[tuple[
     both: dict[str, tuple[tuple[str, ...] | None, str]] = {"torch.compile": (None, "inductor")}
     kernel = (*_ATTENTION, "attention-kernel")
     return {
+        "resnet-50 64 channels last": (_resnet, False, both | {
+            "inductor + fold": (("in-place", "identity", "fold-norm"), "inductor"),
+            "inductor + fold + activation": (("in-place", "identity", "fold-norm", "conv-activation"), "inductor"),
+            "none + fold": (("in-place", "identity", "fold-norm"), "none"),
+            "none + fold + activation": (("in-place", "identity", "fold-norm", "conv-activation"), "none"),
+        }),
         "vit-large x4 layers 64": (_vit, False, both | {
             "inductor": (_ATTENTION, "inductor"),
             "inductor + horizontal": ((*_ATTENTION, "horizontal"), "inductor"),
@@ -364,9 +370,20 @@ def _vit() -> Any:
     import transformers as t
 
     config = t.ViTConfig(hidden_size=_sized(1024, 64), num_hidden_layers=_sized(4, 1),
-                         num_attention_heads=_sized(16, 2), intermediate_size=_sized(4096, 128), image_size=_sized(224, 32), patch_size=16)  # fmt: skip
+                         num_attention_heads=_sized(16, 2), intermediate_size=_sized(4096, 128),
+                         image_size=_sized(224, 32), patch_size=16)  # fmt: skip
     side = _sized(224, 32)
     return t.ViTModel(config), {"pixel_values": torch.randn(_sized(64, 2), 3, side, side, dtype=torch.bfloat16)}
+
+
+def _resnet() -> Any:
+    import transformers as t
+
+    small = {"depths": [1, 1, 1, 1], "embedding_size": 8, "hidden_sizes": [8, 16, 16, 16]} if DEVICE == "cpu" else {}
+    side = _sized(224, 32)
+    pixels = torch.randn(_sized(64, 2), 3, side, side, dtype=torch.bfloat16)
+    model = t.ResNetModel(t.ResNetConfig(**small)).to(memory_format=torch.channels_last)
+    return model, {"pixel_values": pixels.to(memory_format=torch.channels_last)}
 
 
 def _gpt2() -> Any:

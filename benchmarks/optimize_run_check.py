@@ -431,7 +431,7 @@ def step_cost(log: Log, at: Any) -> None:
         ids = torch.randint(0, 100, size[2:], device=at.device)
         found: dict[str, Any] = {}
         losses = []
-        for kind in ("eager", "graphed", "whole"):
+        for kind in ("eager", "eager again", "graphed", "whole"):
             model = gpt(*size[:2])
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
             run: Any = model

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ridgeline.errors import OptimizeError
+from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
@@ -42,6 +43,7 @@ class Candidate:
     layout: str = "keep"
     substituted: tuple[str, ...] = ()  # parts of the model that kernels are put in place of
     scope: str = "model"
+    unmasked: bool = False  # masks that hide nothing are left out, and looked at before every call
     tries_convolutions: bool = False  # cuDNN times its algorithms before one is recorded
 
     @property
@@ -75,7 +77,8 @@ class Candidate:
             "inductor": "lowered by Inductor",
             "inductor-autotune": "lowered by Inductor, products tuned",
         }[self.compiler]
-        found = ["convolution weights channels last"] if self.layout != "keep" else []
+        found = ["masks that hide nothing left out, after a look at them in every call"] if self.unmasked else []
+        found += ["convolution weights channels last"] if self.layout != "keep" else []
         found += ["cuDNN's algorithms timed"] if self.tries_convolutions else []
         found += [f"our kernels in place of {', '.join(self.substituted)}"] if self.substituted else []
         found += [f"rewrites: {', '.join(self.rewrites)}"] if self.rewrites else []
@@ -102,7 +105,8 @@ class Built:
     build_s: float = 0.0
     switches: list[Switch] = field(default_factory=list)
     kept_bytes: int = 0
-    inner: Call | None = None  # what was captured, when the call is a graph of it
+    reserved_bytes: int = 0  # of a graph: what its pool and everything else needs, gaps included
+    inner: Call | None = None  # what is called or was captured, without what stands before it
     makings: tuple[Switch, ...] = ()  # what was on while it was captured
     places: tuple[int, ...] = ()  # where the weights were when it was captured
 
@@ -130,7 +134,7 @@ class Built:
 
     def release(self) -> None:
         """Let go of the captured graph and its memory; what was compiled stays."""
-        if self.inner is not None:
+        if self.candidate.graphed:
             self.call = _gone
 
     def undo(self) -> None:
@@ -171,17 +175,40 @@ def build(
         built.switches.append(Switch(lambda: apply(model, parts), lambda: revert(model), outlives_capture=False))
     if candidate.tries_convolutions:
         built.switches.append(_trying_convolutions())
+    unmasked = Unmasked(model, inputs) if candidate.unmasked else None
+    given = unmasked.inputs if unmasked else inputs
     try:
         with _quiet():
-            _make(built, model, inputs, mode, base)
+            _make(built, model, given, mode, base)
             if candidate.graphed:
-                _capture(built, model, inputs, mode, loss)
+                _capture(built, model, given, mode, loss)
     except BaseException:
         if base is None:
             built.undo()
         raise
+    if unmasked:
+        unmasked.call, built.call = built.call, unmasked
     built.build_s = time.perf_counter() - began
     return built
+
+
+class Unmasked:
+    """A call without the masks that hide nothing; where one does hide something, the model itself."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        found = simplified(model, inputs.args, inputs.kwargs)
+        if found is None:
+            raise OptimizeError("every mask of this call hides something")
+        args, kwargs, self.holds = found
+        self.model, self.call, self.inputs = model, _gone, Inputs(args, kwargs)
+        self.names = frozenset(name for name in inputs.kwargs if name not in kwargs)
+        self.places = frozenset(i for i, value in enumerate(inputs.args) if args[i] is not value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.holds(args, kwargs):
+            return self.model(*args, **kwargs)
+        kept = [None if i in self.places else value for i, value in enumerate(args)]
+        return self.call(*kept, **{name: value for name, value in kwargs.items() if name not in self.names})
 
 
 def _trying_convolutions() -> Switch:
@@ -200,29 +227,34 @@ def _trying_convolutions() -> Switch:
 def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built | None) -> None:
     """What is called, compiled if the candidate compiles; of a base, what it compiled."""
     if base is not None:
-        built.call = base.inner or base.call
+        built.call = built.inner = base.call if base.inner is None else base.inner
         built.switches = list(base.makings or base.switches)
         return
-    built.call = _compiled(built, model)
+    built.call = built.inner = _compiled(built, model)
     if built.candidate.compiles:
         with built.switched():
             _run_first(built, inputs, mode)
 
 
 def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
-    """The same graph over weights that are elsewhere now."""
+    """The same graph over weights that are elsewhere now; what lays weights its own way does so before."""
+    unmasked = Unmasked(model, inputs) if built.candidate.unmasked else None
+    inner = model if built.inner is None else built.inner
+    before = Built(built.candidate, inner, built.report, switches=list(built.makings))
+    with _quiet(), before.switched() as call:
+        run_once(call, unmasked.inputs if unmasked else inputs, mode)
     again = build(built.candidate, model, inputs, mode, base=built, loss=loss)
     built.call, built.places = again.call, again.places
 
 
 def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
     """Record the call with everything on; afterwards the graph needs only the weights where they were."""
-    built.inner, built.makings = built.call, tuple(built.switches)
+    built.makings = tuple(built.switches)
     passing = [switch for switch in built.switches if not switch.outlives_capture]
     built.switches = [switch for switch in built.switches if switch.outlives_capture]
     ready = inputs.reused()
     with built.switched(), torch.set_grad_enabled(mode != "infer"):
-        call = _around(built.inner, passing)
+        call = _around(built.call, passing)
         if mode == "infer":
             built.call = graph_inference(call, ready.args, dict(ready.kwargs), model)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -82,7 +83,7 @@ class CudaExecutor:
             torch.cuda.synchronize(self.device)
 
     def record(self, run: Callable[[], Any], *, told: bool) -> tuple[Recording, Any]:
-        with _CAPTURING, torch.cuda.device(self.device), self._recoverable(), _answering(told):
+        with _CAPTURING, torch.cuda.device(self.device), _uncollected(), self._recoverable(), _answering(told):
             graph = torch.cuda.CUDAGraph()
             torch._C._cuda_clearCublasWorkspaces()  # the graph's workspace then lies in its own pool, where it stays
             with torch.cuda.graph(graph, pool=self.pool, stream=_side_stream(self.device),
@@ -120,6 +121,18 @@ class CudaExecutor:
         if self._last is not None:
             stream.wait_stream(self._last)
         self._last, self._raw = stream, raw
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: a graph that is destroyed while another is captured invalidates the capture."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 @contextmanager
@@ -162,7 +175,7 @@ _WORDS = {
 
 def reason_of(error: BaseException) -> str:
     """Why a call could not be recorded, in words, and where in the model."""
-    while error.__context__ is not None and "capture" in str(error):  # the end of a capture fails after what broke it
+    while error.__context__ is not None and "captur" in str(error):  # the end of a capture fails after what broke it
         error = error.__context__
     text = str(error).strip().split("\n", 1)[0]
     said = next((words for sign, words in _WORDS.items() if sign in str(error)), f"{type(error).__name__}: {text}")

@@ -241,7 +241,7 @@ class State:
                         if not isinstance(tensor, nn.Parameter) and not tensor.is_meta]  # fmt: skip
 
     def restore(self) -> None:
-        """Everything as it was: values in place and, where calls change them, names bound to what they were bound to."""
+        """Everything as it was: values in place and, where calls change them, names bound as they were."""
         if self.rebinds:
             self.watch.restore()
         for _, tensor, kept in self.tensors:

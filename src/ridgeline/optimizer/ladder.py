@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ridgeline.optimizer.candidate import Built, Candidate
+from ridgeline.optimizer.candidate import ACTIVATION_BUDGET, Built, Candidate
 from ridgeline.optimizer.forecast import Forecast
-from ridgeline.optimizer.receipt import FAILED, MEASURED, SKIPPED, Entry
+from ridgeline.optimizer.receipt import FAILED, LARGE, MEASURED, SKIPPED, Entry
 from ridgeline.optimizer.regions import Group
 from ridgeline.optimizer.rewrites import recommended, rewrites
 
@@ -22,9 +22,10 @@ FLOOR_REACHED = 1.05
 KERNELS_A_LEAF = 2.5
 """Kernels a leaf module launches in eager mode, where nothing was priced: what the workloads of benchmarks/ show."""
 CAPTURE_S, TRACE_S = 1.0, 2.0
-TRACE_KERNEL_S = 0.03
-"""Tracing and rewriting take 8–14 s for the 300–400 kernels of a large transformer, without any compiler."""
-MOST_ABLATIONS = 4
+TRACE_KERNEL_S = 0.012
+"""Tracing and rewriting, without any compiler; kernels of ours that are used for the first time come on top."""
+MOST_ABLATIONS = 3
+KEPT_FRAC = 0.5
 GRAPHED = " + graph"
 
 
@@ -39,6 +40,8 @@ class Facts:
     num_leaves: int
     has_conv: bool
     substitutable: tuple[str, ...]  # parts that kernels can be put in place of
+    unmasked: bool  # whether a mask among the inputs hides nothing
+    has_cache: bool  # whether a key-value cache is among the inputs
     forecast: Forecast | None
     budget_s: float
 
@@ -74,26 +77,62 @@ class Ladder:
         self.kind = "inference" if facts.mode == "infer" else "training"
 
     def rungs(self, search: Climber) -> Iterator[Rung]:
-        yield from self._cheap(search)
-        if self._at_the_floor(search):
-            return
-        layout = "channels_last" if search.best.candidate.layout == "channels_last" else "keep"
+        """What promises most a second comes first: what needs no compiler, then blocks or the whole, then rivals."""
+        yield from self._captured(search)
+        layout = search.best.candidate.layout
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
-            yield from self._family(search, self._blocks(), self._compile_s("blocks"))
-            yield from self._ablations(search, "blocks")
-            yield from self._stock(search)
-            if not self._at_the_floor(search):
-                yield from self._family(search, whole, self._compile_s("model"))
-        else:
+            yield from self._block_rungs(search)
+        yield from self._kernels_in_place()
+        if self._at_the_floor(search):
+            return
+        if not self.facts.groups:
             yield from self._family(search, whole, self._compile_s("model"))
-            yield from self._stock(search)
+        yield from self._stock(search)
+        if self.facts.groups and not self._at_the_floor(search):
+            yield from self._family(search, whole, self._compile_s("model"))
+        if not self.facts.groups and not self.facts.has_cache:
+            yield from self._rewritten(search)
         yield from self._tuned(search, layout)
         yield from self._ablations(search, "model")
 
+    def _captured(self, search: Climber) -> Iterator[Rung]:
+        """Candidates without a compiler. A decoding step is many small products: its rewrites bring the most."""
+        facts = self.facts
+        if facts.has_cache or not facts.cuda:
+            yield from self._rewritten(search)
+        if facts.cuda:
+            plain = Candidate(name="graph", graphed=True, tries_convolutions=self._tries())
+            yield self._rung(plain, CAPTURE_S, "cudagraph")
+        if facts.has_conv:
+            last = Candidate(name="channels last", layout="channels_last", tries_convolutions=self._tries())
+            yield self._graphed(last, CAPTURE_S)
+
+    def _rewritten(self, search: Climber) -> Iterator[Rung]:
+        chosen = recommended(self.kind, "none", self.device)
+        if chosen:
+            yield from self._family(search, Candidate(name="rewrites", rewrites=chosen), self._trace_s("model"))
+
+    def _block_rungs(self, search: Climber) -> Iterator[Rung]:
+        chosen = recommended(self.kind, "none", self.device)
+        if chosen:
+            rewritten = replace(self._blocks(), name="rewritten blocks", rewrites=chosen, compiler="none")
+            yield from self._family(search, rewritten, self._trace_s("blocks"))
+        yield from self._family(search, self._blocks(), self._compile_s("blocks"))
+        yield from self._ablations(search, "blocks")
+
+    def _kernels_in_place(self) -> Iterator[Rung]:
+        kernels = Candidate(name="kernels", substituted=self.facts.substitutable)
+        if not kernels.substituted:
+            return
+        if self.facts.mode == "train":
+            yield self._rung(kernels, CAPTURE_S, "cudagraph")
+        if self.facts.cuda:
+            yield self._graphed(kernels, CAPTURE_S)
+
     def _blocks(self) -> Candidate:
         blocks = self._inductor("blocks", "keep", "blocks")
-        if "attention" not in self.facts.substitutable:
+        if "attention" not in self.facts.substitutable or self.facts.unmasked:
             return blocks
         # Masks are made outside of blocks, and eager code makes them by looking at values, which no graph can.
         return replace(blocks, name="blocks and attention", substituted=("attention",))
@@ -103,33 +142,16 @@ class Ladder:
         if rung.candidate.compiler != "none" and rung.cost_s > 2 * CAPTURE_S:
             self.scale = max(0.25, min(5.0, self.scale * spent_s / rung.cost_s))
 
-    def _cheap(self, search: Climber) -> Iterator[Rung]:
-        facts = self.facts
-        chosen = recommended(self.kind, "none", self.device)
-        if self.facts.cuda:
-            yield self._rung(
-                Candidate(name="graph", graphed=True, tries_convolutions=self._tries()), CAPTURE_S, "cudagraph"
-            )
-        if facts.has_conv:
-            last = Candidate(name="channels last", layout="channels_last", tries_convolutions=self._tries())
-            yield self._graphed(last, CAPTURE_S)
-        if facts.substitutable:
-            kernels = Candidate(name="kernels", substituted=facts.substitutable)
-            if facts.mode == "train":
-                yield self._rung(kernels, CAPTURE_S, "cudagraph")
-            if facts.cuda:
-                yield self._graphed(kernels, CAPTURE_S)
-        if chosen and not facts.groups:
-            yield from self._family(search, Candidate(name="rewrites", rewrites=chosen), self._trace_s())
-        elif chosen:
-            blocks = replace(self._blocks(), name="rewritten blocks", rewrites=chosen, compiler="none")
-            yield from self._family(search, blocks, self._trace_s())
-
     def _family(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
         """A compiled candidate, captured where that works; in training with and without, for memory's sake."""
         if self.facts.mode == "train" or not self.facts.cuda:
             yield self._rung(candidate, cost_s, "compiled")
-            if search.entries[candidate.name].status in (FAILED, SKIPPED):
+            status = search.entries[candidate.name].status
+            if status in (FAILED, SKIPPED):
+                return
+            bounded = ACTIVATION_BUDGET in dict(candidate.options)
+            if status == LARGE and candidate.compiler == "inductor" and not bounded:
+                yield from self._family(search, self._recomputing(candidate), cost_s)
                 return
             cost_s = CAPTURE_S
         if self.facts.cuda:
@@ -137,6 +159,10 @@ class Ladder:
             yield graphed
             if self.facts.mode == "infer" and search.entries[graphed.candidate.name].status == FAILED:
                 yield self._rung(candidate, CAPTURE_S, "compiled")
+
+    def _recomputing(self, candidate: Candidate) -> Candidate:
+        """The same, keeping half of the activations: the cheap half is computed again."""
+        return replace(candidate, name=f"{candidate.name}, recomputing", options=((ACTIVATION_BUDGET, KEPT_FRAC),))
 
     def _stock(self, search: Climber) -> Iterator[Rung]:
         stock = Candidate(name="torch.compile", compiler="stock")
@@ -205,8 +231,8 @@ class Ladder:
         shares = sum(1 / len(group.blocks) for group in self.facts.groups)
         return self.facts.num_kernels * (min(1.0, shares + 0.05) if scope == "blocks" else 1.0)
 
-    def _trace_s(self) -> float:
-        return TRACE_S + TRACE_KERNEL_S * self._kernels("blocks" if self.facts.groups else "model")
+    def _trace_s(self, scope: str) -> float:
+        return TRACE_S + TRACE_KERNEL_S * self._kernels(scope)
 
     def _graphed(self, candidate: Candidate, cost_s: float) -> Rung:
         execution = "compiled" if candidate.compiles else "cudagraph"
@@ -218,4 +244,6 @@ class Ladder:
     def _rung(self, candidate: Candidate, cost_s: float, execution: str) -> Rung:
         forecast: Any = self.facts.forecast
         predicted_s = forecast.expected_s.get(execution) if forecast else None
+        if self.facts.unmasked and not candidate.compiler.startswith("stock"):
+            candidate = replace(candidate, unmasked=True)
         return Rung(candidate, cost_s, predicted_s)

@@ -226,6 +226,16 @@ class Track:
         return peak - resting
 
 
+    def reserved_bytes(self, call: Call) -> int:
+        """The most memory the allocator holds for a call, gaps between blocks included; 0 where nothing is counted."""
+        if self.device.type != "cuda":
+            return 0
+        reserved_bytes(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.turn_s(call, 1)
+        return torch.cuda.max_memory_reserved(self.device)
+
+
 def _all_clear(found: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]) -> bool:
     return all(compare(Timed(tuple(found[a])), Timed(tuple(found[b]))).clear for a, b in pairs)
 

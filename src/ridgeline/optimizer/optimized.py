@@ -139,7 +139,7 @@ class Optimized:
         if mode not in ("inference", "train"):
             raise OptimizeError(f"mode is {mode!r}: 'inference' or 'train'")
         made: Any = object.__new__(_class_for(type(model)))
-        if hasattr(model, "__dict__") and isinstance(model, nn.Module):
+        if isinstance(made, nn.Module):
             object.__setattr__(made, "__dict__", model.__dict__)
         state = State(model, mode, receipt, optimizer, loss, step)
         object.__setattr__(made, _STATE, state)
@@ -168,11 +168,6 @@ class Optimized:
         state.plans[plan.signature] = plan
         if plan.matcher is not None and len(state.matchers) < _MOST_MATCHERS:
             state.matchers.append((plan.matcher, plan))
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """How the calls that were verified are run."""
-        return tuple(_state(self).plans.values())
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -243,7 +238,7 @@ _CLASSES: dict[type, type] = {}
 
 def _class_for(cls: type) -> type:
     """The class of an optimized model: the model's own, called differently, under the same name."""
-    if not issubclass(cls, nn.Module):
+    if not issubclass(cls, nn.Module) or issubclass(cls, torch.jit.ScriptModule):
         return _OptimizedCallable
     if cls not in _CLASSES:
         body = {"__slots__": (_STATE,), "__module__": cls.__module__, "__qualname__": cls.__qualname__,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ridgeline.bench.verdict import error_of
-from ridgeline.errors import OptimizeError, nearest
+from ridgeline.errors import NotGraphable, OptimizeError, nearest
 from ridgeline.optimizer import cache
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, build
@@ -68,9 +68,9 @@ def _searched(problem: Problem) -> Outcome:
     """The search; a model it cannot cope with is returned as it is, with the reason, unless its own call fails."""
     try:
         return search(problem)
-    except OptimizeError:
-        raise
     except Exception as error:
+        if isinstance(error, OptimizeError) and not isinstance(error, NotGraphable):
+            raise  # something to tell the caller about the question itself
         with torch.set_grad_enabled(problem.mode != "infer"):
             problem.model(*problem.inputs.args, **problem.inputs.kwargs)  # the model's own mistakes are the caller's
         return given_up(problem, f"left as it is: {why_failed(error)}")

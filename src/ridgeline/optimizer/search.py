@@ -12,6 +12,7 @@ from torch import nn
 
 from ridgeline.bench.environment import environment
 from ridgeline.errors import OptimizeError
+from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, capture_again
 from ridgeline.optimizer.explanation import explanations, remaining
@@ -45,6 +46,7 @@ REFERENCE_TIMES = 40
 """A call in float64 takes about this many of eager's."""
 TRACK_TIMES = 3.0
 """Steps of the optimizer and both runs, in eager calls."""
+LENIENCY = 1.2
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
 
@@ -117,6 +119,7 @@ class Search:
         self.base_bytes, self.base_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
         extra = self.track.extra_bytes(problem.model)
         self.eager_bytes = None if extra is None else self.base_bytes + extra
+        self.eager_reserved = self.track.reserved_bytes(problem.model)
         if self.limit_bytes is None and problem.mode == "train":
             self.limit_bytes = self.eager_bytes
         timed = self.track.race({"eager": self.eager}, self._race_s())["eager"]
@@ -153,6 +156,8 @@ class Search:
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
             substitutable=() if self.track.state.rebinds else substitutable(model, self.problem.device),
+            has_cache=self.problem.inputs.has_cache,
+            unmasked=simplified(model, self.problem.inputs.args, self.problem.inputs.kwargs) is not None,
             forecast=self.forecast,
             budget_s=self.problem.budget_s,
         )
@@ -173,7 +178,8 @@ class Search:
 
     def _climb(self, rung: Rung, ladder: Ladder) -> None:
         spare_s = self.left_s() - self._reserve_s()
-        if rung.cost_s > spare_s:
+        first = rung.candidate.compiles and not self.families  # estimates are rough: the most promising gets its chance
+        if rung.cost_s > (max(spare_s, LENIENCY * self.left_s()) if first else spare_s):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
             return
@@ -187,8 +193,19 @@ class Search:
             self._recapture()
             return
         ladder.took(rung, time.perf_counter() - began)
-        self._recapture(built)
+        self._recapture()
+        if built.candidate.graphed and built.moved(self.problem.model):
+            self._capture_again(built)
         self._judge(built, rung)
+
+    def _capture_again(self, built: Built) -> None:
+        problem = self.problem
+        try:
+            capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)
+        except Exception as error:  # judged as it is, it fails its race, with this as the reason
+            self.notes.append(f"{built.candidate.name} could not be captured again: {why_failed(error)}")
+        finally:
+            self.track.restore()
 
     def _built(self, candidate: Candidate) -> Built:
         """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
@@ -211,7 +228,8 @@ class Search:
         self.track.restore()
         kept = held_bytes(problem.device) - before
         if candidate.graphed:  # a graph's pool is reserved, and its blocks count as free between replays
-            kept = max(kept, reserved_bytes(problem.device) - before_reserved)
+            grown = reserved_bytes(problem.device) - before_reserved
+            kept, built.reserved_bytes = max(kept, grown), self.base_reserved + grown
         built.kept_bytes = max(0, kept) + (base.kept_bytes if base else 0)
         return built
 
@@ -219,8 +237,8 @@ class Search:
         """Memory, then time, then (only if it is faster) whether it is right."""
         try:
             peak = self._peak_bytes(built)
-            if peak is not None and self.limit_bytes and peak > MEMORY_SLACK * self.limit_bytes:
-                self._note(built, LARGE, f"the limit is {self.limit_bytes / 1e9:.2f} GB", peak=peak)
+            if not self._fits(built, peak):
+                self._note(built, LARGE, f"the limit is {(self.limit_bytes or 0) / 1e9:.2f} GB", peak=peak)
                 return self._drop(built)
             timed = self._raced(built)
         except Exception as error:
@@ -291,13 +309,27 @@ class Search:
         finally:
             self.track.restore()
 
-    def _recapture(self, new: Built | None = None) -> None:
+    def _recapture(self) -> None:
         """Graphs hold the addresses of weights: those captured before a candidate moved them are captured again."""
-        for built in {id(b): b for b in (self.best, self.stock, new) if b is not None and b.inner is not None}.values():
-            if built.moved(self.problem.model):
-                problem = self.problem
-                capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)
+        problem = self.problem
+        for built in {id(b): b for b in (self.best, self.stock) if b is not None and b.candidate.graphed}.values():
+            try:
+                if built.moved(problem.model):
+                    capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)
+            except Exception as error:  # it was captured once and cannot be now: it is out of the race
+                self._unseat(built, f"could not be captured again: {why_failed(error)}")
+            finally:
                 self.track.restore()
+
+    def _unseat(self, built: Built, why: str) -> None:
+        """The best so far no longer works: the next best that needs nothing takes its place."""
+        name = built.candidate.name
+        self.entries[name] = replace(self.entries[name], status=FAILED, reason=why)
+        if built is self.stock:
+            self.stock = None
+        if built is self.best:
+            self.best = self.eager
+            self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
 
     def _race_s(self) -> float:
         return min(MOST_RACE_S, max(LEAST_RACE_S, RACE_FRAC * self.problem.budget_s))
@@ -359,7 +391,7 @@ class Search:
             if built is None or built is self.best:
                 continue
             against = compare(timed[self.best.candidate.name], timed[built.candidate.name])
-            if against.faster and (built is self.eager or (self._fits(built) and self._proved(built))):
+            if against.faster and self._may_win(built):
                 entry = self.entries[self.best.candidate.name]
                 why = f"in the last race {built.candidate.name} was {against.speedup:.2f}× as fast"
                 self.entries[self.best.candidate.name] = replace(entry, status=BEATEN, reason=why)
@@ -387,9 +419,18 @@ class Search:
             self.best = self.eager
             self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
 
-    def _fits(self, built: Built) -> bool:
-        peak = self.entries[built.candidate.name].peak_bytes
-        return peak is None or not self.limit_bytes or peak <= MEMORY_SLACK * self.limit_bytes
+    def _may_win(self, built: Built) -> bool:
+        """Eager always; another within the limits and proved."""
+        if built is self.eager:
+            return True
+        return self._fits(built, self.entries[built.candidate.name].peak_bytes) and bool(self._proved(built))
+
+    def _fits(self, built: Built, peak: int | None) -> bool:
+        """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to."""
+        if peak is None or not self.limit_bytes or peak <= MEMORY_SLACK * self.limit_bytes:
+            return True
+        own_limit = self.problem.memory_limit_bytes is None
+        return own_limit and built.candidate.graphed and built.reserved_bytes <= MEMORY_SLACK * self.eager_reserved
 
     def _regions(self, stock: Built | None) -> tuple[Any, ...]:
         if self.problem.device.type != "cuda" or self.left_s() < 10 * self.eager_s:
@@ -404,14 +445,15 @@ class Search:
 
     def _settle_winner(self) -> None:
         """Only the winner stays, switched on."""
-        for built in self.families.values():
-            if built.report is not self.best.report:
-                built.undo()
+        if not self.best.report.undos:  # else weights lie as the winner wants them, and stay
+            for built in self.families.values():
+                if built.report is not self.best.report:
+                    built.undo()
         if self.layout is not None:
             self.layout.settle(self.best.candidate.layout != "keep")
+        self._recapture()
         if any(not switch.outlives_capture for switch in self.best.switches):
             self.best.on()
-        self._recapture()
         self.track.restore()
 
     def _receipt(
@@ -455,7 +497,7 @@ def handed(problem: Problem, built: Built) -> Built:
         return built
     mode = "inference" if problem.mode == "infer" else "train"
     with built.switched():  # what a plan watches is the model as it is then
-        return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode), inner=None)
+        return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode))
 
 
 def given_up(problem: Problem, reason: str) -> Outcome:

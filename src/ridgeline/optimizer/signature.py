@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import nn
 
 from ridgeline.optimizer.tree import Flat, Token, TooLarge, flatten, paths, told
 
-_AMBIENT: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("inference mode", torch.is_inference_mode_enabled),
-    ("autocast on CUDA", lambda: torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")),
-    ("autocast on the CPU", lambda: torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")),
-    ("deterministic algorithms", torch.are_deterministic_algorithms_enabled),
-    ("default dtype", torch.get_default_dtype),
-    ("float32 matmul precision", torch.get_float32_matmul_precision),
-    ("flash attention", torch._C._get_flash_sdp_enabled),
-    ("memory-efficient attention", torch._C._get_mem_efficient_sdp_enabled),
-    ("math attention", torch._C._get_math_sdp_enabled),
-    ("cuDNN attention", torch._C._get_cudnn_sdp_enabled),
-    ("cuDNN", torch._C._get_cudnn_enabled),
-    ("dispatch modes", torch._C._len_torch_dispatch_stack),
-    ("function modes", lambda: torch._C._len_torch_function_stack() and str(torch.get_default_device())),
-    ("function transforms", torch._C._functorch.maybe_current_level),
-)
-_NAMES = ("gradients recorded", "model.training", *(name for name, _ in _AMBIENT))
-_READERS = tuple(read for _, read in _AMBIENT)
+_NAMES = (
+    "gradients recorded", "model.training", "inference mode", "autocast", "deterministic algorithms", "default dtype",
+    "float32 matmul precision", "flash attention", "memory-efficient attention", "math attention", "cuDNN attention",
+    "cuDNN", "dispatch modes", "function modes", "function transforms",
+)  # fmt: skip
+_any_autocast = torch._C._is_any_autocast_enabled
+_matmul_precision = torch._C._get_float32_matmul_precision
+_flash, _efficient = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
+_math, _cudnn_attention = torch._C._get_math_sdp_enabled, torch._C._get_cudnn_sdp_enabled
+_cudnn = torch._C._get_cudnn_enabled
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_transforms = torch._C._functorch.maybe_current_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +55,17 @@ class Signature:
 
 
 def ambient(model: Any, grad: bool) -> tuple[Any, ...]:
-    """The state around a call that changes what it computes."""
-    training = model.training if isinstance(model, nn.Module) else None
-    # An inference-mode call computes what a call without gradients does.
-    first = False if not grad else _READERS[0]()
-    return (grad, training, first, *[read() for read in _READERS[1:]])
+    """The state around a call that changes what it computes; in inference mode that is what no gradients give."""
+    return (
+        grad, getattr(model, "training", None), grad and torch.is_inference_mode_enabled(),
+        _any_autocast() and _autocast(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(),
+        _matmul_precision(), _flash(), _efficient(), _math(), _cudnn_attention(), _cudnn(), _dispatch_modes(),
+        _function_modes() and str(torch.get_default_device()), _transforms(),
+    )  # fmt: skip
+
+
+def _autocast() -> tuple[Any, ...]:
+    return tuple(torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in ("cuda", "cpu"))
 
 
 def difference(a: Signature, b: Signature) -> str:

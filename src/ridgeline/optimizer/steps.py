@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -144,6 +145,7 @@ class StepStudio(TrainingStudio):
         with self.without_hooks():
             self.warm(flat, statics)
         self._set_up(self._used(flat, statics))
+        gc.collect()  # recordings that nobody holds any more must not be destroyed while another is made
         recording, value = self._record_step(flat, statics)
         return GraphedStep(self, signature, statics, recording, value)
 

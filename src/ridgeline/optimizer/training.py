@@ -8,6 +8,7 @@ that somebody still holds are moved away first.
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -265,6 +266,7 @@ class TrainingStudio(Studio):
         with self.without_hooks():
             expected = self.warm(flat, statics)
             reach = self._reach(flat, statics) if sum(expected) > 1 else []
+            gc.collect()  # recordings that nobody holds any more must not be destroyed while another is made
             tracks = self._record(flat, statics, expected)
         tracks.reach = reach
         tracks.outputs_free = counts(tracks.outputs)  # now that nothing of the recorded call is left

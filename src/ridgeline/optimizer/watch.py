@@ -77,6 +77,7 @@ class Watch:
 
     def __init__(self, model: Any, *, hooks_only: bool = False) -> None:
         self._hooks_only = hooks_only
+        self._counted: list[dict[str, Any]] = []
         self.tensors: dict[int, tuple[str, Tensor]] = {}
         self.known: set[int] = set()
         self._dicts: list[_Held] = []
@@ -112,7 +113,10 @@ class Watch:
             for name in ("_modules", *HOOKS):
                 self._dict(f"{path}.{name}", held.get(name, {}))
             return
-        self._dict(path, held)
+        if type(module) is nn.Linear:  # whose forward reads its parameters alone; but it may be given another forward
+            self._counted.append(held)
+        else:
+            self._dict(path, held)
         self._class(type(module))
         for name in (*_INNER, *HOOKS):
             self._dict(f"{path}.{name}", held.get(name, {}))
@@ -223,7 +227,7 @@ class Watch:
         named = [(name.holder, name.key, name.value) for name in self._names]
         self._holders, self._keys, self._values = (list(column) for column in zip(*listed, *named)) if (
             listed or named) else ([], [], [])  # fmt: skip
-        self._sized = [held for _, held, _ in self._lists]
+        self._sized = [*self._counted, *(held for _, held, _ in self._lists)]
         self._size = sum(map(len, self._sized))
         self._contents = [value for *_, value in self._cells]
         self._just_cells = [cell for _, cell, _ in self._cells]
@@ -244,10 +248,10 @@ class Watch:
         try:
             return (not any(self._empties)
                     and list(map(version, self._held)) == self._versions
-                    and sum(map(len, self._sized)) == self._size
-                    and all(map(is_, map(getitem, self._holders, self._keys), self._values))
-                    and all(map(is_, map(_contents, self._just_cells), self._contents))
-                    and list(map(_WRITES, self._elsewhere)) == self._contents_of
+                    and (not self._sized or sum(map(len, self._sized)) == self._size)
+                    and (not self._holders or all(map(is_, map(getitem, self._holders, self._keys), self._values)))
+                    and (not self._just_cells or all(map(is_, map(_contents, self._just_cells), self._contents)))
+                    and (not self._elsewhere or list(map(_WRITES, self._elsewhere)) == self._contents_of)
                     and self._addressed())  # fmt: skip
         except (LookupError, ValueError):
             return False
@@ -262,6 +266,7 @@ class Watch:
         found = [self._addition(held) for held in self._empties if held and not _harmless(held)]
         for entry in self._dicts:
             found += _differences(entry)
+        found += ["a linear layer was given an attribute"] if self._attributed() else []
         for path, held, was in self._lists:
             if len(held) != len(was) or not all(map(_alike, held, was)):
                 found.append(f"{path} changed")
@@ -273,6 +278,9 @@ class Watch:
         found += [f"{names[id(t)]} was written to" for t, was in zip(self._elsewhere, self._contents_of)
                   if t._version != was]  # fmt: skip
         return found + [f"{names[id(t)]} moved to other memory" for t, away in zip(self._tensors, moved) if away]
+
+    def _attributed(self) -> bool:
+        return sum(map(len, self._counted)) != self._size - sum(len(was) for _, _, was in self._lists)
 
     def _addition(self, held: dict[Any, Any]) -> str:
         owner = self._owners.get(id(held), "")

@@ -887,3 +887,63 @@ def a_product_used_before_its_activation() -> Any:
         return F.relu(y) + y
 
     return Of(forward, weight=torch.randn(20, WIDTH), bias=torch.randn(20)), (_x(),)
+
+
+@spelled("conv-activation", training=False)
+def a_convolution_and_relu() -> Any:
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1, stride=2), nn.ReLU()), (_x(2, 3, 8, 8),)
+
+
+class Residual(nn.Module):
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(6, 6, 3, padding=1, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv(x) + x)
+
+
+@spelled("conv-activation", training=False)
+def a_convolution_a_sum_and_relu() -> Any:
+    return Residual(), (_x(2, 6, 8, 8),)
+
+
+@missed("conv-activation")
+def a_convolution_without_bias() -> Any:
+    return Residual(False), (_x(2, 6, 8, 8),)
+
+
+@spelled("in-place", matches=2, training=False)
+def a_residual_sum_and_relu_in_place() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = x * 2.0
+        y += x
+        return F.relu(y, inplace=True) * 3.0
+
+    return Of(forward), (_x(),)
+
+
+@missed("in-place")
+def a_tensor_read_after_it_was_written() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = x * 2.0
+        z = F.relu(y, inplace=True)
+        return z + y
+
+    return Of(forward), (_x(),)
+
+
+@missed("in-place")
+def a_view_of_what_is_written() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = x * 2.0
+        v = y[..., 0]
+        z = y.relu_()
+        return z.sum(-1) + v
+
+    return Of(forward), (_x(),)
+
+
+@missed("in-place")
+def an_input_that_is_written() -> Any:
+    return Of(lambda self, x: x.mul_(1.0) * 2.0), (_x(),)

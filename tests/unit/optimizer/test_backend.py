@@ -78,6 +78,19 @@ def test_laying_weights_side_by_side_compiles_once() -> None:
     assert report.graphs == 1
 
 
+def test_one_compiled_block_serves_layers_with_their_own_weights() -> None:
+    layers, x, report = [Projections() for _ in range(3)], torch.randn(3, 16), Report()
+    fast = compiled(Projections.forward, rewrites=("horizontal",), report=report)
+    with torch.no_grad():
+        for _ in range(2):
+            for layer in layers:
+                torch.testing.assert_close(fast(layer, x), layer(x))
+        places = [layer.a.weight.data_ptr() for layer in layers]
+        fast(layers[0], x)
+        assert [layer.a.weight.data_ptr() for layer in layers] == places
+    assert report.counts() == {"horizontal": report.graphs}
+
+
 def test_two_compiled_forms_of_a_model_share_one_layout() -> None:
     model, x = Projections(), torch.randn(3, 16)
     with torch.no_grad():

@@ -19,6 +19,10 @@ from torch import nn
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import executor_for
 from ridgeline.optimizer.graphed import Graphed, graph_inference
+from ridgeline.optimizer.statics import Statics
+from ridgeline.optimizer.studio import Studio
+from ridgeline.optimizer.tree import flatten
+from ridgeline.optimizer.watch import Watch
 
 CPU = torch.device("cpu")
 
@@ -89,3 +93,20 @@ def test_a_result_fed_back_is_read_before_it_is_overwritten() -> None:
             mine, theirs = graphed(mine), model(theirs)
             assert torch.equal(mine, theirs)
     assert graphed.replays == 5
+
+
+def test_operators_that_no_mode_may_look_into_are_observed_from_outside() -> None:
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            raise NotImplementedError("There was no rule registered for HigherOrderOperator and mode Journal")
+        return x.add_(1)
+
+    graphed = _recorded_from(refuses)
+    assert graphed.written and graphed.codes
+
+
+def _recorded_from(function: Any) -> Any:
+    studio = Studio(function, function, Watch(function), TapeExecutor())
+    flat = flatten(((torch.zeros(3),), {}))
+    studio.group(flat)
+    return studio.observe(flat, Statics(flat.tensors, studio.groups))

@@ -176,6 +176,15 @@ def test_functions_can_be_optimized_too() -> None:
     assert fast.__name__ == "function"
 
 
+def test_a_scripted_module_can_be_handed_out_too() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.jit.script(nn.Linear(4, 4))
+    fast = Optimized(model)
+    assert torch.equal(fast(X), model(X))
+    assert list(fast.state_dict()) == ["weight", "bias"]
+
+
 def test_threads_that_call_at_once_get_their_own_results() -> None:
     fast, graphed = _optimized()
     inputs = [torch.randn(3, 4) for _ in range(4)]

@@ -166,8 +166,10 @@ def test_channels_last_is_switched_without_moving_either_copy() -> None:
 
 
 def _facts(**given: Any) -> Facts:
-    return Facts(**{"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "has_conv": False,
-                    "substitutable": (), "forecast": None, "budget_s": 120.0, **given})  # fmt: skip
+    plain = {"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "has_conv": False,
+             "substitutable": (), "unmasked": False, "has_cache": False, "forecast": None,
+             "budget_s": 120.0}  # fmt: skip
+    return Facts(**{**plain, **given})
 
 
 class Climbing:
@@ -193,12 +195,18 @@ def replace_status(rung: Rung) -> Any:
 
 def test_the_ladder_holds_torch_compile_and_cheap_candidates_come_first() -> None:
     names = _names(_facts())
-    assert (
-        names[0] == "graph"
-        and "torch.compile" in names
-        and names.index("rewrites + graph") < names.index("torch.compile")
-    )
+    assert names[0] == "graph" and "torch.compile" in names and "rewrites + graph" in names
     assert _names(_facts(cuda=False))[0] == "rewrites" and "torch.compile" in _names(_facts(cuda=False))
+
+
+def test_a_decoding_step_is_rewritten_first() -> None:
+    assert _names(_facts(has_cache=True))[:2] == ["rewrites + graph", "graph"]
+
+
+def test_blocks_come_before_the_whole_and_before_torch_compile() -> None:
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    names = _names(_facts(groups=(group,)))
+    assert names.index("blocks + graph") < names.index("torch.compile") < names.index("compiled + graph")
 
 
 def test_convolutions_are_tried_channels_last() -> None:
@@ -209,6 +217,19 @@ def test_convolutions_are_tried_channels_last() -> None:
 def test_training_is_tried_with_and_without_graphs() -> None:
     names = _names(_facts(mode="train"))
     assert {"compiled", "compiled + graph"} <= set(names)
+
+
+def test_what_needs_too_much_memory_in_training_is_tried_with_recomputation() -> None:
+    climber, found = Climbing(), []
+    for rung in Ladder(_facts(mode="train")).rungs(climber):
+        found.append(rung.candidate)
+
+        class Entry:
+            status, measured_s = ("too large" if rung.candidate.compiler == "inductor" else "slower"), 1.0
+
+        climber.entries[rung.candidate.name] = Entry()
+    (kept,) = [c for c in found if c.name == "compiled, recomputing"]
+    assert dict(kept.options) == {"activation_memory_budget": 0.5}
 
 
 def test_the_first_compile_tells_how_long_the_next_will_take() -> None:
@@ -244,3 +265,32 @@ def test_a_compiled_candidate_is_built_and_right() -> None:
     with torch.no_grad(), built.switched() as call:
         assert torch.allclose(call(x), model(x), atol=1e-6)
     assert replace(built.candidate, graphed=True).complexity > built.candidate.complexity
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.layer(x)
+        return y if attention_mask is None else y * attention_mask[..., None]
+
+
+def test_a_mask_that_hides_nothing_is_left_out_until_it_hides_something() -> None:
+    model = Attending().eval()
+    x, ones = torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.int64)
+    given = Inputs((x,), {"attention_mask": ones})
+    built = build(Candidate(name="a", rewrites=("identity",), unmasked=True), model, given, "infer")
+    some = ones.clone()
+    some[1, 2] = 0
+    with torch.no_grad():
+        assert torch.equal(built.call(x, attention_mask=ones), model.layer(x))
+        assert torch.equal(built.call(x, attention_mask=some), model(x, some))
+        assert not torch.equal(built.call(x, attention_mask=some), model.layer(x))
+    with pytest.raises(OptimizeError, match="hides"):
+        build(Candidate(name="a", unmasked=True), model, Inputs((x,), {"attention_mask": some}), "infer")
+    climber = Climbing()
+    for rung in Ladder(_facts(unmasked=True)).rungs(climber):
+        assert rung.candidate.unmasked != rung.candidate.compiler.startswith("stock")
+        climber.entries[rung.candidate.name] = replace_status(rung)

@@ -73,6 +73,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a hook before": (lambda m: m.register_forward_pre_hook(lambda *a: None), "hook"),
     "a hook backward": (lambda m: m.inner.register_full_backward_hook(lambda *a: None), "hook"),
     "something on its class": (lambda m: Model.kinds.append("b"), "kinds"),
+    "another forward": (_set("inner.0.forward", lambda x: x), "linear layer"),
     "a global hook": (lambda m: nn.modules.module.register_module_forward_hook(lambda *a: None), "hook"),
 }
 

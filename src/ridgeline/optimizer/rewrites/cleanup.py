@@ -2,16 +2,86 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
-from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
-from ridgeline.optimizer.rewrites.scene import Scene, is_written
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+from ridgeline.optimizer.rewrites.scene import ANYWHERE, Scene, clash, is_written
 from ridgeline.optimizer.rewrites.words import Call, call, cast_target
 
+_OUT_OF_PLACE: dict[Any, Any] = {
+    operator.iadd: torch.add,
+    operator.isub: torch.sub,
+    operator.imul: torch.mul,
+    operator.itruediv: torch.div,
+    "add_": torch.add,
+    "sub_": torch.sub,
+    "mul_": torch.mul,
+    "div_": torch.div,
+    "relu_": torch.relu,
+    "sigmoid_": torch.sigmoid,
+    "tanh_": torch.tanh,
+    torch.relu_: torch.relu,
+    F.relu: F.relu,
+    F.silu: F.silu,
+    F.relu6: F.relu6,
+    F.hardswish: F.hardswish,
+    F.leaky_relu: F.leaky_relu,
+    F.elu: F.elu,
+    F.mish: F.mish,
+}
 _FREE = Worth(eager=1.02, compiled=1.0001, basis="a call less on the host, 7-14 µs each; compilers drop them too")
+
+
+@rewrite(
+    "in-place",
+    summary="what writes into a tensor that nobody else reads afterwards returns a new one instead",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.0001, compiled=1.0001, basis="lets other rewrites see through; compilers do it anyway"),
+    exact="bits",
+)
+def in_place(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.writers():
+        target = _OUT_OF_PLACE.get(node.target)
+        if target is None or not node.args or not _is_last_reader(scene, node, node.args[0]):
+            continue
+        kwargs = {name: value for name, value in node.kwargs.items() if name != "inplace"}
+        args = tuple(node.args) if target not in _FLAGGED else _without_flag(target, node.args)
+        new = scene.emit(node, target, *args, **kwargs)
+        if scene.alike(node, new):
+            node.replace_all_uses_with(new)
+            scene.erase_writer(node)
+            found.append(scene.match(new, f"{getattr(target, '__name__', target)} out of place"))
+        else:
+            scene.discard(new)
+    return found
+
+
+_FLAGGED = {F.relu: 1, F.silu: 1, F.relu6: 1, F.hardswish: 1, F.leaky_relu: 2, F.elu: 2, F.mish: 1}
+"""Where these functions take the flag that makes them write."""
+
+
+def _without_flag(target: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    at = _FLAGGED[target]
+    return (*args[:at], *args[at + 1 :])
+
+
+def _is_last_reader(scene: Scene, node: fx.Node, written: Any) -> bool:
+    """Whether nobody but this node's own users can see that memory was written."""
+    if not isinstance(written, fx.Node) or written.op == "placeholder" or scene.tensor(written) is None:
+        return False
+    place, memory = scene.position(node), scene.memory(written)
+    for each in scene.nodes:
+        if scene.position(each) >= place:
+            break
+        if each is not written and scene.memory(each) and clash(memory, scene.memory(each)):
+            return False
+    return all(user is node or scene.position(user) < place for user in written.users)
 
 
 @rewrite(
@@ -115,7 +185,7 @@ def _views_alike(scene: Scene, first: Call, second: Call) -> bool:
     return (
         isinstance(source, Tensor)
         and isinstance(last, Tensor)
-        and source.untyped_storage()._cdata == last.untyped_storage()._cdata
+        and scene.memory(first["input"]) == scene.memory(second.node) != {ANYWHERE}
     )
 
 

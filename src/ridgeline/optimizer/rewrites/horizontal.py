@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -118,7 +120,7 @@ def columns(wide: Tensor, start: int, size: int) -> Tensor:
 def _side_by_side(scene: Scene, nodes: Sequence[fx.Node]) -> fx.Node:
     indices = [scene.input_index(node) for node in nodes]
     real = [scene.real(node) for node in nodes]
-    pack = Pack(indices, real)  # type: ignore[arg-type]
+    pack = Pack(indices)  # type: ignore[arg-type]
     rows = sum(x.shape[0] for x in real)  # type: ignore[union-attr]
     like = _stand_in(real[0], rows)  # type: ignore[arg-type]
     return scene.extra_input(like, Extra(f"side_by_side_{len(scene.extras)}", pack.current, pack.undo))
@@ -131,44 +133,59 @@ def _stand_in(like: Tensor, rows: int) -> Tensor:
 class Pack:
     """Parameters laid side by side in one tensor, of which they are views from then on: memory does not double.
 
-    Writes to a parameter are writes to the pack. A parameter that was given other memory since is copied in again.
+    Writes to a parameter are writes to the pack. A parameter that was given other memory since is copied in again. One
+    compiled block may serve many layers, so there is a pack for each set of parameters that came by.
     """
 
-    def __init__(self, indices: Sequence[int], parameters: Sequence[Tensor]) -> None:
-        self._indices, self._parameters = tuple(indices), tuple(parameters)
-        self._pack: Tensor | None = None
-        self._pointers: tuple[int, ...] = ()
+    def __init__(self, indices: Sequence[int]) -> None:
+        self._indices = tuple(indices)
+        self._packs: dict[int, _Laid] = {}
 
     def current(self, args: Sequence[Any]) -> Tensor:
-        if self._pack is not None:
-            for index, pointer in zip(self._indices, self._pointers, strict=True):
+        found = self._packs.get(args[self._indices[0]].data_ptr())
+        if found is not None:
+            for index, pointer in zip(self._indices, found.pointers, strict=True):
                 if args[index].data_ptr() != pointer:
                     break
             else:
-                return self._pack
+                return found.pack
         return self._lay([args[index] for index in self._indices])
 
     @torch.no_grad()
     def _lay(self, parameters: Sequence[Tensor]) -> Tensor:
-        self._parameters = tuple(parameters)
+        self._packs = {key: laid for key, laid in self._packs.items() if laid.is_used()}
         if are_adjacent(parameters):
             first, rows = parameters[0].detach(), sum(x.shape[0] for x in parameters)
-            self._pack = first.as_strided((rows, *first.shape[1:]), first.stride())
-            self._pointers = tuple(x.data_ptr() for x in parameters)
-            return self._pack
-        pack = torch.cat([x.detach() for x in parameters])
-        start = 0
-        for x in parameters:
-            x.data = pack[start : start + x.shape[0]]
-            start += x.shape[0]
-        self._pack, self._pointers = pack, tuple(x.data_ptr() for x in parameters)
+            pack = first.as_strided((rows, *first.shape[1:]), first.stride())
+        else:
+            pack = torch.cat([x.detach() for x in parameters])
+            start = 0
+            for x in parameters:
+                x.data = pack[start : start + x.shape[0]]
+                start += x.shape[0]
+        pointers = tuple(x.data_ptr() for x in parameters)
+        self._packs[pointers[0]] = _Laid(pack, pointers, tuple(weakref.ref(x) for x in parameters))
         return pack
 
     def undo(self) -> None:
         """Give every parameter memory of its own again."""
-        if self._pack is None:
-            return
-        for x, pointer in zip(self._parameters, self._pointers, strict=True):
-            if x.data_ptr() == pointer:
-                x.data = x.data.clone()
-        self._pack = None
+        for laid in self._packs.values():
+            for parameter, pointer in zip(laid.parameters, laid.pointers, strict=True):
+                x = parameter()
+                if x is not None and x.data_ptr() == pointer:
+                    x.data = x.data.clone()
+        self._packs = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """A pack, and the parameters that lie in it with their places."""
+
+    pack: Tensor
+    pointers: tuple[int, ...]
+    parameters: tuple[weakref.ref[Tensor], ...]
+
+    def is_used(self) -> bool:
+        """Whether the parameters still lie here: one that was given other memory leaves the pack to be freed."""
+        alive = [parameter() for parameter in self.parameters]
+        return all(x is not None and x.data_ptr() == at for x, at in zip(alive, self.pointers, strict=True))

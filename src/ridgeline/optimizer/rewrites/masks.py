@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ridgeline.optimizer.rewrites.scene import Scene, is_removable
+from ridgeline.optimizer.rewrites.scene import Scene, is_removable, is_written
 from ridgeline.optimizer.rewrites.words import call, cast_target
 
 MAX_ELEMENTS = {"cuda": 1 << 30, "cpu": 1 << 27}
@@ -206,6 +206,7 @@ class Constants:
     def _buffer(self, node: fx.Node) -> Tensor:
         real = self._scene.real(node)
         is_buffer = "_buffers_" in str(node.target) and real is not None and not real.requires_grad
+        is_buffer = is_buffer and not is_written(self._scene, node)
         if not is_buffer or real is None:
             raise _NotConstant
         self.buffers.append(node)

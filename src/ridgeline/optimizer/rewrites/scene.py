@@ -124,14 +124,14 @@ class Scene:
         if not barriers:
             return True
         start = min((self.position(node) for node in inside), default=self.position(at))
-        memory = {owner for node in inputs for owner in self._memory(node)}
+        memory = {owner for node in inputs for owner in self.memory(node)}
         for node in barriers:
             if not start < self.position(node) < self.position(at):
                 continue
             if node.target in _SWITCHES:
                 return False
             written = self.written(node)
-            if written is not None and (not written or memory & written):
+            if written is not None and clash(memory, written):
                 return False
         return True
 
@@ -141,21 +141,31 @@ class Scene:
             self.notes["barriers"] = [n for n in self.graph.nodes if n.target in _SWITCHES or _mutates(n)]
         return self.notes["barriers"]
 
+    def writers(self) -> list[fx.Node]:
+        """The nodes that write in place, in order."""
+        return [node for node in self._barriers() if node.target not in _SWITCHES]
+
+    def erase_writer(self, node: fx.Node) -> None:
+        """Take out a node that wrote in place and has been replaced."""
+        self.graph.erase_node(node)
+        self.notes.pop("barriers", None)
+        self._positions.clear()
+
     def written(self, node: fx.Node) -> set[int] | None:
         """The memory a node writes in place: None for none, an empty set where it cannot be told."""
         if not _mutates(node):
             return None
         owners: set[int] = set()
         for arg in _first_written(node):
-            owners |= self._memory(arg)
+            owners |= self.memory(arg)
         return owners  # empty for calls whose insides are not known
 
-    def _memory(self, node: Any) -> set[int]:
+    def memory(self, node: Any) -> set[int]:
         """The storages a node's value lies in, as the tracer's stand-ins share them."""
         found: set[int] = set()
         for leaf in _leaves(self.value(node)) if isinstance(node, fx.Node) else ():
             if isinstance(leaf, Tensor):
-                found.add(leaf.untyped_storage()._cdata)
+                found.add(_storage(leaf))
         return found
 
     # changes -----------------------------------------------------------------------------------------------------
@@ -435,9 +445,25 @@ _VIEWS = (
 def is_written(scene: Scene, node: fx.Node) -> bool:
     """Whether anything in the graph writes into the memory of a node's value."""
     barriers = scene._barriers()
-    memory = scene._memory(node) if barriers else set()
+    memory = scene.memory(node) if barriers else set()
     for each in barriers:
         written = scene.written(each)
-        if written is not None and (not written or memory & written):
+        if written is not None and clash(memory, written):
             return True
     return False
+
+
+ANYWHERE = -1
+
+
+def _storage(leaf: Tensor) -> int:
+    """Which memory a stand-in lies in; what functorch wraps does not say."""
+    try:
+        return leaf.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return ANYWHERE
+
+
+def clash(memory: set[int], written: set[int]) -> bool:
+    """Whether a write may reach some memory: it does where either cannot be told."""
+    return not written or ANYWHERE in memory or ANYWHERE in written or bool(memory & written)
