@@ -8,6 +8,7 @@ With ``--device cpu`` everything but the timings runs with the stand-in of the u
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import itertools
 import json
@@ -469,6 +470,7 @@ def step_cost(log: Log, at: Any) -> None:
                 found[f"{kind}_reserved_bytes"] = torch.cuda.max_memory_reserved()
             losses.append([float(v) for v in trail])
             del model, optimizer, run, step
+            gc.collect()
             if cuda:
                 torch.cuda.empty_cache()
         found["losses"] = losses

@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 from ridgeline.optimizer.watch import Watch, library
 
 _ADOPTED = frozenset(("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift"))
+_COMPARED_BYTES = 1 << 30
+"""Memory below this is compared with what it held before, for writes that no operator announces."""
 _UNANNOUNCED = frozenset(("running_mean", "running_var"))
 """Arguments that batch norms write to in training without their schemas saying so."""
 _SPEAKING = {print: "prints", input: "asks the user", open: "opens a file"}
@@ -87,7 +89,7 @@ class Journal(TorchDispatchMode):
 
     def notice(self, tensors: list[Tensor]) -> Callable[[], None]:
         """Keeps what these hold; the returned function notes those that changed unannounced, as batch norm's do."""
-        kept = [(tensor, *keep(tensor)) for tensor in tensors]
+        kept = [(tensor, *keep(tensor)) for tensor in tensors if tensor.untyped_storage().nbytes() < _COMPARED_BYTES]
 
         def compare() -> None:
             for tensor, whole, was in kept:
@@ -184,6 +186,11 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(same.all()) if hasattr(same, "all") else bool(same)
 
 
+def _draws(owner: Any) -> bool:
+    """Whether a method's owner is a random generator of Python's or numpy's."""
+    return isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random")
+
+
 @contextmanager
 def _profiled(seen: Observation) -> Iterator[None]:
     """Notes which code runs and what it does that PyTorch does not see."""
@@ -198,6 +205,8 @@ def _profiled(seen: Observation) -> Iterator[None]:
                 return
             if what is None and getattr(arg, "__module__", None) in _CLOCKS and arg.__name__ != "sleep":
                 what = f"calls {arg.__module__}.{arg.__name__}"
+            if what is None and _draws(getattr(arg, "__self__", None)):
+                what = "draws random numbers on the host"
             if what is not None and not library(frame.f_code.co_filename):
                 seen.acts.append(f"{what} ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})")
 

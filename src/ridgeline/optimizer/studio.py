@@ -22,8 +22,6 @@ LENT_BYTES = 1 << 20
 """Results above this are lent without a copy while nobody holds the last loan; below, a copy costs next to nothing."""
 PINNED_BYTES = 1 << 20
 """Inputs above this are read where the caller has them if they are where they were."""
-_COMPARED_BYTES = 1 << 30
-"""Inputs below this are compared with what they held before, for writes that no operator announces."""
 
 
 class Studio:
@@ -78,7 +76,7 @@ class Studio:
         with torch.no_grad():
             statics.fill(flat.tensors)
         arguments, _ = self.twin(flat, statics.tensors)
-        given = [statics.tensors[g.indices[0]] for g in statics.groups if g.num_bytes < _COMPARED_BYTES]
+        given = [statics.tensors[g.indices[0]] for g in statics.groups]
         try:
             return observe(lambda: self.model(*arguments[0], **arguments[1]), given, self.watch, profiled=profiled)
         except Exception as error:

@@ -267,7 +267,7 @@ def piece_of(value: Any, grad: bool) -> Piece | None:
     known = _PIECES.get(id(value))
     if known is not None and known[0]() is value and known[1].holds(value, grad):
         return known[1]
-    if not _weak(value) or not isinstance(getattr(value, "__dict__", None), dict) or _slots(type(value)):
+    if not _weak(value) or not isinstance(getattr(value, "__dict__", None), dict) or slots_of(type(value)):
         return None
     flat = Flat(grad=grad)
     flat.pieces = None
@@ -294,7 +294,7 @@ def _dict_of(box: Any) -> dict[Any, Any] | None:
     if type(box) is dict:
         return box
     held = getattr(box, "__dict__", None)
-    plain = isinstance(held, dict) and not isinstance(box, dict | list | deque) and not _slots(type(box))
+    plain = isinstance(held, dict) and not isinstance(box, dict | list | deque) and not slots_of(type(box))
     return held if plain else None
 
 
@@ -349,7 +349,7 @@ def _host_value(value: Tensor) -> Any:
 def attributes(value: Any) -> dict[str, Any] | None:
     """What an object holds by name, or None for one that holds nothing we can see."""
     held = getattr(value, "__dict__", None)
-    slots = _slots(type(value))
+    slots = slots_of(type(value))
     if held is None and not slots:
         return None
     if not slots:
@@ -358,7 +358,7 @@ def attributes(value: Any) -> dict[str, Any] | None:
     return {**named, **(held or {})}
 
 
-def _slots(cls: type) -> tuple[str, ...]:
+def slots_of(cls: type) -> tuple[str, ...]:
     found = _SLOTS.get(cls)
     if found is None:
         names: list[str] = []
@@ -457,7 +457,7 @@ def set_attributes(made: Any, held: dict[str, Any]) -> None:
     if not held:
         return
     own = getattr(made, "__dict__", None)
-    slots = _slots(type(made))
+    slots = slots_of(type(made))
     for name, item in held.items():
         if own is None or name in slots:
             object.__setattr__(made, name, item)

@@ -8,6 +8,7 @@ that the model's code reads. Dictionaries are compared by the version number the
 from __future__ import annotations
 
 import dis
+import random
 import sys
 import types
 from collections import deque
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
 
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.tree import slots_of
 from ridgeline.optimizer.version import version
 
 HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
@@ -40,6 +42,8 @@ _PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.
 _CLOSED = (type, nn.Module, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
            torch.Generator)  # fmt: skip
 _DEPTH = 4
+_LONG = 1024
+"""Lists longer than this are compared by length; so are larger arrays by shape."""
 _RUNTIME = frozenset("logging threading _thread weakref torch re functools concurrent asyncio multiprocessing".split())
 _MOST = 20_000
 _HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.utils.generic")
@@ -58,6 +62,30 @@ class _Name:
     key: str
     value: Any
     owner: type | None = None
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Something whose contents have to be read to be compared: sets, arrays, iterators, objects with slots."""
+
+    path: str
+    value: Any
+    read: Callable[[], Any]
+    was: Any
+
+    def restore(self) -> None:
+        """Puts the contents back where that can be done."""
+        if self.read() == self.was:
+            return
+        if isinstance(self.value, set) and isinstance(self.was, set):
+            self.value.clear()
+            self.value.update(self.was)
+        elif isinstance(self.was, bytes):
+            self.value[...] = type(self.value)(self.value.shape, self.value.dtype, self.was)
+        elif isinstance(self.was, list):
+            for name, mark in self.was:
+                if isinstance(mark, tuple):
+                    object.__setattr__(self.value, name, mark[1])
 
 
 @dataclass(slots=True)
@@ -84,6 +112,7 @@ class Watch:
         self._lists: list[tuple[str, Any, list[Any]]] = []
         self._cells: list[tuple[str, Any, Any]] = []
         self._names: list[_Name] = []
+        self._probes: list[_Probe] = []
         self._empties: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
         self._owners: dict[int, str] = {}
         self._seen: set[Any] = set()
@@ -144,15 +173,19 @@ class Watch:
             self._owners[id(held)] = owner
 
     def _hold(self, path: str, value: Any, depth: int) -> None:
-        if isinstance(value, _PLAIN) or id(value) in self._seen or len(self._seen) > _MOST:
+        if isinstance(value, _PLAIN) or id(value) in self._seen:
             return
         self._seen.add(id(value))
         if isinstance(value, Tensor):
             self.tensors[id(value)] = (path, value)
+        elif isinstance(value, types.GeneratorType):
+            raise NotGraphable(f"{path} is a generator, whose state cannot be watched")
         elif isinstance(value, types.FunctionType):
             self._function(value, depth)
-        elif isinstance(value, _CLOSED) or depth > _DEPTH or _foreign(value):
+        elif isinstance(value, _CLOSED) or depth > _DEPTH or _foreign(value) or len(self._seen) > _MOST:
             return
+        elif (read := _reader(value)) is not None:
+            self._probes.append(_Probe(path, value, read, read()))
         elif isinstance(value, dict):
             self.known.add(id(value))
             self._dicts.append(_Held(path, value, dict(value)))
@@ -223,7 +256,7 @@ class Watch:
         """Lines the watched things up for the quick comparison."""
         self._held = [entry.held for entry in self._dicts]
         self._versions = list(map(version, self._held))
-        listed = [(held, i, value) for _, held, was in self._lists for i, value in enumerate(was)]
+        listed = [(held, i, value) for _, held, was in self._lists for i, value in enumerate(was) if len(was) < _LONG]
         named = [(name.holder, name.key, name.value) for name in self._names]
         self._holders, self._keys, self._values = (list(column) for column in zip(*listed, *named)) if (
             listed or named) else ([], [], [])  # fmt: skip
@@ -251,6 +284,7 @@ class Watch:
                     and (not self._sized or sum(map(len, self._sized)) == self._size)
                     and (not self._holders or all(map(is_, map(getitem, self._holders, self._keys), self._values)))
                     and (not self._just_cells or all(map(is_, map(_contents, self._just_cells), self._contents)))
+                    and (not self._probes or all(probe.read() == probe.was for probe in self._probes))
                     and (not self._elsewhere or list(map(_WRITES, self._elsewhere)) == self._contents_of)
                     and self._addressed())  # fmt: skip
         except (LookupError, ValueError):
@@ -272,6 +306,7 @@ class Watch:
                 found.append(f"{path} changed")
         found += [f"{name.path} changed" for name in self._names
                   if name.key not in name.holder or not _alike(name.holder[name.key], name.value)]  # fmt: skip
+        found += [f"{probe.path} changed" for probe in self._probes if probe.read() != probe.was]
         found += [f"{path} changed" for path, cell, value in self._cells if not _alike(cell.cell_contents, value)]
         moved = [tensor.data_ptr() != address for tensor, address in zip(self._tensors, self._addresses)]
         names = {id(tensor): path for path, tensor in self.tensors.values()}
@@ -317,6 +352,8 @@ class Watch:
                     setattr(name.owner, name.key, name.value)
         for _, cell, value in self._cells:
             cell.cell_contents = value
+        for probe in self._probes:
+            probe.restore()
 
     def hooks(self) -> list[str]:
         """Hooks that a replay would not call."""
@@ -376,6 +413,27 @@ def _hook(hooks: dict[Any, Any]) -> str:
 def _foreign(value: Any) -> bool:
     """Objects of the interpreter and of PyTorch's runtime that reach everywhere and that no model branches on."""
     return type(value).__module__.partition(".")[0] in _RUNTIME
+
+
+def _reader(value: Any) -> Callable[[], Any] | None:
+    """How to read what has no version number, as something that can be compared; None for what is seen otherwise."""
+    if isinstance(value, set | frozenset):
+        return lambda: set(value) if len(value) < _LONG else len(value)
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        return value.tobytes if value.nbytes < 64 * _LONG else lambda: (value.shape, str(value.dtype))
+    if isinstance(value, random.Random):
+        return value.getstate
+    if type(value).__module__ == "numpy.random._generator":
+        return lambda: repr(value.bit_generator.state)
+    if type(value).__module__ == "itertools":
+        return lambda: repr(value)
+    if slots := slots_of(type(value)):
+        return lambda: [(name, _mark(getattr(value, name, None))) for name in slots]
+    return None
+
+
+def _mark(value: Any) -> Any:
+    return (type(value), value) if isinstance(value, _PLAIN) else id(value)
 
 
 def _methods(model: Any) -> list[types.FunctionType]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import random
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,6 +40,8 @@ class Case:
     """What else there is to compare after each call."""
     raises: type[Exception] | None = None
     exact: bool = True
+    state: bool = True
+    """Whether a refusal can put everything back: an iterator cannot be turned back, nor can dice."""
     marks: tuple[str, ...] = field(default=())
 
 
@@ -271,6 +275,41 @@ class Listed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.watcher["log"].append("called")
         return self.inner(x)
+
+
+@dataclass(slots=True)
+class Slotted:
+    """A holder without a dictionary."""
+
+    count: int = 0
+
+
+class Hidden(nn.Module):
+    """Keeps its count where it is hard to see."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.inner, self.where = nn.Linear(8, 8), where
+        self.seen: set[int] = set()
+        self.array = np.zeros(3)
+        self.slotted = Slotted()
+        self.counter = itertools.count()
+        self.dice = random.Random(3)
+        self.numpy_dice = np.random.default_rng(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kinds = {"set": lambda: self.seen.add(len(self.seen)) or len(self.seen), "counter": lambda: next(self.counter),
+                 "array": self._array, "slots": self._slotted, "dice": self.dice.random,
+                 "numpy dice": lambda: float(self.numpy_dice.random())}  # fmt: skip
+        return self.inner(x) * kinds[self.where]()
+
+    def _array(self) -> float:
+        self.array += 1
+        return float(self.array[0])
+
+    def _slotted(self) -> int:
+        self.slotted.count += 1
+        return self.slotted.count
 
 
 SCALE = 2.0
@@ -636,6 +675,12 @@ CASES: tuple[Case, ...] = (
     Case("sets up in the first call", Lazy, _x()),
     Case("appends to a list", lambda: Listed([]), _x(), refused="log", observed=lambda m: len(m.watcher["log"])),
     Case("counts on its class", ClassCount, _x(), refused="calls|state"),
+    Case("counts in a set", lambda: Hidden("set"), _x(), refused="seen"),
+    Case("counts in an array", lambda: Hidden("array"), _x(), refused="array"),
+    Case("counts in slots", lambda: Hidden("slots"), _x(), refused="slotted"),
+    Case("counts with an iterator", lambda: Hidden("counter"), _x(), refused="counter", state=False),
+    Case("throws its own dice", lambda: Hidden("dice"), _x(), refused="dice|random", state=False),
+    Case("throws dice of numpy's", lambda: Hidden("numpy dice"), _x(), refused="dice", state=False),
     Case("prints", _of(_prints), _x(), refused="prints"),
     Case("reads a global that changes", _of(_reads_global), _x(), missed="SCALE", between=_change_global),
     Case("appends to a global list", _of(_appends_global), _x(), refused="LOG"),
