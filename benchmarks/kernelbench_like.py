@@ -4,13 +4,14 @@ The list of problems and their sizes follow the public benchmark (github.com/Sca
 modules here are our own. Level 1 is one op, level 2 a product or convolution with what follows it, level 3 a network.
 Everything is float32 with TF32 left as PyTorch sets it (off for products, on for convolutions), inputs are uniform in
 [0, 1). A problem counts as faster where ours beats the better of the two others by more than 2 %, as slower where it
-loses by more than 2 %. ``--sample`` takes every n-th problem; ``--scale`` shrinks all sizes, for a machine without a GPU.
+loses by more than 2 %. ``--sample`` takes every n-th problem; ``--scale`` shrinks all sizes, for a host without one.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import math
 import statistics
@@ -155,10 +156,17 @@ add(1, "transposed both", lambda m, a, b: a.T @ b.T, lambda s: ((s(8192), s(2048
 
 _rows = lambda s: ((s(4096), s(393216)),)
 for _name, _function in (
-    ("relu", torch.relu), ("leaky relu", F.leaky_relu), ("sigmoid", torch.sigmoid), ("swish", lambda x: x * torch.sigmoid(x)),
-    ("gelu", F.gelu), ("softplus", F.softplus), ("softsign", lambda x: x / (1 + x.abs())), ("hardtanh", F.hardtanh),
-    ("softmax", lambda x: torch.softmax(x, 1)), ("log softmax", lambda x: torch.log_softmax(x, 1)),
-):  # fmt: skip
+    ("relu", torch.relu),
+    ("leaky relu", F.leaky_relu),
+    ("sigmoid", torch.sigmoid),
+    ("swish", lambda x: x * torch.sigmoid(x)),
+    ("gelu", F.gelu),
+    ("softplus", F.softplus),
+    ("softsign", lambda x: x / (1 + x.abs())),
+    ("hardtanh", F.hardtanh),
+    ("softmax", lambda x: torch.softmax(x, 1)),
+    ("log softmax", lambda x: torch.log_softmax(x, 1)),
+):
     add(1, _name, lambda m, x, f=_function: f(x), _rows)
 _maps = lambda s: ((s(64, 2), 64, s(512), s(512)),)
 add(1, "batch norm", lambda m, x: m.norm(x), _maps, norm=lambda s: nn.BatchNorm2d(64))
@@ -178,9 +186,12 @@ add(1, "l1 norm", lambda m, x: x / x.abs().mean(1, keepdim=True), _odd)
 add(1, "l2 norm", lambda m, x: x / torch.norm(x, p=2, dim=1, keepdim=True), _odd)
 _cube = lambda s: ((s(128, 2), s(4096), s(4095)),)
 for _name, _function in (
-    ("sum over a dim", lambda x: x.sum(1, keepdim=True)), ("mean over a dim", lambda x: x.mean(1)), ("max over a dim", lambda x: x.max(1)[0]),
-    ("argmax over a dim", lambda x: x.argmax(1)), ("min over a dim", lambda x: x.min(1)[0]),
-):  # fmt: skip
+    ("sum over a dim", lambda x: x.sum(1, keepdim=True)),
+    ("mean over a dim", lambda x: x.mean(1)),
+    ("max over a dim", lambda x: x.max(1)[0]),
+    ("argmax over a dim", lambda x: x.argmax(1)),
+    ("min over a dim", lambda x: x.min(1)[0]),
+):
     add(1, _name, lambda m, x, f=_function: f(x), _cube)
 _square = lambda s: ((s(32768), s(32768)),)
 add(1, "cumulative sum", lambda m, x: x.cumsum(1), _square)
@@ -258,15 +269,34 @@ add(
 _square_linear = {"fc": lambda s: nn.Linear(s(8192), s(8192))}
 _in = lambda s: ((s(1024), s(8192)),)
 for _name, _function in (
-    ("linear, subtract, multiply, relu", lambda y: torch.relu((y - 2.0) * 1.5)), ("linear, multiply, leaky relu", lambda y: F.leaky_relu(y * 2.0, 0.1)),
-    ("linear, mish, mish", lambda y: F.mish(F.mish(y))), ("linear, relu, divide", lambda y: torch.relu(y) / 2.0),
-    ("linear, divide, gelu", lambda y: F.gelu(y / 10.0)), ("linear, gelu, softmax", lambda y: torch.softmax(F.gelu(y), 1)),
-    ("linear, swish, divide, clamp, tanh, clamp", lambda y: torch.clamp(torch.tanh(torch.clamp(F.silu(y) / 2, -1, 1)), -1, 1)),
+    ("linear, subtract, multiply, relu", lambda y: torch.relu((y - 2.0) * 1.5)),
+    ("linear, multiply, leaky relu", lambda y: F.leaky_relu(y * 2.0, 0.1)),
+    ("linear, mish, mish", lambda y: F.mish(F.mish(y))),
+    ("linear, relu, divide", lambda y: torch.relu(y) / 2.0),
+    ("linear, divide, gelu", lambda y: F.gelu(y / 10.0)),
+    ("linear, gelu, softmax", lambda y: torch.softmax(F.gelu(y), 1)),
+    (
+        "linear, swish, divide, clamp, tanh, clamp",
+        lambda y: torch.clamp(torch.tanh(torch.clamp(F.silu(y) / 2, -1, 1)), -1, 1),
+    ),
     ("linear, sigmoid, scale, residual", lambda y: torch.sigmoid(y) * 2.0 + y),
-    ("linear, scale, add, clamp, logsumexp, mish", lambda y: (lambda z: z * F.mish(z))(torch.logsumexp(torch.clamp(y * 2.0 + y * 2.0, -10, 10), 1, keepdim=True))),
-    ("linear, max, subtract mean, gelu", lambda y: F.gelu(y.max(1, keepdim=True)[0] - y.max(1, keepdim=True)[0].mean(1, keepdim=True))),
-    ("linear, sum, max, mean, logsumexp", lambda y: torch.logsumexp(torch.logsumexp(y.sum(1, keepdim=True).max(1, keepdim=True)[0].mean(1, keepdim=True), 1, keepdim=True), 1, keepdim=True)),
-):  # fmt: skip
+    (
+        "linear, scale, add, clamp, logsumexp, mish",
+        lambda y: (lambda z: z * F.mish(z))(torch.logsumexp(torch.clamp(y * 2.0 + y * 2.0, -10, 10), 1, keepdim=True)),
+    ),
+    (
+        "linear, max, subtract mean, gelu",
+        lambda y: F.gelu(y.max(1, keepdim=True)[0] - y.max(1, keepdim=True)[0].mean(1, keepdim=True)),
+    ),
+    (
+        "linear, sum, max, mean, logsumexp",
+        lambda y: torch.logsumexp(
+            torch.logsumexp(y.sum(1, keepdim=True).max(1, keepdim=True)[0].mean(1, keepdim=True), 1, keepdim=True),
+            1,
+            keepdim=True,
+        ),
+    ),
+):
     add(2, _name, lambda m, x, f=_function: f(m.fc(x)), _in, **_square_linear)
 add(
     2,
@@ -352,12 +382,15 @@ add(
 _conv = {"conv": lambda s: nn.Conv2d(64, 128, 3)}
 _image = lambda s: ((s(64, 2), 64, s(128, 16), s(128, 16)),)
 for _name, _function in (
-    ("conv, mish, mish", lambda y: F.mish(F.mish(y))), ("conv, relu, hardswish", lambda y: F.hardswish(torch.relu(y))),
+    ("conv, mish, mish", lambda y: F.mish(F.mish(y))),
+    ("conv, relu, hardswish", lambda y: F.hardswish(torch.relu(y))),
     ("conv, min over channels, tanh, tanh", lambda y: torch.tanh(torch.tanh(y.min(1, keepdim=True)[0]))),
-    ("conv, gelu, global mean", lambda y: F.gelu(y).mean((2, 3))), ("conv, divide, leaky relu", lambda y: F.leaky_relu(y / 2, 0.01)),
+    ("conv, gelu, global mean", lambda y: F.gelu(y).mean((2, 3))),
+    ("conv, divide, leaky relu", lambda y: F.leaky_relu(y / 2, 0.01)),
     ("conv, mean pool, sigmoid, sum", lambda y: torch.sigmoid(F.avg_pool2d(y, 4)).sum((1, 2, 3))),
-    ("conv, instance norm, divide", lambda y: F.instance_norm(y) / 2), ("conv, subtract, hardswish, pool, mish", lambda y: F.mish(F.max_pool2d(F.hardswish(y - 0.5), 2))),
-):  # fmt: skip
+    ("conv, instance norm, divide", lambda y: F.instance_norm(y) / 2),
+    ("conv, subtract, hardswish, pool, mish", lambda y: F.mish(F.max_pool2d(F.hardswish(y - 0.5), 2))),
+):
     add(2, _name, lambda m, x, f=_function: f(m.conv(x)), _image, **_conv)
 add(
     2,
@@ -396,7 +429,7 @@ add(
 
 def _mlp(sizes: list[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -434,9 +467,19 @@ def _resnet(s: Any) -> nn.Sequential:
 
 def _convnet(s: Any) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 20),
-    )  # fmt: skip
+        nn.Conv2d(1, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 20),
+    )
 
 
 class CausalAttention(nn.Module):
@@ -523,7 +566,7 @@ add(
 add(3, "gru", lambda m, x: m.net(x)[0], lambda s: ((s(512), 10, 128),), net=lambda s: nn.GRU(128, 256, 6))
 
 
-# running them -----------------------------------------------------------------------------------------------------------
+# running them -------------------------------------------------------------------------------------------------------
 
 
 def seconds(call: Callable[[], Any], device: torch.device, least_s: float = 0.15) -> float:
@@ -572,7 +615,6 @@ def run(problem: Problem, device: torch.device, scale: float, each_s: float, com
         calls["ours"] = lambda: fast(*args)
         times = interleaved(calls, device)
     winner = str(getattr(fast.receipt, "winner", ""))
-    del found, meant, fast
     return Result(
         problem.level,
         problem.name,
@@ -628,8 +670,9 @@ def main() -> None:
             result = Result(problem.level, problem.name, nan, nan, nan, "", False, nan, repr(problem_met)[:300])
         results.append(result)
         print(
-            f"{result.level} {result.name:52} eager {result.eager_s * 1e3:9.3f} ms  compiled {result.compiled_s * 1e3:9.3f}"
-            f"  ours {result.ours_s * 1e3:9.3f}  {result.verdict:8} {result.winner:28} {result.error:.1e} {result.note}",
+            f"{result.level} {result.name:52} eager {result.eager_s * 1e3:9.3f} ms"
+            f"  compiled {result.compiled_s * 1e3:9.3f}  ours {result.ours_s * 1e3:9.3f}"
+            f"  {result.verdict:8} {result.winner:28} {result.error:.1e} {result.note}",
             flush=True,
         )
         with gzip.open(given.out / "kernelbench_like.json.gz", "wt") as file:

@@ -1,9 +1,10 @@
 """Decoding on one GPU: skinny products against cuBLAS, attention over a cache, and a whole step of Llama 8B.
 
 ``--parts`` chooses among ``checks`` (numbers against references), ``halves`` (float32 products), ``products`` (every
-shape and number of rows over a list of configurations), ``defaults`` (the same as they run), ``attention``, ``chain`` (a step made by hand of our kernels in a CUDA graph, kernels overlapped or not) and ``llama`` (the Hugging Face
-model, eager and rewritten). Times of kernels are those of a CUDA graph of many calls over rotating copies of the
-weights, so that none is in the cache: launches are in, the host is not. Results are written to ``--out`` as they come.
+shape and number of rows over a list of configurations), ``defaults`` (the same as they run), ``attention``, ``chain``
+(a step made by hand of our kernels in a CUDA graph, kernels overlapped or not) and ``llama`` (the Hugging Face model,
+eager and rewritten). Times of kernels are those of a CUDA graph of many calls over rotating copies of the weights, so
+that none is in the cache: launches are in, the host is not. Results are written to ``--out`` as they come.
 """
 
 from __future__ import annotations
@@ -49,16 +50,35 @@ FEW_ROW_CONFIGS = [
 TILE_CONFIGS = [
     Linear("tile", outputs, step, warps, stages, shares)
     for outputs, step, warps, stages, shares in (
-        (64, 128, 4, 3, 1), (64, 128, 4, 4, 1), (64, 64, 4, 6, 1), (64, 256, 4, 3, 1), (128, 64, 4, 4, 1), (128, 128, 8, 3, 1),
-        (16, 256, 1, 3, 1), (16, 256, 1, 4, 1), (16, 128, 1, 6, 1), (32, 128, 2, 4, 1), (32, 256, 2, 3, 1), (16, 256, 2, 4, 1),
-        (64, 128, 4, 4, 2), (64, 128, 4, 4, 4), (64, 128, 4, 3, 4), (64, 128, 4, 4, 8), (64, 256, 4, 3, 4), (64, 64, 4, 6, 4),
-        (16, 256, 1, 4, 2), (32, 128, 2, 4, 4),
+        (64, 128, 4, 3, 1),
+        (64, 128, 4, 4, 1),
+        (64, 64, 4, 6, 1),
+        (64, 256, 4, 3, 1),
+        (128, 64, 4, 4, 1),
+        (128, 128, 8, 3, 1),
+        (16, 256, 1, 3, 1),
+        (16, 256, 1, 4, 1),
+        (16, 128, 1, 6, 1),
+        (32, 128, 2, 4, 1),
+        (32, 256, 2, 3, 1),
+        (16, 256, 2, 4, 1),
+        (64, 128, 4, 4, 2),
+        (64, 128, 4, 4, 4),
+        (64, 128, 4, 3, 4),
+        (64, 128, 4, 4, 8),
+        (64, 256, 4, 3, 4),
+        (64, 64, 4, 6, 4),
+        (16, 256, 1, 4, 2),
+        (32, 128, 2, 4, 4),
     )
-]  # fmt: skip
+]
 GATED_CONFIGS = [
-    *(Linear("row", o, s, w) for o, s, w in ((1, 1024, 4), (2, 1024, 4), (4, 1024, 4), (1, 2048, 4), (2, 2048, 8), (2, 512, 2))),
+    *(
+        Linear("row", o, s, w)
+        for o, s, w in ((1, 1024, 4), (2, 1024, 4), (4, 1024, 4), (1, 2048, 4), (2, 2048, 8), (2, 512, 2))
+    ),
     *(Linear("tile", o, s, w, g) for o, s, w, g in ((64, 64, 4, 4), (64, 128, 4, 3), (16, 128, 1, 4), (32, 128, 2, 3))),
-]  # fmt: skip
+]
 
 DECODE_CONFIGS = [
     decode.Decode(keys, shares, warps, stages)
@@ -71,14 +91,27 @@ OTHER_CONFIGS = [Linear("row", o, s, 4) for o in (1, 2, 4) for s in (512, 1024)]
 HALVES_CONFIGS = [
     Product(*c)
     for c in (
-        (128, 128, 64, 8, 8, 3), (128, 128, 64, 8, 8, 2), (128, 128, 32, 8, 8, 4), (128, 128, 32, 8, 8, 6),
-        (128, 64, 64, 8, 4, 3), (64, 128, 64, 8, 4, 2), (128, 64, 64, 8, 4, 2), (64, 64, 64, 8, 4, 3), (128, 128, 64, 16, 8, 3),
+        (128, 128, 64, 8, 8, 3),
+        (128, 128, 64, 8, 8, 2),
+        (128, 128, 32, 8, 8, 4),
+        (128, 128, 32, 8, 8, 6),
+        (128, 64, 64, 8, 4, 3),
+        (64, 128, 64, 8, 4, 2),
+        (128, 64, 64, 8, 4, 2),
+        (64, 64, 64, 8, 4, 3),
+        (128, 128, 64, 16, 8, 3),
     )
-]  # fmt: skip
+]
 HALVES_SHAPES = (
-    (4096, 4096, 4096, False, 0), (1024, 8192, 8192, True, 0), (2048, 4096, 8192, False, 0), (512, 2048, 1024, False, 32),
-    (8205, 5921, 2949, False, 0), (512, 512, 1024, True, 0), (65536, 2304, 768, True, 0), (256, 8192, 8192, True, 0),
-)  # fmt: skip
+    (4096, 4096, 4096, False, 0),
+    (1024, 8192, 8192, True, 0),
+    (2048, 4096, 8192, False, 0),
+    (512, 2048, 1024, False, 32),
+    (8205, 5921, 2949, False, 0),
+    (512, 512, 1024, True, 0),
+    (65536, 2304, 768, True, 0),
+    (256, 8192, 8192, True, 0),
+)
 
 
 def precompile(parts: list[str]) -> None:
@@ -270,9 +303,17 @@ def plain_configs(n: int, rows: int) -> list[Linear]:
 
 
 def _race(
-    book: Book, name: str, n: int, k: int, rows: int, x: torch.Tensor, w: list[torch.Tensor], given: dict[str, Any],
-    theirs: Callable[..., Any], configs: list[Linear],
-) -> None:  # fmt: skip
+    book: Book,
+    name: str,
+    n: int,
+    k: int,
+    rows: int,
+    x: torch.Tensor,
+    w: list[torch.Tensor],
+    given: dict[str, Any],
+    theirs: Callable[..., Any],
+    configs: list[Linear],
+) -> None:
     if book.left_s() < 5:
         return
     num_bytes = w[0].nbytes
@@ -305,9 +346,20 @@ def _race(
 
 
 def _config_s(
-    book: Book, label: str, chosen: Linear | None, name: str, n: int, k: int, rows: int, x: torch.Tensor,
-    w: list[torch.Tensor], given: dict[str, Any], meant: torch.Tensor | None, theirs: Callable[..., Any], overlapped: bool,
-) -> float:  # fmt: skip
+    book: Book,
+    label: str,
+    chosen: Linear | None,
+    name: str,
+    n: int,
+    k: int,
+    rows: int,
+    x: torch.Tensor,
+    w: list[torch.Tensor],
+    given: dict[str, Any],
+    meant: torch.Tensor | None,
+    theirs: Callable[..., Any],
+    overlapped: bool,
+) -> float:
     try:
         with tuning.forced("linear", chosen) if chosen else nullcontext():
             found = kernels.linear(x, w[0], **given)
@@ -335,49 +387,39 @@ def attention_race(book: Book) -> None:
         (8, 32, 8, 2048, False),
         (1, 32, 8, 16384, False),
     ):
-        copies = max(2, -(-ROTATED_BYTES // (b * kh * s * 128 * 4)))
-        q = torch.randn(b, h, 1, 128, device="cuda", dtype=torch.bfloat16)
-        kv = [
-            [torch.randn(b, kh, s, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2)] for _ in range(copies)
-        ]
-        mask = (torch.rand(b, 1, 1, s, device="cuda") < 0.9) if masked else None
-        num_bytes = 2 * kv[0][0].nbytes
+        if book.left_s() > 5:
+            _attention(book, b, h, kh, s, masked)
 
-        def theirs(i: int) -> Callable[[], Any]:
-            return lambda: F.scaled_dot_product_attention(q, *kv[i], attn_mask=mask, enable_gqa=h != kh)
 
-        def ours(i: int) -> Callable[[], Any]:
-            return lambda: kernels.decode_attention(q, *kv[i], mask)
+def _attention(book: Book, b: int, h: int, kh: int, s: int, masked: bool) -> None:
+    copies = max(2, -(-ROTATED_BYTES // (b * kh * s * 128 * 4)))
+    q = torch.randn(b, h, 1, 128, device="cuda", dtype=torch.bfloat16)
+    kv = [torch.randn(2, b, kh, s, 128, device="cuda", dtype=torch.bfloat16).unbind() for _ in range(copies)]
+    mask = (torch.rand(b, 1, 1, s, device="cuda") < 0.9) if masked else None
+    num_bytes = 2 * kv[0][0].nbytes
 
-        base_s = per_call_s(theirs, copies)
-        label = f"attention b{b} h{h}/{kh} s{s}{' masked' if masked else ''}"
-        book.add(what=label, who="sdpa", s=base_s, bytes_per_s=num_bytes / base_s)
-        print(f"{label}: SDPA {base_s * 1e6:.2f} µs", flush=True)
-        meant = theirs(0)().double()
-        for chosen in (None, *(c for c in DECODE_CONFIGS if c.keys * c.shares <= s and c.shares * b * kh <= 1056)):
-            for overlapped in (False, True) if chosen is None else (False,):
-                if book.left_s() < 5:
-                    return
-                try:
-                    with tuning.forced("decode_attention", chosen) if chosen else nullcontext():
-                        wrong = error(ours(0)(), meant)
-                        took = per_call_s(ours, copies, overlapped)
-                except Exception as problem:
-                    book.add(what=label, who=str(chosen), problem=str(problem)[:300])
-                    continue
-                book.add(
-                    what=label,
-                    who=str(chosen),
-                    overlapped=overlapped,
-                    s=took,
-                    bytes_per_s=num_bytes / took,
-                    error=wrong,
-                )
-                flag = " WRONG" if wrong > 0.01 else ""
-                print(
-                    f"      {took * 1e6:7.2f} µs {num_bytes / took / 1e12:5.2f} TB/s {chosen} {'overlapped' if overlapped else ''}{flag}",
-                    flush=True,
-                )
+    def theirs(i: int) -> Callable[[], Any]:
+        return lambda: F.scaled_dot_product_attention(q, *kv[i], attn_mask=mask, enable_gqa=h != kh)
+
+    def ours(i: int) -> Callable[[], Any]:
+        return lambda: kernels.decode_attention(q, *kv[i], mask)
+
+    base_s = per_call_s(theirs, copies)
+    label = f"attention b{b} h{h}/{kh} s{s}{' masked' if masked else ''}"
+    book.add(what=label, who="sdpa", s=base_s, bytes_per_s=num_bytes / base_s)
+    print(f"{label}: SDPA {base_s * 1e6:.2f} µs", flush=True)
+    meant = theirs(0)().double()
+    for chosen in (None, *(c for c in DECODE_CONFIGS if c.keys * c.shares <= s and c.shares * b * kh <= 1056)):
+        try:
+            with tuning.forced("decode_attention", chosen) if chosen else nullcontext():
+                wrong = error(ours(0)(), meant)
+                took = per_call_s(ours, copies)
+        except Exception as problem:
+            book.add(what=label, who=str(chosen), problem=str(problem)[:300])
+            continue
+        book.add(what=label, who=str(chosen), s=took, bytes_per_s=num_bytes / took, error=wrong)
+        flag = " WRONG" if wrong > 0.01 else ""
+        print(f"      {took * 1e6:7.2f} µs {num_bytes / took / 1e12:5.2f} TB/s {chosen}{flag}", flush=True)
 
 
 def chain(book: Book) -> None:
@@ -388,9 +430,18 @@ def chain(book: Book) -> None:
         return torch.randn(*shape, device="cuda", dtype=dtype).mul_(shape[-1] ** -0.5)
 
     layers = [
-        (draw(6144, 4096), draw(4096, 4096), draw(28672, 4096), draw(4096, 14336), draw(1, 8, 2048, 128), draw(1, 8, 2048, 128), draw(4096), draw(4096))
+        (
+            draw(6144, 4096),
+            draw(4096, 4096),
+            draw(28672, 4096),
+            draw(4096, 14336),
+            draw(1, 8, 2048, 128),
+            draw(1, 8, 2048, 128),
+            draw(4096),
+            draw(4096),
+        )
         for _ in range(32)
-    ]  # fmt: skip
+    ]
     head = draw(128256, 4096)
     cos, sin = kernels.rope_tables(torch.arange(2047, 2048, device="cuda"), 128)
     position = torch.tensor([2047], device="cuda")
@@ -576,33 +627,33 @@ def checks(book: Book) -> None:
 def halves(book: Book) -> None:
     """Float32 products from halves against cuBLAS in float32: speed, and error against float64."""
     for m, n, k, turned, z in HALVES_SHAPES:
-        if book.left_s() < 10:
-            return
-        a = torch.rand(*((z,) if z else ()), m, k, device="cuda")
-        b = torch.rand(*((z,) if z else ()), *((n, k) if turned else (k, n)), device="cuda") - 0.3
-        b = b.mT if turned else b
-        rows = slice(0, 256)
-        meant = a[..., rows, :].double() @ b.double()
-        flops = 2.0 * m * n * k * max(1, z)
-        theirs = a @ b
-        s = replay_s(graphed([lambda: a @ b] * 3), 4) / 3
-        label = f"float32 {m}x{n}x{k}{' turned' if turned else ''}{f' x{z}' if z else ''}"
-        book.add(what=label, who="cublas", s=s, flops_per_s=flops / s, error=error(theirs[..., rows, :], meant))
-        print(
-            f"{label}: cuBLAS {s * 1e6:.0f} µs, {flops / s / 1e12:.1f} TFLOP/s, error {error(theirs[..., rows, :], meant):.2e}",
-            flush=True,
-        )
-        for chosen in (None, *HALVES_CONFIGS):
-            try:
-                with tuning.forced("matmul", chosen) if chosen else nullcontext():
-                    wrong = error(kernels.matmul(a, b)[..., rows, :], meant)
-                    s = replay_s(graphed([lambda: kernels.matmul(a, b)] * 3), 4) / 3
-            except Exception as problem:
-                book.add(what=label, who=str(chosen), problem=str(problem)[:300])
-                print(f"      {chosen}: {str(problem)[:120]}", flush=True)
-                continue
-            book.add(what=label, who=str(chosen), s=s, flops_per_s=flops / s, error=wrong)
-            print(f"      {s * 1e6:9.0f} µs {flops / s / 1e12:6.1f} TFLOP/s error {wrong:.2e} {chosen}", flush=True)
+        if book.left_s() > 10:
+            _halves(book, m, n, k, turned, z)
+
+
+def _halves(book: Book, m: int, n: int, k: int, turned: bool, z: int) -> None:
+    a = torch.rand(*((z,) if z else ()), m, k, device="cuda")
+    b = torch.rand(*((z,) if z else ()), *((n, k) if turned else (k, n)), device="cuda") - 0.3
+    b = b.mT if turned else b
+    meant = a[..., :256, :].double() @ b.double()
+    flops = 2.0 * m * n * k * max(1, z)
+    label = f"float32 {m}x{n}x{k}{' turned' if turned else ''}{f' x{z}' if z else ''}"
+    print(label, flush=True)
+
+    def timed(who: str, call: Callable[[], torch.Tensor]) -> None:
+        wrong = error(call()[..., :256, :], meant)
+        s = replay_s(graphed([call] * 3), 4) / 3
+        book.add(what=label, who=who, s=s, flops_per_s=flops / s, error=wrong)
+        print(f"      {s * 1e6:9.0f} µs {flops / s / 1e12:6.1f} TFLOP/s error {wrong:.2e} {who}", flush=True)
+
+    timed("cuBLAS", lambda: a @ b)
+    for chosen in (None, *HALVES_CONFIGS):
+        try:
+            with tuning.forced("matmul", chosen) if chosen else nullcontext():
+                timed(str(chosen), lambda: kernels.matmul(a, b))
+        except Exception as problem:
+            book.add(what=label, who=str(chosen), problem=str(problem)[:300])
+            print(f"      {chosen}: {str(problem)[:120]}", flush=True)
 
 
 PARTS = {

@@ -186,3 +186,11 @@ if len(sys.argv) == 1:  # attention's helpers are ordinary kernels
     rounded(summed, dq, 3, 70, 128, 24, *dq.stride()[:3], 0.5)
     torch.testing.assert_close(dq, summed[:, :, :70, :24] * 0.5)
     print("attention's helpers, all right")
+
+if len(sys.argv) == 1 or "cache_append" in sys.argv[1:]:
+    from ridgeline.kernels.cache_append.op import append
+
+    caches = torch.zeros(2, 2, 3, 5, 12)
+    new = torch.randn(2, 2, 3, 2, 12)
+    append(caches[0], caches[1], torch.tensor([4, 1]), new[0], new[1])
+    assert torch.equal(caches[:, :, :, [4, 1]], new) and caches.count_nonzero() == new.count_nonzero()

@@ -224,3 +224,48 @@ def test_tf32_users_keep_tf32() -> None:
         assert not _ran(nn.Linear(512, 512), (torch.randn(512, 512),), ("halves",))[2].counts()
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+class Cached(nn.Module):
+    """Writes into a fixed cache as transformers does: the place is counted on the device."""
+
+    def forward(self, keys: Any, values: Any, length: Any, k: Any, v: Any) -> Any:
+        place = torch.arange(1) + length
+        length.add_(1)
+        keys.index_copy_(2, place, k)
+        values.index_copy_(2, place, v)
+        return keys.sum(), values.sum(), length + 0
+
+
+def test_a_cache_is_written_once_and_its_place_is_read_before_it_moves_on() -> None:
+    def given() -> tuple[Any, ...]:
+        torch.manual_seed(1)
+        caches = torch.zeros(2, 1, 2, 6, 8)
+        return caches[0].clone(), caches[1].clone(), torch.tensor(3), torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8)
+
+    ours, theirs, report = given(), given(), Report()
+    with torch.no_grad():
+        fast = compiled(Cached(), rewrites=("cache-append",), report=report)
+        for _ in range(2):
+            torch.testing.assert_close(fast(*ours), Cached()(*theirs))
+    torch.testing.assert_close(ours, theirs)
+    assert report.counts() == {"cache-append": 2} and int(ours[2]) == 5
+
+
+class Looked(nn.Module):
+    """Looks at the keys before the values are written."""
+
+    def forward(self, keys: Any, values: Any, place: Any, k: Any, v: Any) -> Any:
+        keys.index_copy_(2, place, k)
+        seen = keys.sum()
+        values.index_copy_(2, place, v)
+        return seen
+
+
+def test_writes_stay_apart_where_something_looks_in_between() -> None:
+    new = torch.ones(1, 2, 1, 8)
+    args = (torch.zeros(1, 2, 6, 8), torch.zeros(1, 2, 6, 8), torch.tensor([2]), new, new.clone())
+    report = Report()
+    with torch.no_grad():
+        found = compiled(Looked(), rewrites=("cache-append",), report=report)(*args)
+    assert float(found) == 16.0 and float(args[1].sum()) == 16.0 and not report.counts()
