@@ -23,6 +23,7 @@ from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.cross_layer.op import cross_layer
 from ridgeline.kernels.dot_interaction.op import dot_interaction
+from ridgeline.kernels.decode_attention.op import decode_attention
 from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.embedding_bag.module import EmbeddingBags
 from ridgeline.kernels.embedding_bag.op import embedding_bag, embedding_bags
@@ -32,7 +33,9 @@ from ridgeline.kernels.group_norm.op import group_norm
 from ridgeline.kernels.latent_attention.op import paged_latent_attention
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
 from ridgeline.kernels.layer_norm_quant.op import layer_norm_quant
+from ridgeline.kernels.linear.op import linear
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
+from ridgeline.kernels.matmul.op import matmul
 from ridgeline.kernels.paged_attention.op import paged_attention
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
 from ridgeline.kernels.quantize.op import dequantize, quantize
@@ -57,6 +60,7 @@ __all__ = [
     "cross_layer",
     "dequantize",
     "dot_interaction",
+    "decode_attention",
     "dropout_add",
     "embedding_bag",
     "embedding_bags",
@@ -65,7 +69,9 @@ __all__ = [
     "group_norm",
     "layer_norm",
     "layer_norm_quant",
+    "linear",
     "linear_cross_entropy",
+    "matmul",
     "paged_attention",
     "paged_latent_attention",
     "primitive",

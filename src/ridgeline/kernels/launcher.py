@@ -60,6 +60,7 @@ _collected: list[Variant] | None = None
 _collect_aligned = True
 _once_there: list[Callable[[], None]] = []
 _when_forgotten: list[Callable[[], None]] = []
+_overlapping = False
 
 
 class Plans(dict[Any, Any]):
@@ -91,6 +92,31 @@ def when_plans_are_forgotten(clear: Callable[[], None]) -> None:
 def when_native_is_there(run: Callable[[], None]) -> None:
     """Run something as soon as the C launcher is loaded."""
     _once_there.append(run)
+
+
+def overlapping() -> bool:
+    """Whether kernels may be launched to start before the one ahead of them has ended."""
+    return _overlapping
+
+
+@contextmanager
+def overlapped(allowed: bool = True) -> Iterator[None]:
+    """Inside, kernels that can fetch their weights while the kernel ahead of them is still running do so.
+
+    Only for whoever knows that nothing launched inside writes a weight or a table that a later kernel reads: a recorded
+    inference step, say. Activations are always waited for.
+    """
+    global _overlapping
+    before, _overlapping = _overlapping, allowed and not INTERPRETING
+    try:
+        yield
+    finally:
+        _overlapping = before
+
+
+def recording() -> bool:
+    """Whether what is launched now goes into a CUDA graph instead of running."""
+    return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
 
 
 def launchable(x: torch.Tensor) -> bool:
@@ -208,7 +234,7 @@ class Kernel:
             return _nothing
         handle = self._handles.get((device, variant)) or self._load(device, variant)
         maps = tuple((i, value.described()) for i, value in enumerate(args) if isinstance(value, Blocks))
-        return _bound(handle, device, grid_x, grid_y, self.dependent, maps)
+        return _bound(handle, device, grid_x, grid_y, self.dependent or bool(constants.get("DEPENDENT", False)), maps)
 
     def variant(
         self,

@@ -19,11 +19,14 @@ from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.cross_layer import config as cross_layer
 from ridgeline.kernels.embedding_bag import config as embedding
+from ridgeline.kernels.decode_attention import config as decode
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
 from ridgeline.kernels.latent_attention import config as latent
+from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.linear_cross_entropy import config as linear
+from ridgeline.kernels.matmul import config as matmul
 from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
@@ -151,12 +154,38 @@ CASES["cross_layer"] = [
     case("float16", batch=17, dim=40, rank=18),
 ]
 FORCED["paged_attention"] = [{"paged_attention": paged.Paged(16, shares, 1, 1)} for shares in (1, 3)]
+CASES["decode_attention"] = [
+    case("float32", b=2, h=8, k=2, s=77, d=24, hide="lengths"),
+    case("float16", b=1, h=4, k=4, s=150, d=16, hide="mask"),
+    case("float32", b=1, h=4, k=2, s=33, d=16, hide="added"),
+]
+FORCED["decode_attention"] = [{"decode_attention": decode.Decode(16, shares, 1, 1)} for shares in (1, 3)]
+CASES["matmul"] = [
+    case("float32", m=40, n=33, k=300, bias=True),
+    case("float32", m=20, n=40, k=270, turned=True, positive=True),
+    case("float32", m=16, n=20, k=256, z=2),
+]
+FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1)}]
+CASES["linear"] = [
+    case("float32", rows=3, k=70, n=20, parts="bnr", gated=False),
+    case("float16", rows=5, k=64, n=33, parts="n", gated=False),
+]
+FORCED["linear"] = [
+    {"linear": product.Linear("row", 4, 32, 1)},
+    {"linear": product.Linear("tile", 16, 32, 1)},
+    {"linear": product.Linear("tile", 16, 16, 1, 1, 3)},
+]
 CASES["paged_latent_attention"] = [
     case("float32", b=2, h=20, s=77, d=24, e=8, page=16, uneven=True),
     case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
 ]
 FORCED["paged_latent_attention"] = [{"latent_attention": latent.Latent(16, 16, shares, 1, 1)} for shares in (1, 3)]
 NOT_INTERPRETED = ("attention", "varlen_attention")  # made of instructions that the interpreter does not know
+
+
+def replaced(of, **sizes):
+    return case(of.dtype, **(dict(of.sizes) | sizes))
+
 
 num = 0
 for name, (made, trial) in trials().items():
@@ -165,6 +194,7 @@ for name, (made, trial) in trials().items():
     forced = FORCED.get(made.name.removeprefix("add_"), [{}])
     for given in forced:
         for i, of in enumerate(CASES.get(made.name, ROWS)):
+            of = replaced(of, gated=True) if name == "linear_gated" else of
             with ExitStack() as stack:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))
@@ -215,3 +245,11 @@ if len(sys.argv) == 1:  # attention's helpers are ordinary kernels
     rounded(summed, dq, 3, 70, 128, 24, *dq.stride()[:3], 0.5)
     torch.testing.assert_close(dq, summed[:, :, :70, :24] * 0.5)
     print("attention's helpers, all right")
+
+if len(sys.argv) == 1 or "cache_append" in sys.argv[1:]:
+    from ridgeline.kernels.cache_append.op import append
+
+    caches = torch.zeros(2, 2, 3, 5, 12)
+    new = torch.randn(2, 2, 3, 2, 12)
+    append(caches[0], caches[1], torch.tensor([4, 1]), new[0], new[1])
+    assert torch.equal(caches[:, :, :, [4, 1]], new) and caches.count_nonzero() == new.count_nonzero()
