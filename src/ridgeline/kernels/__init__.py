@@ -22,8 +22,8 @@ from ridgeline.kernels.attention.op import attention, varlen_attention
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.cross_layer.op import cross_layer
-from ridgeline.kernels.dot_interaction.op import dot_interaction
 from ridgeline.kernels.decode_attention.op import decode_attention
+from ridgeline.kernels.dot_interaction.op import dot_interaction
 from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.embedding_bag.module import EmbeddingBags
 from ridgeline.kernels.embedding_bag.op import embedding_bag, embedding_bags

@@ -18,8 +18,8 @@ from ridgeline.kernels.adamw import config as adamw
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.cross_layer import config as cross_layer
-from ridgeline.kernels.embedding_bag import config as embedding
 from ridgeline.kernels.decode_attention import config as decode
+from ridgeline.kernels.embedding_bag import config as embedding
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
