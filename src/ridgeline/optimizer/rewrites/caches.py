@@ -79,7 +79,7 @@ def _joined(scene: Scene, first: fx.Node, second: fx.Node) -> Match | None:
     values, _, other, v = second.args
     if index is not other or keys is values or not scene.unchanged((index, k, v), (first,), second):
         return None
-    if scene._memory(keys) & (scene._memory(values) | scene._memory(v)) or _touched(scene, keys, first, second):
+    if scene.memory(keys) & (scene.memory(values) | scene.memory(v)) or _touched(scene, keys, first, second):
         return None
     if refusal(*(scene.value(x) for x in (keys, values, index, k, v))) is not None:
         return None
@@ -94,9 +94,9 @@ def _joined(scene: Scene, first: fx.Node, second: fx.Node) -> Match | None:
 
 def _touched(scene: Scene, keys: Any, first: fx.Node, second: fx.Node) -> bool:
     """Whether a node between two others reads or writes the memory of a cache."""
-    memory = scene._memory(keys)
+    memory = scene.memory(keys)
     return any(
-        memory & scene._memory(arg)
+        memory & scene.memory(arg)
         for node in scene.nodes
         if scene.position(first) < scene.position(node) < scene.position(second)
         for arg in node.all_input_nodes
