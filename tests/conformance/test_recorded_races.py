@@ -46,3 +46,43 @@ def test_attention_is_as_fast_as_the_note_says(phase, stated):
     assert len(cases) == 4
     ratios = [tflops[case, "ridgeline"] / tflops[case, "cudnn"] for case in cases]
     assert geometric_mean(ratios) == pytest.approx(stated, abs=0.005)
+
+
+def figures(recording, name, phase, **sizes):
+    """{contender: row} of the one recorded case that has these sizes."""
+    rows = [Row(**row) for row in recorded(recording)["race"]]
+    wanted = [f"{key}={value}" for key, value in sizes.items()]
+    found = {
+        row.contender: row
+        for row in rows
+        if row.primitive == name and row.phase == phase and all(word in row.sizes.split() for word in wanted)
+    }
+    assert set(found) >= {"ridgeline", "eager"}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "sizes", "stated"),
+    [
+        ("adamw", "fwd", {"list": "gpt2", "max_norm": -1.0}, 1.18),
+        ("adamw", "fwd", {"list": "llama1b", "max_norm": 1.0}, 2.02),
+        ("embedding_bags_update", "step", {"optimizer": "sgd"}, 4.8),
+        ("embedding_bag", "bwd", {"batch": 65536}, 0.99),
+        ("cross_layer", "fwd", {"dim": 512}, 1.30),
+    ],
+)
+def test_lists_and_tables_are_as_fast_as_their_note_says(name, phase, sizes, stated):
+    found = figures("lists_race1.json.gz", name, phase, **sizes)
+    assert found["eager"].median_s / found["ridgeline"].median_s == pytest.approx(stated, abs=0.006)
+
+
+def test_adamw_reaches_the_share_of_the_copy_bandwidth_that_is_stated():
+    copy = recorded("lists_race1.json.gz")["copy_bytes_per_s"]
+    row = figures("lists_race1.json.gz", "adamw", "fwd", list="gpt2", max_norm=-1.0)["ridgeline"]
+    assert row.bytes_per_s / copy == pytest.approx(0.95, abs=0.005)
+
+
+def test_every_recorded_check_of_lists_and_tables_was_right():
+    found = recorded("lists_race1.json.gz")
+    assert all(check["ok"] for check in found["check"] if "ok" in check) and all(m["ok"] for m in found["mistakes"])
+    assert all("WRONG" not in str(entry["outcome"]) for entry in found["special"]) and len(found["special"]) == 8
