@@ -1,129 +1,643 @@
-"""Attention on the GPU at hand: checks against the reference, then the race against cuDNN and FlashAttention-2.
+"""Attention on the GPU at hand: checks against the reference, then races against cuDNN and FlashAttention-2.
 
-    python benchmarks/race_attention.py --out DIR [--budget-s 120]
+    python benchmarks/race_attention.py --out DIR [--budget-s 150] [--jobs 14] [--parts checks host backward ...]
 
-Writes attention.json: every check and every row (seconds, spread, TFLOP/s), lost races included.
+Writes attention.json after every part: each check and each row (seconds, spread, TFLOP/s), lost races included. Kernels
+are compiled by many processes first; checks run in a few processes side by side, races alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import multiprocessing
+import os
 import statistics
-import subprocess
-import sys
+import threading
 import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages")
+HEADS = (64, 8, 128)
+PAGED = ((4, 64, 4, 3), (4, 32, 4, 5), (3, 64, 4, 5))
+"""Programs a multiprocessor, keys of a block, warps, stages."""
 
-def check(dtype: str, causal: bool, out: Path) -> None:
-    import torch
+LATENT = ((64, 32, 8, 5), (64, 32, 8, 3), (64, 64, 8, 2), (32, 64, 4, 3))
+"""Heads of a program, keys of a block, warps, stages."""
 
-    from ridgeline.bench.check import LAYOUTS, check_case, check_mistakes
+PAGED_CASES = ((1, 32, 8, 20480, 16), (1, 32, 8, 32768, 16), (8, 32, 8, 8192, 16), (32, 32, 8, 4096, 64),
+               (64, 64, 8, 4096, 16))  # fmt: skip
+
+STAGES = ((128, 128, 2, 1), (128, 128, 2, 2), (128, 128, 3, 2), (192, 128, 2, 2), (192, 64, 4, 2), (128, 64, 4, 2))
+"""Rows and keys of a tile, stages of keys and of queries, in the forward pass of narrow heads."""
+
+
+def wanted_variants(parts: Sequence[str]) -> list[Any]:
+    """Everything these parts launch, fused kernels of both orders and all configurations included."""
+    from ridgeline.kernels.attention import config
+    from ridgeline.kernels.attention.op import FUSED
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.variants import variants_of
+
+    found = variants_of("attention") + variants_of("varlen_attention") + variants_of("paged_attention")
+    config.PIPED = False
+    found += variants_of("attention", FUSED[:2])
+    config.PIPED = True
+    for chosen in PAGED if "paged" in parts else ():
+        with paged_by(*chosen):
+            found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES])
+    for chosen in LATENT if "latent" in parts else ():
+        with latent_by(*chosen):
+            found += variants_of("paged_latent_attention", trials()["paged_latent_attention"][1].races)
+    found += variants_of("paged_latent_attention") if "latent" in parts else []
+    for chosen in STAGES if "stages" in parts else ():
+        with forward_by(*chosen):
+            found += [v for v in variants_of("attention", narrow()) if v.kernel == "attention_forward"]
+    return list(dict.fromkeys(found))
+
+
+@contextmanager
+def instead(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, a configuration is chosen otherwise."""
+    from ridgeline.kernels.launcher import forget_plans
+
+    before = getattr(module, name)
+    setattr(module, name, value)
+    forget_plans()
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+        forget_plans()
+
+
+def paged_by(programs: int, keys: int, warps: int, stages: int) -> Any:
+    """Inside, paged attention splits and stages as told."""
+    from ridgeline.kernels.paged_attention import config
+    from ridgeline.kernels.rows import cdiv
+
+    def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Any:
+        shares = config.shares_of(batch * key_heads, cdiv(longest, keys), programs * num_sms)
+        return config.Paged(keys, shares, warps, stages)
+
+    return instead(config, "choose", choose)
+
+
+def latent_by(rows: int, keys: int, warps: int, stages: int) -> Any:
+    """Inside, latent attention does."""
+    from ridgeline.kernels.latent_attention import config
+    from ridgeline.kernels.rows import cdiv
+
+    def choose(batch: int, heads: int, longest: int, num_sms: int) -> Any:
+        shares = config.shares_of(batch * cdiv(heads, rows), cdiv(longest, keys), num_sms)
+        return config.Latent(rows, keys, shares, warps, stages)
+
+    return instead(config, "choose", choose)
+
+
+def narrow() -> list[Any]:
+    """Cases of heads of 64, short and long."""
+    from ridgeline.kernels.attention.op import ENCODERS, RACES
+
+    return [of for of in (*ENCODERS, *RACES) if of["d"] == 64]
+
+
+def forward_by(*chosen: int) -> Any:
+    """Inside, the forward pass takes so many rows, keys and stages."""
+    from ridgeline.kernels.attention import config
+
+    return instead(config, "forward", lambda *sizes: config.Attention(*chosen))
+
+
+def paged_case(b: int, h: int, k: int, s: int, page: int) -> Any:
+    from ridgeline.kernels.contract import case
+
+    return case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
+
+
+def compile_all(parts: Sequence[str], jobs: int) -> dict[str, Any]:
+    from ridgeline.kernels.pack import compiled_all
+
+    began, wanted = time.perf_counter(), wanted_variants(parts)
+    num = sum(1 for _ in compiled_all(wanted, jobs))
+    return {"num_variants": num, "took_s": time.perf_counter() - began}
+
+
+def checks(parts: Sequence[str]) -> list[tuple[str, int, str]]:
+    """(primitive, index of a case, layout) of everything that is checked."""
+    from ridgeline.kernels.attention import op
     from ridgeline.kernels.contract import trials
 
-    device = torch.device("cuda")
-    mine = [of for of in trials()["attention"][1].checks if of.dtype == dtype and of["causal"] == causal]
-    found = []
-    for i, of in enumerate(mine):
-        layouts = LAYOUTS[:2] if i in (2, 6) else LAYOUTS[:1]
-        for layout in layouts:
-            found += check_case("attention", of, device, int(time.time()) + i, layout)
-    found += check_mistakes("attention", mine[2], device, 7)
-    rows = [[f.case, f.layout, f.what, f.ok, f.note] for f in found]
-    out.write_text(json.dumps(rows))
+    cases = [*trials()["attention"][1].checks, *op.FUSED]
+    found = [("attention", i, "contiguous") for i in range(len(cases))]
+    found += [("attention", 2, "sliced"), ("attention", 6, "misaligned"), ("attention", 12, "transposed")]
+    found += [("varlen_attention", i, "contiguous") for i in range(len(op.VARLEN_CHECKS))]
+    for name in ("paged_attention", *(["paged_latent_attention"] if "latent" in parts else [])):
+        found += [(name, i, "contiguous") for i in range(len(trials()[name][1].checks))]
+    return found
 
 
-def contenders(q: Any, k: Any, v: Any, causal: bool) -> dict[str, Any]:
-    import torch.nn.functional as F
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+def check_one(task: tuple[str, int, str]) -> list[list[Any]]:
+    import torch
+
+    from ridgeline.bench.check import check_case
+    from ridgeline.kernels.attention import op
+    from ridgeline.kernels.contract import trials
+
+    name, i, layout = task
+    of = [*trials()[name][1].checks, *op.FUSED][i]
+    try:
+        again = of.get("deterministic", True)
+        found = check_case(name, of, torch.device("cuda"), int(time.time()) + i, layout, repeat=again)
+        torch.cuda.synchronize()
+        return [[name, f.case, f.layout, f.what, f.ok, f.note] for f in found]
+    except Exception as error:
+        return [[name, str(of), layout, "run", False, f"{type(error).__name__}: {str(error)[:300]}"]]
+
+
+def checked(tasks: list[Any], num: int, end: float) -> Iterator[list[Any]]:
+    """Findings of all tasks; a kernel that never ends costs the tasks that ran beside it, not the rest."""
+    while tasks:
+        if time.perf_counter() > end:
+            yield ["", str(tasks), "", "time", False, "checks did not fit into the time"]
+            return
+        with multiprocessing.get_context("spawn").Pool(num, maxtasksperchild=8) as pool:
+            waiting = dict(enumerate(tasks))
+            running = pool.imap_unordered(numbered_check, list(waiting.items()))
+            try:
+                while waiting:
+                    i, found = running.next(timeout=40)
+                    del waiting[i]
+                    yield from found
+                return
+            except multiprocessing.TimeoutError:
+                stuck = list(waiting.values())[:num]
+                yield ["", str(stuck), "", "hung", False, "one of these never ended"]
+                tasks = list(waiting.values())[num:]
+
+
+def numbered_check(task: tuple[int, tuple[str, int, str]]) -> tuple[int, list[list[Any]]]:
+    return task[0], check_one(task[1])
+
+
+def part_checks(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    import torch
+
+    from ridgeline.bench.check import check_mistakes
+    from ridgeline.kernels.contract import trials
+
+    for row in checked(checks(options.parts), min(8, options.jobs), time.perf_counter() + budget_s):
+        yield dict(zip(("primitive", "case", "layout", "what", "ok", "note"), row, strict=True))
+    for name in ("attention", "varlen_attention"):
+        of = trials()[name][1].checks[2]
+        for f in check_mistakes(name, of, torch.device("cuda"), 7):
+            yield {"primitive": name, "case": f.case, "layout": "", "what": f.what, "ok": f.ok, "note": f.note}
+
+
+def part_launching(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """New addresses at every call, another stream, a replayed graph: the same numbers each time."""
+    import torch
 
     from ridgeline.kernels import attention
 
-    def theirs(backend: Any) -> Any:
-        def run() -> Any:
-            with sdpa_kernel([backend]):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    def draw() -> tuple[Any, ...]:
+        return tuple(torch.randn(2, h, 300, 64, device="cuda", dtype=torch.bfloat16) for h in (4, 2, 2))
 
-        return run
+    def step(q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        out = attention(q, k, v, True)
+        return out.detach(), *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
 
-    return {
-        "ridgeline": lambda: attention(q, k, v, causal),
-        "cudnn": theirs(SDPBackend.CUDNN_ATTENTION),
-        "flash2": theirs(SDPBackend.FLASH_ATTENTION),
-    }
+    def agree(a: Any, b: Any) -> bool:
+        return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+    sets = [draw() for _ in range(80)]
+    before = [[y.clone() for y in step(*x)] for x in sets]
+    yield {"what": "80 addresses twice", "ok": all(agree(step(*x), y) for x, y in zip(sets, before, strict=True))}
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        found = step(*sets[3])
+        side.synchronize()
+    yield {"what": "another stream", "ok": agree(found, before[3])}
+    fixed = tuple(x.clone() for x in sets[0])
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step(*fixed)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step(*fixed)
+    ok = True
+    for i in (5, 9, 0):
+        for mine, new in zip(fixed, sets[i], strict=True):
+            mine.copy_(new)
+        graph.replay()
+        torch.cuda.synchronize()
+        ok = ok and agree(out, before[i])
+    yield {"what": "a graph replayed with new inputs", "ok": ok}
+    yield from _paged_graph()
 
 
-def gradients(out: Any, leaves: tuple[Any, ...], seed: Any) -> Any:
+def _paged_graph() -> Iterator[dict[str, Any]]:
+    import torch
+
+    from ridgeline.kernels.contract import case, trials
+
+    trial = trials()["paged_attention"][1]
+    of = case("bfloat16", b=2, h=32, k=8, s=5000, d=128, page=16, uneven=True)
+    args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
+    meant = trial.call(*args).clone()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = trial.call(*args)
+    same = True
+    for _ in range(20):
+        out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        same = same and torch.equal(out, meant)
+    yield {"what": "paged decoding in a graph, join started early", "ok": same}
+
+
+def theirs(q: Any, k: Any, v: Any, causal: bool, backend: str, mask: Any = None) -> Callable[[], Any]:
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kind = getattr(SDPBackend, backend)
+    seen = None if mask is None else mask[:, None, None, :]
+
+    def run() -> Any:
+        with sdpa_kernel([kind]):
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=seen, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+            )
+
+    return run
+
+
+def gradients(out: Any, leaves: tuple[Any, ...], seed: Any) -> Callable[[], Any]:
     import torch
 
     return lambda: torch.autograd.grad(out, leaves, seed, retain_graph=True)
 
 
-def race(budget_s: float) -> list[dict[str, Any]]:
+def timed(course: Any, runs: dict[str, Callable[[], Any]], **facts: Any) -> Iterator[dict[str, Any]]:
+    """One row a contender; one that cannot run gets a row that says so."""
+    import torch
+
+    able = {}
+    for name, run in runs.items():
+        try:
+            run()
+            torch.cuda.synchronize()
+            able[name] = run
+        except Exception as error:
+            yield {**facts, "contender": name, "note": f"{type(error).__name__}: {str(error)[:160]}"}
+    flops, num_bytes = facts.pop("flops", 0.0), facts.pop("num_bytes", 0)
+    for name, samples in (course.turns(able) if able else {}).items():
+        middle = statistics.median(samples)
+        row = {**facts, "contender": name, "num": len(samples), "median_s": middle, "low_s": min(samples)}
+        row |= {"high_s": max(samples), "tflops": flops / middle / 1e12, "bytes_per_s": num_bytes / middle}
+        yield row
+
+
+def part_host(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """What a call costs when made again and again from Python."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels import attention
+
+    course = Course(torch.device("cuda"))
+    q, k, v = (torch.randn(1, 8, 64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    leaves = tuple(x.clone().requires_grad_() for x in (q, k, v))
+    seed = torch.randn_like(q)
+
+    def quiet(run: Callable[[], Any]) -> Callable[[], Any]:
+        def inner() -> Any:
+            with torch.no_grad():
+                return run()
+
+        return inner
+
+    def stepped(call: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(call(), leaves, seed)
+
+    runs = {
+        "fwd ridgeline": quiet(lambda: attention(q, k, v)),
+        "fwd sdpa": quiet(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)),
+        "step ridgeline": stepped(lambda: attention(*leaves)),
+        "step sdpa": stepped(lambda: torch.nn.functional.scaled_dot_product_attention(*leaves)),
+    }
+    for name, samples in course.calls(runs).items():
+        yield {"what": name, "call_s": statistics.median(samples)}
+
+
+def in_order(piped: bool, run: Callable[[], Any]) -> Callable[[], Any]:
+    """The same with the fused kernel's steps in this order."""
+    from ridgeline.kernels.attention import config
+
+    def inner() -> Any:
+        config.PIPED = piped
+        return run()
+
+    return inner
+
+
+def part_backward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Two kernels, and the fused one in both orders, against cuDNN."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels import attention
+    from ridgeline.kernels.attention import config
+
+    course, end = Course(torch.device("cuda"), rounds=9), time.perf_counter() + budget_s
+    heads, keys, dim = HEADS
+    for rows, causal in ((4096, True), (8192, True), (16384, True), (2048, True), (4096, False), (8192, False)):
+        if time.perf_counter() > end:
+            return
+        draw = [torch.randn(1, rows, h, dim, device="cuda", dtype=torch.bfloat16) for h in (heads, keys, keys, heads)]
+        q, k, v = (x.transpose(1, 2).requires_grad_() for x in draw[:3])
+        seed = draw[3].transpose(1, 2)
+        outs = {name: attention(q, k, v, causal, deterministic=name == "two kernels")
+                for name in ("two kernels", "fused, piped", "fused")}  # fmt: skip
+
+        runs = {name: in_order(name != "fused", gradients(out, (q, k, v), seed)) for name, out in outs.items()}
+        meant = gradients(outs["two kernels"], (q, k, v), seed)()
+        for name in ("fused, piped", "fused"):
+            found = runs[name]()
+            off = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(found, meant, strict=True)]
+            yield {"what": f"{name} against two kernels", "rows": rows, "causal": causal, "ok": max(off) < 0.01,
+                   "note": str(off)}  # fmt: skip
+        for backend in ("CUDNN_ATTENTION", "FLASH_ATTENTION"):
+            try:
+                out = theirs(q, k, v, causal, backend)()
+            except Exception as error:
+                yield {"contender": backend, "note": str(error)[:160]}
+                continue
+            runs[backend] = gradients(out, (q, k, v), seed)
+        flops = 10 * heads * rows * rows * dim * (0.5 if causal else 1.0)
+        yield from timed(course, runs, phase="bwd", rows=rows, causal=causal, flops=flops)
+    config.PIPED = True
+
+
+def part_encoders(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels import attention
+    from ridgeline.kernels.attention import op
+
+    course, end = Course(torch.device("cuda"), rounds=15), time.perf_counter() + budget_s
+    for of in op.ENCODERS:
+        if time.perf_counter() > end:
+            return
+        args = op._make(of, course.device, torch.Generator("cuda").manual_seed(5))
+        q, k, v = (x.detach().requires_grad_() for x in args[:3])
+        mask = args[6]
+        runs: dict[str, Callable[[], Any]] = {"ridgeline": partial(attention, q, k, v, key_mask=mask)}
+        runs |= {b: theirs(q, k, v, False, b, mask)
+                 for b in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION")}  # fmt: skip
+        flops = 4 * of["b"] * of["h"] * of["l"] * of["s"] * of["d"]
+        with torch.no_grad():
+            yield from timed(course, dict(runs), phase="fwd", case=str(of), flops=flops)
+        grads = {}
+        for name, run in runs.items():
+            try:
+                grads[name] = gradients(run(), (q, k, v), torch.randn_like(q))
+            except Exception:
+                continue
+        yield from timed(course, grads, phase="bwd", case=str(of), flops=2.5 * flops)
+
+
+def part_forward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels import attention
+    from ridgeline.kernels.attention import op
+
+    course, end = Course(torch.device("cuda"), rounds=9), time.perf_counter() + budget_s
+    for of in op.RACES:
+        if time.perf_counter() > end:
+            return
+        q, k, v = op._make(of, course.device, torch.Generator("cuda").manual_seed(6))[:3]
+        causal = of["causal"]
+        flops = 4 * of["b"] * of["h"] * of["l"] * of["s"] * of["d"] * (0.5 if causal else 1.0)
+        runs: dict[str, Callable[[], Any]] = {"ridgeline": partial(attention, q, k, v, causal)}
+        runs |= {b: theirs(q, k, v, causal, b) for b in ("CUDNN_ATTENTION", "FLASH_ATTENTION")}
+        with torch.no_grad():
+            yield from timed(course, runs, phase="fwd", case=str(of), flops=flops)
+
+
+def part_variants(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Windows, caps, sinks, wide heads and uneven sequences beside plain causal attention of the same size."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels import attention, varlen_attention
+
+    course, rows = Course(torch.device("cuda"), rounds=7), 4096
+    settings: dict[str, tuple[int, int, dict[str, Any]]] = {
+        "causal": (128, 128, {}), "window 1024": (128, 128, {"window": (1023, 0)}),
+        "softcap": (128, 128, {"softcap": 30.0}), "sinks": (128, 128, {"sinks": torch.randn(32, device="cuda")}),
+        "192/128": (192, 128, {}), "256": (256, 256, {}), "key mask": (128, 128, {"key_mask": _padded_mask(4, rows)}),
+    }  # fmt: skip
+    for name, (dim, value_dim, options) in settings.items():
+        draw = [torch.randn(4, 32, rows, d, device="cuda", dtype=torch.bfloat16) for d in (dim, dim, value_dim)]
+        q, k, v = (x.requires_grad_() for x in draw)
+        out = attention(q, k, v, True, **options)
+        flops = 2 * 4 * 32 * rows * rows * (dim + value_dim) * 0.5
+        runs = {"ridgeline": _no_grad(partial(attention, q, k, v, True, **options))}
+        if not options:
+            runs["CUDNN_ATTENTION"] = _no_grad(theirs(q, k, v, True, "CUDNN_ATTENTION"))
+        yield from timed(course, runs, phase="fwd", case=name, flops=flops)
+        back = {"ridgeline": gradients(out, (q, k, v), torch.randn_like(out))}
+        if not options:
+            try:
+                other = theirs(q, k, v, True, "CUDNN_ATTENTION")()
+                back["CUDNN_ATTENTION"] = gradients(other, (q, k, v), torch.randn_like(out))
+            except Exception as error:
+                yield {"case": name, "contender": "CUDNN_ATTENTION", "note": str(error)[:160]}
+        yield from timed(course, back, phase="bwd", case=name, flops=2.5 * flops)
+    lens = torch.tensor([4096, 1000, 3000, 4096, 2000, 2192, 512, 512, 3072, 4096], dtype=torch.int32)
+    starts = torch.cat([torch.zeros(1, dtype=torch.int32), lens.cumsum(0).to(torch.int32)]).cuda()
+    q, k, v = (torch.randn(int(lens.sum()), 32, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    flops = 2 * 32 * float((lens.double() ** 2).sum()) * 256 * 0.5
+    runs = {"ridgeline": _no_grad(lambda: varlen_attention(q, k, v, starts, starts, 4096, 4096, True))}
+    yield from timed(course, runs, phase="fwd", case="uneven sequences", flops=flops)
+
+
+def _padded_mask(batch: int, keys: int) -> Any:
+    import torch
+
+    ends = torch.linspace(keys * 0.5, keys, batch, device="cuda")
+    return torch.arange(keys, device="cuda")[None, :] < ends[:, None]
+
+
+def _no_grad(run: Callable[[], Any]) -> Callable[[], Any]:
+    import torch
+
+    def inner() -> Any:
+        with torch.no_grad():
+            return run()
+
+    return inner
+
+
+def clean_course(rounds: int) -> Any:
+    """A course whose cold L2 holds clean lines: the usual flush leaves 50 MB to write back while the clock runs."""
+    import torch
+
+    from ridgeline.bench.race import Course
+
+    class Clean(Course):
+        def turns(self, runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+            flush = self.flush
+            self.flush = Flushed(flush, torch.empty((), dtype=torch.int32, device=self.device))
+            try:
+                return super().turns(runs)
+            finally:
+                self.flush = flush
+
+    class Flushed:
+        """Stands in for the buffer: after it is written, it is read, which leaves nothing to write back."""
+
+        def __init__(self, buffer: Any, out: Any) -> None:
+            self.buffer, self.out = buffer, out
+
+        def zero_(self) -> None:
+            self.buffer.zero_()
+            torch.amax(self.buffer, dim=0, out=self.out)
+
+    return Clean(torch.device("cuda"), rounds=rounds)
+
+
+def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Every configuration at every size, as a share of what a copy reaches."""
+    import torch
+
+    from ridgeline.bench.race import Course, copy_bandwidth
+    from ridgeline.kernels.contract import trials
+
+    course, end = Course(torch.device("cuda"), rounds=15), time.perf_counter() + budget_s
+    clean = clean_course(15)
+    trial = trials()["paged_attention"][1]
+    copied = copy_bandwidth(course)
+    yield {"what": "copy", "bytes_per_s": copied, "clean_bytes_per_s": copy_bandwidth(clean)}
+    for sizes in PAGED_CASES:
+        if time.perf_counter() > end:
+            return
+        args = trial.make(paged_case(*sizes), course.device, torch.Generator("cuda").manual_seed(2))
+        num_bytes = trial.forward_bytes(args)
+        for chosen in PAGED:
+            with paged_by(*chosen):
+                runs = {str(chosen): _no_grad(partial(trial.call, *args))}
+                for lines, on in (("dirty", course), ("clean", clean)):
+                    for row in timed(on, runs, phase="fwd", case=str(sizes), num_bytes=num_bytes, lines=lines):
+                        yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
+
+
+def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Every configuration of latent decoding, and eager PyTorch."""
     import torch
 
     from ridgeline.bench.race import Course
     from ridgeline.kernels.contract import trials
 
-    course = Course(torch.device("cuda"), rounds=11)
-    trial, rows, end = trials()["attention"][1], [], time.perf_counter() + budget_s
-    for i, of in enumerate(trial.races):
+    course, end = Course(torch.device("cuda"), rounds=9), time.perf_counter() + budget_s
+    trial = trials()["paged_latent_attention"][1]
+    for of in trial.races:
         if time.perf_counter() > end:
-            rows.append({"case": str(of), "note": "left out: no time"})
-            continue
-        args = trial.make(of, course.device, torch.Generator(course.device).manual_seed(int(time.time()) + i))
-        q, k, v = (x.detach().requires_grad_() for x in args[:3])
-        callers = contenders(q, k, v, of["causal"])
-        with torch.no_grad():
-            forward = course.turns(callers)
-        outs = {name: call() for name, call in callers.items()}
-        backward = course.turns({name: gradients(o, (q, k, v), torch.randn_like(q)) for name, o in outs.items()})
+            return
+        args = trial.make(of, course.device, torch.Generator("cuda").manual_seed(2))
+        facts = {"phase": "fwd", "case": str(of), "num_bytes": trial.forward_bytes(args)}
+        facts["flops"] = 2 * of["b"] * of["h"] * of["s"] * (2 * of["d"] + of["e"])
+        for chosen in LATENT:
+            with latent_by(*chosen):
+                yield from timed(course, {str(chosen): _no_grad(partial(trial.call, *args))}, **facts)
+        yield from timed(course, {"eager": _no_grad(partial(trial.eager, *args))}, **facts)
+
+
+def part_stages(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Blocks and stages of the forward pass at the sizes of encoders."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels import attention
+    from ridgeline.kernels.attention import op
+
+    course, end = Course(torch.device("cuda"), rounds=15), time.perf_counter() + budget_s
+    for of in narrow():
+        if time.perf_counter() > end:
+            return
+        args = op._make(of, course.device, torch.Generator("cuda").manual_seed(5))
         flops = 4 * of["b"] * of["h"] * of["l"] * of["s"] * of["d"] * (0.5 if of["causal"] else 1.0)
-        for phase, timed, work in (("fwd", forward, flops), ("bwd", backward, 2.5 * flops)):
-            rows += [_row(of, phase, name, samples, work) for name, samples in timed.items()]
-            print(phase, of, {r["contender"]: round(r["tflops"], 1) for r in rows[-len(timed) :]}, flush=True)
-    return rows
-
-
-def _row(of: Any, phase: str, name: str, samples: list[float], flops: float) -> dict[str, Any]:
-    ordered = sorted(samples)
-    middle = statistics.median(ordered)
-    facts = {"case": str(of), "phase": phase, "contender": name, "num": len(ordered), "median_s": middle}
-    return facts | {"low_s": ordered[0], "high_s": ordered[-1], "tflops": flops / middle / 1e12}
+        for chosen in STAGES:
+            with forward_by(*chosen):
+                run = _no_grad(partial(attention, *args[:4], key_mask=args[6]))
+                yield from timed(course, {str(chosen): run}, phase="fwd", case=str(of), flops=flops)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--budget-s", type=float, default=120.0)
-    parser.add_argument("--race-only", action="store_true", help="skip the checks")
-    parser.add_argument("--check", nargs=2, metavar=("DTYPE", "CAUSAL"))
+    parser.add_argument("--budget-s", type=float, default=150.0)
+    parser.add_argument("--jobs", type=int, default=14)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS[:8]), choices=PARTS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.check:
-        check(options.check[0], options.check[1] == "causal", options.out / f".check_{'_'.join(options.check)}.json")
-        return
     began = time.perf_counter()
-    parts = [(dtype, mask) for dtype in ("bfloat16", "float16") for mask in ("causal", "full")]
-    parts = [] if options.race_only else parts
-    command = [sys.executable, __file__, "--out", str(options.out), "--check"]
-    running = [subprocess.Popen([*command, *part]) for part in parts]  # compiling is the slow part: side by side
-    codes = [child.wait() for child in running]
-    checks = []
-    for part, code in zip(parts, codes, strict=True):
-        path = options.out / f".check_{'_'.join(part)}.json"
-        checks += json.loads(path.read_text()) if code == 0 else [[" ".join(part), "", "run", False, f"exit {code}"]]
-        path.unlink(missing_ok=True)
-    failed = [row for row in checks if not row[3]]
-    took_s = time.perf_counter() - began
-    print(f"{len(checks)} checks, {len(failed)} failed, {took_s:.0f} s", *failed, sep="\n", flush=True)
+    found: dict[str, Any] = {"parts": {}}
+
+    def write() -> None:
+        (options.out / "attention.json").write_text(json.dumps(found, indent=1))
+
+    def give_up() -> None:
+        found["note"] = "stopped: something never ended"
+        print(found["note"], list(found["parts"]), flush=True)
+        write()
+        os._exit(3)
+
+    watch = threading.Timer(options.budget_s + 15, give_up)
+    watch.daemon = True
+    watch.start()
+    found["compiled"] = compile_all(options.parts, options.jobs)
+    print("compiled", found["compiled"], flush=True)
     import torch
 
-    facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "checks": checks}
-    rows = race(options.budget_s - (time.perf_counter() - began))
-    (options.out / "attention.json").write_text(json.dumps(facts | {"rows": rows}, indent=1))
+    found |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    for name in options.parts:
+        left_s = options.budget_s - (time.perf_counter() - began)
+        rows = found["parts"][name] = []
+        if left_s <= 5:
+            rows.append({"note": "left out: no time"})
+            continue
+        try:
+            for row in globals()[f"part_{name}"](left_s, options):
+                rows.append(row)
+                if name != "checks" or not row["ok"]:
+                    print(name, json.dumps({k: _short(v) for k, v in row.items()}), flush=True)
+        except Exception:
+            rows.append({"note": traceback.format_exc()[-2000:]})
+            print(name, "stopped:", traceback.format_exc()[-2000:], flush=True)
+        print(f"{name}: {len(rows)} rows, {sum(not r.get('ok', True) for r in rows)} failed, "
+              f"{time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
+        write()
+    write()
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

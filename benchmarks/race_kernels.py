@@ -133,6 +133,51 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     yield soft_bwd(1024, 131072, *both[:2])
     yield soft_bwd(2048, 65536, *both, (1, 0, 16384, 32, 1))
     yield soft_bwd(4096, 32768, both[0], (1, 4, 8192, 32), (1, 1, 32768, 32))
+    yield from list_sweeps()
+
+
+def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
+    """What runs over lists, tables and features."""
+    from ridgeline.kernels.adamw import config as adamw
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.cross_layer import config as cross
+    from ridgeline.kernels.dot_interaction import config as dot
+    from ridgeline.kernels.embedding_bag import config as bags
+    from ridgeline.kernels.grad_norm import config as norm
+    from ridgeline.kernels.quantize import config as quantize
+
+    def raced(name: str, i: int) -> Any:
+        return trials()[name][1].races[i]
+
+    def tried(kernel: str, name: str, i: int, kind: Any, *given: tuple[Any, ...], phase: str = "fwd") -> Any:
+        return kernel, name, phase, raced(name, i), [kind(*values) for values in given]
+
+    yield tried("adamw", "adamw", 0, adamw.Update, (1024, 4, 8192), (2048, 8, 8192), (1024, 8, 8192), (512, 4, 4096))
+    yield tried(
+        "adamw", "adamw_8bit", 0, adamw.Update, (1024, 4, 4096), (2048, 8, 4096), (512, 4, 4096), (2048, 16, 4096)
+    )
+    yield tried("quantize.rows", "quantize", 0, quantize.Forward, (1, 2, 2048, 8), (2, 4, 1024, 8))
+    yield tried("quantize.rows", "quantize", 2, quantize.Forward, (8, 1, 128, 4), (32, 1, 128, 4), (16, 1, 128, 2))
+    yield tried("quantize.rows", "quantize", 3, quantize.Forward, (1, 4, 4096, 16), (1, 14, 1024, 4))
+    yield tried("quantize.tensor", "quantize", 4, quantize.Flat, (4096, 8, 2), (2048, 4, 7), (2048, 8, 4))
+    yield tried("dot_interaction.forward", "dot_interaction", 2, dot.Sample, (1, 32), (2, 16), (4, 32), (1, 16))
+    yield tried("dot_interaction.forward", "dot_interaction", 0, dot.Sample, (2,), (4,), (1, 64))
+    yield tried("dot_interaction.backward", "dot_interaction", 2, dot.Sample, (2,), (8,), phase="bwd")
+    tiles = ((64, 128, 64, 4, 3, True), (64, 128, 64, 4, 3), (128, 128, 64, 8, 3, True), (128, 64, 64, 4, 3, True))
+    rest = ((128, 128, 64, 8, 3), (128, 256, 64, 8, 3), (0, 0, 0, 0, 0))
+    yield tried("cross_layer.product", "cross_layer", 0, cross.Product, *tiles, *rest)
+    yield tried("cross_layer.product", "cross_layer", 1, cross.Product, *tiles)
+    yield tried("cross_layer.product", "cross_layer", 3, cross.Product, *tiles[:3])
+    yield tried("cross_layer.backward", "cross_layer", 0, cross.Pass, (8, 512, 8, 2), (4, 512, 4, 8), phase="bwd")
+    yield tried("embedding_bag.forward", "embedding_bags", 3, bags.Forward, (8, 8, 4), (16, 4, 4), (32, 8, 8))
+    yield tried("embedding_bag.forward", "embedding_bags", 0, bags.Forward, (8, 8, 4), (4, 4, 4), (8, 4, 8), (4, 16, 4))
+    yield tried("embedding_bag.forward", "embedding_bags", 1, bags.Forward, (64, 1, 4), (16, 1, 4), (32, 1, 8))
+    steps = ((32, 4, 1), (128, 4, 1), (64, 8, 1), (64, 2, 1))
+    yield tried("embedding_bag.update", "embedding_bags_update", 0, bags.Update, *steps, phase="step")
+    passes = ((2048, 8, 16384), (4096, 8, 32768), (2048, 4, 32768), (1024, 4, 8192))
+    yield tried("grad_norm", "clip_grad_norm_", 0, norm.Pass, *passes)
+    yield tried("grad_scale", "clip_grad_norm_", 0, norm.Pass, *passes[:2])
+    yield tried("dequantize.rows", "dequantize", 0, quantize.Tile, (1, 2048, 8), (1, 4096, 8), (2, 2048, 4))
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:
@@ -151,7 +196,7 @@ def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]
             found += variants_of(name, odd, aligned=False)
     if "sweep" in parts:
         for kernel, name, _, of, configs in sweeps():
-            for config in configs:
+            for config in configs if name in names else []:
                 with tuning.forced(kernel, config):
                     found += variants_of(name, [of])
     return list(dict.fromkeys(found))
@@ -315,17 +360,17 @@ def part_check(book: Book, names: list[str], limit_s: float, short: bool) -> Non
         print(f"check {name:16s} {good} right, {bad} wrong, {book.left_s():.0f} s left", flush=True)
 
 
-def part_special(book: Book) -> None:
+def part_special(book: Book, word: str) -> None:
     """What no table of shapes covers: graphs, streams, compile, infinities, very large tensors."""
     from kernels_special import specials
 
-    for name, run in specials().items():
+    for name, run in ((name, run) for name, run in specials().items() if word in name):
         outcome = book.attempt(name, run)
         book.add("special", {"what": name, "outcome": outcome})
         print("special", name, outcome, flush=True)
 
 
-def part_sweep(book: Book, limit_s: float) -> None:
+def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
     import statistics
 
     import torch
@@ -338,26 +383,38 @@ def part_sweep(book: Book, limit_s: float) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     stop_s = time.perf_counter() + limit_s
     for kernel, name, phase, of, configs in sweeps():
+        if name not in names:
+            continue
         if time.perf_counter() > stop_s:
             print("sweep ran out of time at", kernel, of, flush=True)
             break
         trial = trials()[name][1]
-        args = trial.make(of, torch.device("cuda"), generator)
+        args = () if trial.laps else trial.make(of, torch.device("cuda"), generator)
+
+        def prepared(trial: Any = trial, args: Any = args, of: Any = of, phase: str = phase) -> tuple[Any, int]:
+            """What runs in a sweep, and the bytes it must move."""
+            if trial.laps:
+                made = trial.laps(of, torch.device("cuda"), generator)
+                return made.runs["ridgeline"], made.num_bytes
+            return runner(trial.call, args, phase, trial.constants), moved_bytes(trial, args, phase)
+
         with tuning.asked() as choices:
-            runner(trial.call, args, phase, trial.constants)()
+            prepared()[0]()
         sizes, default = next((found[1:] for found in choices if found[0] == kernel), ({}, None))
         times: dict[Any, float] = {}
         for config in dict.fromkeys([default, *configs]):
 
             def measure(config: Any = config) -> Any:
                 with tuning.forced(kernel, config):  # noqa: B023
-                    run = runner(trial.call, args, phase, trial.constants)  # noqa: B023
-                    return statistics.median(course.turns({"x": run})["x"])
+                    run, num_bytes = prepared()
+                    return statistics.median(course.turns({"x": run})["x"]), num_bytes
 
-            seconds = book.attempt(f"sweep {kernel} {config}", measure)
-            if seconds:
+            measured = book.attempt(f"sweep {kernel} {config}", measure)
+            torch.cuda.empty_cache()
+            if measured:
+                seconds, num_bytes = measured
                 times[config] = seconds
-                rate = moved_bytes(trial, args, phase) / seconds / 1e12
+                rate = num_bytes / seconds / 1e12
                 entry = {"kernel": kernel, "case": str(of), "config": asdict(config), "s": seconds, "tb_s": rate}
                 book.add("sweep", entry | {"default": config == default})
                 mark = "*" if config == default else " "
@@ -373,7 +430,7 @@ def part_sweep(book: Book, limit_s: float) -> None:
             )
 
 
-def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, part: str = "race") -> None:
+def part_race(book: Book, names: list[str], compiled_cases: int, limit_s: float, part: str = "race") -> None:
     import torch
 
     from ridgeline.bench.race import Course, copy_bandwidth, race
@@ -385,10 +442,8 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, part
     stop_s = time.perf_counter() + limit_s
     for name in names:
         trial = trials()[name][1]
-        work = [
-            (of, trial.phases, i < COMPILED_CASES)
-            for i, of in enumerate(trial.races[: 1 if part == "compiled" else None])
-        ]
+        races = trial.races[: 1 if part == "compiled" else None]
+        work = [(of, trial.phases, i < compiled_cases) for i, of in enumerate(races)]
         work += [(of, ("call",), False) for of in trial.small if part == "race"]
         for of, which, timely in work:
             if time.perf_counter() > stop_s:
@@ -396,7 +451,7 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float, part
                 book.add("skipped", f"race {name} {of}")
                 continue
             began = time.perf_counter()
-            rows = book.attempt(f"race {name} {of}", race, name, of, course, phases=which, compiled=compiled and timely)
+            rows = book.attempt(f"race {name} {of}", race, name, of, course, phases=which, compiled=timely)
             torch.cuda.empty_cache()
             for row in rows or []:
                 book.add(part, row.to_dict())
@@ -486,11 +541,12 @@ def in_stages(asked: argparse.Namespace) -> None:
             continue
         out = shared / f"stage{i}"
         command = [sys.executable, __file__, "--out", str(out), "--budget-s", str(limit_s - 3), "--parts", parts]
-        command += ["--pack-for", asked.stages] + (["--compiled"] if asked.compiled else [])
+        command += ["--pack-for", asked.stages] + ([f"--compiled={asked.compiled}"] if asked.compiled else [])
         command += (["--short"] if asked.short else []) + [f"--path={folder}" for folder in asked.path]
         command += ["--names", asked.names] if asked.names else []
         command += ["--compiled-names", asked.compiled_names] if asked.compiled_names else []
         command += ["--check-names", asked.check_names] if asked.check_names else []
+        command += ["--special", asked.special] if asked.special else []
         try:
             code = subprocess.run(command, env=env, timeout=limit_s, check=False).returncode
         except subprocess.TimeoutExpired:
@@ -512,12 +568,20 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=200.0)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--names", default="")
+    parser.add_argument("--special", default="", help="only situations that have this word in their name")
     parser.add_argument("--stages", default="", help="parts in processes of their own: 'pack=70;host,check=60;race'")
     parser.add_argument("--pack", type=Path, help="a pack made elsewhere, with part 'build' instead of 'pack'")
     parser.add_argument("--compiled-names", default="", help="whose first case part 'compiled' races again")
     parser.add_argument("--check-names", default="", help="what is checked, where that is not what is raced")
     parser.add_argument("--pack-for", default="", help="further parts whose kernels the pack holds")
-    parser.add_argument("--compiled", action="store_true", help="torch.compile takes part: seconds a case")
+    parser.add_argument(
+        "--compiled",
+        type=int,
+        nargs="?",
+        const=COMPILED_CASES,
+        default=0,
+        help="cases with torch.compile: seconds each",
+    )
     parser.add_argument("--short", action="store_true", help="half of the checks")
     parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
     asked = parser.parse_args()
@@ -553,12 +617,12 @@ def main() -> None:
     steps: list[tuple[str, Callable[[], None]]] = [
         ("host", lambda: part_host(book, names)),
         ("check", lambda: part_check(book, checked, share(0.4) * book.left_s(), asked.short)),
-        ("special", lambda: part_special(book)),
-        ("sweep", lambda: part_sweep(book, share(0.75) * book.left_s())),
+        ("special", lambda: part_special(book, asked.special)),
+        ("sweep", lambda: part_sweep(book, names, share(0.75) * book.left_s())),
         ("memory", lambda: part_memory(book)),
         ("ladder", lambda: part_ladder(book)),
         ("race", lambda: part_race(book, names, asked.compiled, book.left_s() - 5)),
-        ("compiled", lambda: part_race(book, compiling, True, book.left_s() - 15, "compiled")),
+        ("compiled", lambda: part_race(book, compiling, 1, book.left_s() - 15, "compiled")),
     ]
     for name, run in steps:
         if name in parts:

@@ -12,7 +12,21 @@ if TYPE_CHECKING:
     from ridgeline.findings.finding import Finding
     from ridgeline.graph import Graph, load, save
     from ridgeline.hardware import Device, device, devices
-    from ridgeline.journeys import diff, explain, gate, link, plans, predict, profile, serve, simulate, what_if
+    from ridgeline.journeys import (
+        apply,
+        diff,
+        explain,
+        gate,
+        link,
+        optimize,
+        plans,
+        predict,
+        profile,
+        revert,
+        serve,
+        simulate,
+        what_if,
+    )
     from ridgeline.models import build, models
     from ridgeline.plan import Plan
 
@@ -28,8 +42,8 @@ _ROOMS = {
     "ridgeline.findings.finding": ("Finding",),
     "ridgeline.plan": ("Plan",),
     "ridgeline.journeys": (
-        "diff", "explain", "gate", "link",
-        "plans", "predict", "profile", "serve", "simulate", "what_if",
+        "apply", "diff", "explain", "gate", "link", "optimize",
+        "plans", "predict", "profile", "revert", "serve", "simulate", "what_if",
     ),
     "ridgeline.models": ("build", "models"),
 }
@@ -44,6 +58,7 @@ __all__ = [
     "Prediction",
     "Row",
     "__version__",
+    "apply",
     "build",
     "capture",
     "cost_of",
@@ -56,9 +71,11 @@ __all__ = [
     "link",
     "load",
     "models",
+    "optimize",
     "plans",
     "predict",
     "profile",
+    "revert",
     "save",
     "serve",
     "simulate",

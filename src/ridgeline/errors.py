@@ -54,6 +54,14 @@ class KernelError(RidgelineError):
     """A primitive called with what it does not support, or a kernel that cannot be built or loaded."""
 
 
+class OptimizeError(RidgelineError):
+    """A model that cannot be optimized as asked, or an unknown rewrite, compiler or candidate."""
+
+
+class NotGraphable(OptimizeError):
+    """A call that cannot be recorded as a CUDA graph and replayed with the same results; says why."""
+
+
 class MissingExtra(RidgelineError):
     """An optional library is needed and not installed."""
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ridgeline.findings.regression import Gate
     from ridgeline.findings.whatif import WhatIf
     from ridgeline.hardware import Cluster
+    from ridgeline.optimizer.optimized import Optimized
+    from ridgeline.optimizer.substitution import Applied
     from ridgeline.plan import Plan
     from ridgeline.profiler.recorder import Run
     from ridgeline.sim.published.verdict import PublishedCheck
@@ -407,3 +409,39 @@ def serving_timeline(served: Served) -> Trace:
     if served.iterations and len(served.spans) < served.iterations:
         trace.note("runs of equal decoding steps are drawn as one span")
     return trace.build()
+
+
+def optimize(
+    model: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, **wanted: Any
+) -> Optimized:
+    """The model as a faster callable, proved and measured; never slower than eager or ``torch.compile``.
+
+    ``fast(...)`` is called as the model is, and ``print(fast.receipt)`` says what was changed, gained and rejected.
+    ``wanted``: mode ("infer", or "train" for a step that is differentiated), loss, optimizer, budget_s (120),
+    memory_limit ("40 GB"; in training what eager needs, unless told), use_cache, say (called with what is tried).
+    """
+    from ridgeline.optimizer.request import optimize as optimized
+
+    known = ("mode", "loss", "optimizer", "budget_s", "memory_limit", "accuracy", "use_cache", "say")
+    for name in wanted:
+        if name not in known:
+            raise InputError(f"optimize has no option {name!r}{nearest(name, known)}")
+    return optimized(model, args, kwargs, **wanted)
+
+
+def apply(model: Any, parts: Sequence[str] | None = None) -> Applied:
+    """Put our kernels into a Hugging Face model in place; what comes back says what was replaced and what was left.
+
+    ``parts`` are among attention, norm, gate, rotary and loss (None: all). ``revert`` takes them out again.
+    """
+    from ridgeline.optimizer.substitution import PARTS
+    from ridgeline.optimizer.substitution import apply as put
+
+    return put(model, PARTS if parts is None else parts)
+
+
+def revert(model: Any) -> None:
+    """Take out the kernels that ``apply`` put in: every forward and attribute is what it was."""
+    from ridgeline.optimizer.substitution import revert as take_out
+
+    take_out(model)

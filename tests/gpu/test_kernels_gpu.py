@@ -58,7 +58,7 @@ def test_a_case_is_as_right_as_pytorch_and_repeats_bit_for_bit(name, of):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
-@pytest.mark.parametrize("name", list(trials()))
+@pytest.mark.parametrize("name", [name for name, (_, trial) in trials().items() if trial.layouts])
 def test_other_layouts_give_the_same_numbers(name, layout):
     for of in odd_cases(trials()[name][1]):
         wrong = [finding for finding in check_case(name, of, torch.device("cuda"), 2, layout) if not finding.ok]

@@ -45,7 +45,7 @@ def check_case(
     reference = results(trial.reference, wide, seed, trial.constants)
     found = []
     for (what, mine), (_, second), (_, theirs), (_, meant) in zip(ours, again, eager, reference, strict=True):
-        verdict: Verdict = judge(mine, theirs, meant)
+        verdict: Verdict = judge(mine, theirs, meant, trial.times_eager)
         found.append(Finding(name, str(of), layout, what, bool(verdict), str(verdict)))
         if repeat and trial.deterministic:
             same = torch.equal(mine.reshape(-1).view(torch.uint8), second.reshape(-1).view(torch.uint8))
@@ -74,7 +74,7 @@ def check_mistakes(name: str, of: Case, device: torch.device, seed: int) -> list
     found = []
     for label, mistake in trial.mistakes.items():
         outputs = [o.to(e.dtype) for o, e in zip(_tuple(mistake(*wide)), eager, strict=True)]
-        verdicts = [judge(o, e, m) for o, e, m in zip(outputs, eager, meant, strict=True)]
+        verdicts = [judge(o, e, m, trial.times_eager) for o, e, m in zip(outputs, eager, meant, strict=True)]
         found.append(Finding(name, str(of), "contiguous", label, not all(verdicts), "; ".join(map(str, verdicts))))
     return found
 

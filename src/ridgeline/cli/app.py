@@ -401,7 +401,10 @@ def serve(
     ] = "",
     kv: Annotated[str, typer.Option(help="Cache in bf16, fp16, fp8 or int8.")] = "",
     engine: Annotated[
-        str, typer.Option(help="vllm, sglang, trtllm, trtllm-1.1, trtllm-engine or fastertransformer.")
+        str,
+        typer.Option(
+            help="vllm, vllm-0.17, sglang, sglang-0.5.6, trtllm, trtllm-1.1, trtllm-engine or fastertransformer."
+        ),
     ] = "vllm",
     setting: Annotated[
         list[str] | None, typer.Option("--setting", help="Engine setting, such as chunk_tokens=4096. Repeat for more.")
@@ -441,3 +444,26 @@ def serve(
     )  # fmt: skip
     show = search_and_show if find else serve_and_show
     show(model, on, load, Slo(slo_ttft, slo_tpot, slo_e2e), wanted, Output(json, html, trace, sweep))
+
+
+@app.command()
+def optimize(
+    source: Annotated[
+        str, typer.Argument(help="script.py:function that returns (model, args, kwargs); or a receipt (.json) to draw.")
+    ],
+    mode: Annotated[str, typer.Option(help="infer or train.")] = "infer",
+    budget_s: Annotated[float, typer.Option("--budget-s", help="Seconds to search.")] = 120.0,
+    memory_limit: Annotated[
+        str | None, typer.Option("--memory-limit", help="Such as '40 GB'; in training what eager needs unless told.")
+    ] = None,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and keep searches on disk.")] = True,
+    json: Json = False,
+    html: Annotated[Path | None, typer.Option(help="Write the receipt as a self-contained page to this file.")] = None,
+) -> None:
+    """Make a model faster with proof: search, verify, measure, explain; never slower, never silently wrong."""
+    from ridgeline.cli.optimize import Asked, draw_receipt, optimize_and_show
+
+    if source.endswith(".json"):
+        draw_receipt(Path(source), html)
+    else:
+        optimize_and_show(Asked(source, mode, budget_s, memory_limit, cache, json, html))

@@ -82,7 +82,7 @@ def _pack(names: list[str], out: Path | None, jobs: int) -> None:
     wanted = [v for name in names for aligned in (True, False) for v in variants_of(name, aligned=aligned)]
     screen = draw.console()
     with screen.status("compiling") as status:
-        told = lambda n, all: status.update(f"compiled {n} of {all}")  # noqa: E731
+        told = lambda n, all: status.update(f"compiled {n} of {all}")
         made = pack.write(folder, wanted, jobs=jobs, progress=told, direct=True)
     size = (folder / pack.CUBINS).stat().st_size
     took = show_seconds(time.perf_counter() - began)

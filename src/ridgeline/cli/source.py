@@ -78,6 +78,15 @@ def _from_script(path: Path, function: str, asked: Mapping[str, Any]) -> Graph:
     return _captured(path, function, made, {**mine, **rest})
 
 
+def made_by(source: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Model, args and kwargs that ``script.py:function`` returns: the model alone, or a tuple of two or three."""
+    script, colon, function = source.rpartition(":")
+    if not colon or not script.endswith(".py"):
+        raise InputError(f"cannot read {source!r}: write script.py:function; it returns (model, args, kwargs)")
+    path = Path(script)
+    return _unpacked(path, function, _called(path, function, _function(path, function), {}))
+
+
 def _refuse(options: Mapping[str, Any], known: Sequence[str], what: str) -> None:
     for option in options:
         if option not in known:

@@ -33,6 +33,7 @@ class Variant:
     num_warps: int
     num_stages: int = 1
     arch: int = SM_90
+    max_registers: int = 0  # of a thread before warps are specialized; 0: as the compiler likes
 
     def key(self) -> str:
         """What a stored cubin is filed under: compiler, source, and this value."""
@@ -85,7 +86,7 @@ def source_hash() -> str:
     """A hash of every kernel source of this room: an edit anywhere makes stored cubins stale."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted([*here.glob("*/kernel.py"), here / "device.py"]):
+    for path in sorted([*here.glob("*/kernel.py"), *here.glob("*/gradient.py"), here / "device.py"]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -104,14 +105,23 @@ def triton_kernel(function: Any, variant: Variant) -> Any:
     from triton.compiler import ASTSource
 
     types = dict(variant.types)
-    constants = dict(variant.constants)
+    constants: dict[Any, Any] = dict(variant.constants)
     signature = {name: types.get(name, "constexpr") for name in function.arg_names}
     missing = [name for name, kind in signature.items() if kind == "constexpr" and name not in constants]
     if missing or set(types) & set(constants):
         raise KernelError(f"kernel {variant.kernel}: arguments {missing or set(types) & set(constants)} not given once")
     attrs = {(function.arg_names.index(name),): [["tt.divisibility", by]] for name, by in variant.divisible}
-    source = ASTSource(function, signature, constants, attrs)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options: dict[str, Any] = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    make_source: Any = ASTSource
+    if function.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        make_source = GluonASTSource
+        constants = {(function.arg_names.index(name),): value for name, value in constants.items()}
+        options["sanitize_overflow"] = False
+    if variant.max_registers:
+        options["maxnreg"] = variant.max_registers
+    source = make_source(function, signature, constants, attrs)
     return triton.compile(source, target=GPUTarget("cuda", variant.arch, 32), options=options)
 
 

@@ -12,6 +12,7 @@ Eager calls that come again with the same description are repeated in C++ (``dir
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +80,15 @@ def common_rows() -> tuple[Case, ...]:
     return tuple(case(d, rows=rows, cols=cols) for d in DTYPES for cols in COMMON_WIDTHS for rows in (8, 1024, 16384))
 
 
+@dataclass(frozen=True, slots=True)
+class Laps:
+    """The race of an op that changes its arguments: each contender with state of its own, ready to run again."""
+
+    runs: Mapping[str, Callable[[], Any]]  # ours is "ridgeline"
+    num_bytes: int  # the fewest that a lap must move
+    compilable: Callable[[], Any] | None = None  # what torch.compile may take part with
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """How a primitive is checked and raced, all from its declaration.
@@ -105,6 +115,8 @@ class Trial:
     constants: tuple[int, ...] = ()  # arguments that are tables or state: nobody asks for their gradient
     forward_bytes: Callable[..., int] | None = None  # (args, outputs) where "each tensor once" is not what must move
     backward_bytes: Callable[..., int] | None = None
+    times_eager: float | None = None  # the error allowed, in PyTorch's: less than two where rounding is all there is
+    laps: Callable[[Case, torch.device, torch.Generator], Laps] | None = None  # where a call changes its arguments
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -245,7 +257,8 @@ def declare(
 
 
 def _registered(made: Primitive) -> None:
-    op = torch.library.custom_op(f"{NAMESPACE}::{made.name}", made.forward, mutates_args=(), schema=made.schema)
+    changed = re.findall(r"Tensor\(\w!\)\S* (\w+)", made.schema)
+    op = torch.library.custom_op(f"{NAMESPACE}::{made.name}", made.forward, mutates_args=changed, schema=made.schema)
     op.register_fake(made.fake)
     if made.backward is not None:
         op.register_autograd(made.backward, setup_context=made.setup)

@@ -3,7 +3,8 @@
    Built once against Python's stable ABI, so one shared object serves every Python from 3.11 on; the CUDA driver is
    opened at run time, so nothing is linked and it builds on machines without a GPU. Every kernel argument takes an
    eight-byte slot: the driver reads as many bytes of it as the kernel declares, which on a little-endian host is right
-   for pointers, 64-bit and 32-bit integers; floats are stored as 32-bit. */
+   for pointers, 64-bit and 32-bit integers; floats are stored as 32-bit. A tensor that a kernel reads in blocks through
+   the copy engine becomes a tensor map: encoded when its address is first seen, then found again in a small cache. */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -13,6 +14,13 @@
 #include <string.h>
 
 #define MAX_ARGS 64
+#define MAX_MAPS 8
+#define MAX_RANK 5
+#define MAP_BYTES 128
+#define CACHED_MAPS 32 /* a power of two */
+#define MAX_PARAMS (MAX_ARGS + MAX_MAPS * 2 * MAX_RANK + 2)
+#define DEPENDENT_LAUNCH 6   /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+#define L2_PROMOTION_128B 2  /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
 #define MAX_DYNAMIC_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 #define NUM_REGS 4           /* CU_FUNC_ATTRIBUTE_NUM_REGS */
 #define LOCAL_BYTES 3        /* CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES */
@@ -23,11 +31,39 @@ typedef struct {
   unsigned threads, shared;
   int cooperative;
 } Handle;
+/* How a tensor is cut into blocks, and the maps of the addresses seen so far. */
+typedef struct {
+  unsigned type, swizzle;
+  int rank;
+  uint64_t sizes[MAX_RANK], step_bytes[MAX_RANK]; /* innermost first */
+  unsigned box[MAX_RANK];
+  uint64_t params[2 * MAX_RANK]; /* shape and strides as the kernel takes them, outermost first */
+  struct {
+    uint64_t address;
+    _Alignas(64) unsigned char map[MAP_BYTES];
+  } cached[CACHED_MAPS];
+} Blocks;
 typedef struct {
   Handle *handle;
   unsigned x, y;
   PyObject *device, *stream_of;
+  int dependent, num_maps;
+  Py_ssize_t map_at[MAX_MAPS];
+  Blocks *maps[MAX_MAPS];
 } Plan;
+typedef struct { /* CUlaunchAttribute, as wide as the driver's */
+  int id, unused;
+  union {
+    char bytes[64];
+    int number;
+  } value;
+} Attribute;
+typedef struct { /* CUlaunchConfig */
+  unsigned grid[3], block[3], shared;
+  void *stream;
+  Attribute *attributes;
+  unsigned num_attributes;
+} Config;
 
 static Result (*cuInit)(unsigned);
 static Result (*cuDeviceGet)(int *, int);
@@ -44,6 +80,11 @@ typedef Result (*Launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigne
                          void **);
 typedef Result (*CooperativeLaunch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                     void *, void **);
+typedef Result (*ConfiguredLaunch)(const Config *, void *, void **, void **);
+typedef Result (*EncodeTiled)(void *, unsigned, unsigned, void *, const uint64_t *, const uint64_t *, const unsigned *,
+                              const unsigned *, unsigned, unsigned, unsigned, unsigned);
+static EncodeTiled cuTensorMapEncodeTiled;
+static ConfiguredLaunch cuLaunchKernelEx;
 static Launch cuLaunchKernel;
 static CooperativeLaunch cuLaunchCooperativeKernel;
 static PyObject *data_ptr_name, *watcher;
@@ -73,6 +114,8 @@ static int open_driver(void) {
   FIND(cuFuncGetAttribute, "cuFuncGetAttribute")
   FIND(cuGetErrorString, "cuGetErrorString")
   FIND(cuLaunchCooperativeKernel, "cuLaunchCooperativeKernel")
+  FIND(cuLaunchKernelEx, "cuLaunchKernelEx")
+  FIND(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled")
   FIND(cuLaunchKernel, "cuLaunchKernel")
   return 1;
 }
@@ -137,14 +180,83 @@ static int fill(uint64_t *slot, PyObject *value) {
   return !PyErr_Occurred();
 }
 
-/* plan(handle, device, grid_x, grid_y, stream_of) -> plan: everything of a launch but its arguments and the stream */
+/* blocks(type, item bytes, swizzle, shape, strides, box) -> blocks: lists from the outermost dim to the innermost */
+static PyObject *blocks(PyObject *self, PyObject *args) {
+  unsigned type, item, swizzle;
+  PyObject *shape, *strides, *box;
+  if (!PyArg_ParseTuple(args, "IIIO!O!O!", &type, &item, &swizzle, &PyTuple_Type, &shape, &PyTuple_Type, &strides,
+                        &PyTuple_Type, &box))
+    return NULL;
+  Py_ssize_t rank = PyTuple_Size(shape);
+  if (rank < 1 || rank > MAX_RANK || PyTuple_Size(strides) != rank || PyTuple_Size(box) != rank) {
+    PyErr_SetString(PyExc_ValueError, "shape, strides and box have one to five dims, all alike");
+    return NULL;
+  }
+  Blocks *made = aligned_alloc(64, (sizeof(Blocks) + 63) / 64 * 64);
+  if (!made) return PyErr_NoMemory();
+  memset(made, 0, sizeof(Blocks));
+  made->type = type;
+  made->swizzle = swizzle;
+  made->rank = (int)rank;
+  for (Py_ssize_t i = 0; i < rank; i++) {
+    Py_ssize_t inner = rank - 1 - i;
+    uint64_t stride = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(strides, i));
+    made->params[i] = made->sizes[inner] = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(shape, i));
+    made->params[rank + i] = stride;
+    made->box[inner] = (unsigned)PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(box, i));
+    if (inner > 0) made->step_bytes[inner - 1] = stride * item; /* the innermost dim is dense */
+  }
+  if (PyErr_Occurred()) {
+    free(made);
+    return NULL;
+  }
+  return PyLong_FromVoidPtr(made);
+}
+
+/* The map of a tensor at this address, copied to where the launch reads it: another thread may reuse the cache. */
+static int put_map(Blocks *of, void *context, uint64_t address, unsigned char *to) {
+  unsigned at = (unsigned)((address >> 9) ^ (address >> 14) ^ (address >> 21)) & (CACHED_MAPS - 1);
+  if (of->cached[at].address != address || !address) {
+    static const unsigned ones[MAX_RANK] = {1, 1, 1, 1, 1};
+    void *current = NULL, *popped;
+    cuCtxGetCurrent(&current);
+    if (current != context) cuCtxPushCurrent(context);
+    of->cached[at].address = 0;
+    Result code = cuTensorMapEncodeTiled(of->cached[at].map, of->type, (unsigned)of->rank, (void *)address, of->sizes,
+                                         of->step_bytes, of->box, ones, 0, of->swizzle, L2_PROMOTION_128B, 0);
+    if (current != context) cuCtxPopCurrent(&popped);
+    if (failed(code, "cuTensorMapEncodeTiled")) return 0;
+    of->cached[at].address = address;
+  }
+  memcpy(to, of->cached[at].map, MAP_BYTES);
+  return 1;
+}
+
+/* plan(handle, device, grid_x, grid_y, stream_of, dependent, maps) -> plan: everything of a launch but its arguments and
+   the stream. maps: (index of an argument, blocks) for every tensor that goes through the copy engine, in order.
+   dependent: the kernel may start while the one before it ends, and waits for it itself. */
 static PyObject *plan(PyObject *self, PyObject *args) {
-  PyObject *handle, *device, *stream_of;
+  PyObject *handle, *device, *stream_of, *maps;
   unsigned x, y;
-  if (!PyArg_ParseTuple(args, "OOIIO", &handle, &device, &x, &y, &stream_of)) return NULL;
+  int dependent;
+  if (!PyArg_ParseTuple(args, "OOIIOpO!", &handle, &device, &x, &y, &stream_of, &dependent, &PyTuple_Type, &maps))
+    return NULL;
+  Py_ssize_t num = PyTuple_Size(maps);
+  if (num > MAX_MAPS) {
+    PyErr_SetString(PyExc_ValueError, "a kernel takes at most 8 tensors in blocks");
+    return NULL;
+  }
   Plan *made = malloc(sizeof(Plan));
   if (!made) return PyErr_NoMemory();
-  *made = (Plan){PyLong_AsVoidPtr(handle), x, y, device, stream_of};
+  *made = (Plan){.handle = PyLong_AsVoidPtr(handle), .x = x, .y = y, .device = device, .stream_of = stream_of,
+                 .dependent = dependent, .num_maps = (int)num};
+  for (Py_ssize_t i = 0; i < num; i++) {
+    PyObject *pair = PyTuple_GetItem(maps, i);
+    PyObject *at = PyTuple_GetItem(pair, 0), *of = PyTuple_GetItem(pair, 1);
+    if (!at || !of) break;
+    made->map_at[i] = PyLong_AsSsize_t(at);
+    made->maps[i] = PyLong_AsVoidPtr(of);
+  }
   if (PyErr_Occurred()) {
     free(made);
     return NULL;
@@ -166,6 +278,20 @@ static PyObject *tell(PyObject *const *args, Py_ssize_t num) {
   return done;
 }
 
+static Result start(Handle *handle, Plan *made, void *stream, void **params) {
+  if (handle->cooperative)
+    return cuLaunchCooperativeKernel(handle->function, made->x, made->y, 1, handle->threads, 1, 1, handle->shared,
+                                     stream, params);
+  if (made->dependent) {
+    Attribute attribute = {DEPENDENT_LAUNCH, 0, {{0}}};
+    attribute.value.number = 1;
+    Config config = {{made->x, made->y, 1}, {handle->threads, 1, 1}, handle->shared, stream, &attribute, 1};
+    return cuLaunchKernelEx(&config, handle->function, params, NULL);
+  }
+  return cuLaunchKernel(handle->function, made->x, made->y, 1, handle->threads, 1, 1, handle->shared, stream, params,
+                        NULL);
+}
+
 /* launch(plan, *arguments) on the current stream: arguments are tensors, None, integers and floats, in order */
 static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t num) {
   if (num < 1 || num - 1 > MAX_ARGS) {
@@ -175,20 +301,31 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t num) {
   Plan *made = PyLong_AsVoidPtr(args[0]);
   if (!made) return NULL;
   Handle *handle = made->handle;
-  unsigned x = made->x, y = made->y;
   PyObject *number = PyObject_CallFunctionObjArgs(made->stream_of, made->device, NULL);
   if (!number) return NULL;
   void *stream = PyLong_AsVoidPtr(number);
   Py_DECREF(number);
   if (PyErr_Occurred()) return NULL;
   uint64_t slots[MAX_ARGS + 2];
-  void *params[MAX_ARGS + 2];
+  void *params[MAX_PARAMS];
+  _Alignas(64) unsigned char maps[MAX_MAPS][MAP_BYTES];
   Py_ssize_t given = num - 1;
-  for (Py_ssize_t i = 0; i < given; i++)
+  int filled = 0, next = 0;
+  for (Py_ssize_t i = 0; i < given; i++) {
     if (!fill(&slots[i], args[1 + i])) return NULL;
+    if (next == made->num_maps || made->map_at[next] != i) {
+      params[filled++] = &slots[i];
+      continue;
+    }
+    Blocks *of = made->maps[next];
+    if (!put_map(of, handle->context, slots[i], maps[next])) return NULL;
+    params[filled++] = maps[next++];
+    for (int j = 0; j < 2 * of->rank; j++) params[filled++] = &of->params[j];
+  }
   slots[given] = slots[given + 1] = 0; /* Triton's two scratch pointers, which our kernels do not use */
-  for (Py_ssize_t i = 0; i < given + 2; i++) params[i] = &slots[i];
-  if (!x || !y) {
+  params[filled++] = &slots[given];
+  params[filled++] = &slots[given + 1];
+  if (!made->x || !made->y) {
     if (watcher) return tell(args, num);
     Py_RETURN_NONE;
   }
@@ -197,10 +334,7 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t num) {
   Py_BEGIN_ALLOW_THREADS;
   cuCtxGetCurrent(&current);
   if (current != handle->context) cuCtxPushCurrent(handle->context);
-  if (handle->cooperative)
-    code = cuLaunchCooperativeKernel(handle->function, x, y, 1, handle->threads, 1, 1, handle->shared, stream, params);
-  else
-    code = cuLaunchKernel(handle->function, x, y, 1, handle->threads, 1, 1, handle->shared, stream, params, NULL);
+  code = start(handle, made, stream, params);
   if (current != handle->context) cuCtxPopCurrent(&popped);
   Py_END_ALLOW_THREADS;
   if (failed(code, "cuLaunchKernel")) return NULL;
@@ -226,7 +360,8 @@ static PyObject *parts(PyObject *self, PyObject *number) {
 
 static PyMethodDef methods[] = {
     {"load", load, METH_VARARGS, "load(device, cubin, name, threads, shared, cooperative) -> (handle, registers, local)"},
-    {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, stream_of) -> plan"},
+    {"blocks", blocks, METH_VARARGS, "blocks(type, item bytes, swizzle, shape, strides, box) -> blocks"},
+    {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, stream_of, dependent, maps) -> plan"},
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(plan, *arguments)"},
     {"watch", watch, METH_O, "watch(callable or None)"},
     {"parts", parts, METH_O, "parts(plan) -> (handle, device, grid_x, grid_y)"},

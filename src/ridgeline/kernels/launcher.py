@@ -16,6 +16,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ TYPE_OF = {
     torch.float8_e5m2: "fp8e5",
 }
 
+MAP_TYPE_OF = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
+"""CUtensorMapDataType of what the copy engine moves."""
+
 Run = Callable[..., None]
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a CPU build has none
 _kernels: dict[str, Kernel] = {}
@@ -56,6 +60,7 @@ _collected: list[Variant] | None = None
 _collect_aligned = True
 _once_there: list[Callable[[], None]] = []
 _when_forgotten: list[Callable[[], None]] = []
+_overlapping = False
 
 
 class Plans(dict[Any, Any]):
@@ -89,9 +94,39 @@ def when_native_is_there(run: Callable[[], None]) -> None:
     _once_there.append(run)
 
 
+def overlapping() -> bool:
+    """Whether kernels may be launched to start before the one ahead of them has ended."""
+    return _overlapping
+
+
+@contextmanager
+def overlapped(allowed: bool = True) -> Iterator[None]:
+    """Inside, kernels that can fetch their weights while the kernel ahead of them is still running do so.
+
+    Only for whoever knows that nothing launched inside writes a weight or a table that a later kernel reads: a recorded
+    inference step, say. Activations are always waited for.
+    """
+    global _overlapping
+    before, _overlapping = _overlapping, allowed and not INTERPRETING
+    try:
+        yield
+    finally:
+        _overlapping = before
+
+
+def recording() -> bool:
+    """Whether what is launched now goes into a CUDA graph instead of running."""
+    return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
+
+
 def launchable(x: torch.Tensor) -> bool:
     """Whether kernels run on this tensor; anything else is computed by the reference."""
     return x.is_cuda or INTERPRETING or _collected is not None
+
+
+def collects() -> bool:
+    """Whether variants are only being collected, on tensors without storage."""
+    return _collected is not None
 
 
 def num_sms(device: int) -> int:
@@ -104,15 +139,61 @@ def _num_sms(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A tensor that a kernel reads or writes in blocks through the copy engine; its last dim is dense.
+
+    Only binding needs this: a launch is given the tensor itself.
+    """
+
+    tensor: torch.Tensor
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+
+    @property
+    def swizzle_bytes(self) -> int:
+        """How wide a stripe of shared memory is interleaved: as wide as a row allows, nothing for single rows."""
+        row_bytes = self.block[-1] * self.tensor.element_size()
+        return 0 if len(self.block) == 1 else min(128, row_bytes)
+
+    @property
+    def type_name(self) -> str:
+        kind, width = TYPE_OF[self.tensor.dtype], 8 * self.tensor.element_size()
+        return (
+            f"tensordesc<{kind}{list(self.block)},NVMMASharedLayout(swizzle_byte_width={self.swizzle_bytes}, "
+            f"element_bitwidth={width}, rank={len(self.block)}, transposed=False, fp4_padded=False, cga_layout=[])>"
+        )
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """What one copy moves: a block, or a stripe of one."""
+        stripe = self.swizzle_bytes // self.tensor.element_size() or self.block[-1]
+        return (*self.block[:-1], min(self.block[-1], stripe))
+
+    def described(self) -> int:
+        """The launcher's own form of this."""
+        code, swizzle = MAP_TYPE_OF[self.tensor.dtype], {0: 0, 32: 1, 64: 2, 128: 3}[self.swizzle_bytes]
+        found: int = native().blocks(code, self.tensor.element_size(), swizzle, self.shape, self.strides, self.box)
+        return found
+
+
 class Kernel:
-    """A Triton function together with its compiled variants on every device.
+    """A Triton or Gluon function together with its compiled variants on every device.
 
     ``vectors`` names the integer arguments (row lengths, strides) that must be multiples of a vector for wide accesses,
-    ``loose`` the pointers that may lie anywhere: a slice of labels starts where it starts.
+    ``loose`` the pointers that may lie anywhere: a slice of labels starts where it starts. A ``dependent`` kernel may
+    be started while the one before it in the stream still runs, and waits for its results itself.
     """
 
     def __init__(
-        self, function: Any, *, vectors: Sequence[str] = (), loose: Sequence[str] = (), cooperative: bool = False
+        self,
+        function: Any,
+        *,
+        vectors: Sequence[str] = (),
+        loose: Sequence[str] = (),
+        cooperative: bool = False,
+        dependent: bool = False,
     ) -> None:
         self.name = function.fn.__name__
         if self.name in _kernels:
@@ -123,6 +204,7 @@ class Kernel:
         self.vectors = frozenset(vectors)
         self.loose = frozenset(loose)
         self.cooperative = cooperative
+        self.dependent = dependent
         self._handles: dict[tuple[int, Variant], int] = {}
         self._lock = threading.Lock()
 
@@ -136,6 +218,7 @@ class Kernel:
         device: int,
         vector: int = 0,
         num_stages: int = 1,
+        max_registers: int = 0,
     ) -> Run:
         """A callable that launches the variant these arguments need, over arguments like them.
 
@@ -145,15 +228,23 @@ class Kernel:
         if INTERPRETING:
             return _interpreted(self.function, (grid_x, grid_y), dict(constants))
         arch = SM_90 if device < 0 else _arch(device)
-        variant = self.variant(args, constants, num_warps, num_stages, vector, arch)
+        variant = self.variant(args, constants, num_warps, num_stages, vector, arch, max_registers)
         if _collected is not None:
             _collected.append(variant)
             return _nothing
         handle = self._handles.get((device, variant)) or self._load(device, variant)
-        return _bound(handle, device, grid_x, grid_y)
+        maps = tuple((i, value.described()) for i, value in enumerate(args) if isinstance(value, Blocks))
+        return _bound(handle, device, grid_x, grid_y, self.dependent or bool(constants.get("DEPENDENT", False)), maps)
 
     def variant(
-        self, args: Sequence[Any], constants: Mapping[str, Any], num_warps: int, num_stages: int, vector: int, arch: int
+        self,
+        args: Sequence[Any],
+        constants: Mapping[str, Any],
+        num_warps: int,
+        num_stages: int,
+        vector: int,
+        arch: int,
+        max_registers: int = 0,
     ) -> Variant:
         names = [name for name in self.names if name not in constants]
         if len(names) != len(args):
@@ -164,7 +255,8 @@ class Kernel:
             for name, kind in types
             if vector > 1 and name not in self.loose and (kind.startswith("*") or name in self.vectors)
         )
-        return Variant(self.name, types, tuple(constants.items()), divisible, num_warps, num_stages, arch)
+        fixed = tuple(constants.items())
+        return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, max_registers)
 
     def _load(self, device: int, variant: Variant) -> int:
         with self._lock:
@@ -182,6 +274,8 @@ def kernel(name: str) -> Kernel:
 
 def type_of(value: Any) -> str:
     """A value's type in Triton's words."""
+    if isinstance(value, Blocks):
+        return value.type_name
     if isinstance(value, torch.Tensor):
         return "*" + TYPE_OF[value.dtype]
     if isinstance(value, float):
@@ -214,9 +308,11 @@ def carved(buffer: torch.Tensor, *lengths: int) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _bound(handle: int, device: int, grid_x: int, grid_y: int) -> Run:
+def _bound(
+    handle: int, device: int, grid_x: int, grid_y: int, dependent: bool, maps: tuple[tuple[int, int], ...]
+) -> Run:
     found = native()
-    return partial(found.launch, found.plan(handle, device, grid_x, grid_y, _raw_stream))
+    return partial(found.launch, found.plan(handle, device, grid_x, grid_y, _raw_stream, dependent, maps))
 
 
 def _interpreted(function: Any, grid: tuple[int, int], constants: dict[str, Any]) -> Run:

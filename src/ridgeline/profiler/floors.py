@@ -59,12 +59,19 @@ class Coverage:
 def device_of(trace: Trace) -> Device | None:
     """The device a trace was recorded on, if it says so and we know it."""
     for properties in trace.meta.get("devices") or ():
-        name = str(properties.get("name", "")) if isinstance(properties, dict) else str(properties)
-        for guess in (name, *_MODEL.findall(name)):
-            try:
-                return device_named(guess)
-            except RidgelineError:
-                continue
+        found = device_called(str(properties.get("name", "")) if isinstance(properties, dict) else str(properties))
+        if found is not None:
+            return found
+    return None
+
+
+def device_called(name: str) -> Device | None:
+    """The device a driver calls by this name, if we know it."""
+    for guess in (name, *_MODEL.findall(name)):
+        try:
+            return device_named(guess)
+        except RidgelineError:
+            continue
     return None
 
 

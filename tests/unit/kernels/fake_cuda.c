@@ -4,9 +4,12 @@
 static int context_a, context_b, pushed, function_a;
 static void *current;
 static unsigned last[7];
-static uint64_t last_args[8];
-static int num_args = 0, num_launches = 0;
-static uint64_t all_args[64][8];
+static uint64_t last_args[32];
+static unsigned char last_map[128];
+static int num_encoded, num_dependent;
+static int num_args = 0;
+static int num_launches = 0;
+static uint64_t all_args[64][32];
 int cuInit(unsigned f) { return 0; }
 int cuDeviceGet(int *d, int o) { *d = o; return o > 1 ? 101 : 0; }
 int cuDevicePrimaryCtxRetain(void **c, int d) { *c = d ? (void *)&context_b : (void *)&context_a; return 0; }
@@ -22,6 +25,7 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
                    void *stream, void **params, void **extra) {
   unsigned seen[7] = {gx, gy, gz, bx, sh, (unsigned)(uintptr_t)stream, (unsigned)pushed};
   memcpy(last, seen, sizeof(seen));
+  if (num_args) memcpy(last_map, params[0], num_args > 8 ? 128 : 8);
   for (int i = 0; i < num_args; i++) last_args[i] = *(uint64_t *)params[i];
   memcpy(all_args[num_launches++ % 64], last_args, sizeof(last_args));
   return gx == 999 ? 700 : 0;
@@ -30,6 +34,24 @@ int cuLaunchCooperativeKernel(void *f, unsigned gx, unsigned gy, unsigned gz, un
                               unsigned sh, void *stream, void **params) {
   return cuLaunchKernel(f, gx, gy, gz, bx, by, bz, sh, stream, params, 0);
 }
+int cuLaunchKernelEx(const void *config, void *f, void **params, void **extra) {
+  const unsigned *sizes = config; /* grid, block, shared, padding; then the stream and the attributes */
+  struct { void *stream; int *attributes; unsigned num; } rest;
+  memcpy(&rest, (const char *)config + 32, sizeof(rest));
+  num_dependent += rest.num == 1 && rest.attributes[0] == 6 && rest.attributes[2] == 1;
+  return cuLaunchKernel(f, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], rest.stream, params, extra);
+}
+int cuTensorMapEncodeTiled(void *map, unsigned type, unsigned rank, void *address, const uint64_t *sizes,
+                           const uint64_t *strides, const unsigned *box, const unsigned *steps, unsigned interleave,
+                           unsigned swizzle, unsigned promotion, unsigned fill) {
+  uint64_t seen[16] = {type, rank, (uint64_t)address, sizes[0], sizes[1], strides[0], box[0], box[1], swizzle, promotion};
+  memcpy(map, seen, sizeof(seen));
+  num_encoded++;
+  return ((uint64_t)address & 15) ? 1 : 0;
+}
+uint64_t fake_map(int i) { uint64_t seen[16]; memcpy(seen, last_map, 128); return seen[i]; }
+int fake_encoded(void) { return num_encoded; }
+int fake_dependent(void) { return num_dependent; }
 unsigned fake_last(int i) { return last[i]; }
 uint64_t fake_arg(int i) { return last_args[i]; }
 void fake_set_num_args(int n) { num_args = n; }

@@ -14,12 +14,21 @@ import ridgeline.kernels
 from ridgeline.bench import verdict
 from ridgeline.bench.check import check_case
 from ridgeline.kernels import launcher, tuning
+from ridgeline.kernels.adamw import config as adamw
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.cross_entropy import config as cross_entropy
+from ridgeline.kernels.cross_layer import config as cross_layer
+from ridgeline.kernels.decode_attention import config as decode
+from ridgeline.kernels.embedding_bag import config as embedding
 from ridgeline.kernels.gated import config as gated
+from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
+from ridgeline.kernels.latent_attention import config as latent
+from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.linear_cross_entropy import config as linear
+from ridgeline.kernels.matmul import config as matmul
 from ridgeline.kernels.paged_attention import config as paged
+from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
 from ridgeline.kernels.softmax import config as softmax
 
@@ -96,21 +105,151 @@ CASES = {
         case("float16", b=1, h=4, k=4, s=150, d=16, page=32, uneven=False),
     ],
 }
+FORCED["clip_grad_norm_"] = [{"grad_norm": grad_norm.Pass(128, 1, 512), "grad_scale": grad_norm.Pass(128, 1, 512)}]
+CASES["clip_grad_norm_"] = [
+    case("float32", list="few", max_norm=1.0),
+    case("float16", list="few", max_norm=1e4),
+]
+for name in ("adamw", "adamw_8bit"):
+    FORCED[name] = [{"adamw": adamw.Update(512, 1, 1024), "grad_norm": grad_norm.Pass(128, 1, 512)}]
+    CASES[name] = [
+        case("float32", list="few", step=1, max_norm=-1.0),
+        case("float16", list="few", step=100, max_norm=1.0),
+    ]
+quantize.LONG_BLOCK = 64
+FORCED["quantize"] = [
+    {"quantize.rows": rows, "quantize.tensor": quantize.Flat(64, 1, 2)}
+    for rows in (norm.Forward(2, 3, 32, 1), norm.Forward(1, 0, 0, 1))
+]
+CASES["quantize"] = [
+    case("float32", rows=5, cols=96, kind="int8", per=per, block=32) for per in ("row", "block", "tensor")
+]
+FORCED["dequantize"] = [{"dequantize.rows": quantize.Tile(2, 32, 1), "dequantize.tensor": quantize.Flat(64, 1)}]
+CASES["dequantize"] = [
+    case("float32", rows=5, cols=96, kind="int8", per=per, block=32) for per in ("row", "block", "tensor")
+]
+BAGS = {"tables": 2, "batch": 5, "rows": 9, "dim": 12, "length": 4}
+FORCED["embedding_bag"] = [
+    {"embedding_bag.forward": embedding.Forward(4, ahead, 1), "embedding_bag.update": embedding.Update(length, 2, 1)}
+    for ahead, length in ((2, 4), (4, 64))
+]
+CASES["embedding_bag"] = [
+    case("float32", **BAGS, weighted=True),
+    case("float32", **BAGS, mode="mean", index="int32", padding=1),
+    case("float16", **(BAGS | {"tables": 1, "dim": 16, "length": 9})),
+]
+FORCED["embedding_bags_update"] = FORCED["embedding_bag"][:1]
+CASES["embedding_bags_update"] = [
+    case("float32", **BAGS, optimizer="sgd", mode="mean"),
+    case("float32", **BAGS, optimizer="rowwise_adagrad", weighted=True),
+    case("float16", **(BAGS | {"rows": 2, "length": 12}), optimizer="adam"),
+]
+CASES["dot_interaction"] = [case("float32", batch=3, tables=5, dim=12), case("float16", batch=2, tables=17, dim=16)]
+FORCED["cross_layer"] = [
+    {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}
+    for tile in ((0, 0, 0, 0, 0), (16, 16, 16, 1, 1), (16, 16, 16, 1, 1, True))
+]
+CASES["cross_layer"] = [
+    case("float32", batch=9, dim=24, rank=0),
+    case("float16", batch=17, dim=40, rank=18),
+]
 FORCED["paged_attention"] = [{"paged_attention": paged.Paged(16, shares, 1, 1)} for shares in (1, 3)]
-NOT_INTERPRETED = ("attention",)  # made of instructions that the interpreter does not know
+CASES["decode_attention"] = [
+    case("float32", b=2, h=8, k=2, s=77, d=24, hide="lengths"),
+    case("float16", b=1, h=4, k=4, s=150, d=16, hide="mask"),
+    case("float32", b=1, h=4, k=2, s=33, d=16, hide="added"),
+]
+FORCED["decode_attention"] = [{"decode_attention": decode.Decode(16, shares, 1, 1)} for shares in (1, 3)]
+CASES["matmul"] = [
+    case("float32", m=40, n=33, k=300, bias=True),
+    case("float32", m=20, n=40, k=270, turned=True, positive=True),
+    case("float32", m=16, n=20, k=256, z=2),
+]
+FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1)}]
+CASES["linear"] = [
+    case("float32", rows=3, k=70, n=20, parts="bnr", gated=False),
+    case("float16", rows=5, k=64, n=33, parts="n", gated=False),
+]
+FORCED["linear"] = [
+    {"linear": product.Linear("row", 4, 32, 1)},
+    {"linear": product.Linear("tile", 16, 32, 1)},
+    {"linear": product.Linear("tile", 16, 16, 1, 1, 3)},
+]
+CASES["paged_latent_attention"] = [
+    case("float32", b=2, h=20, s=77, d=24, e=8, page=16, uneven=True),
+    case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
+]
+FORCED["paged_latent_attention"] = [{"latent_attention": latent.Latent(16, 16, shares, 1, 1)} for shares in (1, 3)]
+NOT_INTERPRETED = ("attention", "varlen_attention")  # made of instructions that the interpreter does not know
+
+
+def replaced(of, **sizes):
+    return case(of.dtype, **(dict(of.sizes) | sizes))
+
 
 num = 0
-for name, (made, _) in trials().items():
+for name, (made, trial) in trials().items():
     if name in NOT_INTERPRETED or (len(sys.argv) > 1 and name not in sys.argv[1:]):
         continue
     forced = FORCED.get(made.name.removeprefix("add_"), [{}])
     for given in forced:
         for i, of in enumerate(CASES.get(made.name, ROWS)):
+            of = replaced(of, gated=True) if name == "linear_gated" else of
             with ExitStack() as stack:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))
-                for layout in ("contiguous", "sliced") if i == 0 and given is forced[0] else ("contiguous",):
+                for layout in (
+                    ("contiguous", "sliced") if trial.layouts and i == 0 and given is forced[0] else ("contiguous",)
+                ):
                     for finding in check_case(name, of, torch.device("cpu"), i, layout, repeat=False):
                         num += 1
                         assert finding.ok, (finding, given)
 print(f"{num} findings, all right")
+
+if len(sys.argv) == 1:  # attention's helpers are ordinary kernels
+    from ridgeline.kernels.attention import launch
+
+    o, do = torch.randn(2, 3, 70, 24), torch.randn(2, 70, 3, 24).transpose(1, 2)
+    lse = torch.randn(2, 3, 70)
+    lse[0, 1, 5] = float("-inf")
+    delta, lse2, zeros = torch.full((2, 3, 128), 7.0), torch.full((2, 3, 128), 7.0), torch.ones(2, 3, 128, 32)
+    rest = (*o.stride()[:3], *do.stride()[:3], 3, 70, 128, 24, 24)
+    sizes = {"D": 32, "ROWS": 64, "VARLEN": False, "ZERO": True, "DQ": 32}
+    prepare = launch._PREPARE.bind((), grid=(2, 6), constants=sizes, num_warps=1, device=-1)
+    prepare(o, do, lse, delta, lse2, zeros, lse, *rest)
+    torch.testing.assert_close(delta[:, :, :70], (o * do).sum(-1))
+    meant = (lse * launch.LOG2_E).masked_fill(lse == float("-inf"), float("inf"))
+    torch.testing.assert_close(lse2[:, :, :70], meant)
+    assert (lse2[:, :, 70:] == float("inf")).all() and (delta[:, :, 70:] == 0).all() and (zeros == 0).all()
+
+    starts = torch.tensor([0, 30, 100], dtype=torch.int32)  # two sequences in 100 rows of three heads
+    o, do = (torch.randn(100, 3, 24).transpose(0, 1)[None] for _ in range(2))
+    lse, delta, lse2 = torch.randn(1, 3, 100), torch.zeros(1, 3, 256), torch.zeros(1, 3, 256)
+    rest = (*o.stride()[:3], *do.stride()[:3], 3, 100, 256, 24, 24)
+    sizes |= {"VARLEN": True, "ZERO": False}
+    prepare = launch._PREPARE.bind((), grid=(2, 6), constants=sizes, num_warps=1, device=-1)
+    prepare(o, do, lse, delta, lse2, delta, starts, *rest)
+    meant = (o * do).sum(-1)
+    torch.testing.assert_close(delta[:, :, :30], meant[:, :, :30])  # the second begins a block of 64: (30 + 64) → 64
+    torch.testing.assert_close(delta[:, :, 64:134], meant[:, :, 30:])
+    torch.testing.assert_close(lse2[:, :, 64:134], lse[:, :, 30:] * launch.LOG2_E)
+    assert (lse2[:, :, 30:64] == float("inf")).all() and (lse2[:, :, 134:192] == float("inf")).all()
+
+    parts, out = torch.randn(2, 2 * 3, 10, 8), torch.empty(2, 10, 2, 8).transpose(1, 2)
+    total = launch._SUM.bind((), grid=(2, 4), constants={"SPLIT": 3, "BLOCK": 64}, num_warps=1, device=-1)
+    total(parts, out, 2, 80, *out.stride()[:3], 8)
+    torch.testing.assert_close(out, parts.view(2, 2, 3, 10, 8).sum(2))
+
+    summed, dq = torch.randn(2, 3, 128, 32), torch.empty(2, 70, 3, 24).transpose(1, 2)
+    rounded = launch._ROUNDED.bind((), grid=(2, 6), constants={"D": 32, "ROWS": 64}, num_warps=1, device=-1)
+    rounded(summed, dq, 3, 70, 128, 24, *dq.stride()[:3], 0.5)
+    torch.testing.assert_close(dq, summed[:, :, :70, :24] * 0.5)
+    print("attention's helpers, all right")
+
+if len(sys.argv) == 1 or "cache_append" in sys.argv[1:]:
+    from ridgeline.kernels.cache_append.op import append
+
+    caches = torch.zeros(2, 2, 3, 5, 12)
+    new = torch.randn(2, 2, 3, 2, 12)
+    append(caches[0], caches[1], torch.tensor([4, 1]), new[0], new[1])
+    assert torch.equal(caches[:, :, :, [4, 1]], new) and caches.count_nonzero() == new.count_nonzero()

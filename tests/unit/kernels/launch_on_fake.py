@@ -13,13 +13,14 @@ from ridgeline.kernels.compiler import Compiled
 
 fake = ctypes.CDLL(sys.argv[1])
 fake.fake_arg.restype = ctypes.c_uint64
+fake.fake_map.restype = ctypes.c_uint64
 native = launcher.native()
 
 handle = launcher._load(0, Compiled("kernel", b"cubin", 4, 1000), False)
 x = torch.ones(5)
 fake.fake_set_num_args(6)
 seen = []
-plan = native.plan(handle, 5, 3, 2, lambda device: seen.append(device) or 77)
+plan = native.plan(handle, 5, 3, 2, lambda device: seen.append(device) or 77, False, ())
 native.launch(plan, x, 12, 2**40, 0.5, None, -1)
 assert [fake.fake_last(i) for i in range(6)] == [3, 2, 1, 128, 1000, 77]
 assert seen == [5], "the current stream of the plan's device is asked for at every launch"
@@ -32,12 +33,36 @@ assert fake.fake_arg(4) == 0
 assert fake.fake_arg(5) == 2**64 - 1
 
 fake.fake_set_num_args(3)  # the two scratch pointers follow the arguments
-one = native.plan(handle, 0, 1, 1, lambda device: 0)
+one = native.plan(handle, 0, 1, 1, lambda device: 0, False, ())
 native.launch(one, 5)
 assert [fake.fake_arg(i) for i in range(3)] == [5, 0, 0]
 
-native.launch(native.plan(handle, 0, 0, 1, lambda device: 0), 6)  # an empty grid launches nothing
+native.launch(native.plan(handle, 0, 0, 1, lambda device: 0, False, ()), 6)  # an empty grid launches nothing
 assert fake.fake_arg(0) == 5
+
+dependent = native.plan(handle, 0, 4, 3, lambda device: 9, True, ())
+native.launch(dependent, 7)
+assert fake.fake_dependent() == 1 and [fake.fake_last(i) for i in range(6)] == [4, 3, 1, 128, 1000, 9]
+
+# A tensor that is read in blocks: its map, shape and strides take the place of one argument.
+halves = torch.zeros(4, 64, 128, dtype=torch.bfloat16)
+cut = launcher.Blocks(halves[0], (64, 128), (128, 1), (32, 128))
+mapped = native.plan(handle, 0, 1, 1, lambda device: 0, False, ((1, cut.described()), (2, cut.described())))
+first = native.plan(handle, 0, 1, 1, lambda device: 0, False, ((0, cut.described()),))
+fake.fake_set_num_args(9)
+native.launch(first, halves[0], 11, 12, 13)
+assert [fake.fake_map(i) for i in range(10)] == [9, 2, halves[0].data_ptr(), 128, 64, 256, 64, 32, 3, 2]
+assert [fake.fake_arg(i) for i in range(1, 9)] == [64, 128, 128, 1, 11, 12, 13, 0]
+encoded = fake.fake_encoded()
+native.launch(first, halves[0], 11, 12, 13)
+assert fake.fake_encoded() == encoded, "the map of an address is kept"
+native.launch(first, halves[2], 11, 12, 13)
+assert fake.fake_encoded() == encoded + 1 and fake.fake_map(2) == halves[2].data_ptr()
+fake.fake_set_num_args(12)
+native.launch(mapped, 5, halves[1], halves[3], 6)
+assert [fake.fake_arg(i) for i in (0, 2, 3, 7, 8, 11)] == [5, 64, 128, 64, 128, 6]
+with pytest.raises(RuntimeError, match="cuTensorMapEncodeTiled"):
+    native.launch(first, halves.view(-1)[1:], 11, 12, 13)
 
 for call, word in (
     (lambda: launcher._load(0, Compiled("absent", b"cubin", 4, 0), False), "cannot be loaded"),
@@ -46,8 +71,9 @@ for call, word in (
     with pytest.raises(KernelError, match=word):
         call()
 fake.fake_set_num_args(0)
-refused = native.plan(handle, 0, 999, 1, lambda device: 0)
-for bad in ((), (one, object()), (refused,), (one, *range(65)), (native.plan(handle, 0, 1, 1, lambda device: "x"),)):
+refused = native.plan(handle, 0, 999, 1, lambda device: 0, False, ())
+nowhere = native.plan(handle, 0, 1, 1, lambda device: "x", False, ())
+for bad in ((), (one, object()), (refused,), (one, *range(65)), (nowhere,)):
     with pytest.raises((TypeError, RuntimeError, AttributeError)):
         native.launch(*bad)
 print("launched")

@@ -7,25 +7,88 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from ridgeline.errors import KernelError
-from ridgeline.kernels import attention, supports
-from ridgeline.kernels.attention import config, kernel, op
-from ridgeline.kernels.gluon import Unplaced, gluon_facts
+from ridgeline.kernels import attention, launcher, supports, varlen_attention
+from ridgeline.kernels.attention import config, launch, op
+from ridgeline.kernels.compiler import facts_of, triton_kernel
+from ridgeline.kernels.contract import case
+from ridgeline.kernels.variants import variants_of
 
 
 def drawn(*shape):
     return torch.randn(shape, requires_grad=True)
 
 
+def agree(ours, theirs, leaves):
+    """Outputs and gradients of two ways to compute the same."""
+    torch.testing.assert_close(ours, theirs)
+    seed = torch.randn_like(ours)
+    grads = [torch.autograd.grad(out, leaves, seed) for out in (ours, theirs)]
+    for mine, meant in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, meant, rtol=1e-4, atol=4e-6)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (4, 2), (3, 1)])
 def test_outputs_and_gradients_are_those_of_pytorch(causal, heads, key_heads):
     q, k, v = drawn(2, heads, 33, 16), drawn(2, key_heads, 33, 16), drawn(2, key_heads, 33, 16)
-    ours = attention(q, k, v, causal)
     theirs = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-    torch.testing.assert_close(ours, theirs)
-    seed = torch.randn_like(ours)
-    for mine, meant in zip(torch.autograd.grad(ours, (q, k, v), seed), torch.autograd.grad(theirs, (q, k, v), seed)):
-        torch.testing.assert_close(mine, meant, rtol=1e-4, atol=2e-6)
+    agree(attention(q, k, v, causal), theirs, (q, k, v))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_over_keys_is_pytorchs_attention_mask(causal):
+    q, k, v = drawn(3, 4, 20, 16), drawn(3, 2, 20, 16), drawn(3, 2, 20, 24)
+    mask = torch.rand(3, 20) < 0.5
+    mask[:, 0] = True  # every row sees something, so PyTorch has an answer for every row
+    seen = mask[:, None, None, :].expand(3, 1, 20, 20)
+    seen = seen & torch.ones(20, 20, dtype=torch.bool).tril() if causal else seen
+    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+    agree(attention(q, k, v, causal, key_mask=mask), theirs, (q, k, v))
+
+
+def test_rows_whose_keys_are_all_masked_are_zero_and_pass_no_gradient():
+    q, k, v = drawn(2, 1, 5, 8), drawn(2, 1, 7, 8), drawn(2, 1, 7, 8)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[1] = False
+    out = attention(q, k, v, key_mask=mask)
+    assert torch.equal(out[1], torch.zeros_like(out[1]))
+    for grad in torch.autograd.grad(out.sum(), (q, k, v)):
+        assert torch.equal(grad[1], torch.zeros_like(grad[1])) and grad[0].isfinite().all()
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, (3, 0)), (False, (2, 5)), (False, (-1, 2)), (False, (4, -1))])
+def test_a_window_shows_so_many_keys_before_and_behind(causal, window):
+    q, k, v = drawn(1, 2, 12, 8), drawn(1, 2, 15, 8), drawn(1, 2, 15, 8)
+    at = torch.arange(15)[None, :] - torch.arange(12)[:, None] - 3
+    left, right = window[0], 0 if causal else window[1]
+    seen = (at <= right if right >= 0 else at > -99) & (at >= -left if left >= 0 else at > -99)
+    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    agree(attention(q, k, v, causal, lower_right=True, window=window), theirs, (q, k, v))
+
+
+def test_a_cap_bends_scores_by_tanh():
+    q, k, v = drawn(1, 2, 9, 8), drawn(1, 2, 9, 8), drawn(1, 2, 9, 8)
+    p = torch.softmax(1.5 * torch.tanh(q @ k.transpose(-1, -2) * 8**-0.5 / 1.5), -1)
+    agree(attention(q, k, v, softcap=1.5), p @ v, (q, k, v))
+
+
+def test_a_sink_is_one_more_score_without_a_value():
+    q, k, v, sinks = drawn(2, 4, 9, 8), drawn(2, 2, 9, 8), drawn(2, 2, 9, 8), drawn(4)
+    scores = q @ k.repeat_interleave(2, 1).transpose(-1, -2) * 8**-0.5
+    p = torch.softmax(torch.cat([scores, sinks[None, :, None, None].expand(2, 4, 9, 1)], -1), -1)[..., :-1]
+    agree(attention(q, k, v, sinks=sinks), p @ v.repeat_interleave(2, 1), (q, k, v, sinks))
+
+
+def test_sequences_of_different_length_are_attended_one_by_one():
+    lens, keys = [5, 0, 9, 1], [7, 3, 9, 4]
+    q, k, v = drawn(15, 4, 8), drawn(23, 2, 8), drawn(23, 2, 8)
+    a, c = (torch.tensor([0, *x]).cumsum(0).to(torch.int32) for x in (lens, keys))
+    ours = varlen_attention(q, k, v, a, c, 9, 9, True)
+    parts = []
+    for i in range(4):
+        one = (x[s[i] : s[i + 1]][None].transpose(1, 2) for x, s in ((q, a), (k, c), (v, c)))
+        parts.append(attention(*one, True, lower_right=True)[0].transpose(0, 1))
+    agree(ours, torch.cat(parts), (q, k, v))
 
 
 def test_the_last_row_sees_the_last_key_when_aligned_to_the_lower_right():
@@ -43,11 +106,17 @@ def test_rows_that_see_no_key_are_zero():
     assert all(torch.isfinite(g).all() for g in grads)
 
 
+def test_results_lie_as_the_query_does():
+    x = torch.randn(2, 5, 3, 8)
+    assert attention(*[x.transpose(1, 2)] * 3).transpose(1, 2).is_contiguous()
+    assert attention(*[x] * 3).is_contiguous()
+
+
 @pytest.mark.parametrize(
     ("q", "k", "words"),
     [
         ((1, 3, 8, 64), (1, 2, 8, 64), "no multiple"),
-        ((1, 2, 8, 160), (1, 2, 8, 160), "multiples of 8 to 128"),
+        ((1, 2, 8, 264), (1, 2, 8, 264), "multiples of 8 to 256"),
         ((1, 2, 8, 12), (1, 2, 8, 12), "multiples of 8"),
         ((1, 2, 8, 64), (2, 2, 8, 64), "differ in batch"),
     ],
@@ -58,25 +127,60 @@ def test_what_no_kernel_takes_is_said(q, k, words):
     assert not answer and words in answer.reason
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"key_mask": torch.ones(1, 9, dtype=torch.bool)}, "bool [batch, keys]"),
+        ({"key_mask": torch.ones(1, 8)}, "bool [batch, keys]"),
+        ({"sinks": torch.ones(3)}, "one floating-point logit a query head"),
+        ({"scale": 0.0}, "scale is positive"),
+        ({"softcap": -1.0}, "softcap positive"),
+    ],
+)
+def test_an_option_that_no_kernel_takes_is_said(options, words):
+    x = torch.empty(1, 2, 8, 64, dtype=torch.float16)
+    assert words in (op._support(x, x, x, **options) or "")
+
+
 def test_float32_is_refused_with_the_reason():
     x = torch.empty(1, 2, 8, 64)
     assert "bfloat16 or float16" in supports("attention", x, x, x, False, 1.0, 0).reason
     with pytest.raises(KernelError, match="bfloat16 or float16"):
         op.ATTENTION.check(x, x, x, False, 1.0, 0)
+    starts = torch.tensor([0, 1], dtype=torch.int32)
+    assert "bfloat16" in supports("varlen_attention", x[0], x[0], x[0], starts, starts).reason
+    assert "int32" in supports("varlen_attention", x[0], x[0], x[0], starts.long(), starts).reason
 
 
 def test_what_the_copy_engine_cannot_reach_is_copied_and_nothing_else():
-    dense = torch.empty(1, 8, 2, 64, dtype=torch.float16).transpose(1, 2)
-    assert op._reachable(dense) is dense
-    wide = torch.empty(1, 2, 8, 65, dtype=torch.float16)[..., :64]
+    dense = torch.zeros(1, 8, 2, 64, dtype=torch.float16).transpose(1, 2)
+    assert launch.reachable(dense) is dense
+    wide = torch.ones(1, 2, 8, 65, dtype=torch.float16)[..., :64]
     for odd in (dense.transpose(2, 3), wide, dense[:, :1].expand(1, 2, 8, 64)):
-        assert op._reachable(odd) is not odd
-        assert torch.equal(op._reachable(odd).nan_to_num(), odd.nan_to_num())
+        assert launch.reachable(odd) is not odd
+        assert torch.equal(launch.reachable(odd), odd)
 
 
-def test_the_registered_op_passes_opcheck():
+def test_a_dim_of_one_never_spoils_a_map_of_blocks():
+    x = torch.zeros(1, 1, 4, 64, dtype=torch.float16).as_strided((1, 1, 4, 64), (3, 5, 64, 1))
+    assert launch.is_reachable(x)
+    assert launch.blocks(x, 64, 64).strides == (8, 8, 64, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"key_mask": True, "softcap": 3.0}, {"sinks": True, "left": 2}])
+def test_the_registered_op_passes_opcheck(options):
     x = torch.randn(1, 2, 5, 8, requires_grad=True)
-    torch.library.opcheck(op.ATTENTION.op, (x, x.detach(), x.detach(), True, 0.3, 0))
+    options = dict(options)
+    if options.get("key_mask"):
+        options["key_mask"] = torch.tensor([[True, True, False, True, True]])
+    if options.get("sinks"):
+        options["sinks"] = torch.randn(2, requires_grad=True)
+    torch.library.opcheck(op.ATTENTION.op, (x, x.detach(), x.detach(), True, 0.3, 0), options)
+
+
+def test_the_registered_op_of_uneven_sequences_passes_opcheck():
+    x, starts = torch.randn(7, 2, 8, requires_grad=True), torch.tensor([0, 3, 7], dtype=torch.int32)
+    torch.library.opcheck(op.VARLEN_ATTENTION.op, (x, x.detach(), x.detach(), starts, starts, 4, 4, True, 0.3))
 
 
 def test_few_programs_share_a_group_of_heads_and_many_do_not():
@@ -86,60 +190,88 @@ def test_few_programs_share_a_group_of_heads_and_many_do_not():
 
 
 def test_heads_together_keep_their_keys_in_the_l2():
-    assert config.heads_together(64, 8, 16384, 128) == 24
-    assert config.heads_together(64, 8, 2048, 128) == 64
-    assert config.heads_together(4, 1, 1_000_000, 128) == 1
+    assert config.heads_together(64, 8, 16384, 128, 128, 1, 132) == 24
+    assert config.heads_together(64, 8, 2048, 128, 16, 1, 132) == 64
+    assert config.heads_together(4, 1, 1_000_000, 128, 10, 1, 132) == 1
 
 
-def blocks(rows, dim):
-    x = Unplaced((2, 8, 512, dim), torch.bfloat16)
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    block = [1, 1, rows, config.padded(dim)]
-    layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+def test_tiles_of_one_length_go_head_by_head():
+    assert config.heads_together(512, 1, 512, 64, 4, 0, 132) == 33
+    assert config.heads_together(64, 8, 8192, 128, 64, 0, 132) == 8
+    assert config.parts_together(16, 64, 1, 132) == 5 and config.parts_together(16, 64, 0, 132) == 3
+    assert config.parts_together(2, 8, 0, 132) == 2
 
 
-def meta(dtype):
-    return torch.empty(16, dtype=dtype, device="meta")
+def test_programs_go_back_and_forth_over_all_tiles():
+    """What a program takes is written in kernel.py; here the same sum, over a device of five."""
+    found = sorted(j * 5 + p + (j % 2) * (4 - 2 * p) for p in range(5) for j in range(3))
+    assert found == list(range(15))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_forward_kernel_uses_the_tensor_cores_and_keeps_everything_in_registers(causal):
-    args = (blocks(64, 128), blocks(128, 128), blocks(128, 128), meta(torch.bfloat16), meta(torch.float32), 2, 8, 8,
-            512, 512, 0, 128, 8, 0.1)
-    options = {"BM": 128, "BN": 128, "D": 128, "STAGES": 2, "CAUSAL": causal, "num_warps": 4, "maxnreg": 168}
-    facts = gluon_facts(kernel.forward, args, options)
-    assert facts.num("HGMMA") == (96 if causal else 64)
+def compiled(kernel, **sizes):
+    """Facts of the one variant of a kernel that a case launches."""
+    of = case("bfloat16", **{"b": 2, "h": 8, "k": 8, "l": 2048, "s": 2048, "d": 128, "causal": False, **sizes})
+    (variant,) = (v for v in variants_of("attention", [of]) if v.kernel == kernel)
+    return variant, facts_of(launcher.kernel(kernel).function, variant)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "products", "spills"),
+    [
+        ({"causal": True}, 96, 40),
+        ({"d": 64, "mask": 0.5}, 48, 40),
+        ({"d": 192, "dv": 128, "causal": True}, 120, 40),
+        ({"window": (128, 0), "causal": True, "cap": 5.0, "sinks": True}, 128, 80),
+    ],
+)
+def test_the_forward_kernel_uses_the_tensor_cores_and_keeps_everything_in_registers(sizes, products, spills):
+    _, facts = compiled("attention_forward", **sizes)
+    assert facts.num("HGMMA") == products
     assert facts.num("UTMALDG") > 0, "blocks come by the copy engine"
     assert facts.num("USETMAXREG") > 0, "warps are specialized"
-    assert facts.num_spills <= 4, "at most a scalar or two"
-    assert facts.num("STG.E.128") >= 16, "results leave in 16-byte pieces"
+    assert facts.num_spills <= spills, "at most a few scalars"
+    assert facts.num("STG.E.128") >= sizes.get("dv", sizes.get("d", 128)) // 8, "results leave in 16-byte pieces"
     assert facts.shared_bytes <= 227 * 1024
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_backward_kernels_issue_seven_products_without_spilling_accumulators(causal):
-    common = {"D": 128, "STAGES": 2, "CAUSAL": causal, "num_warps": 4, "maxnreg": 168}
-    queries = (blocks(64, 128), blocks(64, 128), blocks(128, 128), blocks(128, 128), meta(torch.bfloat16),
-               meta(torch.float32), meta(torch.float32),
-               512, 2, 8, 8, 512, 512, 0, 128, 8, 0.1, 0.1)  # fmt: skip
-    facts = gluon_facts(kernel.backward_queries, queries, {"BM": 128, "BN": 128, **common})
-    assert facts.num("HGMMA") == 96 and facts.num_spills <= 40
-    numbers = numbers_of(2 * 8 * 512)
-    keys = (blocks(64, 128), blocks(128, 128), blocks(128, 128), blocks(64, 128), numbers, numbers,
-            meta(torch.bfloat16), meta(torch.bfloat16),
-            512, 2, 8, 8, 1, 512, 512, 0, 128, 0.1, 0.1)  # fmt: skip
-    facts = gluon_facts(kernel.backward_keys, keys, {"BM": 64, "BN": 128, **common})
+def test_the_backward_kernels_issue_seven_products_without_spilling_accumulators():
+    _, facts = compiled("attention_queries", causal=True)
+    assert facts.num("HGMMA") == 96 and facts.num_spills <= 50
+    _, facts = compiled("attention_keys", causal=True)
     assert facts.num("HGMMA") == 96
-    assert facts.num_spills <= 40 and facts.shared_bytes <= 227 * 1024
+    assert facts.num_spills <= 100 and facts.shared_bytes <= 227 * 1024
     assert facts.num("RED") == 0 and facts.num("ATOM") == 0, "no atomics: the same bits every time"
 
 
-def numbers_of(num):
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+def test_the_maps_of_blocks_are_those_the_compiler_asked_for():
+    of = case("bfloat16", b=2, h=8, k=8, l=2048, s=2048, d=128, causal=True)
+    for variant in variants_of("attention", [of]):
+        made = triton_kernel(launcher.kernel(variant.kernel).function, variant)
+        wanted = getattr(made.metadata, "tensordesc_meta", None) or []
+        named = [kind for _, kind in variant.types if kind.startswith("tensordesc")]
+        assert len(wanted) == len(named)
+        for found, kind in zip(wanted, named, strict=True):
+            block = tuple(int(n) for n in kind.split("[")[1].split("]")[0].split(","))
+            x = torch.empty(block, dtype=torch.float32 if "fp32" in kind else torch.bfloat16)
+            mine = launcher.Blocks(x, block, x.stride(), block)
+            assert mine.type_name == kind
+            assert list(mine.box) == list(found["block_size"])
+            assert {0: 0, 128: 3}[mine.swizzle_bytes] == found["swizzle"]
 
-    flat = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
-    return TensorDescriptor(Unplaced((num,), torch.float32), [num], [1], [64], flat)
+
+def test_the_fused_backward_adds_dq_through_the_copy_engine_with_all_products_in_flight():
+    of = case("bfloat16", b=2, h=8, k=8, l=2048, s=2048, d=128, causal=True, deterministic=False)
+    variants = {v.kernel: v for v in variants_of("attention", [of])}
+    assert "attention_queries" not in variants and "attention_keys" not in variants
+    facts = facts_of(launcher.kernel("attention_fused").function, variants["attention_fused"])
+    assert facts.num("UTMAREDG") == 4 and facts.num("RED") == 0
+    assert facts.num("HGMMA") == 128
+    assert facts.num("WARPGROUP.DEPBAR") <= 20, "the compiler waits after every product where registers run out"
+    assert facts.num_spills <= 220 and facts.shared_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize(("sizes", "names"), [({"d": 64}, "heads of 64"), ({"cap": 9.0}, "a cap")])
+def test_what_the_fused_backward_was_not_written_for_takes_two_kernels(sizes, names):
+    of = case("bfloat16", **{"b": 1, "h": 2, "k": 2, "l": 64, "s": 64, "d": 128, "causal": False} | sizes,
+              deterministic=False)  # fmt: skip
+    assert "attention_queries" in {v.kernel for v in variants_of("attention", [of])}, names

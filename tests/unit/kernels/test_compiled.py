@@ -6,6 +6,8 @@ import torch
 from ridgeline import kernels
 from ridgeline.kernels import launcher
 from ridgeline.kernels.compiler import facts_of, triton_kernel
+from ridgeline.kernels.contract import trials
+from ridgeline.kernels.variants import variants_of
 
 
 def variants(call, *shapes, dtype=torch.bfloat16, grad=True):
@@ -106,3 +108,58 @@ def test_cross_entropy_with_smoothing_compiles_for_long_and_short_rows(dtype):
         found = variants(lambda x: kernels.cross_entropy(x, target, label_smoothing=0.1), (64, cols), dtype=dtype)
         for variant in found.values():
             assert facts(variant).num_spills == 0, variant
+
+
+def of_trial(name, kernel, number=0):
+    trial = trials()[name][1]
+    return facts(next(v for v in variants_of(name, [trial.races[number]]) if v.kernel == kernel))
+
+
+@pytest.mark.parametrize("number", [0, 3])  # float32; bfloat16 with master weights
+def test_adamw_moves_every_stream_in_one_layout(number):
+    made = of_trial("adamw", "adamw_update", number)
+    assert made.num_spills == 0 and made.shared_bytes == 0, "no stream is rearranged for another"
+    assert made.num("LDG.E.128") >= 6 and made.num("STG.E.128") >= 6
+    assert made.num_registers * 128 * 8 <= 65536, "eight programs a multiprocessor"
+
+
+def test_eight_bit_moments_are_coded_without_spills():
+    made = of_trial("adamw_8bit", "adamw_update_8bit")
+    assert made.num_spills == 0 and made.num("LDG.E.128") > 0
+    assert made.shared_bytes <= 64, "only the largest of a block crosses warps"
+
+
+def test_a_norm_reads_sixteen_bytes_at_a_time():
+    made = of_trial("clip_grad_norm_", "norm_shares", 1)
+    assert made.num_spills == 0 and made.num("LDG.E.128") > 0
+
+
+def test_bags_are_summed_inside_a_warp():
+    made = of_trial("embedding_bags", "embedding_bag_forward")
+    assert made.num_spills == 0 and made.shared_bytes == 0
+    assert made.num("LDG.E.128") == 8, "eight rows on their way"
+
+
+def test_rows_are_updated_by_one_warp_without_spills():
+    for number in range(3):
+        made = of_trial("embedding_bags_update", "embedding_update", number)
+        assert made.num_spills == 0 and made.shared_bytes == 0
+
+
+@pytest.mark.parametrize("kernel", ["dot_interaction_forward", "dot_interaction_backward"])
+@pytest.mark.parametrize("number", [0, 2])  # bfloat16; float32 in three products of tf32
+def test_interactions_are_products_of_the_matrix_units(kernel, number):
+    made = of_trial("dot_interaction", kernel, number)
+    assert made.num_spills == 0 and made.num("HMMA") > 0 and made.num("LDG.E.128") > 0
+
+
+def test_the_cross_layers_product_carries_its_epilogue():
+    made = of_trial("cross_layer", "cross_product")
+    assert made.num_spills == 0 and made.num("HGMMA") > 0 and made.num("LDGSTS.E.BYPASS.128") > 0
+    assert made.num("LDG.E.128") >= 16 and made.num("STG.E.128") >= 8, "x0 and x in, y out"
+    assert made.shared_bytes <= 227 * 1024
+
+
+def test_quantization_holds_its_rows():
+    made = of_trial("quantize", "quantize_rows")
+    assert made.num_spills == 0 and made.num("LDG.E.128") == 4 and made.num("STG.E.64") == 4

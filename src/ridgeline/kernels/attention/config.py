@@ -17,22 +17,73 @@ class Attention:
     rows: int
     keys: int
     stages: int
+    query_stages: int = 1
 
-
-FORWARD = Attention(128, 128, 2)
-QUERIES = Attention(128, 128, 2)
-KEYS = Attention(64, 128, 2)
-"""dK and dV fill the registers: blocks of 64 query rows are what is left."""
+    @property
+    def max_registers(self) -> int:
+        """Of a thread when all warps start: two computing groups take 240 from there, three 160."""
+        return 168 if self.rows <= 128 else 128
 
 
 def padded(head_dim: int) -> int:
     """The head dim a kernel works on; columns past the real one are read as zeros and never written."""
-    return 64 if head_dim <= 64 else 128
+    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
 
 
-def heads_together(heads: int, ratio: int, keys: int, head_dim: int) -> int:
-    """Heads whose tiles go side by side: as many as have their keys and values in the L2 together."""
-    return clamp(L2_FOR_KEYS_BYTES // max(1, keys * head_dim * 4) * ratio, min(ratio, heads), heads)
+def columns(dim: int, value_dim: int) -> tuple[int, int]:
+    """A head's columns as the forward pass multiplies them: a power of two, and 64 more for queries of 136 to 192."""
+    return (128, 64) if 128 < dim <= 192 and value_dim <= 128 else (padded(dim), 0)
+
+
+def forward(dim: int, value_dim: int) -> Attention:
+    """Two stages of 128 keys, and the next tile's queries; where a wide head leaves no room, without them or of 64."""
+    if columns(dim, value_dim)[1]:
+        return Attention(128, 128, 2)
+    return Attention(128, 64, 2) if is_wide(dim, value_dim) else Attention(128, 128, 2, 2)
+
+
+def queries(dim: int, value_dim: int, band: int, capped: bool) -> Attention:
+    """dQ's blocks: as many keys as registers and shared memory hold beside the scores and their gradient."""
+    if dim > 128 and value_dim > 128:
+        return Attention(128, 32, 2)
+    return Attention(128, 64 if max(dim, value_dim) > 128 or band == 2 or capped else 128, 2)
+
+
+def keys(dim: int, value_dim: int, capped: bool) -> Attention:
+    """dK and dV fill the registers: blocks of 64 query rows are what is left, 32 where a slope has to be kept too.
+
+    In wide heads the two groups share 64 keys, one making dK and the other dV.
+    """
+    return Attention(32 if capped else 64, 64 if is_wide(dim, value_dim) else 128, 2)
+
+
+FUSED = Attention(64, 128, 2)
+PIPED = True
+"""Whether the next block's scores start before dQ's share is sent: the registers just hold both."""
+
+
+def fits_fused(dim: int, value_dim: int, capped: bool, varlen: bool) -> bool:
+    """Whether the kernel that adds dQ to memory was written for this: heads of 72 to 128, one length, no cap."""
+    return padded(dim) == padded(value_dim) == 128 and dim == value_dim and not capped and not varlen
+
+
+def is_wide(dim: int, value_dim: int) -> bool:
+    return max(dim, value_dim) > 128
+
+
+def heads_together(heads: int, ratio: int, keys: int, head_dim: int, tiles: int, band: int, num_sms: int) -> int:
+    """Heads whose tiles go side by side.
+
+    Where tiles differ in length, as many as have their keys and values in the L2 together; where they do not, no more
+    than fill the device, so that a head's keys are read from memory once (512 rows of 512 heads: 4 times otherwise).
+    """
+    most = clamp(L2_FOR_KEYS_BYTES // max(1, keys * head_dim * 4) * ratio, min(ratio, heads), heads)
+    return most if band == 1 else min(most, clamp(cdiv(cdiv(num_sms, tiles), ratio) * ratio, 1, heads))
+
+
+def parts_together(parts: int, blocks: int, band: int, num_sms: int) -> int:
+    """Groups of heads whose blocks of keys go side by side: once around the device, or twice, long and short ones."""
+    return clamp(cdiv((2 if band else 1) * num_sms, max(1, blocks)), 1, max(1, parts))
 
 
 def key_split(blocks: int, ratio: int, num_sms: int, causal: bool) -> int:
@@ -44,7 +95,7 @@ def key_split(blocks: int, ratio: int, num_sms: int, causal: bool) -> int:
 
 
 def programs(tiles: int, num_sms: int) -> int:
-    """Persistent programs, one a multiprocessor: their shared memory leaves no room for a second."""
+    """Persistent programs, one a multiprocessor: their registers leave no room for a second."""
     return max(1, min(tiles, num_sms))
 
 

@@ -1,44 +1,96 @@
 """Attention on Hopper, in Gluon: two groups of warps compute, one warp feeds them through the copy engine.
 
-Shapes: B batch, H query heads, K key heads (H a multiple of K), L query rows, S keys, D head dim (padded to 64 or 128).
-Scores are kept in base 2: ``scale`` is the softmax scale times log2(e).
+Shapes: B batch, H query heads, K key heads (H a multiple of K), L query rows, S keys, D head dim of queries and keys,
+DV of values (both padded to 64, 128 or 256). Scores are kept in base 2: ``scale`` is the softmax scale times log2(e),
+or the cap times it where scores are capped by tanh first.
+
+What a row sees is a band of keys: row i sees keys i + lo to i + hi. BAND 0 is no band (full attention), 1 has only the
+upper edge (causal), 2 both (a sliding window). A mask over keys comes as one number a key, 0 or minus infinity, which
+the feeding warp writes beside the keys. Sequences of different length lie one after the other (VARLEN): a tile finds
+its sequence, and ends where it does.
 
 Forward: a program takes 128 query rows of a head, each group 64 of them. While a group's softmax of one block of keys
 runs, its product P·V of the block before and the other group's products keep the tensor cores busy.
 
-Backward is two kernels, which costs seven products instead of five and needs no atomics: the same bits every time, no
-workspace beyond two numbers a row. One owns keys and walks queries (dK, dV), one owns queries and walks keys (dQ). A
-fused kernel that adds dQ with atomics was measured slower than both together: see docs/log.md.
+The gradients are in gradient.py.
 """
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+LN_2 = gl.constexpr(0.6931471805599453)
+LOG2_E = gl.constexpr(1.4426950408889634)
+
 
 @gluon.jit
-def _tile(index, num_m, num_heads, group, CAUSAL: gl.constexpr):
+def _tile(index, num_m, num_heads, group, BACKWARDS: gl.constexpr):
     """Tile number → (row block, head): long blocks first, ``group`` heads side by side so that they share the L2."""
     section = index // (num_m * group)
     width = min(num_heads - section * group, group)
     inside = index - section * num_m * group
     m = inside // width
-    if CAUSAL:
+    if BACKWARDS:
         m = num_m - 1 - m
     return m, section * group + inside % width
 
 
 @gluon.jit
-def _num_blocks(m, S, shift, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr):
-    """Blocks of keys that rows of block m see; at least one, so that every row gets an answer."""
-    end = S
-    if CAUSAL:
-        end = min((m + 1) * BM + shift, S)
-    return (max(end, 1) + BN - 1) // BN
+def _turn(j):
+    """The j-th tile of this program: back and forth, so that who had the longest gets the shortest next."""
+    num, mine = gl.num_programs(0), gl.program_id(0)
+    return j * num + mine + (j % 2) * (num - 1 - 2 * mine)
+
+
+@gluon.jit
+def _extent(b, sizes, VARLEN: gl.constexpr):
+    """Rows and keys of sequence b, where each start, and the edges of the band its row 0 sees."""
+    L, S, lo, hi, align, q_starts, k_starts = sizes
+    rows, keys, q0, k0, batch = L, S, L * 0, S * 0, b
+    if VARLEN:
+        q0 = gl.load(q_starts + b)
+        k0 = gl.load(k_starts + b)
+        rows = gl.load(q_starts + b + 1) - q0
+        keys = gl.load(k_starts + b + 1) - k0
+        lo += (keys - rows) * align
+        hi += (keys - rows) * align
+        batch = b * 0
+    return rows, keys, q0, k0, lo, hi, batch
+
+
+@gluon.jit
+def _rows_of(b, there, sizes, VARLEN: gl.constexpr):
+    """Query rows of sequence b, if there is one."""
+    rows = sizes[0]
+    if VARLEN:
+        at = sizes[5] + b
+        rows = gl.load(at + 1, mask=there, other=0) - gl.load(at, mask=there, other=0)
+    return rows
+
+
+@gluon.jit
+def _keys_of(b, there, sizes, VARLEN: gl.constexpr):
+    """Keys of sequence b, if there is one."""
+    keys = sizes[1]
+    if VARLEN:
+        at = sizes[6] + b
+        keys = gl.load(at + 1, mask=there, other=0) - gl.load(at, mask=there, other=0)
+    return keys
+
+
+@gluon.jit
+def _blocks_seen(m, keys, lo, hi, BM: gl.constexpr, BN: gl.constexpr, BAND: gl.constexpr):
+    """First and one past the last block of keys that rows of block m see; at least one, so that every row answers."""
+    end = keys
+    if BAND >= 1:
+        end = min((m + 1) * BM + hi, keys)
+    stop = (max(end, 1) + BN - 1) // BN
+    first = stop * 0
+    if BAND == 2:
+        first = min(max(m * BM + lo, 0) // BN, stop - 1)
+    return first, stop
 
 
 @gluon.jit
@@ -58,74 +110,146 @@ def _fetch(desc, at, full, empty, smem, turn, slot, NUM_BYTES: gl.constexpr):
 
 
 @gluon.jit
-def _feed_rows(
-    q_desc, extra_desc, k_desc, v_desc, q_smem, extra_smem, k_smem, v_smem, bars, tiles, num_m, H, K, S, shift, heads,
-    group,
+def _feed_tile(
+    m, b, h, descs, smems, bars, mask_ptr, mask_b, sizes, it, local, ratio,
     EXTRA: gl.constexpr, DESCENDING: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr,
+    DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, KEYMASK: gl.constexpr, VARLEN: gl.constexpr,
+    Q_STAGES: gl.constexpr, E: gl.constexpr,
 ):
-    """Feeds the kernels that own query rows: 64 rows of Q (and of dO) for each group, then blocks of K and V."""
+    q_desc, q2_desc, extra_desc, k_desc, k2_desc, v_desc = descs
+    q_smem, q2_smem, extra_smem, k_smem, k2_smem, v_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    it = 0
-    local = 0
-    for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        m, bh = _tile(index, num_m, heads, group, CAUSAL)
-        b, h = bh // H, bh % H
-        for c in gl.static_range(2):
-            row = m * BM + c * (BM // 2)
-            _fetch(q_desc, [b, h, row, 0], q_full, q_empty, q_smem, local, c, (2 if EXTRA else 1) * (BM // 2) * D * 2)
-            if EXTRA:
-                tma.async_copy_global_to_shared(extra_desc, [b, h, row, 0], q_full.index(c), extra_smem.index(c))
-        n = _num_blocks(m, S, shift, BM, BN, CAUSAL)
-        for j in range(n):
-            block = n - 1 - j if DESCENDING else j
-            at = [b, h // (H // K), block * BN, 0]
-            _fetch(k_desc, at, k_full, k_empty, k_smem, it // STAGES, it % STAGES, BN * D * 2)
-            _fetch(v_desc, at, v_full, v_empty, v_smem, it // STAGES, it % STAGES, BN * D * 2)
-            it += 1
-        local += 1
+    M_L: gl.constexpr = gl.BlockedLayout([BN // 32], [32], [1], [0])
+    rows, keys, q0, k0, lo, hi, batch = _extent(b, sizes, VARLEN)
+    q_bytes: gl.constexpr = 64 * (D + DV if EXTRA else D + E) * 2
+    for c in gl.static_range(BM // 64):
+        row = q0 + m * BM + c * 64
+        mine = c * Q_STAGES + local % Q_STAGES
+        _fetch(q_desc, [batch, h, row, 0], q_full, q_empty, q_smem, local // Q_STAGES, mine, q_bytes)
+        if E > 0:
+            tma.async_copy_global_to_shared(q2_desc, [batch, h, row, D], q_full.index(mine), q2_smem.index(mine))
+        if EXTRA:
+            tma.async_copy_global_to_shared(extra_desc, [batch, h, row, 0], q_full.index(mine), extra_smem.index(mine))
+    first, stop = _blocks_seen(m, keys, lo, hi, BM, BN, BAND)
+    if KEYMASK:
+        mask = mask_ptr + b.to(gl.int64) * mask_b
+        col = (stop - 1 if DESCENDING else first) * BN + gl.arange(0, BN, M_L)
+        kept = gl.load(mask + col, mask=col < keys, other=0)
+    for j in range(first, stop):
+        block = first + stop - 1 - j if DESCENDING else j
+        at = [batch, h // ratio, k0 + block * BN, 0]
+        slot, turn = it % STAGES, it // STAGES
+        _fetch(k_desc, at, k_full, k_empty, k_smem, turn, slot, BN * (D + E) * 2)
+        if E > 0:
+            rest = [batch, h // ratio, k0 + block * BN, D]
+            tma.async_copy_global_to_shared(k2_desc, rest, k_full.index(slot), k2_smem.index(slot))
+        if KEYMASK:
+            bias_smem.index(slot).store(gl.where(kept != 0, 0.0, float("-inf")))
+            mbarrier.arrive(k_full.index(slot), count=1)
+            col = (block - 1 if DESCENDING else block + 1) * BN + gl.arange(0, BN, M_L)
+            kept = gl.load(mask + col, mask=(col >= 0) & (col < keys), other=0)  # the next block's
+        _fetch(v_desc, at, v_full, v_empty, v_smem, turn, slot, BN * DV * 2)
+        it += 1
+    return it, local + 1
 
 
 @gluon.jit
-def _online(s, m_i, l_i, scale, row, block, S, shift, MASK: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr,
-            S_L: gl.constexpr):
+def _feed_rows(
+    descs, smems, bars, mask_ptr, mask_b, sizes, tiles, num_m, H, K, heads, group,
+    EXTRA: gl.constexpr, DESCENDING: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
+    DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, KEYMASK: gl.constexpr, VARLEN: gl.constexpr,
+    Q_STAGES: gl.constexpr, E: gl.constexpr,
+):
+    """Feeds the kernels that own query rows: 64 rows of Q (and of dO) for each group, then blocks of K and V."""
+    it = 0
+    local = 0
+    for j in range((tiles + gl.num_programs(0) - 1) // gl.num_programs(0)):
+        index = _turn(j)
+        m, bh = _tile(index, num_m, heads, group, BAND == 1)
+        b, h = bh // H, bh % H
+        if (index < tiles) & (m * BM < _rows_of(b, index < tiles, sizes, VARLEN)):
+            it, local = _feed_tile(m, b, h, descs, smems, bars, mask_ptr, mask_b, sizes, it, local, H // K, EXTRA,
+                                   DESCENDING, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN, Q_STAGES, E)
+
+
+@gluon.jit
+def _tanh(x):
+    """tanh of x / (2 log2 e): exact to a float's rounding in absolute terms, which is what a score needs."""
+    return 1.0 - 2.0 / (1.0 + gl.exp2(x))
+
+
+@gluon.jit
+def _seen(s, row, col, keys, lo, hi, BAND: gl.constexpr, PAST: gl.constexpr):
+    """Scores of keys that a row sees; the others minus infinity."""
+    if PAST:
+        s = gl.where(col < keys, s, float("-inf"))
+    if BAND >= 1:
+        s = gl.where(col <= row + hi, s, float("-inf"))
+    if BAND == 2:
+        s = gl.where(col >= row + lo, s, float("-inf"))
+    return s
+
+
+@gluon.jit
+def _online(s, m_i, l_i, bias, scale, pre, row, block, keys, lo, hi, MASK: gl.constexpr, BN: gl.constexpr,
+            BAND: gl.constexpr, KEYMASK: gl.constexpr, CAPPED: gl.constexpr, S_L: gl.constexpr):
     """One step of the online softmax: probabilities, new maximum and sum, and the factor for what came before."""
+    if CAPPED:
+        s = _tanh(s * pre)
+    if KEYMASK:
+        s = s + gl.expand_dims(bias, 0)
     if MASK:
         col = gl.expand_dims(block * BN + gl.arange(0, BN, gl.SliceLayout(0, S_L)), 0)
-        seen = col < S
-        if CAUSAL:
-            seen = seen & (col <= gl.expand_dims(row, 1) + shift)
-        s = gl.where(seen, s, float("-inf"))
+        s = _seen(s, gl.expand_dims(row, 1), col, keys, lo, hi, BAND, not KEYMASK)
     m_new = gl.maximum(m_i, gl.max(s, 1))
-    finite = gl.where(m_new == float("-inf"), 0.0, m_new) if MASK else m_new
+    finite = gl.where(m_new == float("-inf"), 0.0, m_new) if MASK or KEYMASK else m_new
     alpha = gl.exp2(m_i * scale - finite * scale)
     p = gl.exp2(s * scale - gl.expand_dims(finite * scale, 1))
     return p, m_new, l_i * alpha + gl.sum(p, 1), alpha
 
 
 @gluon.jit
-def _step(q, k_smem, v_smem, bars, it, block, p_op, o, m_i, l_i, scale, row, S, shift, MASK: gl.constexpr,
-          BN: gl.constexpr,
-          D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr):
+def _bias(bias_smem, slot, KEYMASK: gl.constexpr, S_L: gl.constexpr):
+    """The numbers of a block of keys, where there are any."""
+    if KEYMASK:
+        return bias_smem.index(slot).load(gl.SliceLayout(0, S_L))
+    else:
+        return 0.0
+
+
+@gluon.jit
+def _scores(q, q2, k_smem, k2_smem, slot, BN: gl.constexpr, D: gl.constexpr, E: gl.constexpr, S_L: gl.constexpr):
+    """Q · Kᵀ of a block, on its way; of a head's D columns and, where it has more, the E others."""
+    zero = gl.zeros([64, BN], gl.float32, S_L)
+    s = warpgroup_mma(q, k_smem.index(slot).reshape([BN, D]).permute((1, 0)), zero, use_acc=False, is_async=True)
+    if E > 0:
+        s = warpgroup_mma(q2, k2_smem.index(slot).reshape([BN, E]).permute((1, 0)), s, is_async=True)
+    return s
+
+
+@gluon.jit
+def _step(q, q2, smems, bars, it, block, more, p_op, o, m_i, l_i, scale, pre, row, keys, lo, hi, MASK: gl.constexpr,
+          BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+          KEYMASK: gl.constexpr, CAPPED: gl.constexpr, DTYPE: gl.constexpr, E: gl.constexpr):
     """Scores of the next block and P·V of this one go out together; the softmax runs while P·V does."""
+    k_smem, k2_smem, v_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
     nxt = it + 1
     ks, vs = nxt % STAGES, it % STAGES
-    zero = gl.zeros([64, BN], gl.float32, S_L)
-    k = k_smem.index(ks).reshape([BN, D])
-    s_on_its_way = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s_on_its_way = _scores(q, q2, k_smem, k2_smem, ks, BN, D, E, S_L)
     mbarrier.wait(v_full.index(vs), (it // STAGES) & 1)
-    o_on_its_way = warpgroup_mma(p_op, v_smem.index(vs).reshape([BN, D]), o, is_async=True)
+    o_on_its_way = warpgroup_mma(p_op, v_smem.index(vs).reshape([BN, DV]), o, is_async=True)
     s = warpgroup_mma_wait(1, [s_on_its_way])
+    bias = _bias(bias_smem, ks, KEYMASK, S_L)
     mbarrier.arrive(k_empty.index(ks), count=1)
-    p, m_i, l_i, alpha = _online(s, m_i, l_i, scale, row, block, S, shift, MASK, BN, CAUSAL, S_L)
+    p, m_i, l_i, alpha = _online(s, m_i, l_i, bias, scale, pre, row, block, keys, lo, hi, MASK, BN, BAND, KEYMASK,
+                                 CAPPED, S_L)
     half = p.to(DTYPE)
     # Waiting for the next keys here ends a basic block: without it ptxas moves the wait for O above the softmax.
     after = nxt + 1
-    mbarrier.wait(k_full.index(after % STAGES), (after // STAGES) & 1, pred=block > 0)
+    mbarrier.wait(k_full.index(after % STAGES), (after // STAGES) & 1, pred=more)
     o, half, l_i = warpgroup_mma_wait(0, [o_on_its_way, half, l_i])
     mbarrier.arrive(v_empty.index(vs), count=1)
     o = o * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, O_L)), 1)
@@ -135,7 +259,7 @@ def _step(q, k_smem, v_smem, bars, it, block, p_op, o, m_i, l_i, scale, row, S, 
 @gluon.constexpr_function
 def _wide(D):
     """64 rows of D columns with eight neighbors of a row in each thread, for 16-byte stores."""
-    high = [[0, 32], [0, 64]] if D == 128 else [[0, 32]]
+    high = [[0, 32 << i] for i in range((D // 32).bit_length() - 1)]
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], *high, [8, 0]],
         lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
@@ -146,370 +270,200 @@ def _wide(D):
 
 
 @gluon.jit
-def _store(ptr, value, bh, row0, L, d, D: gl.constexpr):
-    """64 rows of a head into a dense [B, H, L, d] tensor."""
+def _store(ptr, value, row0, rows, step, d, D: gl.constexpr):
+    """64 rows of a head, ``step`` elements apart; those past the last are left out."""
     WIDE: gl.constexpr = _wide(D)
     row = row0 + gl.arange(0, 64, gl.SliceLayout(1, WIDE))
     col = gl.arange(0, D, gl.SliceLayout(0, WIDE))
-    at = (bh.to(gl.int64) * L + gl.expand_dims(row, 1)) * d + gl.expand_dims(col, 0)
-    inside = gl.expand_dims(row < L, 1) & gl.expand_dims(col < d, 0)
+    at = gl.expand_dims(row.to(gl.int64) * step, 1) + gl.expand_dims(col, 0)
+    inside = gl.expand_dims(row < rows, 1) & gl.expand_dims(col < d, 0)
     gl.store(ptr + at, gl.convert_layout(value.to(ptr.dtype.element_ty), WIDE), mask=inside)
 
 
 @gluon.jit
-def _attend(c: gl.constexpr, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles, num_m, L, S, shift, heads, group, d,
-            scale,
-            BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-            DTYPE: gl.constexpr):
-    """One group of four warps: 64 query rows of every tile, keys from the last block to the first."""
+def _plain_blocks(row0, first, stop, keys, lo, hi, BN: gl.constexpr, BAND: gl.constexpr, PAST: gl.constexpr):
+    """Blocks that all 64 rows see whole, and therefore without a mask: from the first to one past the last."""
+    end = stop
+    if PAST:
+        end = min(end, keys // BN)
+    if BAND >= 1:
+        end = min(end, max(row0 + hi + 1, 0) // BN)
+    begin = first
+    if BAND == 2:
+        begin = max(begin, (max(row0 + 63 + lo, 0) + BN - 1) // BN)
+    return begin, max(end, begin)
+
+
+@gluon.jit
+def _pass_by(c: gl.constexpr, first, stop, bars, it, local, STAGES: gl.constexpr, Q_STAGES: gl.constexpr):
+    """A group whose rows are all past the last: it gives back what it is fed."""
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    ROW: gl.constexpr = gl.SliceLayout(1, S_L)
-    q = q_smem.index(c).reshape([64, D])
-    it = 0
-    local = 0
-    for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        m, bh = _tile(index, num_m, heads, group, CAUSAL)
-        n = _num_blocks(m, S, shift, BM, BN, CAUSAL)
-        row0 = m * BM + c * 64
-        row = row0 + gl.arange(0, 64, ROW)
-        mbarrier.wait(q_full.index(c), local & 1)
-        stage = it % STAGES
-        mbarrier.wait(k_full.index(stage), (it // STAGES) & 1)
-        k = k_smem.index(stage).reshape([BN, D])
-        s = warpgroup_mma(q, k.permute((1, 0)), gl.zeros([64, BN], gl.float32, S_L), use_acc=False)
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        m_i = gl.full([64], float("-inf"), gl.float32, ROW)
-        l_i = gl.zeros([64], gl.float32, ROW)
-        p, m_i, l_i, _ = _online(s, m_i, l_i, scale, row, n - 1, S, shift, True, BN, CAUSAL, S_L)
-        p_op = gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, O_L, 2))
-        o = gl.zeros([64, D], gl.float32, O_L)
-        mbarrier.wait(k_full.index((it + 1) % STAGES), ((it + 1) // STAGES) & 1, pred=n > 1)
-        masked = 1  # blocks that need a mask: the last one, and those that cross the diagonal
-        if CAUSAL:
-            masked = min(max(n - max(row0 + shift, 0) // BN, 1), n)
-        for j in range(1, masked):
-            p_op, o, m_i, l_i, it = _step(q, k_smem, v_smem, bars, it, n - 1 - j, p_op, o, m_i, l_i, scale, row, S,
-                                          shift, True,
-                                          BN, D, STAGES, CAUSAL, DTYPE)
-        for j in range(masked, n):
-            p_op, o, m_i, l_i, it = _step(q, k_smem, v_smem, bars, it, n - 1 - j, p_op, o, m_i, l_i, scale, row, S,
-                                          shift, False,
-                                          BN, D, STAGES, CAUSAL, DTYPE)
-        mbarrier.arrive(q_empty.index(c), count=1)
-        stage = it % STAGES
-        mbarrier.wait(v_full.index(stage), (it // STAGES) & 1)
-        o = warpgroup_mma(p_op, v_smem.index(stage).reshape([BN, D]), o)
-        mbarrier.arrive(v_empty.index(stage), count=1)
+    mine = c * Q_STAGES + local % Q_STAGES
+    mbarrier.wait(q_full.index(mine), (local // Q_STAGES) & 1)
+    mbarrier.arrive(q_empty.index(mine), count=1)
+    for _ in range(first, stop):
+        slot, turn = it % STAGES, (it // STAGES) & 1
+        mbarrier.wait(k_full.index(slot), turn)
+        mbarrier.arrive(k_empty.index(slot), count=1)
+        mbarrier.wait(v_full.index(slot), turn)
+        mbarrier.arrive(v_empty.index(slot), count=1)
         it += 1
-        local += 1
-        none = l_i == 0.0  # a row that sees no key: zeros, and a log-sum-exp of minus infinity; NaN stays NaN
-        lse = gl.where(none, float("-inf"), m_i * scale * 0.6931471805599453 + gl.log(l_i))
-        gl.store(lse_ptr + bh.to(gl.int64) * L + row, lse, mask=row < L)
-        inverse = gl.convert_layout(gl.where(none, 0.0, 1.0 / l_i), gl.SliceLayout(1, O_L))
-        _store(o_ptr, o * gl.expand_dims(inverse, 1), bh, row0, L, d, D)
+    return it, local + 1
 
 
 @gluon.jit
-def forward(q_desc, k_desc, v_desc, o_ptr, lse_ptr, B, H, K, L, S, shift, d, group, scale, BM: gl.constexpr,
-            BN: gl.constexpr,
-            D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
-    DTYPE: gl.constexpr = q_desc.dtype
-    gl.static_assert(BM == 128)
-    q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, 1, BM // 2, D], q_desc.layout)
-    k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], v_desc.layout)
-    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(STAGES, 1),
-            _barriers(STAGES, 2))
-    num_m, heads = (L + BM - 1) // BM, B * H
-    tiles = num_m * heads
-    gl.warp_specialize([
-        (_attend, (0, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles, num_m, L, S, shift, heads, group, d, scale,
-        BM, BN, D,
-                   STAGES, CAUSAL, DTYPE)),
-        (_attend, (1, o_ptr, lse_ptr, q_smem, k_smem, v_smem, bars, tiles, num_m, L, S, shift, heads, group, d, scale,
-        BM, BN, D,
-                   STAGES, CAUSAL, DTYPE)),
-        (_feed_rows, (q_desc, q_desc, k_desc, v_desc, q_smem, q_smem, k_smem, v_smem, bars, tiles, num_m, H, K, S,
-        shift, heads,
-                      group, False, True, BM, BN, D, STAGES, CAUSAL)),
-    ], [4, 1], [240, 24])  # fmt: skip
-
-
-@triton.jit
-def prepare(o_ptr, do_ptr, lse_ptr, delta_ptr, lse2_ptr, do_b, do_h, do_l, H, L, padded, d, D: tl.constexpr,
-            ROWS: tl.constexpr):
-    """delta = rowsum(o · do), and the log-sum-exp in base 2: infinity where a row saw nothing, so that it counts 0."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    bh = tl.program_id(1)
-    col = tl.arange(0, D)
-    inside = (row < L)[:, None] & (col < d)[None, :]
-    b, h = (bh // H).to(tl.int64), (bh % H).to(tl.int64)
-    o = tl.load(o_ptr + (bh.to(tl.int64) * L + row)[:, None] * d + col[None, :], mask=inside, other=0.0).to(tl.float32)
-    do = tl.load(do_ptr + b * do_b + h * do_h + row[:, None] * do_l + col[None, :], mask=inside,
-                 other=0.0).to(tl.float32)
-    to = bh.to(tl.int64) * padded + row
-    tl.store(delta_ptr + to, tl.sum(o * do, 1))
-    lse = tl.load(lse_ptr + bh.to(tl.int64) * L + row, mask=row < L, other=float("-inf"))
-    tl.store(lse2_ptr + to, tl.where(lse == float("-inf"), float("inf"), lse * 1.4426950408889634))
-
-
-@gluon.jit
-def _dq_step(q, do, k_smem, v_smem, bars, it, block, dq, lse, delta, scale, row, S, shift, more, MASK: gl.constexpr,
-             BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr):
+def _attend_tile(
+    c: gl.constexpr, m, b, h, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, H, d, scale,
+    pre, it, local,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, DTYPE: gl.constexpr,
+    Q_STAGES: gl.constexpr, E: gl.constexpr,
+):
+    k_smem, k2_smem, v_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    stage, turn = it % STAGES, (it // STAGES) & 1
-    zero = gl.zeros([64, BN], gl.float32, S_L)
-    k = k_smem.index(stage).reshape([BN, D])
-    s_on_its_way = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-    mbarrier.wait(v_full.index(stage), turn)
-    v = v_smem.index(stage).reshape([BN, D])
-    dp_on_its_way = warpgroup_mma(do, v.permute((1, 0)), zero, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(1, [s_on_its_way])
-    p = gl.exp2(s * scale - gl.expand_dims(lse, 1))
-    if MASK:
-        col = gl.expand_dims(block * BN + gl.arange(0, BN, gl.SliceLayout(0, S_L)), 0)
-        seen = col < S
-        if CAUSAL:
-            seen = seen & (col <= gl.expand_dims(row, 1) + shift)
-        p = gl.where(seen, p, 0.0)
-    nxt = it + 1
-    mbarrier.wait(k_full.index(nxt % STAGES), (nxt // STAGES) & 1, pred=more)  # ends a basic block, as in the forward
-    dp = warpgroup_mma_wait(0, [dp_on_its_way])
-    mbarrier.arrive(v_empty.index(stage), count=1)
-    ds = gl.convert_layout((p * (dp - gl.expand_dims(delta, 1))).to(DTYPE), gl.DotOperandLayout(0, O_L, 2))
-    dq = warpgroup_mma(ds, k, dq)
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    return dq, nxt
+    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
+    ROW: gl.constexpr = gl.SliceLayout(1, S_L)
+    rows, keys, q0, k0, lo, hi, batch = _extent(b, sizes, VARLEN)
+    first, stop = _blocks_seen(m, keys, lo, hi, BM, BN, BAND)
+    row0 = m * BM + c * 64
+    row = row0 + gl.arange(0, 64, ROW)
+    mine = c * Q_STAGES + local % Q_STAGES
+    q = q_smem.index(mine).reshape([64, D])
+    q2 = q2_smem.index(mine).reshape([64, E if E > 0 else D])
+    mbarrier.wait(q_full.index(mine), (local // Q_STAGES) & 1)
+    slot = it % STAGES
+    mbarrier.wait(k_full.index(slot), (it // STAGES) & 1)
+    s = warpgroup_mma_wait(0, [_scores(q, q2, k_smem, k2_smem, slot, BN, D, E, S_L)])
+    bias = _bias(bias_smem, slot, KEYMASK, S_L)
+    mbarrier.arrive(k_empty.index(slot), count=1)
+    m_i = gl.full([64], float("-inf"), gl.float32, ROW)
+    l_i = gl.zeros([64], gl.float32, ROW)
+    p, m_i, l_i, _ = _online(s, m_i, l_i, bias, scale, pre, row, stop - 1, keys, lo, hi, True, BN, BAND, KEYMASK,
+                             CAPPED, S_L)
+    p_op = gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, O_L, 2))
+    o = gl.zeros([64, DV], gl.float32, O_L)
+    mbarrier.wait(k_full.index((it + 1) % STAGES), ((it + 1) // STAGES) & 1, pred=stop > first + 1)
+    begin, end = _plain_blocks(row0, first, stop - 1, keys, lo, hi, BN, BAND, False)
+    if BAND >= 1:
+        for j in range(end, stop - 1):  # blocks that cross the upper edge, from the last to the first
+            block = end + stop - 2 - j
+            p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre,
+                                          row, keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
+    for j in range(begin, end):
+        block = begin + end - 1 - j
+        p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre, row,
+                                      keys, lo, hi, False, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
+    if BAND == 2:
+        for j in range(first, min(begin, stop - 1)):
+            block = first + min(begin, stop - 1) - 1 - j
+            p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre,
+                                          row, keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
+    mbarrier.arrive(q_empty.index(mine), count=1)
+    slot = it % STAGES
+    mbarrier.wait(v_full.index(slot), (it // STAGES) & 1)
+    o = warpgroup_mma(p_op, v_smem.index(slot).reshape([BN, DV]), o)
+    mbarrier.arrive(v_empty.index(slot), count=1)
+    top = m_i * scale
+    if SINK:  # one more score without a value
+        sink = gl.load(sink_ptr + h).to(gl.float32) * LOG2_E
+        raised = gl.maximum(top, sink)
+        l_i = l_i * gl.exp2(top - raised) + gl.exp2(sink - raised)
+        o = o * gl.expand_dims(gl.convert_layout(gl.exp2(top - raised), gl.SliceLayout(1, O_L)), 1)
+        top = raised
+    none = l_i == 0.0  # a row that sees no key: zeros, and a log-sum-exp of minus infinity; NaN stays NaN
+    lse = gl.where(none, float("-inf"), top * LN_2 + gl.log(l_i))
+    gl.store(lse_ptr + (batch * H + h).to(gl.int64) * sizes[0] + q0 + row, lse, mask=row < rows)
+    inverse = gl.convert_layout(gl.where(none, 0.0, 1.0 / l_i), gl.SliceLayout(1, O_L))
+    base = o_ptr + batch.to(gl.int64) * o_b + h.to(gl.int64) * o_h + q0.to(gl.int64) * o_l
+    _store(base, o * gl.expand_dims(inverse, 1), row0, rows, o_l, d, DV)
+    return it + 1, local + 1
 
 
 @gluon.jit
-def _dq_rows(c: gl.constexpr, dq_ptr, lse_ptr, delta_ptr, padded, q_smem, do_smem, k_smem, v_smem, bars, tiles, num_m,
-             L, S, shift,
-             heads, group, d, scale, scale_out, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
-             STAGES: gl.constexpr,
-             CAUSAL: gl.constexpr, DTYPE: gl.constexpr):
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    q = q_smem.index(c).reshape([64, D])
-    do = do_smem.index(c).reshape([64, D])
+def _attend(
+    c: gl.constexpr, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
+    heads, group, d, scale, pre,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, DTYPE: gl.constexpr,
+    Q_STAGES: gl.constexpr, E: gl.constexpr,
+):
+    """One group of four warps: 64 query rows of every tile, keys from the last block to the first."""
     it = 0
     local = 0
-    for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        m, bh = _tile(index, num_m, heads, group, CAUSAL)
-        n = _num_blocks(m, S, shift, BM, BN, CAUSAL)
-        row0 = m * BM + c * 64
-        row = row0 + gl.arange(0, 64, gl.SliceLayout(1, S_L))
-        at = bh.to(gl.int64) * padded + row
-        lse = gl.load(lse_ptr + at, mask=row < padded, other=float("inf"))
-        delta = gl.load(delta_ptr + at, mask=row < padded, other=0.0)
-        dq = gl.zeros([64, D], gl.float32, O_L)
-        mbarrier.wait(q_full.index(c), local & 1)
-        mbarrier.wait(k_full.index(it % STAGES), (it // STAGES) & 1)
-        plain = S // BN  # blocks that need no mask
-        if CAUSAL:
-            plain = min(max(row0 + 1 + shift, 0) // BN, plain)
-        plain = min(plain, n)
-        for j in range(plain):
-            dq, it = _dq_step(q, do, k_smem, v_smem, bars, it, j, dq, lse, delta, scale, row, S, shift, j + 1 < n,
-                              False, BN, D,
-                              STAGES, CAUSAL, DTYPE)
-        for j in range(plain, n):
-            dq, it = _dq_step(q, do, k_smem, v_smem, bars, it, j, dq, lse, delta, scale, row, S, shift, j + 1 < n,
-                              True, BN, D,
-                              STAGES, CAUSAL, DTYPE)
-        mbarrier.arrive(q_empty.index(c), count=1)
-        local += 1
-        _store(dq_ptr, dq * scale_out, bh, row0, L, d, D)
+    for j in range((tiles + gl.num_programs(0) - 1) // gl.num_programs(0)):
+        index = _turn(j)
+        m, bh = _tile(index, num_m, heads, group, BAND == 1)
+        b, h = bh // H, bh % H
+        rows = _rows_of(b, index < tiles, sizes, VARLEN)
+        if (index < tiles) & (m * BM + c * 64 < rows):
+            it, local = _attend_tile(c, m, b, h, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars,
+                                     sizes, H, d, scale, pre, it, local, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED,
+                                     SINK, VARLEN, DTYPE, Q_STAGES, E)
+        elif (index < tiles) & (m * BM < rows):
+            rows, keys, q0, k0, lo, hi, batch = _extent(b, sizes, VARLEN)
+            first, stop = _blocks_seen(m, keys, lo, hi, BM, BN, BAND)
+            it, local = _pass_by(c, first, stop, bars, it, local, STAGES, Q_STAGES)
 
 
 @gluon.jit
-def backward_queries(q_desc, do_desc, k_desc, v_desc, dq_ptr, lse_ptr, delta_ptr, padded, B, H, K, L, S, shift, d,
-                     group, scale,
-                     scale_out, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-                     CAUSAL: gl.constexpr):
-    """dQ: a program owns 128 query rows and walks the keys they see."""
+def attention_forward(
+    q_desc, q2_desc, k_desc, k2_desc, v_desc, o_ptr, lse_ptr, mask_ptr, sink_ptr, q_starts, k_starts, B, H, K, L, S,
+    longest, lo, hi, align, d, mask_b, o_b, o_h, o_l, group, scale, pre,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, Q_STAGES: gl.constexpr,
+    E: gl.constexpr,
+):
+    """Tiles of 64 query rows a group of warps; two groups, or three where a head is narrow."""
     DTYPE: gl.constexpr = q_desc.dtype
-    gl.static_assert(BM == 128)
-    q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, 1, BM // 2, D], q_desc.layout)
-    do_smem = gl.allocate_shared_memory(DTYPE, [2, 1, 1, BM // 2, D], do_desc.layout)
+    GROUPS: gl.constexpr = BM // 64
+    gl.static_assert(GROUPS == 2 or GROUPS == 3)
+    q_smem = gl.allocate_shared_memory(DTYPE, [GROUPS * Q_STAGES, 1, 1, 64, D], q_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], v_desc.layout)
-    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(STAGES, 1),
-            _barriers(STAGES, 2))
-    num_m, heads = (L + BM - 1) // BM, B * H
+    v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, DV], v_desc.layout)
+    q2_smem, k2_smem = q_smem, k_smem
+    if E > 0:
+        q2_smem = gl.allocate_shared_memory(DTYPE, [GROUPS * Q_STAGES, 1, 1, 64, E], q2_desc.layout)
+        k2_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, E], k2_desc.layout)
+    bias_smem = _bias_memory(STAGES, BN, KEYMASK)
+    bars = (_barriers(GROUPS * Q_STAGES, 1), _barriers(GROUPS * Q_STAGES, 1), _barriers(STAGES, 2 if KEYMASK else 1),
+            _barriers(STAGES, GROUPS), _barriers(STAGES, 1), _barriers(STAGES, GROUPS))
+    sizes = (L, S, lo, hi, align, q_starts, k_starts)
+    num_m, heads = (longest + BM - 1) // BM, B * H
     tiles = num_m * heads
-    gl.warp_specialize([
-        (_dq_rows, (0, dq_ptr, lse_ptr, delta_ptr, padded, q_smem, do_smem, k_smem, v_smem, bars, tiles, num_m, L, S,
-        shift, heads,
-                    group, d, scale, scale_out, BM, BN, D, STAGES, CAUSAL, DTYPE)),
-        (_dq_rows, (1, dq_ptr, lse_ptr, delta_ptr, padded, q_smem, do_smem, k_smem, v_smem, bars, tiles, num_m, L, S,
-        shift, heads,
-                    group, d, scale, scale_out, BM, BN, D, STAGES, CAUSAL, DTYPE)),
-        (_feed_rows, (q_desc, do_desc, k_desc, v_desc, q_smem, do_smem, k_smem, v_smem, bars, tiles, num_m, H, K, S,
-        shift, heads,
-                      group, True, False, BM, BN, D, STAGES, CAUSAL)),
-    ], [4, 1], [240, 24])  # fmt: skip
+    smems = (k_smem, k2_smem, v_smem, bias_smem)
+    if GROUPS == 2:
+        gl.warp_specialize([
+            (_attend, (0, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
+                       heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
+                       Q_STAGES, E)),
+            (_attend, (1, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
+                       heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
+                       Q_STAGES, E)),
+            (_feed_rows, ((q_desc, q2_desc, q_desc, k_desc, k2_desc, v_desc),
+                          (q_smem, q2_smem, q_smem, k_smem, k2_smem, v_smem, bias_smem), bars, mask_ptr, mask_b, sizes,
+                          tiles, num_m, H, K, heads, group, False, True, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN,
+                          Q_STAGES, E)),
+        ], [4, 1], [240, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_attend, (0, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
+                       heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
+                       Q_STAGES, E)),
+            (_attend, (1, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
+                       heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
+                       Q_STAGES, E)),
+            (_attend, (2, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
+                       heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
+                       Q_STAGES, E)),
+            (_feed_rows, ((q_desc, q2_desc, q_desc, k_desc, k2_desc, v_desc),
+                          (q_smem, q2_smem, q_smem, k_smem, k2_smem, v_smem, bias_smem), bars, mask_ptr, mask_b, sizes,
+                          tiles, num_m, H, K, heads, group, False, True, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN,
+                          Q_STAGES, E)),
+        ], [4, 4, 1], [160, 160, 24])  # fmt: skip
 
 
 @gluon.jit
-def _first_rows(n, shift, L, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr):
-    """The first block of query rows that sees any key of block n; past the last where none does."""
-    first = 0
-    if CAUSAL:
-        first = min(max(n * BN - shift, 0) // BM, (L + BM - 1) // BM)
-    return first
-
-
-@gluon.jit
-def _feed_keys(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
-               delta_smem, bars,
-               padded, items, parts, H, K, split, L, shift, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
-               STAGES: gl.constexpr, CAUSAL: gl.constexpr):
-    """Feeds the kernel that owns keys: K and V once, then Q, dO and two numbers a row, for every head of the group."""
-    kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
-    ratio = H // K // split
-    num_m = (L + BM - 1) // BM
-    it = 0
-    local = 0
-    for index in range(gl.program_id(0), items, gl.num_programs(0)):
-        n, part = index // parts, index % parts
-        b, hp = part // (K * split), part % (K * split)
-        at = [b, hp // split, n * BN, 0]
-        _fetch(k_desc, at, kv_full, kv_empty, k_smem, local, 0, 2 * BN * D * 2)
-        tma.async_copy_global_to_shared(v_desc, at, kv_full.index(0), v_smem.index(0))
-        first = _first_rows(n, shift, L, BM, BN, CAUSAL)
-        for r in range(ratio):
-            h = hp * ratio + r
-            for i in range(first, num_m):
-                slot, turn, flat = it % STAGES, it // STAGES, (b * H + h) * padded + i * BM
-                _fetch(q_desc, [b, h, i * BM, 0], q_full, q_empty, q_smem, turn, slot, BM * D * 2 + BM * 4)
-                tma.async_copy_global_to_shared(lse_desc, [flat], q_full.index(slot), lse_smem.index(slot))
-                _fetch(do_desc, [b, h, i * BM, 0], do_full, do_empty, do_smem, turn, slot, BM * D * 2 + BM * 4)
-                tma.async_copy_global_to_shared(delta_desc, [flat], do_full.index(slot), delta_smem.index(slot))
-                it += 1
-        local += 1
-
-
-@gluon.jit
-def _dkv_step(i, it, k, v, q_smem, do_smem, lse_smem, delta_smem, bars, dk, dv, scale, key, S, shift,
-              MASK: gl.constexpr,
-              BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr):
-    """Transposed scores, so that P and dS are already the left operands of dV and dK, in registers."""
-    kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
-    A_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, A_L, 2)
-    COL: gl.constexpr = gl.SliceLayout(0, S_L)
-    stage, turn = it % STAGES, (it // STAGES) & 1
-    q = q_smem.index(stage).reshape([BM, D])
-    do = do_smem.index(stage).reshape([BM, D])
-    zero = gl.zeros([64, BM], gl.float32, S_L)
-    mbarrier.wait(q_full.index(stage), turn)
-    s_on_its_way = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
-    mbarrier.wait(do_full.index(stage), turn)
-    dp_on_its_way = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(1, [s_on_its_way])
-    p = gl.exp2(s * scale - gl.expand_dims(lse_smem.index(stage).load(COL), 0))
-    if MASK:
-        seen = gl.expand_dims(key, 1) < S
-        if CAUSAL:
-            row = i * BM + gl.arange(0, BM, COL)
-            seen = seen & (gl.expand_dims(key, 1) <= gl.expand_dims(row, 0) + shift)
-        p = gl.where(seen, p, 0.0)
-    dv_on_its_way = warpgroup_mma(gl.convert_layout(p.to(DTYPE), LEFT), do, dv, is_async=True)
-    dp = warpgroup_mma_wait(1, [dp_on_its_way])
-    ds = (p * (dp - gl.expand_dims(delta_smem.index(stage).load(COL), 0))).to(DTYPE)
-    dk_on_its_way = warpgroup_mma(gl.convert_layout(ds, LEFT), q, dk, is_async=True)
-    dv = warpgroup_mma_wait(1, [dv_on_its_way])
-    mbarrier.arrive(do_empty.index(stage), count=1)
-    dk = warpgroup_mma_wait(0, [dk_on_its_way])
-    mbarrier.arrive(q_empty.index(stage), count=1)
-    return dk, dv, it + 1
-
-
-@gluon.jit
-def _dkv_rows(c: gl.constexpr, dk_ptr, dv_ptr, lse_smem, delta_smem, q_smem, k_smem, v_smem, do_smem, bars, items,
-              parts, H, K, split,
-              L, S, shift, d, scale, scale_out, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
-              STAGES: gl.constexpr,
-              CAUSAL: gl.constexpr, DTYPE: gl.constexpr):
-    kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
-    A_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
-    num_m = (L + BM - 1) // BM
-    k = k_smem.index(0).reshape([BN, D]).slice(c * 64, 64, dim=0)
-    v = v_smem.index(0).reshape([BN, D]).slice(c * 64, 64, dim=0)
-    it = 0
-    local = 0
-    for index in range(gl.program_id(0), items, gl.num_programs(0)):
-        n, part = index // parts, index % parts
-        key0 = n * BN + c * 64
-        key = key0 + gl.arange(0, 64, gl.SliceLayout(1, S_L))
-        first = _first_rows(n, shift, L, BM, BN, CAUSAL)
-        edge = num_m if (n + 1) * BN > S else first  # keys past the end need a mask everywhere
-        if CAUSAL:
-            edge = max(edge, min(max((n + 1) * BN - shift + BM - 1, 0) // BM, num_m))
-        mbarrier.wait(kv_full.index(0), local & 1)
-        dk = gl.zeros([64, D], gl.float32, A_L)
-        dv = gl.zeros([64, D], gl.float32, A_L)
-        for _ in range(H // K // split):
-            for i in range(first, edge):
-                dk, dv, it = _dkv_step(i, it, k, v, q_smem, do_smem, lse_smem, delta_smem, bars, dk, dv, scale, key,
-                                       S, shift, True, BM,
-                                       D, STAGES, CAUSAL, DTYPE)
-            for i in range(edge, num_m):
-                dk, dv, it = _dkv_step(i, it, k, v, q_smem, do_smem, lse_smem, delta_smem, bars, dk, dv, scale, key,
-                                       S, shift, False, BM,
-                                       D, STAGES, CAUSAL, DTYPE)
-        mbarrier.arrive(kv_empty.index(0), count=1)
-        local += 1
-        _store(dk_ptr, dk * scale_out, part, key0, S, d, D)
-        _store(dv_ptr, dv, part, key0, S, d, D)
-
-
-@gluon.jit
-def backward_keys(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_ptr, dv_ptr, padded, B, H, K, split, L, S,
-                  shift, d, scale,
-                  scale_out, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-                  CAUSAL: gl.constexpr):
-    """dK and dV: a program owns 128 keys and walks the rows of the heads that share them (or a ``split`` of those)."""
-    DTYPE: gl.constexpr = q_desc.dtype
-    gl.static_assert(BN == 128)
-    k_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, BN, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, BN, D], v_desc.layout)
-    q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
-    do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
-    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BM], lse_desc.layout)
-    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BM], delta_desc.layout)
-    bars = (_barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(STAGES, 1),
-            _barriers(STAGES, 2))
-    parts = B * K * split
-    items = (S + BN - 1) // BN * parts
-    gl.warp_specialize([
-        (_dkv_rows, (0, dk_ptr, dv_ptr, lse_smem, delta_smem, q_smem, k_smem, v_smem, do_smem, bars, items, parts, H,
-        K, split, L, S,
-                     shift, d, scale, scale_out, BM, BN, D, STAGES, CAUSAL, DTYPE)),
-        (_dkv_rows, (1, dk_ptr, dv_ptr, lse_smem, delta_smem, q_smem, k_smem, v_smem, do_smem, bars, items, parts, H,
-        K, split, L, S,
-                     shift, d, scale, scale_out, BM, BN, D, STAGES, CAUSAL, DTYPE)),
-        (_feed_keys, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem,
-        lse_smem, delta_smem,
-                      bars, padded, items, parts, H, K, split, L, shift, BM, BN, D, STAGES, CAUSAL)),
-    ], [4, 1], [240, 24])  # fmt: skip
-
-
-@triton.jit
-def sum_parts(part_ptr, out_ptr, num, size, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
-    """out = sum over a head's SPLIT partial results of ``size`` elements each, in a fixed order."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < num
-    head, within = at // size, at % size
-    total = tl.zeros([BLOCK], tl.float32)
-    for s in tl.static_range(SPLIT):
-        total += tl.load(part_ptr + (head * SPLIT + s) * size + within, mask=inside, other=0.0)
-    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=inside)
+def _bias_memory(STAGES: gl.constexpr, BN: gl.constexpr, KEYMASK: gl.constexpr):
+    FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+    return gl.allocate_shared_memory(gl.float32, [STAGES, BN if KEYMASK else 16], FLAT)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -30,8 +31,14 @@ def paged_share(
     P: tl.constexpr,
     KEYS: tl.constexpr,
     WHOLE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over this program's keys; the whole answer where one program has them all."""
+    """Online softmax over this program's keys; the whole answer where one program has them all.
+
+    EARLY lets the joining kernel start while this one runs: it waits for the results itself.
+    """
+    if EARLY:
+        gdc_launch_dependents()
     b = tl.program_id(0) // key_heads
     kh = tl.program_id(0) % key_heads
     share = tl.program_id(1)
@@ -53,10 +60,10 @@ def paged_share(
         page = tl.load(table_ptr + b * table_b + key // P, mask=seen, other=0).to(tl.int64)
         at = page * k_page + (key % P) * k_slot + kh * k_head
         k = tl.load(k_ptr + at[None, :] + col[:, None], mask=seen[None, :] & (col < d)[:, None], other=0.0)
-        s = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee") * scale, float("-inf"))
+        s = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee"), float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s - m_new[:, None])
-        alpha = tl.exp2(m - m_new)
+        p = tl.exp2(s * scale - (m_new * scale)[:, None])  # one rounding: the product and the difference are fused
+        alpha = tl.exp2((m - m_new) * scale)
         at = page * v_page + (key % P) * v_slot + kh * v_head
         v = tl.load(v_ptr + at[:, None] + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
@@ -67,16 +74,20 @@ def paged_share(
     place = b.to(tl.int64) * key_heads * R + head
     if not WHOLE:
         place = place * shares + share
-        tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m + tl.log2(total)), mask=row < R)
+        tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m * scale + tl.log2(total)), mask=row < R)
     tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def paged_join(part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr):
+def paged_join(
+    part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
     """The shares of one head, weighted by what each saw."""
+    if EARLY:
+        gdc_wait()
     place = tl.program_id(0).to(tl.int64)
     share = tl.arange(0, SHARES)
-    col = tl.arange(0, D)
+    col = tl.program_id(1) * D + tl.arange(0, D)
     lse = tl.load(lse_ptr + place * shares + share, mask=share < shares, other=float("-inf"))
     top = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))

@@ -10,17 +10,18 @@ from torch import Tensor
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention import config, kernel, reference
-from ridgeline.kernels.rows import float_reason, power_of_two
+from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
 MAX_HEAD_DIM, MAX_FLOAT32_HEAD_DIM = 256, 128
+JOINED_COLUMNS = 128
 _SHARE = Kernel(
     kernel.paged_share,
     vectors=("q_b", "q_h", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "d"),
 )
-_JOIN = Kernel(kernel.paged_join, vectors=("d",))
+_JOIN = Kernel(kernel.paged_join, vectors=("d",), dependent=True)
 _plans = Plans()
 
 
@@ -44,7 +45,7 @@ def paged_attention(
 def _forward(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
 ) -> Tensor:
-    query, key_cache, value_cache = (_dense(x) for x in (query, key_cache, value_cache))
+    query, key_cache, value_cache = (dense(x) for x in (query, key_cache, value_cache))
     args = (query, key_cache, value_cache, block_table, seq_lens)
     if not launchable(query):
         return PAGED_ATTENTION.on_host(*args, scale)  # type: ignore[return-value]
@@ -63,7 +64,21 @@ def _forward(
     return out
 
 
-def _dense(x: Tensor) -> Tensor:
+def bind_join(part: Tensor, lse: Tensor, out: Tensor, shares: int) -> Any:
+    """The launch that joins [batch, heads, shares, dim] partial results, at most 128 columns a program."""
+    batch, heads, dim = out.shape
+    wide = min(JOINED_COLUMNS, max(16, power_of_two(dim)))
+    return _JOIN.bind(
+        (part, lse, out, shares, dim),
+        grid=(batch * heads, cdiv(dim, wide)),
+        constants={"SHARES": power_of_two(shares), "D": wide, "EARLY": not INTERPRETING},
+        num_warps=4,
+        device=out.get_device(),
+        vector=vector_of(out.element_size(), 0, dim),
+    )
+
+
+def dense(x: Tensor) -> Tensor:
     """Rows of head dim one element after the other; a copy where they are not."""
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
@@ -90,7 +105,7 @@ class _Plan:
             grid=(batch * key_heads, chosen.shares),
             constants={
                 "R": heads // key_heads, "ROWS": config.rows_of(heads // key_heads), "D": wide, "P": page,
-                "KEYS": chosen.keys, "WHOLE": chosen.shares == 1,
+                "KEYS": chosen.keys, "WHOLE": chosen.shares == 1, "EARLY": chosen.shares > 1 and not INTERPRETING,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -101,14 +116,7 @@ class _Plan:
         )  # fmt: skip
         self.join = None
         if chosen.shares > 1:
-            self.join = _JOIN.bind(
-                (part, lse, out, chosen.shares, dim),
-                grid=(batch * heads,),
-                constants={"SHARES": power_of_two(chosen.shares), "D": wide},
-                num_warps=4,
-                device=device,
-                vector=vector_of(query.element_size(), 0, dim),
-            )
+            self.join = bind_join(part, lse, out, chosen.shares)
 
     def _partial(self, out: Tensor) -> tuple[Tensor, Tensor]:
         if self.shares == 1:

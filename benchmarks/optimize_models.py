@@ -1,0 +1,342 @@
+"""Real networks through ``rl.optimize`` on one GPU: eager, torch.compile and the result, with receipts.
+
+Each model runs in a process of its own; a few at a time, because most of a search is compiling, and whoever
+does not compile holds a lock, so that nobody else uses the device meanwhile. Results are written after every model:
+
+    python benchmarks/optimize_models.py --out OUT --total-s 290 --budget-s 35
+
+After the search the result is timed again by a loop that knows nothing of it (same inputs every call, synchronized at
+both ends), beside eager and torch.compile with default settings, and its output is compared with eager's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import gzip
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+MARK = "RESULT "
+DEFAULT = (
+    "bert-large-32x512", "llama8b-decode-1x2048", "resnet50-128", "vit-large-64", "llama8b-decode-static-1x2048",
+    "bert-large-train-16x512", "dlrm-8192", "convnext-base-64", "llama8b-8l-prefill-1x2048", "gpt2-medium-train-8x512",
+    "whisper-large-encoder-8", "dit-xl2-32", "t5-large-8x512", "qwen3moe-4l-prefill-2x1024", "bert-large-1x128",
+    "llama1b-train-4x1024", "dit-xl2-train-16", "resnet50-train-64-nhwc", "swin-base-32", "efficientnet-b0-64",
+    "mamba-370m-2x512", "dlrm-train-4096", "vit-base-train-64", "wav2vec2-large-4x160000",
+)  # fmt: skip
+
+
+def main() -> None:
+    asked = _arguments()
+    if asked.one:
+        _child(asked)
+    else:
+        _parent(asked)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--total-s", type=float, default=290.0, help="Everything ends within this.")
+    parser.add_argument("--budget-s", type=float, default=35.0, help="Of each search.")
+    parser.add_argument("--models", nargs="*", default=list(DEFAULT))
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--again", action="store_true", help="Also time a second optimize of the same model.")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# The parent starts one process a model.
+
+
+def _parent(asked: argparse.Namespace) -> None:
+    asked.out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    lock = str(Path(tempfile.mkdtemp()) / "device.lock")
+    waiting, running, done = list(asked.models), {}, []
+    while waiting or running:
+        left_s = asked.total_s - (time.monotonic() - began)
+        while waiting and len(running) < asked.jobs and left_s > asked.budget_s + 15:
+            name = waiting.pop(0)
+            running[name] = (_started(name, asked, lock), time.monotonic())
+        if left_s < 4 or (not running and left_s <= asked.budget_s + 15):
+            break
+        for name, (process, _) in list(running.items()):
+            if process.poll() is not None:
+                done.append(_collected(name, process))
+                del running[name]
+                _write(asked, done, began)
+        time.sleep(0.2)
+    for name, (process, _) in running.items():
+        process.kill()
+        done.append({"model": name, "error": "out of time"} | {"log": _log_of(process)})
+    done += [{"model": name, "error": "not started: out of time"} for name in waiting]
+    _write(asked, done, began)
+    _print(done)
+
+
+def _started(name: str, asked: argparse.Namespace, lock: str) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, "--one", name, "--budget-s", str(asked.budget_s), "--lock", lock,
+               "--device", asked.device, *(["--again"] if asked.again else [])]  # fmt: skip
+    settings = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
+                "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
+    file = tempfile.TemporaryFile("w+")  # noqa: SIM115  (read when the process has ended)
+    process = subprocess.Popen(
+        command, stdout=file, stderr=subprocess.STDOUT, text=True, env={**os.environ, **settings}
+    )
+    process.kept = file  # type: ignore[attr-defined]
+    return process
+
+
+def _log_of(process: Any) -> str:
+    process.kept.seek(0)
+    return process.kept.read()[-3000:]
+
+
+def _collected(name: str, process: Any) -> dict[str, Any]:
+    process.kept.seek(0)
+    text = process.kept.read()
+    for line in reversed(text.splitlines()):
+        if line.startswith(MARK):
+            return json.loads(line.removeprefix(MARK))
+    return {"model": name, "error": f"ended with {process.returncode}", "log": text[-3000:]}
+
+
+def _write(asked: argparse.Namespace, done: list[dict[str, Any]], began: float) -> None:
+    document = {"spent_s": time.monotonic() - began, "budget_s": asked.budget_s, "jobs": asked.jobs, "models": done}
+    with gzip.open(asked.out / "optimize_models.json.gz", "wt", encoding="utf-8") as file:
+        json.dump(document, file)
+    print(f"{time.monotonic() - began:6.1f} s  {_line(done[-1])}" if done else "", flush=True)
+
+
+def _line(found: dict[str, Any]) -> str:
+    if "error" in found:
+        return f"{found['model']:30} {found['error']}  {found.get('log', '')[-300:]!r}"
+    loop = found["loop"]
+    shown = "  ".join(f"{who} {s * 1e3:8.3f} ms" for who, s in loop.items())
+    best = min([s for who, s in loop.items() if who != "ridgeline"])
+    return (f"{found['model']:30} {shown}  best/ours {best / loop['ridgeline']:.3f}  {found['receipt']['winner']}  "
+            f"search {found['optimize_s']:.1f} s  rms {found['rms']}")  # fmt: skip
+
+
+def _print(done: list[dict[str, Any]]) -> None:
+    good = [found for found in done if "loop" in found]
+    for found in done:
+        print(_line(found))
+    for who, rivals in (("eager", ("eager",)), ("best of eager and torch.compile", ("eager", "torch.compile"))):
+        ratios = [min(f["loop"][r] for r in rivals if r in f["loop"]) / f["loop"]["ridgeline"] for f in good]
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            print(f"against {who}: geometric mean {mean:.3f}, worst {min(ratios):.3f}, {len(ratios)} models")
+
+
+# A child builds one model, optimizes it and times the result.
+
+
+class Turn:
+    """The device is one process's at a time, except while it compiles: nobody else's kernels are in its timings."""
+
+    def __init__(self, path: str) -> None:
+        self.file = open(path, "w") if path else None  # noqa: SIM115  (held as long as the process lives)
+        self.waited_s = 0.0
+
+    def take(self) -> None:
+        began = time.perf_counter()
+        if self.file:
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+        self.waited_s += time.perf_counter() - began
+
+    def give(self) -> None:
+        if self.file:
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+
+    def around(self, build: Any) -> Any:
+        """``build`` of a candidate, with the device given to others while it compiles."""
+
+        def built(candidate: Any, *args: Any, **kwargs: Any) -> Any:
+            if not candidate.compiles or kwargs.get("base") is not None:
+                return build(candidate, *args, **kwargs)
+            self.give()
+            try:
+                return build(candidate, *args, **kwargs)
+            finally:
+                self.take()
+
+        return built
+
+
+def _child(asked: argparse.Namespace) -> None:
+    try:
+        found = _measured(asked)
+    except Exception as error:
+        found = {
+            "model": asked.one,
+            "error": f"{type(error).__name__}: {error}"[:400],
+            "log": traceback.format_exc()[-2500:],
+        }
+    print(MARK + json.dumps(found), flush=True)
+
+
+def _measured(asked: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    import ridgeline as rl
+    from ridgeline.optimizer import search as searching
+    from ridgeline.optimizer.inputs import Inputs
+    from ridgeline.optimizer.measure import Track
+
+    turn = Turn(asked.lock)
+    work = built(asked.one, asked.device)
+    inputs = Inputs(work["args"], work["kwargs"])
+    searching.build = turn.around(searching.build)
+    left_s = searching.Search.left_s
+    turn.take()
+    turn.waited_s = 0.0
+    searching.Search.left_s = lambda self: left_s(self) + turn.waited_s  # waiting for others is no searching
+    began = time.perf_counter()
+    fast = rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
+    optimize_s = time.perf_counter() - began
+    track = Track(work["model"], inputs, work["mode"], None, torch.device(asked.device))
+    track.settle(work["model"])
+    track.copies = [inputs]
+    contenders = {"eager": work["model"], "ridgeline": fast}
+    if fast.receipt.stock_s is not None:
+        contenders["torch.compile"] = torch.compile(work["model"])
+    loop, peaks = _loop(track, contenders)
+    rms = _distance(track, work["model"], fast, inputs) if work["mode"] == "infer" else None
+    found = {
+        "model": asked.one, "mode": work["mode"], "loop": loop, "peak_bytes": peaks, "rms": rms,
+        "optimize_s": optimize_s, "receipt": fast.receipt.to_dict(), "text": str(fast.receipt),
+        "fallbacks": type(fast).fallbacks.fget(fast) if hasattr(type(fast), "fallbacks") else {},
+    }  # fmt: skip
+    turn.give()
+    if asked.again:
+        del fast, contenders
+        began = time.perf_counter()
+        rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
+        found["again_s"] = time.perf_counter() - began
+    return found
+
+
+def _loop(track: Any, contenders: dict[str, Any]) -> tuple[dict[str, float], dict[str, int | None]]:
+    """Seconds a call in a plain loop, median of rounds in turns; and the most memory in use."""
+    for call in contenders.values():
+        for _ in range(2):
+            track.turn_s(call, 1)
+    rounds: dict[str, list[float]] = {who: [] for who in contenders}
+    for _ in range(9):
+        for who, call in contenders.items():
+            rounds[who].append(track.turn_s(call, 1 if track.mutates else 5))
+    peaks = {who: _peak(track, call) for who, call in contenders.items()}
+    return {who: statistics.median(found) for who, found in rounds.items()}, peaks
+
+
+def _peak(track: Any, call: Any) -> int | None:
+    import torch
+
+    if track.device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    track.turn_s(call, 1)
+    return torch.cuda.max_memory_allocated()
+
+
+def _distance(track: Any, eager: Any, fast: Any, inputs: Any) -> float:
+    """Root mean square distance of the outputs over eager's own size."""
+    import torch
+
+    from ridgeline.optimizer.inputs import leaves
+
+    track.restore()
+    ready = [inputs.reused(), inputs.reused()]
+    with torch.no_grad():
+        first = [
+            t.float().clone() for _, t in leaves(eager(*ready[0].args, **ready[0].kwargs)) if t.is_floating_point()
+        ]
+        track.restore()
+        second = [t.float() for _, t in leaves(fast(*ready[1].args, **ready[1].kwargs)) if t.is_floating_point()]
+    track.restore()
+    pairs = [float((a - b).norm() / a.norm().clamp(min=1e-30)) for a, b in zip(first, second, strict=True)]
+    return max(pairs)
+
+
+def built(name: str, device: str) -> dict[str, Any]:
+    """The model on the device, with its inputs."""
+    import torch
+    import workloads
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(device):
+        if name in EXTRA:
+            model, args, kwargs, mode = EXTRA[name]()
+        else:
+            work = workloads.WORKLOADS[name]
+            model, args, kwargs = work.build()
+            mode = work.mode
+    torch.set_default_dtype(torch.float32)
+    model = model.to(device)
+    return {"model": model.train() if mode == "train" else model.eval(), "args": args, "kwargs": kwargs, "mode": mode}
+
+
+def _static_decode() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
+    import torch
+    import workloads
+    from transformers import StaticCache
+
+    model = workloads._llama(32)
+    cache = StaticCache(config=model.config, max_cache_len=2112)
+    length = 2048
+    for layer in range(model.config.num_hidden_layers):
+        keys, values = torch.randn(2, 1, 8, length, 128).unbind(0)
+        cache.update(keys, values, layer, {"cache_position": torch.arange(length)})
+    kwargs = {
+        "input_ids": torch.randint(0, 1000, (1, 1)),
+        "position_ids": torch.full((1, 1), length, dtype=torch.int64),
+        "cache_position": torch.tensor([length]),
+        "past_key_values": cache,
+        "use_cache": True,
+    }
+    return model, (), kwargs, "infer"
+
+
+def _mamba() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
+    import torch
+    from transformers import MambaConfig, MambaModel
+
+    model = MambaModel(MambaConfig(hidden_size=1024, num_hidden_layers=8, vocab_size=50280))
+    return model, (), {"input_ids": torch.randint(0, 50280, (2, 512)), "use_cache": False}, "infer"
+
+
+EXTRA = {"llama8b-decode-static-1x2048": _static_decode, "mamba-370m-2x512": _mamba}
+
+
+def _tiny(kind: str) -> Any:
+    """Networks small enough for a machine without a GPU, to test this script itself."""
+    import torch
+    from torch import nn
+
+    def make() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
+        layers = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)) for _ in range(3)]
+        return nn.Sequential(*layers), (torch.randn(8, 64),), {}, kind
+
+    return make
+
+
+EXTRA |= {"tiny": _tiny("infer"), "tiny-train": _tiny("train")}
+
+if __name__ == "__main__":
+    main()

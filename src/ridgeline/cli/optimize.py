@@ -1,0 +1,133 @@
+"""``ridgeline optimize``: a model that a script makes, faster, with its receipt on the screen or as a page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ridgeline.cli import draw
+from ridgeline.cli.source import made_by
+from ridgeline.errors import InputError, MissingExtra
+from ridgeline.journeys import optimize
+from ridgeline.units import show_bytes, show_seconds
+
+STYLES = {"winner": "bold green", "beaten": "cyan", "wrong": "bold red", "failed": "red", "too large": "magenta",
+          "skipped": "dim", "slower": "yellow", "equal": ""}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Everything that was asked for on the command line."""
+
+    source: str
+    mode: str
+    budget_s: float
+    memory_limit: str | None
+    use_cache: bool
+    json: bool
+    html: Path | None
+
+
+def optimize_and_show(asked: Asked) -> None:
+    """Search and print the receipt."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("PyTorch", "torch", "optimize")
+    model, args, kwargs = made_by(asked.source)
+    out = draw.console()
+    say = (lambda text: None) if asked.json else (lambda text: out.print(Text(f"· {text}", style=draw.DIM)))
+    _to_eval(model, asked.mode)
+    fast = optimize(model, args, kwargs, mode=asked.mode, budget_s=asked.budget_s, memory_limit=asked.memory_limit,
+                    use_cache=asked.use_cache, say=say)  # fmt: skip
+    receipt = fast.receipt.to_dict()
+    if asked.html:
+        from ridgeline.web.optimize import write_receipt
+
+        write_receipt(receipt, asked.html)
+    if asked.json:
+        draw.print_json(receipt)
+    else:
+        _show(receipt, asked.html)
+
+
+def _to_eval(model: Any, mode: str) -> None:
+    """A freshly made module is in training mode; what was asked for says which is meant."""
+    if mode == "infer":
+        model.eval()
+    elif mode == "train":
+        model.train()
+
+
+def _show(receipt: Mapping[str, Any], html: Path | None) -> None:
+    out = draw.console()
+    head = f"{receipt['model']}, {receipt['mode']} on {receipt['device']}"
+    gain = f"{show_seconds(receipt['eager_s'])} → {show_seconds(receipt['final_s'])}, {receipt['speedup']:.2f}× eager"
+    out.print(Text(f"{head}: {gain}", style="bold"))
+    out.print(f"kept: {receipt['winner']} ({'; '.join(receipt['changes'])})")
+    out.print(_table(receipt, out.width))
+    for title, key in (("Why torch.compile is where it is", "explanations"), ("What is left", "remaining")):
+        if receipt[key]:
+            out.print(Text(title, style="bold"))
+            for line in receipt[key]:
+                out.print(Text(f"  {line}"))
+    for note in receipt["notes"]:
+        out.print(Text(f"· {note}", style=draw.DIM))
+    where = f"; page: {html}" if html else ""
+    out.print(Text(f"searched {receipt['spent_s']:.1f} s of {receipt['budget_s']:.0f} s{where}", style=draw.DIM))
+
+
+NARROW = 110
+"""Columns of a terminal below which memory, error and build times are left to the page and to JSON."""
+
+
+def _table(receipt: Mapping[str, Any], width: int) -> Table:
+    columns = ("candidate", "time", "× eager", "memory", "error", "built in", "status", "why")
+    sides = ("left", "right", "right", "right", "right", "right", "left", "left")
+    kept = [i for i, name in enumerate(columns) if width >= NARROW or name not in ("memory", "error", "built in")]
+    made = draw.table("Everything that was tried", *((columns[i], sides[i]) for i in kept))
+    rows = [[cells[i] for i in kept] for cells in map(_cells, receipt["entries"])]
+    for at, column in enumerate(made.columns[:-1]):
+        column.min_width = max([len(columns[kept[at]]), *(len(row[at]) for row in rows)])
+    made.columns[-1].no_wrap, made.columns[-1].overflow = False, "fold"  # reasons wrap, numbers are never cut
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def _cells(entry: Mapping[str, Any]) -> list[str | Text]:
+    def shown(key: str, show: Any) -> str:
+        return "" if entry[key] is None else show(entry[key])
+
+    error = "" if not entry["verdict"] else f"{entry['verdict']['rms_frac'] or 0.0:.1e}"
+    return [
+        entry["name"], shown("measured_s", show_seconds), shown("speedup", "{:.2f}".format),
+        shown("peak_bytes", show_bytes), error, shown("build_s", "{:.1f} s".format),
+        Text(entry["status"], style=STYLES.get(entry["status"], "")), entry["reason"],
+    ]  # fmt: skip
+
+
+def read_receipt(path: Path) -> Mapping[str, Any]:
+    """A receipt written with ``--json``, to draw it elsewhere than where it was measured."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path} as a receipt: {error}") from error
+    if not isinstance(found, dict) or "entries" not in found:
+        raise InputError(f"{path} is no receipt: write one with `ridgeline optimize … --json > {path}`")
+    return found
+
+
+def draw_receipt(path: Path, html: Path | None) -> None:
+    """Show a receipt that was measured elsewhere."""
+    receipt = read_receipt(path)
+    if html:
+        from ridgeline.web.optimize import write_receipt
+
+        write_receipt(receipt, html)
+    _show(receipt, html)

@@ -1,0 +1,1 @@
+"""New keys and values written into their cache."""

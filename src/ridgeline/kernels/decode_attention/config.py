@@ -1,0 +1,31 @@
+"""How many programs share a sequence's keys, and how many keys they take at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.kernels.rows import cdiv, clamp
+
+PROGRAMS_PER_SM = 2
+BLOCKS_A_SHARE = 1
+"""Blocks of keys that a share has at least: one step of decoding is too short to be spent on few processors."""
+
+FEW_BLOCKS = 4
+"""A share of more blocks than this gains from a third stage; a shorter one loses by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Keys of a block, shares of a sequence, warps and stages."""
+
+    keys: int
+    shares: int
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Decode:
+    keys = 64 if head_dim <= 128 else 32
+    wanted = cdiv(PROGRAMS_PER_SM * num_sms, max(1, batch * key_heads))
+    shares = clamp(wanted, 1, max(1, longest // (BLOCKS_A_SHARE * keys)))
+    return Decode(keys, shares, 4, 3 if longest > FEW_BLOCKS * keys * shares else 2)

@@ -1,0 +1,99 @@
+"""One query row a sequence against keys and values that lie one after the other: each is read once, by many programs.
+
+Shapes: B sequences, H query heads, K key heads, R = H / K heads that share keys, D head dim, S keys.
+A program takes one key head of one sequence and a share of its keys; all R heads that share them are rows of one
+product, padded to the 16 that a tensor core wants. A second kernel joins the shares.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def decode_share(
+    q_ptr,  # [B, H, D] by strides
+    k_ptr,  # [B, K, S, D] by strides
+    v_ptr,
+    mask_ptr,  # [B, H, S] by strides: true where seen, or added to the scores
+    lens_ptr,  # [B]
+    out_ptr,  # [B, H, D], or [B, H, shares, D] fp32
+    lse_ptr,  # [B, H, shares] fp32, base 2
+    scale,  # softmax scale · log2(e)
+    key_heads,
+    longest,
+    q_b, q_h, k_b, k_head, k_slot, v_b, v_head, v_slot, mask_b, mask_h, lens_b, d,
+    shares,
+    R: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASK: tl.constexpr,  # 0 none, 1 true where seen, 2 added
+    LENS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over this program's keys; the whole answer where one program has them all."""
+    b = (tl.program_id(0) // key_heads).to(tl.int64)
+    kh = (tl.program_id(0) % key_heads).to(tl.int64)
+    share = tl.program_id(1)
+    length = longest
+    if LENS:
+        length = tl.minimum(tl.load(lens_ptr + b * lens_b).to(tl.int32), longest)
+    blocks = tl.cdiv(tl.cdiv(length, KEYS), shares)
+    start = share * blocks * KEYS
+    end = tl.minimum(start + blocks * KEYS, length)
+    row = tl.arange(0, ROWS)
+    col = tl.arange(0, D)
+    inside = (row < R)[:, None] & (col < d)[None, :]
+    head = kh * R + row
+    q = tl.load(q_ptr + b * q_b + head[:, None] * q_h + col[None, :], mask=inside, other=0.0)
+    k_at = k_ptr + b * k_b + kh * k_head + col[:, None]
+    v_at = v_ptr + b * v_b + kh * v_head + col[None, :]
+    mask_at = mask_ptr + b * mask_b + head[:, None] * mask_h
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D], tl.float32)
+    for first in range(start, end, KEYS):
+        key = first + tl.arange(0, KEYS)
+        seen = key < end
+        at = key.to(tl.int64)
+        k = tl.load(k_at + at[None, :] * k_slot, mask=seen[None, :] & (col < d)[:, None], other=0.0)
+        v = tl.load(v_at + at[:, None] * v_slot, mask=seen[:, None] & (col < d)[None, :], other=0.0)
+        s = tl.dot(q, k, input_precision="ieee") * scale
+        shown = seen[None, :] & (row < R)[:, None]
+        if MASK == 1:
+            shown = shown & (tl.load(mask_at + at[None, :], mask=shown, other=0) != 0)
+        elif MASK == 2:
+            s += 1.4426950408889634 * tl.load(mask_at + at[None, :], mask=shown, other=0.0).to(tl.float32)
+        s = tl.where(shown, s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        base = tl.where(m_new == float("-inf"), 0.0, m_new)  # nothing seen yet: every weight is 0, not NaN
+        p = tl.exp2(s - base[:, None])
+        alpha = tl.exp2(m - base)
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
+        total = total * alpha + tl.sum(p, 1)
+        m = m_new
+    nothing = total == 0.0
+    acc = acc / tl.where(nothing, 1.0, total)[:, None]
+    place = b * key_heads * R + head
+    if not WHOLE:
+        place = place * shares + share
+        tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m + tl.log2(total)), mask=row < R)
+    tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def decode_join(part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr):
+    """The shares of one head, weighted by what each saw."""
+    place = tl.program_id(0).to(tl.int64)
+    share = tl.arange(0, SHARES)
+    col = tl.arange(0, D)
+    inside = (share < shares)[:, None] & (col < d)[None, :]
+    part = tl.load(part_ptr + (place * shares + share)[:, None] * d + col[None, :], mask=inside, other=0.0)
+    lse = tl.load(lse_ptr + place * shares + share, mask=share < shares, other=float("-inf"))
+    top = tl.max(lse, 0)
+    weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
+    whole = tl.sum(weight, 0)
+    out = tl.sum(part * weight[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
+    tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)

@@ -1,0 +1,196 @@
+"""Decoding with multi-head latent attention over a paged cache, keys split over the device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels import tuning
+from ridgeline.kernels.contract import Case, Trial, case, declare
+from ridgeline.kernels.latent_attention import config, kernel, reference
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.paged_attention.op import bind_join, dense
+from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
+
+LOG2_E = math.log2(math.e)
+MAX_VALUE_DIM, MAX_KEY_DIM = 512, 128
+_SHARE = Kernel(kernel.latent_share, vectors=("q_b", "q_h", "c_page", "c_slot", "d", "e"))
+_plans = Plans()
+
+
+def paged_latent_attention(
+    query: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    value_dim: int = 512,
+    scale: float | None = None,
+) -> Tensor:
+    """One step of decoding over latent vectors: ``query`` [batch, heads, dim] over the first ``seq_lens`` of each.
+
+    ``cache`` is [pages, keys a page, dim]: a key is a whole vector, its value the first ``value_dim`` of it, and every
+    head reads the same. ``block_table`` [batch, pages] names each sequence's pages in order. A sequence of length 0
+    gets zeros. The default ``scale`` is one over the square root of dim, which is not what a model with its own
+    projections wants: give its own. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return LATENT_ATTENTION(query, cache, block_table, seq_lens, value_dim, scale)
+
+
+def _forward(
+    query: Tensor, cache: Tensor, block_table: Tensor, seq_lens: Tensor, value_dim: int, scale: float
+) -> Tensor:
+    query, cache = dense(query), dense(cache)
+    args = (query, cache, block_table, seq_lens)
+    if not launchable(query):
+        return LATENT_ATTENTION.on_host(*args, value_dim, scale)  # type: ignore[return-value]
+    out = query.new_empty((*query.shape[:2], value_dim))
+    if out.numel() == 0:
+        return out
+    key = (
+        query.dtype, query.shape, query.stride(), cache.shape, cache.stride(), block_table.shape[1],
+        block_table.stride(0), query.get_device(), value_dim, (query.data_ptr() | cache.data_ptr()) & 15,
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plans[key] = _Plan(args, out, scale)
+    plan.run(args, out, scale)
+    return out
+
+
+class _Plan:
+    """Launches for one set of shapes; partial results are allocated anew each time, from PyTorch's own pool."""
+
+    def __init__(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, cache, table, lens = args
+        batch, heads, width = query.shape
+        dim = out.shape[2]
+        LATENT_ATTENTION.check(*args, dim, scale)
+        page, device = cache.shape[1], query.get_device()
+        sizes = {"batch": batch, "heads": heads, "longest": table.shape[1] * page}
+        chosen = tuning.choose("latent_attention", sizes, config.choose(**sizes, num_sms=num_sms(device)))
+        self.shares, self.shape = chosen.shares, (batch, heads, chosen.shares, dim)
+        groups = cdiv(heads, chosen.rows)
+        strides = (*query.stride()[:2], *cache.stride()[:2])
+        self.rest = (heads, groups, *strides, table.stride(0), dim, width - dim, chosen.shares)
+        part, lse = self._partial(out)
+        self.share = _SHARE.bind(
+            (query, cache, table, lens, part, lse, scale * LOG2_E, *self.rest),
+            grid=(batch * groups, chosen.shares),
+            constants={
+                "ROWS": chosen.rows, "D": max(16, power_of_two(dim)), "E": max(16, power_of_two(width - dim)),
+                "P": page, "KEYS": chosen.keys, "WHOLE": chosen.shares == 1,
+                "EARLY": chosen.shares > 1 and not INTERPRETING,
+            },
+            num_warps=chosen.num_warps,
+            num_stages=chosen.num_stages,
+            device=device,
+            vector=vector_of(
+                query.element_size(), query.data_ptr() | cache.data_ptr(), *strides, dim, width - dim
+            ),
+        )  # fmt: skip
+        self.join = bind_join(part, lse, out, chosen.shares) if chosen.shares > 1 else None
+
+    def _partial(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        if self.shares == 1:
+            return out, out
+        part = torch.empty(self.shape, dtype=torch.float32, device=out.device)
+        return part, torch.empty(self.shape[:3], dtype=torch.float32, device=out.device)
+
+    def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        part, lse = self._partial(out)
+        self.share(*args, part, lse, scale * LOG2_E, *self.rest)
+        if self.join is not None:
+            self.join(part, lse, out, self.shares, self.shape[3])
+
+
+def _support(
+    query: Tensor, cache: Tensor, block_table: Tensor, seq_lens: Tensor, value_dim: int = 512, scale: float = 1.0
+) -> str | None:
+    if query.dim() != 3 or cache.dim() != 3 or query.shape[2] != cache.shape[2]:
+        return "query is [batch, heads, dim], cache [pages, keys a page, dim], of one dim"
+    if not 0 < value_dim <= min(MAX_VALUE_DIM, query.shape[2]) or query.shape[2] - value_dim > MAX_KEY_DIM:
+        return (
+            f"values take {value_dim} of {query.shape[2]} dims; kernels take to {MAX_VALUE_DIM}, "
+            f"and to {MAX_KEY_DIM} more that only keys have"
+        )
+    if block_table.dtype != torch.int32 or seq_lens.dtype != torch.int32:
+        return f"block_table and seq_lens are {block_table.dtype} and {seq_lens.dtype}; both are int32"
+    if block_table.shape[:1] != query.shape[:1] or seq_lens.shape != query.shape[:1]:
+        return "block_table and seq_lens have one row a sequence"
+    if (block_table.shape[1] > 1 and block_table.stride(1) != 1) or not seq_lens.is_contiguous():
+        return "block_table and seq_lens must be dense: call .contiguous()"
+    if query.dtype != cache.dtype:
+        return f"query is {query.dtype} and cache {cache.dtype}"
+    if query.dtype == torch.float32 and value_dim > 128:
+        return "float32 kernels take value dims to 128: a block of wider ones does not fit into shared memory"
+    return float_reason(query=query)
+
+
+def _cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **kwargs: Any) -> dict[str, float]:
+    """Every sequence as long as its row of the block table allows; latent vectors are read once."""
+    query, cache, table, _ = inputs
+    longest = table.shape[1] * cache.shape[1]
+    pairs = query.shape[0] * query.shape[1] * longest
+    cache_bytes = query.shape[0] * longest * cache.shape[2] * (cache.num_bytes // max(1, cache.numel))
+    flops = 2.0 * pairs * (query.shape[2] + outputs[0].shape[2])
+    return {"flops": flops, "read_bytes": cache_bytes + query.num_bytes}
+
+
+def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+    kind = getattr(torch, of.dtype)
+    pages_each = -(-of["s"] // of["page"])
+    num_pages = of["b"] * pages_each + 3
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=on, dtype=torch.float32, generator=generator).to(kind)
+
+    order = torch.randperm(num_pages, device=on, generator=generator)[: of["b"] * pages_each]
+    table = order.reshape(of["b"], pages_each).to(torch.int32)
+    lens = torch.full((of["b"],), of["s"], device=on, dtype=torch.int32)
+    if of.get("uneven"):
+        lens = torch.randint(1, of["s"] + 1, (of["b"],), device=on, generator=generator).to(torch.int32)
+    width = of["d"] + of["e"]
+    return draw(of["b"], of["h"], width), draw(num_pages, of["page"], width), table, lens, of["d"]
+
+
+CHECKS = tuple(
+    case(dtype, b=b, h=h, s=s, d=d, e=e, page=page, uneven=uneven)
+    for dtype in ("bfloat16", "float16")
+    for b, h, s, d, e, page, uneven in (
+        (2, 128, 1000, 512, 64, 64, True), (1, 16, 4097, 512, 64, 16, False), (3, 100, 77, 256, 32, 64, True),
+        (1, 1, 1, 64, 16, 16, False),
+    )
+)  # fmt: skip
+RACES = tuple(
+    case("bfloat16", b=b, h=128, s=s, d=512, e=64, page=64, uneven=False)
+    for b, s in ((32, 4096), (64, 4096), (128, 2048), (1, 65536))
+)
+
+LATENT_ATTENTION = declare(
+    name="paged_latent_attention",
+    summary="decoding with multi-head latent attention over a paged cache",
+    schema="(Tensor query, Tensor cache, Tensor block_table, Tensor seq_lens, int value_dim, float scale) -> Tensor",
+    forward=_forward,
+    infer=_forward,
+    fake=lambda query, cache, block_table, seq_lens, value_dim, scale: query.new_empty(
+        (*query.shape[:2], value_dim)
+    ),
+    reference=reference.forward,
+    support=_support,
+    cost=_cost,
+    trial=Trial(
+        make=_make,
+        call=paged_latent_attention,
+        eager=reference.eager,
+        reference=reference.public,
+        mistakes={"last key lost": reference.last_key_lost, "rotary part lost": reference.rotary_part_lost},
+        checks=CHECKS,
+        races=RACES,
+        constants=(0, 1),
+        forward_bytes=lambda args: int(args[3].sum()) * args[1][0, 0].nbytes + 2 * args[0].nbytes,
+    ),
+)

@@ -1,0 +1,149 @@
+"""y = a @ b in float32 from three products of halves.
+
+Every row of a and every column of b is scaled by a power of two, so that its largest element lies just below what
+float16 holds, and written as high + low, two float16 numbers of 22 bits together. high·high + high·low + low·high
+misses less than float32 sums of hundreds of terms do. Tensor cores cut off where float32 rounds, and cutting off a
+thousand times in one direction shows: so a sum is carried there over one block of terms only, and the blocks are added
+by the ordinary units.
+
+Shapes: [M, K] @ [K, N], or Z of them. ``split`` reads a matrix along K, twice, and writes both halves in its layout.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def matmul_split(
+    x_ptr,  # Z matrices of [outer, K] by strides
+    high_ptr,  # float16, the same order of dims, sizes filled up with zeros to whole vectors
+    low_ptr,
+    scale_ptr,  # [Z, outer] fp32: what the halves are to be multiplied by
+    outer,
+    k,
+    filled_outer,
+    filled_k,
+    x_z,
+    x_step,  # how far apart the dim that is not dense goes
+    half_z,
+    half_step,
+    BO: tl.constexpr,
+    BK: tl.constexpr,
+    TURNED: tl.constexpr,  # whether the outer dim is the dense one
+):
+    """Halves of BO rows, and the power of two that undoes their scaling."""
+    z = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * BO + tl.arange(0, BO)
+    col = tl.arange(0, BK)
+    if TURNED:
+        at = z * x_z + row[:, None] + col.to(tl.int64)[None, :] * x_step
+        half_at = z * half_z + row[:, None] + col.to(tl.int64)[None, :] * half_step
+        ahead = x_step.to(tl.int64)
+        half_ahead = half_step.to(tl.int64)
+    else:
+        at = z * x_z + row.to(tl.int64)[:, None] * x_step + col[None, :]
+        half_at = z * half_z + row.to(tl.int64)[:, None] * half_step + col[None, :]
+        ahead = tl.full([], 1, tl.int64)
+        half_ahead = ahead
+    top = tl.zeros([BO, BK], tl.float32)
+    for first in range(0, k, BK):
+        inside = (row < outer)[:, None] & (first + col < k)[None, :]
+        x = tl.load(x_ptr + at + first * ahead, mask=inside, other=0.0)
+        top = tl.maximum(top, tl.abs(x), propagate_nan=tl.PropagateNan.ALL)
+    largest = tl.max(top, 1)
+    bits = largest.to(tl.int32, bitcast=True)
+    exponent = tl.minimum(tl.maximum((bits >> 23) - 127, -110), 127)  # of the largest; zeros count as tiny
+    up = ((14 - exponent + 127) << 23).to(tl.float32, bitcast=True)
+    down = ((exponent - 14 + 127) << 23).to(tl.float32, bitcast=True)
+    for first in range(0, filled_k, BK):
+        inside = (row < outer)[:, None] & (first + col < k)[None, :]
+        x = tl.load(x_ptr + at + first * ahead, mask=inside, other=0.0) * up[:, None]
+        high = x.to(tl.float16)
+        low = (x - high.to(tl.float32)).to(tl.float16)
+        there = (row < filled_outer)[:, None] & (first + col < filled_k)[None, :]
+        tl.store(high_ptr + half_at + first * half_ahead, high, mask=there)
+        tl.store(low_ptr + half_at + first * half_ahead, low, mask=there)
+    tl.store(scale_ptr + z * outer + row, down, mask=row < outer)
+
+
+@triton.jit
+def matmul_halves(
+    ah_ptr,  # Z of [M, K] by strides, float16
+    al_ptr,
+    bh_ptr,  # Z of [K, N] by strides, float16
+    bl_ptr,
+    a_scale_ptr,  # [Z, M]
+    b_scale_ptr,  # [Z, N]
+    bias_ptr,  # [N]
+    out_ptr,  # [Z, M, N]
+    m,
+    n,
+    filled_m,  # sizes filled up with zeros to whole vectors
+    filled_n,
+    k,
+    a_z,
+    a_step,
+    b_z,
+    b_step,
+    scale_z,  # how far apart the scales of b are: 0 where one b serves all
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    A_TURNED: tl.constexpr,  # whether M is the dense dim of a
+    B_TURNED: tl.constexpr,  # whether K is the dense dim of b
+    EVEN: tl.constexpr,
+    WIDE: tl.constexpr,  # whether rows of the result are whole vectors
+    BIAS: tl.constexpr,
+):
+    """One tile: a block of terms on the tensor cores, blocks added in float32."""
+    z = tl.program_id(1).to(tl.int64)
+    wide = tl.cdiv(n, BN)
+    tall = tl.cdiv(m, BM)
+    group = tl.program_id(0) // (GROUP * wide)
+    first_m = group * GROUP
+    size = tl.minimum(tall - first_m, GROUP)
+    tile_m = first_m + (tl.program_id(0) % (GROUP * wide)) % size
+    tile_n = (tl.program_id(0) % (GROUP * wide)) // size
+    row = tile_m * BM + tl.arange(0, BM)
+    col = tile_n * BN + tl.arange(0, BN)
+    term = tl.arange(0, BK)
+    if A_TURNED:
+        a_at = z * a_z + row[:, None] + term.to(tl.int64)[None, :] * a_step
+        a_ahead = BK * a_step.to(tl.int64)
+    else:
+        a_at = z * a_z + row.to(tl.int64)[:, None] * a_step + term[None, :]
+        a_ahead = tl.full([], BK, tl.int64)
+    if B_TURNED:
+        b_at = z * b_z + term[:, None] + col.to(tl.int64)[None, :] * b_step
+        b_ahead = tl.full([], BK, tl.int64)
+    else:
+        b_at = z * b_z + term.to(tl.int64)[:, None] * b_step + col[None, :]
+        b_ahead = BK * b_step.to(tl.int64)
+    acc = tl.zeros([BM, BN], tl.float32)
+    for first in range(0, k, BK):
+        a_inside = (row < filled_m)[:, None]
+        b_inside = (col < filled_n)[None, :]
+        if not EVEN:
+            a_inside = a_inside & (first + term < k)[None, :]
+            b_inside = b_inside & (first + term < k)[:, None]
+        ah = tl.load(ah_ptr + a_at, mask=a_inside, other=0.0)
+        al = tl.load(al_ptr + a_at, mask=a_inside, other=0.0)
+        bh = tl.load(bh_ptr + b_at, mask=b_inside, other=0.0)
+        bl = tl.load(bl_ptr + b_at, mask=b_inside, other=0.0)
+        part = tl.dot(al, bh)
+        part = tl.dot(ah, bl, part)
+        part = tl.dot(ah, bh, part)
+        acc += part
+        a_at += a_ahead
+        b_at += b_ahead
+    if WIDE:
+        n = n // 8 * 8  # the same number, known to the compiler as a multiple
+    acc *= tl.load(a_scale_ptr + z * m + row, mask=row < m, other=0.0)[:, None]
+    acc *= tl.load(b_scale_ptr + z * scale_z + col, mask=col < n, other=0.0)[None, :]
+    if BIAS:
+        acc += tl.load(bias_ptr + col, mask=col < n, other=0.0)[None, :]
+    real = (row < m)[:, None] & (col < n)[None, :]
+    tl.store(out_ptr + (z * m + row.to(tl.int64))[:, None] * n + col[None, :], acc, mask=real)

@@ -1,0 +1,224 @@
+"""``torch.matmul`` of float32 tensors on the tensor cores, at float32's own accuracy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels import tuning
+from ridgeline.kernels.contract import Case, Trial, case, declare
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.matmul import config, kernel, reference
+from ridgeline.kernels.rows import cdiv
+
+_SPLIT = Kernel(
+    kernel.matmul_split,
+    vectors=("outer", "k", "filled_outer", "filled_k", "x_z", "x_step", "half_z", "half_step"),
+    loose=("scale_ptr",),
+)
+_HALVES = Kernel(
+    kernel.matmul_halves,
+    vectors=("filled_m", "filled_n", "k", "a_z", "a_step", "b_z", "b_step"),
+    loose=("a_scale_ptr", "b_scale_ptr", "bias_ptr"),
+)
+_plans = Plans()
+FILL = 8
+"""Halves of a 16-byte access: sizes are filled up to as many."""
+
+
+def matmul(input: Tensor, other: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``input @ other`` (+ ``bias``) for float32, without gradients: [..., M, K] @ [K, N], or [Z, M, K] @ [Z, K, N].
+
+    Factors are split into halves that the tensor cores multiply; see the kernel for why that is as accurate. A row
+    or column with an infinity gives NaN where float32 might give an infinity.
+    """
+    return MATMUL(input, other, bias)
+
+
+def _forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    if not launchable(a):
+        return MATMUL.on_host(a, b, bias)  # type: ignore[return-value]
+    key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.get_device(), (a.data_ptr() | b.data_ptr()) & 15)
+    plan = _plans.get(key)
+    if plan is None:
+        MATMUL.check(a, b, bias)
+        plan = _plans[key] = _Plan(a, b, bias)
+    return plan.run(a, b, bias)
+
+
+class _Split:
+    """The pass that takes one matrix apart, tiles long in its dense dim; each index of ``outer`` has its own scale."""
+
+    def __init__(self, x: Tensor, outer: int, inner: int) -> None:
+        self.turned = x.stride(inner) != 1
+        self.outer, self.k = x.shape[outer], x.shape[inner]
+        self.filled_outer, self.filled_k = (cdiv(size, FILL) * FILL for size in (self.outer, self.k))
+        self.num = x.shape[0]
+        self.rows, self.cols = (self.filled_k, self.filled_outer) if self.turned else (self.filled_outer, self.filled_k)
+        step = x.stride(inner if self.turned else outer)
+        strides = (x.stride(0), step, self.rows * self.cols, self.cols)
+        self.args = (self.outer, self.k, self.filled_outer, self.filled_k, *strides)
+        tile = {"BO": 64, "BK": 32, "TURNED": True} if self.turned else {"BO": 1, "BK": 2048, "TURNED": False}
+        self.launch = _SPLIT.bind(
+            (x, *self._room(x), *self.args),
+            grid=(cdiv(self.filled_outer, tile["BO"]), self.num),
+            constants=tile,
+            num_warps=4,
+            device=x.get_device(),
+            vector=vector_of(2, x.data_ptr(), self.outer, self.k, *strides),
+        )
+
+    def _room(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shape = (self.num, self.rows, self.cols)
+        high, low = (torch.empty(shape, dtype=torch.float16, device=x.device) for _ in range(2))
+        return high, low, torch.empty((self.num, self.outer), dtype=torch.float32, device=x.device)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found = self._room(x)
+        self.launch(x, *found, *self.args)
+        return found
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        return self.rows * self.cols, self.cols
+
+
+class _Plan:
+    """Launches for one pair of layouts: both matrices taken apart, then multiplied."""
+
+    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
+        self.shape = (*a.shape[:-1], b.shape[-1])
+        self.device = a.get_device()
+        self.flat = b.dim() == 2
+        a, b = self._laid_out(a, b)
+        sizes = {"m": a.shape[1], "n": b.shape[2], "k": a.shape[2]}
+        self.chosen = tuning.choose("matmul", sizes, config.choose(**sizes, num_sms=num_sms(self.device)))
+        self.a, self.b = _Split(a, 1, 2), _Split(b, 2, 1)
+        sizes_filled = (self.a.filled_outer, self.b.filled_outer, self.a.filled_k)
+        self.rest = (self.a.outer, self.b.outer, *sizes_filled, *self.a.steps, *self.b.steps, self.b.outer)
+        self.launch = self._bind(a, bias)
+
+    def _laid_out(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Both as [Z, rows, cols] with one dense dim; a single b serves every row of a."""
+        if self.flat:
+            a = a.reshape(1, -1, a.shape[-1])
+            b = b.unsqueeze(0)
+        return _dense(a), _dense(b)
+
+    def _bind(self, a: Tensor, bias: Tensor | None) -> Any:
+        chosen = self.chosen
+        half, number = (torch.empty(FILL, dtype=kind, device=a.device) for kind in (torch.float16, torch.float32))
+        return _HALVES.bind(
+            (half, half, half, half, number, number, number if bias is None else bias, number, *self.rest),
+            grid=(cdiv(self.a.outer, chosen.rows) * cdiv(self.b.outer, chosen.cols), self.a.num),
+            constants={
+                "BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "GROUP": chosen.group,
+                "A_TURNED": self.a.turned, "B_TURNED": not self.b.turned,
+                "EVEN": self.a.filled_k % chosen.depth == 0, "WIDE": self.b.outer % FILL == 0, "BIAS": bias is not None,
+            },
+            num_warps=chosen.num_warps,
+            num_stages=chosen.num_stages,
+            device=self.device,
+            vector=FILL,
+        )  # fmt: skip
+
+    def run(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        out = torch.empty(self.shape, dtype=torch.float32, device=a.device)
+        if out.numel() == 0:
+            return out
+        a, b = self._laid_out(a, b)
+        ah, al, a_scale = self.a(a)
+        bh, bl, b_scale = self.b(b)
+        self.launch(ah, al, bh, bl, a_scale, b_scale, b_scale if bias is None else bias, out, *self.rest)
+        return out
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Memory without gaps, of which either dim of a matrix is dense; a copy where it is not."""
+    rows, cols = x.shape[1:]
+    plain = x.stride(2) == 1 and x.stride(1) == cols
+    turned = x.stride(1) == 1 and x.stride(2) == rows and rows > 1
+    whole = x.shape[0] == 1 or x.stride(0) == rows * cols
+    return x if (plain or turned) and whole else x.contiguous()
+
+
+def _support(a: Tensor, b: Tensor, bias: Tensor | None = None) -> str | None:
+    if a.dtype != torch.float32 or b.dtype != torch.float32 or (bias is not None and bias.dtype != torch.float32):
+        return "factors are not float32: PyTorch's own products are right for other types"
+    if a.dim() < 2 or b.dim() not in (2, 3) or (b.dim() == 3 and (a.dim() != 3 or a.shape[0] != b.shape[0])):
+        return f"{tuple(a.shape)} @ {tuple(b.shape)}: it is [..., M, K] @ [K, N], or [Z, M, K] @ [Z, K, N]"
+    if a.shape[-1] != b.shape[-2]:
+        return f"{tuple(a.shape)} and {tuple(b.shape)} do not multiply"
+    if a.shape[-1] < config.LEAST_DEPTH:
+        return f"sums of {a.shape[-1]} terms; below {config.LEAST_DEPTH} float32 arithmetic is more accurate"
+    if bias is not None and (bias.shape != b.shape[-1:] or not bias.is_contiguous()):
+        return "bias is one dense number a column"
+    return None
+
+
+def _cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **kwargs: Any) -> dict[str, Any]:
+    """Three products on the half-precision matrix units; each factor read and written once more."""
+    a, b = inputs[:2]
+    flops = 2.0 * a.numel * b.shape[-1]
+    factors = a.num_bytes + b.num_bytes
+    return {"flops": 3.0 * flops, "read_bytes": 2 * factors, "written_bytes": factors + outputs[0].num_bytes}
+
+
+def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+    m, n, k, z = of["m"], of["n"], of["k"], of.get("z", 0)
+
+    def draw(*shape: int) -> Tensor:
+        if of.get("positive"):
+            return torch.rand(*shape, device=on, generator=generator)
+        return torch.randn(*shape, device=on, dtype=torch.float32, generator=generator)
+
+    a = draw(*((z,) if z else ()), *((k, m) if of.get("turned") else (m, k)))
+    b = draw(*((z,) if z else ()), *((n, k) if of.get("turned") else (k, n)))
+    if of.get("turned"):
+        a, b = a.mT, b.mT
+    return a, b, draw(n) if of.get("bias") else None
+
+
+CHECKS = (
+    case("float32", m=1000, n=500, k=2000, bias=True),
+    case("float32", m=513, n=257, k=4096, positive=True),
+    case("float32", m=129, n=333, k=777, turned=True),
+    case("float32", m=64, n=64, k=256),
+    case("float32", m=200, n=96, k=512, z=3, positive=True),
+    case("float32", m=2048, n=2048, k=8192, positive=True),
+)
+RACES = (
+    case("float32", m=4096, n=4096, k=4096),
+    case("float32", m=1024, n=8192, k=8192, bias=True),
+    case("float32", m=2048, n=4096, k=8192, turned=True),
+    case("float32", m=512, n=1024, k=2048, z=64),
+)
+
+MATMUL = declare(
+    name="matmul",
+    summary="float32 products from halves on the tensor cores, as accurate as float32",
+    schema="(Tensor a, Tensor b, Tensor? bias) -> Tensor",
+    forward=_forward,
+    infer=_forward,
+    fake=lambda a, b, bias: a.new_empty((*a.shape[:-1], b.shape[-1])),
+    reference=reference.forward,
+    support=_support,
+    cost=_cost,
+    trial=Trial(
+        make=_make,
+        call=matmul,
+        eager=reference.eager,
+        reference=reference.forward,
+        mistakes={
+            "one half": reference.one_half, "one factor halved": reference.unscaled,
+            "last term lost": reference.last_term_lost,
+        },
+        checks=CHECKS,
+        races=RACES,
+        phases=("fwd",),
+        constants=(0, 1, 2),
+        layouts=False,
+    ),
+)  # fmt: skip

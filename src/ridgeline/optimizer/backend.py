@@ -1,0 +1,303 @@
+"""The torch.compile backend "ridgeline": rewrites the traced graph by name, lowers it and says what it did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ridgeline.errors import OptimizeError, nearest
+from ridgeline.optimizer.rewrites import chosen, recommended
+from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Rewrite
+from ridgeline.optimizer.rewrites.scene import Extra, Scene, is_removable
+
+COMPILERS = ("none", "inductor", "inductor-autotune")
+AUTOTUNED: Mapping[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
+"""Inductor's options behind ``inductor-autotune``, without its CUDA graphs: those are ours."""
+RECOMPILE_LIMIT = 64
+"""Dynamo keeps this many compiled variants of a function before it gives up: a search makes more than its usual 8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Something that looked like a match and was left alone."""
+
+    rewrite: str
+    where: str
+    why: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened to a model on its way through the backend: filled while it is compiled."""
+
+    graphs: int = 0
+    nodes_before: int = 0
+    nodes_after: int = 0
+    matches: list[Match] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    breaks: dict[str, int] = field(default_factory=dict)
+    undos: list[Callable[[], None]] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """How often each rewrite matched."""
+        return dict(Counter(match.rewrite for match in self.matches))
+
+    def places(self, rewrite: str) -> list[str]:
+        """The modules in which a rewrite matched."""
+        return [match.where for match in self.matches if match.rewrite == rewrite]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "graphs": self.graphs,
+            "nodes_before": self.nodes_before,
+            "nodes_after": self.nodes_after,
+            "matches": [{"rewrite": m.rewrite, "where": m.where, "what": m.what} for m in self.matches],
+            "refusals": [{"rewrite": r.rewrite, "where": r.where, "why": r.why} for r in self.refusals],
+            "breaks": dict(self.breaks),
+        }
+
+    def undo(self) -> None:
+        """Give back what rewrites changed outside the graph: parameters laid side by side get memory of their own."""
+        while self.undos:
+            self.undos.pop()()
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{name} ×{num}" for name, num in self.counts().items()) or "nothing rewritten"
+        breaks = f"; {sum(self.breaks.values())} graph breaks" if self.breaks else ""
+        return f"{self.graphs} graphs, {self.nodes_before} → {self.nodes_after} nodes: {counts}{breaks}"
+
+
+def compiled(
+    model: Any,
+    *,
+    rewrites: Sequence[str] | None = None,
+    compiler: str = "none",
+    options: Mapping[str, Any] | None = None,
+    report: Report | None = None,
+    fullgraph: bool = False,
+) -> Callable[..., Any]:
+    """The model behind torch.compile with this backend, specialized to the shapes it sees.
+
+    ``rewrites`` are names (None: those recommended for the mode, the compiler and the device). ``options`` go to the
+    compiler, but for ``attention``, which the attention rewrites read. ``report`` is filled as graphs are compiled.
+    """
+    _checked(compiler)
+    chosen(rewrites or (), INFERENCE)  # an unknown name is told now, not in the middle of a compilation
+    filled = Report() if report is None else report
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+    before = Counter(torch._dynamo.utils.counters["graph_break"])
+
+    def ridgeline(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        found = lower(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=options, report=filled)
+        _note_breaks(filled, before)
+        return found
+
+    return torch.compile(model, backend=ridgeline, dynamic=False, fullgraph=fullgraph)
+
+
+def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    """What ``torch.compile(model, backend="ridgeline", options={"rewrites": […], "compiler": …})`` calls.
+
+    Without ``compiler`` it is Inductor, tuned where ``mode`` begins with ``max-autotune``; other options go to it.
+    """
+    given = dict(options.pop("options", None) or {}) | options
+    tuned = str(given.pop("mode", None) or "").startswith("max-autotune")
+    compiler = given.pop("compiler", "inductor-autotune" if tuned else "inductor")
+    rewrites, report = given.pop("rewrites", None), given.pop("report", None)
+    return lower(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=given, report=report)
+
+
+def lower(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    rewrites: Sequence[str] | None = None,
+    compiler: str = "none",
+    options: Mapping[str, Any] | None = None,
+    report: Report | None = None,
+) -> Callable[..., Any]:
+    """A callable that computes the graph: rewritten, then run as it is or handed to Inductor."""
+    _checked(compiler)
+    report = Report() if report is None else report
+    chosen_options = dict(options or {})
+    scene = rewritten(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=chosen_options, report=report)
+    call = _lowered(scene, example_inputs, compiler, chosen_options)
+    if not scene.extras and not scene.watches:
+        return call
+    report.undos.extend(extra.undo for extra in scene.extras if extra.undo is not None)
+    return _fed(call, scene, _Fallback(gm, compiler, chosen_options))
+
+
+def rewritten(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    rewrites: Sequence[str] | None = None,
+    compiler: str = "none",
+    options: Mapping[str, Any] | None = None,
+    report: Report | None = None,
+) -> Scene:
+    """The scene of a graph after its rewrites. The given module is left as it was; what fails is left out."""
+    report = Report() if report is None else report
+    training = is_training(example_inputs)
+    names = recommended(_mode(training), compiler, _device(example_inputs)) if rewrites is None else rewrites
+    report.graphs += 1
+    report.nodes_before += len(gm.graph.nodes)
+    failed: list[Refusal] = []
+    while True:  # a rewrite that fails is left out, and the others start afresh: rare, so no copies are kept for it
+        scene = _scene(gm, example_inputs, training, options)
+        left_out = {each.rewrite for each in failed}
+        wanted = [each for each in chosen(names, scene.mode) if each.name not in left_out]
+        done, wrong = _done(scene, wanted)
+        if wrong is None:
+            break
+        failed.append(wrong)
+    scene.gm.graph.eliminate_dead_code(_is_impure)
+    scene.gm.recompile()
+    report.matches += done
+    report.refusals += [*failed, *(Refusal(*each) for each in scene.refusals)]
+    report.nodes_after += len(scene.gm.graph.nodes)
+    return scene
+
+
+def _done(scene: Scene, wanted: Sequence[Rewrite]) -> tuple[list[Match], Refusal | None]:
+    """What the rewrites replaced, up to the first that fails or changes what the graph returns."""
+    before = _signature(scene)
+    done: list[Match] = []
+    for each in wanted:
+        try:
+            found = scene.run(each.name, each.change)
+            if scene.relaxed:
+                scene.refresh()
+        except Exception as error:  # a rewrite that cannot cope leaves the graph alone, and says so
+            return done, Refusal(each.name, "", f"{type(error).__name__}: {error}")
+        if found and _signature(scene) != before:
+            return done, Refusal(each.name, "", "it would change the type or layout of an output")
+        done += found
+    return done, None
+
+
+def is_training(example_inputs: Sequence[Any]) -> bool:
+    """Whether gradients will be asked of a graph: they are recorded and something it reads requires one."""
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in example_inputs)
+
+
+def _mode(training: bool) -> str:
+    return TRAINING if training else INFERENCE
+
+
+def _device(example_inputs: Sequence[Any]) -> str:
+    kinds = {x.device.type for x in example_inputs if isinstance(x, Tensor)}
+    return "cuda" if "cuda" in kinds else "cpu"
+
+
+def _checked(compiler: str) -> None:
+    if compiler not in COMPILERS:
+        raise OptimizeError(f"no compiler {compiler!r}{nearest(compiler, COMPILERS)}")
+
+
+def _scene(gm: fx.GraphModule, example_inputs: Sequence[Any], training: bool, options: Any) -> Scene:
+    own = fx.GraphModule(gm, _copied_graph(gm))
+    own.meta = dict(gm.meta)
+    for name in ("_param_name_to_source", "_source_to_user_stacks", "_unstatic_param_names"):
+        if hasattr(gm, name):
+            setattr(own, name, getattr(gm, name))
+    autocast = any(torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu"))
+    return Scene(own, list(example_inputs), training, dict(options or {}), autocast=autocast)
+
+
+def _copied_graph(gm: fx.GraphModule) -> fx.Graph:
+    """The graph again, node for node, with the tracer's notes on where each input came from."""
+    graph = fx.Graph()
+    table: dict[fx.Node, fx.Node] = {}
+    output = graph.graph_copy(gm.graph, table)
+    for old, new in table.items():
+        new.meta = dict(old.meta)
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source  # type: ignore[attr-defined]
+    last = next(iter(gm.graph.find_nodes(op="output")))
+    made = graph.output(output)
+    made.meta = dict(last.meta)
+    return graph
+
+
+def _signature(scene: Scene) -> list[tuple[Any, ...]]:
+    """Sizes, types and devices of what the graph returns."""
+    (output,) = scene.graph.find_nodes(op="output")
+    found: list[tuple[Any, ...]] = []
+    for leaf in torch.utils._pytree.tree_leaves(output.args):
+        value = scene.value(leaf)
+        if isinstance(value, Tensor):
+            found.append((tuple(value.shape), value.dtype, value.device, value.stride()))
+        else:
+            found.append((type(value).__name__,))
+    return found
+
+
+def _is_impure(node: fx.Node) -> bool:
+    return not is_removable(node)
+
+
+def _lowered(scene: Scene, inputs: Sequence[Any], compiler: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    if compiler == "none":
+        return scene.gm.forward
+    from torch._inductor.compile_fx import compile_fx
+
+    own = {key: value for key, value in options.items() if key != "attention"}
+    patches = (dict(AUTOTUNED) if compiler == "inductor-autotune" else {}) | own
+    return compile_fx(scene.gm, [*inputs, *_stand_ins(scene, inputs)], config_patches=patches or None)
+
+
+def _stand_ins(scene: Scene, inputs: Sequence[Any]) -> list[Tensor]:
+    """The further inputs as a compiler needs them, sizes without memory: parameters are laid out when first run.
+
+    Outside a tracer's context there is no mode to make stand-ins in, and the tensors themselves are given.
+    """
+    context = torch._guards.TracingContext.try_get()
+    mode = None if context is None else context.fake_mode
+    if mode is None:
+        return [extra.current(inputs) for extra in scene.extras]
+    found = []
+    for node in scene.graph.find_nodes(op="placeholder")[len(inputs) :]:
+        like = scene.value(node)
+        with mode:
+            found.append(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device))
+    return found
+
+
+class _Fallback:
+    """The graph as it was traced, compiled when something the rewrites relied on has changed."""
+
+    def __init__(self, gm: fx.GraphModule, compiler: str, options: Mapping[str, Any]) -> None:
+        self._gm, self._compiler, self._options = gm, compiler, options
+        self._call: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self._call is None:
+            self._call = self._gm.forward
+        return self._call(*args)
+
+
+def _fed(call: Callable[..., Any], scene: Scene, fallback: Callable[..., Any]) -> Callable[..., Any]:
+    """The call with its further inputs handed in, if all that was relied on still holds."""
+    extras: tuple[Extra, ...] = tuple(scene.extras)
+    watches = tuple(scene.watches)
+
+    def run(*args: Any) -> Any:
+        for holds in watches:
+            if not holds(args):
+                return fallback(*args)
+        return call(*args, *(extra.current(args) for extra in extras))
+
+    return run
+
+
+def _note_breaks(report: Report, before: Counter[str]) -> None:
+    """The reasons for which the tracer has ended graphs since the model was handed over."""
+    now = Counter(torch._dynamo.utils.counters["graph_break"])
+    report.breaks = dict(now - before)

@@ -1,0 +1,151 @@
+"""Searches remembered on disk by what they depend on: the model's code and sizes, the call, the device, versions."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.kernels.files import write_atomically
+from ridgeline.optimizer.candidate import Candidate
+from ridgeline.optimizer.inputs import Inputs, leaves
+from ridgeline.optimizer.receipt import Receipt
+
+FORMAT = 1
+BUDGETS_S = (15.0, 60.0, 200.0)
+"""Searches of about the same length share their results; a longer one is made anew."""
+_MARKS = ("_is_torch_compile",)
+"""What compiling leaves on a model."""
+_PLAIN = (int, float, bool, str, type(None), tuple, torch.dtype)
+
+
+def folder() -> Path:
+    """``$RIDGELINE_CACHE``, or ``ridgeline`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; searches have a folder in it."""
+    own = os.environ.get("RIDGELINE_CACHE")
+    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ridgeline"
+    return base / "optimize"
+
+
+def key_of(model: nn.Module, inputs: Inputs, settings: Mapping[str, Any]) -> str:
+    """A digest of everything a search's result depends on."""
+    digest = hashlib.sha256()
+    for line in (*_model_lines(model), *_input_lines(inputs), *_environment_lines()):
+        digest.update(line.encode())
+        digest.update(b"\n")
+    digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:32]
+
+
+def budget_class(budget_s: float) -> int:
+    return sum(budget_s > limit for limit in BUDGETS_S)
+
+
+def _model_lines(model: nn.Module) -> Iterator[str]:
+    """The module tree: classes, plain settings, tensors' sizes and types, and each class's code once."""
+    classes: dict[type, None] = {}
+    for path, module in model.named_modules():
+        classes[type(module)] = None
+        settings = {
+            key: value for key, value in vars(module).items() if isinstance(value, _PLAIN) and key not in _MARKS
+        }
+        yield f"{path}: {type(module).__module__}.{type(module).__qualname__} {sorted(settings.items(), key=str)}"
+        own = {**module._parameters, **module._buffers}
+        # Without strides: a search may have left convolution weights channels last.
+        yield from (f"{path}.{name}: {t.dtype} {tuple(t.shape)} {t.device.type} {t.requires_grad}"
+                    for name, t in own.items() if t is not None)  # fmt: skip
+    yield str(getattr(model, "config", ""))
+    yield from (_source(kind) for kind in classes)
+
+
+def _source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind.forward)  # type: ignore[attr-defined]
+    except (OSError, TypeError, AttributeError):
+        code = getattr(getattr(kind, "forward", None), "__code__", None)
+        return f"{kind.__qualname__} {code.co_code.hex() if code else ''}"
+
+
+def _tensor(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()} {tensor.device.type} {tensor.requires_grad}"
+
+
+def _input_lines(inputs: Inputs) -> Iterator[str]:
+    given = (inputs.args, dict(inputs.kwargs))
+    yield from (f"{path}: {_tensor(tensor)}" for path, tensor in leaves(given))
+    yield from _plain_lines(given)
+
+
+def _plain_lines(item: Any, path: str = "") -> Iterator[str]:
+    if isinstance(item, _PLAIN) and not isinstance(item, tuple):
+        yield f"{path}={item!r}"
+    elif isinstance(item, Mapping):
+        for key, value in item.items():
+            yield from _plain_lines(value, f"{path}.{key}")
+    elif isinstance(item, (list, tuple)):
+        for i, value in enumerate(item):
+            yield from _plain_lines(value, f"{path}.{i}")
+    elif not isinstance(item, Tensor):
+        yield f"{path}: {type(item).__qualname__}"
+
+
+def _environment_lines() -> Iterator[str]:
+    yield f"torch {torch.__version__} format {FORMAT}"
+    yield from _own_code()
+    try:
+        import triton
+    except ImportError:
+        yield "no triton"
+    else:
+        yield f"triton {triton.__version__}"
+    if torch.cuda.is_available():
+        yield f"{torch.cuda.get_device_name()} cuda {torch.version.cuda} cudnn {torch.backends.cudnn.version()}"
+    autocast = [torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in ("cuda", "cpu")]
+    yield f"{torch.get_float32_matmul_precision()} {torch.backends.cudnn.allow_tf32} {autocast}"
+
+
+@cache
+def _own_code() -> tuple[str, ...]:
+    """Our rewrites and kernels: another version of them is another search."""
+    room = Path(__file__).resolve().parent
+    files = sorted([*room.rglob("*.py"), *(room.parent / "kernels").rglob("*.py")])
+    return tuple(
+        f"{file.relative_to(room.parent)} {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}" for file in files
+    )
+
+
+def load(key: str) -> tuple[Candidate, Receipt] | None:
+    """What a search of this key found, if it was made before and can still be read."""
+    try:
+        found = json.loads((folder() / f"{key}.json").read_text(encoding="utf-8"))
+        if found["format"] != FORMAT:
+            return None
+        return Candidate.from_dict(found["candidate"]), Receipt.from_dict(found["receipt"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save(key: str, candidate: Candidate, receipt: Receipt) -> bool:
+    """Remember a search; False where the folder cannot be written (the result is as good without)."""
+    document = {"format": FORMAT, "candidate": candidate.to_dict(), "receipt": receipt.to_dict()}
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder(), suffix=".part", delete=False, encoding="utf-8") as part:
+            json.dump(document, part, allow_nan=False)
+        write_atomically(folder() / f"{key}.json", Path(part.name))
+    except OSError:
+        return False
+    return True
+
+
+def forget(key: str) -> None:
+    """Drop what no longer holds."""
+    (folder() / f"{key}.json").unlink(missing_ok=True)

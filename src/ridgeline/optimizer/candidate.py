@@ -1,0 +1,445 @@
+"""One way to run a model faster: what it changes, how it is built, and how it is switched on and off."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ridgeline.errors import OptimizeError
+from ridgeline.optimizer.arguments import simplified
+from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.inputs import Inputs, leaves
+from ridgeline.optimizer.regions import Group, groups
+from ridgeline.optimizer.substitution import apply, revert
+from ridgeline.optimizer.training import graph_training
+
+Call = Callable[..., Any]
+COMPILERS = ("none", "stock", "stock-autotune", "inductor", "inductor-autotune")
+SCOPES = ("model", "blocks")
+LAYOUTS = ("keep", "channels_last")
+RECOMPILE_LIMIT = 64
+ACTIVATION_BUDGET = "activation_memory_budget"
+"""The share of activations a compiled training step may keep; what is beyond is recomputed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What is changed. ``stock`` is ``torch.compile`` as anyone gets it; ``blocks`` compiles repeated blocks once."""
+
+    name: str
+    rewrites: tuple[str, ...] = ()
+    compiler: str = "none"
+    options: tuple[tuple[str, Any], ...] = ()
+    graphed: bool = False
+    layout: str = "keep"
+    substituted: tuple[str, ...] = ()  # parts of the model that kernels are put in place of
+    scope: str = "model"
+    unmasked: bool = False  # masks that hide nothing are left out, and looked at before every call
+    tries_convolutions: bool = False  # cuDNN times its algorithms before one is recorded
+
+    @property
+    def compiles(self) -> bool:
+        return self.compiler != "none" or bool(self.rewrites)
+
+    @property
+    def complexity(self) -> int:
+        """How much is done to the model; of two that are equally fast, the simpler is returned."""
+        ladder = {"none": 0, "stock": 2, "stock-autotune": 4, "inductor": 3, "inductor-autotune": 5}
+        return 10 * ladder[self.compiler] + 5 * bool(self.rewrites) + 4 * bool(self.substituted) + 2 * self.graphed + (
+            self.layout != "keep"
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        lists = {"rewrites": list(self.rewrites), "substituted": list(self.substituted)}
+        return asdict(self) | {"options": dict(self.options)} | lists
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Candidate:
+        options = tuple(sorted(found["options"].items()))
+        tuples = {name: tuple(found[name]) for name in ("rewrites", "substituted")}
+        return cls(**{**found, **tuples, "options": options})
+
+    def changes(self, matched: Mapping[str, int] | None = None) -> list[str]:
+        """What it does, in words, in the order in which it is done; ``matched`` is how often each rewrite did."""
+        compiler = {
+            "none": "",
+            "stock": "torch.compile, default settings",
+            "stock-autotune": 'torch.compile, mode="max-autotune"',
+            "inductor": "lowered by Inductor",
+            "inductor-autotune": "lowered by Inductor, products tuned",
+        }[self.compiler]
+        found = ["masks that hide nothing left out, after a look at them in every call"] if self.unmasked else []
+        found += ["convolution weights channels last"] if self.layout != "keep" else []
+        found += ["cuDNN's algorithms timed"] if self.tries_convolutions else []
+        found += [f"our kernels in place of {', '.join(self.substituted)}"] if self.substituted else []
+        if self.rewrites:
+            named = ", ".join(f"{name} ×{num}" for name, num in (matched or {}).items())
+            found += [f"rewrites: {named}" if named else "rewrites" if matched is None else "no rewrite matched"]
+        found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
+        return found + (["the whole call as one CUDA graph"] if self.graphed else []) or ["nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Something done to the model itself; a captured graph may no longer need it (kernels) or still does (places)."""
+
+    on: Callable[[], Any]
+    off: Callable[[], Any]
+    outlives_capture: bool
+
+
+@dataclass(slots=True)
+class Built:
+    """A candidate ready to be called; ``on`` and ``off`` switch what it changes about the model itself."""
+
+    candidate: Candidate
+    call: Call
+    report: Report
+    build_s: float = 0.0
+    switches: list[Switch] = field(default_factory=list)
+    kept_bytes: int = 0
+    reserved_bytes: int = 0  # of a graph: what its pool and everything else needs, gaps included
+    inner: Call | None = None  # what is called or was captured, without what stands before it
+    makings: tuple[Switch, ...] = ()  # what was on while it was captured
+    places: tuple[int, ...] = ()  # where the weights were when it was captured
+
+    def on(self) -> None:
+        for switch in self.switches:
+            switch.on()
+
+    def off(self) -> None:
+        for switch in reversed(self.switches):
+            switch.off()
+
+    @contextlib.contextmanager
+    def switched(self) -> Iterator[Call]:
+        """The call while everything it needs is on."""
+        self.on()
+        try:
+            yield self.call
+        finally:
+            self.off()
+
+    def moved(self, model: nn.Module) -> bool:
+        """Whether weights are elsewhere than when the graph was captured."""
+        with self.switched():
+            return self.places != places_of(model)
+
+    def release(self) -> None:
+        """Let go of the captured graph and its memory; what was compiled stays."""
+        if self.candidate.graphed:
+            self.call = _gone
+
+    def undo(self) -> None:
+        """Give back everything: weights' places, captured graphs, compiled code."""
+        self.report.undo()
+        self.call, self.inner = _gone, None
+
+
+def _gone(*args: Any, **kwargs: Any) -> Any:
+    raise OptimizeError("this candidate was taken apart after it lost")
+
+
+def places_of(model: nn.Module) -> tuple[int, ...]:
+    return tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
+
+
+def build(
+    candidate: Candidate,
+    model: nn.Module,
+    inputs: Inputs,
+    mode: str,
+    *,
+    layout: Layout | None = None,
+    base: Built | None = None,
+    loss: Call | None = None,
+) -> Built:
+    """Make a candidate and run it once, so that everything lazy about it is done. The inputs may be written to.
+
+    ``base`` is a candidate that differs in nothing but the graph: what it compiled is used again.
+    """
+    began = time.perf_counter()
+    built = Built(candidate, model, base.report if base else Report())
+    if candidate.layout != "keep":
+        chosen = layout or Layout(model)
+        built.switches.append(Switch(chosen.on, chosen.off, outlives_capture=True))
+    if candidate.substituted:
+        parts = candidate.substituted
+        built.switches.append(Switch(lambda: apply(model, parts), lambda: revert(model), outlives_capture=False))
+    if candidate.tries_convolutions:
+        built.switches.append(_trying_convolutions())
+    unmasked = Unmasked(model, inputs) if candidate.unmasked else None
+    given = unmasked.inputs if unmasked else inputs
+    try:
+        with _quiet():
+            _make(built, model, given, mode, base)
+            if candidate.graphed:
+                _capture(built, model, given, mode, loss)
+    except BaseException:
+        if base is None:
+            built.undo()
+        raise
+    if unmasked:
+        unmasked.call, built.call = built.call, unmasked
+    built.build_s = time.perf_counter() - began
+    return built
+
+
+class Unmasked:
+    """A call without the masks that hide nothing; where one does hide something, the model itself."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        found = simplified(model, inputs.args, inputs.kwargs)
+        if found is None:
+            raise OptimizeError("every mask of this call hides something")
+        args, kwargs, self.holds = found
+        self.model, self.call, self.inputs = model, _gone, Inputs(args, kwargs)
+        self.names = frozenset(name for name in inputs.kwargs if name not in kwargs)
+        self.places = frozenset(i for i, value in enumerate(inputs.args) if args[i] is not value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.holds(args, kwargs):
+            return self.model(*args, **kwargs)
+        kept = [None if i in self.places else value for i, value in enumerate(args)]
+        return self.call(*kept, **{name: value for name, value in kwargs.items() if name not in self.names})
+
+
+def _trying_convolutions() -> Switch:
+    kept: list[bool] = []
+
+    def on() -> None:
+        kept.append(torch.backends.cudnn.benchmark)
+        torch.backends.cudnn.benchmark = True
+
+    def off() -> None:
+        torch.backends.cudnn.benchmark = kept.pop()
+
+    return Switch(on, off, outlives_capture=False)
+
+
+def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built | None) -> None:
+    """What is called, compiled if the candidate compiles; of a base, what it compiled."""
+    if base is not None:
+        built.call = built.inner = base.call if base.inner is None else base.inner
+        built.switches = list(base.makings or base.switches)
+        return
+    built.call = built.inner = _compiled(built, model)
+    if built.candidate.compiles:
+        with built.switched():
+            _run_first(built, inputs, mode)
+
+
+def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
+    """The same graph over weights that are elsewhere now; what lays weights its own way does so before."""
+    unmasked = Unmasked(model, inputs) if built.candidate.unmasked else None
+    inner = model if built.inner is None else built.inner
+    before = Built(built.candidate, inner, built.report, switches=list(built.makings))
+    with _quiet(), before.switched() as call:
+        run_once(call, unmasked.inputs if unmasked else inputs, mode)
+    again = build(built.candidate, model, inputs, mode, base=built, loss=loss)
+    built.call, built.places = again.call, again.places
+
+
+def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
+    """Record the call with everything on; afterwards the graph needs only the weights where they were."""
+    built.makings = tuple(built.switches)
+    passing = [switch for switch in built.switches if not switch.outlives_capture]
+    built.switches = [switch for switch in built.switches if switch.outlives_capture]
+    ready = inputs.reused()
+    with built.switched(), torch.set_grad_enabled(mode != "infer"):
+        call = _around(built.call, passing)
+        if mode == "infer":
+            built.call = graph_inference(call, ready.args, dict(ready.kwargs), model)
+        else:
+            built.call = graph_training(call, ready.args, dict(ready.kwargs), model, loss=loss)
+        built.places = places_of(model)
+
+
+def _around(call: Call, switches: list[Switch]) -> Call:
+    """The call with switches on during it, so that whoever watches the model sees it as it is."""
+    if not switches:
+        return call
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for switch in switches:
+            switch.on()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            for switch in reversed(switches):
+                switch.off()
+
+    return run
+
+
+def _run_first(built: Built, inputs: Inputs, mode: str) -> None:
+    """The call that compiles; what stock torch.compile could not trace is counted, as our own backend does itself."""
+    broken = torch._dynamo.utils.counters["graph_break"]
+    before = dict(broken)
+    with _budgeted(built.candidate):
+        run_once(built.call, inputs, mode)
+    if built.candidate.compiler.startswith("stock"):
+        found = {why: num - before.get(why, 0) for why, num in broken.items()}
+        built.report.breaks.update({why: num for why, num in found.items() if num > 0})
+
+
+@contextlib.contextmanager
+def _budgeted(candidate: Candidate) -> Iterator[None]:
+    """``activation_memory_budget`` is read when a graph is split into forward and backward, not by Inductor."""
+    import torch._functorch.config as split
+
+    budget = dict(candidate.options).get(ACTIVATION_BUDGET)
+    with split.patch(activation_memory_budget=budget) if budget is not None else contextlib.nullcontext():
+        yield
+
+
+def run_once(call: Call, inputs: Inputs, mode: str) -> None:
+    """A call, and in training its backward, which is compiled when it is first asked for; gradients are left alone."""
+    ready = inputs.reused()
+    with torch.set_grad_enabled(mode != "infer"):
+        output = call(*ready.args, **ready.kwargs)
+    found = [tensor for _, tensor in leaves(output) if tensor.requires_grad] if mode == "train" else []
+    if found:
+        wanted = _leaves_behind(found)
+        torch.autograd.grad([t.sum() for t in found], wanted, allow_unused=True)
+
+
+def _leaves_behind(outputs: list[Any]) -> list[Any]:
+    """The tensors that gradients would be accumulated into."""
+    found, waiting, seen = [], [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+def _compiled(built: Built, model: nn.Module) -> Call:
+    candidate, report = built.candidate, built.report
+    if not candidate.compiles:
+        return model
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+    if candidate.compiler == "stock":
+        return torch.compile(model)
+    if candidate.compiler == "stock-autotune":
+        return torch.compile(model, mode="max-autotune")
+    chosen: dict[str, Any] = {"rewrites": candidate.rewrites, "compiler": candidate.compiler, "report": report}
+    options = {key: value for key, value in candidate.options if key != ACTIVATION_BUDGET}
+    if candidate.scope == "blocks":
+        blocks = Blocks(model, groups(model), lambda run: compiled(run, options=options, **chosen))
+        built.switches.append(Switch(blocks.on, blocks.off, outlives_capture=False))
+        return blocks
+    return compiled(model, options=options, **chosen)
+
+
+class Blocks:
+    """A model whose repeated blocks run compiled when it is called through this, and as they are otherwise.
+
+    ``on`` puts a fork in front of each block, which costs next to nothing when the model itself is called.
+    """
+
+    def __init__(self, model: nn.Module, found: list[Group], compiler: Callable[[Call], Call]) -> None:
+        self.model = model
+        self.here = threading.local()
+        self.patches: list[tuple[dict[str, Any], Call]] = []
+        for group in found:
+            run = compiler(_block_runner(group.kind))
+            self.patches += [(vars(block), self._fork(run, block)) for block in group.blocks]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.here.inside = True
+        try:
+            return self.model(*args, **kwargs)
+        finally:
+            self.here.inside = False
+
+    def on(self) -> None:
+        for attributes, forward in self.patches:
+            attributes["forward"] = forward
+
+    def off(self) -> None:
+        for attributes, _ in self.patches:
+            attributes.pop("forward", None)
+
+    def _fork(self, run: Call, block: nn.Module) -> Call:
+        here, own = self.here, type(block).forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if getattr(here, "inside", False):
+                return run(block, *args, **kwargs)
+            return own(block, *args, **kwargs)
+
+        return forward
+
+
+def _block_runner(kind: type[nn.Module]) -> Call:
+    """A function of its own for each kind of block, so that the compiler's variants of one do not fill the other's."""
+
+    def run(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return kind.forward(block, *args, **kwargs)
+
+    return run
+
+
+class Layout:
+    """Convolution weights in two places, contiguous and channels last: parameters are pointed at one or the other."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.pairs: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
+        for module in model.modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and isinstance(weight, nn.Parameter):
+                last = weight.data.contiguous(memory_format=torch.channels_last)
+                if last.stride() != weight.stride():
+                    self.pairs.append((weight, weight.data, last))
+
+    def on(self) -> None:
+        for parameter, _, last in self.pairs:
+            parameter.data = last
+
+    def off(self) -> None:
+        for parameter, kept, _ in self.pairs:
+            parameter.data = kept
+
+    def settle(self, last: bool) -> None:
+        """Point at one place for good and let go of the other."""
+        (self.on if last else self.off)()
+        self.pairs.clear()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Compilers warn about what a search does on purpose, and print what they tune."""
+    kept = _printing(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        _printing(kept)
+
+
+def _printing(wanted: bool) -> bool:
+    """Whether Inductor prints its tuning tables; says what was set before."""
+    try:
+        from torch._inductor import config, select_algorithm
+    except ImportError:
+        return wanted
+    kept = bool(getattr(select_algorithm, "PRINT_AUTOTUNE", wanted))
+    select_algorithm.PRINT_AUTOTUNE = wanted
+    if hasattr(config, "max_autotune_report_choices_stats"):
+        config.max_autotune_report_choices_stats = wanted
+    return kept

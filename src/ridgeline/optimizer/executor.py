@@ -1,0 +1,207 @@
+"""Recording work on a device so that it can be run again without Python: CUDA graphs, and what keeps them safe."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import NotGraphable
+
+_CAPTURING = threading.Lock()
+"""One capture at a time in a process."""
+
+
+class Recording(Protocol):
+    """Work that was recorded: running it again reads and writes the same addresses."""
+
+    def replay(self) -> None: ...
+
+
+class Executor(Protocol):
+    """A device that can record work and run it again."""
+
+    device_type: str
+    generator: str
+    """Which random generator replays move, as ``observe`` names them."""
+
+    def warm_up(self, run: Callable[[], Any]) -> None:
+        """Runs once where recordings run, so that nothing is initialized or compiled while recording."""
+
+    def rehearse(self, run: Callable[[], Any], *, told: bool) -> None:
+        """Runs once more, raising NotGraphable where recording would fail; ``told`` if code that asks is told so."""
+
+    def record(self, run: Callable[[], Any], *, told: bool) -> tuple[Recording, Any]:
+        """Records a run, and hands back its result, whose contents are undefined until the first replay."""
+
+    def fork(self) -> Executor:
+        """Another that records into memory of its own: what one lends, the other does not write to."""
+
+    def is_recording(self) -> bool:
+        """Whether somebody records what is done here, and would record a replay."""
+
+    def arrive(self) -> None:
+        """Makes the work that follows here wait for the work of the last replay elsewhere."""
+
+
+class CudaExecutor:
+    """Records CUDA graphs into a pool of memory of its own; one per graphed call."""
+
+    device_type = "cuda"
+    generator = "cuda"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
+        self.pool = torch.cuda.graph_pool_handle()
+        self._last: Any = None
+        self._raw = -1
+
+    def warm_up(self, run: Callable[[], Any]) -> None:
+        with torch.cuda.device(self.device):
+            stream, current = _side_stream(self.device), torch.cuda.current_stream()
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                run()
+            current.wait_stream(stream)
+            torch.cuda.synchronize()
+
+    def rehearse(self, run: Callable[[], Any], *, told: bool) -> None:
+        """Runs with synchronizations forbidden."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.cuda.stream(_side_stream(self.device)), _answering(told):
+                run()
+        except Exception as error:
+            raise NotGraphable(reason_of(error)) from error
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+            torch.cuda.synchronize(self.device)
+
+    def record(self, run: Callable[[], Any], *, told: bool) -> tuple[Recording, Any]:
+        with _CAPTURING, torch.cuda.device(self.device), _uncollected(), self._recoverable(), _answering(told):
+            graph = torch.cuda.CUDAGraph()
+            torch._C._cuda_clearCublasWorkspaces()  # the graph's workspace then lies in its own pool, where it stays
+            with torch.cuda.graph(graph, pool=self.pool, stream=_side_stream(self.device),
+                                  capture_error_mode="thread_local"):  # fmt: skip
+                result = run()
+            torch._C._cuda_clearCublasWorkspaces()
+        return graph, result
+
+    @contextmanager
+    def _recoverable(self) -> Iterator[None]:
+        """After a capture that failed: the stream, the random generator and the allocator as they were before."""
+        stream = torch.cuda.current_stream()
+        generator = torch.cuda.default_generators[self.device.index]
+        clean = generator.clone_state()
+        try:
+            yield
+        except Exception as error:
+            torch.cuda.set_stream(stream)
+            generator.graphsafe_set_state(clean)  # the old state still believes that a capture is under way
+            _end_allocations(self.device, self.pool)
+            self.pool = torch.cuda.graph_pool_handle()
+            torch.cuda.synchronize(self.device)
+            if isinstance(error, NotGraphable):
+                raise
+            raise NotGraphable(reason_of(error)) from error
+
+    def fork(self) -> CudaExecutor:
+        return CudaExecutor(self.device)
+
+    def is_recording(self) -> bool:
+        return torch._C._cuda_isCurrentStreamCapturing()
+
+    def arrive(self) -> None:
+        raw = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if raw == self._raw:
+            return
+        stream = torch.cuda.current_stream(self.device)
+        if self._last is not None:
+            stream.wait_stream(self._last)
+        self._last, self._raw = stream, raw
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: a graph that is destroyed while another is captured invalidates the capture."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@contextmanager
+def _answering(told: bool) -> Iterator[None]:
+    """What code hears that asks whether a capture is under way: some takes a slower way through the model then."""
+    asked = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: told
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked
+
+
+_STREAMS: dict[torch.device, Any] = {}
+
+
+def _side_stream(device: torch.device) -> Any:
+    """The stream of warm-ups and captures, one a device: workspaces are kept per stream."""
+    if device not in _STREAMS:
+        _STREAMS[device] = torch.cuda.Stream(device)
+    return _STREAMS[device]
+
+
+def _end_allocations(device: torch.device, pool: Any) -> None:
+    try:
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+    except (RuntimeError, AttributeError):
+        return  # the failed capture had ended them itself
+
+
+_WORDS = {
+    "called a synchronizing CUDA operation": "the host waits for a value of a tensor",
+    "operation not permitted when stream is capturing": "the host waits for the device",
+    "operation would make the legacy stream depend": "work is put on the legacy default stream",
+    "out of memory": "there is not enough memory to record it",
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture": "tensors are copied between host and device",
+    "captures_underway": "the host waits for the device",
+}
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a call could not be recorded, in words, and where in the model."""
+    while error.__context__ is not None and "captur" in str(error):  # the end of a capture fails after what broke it
+        error = error.__context__
+    text = str(error).strip().split("\n", 1)[0]
+    said = next((words for sign, words in _WORDS.items() if sign in str(error)), f"{type(error).__name__}: {text}")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _ours(f.filename)]
+    where = frames[-1] if frames else None
+    return f"{said}, at {where.filename.rpartition('/')[2]}:{where.lineno} ({where.line})" if where else said
+
+
+def _ours(filename: str) -> bool:
+    return "/torch/" in filename or filename.startswith(__file__.rpartition("/")[0])
+
+
+def executor_for(tensors: list[Tensor]) -> Executor:
+    """The executor of the one device that these tensors are on."""
+    devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
+    if not devices:
+        raise NotGraphable("nothing of this call is on a CUDA device")
+    if len(devices) > 1:
+        raise NotGraphable(f"the call is spread over {', '.join(sorted(map(str, devices)))}")
+    device = devices.pop()
+    if device.type != "cuda":
+        raise NotGraphable(f"graphs are recorded on CUDA devices, not on {device}")
+    return CudaExecutor(device)

@@ -1,0 +1,79 @@
+"""What the cost model says before anything is measured: the floor, who waits for whom, and what could be gained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ridgeline.cost.estimate import estimate
+from ridgeline.errors import RidgelineError
+from ridgeline.hardware import Device
+from ridgeline.optimizer.inputs import Inputs
+
+EXECUTIONS = ("eager", "cudagraph", "compiled")
+MATRIX_OPS = ("mm", "bmm", "addmm", "matmul", "linear", "baddbmm", "conv")
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Predicted seconds by execution, the floor, and the eager step's kernels and host time."""
+
+    device: str
+    floor_s: float
+    expected_s: dict[str, float]
+    busy_s: float
+    host_s: float
+    num_kernels: int
+    matrix_frac: float
+    slowest: tuple[tuple[str, float, float], ...]  # op, expected and floor seconds, largest gap first
+    spent_s: float
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether eager waits for the host more than for the device."""
+        return self.host_s > self.busy_s
+
+    def gain(self, execution: str) -> float:
+        return self.expected_s["eager"] / self.expected_s[execution] if execution in self.expected_s else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def known_device(device: torch.device) -> Device | None:
+    """Our description of a CUDA device, if there is one."""
+    if device.type != "cuda":
+        return None
+    from ridgeline.profiler.floors import device_called
+
+    return device_called(torch.cuda.get_device_name(device))
+
+
+def forecast(
+    model: nn.Module, inputs: Inputs, mode: str, loss: Callable[..., Any] | None, device: Device
+) -> Forecast | str:
+    """The model captured and priced, or why it could not be."""
+    from ridgeline.capture import capture
+
+    began = time.perf_counter()
+    try:
+        graph = capture(model, inputs.args, dict(inputs.kwargs), mode, optimizer=None, loss=loss)
+        found = {execution: estimate(graph, device, execution) for execution in EXECUTIONS}
+    except Exception as error:  # a model that cannot be captured or priced can still be measured
+        kind = "" if isinstance(error, RidgelineError) else f"{type(error).__name__}: "
+        return f"not priced: {kind}{str(error).splitlines()[0][:200] if str(error) else ''}"
+    eager = found["eager"]
+    by_op = eager.by("op")
+    total_s = sum(row["expected_s"] for row in by_op) or 1.0
+    matrix_s = sum(row["expected_s"] for row in by_op if any(word in str(row["op"]) for word in MATRIX_OPS))
+    gaps = sorted(by_op, key=lambda row: row["floor_s"] - row["expected_s"])
+    return Forecast(
+        device.name, eager.floor_s, {name: made.expected_s for name, made in found.items()}, eager.busy_s, eager.host_s,
+        eager.num_kernels, matrix_s / total_s,
+        tuple((str(row["op"]), row["expected_s"], row["floor_s"]) for row in gaps[:5]), time.perf_counter() - began,
+    )  # fmt: skip

@@ -1,0 +1,345 @@
+"""Calls recorded once as CUDA graphs and replayed: microseconds of work for the host, the results of the call.
+
+A recording knows addresses only. What is needed so that a caller cannot tell: inputs are copied to where the recording
+reads them (or found there already); what the call writes to its inputs is written to the caller's; containers that the
+call changes, such as key-value caches, are changed at every replay; results are built anew, of the same types; memory
+lent to a caller is not overwritten while it is held; and everything else the model reads is watched.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.matcher import Matcher
+from ridgeline.optimizer.observe import keep, put_back, restored_random
+from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
+from ridgeline.optimizer.signature import Signature, difference
+from ridgeline.optimizer.statics import Group, Statics, grouped
+from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Studio, alias, counts, own_copies, restoring
+from ridgeline.optimizer.training import GraphedTraining, graph_training
+from ridgeline.optimizer.tree import Flat, TooLarge
+from ridgeline.optimizer.watch import Watch
+
+BRISK_S = 3e-3
+"""A call shorter than this is worth sparing the host every copy."""
+_LOANS = 2
+_MOST_VARIANTS = 4
+_SIGHTINGS = 2
+_MOST_REASONS = 64
+
+
+_use_count = torch._C._storage_Use_Count
+
+
+class Miss:
+    """Says that a call cannot be replayed as recorded; ``stale`` if the model is no more what was recorded."""
+
+    __slots__ = ("reason", "stale")
+
+    def __init__(self, reason: str, *, stale: bool) -> None:
+        self.reason, self.stale = reason, stale
+
+
+@dataclass(slots=True)
+class Take:
+    """One recording with the memory its results lie in."""
+
+    recording: Recording
+    outputs: list[Tensor]
+    scene: Scene
+    result: Maker
+    effects: list[Effect]
+    free: list[tuple[int, int]]
+    """Storages of the results, and how many hold each when no caller does."""
+
+    def is_free(self) -> bool:
+        for storage, held in self.free:  # noqa: SIM110 a generator would take four times as long
+            if _use_count(storage) > held:
+                return False
+        return True
+
+    def lend(self) -> list[Tensor]:
+        return [output.detach() for output in self.outputs]
+
+    def copies(self) -> list[Tensor]:
+        return own_copies(self.outputs)
+
+    def build(self, lent: Sequence[Tensor], flat: Flat) -> Any:
+        if self.scene.made:
+            self.scene.made.clear()
+        for effect in self.effects:
+            effect(lent, flat.tensors, flat.containers)
+        return self.result(lent, flat.tensors, flat.containers)
+
+
+@dataclass(slots=True)
+class Variant:
+    """Recordings that read some inputs at fixed addresses of the caller's and the others from memory of their own."""
+
+    pins: list[int]
+    places: list[int]
+    """Addresses of the pinned inputs."""
+    statics: Statics
+    written: list[Group]
+    home: Take
+    """Its results are always copied."""
+    loans: list[Take]
+    """Their results are handed out as they are, while nobody holds those of before."""
+
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        if len(self.pins) == 1:
+            return tensors[self.pins[0]].data_ptr() == self.places[0]
+        return not self.pins or [tensors[i].data_ptr() for i in self.pins] == self.places
+
+    def replay(self, flat: Flat) -> Any:
+        if self.statics.groups:
+            self.statics.fill(flat.tensors)
+        for take in self.loans:
+            if take.is_free():
+                break
+        else:
+            take = self.home
+        take.recording.replay()
+        if self.written:
+            self.statics.write_back(flat.tensors, self.written)
+        return take.build(take.copies() if take is self.home else take.lend(), flat)
+
+
+class Graphed:
+    """A call that is replayed where it can be and made where it cannot; ``misses`` says why it could not."""
+
+    def __init__(self, call: Callable[..., Any], signature: Signature, studio: InferenceStudio) -> None:
+        self.call = call
+        self.signature = signature.detached()
+        self.matcher = Matcher.of(signature)
+        self.watch = studio.watch
+        self.misses: dict[str, int] = {}
+        self.replays = 0
+        self._studio = studio
+        self._variants = studio.variants
+        self._lock = threading.RLock()
+        self._sighted: tuple[tuple[int, ...], int] = ((), 0)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        flat = self.matcher.fits(args, kwargs, self.watch.root, False) if self.matcher is not None else None
+        if flat is None:
+            return self._walked(args, kwargs)
+        return self._answer(self.replay(flat), args, kwargs)
+
+    def _walked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            signature = Signature.of(args, kwargs, self.watch.root, grad=False)
+        except TooLarge:
+            return self._made("an argument holds too many objects", args, kwargs)
+        if signature.tokens != self.signature.tokens or signature.ambient != self.signature.ambient:
+            return self._made(difference(self.signature, signature), args, kwargs)
+        return self._answer(self.replay(signature.flat), args, kwargs)
+
+    def _answer(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if result.__class__ is Miss:
+            return (self.watch.root if result.stale else self.call)(*args, **kwargs)
+        return result
+
+    def replay(self, flat: Flat) -> Any:
+        """The result of a call whose signature is known to be the recorded one, or a miss."""
+        with self._lock:
+            if not self.watch.same():
+                return self._miss("; ".join(self.watch.changes()[:3]), stale=True)
+            if self._studio.executor.is_recording():
+                return self._miss("the call itself is being recorded", stale=False)
+            variant = self._variant(flat)
+            if variant is None:
+                return self._miss("an input that is used in place lies elsewhere", stale=False)
+            self._studio.executor.arrive()
+            recorded = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)
+            try:
+                result = variant.replay(flat)
+            finally:
+                torch._C._set_grad_enabled(recorded)
+            self.replays += 1
+            return result
+
+    def _variant(self, flat: Flat) -> Variant | None:
+        for variant in self._variants:
+            if variant.fits(flat.tensors):
+                return variant
+        return self._moved(flat)
+
+    def _moved(self, flat: Flat) -> Variant | None:
+        """Inputs that must be read in place and lie elsewhere now: recorded anew once they are seen there again."""
+        places = tuple(flat.tensors[i].data_ptr() for i in self._studio.must_pin)
+        seen, times = self._sighted
+        self._sighted = (places, times + 1 if seen == places else 1)
+        if self._sighted[1] < _SIGHTINGS:
+            return None
+        try:
+            made = self._studio.record_at(flat)
+        except NotGraphable:
+            return None
+        self._variants.insert(0, made)
+        del self._variants[_MOST_VARIANTS:]
+        return made
+
+    def _made(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._miss(reason, stale=False)
+        return self.call(*args, **kwargs)
+
+    def _miss(self, reason: str, *, stale: bool) -> Miss:
+        if reason in self.misses or len(self.misses) < _MOST_REASONS:
+            self.misses[reason] = self.misses.get(reason, 0) + 1
+        return Miss(reason, stale=stale)
+
+
+def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *,
+                    executor: Executor | None = None) -> Graphed:  # fmt: skip
+    """Records ``call(*args, **kwargs)`` without gradients; ``model`` is what it computes, and whose state is watched.
+
+    ``call`` may be the model or a compiled form of it. Raises NotGraphable with the reason where a replay could differ
+    from a call: Python state that a call changes, values of tensors read on the host, hooks, random numbers drawn on
+    the host. Nothing of the caller's is changed: inputs, buffers and random states are as before.
+    """
+    with _quiet():
+        try:
+            signature = Signature.of(args, kwargs, model, grad=False)
+        except TooLarge:
+            raise NotGraphable("an argument holds too many objects to compare at every call") from None
+        watch = Watch(model)
+        given = signature.flat.tensors + [tensor for _, tensor in watch.tensors.values()]
+        studio = InferenceStudio(call, model, watch, executor or executor_for(given))
+        with restoring(watch):
+            studio.prepare(signature.flat)
+    return Graphed(call, signature, studio)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No gradients, no inference tensors, and casts of weights inside the recording rather than before it."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+class InferenceStudio(Studio):
+    """Where calls without gradients are recorded."""
+
+    def __init__(self, call: Callable[..., Any], model: Any, watch: Watch, executor: Executor) -> None:
+        super().__init__(call, model, watch, executor)
+        self.variants: list[Variant] = []
+        self.must_pin: list[int] = []
+        self._brisk = False
+
+    def prepare(self, flat: Flat) -> None:
+        self.refuse(flat)
+        self.group(flat)
+        statics = Statics(flat.tensors, self.groups)
+        self.judge(self.observe(flat, statics), statics)
+        self.must_pin = [i for g in self.groups if self.in_place(g) for i in g.indices]
+        self._warm(flat, statics)
+        del statics  # copies of what is used in place; the recordings are made without them
+        gc.collect()  # recordings that nobody holds any more must not be destroyed while another is made
+        self._record_all(flat)
+
+    def _warm(self, flat: Flat, statics: Statics) -> None:
+        kept = [keep(tensor) for tensor in self.written_model]
+
+        def run() -> None:
+            statics.fill(flat.tensors)
+            for whole, was in kept:
+                put_back(whole, was)
+            arguments, _ = self.twin(flat, statics.tensors)
+            self.call(*arguments[0], **arguments[1])
+
+        try:
+            with restored_random():
+                self.executor.warm_up(run)
+                began = time.perf_counter()
+                self.executor.warm_up(run)
+                self._brisk = time.perf_counter() - began < BRISK_S
+                self.rehearse(run)
+        finally:
+            for whole, was in kept:
+                put_back(whole, was)
+        self.refuse_changes()
+
+    def _record_all(self, flat: Flat) -> None:
+        least = 1 if self._brisk else PINNED_BYTES
+        fixed = [g for g in self.groups if self.in_place(g)]
+        more = [g for g in self.groups if g not in fixed and not self.is_written(g) and g.num_bytes >= least]
+        if more:
+            self.variants.append(self._variant(flat, [*fixed, *more], lends=True))
+        self.variants.append(self._variant(flat, fixed, lends=not more))
+
+    def record_at(self, flat: Flat) -> Variant:
+        """A variant for other addresses of the inputs that are used in place."""
+        with _quiet():
+            return self._variant(flat, [g for g in self.groups if self.in_place(g)], lends=False)
+
+    def _variant(self, flat: Flat, pinned: Sequence[Group], *, lends: bool) -> Variant:
+        """Records with some inputs in place."""
+        pins = [i for g in pinned for i in g.indices]
+        free = [g for g in self.groups if g not in pinned]
+        statics = Statics(flat.tensors, free)
+        tensors = {**statics.tensors, **{i: alias(flat.tensors[i]) for i in pins}}
+        home, loans = self._takes(flat, tensors, lends)
+        written = [g for g in free if self.is_written(g)]
+        return Variant(pins, [flat.tensors[i].data_ptr() for i in pins], statics, written, home, loans)
+
+    def _takes(self, flat: Flat, tensors: dict[int, Tensor], lends: bool) -> tuple[Take, list[Take]]:
+        """A recording whose results are copied, and some whose results are lent.
+
+        Recordings share a pool, and one may write where another had results. So large results are lent by the first of
+        all: they are alive while the others are recorded, and none of those writes there. A quick call has a second one
+        in a pool of its own, for callers who let go of a result only when they have the next. Small results of a quick
+        call lie outside of the pool, and are copied there by the recording itself.
+        """
+        first = self._take(flat, tensors)
+        num_bytes = sum(o.numel() * o.element_size() for o in first.outputs)
+        if num_bytes >= LENT_BYTES:
+            if not lends:
+                return first, []
+            more = [self._take(flat, tensors, executor=self.executor.fork())] if self._brisk else []
+            return self._take(flat, tensors), [first, *more]
+        if not self._brisk or not first.outputs:
+            return first, []
+        return first, [self._take(flat, tensors, first.outputs) for _ in range(_LOANS)]
+
+    def _take(self, flat: Flat, tensors: dict[int, Tensor], like: Sequence[Tensor] = (),
+              executor: Executor | None = None) -> Take:  # fmt: skip
+        """One recording; its results in memory outside of the pool if it is told what they are like."""
+        arguments, boxes = self.twin(flat, tensors)
+        before = shots(boxes)
+        scene = self.scene(tensors, boxes)
+        outside = Statics(like, grouped(like, range(len(like))))
+
+        def run() -> tuple[Maker, list[Effect]]:
+            result = self.call(*arguments[0], **arguments[1])
+            made = scene.maker(result), effects(before, scene)
+            if like:
+                outside.fill(scene.outputs)
+            return made
+
+        recording, (maker, applied) = self.record(run, executor)
+        if like:
+            scene.outputs = [outside.tensors[i] for i in range(len(like))]
+        scene.settle()
+        return Take(recording, scene.outputs, scene, maker, applied, counts(scene.outputs))
+
+
+__all__ = ["Graphed", "GraphedTraining", "Miss", "graph_inference", "graph_training"]

@@ -1,0 +1,279 @@
+"""What a model is called with: copies that keep aliasing and layout, and fresh values of the same kind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.optimizer.watch import Watch
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type, nn.Module)
+_JITTER = 0.25
+_MASKING = -1e4
+"""A float at or below this is a masked place, not a value: it stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The arguments of one call."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def reused(self) -> Inputs:
+        """New containers around the same tensors: a call may append to a cache without the next call seeing it."""
+        return self._walked(_Copier(lambda t: t))
+
+    def copied(self) -> Inputs:
+        """Tensors of their own, with the layout and the aliasing of these."""
+        return self._walked(_Copier(_Cloner()))
+
+    def converted(self, dtype: torch.dtype) -> Inputs:
+        """Copies with every floating-point tensor in another precision."""
+        cloner = _Cloner()
+        return self._walked(_Copier(lambda t: _converted(cloner(t), dtype)))
+
+    def fresh(self, seed: int) -> Inputs:
+        """Other values that are legal wherever these are: see ``fresh_values``."""
+        made = self.copied()
+        for i, tensor in enumerate(made.tensors()):
+            if not _overlapping(tensor):
+                tensor.detach().copy_(fresh_values(tensor, seed * 1000 + i))
+        return made
+
+    def tensors(self) -> list[Tensor]:
+        return list(dict.fromkeys(tensor for _, tensor in self.named()))
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether a key-value cache is among the arguments: layers then ask for their own entry by number."""
+        return any(is_cache(value) for value in (*self.args, *self.kwargs.values()))
+
+    def named(self) -> list[tuple[str, Tensor]]:
+        """Every tensor with its path, containers and caches looked into."""
+        return list(leaves((self.args, dict(self.kwargs))))
+
+    def _walked(self, copier: _Copier) -> Inputs:
+        return Inputs(tuple(copier.copy(value) for value in self.args),
+                      {key: copier.copy(value) for key, value in self.kwargs.items()})  # fmt: skip
+
+
+def leaves(item: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor inside containers, model outputs, caches and other objects, in a fixed order."""
+    if isinstance(item, Tensor):
+        yield path, item
+        return
+    if isinstance(item, _PLAIN) or (callable(item) and not hasattr(item, "__dict__")):
+        return
+    seen = set() if seen is None else seen
+    if id(item) in seen:
+        return
+    seen.add(id(item))
+    for key, value in _parts(item):
+        yield from leaves(value, f"{path}.{key}" if path else str(key), seen)
+
+
+def _overlapping(tensor: Tensor) -> bool:
+    """Expanded tensors hold a number in several places: they stay as they are."""
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _parts(item: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(item, Mapping):
+        yield from item.items()
+    elif isinstance(item, (list, tuple)):
+        yield from enumerate(item)
+    elif hasattr(item, "__dict__"):
+        yield from vars(item).items()
+
+
+def fresh_values(tensor: Tensor, seed: int) -> Tensor:
+    """New values for a tensor such that every one of them is legal wherever the old one was.
+
+    Indices are drawn from what lies between the smallest positive one and the old one, so no table is overrun; flags,
+    sorted integers (offsets, positions) and masks stay; floats keep their sign and size within a quarter, and, every
+    second time, change sign where both signs occur (so that a branch on a sum goes the other way).
+    """
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    if tensor.numel() == 0 or tensor.is_complex() or tensor.dtype == torch.bool:
+        return tensor.detach()
+    if not tensor.is_floating_point():
+        return _fresh_integers(tensor.detach(), generator)
+    return _fresh_floats(tensor.detach(), generator, flip=(seed // 1000) % 2 == 1)
+
+
+def _fresh_integers(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    if int(tensor.max()) <= 1 or _sorted(tensor):
+        return tensor.clone()
+    least = int(tensor[tensor > 0].min())
+    share = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float64)
+    drawn = least + (share * (tensor - least + 1).clamp(min=1)).floor()
+    return torch.where(tensor > 0, torch.minimum(drawn.to(tensor.dtype), tensor), tensor)
+
+
+def _sorted(tensor: Tensor) -> bool:
+    """Offsets, positions and lengths that add up are in order along their last dim, and mean it."""
+    if tensor.dim() == 0 or tensor.shape[-1] < 2:
+        return False
+    return bool((tensor.diff(dim=-1) >= 0).all())
+
+
+def _fresh_floats(tensor: Tensor, generator: torch.Generator, flip: bool) -> Tensor:
+    wide = tensor.to(torch.float32) if tensor.dtype.itemsize < 4 else tensor
+    if bool((wide <= _MASKING).any()):
+        return tensor.clone()
+    noise = torch.rand(wide.shape, generator=generator, device=wide.device, dtype=wide.dtype)
+    made = wide * (1 - _JITTER + 2 * _JITTER * noise)
+    both_signs = bool((wide < 0).any()) and bool((wide > 0).any())
+    return (-made if flip and both_signs else made).to(tensor.dtype)
+
+
+class _Cloner:
+    """Clones of tensors; those that share memory share it in the copies too."""
+
+    def __init__(self) -> None:
+        self.storages: dict[tuple[torch.device, int], Any] = {}
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if type(tensor) is not Tensor or tensor.layout != torch.strided or tensor.is_meta:
+            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        storage = tensor.untyped_storage()
+        key = (tensor.device, storage.data_ptr())
+        if key not in self.storages:
+            self.storages[key] = storage.clone()
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        made.set_(self.storages[key], tensor.storage_offset(), tensor.shape, tensor.stride())
+        return made.requires_grad_(tensor.requires_grad)
+
+
+def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if not tensor.is_floating_point() or tensor.dtype == dtype:
+        return tensor
+    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
+
+
+class _Copier:
+    """Rebuilds containers and the objects that hold tensors; what holds none is handed on as it is."""
+
+    def __init__(self, replace: Callable[[Tensor], Tensor]) -> None:
+        self.replace = replace
+        self.tensors: dict[int, tuple[Tensor, Tensor]] = {}
+        self.memo: dict[int, tuple[Any, Any]] = {}
+
+    def copy(self, item: Any) -> Any:
+        if isinstance(item, Tensor):
+            if id(item) not in self.tensors:
+                self.tensors[id(item)] = (item, self.replace(item))
+            return self.tensors[id(item)][1]
+        if isinstance(item, _PLAIN) or (callable(item) and not hasattr(item, "__dict__")):
+            return item
+        if id(item) not in self.memo:
+            self.memo[id(item)] = (item, item)
+            self.memo[id(item)] = (item, self._container(item))
+        return self.memo[id(item)][1]
+
+    def _container(self, item: Any) -> Any:
+        if isinstance(item, dict):
+            made = copy.copy(item)
+            for key, value in item.items():
+                made[key] = self.copy(value)
+            return made
+        if isinstance(item, tuple):
+            parts = [self.copy(value) for value in item]
+            return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
+        if isinstance(item, list):
+            return type(item)([self.copy(value) for value in item])
+        if hasattr(item, "__dict__") and (is_cache(item) or next(leaves(item), None) is not None):
+            return self._object(item)
+        return item
+
+    def _object(self, item: Any) -> Any:
+        made = copy.copy(item)
+        self.memo[id(item)] = (item, made)
+        for key, value in list(vars(item).items()):
+            object.__setattr__(made, key, self.copy(value))
+        return made
+
+
+def is_cache(item: Any) -> bool:
+    """An empty cache holds no tensor yet, and the call fills it."""
+    return any(kind.__name__ in ("Cache", "CacheLayerMixin") for kind in type(item).__mro__)
+
+
+class Before:
+    """The tensors of some inputs as they were before a call, to say which of them the call wrote to or put in."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs = inputs
+        self.kept = [(tensor, tensor.detach().clone()) for _, tensor in inputs.named()]
+
+    def written(self) -> list[int]:
+        """Places of the tensors whose values are others now."""
+        return [i for i, (tensor, kept) in enumerate(self.kept) if not _same(tensor, kept)]
+
+    def changed(self) -> list[tuple[str, Tensor]]:
+        """Tensors that were written to, and those that are new, with their paths."""
+        known = {id(tensor) for tensor, _ in self.kept}
+        written = {id(self.kept[i][0]) for i in self.written()}
+        return [(name, t) for name, t in self.inputs.named() if id(t) not in known or id(t) in written]
+
+
+def _same(tensor: Tensor, kept: Tensor) -> bool:
+    if tensor.shape != kept.shape:
+        return False
+    return torch.equal(tensor, kept) or bool(((tensor == kept) | (tensor != tensor) & (kept != kept)).all())
+
+
+class State:
+    """What calls may change about a model (buffers, attributes, lists and dictionaries it holds), to be put back."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.watch = Watch(model)
+        self.rebinds = False  # whether calls change more than values: names, lists, counters
+        self.random = RandomState()
+        self.tensors = [(name, tensor, tensor.detach().clone()) for name, tensor in self.watch.tensors.values()
+                        if not isinstance(tensor, nn.Parameter) and not tensor.is_meta]  # fmt: skip
+
+    def restore(self) -> None:
+        """Everything as it was: values in place and, where calls change them, names bound as they were."""
+        if self.rebinds:
+            self.watch.restore()
+        for _, tensor, kept in self.tensors:
+            if tensor.shape == kept.shape and not _same(tensor, kept):
+                with torch.no_grad(), writable(tensor):
+                    tensor.detach().copy_(kept)
+        self.random.restore()
+
+    def changed(self) -> list[tuple[str, Tensor]]:
+        """Tensors that are no longer what they were, by the names they are held under."""
+        return [(f"state {name}", tensor) for name, tensor, kept in self.tensors if not _same(tensor, kept)]
+
+
+def writable(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Tensors made in inference mode are written to in it."""
+    return torch.inference_mode() if tensor.is_inference() else nullcontext()
+
+
+class RandomState:
+    """The random number generators' states, of the host and of every device in use."""
+
+    def __init__(self) -> None:
+        self.host = torch.get_rng_state()
+        self.devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.host)
+        if self.devices:
+            torch.cuda.set_rng_state_all(self.devices)
+
+    def moved(self) -> bool:
+        """Whether numbers were drawn since."""
+        now = RandomState()
+        pairs = zip([self.host, *self.devices], [now.host, *now.devices], strict=True)
+        return not all(torch.equal(a, b) for a, b in pairs)

@@ -1,0 +1,95 @@
+"""Recognizing a call that was planned for, without walking it: one comparison an argument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ridgeline.optimizer.signature import Signature, ambient
+from ridgeline.optimizer.tree import PLAIN, Flat, Piece, piece_of
+
+_TENSORS = (Tensor, nn.Parameter)
+
+
+class Matcher:
+    """Knows calls of one signature whose arguments are tensors, plain values and at most one object such as a cache."""
+
+    __slots__ = ("_grad", "_names", "_num", "_signature", "_wanted")
+
+    def __init__(self, signature: Signature, wanted: list[Any], num: int, names: tuple[str, ...]) -> None:
+        self._signature, self._wanted, self._num, self._names = signature, wanted, num, names
+        self._grad = bool(signature.ambient[0])
+
+    @classmethod
+    def of(cls, signature: Signature) -> Matcher | None:
+        """A matcher for a signature that still holds its call; None where only a walk can tell."""
+        flat = signature.flat
+        if flat.root is None or (flat.seen and len(flat.pieces or ()) > 1) or _mixed(flat):
+            return None
+        args, kwargs = flat.root
+        grad = bool(signature.ambient[0])
+        wanted = [_wanted(value, grad) for value in (*args, *kwargs.values())]
+        if any(want is None for want in wanted) or len(signature.tokens) != len(wanted) + 3:
+            return None
+        return cls(signature.detached(), wanted, len(args), tuple(kwargs))
+
+    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, grad: bool) -> Flat | None:
+        """The call as a walk would have it, if it is one of those."""
+        if grad is not self._grad or len(args) != self._num or tuple(kwargs) != self._names:
+            return None
+        tensors: list[Tensor] = []
+        piece: tuple[int, Piece, Any] | None = None
+        for value, (kind, want) in zip((*args, *kwargs.values()), self._wanted):
+            if kind is Tensor:
+                shape, stride, dtype, device, asks = want
+                if (value.__class__ not in _TENSORS or value.shape != shape or value.dtype is not dtype
+                        or value.stride() != stride or value.device != device
+                        or (grad and value.requires_grad) is not asks):  # fmt: skip
+                    return None
+                tensors.append(value)
+            elif kind is Piece:
+                found = piece_of(value, grad) if value.__class__ is want[0] else None
+                if found is None or found.key != want[1]:
+                    return None
+                piece = (len(tensors), found, value)
+                tensors += [ref() for ref in found.tensors]  # type: ignore[misc]
+            elif value is not want and (value.__class__ is not kind or value != want or kind is float):
+                return None
+        if len(tensors) > 1 and not _apart(tensors, piece):
+            return None
+        return self._flat(args, kwargs, tensors, piece) if ambient(model, grad) == self._signature.ambient else None
+
+    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor],
+              piece: tuple[int, Piece, Any] | None) -> Flat:  # fmt: skip
+        flat = Flat.__new__(Flat)
+        flat.tensors, flat.root = tensors, (args, kwargs)
+        flat.containers = [kwargs] if piece is None else [kwargs, *piece[1].containers(piece[2])]
+        if piece is not None and any(value is piece[2] for value in args):
+            flat.containers = [*flat.containers[1:], kwargs]
+        return flat
+
+
+def _mixed(flat: Flat) -> bool:
+    """Whether some tensors are on the host and others are not: the contents of the former then count."""
+    return flat.accelerated and bool(flat.hosts)
+
+
+def _wanted(value: Any, grad: bool) -> tuple[Any, Any] | None:
+    cls = type(value)
+    if cls in _TENSORS:
+        return Tensor, (value.shape, value.stride(), value.dtype, value.device, grad and value.requires_grad)
+    if (cls in PLAIN and cls is not slice) or cls is float:
+        return cls, value
+    piece = piece_of(value, grad) if hasattr(value, "__dict__") and not isinstance(value, dict | list | tuple) else None
+    return None if piece is None else (Piece, (cls, piece.key))
+
+
+def _apart(tensors: list[Tensor], piece: tuple[int, Piece, Any] | None) -> bool:
+    """Whether no two arguments share memory; a piece has been compared within itself."""
+    if piece is None:
+        return len({t.untyped_storage()._cdata for t in tensors}) == len(tensors)
+    start, found, _ = piece
+    others = [*tensors[:start], *tensors[start + len(found.tensors):]]  # fmt: skip
+    storages = {t.untyped_storage()._cdata for t in others}
+    return len(storages) == len(others) and storages.isdisjoint(found.storages)

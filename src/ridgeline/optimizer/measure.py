@@ -1,0 +1,258 @@
+"""Interleaved A/B timing of callables that do the same, with a stated confidence, and the memory each needs."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from ridgeline.optimizer.inputs import Before, Inputs, State, writable
+from ridgeline.optimizer.loss import Loss
+
+Call = Callable[..., Any]
+SLICE_S = 4e-3
+"""A turn lasts about this long: short calls are made several times in a row, as a serving loop would."""
+MAX_CALLS = 50
+MIN_ROUNDS, MAX_ROUNDS = 5, 40
+CONFIDENCE = 0.95
+NOISE_FRAC = 0.005
+"""Medians closer than this are taken as equal even where a test could tell them apart."""
+CLEAR_FRAC = 0.02
+_COPY_BYTES = 64 << 20
+"""Inputs up to this size go round in copies at other addresses; larger ones (caches) stay where they are."""
+
+
+class Contender(Protocol):
+    """Something to be timed, with what it needs switched on around the turn, not inside it."""
+
+    def switched(self) -> AbstractContextManager[Call]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One contender's seconds a call, a number for every round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def low_s(self) -> float:
+        return sorted(self.seconds)[len(self.seconds) // 10]
+
+    @property
+    def high_s(self) -> float:
+        return sorted(self.seconds)[-1 - len(self.seconds) // 10]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How many times as fast ``b`` is as ``a``, and the interval that holds it with 95 % confidence."""
+
+    speedup: float
+    low: float
+    high: float
+    num_rounds: int
+
+    @property
+    def faster(self) -> bool:
+        """Beyond noise."""
+        return self.low > 1.0 and self.speedup > 1.0 + NOISE_FRAC
+
+    @property
+    def slower(self) -> bool:
+        return self.high < 1.0 and self.speedup < 1.0 - NOISE_FRAC
+
+    @property
+    def decided(self) -> bool:
+        return self.faster or self.slower
+
+    @property
+    def clear(self) -> bool:
+        """Decided by so much that further rounds need not be looked at; looking after every round would favor luck."""
+        return self.low > 1.0 + CLEAR_FRAC or self.high < 1.0 - CLEAR_FRAC
+
+
+def compare(a: Timed, b: Timed) -> Comparison:
+    """The median of the rounds' ratios, with its bootstrap interval; rounds are paired, so drift cancels."""
+    ratios = np.array([x / y for x, y in zip(a.seconds, b.seconds, strict=True)])
+    drawn = np.random.default_rng(0).choice(ratios, size=(1000, len(ratios)))
+    tail = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(np.median(drawn, axis=1), [tail, 100 - tail])
+    return Comparison(float(np.median(ratios)), float(low), float(high), len(ratios))
+
+
+class Track:
+    """Where contenders take turns: inputs to go round, the model's state to put back, and a clock.
+
+    In training a turn is forward, backward and clearing the gradients; in inference a call without gradients.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None, device: torch.device) -> None:
+        self.model, self.inputs, self.mode, self.device = model, inputs, mode, device
+        self.loss = Loss(loss)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.gradients = [(p, p.grad) for p in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.state = State(model)
+        self.mutates = self.appends = False
+        self.copies = [inputs]
+        self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def settle(self, call: Call) -> float:
+        """One call of eager PyTorch: whether calls change their inputs, and about how long they take."""
+        trial = self.inputs.copied()
+        before, places = Before(trial), [id(tensor) for _, tensor in trial.named()]
+        self.run(call, trial)
+        self.appends = places != [id(tensor) for _, tensor in trial.named()]
+        changed = before.written()
+        own = self.inputs.named()
+        self.written = [(own[i][1], own[i][1].detach().clone()) for i in changed]
+        self.mutates = bool(changed) or bool(self.state.changed())
+        if self.state.watch.changes():
+            self._settle_names(call)
+        self.restore()
+        if not self.mutates and sum(t.nbytes for t in self.inputs.tensors()) < _COPY_BYTES:
+            self.copies = [self.inputs, self.inputs.fresh(8), self.inputs.fresh(10)]
+        return self.about_s(call)
+
+    def _settle_names(self, call: Call) -> None:
+        """What the first call sets up stays; what every call changes is put back after each."""
+        self.state.restore()
+        again = State(self.model)
+        self.run(call, self.inputs.copied())
+        if again.watch.changes():
+            self.state.rebinds = self.mutates = True
+        else:
+            again.random, self.state = self.state.random, again
+
+    def restore(self) -> None:
+        """The model's state and the inputs it writes to as they were."""
+        self.state.restore()
+        for tensor, kept in self.written:
+            with torch.no_grad(), writable(tensor):
+                tensor.detach().copy_(kept)
+
+    def hand_back(self) -> None:
+        """Everything as it was found, gradients included: turns clear them."""
+        self.restore()
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient
+
+    def run(self, call: Call, inputs: Inputs) -> Any:
+        """One turn's work."""
+        if self.mode == "infer":
+            with torch.no_grad():
+                return call(*inputs.args, **inputs.kwargs)
+        output = call(*inputs.args, **inputs.kwargs)
+        self.loss(output).backward()
+        for parameter in self.parameters:
+            parameter.grad = None
+        return None
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def about_s(self, call: Call) -> float:
+        return min(self.turn_s(call, 1), self.turn_s(call, 1))
+
+    def turn_s(self, call: Call, num: int) -> float:
+        """Seconds a call, over ``num`` of them in a row."""
+        ready = [self._next(i) for i in range(num)]
+        self.synchronize()
+        began = time.perf_counter()
+        for inputs in ready:
+            self.run(call, inputs)
+        self.synchronize()
+        spent_s = (time.perf_counter() - began) / num
+        if self.mutates:
+            self.restore()
+        return spent_s
+
+    def _next(self, i: int) -> Inputs:
+        return self.copies[i % len(self.copies)].reused()
+
+    def race(
+        self, runners: Mapping[str, Contender], budget_s: float, pairs: Sequence[tuple[str, str]] = ()
+    ) -> dict[str, Timed]:
+        """All contenders in turns, until ``pairs`` are clearly decided or the time is spent."""
+        num = {}
+        for name, runner in runners.items():
+            with runner.switched() as call:
+                num[name] = self._calls_a_turn(self.about_s(call))
+        found: dict[str, list[float]] = {name: [] for name in runners}
+        order, began = list(runners.items()), time.perf_counter()
+        for i in range(MAX_ROUNDS):
+            for name, runner in order[i % len(order) :] + order[: i % len(order)]:
+                with runner.switched() as call:
+                    found[name].append(self.turn_s(call, num[name]))
+            spent_s = time.perf_counter() - began
+            late = spent_s * (i + 2) / (i + 1) > budget_s
+            if i + 1 >= MIN_ROUNDS and (late or (pairs and _all_clear(found, pairs))):
+                break
+            if late and i + 1 >= 3 and spent_s > 2 * budget_s:
+                break
+        return {name: Timed(tuple(seconds)) for name, seconds in found.items()}
+
+    def _calls_a_turn(self, one_s: float) -> int:
+        return 1 if self.mutates else max(1, min(MAX_CALLS, math.ceil(SLICE_S / max(one_s, 1e-6))))
+
+    def extra_bytes(self, call: Call) -> int | None:
+        """The most memory a call needs beyond what rests between calls; None where the device does not count."""
+        if self.device.type != "cuda":
+            return None
+        self.turn_s(call, 1)
+        ready = self._next(0)
+        resting = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.run(call, ready)
+        self.synchronize()
+        peak = torch.cuda.max_memory_allocated(self.device)
+        if self.mutates:
+            self.restore()
+        return peak - resting
+
+
+    def reserved_bytes(self, call: Call) -> int:
+        """The most memory the allocator holds for a call, gaps between blocks included; 0 where nothing is counted."""
+        if self.device.type != "cuda":
+            return 0
+        reserved_bytes(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.turn_s(call, 1)
+        return torch.cuda.max_memory_reserved(self.device)
+
+
+def _all_clear(found: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]) -> bool:
+    return all(compare(Timed(tuple(found[a])), Timed(tuple(found[b]))).clear for a, b in pairs)
+
+
+def held_bytes(device: torch.device) -> int:
+    """Memory in use on the device after rubbish is collected; 0 where the device does not count."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """Memory the allocator keeps, pools of captured graphs included, after what it can give back was given back."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)

@@ -1,0 +1,272 @@
+"""The model a person gets back: called like the original, it *is* the original in every way but speed.
+
+An ``Optimized`` shares the original's attributes (parameters, configuration, hooks, training flag: one dictionary), is
+an instance of its class and so passes wherever the model did. Calls that look like those that were verified run as
+planned; all others run the model itself, and say so once.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import OptimizeError
+from ridgeline.optimizer.graphed import Graphed, GraphedTraining, Miss
+from ridgeline.optimizer.matcher import Matcher
+from ridgeline.optimizer.signature import Signature, TooLarge, difference
+from ridgeline.optimizer.tree import Flat
+from ridgeline.optimizer.watch import Watch
+
+_STATE = "_ridgeline_state"
+_MOST_MATCHERS = 4
+_MOST_REASONS = 8
+
+
+class RunsEagerly(UserWarning):
+    """A call was made that no plan was verified for; it ran as the original model."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """How calls of one signature are run."""
+
+    signature: Signature
+    call: Callable[..., Any]
+    name: str = "plan"
+    watch: Watch | None = None
+    """What must not have changed since the plan was verified; by default what compilers do not guard."""
+    matcher: Matcher | None = None
+    """Knows calls of the signature at a glance; made from the signature if not given."""
+
+
+@dataclass(slots=True)
+class State:
+    """What an ``Optimized`` knows besides the model's own attributes."""
+
+    model: Any
+    mode: str
+    receipt: Any
+    optimizer: Any = None
+    loss: Callable[..., Tensor] | None = None
+    step: Callable[..., Any] | None = None
+    plans: dict[Signature, Plan] = field(default_factory=dict)
+    matchers: list[tuple[Matcher, Plan]] = field(default_factory=list)
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.Lock)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recorded = torch.is_grad_enabled()
+        grad = recorded and self.mode != "inference"
+        for matcher, plan in self.matchers:
+            flat = matcher.fits(args, kwargs, self.model, grad)
+            if flat is not None:
+                return self._planned(plan, flat, args, kwargs, recorded and not grad)
+        try:
+            signature = Signature.of(args, kwargs, self.model, grad=grad)
+        except TooLarge:
+            return self.eager("an argument holds too many objects to compare", args, kwargs)
+        found = self.plans.get(signature)
+        if found is None:
+            return self.eager(self._why(signature), args, kwargs)
+        return self._planned(found, signature.flat, args, kwargs, recorded and not grad)
+
+    def _planned(self, plan: Plan, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any], quiet: bool) -> Any:
+        """As planned; ``quiet`` if gradients are on and not wanted."""
+        if quiet and any(tensor.requires_grad for tensor in flat.tensors):
+            reason = "an input requires gradients, and the model was optimized for inference"
+            return self.eager(reason, args, kwargs, 5)
+        call = plan.call
+        if call.__class__ is Graphed:
+            result = call.replay(flat)
+            if result.__class__ is not Miss:
+                return result
+            if result.stale:
+                return self.eager(result.reason, args, kwargs, 5)
+            call = call.call
+        elif call.__class__ is GraphedTraining:
+            reason, stale = call.obstacle()
+            if not reason:
+                return call.replay(flat)
+            if stale:
+                return self.eager(reason, args, kwargs, 5)
+            call = call.call
+        elif plan.watch is not None and not plan.watch.same():
+            return self.eager("; ".join(plan.watch.changes()[:3]), args, kwargs, 5)
+        if torch.is_inference_mode_enabled() and not any(tensor.is_inference() for tensor in flat.tensors):
+            with torch.inference_mode(False), torch.no_grad():  # what was compiled was compiled outside of it
+                return call(*args, **kwargs)
+        if quiet:
+            with torch.no_grad():
+                return call(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    def _why(self, signature: Signature) -> str:
+        if len(self.fallbacks) >= _MOST_REASONS:  # a cache that grows differs at every call, and telling how takes time
+            return "other calls than those that were verified"
+        reasons = [difference(known, signature) for known in self.plans]
+        return min((reason for reason in reasons if reason), key=len, default="the call was not verified")
+
+    def eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 4) -> Any:
+        """The original model, with a word about why, once a reason."""
+        with self.lock:
+            said = reason not in self.fallbacks and len(self.fallbacks) < _MOST_REASONS
+            self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+        if said:
+            warnings.warn(f"this call runs as the original model: {reason}", RunsEagerly, stacklevel=depth)
+        return self.model(*args, **kwargs)
+
+
+class Optimized:
+    """A drop-in for a model, with verified plans for the calls it was optimized for.
+
+    ``Optimized(model, plans)`` is an instance of the model's own class whose attributes are the model's own: what is
+    set on one is seen on the other. ``.original`` is the model, ``.receipt`` says what was done, ``.fallbacks`` which
+    calls ran eagerly and why. For inference, results carry no gradients unless an input asks for them.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, model: Any, plans: Iterable[Plan] = (), *, mode: str = "inference", receipt: Any = None,
+                optimizer: Any = None, loss: Callable[..., Tensor] | None = None,
+                step: Callable[..., Any] | None = None) -> Any:  # fmt: skip
+        if mode not in ("inference", "train"):
+            raise OptimizeError(f"mode is {mode!r}: 'inference' or 'train'")
+        made: Any = object.__new__(_class_for(type(model)))
+        if isinstance(made, nn.Module):
+            object.__setattr__(made, "__dict__", model.__dict__)
+        state = State(model, mode, receipt, optimizer, loss, step)
+        object.__setattr__(made, _STATE, state)
+        for plan in plans:
+            made.add(plan)
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Everything is done in ``__new__``: the attributes are the model's, and are not to be initialized again."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state = _state(self)
+        if not state.plans or torch.compiler.is_compiling():
+            return state.model(*args, **kwargs)
+        return state.run(args, kwargs)
+
+    def add(self, plan: Plan) -> None:
+        """Runs calls of the plan's signature as it says from now on; a plan that is the model itself needs nothing."""
+        state = _state(self)
+        if plan.call is state.model:
+            return
+        if plan.watch is None and not isinstance(plan.call, Graphed | GraphedTraining):
+            plan.watch = Watch(state.model, hooks_only=True)
+        plan.matcher = plan.matcher or getattr(plan.call, "matcher", None) or Matcher.of(plan.signature)
+        plan.signature = plan.signature.detached()
+        state.plans[plan.signature] = plan
+        if plan.matcher is not None and len(state.matchers) < _MOST_MATCHERS:
+            state.matchers.append((plan.matcher, plan))
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """How the calls that were verified are run."""
+        return tuple(_state(self).plans.values())
+
+    @property
+    def original(self) -> Any:
+        """The model that was optimized."""
+        return _state(self).model
+
+    @property
+    def model(self) -> Any:
+        """The model that was optimized; if it has a part called ``model``, that part, as the original would answer."""
+        state = _state(self)
+        return getattr(state.model, "model", state.model) if isinstance(state.model, nn.Module) else state.model
+
+    @property
+    def receipt(self) -> Any:
+        """What was changed, what it gained, and what was rejected and why."""
+        return _state(self).receipt
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        """Reasons for which calls ran as the original model, and how often."""
+        return dict(_state(self).fallbacks)
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """One step of training: gradients cleared, forward, backward, the optimizer's step. Returns the loss."""
+        state = _state(self)
+        if state.optimizer is None:
+            raise OptimizeError("train_step needs an optimizer: optimize(model, …, mode='train', optimizer=…)")
+        if state.step is not None:
+            return state.step(*args, **kwargs)
+        return plain_step(self, state.optimizer, state.loss, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the model with no plans: they hold addresses of the original's parameters."""
+        state = _state(self)
+        return Optimized(copy.deepcopy(state.model, memo), mode=state.mode, receipt=state.receipt)
+
+    def __copy__(self) -> Any:
+        return copy.copy(_state(self).model)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Saved as the model itself: plans are for this process."""
+        return _state(self).model.__reduce_ex__(protocol)
+
+
+class _OptimizedCallable(Optimized):
+    """An optimized function or other callable that is no module; its attributes are read from the original."""
+
+    __slots__ = (_STATE, "__weakref__")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_state(self).model, name)
+
+    def __repr__(self) -> str:
+        return f"Optimized({_state(self).model!r})"
+
+
+def _state(optimized: Any) -> State:
+    return object.__getattribute__(optimized, _STATE)
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def _class_for(cls: type) -> type:
+    """The class of an optimized model: the model's own, called differently, under the same name."""
+    if not issubclass(cls, nn.Module) or issubclass(cls, torch.jit.ScriptModule):
+        return _OptimizedCallable
+    if cls not in _CLASSES:
+        body = {"__slots__": (_STATE,), "__module__": cls.__module__, "__qualname__": cls.__qualname__,
+                "__doc__": cls.__doc__}  # fmt: skip
+        _CLASSES[cls] = type(cls)(cls.__name__, (Optimized, cls), body)
+    return _CLASSES[cls]
+
+
+def plain_step(model: Callable[..., Any], optimizer: Any, loss: Callable[..., Tensor] | None, args: tuple[Any, ...],
+               kwargs: dict[str, Any]) -> Tensor:  # fmt: skip
+    """A step of training as a person writes it."""
+    optimizer.zero_grad(set_to_none=True)
+    value = loss_of(model(*args, **kwargs), loss)
+    value.backward()
+    optimizer.step()
+    return value.detach()
+
+
+def loss_of(output: Any, loss: Callable[..., Tensor] | None) -> Tensor:
+    """The scalar to differentiate: what ``loss`` makes of the output, its ``.loss``, or the output itself."""
+    if loss is not None:
+        return loss(output)
+    value = getattr(output, "loss", None)
+    if value is None and isinstance(output, dict):
+        value = output.get("loss")
+    if value is None and isinstance(output, tuple | list) and output:
+        value = output[0]
+    value = output if value is None else value
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise OptimizeError("the output has no .loss and is not one number: give loss=, a function of the output")
+    return value

@@ -1,0 +1,410 @@
+"""Is a candidate right? Everything a call leaves behind, against a wider reference, judged by what eager reaches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.bench.verdict import FEW_FLOOR, MAX_FLOOR, RMS_FLOOR, TIMES_EAGER, Error, error_of
+from ridgeline.optimizer.inputs import Before, Inputs, State, leaves
+
+Call = Callable[..., Any]
+Moments = dict[str, tuple[Tensor, Tensor]]
+MAX_ELEMENTS = 1 << 28
+"""Elements kept of everything observed; larger tensors are judged by elements at a regular, odd distance."""
+LEAST_ELEMENTS = 1 << 16
+LEAST_DRAWS, MOST_DRAWS = 8, 32
+"""Calls a random model is judged by: the means of as many runs must agree."""
+EXCESS, SPREAD = 1.3, 1.25
+"""Squared distance of two means over what chance explains, and ratio of spreads, that many elements may show."""
+FEW_EXCESS, FEW_SPREAD = 12.0, 3.0
+"""What a single number may show beyond that (1 in 1,000 of the F distributions with 8 runs); fades as 1/√n."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One tensor that a call left behind: what it is, and its elements or a regular selection of them."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The worst of what was compared, what eager reaches itself, and what was allowed."""
+
+    ok: bool
+    what: str
+    num_compared: int
+    rms_frac: float
+    eager_rms_frac: float
+    allowed_rms_frac: float
+    largest: float
+    eager_largest: float
+    allowed_largest: float
+    reference: str
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    most_rms_frac: float = 0.0  # the largest error allowed of anything compared
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        if not self.ok:
+            return f"WRONG: {self.reason}"
+        return (
+            f"error {self.rms_frac:.1e} (eager's own {self.eager_rms_frac:.1e}, allowed {self.allowed_rms_frac:.1e}) "
+            f"at {self.what or 'the output'}, the worst of {self.num_compared}, against {self.reference}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        return {key: _plain(value) for key, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(slots=True)
+class Subject:
+    """What is being proved: a model, the inputs, and how a call is made."""
+
+    model: nn.Module
+    inputs: Inputs
+    mode: str
+    loss: Call
+    state: State
+    step: float = field(init=False)  # rounding step of the coarsest type the model computes in
+
+    def __post_init__(self) -> None:
+        self.step = coarsest_step(self.model, self.inputs)
+
+    def observe(
+        self,
+        call: Call,
+        inputs: Inputs,
+        parameters: dict[str, Tensor] | None = None,
+        changed: Callable[[], list[tuple[str, Tensor]]] | None = None,
+    ) -> list[Leaf]:
+        """Outputs, inputs and state that were changed, and gradients in training; the state is put back."""
+        named = parameters if parameters is not None else dict(self.model.named_parameters())
+        before = Before(inputs)
+        try:
+            output, found = self._called(call, inputs, named)
+            found += [(f"output{'.' if name else ''}{name}", tensor) for name, tensor in leaves(output)]
+            found += [(f"input {name}", tensor) for name, tensor in before.changed()]
+            found += (changed or self.state.changed)()
+            limit = max(LEAST_ELEMENTS, MAX_ELEMENTS // max(1, len(found)))
+            return [_leaf(name, tensor, limit) for name, tensor in found]
+        finally:
+            self.state.restore()
+
+    def _called(self, call: Call, inputs: Inputs, named: dict[str, Tensor]) -> tuple[Any, list[tuple[str, Tensor]]]:
+        if self.mode == "infer":
+            with torch.no_grad():
+                return call(*inputs.args, **inputs.kwargs), []
+        output = call(*inputs.args, **inputs.kwargs)
+        wanted = {name: p for name, p in named.items() if p.requires_grad}
+        wanted |= {f"input {name}": t for name, t in inputs.named() if t.requires_grad and t.is_leaf}
+        kept = {name: p.grad for name, p in wanted.items()}
+        for p in wanted.values():
+            p.grad = None
+        self.loss(output).backward()
+        found = [(f"gradient of {name}", p.grad) for name, p in wanted.items() if p.grad is not None]
+        for name, p in wanted.items():
+            p.grad = kept[name]
+        return output, found
+
+
+def coarsest_step(model: nn.Module, inputs: Inputs) -> float:
+    """The rounding step of what the model computes in: its parameters', its inputs' or autocast's type."""
+    found = [t.dtype for t in [*model.parameters(), *inputs.tensors()] if t.is_floating_point()]
+    kinds = {t.device.type for t in [*model.parameters(), *inputs.tensors()]}
+    found += [torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)]
+    return max((torch.finfo(dtype).eps for dtype in found), default=torch.finfo(torch.float32).eps)
+
+
+def _leaf(name: str, tensor: Tensor, limit: int) -> Leaf:
+    flat = tensor.detach().reshape(-1)
+    stride = flat.numel() // limit | 1 if flat.numel() > limit else 1
+    return Leaf(name, tensor.dtype, tuple(tensor.shape), flat[::stride].clone())
+
+
+class Prover:
+    """Eager's results and the reference's on fresh inputs, made once; candidates are judged against them."""
+
+    def __init__(
+        self, subject: Subject, *, num_inputs: int = 2, random: bool = False, num_draws: int = LEAST_DRAWS
+    ) -> None:
+        self.subject, self.random, self.num_draws = subject, random, num_draws
+        self._eager_moments: list[Moments] = []
+        self.notes: list[str] = []
+        self.cases: list[tuple[Inputs, list[Leaf], list[Leaf]]] = []
+        self.reference = ""
+        self._prepare([subject.inputs.fresh(i) for i in range(num_inputs)])
+
+    def _prepare(self, cases: Sequence[Inputs]) -> None:
+        if self.random:
+            self.reference = f"the mean of {self.num_draws} eager runs"
+            self.notes.append(
+                "the model draws random numbers: judged by the means and spreads of runs, not by elements"
+            )
+            self.cases = [(cases[0], [], [])]
+            return
+        for inputs in cases:
+            eager = self.subject.observe(self.subject.model, inputs.copied())
+            self.cases.append((inputs, eager, self._referenced(inputs, eager)))
+
+    def _referenced(self, inputs: Inputs, eager: list[Leaf]) -> list[Leaf]:
+        """Float64 where the model can run in it, float32 where it cannot, else eager itself (and said so)."""
+        for dtype, word in ((torch.float64, "float64"), (torch.float32, "float32")):
+            if torch.finfo(dtype).eps >= self.subject.step or (self.reference and self.reference != word):
+                continue
+            if _too_large(self.subject.model, dtype):
+                self.notes.append(f"no {word} reference: the weights would not fit beside the model's own")
+                continue
+            try:
+                found = widened(self.subject, inputs, dtype)
+            except Exception as error:  # an op without this precision, or memory: the next one is tried
+                self.notes.append(f"no {word} reference: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+                _forget_memory()
+                continue
+            if [(leaf.name, leaf.shape) for leaf in found] == [(leaf.name, leaf.shape) for leaf in eager]:
+                self.reference = word
+                return found
+        self.reference = self.reference or "eager PyTorch"
+        return eager
+
+    def judge(self, call: Call) -> Verdict:
+        """The verdict on a candidate."""
+        if self.random:
+            return self._judge_random(call)
+        worst: Verdict | None = None
+        for inputs, eager, reference in self.cases:
+            found = self.subject.observe(call, inputs.copied())
+            verdict = self._compared(found, eager, reference)
+            worst = verdict if worst is None or _badness(verdict) > _badness(worst) else worst
+            if not verdict.ok:
+                break
+        assert worst is not None
+        return worst
+
+    def _compared(self, found: list[Leaf], eager: list[Leaf], reference: list[Leaf]) -> Verdict:
+        names = [leaf.name for leaf in eager]
+        if [leaf.name for leaf in found] != names:
+            odd = set(names) ^ {leaf.name for leaf in found}
+            return self._wrong(f"other results than eager: {', '.join(sorted(odd)[:4]) or 'in another order'}")
+        worst: Verdict | None = None
+        most = 0.0
+        for ours, theirs, wide in zip(found, eager, reference, strict=True):
+            if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+                return self._wrong(f"{ours.name} is {ours.dtype} {ours.shape}, eager's {theirs.dtype} {theirs.shape}")
+            verdict = self._leaf_verdict(ours, theirs, wide, len(found))
+            most = max(most, verdict.allowed_rms_frac)
+            worst = verdict if worst is None or _badness(verdict) > _badness(worst) else worst
+        if worst is None:
+            return self._wrong("the model returns nothing that could be compared")
+        return replace(worst, most_rms_frac=most)
+
+    def _leaf_verdict(self, ours: Leaf, theirs: Leaf, wide: Leaf, num: int) -> Verdict:
+        exact = not ours.dtype.is_floating_point and not ours.dtype.is_complex
+        reference = wide.values if exact or ours.dtype.is_complex else wide.values.double()
+        distance = _mismatch if exact else error_of
+        error, eager = distance(ours.values, reference), distance(theirs.values, reference)
+        allowed_rms, allowed_largest = allowed(eager, reference, 0.0 if exact else self._step(ours.dtype))
+        ok = error.num_misplaced <= eager.num_misplaced
+        ok = ok and error.rms_frac <= allowed_rms and error.largest <= allowed_largest
+        reason = "" if ok else (
+            f"{ours.name}: rms {error.rms_frac:.2e} of {allowed_rms:.2e} allowed (eager {eager.rms_frac:.2e}), "
+            f"largest {error.largest:.2e} of {allowed_largest:.2e}, {error.num_misplaced} not finite where eager is"
+        )  # fmt: skip
+        return Verdict(ok, ours.name, num, error.rms_frac, eager.rms_frac, allowed_rms, error.largest, eager.largest,
+                       allowed_largest, self.reference, reason, tuple(self.notes))  # fmt: skip
+
+    def _step(self, dtype: torch.dtype) -> float:
+        own = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+        return max(own, self.subject.step)
+
+    def _wrong(self, reason: str) -> Verdict:
+        inf = math.inf
+        return Verdict(False, "", 0, inf, 0.0, 0.0, inf, 0.0, 0.0, self.reference, reason, tuple(self.notes))
+
+    def _judge_random(self, call: Call) -> Verdict:
+        """Means and spreads of runs beside eager's; eager's other runs say what chance alone does to each result."""
+        inputs = self.cases[0][0]
+        if not self._eager_moments:
+            self._eager_moments = [self._moments(self.subject.model, inputs, first) for first in (0, self.num_draws)]
+        eager, again = self._eager_moments
+        found = self._moments(call, inputs, 2 * self.num_draws)
+        if eager.keys() != found.keys() or any(eager[name][0].shape != found[name][0].shape for name in eager):
+            return self._wrong("other results than eager")
+        worst: tuple[float, str, tuple[float, float, float, float]] = (0.0, "", (0.0, 1.0, EXCESS, SPREAD))
+        for name, moments in eager.items():
+            shown = _beyond_chance(moments, again[name], found[name], self.num_draws, self.subject.step)
+            badness = max(shown[0] / shown[2], max(shown[1], 1 / shown[1]) / shown[3])
+            worst = max(worst, (badness, name, shown))
+        badness, where, (excess, ratio, allowed_excess, allowed_ratio) = worst
+        reason = "" if badness <= 1 else (
+            f"{where}: means of {self.num_draws} runs {excess:.1f} times as far apart (squared) as chance explains "
+            f"({allowed_excess:.1f} allowed), spread {ratio:.2f} of eager's ({allowed_ratio:.2f} allowed)"
+        )  # fmt: skip
+        return Verdict(badness <= 1, where, len(eager), excess, 1.0, allowed_excess, ratio, 1.0, allowed_ratio,
+                       self.reference, reason, tuple(self.notes))  # fmt: skip
+
+    def _moments(self, call: Call, inputs: Inputs, first: int) -> Moments:
+        """Mean and variance of every floating-point result over runs with different random numbers."""
+        sums: dict[str, tuple[Tensor, Tensor]] = {}
+        for draw in range(first, first + self.num_draws):
+            torch.manual_seed(1234 + 977 * draw)
+            for leaf in self.subject.observe(call, inputs.copied()):
+                if leaf.dtype.is_floating_point:
+                    value = leaf.values[: 1 << 20].double()
+                    total, squares = sums.setdefault(leaf.name, (torch.zeros_like(value), torch.zeros_like(value)))
+                    total += value
+                    squares += value.square()
+        num, found = self.num_draws, {}
+        for name, (total, squares) in sums.items():
+            mean = total / num
+            found[name] = (mean, (squares / num - mean.square()).clamp(min=0) * num / (num - 1))
+        return found
+
+
+def allowed(eager: Error, reference: Tensor, step: float) -> tuple[float, float]:
+    """Twice eager's own error, and what rounding in the model's type explains where eager happens to be exact."""
+    finite = reference[reference.isfinite()] if reference.is_floating_point() else reference
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    rms = TIMES_EAGER * eager.rms_frac + (RMS_FLOOR + FEW_FLOOR / max(1, reference.numel()) ** 0.5) * step
+    return rms, TIMES_EAGER * eager.largest + MAX_FLOOR * step * scale
+
+
+def _mismatch(found: Tensor, reference: Tensor) -> Error:
+    """Integers and flags are equal or not."""
+    if found.shape != reference.shape:
+        return Error(math.inf, math.inf, reference.numel())
+    differing = (found != reference).sum()
+    return Error(float(differing) / max(1, reference.numel()), float(differing > 0), 0)
+
+
+def _beyond_chance(
+    eager: tuple[Tensor, Tensor], again: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], num: int, step: float
+) -> tuple[float, float, float, float]:
+    """(excess, ratio of spreads) of a result, and what is allowed of each given what eager's own runs show."""
+    few = eager[0].numel() ** -0.5
+    excess, ratio = _distance(eager, found, num, step)
+    own_excess, own_ratio = _distance(eager, again, num, step)
+    allowed_ratio = SPREAD * max(own_ratio, 1 / own_ratio) + FEW_SPREAD * few
+    return excess, ratio, EXCESS * max(1.0, own_excess) + FEW_EXCESS * few, allowed_ratio
+
+
+def _distance(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], num: int, step: float) -> tuple[float, float]:
+    """Squared distance of two means over what chance explains, and the ratio of the spreads."""
+    (mean_a, var_a), (mean_b, var_b) = a, b
+    spread_a, spread_b = float(var_a.sum()), float(var_b.sum())
+    apart = float((mean_a - mean_b).square().sum())
+    rounding = (4 * step) ** 2 * float(mean_a.square().sum())  # two ways to round the same number
+    if spread_a <= rounding and spread_b <= rounding:  # nothing random about this one
+        return (apart / max(rounding, 1e-30) if apart > rounding else 0.0), 1.0
+    ratio = math.sqrt((spread_b + rounding) / (spread_a + rounding))
+    return apart / ((spread_a + spread_b) / num + rounding), ratio
+
+
+def _badness(verdict: Verdict) -> tuple[bool, float]:
+    share = verdict.rms_frac / verdict.allowed_rms_frac if verdict.allowed_rms_frac else 0.0
+    return not verdict.ok, share
+
+
+def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
+    """What the model leaves behind when its parameters, buffers and inputs are in a wider type."""
+    with _Exact(), _autocast_off(), Widened(subject.model, dtype) as wide:
+        parameters = {name: wide.of(tensor) for name, tensor in wide.parameters}
+
+        def changed() -> list[tuple[str, Tensor]]:
+            pairs = [(name, wide.made.get(id(tensor)), kept) for name, tensor, kept in subject.state.tensors]
+            return [(f"state {name}", now) for name, now, kept in pairs
+                    if now is not None and not torch.equal(now, kept.to(now.dtype))]  # fmt: skip
+
+        return subject.observe(subject.model, inputs.converted(dtype), parameters, changed)
+
+
+class Widened:
+    """A model whose tensors are in a wider type inside; afterwards every module holds what it held."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self.model, self.dtype = model, dtype
+        self.parameters = list(model.named_parameters())
+        self.made: dict[int, Tensor] = {}
+        self.kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The wide counterpart; one for each tensor, however often it is used."""
+        if id(tensor) not in self.made:
+            wide = tensor.detach().to(self.dtype) if tensor.is_floating_point() else tensor.detach().clone()
+            self.made[id(tensor)] = wide.requires_grad_(tensor.requires_grad)
+        return self.made[id(tensor)]
+
+    def __enter__(self) -> Widened:
+        for module in self.model.modules():
+            for held in (module._parameters, module._buffers, vars(module)):
+                self._swap(held)
+            weights = vars(module).get("_flat_weights")  # recurrent modules keep a list of their own
+            if isinstance(weights, list):
+                self.kept.append((vars(module), {"_flat_weights": weights}))
+                vars(module)["_flat_weights"] = [self.of(w) if isinstance(w, Tensor) else w for w in weights]
+        return self
+
+    def _swap(self, held: dict[str, Any]) -> None:
+        found = {name: value for name, value in held.items() if isinstance(value, Tensor)}
+        self.kept.append((held, found))
+        held.update({name: self.of(value) for name, value in found.items()})
+
+    def __exit__(self, *_: Any) -> None:
+        for held, found in reversed(self.kept):
+            held.update(found)
+
+
+class _Exact:
+    """Products in full float32 inside: no TF32."""
+
+    def __enter__(self) -> None:
+        self.kept = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+    def __exit__(self, *_: Any) -> None:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.kept
+
+
+class _autocast_off:
+    """Autocast switched off on every device type it is on for."""
+
+    def __enter__(self) -> None:
+        kinds = [kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)]
+        self.entered = [torch.autocast(kind, enabled=False) for kind in kinds]
+        for each in self.entered:
+            each.__enter__()
+
+    def __exit__(self, *given: Any) -> None:
+        for each in reversed(self.entered):
+            each.__exit__(*given)
+
+
+def _too_large(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether a second set of weights in this type would take more than half of the memory that is free."""
+    weights = [p for p in model.parameters() if p.device.type == "cuda"]
+    if not weights:
+        return False
+    free, _ = torch.cuda.mem_get_info(weights[0].device)
+    return dtype.itemsize * sum(p.numel() for p in weights) > 0.5 * free
+
+
+def _forget_memory() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

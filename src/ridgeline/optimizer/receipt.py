@@ -1,0 +1,227 @@
+"""The receipt of an optimization: what was tried, measured, proved, kept and rejected, and what is left to gain."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from ridgeline.units import show_bytes, show_seconds
+
+WINNER, BEATEN, SLOWER, EQUAL, WRONG, LARGE, FAILED, SKIPPED = (
+    "winner", "beaten", "slower", "equal", "wrong", "too large", "failed", "skipped",
+)  # fmt: skip
+MEASURED = (WINNER, BEATEN, SLOWER, EQUAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One candidate: what it changes, what was measured, and why it was kept or not."""
+
+    name: str
+    changes: tuple[str, ...]
+    status: str
+    reason: str = ""
+    predicted_s: float | None = None
+    build_s: float | None = None
+    measured_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    speedup: float | None = None  # against eager, paired rounds
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    peak_bytes: int | None = None
+    verdict: Mapping[str, Any] | None = None
+    rewrites: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    breaks: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Device time of one kind of kernel before and after."""
+
+    name: str
+    eager_s: float
+    final_s: float
+    stock_s: float | None = None
+    num_eager: int = 0
+    num_final: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rung of the way from eager to the result."""
+
+    name: str
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """Everything a search found. ``str`` is the text, ``to_json`` for machines, ``web.optimize`` draws it."""
+
+    model: str
+    mode: str
+    device: str
+    inputs: str
+    environment: Mapping[str, Any]
+    winner: str
+    changes: tuple[str, ...]
+    eager_s: float
+    final_s: float
+    stock_s: float | None
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    over_best: float  # best of eager and torch.compile over the result, in the last race
+    floor_s: float | None
+    eager_bytes: int | None
+    final_bytes: int | None
+    memory_limit_bytes: int | None
+    budget_s: float
+    spent_s: float
+    verdict: Mapping[str, Any] | None
+    entries: tuple[Entry, ...]
+    steps: tuple[Step, ...]
+    regions: tuple[Region, ...] = ()
+    forecast: Mapping[str, Any] | None = None
+    explanations: tuple[str, ...] = ()
+    remaining: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    cached: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return _cleaned(asdict(self))
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Receipt:
+        """A receipt read back from its JSON."""
+        known = {f.name for f in fields(cls)}
+        made = {key: value for key, value in found.items() if key in known}
+        made["entries"] = tuple(Entry(**{**entry, "changes": tuple(entry["changes"])}) for entry in found["entries"])
+        made["steps"] = tuple(Step(**step) for step in found["steps"])
+        made["regions"] = tuple(Region(**region) for region in found["regions"])
+        for name in ("changes", "explanations", "remaining", "notes"):
+            made[name] = tuple(found[name])
+        return cls(**made)
+
+    def from_cache(self, spent_s: float) -> Receipt:
+        """The same receipt, said to be remembered."""
+        return replace(self, cached=True, spent_s=spent_s)
+
+    def noted(self, note: str) -> Receipt:
+        """The same receipt with a further note."""
+        return replace(self, notes=(*self.notes, note))
+
+    def __str__(self) -> str:
+        return "\n".join(text_of(self))
+
+
+def _cleaned(value: Any) -> Any:
+    """JSON has no infinities; what is not a number is unknown."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _cleaned(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_cleaned(each) for each in value]
+    return value
+
+
+def text_of(receipt: Receipt) -> list[str]:
+    """The receipt in lines of plain text."""
+    return [
+        *_head(receipt),
+        "",
+        *_way(receipt),
+        "",
+        *_table(receipt),
+        *_section("Device time by kind of kernel, eager → result", _region_lines(receipt)),
+        *_section("Why torch.compile is where it is", receipt.explanations),
+        *_section("What is left", receipt.remaining),
+        *_section("Notes", receipt.notes),
+    ]
+
+
+def _head(r: Receipt) -> list[str]:
+    remembered = ", remembered" if r.cached else ""
+    lines = [
+        f"{r.model}, {r.mode} on {r.device}: {show_seconds(r.eager_s)} → {show_seconds(r.final_s)}, "
+        f"{r.speedup:.2f}× eager ({r.speedup_low:.2f}–{r.speedup_high:.2f}, 95 %)",
+        f"  kept: {r.winner}: {'; '.join(r.changes)}",
+    ]
+    if r.stock_s is not None:
+        word = f"{r.stock_s / r.final_s:.2f}× torch.compile ({show_seconds(r.stock_s)})"
+        lines.append(f"  against others: {word}, {r.over_best:.2f}× the better of eager and torch.compile")
+    if r.floor_s:
+        lines.append(f"  floor: {show_seconds(r.floor_s)}; the result takes {r.final_s / r.floor_s:.2f}× that")
+    if r.final_bytes is not None and r.eager_bytes is not None:
+        limit = f", limit {show_bytes(r.memory_limit_bytes)}" if r.memory_limit_bytes else ""
+        lines.append(f"  peak memory: {show_bytes(r.eager_bytes)} → {show_bytes(r.final_bytes)}{limit}")
+    lines.append(f"  proof: {_verdict_line(r.verdict)}")
+    return [*lines, f"  searched {r.spent_s:.1f} s of {r.budget_s:.0f} s{remembered}; inputs {r.inputs}"]
+
+
+def _verdict_line(verdict: Mapping[str, Any] | None) -> str:
+    if verdict is None:
+        return "eager itself: nothing was changed"
+    error, eager, limit = (verdict[key] for key in ("rms_frac", "eager_rms_frac", "allowed_rms_frac"))
+    where = verdict["what"] or "the output"
+    numbers = f"{_number(error)} where eager has {_number(eager)} and {_number(limit)} is allowed"
+    return (
+        f"error {numbers}, at {where}, the worst of {verdict['num_compared']} results, against {verdict['reference']}"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "∞" if value is None else f"{value:.1e}"
+
+
+def _way(r: Receipt) -> list[str]:
+    longest_s = max([step.measured_s for step in r.steps], default=1.0)
+    width = max([len(step.name) for step in r.steps], default=1)
+    bars = ["█" * max(1, round(40 * step.measured_s / longest_s)) for step in r.steps]
+    rows = zip(r.steps, bars, strict=True)
+    return [f"  {step.name:<{width}}  {show_seconds(step.measured_s):>9}  {bar}" for step, bar in rows]
+
+
+def _table(r: Receipt) -> list[str]:
+    rows: list[tuple[str, ...]] = [("candidate", "time", "× eager", "memory", "build", "status", "why")]
+    rows += [_row(entry) for entry in r.entries]
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    made = []
+    for row in rows:
+        cells = [cell.ljust(w) if i in (0, 5) else cell.rjust(w) for i, (cell, w) in enumerate(zip(row[:6], widths))]
+        made.append(("  " + "  ".join(cells) + "  " + row[6]).rstrip())
+    return made
+
+
+def _row(e: Entry) -> tuple[str, ...]:
+    return (
+        e.name,
+        "" if e.measured_s is None else show_seconds(e.measured_s),
+        "" if e.speedup is None else f"{e.speedup:.2f}",
+        "" if e.peak_bytes is None else show_bytes(e.peak_bytes),
+        "" if e.build_s is None else f"{e.build_s:.1f} s",
+        e.status,
+        e.reason,
+    )
+
+
+def _region_lines(r: Receipt) -> list[str]:
+    width = max([len(region.name) for region in r.regions], default=0)
+    return [
+        f"{region.name:<{width}}  {show_seconds(region.eager_s):>9} → {show_seconds(region.final_s):>9}"
+        f"  ({region.num_eager} → {region.num_final} kernels)"
+        for region in r.regions
+    ]
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return ["", title, *(f"  {line}" for line in lines)] if lines else []

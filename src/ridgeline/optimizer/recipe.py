@@ -1,0 +1,221 @@
+"""How the result of a recorded call is made again at every replay: same types, same aliasing, fresh containers."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.statics import extent, view_of
+from ridgeline.optimizer.tree import attributes, empty_like, item_setter, remade_tuple, set_attributes
+
+Maker = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Any]], Any]
+"""From the outputs of this replay, the caller's tensors and the caller's containers, a value for the caller."""
+
+_CONSTANT = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, torch.layout,
+             torch.memory_format, slice, range, type(Ellipsis), enum.Enum, frozenset, type, nn.Module,
+             types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Scene:
+    """What a recorded result can refer to besides memory of its own."""
+
+    device_type: str
+    inputs: dict[int, int]
+    """``id`` of a tensor given to the recording → its place among the caller's."""
+    input_storages: dict[int, tuple[int, int]]
+    """Storage → place of an input in it, and where that input begins there, in bytes."""
+    containers: dict[int, int]
+    model_tensors: dict[int, Tensor]
+    model_storages: dict[int, Tensor]
+    known: set[int]
+    outputs: list[Tensor] = field(default_factory=list)
+    made: dict[int, Any] = field(default_factory=dict)
+    """Containers made so far in this replay that are referred to more than once; emptied before each."""
+    _placed: dict[int, int] = field(default_factory=dict)
+    _met: dict[int, Any] = field(default_factory=dict)
+    _shared: set[int] = field(default_factory=set)
+
+    def maker(self, value: Any) -> Maker:
+        """How to make a value again."""
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, _CONSTANT) or id(value) in self.known:
+            return lambda lent, given, held: value
+        place = self.containers.get(id(value))
+        if place is not None:
+            return lambda lent, given, held: held[place]
+        if isinstance(value, Iterator | torch.Generator):
+            raise NotGraphable(f"it returns a {type(value).__name__}, which runs Python when it is read")
+        if isinstance(value, set):
+            return lambda lent, given, held: set(value)
+        if isinstance(value, tuple):
+            return self._tuple(value)
+        return self._container(value)
+
+    def settle(self) -> None:
+        """Lets go of the recorded result; what is left are the ways to make it again."""
+        self._met.clear()
+        self._placed.clear()
+
+    def _tensor(self, value: Tensor) -> Maker:
+        place = self.inputs.get(id(value))
+        if place is not None:
+            return lambda lent, given, held: given[place]
+        if id(value) in self.model_tensors:
+            return lambda lent, given, held: value
+        if type(value) is not Tensor or value.layout is not torch.strided or value.is_conj() or value.is_neg():
+            raise NotGraphable(f"it returns a tensor of type {type(value).__name__} and layout {value.layout}")
+        storage = value.untyped_storage()._cdata
+        if storage in self.input_storages:
+            return self._view_of_input(value, *self.input_storages[storage])
+        if storage in self.model_storages:
+            return _view_of_model(value, self.model_storages[storage])
+        if value.device.type != self.device_type:
+            return lambda lent, given, held: value.clone()
+        index = self._placed.setdefault(id(value), len(self.outputs))
+        if index == len(self.outputs):
+            self.outputs.append(value)
+        return lambda lent, given, held: lent[index]
+
+    def _view_of_input(self, value: Tensor, place: int, start: int) -> Maker:
+        dtype, size, stride = value.dtype, value.shape, value.stride()
+        distance = extent(value)[0] - start
+
+        def make(lent: Sequence[Tensor], given: Sequence[Tensor], held: Sequence[Any]) -> Tensor:
+            base = given[place]
+            return _seen_as(base, dtype, base.storage_offset() * base.element_size() + distance, size, stride)
+
+        return make
+
+    def _tuple(self, value: tuple[Any, ...]) -> Maker:
+        cls, makers = type(value), [self.maker(item) for item in value]
+        if cls is tuple and len(makers) == 1:
+            only = makers[0]
+            return lambda lent, given, held: (only(lent, given, held),)
+        return lambda lent, given, held: remade_tuple(cls, [make(lent, given, held) for make in makers])
+
+    def _container(self, value: Any) -> Maker:
+        held_by_name = attributes(value)
+        if not isinstance(value, list | deque | dict) and held_by_name is None:
+            raise NotGraphable(f"it returns a {type(value).__name__}, which cannot be made again")
+        key = id(value)
+        if key in self._met:  # the same object again, perhaps inside itself
+            self._shared.add(key)
+            return lambda lent, given, held: self.made[key]
+        self._met[key] = value
+        blank = empty_like(value)
+        items = self._items(value)
+        named = [(name, self.maker(item)) for name, item in (held_by_name or {}).items()]
+
+        def make(lent: Sequence[Tensor], given: Sequence[Tensor], held: Sequence[Any]) -> Any:
+            made = empty_like(blank)
+            if key in self._shared:
+                self.made[key] = made
+            items(made, lent, given, held)
+            if named:
+                set_attributes(made, {name: maker(lent, given, held) for name, maker in named})
+            return made
+
+        return make
+
+    def _items(self, value: Any) -> Callable[..., None]:
+        if isinstance(value, list | deque):
+            makers = [self.maker(item) for item in value]
+            return lambda made, *around: made.extend([make(*around) for make in makers])
+        if isinstance(value, dict):
+            keyed = [(key, self.maker(item)) for key, item in value.items()]
+            put = item_setter(type(value))
+
+            def fill(made: Any, *around: Any) -> None:
+                for key, make in keyed:
+                    put(made, key, make(*around))
+
+            return fill
+        return lambda made, *around: None
+
+
+def _view_of_model(value: Tensor, base: Tensor) -> Maker:
+    dtype, size, stride, start = value.dtype, value.shape, value.stride(), extent(value)[0]
+    return lambda lent, given, held: _seen_as(base, dtype, start, size, stride)
+
+
+def _seen_as(base: Tensor, dtype: torch.dtype, start: int, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
+    """A view, known to autograd as one where PyTorch has a way to make it."""
+    if dtype == base.dtype:
+        return base.as_strided(size, stride, start // base.element_size())
+    return view_of(base, dtype, start, size, stride)
+
+
+# --- what a call does to the containers it is given
+
+Effect = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Any]], None]
+
+
+def shots(containers: Sequence[Any]) -> list[tuple[Any, Any, dict[str, Any]]]:
+    """What containers hold now."""
+    return [(box, _contents(box), dict(attributes(box) or {})) for box in containers]
+
+
+def _contents(box: Any) -> Any:
+    if isinstance(box, dict):
+        return dict(box)
+    return list(box) if isinstance(box, list | deque) else None
+
+
+def effects(before: Sequence[tuple[Any, Any, dict[str, Any]]], scene: Scene) -> list[Effect]:
+    """What has to be done to the caller's containers so that they hold what these hold now."""
+    found: list[Effect] = []
+    for place, (box, contents, named) in enumerate(before):
+        if isinstance(box, dict):
+            found += _changed(contents, dict(box), place, scene, _set_item(type(box)), lambda held, key: held.pop(key))
+        elif contents is not None and not _identical(contents, list(box)):
+            found.append(_relist([scene.maker(item) for item in box], place))
+        found += _changed(named, dict(attributes(box) or {}), place, scene,
+                          lambda held, name, value: set_attributes(held, {name: value}), _drop)  # fmt: skip
+    return found
+
+
+def _set_item(cls: type) -> Callable[[Any, Any, Any], None]:
+    return item_setter(cls)
+
+
+def _drop(held: Any, name: str) -> None:
+    object.__delattr__(held, name)
+
+
+def _identical(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b))
+
+
+def _changed(was: dict[Any, Any], now: dict[Any, Any], place: int, scene: Scene,
+             put: Callable[[Any, Any, Any], None], drop: Callable[[Any, Any], Any]) -> list[Effect]:  # fmt: skip
+    gone = [key for key in was if key not in now]
+    new = [(key, scene.maker(value)) for key, value in now.items() if key not in was or was[key] is not value]
+
+    def apply(lent: Sequence[Tensor], given: Sequence[Tensor], held: Sequence[Any]) -> None:
+        box = held[place]
+        for key in gone:
+            drop(box, key)
+        for key, make in new:
+            put(box, key, make(lent, given, held))
+
+    return [apply] if gone or new else []
+
+
+def _relist(makers: list[Maker], place: int) -> Effect:
+    def apply(lent: Sequence[Tensor], given: Sequence[Tensor], held: Sequence[Any]) -> None:
+        box = held[place]
+        items = [make(lent, given, held) for make in makers]
+        box.clear()
+        box.extend(items)
+
+    return apply

@@ -1,0 +1,122 @@
+"""Parts of a model: blocks that repeat and can be compiled once, and device time by kind of kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ridgeline.bench.clock import device_events
+from ridgeline.optimizer.measure import Contender, Track
+from ridgeline.optimizer.receipt import Region
+
+LEAST_REPEATS = 3
+LEAST_SHARE = 0.5
+"""Blocks are worth compiling alone where they hold at least this share of the parameters outside of tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Blocks of one kind and size."""
+
+    kind: type[nn.Module]
+    paths: tuple[str, ...]
+    blocks: tuple[nn.Module, ...]
+
+    @property
+    def num_params(self) -> int:
+        return sum(p.numel() for block in self.blocks for p in block.parameters())
+
+
+def groups(model: nn.Module) -> list[Group]:
+    """The outermost blocks that repeat, if they make up most of the model; else nothing."""
+    found = list(_groups(model, ""))
+    tables = {id(p) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for p in m.parameters()}
+    total = sum(p.numel() for p in model.parameters() if id(p) not in tables)
+    share = sum(group.num_params for group in found) / total if total else 0.0
+    return found if share >= LEAST_SHARE else []
+
+
+def _groups(module: nn.Module, path: str) -> Iterator[Group]:
+    alike: dict[Any, list[tuple[str, nn.Module]]] = {}
+    children = [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        for name, child in children:
+            alike.setdefault(_shape(child), []).append((name, child))
+    taken: set[int] = set()
+    for same in alike.values():
+        if len(same) >= LEAST_REPEATS and _eligible(same[0][1]):
+            taken |= {id(block) for _, block in same}
+            yield Group(type(same[0][1]), tuple(name for name, _ in same), tuple(block for _, block in same))
+    for name, child in children:
+        if id(child) not in taken:
+            yield from _groups(child, name)
+
+
+def _shape(block: nn.Module) -> tuple[Any, ...]:
+    return type(block), tuple((name, tuple(p.shape), p.dtype) for name, p in block.named_parameters())
+
+
+def _eligible(block: nn.Module) -> bool:
+    """Compound modules whose forward is their class's own."""
+    return len(list(block.children())) > 1 and "forward" not in vars(block)
+
+
+KINDS = (
+    ("products", r"^triton_tem_|^triton_mm"),
+    ("reductions", r"^triton_(?:red|per)_"),
+    ("pointwise", r"^triton_poi_"),
+    ("copies", r"memcpy|memset|copy_kernel|catarray|direct_copy|cat_batched"),
+    ("attention", r"flash|fmha|attention|attn|sdpa|splitkv"),
+    ("convolutions", r"conv|fprop|dgrad|wgrad|cudnn_infer|nchwtonhwc|nhwctonchw|im2col|winograd"),
+    ("products", r"gemm|gemv|nvjet|cutlass|cublas|_mm_|splitk|linear|matmul|dot_kernel|skinny"),
+    ("norms", r"norm|welford|rms|batch_?norm|bn_fw|bn_bw"),
+    ("softmax and losses", r"softmax|cross_entropy|nll"),
+    ("embeddings", r"embedding|gather|index_?select|indexfunc|scatter|bag"),
+    ("optimizer", r"multi_tensor|adam|foreach"),
+    ("reductions", r"reduce|argmax|topk|sort|scan|cumsum"),
+)
+_KINDS = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in KINDS]
+REST = "pointwise"
+
+
+def kind_of(kernel: str) -> str:
+    """What a kernel does, by its name."""
+    return next((name for name, pattern in _KINDS if pattern.search(kernel)), REST)
+
+
+def regions_of(track: Track, eager: Contender, final: Contender, stock: Contender | None) -> tuple[Region, ...]:
+    """Device time of one call by kind of kernel: eager, the result and torch.compile, largest first."""
+    before, after = by_kind(track, eager), by_kind(track, final)
+    beside = by_kind(track, stock) if stock is not None else None
+    names = sorted({*before, *after, *(beside or {})}, key=lambda name: -max(before.get(name, _NONE)[0], 0.0))
+    return tuple(
+        Region(name, before.get(name, _NONE)[0], after.get(name, _NONE)[0],
+               beside.get(name, _NONE)[0] if beside is not None else None,
+               before.get(name, _NONE)[1], after.get(name, _NONE)[1])
+        for name in names
+    )  # fmt: skip
+
+
+_NONE = (0.0, 0)
+
+
+def by_kind(track: Track, contender: Contender) -> dict[str, tuple[float, int]]:
+    """Seconds and number of kernels of one call, by kind."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with contender.switched() as call:
+        track.turn_s(call, 1)
+        with profile(activities=[ProfilerActivity.CUDA]) as prof:
+            track.turn_s(call, 1)
+            torch.cuda.synchronize()
+    found: dict[str, tuple[float, int]] = {}
+    for _, name, seconds in device_events(prof):
+        kind = kind_of(name)
+        total_s, num = found.get(kind, _NONE)
+        found[kind] = (total_s + seconds, num + 1)
+    return found

@@ -1,0 +1,204 @@
+"""What a person asks of ``optimize``: checked, looked up among remembered searches, searched, and handed back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+
+from ridgeline.bench.verdict import error_of
+from ridgeline.errors import NotGraphable, OptimizeError, nearest
+from ridgeline.optimizer import cache
+from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.candidate import Built, Candidate, Layout, build
+from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.measure import Track, compare
+from ridgeline.optimizer.optimized import Optimized
+from ridgeline.optimizer.proof import Subject
+from ridgeline.optimizer.receipt import Receipt
+from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
+from ridgeline.units import parse_quantity
+
+FUSED = "the optimizer updates all parameters in one kernel (fused=True)"
+OPTIMIZED_MODES = {"infer": "inference", "train": "train"}
+_alive: WeakValueDictionary[tuple[int, str], Optimized] = WeakValueDictionary()
+
+
+def optimize(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mode: str = "infer",
+    loss: Callable[[Any], Any] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    budget_s: float = 120.0,
+    memory_limit: int | str | None = None,
+    accuracy: float | None = None,
+    use_cache: bool = True,
+    say: Callable[[str], None] | None = None,
+) -> Optimized:
+    """The model as a callable that is no slower than eager or torch.compile, with its receipt."""
+    problem = _problem(model, args, kwargs, mode, loss, budget_s, memory_limit, accuracy, say)
+    key = cache.key_of(problem.model, problem.inputs, _settings(problem)) if use_cache else ""
+    began = time.perf_counter()
+    given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}
+    fused = mode == "train" and optimizer is not None and fuse(optimizer)
+    before = _alive.get((id(problem.model), key)) if key else None
+    if before is not None and before.original is problem.model:
+        receipt = before.receipt.from_cache(time.perf_counter() - began)
+        return Optimized(problem.model, before.plans, receipt=receipt, **given)
+    outcome = _remembered(problem, key, began) if key else None
+    if outcome is None:
+        outcome = _searched(problem)
+        if key and outcome.receipt.entries:
+            cache.save(key, outcome.built.candidate, outcome.receipt)
+    receipt = outcome.receipt.noted(FUSED) if fused else outcome.receipt
+    made = Optimized(problem.model, plans_of(problem, outcome.built), receipt=receipt, **given)
+    if key:
+        _alive[id(problem.model), key] = made
+    return made
+
+
+def _searched(problem: Problem) -> Outcome:
+    """The search; a model it cannot cope with is returned as it is, with the reason, unless its own call fails."""
+    try:
+        return search(problem)
+    except Exception as error:
+        if isinstance(error, OptimizeError) and not isinstance(error, NotGraphable):
+            raise  # something to tell the caller about the question itself
+        with torch.set_grad_enabled(problem.mode != "infer"):
+            problem.model(*problem.inputs.args, **problem.inputs.kwargs)  # the model's own mistakes are the caller's
+        return given_up(problem, f"left as it is: {why_failed(error)}")
+
+
+def fuse(optimizer: torch.optim.Optimizer) -> bool:
+    """Let an optimizer that has not stepped yet update all parameters in one kernel, where PyTorch has one."""
+    known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+    groups = optimizer.param_groups
+    untouched = all(g.get("fused") is None and g.get("foreach") is None and not g.get("differentiable") for g in groups)
+    parameters = [p for group in groups for p in group["params"]]
+    fit = all(p.is_cuda and p.is_floating_point() and type(p) is nn.Parameter for p in parameters)
+    if not (known and untouched and fit and parameters) or optimizer.state:
+        return False
+    for group in groups:
+        group["fused"] = True
+    return True
+
+
+def _problem(
+    model: Any,
+    args: Any,
+    kwargs: Any,
+    mode: str,
+    loss: Any,
+    budget_s: float,
+    memory_limit: Any,
+    accuracy: Any,
+    say: Any,
+) -> Problem:
+    from ridgeline.capture.model import unwrapped
+
+    if mode not in OPTIMIZED_MODES:
+        raise OptimizeError(f"no mode {mode!r}{nearest(mode, OPTIMIZED_MODES)}")
+    if not isinstance(model, nn.Module):
+        raise OptimizeError(f"optimize takes a torch.nn.Module, not {type(model).__name__}: wrap what it does in one")
+    if accuracy is not None:
+        raise OptimizeError("accuracy: only candidates of the model's own precision are searched; leave it out")
+    if not isinstance(args, (tuple, list)):
+        raise OptimizeError(f"args is a tuple of positional arguments, not {type(args).__name__}: write args=(x,)")
+    if not budget_s > 0:
+        raise OptimizeError(f"budget_s is {budget_s}: give the search some seconds")
+    inputs = Inputs(tuple(args), dict(kwargs or {}))
+    limit = int(parse_quantity(memory_limit)) if isinstance(memory_limit, str) else memory_limit
+    own = unwrapped(model)
+    return Problem(model=own, inputs=inputs, mode=mode, device=_device(own, inputs), loss=loss,
+                   budget_s=float(budget_s), memory_limit_bytes=limit, say=say or (lambda text: None))  # fmt: skip
+
+
+def _device(model: nn.Module, inputs: Inputs) -> torch.device:
+    """The one device everything is on."""
+    found = {t.device for t in (*model.parameters(), *model.buffers(), *inputs.tensors())}
+    if any(device.type == "meta" for device in found):
+        raise OptimizeError("the model or its inputs are on the meta device and hold no values: load them first")
+    large = {device for device in found if device.type != "cpu"}
+    if len(large) > 1:
+        named = ", ".join(sorted(map(str, large)))
+        raise OptimizeError(f"the model and its inputs are on several devices ({named}): optimize one device's part")
+    return large.pop() if large else torch.device("cpu")
+
+
+def _settings(problem: Problem) -> dict[str, Any]:
+    loss = getattr(problem.loss, "__code__", None)
+    return {
+        "mode": problem.mode,
+        "budget": cache.budget_class(problem.budget_s),
+        "memory_limit_bytes": problem.memory_limit_bytes,
+        "loss": loss.co_code.hex() if loss else str(type(problem.loss)),
+        "training": problem.model.training,
+    }
+
+
+def _remembered(problem: Problem, key: str, began: float) -> Outcome | None:
+    """The winner of an earlier search built again, if it still agrees with eager and is still no slower."""
+    found = cache.load(key)
+    if found is None:
+        return None
+    candidate, receipt = found
+    try:
+        outcome = _rebuilt(problem, candidate, receipt)
+    except Exception:  # whatever keeps it from being built now, a search finds out and says
+        outcome = None
+    if outcome is None:
+        cache.forget(key)
+        return None
+    return Outcome(outcome.built, outcome.receipt.from_cache(time.perf_counter() - began))
+
+
+def _rebuilt(problem: Problem, candidate: Candidate, receipt: Receipt) -> Outcome | None:
+    track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device)
+    try:
+        return _checked(problem, candidate, receipt, track)
+    finally:
+        track.hand_back()
+
+
+def _checked(problem: Problem, candidate: Candidate, receipt: Receipt, track: Track) -> Outcome | None:
+    model, inputs = problem.model, problem.inputs
+    eager = Built(Candidate(name="eager"), model, Report())
+    track.settle(model)
+    if candidate.name == "eager":
+        return Outcome(eager, receipt)
+    layout = Layout(model) if candidate.layout != "keep" else None
+    built = build(candidate, model, inputs, problem.mode, layout=layout, loss=problem.loss)
+    track.restore()
+    timed = track.race({"eager": eager, candidate.name: built}, 0.3, [("eager", candidate.name)])
+    if compare(timed["eager"], timed[candidate.name]).slower or not _agrees(problem, track, built, receipt):
+        built.undo()
+        return None
+    if layout is not None:
+        layout.settle(True)
+    elif built.switches:
+        built.on()
+    return Outcome(built, receipt)
+
+
+def _agrees(problem: Problem, track: Track, built: Built, receipt: Receipt) -> bool:
+    """A look at one fresh input beside eager: the proof itself was made when the candidate was searched."""
+    subject = Subject(problem.model, problem.inputs, problem.mode, track.loss, track.state)
+    inputs = problem.inputs.fresh(1)
+    most = 2 * float((receipt.verdict or {}).get("most_rms_frac") or 0.0)
+    eager = subject.observe(problem.model, inputs.copied())
+    with built.switched() as call:
+        found = subject.observe(call, inputs.copied())
+    track.restore()
+    if [(leaf.name, leaf.shape, leaf.dtype) for leaf in found] != [
+        (leaf.name, leaf.shape, leaf.dtype) for leaf in eager
+    ]:
+        return False
+    floats = [(a, b) for a, b in zip(found, eager, strict=True) if a.dtype.is_floating_point]
+    return most == 0.0 or all(error_of(a.values, b.values.double()).rms_frac <= most for a, b in floats)

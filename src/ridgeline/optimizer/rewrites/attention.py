@@ -1,0 +1,626 @@
+"""Attention in its spellings: written out, with masks that hide causality, with repeated keys; and who computes it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ridgeline.kernels import attention as ridgeline_attention
+from ridgeline.kernels.contract import primitive
+from ridgeline.optimizer.rewrites.masks import (
+    BLOCKED,
+    Constants,
+    Mask,
+    Pattern,
+    allowed_by,
+    pattern_of,
+    taken_apart,
+    watch,
+)
+from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
+from ridgeline.optimizer.rewrites.scene import Scene
+from ridgeline.optimizer.rewrites.words import Call, call, cast_target
+
+_RACED = "benchmarks/2026-11-15-optimize-rewrite.md: taken only where the race was won"
+LEAST_CAUSAL_ROWS = 2048
+"""From here on our causal kernel of head dim 128 beats cuDNN's forward (1.02 to 1.14x); below and at other head dims it
+loses (0.78x at 512 rows of 64), and so does its backward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """softmax(q · kᵀ · scale + mask) · v, found written out."""
+
+    query: fx.Node
+    key: fx.Node
+    key_is_turned: bool
+    value: fx.Node
+    scale: float
+    mask: Any
+    out: fx.Node
+    inside: tuple[fx.Node, ...]
+
+
+@dataclass(slots=True)
+class Scores:
+    """What was done to scores between the product and the softmax, read backwards."""
+
+    scale: float
+    added: fx.Node | None
+    hidden: tuple[fx.Node, bool, float] | None  # a boolean, whether it hides where true, and the score put in
+    product: Call
+    inside: tuple[fx.Node, ...]
+
+
+@rewrite(
+    "attention",
+    summary="matmul, softmax, matmul becomes one call of scaled dot-product attention",
+    worth=Worth(eager=2.0, compiled=1.5, basis="no scores in memory: 4 passes over rows x keys less"),
+)
+def spelled_attention(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = None if scene.autocast else _spelled(scene, node)
+        if read is not None and (match := _called(scene, read)) is not None:
+            found.append(match)
+    return found
+
+
+def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
+    """An attention whose last product this node is."""
+    product = _product(node)
+    if product is None or not isinstance(product["other"], fx.Node):
+        return None
+    weights, inside = _weights(scene, product["input"])
+    if weights is None:
+        return None
+    scores = _scores(scene, weights)
+    if scores is None or scores.product["input"] is None:
+        return None
+    q, q_scale, q_inside = _scaled(scores.product["input"])
+    k, k_scale, k_inside = _scaled(scores.product["other"])
+    key, turned, turn_inside = _untransposed(scene, k)
+    scale = scores.scale * q_scale * k_scale
+    mask = scores.added if scores.hidden is None else scores.hidden
+    if scores.hidden is not None and scores.added is not None:
+        return None
+    everything = (*inside, *scores.inside, *q_inside, *k_inside, *turn_inside, node)
+    return Spelled(q, key, turned, product["other"], scale, mask, node, everything)
+
+
+def _product(node: Any) -> Call | None:
+    read = call(node)
+    return read if read is not None and read.op in ("matmul", "bmm") else None
+
+
+def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ...]]:
+    """The scores under a softmax over the last dim, past a cast and dropout that is off."""
+    inside: list[fx.Node] = []
+    while True:
+        read = call(node)
+        if read is None or len(node.users) != 1:
+            return None, ()
+        inside.append(node)
+        if read.op == "softmax":
+            break
+        off = read.op == "dropout" and (read.get("training", True) is False or read.get("p", 0.5) == 0)
+        if not off and cast_target(read) is None:
+            return None, ()
+        node = read["input"]
+    shape = scene.shape(node)
+    dim = read.given.get("dim")
+    if shape is None or not isinstance(dim, int) or dim % len(shape) != len(shape) - 1:
+        return None, ()
+    return (read["input"], tuple(inside)) if isinstance(read["input"], fx.Node) else (None, ())
+
+
+def _scores(scene: Scene, node: fx.Node) -> Scores | None:
+    """Follow scores back to their product: casts, scales, one mask. A scale after the mask would scale the mask: no."""
+    scale, added, hidden = 1.0, None, None
+    inside: list[fx.Node] = []
+    masked = False
+    while True:
+        read = call(node)
+        if read is None or len(node.users) != 1:
+            return None
+        inside.append(node)
+        if read.op in ("matmul", "bmm"):
+            return Scores(scale, added, hidden, read, tuple(inside))
+        if cast_target(read) is not None:
+            node = read["input"]
+        elif (factor := _factor(read)) is not None:
+            # read backwards: everything met before this point was done to the scaled scores
+            scale, node = scale * factor[0], factor[1]
+        elif not masked and scale == 1.0 and (step := _masking(scene, read)) is not None:
+            node, added, hidden = step
+            masked = True
+        else:
+            return None
+
+
+def _factor(read: Call) -> tuple[float, fx.Node] | None:
+    """(number, node) of a product with a number or a quotient by one."""
+    if read.op == "div" and not read.given.get("rounding_mode"):
+        number = _number(read["other"])
+        return (1.0 / number, read["input"]) if number and isinstance(read["input"], fx.Node) else None
+    if read.op != "mul":
+        return None
+    for node, other in ((read["input"], read["other"]), (read["other"], read["input"])):
+        number = _number(other)
+        if number is not None and isinstance(node, fx.Node):
+            return number, node
+    return None
+
+
+def _masking(scene: Scene, read: Call) -> tuple[fx.Node, fx.Node | None, Any] | None:
+    """(scores, what is added, what is hidden) of a step that masks scores."""
+    if read.op == "add" and read.given.get("alpha") in (None, 1):
+        return _added(read)
+    if read.op == "masked_fill" and isinstance(read["input"], fx.Node):
+        value = _filled(scene, read["value"])
+        return None if value is None else (read["input"], None, (read["mask"], True, value))
+    if read.op == "where" and isinstance(read.given.get("condition"), fx.Node):
+        for scores, fill, where_true in ((read["input"], read["other"], False), (read["other"], read["input"], True)):
+            value = _filled(scene, fill)
+            if value is not None and isinstance(scores, fx.Node):
+                return scores, None, (read["condition"], where_true, value)
+    return None
+
+
+def _added(read: Call) -> tuple[fx.Node, fx.Node | None, Any] | None:
+    """Which side of a sum the scores are: the one that a product leads to."""
+    for scores, mask in ((read["input"], read["other"]), (read["other"], read["input"])):
+        if isinstance(scores, fx.Node) and isinstance(mask, fx.Node) and _leads_to_product(scores):
+            return scores, mask, None
+    return None
+
+
+def _leads_to_product(node: Any, depth: int = 4) -> bool:
+    read = call(node)
+    if read is None or depth == 0:
+        return False
+    if read.op in ("matmul", "bmm"):
+        return True
+    factor = _factor(read)
+    inner = factor[1] if factor is not None else read["input"] if cast_target(read) is not None else None
+    return inner is not None and _leads_to_product(inner, depth - 1)
+
+
+def _filled(scene: Scene, value: Any) -> float | None:
+    """The number put in place of hidden scores, if it hides them."""
+    number = _number(value)
+    if number is None and isinstance(value, fx.Node):
+        known = Constants(scene).of(value)
+        number = float(known) if known is not None and known.numel() == 1 else None
+    return number if number is not None and number <= BLOCKED else None
+
+
+def _scaled(node: fx.Node) -> tuple[fx.Node, float, tuple[fx.Node, ...]]:
+    """A node and the number it was multiplied with before."""
+    read = call(node)
+    factor = None if read is None or len(node.users) != 1 else _factor(read)
+    return (node, 1.0, ()) if factor is None else (factor[1], factor[0], (node,))
+
+
+def _untransposed(scene: Scene, node: fx.Node) -> tuple[fx.Node, bool, tuple[fx.Node, ...]]:
+    """(key, False) where a node is a key with its last dims turned; (node, True) where it lies turned by itself."""
+    read = call(node)
+    num = len(scene.shape(node) or ())
+    if read is not None and isinstance(read.given.get("input"), fx.Node) and num >= 3:
+        dims = {d % num for d in (read.given.get("dim0"), read.given.get("dim1")) if isinstance(d, int)}
+        if (read.op == "transpose" and dims == {num - 1, num - 2}) or read.op == "mT":
+            return read["input"], False, (node,)
+    return node, True, ()
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _called(scene: Scene, read: Spelled) -> Match | None:
+    """Replace what was written out by PyTorch's function."""
+    shapes = [scene.shape(node) for node in (read.query, read.key, read.value)]
+    if any(shape is None or len(shape) not in (3, 4) for shape in shapes) or len({len(s) for s in shapes if s}) != 1:
+        return None
+    if len({scene.dtype(node) for node in (read.query, read.key, read.value)}) != 1:
+        return None
+    leaves = (read.query, read.key, read.value, read.mask if isinstance(read.mask, fx.Node) else None)
+    if not scene.unchanged(leaves, read.inside, read.out):
+        scene.refuse(read.out, "something is written between the scores and the result")
+        return None
+    mask = _mask_argument(scene, read)
+    if mask is None:
+        scene.refuse(read.out, "what is added to the scores has a type or shape that the function does not take")
+        return None
+    new = _emit_call(scene, read, *mask)
+    if not scene.alike_sizes(read.out, new):
+        scene.discard(new)
+        return None
+    scene.relaid(read.out, new)
+    scene.discard(read.out)
+    return scene.match(new, f"attention written out, {tuple(shapes[0] or ())}{' causal' if mask[1] else ''}")
+
+
+def _emit_call(scene: Scene, read: Spelled, mask: fx.Node | None, causal: bool) -> fx.Node:
+    q, k, v, at = read.query, read.key, read.value, read.out
+    if read.key_is_turned:
+        k = scene.emit(at, torch.transpose, k, -2, -1)
+    flat = len(scene.shape(q) or ()) == 3
+    if flat:
+        q, k, v = (scene.emit(at, torch.unsqueeze, x, 1) for x in (q, k, v))
+        mask = None if mask is None else scene.emit(at, torch.unsqueeze, mask, -3)
+    new = scene.emit(
+        at, F.scaled_dot_product_attention, q, k, v, attn_mask=mask, dropout_p=0.0, is_causal=causal, scale=read.scale
+    )
+    return scene.emit(at, torch.squeeze, new, 1) if flat else new
+
+
+def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] | None:
+    """(mask, is_causal) of PyTorch's function for what was done to the scores; None where there is no such."""
+    if read.mask is None:
+        return None, False
+    rows, keys = _lengths(scene, read)
+    if isinstance(read.mask, fx.Node):
+        return _additive(scene, read, rows, keys)
+    condition, hides, number = read.mask
+    found = _constant_pattern(scene, condition, "hidden" if hides else "seen", rows, keys)
+    if found is not None:
+        watch(scene, found[1])
+        return None, found[0].causal
+    if scene.dtype(condition) is not torch.bool:
+        return None
+    if number == float("-inf"):
+        allowed = scene.emit(read.out, torch.logical_not, condition) if hides else condition
+        return allowed, False
+    like = scene.dtype(read.query)
+    limit = torch.finfo(like).min  # type: ignore[arg-type]
+    added = scene.emit(read.out, _hiding, condition, hides, max(number, limit), like)
+    return added, False
+
+
+def _hiding(condition: Tensor, hides: bool, number: float, dtype: torch.dtype) -> Tensor:
+    """What to add to scores to hide them: a finite number, so that rows without keys stay finite."""
+    zero = torch.zeros((), dtype=dtype, device=condition.device)
+    return torch.where(condition, number, zero) if hides else torch.where(condition, zero, number)
+
+
+def _additive(scene: Scene, read: Spelled, rows: int, keys: int) -> tuple[fx.Node | None, bool] | None:
+    found = _constant_pattern(scene, read.mask, "added", rows, keys)
+    if found is not None:
+        watch(scene, found[1])
+        return None, found[0].causal
+    mask = scene.tensor(read.mask)
+    if mask is None or mask.dtype != scene.dtype(read.query) or (scene.training and mask.requires_grad):
+        return None
+    return read.mask, False
+
+
+def _constant_pattern(
+    scene: Scene, node: fx.Node, kind: str, rows: int, keys: int
+) -> tuple[Pattern, tuple[fx.Node, ...]] | None:
+    """The plain pattern that a constant mask is, and the buffers it was read from; worked out once for all layers."""
+    key = ("pattern", node, kind, rows, keys)
+    if key not in scene.notes:
+        known = Constants(scene)
+        value = known.of(node)
+        allowed = None
+        if value is not None and kind == "added":
+            allowed = allowed_by(value) if value.is_floating_point() else None
+        elif value is not None and value.dtype is torch.bool:
+            allowed = ~value if kind == "hidden" else value
+        pattern = None if allowed is None else pattern_of(allowed, rows, keys)
+        plain = pattern is not None and pattern.shift == 0 and pattern.window is None
+        scene.notes[key] = (pattern, tuple(known.buffers)) if plain else None
+    return scene.notes[key]
+
+
+def _lengths(scene: Scene, read: Spelled) -> tuple[int, int]:
+    q, k = scene.shape(read.query), scene.shape(read.key)
+    return q[-2], k[-1] if read.key_is_turned else k[-2]  # type: ignore[index]
+
+
+# calls of PyTorch's function ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A call of scaled dot-product attention."""
+
+    query: fx.Node
+    key: fx.Node
+    value: fx.Node
+    mask: fx.Node | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+    node: fx.Node
+
+
+def attention_call(node: fx.Node) -> Attention | None:
+    read = call(node)
+    if read is None or read.op != "attention":
+        return None
+    names = ("query", "key", "value")
+    if not all(isinstance(read.given.get(name), fx.Node) for name in names):
+        return None
+    p, causal, scale = read.get("dropout_p", 0.0), read.get("is_causal", False), read.given.get("scale")
+    if not isinstance(p, (int, float)) or not isinstance(causal, bool) or isinstance(scale, fx.Node):
+        return None
+    mask, gqa = read.given.get("attn_mask"), bool(read.get("enable_gqa", False))
+    q, k, v = (read[name] for name in names)
+    return Attention(q, k, v, mask, float(p), causal, scale, gqa, node)
+
+
+def _recalled(
+    scene: Scene, old: Attention, target: Any = F.scaled_dot_product_attention, **changes: Any
+) -> fx.Node | None:
+    """The call with some arguments changed, put in its place; None where that would change more than its layout."""
+    fields = {name: changes.get(name, getattr(old, name)) for name in Attention.__slots__}
+    new = scene.emit(
+        old.node, target, fields["query"], fields["key"], fields["value"], attn_mask=fields["mask"],
+        dropout_p=fields["dropout_p"], is_causal=fields["is_causal"], scale=fields["scale"],
+        enable_gqa=fields["enable_gqa"],
+    )  # fmt: skip
+    if not scene.alike_sizes(old.node, new):
+        scene.discard(new)
+        return None
+    scene.relaid(old.node, new)
+    scene.discard(old.node)
+    return new
+
+
+@rewrite(
+    "mask",
+    summary="a mask that is causal, or hides nothing, becomes a flag",
+    worth=Worth(
+        eager=1.3, compiled=1.4, basis="with a mask in memory PyTorch loses its flash kernels: BERT-large 27 -> 40 ms"
+    ),
+)
+def mask(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        if read is None or read.mask is None or read.is_causal:
+            continue
+        rows, keys = _sizes(scene, read)
+        parts = taken_apart(scene, read.mask, rows, keys)
+        if parts is None or parts.keys or parts.pattern.shift or parts.pattern.window is not None:
+            continue
+        new = _recalled(scene, read, mask=None, is_causal=parts.pattern.causal)
+        if new is not None:
+            watch(scene, parts.buffers)
+            found.append(scene.match(new, "causal mask" if parts.pattern.causal else "mask that hides nothing"))
+    return found
+
+
+def _sizes(scene: Scene, read: Attention) -> tuple[int, int]:
+    q, k = scene.shape(read.query), scene.shape(read.key)
+    return (q[-2], k[-2]) if q is not None and k is not None else (-1, -1)
+
+
+@rewrite(
+    "grouped-keys",
+    summary="keys and values repeated for every query head are shared instead",
+    worth=Worth(eager=1.1, compiled=1.1, basis="a copy of keys and values less per layer"),
+)
+def grouped_keys(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        if read is None or read.mask is not None or read.enable_gqa or not _fused_type(scene, read.query):
+            continue
+        key, value = _repeated(scene, read.key), _repeated(scene, read.value)
+        if key is None or value is None or scene.shape(key) != scene.shape(value):
+            continue
+        if not scene.unchanged((key, value), (read.key, read.value), node):
+            continue
+        new = _recalled(scene, read, key=key, value=value, enable_gqa=True)
+        if new is not None:
+            found.append(scene.match(new, f"{(scene.shape(key) or (0, 0))[1]} key heads shared"))
+    return found
+
+
+def _fused_type(scene: Scene, node: fx.Node) -> bool:
+    """Types whose fused kernels share key heads: those for float32 do not, and would put scores in memory."""
+    value = scene.tensor(node)
+    if value is None or value.shape[-1] > 256:
+        return False
+    return value.dtype in (torch.bfloat16, torch.float16) or value.device.type == "cpu"
+
+
+def _repeated(scene: Scene, node: fx.Node) -> fx.Node | None:
+    """The keys of which a node repeats every head in a row."""
+    read = call(node)
+    shape = scene.shape(node)
+    if read is None or shape is None or len(shape) != 4:
+        return None
+    if read.op == "contiguous":
+        return _repeated(scene, read["input"])
+    if read.op == "repeat_interleave" and read.given.get("dim") in (1, -3) and isinstance(read["repeats"], int):
+        return read["input"] if isinstance(read["input"], fx.Node) else None
+    if read.op not in ("reshape", "view", "flatten"):
+        return None
+    wide = call(read["input"])
+    wide_shape = scene.shape(read["input"])
+    if wide is None or wide.op != "expand" or wide_shape is None or len(wide_shape) != 5:
+        return None
+    inner = call(wide["input"])
+    narrow = None if inner is None else inner.given.get("input")
+    if (
+        inner is None
+        or not isinstance(narrow, fx.Node)
+        or scene.shape(wide["input"]) != (*wide_shape[:2], 1, *wide_shape[3:])
+    ):
+        return None
+    new_dim = inner.op == "unsqueeze" and inner["dim"] in (2, -3)
+    new_dim = new_dim or (inner.op == "getitem" and scene.shape(narrow) == (*wide_shape[:2], *wide_shape[3:]))
+    matches = shape == (wide_shape[0], wide_shape[1] * wide_shape[2], *wide_shape[3:])
+    return narrow if new_dim and matches else None
+
+
+# who computes it ------------------------------------------------------------------------------------------------
+
+
+def cudnn_first(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """PyTorch's function with cuDNN's kernels before the others."""
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(order, set_priority=True):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+            enable_gqa=enable_gqa,
+        )  # fmt: skip
+
+
+@rewrite(
+    "attention-kernel",
+    summary="scaled dot-product attention becomes our kernel, key masks included",
+    worth=Worth(eager=1.1, compiled=1.1, basis=_RACED),
+    needs_kernels=True,
+)
+def attention_kernel(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        match = None if read is None or scene.autocast else _kernel(scene, read)
+        if match is not None:
+            found.append(match)
+    return found
+
+
+def _kernel(scene: Scene, read: Attention) -> Match | None:
+    if read.dropout_p:
+        scene.refuse(read.node, "attention drops weights at random")
+        return None
+    parts = Mask(Pattern(causal=read.is_causal), (), ())
+    if read.mask is not None:
+        found = None if read.is_causal else taken_apart(scene, read.mask, *_sizes(scene, read))
+        if found is None:
+            scene.refuse(read.node, "the mask is neither causal nor one of keys")
+            return None
+        parts = found
+    if not _is_wanted(scene, read, parts):
+        return None
+    options = _kernel_options(scene, read, parts)
+    if isinstance(options, str):
+        scene.refuse(read.node, options)
+        return None
+    new = scene.emit(read.node, ridgeline_attention, read.query, read.key, read.value, **options)
+    if not scene.alike_sizes(read.node, new):
+        scene.discard(new)
+        scene.refuse(read.node, "the result's layout matters to what follows")
+        return None
+    watch(scene, parts.buffers)
+    scene.relaid(read.node, new)
+    scene.discard(read.node)
+    kind = " causal" if parts.pattern.causal else ""
+    return scene.match(
+        new, f"attention {tuple(scene.shape(read.query) or ())}{kind}{' key mask' if parts.keys else ''}"
+    )
+
+
+def _is_wanted(scene: Scene, read: Attention, parts: Mask) -> bool:
+    """Whether our kernel is to compute a call: always where asked for by ``options={"attention": "always"}``."""
+    query = scene.tensor(read.query)
+    if query is None or scene.options.get("attention") == "always":
+        return query is not None
+    masked = bool(parts.keys) or parts.pattern.window is not None
+    return wins(query, parts.pattern.causal, masked, scene.training)
+
+
+def wins(query: Tensor, causal: bool, masked: bool, training: bool) -> bool:
+    """Whether our kernel is the fastest for a call, going by the race; on a host there is none to lose."""
+    if masked or query.device.type != "cuda":
+        return True
+    return causal and not training and 96 < query.shape[3] <= 128 and query.shape[2] >= LEAST_CAUSAL_ROWS
+
+
+def _kernel_options(scene: Scene, read: Attention, parts: Mask) -> dict[str, Any] | str:
+    """The keyword arguments of our attention for a mask, or why it does not take it."""
+    rows, keys = _sizes(scene, read)
+    taken = kernel_arguments()
+    options: dict[str, Any] = {"is_causal": parts.pattern.causal, "scale": read.scale}
+    if parts.pattern.shift not in (0, keys - rows):
+        return "the mask is shifted"
+    if parts.pattern.causal and parts.pattern.shift and rows != keys:
+        options["lower_right"] = True
+    if parts.pattern.window is not None:
+        if "window" not in taken:
+            return "our kernel has no windows"
+        options["window"] = (parts.pattern.window - 1, -1)  # keys before a row's own; causality hides those behind
+    if parts.keys:
+        if "key_mask" not in taken:
+            return "our kernel takes no key masks"
+        options["key_mask"] = _shared_key_mask(scene, scene.shape(read.query)[0], parts.keys)  # type: ignore[index]
+    reason = kernel_refusal(*(scene.value(x) for x in (read.query, read.key, read.value)), **_values(scene, options))
+    return options if reason is None else reason
+
+
+def _shared_key_mask(scene: Scene, batch: int, factors: tuple[fx.Node, ...]) -> fx.Node:
+    """The mask of keys, made once behind its last factor for all layers that use it."""
+    key = ("key mask", batch, factors)
+    if key not in scene.notes or scene.notes[key]._erased:
+        after = max(factors, key=scene.position).next
+        while after.op == "placeholder":
+            after = after.next
+        scene.notes[key] = scene.emit(after, key_mask, batch, *factors)
+    return scene.notes[key]
+
+
+def _values(scene: Scene, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: scene.value(value) for name, value in options.items()}
+
+
+def kernel_arguments() -> frozenset[str]:
+    """The names our attention takes: what it can do grows."""
+    return frozenset(inspect.signature(ridgeline_attention).parameters)
+
+
+def kernel_refusal(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> str | None:
+    """Why our attention does not run these, device aside; None where it does."""
+    support = primitive("attention").support
+    key_mask = options.get("key_mask")
+    if key_mask is None:
+        return support(query, key, value)
+    return support(query, key, value, bool(options.get("is_causal", False)), 1.0, 0, key_mask)
+
+
+def key_mask(batch: int, *factors: Tensor) -> Tensor:
+    """One boolean per batch element and key from factors that broadcast over heads and rows."""
+    total = factors[0]
+    for factor in factors[1:]:
+        total = total & factor
+    keys = total.shape[-1]
+    return (
+        total.expand(batch, 1, 1, keys).reshape(batch, keys)
+        if total.dim() == 4
+        else total.reshape(-1, keys).expand(batch, keys)
+    )
+
+
+@rewrite(
+    "attention-cudnn",
+    summary="scaled dot-product attention asks cuDNN before FlashAttention-2",
+    worth=Worth(eager=1.0, compiled=1.0, basis="PyTorch 2.11 asks cuDNN first on Hopper anyway; for others"),
+    needs_kernels=True,
+)
+def attention_cudnn(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        value = None if read is None else scene.tensor(read.query)
+        if read is None or value is None or value.dtype not in (torch.bfloat16, torch.float16):
+            continue
+        new = _recalled(scene, read, target=cudnn_first)
+        if new is not None:
+            found.append(scene.match(new, f"attention {tuple(value.shape)}"))
+    return found

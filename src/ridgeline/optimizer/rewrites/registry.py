@@ -1,0 +1,114 @@
+"""Named rewrites: what each changes, in which mode it is right, how exact it is and what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ridgeline.errors import OptimizeError, nearest
+
+if TYPE_CHECKING:
+    from ridgeline.optimizer.rewrites.scene import Scene
+
+INFERENCE, TRAINING = "inference", "training"
+MODES = (INFERENCE, TRAINING)
+EXACT = ("bits", "rounding", "reordered")
+"""Same bits; the same arithmetic rounded at other places; sums in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One place where a rewrite replaced something."""
+
+    rewrite: str
+    where: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Expected speed of the replaced region over what it replaces, run as it is and inside a compiled graph.
+
+    A kernel of ours is opaque to a compiler and ends its fusions, so the two differ. ``basis`` says where the figures
+    come from; a search may measure instead of believing them.
+    """
+
+    eager: float
+    compiled: float
+    basis: str
+
+    def under(self, compiler: str) -> float:
+        return self.eager if compiler == "none" else self.compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A named change of a graph. Calling it changes the scene's graph and returns what it replaced."""
+
+    name: str
+    summary: str
+    modes: tuple[str, ...]
+    exact: str
+    worth: Mapping[str, Worth]
+    needs_kernels: bool
+    change: Callable[[Scene], list[Match]]
+
+    def __call__(self, scene: Scene) -> list[Match]:
+        return self.change(scene)
+
+
+_rewrites: dict[str, Rewrite] = {}
+
+
+def rewrite(
+    name: str,
+    *,
+    summary: str,
+    worth: Worth | Mapping[str, Worth],
+    modes: Sequence[str] = MODES,
+    exact: str = "rounding",
+    needs_kernels: bool = False,
+) -> Callable[[Callable[[Scene], list[Match]]], Callable[[Scene], list[Match]]]:
+    """Register a function from a scene to its matches under a name; a second registration of a name is an error.
+
+    ``worth`` is one figure, or one per mode. Rewrites run in the order of their registration, which is the order of
+    the imports in ``rewrites/__init__.py``.
+    """
+    if name in _rewrites:
+        raise OptimizeError(f"rewrite {name!r} is registered twice")
+    if exact not in EXACT or not set(modes) <= set(MODES):
+        raise OptimizeError(f"rewrite {name!r}: exact is one of {EXACT}, modes are among {MODES}")
+    table = dict.fromkeys(modes, worth) if isinstance(worth, Worth) else dict(worth)
+
+    def register(change: Callable[[Scene], list[Match]]) -> Callable[[Scene], list[Match]]:
+        _rewrites[name] = Rewrite(name, summary, tuple(modes), exact, table, needs_kernels, change)
+        return change
+
+    return register
+
+
+def rewrites() -> Mapping[str, Rewrite]:
+    """Every registered rewrite by name, in the order in which they run."""
+    return _rewrites
+
+
+def chosen(names: Iterable[str], mode: str) -> list[Rewrite]:
+    """The rewrites of these names that are right in this mode, in the order in which they run."""
+    wanted = set(names)
+    unknown = wanted - _rewrites.keys()
+    if unknown:
+        name = sorted(unknown)[0]
+        raise OptimizeError(f"no rewrite {name!r}{nearest(name, _rewrites)}")
+    return [each for each in _rewrites.values() if each.name in wanted and mode in each.modes]
+
+
+def recommended(mode: str, compiler: str = "none", device: str = "cuda") -> tuple[str, ...]:
+    """The rewrites expected to gain in this mode under this compiler; those made of kernels only where kernels run."""
+    return tuple(
+        each.name
+        for each in _rewrites.values()
+        if mode in each.modes
+        and each.worth[mode].under(compiler) > 1.0
+        and (device == "cuda" or not each.needs_kernels)
+    )

@@ -1,0 +1,560 @@
+"""The search: candidates in the order of what they promise a second, built, timed, proved, kept or rejected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ridgeline.bench.environment import environment
+from ridgeline.errors import OptimizeError
+from ridgeline.optimizer.arguments import simplified
+from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, capture_again
+from ridgeline.optimizer.explanation import explanations, remaining
+from ridgeline.optimizer.forecast import Forecast, forecast, known_device
+from ridgeline.optimizer.inputs import Inputs, RandomState
+from ridgeline.optimizer.ladder import Facts, Ladder, Rung
+from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
+from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.optimizer.proof import LEAST_DRAWS, MOST_DRAWS, Prover, Subject, Verdict
+from ridgeline.optimizer.receipt import (
+    BEATEN,
+    EQUAL,
+    FAILED,
+    LARGE,
+    SKIPPED,
+    SLOWER,
+    WINNER,
+    WRONG,
+    Entry,
+    Receipt,
+    Step,
+)
+from ridgeline.optimizer.regions import groups, regions_of
+from ridgeline.optimizer.signature import Signature
+from ridgeline.optimizer.tracking import STEPS, track
+
+RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
+"""Shares of the budget for one candidate's race and for the last one."""
+LEAST_RACE_S, MOST_RACE_S = 0.3, 4.0
+REFERENCE_TIMES = 40
+"""A call in float64 takes about this many of eager's."""
+TRACK_TIMES = 3.0
+"""Steps of the optimizer and both runs, in eager calls."""
+LENIENCY = 1.2
+MEMORY_SLACK = 1.01
+"""The allocator rounds: a hundredth more is not more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is to be made faster, and within what."""
+
+    model: nn.Module
+    inputs: Inputs
+    mode: str
+    device: torch.device
+    loss: Callable[..., Any] | None = None
+    budget_s: float = 120.0
+    memory_limit_bytes: int | None = None
+    say: Callable[[str], None] = lambda text: None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The best way found to run the model, switched on, and its receipt."""
+
+    built: Built
+    receipt: Receipt
+
+
+class Search:
+    """State of one search: the clock, what is alive, the best so far and what was written down."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.began = time.perf_counter()
+        self.track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device)
+        self.eager = Built(Candidate(name="eager"), problem.model, Report())
+        self.best = self.eager
+        self.stock: Built | None = None
+        self.entries: dict[str, Entry] = {}
+        self.steps: list[Step] = []
+        self.families: dict[Any, Built] = {}
+        self.notes: list[str] = []
+        self.layout: Layout | None = None
+        self._prover: Prover | None = None
+        self.forecast: Forecast | None = None
+        self.eager_s = 0.0
+        self.eager_bytes: int | None = None
+        self.base_bytes = self.base_reserved = 0
+        self.limit_bytes = problem.memory_limit_bytes
+
+    def left_s(self) -> float:
+        return self.problem.budget_s - (time.perf_counter() - self.began)
+
+    def run(self) -> Outcome:
+        """Search until everything worth trying was tried or the time is spent."""
+        try:
+            self._prepare()
+            ladder = Ladder(self._facts())
+            for rung in ladder.rungs(self):
+                self._climb(rung, ladder)
+            return self._finish()
+        finally:
+            self.track.hand_back()
+
+    # Before anything is tried: what eager does.
+
+    def _prepare(self) -> None:
+        problem = self.problem
+        random = RandomState()
+        self.eager_s = self.track.settle(problem.model)
+        self.random = self._draws_random(random)
+        self.base_bytes, self.base_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
+        extra = self.track.extra_bytes(problem.model)
+        self.eager_bytes = None if extra is None else self.base_bytes + extra
+        self.eager_reserved = self.track.reserved_bytes(problem.model)
+        if self.limit_bytes is None and problem.mode == "train":
+            self.limit_bytes = self.eager_bytes
+        timed = self.track.race({"eager": self.eager}, self._race_s())["eager"]
+        self.eager_s = timed.median_s
+        self._note(self.eager, WINNER, "", timed=timed, peak=self.eager_bytes, comparison=compare(timed, timed))
+        self.steps.append(Step("eager", self.eager_s))
+        self._price()
+
+    def _draws_random(self, before: RandomState) -> bool:
+        before.restore()
+        self.track.turn_s(self.problem.model, 1)
+        moved = before.moved()
+        before.restore()
+        return moved
+
+    def _price(self) -> None:
+        device = known_device(self.problem.device)
+        if device is None:
+            self.notes.append(f"not priced: no description of {device_name(self.problem.device)}")
+            return
+        found = forecast(self.problem.model, self.problem.inputs, self.problem.mode, self.problem.loss, device)
+        if isinstance(found, str):
+            self.notes.append(found)
+        else:
+            self.forecast = found
+
+    def _facts(self) -> Facts:
+        model = self.problem.model
+        return Facts(
+            mode=self.problem.mode,
+            cuda=self.problem.device.type == "cuda",
+            eager_s=self.eager_s,
+            groups=() if self.problem.inputs.has_cache or self.track.state.rebinds else tuple(groups(model)),
+            num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
+            has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
+            substitutable=() if self.track.state.rebinds else substitutable(model, self.problem.device),
+            has_cache=self.problem.inputs.has_cache,
+            unmasked=simplified(model, self.problem.inputs.args, self.problem.inputs.kwargs) is not None,
+            forecast=self.forecast,
+            budget_s=self.problem.budget_s,
+        )
+
+    @property
+    def prover(self) -> Prover:
+        """Made when the first candidate that is faster has to be proved."""
+        if self._prover is None:
+            problem = self.problem
+            subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
+            cheap = 2 * REFERENCE_TIMES * self.eager_s < 0.2 * self.problem.budget_s
+            affordable = int(0.02 * self.problem.budget_s / max(self.eager_s, 1e-6))
+            self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random,
+                                  num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
+        return self._prover
+
+    # One rung: build, time, prove.
+
+    def _climb(self, rung: Rung, ladder: Ladder) -> None:
+        spare_s = self.left_s() - self._reserve_s()
+        first = rung.candidate.compiles and not self.families  # estimates are rough: the most promising gets its chance
+        if rung.cost_s > (max(spare_s, LENIENCY * self.left_s()) if first else spare_s):
+            why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
+            self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
+            return
+        self.problem.say(f"trying {rung.candidate.name}")
+        began = time.perf_counter()
+        try:
+            built = self._built(rung.candidate)
+        except Exception as error:  # a candidate that cannot be built is one that lost; the model still works
+            self.track.restore()
+            self._note(Built(rung.candidate, self.problem.model, Report()), FAILED, why_failed(error))
+            self._recapture()
+            return
+        ladder.took(rung, time.perf_counter() - began)
+        self._recapture()
+        if built.candidate.graphed and built.moved(self.problem.model):
+            self._capture_again(built)
+        self._judge(built, rung)
+
+    def _capture_again(self, built: Built) -> None:
+        problem = self.problem
+        try:
+            capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)
+        except Exception as error:  # judged as it is, it fails its race, with this as the reason
+            self.notes.append(f"{built.candidate.name} could not be captured again: {why_failed(error)}")
+        finally:
+            self.track.restore()
+
+    def _built(self, candidate: Candidate) -> Built:
+        """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
+        family = replace(candidate, name="", graphed=False)
+        if candidate.layout != "keep" and self.layout is None:
+            self.layout = Layout(self.problem.model)
+        if candidate.compiles and family not in self.families:
+            self.families[family] = self._made(replace(candidate, graphed=False), None)
+            if not candidate.graphed:
+                return self.families[family]
+        built = self._made(candidate, self.families.get(family))
+        built.build_s += self.families[family].build_s if candidate.compiles else 0.0
+        return built
+
+    def _made(self, candidate: Candidate, base: Built | None) -> Built:
+        problem = self.problem
+        before, before_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
+        built = build(candidate, problem.model, problem.inputs, problem.mode, layout=self.layout, base=base,
+                      loss=problem.loss)  # fmt: skip
+        self.track.restore()
+        kept = held_bytes(problem.device) - before
+        if candidate.graphed:  # a graph's pool is reserved, and its blocks count as free between replays
+            grown = reserved_bytes(problem.device) - before_reserved
+            kept, built.reserved_bytes = max(kept, grown), self.base_reserved + grown
+        built.kept_bytes = max(0, kept) + (base.kept_bytes if base else 0)
+        return built
+
+    def _judge(self, built: Built, rung: Rung) -> None:
+        """Memory, then time, then (only if it is faster) whether it is right."""
+        if built.candidate.rewrites and built.candidate.compiler == "none" and not built.report.matches:
+            self._note(built, EQUAL, "no rewrite matched", predicted=rung.predicted_s)
+            return self._drop(built)
+        try:
+            peak = self._peak_bytes(built)
+            if not self._fits(built, peak):
+                self._note(built, LARGE, f"the limit is {(self.limit_bytes or 0) / 1e9:.2f} GB", peak=peak)
+                return self._drop(built)
+            timed = self._raced(built)
+        except Exception as error:
+            self.track.restore()
+            self._note(built, FAILED, why_failed(error))
+            return self._drop(built)
+        against = compare(timed[self.best.candidate.name], timed[built.candidate.name])
+        comparison = self._over_eager(timed, built)
+        shown: dict[str, Any] = {"timed": timed[built.candidate.name], "comparison": comparison, "peak": peak,
+                                 "predicted": rung.predicted_s}  # fmt: skip
+        simpler = built.candidate.complexity < self.best.candidate.complexity and not against.slower
+        if against.faster or simpler:
+            verdict = self._proved(built)
+            if not verdict:
+                self._note(built, WRONG, verdict.reason, verdict=verdict, **shown)
+                return self._drop(built)
+            return self._crown(built, against, verdict, shown)
+        status = SLOWER if against.slower else EQUAL
+        word = "slower than" if against.slower else "no faster beyond noise than"
+        self._note(built, status, f"{word} {self.best.candidate.name} ({against.speedup:.3f}×)", **shown)
+        self._keep_or_drop(built)
+        return None
+
+    def _crown(self, built: Built, against: Comparison, verdict: Verdict, shown: dict[str, Any]) -> None:
+        before = self.best
+        entry = self.entries[before.candidate.name]
+        reason = f"{built.candidate.name} is {against.speedup:.2f}× as fast"
+        self.entries[before.candidate.name] = replace(entry, status=BEATEN, reason=reason)
+        self.best = built
+        self._note(built, WINNER, "", verdict=verdict, **shown)
+        self.steps.append(Step(built.candidate.name, self.eager_s / shown["comparison"].speedup))
+        self._keep_or_drop(before)
+        self._keep_or_drop(built)
+
+    def _keep_or_drop(self, built: Built) -> None:
+        if built.candidate.name == "torch.compile":
+            self.stock = built
+        if built is not self.best and built is not self.stock and built is not self.eager:
+            self._drop(built)
+
+    def _drop(self, built: Built) -> None:
+        """Let go of a loser's graph; compiled code is kept until the end, another candidate may stand on it."""
+        if built is not self.stock and built is not self.eager:
+            built.release()
+
+    def _peak_bytes(self, built: Built) -> int | None:
+        with built.switched() as call:
+            extra = self.track.extra_bytes(call)
+        return None if extra is None else self.base_bytes + built.kept_bytes + extra
+
+    def _raced(self, built: Built) -> dict[str, Timed]:
+        runners = {self.best.candidate.name: self.best, built.candidate.name: built}
+        if self.eager_s * 3 * 7 < 2 * self._race_s():
+            runners["eager"] = self.eager
+        return self.track.race(runners, self._race_s(), [(self.best.candidate.name, built.candidate.name)])
+
+    def _over_eager(self, timed: dict[str, Timed], built: Built) -> Comparison:
+        if "eager" in timed:
+            return compare(timed["eager"], timed[built.candidate.name])
+        speedup = self.eager_s / timed[built.candidate.name].median_s
+        return Comparison(speedup, speedup, speedup, 0)
+
+    def _proved(self, built: Built) -> Verdict:
+        try:
+            prover = self.prover
+            with built.switched() as call:
+                return prover.judge(call)
+        finally:
+            self.track.restore()
+
+    def _recapture(self) -> None:
+        """Graphs hold the addresses of weights: those captured before a candidate moved them are captured again."""
+        problem = self.problem
+        for built in {id(b): b for b in (self.best, self.stock) if b is not None and b.candidate.graphed}.values():
+            try:
+                if built.moved(problem.model):
+                    capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)
+            except Exception as error:  # it was captured once and cannot be now: it is out of the race
+                self._unseat(built, f"could not be captured again: {why_failed(error)}")
+            finally:
+                self.track.restore()
+
+    def _unseat(self, built: Built, why: str) -> None:
+        """The best so far no longer works: the next best that needs nothing takes its place."""
+        name = built.candidate.name
+        self.entries[name] = replace(self.entries[name], status=FAILED, reason=why)
+        if built is self.stock:
+            self.stock = None
+        if built is self.best:
+            self.best = self.eager
+            self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
+
+    def _race_s(self) -> float:
+        return min(MOST_RACE_S, max(LEAST_RACE_S, RACE_FRAC * self.problem.budget_s))
+
+    def _reserve_s(self) -> float:
+        """Seconds to keep for proving and for the last race."""
+        proving_s = 0.0 if self._prover else 2 * REFERENCE_TIMES * min(self.eager_s, 0.1)
+        return LAST_RACE_FRAC * self.problem.budget_s + 20 * self.eager_s + min(proving_s, 0.2 * self.problem.budget_s)
+
+    def _note(
+        self,
+        built: Built,
+        status: str,
+        reason: str,
+        *,
+        timed: Timed | None = None,
+        comparison: Comparison | None = None,
+        peak: int | None = None,
+        verdict: Verdict | None = None,
+        predicted: float | None = None,
+    ) -> None:
+        candidate, report = built.candidate, built.report
+        self.entries[candidate.name] = Entry(
+            name=candidate.name, changes=tuple(candidate.changes(report.counts() if built.build_s else None)),
+            status=status, reason=reason,
+            predicted_s=predicted, build_s=built.build_s or None,
+            measured_s=timed.median_s if timed else None, low_s=timed.low_s if timed else None,
+            high_s=timed.high_s if timed else None, speedup=comparison.speedup if comparison else None,
+            speedup_low=comparison.low if comparison else None, speedup_high=comparison.high if comparison else None,
+            peak_bytes=peak, verdict=verdict.to_dict() if verdict else None, rewrites=report.counts(),
+            places={name: sorted(set(report.places(name)))[:50] for name in report.counts()},
+            breaks=dict(report.breaks),
+        )  # fmt: skip
+
+    # The end: the last race, and what it says.
+
+    def _finish(self) -> Outcome:
+        self._tracked()
+        timed, stock = self._last_race()
+        eager, best = timed["eager"], timed[self.best.candidate.name]
+        over_eager = compare(eager, best)
+        rivals = [eager, *([timed[stock.candidate.name]] if stock else [])]
+        strongest = min(rivals, key=lambda each: each.median_s)
+        regions = self._regions(stock)
+        self._settle_winner()
+        return Outcome(self.best, self._receipt(eager, best, timed.get("torch.compile"), over_eager,
+                                                compare(strongest, best).speedup, regions))  # fmt: skip
+
+    def _last_race(self) -> tuple[dict[str, Timed], Built | None]:
+        """Winner, eager and torch.compile once more, in turns; the winner may change here."""
+        self._recapture()
+        runners = {"eager": self.eager}
+        if self.stock is not None:
+            runners[self.stock.candidate.name] = self.stock
+        if self.best is not self.eager:
+            runners[self.best.candidate.name] = handed(self.problem, self.best)
+        budget_s = max(LEAST_RACE_S, min(2 * MOST_RACE_S, LAST_RACE_FRAC * self.problem.budget_s))
+        timed = self.track.race(runners, budget_s)
+        for built in [self.stock, self.eager]:
+            if built is None or built is self.best:
+                continue
+            against = compare(timed[self.best.candidate.name], timed[built.candidate.name])
+            if against.faster and self._may_win(built):
+                entry = self.entries[self.best.candidate.name]
+                why = f"in the last race {built.candidate.name} was {against.speedup:.2f}× as fast"
+                self.entries[self.best.candidate.name] = replace(entry, status=BEATEN, reason=why)
+                self.best = built
+                kept = self.entries[built.candidate.name]
+                self.entries[built.candidate.name] = replace(kept, status=WINNER, reason="")
+        return timed, self.stock
+
+    def _tracked(self) -> None:
+        """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""
+        steps_s = TRACK_TIMES * STEPS * self.eager_s
+        if self.problem.mode != "train" or self.best is self.eager:
+            return
+        if steps_s > self.left_s():
+            left_s = max(0.0, self.left_s())
+            self.notes.append(f"no run of {STEPS} steps: about {steps_s:.0f} s are needed, {left_s:.0f} s left")
+            return
+        problem, track_ = self.problem, self.track
+        with self.best.switched() as call:
+            found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+        self.notes.append(str(found))
+        if not found.ok:
+            entry = self.entries[self.best.candidate.name]
+            self.entries[self.best.candidate.name] = replace(entry, status=WRONG, reason=f"strays in training: {found}")
+            self.best = self.eager
+            self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
+
+    def _may_win(self, built: Built) -> bool:
+        """Eager always; another within the limits and proved."""
+        if built is self.eager:
+            return True
+        return self._fits(built, self.entries[built.candidate.name].peak_bytes) and bool(self._proved(built))
+
+    def _fits(self, built: Built, peak: int | None) -> bool:
+        """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to."""
+        if peak is None or not self.limit_bytes or peak <= MEMORY_SLACK * self.limit_bytes:
+            return True
+        own_limit = self.problem.memory_limit_bytes is None
+        return own_limit and built.candidate.graphed and built.reserved_bytes <= MEMORY_SLACK * self.eager_reserved
+
+    def _regions(self, stock: Built | None) -> tuple[Any, ...]:
+        if self.problem.device.type != "cuda" or self.left_s() < 10 * self.eager_s:
+            return ()
+        try:
+            return regions_of(self.track, self.eager, self.best, stock)
+        except Exception as error:  # a profiler that cannot record takes nothing from the result
+            self.notes.append(f"no breakdown by kind of kernel: {why_failed(error)}")
+            return ()
+        finally:
+            self.track.restore()
+
+    def _settle_winner(self) -> None:
+        """Only the winner stays, switched on."""
+        if not self.best.report.undos:  # else weights lie as the winner wants them, and stay
+            for built in self.families.values():
+                if built.report is not self.best.report:
+                    built.undo()
+        if self.layout is not None:
+            self.layout.settle(self.best.candidate.layout != "keep")
+        self._recapture()
+        if any(not switch.outlives_capture for switch in self.best.switches):
+            self.best.on()
+        self.track.restore()
+
+    def _receipt(
+        self, eager: Timed, best: Timed, stock: Timed | None, over_eager: Comparison, over_best: float, regions: Any
+    ) -> Receipt:
+        problem, winner = self.problem, self.entries[self.best.candidate.name]
+        floor_s = self.forecast.floor_s if self.forecast else None
+        scale = eager.median_s / self.eager_s  # rungs were measured at other times: all are shown beside one eager
+        between = [Step(step.name, scale * step.measured_s) for step in self.steps[1:]
+                   if best.median_s < scale * step.measured_s and step.name != self.best.candidate.name]  # fmt: skip
+        last = [Step(self.best.candidate.name, best.median_s)] if self.best is not self.eager else []
+        receipt = Receipt(
+            model=type(problem.model).__name__, mode=problem.mode, device=device_name(problem.device),
+            inputs=described(problem.inputs), environment=environment(), winner=winner.name, changes=winner.changes,
+            eager_s=eager.median_s, final_s=best.median_s, stock_s=stock.median_s if stock else None,
+            speedup=over_eager.speedup, speedup_low=over_eager.low, speedup_high=over_eager.high, over_best=over_best,
+            floor_s=floor_s, eager_bytes=self.eager_bytes, final_bytes=winner.peak_bytes,
+            memory_limit_bytes=self.limit_bytes, budget_s=problem.budget_s,
+            spent_s=time.perf_counter() - self.began, verdict=winner.verdict, entries=tuple(self.entries.values()),
+            steps=(Step("eager", eager.median_s), *between, *last), regions=regions,
+            forecast=self.forecast.to_dict() if self.forecast else None,
+            notes=(*self.notes, *(self._prover.notes if self._prover else ())),
+        )  # fmt: skip
+        return replace(receipt, explanations=tuple(explanations(receipt, problem.inputs)),
+                       remaining=tuple(remaining(receipt)))  # fmt: skip
+
+
+def plans_of(problem: Problem, built: Built) -> list[Plan]:
+    """What the drop-in runs for calls like the one that was optimized; eager needs no plan."""
+    if built.candidate.name == "eager":
+        return []
+    signature = Signature.of(
+        problem.inputs.args, dict(problem.inputs.kwargs), problem.model, grad=problem.mode != "infer"
+    )
+    return [Plan(signature, built.call, built.candidate.name)]
+
+
+def handed(problem: Problem, built: Built) -> Built:
+    """The candidate as a person will call it, with the look at every call's arguments that comes before it."""
+    if built.candidate.name == "eager":
+        return built
+    mode = "inference" if problem.mode == "infer" else "train"
+    with built.switched():  # what a plan watches is the model as it is then
+        return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode))
+
+
+def given_up(problem: Problem, reason: str) -> Outcome:
+    """The model itself, with a receipt that says why nothing was tried."""
+    receipt = Receipt(
+        model=type(problem.model).__name__, mode=problem.mode, device=device_name(problem.device),
+        inputs=described(problem.inputs), environment=environment(), winner="eager", changes=("nothing",),
+        eager_s=0.0, final_s=0.0, stock_s=None, speedup=1.0, speedup_low=1.0, speedup_high=1.0, over_best=1.0,
+        floor_s=None, eager_bytes=None, final_bytes=None, memory_limit_bytes=problem.memory_limit_bytes,
+        budget_s=problem.budget_s, spent_s=0.0, verdict=None, entries=(), steps=(), notes=(reason,),
+    )  # fmt: skip
+    return Outcome(Built(Candidate(name="eager"), problem.model, Report()), receipt)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def substitutable(model: nn.Module, device: torch.device) -> tuple[str, ...]:
+    """The parts of this model that kernels can be put in place of."""
+    if device.type != "cuda":
+        return ()
+    from ridgeline.optimizer.substitution import PARTS, apply, revert
+
+    found = []
+    for part in PARTS:
+        try:
+            if apply(model, (part,)).replaced:
+                found.append(part)
+        except Exception:  # a part that cannot be recognized stays as it is
+            continue
+        finally:
+            revert(model)
+    return tuple(found)
+
+
+def described(inputs: Inputs) -> str:
+    """Shapes and types, the largest few."""
+    shown = sorted(inputs.named(), key=lambda pair: -pair[1].numel())
+    text = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for _, t in shown[:4]]
+    return ", ".join(text) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
+
+
+def why_failed(error: BaseException) -> str:
+    """An error in one line; of an error that wraps another, what the other says."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith("raised:"):
+        return lines[1][:240]
+    return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
+
+
+def search(problem: Problem) -> Outcome:
+    """The best way to run a model within a budget; what it leaves of the model is the winner's."""
+    if problem.budget_s <= 0:
+        raise OptimizeError(f"budget_s is {problem.budget_s}: give the search some seconds")
+    return Search(problem).run()

@@ -1,0 +1,231 @@
+"""Where a call is looked at before it is recorded: what it writes, what it draws, what it may not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.constants import Constants
+from ridgeline.optimizer.executor import Executor, Recording, reason_of
+from ridgeline.optimizer.observe import Observation, observe, restored_random
+from ridgeline.optimizer.recipe import Scene
+from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
+from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, all_tokens, twin
+from ridgeline.optimizer.watch import Watch
+
+LENT_BYTES = 1 << 20
+"""Results above this are lent without a copy while nobody holds the last loan; below, a copy costs next to nothing."""
+PINNED_BYTES = 1 << 20
+"""Inputs above this are read where the caller has them if they are where they were."""
+
+
+class Studio:
+    """A call, the model it computes, and the device that will record it."""
+
+    def __init__(self, call: Callable[..., Any], model: Any, watch: Watch, executor: Executor) -> None:
+        self.call, self.model, self.watch, self.executor = call, model, watch, executor
+        self.groups: list[Group] = []
+        self.written_model: list[Tensor] = []
+        self.drawn: frozenset[str] = frozenset()
+        self._constants: Constants | None = None
+        self._told = False
+        self._nested: set[int] = set()
+        self._written: set[int] = set()
+        self._externals: dict[int, Tensor] = {}
+
+    def group(self, flat: Flat) -> None:
+        on_device = [i for i, t in enumerate(flat.tensors) if t.device.type == self.executor.device_type]
+        self.groups = grouped(flat.tensors, on_device)
+        self._nested = _nested(flat)
+
+    def refuse(self, flat: Flat) -> None:
+        if hooks := self.watch.hooks():
+            raise NotGraphable(f"the model has hooks that a replay would not call: {', '.join(hooks[:3])}")
+        for token in all_tokens(flat.tokens):
+            if token[0] == STRANGE:
+                raise NotGraphable(f"an input is a tensor of another kind ({token[2]})")
+            if token[0] == OPAQUE and "cannot be compared" in repr(token[2]):
+                raise NotGraphable(f"an argument is a {token[1].__name__}, which Python reads at every call")
+        for tensor in flat.tensors:
+            host = tensor.device.type != self.executor.device_type
+            if host and (not flat.accelerated or tensor.numel() > HOST_ELEMENTS):
+                raise NotGraphable(f"an input of {tensor.numel()} elements is on {tensor.device}: move it first")
+            if tensor.is_conj() or tensor.is_neg():
+                raise NotGraphable("an input is lazily conjugated or negated")
+
+    def observe(self, flat: Flat, statics: Statics) -> Observation:
+        """Observes the second of two calls: the first may import, compile, and set up what stays."""
+        self._observed(flat, statics, profiled=False)
+        self.watch = Watch(self.model)
+        seen = self._observed(flat, statics, profiled=True)
+        self.refuse_changes()
+        self.watch.read_by(seen.codes)
+        self.watch.hold_host_to(self.executor.device_type)
+        return seen
+
+    def refuse_changes(self) -> None:
+        if changes := self.watch.changes():
+            raise NotGraphable(f"a call changes the model's state in Python: {'; '.join(changes[:3])}")
+
+    def _observed(self, flat: Flat, statics: Statics, *, profiled: bool) -> Observation:
+        with torch.no_grad():
+            statics.fill(flat.tensors)
+        arguments, _ = self.twin(flat, statics.tensors)
+        given = [statics.tensors[g.indices[0]] for g in statics.groups]
+        try:
+            return observe(lambda: self.model(*arguments[0], **arguments[1]), given, self.watch, profiled=profiled)
+        except Exception as error:
+            if "rule registered" not in str(error):  # an operator of higher order that no dispatch mode may look into
+                raise NotGraphable(f"the model raises {type(error).__name__}: {error}") from error
+        arguments, _ = self.twin(flat, statics.tensors)
+        return observe(lambda: self.model(*arguments[0], **arguments[1]), given, self.watch, profiled=profiled,
+                       journaled=False)  # fmt: skip
+
+    def judge(self, seen: Observation, statics: Statics) -> None:
+        if seen.acts:
+            raise NotGraphable(f"the model {seen.acts[0]}, which a replay would not")
+        self.drawn = seen.drawn
+        host = seen.drawn - {self.executor.generator}
+        if host:
+            raise NotGraphable(f"random numbers are drawn on the host ({', '.join(sorted(host))})")
+        mine = {statics.tensors[i].untyped_storage()._cdata: i for i in statics.tensors}
+        models = {t.untyped_storage()._cdata for _, t in self.watch.tensors.values() if _has_memory(t)}
+        strange = seen.written - mine.keys() - models
+        if strange:
+            raise NotGraphable("the model writes to a tensor that is neither an input nor its own")
+        self._written = {mine[storage] for storage in seen.written if storage in mine}
+        self.written_model = [t for _, t in self.watch.tensors.values()
+                               if _has_memory(t) and t.untyped_storage()._cdata in seen.written]  # fmt: skip
+        self._externals = {s: t for s, t in seen.externals.items() if s not in mine}
+
+    def rehearse(self, run: Callable[[], Any]) -> None:
+        """Runs as recordings run, first on the way that calls take.
+
+        If the host has to wait there: on the way that code takes when it is told of a capture, and then with what the
+        host brings to the device held there.
+        """
+        try:
+            self.executor.rehearse(run, told=False)
+        except NotGraphable as first:
+            try:
+                self.executor.rehearse(run, told=True)
+                self._told = True
+            except NotGraphable:
+                self._rehearse_with_constants(run, first)
+
+    def _rehearse_with_constants(self, run: Callable[[], Any], first: NotGraphable) -> None:
+        constants = Constants(self.executor.device_type, factories=self.call is self.model)
+        with constants.collecting():
+            self.executor.warm_up(run)
+        if not constants:
+            raise first
+        with constants.serving():
+            self.executor.rehearse(run, told=False)
+        self._constants = constants
+
+    def record(self, run: Callable[[], Any], executor: Executor | None = None) -> tuple[Recording, Any]:
+        """Records a run, and changes nothing that others see."""
+        served = nullcontext() if self._constants is None else self._constants.serving()
+        with restored_random(), served:
+            made = (executor or self.executor).record(run, told=self._told)
+        self.refuse_changes()
+        return made
+
+    def is_written(self, group: Group) -> bool:
+        return any(i in self._written for i in group.indices)
+
+    def in_place(self, group: Group) -> bool:
+        """Whether a group is read and written where the caller has it: what lives in an object is likely to stay."""
+        nested = all(i in self._nested for i in group.indices)
+        return nested and (self.is_written(group) or group.num_bytes >= PINNED_BYTES)
+
+    def twin(self, flat: Flat, tensors: dict[int, Tensor]) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], list[Any]]:
+        """The arguments in containers of our own around the tensors of our own, and those containers in order."""
+        replaced = {id(flat.tensors[i]): tensor for i, tensor in tensors.items()}
+        memo: dict[int, Any] = {}
+        made = twin(flat.root, replaced, memo)
+        return made, [memo[id(box)] for box in flat.containers]
+
+    def scene(self, tensors: dict[int, Tensor], boxes: list[Any]) -> Scene:
+        held = [t for _, t in self.watch.tensors.values() if _has_memory(t)]
+        outer = {t.untyped_storage()._cdata: t for t in [*held, *self._externals.values()] if _has_memory(t)}
+        return Scene(
+            device_type=self.executor.device_type,
+            inputs={id(tensor): i for i, tensor in tensors.items()},
+            input_storages={t.untyped_storage()._cdata: (i, extent(t)[0]) for i, t in tensors.items()},
+            containers={id(box): place for place, box in enumerate(boxes)},
+            model_tensors={id(t): t for t in [*held, *self._externals.values()]},
+            model_storages=outer,
+            known=self.watch.known,
+        )
+
+
+@contextmanager
+def restoring(watch: Watch) -> Iterator[None]:
+    """A refusal leaves the model as it was, and every failure to record is a refusal."""
+    try:
+        yield
+    except NotGraphable:
+        watch.restore()
+        raise
+    except torch.OutOfMemoryError as error:
+        watch.restore()
+        raise NotGraphable("there is not enough memory to record it") from error
+    except Exception as error:
+        watch.restore()
+        raise NotGraphable(reason_of(error)) from error
+
+
+def counts(outputs: list[Tensor]) -> list[tuple[int, int]]:
+    """Every storage of the results and how many hold it now, when only we do."""
+    storages = {output.untyped_storage()._cdata: output for output in outputs}
+    return [(storage, torch._C._storage_Use_Count(storage)) for storage in storages]
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """Another tensor over the same memory, with nothing of the first's history."""
+    return view_of(tensor, tensor.dtype, extent(tensor)[0], tensor.shape, tensor.stride())
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device.type != "meta"
+
+
+def _nested(flat: Flat) -> set[int]:
+    """Places of the tensors that an object holds, as opposed to those given by themselves or in plain containers."""
+    inside: set[int] = set()
+    places = {id(tensor): i for i, tensor in enumerate(flat.tensors)}
+    for box in flat.containers:
+        if not isinstance(box, dict | list):
+            inside |= {places[id(value)] for value in vars(box).values() if id(value) in places} if hasattr(
+                box, "__dict__") else set()  # fmt: skip
+    return inside
+
+def own_copies(outputs: list[Tensor]) -> list[Tensor]:
+    """Results in memory of their own; those that share memory still do."""
+    storages = [output.untyped_storage()._cdata for output in outputs]
+    if len(set(storages)) == len(outputs):
+        return [_copy(output) for output in outputs]
+    memory: dict[int, Tensor] = {}
+    for output, key in zip(outputs, storages):
+        if key not in memory:
+            memory[key] = _bytes_of(output).clone()
+    return [view_of(memory[key], o.dtype, extent(o)[0], o.shape, o.stride()) for o, key in zip(outputs, storages)]
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+
+
+def _copy(output: Tensor) -> Tensor:
+    made = output.clone()
+    if made.stride() == output.stride():
+        return made
+    low, high = extent(output)
+    memory = view_of(output, torch.uint8, low, (high - low,), (1,)).clone()
+    return view_of(memory, output.dtype, 0, output.shape, output.stride())

@@ -1,0 +1,454 @@
+"""A differentiable call recorded as two CUDA graphs, forward and backward, behind one autograd function.
+
+Gradients reach parameters and inputs through autograd, so hooks on them fire and ``.grad`` accumulates as ever. What
+the recordings share is memory: activations live from a forward to its backward in one pool, and gradients may lie where
+activations were. So a forward is replayed only when the last one has been differentiated or forgotten, and gradients
+that somebody still holds are moved away first.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import NotGraphable, OptimizeError
+from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.matcher import Matcher
+from ridgeline.optimizer.observe import keep, put_back, restored_random
+from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
+from ridgeline.optimizer.signature import Signature, difference
+from ridgeline.optimizer.statics import Statics
+from ridgeline.optimizer.studio import LENT_BYTES, Studio, counts, own_copies, restoring
+from ridgeline.optimizer.tree import Flat, TooLarge
+from ridgeline.optimizer.watch import Watch
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
+
+class Pending:
+    """A forward that waits for its backward; alive as long as autograd holds it."""
+
+    __slots__ = ("__weakref__", "done", "flat", "versions")
+
+    def __init__(self, flat: Flat, versions: list[int]) -> None:
+        self.flat, self.versions, self.done = flat, versions, False
+
+
+@dataclass(slots=True)
+class Tracks:
+    """The two recordings and the memory they meet the caller in."""
+
+    statics: Statics
+    forward: Recording
+    backward: Recording
+    outputs: list[Tensor]
+    """Results, without their history."""
+    differentiable: tuple[bool, ...]
+    expected: tuple[bool, ...]
+    """Results whose gradients the backward was recorded with."""
+    grad_outputs: list[Tensor | None]
+    grads: list[Tensor | None]
+    """Gradients of the inputs and parameters asked for, in their order."""
+    scene: Scene
+    result: Maker
+    effects: list[Effect]
+    outputs_free: list[tuple[int, int]]
+    grads_free: list[tuple[int, int]]
+    lends: bool
+    reach: list[set[int]] = field(default_factory=list)
+    """For each result, which of the gradients depend on it."""
+
+
+class GraphedTraining:
+    """A differentiable call that is replayed where it can be; ``misses`` says why it could not."""
+
+    def __init__(self, call: Callable[..., Any], signature: Signature, studio: TrainingStudio, tracks: Tracks) -> None:
+        self.call, self.signature, self.watch = call, signature.detached(), studio.watch
+        self.matcher = Matcher.of(signature)
+        self.misses: dict[str, int] = {}
+        self.replays = 0
+        self._studio, self._tracks = studio, tracks
+        self._parameters = studio.parameters
+        self._asked = list(map(_REQUIRES_GRAD, studio.all_parameters))
+        self._lock = threading.RLock()
+        self._last: weakref.ref[Pending] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            signature = Signature.of(args, kwargs, self.watch.root)
+        except TooLarge:
+            return self._made("an argument holds too many objects", args, kwargs)
+        if signature.tokens != self.signature.tokens or signature.ambient != self.signature.ambient:
+            return self._made(difference(self.signature, signature), args, kwargs)
+        reason, stale = self.obstacle()
+        if reason:
+            self._count(reason)
+            return (self.watch.root if stale else self.call)(*args, **kwargs)
+        return self.replay(signature.flat)
+
+    def obstacle(self) -> tuple[str, bool]:
+        """Why the next call cannot be replayed, if it cannot, and whether the model itself has changed."""
+        if not self.watch.same():
+            return "; ".join(self.watch.changes()[:3]), True
+        if list(map(_REQUIRES_GRAD, self._studio.all_parameters)) != self._asked:
+            return "other parameters require gradients", True
+        if self._studio.executor.is_recording():
+            return "the call itself is being recorded", False
+        last = self._last() if self._last is not None else None
+        if last is not None and not last.done:
+            return "the last forward still waits for its backward", False
+        if not self._move_gradients():
+            return "gradients of an earlier step are still held outside of .grad", False
+        return "", False
+
+    def replay(self, flat: Flat) -> Any:
+        """The result of a call whose signature is the recorded one, when there is no obstacle."""
+        tracks = self._tracks
+        leaves = [flat.tensors[i] for i in self._studio.asking]
+        results = _Replayed.apply(self, flat, *leaves, *self._parameters)
+        if tracks.scene.made:
+            tracks.scene.made.clear()
+        for effect in tracks.effects:
+            effect(results, flat.tensors, flat.containers)
+        return tracks.result(results, flat.tensors, flat.containers)
+
+    # --- the two halves, called by autograd -------------------------------------------------------------------------
+
+    def run_forward(self, flat: Flat) -> tuple[list[Tensor], Pending]:
+        tracks = self._tracks
+        with self._lock:
+            self._studio.executor.arrive()
+            held = [] if free(tracks.outputs_free) else [keep(output) for output in tracks.outputs]
+            tracks.statics.fill(flat.tensors)
+            tracks.forward.replay()
+            if self._studio.written:
+                tracks.statics.write_back(flat.tensors, self._studio.written)
+            tracks.lends = tracks.lends and not held
+            results = [output.detach() for output in tracks.outputs] if tracks.lends else own_copies(tracks.outputs)
+            for whole, was in held:
+                put_back(whole, was)
+            pending = Pending(flat, [output._version for output in tracks.outputs] if tracks.lends else [])
+            self._last = weakref.ref(pending)
+            self.replays += 1
+        return results, pending
+
+    def run_backward(self, pending: Pending, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+        tracks = self._tracks
+        self._check(pending)
+        if any(grad is not None and not expected for grad, expected in zip(given, tracks.expected)):
+            return self._studio.differentiate(pending.flat, given)
+        with self._lock, torch.no_grad():
+            self._studio.executor.arrive()
+            for mine, grad in zip(tracks.grad_outputs, given):
+                if mine is not None:
+                    mine.zero_() if grad is None else mine.copy_(grad)
+            tracks.backward.replay()
+            pending.done = True
+            num = len(self._studio.asking)  # an input's gradient may be kept for long; a parameter's is known by .grad
+            found = [None if g is None else g.clone() if i < num else g.detach() for i, g in enumerate(tracks.grads)]
+        return self._reached(found, given)
+
+    def _reached(self, found: list[Tensor | None], given: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of what the differentiated results depend on: the others are none, not zero."""
+        tracks = self._tracks
+        if all(grad is not None for grad, expected in zip(given, tracks.expected) if expected):
+            return found
+        reached = set().union(*(reach for grad, reach in zip(given, tracks.reach) if grad is not None))
+        return [grad if i in reached else None for i, grad in enumerate(found)]
+
+    def _check(self, pending: Pending) -> None:
+        if pending.done:
+            raise OptimizeError("a recorded backward runs once after its forward: its activations are gone. For a "
+                                "second backward (retain_graph) call the model itself, .original")  # fmt: skip
+        if pending.versions and pending.versions != [output._version for output in self._tracks.outputs]:
+            raise OptimizeError("a result of the recorded forward was changed in place before the backward: "
+                                "change a copy of it, or call the model that was optimized, .original")  # fmt: skip
+
+    def _move_gradients(self) -> bool:
+        """Held gradients lie where replays write: parameters get copies of theirs. False if others hold some."""
+        counted = self._tracks.grads_free
+        if free(counted):
+            return True
+        mine = {storage for storage, _ in counted}
+        for tensor in self._parameters:
+            if tensor.grad is not None and tensor.grad.untyped_storage()._cdata in mine:
+                tensor.grad = tensor.grad.clone()
+        return free(counted)
+
+    def _made(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._count(reason)
+        return self.call(*args, **kwargs)
+
+    def _count(self, reason: str) -> None:
+        self.misses[reason] = self.misses.get(reason, 0) + 1
+
+
+class _Replayed(torch.autograd.Function):
+    """The recorded call as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, graphed: GraphedTraining, flat: Flat, *leaves: Tensor) -> tuple[Tensor, ...]:
+        results, ctx.pending = graphed.run_forward(flat)
+        ctx.graphed = graphed
+        ctx.set_materialize_grads(False)
+        plain = [r for r, wanted in zip(results, graphed._tracks.differentiable) if not wanted]
+        ctx.mark_non_differentiable(*plain)
+        return tuple(results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, None, *ctx.graphed.run_backward(ctx.pending, given))
+
+
+def free(counted: list[tuple[int, int]]) -> bool:
+    count = torch._C._storage_Use_Count
+    return all(count(storage) <= held for storage, held in counted)
+
+
+def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *,
+                   loss: Callable[[Any], Tensor] | None = None,
+                   executor: Executor | None = None) -> GraphedTraining:  # fmt: skip
+    """Records ``call(*args, **kwargs)`` and its backward; the result is differentiable like the call.
+
+    ``loss`` is what will be differentiated, as a function of the output; by default its ``.loss`` if it has one, else
+    everything in it that can be. Raises NotGraphable with the reason where a replay could differ from a call.
+    """
+    with torch.inference_mode(False), torch.enable_grad(), uncached_casts():
+        try:
+            signature = Signature.of(args, kwargs, model)
+        except TooLarge:
+            raise NotGraphable("an argument holds too many objects to compare at every call") from None
+        watch = Watch(model)
+        given = signature.flat.tensors + [tensor for _, tensor in watch.tensors.values()]
+        studio = TrainingStudio(call, model, watch, executor or executor_for(given), loss)
+        with restoring(watch):
+            tracks = studio.record_training(signature.flat)
+    return GraphedTraining(call, signature, studio, tracks)
+
+
+@contextmanager
+def uncached_casts() -> Iterator[None]:
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+class TrainingStudio(Studio):
+    """Where a forward and its backward are recorded."""
+
+    def __init__(self, call: Callable[..., Any], model: Any, watch: Watch, executor: Executor,
+                 loss: Callable[[Any], Tensor] | None) -> None:  # fmt: skip
+        super().__init__(call, model, watch, executor)
+        self.loss = loss
+        self._adopt()
+
+    def _adopt(self) -> None:
+        held = [t for _, t in self.watch.tensors.values() if t.is_leaf and (t.is_floating_point() or t.is_complex())]
+        self.all_parameters = [t for t in held if isinstance(t, nn.Parameter) or t.requires_grad]
+        self.parameters = [t for t in self.all_parameters if t.requires_grad]
+        self.asking: list[int] = []
+        self.written: list[Any] = []
+
+    def record_training(self, flat: Flat) -> Tracks:
+        statics = self.ready(flat)
+        with self.without_hooks():
+            expected = self.warm(flat, statics)
+            reach = self._reach(flat, statics) if sum(expected) > 1 else []
+            gc.collect()  # recordings that nobody holds any more must not be destroyed while another is made
+            tracks = self._record(flat, statics, expected)
+        tracks.reach = reach
+        tracks.outputs_free = counts(tracks.outputs)  # now that nothing of the recorded call is left
+        return tracks
+
+    def ready(self, flat: Flat) -> Statics:
+        """Looks at the call, and makes the memory its inputs are copied to."""
+        self.refuse(flat)
+        self.asking = [i for i, t in enumerate(flat.tensors) if t.requires_grad]
+        self.group(flat)
+        if any(len(g.indices) > 1 for g in self.groups if any(i in self.asking for i in g.indices)):
+            raise NotGraphable("inputs that require gradients share memory")
+        statics = Statics(flat.tensors, self.groups)
+        self.judge(self.observe(flat, statics), statics)
+        self._adopt_after()
+        if any(self.is_written(g) for g in self.groups if any(i in self.asking for i in g.indices)):
+            raise NotGraphable("an input that requires gradients is written to")
+        self.written = [g for g in self.groups if self.is_written(g)]
+        return statics
+
+    def _adopt_after(self) -> None:
+        """The watch was made anew by observing; parameters may have been made in the first call."""
+        asking = self.asking
+        self._adopt()
+        self.asking = asking
+        if not self.parameters and not self.asking:
+            raise NotGraphable("nothing requires gradients")
+
+    @contextmanager
+    def without_hooks(self) -> Iterator[None]:
+        """Hooks on parameters fire when gradients reach them through autograd, not while recording."""
+        kept = [(parameter, parameter._backward_hooks) for parameter in self.parameters if parameter._backward_hooks]
+        for parameter, _ in kept:
+            parameter._backward_hooks = None
+        try:
+            yield
+        finally:
+            for parameter, hooks in kept:
+                parameter._backward_hooks = hooks
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def leaves(self, statics: Statics) -> dict[int, Tensor]:
+        """The recording's inputs; those that ask for gradients are leaves of its own history."""
+        return {i: t.detach().requires_grad_(i in self.asking) for i, t in statics.tensors.items()}
+
+    def _outputs(self, result: Any, inputs: dict[int, Tensor], boxes: list[Any], before: Any
+                 ) -> tuple[Scene, Maker, list[Effect]]:  # fmt: skip
+        scene = self.scene(inputs, boxes)
+        maker = scene.maker(result)
+        return scene, maker, effects(before, scene)
+
+    def warm(self, flat: Flat, statics: Statics) -> tuple[bool, ...]:
+        """Runs forward and backward where recordings run, and finds which results are differentiated."""
+        kept = [keep(tensor) for tensor in self.written_model]
+        found: list[tuple[bool, ...]] = []
+
+        def run() -> None:
+            with torch.no_grad():
+                statics.fill(flat.tensors)
+            for whole, was in kept:
+                put_back(whole, was)
+            inputs = self.leaves(statics)
+            arguments, boxes = self.twin(flat, inputs)
+            before = shots(boxes)
+            result = self.call(*arguments[0], **arguments[1])
+            scene, *_ = self._outputs(result, inputs, boxes, before)
+            self._refuse_views(scene)
+            if not found:
+                found.append(self._expected(result, scene.outputs))
+            self._differentiate(scene.outputs, inputs, found[0], None)
+
+        try:
+            with restored_random():
+                self.executor.warm_up(run)
+                self.executor.warm_up(run)
+                self.rehearse(run)
+        finally:
+            for whole, was in kept:
+                put_back(whole, was)
+        self.refuse_changes()
+        return found[0]
+
+    def _refuse_views(self, scene: Scene) -> None:
+        if not any(output.requires_grad for output in scene.outputs):
+            raise NotGraphable("nothing of the result can be differentiated: it is an input, a view of one, or fixed")
+        storages = [output.untyped_storage()._cdata for output in scene.outputs if output.requires_grad]
+        if len(set(storages)) < len(storages):
+            raise NotGraphable("results that can be differentiated share memory")
+
+    def _expected(self, result: Any, outputs: list[Tensor]) -> tuple[bool, ...]:
+        """Which results the loss depends on."""
+        able = [output for output in outputs if output.requires_grad]
+        value = self.loss(result) if self.loss is not None else _own_loss(result)
+        if value is None or not value.requires_grad:
+            return tuple(output.requires_grad for output in outputs)
+        if any(value is output for output in able):
+            return tuple(output is value for output in outputs)
+        grads = torch.autograd.grad(value, able, retain_graph=True, allow_unused=True)
+        used = {id(output) for output, grad in zip(able, grads) if grad is not None}
+        return tuple(id(output) in used for output in outputs)
+
+    def _reach(self, flat: Flat, statics: Statics) -> list[set[int]]:
+        """For each result of the model itself, which inputs and parameters its history ends in."""
+        kept = [keep(tensor) for tensor in self.written_model]
+        with restored_random():
+            with torch.no_grad():
+                statics.fill(flat.tensors)
+            inputs = self.leaves(statics)
+            arguments, boxes = self.twin(flat, inputs)
+            before = shots(boxes)
+            result = self.model(*arguments[0], **arguments[1])
+            scene, *_ = self._outputs(result, inputs, boxes, before)
+        for whole, was in kept:
+            put_back(whole, was)
+        places = {id(t): i for i, t in enumerate([*(inputs[i] for i in self.asking), *self.parameters])}
+        return [{places[leaf] for leaf in _leaves_behind(output) if leaf in places} for output in scene.outputs]
+
+    def _differentiate(self, outputs: list[Tensor], inputs: dict[int, Tensor], expected: tuple[bool, ...],
+                       grads: list[Tensor | None] | None) -> list[Tensor | None]:  # fmt: skip
+        wanted = [output for output, used in zip(outputs, expected) if used]
+        given = [torch.ones_like(o) for o in wanted] if grads is None else [g for g in grads if g is not None]
+        leaves = [*(inputs[i] for i in self.asking), *self.parameters]
+        return list(torch.autograd.grad(wanted, leaves, given, allow_unused=True))
+
+    def _record(self, flat: Flat, statics: Statics, expected: tuple[bool, ...]) -> Tracks:
+        inputs = self.leaves(statics)
+        arguments, boxes = self.twin(flat, inputs)
+        before = shots(boxes)
+        forward, result = self.record(lambda: self.call(*arguments[0], **arguments[1]))
+        scene, maker, applied = self._outputs(result, inputs, boxes, before)
+        given, backward, grads = self._record_backward(scene.outputs, inputs, expected)
+        able = tuple(output.requires_grad for output in scene.outputs)
+        plain = scene.outputs = [output.detach() for output in scene.outputs]  # their history held activations
+        scene.settle()
+        lends = sum(o.numel() * o.element_size() for o in plain) >= LENT_BYTES
+        return Tracks(statics, forward, backward, plain, able, expected, given, grads, scene, maker, applied,
+                      [], counts([g for g in grads if g is not None]), lends)  # fmt: skip
+
+    def _record_backward(self, outputs: list[Tensor], inputs: dict[int, Tensor], expected: tuple[bool, ...]
+                         ) -> tuple[list[Tensor | None], Recording, list[Tensor | None]]:  # fmt: skip
+        if len(outputs) != len(expected):
+            raise NotGraphable("a call returns another number of tensors than the one before")
+        given = [torch.ones_like(o) if used else None for o, used in zip(outputs, expected)]
+        backward, grads = self.record(lambda: self._differentiate(outputs, inputs, expected, given))
+        return given, backward, grads
+
+    def differentiate(self, flat: Flat, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of results that were not expected to be differentiated: the forward is run again, with history."""
+        if self.drawn or self.written or self.written_model:
+            raise OptimizeError("the backward was recorded for the loss alone, and another result is differentiated: "
+                                "give loss=, a function of the output that uses what you differentiate")  # fmt: skip
+        with torch.enable_grad():
+            inputs = {i: t.detach().requires_grad_(i in self.asking) for i, t in enumerate(flat.tensors)}
+            arguments, boxes = self.twin(flat, inputs)
+            before = shots(boxes)
+            result = self.model(*arguments[0], **arguments[1])
+            scene, *_ = self._outputs(result, inputs, boxes, before)
+            used = tuple(grad is not None for grad in given)
+            return self._differentiate(scene.outputs, inputs, used, list(given))
+
+
+def _leaves_behind(output: Tensor) -> set[int]:
+    """The ``id`` of every tensor that a result's gradient would be accumulated into."""
+    found: set[int] = set()
+    waiting, seen = [output.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        waiting += [after for after, _ in node.next_functions]
+    return found
+
+
+def _own_loss(result: Any) -> Tensor | None:
+    value = getattr(result, "loss", None)
+    if value is None and isinstance(result, dict):
+        value = result.get("loss")
+    return value if isinstance(value, Tensor) and value.numel() == 1 else None
+

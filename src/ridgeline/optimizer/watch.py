@@ -1,0 +1,476 @@
+"""Whether anything a model reads besides its inputs has changed since it was recorded, in microseconds.
+
+A recording holds addresses and forgets Python. So what Python would have looked at is watched: parameters and buffers
+(which object, which address), attributes of modules and of the objects they hold, lists, hooks, and the global names
+that the model's code reads. Dictionaries are compared by the version number the interpreter keeps of them.
+"""
+
+from __future__ import annotations
+
+import dis
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, getitem, is_
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_globals
+
+from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.tree import slots_of
+from ridgeline.optimizer.version import version
+
+HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
+_INNER = ("_parameters", "_buffers", "_modules")
+_BOOKKEEPING = frozenset((
+    *HOOKS, *_INNER, "_non_persistent_buffers_set", "_is_full_backward_hook", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+))  # fmt: skip
+_INCIDENTAL = frozenset(("_is_torch_compile",))
+"""What torch.compile leaves on a model it wraps, which no model reads."""
+_GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks",
+                 "_global_forward_pre_hooks")  # fmt: skip
+_PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
+_CLOSED = (type, nn.Module, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
+           torch.Generator)  # fmt: skip
+_DEPTH = 4
+_LONG = 1024
+"""Lists longer than this are compared by length; so are larger arrays by shape."""
+_RUNTIME = frozenset("logging threading _thread weakref torch re functools concurrent asyncio multiprocessing".split())
+_MOST = 20_000
+_HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.utils.generic")
+"""Hooks that only collect what the same call returns."""
+
+_bulk: Callable[[list[Tensor], list[int], list[int]], bool] | None = getattr(
+    torch._C, "_tensors_data_ptrs_at_indices_equal", None)  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Name:
+    """A name in a module's or a class's dictionary, and what it stood for; ``owner`` is the class."""
+
+    path: str
+    holder: Any
+    key: str
+    value: Any
+    owner: type | None = None
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Something whose contents have to be read to be compared: sets, arrays, iterators, objects with slots."""
+
+    path: str
+    value: Any
+    read: Callable[[], Any]
+    was: Any
+
+    def restore(self) -> None:
+        """Puts the contents back where that can be done."""
+        if self.read() == self.was:
+            return
+        if isinstance(self.value, set) and isinstance(self.was, set):
+            self.value.clear()
+            self.value.update(self.was)
+        elif isinstance(self.was, bytes):
+            self.value[...] = type(self.value)(self.value.shape, self.value.dtype, self.was)
+        elif isinstance(self.was, list):
+            for name, mark in self.was:
+                if isinstance(mark, tuple):
+                    object.__setattr__(self.value, name, mark[1])
+
+
+@dataclass(slots=True)
+class _Held:
+    """A dictionary that is watched, the name of who owns it and what was in it."""
+
+    owner: str
+    held: dict[Any, Any]
+    was: dict[Any, Any]
+
+
+class Watch:
+    """The state of a model besides its inputs, and whether it is still the same.
+
+    ``hooks_only`` watches what a compiler does not guard by itself: hooks that come later, modules that are replaced.
+    """
+
+    def __init__(self, model: Any, *, hooks_only: bool = False) -> None:
+        self._hooks_only = hooks_only
+        self._counted: list[dict[str, Any]] = []
+        self.tensors: dict[int, tuple[str, Tensor]] = {}
+        self.known: set[int] = set()
+        self._dicts: list[_Held] = []
+        self._lists: list[tuple[str, Any, list[Any]]] = []
+        self._cells: list[tuple[str, Any, Any]] = []
+        self._names: list[_Name] = []
+        self._probes: list[_Probe] = []
+        self._empties: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
+        self._owners: dict[int, str] = {}
+        self._seen: set[Any] = set()
+        self._elsewhere: list[Tensor] = []
+        self._contents_of: list[int] = []
+        self.root = model
+        self._look(model)
+        self._remember()
+
+    def _look(self, model: Any) -> None:
+        if isinstance(model, nn.Module):
+            for path, module in model.named_modules():
+                self._module(path or type(module).__name__, module)
+        elif not isinstance(model, types.FunctionType):
+            self._hold(type(model).__name__, model, 0)
+        if self._hooks_only:
+            return
+        functions = [model] if isinstance(model, types.FunctionType) else _methods(model)
+        for function in functions:
+            self._function(function, 0)
+
+    # --- what is watched --------------------------------------------------------------------------------------------
+
+    def _module(self, path: str, module: nn.Module) -> None:
+        held = module.__dict__
+        if self._hooks_only:
+            for name in ("_modules", *HOOKS):
+                self._dict(f"{path}.{name}", held.get(name, {}))
+            return
+        if type(module) is nn.Linear:  # whose forward reads its parameters alone; but it may be given another forward
+            self._counted.append(held)
+        else:
+            self._dict(path, held)
+        self._class(type(module))
+        for name in (*_INNER, *HOOKS):
+            self._dict(f"{path}.{name}", held.get(name, {}))
+        for name, value in chain(held.get("_parameters", {}).items(), held.get("_buffers", {}).items()):
+            self._hold(f"{path}.{name}", value, 0)
+        for name, value in held.items():
+            if name not in _BOOKKEEPING:
+                self._hold(f"{path}.{name}", value, 0)
+
+    def _class(self, cls: type) -> None:
+        """Plain values and containers on the classes of the model's own code."""
+        for part in cls.__mro__:
+            if (part, "class") in self._seen or library(_file_of(part)):
+                continue
+            self._seen.add((part, "class"))
+            for key, value in list(vars(part).items()):
+                if not key.startswith("__") and isinstance(value, (*_PLAIN, list, dict, set, Tensor)):
+                    self._name(f"{part.__name__}.{key}", vars(part), key, part)
+
+    def _dict(self, owner: str, held: dict[Any, Any]) -> None:
+        if held:
+            self._dicts.append(_Held(owner, held, dict(held)))
+        else:
+            self._empties.append(held)
+            self._owners[id(held)] = owner
+
+    def _hold(self, path: str, value: Any, depth: int) -> None:
+        if isinstance(value, _PLAIN) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, Tensor):
+            self.tensors[id(value)] = (path, value)
+        elif isinstance(value, types.GeneratorType):
+            raise NotGraphable(f"{path} is a generator, whose state cannot be watched")
+        elif isinstance(value, types.FunctionType):
+            self._function(value, depth)
+        elif isinstance(value, _CLOSED) or depth > _DEPTH or _foreign(value) or len(self._seen) > _MOST:
+            return
+        elif (read := _reader(value)) is not None:
+            self._probes.append(_Probe(path, value, read, read()))
+        elif isinstance(value, dict):
+            self.known.add(id(value))
+            self._dicts.append(_Held(path, value, dict(value)))
+            self._inside(((f"{path}[{key!r}]", item) for key, item in value.items()), depth)
+        elif isinstance(value, list | tuple | deque):
+            self.known.add(id(value))
+            if not isinstance(value, tuple):
+                self._lists.append((path, value, list(value)))
+            self._inside(((f"{path}[{i}]", item) for i, item in enumerate(value)), depth)
+        elif isinstance(getattr(value, "__dict__", None), dict):
+            self.known.add(id(value))
+            self._dicts.append(_Held(path, value.__dict__, dict(value.__dict__)))
+            self._inside(((f"{path}.{name}", item) for name, item in list(value.__dict__.items())), depth)
+
+    def _inside(self, items: Iterable[tuple[str, Any]], depth: int) -> None:
+        for path, item in items:
+            self._hold(path, item, depth + 1)
+
+    def _function(self, function: types.FunctionType, depth: int) -> None:
+        if not library(function.__code__.co_filename):
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+                self._cell(f"{name} in {function.__qualname__}", cell, depth)
+
+    def _cell(self, name: str, cell: Any, depth: int) -> None:
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not filled yet
+            return
+        if not isinstance(value, type) or name.partition(" ")[0] != "__class__":
+            self._cells.append((name, cell, value))
+            self._hold(name, value, depth + 1)
+
+    def read_by(self, codes: dict[types.CodeType, dict[str, Any]]) -> None:
+        """Watches also the global names that these pieces of code read."""
+        for code, names in codes.items():
+            if not library(code.co_filename):
+                for name, attribute in _globals_of(code):
+                    self._global(name, attribute, names)
+        self._remember()
+
+    def _global(self, name: str, attribute: str | None, names: dict[str, Any]) -> None:
+        if name not in names:  # a builtin
+            return
+        value = names[name]
+        if isinstance(value, types.ModuleType | type):
+            if attribute is not None and attribute in vars(value) and not library(_file_of(value)):
+                self._name(f"{name}.{attribute}", vars(value), attribute, value if isinstance(value, type) else None)
+        elif not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+            self._name(f"the global {name}", names, name)
+
+    def _name(self, path: str, holder: Any, key: str, owner: type | None = None) -> None:
+        value = holder[key]
+        mark = (id(owner or holder), key)
+        if mark in self._seen or isinstance(value, _CLOSED):
+            return
+        self._seen.add(mark)
+        self._names.append(_Name(path, holder, key, value, owner))
+        self._hold(path, value, 1)
+
+    def hold_host_to(self, device_type: str) -> None:
+        """Watches also what tensors hold that are not on the recording's device: Python may have read them."""
+        self._elsewhere = [t for t in self._tensors if t.device.type != device_type and not t.is_inference()]
+        self._contents_of = list(map(_WRITES, self._elsewhere))
+
+    # --- comparing --------------------------------------------------------------------------------------------------
+
+    def _remember(self) -> None:
+        """Lines the watched things up for the quick comparison."""
+        self._held = [entry.held for entry in self._dicts]
+        self._versions = list(map(version, self._held))
+        listed = [(held, i, value) for _, held, was in self._lists for i, value in enumerate(was) if len(was) < _LONG]
+        named = [(name.holder, name.key, name.value) for name in self._names]
+        self._holders, self._keys, self._values = (list(column) for column in zip(*listed, *named)) if (
+            listed or named) else ([], [], [])  # fmt: skip
+        self._sized = [*self._counted, *(held for _, held, _ in self._lists)]
+        self._size = sum(map(len, self._sized))
+        self._contents = [value for *_, value in self._cells]
+        self._just_cells = [cell for _, cell, _ in self._cells]
+        self._tensors = [tensor for _, tensor in self.tensors.values() if _addressable(tensor)]
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        self._indices = list(range(len(self._tensors)))
+
+    def same(self) -> bool:
+        """Whether nothing has changed since this watch was made or last refreshed."""
+        if self._quick():
+            return True
+        if self.changes():
+            return False
+        self._refresh()
+        return True
+
+    def _quick(self) -> bool:
+        try:
+            return (not any(self._empties)
+                    and list(map(version, self._held)) == self._versions
+                    and (not self._sized or sum(map(len, self._sized)) == self._size)
+                    and (not self._holders or all(map(is_, map(getitem, self._holders, self._keys), self._values)))
+                    and (not self._just_cells or all(map(is_, map(_contents, self._just_cells), self._contents)))
+                    and (not self._probes or all(probe.read() == probe.was for probe in self._probes))
+                    and (not self._elsewhere or list(map(_WRITES, self._elsewhere)) == self._contents_of)
+                    and self._addressed())  # fmt: skip
+        except (LookupError, ValueError):
+            return False
+
+    def _addressed(self) -> bool:
+        if _bulk is not None:
+            return _bulk(self._tensors, self._addresses, self._indices)
+        return list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+
+    def changes(self) -> list[str]:
+        """What has changed, by name; equal plain values are no change, nor are hooks that only collect."""
+        found = [self._addition(held) for held in self._empties if held and not _harmless(held)]
+        for entry in self._dicts:
+            found += _differences(entry)
+        found += ["a linear layer was given an attribute"] if self._attributed() else []
+        for path, held, was in self._lists:
+            if len(held) != len(was) or not all(map(_alike, held, was)):
+                found.append(f"{path} changed")
+        found += [f"{name.path} changed" for name in self._names
+                  if name.key not in name.holder or not _alike(name.holder[name.key], name.value)]  # fmt: skip
+        found += [f"{probe.path} changed" for probe in self._probes if probe.read() != probe.was]
+        found += [f"{path} changed" for path, cell, value in self._cells if not _alike(cell.cell_contents, value)]
+        moved = [tensor.data_ptr() != address for tensor, address in zip(self._tensors, self._addresses)]
+        names = {id(tensor): path for path, tensor in self.tensors.values()}
+        found += [f"{names[id(t)]} was written to" for t, was in zip(self._elsewhere, self._contents_of)
+                  if t._version != was]  # fmt: skip
+        return found + [f"{names[id(t)]} moved to other memory" for t, away in zip(self._tensors, moved) if away]
+
+    def _attributed(self) -> bool:
+        return sum(map(len, self._counted)) != self._size - sum(len(was) for _, _, was in self._lists)
+
+    def _addition(self, held: dict[Any, Any]) -> str:
+        owner = self._owners.get(id(held), "")
+        if owner.rpartition(".")[2] in _INNER:
+            return f"{owner}.{next(iter(held))} is new"
+        return f"a hook was added ({_hook(held)})"
+
+    def _refresh(self) -> None:
+        self._empties = [hooks for hooks in self._empties if not hooks]
+        for entry in self._dicts:
+            entry.was = dict(entry.held)
+        self._lists = [(path, held, list(held)) for path, held, _ in self._lists]
+        for name in self._names:
+            name.value = name.holder[name.key]
+        self._cells = [(path, cell, cell.cell_contents) for path, cell, _ in self._cells]
+        self._remember()
+
+    def restore(self) -> None:
+        """Puts every watched dictionary, list and name back to what it held; tensors keep their contents."""
+        for entry in self._dicts:
+            for key in [key for key in entry.held if key not in entry.was]:
+                del entry.held[key]
+            lost = {key: value for key, value in entry.was.items() if entry.held.get(key, _GONE) is not value}
+            entry.held.update(lost)
+        for _, held, was in self._lists:
+            if len(held) != len(was) or not all(map(is_, held, was)):
+                held.clear()
+                held.extend(was)
+        for name in self._names:
+            if name.holder.get(name.key, _GONE) is not name.value:
+                if name.owner is None:
+                    name.holder[name.key] = name.value
+                else:
+                    setattr(name.owner, name.key, name.value)
+        for _, cell, value in self._cells:
+            cell.cell_contents = value
+        for probe in self._probes:
+            probe.restore()
+
+    def hooks(self) -> list[str]:
+        """Hooks that a replay would not call."""
+        entries = [entry.held for entry in self._dicts if entry.owner.rpartition(".")[2] in HOOKS]
+        return [_hook(hooks) for hooks in chain(self._empties, entries) if hooks and not _harmless(hooks)]
+
+    def buffers(self) -> list[Tensor]:
+        """The tensors held that are not parameters: those a call may write to."""
+        return [tensor for tensor in self._tensors if not isinstance(tensor, nn.Parameter)]
+
+
+_contents = attrgetter("cell_contents")
+_WRITES = attrgetter("_version")
+_GONE = object()
+
+
+def _addressable(tensor: Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return False
+    if type(tensor) not in (Tensor, nn.Parameter) and not isinstance(tensor, nn.Parameter):
+        raise NotGraphable(f"the model holds a tensor of type {type(tensor).__name__}, which has no one address")
+    return True
+
+
+def _alike(now: Any, was: Any) -> bool:
+    if now is was:
+        return True
+    return type(now) is type(was) and isinstance(now, (*_PLAIN, tuple, frozenset)) and bool(_equal(now, was))
+
+
+def _equal(now: Any, was: Any) -> bool:
+    if isinstance(now, tuple):
+        return len(now) == len(was) and all(map(_alike, now, was))
+    return now == was or (now != now and was != was)
+
+
+def _differences(entry: _Held) -> list[str]:
+    now, was = entry.held, entry.was
+    hooked = entry.owner.rpartition(".")[2] in HOOKS
+    if hooked and _harmless(now):
+        return []
+    gone = [f"{entry.owner}.{key} is gone" for key in was if key not in now]
+    new = [f"{entry.owner}.{key} is new" for key in now if key not in was and key not in _INCIDENTAL]
+    return gone + new + [f"{entry.owner}.{key} changed" for key in was
+                         if key in now and key not in _BOOKKEEPING and not _alike(now[key], was[key])]  # fmt: skip
+
+
+def _harmless(hooks: dict[Any, Any]) -> bool:
+    return all(callable(hook) and getattr(hook, "__module__", "") in _HARMLESS_HOOKS for hook in hooks.values())
+
+
+def _hook(hooks: dict[Any, Any]) -> str:
+    hook = next(iter(hooks.values()))
+    return str(getattr(hook, "__qualname__", type(hook).__qualname__))
+
+
+def _foreign(value: Any) -> bool:
+    """Objects of the interpreter and of PyTorch's runtime that reach everywhere and that no model branches on."""
+    return type(value).__module__.partition(".")[0] in _RUNTIME
+
+
+def _reader(value: Any) -> Callable[[], Any] | None:
+    """How to read what has no version number, as something that can be compared; None for what is seen otherwise."""
+    if isinstance(value, set | frozenset):
+        return lambda: set(value) if len(value) < _LONG else len(value)
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        return value.tobytes if value.nbytes < 64 * _LONG else lambda: (value.shape, str(value.dtype))
+    if isinstance(value, random.Random):
+        return value.getstate
+    if type(value).__module__ == "numpy.random._generator":
+        return lambda: repr(value.bit_generator.state)
+    if type(value).__module__ == "itertools":
+        return lambda: repr(value)
+    if slots := slots_of(type(value)):
+        return lambda: [(name, _mark(getattr(value, name, None))) for name in slots]
+    return None
+
+
+def _mark(value: Any) -> Any:
+    return (type(value), value) if isinstance(value, _PLAIN) else id(value)
+
+
+def _methods(model: Any) -> list[types.FunctionType]:
+    classes = {type(part) for part in model.modules()} if isinstance(model, nn.Module) else {type(model)}
+    functions = [value for cls in classes for part in cls.__mro__ for value in vars(part).values()]
+    return list({id(f): f for f in functions if isinstance(f, types.FunctionType) and f.__closure__
+                 and not library(f.__code__.co_filename)}.values())  # fmt: skip
+
+
+_LIBRARIES = tuple(str(Path(path).parent) for path in (torch.__file__, dis.__file__) if path)
+
+
+def library(filename: str) -> bool:
+    """Code of PyTorch, of the interpreter and of this package: its state is not the model's."""
+    if not filename or filename.startswith("<"):
+        return True
+    if filename.startswith((_LIBRARIES[0], str(Path(__file__).parent))):
+        return True
+    return filename.startswith(_LIBRARIES[1]) and "site-packages" not in filename
+
+
+def _file_of(value: types.ModuleType | type) -> str:
+    module = sys.modules.get(value.__module__) if isinstance(value, type) else value
+    return getattr(module, "__file__", None) or ""
+
+
+def _globals_of(code: types.CodeType) -> set[tuple[str, str | None]]:
+    """Global names a piece of code reads, each with the attribute read of it, if any."""
+    found: set[tuple[str, str | None]] = set()
+    before: str | None = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            before = str(instruction.argval)
+            found.add((before, None))
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and before is not None:
+            found.add((before, str(instruction.argval)))
+            before = None
+        elif instruction.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
+            before = None
+    return found

@@ -1,0 +1,97 @@
+"""Recorded calls on a real GPU against eager ones: the adversarial models, training, caches, and failed captures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit" / "optimizer"))
+
+import training_checks
+from adversarial import CASES, Case
+from compare import check
+from torch import nn
+
+from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.executor import CudaExecutor
+from ridgeline.optimizer.graphed import graph_inference
+
+
+def _executor() -> CudaExecutor:
+    return CudaExecutor(torch.device("cuda", 0))
+
+
+def _healthy() -> None:
+    torch.cuda.synchronize()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    torch.manual_seed(5)
+    first = torch.rand(8, device="cuda")
+    torch.manual_seed(5)
+    assert torch.equal(first, torch.rand(8, device="cuda"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_an_adversarial_model_gives_what_it_gives_eagerly_or_is_refused(case: Case) -> None:
+    if "transformers" in case.marks:
+        pytest.importorskip("transformers")
+    check(case, torch.device("cuda", 0), _executor)
+    _healthy()
+
+
+@pytest.mark.parametrize("one", training_checks.CHECKS, ids=[one.__name__ for one in training_checks.CHECKS])
+def test_recorded_training(one: Callable[[Any], None]) -> None:
+    one(SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False))
+    _healthy()
+
+
+class _Waits(nn.Module):
+    """Waits for the device at every call, or only in a capture, where no rehearsal finds it."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.always = always
+
+    def forward(self, x: Any) -> Any:
+        y = self.inner(x) + torch.rand_like(x)
+        return y * y.sum().item() if self.always or torch._C._cuda_isCurrentStreamCapturing() else y
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_capture_that_fails_leaves_the_device_usable(always: bool) -> None:
+    model = _Waits(always).cuda()
+    with pytest.raises(NotGraphable, match="host"):
+        graph_inference(model, (torch.randn(4, 8, device="cuda"),), {}, model, executor=_executor())
+    _healthy()
+
+
+def test_inside_somebody_elses_recording_the_call_is_recorded_itself() -> None:
+    model, x = nn.Linear(64, 64).cuda(), torch.randn(8, 64, device="cuda")
+    graphed = graph_inference(model, (x,), {}, model)
+    outer = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        with torch.cuda.graph(outer):
+            result = graphed(x)
+        x.normal_()
+        outer.replay()
+        assert torch.equal(result, model(x))
+    assert graphed.misses == {"the call itself is being recorded": 1}
+
+
+def test_lent_results_survive_replays_that_use_more_memory_than_they_do() -> None:
+    torch.manual_seed(0)
+    wide = nn.Linear(8192, 8192)
+    model = nn.Sequential(nn.Linear(512, 8192), nn.GELU(), wide, nn.GELU(), nn.Linear(8192, 1024)).cuda()
+    x = torch.randn(1024, 512, device="cuda")
+    graphed = graph_inference(model, (x,), {}, model)
+    with torch.no_grad():
+        kept = [graphed(x * i) for i in range(1, 5)]
+        for i, result in enumerate(kept, 1):
+            assert torch.equal(result, model(x * i))
+    assert graphed.replays == 4

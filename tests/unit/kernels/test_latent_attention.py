@@ -1,0 +1,65 @@
+"""Latent decoding without a GPU: the reference, what is refused, and what the compiler makes of it."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from ridgeline.kernels import launcher, paged_latent_attention, supports
+from ridgeline.kernels.compiler import facts_of
+from ridgeline.kernels.contract import case, trials
+from ridgeline.kernels.latent_attention import config
+from ridgeline.kernels.variants import variants_of
+
+TRIAL = trials()["paged_latent_attention"][1]
+
+
+def made(**sizes):
+    of = case("float32", **{"b": 2, "h": 4, "s": 50, "d": 16, "e": 8, "page": 16, "uneven": True, **sizes})
+    return TRIAL.make(of, torch.device("cpu"), torch.Generator().manual_seed(0))
+
+
+def test_every_head_attends_the_same_vectors_and_takes_their_first_part():
+    q, cache, table, lens, dim = made()
+    out = paged_latent_attention(q, cache, table, lens, dim)
+    for i in range(2):
+        keys = cache[table[i].long()].flatten(0, 1)[: lens[i]]
+        p = torch.softmax(q[i] @ keys.T * 24**-0.5, -1)
+        torch.testing.assert_close(out[i], p @ keys[:, :16])
+
+
+def test_a_sequence_without_keys_gets_zeros():
+    q, cache, table, lens, dim = made()
+    lens[1] = 0
+    assert torch.equal(paged_latent_attention(q, cache, table, lens, dim)[1], torch.zeros(4, 16))
+
+
+def test_pytorchs_own_form_agrees_with_the_reference():
+    args = made()
+    torch.testing.assert_close(TRIAL.eager(*args), TRIAL.reference(*args))
+
+
+def test_the_kernel_uses_the_tensor_cores_on_asynchronous_copies():
+    (variant,) = (v for v in variants_of("paged_latent_attention", TRIAL.races[:1]) if v.kernel == "latent_share")
+    facts = facts_of(launcher.kernel(variant.kernel).function, variant)
+    assert facts.num("HGMMA") > 0 and facts.num("LDGSTS.E.BYPASS.128") >= 16
+    assert facts.num_spills <= 40 and facts.shared_bytes <= 227 * 1024
+
+
+def test_programs_take_64_heads_and_fill_the_device():
+    assert config.choose(1, 128, 65536, 132) == config.Latent(64, 32, 64)
+    assert config.choose(64, 16, 4096, 132).rows == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda q, c, t, n, d: (q[..., :20], c, t, n, d), "of one dim"),
+        (lambda q, c, t, n, d: (q, c, t, n, 30), "values take 30 of 24"),
+        (lambda q, c, t, n, d: (q, c, t.long(), n, d), "int32"),
+        (lambda q, c, t, n, d: (q, c, t[:1], n, d), "one row a sequence"),
+        (lambda q, c, t, n, d: (q, c.half(), t, n, d), "cache"),
+    ],
+)
+def test_what_no_kernel_takes_is_said(change, words):
+    assert words in supports("paged_latent_attention", *change(*made()), 1.0).reason

@@ -1,0 +1,78 @@
+"""Float32 products from halves without a GPU: what is refused, what the compiler makes of it, why it is accurate."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from ridgeline.kernels import launcher, matmul, supports
+from ridgeline.kernels.compiler import facts_of
+from ridgeline.kernels.matmul import config
+
+
+def drawn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def collected(a, b, **given):
+    with launcher.collecting() as found:
+        matmul(a, b, **given)
+    return {variant.kernel: variant for variant in found}
+
+
+def test_it_is_a_product():
+    a, b, bias = drawn(3, 4, 300), drawn(300, 8), drawn(8)
+    torch.testing.assert_close(matmul(a, b, bias), a @ b + bias)
+    torch.testing.assert_close(matmul(drawn(3, 4, 300), drawn(3, 300, 8)), drawn(3, 4, 300) @ drawn(3, 300, 8))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((drawn(4, 100), drawn(100, 8)), "more accurate"),
+        ((drawn(4, 300).half(), drawn(300, 8).half()), "float32"),
+        ((drawn(4, 300), drawn(301, 8)), "do not multiply"),
+        ((drawn(2, 4, 300), drawn(3, 300, 8)), "[Z, M, K]"),
+        ((drawn(4, 300), drawn(300, 8), drawn(4)), "bias"),
+    ],
+)
+def test_what_no_kernel_takes_is_said(args, words):
+    assert words in supports("matmul", *args).reason
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_halves_come_by_asynchronous_copies_into_the_tensor_cores(turned):
+    a, b = torch.empty(2048, 4096, device="meta"), torch.empty(4096, 4096, device="meta")
+    found = collected(a, b.t() if turned else b)
+    made = facts_of(launcher.kernel("matmul_halves").function, found["matmul_halves"])
+    assert made.num_spills == 0 and made.shared_bytes <= 227 * 1024
+    assert made.num("HGMMA") % 3 == 0 and made.num("HGMMA") > 0, "three products a block"
+    assert made.num("LDGSTS.E.BYPASS.128") == made.num("LDGSTS") > 0
+
+
+def test_sizes_that_are_no_whole_vectors_are_filled_up():
+    found = collected(torch.empty(8205, 2949, device="meta"), torch.empty(2949, 5921, device="meta"))
+    made = facts_of(launcher.kernel("matmul_halves").function, found["matmul_halves"])
+    assert made.num("LDGSTS.E.BYPASS.128") == made.num("LDGSTS") > 0
+
+
+def test_small_products_get_small_tiles():
+    assert config.choose(4096, 4096, 4096, 132).rows == 128
+    assert config.choose(512, 512, 1024, 132).rows == 64
+
+
+def test_two_halves_hold_what_float32_sums_lose():
+    """The arithmetic of the kernel in PyTorch: its error against float64 is below float32's own."""
+    a, b = (torch.rand(64, 2048, generator=torch.Generator().manual_seed(i)) for i in (0, 1))
+    meant = a.double() @ b.double().t()
+
+    def split(x):
+        scale = 2.0 ** (14 - x.abs().amax(1, keepdim=True).log2().floor())
+        high = (x * scale).half()
+        return high.double(), (x * scale - high.float()).half().double(), scale.double()
+
+    (ah, al, sa), (bh, bl, sb) = split(a), split(b)
+    found = (ah @ bh.t() + ah @ bl.t() + al @ bh.t()) / sa / sb.t()
+    ours, theirs = ((y.double() - meant).norm() / meant.norm() for y in (found, a @ b.t()))
+    assert ours < theirs
+    assert ((ah @ bh.t()) / sa / sb.t() - meant).norm() / meant.norm() > 10 * theirs

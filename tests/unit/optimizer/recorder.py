@@ -1,0 +1,89 @@
+"""A stand-in for CUDA graphs on the CPU: records ATen calls and replays them into the same memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.observe import Journal, Observation
+
+_READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.is_nonzero.default)
+
+
+def _shaped_by_values(func: Any, args: Any) -> bool:
+    """Whether the shape of a result depends on values; an index does so only through masks."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return torch.Tag.dynamic_output_shape in func.tags
+
+
+class Tape(TorchDispatchMode):
+    """Every call with its arguments and the tensors it returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _READS or _shaped_by_values(func, args):
+            raise NotGraphable(f"the host waits for a value of a tensor ({func})")
+        result = func(*args, **kwargs)
+        fresh = not any(r.alias_info is not None for r in func._schema.returns)
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)] if fresh else []
+        self.calls.append((func, args, kwargs, made))
+        return result
+
+    def replay(self) -> None:
+        """Runs every call again; results go where the first ones went."""
+        with torch.no_grad(), torch.inference_mode(False), torch._C._AutoDispatchBelowAutograd():
+            for func, args, kwargs, results in self.calls:
+                again = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
+                for mine, fresh in zip(results, again):
+                    if func._schema.name not in ("aten::lift_fresh", "aten::lift_fresh_copy"):
+                        mine.copy_(fresh)
+
+
+class TapeExecutor:
+    """Records on the CPU what a CUDA graph would: fixed addresses, Python run once, contents with a replay."""
+
+    device_type = "cpu"
+    generator = "cpu"
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        self.arrivals = 0
+
+    def warm_up(self, run: Any) -> None:
+        run()
+
+    def rehearse(self, run: Any, *, told: bool) -> None:
+        with Tape():
+            run()
+
+    def record(self, run: Any, *, told: bool) -> tuple[Tape, Any]:
+        """Nothing that is written while recording stays, as nothing runs while a graph is captured."""
+        self.recorded += 1
+        journal, tape = Journal(Observation()), Tape()
+        with journal, tape:
+            result = run()
+        journal.put_back()
+        for *_, results in tape.calls:
+            for tensor in results:
+                if tensor.is_floating_point() and tensor.numel():
+                    tensor.data.fill_(float("nan"))
+        return tape, result
+
+    def fork(self) -> TapeExecutor:
+        return self
+
+    def is_recording(self) -> bool:
+        return False
+
+    def arrive(self) -> None:
+        self.arrivals += 1

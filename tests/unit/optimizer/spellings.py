@@ -1,0 +1,949 @@
+"""Modules as people write them, each with the rewrite that must find it; and near misses that none may find."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+B, H, K, L, D = 2, 4, 2, 12, 16
+WIDTH = 48
+
+
+@dataclass(frozen=True)
+class Spelling:
+    name: str
+    rewrite: str
+    make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
+    matches: int = 1
+    training: bool = True
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+
+
+SPELLINGS: list[Spelling] = []
+MISSES: list[Spelling] = []
+
+
+class Of(nn.Module):
+    """A function of inputs and parameters as a module."""
+
+    def __init__(self, function: Callable[..., Any], **parameters: Tensor) -> None:
+        super().__init__()
+        self.function = function
+        for name, value in parameters.items():
+            self.register_parameter(name, nn.Parameter(value))
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.function(self, *args)
+
+
+def spelled(rewrite: str, matches: int = 1, training: bool = True, **more: Any) -> Callable[[Any], Any]:
+    def register(make: Any) -> Any:
+        SPELLINGS.append(Spelling(make.__name__, rewrite, make, matches, training, **more))
+        return make
+
+    return register
+
+
+def missed(rewrite: str) -> Callable[[Any], Any]:
+    def register(make: Any) -> Any:
+        MISSES.append(Spelling(make.__name__, rewrite, make, 0))
+        return make
+
+    return register
+
+
+def _x(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (3, 7, WIDTH)))
+
+
+# norms --------------------------------------------------------------------------------------------------------------
+
+
+def _rms(x: Tensor, eps: float = 1e-6) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+@spelled("norm")
+def llama_rms_norm() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        x = x.to(torch.float32)
+        variance = x.pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + 1e-6)
+        return self.weight * x.to(dtype)
+
+    return Of(forward, weight=torch.rand(WIDTH) + 0.5), (_x(),)
+
+
+@spelled("norm")
+def gemma_rms_norm_adds_one_to_its_weight() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return (_rms(x.float()) * (1.0 + self.weight.float())).type_as(x)
+
+    return Of(forward, weight=torch.randn(WIDTH) * 0.1), (_x(),)
+
+
+@spelled("norm")
+def t5_rms_norm() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+        return self.weight * (x * torch.rsqrt(variance + 1e-6))
+
+    return Of(forward, weight=torch.rand(WIDTH) + 0.5), (_x(),)
+
+
+@spelled("norm")
+def rms_norm_divided_by_a_root_of_squares() -> Any:
+    return Of(lambda self, x: x / torch.sqrt(torch.mean(x * x, dim=-1, keepdim=True) + 1e-5) * self.weight,
+              weight=torch.rand(WIDTH)), (_x(),)  # fmt: skip
+
+
+@spelled("norm")
+def rms_norm_without_weight_as_a_power() -> Any:
+    return Of(lambda self, x: torch.square(x).mean(-1, True).add(1e-5).pow(-0.5) * x), (_x(),)
+
+
+@spelled("norm")
+def layer_norm_by_hand() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        mean = x.mean(-1, keepdim=True)
+        var = ((x - mean) ** 2).mean(-1, keepdim=True)
+        return (x - mean) / torch.sqrt(var + 1e-5) * self.weight + self.bias
+
+    return Of(forward, weight=torch.rand(WIDTH), bias=torch.randn(WIDTH)), (_x(),)
+
+
+@spelled("norm")
+def layer_norm_by_variance() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        u, s = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
+        return self.bias + self.weight * ((x - u) * torch.rsqrt(s + 1e-12))
+
+    return Of(forward, weight=torch.rand(WIDTH), bias=torch.randn(WIDTH)), (_x(),)
+
+
+@spelled("norm-call")
+def called_layer_norm() -> Any:
+    return nn.LayerNorm(WIDTH, eps=1e-6), (_x(),)
+
+
+@spelled("norm-call")
+def called_rms_norm_with_the_default_eps() -> Any:
+    return nn.RMSNorm(WIDTH), (_x(),)
+
+
+@spelled("norm-residual", matches=1)
+def a_sum_before_a_layer_norm_is_used_again() -> Any:
+    def forward(self: Any, x: Tensor, y: Tensor) -> Tensor:
+        h = x + y
+        return h + F.layer_norm(h, (WIDTH,), self.weight, self.bias)
+
+    return Of(forward, weight=torch.rand(WIDTH), bias=torch.randn(WIDTH)), (_x(), _x())
+
+
+@missed("norm")
+def eps_outside_the_root() -> Any:
+    return Of(lambda self, x: x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6)), (_x(),)
+
+
+@missed("norm")
+def variance_divided_by_one_less() -> Any:
+    return Of(lambda self, x: (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + 1e-5)), (_x(),)
+
+
+@missed("norm")
+def squares_of_another_tensor() -> Any:
+    return Of(lambda self, x, y: x * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)), (_x(), _x())
+
+
+@missed("norm")
+def mean_over_another_dim() -> Any:
+    return Of(lambda self, x: x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6)), (_x(),)
+
+
+@missed("norm")
+def input_written_between_the_squares_and_the_product() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = x * 1.0
+        scale = torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+        y[..., 0] = 0
+        return y * scale
+
+    return Of(forward), (_x(),)
+
+
+@missed("norm-call")
+def a_norm_over_two_dims() -> Any:
+    return nn.LayerNorm((7, WIDTH)), (_x(),)
+
+
+@missed("norm-residual")
+def a_sum_that_is_broadcast() -> Any:
+    return Of(lambda self, x, y: F.layer_norm(x + y, (WIDTH,))), (_x(), _x(WIDTH))
+
+
+# activations and gates ------------------------------------------------------------------------------------------------
+
+
+@spelled("activation")
+def gpt2_gelu() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+    return Of(forward), (_x(),)
+
+
+@spelled("activation")
+def fast_gelu_with_a_factored_cube() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+    return Of(forward), (_x(),)
+
+
+@spelled("activation")
+def gelu_by_the_error_function() -> Any:
+    return Of(lambda self, x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))), (_x(),)
+
+
+@spelled("activation")
+def swish_by_hand() -> Any:
+    return Of(lambda self, x: x * torch.sigmoid(x)), (_x(),)
+
+
+@spelled("gate")
+def silu_gate() -> Any:
+    return Of(lambda self, a, b: F.silu(a) * b), (_x(), _x())
+
+
+@spelled("gate")
+def silu_gate_of_a_chunked_product() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        gate, up = F.linear(x, self.weight).chunk(2, dim=-1)
+        return up * F.silu(gate)
+
+    return Of(forward, weight=torch.randn(64, WIDTH) * 0.2), (_x(),)
+
+
+@spelled("gate")
+def gelu_tanh_gate() -> Any:
+    return Of(lambda self, a, b: b * F.gelu(a, approximate="tanh")), (_x(), _x())
+
+
+@spelled("gate")
+def gelu_gate() -> Any:
+    return Of(lambda self, a, b: F.gelu(a) * b), (_x(), _x())
+
+
+@spelled("gate")
+def squared_relu() -> Any:
+    return Of(lambda self, a: F.relu(a).square()), (_x(),)
+
+
+@missed("gate")
+def a_gate_that_is_broadcast() -> Any:
+    return Of(lambda self, a, b: F.silu(a) * b), (_x(), _x(1, 1, WIDTH))
+
+
+@missed("activation")
+def quick_gelu_has_another_slope() -> Any:
+    return Of(lambda self, x: x * torch.sigmoid(1.702 * x)), (_x(),)
+
+
+@missed("activation")
+def gelu_with_a_wrong_constant() -> Any:
+    return Of(lambda self, x: 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.05 * x**3)))), (_x(),)
+
+
+# rotary ---------------------------------------------------------------------------------------------------------------
+
+
+def _angles(positions: int = L, half: int = D // 2) -> Tensor:
+    return torch.arange(positions).float()[None, :, None] * 10000.0 ** (-torch.arange(half).float() / half)
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    x1, x2 = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return torch.cat((-x2, x1), dim=-1)
+
+
+def _heads(*heads: int) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(B, h, L, D) for h in heads)
+
+
+@spelled("rotary")
+def llama_rotary() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, freqs: Tensor) -> tuple[Tensor, Tensor]:
+        emb = torch.cat((freqs, freqs), dim=-1)
+        cos, sin = emb.cos().unsqueeze(1), (emb.sin() * 1.0).unsqueeze(1)
+        return (q * cos) + (_rotate_half(q) * sin), (k * cos) + (_rotate_half(k) * sin)
+
+    return Of(forward), (*_heads(H, K), _angles())
+
+
+@spelled("rotary")
+def chunked_rotary_with_heads_behind_positions() -> Any:
+    def rotate(x: Tensor) -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat([-b, a], dim=-1)
+
+    def forward(self: Any, q: Tensor, k: Tensor, freqs: Tensor) -> tuple[Tensor, Tensor]:
+        emb = torch.cat([freqs, freqs], dim=-1)
+        cos, sin = emb.cos()[:, :, None, :], emb.sin()[:, :, None, :]
+        return rotate(q) * sin + q * cos, rotate(k) * sin + k * cos
+
+    q, k = (torch.randn(B, L, h, D) for h in (H, K))
+    return Of(forward), (q, k, _angles())
+
+
+@spelled("rotary")
+def gptj_rotary_turns_neighbors() -> Any:
+    def rotate(x: Tensor) -> Tensor:
+        x1, x2 = x[:, :, :, ::2], x[:, :, :, 1::2]
+        return torch.stack((-x2, x1), dim=-1).flatten(-2)
+
+    def forward(self: Any, q: Tensor, k: Tensor, freqs: Tensor) -> tuple[Tensor, Tensor]:
+        cos = torch.repeat_interleave(freqs.cos(), 2, -1).unsqueeze(1)
+        sin = torch.repeat_interleave(freqs.sin(), 2, -1).unsqueeze(1)
+        return q * cos + rotate(q) * sin, k * cos + rotate(k) * sin
+
+    return Of(forward), (*_heads(H, K), _angles())
+
+
+@missed("rotary")
+def a_table_that_may_not_repeat() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        return q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
+
+    return Of(forward), (*_heads(H, K), torch.randn(1, L, D), torch.randn(1, L, D))
+
+
+@missed("rotary")
+def halves_turned_the_other_way() -> Any:
+    def rotate(x: Tensor) -> Tensor:
+        return torch.cat((x[..., D // 2 :], -x[..., : D // 2]), dim=-1)
+
+    def forward(self: Any, q: Tensor, k: Tensor, freqs: Tensor) -> tuple[Tensor, Tensor]:
+        emb = torch.cat((freqs, freqs), dim=-1)
+        cos, sin = emb.cos().unsqueeze(1), emb.sin().unsqueeze(1)
+        return q * cos + rotate(q) * sin, k * cos + rotate(k) * sin
+
+    return Of(forward), (*_heads(H, K), _angles())
+
+
+# attention ------------------------------------------------------------------------------------------------------------
+
+
+def _qkv() -> tuple[Tensor, ...]:
+    return _heads(H, H, H)
+
+
+@spelled("attention")
+def attention_scaled_after_the_product() -> Any:
+    return Of(lambda self, q, k, v: torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(D), dim=-1) @ v), _qkv()
+
+
+@spelled("attention")
+def attention_scaled_before_the_product() -> Any:
+    return Of(
+        lambda self, q, k, v: F.softmax((q * D**-0.5) @ k.mT, dim=-1, dtype=torch.float32).to(q.dtype) @ v
+    ), _qkv()
+
+
+@spelled("attention")
+def attention_over_merged_heads() -> Any:
+    q, k, v = (torch.randn(B * H, L, D) for _ in range(3))
+    return Of(lambda self, q, k, v: torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)), (q, k, v)
+
+
+@spelled("attention")
+def attention_with_keys_that_lie_turned() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.dropout(torch.matmul(q, k.permute(0, 1, 3, 2)).softmax(dim=-1), 0.1, False) @ v
+
+    return Of(forward), _qkv()
+
+
+def _causal(build: Callable[[Tensor], Tensor], fill: bool = False) -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * D**-0.5
+        return torch.softmax(build(scores) if fill else scores + build(scores), dim=-1) @ v
+
+    return Of(forward), _qkv()
+
+
+@spelled("attention")
+def causal_by_triu_of_minus_infinity() -> Any:
+    return _causal(lambda s: torch.triu(torch.full((L, L), float("-inf"), dtype=s.dtype), diagonal=1).to(s.device))
+
+
+@spelled("attention")
+def causal_by_masked_fill_of_tril() -> Any:
+    return _causal(lambda s: s.masked_fill(torch.tril(torch.ones(L, L, device=s.device)) == 0, float("-inf")), True)
+
+
+@spelled("attention")
+def causal_by_where_with_the_smallest_number() -> Any:
+    def build(s: Tensor) -> Tensor:
+        seen = torch.ones((L, L), dtype=torch.bool, device=s.device).tril().view(1, 1, L, L)
+        return torch.where(seen, s, torch.full([], torch.finfo(s.dtype).min, dtype=s.dtype, device=s.device))
+
+    return _causal(build, True)
+
+
+@spelled("attention")
+def causal_by_comparing_positions() -> Any:
+    def build(s: Tensor) -> Tensor:
+        i = torch.arange(L, device=s.device)
+        return torch.zeros(L, L, dtype=s.dtype, device=s.device).masked_fill(i[None, :] > i[:, None], -1e9)
+
+    return _causal(build)
+
+
+class BufferedCausal(nn.Module):
+    """nanoGPT's way: a lower triangle in a buffer, sliced to the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bias", torch.tril(torch.ones(32, 32)).view(1, 1, 32, 32))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        scores = scores.masked_fill(self.bias[:, :, : q.size(2), : q.size(2)] == 0, float("-inf"))
+        return F.softmax(scores, dim=-1) @ v
+
+
+@spelled("attention")
+def causal_by_a_buffer() -> Any:
+    return BufferedCausal(), _qkv()
+
+
+@spelled("attention")
+def padding_as_bert_writes_it() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+        extended = (1.0 - keep[:, None, None, :].to(q.dtype)) * torch.finfo(q.dtype).min
+        return torch.softmax(torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(D) + extended, dim=-1) @ v
+
+    keep = torch.ones(B, L, dtype=torch.long)
+    keep[1, 7:] = 0
+    return Of(forward), (*_qkv(), keep)
+
+
+@spelled("attention")
+def padding_by_a_boolean() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, hide: Tensor) -> Tensor:
+        return (q @ k.mT * 0.3).masked_fill(hide[:, None, None, :], float("-inf")).softmax(-1) @ v
+
+    hide = torch.zeros(B, L, dtype=torch.bool)
+    hide[1, 7:] = True
+    return Of(forward), (*_qkv(), hide)
+
+
+@spelled("attention")
+def attention_with_a_position_bias() -> Any:
+    return Of(lambda self, q, k, v, bias: torch.softmax(q @ k.mT + bias, -1) @ v), (*_qkv(), torch.randn(1, H, L, L))
+
+
+@missed("attention")
+def softmax_over_rows() -> Any:
+    return Of(lambda self, q, k, v: torch.softmax(q @ k.mT, dim=-2) @ v), _qkv()
+
+
+@missed("attention")
+def weights_dropped_at_random() -> Any:
+    return Of(lambda self, q, k, v: F.dropout(torch.softmax(q @ k.mT, -1), 0.5, True) @ v), _qkv()
+
+
+@missed("attention")
+def mask_scaled_with_the_scores() -> Any:
+    return Of(lambda self, q, k, v, m: torch.softmax((q @ k.mT + m) * 0.25, -1) @ v), (*_qkv(), torch.randn(L, L))
+
+
+@missed("attention")
+def weights_returned_too() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        weights = torch.softmax(q @ k.mT, -1)
+        return weights @ v, weights
+
+    return Of(forward), _qkv()
+
+
+@missed("attention")
+def scores_capped() -> Any:
+    return Of(lambda self, q, k, v: torch.softmax(torch.tanh(q @ k.mT / 30) * 30, -1) @ v), _qkv()
+
+
+def _call_with(build: Callable[[Tensor], Tensor], *more: Tensor) -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=build(q, *rest))
+
+    return Of(forward), (*_qkv(), *more)
+
+
+@spelled("mask")
+def a_boolean_lower_triangle() -> Any:
+    return _call_with(lambda q: torch.ones(L, L, dtype=torch.bool, device=q.device).tril())
+
+
+@spelled("mask")
+def positions_compared_and_all_true_expanded() -> Any:
+    def build(q: Tensor) -> Tensor:
+        i = torch.arange(L, device=q.device) + 0
+        rows, keys = i[None, None, :, None], i[None, None, None, :]
+        seen = rows.new_ones((), dtype=torch.bool) & (keys <= rows).to(q.device) & (rows >= 0)
+        return seen.expand(B, -1, L, L)
+
+    return _call_with(build)
+
+
+@spelled("mask")
+def a_mask_that_hides_nothing() -> Any:
+    return _call_with(lambda q: torch.zeros(L, L, dtype=q.dtype, device=q.device))
+
+
+@missed("mask")
+def an_upper_triangle() -> Any:
+    return _call_with(lambda q: torch.ones(L, L, dtype=torch.bool, device=q.device).triu())
+
+
+@missed("mask")
+def a_diagonal_hidden_too() -> Any:
+    return _call_with(lambda q: torch.ones(L, L, dtype=torch.bool, device=q.device).tril(-1) | torch.eye(
+        L, dtype=torch.bool, device=q.device)[:, [1, 0, *range(2, L)]])  # fmt: skip
+
+
+@missed("mask")
+def padding_from_an_input() -> Any:
+    keep = torch.ones(B, L, dtype=torch.bool)
+    keep[1, 7:] = False
+    return _call_with(lambda q, keep: keep[:, None, None, :].expand(B, 1, L, L), keep)
+
+
+@missed("mask")
+def a_window() -> Any:
+    def build(q: Tensor) -> Tensor:
+        i = torch.arange(L, device=q.device)
+        return (i[None] <= i[:, None]) & (i[None] > i[:, None] - 4)
+
+    return _call_with(build)
+
+
+@spelled("grouped-keys")
+def keys_repeated_by_expanding() -> Any:
+    def repeat(x: Tensor) -> Tensor:
+        b, h, n, d = x.shape
+        return x[:, :, None, :, :].expand(b, h, H // K, n, d).reshape(b, H, n, d)
+
+    return Of(lambda self, q, k, v: F.scaled_dot_product_attention(q, repeat(k), repeat(v))), _heads(H, K, K)
+
+
+@spelled("grouped-keys")
+def keys_repeated_by_name() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = k.repeat_interleave(H // K, dim=1), torch.repeat_interleave(v, H // K, dim=1)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return Of(forward), _heads(H, K, K)
+
+
+@missed("grouped-keys")
+def keys_tiled_instead_of_repeated() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k.repeat(1, H // K, 1, 1), v.repeat(1, H // K, 1, 1))
+
+    return Of(forward), _heads(H, K, K)
+
+
+@spelled("attention-kernel", dtypes=(torch.bfloat16,))
+def attention_call_for_our_kernel() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return found.transpose(1, 2).reshape(B, L, -1)
+
+    return Of(forward), _heads(H, K, K)
+
+
+def _masked_call(build: Callable[..., Tensor], *more: Tensor) -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=build(q, *rest), enable_gqa=True)
+        return found.transpose(1, 2).reshape(B, L, -1)
+
+    return Of(forward), (*_heads(H, K, K), *more)
+
+
+def _kept() -> Tensor:
+    keep = torch.ones(B, L, dtype=torch.bool)
+    keep[1, 7:] = False
+    return keep
+
+
+@spelled("attention-kernel", dtypes=(torch.bfloat16,))
+def padding_for_our_kernel() -> Any:
+    return _masked_call(lambda q, keep: keep[:, None, None, :].expand(B, 1, L, L), _kept())
+
+
+@spelled("attention-kernel", dtypes=(torch.bfloat16,))
+def padding_and_causality_for_our_kernel() -> Any:
+    def build(q: Tensor, keep: Tensor) -> Tensor:
+        i = torch.arange(L, device=q.device)
+        batch = torch.arange(B, device=q.device)[:, None, None, None]
+        seen = (i[None, None, None, :] <= i[None, None, :, None]) & keep[batch, i[None, None, None, :]]
+        return seen.expand(B, -1, L, L)
+
+    return _masked_call(build, _kept())
+
+
+@spelled("attention-kernel", dtypes=(torch.bfloat16,))
+def a_window_for_our_kernel() -> Any:
+    def build(q: Tensor) -> Tensor:
+        i = torch.arange(L, device=q.device)
+        return (i[None] <= i[:, None]) & (i[None] > i[:, None] - 4)
+
+    return _masked_call(build)
+
+
+@missed("attention-kernel")
+def a_mask_of_rows_and_keys_for_our_kernel() -> Any:
+    return _masked_call(lambda q, m: m, torch.rand(B, 1, L, L) > 0.3)
+
+
+@spelled("attention-cudnn", dtypes=(torch.bfloat16,))
+def attention_call_for_cudnn() -> Any:
+    return Of(lambda self, q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3).transpose(1, 2)), _qkv()
+
+
+@missed("attention-kernel")
+def attention_call_with_dropout() -> Any:
+    return Of(lambda self, q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)), _qkv()
+
+
+# losses ---------------------------------------------------------------------------------------------------------------
+
+
+def _tokens() -> Tensor:
+    tokens = torch.randint(0, 40, (B, L))
+    tokens[0, 3] = -100
+    return tokens
+
+
+@spelled("linear-cross-entropy")
+def shifted_logits_and_labels() -> Any:
+    def forward(self: Any, x: Tensor, labels: Tensor) -> Tensor:
+        logits = F.linear(x, self.weight)
+        logits, labels = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()
+        return F.cross_entropy(logits.view(-1, 40), labels.view(-1))
+
+    return Of(forward, weight=torch.randn(40, WIDTH)), (_x(B, L, WIDTH), _tokens())
+
+
+@spelled("linear-cross-entropy")
+def padded_labels_as_transformers_shifts() -> Any:
+    def forward(self: Any, x: Tensor, labels: Tensor) -> Tensor:
+        logits = F.linear(x, self.weight).float()
+        shifted = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous().view(-1)
+        return F.cross_entropy(logits.view(-1, 40), shifted, ignore_index=-100, reduction="sum", label_smoothing=0.1)
+
+    return Of(forward, weight=torch.randn(40, WIDTH)), (_x(B, L, WIDTH), _tokens())
+
+
+@spelled("cross-entropy")
+def loss_of_widened_logits() -> Any:
+    def forward(self: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float().view(-1, 40), labels.view(-1))
+
+    return Of(forward), (_x(B, L, 40), _tokens())
+
+
+@missed("linear-cross-entropy")
+def logits_returned_with_the_loss() -> Any:
+    def forward(self: Any, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logits = F.linear(x, self.weight)
+        return F.cross_entropy(logits.view(-1, 40), labels.view(-1)), logits
+
+    return Of(forward, weight=torch.randn(40, WIDTH)), (_x(B, L, WIDTH), _tokens())
+
+
+@missed("cross-entropy")
+def classes_with_weights() -> Any:
+    return Of(lambda self, x, t: F.cross_entropy(x.view(-1, 40), t.view(-1), self.w), w=torch.rand(40)), (
+        _x(B, L, 40), _tokens())  # fmt: skip
+
+
+# rows, folding, products, algebra ----------------------------------------------------------------------------------
+
+
+@spelled("softmax")
+def softmax_over_the_last_dim() -> Any:
+    return Of(lambda self, x: x.softmax(-1)), (_x(),)
+
+
+@missed("softmax")
+def softmax_over_another_dim() -> Any:
+    return Of(lambda self, x: x.softmax(1)), (_x(),)
+
+
+@spelled("group-norm")
+def group_norm_and_silu() -> Any:
+    norm = nn.GroupNorm(4, 8)
+    return nn.Sequential(norm, nn.SiLU()), (_x(2, 8, 5, 5),)
+
+
+@spelled("fold-norm", training=False)
+def convolution_and_batch_norm() -> Any:
+    norm = nn.BatchNorm2d(6)
+    norm.running_mean.copy_(torch.randn(6))  # type: ignore[union-attr]
+    norm.running_var.copy_(torch.rand(6) + 0.5)  # type: ignore[union-attr]
+    norm.weight.data.copy_(torch.randn(6))
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1, bias=False), norm, nn.ReLU()).eval(), (_x(2, 3, 8, 8),)
+
+
+@spelled("fold-norm", training=False)
+def linear_and_batch_norm() -> Any:
+    norm = nn.BatchNorm1d(6, affine=False)
+    norm.running_mean.copy_(torch.randn(6))  # type: ignore[union-attr]
+    return nn.Sequential(nn.Linear(WIDTH, 6), norm).eval(), (_x(9, WIDTH),)
+
+
+@spelled("fold-norm", training=False)
+def transposed_convolution_and_batch_norm() -> Any:
+    return nn.Sequential(nn.ConvTranspose2d(3, 6, 3, stride=2), nn.BatchNorm2d(6)).eval(), (_x(2, 3, 5, 5),)
+
+
+@missed("fold-norm")
+def batch_norm_in_training() -> Any:
+    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)), (_x(2, 3, 8, 8),)
+
+
+@missed("fold-norm")
+def a_convolution_used_twice() -> Any:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            return self.norm(y) + y
+
+    return Twice().eval(), (_x(2, 3, 8, 8),)
+
+
+class Projections(nn.Module):
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, n, bias=bias) for n in (H * D, K * D, K * D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, _ = x.shape
+        q = self.q(x).view(b, n, H, D).transpose(1, 2)
+        k, v = (p(x).view(b, n, K, D).transpose(1, 2) for p in (self.k, self.v))
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+@spelled("horizontal", training=False)
+def query_key_value_projections() -> Any:
+    return Projections(True), (_x(B, L, WIDTH),)
+
+
+@spelled("horizontal", training=False)
+def gate_and_up_projections() -> Any:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up = nn.Linear(WIDTH, 64, bias=False), nn.Linear(WIDTH, 64, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.silu(self.gate(x)) * self.up(x)
+
+    return Gated(), (_x(),)
+
+
+@missed("horizontal")
+def a_weight_used_twice() -> Any:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x)) + self.b(x)
+
+    return Tied(), (_x(),)
+
+
+@spelled("diagonal")
+def a_diagonal_matrix_times_a_matrix() -> Any:
+    return Of(lambda self, a, b: torch.diag(a) @ b), (_x(9), _x(9, 5))
+
+
+@spelled("diagonal")
+def a_matrix_times_a_diagonal_matrix() -> Any:
+    return Of(lambda self, a, b: torch.matmul(b, torch.diag(a))), (_x(5), _x(9, 5))
+
+
+@missed("diagonal")
+def an_off_diagonal() -> Any:
+    return Of(lambda self, a, b: torch.diag(a, 1) @ b), (_x(9), _x(10, 5))
+
+
+@spelled("sum-of-linear")
+def the_sum_of_a_layers_outputs() -> Any:
+    return nn.Sequential(nn.Linear(WIDTH, 32), Summed(True)), (_x(9, WIDTH),)
+
+
+class Summed(nn.Module):
+    def __init__(self, keepdim: bool) -> None:
+        super().__init__()
+        self.keepdim = keepdim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(dim=-1, keepdim=self.keepdim)
+
+
+@spelled("sum-of-linear")
+def the_mean_of_a_layers_outputs() -> Any:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, 32, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).mean(-1)
+
+    return Mean(), (_x(),)
+
+
+@missed("sum-of-linear")
+def the_sum_over_rows() -> Any:
+    return Of(lambda self, x: F.linear(x, self.w).sum(0), w=torch.randn(8, WIDTH)), (_x(9, WIDTH),)
+
+
+@spelled("one-element", matches=2)
+def reductions_of_single_elements() -> Any:
+    return Of(lambda self, x: torch.logsumexp(x.sum(1, keepdim=True).mean(1, keepdim=True), 1)), (_x(9, WIDTH),)
+
+
+@spelled("numbers", matches=2)
+def several_numbers() -> Any:
+    return Of(lambda self, x: ((x * 2.0 / 3.0) * 0.5).relu()), (_x(),)
+
+
+@spelled("identity", matches=2)
+def dropout_that_is_off_and_a_cast_to_the_same() -> Any:
+    return Of(lambda self, x: F.dropout(x, 0.3, False).to(torch.float32) * 2.0), (_x(),)
+
+
+@missed("identity")
+def dropout_that_is_on() -> Any:
+    return Of(lambda self, x: F.dropout(x, 0.3, True)), (_x(),)
+
+
+@missed("identity")
+def a_copy_that_is_written_to() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = x * 1.5
+        z = y.reshape(y.shape)
+        z.add_(1.0)
+        return z * y
+
+    return Of(forward), (_x(),)
+
+
+@spelled("views")
+def a_view_of_a_view() -> Any:
+    return Of(lambda self, x: x.view(21, WIDTH).view(3, 7, 4, 12) * 2.0), (_x(),)
+
+
+@spelled("linear-activation", training=False)
+def a_linear_layer_and_relu() -> Any:
+    return nn.Sequential(nn.Linear(WIDTH, 20), nn.ReLU()), (_x(),)
+
+
+@spelled("linear-activation", training=False)
+def gpt2_product_and_gelu() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = torch.addmm(self.bias, x.view(-1, WIDTH), self.weight).view(3, 7, 20)
+        return F.gelu(y, approximate="tanh")
+
+    return Of(forward, weight=torch.randn(WIDTH, 20), bias=torch.randn(20)), (_x(),)
+
+
+@missed("linear-activation")
+def an_exact_gelu_has_no_epilogue() -> Any:
+    return nn.Sequential(nn.Linear(WIDTH, 20), nn.GELU()), (_x(),)
+
+
+@missed("linear-activation")
+def a_product_used_before_its_activation() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        return F.relu(y) + y
+
+    return Of(forward, weight=torch.randn(20, WIDTH), bias=torch.randn(20)), (_x(),)
+
+
+@spelled("conv-activation", training=False)
+def a_convolution_and_relu() -> Any:
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1, stride=2), nn.ReLU()), (_x(2, 3, 8, 8),)
+
+
+class Residual(nn.Module):
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(6, 6, 3, padding=1, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv(x) + x)
+
+
+@spelled("conv-activation", training=False)
+def a_convolution_a_sum_and_relu() -> Any:
+    return Residual(), (_x(2, 6, 8, 8),)
+
+
+@missed("conv-activation")
+def a_convolution_without_bias() -> Any:
+    return Residual(False), (_x(2, 6, 8, 8),)
+
+
+@spelled("in-place", matches=2, training=False)
+def a_residual_sum_and_relu_in_place() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = x * 2.0
+        y += x
+        return F.relu(y, inplace=True) * 3.0
+
+    return Of(forward), (_x(),)
+
+
+@missed("in-place")
+def a_tensor_read_after_it_was_written() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = x * 2.0
+        z = F.relu(y, inplace=True)
+        return z + y
+
+    return Of(forward), (_x(),)
+
+
+@missed("in-place")
+def a_view_of_what_is_written() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = x * 2.0
+        v = y[..., 0]
+        z = y.relu_()
+        return z.sum(-1) + v
+
+    return Of(forward), (_x(),)
+
+
+@missed("in-place")
+def an_input_that_is_written() -> Any:
+    return Of(lambda self, x: x.mul_(1.0) * 2.0), (_x(),)

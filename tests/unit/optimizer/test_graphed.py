@@ -1,0 +1,112 @@
+"""Recordings against eager calls, on the CPU with a stand-in that has the memory of a CUDA graph."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from adversarial import CASES, Case, Fixed, Lambda, _fills
+from compare import check
+from recorder import TapeExecutor
+from torch import nn
+
+from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.executor import executor_for
+from ridgeline.optimizer.graphed import Graphed, graph_inference
+from ridgeline.optimizer.statics import Statics
+from ridgeline.optimizer.studio import Studio
+from ridgeline.optimizer.tree import flatten
+from ridgeline.optimizer.watch import Watch
+
+CPU = torch.device("cpu")
+
+
+def _recorded(model: Any, *args: Any, **kwargs: Any) -> Graphed:
+    return graph_inference(model, args, kwargs, model, executor=TapeExecutor())
+
+
+def _wide() -> tuple[nn.Module, Graphed, torch.Tensor]:
+    model = nn.Linear(8, 70_000).eval()
+    x = torch.randn(8, 8)
+    return model, _recorded(model, x), x
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_an_adversarial_model_gives_what_it_gives_eagerly_or_is_refused(case: Case) -> None:
+    if "transformers" in case.marks:
+        pytest.importorskip("transformers")
+    check(case, CPU, TapeExecutor)
+
+
+def test_a_large_result_is_lent_while_nobody_holds_the_last_one() -> None:
+    model, graphed, x = _wide()
+    places = {graphed(x).data_ptr() for _ in range(4)}
+    assert len(places) == 1
+    kept = [graphed(x * i) for i in range(4)]
+    assert len({result.data_ptr() for result in kept}) == 4
+    for i, result in enumerate(kept):
+        assert torch.equal(result, model(x * i))
+    view = graphed(x)[0]  # a view of a loan is a loan
+    assert graphed(x).data_ptr() != view.data_ptr()
+
+
+def test_a_cache_is_written_where_it_is_and_followed_when_it_moves() -> None:
+    torch.manual_seed(0)
+    model = Lambda(_fills).eval()
+    mine, theirs = Fixed(CPU), Fixed(CPU)
+    graphed = _recorded(model, torch.randn(1, 8), cache=mine)
+    with torch.no_grad():
+        for call in range(3):
+            x = torch.randn(1, 8)
+            assert torch.equal(graphed(x, cache=mine), model(x, cache=theirs))
+            assert torch.equal(mine.keys, theirs.keys) and mine.position == call + 1
+        assert graphed.replays == 3
+        moved = Fixed(CPU)
+        for call in range(4):  # elsewhere: made as a call, then recorded anew
+            graphed(torch.randn(1, 8), cache=moved)
+            assert moved.position == call + 1
+        assert graphed.replays == 6
+        graphed(torch.randn(1, 8), cache=mine)  # the first place is still known
+    assert graphed.replays == 7
+    assert graphed.misses == {"an input that is used in place lies elsewhere": 1}
+
+
+def test_recording_needs_one_cuda_device() -> None:
+    with pytest.raises(NotGraphable, match="nothing of this call is on a CUDA device"):
+        graph_inference(nn.Linear(2, 2), (torch.ones(1, 2),), {}, nn.Linear(2, 2))
+    with pytest.raises(NotGraphable, match="on CUDA devices, not on meta"):
+        executor_for([torch.ones(2, device="meta")])
+
+
+def test_a_result_fed_back_is_read_before_it_is_overwritten() -> None:
+    model = nn.Linear(8, 8).eval()
+    graphed = _recorded(model, torch.randn(3, 8))
+    mine = theirs = torch.randn(3, 8)
+    with torch.no_grad():
+        for _ in range(5):
+            mine, theirs = graphed(mine), model(theirs)
+            assert torch.equal(mine, theirs)
+    assert graphed.replays == 5
+
+
+def test_operators_that_no_mode_may_look_into_are_observed_from_outside() -> None:
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            raise NotImplementedError("There was no rule registered for HigherOrderOperator and mode Journal")
+        return x.add_(1)
+
+    graphed = _recorded_from(refuses)
+    assert graphed.written and graphed.codes
+
+
+def _recorded_from(function: Any) -> Any:
+    studio = Studio(function, function, Watch(function), TapeExecutor())
+    flat = flatten(((torch.zeros(3),), {}))
+    studio.group(flat)
+    return studio.observe(flat, Statics(flat.tensors, studio.groups))

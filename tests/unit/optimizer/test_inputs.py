@@ -1,0 +1,115 @@
+"""Copies keep aliasing and layout; fresh values are legal wherever the old ones were; state can be put back."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from ridgeline.optimizer.inputs import Inputs, RandomState, State, fresh_values, leaves
+
+
+class Cache:
+    """Grows by a tensor at every call, as a key-value cache does."""
+
+    def __init__(self) -> None:
+        self.layers = [torch.zeros(2, 3)]
+        self.length = 1
+
+
+def test_a_copy_keeps_strides_and_shared_memory() -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    given = Inputs((base.T, base[1:]), {"again": base.T})
+    made = given.copied()
+    assert made.args[0].stride() == (1, 4)
+    made.args[0][0, 1] = -1.0
+    assert made.args[1][0, 0] == -1.0, "views of one storage are views of one storage in the copy"
+    assert base[1, 0] == 4.0, "the original is left alone"
+
+
+def test_the_same_tensor_twice_is_the_same_tensor_twice_in_the_copy() -> None:
+    x = torch.ones(3)
+    made = Inputs((x, x)).copied()
+    assert made.args[0] is made.args[1] and made.args[0] is not x
+
+
+def test_reused_inputs_have_containers_of_their_own_around_the_same_tensors() -> None:
+    cache = Cache()
+    given = Inputs((), {"cache": cache})
+    made = given.reused()
+    made.kwargs["cache"].layers.append(torch.ones(1))
+    assert len(cache.layers) == 1
+    assert made.kwargs["cache"].layers[0] is cache.layers[0]
+
+
+def test_fresh_indices_never_exceed_the_old_ones() -> None:
+    ids = torch.tensor([[5, 90, 3], [1, 40, 7]])
+    found = fresh_values(ids, 3)
+    assert bool((found <= ids).all()) and bool((found >= 1).all())
+    assert not torch.equal(
+        fresh_values(torch.randint(1, 1000, (50,)), 1), fresh_values(torch.randint(1, 1000, (50,)), 2)
+    )
+
+
+@pytest.mark.parametrize("kept", [
+    torch.tensor([1, 1, 0, 1]),
+    torch.arange(10),
+    torch.tensor([True, False]),
+    torch.tensor([0.0, -torch.inf]),
+    torch.tensor([[0, 4, 9, 30]], dtype=torch.int32),
+])  # fmt: skip
+def test_flags_masks_and_sorted_integers_stay(kept: torch.Tensor) -> None:
+    assert torch.equal(fresh_values(kept, 1), kept)
+
+
+def test_fresh_floats_keep_their_sign_or_all_change_it() -> None:
+    x = torch.randn(1000)
+    same, flipped = fresh_values(x, 2000), fresh_values(x, 1000)
+    assert torch.equal(same.sign(), x.sign()) and not torch.equal(same, x)
+    assert torch.equal(flipped.sign(), -x.sign())
+    positive = torch.rand(100) + 0.1
+    assert bool((fresh_values(positive, 1000) > 0).all()), "what has one sign only keeps it"
+
+
+def test_expanded_tensors_are_left_as_they_are() -> None:
+    given = Inputs((torch.randn(1, 4).expand(3, 4),))
+    assert torch.equal(given.fresh(1).args[0], given.args[0])
+
+
+def test_leaves_are_found_in_objects_and_in_order() -> None:
+    found = [path for path, _ in leaves(({"a": torch.ones(1), "b": [torch.ones(2)]}, Cache()))]
+    assert found == ["0.a", "0.b.0", "1.layers.0"]
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen += 1
+        return x + torch.rand(1)
+
+
+def test_buffers_plain_values_and_random_numbers_are_put_back() -> None:
+    model = Counting()
+    state = State(model)
+    first = model(torch.zeros(1))
+    assert [name for name, _ in state.changed()] == ["state Counting.seen"]
+    state.rebinds = bool(state.watch.changes())
+    state.restore()
+    assert model.calls == 0 and float(model.seen) == 0.0 and not state.changed()
+    assert torch.equal(model(torch.zeros(1)), first), "the same random numbers again"
+
+
+def test_drawing_a_number_is_noticed() -> None:
+    before = RandomState()
+    assert not before.moved()
+    torch.rand(1)
+    assert before.moved()
+    before.restore()
+    assert not before.moved()

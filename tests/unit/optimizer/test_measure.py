@@ -1,0 +1,91 @@
+"""Interleaved timing decides what is faster, and says when it cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.measure import MIN_ROUNDS, Timed, Track, compare
+
+
+class Runner:
+    def __init__(self, call) -> None:
+        self.call, self.log = call, []
+
+    @contextlib.contextmanager
+    def switched(self):
+        self.log.append("on")
+        yield self.call
+        self.log.append("off")
+
+
+def _track(model: nn.Module | None = None, *args: torch.Tensor, mode: str = "infer") -> Track:
+    made = Track(model or nn.Identity(), Inputs(args or (torch.ones(2),)), mode, None, torch.device("cpu"))
+    made.settle(made.model)
+    return made
+
+
+def test_twice_as_fast_is_decided() -> None:
+    slow, fast = Timed((2.0, 2.1, 1.9, 2.0, 2.2)), Timed((1.0, 1.0, 1.1, 1.0, 0.9))
+    found = compare(slow, fast)
+    assert found.faster and not found.slower and found.low > 1.5 and found.speedup == pytest.approx(2.0, rel=0.1)
+    assert compare(fast, slow).slower
+
+
+def test_equal_times_are_not_decided() -> None:
+    a = Timed((1.0, 1.1, 0.9, 1.05, 0.95, 1.0))
+    b = Timed((1.1, 0.9, 1.0, 0.95, 1.05, 1.0))
+    assert not compare(a, b).decided
+
+
+def test_a_consistent_difference_below_the_noise_is_no_difference() -> None:
+    a = Timed(tuple(1.002 + 0.0001 * i for i in range(10)))
+    b = Timed(tuple(1.0 + 0.0001 * i for i in range(10)))
+    assert not compare(a, b).decided
+
+
+def test_drift_cancels_in_pairs() -> None:
+    drift = [1.0, 1.5, 2.0, 3.0, 5.0, 8.0]
+    found = compare(Timed(tuple(1.2 * d for d in drift)), Timed(tuple(drift)))
+    assert found.speedup == pytest.approx(1.2) and found.faster
+
+
+def test_contenders_take_turns_and_are_switched_around_them() -> None:
+    slow, fast = Runner(lambda x: time.sleep(2e-3)), Runner(lambda x: time.sleep(2e-4))
+    found = _track().race({"slow": slow, "fast": fast}, 0.2, [("slow", "fast")])
+    assert len(found["slow"].seconds) == len(found["fast"].seconds) >= MIN_ROUNDS
+    assert compare(found["slow"], found["fast"]).faster
+    assert slow.log[::2] == ["on"] * (len(slow.log) // 2), "off after every turn"
+
+
+def test_a_race_stops_when_it_is_decided() -> None:
+    slow, fast = Runner(lambda x: time.sleep(5e-3)), Runner(lambda x: time.sleep(1e-4))
+    found = _track().race({"slow": slow, "fast": fast}, 10.0, [("slow", "fast")])
+    assert len(found["slow"].seconds) == MIN_ROUNDS
+
+
+class Writing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+
+def test_what_a_call_writes_to_its_inputs_is_put_back_after_every_turn() -> None:
+    x = torch.zeros(3)
+    track = _track(Writing(), x)
+    assert track.mutates
+    track.race({"eager": Runner(track.model)}, 0.05)
+    assert torch.equal(x, torch.zeros(3))
+
+
+def test_training_turns_leave_no_gradients() -> None:
+    model = nn.Linear(3, 2)
+    track = _track(model, torch.randn(4, 3), mode="train")
+    track.turn_s(model, 2)
+    assert all(p.grad is None for p in model.parameters())

@@ -1,0 +1,271 @@
+"""Decoding steps rewritten: what is folded into products and attention, what is left alone, and that results agree."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch.nn.functional as F
+from torch import nn
+
+from ridgeline.optimizer.backend import Report, compiled
+
+NAMES = (
+    "norm", "norm-call", "norm-residual", "gate", "horizontal", "grouped-keys", "decode-attention", "products", "halves"
+)  # fmt: skip
+WIDTH, INNER = 256, 512
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Any:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+class Layer(nn.Module):
+    """A decoding layer as models write it: norm, three projections, a cache, attention, and a gated unit."""
+
+    def __init__(self, activation: Any = F.silu) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(WIDTH, eps=1e-5), nn.RMSNorm(WIDTH, eps=1e-6)
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, n, bias=False) for n in (WIDTH, 256, 256, WIDTH))
+        self.gate, self.up = nn.Linear(WIDTH, INNER, bias=False), nn.Linear(WIDTH, INNER, bias=False)
+        self.down, self.activation = nn.Linear(INNER, WIDTH, bias=False), activation
+
+    def forward(self, x: Any, keys: Any, values: Any) -> Any:
+        b = x.shape[0]
+        y = self.norm1(x)
+        q, k, v = (f(y).view(b, 1, -1, 32).transpose(1, 2) for f in (self.q, self.k, self.v))
+        keys, values = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        a = F.scaled_dot_product_attention(q, keys, values, enable_gqa=q.shape[1] != keys.shape[1])
+        x = x + self.o(a.transpose(1, 2).reshape(b, 1, WIDTH))
+        y = self.norm2(x)
+        return x + self.down(self.activation(self.gate(y)) * self.up(y))
+
+
+def _ran(model: nn.Module, args: tuple[Any, ...], names: tuple[str, ...] = NAMES) -> tuple[Any, Any, Report]:
+    report = Report()
+    with torch.no_grad():
+        return compiled(model, rewrites=names, report=report)(*args), model(*args), report
+
+
+def _whats(report: Report, rewrite: str = "products") -> list[str]:
+    return [match.what.split(") ", 1)[-1].split(" + ", 1)[-1] for match in report.matches if match.rewrite == rewrite]
+
+
+def _args(rows: int = 1) -> tuple[Any, ...]:
+    return torch.randn(rows, 1, WIDTH), torch.randn(rows, 8, 20, 32), torch.randn(rows, 8, 20, 32)
+
+
+def test_a_decoding_layer_becomes_five_kernels() -> None:
+    found, meant, report = _ran(Layer(), _args(3))
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-5)
+    assert report.counts()["decode-attention"] == 1
+    assert _whats(report) == ["RMSNorm", "sum", "RMSNorm + silu gate", "sum"]
+
+
+@pytest.mark.parametrize("activation", [F.gelu, lambda x: F.gelu(x, approximate="tanh")])
+def test_gates_of_other_kinds_are_folded_in_too(activation: Any) -> None:
+    found, meant, report = _ran(Layer(activation), _args())
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-5)
+    assert any("gelu" in what and "gate" in what for what in _whats(report))
+
+
+def test_many_rows_are_left_to_cublas() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, INNER), nn.ReLU())
+    assert _ran(model, (torch.randn(17, WIDTH),))[2].counts().get("products") is None
+    found, meant, report = _ran(model, (torch.randn(16, WIDTH),))
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-5)
+    assert _whats(report) == ["relu"]
+
+
+def test_a_small_weight_is_left_alone() -> None:
+    assert _ran(nn.Linear(64, 64), (torch.randn(1, 64),))[2].counts().get("products") is None
+
+
+class Twice(nn.Module):
+    """A product that somebody else reads before its sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        z = self.fc(x)
+        return z + y, z * 2
+
+
+def test_a_product_that_others_read_keeps_its_sum_apart() -> None:
+    found, meant, report = _ran(Twice(), (torch.randn(2, WIDTH), torch.randn(2, WIDTH)))
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-5)
+    assert report.counts()["products"] == 1 and "sum" not in _whats(report)[0]
+
+
+class Broadcast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return self.fc(x) + y
+
+
+def test_a_sum_with_another_shape_is_not_a_residual() -> None:
+    found, meant, report = _ran(Broadcast(), (torch.randn(2, WIDTH), torch.randn(WIDTH)))
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-5)
+    assert "sum" not in _whats(report)[0]
+
+
+class Swapped(nn.Module):
+    """The half that is activated comes second in memory: the kernel would gate the wrong one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Linear(WIDTH, 2 * INNER, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        up, gate = self.both(x).chunk(2, -1)
+        return F.silu(gate) * up
+
+
+def test_a_gate_in_the_second_half_is_not_taken_for_one_in_the_first() -> None:
+    found, meant, report = _ran(Swapped(), (torch.randn(2, WIDTH),))
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-5)
+    assert "gate" not in _whats(report)[0]
+
+
+class Overwritten(nn.Module):
+    """A residual that is written between the product and the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        y = x * 2
+        z = self.fc(y)
+        y.add_(1)
+        return z + y
+
+
+def test_what_is_written_in_between_is_read_where_it_was() -> None:
+    found, meant, _ = _ran(Overwritten(), (torch.randn(2, WIDTH),))
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-5)
+
+
+def test_training_is_left_alone() -> None:
+    model, report = nn.Linear(WIDTH, WIDTH), Report()
+    compiled(model, rewrites=NAMES, report=report)(torch.randn(2, WIDTH)).sum().backward()
+    assert "products" not in report.counts() and model.weight.grad is not None
+
+
+class Repeated(nn.Module):
+    """Keys repeated for every head, with a mask: how models attend over a fixed cache."""
+
+    def forward(self, q: Any, k: Any, v: Any, mask: Any) -> Any:
+        b, h, s, d = k.shape
+        k, v = (x[:, :, None].expand(b, h, 2, s, d).reshape(b, 2 * h, s, d) for x in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def test_repeated_keys_are_shared_under_a_mask() -> None:
+    k, v = torch.randn(2, 2, 2, 30, 16)
+    args = (torch.randn(2, 4, 1, 16), k, v, torch.rand(2, 1, 1, 30) < 0.6)
+    found, meant, report = _ran(Repeated(), args, ("decode-attention",))
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-5)
+    assert report.counts() == {"decode-attention": 1}
+
+
+class Causal(nn.Module):
+    def forward(self, q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_a_causal_flag_over_one_row_sees_one_key_and_is_left_alone() -> None:
+    args = (torch.randn(1, 2, 1, 16), torch.randn(1, 2, 9, 16), torch.randn(1, 2, 9, 16))
+    found, meant, report = _ran(Causal(), args, ("decode-attention",))
+    torch.testing.assert_close(found, meant)
+    assert not report.counts()
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (operator.matmul, ((512, 300), (300, 600))),
+        (torch.bmm, ((2, 512, 300), (2, 300, 600))),
+        (lambda a, b: a @ b.T, ((512, 300), (600, 300))),
+        (lambda a, b: torch.addmm(b[0], a, b), ((512, 300), (300, 600))),
+    ],
+)
+def test_large_float32_products_become_halves(function: Any, shapes: Any) -> None:
+    class Product(nn.Module):
+        def forward(self, a: Any, b: Any) -> Any:
+            return function(a, b)
+
+    found, meant, report = _ran(Product(), tuple(torch.randn(*shape) for shape in shapes), ("halves",))
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-4)
+    assert report.counts() == {"halves": 1}
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(64, 512, 4096), (4096, 64, 4096)])
+def test_thin_products_and_short_sums_stay(m: int, k: int, n: int) -> None:
+    assert not _ran(nn.Linear(k, n), (torch.randn(m, k),), ("halves",))[2].counts()
+
+
+def test_tf32_users_keep_tf32() -> None:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert not _ran(nn.Linear(512, 512), (torch.randn(512, 512),), ("halves",))[2].counts()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+class Cached(nn.Module):
+    """Writes into a fixed cache as transformers does: the place is counted on the device."""
+
+    def forward(self, keys: Any, values: Any, length: Any, k: Any, v: Any) -> Any:
+        place = torch.arange(1) + length
+        length.add_(1)
+        keys.index_copy_(2, place, k)
+        values.index_copy_(2, place, v)
+        return keys.sum(), values.sum(), length + 0
+
+
+def test_a_cache_is_written_once_and_its_place_is_read_before_it_moves_on() -> None:
+    def given() -> tuple[Any, ...]:
+        torch.manual_seed(1)
+        caches = torch.zeros(2, 1, 2, 6, 8)
+        return caches[0].clone(), caches[1].clone(), torch.tensor(3), torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8)
+
+    ours, theirs, report = given(), given(), Report()
+    with torch.no_grad():
+        fast = compiled(Cached(), rewrites=("cache-append",), report=report)
+        for _ in range(2):
+            torch.testing.assert_close(fast(*ours), Cached()(*theirs))
+    torch.testing.assert_close(ours, theirs)
+    assert report.counts() == {"cache-append": 2} and int(ours[2]) == 5
+
+
+class Looked(nn.Module):
+    """Looks at the keys before the values are written."""
+
+    def forward(self, keys: Any, values: Any, place: Any, k: Any, v: Any) -> Any:
+        keys.index_copy_(2, place, k)
+        seen = keys.sum()
+        values.index_copy_(2, place, v)
+        return seen
+
+
+def test_writes_stay_apart_where_something_looks_in_between() -> None:
+    new = torch.ones(1, 2, 1, 8)
+    args = (torch.zeros(1, 2, 6, 8), torch.zeros(1, 2, 6, 8), torch.tensor([2]), new, new.clone())
+    report = Report()
+    with torch.no_grad():
+        found = compiled(Looked(), rewrites=("cache-append",), report=report)(*args)
+    assert float(found) == 16.0 and float(args[1].sum()) == 16.0 and not report.counts()

@@ -1,0 +1,150 @@
+"""What is right passes, what is wrong is caught, whatever a call leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F
+from torch import nn
+
+from ridgeline.optimizer.inputs import Inputs, State
+from ridgeline.optimizer.loss import Loss
+from ridgeline.optimizer.proof import Prover, Subject
+
+
+class Net(nn.Module):
+    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(32, 64, dtype=dtype), nn.Linear(64, 16, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(F.gelu(self.a(x)))
+
+
+def _prover(model: nn.Module, *args: torch.Tensor, mode: str = "infer", random: bool = False) -> Prover:
+    return Prover(Subject(model, Inputs(args), mode, Loss(None), State(model)), random=random)
+
+
+def test_the_model_itself_passes_against_float64() -> None:
+    model = Net()
+    verdict = _prover(model, torch.randn(8, 32, dtype=torch.bfloat16)).judge(model)
+    assert verdict and verdict.reference == "float64" and verdict.rms_frac == verdict.eager_rms_frac > 0
+
+
+def test_more_exact_passes_and_a_slightly_wrong_weight_does_not() -> None:
+    model = Net()
+    prover = _prover(model, torch.randn(8, 32, dtype=torch.bfloat16))
+    wide = Net().float()
+    assert prover.judge(lambda x: wide(x.float()).bfloat16())
+
+    def biased(x: torch.Tensor) -> torch.Tensor:
+        return model(x) * 1.05
+
+    found = prover.judge(biased)
+    assert not found and "rms" in found.reason
+
+
+def test_one_wrong_element_is_caught() -> None:
+    model = Net(torch.float32)
+    prover = _prover(model, torch.randn(64, 32))
+
+    def flawed(x: torch.Tensor) -> torch.Tensor:
+        out = model(x).clone()
+        out[-1, -1] += 0.1
+        return out
+
+    assert not prover.judge(flawed)
+
+
+def test_a_nan_where_eager_has_none_is_caught() -> None:
+    model = Net()
+    prover = _prover(model, torch.randn(8, 32, dtype=torch.bfloat16))
+
+    def poisoned(x: torch.Tensor) -> torch.Tensor:
+        out = model(x).clone()
+        out[0, 0] = torch.nan
+        return out
+
+    assert not prover.judge(poisoned)
+
+
+def test_another_type_or_shape_is_caught() -> None:
+    model = Net()
+    prover = _prover(model, torch.randn(8, 32, dtype=torch.bfloat16))
+    assert "float32" in prover.judge(lambda x: model(x).float()).reason
+    assert not prover.judge(lambda x: model(x)[:4])
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x * 3
+
+
+def test_a_branch_taken_once_and_for_all_is_caught_by_the_second_input() -> None:
+    x = torch.randn(100) + 0.2
+    frozen = (lambda x: x * 2) if x.sum() > 0 else (lambda x: x * 3)
+    prover = _prover(Branching(), x)
+    assert prover.judge(Branching())
+    assert not prover.judge(frozen)
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x.sum(0)
+        return x + self.total
+
+
+def test_a_buffer_that_is_not_updated_is_caught() -> None:
+    model = Remembering()
+    prover = _prover(model, torch.randn(3, 4))
+    assert prover.reference == "float64" and prover.judge(model)
+    assert not prover.judge(lambda x: x + x.sum(0)), "the output is right and the buffer is not"
+
+
+class Writing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x.sum()
+
+
+def test_an_input_that_is_not_written_to_is_caught() -> None:
+    prover = _prover(Writing(), torch.randn(5))
+    assert prover.judge(Writing())
+    assert not prover.judge(lambda x: (x * 2).sum())
+
+
+def test_gradients_are_judged_in_training() -> None:
+    model = Net(torch.float32)
+    prover = _prover(model, torch.randn(8, 32), mode="train")
+    assert prover.judge(model)
+
+    def detached(x: torch.Tensor) -> torch.Tensor:
+        return model.b(F.gelu(model.a(x)).detach() * 1.0) + 0 * model.a(x).sum()
+
+    found = prover.judge(detached)
+    assert not found and "gradient" in found.reason
+
+
+def test_indices_must_be_equal() -> None:
+    class Arg(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.argmax(-1)
+
+    prover = _prover(Arg(), torch.randn(6, 9))
+    assert prover.judge(Arg())
+    assert not prover.judge(lambda x: (x.argmax(-1) + 1) % 9)
+
+
+def test_dropout_is_judged_by_means_and_spreads() -> None:
+    model = nn.Sequential(Net(torch.float32), nn.Dropout(0.5)).train()
+    prover = _prover(model, torch.randn(64, 32), random=True)
+    assert prover.judge(model) and "random" in prover.judge(model).notes[0]
+    assert not prover.judge(model[0]), "dropout left out: the spread is not there"
+    assert not prover.judge(lambda x: 1.5 * model(x)), "the mean is elsewhere"

@@ -1,0 +1,134 @@
+"""Every rewrite finds what people write, computes the same, and finds no near miss."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.rewrites import recommended, rewrites
+
+_spec = importlib.util.spec_from_file_location("spellings", Path(__file__).with_name("spellings.py"))
+assert _spec is not None and _spec.loader is not None
+spellings = importlib.util.module_from_spec(_spec)
+sys.modules["spellings"] = spellings
+_spec.loader.exec_module(spellings)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Any:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return
+
+
+def _grads(model: Any, args: Any, outputs: Any) -> list[Any]:
+    """The gradient of a weighted sum of the outputs by every parameter and floating input."""
+    leaves = [p for p in (*model.parameters(), *args) if p.requires_grad]
+    flat = [o for o in torch.utils._pytree.tree_leaves(outputs) if o.requires_grad]
+    total = sum((o.float() * torch.linspace(0.5, 1.5, o.numel()).reshape(o.shape)).sum() for o in flat)
+    return list(torch.autograd.grad(total, leaves, allow_unused=True))
+
+
+def _close(found: Any, meant: Any, tolerance: float) -> None:
+    for a, b in zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(meant), strict=True):
+        if a is None or b is None:
+            assert a is b
+            continue
+        assert a.shape == b.shape and a.dtype == b.dtype
+        scale = b.float().abs().max().clamp_min(1e-6)
+        assert float((a.float() - b.float()).detach().abs().max() / scale.detach()) < tolerance
+
+
+def _cast(case: Any, dtype: Any) -> tuple[Any, Any]:
+    model, args = case.make()
+    return model.to(dtype), tuple(x.to(dtype) if x.is_floating_point() else x for x in args)
+
+
+_ANYWHERE = [case for case in spellings.SPELLINGS if "inference" in rewrites()[case.rewrite].modes]
+
+
+@pytest.mark.parametrize("case", _ANYWHERE, ids=lambda case: case.name)
+def test_a_spelling_is_found_and_computes_the_same(case: Any) -> None:
+    for dtype in case.dtypes:
+        model, args = _cast(case, dtype)
+        tolerance = 2e-5 if dtype is torch.float32 else 2e-2
+        report = Report()
+        fast = compiled(model, rewrites=(case.rewrite,), report=report, fullgraph=True)
+        with torch.no_grad():
+            _close(fast(*args), model(*args), tolerance)
+        assert report.counts() == {case.rewrite: case.matches}, report.refusals
+
+
+@pytest.mark.parametrize("case", [c for c in spellings.SPELLINGS if c.training], ids=lambda case: case.name)
+def test_a_spelling_has_the_same_gradients(case: Any) -> None:
+    dtype = case.dtypes[0]
+    model, args = _cast(case, dtype)
+    args = tuple(x.requires_grad_() if x.is_floating_point() and x.shape[-1] != 8 else x for x in args)  # but tables
+    tolerance = 5e-5 if dtype is torch.float32 else 3e-2
+    report = Report()
+    fast = compiled(model, rewrites=(case.rewrite,), report=report, fullgraph=True)
+    found, meant = fast(*args), model(*args)
+    _close(found, meant, tolerance)
+    _close(_grads(model, args, found), _grads(model, args, meant), tolerance)
+    assert report.counts().get(case.rewrite, 0) == (case.matches if "bias" not in case.name else 0), report.refusals
+
+
+@pytest.mark.parametrize("case", spellings.MISSES, ids=lambda case: case.name)
+def test_a_near_miss_is_left_alone(case: Any) -> None:
+    model, args = case.make()
+    report = Report()
+    fast = compiled(model, rewrites=(case.rewrite,), report=report)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        found = fast(*args)
+        torch.manual_seed(1)
+        _close(found, model(*args), 1e-6)
+    assert report.counts() == {}
+
+
+def test_every_rewrite_has_a_spelling_and_a_worth() -> None:
+    found = {case.rewrite for case in spellings.SPELLINGS}
+    for name, each in rewrites().items():
+        if each.change.__module__.rsplit(".", 1)[1] in _FAMILIES:
+            assert name in found, name
+        assert set(each.worth) == set(each.modes)
+        assert all(w.eager > 0 and w.compiled > 0 and w.basis for w in each.worth.values())
+
+
+def test_a_table_that_asks_for_a_gradient_is_no_constant() -> None:
+    model, (q, k, freqs) = spellings.llama_rotary()
+    report = Report()
+    fast = compiled(model, rewrites=("rotary",), report=report)
+    args = (q, k, freqs.requires_grad_())
+    _close(_grads(model, args, fast(*args)), _grads(model, args, model(*args)), 1e-5)
+    assert report.counts() == {} and report.refusals
+
+
+_FAMILIES = (
+    "cleanup",
+    "algebra",
+    "fold",
+    "attention",
+    "gate",
+    "norm",
+    "rotary",
+    "loss",
+    "rows",
+    "horizontal",
+    "epilogue",
+)
+
+
+def test_kernels_are_recommended_only_where_they_run() -> None:
+    on_host = recommended("inference", "none", "cpu")
+    assert not any(rewrites()[name].needs_kernels for name in on_host)
+    assert "attention" in on_host and "norm" in recommended("inference", "none", "cuda")
+    assert "norm" not in recommended("inference", "inductor", "cuda")

@@ -1,0 +1,296 @@
+"""The search keeps what is faster and right, says why it rejected the rest, and obeys its limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from ridgeline.errors import NotGraphable, OptimizeError
+from ridgeline.optimizer import search as searching
+from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.candidate import Blocks, Built, Candidate, Layout, build
+from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.ladder import Facts, Ladder, Rung
+from ridgeline.optimizer.receipt import Receipt
+from ridgeline.optimizer.regions import groups, kind_of
+from ridgeline.optimizer.search import Problem, Search
+
+
+class Slow(nn.Module):
+    """Sleeps, so that what is faster is beyond doubt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(2e-3)
+        return self.layer(x)
+
+
+def _searched(monkeypatch: Any, calls: dict[str, Callable[..., Any]], **given: Any) -> tuple[Receipt, Built]:
+    """A search over made-up candidates: name → how it computes."""
+    torch.manual_seed(0)
+    model = given.pop("model", None) or Slow().eval()
+
+    def built(candidate: Candidate, model: nn.Module, inputs: Inputs, mode: str, **_: Any) -> Built:
+        call = calls[candidate.name]
+        if isinstance(call, Exception):
+            raise call
+        return Built(candidate, call(model), Report(), build_s=0.01)
+
+    monkeypatch.setattr(searching, "build", built)
+    costs = given.pop("costs", {})
+    rungs = [Rung(Candidate(name=name, options=(("n", i),)), costs.get(name, 0.1)) for i, name in enumerate(calls)]
+    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter(rungs))
+    problem = Problem(model=model, inputs=Inputs((torch.randn(4, 8),)), mode=given.pop("mode", "infer"),
+                      device=torch.device("cpu"), **{"budget_s": 20.0, **given})  # fmt: skip
+    outcome = Search(problem).run()
+    return outcome.receipt, outcome.built
+
+
+def _status(receipt: Receipt) -> dict[str, str]:
+    return {entry.name: entry.status for entry in receipt.entries}
+
+
+def test_the_fastest_right_candidate_wins_and_the_others_say_why(monkeypatch: Any) -> None:
+    receipt, built = _searched(monkeypatch, {
+        "right": lambda m: m.layer,
+        "slower": lambda m: lambda x: (time.sleep(4e-3), m.layer(x))[1],
+        "broken": NotGraphable("the host waits for a value"),
+    })  # fmt: skip
+    assert built.candidate.name == receipt.winner == "right"
+    assert _status(receipt) == {"eager": "beaten", "right": "winner", "slower": "slower", "broken": "failed"}
+    assert receipt.speedup > 2 and receipt.verdict is not None and receipt.verdict["ok"]
+    assert "the host waits for a value" in str(receipt)
+
+
+def test_a_wrong_candidate_is_dropped_even_if_it_is_the_only_fast_one(monkeypatch: Any) -> None:
+    receipt, built = _searched(monkeypatch, {"wrong": lambda m: lambda x: m.layer(x) * 1.01})
+    assert built.candidate.name == "eager" and receipt.speedup == 1.0
+    entry = next(e for e in receipt.entries if e.name == "wrong")
+    assert entry.status == "wrong" and "allowed" in entry.reason
+
+
+def test_nothing_faster_returns_eager(monkeypatch: Any) -> None:
+    receipt, built = _searched(monkeypatch, {"same": lambda m: m})
+    assert built.candidate.name == "eager" and _status(receipt)["same"] in ("equal", "slower")
+
+
+def test_what_does_not_fit_the_budget_is_skipped_and_said(monkeypatch: Any) -> None:
+    receipt, _ = _searched(monkeypatch, {"long": lambda m: m.layer}, costs={"long": 1000.0})
+    assert _status(receipt)["long"] == "skipped" and any("long" in line for line in receipt.remaining)
+
+
+def test_the_model_is_left_as_it_was(monkeypatch: Any) -> None:
+    class Counting(Slow):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += 1
+            return super().forward(x) + torch.rand(1)
+
+    model = Counting().train()
+    model.layer.weight.grad = torch.ones(8, 8)
+    torch.manual_seed(0)
+    torch.randn(4, 8)  # the inputs that are drawn before the search begins
+    random = torch.get_rng_state()
+    _searched(monkeypatch, {"same": lambda m: m}, model=model, mode="train")
+    assert float(model.seen) == 0 and torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(model.layer.weight.grad, torch.ones(8, 8))
+
+
+def test_a_search_without_time_is_refused() -> None:
+    with pytest.raises(OptimizeError, match="budget_s"):
+        searching.search(Problem(model=Slow(), inputs=Inputs((torch.ones(1, 8),)), mode="infer",
+                                 device=torch.device("cpu"), budget_s=0.0))  # fmt: skip
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(self.norm(x))
+
+
+def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)]))
+    (group,) = groups(model)
+    assert group.paths == ("1.0", "1.1", "1.2", "1.3") and group.kind is Block
+    seen: list[nn.Module] = []
+
+    def compiler(run: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda block, *args: (seen.append(block), run(block, *args))[1]
+
+    blocks = Blocks(model, [group], compiler)
+    x = torch.randn(2, 8)
+    expected = model(x)
+    blocks.on()
+    assert torch.equal(model(x), expected) and not seen, "the model itself runs as it is"
+    assert torch.equal(blocks(x), expected) and seen == list(group.blocks)
+    blocks.off()
+    assert all("forward" not in vars(block) for block in group.blocks)
+
+
+def test_tables_do_not_keep_blocks_from_being_found() -> None:
+    model = nn.ModuleDict({"table": nn.Embedding(100_000, 8), "blocks": nn.ModuleList(Block() for _ in range(3))})
+    assert len(groups(model)) == 1
+    assert (
+        groups(nn.ModuleDict({"head": nn.Linear(8, 10_000), "blocks": nn.ModuleList(Block() for _ in range(3))})) == []
+    )
+
+
+def test_channels_last_is_switched_without_moving_either_copy() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+    layout = Layout(model)
+    x, place = torch.randn(1, 3, 8, 8), model[0].weight.data_ptr()
+    expected = model(x)
+    layout.on()
+    assert model[0].weight.stride() == (27, 1, 9, 3) and torch.allclose(model(x), expected, atol=1e-5)
+    layout.off()
+    assert model[0].weight.data_ptr() == place
+    layout.settle(True)
+    assert model[0].weight.stride() == (27, 1, 9, 3) and not layout.pairs
+
+
+def _facts(**given: Any) -> Facts:
+    plain = {"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "has_conv": False,
+             "substitutable": (), "unmasked": False, "has_cache": False, "forecast": None,
+             "budget_s": 120.0}  # fmt: skip
+    return Facts(**{**plain, **given})
+
+
+class Climbing:
+    def __init__(self) -> None:
+        self.best = Built(Candidate(name="eager"), lambda: None, Report())
+        self.entries: dict[str, Any] = {}
+
+
+def _names(facts: Facts) -> list[str]:
+    climber, found = Climbing(), []
+    for rung in Ladder(facts).rungs(climber):
+        found.append(rung.candidate.name)
+        climber.entries[rung.candidate.name] = replace_status(rung)
+    return found
+
+
+def replace_status(rung: Rung) -> Any:
+    class Entry:
+        status, measured_s = "slower", 1.0
+
+    return Entry()
+
+
+def test_the_ladder_holds_torch_compile_and_cheap_candidates_come_first() -> None:
+    names = _names(_facts())
+    assert names[0] == "graph" and "torch.compile" in names and "rewrites + graph" in names
+    assert _names(_facts(cuda=False))[0] == "rewrites" and "torch.compile" in _names(_facts(cuda=False))
+
+
+def test_a_decoding_step_is_rewritten_first() -> None:
+    assert _names(_facts(has_cache=True))[:2] == ["rewrites + graph", "graph"]
+
+
+def test_blocks_come_before_the_whole_and_before_torch_compile() -> None:
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    names = _names(_facts(groups=(group,)))
+    assert names.index("blocks + graph") < names.index("torch.compile") < names.index("compiled + graph")
+
+
+def test_convolutions_are_tried_channels_last() -> None:
+    assert "channels last + graph" in _names(_facts(has_conv=True))
+    assert "channels last + graph" not in _names(_facts())
+
+
+def test_training_is_tried_with_and_without_graphs() -> None:
+    names = _names(_facts(mode="train"))
+    assert {"compiled", "compiled + graph"} <= set(names)
+
+
+def test_what_needs_too_much_memory_in_training_is_tried_with_recomputation() -> None:
+    climber, found = Climbing(), []
+    for rung in Ladder(_facts(mode="train")).rungs(climber):
+        found.append(rung.candidate)
+
+        class Entry:
+            status, measured_s = ("too large" if rung.candidate.compiler == "inductor" else "slower"), 1.0
+
+        climber.entries[rung.candidate.name] = Entry()
+    (kept,) = [c for c in found if c.name == "compiled, recomputing"]
+    assert dict(kept.options) == {"activation_memory_budget": 0.5}
+
+
+def test_the_first_compile_tells_how_long_the_next_will_take() -> None:
+    ladder = Ladder(_facts())
+    before = ladder._compile_s("model")
+    ladder.took(Rung(Candidate(name="compiled", compiler="inductor"), before), 2 * before)
+    assert ladder._compile_s("model") == pytest.approx(2 * before)
+
+
+def test_a_candidate_survives_its_own_json() -> None:
+    candidate = Candidate(name="a", rewrites=("norm",), compiler="inductor", options=(("x", 1),), substituted=("loss",))
+    assert Candidate.from_dict(candidate.to_dict()) == candidate
+
+
+@pytest.mark.parametrize(("kernel", "kind"), [
+    ("nvjet_tst_256x128_64x4_2x1_v_bz_coopA_TNN", "products"),
+    ("void flash_fwd_kernel<Flash_fwd_kernel_traits>", "attention"),
+    ("triton_red_fused__to_copy_add_mean_pow_rsqrt_3", "reductions"),
+    ("void at::native::vectorized_elementwise_kernel<4, gelu>", "pointwise"),
+    ("sm90_xmma_fprop_implicit_gemm_bf16", "convolutions"),
+])  # fmt: skip
+def test_kernels_are_known_by_their_names(kernel: str, kind: str) -> None:
+    assert kind_of(kernel) == kind
+
+
+def test_a_compiled_candidate_is_built_and_right() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Block() for _ in range(3)]).eval()
+    x = torch.randn(2, 8)
+    built = build(
+        Candidate(name="rewrites", rewrites=("identity", "views"), scope="blocks"), model, Inputs((x,)), "infer"
+    )
+    with torch.no_grad(), built.switched() as call:
+        assert torch.allclose(call(x), model(x), atol=1e-6)
+    assert replace(built.candidate, graphed=True).complexity > built.candidate.complexity
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.layer(x)
+        return y if attention_mask is None else y * attention_mask[..., None]
+
+
+def test_a_mask_that_hides_nothing_is_left_out_until_it_hides_something() -> None:
+    model = Attending().eval()
+    x, ones = torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.int64)
+    given = Inputs((x,), {"attention_mask": ones})
+    built = build(Candidate(name="a", rewrites=("identity",), unmasked=True), model, given, "infer")
+    some = ones.clone()
+    some[1, 2] = 0
+    with torch.no_grad():
+        assert torch.equal(built.call(x, attention_mask=ones), model.layer(x))
+        assert torch.equal(built.call(x, attention_mask=some), model(x, some))
+        assert not torch.equal(built.call(x, attention_mask=some), model.layer(x))
+    with pytest.raises(OptimizeError, match="hides"):
+        build(Candidate(name="a", unmasked=True), model, Inputs((x,), {"attention_mask": some}), "infer")
+    climber = Climbing()
+    for rung in Ladder(_facts(unmasked=True)).rungs(climber):
+        assert rung.candidate.unmasked != rung.candidate.compiler.startswith("stock")
+        climber.entries[rung.candidate.name] = replace_status(rung)

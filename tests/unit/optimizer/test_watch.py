@@ -1,0 +1,141 @@
+"""What a model reads besides its inputs, and whether it is noticed when it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.watch import Watch
+
+
+class Config:
+    """Settings that modules share."""
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+        self.nested = {"deep": [1, 2]}
+
+
+class Model(nn.Module):
+    """A little of everything."""
+
+    kinds = ["a"]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Config()
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.table = torch.zeros(3)
+        self.steps = [1, 2, 3]
+        self.big = 123_456
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def _set(path: str, value: Any) -> Callable[[Any], None]:
+    def change(model: Any) -> None:
+        *parents, name = path.split(".")
+        for parent in parents:
+            model = model[int(parent)] if parent.isdigit() else getattr(model, parent)
+        setattr(model, name, value)
+
+    return change
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a parameter": (_set("inner.0.weight", nn.Parameter(torch.zeros(2, 2))), "weight"),
+    "a parameter's memory": (lambda m: setattr(m.inner[0].weight, "data", torch.zeros(2, 2)), "weight moved"),
+    "a parameter taken away": (_set("inner.0.bias", None), "bias"),
+    "a parameter added": (lambda m: m.inner[1].register_parameter("more", nn.Parameter(torch.zeros(1))), "more"),
+    "a parameter where none was": (lambda m: m.register_parameter("own", nn.Parameter(torch.zeros(1))), "own"),
+    "a buffer": (_set("inner.1.running_mean", torch.ones(2)), "running_mean"),
+    "a module": (lambda m: m.inner.__setitem__(0, nn.Linear(2, 2)), "inner"),
+    "a module added": (lambda m: m.inner.append(nn.ReLU()), "inner"),
+    "one part's training flag": (_set("inner.1.training", False), "training"),
+    "an attribute": (_set("big", 5), "big"),
+    "a new attribute": (_set("fresh", 5), "fresh"),
+    "an attribute taken away": (lambda m: delattr(m, "big"), "big"),
+    "a tensor attribute": (_set("table", torch.ones(3)), "table"),
+    "a list": (lambda m: m.steps.append(4), "steps"),
+    "an item of a list": (lambda m: m.steps.__setitem__(0, 9), "steps"),
+    "a setting": (_set("config.scale", 3.0), "scale"),
+    "a nested setting": (lambda m: m.config.nested.__setitem__("deep", []), "deep"),
+    "an item deep inside": (lambda m: m.config.nested["deep"].append(1), "deep"),
+    "a hook": (lambda m: m.inner[0].register_forward_hook(lambda *a: None), "hook"),
+    "a hook before": (lambda m: m.register_forward_pre_hook(lambda *a: None), "hook"),
+    "a hook backward": (lambda m: m.inner.register_full_backward_hook(lambda *a: None), "hook"),
+    "something on its class": (lambda m: Model.kinds.append("b"), "kinds"),
+    "another forward": (_set("inner.0.forward", lambda x: x), "linear layer"),
+    "a global hook": (lambda m: nn.modules.module.register_module_forward_hook(lambda *a: None), "hook"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_noticed_and_named(name: str) -> None:
+    model = Model()
+    watch = Watch(model)
+    assert watch.same()
+    change, word = CHANGES[name]
+    handle = change(model)
+    try:
+        assert not watch.same()
+        assert any(word in told for told in watch.changes()), watch.changes()
+    finally:
+        if hasattr(handle, "remove"):
+            handle.remove()
+        Model.kinds = ["a"]
+
+
+def test_what_a_replay_does_itself_is_no_change() -> None:
+    model = Model()
+    watch = Watch(model)
+    with torch.no_grad():
+        model.inner[0].weight.add_(1)
+        model.inner[1].running_mean.mul_(0.5)
+    model.load_state_dict(model.state_dict())
+    model.big = int("123456")  # an equal number is the same
+    assert watch.same()
+    assert watch._quick()  # and the next comparison is quick again
+
+
+def test_everything_is_put_back() -> None:
+    model = Model()
+    watch = Watch(model)
+    weight, steps = model.inner[0].weight, model.steps
+    for change, _ in list(CHANGES.values())[:17]:
+        change(model)
+    watch.restore()
+    assert model.inner[0].weight is weight
+    assert model.steps is steps and steps == [1, 2, 3]
+    assert model.big == 123_456 and not hasattr(model, "fresh")
+    assert len(model.inner) == 2
+    assert model.config.scale == 2.0
+
+
+def test_contents_on_the_host_matter_where_the_recording_is_elsewhere() -> None:
+    model = Model()
+    watch = Watch(model)
+    watch.hold_host_to("cuda")
+    assert watch.same()
+    model.table.add_(1)
+    assert not watch.same()
+    assert watch.changes() == ["Model.table was written to"]
+
+
+def test_a_tensor_without_one_address_cannot_be_watched() -> None:
+    model = nn.Linear(2, 2)
+    model.odd = torch.nn.Buffer(torch.zeros(2)).as_subclass(_Strange)
+    with pytest.raises(NotGraphable, match="_Strange"):
+        Watch(model)
+
+
+class _Strange(torch.Tensor):
+    pass

@@ -1,0 +1,442 @@
+"""Checks of recorded training that hold on any device: each compares with the same steps taken eagerly."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from adversarial import Square, Tied
+from compare import alike, seed
+from torch import Tensor, nn
+
+from ridgeline.errors import NotGraphable, OptimizeError
+from ridgeline.optimizer.graphed import graph_training
+from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.optimizer.steps import graph_step
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+
+
+class Lossy(nn.Module):
+    """Returns a loss and what it was made from, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = _mlp()
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Any]:
+        logits = self.body(x)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits, "labels": labels, "note": "n"}
+
+
+def _pair(make: Callable[[], nn.Module], at: Any) -> tuple[nn.Module, nn.Module]:
+    seed(3)
+    eager = make().to(at.device).train()
+    return eager, copy.deepcopy(eager)
+
+
+def _x(at: Any, call: int, *shape: int, requires_grad: bool = False) -> Tensor:
+    seed(50 + call)
+    return torch.randn(*(shape or (6, 8)), device=at.device).requires_grad_(requires_grad)
+
+
+def _fast(model: nn.Module, at: Any, *args: Any, loss: Any = None, **kwargs: Any) -> Any:
+    graphed = graph_training(model, args, kwargs, model, loss=loss, executor=at.executor())
+    fast = Optimized(model, [Plan(graphed.signature, graphed)], mode="train")
+    return fast, graphed
+
+
+def _grads(model: nn.Module) -> list[Tensor | None]:
+    return [None if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
+
+
+def _same(a: Any, b: Any, at: Any, what: str) -> None:
+    assert alike(a, b, exact=at.exact), f"{what} differ"
+
+
+def _steps(at: Any, make: Callable[[], nn.Module], *, accumulate: int = 1, set_to_none: bool = True,
+           early: bool = True, num: int = 5) -> Any:  # fmt: skip
+    eager, model = _pair(make, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    _same(list(model.parameters()), list(eager.parameters()), at, "parameters after recording")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (eager, model)]
+    for call in range(num):
+        seen = []
+        for m, optimizer in zip((eager, fast), optimizers):
+            if early and call % accumulate == 0:
+                optimizer.zero_grad(set_to_none=set_to_none)
+            seed(900 + call)
+            output = m(_x(at, call))
+            if not early and call % accumulate == 0:
+                optimizer.zero_grad(set_to_none=set_to_none)
+            output.square().mean().backward()
+            if (call + 1) % accumulate == 0:
+                optimizer.step()
+            seen.append((output.detach().clone(), _grads(m)))
+        _same(seen[1], seen[0], at, f"step {call}: results or gradients")
+        _same(list(model.parameters()), list(eager.parameters()), at, f"step {call}: parameters")
+        _same(list(model.buffers()), list(eager.buffers()), at, f"step {call}: buffers")
+    return fast, graphed
+
+
+def steps_of_training_are_those_of_eager_training(at: Any) -> None:
+    fast, graphed = _steps(at, _mlp)
+    assert graphed.replays == 5
+    assert not fast.fallbacks
+
+
+def gradients_accumulate_over_calls(at: Any) -> None:
+    _, graphed = _steps(at, _mlp, accumulate=2, num=6)
+    assert graphed.replays == 6
+
+
+def gradients_may_be_zeroed_instead_of_dropped(at: Any) -> None:
+    _, graphed = _steps(at, _mlp, set_to_none=False)
+    assert graphed.replays == 5
+
+
+def gradients_may_be_cleared_after_the_forward(at: Any) -> None:
+    _, graphed = _steps(at, _mlp, early=False)
+    assert graphed.replays == 5
+
+
+def batch_statistics_are_updated(at: Any) -> None:
+    _steps(at, lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)))
+
+
+def dropout_draws_what_eager_draws(at: Any) -> None:
+    _steps(at, lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4)))
+
+
+class _Squared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Square.apply(self.inner(x))
+
+
+def functions_with_their_own_backward_are_recorded(at: Any) -> None:
+    _steps(at, _Squared)
+
+
+class _TiedScore(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = Tied()
+        self.into = nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tied.head(x) + F.linear(x, self.tied.embed.weight) + self.into(x)
+
+
+def a_weight_used_twice_gets_both_gradients(at: Any) -> None:
+    _steps(at, _TiedScore)
+
+
+class _PartlyUsed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.still = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.still.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x) + self.still(x)
+
+
+def parameters_without_use_get_no_gradient(at: Any) -> None:
+    fast, _ = _steps(at, _PartlyUsed)
+    assert fast.unused.weight.grad is None
+    assert fast.still.weight.grad is None
+
+
+def inputs_get_gradients(at: Any) -> None:
+    eager, model = _pair(_mlp, at)
+    fast, graphed = _fast(model, at, _x(at, 0, requires_grad=True))
+    kept = []
+    for call in range(3):
+        grads = []
+        for m in (eager, fast):
+            x = _x(at, call, requires_grad=True)
+            m(x).sum().backward()
+            grads.append(x.grad)
+        kept.append(grads)
+    for mine, theirs in kept:
+        _same(theirs, mine, at, "gradients of inputs")
+    assert graphed.replays == 3
+
+
+def gradients_flow_through_to_what_made_the_input(at: Any) -> None:
+    eager, model = _pair(_mlp, at)
+    seed(9)
+    before = [nn.Linear(8, 8).to(at.device) for _ in range(2)]
+    before[1].load_state_dict(before[0].state_dict())
+    fast, graphed = _fast(model, at, before[1](_x(at, 0)))
+    for m, first in zip((eager, fast), before):
+        m(first(_x(at, 1))).sum().backward()
+    _same(before[1].weight.grad, before[0].weight.grad, at, "gradients before the model")
+    assert graphed.replays == 1
+
+
+def a_loss_among_other_results_is_differentiated_alone(at: Any) -> None:
+    eager, model = _pair(Lossy, at)
+    labels = torch.tensor([0, 1, 2, 3, 0, 1], device=at.device)
+    fast, graphed = _fast(model, at, _x(at, 0), labels=labels)
+    for call in range(3):
+        results = []
+        for m in (eager, fast):
+            m.zero_grad()
+            result = m(_x(at, call), labels=labels)
+            result["loss"].backward()
+            results.append((result["loss"].detach(), result["logits"].detach(), result["labels"], _grads(m)))
+        _same(results[1], results[0], at, "results")
+    assert graphed.replays == 3
+
+
+def another_result_than_the_loss_can_still_be_differentiated(at: Any) -> None:
+    eager, model = _pair(Lossy, at)
+    labels = torch.tensor([0, 1, 2, 3, 0, 1], device=at.device)
+    fast, _ = _fast(model, at, _x(at, 0), labels=labels)
+    for m in (eager, fast):
+        result = m(_x(at, 1), labels=labels)
+        (result["loss"] + result["logits"].square().mean()).backward()
+    _same(_grads(fast), _grads(eager), at, "gradients")
+
+
+def hooks_on_parameters_fire(at: Any) -> None:
+    eager, model = _pair(_mlp, at)
+    seen: list[list[str]] = [[], []]
+    for m, log in zip((eager, model), seen):
+        m[0].weight.register_hook(lambda grad, log=log: (log.append("before"), grad * 2)[1])
+    fast, _ = _fast(model, at, _x(at, 0))
+    assert seen[1] == []
+    for m, log in zip((eager, model), seen):
+        m[3].bias.register_post_accumulate_grad_hook(lambda p, log=log: log.append("after"))
+    for _ in range(2):
+        for m in (eager, fast):
+            m(_x(at, 1)).sum().backward()
+    assert sorted(seen[0]) == sorted(seen[1])
+    assert sorted(seen[1]) == ["after", "after", "before", "before"]
+    _same(_grads(fast), _grads(eager), at, "gradients")
+
+
+def two_forwards_before_their_backwards_are_both_right(at: Any) -> None:
+    eager, model = _pair(_mlp, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    for m in (eager, fast):
+        first, second = m(_x(at, 1)), m(_x(at, 2))
+        (first.sum() + second.square().sum()).backward()
+    _same(_grads(fast), _grads(eager), at, "gradients")
+    assert graphed.replays == 1
+    assert "waits for its backward" in str(graphed.misses) or not graphed.misses
+
+
+def a_forward_that_is_forgotten_does_not_block_the_next(at: Any) -> None:
+    _, model = _pair(_mlp, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    fast(_x(at, 1))
+    fast(_x(at, 2)).sum().backward()
+    assert graphed.replays == 2
+
+
+def a_second_backward_is_refused_with_a_reason(at: Any) -> None:
+    _, model = _pair(_mlp, at)
+    fast, _ = _fast(model, at, _x(at, 0))
+    output = fast(_x(at, 1)).sum()
+    output.backward(retain_graph=True)
+    with _raises(OptimizeError, "runs once"):
+        output.backward()
+
+
+def a_gradient_of_gradients_is_refused_with_a_reason(at: Any) -> None:
+    _, model = _pair(_mlp, at)
+    fast, _ = _fast(model, at, _x(at, 0, requires_grad=True))
+    x = _x(at, 1, requires_grad=True)
+    (grad,) = torch.autograd.grad(fast(x).sum(), x, create_graph=True)
+    with _raises(RuntimeError, "once_differentiable|does not require grad"):
+        grad.sum().backward()
+
+
+def results_and_gradients_that_are_kept_do_not_change(at: Any) -> None:
+    eager, model = _pair(lambda: nn.Linear(8, 70_000), at)
+    fast, _ = _fast(model, at, _x(at, 0))
+    kept: list[list[Any]] = [[], []]
+    for call in range(4):
+        for m, held in zip((eager, fast), kept):
+            m.zero_grad(set_to_none=True)
+            output = m(_x(at, call))
+            output.mean().backward()
+            held.append((output.detach(), m.bias.grad))
+    _same(kept[1], kept[0], at, "kept results or gradients")
+
+
+def a_result_changed_in_place_is_never_silently_wrong(at: Any) -> None:
+    eager, model = _pair(lambda: nn.Sequential(nn.Linear(8, 70_000), nn.Sigmoid()), at)
+    fast, _ = _fast(model, at, _x(at, 0))
+    for m in (eager, fast):
+        output = m(_x(at, 1))
+        output.data.size()
+        with contextlib.suppress(RuntimeError, OptimizeError):
+            output.mul_(2)
+            output.sum().backward()
+            raise AssertionError("neither raised nor refused")
+
+
+def switched_to_eval_it_runs_the_model_itself(at: Any) -> None:
+    eager, model = _pair(lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    for m in (eager, fast):
+        m.eval()
+    with torch.no_grad():
+        _same(fast(_x(at, 1)), eager(_x(at, 1)), at, "results")
+    assert graphed.replays == 0
+    assert fast.fallbacks
+
+
+def other_parameters_asking_for_gradients_are_noticed(at: Any) -> None:
+    eager, model = _pair(_mlp, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    for m in (eager, fast):
+        m[0].weight.requires_grad_(False)
+        m(_x(at, 1)).sum().backward()
+    _same(_grads(fast), _grads(eager), at, "gradients")
+    assert graphed.replays == 0
+
+
+def autocast_is_inside_the_recording(at: Any) -> None:
+    eager, model = _pair(_mlp, at)
+    with torch.autocast(at.device.type, torch.bfloat16):
+        fast, graphed = _fast(model, at, _x(at, 0))
+    for call in range(3):
+        results = []
+        for m in (eager, fast):
+            m.zero_grad()
+            with torch.autocast(at.device.type, torch.bfloat16):
+                output = m(_x(at, call))
+            output.float().sum().backward()
+            results.append((output.detach(), _grads(m)))
+            with torch.no_grad():
+                m[0].weight.mul_(0.5)
+        _same(results[1], results[0], at, "results")
+    assert graphed.replays == 3
+
+
+class _Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if self.inner(x).sum() > 0 else self.inner(x) * 2
+
+
+def branches_on_values_are_refused(at: Any) -> None:
+    _, model = _pair(_Branches, at)
+    with _raises(NotGraphable, "host"):
+        _fast(model, at, _x(at, 0))
+
+
+def a_step_with_an_optimizer_is_that_of_eager_training(at: Any) -> None:
+    eager, model = _pair(Lossy, at)
+    labels = torch.tensor([0, 1, 2, 3, 0, 1], device=at.device)
+    graphed = graph_training(model, (_x(at, 0),), {"labels": labels}, model, executor=at.executor())
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (eager, model)]
+    fast = Optimized(model, [Plan(graphed.signature, graphed)], mode="train", optimizer=optimizers[1])
+    plain = Optimized(eager, mode="train", optimizer=optimizers[0])
+    for call in range(4):
+        _same(fast.train_step(_x(at, call), labels=labels), plain.train_step(_x(at, call), labels=labels), at, "losses")
+        _same(list(model.parameters()), list(eager.parameters()), at, "parameters")
+    assert graphed.replays == 4
+
+
+class _Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.pooler = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.body(x)
+        return hidden, self.pooler(hidden)
+
+
+def what_a_loss_does_not_reach_gets_no_gradient(at: Any) -> None:
+    eager, model = _pair(_Two, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    for used in ((0,), (1,), (0, 1)):
+        for m in (eager, fast):
+            m.zero_grad(set_to_none=True)
+            outputs = m(_x(at, 1))
+            sum(outputs[i].square().mean() for i in used).backward()
+        assert (fast.pooler.weight.grad is None) == (eager.pooler.weight.grad is None) == (1 not in used)
+        _same(_grads(fast), _grads(eager), at, "gradients")
+    assert graphed.replays == 3
+
+
+def whole_steps_are_those_of_eager_training(at: Any) -> None:
+    labels = torch.tensor([0, 1, 2, 3, 0, 1], device=at.device)
+    for make in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
+        more = {"fused": True, "weight_decay": 0.1} if make is not torch.optim.SGD else {}
+        eager, model = _pair(Lossy, at)
+        optimizers = [make(m.parameters(), lr=0.01, **more) for m in (eager, model)]
+        step = graph_step(model, optimizers[1], (_x(at, 0),), {"labels": labels}, model, executor=at.executor())
+        _same(list(model.parameters()), list(eager.parameters()), at, "parameters after recording")
+        fast = Optimized(model, mode="train", optimizer=optimizers[1], step=step)
+        plain = Optimized(eager, mode="train", optimizer=optimizers[0])
+        for call in range(6):
+            if call == 3:  # another learning rate is another step
+                for optimizer in optimizers:
+                    optimizer.param_groups[0]["lr"] = 0.02
+            x = _x(at, call)
+            _same(fast.train_step(x, labels=labels), plain.train_step(x, labels=labels), at, "losses")
+            _same(list(model.parameters()), list(eager.parameters()), at, f"parameters after step {call}")
+            _same(_grads(model), _grads(eager), at, "gradients")
+        assert step.replays == 3, step.misses
+        assert list(step.misses) == ["the optimizer's settings changed"]
+
+
+def whole_steps_that_cannot_be_replayed_are_refused(at: Any) -> None:
+    _, model = _pair(_mlp, at)
+    loss = torch.mean
+    for optimizer, pattern in ((torch.optim.AdamW(model.parameters(), foreach=True), "fused=True"),
+                               (torch.optim.RMSprop(model.parameters()), "RMSprop"),
+                               (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "momentum"),
+                               (torch.optim.SGD([nn.Parameter(torch.ones(1))]), "not the model's")):  # fmt: skip
+        with _raises(NotGraphable, pattern):
+            graph_step(model, optimizer, (_x(at, 0),), {}, model, loss=loss, executor=at.executor())
+        assert all(p.grad is None for p in model.parameters())
+
+
+@contextlib.contextmanager
+def _raises(kind: type[Exception], pattern: str) -> Iterator[None]:
+    said = None
+    try:
+        yield
+    except kind as error:
+        said = str(error)
+    assert said is not None, f"did not raise {kind.__name__}"
+    assert re.search(pattern, said), said
+
+
+CHECKS: tuple[Callable[[Any], None], ...] = (
+    steps_of_training_are_those_of_eager_training, gradients_accumulate_over_calls,
+    gradients_may_be_zeroed_instead_of_dropped, gradients_may_be_cleared_after_the_forward,
+    batch_statistics_are_updated, dropout_draws_what_eager_draws, functions_with_their_own_backward_are_recorded,
+    a_weight_used_twice_gets_both_gradients, parameters_without_use_get_no_gradient, inputs_get_gradients,
+    gradients_flow_through_to_what_made_the_input, a_loss_among_other_results_is_differentiated_alone,
+    another_result_than_the_loss_can_still_be_differentiated, hooks_on_parameters_fire,
+    two_forwards_before_their_backwards_are_both_right, a_forward_that_is_forgotten_does_not_block_the_next,
+    a_second_backward_is_refused_with_a_reason, a_gradient_of_gradients_is_refused_with_a_reason,
+    results_and_gradients_that_are_kept_do_not_change, a_result_changed_in_place_is_never_silently_wrong,
+    switched_to_eval_it_runs_the_model_itself, other_parameters_asking_for_gradients_are_noticed,
+    autocast_is_inside_the_recording, branches_on_values_are_refused,
+    a_step_with_an_optimizer_is_that_of_eager_training, what_a_loss_does_not_reach_gets_no_gradient,
+    whole_steps_are_those_of_eager_training, whole_steps_that_cannot_be_replayed_are_refused,
+)  # fmt: skip
