@@ -86,3 +86,33 @@ def test_every_recorded_check_of_lists_and_tables_was_right():
     found = recorded("lists_race1.json.gz")
     assert all(check["ok"] for check in found["check"] if "ok" in check) and all(m["ok"] for m in found["mistakes"])
     assert all("WRONG" not in str(entry["outcome"]) for entry in found["special"]) and len(found["special"]) == 8
+
+
+@pytest.mark.parametrize(("phase", "num", "stated"), [("fwd", 44, 2.06), ("bwd", 38, 1.81), ("call", 14, 1.96)])
+def test_kernels_of_rows_are_as_fast_as_their_note_says(phase, num, stated):
+    rows = [Row(**row) for row in recorded("kernels_race3.json.gz")["race"]]
+    ratios = [best.median_s / ours.median_s for ours, best in paired(rows) if ours.phase == phase]
+    assert len(ratios) == num
+    assert geometric_mean(ratios) == pytest.approx(stated, abs=0.005)
+
+
+def test_a_recorded_call_never_took_longer_than_eager():
+    rows = [Row(**row) for row in recorded("kernels_race3.json.gz")["race"] if row["phase"] == "call"]
+    assert all(best.median_s > ours.median_s for ours, best in paired(rows))
+
+
+def test_recorded_calls_took_the_host_less_than_pytorchs_with_and_without_a_gradient():
+    host = {entry["what"]: entry["host_s"] for entry in recorded("kernels_race3.json.gz")["host"]}
+    for ours, theirs in (("rms_norm", "F.rms_norm"), ("layer_norm", "F.layer_norm"), ("softmax", "torch.softmax")):
+        assert host[ours] < 9e-6 and host[ours] < host[theirs]
+        assert host[f"{ours} with gradient"] < host[f"{theirs} with gradient"]
+
+
+def test_recorded_linear_cross_entropy_takes_a_quarter_of_the_memory_and_no_more_time():
+    found = {}
+    for entry in recorded("kernels_race3.json.gz")["memory"]:
+        if entry["cols"] == 128256:
+            found.setdefault(entry["who"], {}).update(entry)
+    ours, theirs = found["ridgeline"], found["eager"]
+    assert ours["above_inputs_bytes"] <= 0.25 * theirs["above_inputs_bytes"]
+    assert statistics.median(ours["s"]) <= statistics.median(theirs["s"])
