@@ -62,8 +62,9 @@ def _shape(block: nn.Module) -> tuple[Any, ...]:
 
 
 def _eligible(block: nn.Module) -> bool:
-    """Compound modules whose forward is their class's own."""
-    return len(list(block.children())) > 1 and "forward" not in vars(block)
+    """Compound modules whose forward is their class's own, or a fork of ours before it."""
+    own = vars(block).get("forward")
+    return len(list(block.children())) > 1 and (own is None or getattr(own, "is_fork", False))
 
 
 KINDS = (

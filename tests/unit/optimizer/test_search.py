@@ -140,6 +140,13 @@ def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() ->
     blocks.on()
     assert torch.equal(model(x), expected) and not seen, "the model itself runs as it is"
     assert torch.equal(blocks(x), expected) and seen == list(group.blocks)
+    other_seen: list[nn.Module] = []
+    other = Blocks(model, groups(model), lambda run: lambda block, *a: (other_seen.append(block), run(block, *a))[1])
+    other.on()
+    seen.clear()
+    assert torch.equal(other(x), expected) and len(other_seen) == 4 and not seen
+    assert torch.equal(blocks(x), expected) and len(other_seen) == len(seen) == 4, "plans for two inputs live together"
+    other.off()
     blocks.off()
     assert all("forward" not in vars(block) for block in group.blocks)
 
