@@ -35,7 +35,7 @@ from ridgeline.optimizer.receipt import (
     Receipt,
     Step,
 )
-from ridgeline.optimizer.regions import groups, regions_of
+from ridgeline.optimizer.regions import groups, regions_of, unlike_frac
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.tracking import STEPS, track
 
@@ -153,6 +153,7 @@ class Search:
             cuda=self.problem.device.type == "cuda",
             eager_s=self.eager_s,
             groups=() if self.problem.inputs.has_cache or self.track.state.rebinds else tuple(groups(model)),
+            unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
             substitutable=() if self.track.state.rebinds else substitutable(model, self.problem.device),

@@ -173,8 +173,8 @@ def test_channels_last_is_switched_without_moving_either_copy() -> None:
 
 
 def _facts(**given: Any) -> Facts:
-    plain = {"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "has_conv": False,
-             "substitutable": (), "unmasked": False, "has_cache": False, "forecast": None,
+    plain = {"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "unlike_frac": 1.0,
+             "has_conv": False, "substitutable": (), "unmasked": False, "has_cache": False, "forecast": None,
              "budget_s": 120.0}  # fmt: skip
     return Facts(**{**plain, **given})
 
