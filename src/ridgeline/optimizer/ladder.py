@@ -225,8 +225,8 @@ class Ladder:
     def _compile_s(self, scope: str) -> float:
         """Seconds to compile: some anyway, some for every kernel, more for every kernel that is not like another.
 
-        Measured on a host with a GPU: ResNet-50 21 s (404 kernels, all different), a decoding step of 32 equal layers 36 s
-        (1,700), eight layers of prefill 24 s (330), three others compiling beside. Where C++ is compiled, more.
+        Measured on a host with a GPU: ResNet-50 21 s (404 kernels, all different), a decoding step of 32 equal layers
+        36 s (1,700), eight layers of prefill 24 s (330), three others compiling beside. Where C++ is compiled, more.
         """
         first_s, each_s, unlike_s = (6.0, 0.015, 0.03) if self.facts.cuda else (6.0, 0.02, 0.06)
         return self.scale * (first_s + each_s * self._kernels(scope) + unlike_s * self._kernels("blocks"))
