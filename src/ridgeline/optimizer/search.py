@@ -236,7 +236,7 @@ class Search:
 
     def _judge(self, built: Built, rung: Rung) -> None:
         """Memory, then time, then (only if it is faster) whether it is right."""
-        if built.candidate.rewrites and built.candidate.compiler == "none" and not built.report.matches:
+        if self._is_eager(built):
             self._note(built, EQUAL, "no rewrite matched", predicted=rung.predicted_s)
             return self._drop(built)
         try:
@@ -265,6 +265,10 @@ class Search:
         self._note(built, status, f"{word} {self.best.candidate.name} ({against.speedup:.3f}×)", **shown)
         self._keep_or_drop(built)
         return None
+
+    def _is_eager(self, built: Built) -> bool:
+        """Whether it was made to be rewritten and nothing was: then it is eager code behind a tracer."""
+        return bool(built.candidate.rewrites) and built.candidate.compiler == "none" and not built.report.matches
 
     def _crown(self, built: Built, against: Comparison, verdict: Verdict, shown: dict[str, Any]) -> None:
         before = self.best
