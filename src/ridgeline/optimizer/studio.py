@@ -139,6 +139,10 @@ class Studio:
     def is_written(self, group: Group) -> bool:
         return any(i in self._written for i in group.indices)
 
+    def is_pure(self) -> bool:
+        """Whether a replay whose results are thrown away has changed nothing."""
+        return not self._written and not self.written_model and self.executor.generator not in self.drawn
+
     def in_place(self, group: Group) -> bool:
         """Whether a group is read and written where the caller has it: what lives in an object is likely to stay."""
         nested = all(i in self._nested for i in group.indices)

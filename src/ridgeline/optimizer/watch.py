@@ -291,11 +291,12 @@ class Watch:
                     and (not self._just_cells or all(map(is_, map(_contents, self._just_cells), self._contents)))
                     and (not self._probes or all(probe.read() == probe.was for probe in self._probes))
                     and (not self._elsewhere or list(map(_WRITES, self._elsewhere)) == self._contents_of)
-                    and self._addressed())  # fmt: skip
+                    and self.addressed())  # fmt: skip
         except (LookupError, ValueError):
             return False
 
-    def _addressed(self) -> bool:
+    def addressed(self) -> bool:
+        """Whether every tensor is where it was."""
         if _bulk is not None:
             return _bulk(self._tensors, self._addresses, self._indices)
         return list(map(Tensor.data_ptr, self._tensors)) == self._addresses
