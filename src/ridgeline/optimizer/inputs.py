@@ -295,7 +295,8 @@ class RandomState:
     """The random number generators' states, of the host (PyTorch's, Python's, numpy's) and of every device in use."""
 
     def __init__(self) -> None:
-        self.python, self.numpy = random.getstate(), np.random.get_state()
+        self.python = random.getstate()
+        self.numpy: Any = np.random.get_state()
         self.host = torch.get_rng_state()
         self.devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 

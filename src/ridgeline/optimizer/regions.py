@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +116,8 @@ def by_kind(track: Track, contender: Contender) -> dict[str, tuple[float, int]]:
     """Seconds and number of kernels of one call, by kind."""
     from torch.profiler import ProfilerActivity, profile
 
-    with contender.switched() as call:
+    with contender.switched() as call, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the profiler's, about cycles that we do not have
         track.turn_s(call, 1)
         with profile(activities=[ProfilerActivity.CUDA]) as prof:
             track.turn_s(call, 1)
