@@ -26,7 +26,7 @@ from ridgeline.optimizer.observe import keep, put_back, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
 from ridgeline.optimizer.statics import Group, Statics, grouped
-from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Studio, alias, counts, own_copies, restoring
+from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Miss, Studio, alias, counts, own_copies, restoring
 from ridgeline.optimizer.training import GraphedTraining, graph_training
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
@@ -40,15 +40,6 @@ _MOST_REASONS = 64
 
 
 _use_count = torch._C._storage_Use_Count
-
-
-class Miss:
-    """Says that a call cannot be replayed as recorded; ``stale`` if the model is no more what was recorded."""
-
-    __slots__ = ("reason", "stale")
-
-    def __init__(self, reason: str, *, stale: bool) -> None:
-        self.reason, self.stale = reason, stale
 
 
 @dataclass(slots=True)

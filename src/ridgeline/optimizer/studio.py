@@ -24,6 +24,15 @@ PINNED_BYTES = 1 << 20
 """Inputs above this are read where the caller has them if they are where they were."""
 
 
+class Miss:
+    """Says that a call cannot be replayed as recorded; ``stale`` if the model is no more what was recorded."""
+
+    __slots__ = ("reason", "stale")
+
+    def __init__(self, reason: str, *, stale: bool) -> None:
+        self.reason, self.stale = reason, stale
+
+
 class Studio:
     """A call, the model it computes, and the device that will record it."""
 
