@@ -173,6 +173,10 @@ class Graphed:
             self.replays += 1
             return result
 
+    def pool_bytes(self) -> int:
+        """Memory that the recordings hold besides the caller's."""
+        return self._studio.executor.pool_bytes()
+
     def _stale(self) -> Miss:
         self._pure = False  # a model that changed once is compared first from now on
         return self._miss("; ".join(self.watch.changes()[:3]), stale=True)

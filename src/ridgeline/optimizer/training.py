@@ -103,6 +103,10 @@ class GraphedTraining:
             self._count(miss.reason)
             return miss
 
+    def pool_bytes(self) -> int:
+        """Memory that the recordings hold: activations, gradients, workspaces."""
+        return self._studio.executor.pool_bytes()
+
     def _obstacle(self) -> Miss | None:
         """Why the next call cannot be replayed, if it cannot."""
         if not self.watch.same():
