@@ -22,7 +22,7 @@ from torch import Tensor
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
 from ridgeline.optimizer.matcher import Matcher
-from ridgeline.optimizer.observe import keep, put_back, restored_random
+from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
 from ridgeline.optimizer.statics import Group, Statics, grouped
@@ -267,25 +267,24 @@ class InferenceStudio(Studio):
         self._record_all(flat)
 
     def _warm(self, flat: Flat, statics: Statics) -> None:
-        kept = [keep(tensor) for tensor in self.written_model]
+        kept = Values(self.written_model)
 
         def run() -> None:
             statics.fill(flat.tensors)
-            for whole, was in kept:
-                put_back(whole, was)
+            kept.put_back()
             arguments, _ = self.twin(flat, statics.tensors)
             self.call(*arguments[0], **arguments[1])
 
         try:
             with restored_random():
                 self.executor.warm_up(run)
+                self.look_again()
                 began = time.perf_counter()
                 self.executor.warm_up(run)
                 self._brisk = time.perf_counter() - began < BRISK_S
                 self.rehearse(run)
         finally:
-            for whole, was in kept:
-                put_back(whole, was)
+            kept.put_back()
         self.refuse_changes()
 
     def _record_all(self, flat: Flat) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
 from ridgeline.optimizer.matcher import Matcher
-from ridgeline.optimizer.observe import keep, put_back, restored_random
+from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
 from ridgeline.optimizer.statics import Statics
@@ -274,6 +274,7 @@ class TrainingStudio(Studio):
         self.written: list[Any] = []
 
     def record_training(self, flat: Flat) -> Tracks:
+        gc.collect()  # histories that nobody holds any more keep parameters' gradients on the streams they were made on
         statics = self.ready(flat)
         with self.without_hooks():
             expected = self.warm(flat, statics)
@@ -333,14 +334,13 @@ class TrainingStudio(Studio):
 
     def warm(self, flat: Flat, statics: Statics) -> tuple[bool, ...]:
         """Runs forward and backward where recordings run, and finds which results are differentiated."""
-        kept = [keep(tensor) for tensor in self.written_model]
+        kept = Values(self.written_model)
         found: list[tuple[bool, ...]] = []
 
         def run() -> None:
             with torch.no_grad():
                 statics.fill(flat.tensors)
-            for whole, was in kept:
-                put_back(whole, was)
+            kept.put_back()
             inputs = self.leaves(statics)
             arguments, boxes = self.twin(flat, inputs)
             before = shots(boxes)
@@ -354,11 +354,11 @@ class TrainingStudio(Studio):
         try:
             with restored_random():
                 self.executor.warm_up(run)
+                self.look_again()
                 self.executor.warm_up(run)
                 self.rehearse(run)
         finally:
-            for whole, was in kept:
-                put_back(whole, was)
+            kept.put_back()
         self.refuse_changes()
         return found[0]
 
@@ -383,7 +383,7 @@ class TrainingStudio(Studio):
 
     def _reach(self, flat: Flat, statics: Statics) -> list[set[int]]:
         """For each result of the model itself, which inputs and parameters its history ends in."""
-        kept = [keep(tensor) for tensor in self.written_model]
+        kept = Values(self.written_model)
         with restored_random():
             with torch.no_grad():
                 statics.fill(flat.tensors)
@@ -392,8 +392,7 @@ class TrainingStudio(Studio):
             before = shots(boxes)
             result = self.model(*arguments[0], **arguments[1])
             scene, *_ = self._outputs(result, inputs, boxes, before)
-        for whole, was in kept:
-            put_back(whole, was)
+        kept.put_back()
         places = {id(t): i for i, t in enumerate([*(inputs[i] for i in self.asking), *self.parameters])}
         return [{places[leaf] for leaf in _leaves_behind(output) if leaf in places} for output in scene.outputs]
 
