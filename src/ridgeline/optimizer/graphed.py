@@ -22,11 +22,11 @@ from torch import Tensor
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
 from ridgeline.optimizer.matcher import Matcher
-from ridgeline.optimizer.observe import keep, put_back, restored_random
+from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
 from ridgeline.optimizer.statics import Group, Statics, grouped
-from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Studio, alias, counts, own_copies, restoring
+from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Miss, Studio, alias, counts, own_copies, restoring
 from ridgeline.optimizer.training import GraphedTraining, graph_training
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
@@ -40,15 +40,6 @@ _MOST_REASONS = 64
 
 
 _use_count = torch._C._storage_Use_Count
-
-
-class Miss:
-    """Says that a call cannot be replayed as recorded; ``stale`` if the model is no more what was recorded."""
-
-    __slots__ = ("reason", "stale")
-
-    def __init__(self, reason: str, *, stale: bool) -> None:
-        self.reason, self.stale = reason, stale
 
 
 @dataclass(slots=True)
@@ -182,6 +173,10 @@ class Graphed:
             self.replays += 1
             return result
 
+    def pool_bytes(self) -> int:
+        """Memory that the recordings hold besides the caller's."""
+        return self._studio.executor.pool_bytes()
+
     def _stale(self) -> Miss:
         self._pure = False  # a model that changed once is compared first from now on
         return self._miss("; ".join(self.watch.changes()[:3]), stale=True)
@@ -272,25 +267,24 @@ class InferenceStudio(Studio):
         self._record_all(flat)
 
     def _warm(self, flat: Flat, statics: Statics) -> None:
-        kept = [keep(tensor) for tensor in self.written_model]
+        kept = Values(self.written_model)
 
         def run() -> None:
             statics.fill(flat.tensors)
-            for whole, was in kept:
-                put_back(whole, was)
+            kept.put_back()
             arguments, _ = self.twin(flat, statics.tensors)
             self.call(*arguments[0], **arguments[1])
 
         try:
             with restored_random():
                 self.executor.warm_up(run)
+                self.look_again()
                 began = time.perf_counter()
                 self.executor.warm_up(run)
                 self._brisk = time.perf_counter() - began < BRISK_S
                 self.rehearse(run)
         finally:
-            for whole, was in kept:
-                put_back(whole, was)
+            kept.put_back()
         self.refuse_changes()
 
     def _record_all(self, flat: Flat) -> None:
