@@ -42,6 +42,7 @@ class Spelled:
     key_is_turned: bool
     value: fx.Node
     scale: float
+    softcap: float
     mask: Any
     out: fx.Node
     inside: tuple[fx.Node, ...]
@@ -52,6 +53,7 @@ class Scores:
     """What was done to scores between the product and the softmax, read backwards."""
 
     scale: float
+    softcap: float
     added: fx.Node | None
     hidden: tuple[fx.Node, bool, float] | None  # a boolean, whether it hides where true, and the score put in
     product: Call
@@ -67,9 +69,66 @@ def spelled_attention(scene: Scene) -> list[Match]:
     found = []
     for node in scene.nodes:
         read = None if scene.autocast else _spelled(scene, node)
-        if read is not None and (match := _called(scene, read)) is not None:
+        if read is not None and not read.softcap and (match := _called(scene, read)) is not None:
             found.append(match)
     return found
+
+
+@rewrite(
+    "attention-softcap",
+    summary="attention written out with capped scores becomes our kernel",
+    worth=Worth(eager=2.0, compiled=1.5, basis="no scores in memory; PyTorch's function has no caps"),
+    needs_kernels=True,
+)
+def capped_attention(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = None if scene.autocast else _spelled(scene, node)
+        if read is not None and read.softcap and (match := _capped(scene, read)) is not None:
+            found.append(match)
+    return found
+
+
+def _capped(scene: Scene, read: Spelled) -> Match | None:
+    """Replace capped attention by our kernel, if the mask is one it knows."""
+    if "softcap" not in kernel_arguments() or len(scene.shape(read.query) or ()) != 4 or read.key_is_turned:
+        return None
+    pattern, buffers = _known_pattern(scene, read)
+    if pattern is None:
+        scene.refuse(read.out, "the mask is neither causal nor a window")
+        return None
+    key, value = _repeated(scene, read.key), _repeated(scene, read.value)
+    if key is None or value is None:
+        key, value = read.key, read.value
+    if not scene.unchanged((read.query, key, value), (*read.inside, read.key, read.value), read.out):
+        return None
+    reason = kernel_refusal(*(scene.value(x) for x in (read.query, key, value)))
+    if reason is not None:
+        scene.refuse(read.out, reason)
+        return None
+    options: dict[str, Any] = {"is_causal": pattern.causal, "scale": read.scale, "softcap": read.softcap}
+    if pattern.window is not None:
+        options["window"] = (pattern.window - 1, -1)
+    new = scene.emit(read.out, ridgeline_attention, read.query, key, value, **options)
+    if not scene.alike_sizes(read.out, new):
+        scene.discard(new)
+        return None
+    watch(scene, buffers)
+    scene.relaid(read.out, new)
+    scene.discard(read.out)
+    return scene.match(new, f"attention with capped scores, {tuple(scene.shape(read.query) or ())}")
+
+
+def _known_pattern(scene: Scene, read: Spelled) -> tuple[Pattern | None, tuple[fx.Node, ...]]:
+    """The constant pattern that was added to scores, and the buffers it came from."""
+    if read.mask is None:
+        return Pattern(causal=False), ()
+    if not isinstance(read.mask, fx.Node):
+        return None, ()
+    parts = taken_apart(scene, read.mask, *_lengths(scene, read))
+    if parts is None or parts.keys or parts.pattern.shift:
+        return None, ()
+    return parts.pattern, parts.buffers
 
 
 def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
@@ -91,7 +150,7 @@ def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
     if scores.hidden is not None and scores.added is not None:
         return None
     everything = (*inside, *scores.inside, *q_inside, *k_inside, *turn_inside, node)
-    return Spelled(q, key, turned, product["other"], scale, mask, node, everything)
+    return Spelled(q, key, turned, product["other"], scale, scores.softcap, mask, node, everything)
 
 
 def _product(node: Any) -> Call | None:
@@ -122,7 +181,7 @@ def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ..
 
 def _scores(scene: Scene, node: fx.Node) -> Scores | None:
     """Follow scores back to their product: casts, scales, one mask. A scale after the mask would scale the mask: no."""
-    scale, added, hidden = 1.0, None, None
+    scale, softcap, added, hidden = 1.0, 0.0, None, None
     inside: list[fx.Node] = []
     masked = False
     while True:
@@ -131,17 +190,33 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
             return None
         inside.append(node)
         if read.op in ("matmul", "bmm"):
-            return Scores(scale, added, hidden, read, tuple(inside))
+            return Scores(scale, softcap, added, hidden, read, tuple(inside))
         if cast_target(read) is not None:
             node = read["input"]
+        elif not softcap and scale == 1.0 and (cap := _cap(read)) is not None:
+            softcap, scale, node, steps = cap
+            inside += steps
         elif (factor := _factor(read)) is not None:
             # read backwards: everything met before this point was done to the scaled scores
             scale, node = scale * factor[0], factor[1]
-        elif not masked and scale == 1.0 and (step := _masking(scene, read)) is not None:
+        elif not masked and scale == 1.0 and not softcap and (step := _masking(scene, read)) is not None:
             node, added, hidden = step
             masked = True
         else:
             return None
+
+
+def _cap(read: Call) -> tuple[float, float, fx.Node, list[fx.Node]] | None:
+    """(c, scale, x, nodes) of c · tanh(x · scale / c)."""
+    outer = _factor(read)
+    bent = None if outer is None else call(outer[1])
+    if outer is None or bent is None or bent.op != "tanh" or len(outer[1].users) != 1:
+        return None
+    inner_read = call(bent["input"])
+    inner = None if inner_read is None or len(bent["input"].users) != 1 else _factor(inner_read)
+    if inner is None or outer[0] <= 0:
+        return None
+    return outer[0], inner[0] * outer[0], inner[1], [outer[1], bent["input"]]
 
 
 def _factor(read: Call) -> tuple[float, fx.Node] | None:
@@ -181,14 +256,15 @@ def _added(read: Call) -> tuple[fx.Node, fx.Node | None, Any] | None:
     return None
 
 
-def _leads_to_product(node: Any, depth: int = 4) -> bool:
+def _leads_to_product(node: Any, depth: int = 6) -> bool:
     read = call(node)
     if read is None or depth == 0:
         return False
     if read.op in ("matmul", "bmm"):
         return True
     factor = _factor(read)
-    inner = factor[1] if factor is not None else read["input"] if cast_target(read) is not None else None
+    passes = cast_target(read) is not None or read.op == "tanh"
+    inner = factor[1] if factor is not None else read["input"] if passes else None
     return inner is not None and _leads_to_product(inner, depth - 1)
 
 
