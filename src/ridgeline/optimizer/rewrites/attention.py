@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Spelled:
     value: fx.Node
     scale: float
     softcap: float
+    sinks: fx.Node | None
     mask: Any
     out: fx.Node
     inside: tuple[fx.Node, ...]
@@ -69,29 +71,34 @@ def spelled_attention(scene: Scene) -> list[Match]:
     found = []
     for node in scene.nodes:
         read = None if scene.autocast else _spelled(scene, node)
-        if read is not None and not read.softcap and (match := _called(scene, read)) is not None:
+        if read is not None and not _is_special(read) and (match := _called(scene, read)) is not None:
             found.append(match)
     return found
 
 
 @rewrite(
-    "attention-softcap",
-    summary="attention written out with capped scores becomes our kernel",
-    worth=Worth(eager=2.0, compiled=1.5, basis="no scores in memory; PyTorch's function has no caps"),
+    "attention-special",
+    summary="attention written out with capped scores or with sinks becomes our kernel",
+    worth=Worth(eager=2.0, compiled=1.5, basis="no scores in memory; PyTorch's function has neither"),
     needs_kernels=True,
 )
-def capped_attention(scene: Scene) -> list[Match]:
+def special_attention(scene: Scene) -> list[Match]:
     found = []
     for node in scene.nodes:
         read = None if scene.autocast else _spelled(scene, node)
-        if read is not None and read.softcap and (match := _capped(scene, read)) is not None:
+        if read is not None and _is_special(read) and (match := _special(scene, read)) is not None:
             found.append(match)
     return found
 
 
-def _capped(scene: Scene, read: Spelled) -> Match | None:
-    """Replace capped attention by our kernel, if the mask is one it knows."""
-    if "softcap" not in kernel_arguments() or len(scene.shape(read.query) or ()) != 4 or read.key_is_turned:
+def _is_special(read: Spelled) -> bool:
+    """Whether scores are capped, or a share of every row goes to sinks: what PyTorch's function does not know."""
+    return bool(read.softcap) or read.sinks is not None
+
+
+def _special(scene: Scene, read: Spelled) -> Match | None:
+    """Replace special attention by our kernel, if the mask is one it knows."""
+    if not {"softcap", "sinks"} <= kernel_arguments() or len(scene.shape(read.query) or ()) != 4 or read.key_is_turned:
         return None
     pattern, buffers = _known_pattern(scene, read)
     if pattern is None:
@@ -100,13 +107,14 @@ def _capped(scene: Scene, read: Spelled) -> Match | None:
     key, value = _repeated(scene, read.key), _repeated(scene, read.value)
     if key is None or value is None:
         key, value = read.key, read.value
-    if not scene.unchanged((read.query, key, value), (*read.inside, read.key, read.value), read.out):
+    if not scene.unchanged((read.query, key, value, read.sinks), (*read.inside, read.key, read.value), read.out):
         return None
-    reason = kernel_refusal(*(scene.value(x) for x in (read.query, key, value)))
+    options: dict[str, Any] = {"is_causal": pattern.causal, "scale": read.scale}
+    options |= {"softcap": read.softcap, "sinks": read.sinks}
+    reason = kernel_refusal(*(scene.value(x) for x in (read.query, key, value)), **_values(scene, options))
     if reason is not None:
         scene.refuse(read.out, reason)
         return None
-    options: dict[str, Any] = {"is_causal": pattern.causal, "scale": read.scale, "softcap": read.softcap}
     if pattern.window is not None:
         options["window"] = (pattern.window - 1, -1)
     new = scene.emit(read.out, ridgeline_attention, read.query, key, value, **options)
@@ -116,7 +124,9 @@ def _capped(scene: Scene, read: Spelled) -> Match | None:
     watch(scene, buffers)
     scene.relaid(read.out, new)
     scene.discard(read.out)
-    return scene.match(new, f"attention with capped scores, {tuple(scene.shape(read.query) or ())}")
+    return scene.match(
+        new, f"attention with {'capped scores' if read.softcap else 'sinks'}, {tuple(scene.shape(read.query) or ())}"
+    )
 
 
 def _known_pattern(scene: Scene, read: Spelled) -> tuple[Pattern | None, tuple[fx.Node, ...]]:
@@ -136,7 +146,7 @@ def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
     product = _product(node)
     if product is None or not isinstance(product["other"], fx.Node):
         return None
-    weights, inside = _weights(scene, product["input"])
+    weights, inside, sinks = _weights(scene, product["input"])
     if weights is None:
         return None
     scores = _scores(scene, weights)
@@ -150,7 +160,7 @@ def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
     if scores.hidden is not None and scores.added is not None:
         return None
     everything = (*inside, *scores.inside, *q_inside, *k_inside, *turn_inside, node)
-    return Spelled(q, key, turned, product["other"], scale, scores.softcap, mask, node, everything)
+    return Spelled(q, key, turned, product["other"], scale, scores.softcap, sinks, mask, node, everything)
 
 
 def _product(node: Any) -> Call | None:
@@ -158,25 +168,63 @@ def _product(node: Any) -> Call | None:
     return read if read is not None and read.op in ("matmul", "bmm") else None
 
 
-def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ...]]:
-    """The scores under a softmax over the last dim, past a cast and dropout that is off."""
+def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
+    """(scores, nodes, sinks) under a softmax over the last dim, past a cast, dropout that is off and dropped sinks."""
+    nothing: tuple[None, tuple[fx.Node, ...], None] = (None, (), None)
     inside: list[fx.Node] = []
+    dropped = False
     while True:
         read = call(node)
         if read is None or len(node.users) != 1:
-            return None, ()
+            return nothing
         inside.append(node)
         if read.op == "softmax":
             break
         off = read.op == "dropout" and (read.get("training", True) is False or read.get("p", 0.5) == 0)
-        if not off and cast_target(read) is None:
-            return None, ()
+        last_dropped = read.op == "getitem" and read["index"] == (Ellipsis, slice(None, -1, None))
+        if not off and not last_dropped and cast_target(read) is None:
+            return nothing
+        dropped = dropped or last_dropped
         node = read["input"]
     shape = scene.shape(node)
     dim = read.given.get("dim")
     if shape is None or not isinstance(dim, int) or dim % len(shape) != len(shape) - 1:
-        return None, ()
-    return (read["input"], tuple(inside)) if isinstance(read["input"], fx.Node) else (None, ())
+        return nothing
+    if not dropped:
+        return (read["input"], tuple(inside), None) if isinstance(read["input"], fx.Node) else nothing
+    found = _before_sinks(scene, read["input"])
+    return nothing if found is None else (found[0], (*inside, *found[2]), found[1])
+
+
+def _before_sinks(scene: Scene, node: Any) -> tuple[fx.Node, fx.Node, tuple[fx.Node, ...]] | None:
+    """(scores, sinks, nodes) of scores with one more column, the sink of each head, less their largest or not."""
+    inside: list[fx.Node] = []
+    read = call(node)
+    if read is not None and read.op == "sub" and _is_row_maximum(read["other"], read["input"]):
+        inside.append(node)
+        node = read["input"]
+        read = call(node)
+    if read is None or read.op != "cat" or len(read["tensors"]) != 2 or read.get("dim", 0) not in (-1, 3):
+        return None
+    scores, column = read["tensors"]
+    wide = call(column)
+    turned = None if wide is None or wide.op != "expand" else call(wide["input"])
+    if turned is None or turned.op not in ("view", "reshape") or not isinstance(turned["input"], fx.Node):
+        return None
+    heads = (scene.shape(scores) or (0, 0))[1]
+    if scene.shape(turned.node) != (1, heads, 1, 1) or scene.shape(turned["input"]) != (heads,):
+        return None
+    return scores, turned["input"], (*inside, node)
+
+
+def _is_row_maximum(node: Any, of: Any) -> bool:
+    """Whether a node is the largest of each row of another: softmax does not notice it taken away."""
+    read = call(node)
+    if read is not None and read.op == "getitem" and read["index"] == 0:
+        read = call(read["input"])
+    if read is None or read.op not in ("max", "amax") or read["input"] is not of:
+        return False
+    return read.given.get("dim") in (-1, 3) and read.get("keepdim", False) is True
 
 
 def _scores(scene: Scene, node: fx.Node) -> Scores | None:
@@ -656,6 +704,7 @@ def _values(scene: Scene, options: dict[str, Any]) -> dict[str, Any]:
     return {name: scene.value(value) for name, value in options.items()}
 
 
+@cache
 def kernel_arguments() -> frozenset[str]:
     """The names our attention takes: what it can do grows."""
     return frozenset(inspect.signature(ridgeline_attention).parameters)
@@ -664,10 +713,12 @@ def kernel_arguments() -> frozenset[str]:
 def kernel_refusal(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> str | None:
     """Why our attention does not run these, device aside; None where it does."""
     support = primitive("attention").support
-    key_mask = options.get("key_mask")
-    if key_mask is None:
+    key_mask, sinks, softcap = (options.get(name) for name in ("key_mask", "sinks", "softcap"))
+    if not {"key_mask", "sinks", "softcap"} <= kernel_arguments():
         return support(query, key, value)
-    return support(query, key, value, bool(options.get("is_causal", False)), 1.0, 0, key_mask)
+    scale = query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
+    causal = bool(options.get("is_causal", False))
+    return support(query, key, value, causal, scale, 0, key_mask, sinks, -1, -1, softcap or 0.0)
 
 
 def key_mask(batch: int, *factors: Tensor) -> Tensor:
