@@ -29,6 +29,8 @@ from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import Call, call, cast_target
 
 _RACED = "benchmarks/2026-11-15-optimize-rewrite.md: taken only where the race was won"
+LEAST_ROWS = 64
+"""Our kernel gives a block of rows to a multiprocessor and does not split keys: decoding would use a fraction of them."""
 LEAST_CAUSAL_ROWS = 2048
 """From here on our causal kernel of head dim 128 beats cuDNN's forward (1.02 to 1.14x); below and at other head dims it
 loses (0.78x at 512 rows of 64), and so does its backward pass."""
@@ -663,7 +665,11 @@ def _is_wanted(scene: Scene, read: Attention, parts: Mask) -> bool:
 
 def wins(query: Tensor, causal: bool, masked: bool, training: bool) -> bool:
     """Whether our kernel is the fastest for a call, going by the race; on a host there is none to lose."""
-    if masked or query.device.type != "cuda":
+    if query.device.type != "cuda":
+        return True
+    if query.shape[2] < LEAST_ROWS:
+        return False
+    if masked:
         return True
     return causal and not training and 96 < query.shape[3] <= 128 and query.shape[2] >= LEAST_CAUSAL_ROWS
 
