@@ -49,7 +49,7 @@ def test_every_way_to_cut_a_product_gives_the_same_answer(chosen):
 
 def chained(x, weights):
     for w in weights:
-        x = product(x, w, None, None, x, 1e-6, 0.0, "none", False)
+        x = product(x, w, None, None, x, 1e-6, 0.0, "none", False, True)
     return x
 
 
