@@ -95,3 +95,4 @@ def test_lent_results_survive_replays_that_use_more_memory_than_they_do() -> Non
         for i, result in enumerate(kept, 1):
             assert torch.equal(result, model(x * i))
     assert graphed.replays == 4
+    assert graphed.pool_bytes() > 2 * kept[0].numel() * 4

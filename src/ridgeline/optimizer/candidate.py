@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -354,10 +355,12 @@ class Blocks:
     def __init__(self, model: nn.Module, found: list[Group], compiler: Callable[[Call], Call]) -> None:
         self.model = model
         self.here = threading.local()
-        self.patches: list[tuple[dict[str, Any], Call]] = []
+        self.patches: list[tuple[dict[str, Any], Call, Call | None]] = []
         for group in found:
             run = compiler(_block_runner(group.kind))
-            self.patches += [(vars(block), self._fork(run, block)) for block in group.blocks]
+            for block in group.blocks:
+                before = vars(block).get("forward")  # the fork of a plan for other inputs
+                self.patches.append((vars(block), self._fork(run, block, before), before))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.here.inside = True
@@ -367,21 +370,25 @@ class Blocks:
             self.here.inside = False
 
     def on(self) -> None:
-        for attributes, forward in self.patches:
+        for attributes, forward, _ in self.patches:
             attributes["forward"] = forward
 
     def off(self) -> None:
-        for attributes, _ in self.patches:
-            attributes.pop("forward", None)
+        for attributes, _, before in self.patches:
+            if before is None:
+                attributes.pop("forward", None)
+            else:
+                attributes["forward"] = before
 
-    def _fork(self, run: Call, block: nn.Module) -> Call:
-        here, own = self.here, type(block).forward
+    def _fork(self, run: Call, block: nn.Module, before: Call | None) -> Call:
+        here, own = self.here, before or partial(type(block).forward, block)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(here, "inside", False):
                 return run(block, *args, **kwargs)
-            return own(block, *args, **kwargs)
+            return own(*args, **kwargs)
 
+        forward.is_fork = True  # type: ignore[attr-defined]
         return forward
 
 

@@ -106,7 +106,8 @@ def test_a_kernel_starts_early_only_when_allowed_and_only_with_a_weight_that_gai
     assert not waits(collected(1, 4096, 4096)[0])
     assert waits(collected(1, 4096, 4096, early=True)[0])
     assert not waits(collected(1, 128256, 4096, early=True)[0])
-    assert not any(waits(variant) for variant in collected(8, 1024, 4096, early=True))
+    assert all(waits(variant) for variant in collected(8, 1024, 4096, early=True))
+    assert not any(waits(v) for v in collected(8, 8192, 4096, early=True, gated=True, activation="silu"))
 
 
 def test_weights_are_asked_for_before_the_wait_and_inputs_after_it():

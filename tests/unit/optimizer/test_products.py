@@ -198,6 +198,7 @@ def test_a_causal_flag_over_one_row_sees_one_key_and_is_left_alone() -> None:
     [
         (operator.matmul, ((512, 300), (300, 600))),
         (torch.bmm, ((2, 512, 300), (2, 300, 600))),
+        (lambda a, b: torch.einsum("bijl,lk->bijk", a, b), ((2, 16, 32, 300), (300, 600))),
         (lambda a, b: a @ b.T, ((512, 300), (600, 300))),
         (lambda a, b: torch.addmm(b[0], a, b), ((512, 300), (300, 600))),
     ],
@@ -210,6 +211,16 @@ def test_large_float32_products_become_halves(function: Any, shapes: Any) -> Non
     found, meant, report = _ran(Product(), tuple(torch.randn(*shape) for shape in shapes), ("halves",))
     torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-4)
     assert report.counts() == {"halves": 1}
+
+
+def test_other_einsums_are_left_alone() -> None:
+    class Other(nn.Module):
+        def forward(self, a: Any, b: Any) -> Any:
+            return torch.einsum("il,kl->ik", a, b), torch.einsum("li,lk->ik", a, b)
+
+    found, meant, report = _ran(Other(), (torch.randn(512, 512), torch.randn(512, 512)), ("halves",))
+    torch.testing.assert_close(found, meant)
+    assert not report.counts()
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(64, 512, 4096), (4096, 64, 4096)])

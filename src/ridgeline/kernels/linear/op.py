@@ -94,7 +94,7 @@ class _Plan:
         self.shape = (*x.shape[:-1], self.n)
         self.device = x.get_device()
         self.gated, self.has_norm = gated, norm_weight is not None
-        self.early = overlapping() and weight.nbytes <= config.EARLY_WEIGHT_BYTES
+        self.early = overlapping() and weight.nbytes <= config.EARLY_WEIGHT_BYTES and (self.rows == 1 or not gated)
         sizes = {
             "rows": self.rows, "k": self.k, "n": self.n, "itemsize": x.element_size(), "gated": gated,
             "early": self.early,
@@ -151,7 +151,7 @@ class _Plan:
         constants = {
             "MP": max(16, power_of_two(self.rows)), "BN": self.chosen.outputs, "BK": self.chosen.step,
             "EVEN": self.k % self.chosen.step == 0, "NORM": self.has_norm, **self.flags,
-            "WHOLE": self.shares == 1, "FIRST_SCALED": first_scaled,
+            "WHOLE": self.shares == 1, "FIRST_SCALED": first_scaled, "DEPENDENT": self.early,
         }  # fmt: skip
         grid = (cdiv(self.n, self.chosen.outputs), self.shares)
         common = self._common(x, weight, norm_weight, stride)
@@ -163,7 +163,12 @@ class _Plan:
         join = _JOIN.bind(
             (out, squares, *present, x, *self.join_args, eps),
             grid=(cdiv(self.n, JOIN_OUTPUTS), self.rows),
-            constants={"BN": JOIN_OUTPUTS, "SCALED": self.has_norm and not first_scaled, **self.flags},
+            constants={
+                "BN": JOIN_OUTPUTS,
+                "SCALED": self.has_norm and not first_scaled,
+                **self.flags,
+                "DEPENDENT": self.early,
+            },
             num_warps=2,
             device=self.device,
             vector=common["vector"],

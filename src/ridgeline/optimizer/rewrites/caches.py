@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from ridgeline.kernels.cache_append.op import refusal
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
-from ridgeline.optimizer.rewrites.scene import Scene
+from ridgeline.optimizer.rewrites.scene import Scene, clash
 from ridgeline.optimizer.rewrites.words import call
 
 APPENDED = torch.ops.ridgeline_kernels.cache_append.default
@@ -79,16 +79,14 @@ def _joined(scene: Scene, first: fx.Node, second: fx.Node) -> Match | None:
     values, _, other, v = second.args
     if index is not other or keys is values or not scene.unchanged((index, k, v), (first,), second):
         return None
-    if scene.memory(keys) & (scene.memory(values) | scene.memory(v)) or _touched(scene, keys, first, second):
+    if clash(scene.memory(keys), scene.memory(values) | scene.memory(v)) or _touched(scene, keys, first, second):
         return None
     if refusal(*(scene.value(x) for x in (keys, values, index, k, v))) is not None:
         return None
     new = scene.emit(second, APPENDED, keys, values, index, k, v)
     del new.meta["ridgeline"]  # it writes: nobody uses what it returns, and it stays
-    scene.graph.erase_node(first)
-    scene.graph.erase_node(second)
-    scene._positions.clear()
-    scene.notes.pop("barriers", None)
+    scene.erase_writer(first)
+    scene.erase_writer(second)
     return scene.match(new, f"cache {tuple(scene.shape(keys) or ())}")
 
 
@@ -96,7 +94,7 @@ def _touched(scene: Scene, keys: Any, first: fx.Node, second: fx.Node) -> bool:
     """Whether a node between two others reads or writes the memory of a cache."""
     memory = scene.memory(keys)
     return any(
-        memory & scene.memory(arg)
+        scene.memory(arg) and clash(memory, scene.memory(arg))
         for node in scene.nodes
         if scene.position(first) < scene.position(node) < scene.position(second)
         for arg in node.all_input_nodes

@@ -38,7 +38,7 @@ def halves(scene: Scene) -> list[Match]:
         return []
     found = []
     for node in scene.nodes:
-        read = call(node)
+        read = _as_matmul(call(node))
         if read is not None and (match := _put(scene, node, read)) is not None:
             found.append(match)
     return found
@@ -54,6 +54,19 @@ def _put(scene: Scene, node: fx.Node, read: Call) -> Match | None:
         return None
     scene.discard(node)
     return scene.match(new, f"float32 product {tuple(factors[0].shape)} × {tuple(factors[1].shape)}")
+
+
+def _as_matmul(read: Call | None) -> Call | None:
+    """An einsum that is a product with one matrix, ``...l,lk->...k``, read as that; anything else as it is."""
+    if read is None or read.op != "dot_einsum":
+        return read
+    operands = read["operands"]
+    sides, _, out = str(read["equation"]).replace(" ", "").partition("->")
+    left, _, right = sides.partition(",")
+    plain = all(len(set(part)) == len(part) and "." not in part for part in (left, right, out))
+    if len(operands) != 2 or not plain or len(right) != 2 or left[-1:] != right[0] or out != left[:-1] + right[1]:
+        return None
+    return Call("matmul", {"input": operands[0], "other": operands[1]}, read.node)
 
 
 def _linear_args(read: Call) -> tuple[Any, ...]:

@@ -32,12 +32,14 @@ def product(
     offset: float,
     activation: str,
     gated: bool,
+    early: bool,
 ) -> Tensor:
     """Our kernel; while a graph is recorded, one that fetches its weight before the kernel ahead of it has ended.
 
-    The rewrite has seen that nothing in the graph writes the weight, and a recording starts when all before it is done.
+    The rewrite has seen that nothing in the graph writes the weight. What ran before the graph it cannot see, so the
+    first product of one is never ``early``: the others come behind it.
     """
-    with overlapped(recording()):
+    with overlapped(early and recording()):
         return linear(
             x, weight, bias, norm_weight=norm_weight, residual=residual, eps=eps, offset=offset, activation=activation,
             gated=gated,
@@ -84,7 +86,7 @@ def products(scene: Scene) -> list[Match]:
     found = []
     for node in scene.nodes:
         read = _read(scene, node)
-        if read is not None and (match := _put(scene, read)) is not None:
+        if read is not None and (match := _put(scene, read, early=bool(found))) is not None:
             found.append(match)
     return found
 
@@ -230,8 +232,8 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _put(scene: Scene, found: Found) -> Match | None:
-    new = scene.emit(found.out, product, *found.arguments())
+def _put(scene: Scene, found: Found, early: bool) -> Match | None:
+    new = scene.emit(found.out, product, *found.arguments(), early)
     if not scene.replace(found.out, new):
         return None
     scene.discard(found.out)

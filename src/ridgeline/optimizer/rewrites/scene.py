@@ -394,6 +394,8 @@ def _mutates(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
         return bool(schema.is_mutable)
+    if getattr(node.target, "__module__", "") == "_operator":
+        return False  # and_ and or_ end like writers, and write nothing
     name = getattr(node.target, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         return True

@@ -1,0 +1,89 @@
+"""Products of a few rows, decoding and float32 products on a real GPU: numbers, bits, and recorded steps."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from ridgeline import kernels
+from ridgeline.bench.check import check_case
+from ridgeline.kernels import launcher, tuning
+from ridgeline.kernels.cache_append.op import append
+from ridgeline.kernels.contract import trials
+from ridgeline.kernels.linear.config import Linear
+from ridgeline.optimizer.rewrites.products import product
+
+DEVICE = torch.device("cuda")
+NAMES = ("linear", "linear_gated", "decode_attention", "matmul")
+
+
+def drawn(*shape, dtype=torch.bfloat16):
+    return torch.randn(*shape, device=DEVICE, dtype=dtype) * shape[-1] ** -0.5
+
+
+@pytest.mark.parametrize(("name", "of"), [(name, of) for name in NAMES for of in trials()[name][1].checks], ids=str)
+def test_kernels_agree_with_their_references(name, of):
+    for finding in check_case(name, of, DEVICE, 3):
+        assert finding.ok, finding
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Linear("row", 2, 512, 2),
+        Linear("row", 8, 1024, 4),
+        Linear("tile", 16, 256, 1, 4),
+        Linear("tile", 64, 128, 4, 4, 3),
+    ],
+    ids=str,
+)
+def test_every_way_to_cut_a_product_gives_the_same_answer(chosen):
+    x, w, g = drawn(5, 1000), drawn(600, 1000), drawn(1000)
+    meant = kernels.linear(x.double().cpu(), w.double().cpu(), norm_weight=g.double().cpu())
+    with tuning.forced("linear", chosen):
+        found = kernels.linear(x, w, norm_weight=g)
+    assert (found.double().cpu() - meant).norm() / meant.norm() < 4e-3
+
+
+def chained(x, weights):
+    for w in weights:
+        x = product(x, w, None, None, x, 1e-6, 0.0, "none", False, True)
+    return x
+
+
+def test_kernels_that_start_early_compute_the_same_bits_every_time():
+    weights = [drawn(1024, 1024) for _ in range(12)]
+    x = drawn(1, 1024)
+    meant = chained(x, weights)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert launcher.recording()
+        found = chained(x, weights)
+    for _ in range(50):
+        x.copy_(drawn(1, 1024))
+        meant = chained(x, weights)
+        graph.replay()
+        assert torch.equal(found, meant) or (found - meant).abs().max() < 1e-2 * meant.abs().max()
+    before = found.clone()
+    for _ in range(50):
+        graph.replay()
+        assert torch.equal(found, before)
+
+
+def test_new_keys_and_values_land_where_index_copy_puts_them():
+    caches, others = (torch.zeros(2, 3, 4, 100, 128, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    index, new = torch.tensor([7, 99], device=DEVICE), drawn(2, 3, 2, 4, 128).transpose(2, 3)
+    append(caches[0], caches[1], index, new[0], new[1])
+    for cache, part in zip(others, new, strict=True):
+        cache.index_copy_(2, index, part)
+    assert torch.equal(caches, others)
+
+
+def test_infinities_do_not_pass_for_numbers_in_float32_products():
+    a, b = torch.rand(512, 512, device=DEVICE), torch.rand(512, 512, device=DEVICE)
+    a[3, 5] = float("inf")
+    b[7, 9] = float("nan")
+    found, meant = kernels.matmul(a, b), a @ b
+    assert torch.equal(found.isfinite(), meant.isfinite())
