@@ -81,7 +81,7 @@ def test_a_wrong_candidate_is_dropped_even_if_it_is_the_only_fast_one(monkeypatc
 
 
 def test_nothing_faster_returns_eager(monkeypatch: Any) -> None:
-    receipt, built = _searched(monkeypatch, {"same": lambda m: m})
+    receipt, built = _searched(monkeypatch, {"same": lambda m: lambda x: (time.sleep(2e-4), m(x))[1]})
     assert built.candidate.name == "eager" and _status(receipt)["same"] in ("equal", "slower")
 
 
