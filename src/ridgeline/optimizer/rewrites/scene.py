@@ -25,6 +25,10 @@ _IN_PLACE = (
 )  # fmt: skip
 
 
+SMALL = 1 << 18
+"""Below so many elements softmax and cross-entropy lose to PyTorch, 0.84 to 0.91x (benchmarks/2026-11-15-kernels.md)."""
+
+
 @dataclass(slots=True)
 class Extra:
     """A tensor the rewritten graph takes besides its inputs, made from some of them and kept true to them.
@@ -87,6 +91,11 @@ class Scene:
     def dtype(self, node: Any) -> torch.dtype | None:
         found = self.tensor(node)
         return None if found is None else found.dtype
+
+    def is_small(self, node: Any) -> bool:
+        """Whether a tensor on a GPU is so small that a launch is all its kernel costs: ours gain nothing there."""
+        found = self.tensor(node)
+        return found is not None and found.device.type == "cuda" and found.numel() < SMALL
 
     def real(self, node: Any) -> Tensor | None:
         """The tensor handed in for a placeholder when the graph was made."""
