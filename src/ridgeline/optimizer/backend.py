@@ -130,7 +130,7 @@ def lower(
     if not scene.extras and not scene.watches:
         return call
     report.undos.extend(extra.undo for extra in scene.extras if extra.undo is not None)
-    return _fed(call, scene, _Fallback(gm, compiler, chosen_options))
+    return _fed(call, scene, gm.forward)
 
 
 def rewritten(
@@ -270,21 +270,8 @@ def _stand_ins(scene: Scene, inputs: Sequence[Any]) -> list[Tensor]:
     return found
 
 
-class _Fallback:
-    """The graph as it was traced, compiled when something the rewrites relied on has changed."""
-
-    def __init__(self, gm: fx.GraphModule, compiler: str, options: Mapping[str, Any]) -> None:
-        self._gm, self._compiler, self._options = gm, compiler, options
-        self._call: Callable[..., Any] | None = None
-
-    def __call__(self, *args: Any) -> Any:
-        if self._call is None:
-            self._call = self._gm.forward
-        return self._call(*args)
-
-
 def _fed(call: Callable[..., Any], scene: Scene, fallback: Callable[..., Any]) -> Callable[..., Any]:
-    """The call with its further inputs handed in, if all that was relied on still holds."""
+    """The call with its further inputs handed in; the graph as it was traced where what was relied on has changed."""
     extras: tuple[Extra, ...] = tuple(scene.extras)
     watches = tuple(scene.watches)
 

@@ -475,6 +475,64 @@ def weights_returned_too() -> Any:
     return Of(forward), _qkv()
 
 
+def _gemma2(cap: float, divisor: float, window: int = 0) -> Any:
+    def repeat(x: Tensor) -> Tensor:
+        b, h, n, d = x.shape
+        return x[:, :, None, :, :].expand(b, h, H // K, n, d).reshape(b, H, n, d)
+
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.matmul(q, repeat(k).transpose(2, 3)) * 0.3
+        scores = torch.tanh(scores / divisor) * cap
+        i = torch.arange(L, device=q.device)
+        seen = i[None, :] <= i[:, None]
+        if window:
+            seen = seen & (i[None, :] > i[:, None] - window)
+        smallest = torch.finfo(q.dtype).min
+        scores = scores + torch.where(seen, torch.zeros((), dtype=q.dtype, device=q.device), smallest)[None, None]
+        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        return torch.matmul(weights, repeat(v)).transpose(1, 2).contiguous()
+
+    return Of(forward), _heads(H, K, K)
+
+
+@spelled("attention-special", dtypes=(torch.bfloat16,))
+def gemma2_attention() -> Any:
+    return _gemma2(5.0, 5.0)
+
+
+@spelled("attention-special", dtypes=(torch.bfloat16,))
+def gemma2_attention_with_a_window() -> Any:
+    return _gemma2(5.0, 5.0, window=4)
+
+
+@spelled("attention-special", dtypes=(torch.bfloat16,))
+def scores_bent_by_another_number_than_they_are_scaled_with() -> Any:
+    return _gemma2(5.0, 3.0)
+
+
+@spelled("attention-special", dtypes=(torch.bfloat16,))
+def gpt_oss_attention_has_sinks() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.matmul(q, k.transpose(2, 3)) * 0.3
+        hidden = torch.triu(torch.full((L, L), torch.finfo(q.dtype).min, dtype=q.dtype, device=q.device), 1)
+        scores = scores + hidden[None, None]
+        sinks = self.sinks.reshape(1, -1, 1, 1).expand(B, -1, L, -1)
+        logits = torch.cat([scores, sinks], dim=-1)
+        logits = logits - logits.max(dim=-1, keepdim=True).values
+        weights = F.softmax(logits, dim=-1, dtype=logits.dtype)[..., :-1]
+        return torch.matmul(F.dropout(weights, 0.1, False), v).transpose(1, 2).contiguous()
+
+    return Of(forward, sinks=torch.randn(H)), _qkv()
+
+
+@missed("attention-special")
+def a_column_dropped_that_is_no_sink() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(q @ k.mT, -1)[..., :-1] @ v[:, :, 1:]
+
+    return Of(forward), _qkv()
+
+
 @missed("attention")
 def scores_capped() -> Any:
     return Of(lambda self, q, k, v: torch.softmax(torch.tanh(q @ k.mT / 30) * 30, -1) @ v), _qkv()

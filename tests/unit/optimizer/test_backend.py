@@ -251,3 +251,21 @@ def test_autocast_keeps_kernels_out() -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(fast(x), model(x), rtol=2e-2, atol=2e-2)
     assert not set(report.counts()) & {"norm", "gate", "norm-residual", "attention-kernel"}
+
+
+def test_our_attention_is_chosen_where_it_was_measured_faster() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    from ridgeline.optimizer.rewrites.attention import wins
+
+    with FakeTensorMode():
+        wide, narrow, one = (
+            torch.empty(1, 32, rows, dim, device="cuda", dtype=torch.bfloat16)
+            for rows, dim in ((4096, 128), (4096, 64), (1, 128))
+        )
+        assert wins(wide, causal=True, masked=False, training=False)
+        assert not wins(wide, causal=True, masked=False, training=True)
+        assert not wins(wide, causal=False, masked=False, training=False)
+        assert not wins(narrow, causal=True, masked=False, training=False)
+        assert wins(narrow, causal=False, masked=True, training=True)
+        assert not wins(one, causal=False, masked=True, training=False)

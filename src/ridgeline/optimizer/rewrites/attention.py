@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import Call, call, cast_target
 
 _RACED = "benchmarks/2026-11-15-optimize-rewrite.md: taken only where the race was won"
+LEAST_ROWS = 64
+"""Our kernel gives blocks of rows to multiprocessors and does not split keys: decoding would use a fraction of them."""
 LEAST_CAUSAL_ROWS = 2048
 """From here on our causal kernel of head dim 128 beats cuDNN's forward (1.02 to 1.14x); below and at other head dims it
 loses (0.78x at 512 rows of 64), and so does its backward pass."""
@@ -42,6 +45,8 @@ class Spelled:
     key_is_turned: bool
     value: fx.Node
     scale: float
+    softcap: float
+    sinks: fx.Node | None
     mask: Any
     out: fx.Node
     inside: tuple[fx.Node, ...]
@@ -52,6 +57,7 @@ class Scores:
     """What was done to scores between the product and the softmax, read backwards."""
 
     scale: float
+    softcap: float
     added: fx.Node | None
     hidden: tuple[fx.Node, bool, float] | None  # a boolean, whether it hides where true, and the score put in
     product: Call
@@ -67,9 +73,74 @@ def spelled_attention(scene: Scene) -> list[Match]:
     found = []
     for node in scene.nodes:
         read = None if scene.autocast else _spelled(scene, node)
-        if read is not None and (match := _called(scene, read)) is not None:
+        if read is not None and not _is_special(read) and (match := _called(scene, read)) is not None:
             found.append(match)
     return found
+
+
+@rewrite(
+    "attention-special",
+    summary="attention written out with capped scores or with sinks becomes our kernel",
+    worth=Worth(eager=2.0, compiled=1.5, basis="no scores in memory; PyTorch's function has neither"),
+    needs_kernels=True,
+)
+def special_attention(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = None if scene.autocast else _spelled(scene, node)
+        if read is not None and _is_special(read) and (match := _special(scene, read)) is not None:
+            found.append(match)
+    return found
+
+
+def _is_special(read: Spelled) -> bool:
+    """Whether scores are capped, or a share of every row goes to sinks: what PyTorch's function does not know."""
+    return bool(read.softcap) or read.sinks is not None
+
+
+def _special(scene: Scene, read: Spelled) -> Match | None:
+    """Replace special attention by our kernel, if the mask is one it knows."""
+    if not {"softcap", "sinks"} <= kernel_arguments() or len(scene.shape(read.query) or ()) != 4 or read.key_is_turned:
+        return None
+    pattern, buffers = _known_pattern(scene, read)
+    if pattern is None:
+        scene.refuse(read.out, "the mask is neither causal nor a window")
+        return None
+    key, value = _repeated(scene, read.key), _repeated(scene, read.value)
+    if key is None or value is None:
+        key, value = read.key, read.value
+    if not scene.unchanged((read.query, key, value, read.sinks), (*read.inside, read.key, read.value), read.out):
+        return None
+    options: dict[str, Any] = {"is_causal": pattern.causal, "scale": read.scale}
+    options |= {"softcap": read.softcap, "sinks": read.sinks}
+    reason = kernel_refusal(*(scene.value(x) for x in (read.query, key, value)), **_values(scene, options))
+    if reason is not None:
+        scene.refuse(read.out, reason)
+        return None
+    if pattern.window is not None:
+        options["window"] = (pattern.window - 1, -1)
+    new = scene.emit(read.out, ridgeline_attention, read.query, key, value, **options)
+    if not scene.alike_sizes(read.out, new):
+        scene.discard(new)
+        return None
+    watch(scene, buffers)
+    scene.relaid(read.out, new)
+    scene.discard(read.out)
+    return scene.match(
+        new, f"attention with {'capped scores' if read.softcap else 'sinks'}, {tuple(scene.shape(read.query) or ())}"
+    )
+
+
+def _known_pattern(scene: Scene, read: Spelled) -> tuple[Pattern | None, tuple[fx.Node, ...]]:
+    """The constant pattern that was added to scores, and the buffers it came from."""
+    if read.mask is None:
+        return Pattern(causal=False), ()
+    if not isinstance(read.mask, fx.Node):
+        return None, ()
+    parts = taken_apart(scene, read.mask, *_lengths(scene, read))
+    if parts is None or parts.keys or parts.pattern.shift:
+        return None, ()
+    return parts.pattern, parts.buffers
 
 
 def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
@@ -77,7 +148,7 @@ def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
     product = _product(node)
     if product is None or not isinstance(product["other"], fx.Node):
         return None
-    weights, inside = _weights(scene, product["input"])
+    weights, inside, sinks = _weights(scene, product["input"])
     if weights is None:
         return None
     scores = _scores(scene, weights)
@@ -91,7 +162,7 @@ def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
     if scores.hidden is not None and scores.added is not None:
         return None
     everything = (*inside, *scores.inside, *q_inside, *k_inside, *turn_inside, node)
-    return Spelled(q, key, turned, product["other"], scale, mask, node, everything)
+    return Spelled(q, key, turned, product["other"], scale, scores.softcap, sinks, mask, node, everything)
 
 
 def _product(node: Any) -> Call | None:
@@ -99,30 +170,68 @@ def _product(node: Any) -> Call | None:
     return read if read is not None and read.op in ("matmul", "bmm") else None
 
 
-def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ...]]:
-    """The scores under a softmax over the last dim, past a cast and dropout that is off."""
+def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
+    """(scores, nodes, sinks) under a softmax over the last dim, past a cast, dropout that is off and dropped sinks."""
+    nothing: tuple[None, tuple[fx.Node, ...], None] = (None, (), None)
     inside: list[fx.Node] = []
+    dropped = False
     while True:
         read = call(node)
         if read is None or len(node.users) != 1:
-            return None, ()
+            return nothing
         inside.append(node)
         if read.op == "softmax":
             break
         off = read.op == "dropout" and (read.get("training", True) is False or read.get("p", 0.5) == 0)
-        if not off and cast_target(read) is None:
-            return None, ()
+        last_dropped = read.op == "getitem" and read["index"] == (Ellipsis, slice(None, -1, None))
+        if not off and not last_dropped and cast_target(read) is None:
+            return nothing
+        dropped = dropped or last_dropped
         node = read["input"]
     shape = scene.shape(node)
     dim = read.given.get("dim")
     if shape is None or not isinstance(dim, int) or dim % len(shape) != len(shape) - 1:
-        return None, ()
-    return (read["input"], tuple(inside)) if isinstance(read["input"], fx.Node) else (None, ())
+        return nothing
+    if not dropped:
+        return (read["input"], tuple(inside), None) if isinstance(read["input"], fx.Node) else nothing
+    found = _before_sinks(scene, read["input"])
+    return nothing if found is None else (found[0], (*inside, *found[2]), found[1])
+
+
+def _before_sinks(scene: Scene, node: Any) -> tuple[fx.Node, fx.Node, tuple[fx.Node, ...]] | None:
+    """(scores, sinks, nodes) of scores with one more column, the sink of each head, less their largest or not."""
+    inside: list[fx.Node] = []
+    read = call(node)
+    if read is not None and read.op == "sub" and _is_row_maximum(read["other"], read["input"]):
+        inside.append(node)
+        node = read["input"]
+        read = call(node)
+    if read is None or read.op != "cat" or len(read["tensors"]) != 2 or read.get("dim", 0) not in (-1, 3):
+        return None
+    scores, column = read["tensors"]
+    wide = call(column)
+    turned = None if wide is None or wide.op != "expand" else call(wide["input"])
+    if turned is None or turned.op not in ("view", "reshape") or not isinstance(turned["input"], fx.Node):
+        return None
+    heads = (scene.shape(scores) or (0, 0))[1]
+    if scene.shape(turned.node) != (1, heads, 1, 1) or scene.shape(turned["input"]) != (heads,):
+        return None
+    return scores, turned["input"], (*inside, node)
+
+
+def _is_row_maximum(node: Any, of: Any) -> bool:
+    """Whether a node is the largest of each row of another: softmax does not notice it taken away."""
+    read = call(node)
+    if read is not None and read.op == "getitem" and read["index"] == 0:
+        read = call(read["input"])
+    if read is None or read.op not in ("max", "amax") or read["input"] is not of:
+        return False
+    return read.given.get("dim") in (-1, 3) and read.get("keepdim", False) is True
 
 
 def _scores(scene: Scene, node: fx.Node) -> Scores | None:
     """Follow scores back to their product: casts, scales, one mask. A scale after the mask would scale the mask: no."""
-    scale, added, hidden = 1.0, None, None
+    scale, softcap, added, hidden = 1.0, 0.0, None, None
     inside: list[fx.Node] = []
     masked = False
     while True:
@@ -131,17 +240,33 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
             return None
         inside.append(node)
         if read.op in ("matmul", "bmm"):
-            return Scores(scale, added, hidden, read, tuple(inside))
+            return Scores(scale, softcap, added, hidden, read, tuple(inside))
         if cast_target(read) is not None:
             node = read["input"]
+        elif not softcap and scale == 1.0 and (cap := _cap(read)) is not None:
+            softcap, scale, node, steps = cap
+            inside += steps
         elif (factor := _factor(read)) is not None:
             # read backwards: everything met before this point was done to the scaled scores
             scale, node = scale * factor[0], factor[1]
-        elif not masked and scale == 1.0 and (step := _masking(scene, read)) is not None:
+        elif not masked and scale == 1.0 and not softcap and (step := _masking(scene, read)) is not None:
             node, added, hidden = step
             masked = True
         else:
             return None
+
+
+def _cap(read: Call) -> tuple[float, float, fx.Node, list[fx.Node]] | None:
+    """(c, scale, x, nodes) of c · tanh(x · scale / c)."""
+    outer = _factor(read)
+    bent = None if outer is None else call(outer[1])
+    if outer is None or bent is None or bent.op != "tanh" or len(outer[1].users) != 1:
+        return None
+    inner_read = call(bent["input"])
+    inner = None if inner_read is None or len(bent["input"].users) != 1 else _factor(inner_read)
+    if inner is None or outer[0] <= 0:
+        return None
+    return outer[0], inner[0] * outer[0], inner[1], [outer[1], bent["input"]]
 
 
 def _factor(read: Call) -> tuple[float, fx.Node] | None:
@@ -181,14 +306,15 @@ def _added(read: Call) -> tuple[fx.Node, fx.Node | None, Any] | None:
     return None
 
 
-def _leads_to_product(node: Any, depth: int = 4) -> bool:
+def _leads_to_product(node: Any, depth: int = 6) -> bool:
     read = call(node)
     if read is None or depth == 0:
         return False
     if read.op in ("matmul", "bmm"):
         return True
     factor = _factor(read)
-    inner = factor[1] if factor is not None else read["input"] if cast_target(read) is not None else None
+    passes = cast_target(read) is not None or read.op == "tanh"
+    inner = factor[1] if factor is not None else read["input"] if passes else None
     return inner is not None and _leads_to_product(inner, depth - 1)
 
 
@@ -539,7 +665,11 @@ def _is_wanted(scene: Scene, read: Attention, parts: Mask) -> bool:
 
 def wins(query: Tensor, causal: bool, masked: bool, training: bool) -> bool:
     """Whether our kernel is the fastest for a call, going by the race; on a host there is none to lose."""
-    if masked or query.device.type != "cuda":
+    if query.device.type != "cuda":
+        return True
+    if query.shape[2] < LEAST_ROWS:
+        return False
+    if masked:
         return True
     return causal and not training and 96 < query.shape[3] <= 128 and query.shape[2] >= LEAST_CAUSAL_ROWS
 
@@ -580,6 +710,7 @@ def _values(scene: Scene, options: dict[str, Any]) -> dict[str, Any]:
     return {name: scene.value(value) for name, value in options.items()}
 
 
+@cache
 def kernel_arguments() -> frozenset[str]:
     """The names our attention takes: what it can do grows."""
     return frozenset(inspect.signature(ridgeline_attention).parameters)
@@ -588,10 +719,12 @@ def kernel_arguments() -> frozenset[str]:
 def kernel_refusal(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> str | None:
     """Why our attention does not run these, device aside; None where it does."""
     support = primitive("attention").support
-    key_mask = options.get("key_mask")
-    if key_mask is None:
+    key_mask, sinks, softcap = (options.get(name) for name in ("key_mask", "sinks", "softcap"))
+    if not {"key_mask", "sinks", "softcap"} <= kernel_arguments():
         return support(query, key, value)
-    return support(query, key, value, bool(options.get("is_causal", False)), 1.0, 0, key_mask)
+    scale = query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
+    causal = bool(options.get("is_causal", False))
+    return support(query, key, value, causal, scale, 0, key_mask, sinks, -1, -1, softcap or 0.0)
 
 
 def key_mask(batch: int, *factors: Tensor) -> Tensor:

@@ -169,7 +169,7 @@ def kernel_loss(
 
 
 def _by_kernel(scene: Scene, read: Loss) -> Match | None:
-    if read.reduction not in ("mean", "sum", "none"):
+    if read.reduction not in ("mean", "sum", "none") or scene.is_small(read.logits):
         return None
     narrow = _before_cast(scene, read)
     if not scene.unchanged((narrow, read.target), read.steps, read.out):

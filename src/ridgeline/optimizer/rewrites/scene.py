@@ -25,6 +25,10 @@ _IN_PLACE = (
 )  # fmt: skip
 
 
+SMALL = 1 << 18
+"""Below so many elements softmax and cross-entropy lose to PyTorch, 0.84 to 0.91x (benchmarks/2026-11-15-kernels.md)."""
+
+
 @dataclass(slots=True)
 class Extra:
     """A tensor the rewritten graph takes besides its inputs, made from some of them and kept true to them.
@@ -87,6 +91,11 @@ class Scene:
     def dtype(self, node: Any) -> torch.dtype | None:
         found = self.tensor(node)
         return None if found is None else found.dtype
+
+    def is_small(self, node: Any) -> bool:
+        """Whether a tensor on a GPU is so small that a launch is all its kernel costs: ours gain nothing there."""
+        found = self.tensor(node)
+        return found is not None and found.device.type == "cuda" and found.numel() < SMALL
 
     def real(self, node: Any) -> Tensor | None:
         """The tensor handed in for a placeholder when the graph was made."""
@@ -394,6 +403,8 @@ def _mutates(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
         return bool(schema.is_mutable)
+    if getattr(node.target, "__module__", "") == "_operator":
+        return False  # and_ and or_ end like writers, and write nothing
     name = getattr(node.target, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         return True

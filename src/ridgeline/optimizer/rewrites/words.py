@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +71,7 @@ _both("var", "input dim correction keepdim")
 _both("std", "input dim correction keepdim")
 _both("logsumexp", "input dim keepdim")
 _both("amax", "input dim keepdim")
+_both("max", "input dim keepdim")
 _spell("linalg_norm", "input ord dim keepdim dtype", torch.linalg.vector_norm)
 _spell("linear", "input weight bias", F.linear, torch._C._nn.linear)
 _spell("bmm", "input other", torch.bmm, "bmm")
@@ -202,11 +202,6 @@ def _synonym(name: str) -> str:
     return {"x": "input", "axis": "dim", "keepdims": "keepdim", "exponent": "other", "mat2": "other"}.get(name, name)
 
 
-def is_op(node: Any, *ops: str) -> bool:
-    found = call(node)
-    return found is not None and found.op in ops
-
-
 def cast_target(found: Call) -> torch.dtype | None:
     """The dtype a call converts to where that is all it does to values; None for anything else."""
     if found.op in CASTS:
@@ -218,6 +213,3 @@ def cast_target(found: Call) -> torch.dtype | None:
         return None
     wanted = [v for v in (*found.get("to", ()), found.given.get("dtype")) if isinstance(v, torch.dtype)]
     return wanted[0] if len(wanted) == 1 else None
-
-
-Predicate = Callable[[fx.Node], bool]
