@@ -475,6 +475,7 @@ def step_cost(log: Log, at: Any) -> None:
                 torch.cuda.empty_cache()
         found["losses"] = losses
         found["track"] = [max(abs(a - b) / abs(a) for a, b in zip(losses[0], other)) for other in losses[1:]]
+        found["pool_bytes"] = graphed.pool_bytes()
         found["replays"], found["misses"] = (graphed.replays, whole.replays), whole.misses
         return found
 

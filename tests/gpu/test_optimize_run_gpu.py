@@ -71,6 +71,19 @@ def test_a_capture_that_fails_leaves_the_device_usable(always: bool) -> None:
     _healthy()
 
 
+def test_inside_somebody_elses_recording_the_call_is_recorded_itself() -> None:
+    model, x = nn.Linear(64, 64).cuda(), torch.randn(8, 64, device="cuda")
+    graphed = graph_inference(model, (x,), {}, model)
+    outer = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        with torch.cuda.graph(outer):
+            result = graphed(x)
+        x.normal_()
+        outer.replay()
+        assert torch.equal(result, model(x))
+    assert graphed.misses == {"the call itself is being recorded": 1}
+
+
 def test_lent_results_survive_replays_that_use_more_memory_than_they_do() -> None:
     torch.manual_seed(0)
     wide = nn.Linear(8192, 8192)
@@ -82,3 +95,4 @@ def test_lent_results_survive_replays_that_use_more_memory_than_they_do() -> Non
         for i, result in enumerate(kept, 1):
             assert torch.equal(result, model(x * i))
     assert graphed.replays == 4
+    assert graphed.pool_bytes() > 2 * kept[0].numel() * 4

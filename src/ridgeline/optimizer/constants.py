@@ -21,6 +21,7 @@ from ridgeline.errors import NotGraphable
 _aten = torch.ops.aten
 _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._unsafe_index.Tensor)
 _FACTORIES = (torch.tensor, torch.as_tensor)
+_ITEMS = (Tensor.__getitem__, Tensor.__setitem__)
 
 
 class Constants:
@@ -109,7 +110,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 class _Factories(TorchFunctionMode):
-    """Makes ``torch.tensor([…], device="cuda")`` on the host first, so that its copy is seen."""
+    """Makes ``torch.tensor([…], device="cuda")`` and ``x[[…]]`` on the host first, so that the copy is seen."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()
@@ -117,9 +118,20 @@ class _Factories(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func in _ITEMS and args[0].device.type == self.device_type:
+            return func(args[0], _listed(args[1], args[0].device), *args[2:], **kwargs)
         device = kwargs.get("device")
         if func in _FACTORIES and device is not None and torch.device(device).type == self.device_type:
             if not isinstance(args[0] if args else kwargs.get("data"), Tensor):
                 del kwargs["device"]
                 return func(*args, **kwargs, device="cpu").to(device)
         return func(*args, **kwargs)
+
+
+def _listed(index: Any, device: torch.device) -> Any:
+    """An index with lists of whole numbers as tensors on the device."""
+    if isinstance(index, tuple):
+        return tuple(_listed(part, device) for part in index)
+    if isinstance(index, list) and index and all(type(item) is int for item in index):
+        return torch.tensor(index).to(device)
+    return index

@@ -43,6 +43,12 @@ class Executor(Protocol):
     def fork(self) -> Executor:
         """Another that records into memory of its own: what one lends, the other does not write to."""
 
+    def pool_bytes(self) -> int:
+        """Memory that recordings hold as long as they live, forks included."""
+
+    def is_recording(self) -> bool:
+        """Whether somebody records what is done here, and would record a replay."""
+
     def arrive(self) -> None:
         """Makes the work that follows here wait for the work of the last replay elsewhere."""
 
@@ -58,6 +64,7 @@ class CudaExecutor:
         self.pool = torch.cuda.graph_pool_handle()
         self._last: Any = None
         self._raw = -1
+        self._forks: list[CudaExecutor] = []
 
     def warm_up(self, run: Callable[[], Any]) -> None:
         with torch.cuda.device(self.device):
@@ -111,7 +118,17 @@ class CudaExecutor:
             raise NotGraphable(reason_of(error)) from error
 
     def fork(self) -> CudaExecutor:
-        return CudaExecutor(self.device)
+        made = CudaExecutor(self.device)
+        self._forks.append(made)
+        return made
+
+    def pool_bytes(self) -> int:
+        pools = {tuple(executor.pool) for executor in (self, *self._forks)}
+        segments = torch.cuda.memory_snapshot()
+        return sum(s["total_size"] for s in segments if tuple(s.get("segment_pool_id", ())) in pools)
+
+    def is_recording(self) -> bool:
+        return torch._C._cuda_isCurrentStreamCapturing()
 
     def arrive(self) -> None:
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)

@@ -22,11 +22,11 @@ from torch import Tensor
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
 from ridgeline.optimizer.matcher import Matcher
-from ridgeline.optimizer.observe import keep, put_back, restored_random
+from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
 from ridgeline.optimizer.statics import Group, Statics, grouped
-from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Studio, alias, counts, own_copies, restoring
+from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Miss, Studio, alias, counts, own_copies, restoring
 from ridgeline.optimizer.training import GraphedTraining, graph_training
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
@@ -40,15 +40,6 @@ _MOST_REASONS = 64
 
 
 _use_count = torch._C._storage_Use_Count
-
-
-class Miss:
-    """Says that a call cannot be replayed as recorded; ``stale`` if the model is no more what was recorded."""
-
-    __slots__ = ("reason", "stale")
-
-    def __init__(self, reason: str, *, stale: bool) -> None:
-        self.reason, self.stale = reason, stale
 
 
 @dataclass(slots=True)
@@ -102,7 +93,8 @@ class Variant:
             return tensors[self.pins[0]].data_ptr() == self.places[0]
         return not self.pins or [tensors[i].data_ptr() for i in self.pins] == self.places
 
-    def replay(self, flat: Flat) -> Any:
+    def start(self, flat: Flat) -> Take:
+        """Copies the inputs in and runs a recording whose results nobody holds."""
         if self.statics.groups:
             self.statics.fill(flat.tensors)
         for take in self.loans:
@@ -111,6 +103,10 @@ class Variant:
         else:
             take = self.home
         take.recording.replay()
+        return take
+
+    def finish(self, take: Take, flat: Flat) -> Any:
+        """Hands out what a recording has made, and writes what it wrote to its inputs to the caller's."""
         if self.written:
             self.statics.write_back(flat.tensors, self.written)
         return take.build(take.copies() if take is self.home else take.lend(), flat)
@@ -128,6 +124,7 @@ class Graphed:
         self.replays = 0
         self._studio = studio
         self._variants = studio.variants
+        self._pure = studio.is_pure()
         self._lock = threading.RLock()
         self._sighted: tuple[tuple[int, ...], int] = ((), 0)
 
@@ -154,20 +151,35 @@ class Graphed:
     def replay(self, flat: Flat) -> Any:
         """The result of a call whose signature is known to be the recorded one, or a miss."""
         with self._lock:
-            if not self.watch.same():
-                return self._miss("; ".join(self.watch.changes()[:3]), stale=True)
+            executor = self._studio.executor
+            # What changes nothing outside may start before all is compared, if its weights are where they were.
+            if not (self.watch.addressed() if self._pure else self.watch.same()):
+                return self._stale()
+            if executor.is_recording():
+                return self._miss("the call itself is being recorded", stale=False)
             variant = self._variant(flat)
             if variant is None:
                 return self._miss("an input that is used in place lies elsewhere", stale=False)
-            self._studio.executor.arrive()
+            executor.arrive()
             recorded = torch.is_grad_enabled()
             torch._C._set_grad_enabled(False)
             try:
-                result = variant.replay(flat)
+                take = variant.start(flat)
+                if self._pure and not self.watch.same():
+                    return self._stale()
+                result = variant.finish(take, flat)
             finally:
                 torch._C._set_grad_enabled(recorded)
             self.replays += 1
             return result
+
+    def pool_bytes(self) -> int:
+        """Memory that the recordings hold besides the caller's."""
+        return self._studio.executor.pool_bytes()
+
+    def _stale(self) -> Miss:
+        self._pure = False  # a model that changed once is compared first from now on
+        return self._miss("; ".join(self.watch.changes()[:3]), stale=True)
 
     def _variant(self, flat: Flat) -> Variant | None:
         for variant in self._variants:
@@ -255,25 +267,24 @@ class InferenceStudio(Studio):
         self._record_all(flat)
 
     def _warm(self, flat: Flat, statics: Statics) -> None:
-        kept = [keep(tensor) for tensor in self.written_model]
+        kept = Values(self.written_model)
 
         def run() -> None:
             statics.fill(flat.tensors)
-            for whole, was in kept:
-                put_back(whole, was)
+            kept.put_back()
             arguments, _ = self.twin(flat, statics.tensors)
             self.call(*arguments[0], **arguments[1])
 
         try:
             with restored_random():
                 self.executor.warm_up(run)
+                self.look_again()
                 began = time.perf_counter()
                 self.executor.warm_up(run)
                 self._brisk = time.perf_counter() - began < BRISK_S
                 self.rehearse(run)
         finally:
-            for whole, was in kept:
-                put_back(whole, was)
+            kept.put_back()
         self.refuse_changes()
 
     def _record_all(self, flat: Flat) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import call
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class Matcher:
                 if found is None or found.key != want[1]:
                     return None
                 piece = (len(tensors), found, value)
-                tensors += [ref() for ref in found.tensors]  # type: ignore[misc]
+                tensors += map(call, found.tensors)  # type: ignore[arg-type]
             elif value is not want and (value.__class__ is not kind or value != want or kind is float):
                 return None
         if len(tensors) > 1 and not _apart(tensors, piece):

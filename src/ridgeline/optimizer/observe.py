@@ -104,6 +104,18 @@ class Journal(TorchDispatchMode):
             put_back(whole, was)
 
 
+class Values:
+    """What tensors hold, put back wherever they lie by then."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+    def put_back(self) -> None:
+        with torch.no_grad(), torch.inference_mode(False):
+            for tensor, was in self._kept:
+                tensor.copy_(was)
+
+
 def keep(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """All memory under a tensor, and a copy of it."""
     with torch.no_grad(), torch.inference_mode(False):

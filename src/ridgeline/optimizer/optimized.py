@@ -83,19 +83,12 @@ class State:
             reason = "an input requires gradients, and the model was optimized for inference"
             return self.eager(reason, args, kwargs, 5)
         call = plan.call
-        if call.__class__ is Graphed:
+        if call.__class__ is Graphed or call.__class__ is GraphedTraining:
             result = call.replay(flat)
             if result.__class__ is not Miss:
                 return result
             if result.stale:
                 return self.eager(result.reason, args, kwargs, 5)
-            call = call.call
-        elif call.__class__ is GraphedTraining:
-            reason, stale = call.obstacle()
-            if not reason:
-                return call.replay(flat)
-            if stale:
-                return self.eager(reason, args, kwargs, 5)
             call = call.call
         elif plan.watch is not None and not plan.watch.same():
             return self.eager("; ".join(plan.watch.changes()[:3]), args, kwargs, 5)

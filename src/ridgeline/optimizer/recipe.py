@@ -73,7 +73,8 @@ class Scene:
         if id(value) in self.model_tensors:
             return lambda lent, given, held: value
         if type(value) is not Tensor or value.layout is not torch.strided or value.is_conj() or value.is_neg():
-            raise NotGraphable(f"it returns a tensor of type {type(value).__name__} and layout {value.layout}")
+            lazy = " that is lazily conjugated or negated" if value.is_conj() or value.is_neg() else ""
+            raise NotGraphable(f"it returns a tensor of type {type(value).__name__}, layout {value.layout}{lazy}")
         storage = value.untyped_storage()._cdata
         if storage in self.input_storages:
             return self._view_of_input(value, *self.input_storages[storage])

@@ -68,6 +68,8 @@ class GraphedStep:
         studio = self._studio
         if not studio.watch.same():
             return "; ".join(studio.watch.changes()[:3])
+        if studio.executor.is_recording():
+            return "the step itself is being recorded"
         if studio.settings() != self._settings:
             return "the optimizer's settings changed"
         boxes, names, values = self._state

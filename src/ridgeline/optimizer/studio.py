@@ -24,6 +24,15 @@ PINNED_BYTES = 1 << 20
 """Inputs above this are read where the caller has them if they are where they were."""
 
 
+class Miss:
+    """Says that a call cannot be replayed as recorded; ``stale`` if the model is no more what was recorded."""
+
+    __slots__ = ("reason", "stale")
+
+    def __init__(self, reason: str, *, stale: bool) -> None:
+        self.reason, self.stale = reason, stale
+
+
 class Studio:
     """A call, the model it computes, and the device that will record it."""
 
@@ -32,6 +41,7 @@ class Studio:
         self.groups: list[Group] = []
         self.written_model: list[Tensor] = []
         self.drawn: frozenset[str] = frozenset()
+        self._codes: dict[Any, Any] = {}
         self._constants: Constants | None = None
         self._told = False
         self._nested: set[int] = set()
@@ -64,9 +74,20 @@ class Studio:
         self.watch = Watch(self.model)
         seen = self._observed(flat, statics, profiled=True)
         self.refuse_changes()
-        self.watch.read_by(seen.codes)
-        self.watch.hold_host_to(self.executor.device_type)
+        self._codes = seen.codes
+        self._complete()
         return seen
+
+    def look_again(self) -> None:
+        """Takes the model as it is after the first run of the call, which may lay its weights out anew."""
+        if self.watch.same():
+            return
+        self.watch = Watch(self.model)
+        self._complete()
+
+    def _complete(self) -> None:
+        self.watch.read_by(self._codes)
+        self.watch.hold_host_to(self.executor.device_type)
 
     def refuse_changes(self) -> None:
         if changes := self.watch.changes():
@@ -138,6 +159,10 @@ class Studio:
 
     def is_written(self, group: Group) -> bool:
         return any(i in self._written for i in group.indices)
+
+    def is_pure(self) -> bool:
+        """Whether a replay whose results are thrown away has changed nothing."""
+        return not self._written and not self.written_model and self.executor.generator not in self.drawn
 
     def in_place(self, group: Group) -> bool:
         """Whether a group is read and written where the caller has it: what lives in an object is likely to stay."""

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
 from ridgeline.optimizer.matcher import Matcher
-from ridgeline.optimizer.observe import keep, put_back, restored_random
+from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference
 from ridgeline.optimizer.statics import Statics
-from ridgeline.optimizer.studio import LENT_BYTES, Studio, counts, own_copies, restoring
+from ridgeline.optimizer.studio import LENT_BYTES, Miss, Studio, counts, own_copies, restoring
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
@@ -89,27 +89,43 @@ class GraphedTraining:
             return self._made("an argument holds too many objects", args, kwargs)
         if signature.tokens != self.signature.tokens or signature.ambient != self.signature.ambient:
             return self._made(difference(self.signature, signature), args, kwargs)
-        reason, stale = self.obstacle()
-        if reason:
-            self._count(reason)
-            return (self.watch.root if stale else self.call)(*args, **kwargs)
-        return self.replay(signature.flat)
-
-    def obstacle(self) -> tuple[str, bool]:
-        """Why the next call cannot be replayed, if it cannot, and whether the model itself has changed."""
-        if not self.watch.same():
-            return "; ".join(self.watch.changes()[:3]), True
-        if list(map(_REQUIRES_GRAD, self._studio.all_parameters)) != self._asked:
-            return "other parameters require gradients", True
-        last = self._last() if self._last is not None else None
-        if last is not None and not last.done:
-            return "the last forward still waits for its backward", False
-        if not self._move_gradients():
-            return "gradients of an earlier step are still held outside of .grad", False
-        return "", False
+        result = self.replay(signature.flat)
+        if result.__class__ is Miss:
+            return (self.watch.root if result.stale else self.call)(*args, **kwargs)
+        return result
 
     def replay(self, flat: Flat) -> Any:
-        """The result of a call whose signature is the recorded one, when there is no obstacle."""
+        """The result of a call whose signature is known to be the recorded one, or a miss."""
+        with self._lock:
+            miss = self._obstacle()
+            if miss is None:
+                return self._replay(flat)
+            self._count(miss.reason)
+            return miss
+
+    def pool_bytes(self) -> int:
+        """Memory that the recordings hold: activations, gradients, workspaces."""
+        return self._studio.executor.pool_bytes()
+
+    def _obstacle(self) -> Miss | None:
+        """Why the next call cannot be replayed, if it cannot."""
+        if not self.watch.same():
+            return Miss("; ".join(self.watch.changes()[:3]), stale=True)
+        if list(map(_REQUIRES_GRAD, self._studio.all_parameters)) != self._asked:
+            return Miss("other parameters require gradients", stale=True)
+        if self._studio.executor.is_recording():
+            return Miss("the call itself is being recorded", stale=False)
+        last = self._last() if self._last is not None else None
+        if last is not None and not last.done:
+            return Miss("the last forward still waits for its backward", stale=False)
+        if not self._move_gradients():
+            return Miss("gradients of an earlier step are still held outside of .grad", stale=False)
+        if not free(self._tracks.outputs_free):
+            self._tracks.lends = False  # whoever keeps results gets copies from now on
+            return Miss("a result of an earlier step is still held", stale=False)
+        return None
+
+    def _replay(self, flat: Flat) -> Any:
         tracks = self._tracks
         leaves = [flat.tensors[i] for i in self._studio.asking]
         results = _Replayed.apply(self, flat, *leaves, *self._parameters)
@@ -125,15 +141,11 @@ class GraphedTraining:
         tracks = self._tracks
         with self._lock:
             self._studio.executor.arrive()
-            held = [] if free(tracks.outputs_free) else [keep(output) for output in tracks.outputs]
             tracks.statics.fill(flat.tensors)
             tracks.forward.replay()
             if self._studio.written:
                 tracks.statics.write_back(flat.tensors, self._studio.written)
-            tracks.lends = tracks.lends and not held
             results = [output.detach() for output in tracks.outputs] if tracks.lends else own_copies(tracks.outputs)
-            for whole, was in held:
-                put_back(whole, was)
             pending = Pending(flat, [output._version for output in tracks.outputs] if tracks.lends else [])
             self._last = weakref.ref(pending)
             self.replays += 1
@@ -262,6 +274,7 @@ class TrainingStudio(Studio):
         self.written: list[Any] = []
 
     def record_training(self, flat: Flat) -> Tracks:
+        gc.collect()  # histories that nobody holds any more keep parameters' gradients on the streams they were made on
         statics = self.ready(flat)
         with self.without_hooks():
             expected = self.warm(flat, statics)
@@ -321,14 +334,13 @@ class TrainingStudio(Studio):
 
     def warm(self, flat: Flat, statics: Statics) -> tuple[bool, ...]:
         """Runs forward and backward where recordings run, and finds which results are differentiated."""
-        kept = [keep(tensor) for tensor in self.written_model]
+        kept = Values(self.written_model)
         found: list[tuple[bool, ...]] = []
 
         def run() -> None:
             with torch.no_grad():
                 statics.fill(flat.tensors)
-            for whole, was in kept:
-                put_back(whole, was)
+            kept.put_back()
             inputs = self.leaves(statics)
             arguments, boxes = self.twin(flat, inputs)
             before = shots(boxes)
@@ -342,11 +354,11 @@ class TrainingStudio(Studio):
         try:
             with restored_random():
                 self.executor.warm_up(run)
+                self.look_again()
                 self.executor.warm_up(run)
                 self.rehearse(run)
         finally:
-            for whole, was in kept:
-                put_back(whole, was)
+            kept.put_back()
         self.refuse_changes()
         return found[0]
 
@@ -371,7 +383,7 @@ class TrainingStudio(Studio):
 
     def _reach(self, flat: Flat, statics: Statics) -> list[set[int]]:
         """For each result of the model itself, which inputs and parameters its history ends in."""
-        kept = [keep(tensor) for tensor in self.written_model]
+        kept = Values(self.written_model)
         with restored_random():
             with torch.no_grad():
                 statics.fill(flat.tensors)
@@ -380,8 +392,7 @@ class TrainingStudio(Studio):
             before = shots(boxes)
             result = self.model(*arguments[0], **arguments[1])
             scene, *_ = self._outputs(result, inputs, boxes, before)
-        for whole, was in kept:
-            put_back(whole, was)
+        kept.put_back()
         places = {id(t): i for i, t in enumerate([*(inputs[i] for i in self.asking), *self.parameters])}
         return [{places[leaf] for leaf in _leaves_behind(output) if leaf in places} for output in scene.outputs]
 

@@ -11,6 +11,7 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter, call
 from typing import Any
 
 import torch
@@ -148,7 +149,7 @@ class Flat:
         for i, box in enumerate(piece.containers(value), len(self.containers)):
             self.seen[id(box)] = i
             self.containers.append(box)
-        self.tensors += [ref() for ref in piece.tensors]
+        self.tensors += map(call, piece.tensors)
         self.hosts += [base + i for i in piece.hosts]
         self.accelerated |= piece.accelerated
 
@@ -218,8 +219,8 @@ class Piece:
     or of a tensor in it gets the memory back.
     """
 
-    __slots__ = ("_boxes", "_dicts", "_items", "_sizes", "_strides", "_versions", "accelerated", "container_ids",
-                 "grad", "hosts", "key", "storages", "tensor_ids", "tensors")  # fmt: skip
+    __slots__ = ("_asking", "_boxes", "_dicts", "_items", "_sizes", "_strides", "_versions", "accelerated",
+                 "container_ids", "grad", "hosts", "key", "storages", "tensor_ids", "tensors")  # fmt: skip
 
     def __init__(self, value: Any, flat: Flat) -> None:
         self.key = Key(tuple(flat.tokens))
@@ -238,6 +239,7 @@ class Piece:
         self._versions = [version(held) for held in (vars(value), *self._dicts)]
         lists = [box for box in flat.containers if isinstance(box, list)]
         self._items = [(box, [id(item) for item in box]) for box in lists]
+        self._asking = list(map(_REQUIRES_GRAD, flat.tensors))
         self._sizes = list(map(Tensor.size, flat.tensors))
         self._strides = list(map(Tensor.stride, flat.tensors))
 
@@ -250,15 +252,15 @@ class Piece:
             return False
         if any(list(map(id, box)) != items for box, items in self._items):
             return False
-        tensors = [ref() for ref in self.tensors]
+        tensors = list(map(call, self.tensors))
         if any(tensor is None for tensor in tensors):
             return False
         if list(map(Tensor.size, tensors)) != self._sizes or list(map(Tensor.stride, tensors)) != self._strides:
             return False
-        return all(t.untyped_storage()._cdata in self.storages for t in tensors if t is not None) and not (
-            grad and any(t.requires_grad for t in tensors if t is not None))  # fmt: skip
+        return not grad or list(map(_REQUIRES_GRAD, tensors)) == self._asking
 
 
+_REQUIRES_GRAD = attrgetter("requires_grad")
 _PIECES: dict[int, tuple[weakref.ref[Any], Piece]] = {}
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
+from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.tree import slots_of
@@ -113,7 +114,8 @@ class Watch:
         self._cells: list[tuple[str, Any, Any]] = []
         self._names: list[_Name] = []
         self._probes: list[_Probe] = []
-        self._empties: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
+        self._empties: list[dict[Any, Any]] = []
+        self._unhooked: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
         self._owners: dict[int, str] = {}
         self._seen: set[Any] = set()
         self._elsewhere: list[Tensor] = []
@@ -169,7 +171,8 @@ class Watch:
         if held:
             self._dicts.append(_Held(owner, held, dict(held)))
         else:
-            self._empties.append(held)
+            hooks = owner.rpartition(".")[2] in HOOKS
+            (self._unhooked if hooks else self._empties).append(held)
             self._owners[id(held)] = owner
 
     def _hold(self, path: str, value: Any, depth: int) -> None:
@@ -254,6 +257,7 @@ class Watch:
 
     def _remember(self) -> None:
         """Lines the watched things up for the quick comparison."""
+        self._handles = RemovableHandle.next_id  # every hook that is registered anywhere takes the next number
         self._held = [entry.held for entry in self._dicts]
         self._versions = list(map(version, self._held))
         listed = [(held, i, value) for _, held, was in self._lists for i, value in enumerate(was) if len(was) < _LONG]
@@ -279,25 +283,27 @@ class Watch:
 
     def _quick(self) -> bool:
         try:
-            return (not any(self._empties)
+            return ((RemovableHandle.next_id == self._handles or not any(self._unhooked))
+                    and not any(self._empties)
                     and list(map(version, self._held)) == self._versions
                     and (not self._sized or sum(map(len, self._sized)) == self._size)
                     and (not self._holders or all(map(is_, map(getitem, self._holders, self._keys), self._values)))
                     and (not self._just_cells or all(map(is_, map(_contents, self._just_cells), self._contents)))
                     and (not self._probes or all(probe.read() == probe.was for probe in self._probes))
                     and (not self._elsewhere or list(map(_WRITES, self._elsewhere)) == self._contents_of)
-                    and self._addressed())  # fmt: skip
+                    and self.addressed())  # fmt: skip
         except (LookupError, ValueError):
             return False
 
-    def _addressed(self) -> bool:
+    def addressed(self) -> bool:
+        """Whether every tensor is where it was."""
         if _bulk is not None:
             return _bulk(self._tensors, self._addresses, self._indices)
         return list(map(Tensor.data_ptr, self._tensors)) == self._addresses
 
     def changes(self) -> list[str]:
         """What has changed, by name; equal plain values are no change, nor are hooks that only collect."""
-        found = [self._addition(held) for held in self._empties if held and not _harmless(held)]
+        found = [self._addition(held) for held in chain(self._unhooked, self._empties) if held and not _harmless(held)]
         for entry in self._dicts:
             found += _differences(entry)
         found += ["a linear layer was given an attribute"] if self._attributed() else []
@@ -324,7 +330,7 @@ class Watch:
         return f"a hook was added ({_hook(held)})"
 
     def _refresh(self) -> None:
-        self._empties = [hooks for hooks in self._empties if not hooks]
+        self._unhooked = [hooks for hooks in self._unhooked if not hooks]
         for entry in self._dicts:
             entry.was = dict(entry.held)
         self._lists = [(path, held, list(held)) for path, held, _ in self._lists]
@@ -358,7 +364,7 @@ class Watch:
     def hooks(self) -> list[str]:
         """Hooks that a replay would not call."""
         entries = [entry.held for entry in self._dicts if entry.owner.rpartition(".")[2] in HOOKS]
-        return [_hook(hooks) for hooks in chain(self._empties, entries) if hooks and not _harmless(hooks)]
+        return [_hook(hooks) for hooks in chain(self._unhooked, entries) if hooks and not _harmless(hooks)]
 
     def buffers(self) -> list[Tensor]:
         """The tensors held that are not parameters: those a call may write to."""

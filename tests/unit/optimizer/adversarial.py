@@ -544,7 +544,7 @@ class Brings(nn.Module):
         shift.copy_(torch.linspace(0, 1, 8))
         brought = self.table[:4].to(x.device)
         brought += 1
-        return y[self.pick, ::2] * brought + shift[:4]
+        return y[self.pick, ::2] * brought + shift[[3, 1, 0, 2]]
 
 
 def _change_table(model: Any, call: int) -> None:

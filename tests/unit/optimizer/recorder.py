@@ -82,5 +82,11 @@ class TapeExecutor:
     def fork(self) -> TapeExecutor:
         return self
 
+    def pool_bytes(self) -> int:
+        return 0
+
+    def is_recording(self) -> bool:
+        return False
+
     def arrive(self) -> None:
         self.arrivals += 1

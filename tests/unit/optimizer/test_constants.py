@@ -17,7 +17,8 @@ def _brings(scale: float = 1.0, num: int = 1) -> Callable[[], list[torch.Tensor]
         made = [torch.full((3,), scale).to("meta") for _ in range(num)]
         target = torch.empty(4, device="meta")
         target.copy_(torch.ones(4))
-        return [*made, torch.tensor([1.0, 2.0], device="meta"), target, target[torch.tensor([0, 3])]]
+        picked = [target[torch.tensor([0, 3])], target[[0, 3]], target[None, [1]]]
+        return [*made, torch.tensor([1.0, 2.0], device="meta"), target, *picked]
 
     return run
 
@@ -31,10 +32,10 @@ def _collected(run: Callable[[], object]) -> Constants:
 
 def test_every_way_to_bring_a_tensor_is_seen() -> None:
     constants = _collected(_brings())
-    assert len(constants.held) == 4
+    assert len(constants.held) == 6
     with constants.serving():
         again = _brings()()
-    assert [t.device.type for t in again] == ["meta"] * 4
+    assert [t.device.type for t in again] == ["meta"] * 6
     assert again[0] is not constants.held[0][1]  # what a call does to it is done to a copy
 
 

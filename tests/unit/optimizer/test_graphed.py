@@ -110,3 +110,37 @@ def _recorded_from(function: Any) -> Any:
     flat = flatten(((torch.zeros(3),), {}))
     studio.group(flat)
     return studio.observe(flat, Statics(flat.tensors, studio.groups))
+
+
+def test_a_call_that_lays_weights_out_anew_when_it_is_first_run_is_recorded() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).train(), torch.randn(4, 8)
+    laid: list[bool] = []
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        if not laid:
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.data = tensor.data.clone()
+            laid.append(True)
+        return model(x)
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    graphed = graph_inference(call, (x,), {}, model, executor=TapeExecutor())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    other = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).train()
+    other.load_state_dict(before)
+    with torch.no_grad():
+        assert torch.equal(graphed(x), other(x))
+    assert graphed.replays == 1
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_a_call_that_moves_weights_every_time_is_refused() -> None:
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        model.weight.data = model.weight.data.clone()
+        return model(x)
+
+    with pytest.raises(NotGraphable, match="weight moved"):
+        graph_inference(call, (x,), {}, model, executor=TapeExecutor())

@@ -266,16 +266,20 @@ def a_gradient_of_gradients_is_refused_with_a_reason(at: Any) -> None:
 
 
 def results_and_gradients_that_are_kept_do_not_change(at: Any) -> None:
-    eager, model = _pair(lambda: nn.Linear(8, 70_000), at)
-    fast, _ = _fast(model, at, _x(at, 0))
+    eager, model = _pair(lambda: nn.Sequential(nn.Linear(8, 70_000), nn.Sigmoid()), at)  # its backward reads its result
+    fast, graphed = _fast(model, at, _x(at, 0))
     kept: list[list[Any]] = [[], []]
     for call in range(4):
         for m, held in zip((eager, fast), kept):
             m.zero_grad(set_to_none=True)
             output = m(_x(at, call))
             output.mean().backward()
-            held.append((output.detach(), m.bias.grad))
+            held.append((output.detach(), m[0].bias.grad.clone(), m[0].weight.grad.clone()))
     _same(kept[1], kept[0], at, "kept results or gradients")
+    assert graphed.replays == 1  # the first result is still held where it was made
+    del kept[1][0], held, output
+    fast(_x(at, 5)).mean().backward()
+    assert graphed.replays == 2
 
 
 def a_result_changed_in_place_is_never_silently_wrong(at: Any) -> None:
