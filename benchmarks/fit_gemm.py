@@ -131,7 +131,9 @@ def classic_groups(rows: list[dict], chip: Chip, dtypes: tuple[str, ...]) -> dic
     for row in rows:
         s = row["shape"]
         problem = (s.get("b", 1), s["m"], s["n"], s["k"], s.get("layout", "nt"))
-        if row["dtype"] in dtypes and (name := group_of(problem, row["dtype"])):
+        name = group_of(problem, row["dtype"])
+        alike = name == "vector" and {row["dtype"], dtypes[0]} <= {"fp32", "tf32"}  # the same kernels run both
+        if name and (row["dtype"] in dtypes or alike):
             groups.setdefault(name, []).append(row)
     for name, mine in sorted(groups.items()):
         if len(mine) >= 16:

@@ -2,11 +2,13 @@
 
     python benchmarks/fit_serving.py ../shared/published --group vllm/hopper [--rows 44] [--rounds 3] [--write]
     python benchmarks/fit_serving.py ../shared/published --all --write
+    python benchmarks/fit_serving.py ../shared/published --all --widths --write
 
 Rows are drawn at random (duplicates once) from serving_ttft_tpot.csv and, for compiled engines, inference_llm.csv. A
 robust Gauss-Newton search moves twelve coefficients away from physical starting values, each held by a prior, so that
 what no row depends on stays where it began. Leaving out one model at a time, with the same derivatives, says how well a
-set carries over to models it has not seen. Simulations take about 30 ms a row, a group one to three minutes.
+set carries over to models it has not seen. Intervals come from all rows of a group, fitted or not (``--widths``).
+Simulations take about 30 ms a row, a group one to three minutes.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ BOUNDS = {
     "call_s": (2e-6, 1.5e-4), "request_s": (2e-3, 0.3), "token_s": (1e-8, 2e-5),
 }  # fmt: skip
 SERVED = ("vllm/hopper", "vllm/blackwell", "sglang/hopper", "sglang/blackwell", "trtllm/hopper", "trtllm/blackwell",
-          "trtllm-1.1/hopper", "trtllm-1.1/blackwell")  # fmt: skip
+          "trtllm-1.1/hopper", "trtllm-1.1/blackwell",
+          "vllm-0.17/hopper", "vllm-0.17/blackwell", "sglang-0.5.6/blackwell")  # fmt: skip
 COMPILED = ("fastertransformer/ampere", "trtllm-engine/ampere", "trtllm-engine/ada", "trtllm-engine/hopper")
 START = {"fastertransformer": {"call_s": 5e-6, "iteration_s": 2e-4, "mixed_s": 2e-4, "sequence_s": 3e-7}}
 STEP, SOFT, PRIOR, TTFT_WEIGHT = 0.08, 0.12, 0.02, 0.6
@@ -61,14 +64,14 @@ class Sample:
     compare: Callable[[Deployment], tuple[float, ...]]
 
 
-def served_samples(folder: Path, group: str) -> list[Sample]:
+def served_samples(folder: Path, group: str, most: int = MAX_CONCURRENCY) -> list[Sample]:
     found: dict[tuple[float, float], Sample] = {}
     for _, record in read_table(folder / "serving_ttft_tpot.csv")[1]:
         try:
             run = serving_ttft_tpot.run_of_row(record)
         except (RidgelineError, ValueError, KeyError):
             continue
-        if run.group == f"agg/{group}" and run.workload.concurrency <= MAX_CONCURRENCY:
+        if run.group == f"agg/{group}" and run.workload.concurrency <= most:
             compare = lambda d, run=run: _served(d, run)
             model = run.deployment.anatomy.name
             found[run.ttft_s, run.tpot_s] = Sample(run.key, model, run.deployment, run.workload, compare)
@@ -211,13 +214,41 @@ def told(rest: Floats) -> str:
     return ", ".join(parts)
 
 
+def widths(folder: Path, group: str) -> tuple[float, float]:
+    """Log half-widths that hold nine of ten published runs of a group: first tokens, and all others."""
+    samples = served_samples(folder, group, most=10**9)
+    missed = np.array([found for found in (_missed(sample) for sample in samples) if found])
+    first, other = np.quantile(np.abs(missed / (TTFT_WEIGHT, 1.0)), 0.9, axis=0)
+    return float(first), float(other)
+
+
+def _missed(sample: Sample) -> tuple[float, ...]:
+    try:
+        return sample.compare(sample.deployment)
+    except RidgelineError:
+        return ()
+
+
+def write_widths(group: str, first: float, other: float) -> None:
+    path = data_dir() / "engines.toml"
+    head = re.escape(f"[{_title(group)}.coef.{group.partition('/')[2]}]")
+    new = f"width = {other:.2f}\nfirst_width = {first:.2f}\n"
+    pattern = rf"({head}\n(?:(?!width|first_width)[a-z_]+ = .*\n)*)(?:(?:first_)?width = .*\n)*"
+    path.write_text(re.sub(pattern, lambda found: found[1] + new, path.read_text()))
+
+
+def _title(group: str) -> str:
+    name = group.partition("/")[0]
+    return f'"{name}"' if "." in name else name
+
+
 def write(group: str, state: Fit) -> None:
     """Replace the group's table in data/engines.toml."""
     path = data_dir() / "engines.toml"
-    name, _, arch = group.partition("/")
+    arch = group.partition("/")[2]
     lines = [f"{n} = {float(f'{v:.3g}')!r}" for n, v in zip(state.names, np.exp(state.x), strict=True)]
     width = float(np.quantile(np.abs(state.rest[:, -1]), 0.9))
-    title = f'"{name}"' if "." in name else name
+    title = _title(group)
     text = f"[{title}.coef.{arch}]\n" + "\n".join(lines) + f"\nwidth = {width:.2f}\n"
     whole = path.read_text()
     pattern = rf"\[{re.escape(title)}\.coef\.{arch}\]\n(?:[a-z_]+ = .*\n)*"
@@ -235,8 +266,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=44)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--widths", action="store_true", help="intervals alone, of runs that were served")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    for group in (SERVED if options.all else options.group) if options.widths else ():
+        first, other = widths(options.published, group)
+        print(f"{group}: first tokens {first:.2f}, others {other:.2f}", flush=True)
+        if options.write:
+            write_widths(group, first, other)
+    if options.widths:
+        return
     for group in SERVED + COMPILED if options.all else options.group:
         made = (compiled_samples if group in COMPILED else served_samples)(options.published, group)
         np.random.default_rng(options.seed).shuffle(made)  # type: ignore[arg-type]

@@ -49,8 +49,10 @@ def sizes_of(text: str) -> str:
     return " ".join(value if name in ("rows", "cols") else f"{name}={value}" for name, value in parts)
 
 
-def every_row(rows: list[Row], copy_bytes_per_s: float) -> Iterator[str]:
-    yield "\n### Every row\n"
+def every_row(rows: list[Row], copy_bytes_per_s: float, title: str = "Every row") -> Iterator[str]:
+    if not rows:
+        return
+    yield f"\n### {title}\n"
     yield "Times in µs: median, for ours also the 10th and 90th percentile.\n"
     yield from table(*"function case phase ridgeline TB/s of_copy eager compiled Liger ×_best".split())
     cases: dict[tuple[str, str, str, str], dict[str, Row]] = defaultdict(dict)
@@ -109,6 +111,21 @@ def correctness(found: dict[str, Any]) -> Iterator[str]:
         yield f"\n{rejected} of {len(mistakes)} declared wrong kernels are rejected by the tolerance."
 
 
+def memory(found: dict[str, Any]) -> Iterator[str]:
+    """Fused linear cross-entropy: a training step's time and peak memory, merged from two entries a contender."""
+    steps: dict[tuple[int, int, int, str], dict[str, Any]] = defaultdict(dict)
+    for entry in found.get("memory", []):
+        steps[entry["rows"], entry["cols"], entry["hidden"], entry["who"]].update(entry)
+    if steps:
+        yield "\n### Linear layer and cross-entropy, forward and backward\n"
+        yield from table("tokens × classes × width", "who", "ms", "peak GB", "of it above the inputs")
+    for (rows, cols, hidden, who), entry in steps.items():
+        yield (
+            f"| {rows}×{cols}×{hidden} | {who} | {1e3 * statistics.median(entry['s']):.2f} |"
+            f" {entry['peak_bytes'] / 1e9:.2f} | {entry['above_inputs_bytes'] / 1e9:.2f} |"
+        )
+
+
 def rest(found: dict[str, Any]) -> Iterator[str]:
     for entry in found.get("pack", []):
         yield (
@@ -134,12 +151,21 @@ def rest(found: dict[str, Any]) -> Iterator[str]:
         yield f"- {entry['what']}: {entry['error'][:200]}"
 
 
+def rows_of(entries: list[dict[str, Any]]) -> list[Row]:
+    return [Row(**{key: math.nan if value is None else value for key, value in entry.items()}) for entry in entries]
+
+
 def main() -> None:
     found = json.loads(gzip.decompress(Path(sys.argv[1]).read_bytes()))
-    rows = [Row(**{key: math.nan if value is None else value for key, value in row.items()}) for row in found["race"]]
+    rows, compiled = (rows_of(found.get(part, [])) for part in ("race", "compiled"))
     copy_bytes_per_s = found["copy_bytes_per_s"]
     print(f"Copy bandwidth in the same run: {copy_bytes_per_s / 1e12:.2f} TB/s (1 GiB, read and write).\n")
-    for lines in (summary(rows), every_row(rows, copy_bytes_per_s), host(found), correctness(found), rest(found)):
+    parts = (
+        summary(rows), every_row(rows, copy_bytes_per_s),
+        every_row(compiled, copy_bytes_per_s, "With torch.compile (max-autotune), first case of each"),
+        memory(found), host(found), correctness(found), rest(found),
+    )  # fmt: skip
+    for lines in parts:
         for line in lines:
             print(line)
 

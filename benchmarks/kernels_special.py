@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -37,6 +38,72 @@ def graph_replay() -> str:
     torch.cuda.synchronize()
     meant = F.rms_norm(x, (4096,), w, 1e-6)
     return _close(y, meant) + " " + _close(z, F.silu(meant) * x)
+
+
+def graph_of_repeats() -> str:
+    """A training step whose calls are already repeated without Python, captured and replayed on other data."""
+    x, w, r = _drawn(256, 4096), _drawn(4096), _drawn(256, 4096)
+    x, w = x.requires_grad_(), w.requires_grad_()
+
+    def step() -> tuple[torch.Tensor, ...]:
+        y, h = rk.add_rms_norm(x, r, w, 1e-6)
+        return torch.autograd.grad(rk.softmax(rk.swiglu(y, h)), (x, w), r)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(6):
+            step()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    with torch.no_grad():
+        x.copy_(_drawn(256, 4096))
+    graph.replay()
+    torch.cuda.synchronize()
+    h = x + r
+    meant = torch.autograd.grad(torch.softmax(F.silu(F.rms_norm(h, (4096,), w, 1e-6)) * h, -1), (x, w), r)
+    return " ".join(_close(a, b, 4e-2) for a, b in zip(found, meant, strict=True))
+
+
+def repeats_on_streams() -> str:
+    """The same plan from four threads on four streams at once: everybody gets his own numbers."""
+    found: list[str] = []
+    w = _drawn(4096).requires_grad_()
+
+    def work(seed: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = torch.full((64, 4096), 1.0 + seed, device="cuda", dtype=torch.bfloat16)
+            x = (x * _drawn(64, 4096)).requires_grad_()
+            dy = _drawn(64, 4096)
+            meant = torch.autograd.grad(F.rms_norm(x, (4096,), w, 1e-6), (x, w), dy)
+            for _ in range(50):
+                grads = torch.autograd.grad(rk.rms_norm(x, w, 1e-6), (x, w), dy)
+            torch.cuda.current_stream().synchronize()
+            found.extend(_close(a, b) for a, b in zip(grads, meant, strict=True))
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return " ".join(found) if len(found) == 8 else f"WRONG: {len(found)} of 8 results"
+
+
+def long_rows_on_streams() -> str:
+    """Rows that several programs hold, from two streams at once: nobody waits for the other's programs for ever."""
+    x, y = _drawn(300, 100_000), _drawn(200, 262_144)
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    outputs = []
+    for _ in range(10):
+        outputs = []
+        for stream, value in zip(streams, (x, y), strict=True):
+            with torch.cuda.stream(stream), torch.no_grad():
+                outputs.append(rk.softmax(value))
+    torch.cuda.synchronize()
+    return " ".join(_close(o, torch.softmax(v, -1)) for o, v in zip(outputs, (x, y), strict=True))
 
 
 def side_stream() -> str:
@@ -194,9 +261,184 @@ def shifted_labels() -> str:
     return " ".join(found)
 
 
+def _params(sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(5)
+    drawn = (torch.randn(size, device="cuda", generator=generator) for size in sizes)
+    return [torch.nn.Parameter(p.to(dtype)) for p in drawn]
+
+
+def _with_grads(params: list[torch.Tensor], seed: int, by: float = 1.0) -> None:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    for p in params:
+        p.grad = (by * torch.randn(p.shape, device="cuda", generator=generator)).to(p.dtype)
+
+
+def _same_lists(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float = 1e-6) -> str:
+    return _close(torch.cat([p.detach().float().view(-1) for p in ours]),
+                  torch.cat([p.detach().float().view(-1) for p in theirs]), tolerance)  # fmt: skip
+
+
+SIZES = (70_001, 16, 1, 4096, 30_000)
+
+
+def optimizer_steps() -> str:
+    """Six steps with gradients that lie elsewhere every time, some missing, against PyTorch's own."""
+    ours, theirs = _params(SIZES), _params(SIZES)
+    a, b = rk.AdamW(ours, 1e-2, max_norm=1.0), torch.optim.AdamW(theirs, 1e-2, fused=True)
+    kept = []
+    for step in range(6):
+        for params in (ours, theirs):
+            _with_grads(params, step)
+            if step == 3:
+                params[1].grad = None
+        kept.append(torch.empty(1000 * step + 1, device="cuda"))
+        torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+        a.step()
+        b.step()
+    return _same_lists(ours, theirs)
+
+
+def optimizer_graph() -> str:
+    """A captured step counts on when it is replayed, and follows a learning rate that is a tensor."""
+    ours, theirs = _params(SIZES), _params(SIZES)
+    lr = torch.tensor(1e-2, device="cuda")
+    a, b = rk.AdamW(ours, lr, max_norm=1.0), torch.optim.AdamW(theirs, 1e-2, fused=True)
+    _with_grads(ours, 0)
+    a.step()  # makes state and tables
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        a.step()
+    graph.replay()
+    lr.fill_(5e-3)
+    graph.replay()
+    for rate in (1e-2, 1e-2, 5e-3):
+        b.param_groups[0]["lr"] = rate
+        _with_grads(theirs, 0)
+        torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+        b.step()
+    return _same_lists(ours, theirs)
+
+
+def optimizer_state() -> str:
+    """State dicts go to PyTorch's optimizer and back, also from eight bits; eight bits stay near the exact path."""
+    ours, theirs = _params(SIZES), _params(SIZES)
+    a, b = rk.AdamW(ours, 1e-2), torch.optim.AdamW(theirs, 1e-2, fused=True)
+    for params, made in ((ours, a), (theirs, b)):
+        _with_grads(params, 1)
+        made.step()
+    a.load_state_dict(b.state_dict())
+    b.load_state_dict(deepcopy(a.state_dict()))  # PyTorch's would share the tensors
+    for params, made in ((ours, a), (theirs, b)):
+        _with_grads(params, 2)
+        made.step()
+    found = [_same_lists(ours, theirs)]
+    narrow = _params(SIZES)
+    c = rk.AdamW(narrow, 1e-2, state_bits=8)
+    for step in (1, 2):
+        _with_grads(narrow, step)
+        c.step()
+    found.append(_same_lists(narrow, ours, 2e-3))
+    d = rk.AdamW(narrow, 1e-2, state_bits=8)
+    d.load_state_dict(c.state_dict())
+    same = all(torch.equal(c.state[p]["exp_avg"], d.state[p]["exp_avg"]) for p in narrow)
+    return " ".join([*found, "ok" if same else "WRONG: eight-bit state changes when it is loaded"])
+
+
+def optimizer_scaler() -> str:
+    """With a gradient scaler: an overflow skips the step, and does not count it."""
+    ours, theirs = _params(SIZES), _params(SIZES)
+    a, b = rk.AdamW(ours, 1e-2, max_norm=1.0), torch.optim.AdamW(theirs, 1e-2, fused=True)
+    scaler = torch.amp.GradScaler("cuda", init_scale=256.0)
+    for step in range(3):
+        scaler.scale(torch.zeros((), device="cuda"))
+        _with_grads(ours, step, 256.0)
+        if step == 1:
+            ours[0].grad[7] = float("inf")
+        scaler.step(a)
+        scaler.update(256.0)
+        if step != 1:
+            _with_grads(theirs, step)
+            torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+            b.step()
+    return _same_lists(ours, theirs)
+
+
+def clip_leaves_small_norms() -> str:
+    """Below the bound nothing is written; the norm is PyTorch's."""
+    params = _params(SIZES)
+    _with_grads(params, 3)
+    before = [p.grad.clone() for p in params]
+    norm = rk.clip_grad_norm_(params, 1e6)
+    meant = torch.nn.utils.get_total_norm(before)
+    same = all(torch.equal(p.grad, old) for p, old in zip(params, before, strict=True))
+    return _close(norm, meant, 1e-6) + (" ok" if same else " WRONG: gradients changed")
+
+
+def strange_indices() -> str:
+    """An index outside its table gives NaN in its own bag and nowhere else; empty bags are zeros."""
+    weight = _drawn(100, 64, dtype=torch.float32)
+    indices = torch.tensor([1, 2, 1000, 3, -1], device="cuda")
+    offsets = torch.tensor([0, 2, 2, 3, 4, 5], device="cuda")
+    out = rk.embedding_bags(weight, indices, offsets)
+    bad = out.isnan().all(1).tolist()
+    none = rk.embedding_bags(weight, indices[:0], torch.zeros(4, dtype=torch.long, device="cuda"))
+    good = bad == [False, False, True, False, True] and not out[:2].isnan().any() and bool((none == 0).all())
+    return "ok" if good and bool((out[1] == 0).all()) else f"WRONG: {bad}"
+
+
+def tables_train() -> str:
+    """Three steps of a module of tables against F.embedding_bag and PyTorch's SGD on each."""
+    rows, dim, batch = (50, 3000, 7), 64, 128
+    ours = rk.EmbeddingBags(rows, dim, optimizer="sgd", lr=0.1, device="cuda")
+    tables = [torch.nn.Parameter(part.clone()) for part in ours.weight.split(list(rows))]
+    theirs = torch.optim.SGD(tables, lr=0.1)
+    for step in range(3):
+        generator = torch.Generator("cuda").manual_seed(step)
+        per = [torch.randint(0, n, (batch * 4,), device="cuda", generator=generator) for n in rows]
+        offsets = torch.arange(0, 3 * batch * 4 + 1, 4, device="cuda")
+        grad = torch.randn(batch, 3 * dim, device="cuda", generator=generator)
+        ours(torch.cat(per), offsets).backward(grad)
+        starts = torch.arange(0, batch * 4, 4, device="cuda")
+        found = [F.embedding_bag(i, w, starts, mode="sum") for i, w in zip(per, tables, strict=True)]
+        torch.cat(found, 1).backward(grad)
+        theirs.step()
+        theirs.zero_grad()
+    return _same_lists([ours.weight], tables, 1e-5)
+
+
+def opchecked_lists() -> str:
+    """torch.library's own examination of the ops over lists and tables, on CUDA tensors."""
+    ops = torch.ops.ridgeline_kernels
+    lists = [[_drawn(40, dtype=torch.float32), _drawn(7, dtype=torch.float32)] for _ in range(4)]
+    lists[3] = [v.abs() for v in lists[3]]
+    steps = [torch.zeros((), device="cuda") for _ in range(2)]
+    torch.library.opcheck(ops.adamw.default, (*lists, steps, 1e-3, 0.9, 0.999, 1e-8, 0.01, 1.0, False))
+    torch.library.opcheck(ops.clip_grad_norm_.default, (lists[1], 1.0))
+    weight = _drawn(20, 16, dtype=torch.float32).requires_grad_()
+    bags = (torch.randint(0, 20, (12,), device="cuda"), torch.tensor([0, 5, 12], device="cuda"))
+    torch.library.opcheck(ops.embedding_bag.default, (weight, *bags, None, None, None, 1, False, -1, "float32"))
+    x = _drawn(8, 32, dtype=torch.float32).requires_grad_()
+    torch.library.opcheck(ops.dot_interaction.default, (x, _drawn(8, 3, 32, dtype=torch.float32).requires_grad_()))
+    torch.library.opcheck(ops.quantize.default, (x.detach(), None, "int8", "row", 0))
+    w = _drawn(32, 32, dtype=torch.float32).requires_grad_()
+    torch.library.opcheck(ops.cross_layer.default, (x, x.detach().clone().requires_grad_(), w, None, None))
+    return "ok"
+
+
 def specials() -> dict[str, Callable[[], str]]:
     return {
+        "lists: steps": optimizer_steps,
+        "lists: graph": optimizer_graph,
+        "lists: state dict": optimizer_state,
+        "lists: gradient scaler": optimizer_scaler,
+        "lists: small norms": clip_leaves_small_norms,
+        "lists: tables train": tables_train,
+        "lists: strange indices": strange_indices,
+        "lists: opcheck": opchecked_lists,
         "graph replay": graph_replay,
+        "graph of repeated calls": graph_of_repeats,
+        "repeated calls on four streams": repeats_on_streams,
+        "long rows on two streams": long_rows_on_streams,
         "side stream": side_stream,
         "other thread": other_thread,
         "autocast": autocast,

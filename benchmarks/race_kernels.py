@@ -2,6 +2,7 @@
 
     python benchmarks/race_kernels.py --out results --budget-s 200 --parts pack,host,check,special,sweep,race
     python benchmarks/race_kernels.py --out results --compiled --parts pack,race,ladder
+    python benchmarks/race_kernels.py --out results --pack DIR --stages 'build=60;host=30;check=40;sweep=50;race'
 
 Liger-Kernel joins the race where it can be imported (``--path DIR`` adds a folder to the import path).
 """
@@ -30,7 +31,7 @@ FILE = "kernels.json.gz"
 COMPILED_CASES = 2
 """Cases of each function in which torch.compile takes part: it needs seconds for each."""
 
-PARTS = ("pack", "host", "check", "special", "sweep", "race", "ladder")
+PARTS = ("pack", "build", "host", "check", "special", "sweep", "memory", "race", "compiled", "ladder")
 
 
 class Book:
@@ -74,7 +75,6 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     """(kernel, function, phase, case, configurations): what the defaults are chosen from."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.cross_entropy import config as ce
-    from ridgeline.kernels.gated import config as gated
     from ridgeline.kernels.rms_norm import config as rms
     from ridgeline.kernels.softmax import config as soft
 
@@ -95,83 +95,89 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     def soft_bwd(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
         return "softmax.backward", "softmax", "bwd", bf16(rows, cols), [S(*values) for values in given]
 
-    yield fwd("rms_norm", 16384, 4096, (1, 4, 1024, 4), (1, 2, 2048, 8), (2, 2, 2048, 16))
-    yield fwd("rms_norm", 8192, 5120, (1, 5, 1024, 4), (1, 3, 2048, 8))
-    yield fwd("rms_norm", 32768, 1024, (4, 4, 256, 4), (8, 4, 256, 8), (1, 1, 1024, 4))
-    yield fwd("rms_norm", 131072, 128, (8, 1, 128, 4), (16, 1, 128, 8), (4, 1, 128, 2))
-    yield fwd("layer_norm", 4096, 12288, (1, 3, 4096, 16), (1, 6, 2048, 8), (1, 2, 8192, 32))
-    yield fwd("layer_norm", 8192, 8192, (1, 4, 2048, 8), (1, 2, 4096, 16))
-    yield bwd(
-        "rms_norm", 16384, 4096, (1, 2, 2048, 8, 3, 2, True), (1, 4, 1024, 4, 3, 2, True), (1, 2, 2048, 8, 4, 2, True)
+    def entropy(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
+        return "cross_entropy.forward", "cross_entropy", "fwd", bf16(rows, cols), [ce.Forward(*v) for v in given]
+
+    yield entropy(2048, 151936, *((8192, 8, 1, n) for n in (1, 2, 3, 4)), (4096, 4, 3, 1), (4096, 4, 3, 4))
+    yield entropy(1024, 262144, *((8192, 8, 1, n) for n in (1, 2, 4, 8)), (4096, 4, 3, 1), (4096, 4, 3, 4))
+    yield (
+        "cross_entropy.short", "cross_entropy", "fwd", bf16(65536, 1000),
+        [ce.Short(r, 4, 256, w, 1, n) for r, w, n in ((4, 4, 16), (4, 4, 9), (4, 4, 64), (8, 4, 5), (2, 2, 18))],
+    )  # fmt: skip
+    yield bwd("layer_norm", 65536, 768, (1, 3, 256, 1, 3, 12, True), (1, 3, 256, 1, 4, 12, True),
+              (1, 3, 256, 1, 3, 10, True))  # fmt: skip
+    yield bwd("layer_norm", 32768, 1024, (1, 1, 1024, 4, 3, 6, True), (1, 1, 1024, 4, 3, 7, True),
+              (1, 4, 256, 1, 3, 8, True), (1, 1, 1024, 4, 4, 6, True))  # fmt: skip
+    yield bwd("layer_norm", 4096, 12288, (1, 6, 2048, 8, 3, 1, False), (1, 6, 2048, 8, 4, 1, False),
+              (1, 6, 2048, 8, 2, 1, False))  # fmt: skip
+    yield bwd("layer_norm", 8192, 8192, (1, 2, 4096, 16, 3, 1, True), (1, 4, 2048, 8, 3, 1, True),
+              (1, 4, 2048, 8, 3, 1, False), (1, 4, 2048, 8, 4, 1, False))  # fmt: skip
+    yield bwd("rms_norm", 8192, 8192, (1, 2, 4096, 16, 3, 1, True), (1, 4, 2048, 8, 3, 1, True),
+              (1, 4, 2048, 8, 3, 2, False))  # fmt: skip
+    yield bwd("rms_norm", 4096, 12288, (1, 6, 2048, 8, 3, 1, False), (1, 3, 4096, 16, 3, 1, False),
+              (1, 6, 2048, 8, 4, 1, False))  # fmt: skip
+    yield bwd("rms_norm", 4096, 16384, (1, 2, 8192, 32, 1, 1, False), (1, 8, 2048, 8, 3, 1, False),
+              (1, 8, 2048, 8, 2, 1, False))  # fmt: skip
+    yield bwd("rms_norm", 16384, 2048, (1, 1, 2048, 8, 3, 4, True), (2, 1, 2048, 8, 3, 2, True),
+              (1, 2, 1024, 4, 3, 6, True))  # fmt: skip
+    yield fwd("layer_norm", 4096, 12288, (1, 3, 4096, 16), (1, 6, 2048, 8), (1, 12, 1024, 4))
+    yield fwd("rms_norm", 8192, 5120, (1, 5, 1024, 4), (1, 3, 2048, 8), (1, 10, 512, 2))
+    two = (1, 0, 8192, 16, 1)
+    yield soft_fwd(512, 262144, two, (1, 0, 4096, 8, 1), (1, 0, 8192, 8, 1))
+    yield soft_fwd(2048, 65536, two, (1, 0, 4096, 8, 1))
+    yield soft_fwd(4096, 32768, two, (1, 4, 8192, 32, 1, 0), (1, 1, 32768, 32))
+    yield soft_fwd(8192, 16384, (1, 2, 8192, 32), (1, 1, 16384, 32), (1, 1, 16384, 16), (1, 4, 4096, 16))
+    yield soft_bwd(8192, 16384, (1, 2, 8192, 32), (1, 1, 16384, 32), (1, 4, 4096, 16))
+    both = (1, 0, 4096, 8, 1, 4, 8192), (1, 0, 4096, 8, 1, 4, 16384), (1, 0, 4096, 8, 1, 5, 8192)
+    yield soft_bwd(512, 262144, *both, (1, 0, 16384, 32, 1))
+    yield soft_bwd(1024, 131072, *both[:2])
+    yield soft_bwd(2048, 65536, *both, (1, 0, 16384, 32, 1))
+    yield soft_bwd(4096, 32768, both[0], (1, 4, 8192, 32), (1, 1, 32768, 32))
+    yield from list_sweeps()
+
+
+def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
+    """What runs over lists, tables and features."""
+    from ridgeline.kernels.adamw import config as adamw
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.cross_layer import config as cross
+    from ridgeline.kernels.dot_interaction import config as dot
+    from ridgeline.kernels.embedding_bag import config as bags
+    from ridgeline.kernels.grad_norm import config as norm
+    from ridgeline.kernels.quantize import config as quantize
+
+    def raced(name: str, i: int) -> Any:
+        return trials()[name][1].races[i]
+
+    def tried(kernel: str, name: str, i: int, kind: Any, *given: tuple[Any, ...], phase: str = "fwd") -> Any:
+        return kernel, name, phase, raced(name, i), [kind(*values) for values in given]
+
+    yield tried("adamw", "adamw", 0, adamw.Update, (1024, 4, 8192), (2048, 8, 8192), (1024, 8, 8192), (512, 4, 4096))
+    yield tried(
+        "adamw", "adamw_8bit", 0, adamw.Update, (1024, 4, 4096), (2048, 8, 4096), (512, 4, 4096), (2048, 16, 4096)
     )
-    yield bwd(
-        "rms_norm", 8192, 5120, (1, 3, 2048, 8, 3, 2, False), (1, 5, 1024, 4, 3, 2, True), (1, 3, 2048, 8, 3, 1, True)
-    )
-    yield bwd("rms_norm", 16384, 3072, (1, 3, 1024, 4, 3, 3, True), (1, 2, 2048, 8, 3, 2, True))
-    yield bwd("rms_norm", 16384, 2048, (1, 1, 2048, 8, 3, 4, True), (1, 2, 1024, 4, 3, 4, True))
-    yield bwd(
-        "rms_norm",
-        32768,
-        1024,
-        (4, 4, 256, 4, 3, 2, True),
-        (8, 4, 256, 8, 3, 1, True),
-        (1, 1, 1024, 4, 3, 8, True),
-        (2, 1, 1024, 8, 3, 3, True),
-        (4, 4, 256, 4, 2, 2, True),
-    )
-    yield bwd(
-        "rms_norm",
-        131072,
-        128,
-        (8, 1, 128, 4, 3, 8, True),
-        (16, 1, 128, 8, 3, 4, True),
-        (32, 1, 128, 8, 3, 2, True),
-        (16, 1, 128, 4, 3, 6, True),
-    )
-    yield bwd("rms_norm", 4096, 12288, (1, 3, 4096, 16, 3, 1, False), (1, 2, 8192, 32, 1, 1, False))
-    yield bwd(
-        "rms_norm",
-        4096,
-        16384,
-        (1, 2, 8192, 32, 1, 1, False),
-        (1, 4, 4096, 16, 2, 1, False),
-        (1, 2, 8192, 32, 2, 1, False),
-    )
-    yield bwd("layer_norm", 16384, 4096, (1, 2, 2048, 8, 3, 2, True))
-    yield bwd(
-        "layer_norm",
-        65536,
-        768,
-        (4, 3, 256, 4, 3, 3, True),
-        (4, 3, 256, 4, 2, 3, True),
-        (1, 1, 1024, 4, 3, 6, True),
-        (8, 3, 256, 8, 3, 1, True),
-    )
-    yield bwd(
-        "layer_norm", 32768, 1024, (4, 4, 256, 4, 3, 2, True), (1, 1, 1024, 4, 3, 6, True), (2, 1, 1024, 8, 3, 2, True)
-    )
-    yield bwd(
-        "layer_norm",
-        4096,
-        12288,
-        (1, 3, 4096, 16, 2, 1, False),
-        (1, 3, 4096, 16, 3, 1, False),
-        (1, 3, 4096, 32, 2, 1, False),
-        (1, 3, 4096, 32, 1, 1, False),
-    )
-    yield soft_fwd(
-        4096, 32768, (1, 4, 8192, 32, 2, 1), (1, 4, 8192, 32, 1, 0), (1, 8, 4096, 16, 2, 1), (1, 0, 8192, 16, 1)
-    )
-    yield soft_fwd(2048, 65536, (1, 0, 8192, 16, 1), (1, 0, 4096, 8, 1), (1, 0, 16384, 32, 1), (1, 0, 8192, 16, 3))
-    yield soft_fwd(512, 262144, (1, 0, 8192, 16, 1), (1, 0, 8192, 16, 3), (1, 0, 16384, 32, 1), (1, 0, 4096, 16, 3))
-    yield soft_bwd(512, 262144, (1, 0, 16384, 32, 1), (1, 0, 8192, 16, 1), (1, 0, 8192, 16, 3))
-    yield soft_bwd(4096, 32768, (1, 4, 8192, 32), (1, 8, 4096, 16))
-    for rows, cols in ((4096, 128256), (8192, 32000)):
-        yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(rows, cols), [
-            ce.Forward(b, w, s, 1)
-            for b, w, s in ((2048, 4, 4), (2048, 4, 3), (4096, 8, 3), (4096, 4, 3), (1024, 4, 4), (2048, 8, 4))
-        ]  # fmt: skip
-    yield "gated.forward", "swiglu", "fwd", bf16(2048, 8192), [gated.Pointwise(b, w) for b, w in ((1024, 4), (2048, 8))]
+    yield tried("quantize.rows", "quantize", 0, quantize.Forward, (1, 2, 2048, 8), (2, 4, 1024, 8))
+    yield tried("quantize.rows", "quantize", 2, quantize.Forward, (8, 1, 128, 4), (32, 1, 128, 4), (16, 1, 128, 2))
+    yield tried("quantize.rows", "quantize", 3, quantize.Forward, (1, 4, 4096, 16), (1, 14, 1024, 4))
+    yield tried("quantize.tensor", "quantize", 4, quantize.Flat, (4096, 8, 2), (2048, 4, 7), (2048, 8, 4))
+    yield tried("dot_interaction.forward", "dot_interaction", 2, dot.Sample, (1, 32), (2, 16), (4, 32), (1, 16))
+    yield tried("dot_interaction.forward", "dot_interaction", 0, dot.Sample, (2,), (4,), (1, 64))
+    yield tried("dot_interaction.backward", "dot_interaction", 2, dot.Sample, (2,), (8,), phase="bwd")
+    tiles = ((64, 128, 64, 4, 3, True), (64, 128, 64, 4, 3), (128, 128, 64, 8, 3, True), (128, 64, 64, 4, 3, True))
+    rest = ((128, 128, 64, 8, 3), (128, 256, 64, 8, 3), (0, 0, 0, 0, 0))
+    yield tried("cross_layer.product", "cross_layer", 0, cross.Product, *tiles, *rest)
+    yield tried("cross_layer.product", "cross_layer", 1, cross.Product, *tiles)
+    yield tried("cross_layer.product", "cross_layer", 3, cross.Product, *tiles[:3])
+    yield tried("cross_layer.backward", "cross_layer", 0, cross.Pass, (8, 512, 8, 2), (4, 512, 4, 8), phase="bwd")
+    yield tried("embedding_bag.forward", "embedding_bags", 3, bags.Forward, (8, 8, 4), (16, 4, 4), (32, 8, 8))
+    yield tried("embedding_bag.forward", "embedding_bags", 0, bags.Forward, (8, 8, 4), (4, 4, 4), (8, 4, 8), (4, 16, 4))
+    yield tried("embedding_bag.forward", "embedding_bags", 1, bags.Forward, (64, 1, 4), (16, 1, 4), (32, 1, 8))
+    steps = ((32, 4, 1), (128, 4, 1), (64, 8, 1), (64, 2, 1))
+    yield tried("embedding_bag.update", "embedding_bags_update", 0, bags.Update, *steps, phase="step")
+    passes = ((2048, 8, 16384), (4096, 8, 32768), (2048, 4, 32768), (1024, 4, 8192))
+    yield tried("grad_norm", "clip_grad_norm_", 0, norm.Pass, *passes)
+    yield tried("grad_scale", "clip_grad_norm_", 0, norm.Pass, *passes[:2])
+    yield tried("dequantize.rows", "dequantize", 0, quantize.Tile, (1, 2048, 8), (1, 4096, 8), (2, 2048, 4))
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:
@@ -182,7 +188,7 @@ def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]
     found: list[Any] = []
     for name in names:
         trial = trials()[name][1]
-        if parts & {"race", "host", "ladder"}:
+        if parts & {"race", "host", "ladder", "compiled"} or ("memory" in parts and name == "linear_cross_entropy"):
             found += variants_of(name, [*trial.races, *trial.small])
         if "check" in parts:
             found += variants_of(name, checks_of(trial, short))
@@ -190,7 +196,7 @@ def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]
             found += variants_of(name, odd, aligned=False)
     if "sweep" in parts:
         for kernel, name, _, of, configs in sweeps():
-            for config in configs:
+            for config in configs if name in names else []:
                 with tuning.forced(kernel, config):
                     found += variants_of(name, [of])
     return list(dict.fromkeys(found))
@@ -208,11 +214,26 @@ def part_pack(book: Book, folder: Path, variants: list[Any]) -> None:
 
     began = time.perf_counter()
     jobs = max(1, min(14, (os.cpu_count() or 2) - 2))
-    made = pack.write(folder, variants, jobs=jobs)
+    made = pack.write(folder, variants, jobs=jobs, direct=True)
     size = (folder / pack.CUBINS).stat().st_size
     entry = {"variants": len(made.entries), "seconds": time.perf_counter() - began, "bytes": size, "jobs": jobs}
     print("pack", entry, flush=True)
     book.add("pack", entry)
+
+
+def part_build(book: Book, variants: Callable[[], list[Any]]) -> None:
+    """Direct calls for this PyTorch; and a pack, where the one at hand was made from other source."""
+    from ridgeline.kernels import direct, pack
+    from ridgeline.kernels.files import cache_folder
+
+    began = time.perf_counter()
+    book.attempt("direct calls", lambda: direct.build(cache_folder()))
+    took_s = time.perf_counter() - began
+    print(f"direct calls: {took_s:.1f} s, {'built' if direct.module() else 'NOT BUILT'}", flush=True)
+    book.add("build", {"direct_s": took_s, "built": direct.module() is not None})
+    if pack.opened(pack.pack_folder()) is None:
+        print("no pack of this source: making one", flush=True)
+        part_pack(book, pack.pack_folder(), variants())
 
 
 COLD = """
@@ -233,22 +254,31 @@ def part_host(book: Book, names: list[str]) -> None:
 
     import ridgeline.kernels as rk
     from ridgeline.bench.clock import host_time
+    from ridgeline.kernels import direct
+    from ridgeline.kernels.contract import primitive
 
     x = torch.randn(16, 4096, device="cuda", dtype=torch.bfloat16)
     w = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
+    b = torch.zeros(4096, device="cuda", dtype=torch.bfloat16)
+    up = torch.randn_like(x)
+    labels = torch.arange(16, device="cuda")
     functional = torch.nn.functional
+    print("host direct calls:", "built" if direct.module() else "NOT BUILT", flush=True)
     with torch.no_grad():
         timed = {
             "rms_norm": lambda: rk.rms_norm(x, w, 1e-6),
+            "rms_norm in Python": lambda: primitive("rms_norm").slow(x, w, 1e-6, 0.0),
             "rms_norm out=": lambda: rk.rms_norm(x, w, 1e-6, out=y),
             "rms_norm registered op": lambda: torch.ops.ridgeline_kernels.rms_norm(x, w, 1e-6, 0.0),
             "F.rms_norm": lambda: functional.rms_norm(x, (4096,), w, 1e-6),
-            "layer_norm": lambda: rk.layer_norm(x, w, w, 1e-5),
-            "F.layer_norm": lambda: functional.layer_norm(x, (4096,), w, w, 1e-5),
+            "layer_norm": lambda: rk.layer_norm(x, w, b, 1e-5),
+            "F.layer_norm": lambda: functional.layer_norm(x, (4096,), w, b, 1e-5),
             "softmax": lambda: rk.softmax(x),
             "torch.softmax": lambda: torch.softmax(x, -1),
-            "swiglu": lambda: rk.swiglu(x, x),
-            "silu * up": lambda: functional.silu(x) * x,
+            "cross_entropy": lambda: rk.cross_entropy(x, labels),
+            "F.cross_entropy": lambda: functional.cross_entropy(x, labels),
+            "swiglu": lambda: rk.swiglu(x, up),
+            "silu * up": lambda: functional.silu(x) * up,
             "empty_like": lambda: torch.empty_like(x),
             "add": lambda: x + x,
         }
@@ -260,10 +290,28 @@ def part_host(book: Book, names: list[str]) -> None:
             print(f"host {name:28s} {1e6 * (seconds or 0):7.2f} us", flush=True)
     xg = x.clone().requires_grad_()
     wg = w.clone().requires_grad_()
-    for name, call in (
-        ("rms_norm with gradient", lambda: rk.rms_norm(xg, wg, 1e-6)),
-        ("F.rms_norm with gradient", lambda: functional.rms_norm(xg, (4096,), wg, 1e-6)),
-    ):
+    bg = b.clone().requires_grad_()
+    seed = torch.randn_like(x)
+
+    def step(call: Callable[..., Any], *leaves: Any) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(call(), leaves, seed)
+
+    recorded: dict[str, Callable[[], Any]] = {
+        "rms_norm with gradient": lambda: rk.rms_norm(xg, wg, 1e-6),
+        "F.rms_norm with gradient": lambda: functional.rms_norm(xg, (4096,), wg, 1e-6),
+        "layer_norm with gradient": lambda: rk.layer_norm(xg, wg, bg, 1e-5),
+        "F.layer_norm with gradient": lambda: functional.layer_norm(xg, (4096,), wg, bg, 1e-5),
+        "softmax with gradient": lambda: rk.softmax(xg),
+        "torch.softmax with gradient": lambda: torch.softmax(xg, -1),
+    }
+    leaves = {"rms": (xg, wg), "layer": (xg, wg, bg), "soft": (xg,)}
+    steps = {
+        name.replace("with gradient", "and its backward pass"): step(
+            call, *next(found for key, found in leaves.items() if key in name)
+        )
+        for name, call in recorded.items()
+    }
+    for name, call in (recorded | steps).items():
         seconds = book.attempt(name, lambda call=call: host_time(call))
         book.add("host", {"what": name, "host_s": seconds})
         print(f"host {name:28s} {1e6 * (seconds or 0):7.2f} us", flush=True)
@@ -283,9 +331,11 @@ def part_check(book: Book, names: list[str], limit_s: float, short: bool) -> Non
     import torch
 
     from ridgeline.bench.check import LAYOUTS, check_case, check_mistakes, mistake_case
+    from ridgeline.kernels import direct
     from ridgeline.kernels.contract import trials
 
     device = torch.device("cuda")
+    direct.RECORD_AFTER = 0  # so that the repeated call is one without Python
     stop_s = time.perf_counter() + limit_s
     for name in names:
         trial = trials()[name][1]
@@ -310,17 +360,17 @@ def part_check(book: Book, names: list[str], limit_s: float, short: bool) -> Non
         print(f"check {name:16s} {good} right, {bad} wrong, {book.left_s():.0f} s left", flush=True)
 
 
-def part_special(book: Book) -> None:
+def part_special(book: Book, word: str) -> None:
     """What no table of shapes covers: graphs, streams, compile, infinities, very large tensors."""
     from kernels_special import specials
 
-    for name, run in specials().items():
+    for name, run in ((name, run) for name, run in specials().items() if word in name):
         outcome = book.attempt(name, run)
         book.add("special", {"what": name, "outcome": outcome})
         print("special", name, outcome, flush=True)
 
 
-def part_sweep(book: Book, limit_s: float) -> None:
+def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
     import statistics
 
     import torch
@@ -333,26 +383,38 @@ def part_sweep(book: Book, limit_s: float) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     stop_s = time.perf_counter() + limit_s
     for kernel, name, phase, of, configs in sweeps():
+        if name not in names:
+            continue
         if time.perf_counter() > stop_s:
             print("sweep ran out of time at", kernel, of, flush=True)
             break
         trial = trials()[name][1]
-        args = trial.make(of, torch.device("cuda"), generator)
+        args = () if trial.laps else trial.make(of, torch.device("cuda"), generator)
+
+        def prepared(trial: Any = trial, args: Any = args, of: Any = of, phase: str = phase) -> tuple[Any, int]:
+            """What runs in a sweep, and the bytes it must move."""
+            if trial.laps:
+                made = trial.laps(of, torch.device("cuda"), generator)
+                return made.runs["ridgeline"], made.num_bytes
+            return runner(trial.call, args, phase, trial.constants), moved_bytes(trial, args, phase)
+
         with tuning.asked() as choices:
-            runner(trial.call, args, phase, trial.constants)()
+            prepared()[0]()
         sizes, default = next((found[1:] for found in choices if found[0] == kernel), ({}, None))
         times: dict[Any, float] = {}
         for config in dict.fromkeys([default, *configs]):
 
             def measure(config: Any = config) -> Any:
                 with tuning.forced(kernel, config):  # noqa: B023
-                    run = runner(trial.call, args, phase, trial.constants)  # noqa: B023
-                    return statistics.median(course.turns({"x": run})["x"])
+                    run, num_bytes = prepared()
+                    return statistics.median(course.turns({"x": run})["x"]), num_bytes
 
-            seconds = book.attempt(f"sweep {kernel} {config}", measure)
-            if seconds:
+            measured = book.attempt(f"sweep {kernel} {config}", measure)
+            torch.cuda.empty_cache()
+            if measured:
+                seconds, num_bytes = measured
                 times[config] = seconds
-                rate = moved_bytes(trial, args, phase) / seconds / 1e12
+                rate = num_bytes / seconds / 1e12
                 entry = {"kernel": kernel, "case": str(of), "config": asdict(config), "s": seconds, "tb_s": rate}
                 book.add("sweep", entry | {"default": config == default})
                 mark = "*" if config == default else " "
@@ -368,7 +430,7 @@ def part_sweep(book: Book, limit_s: float) -> None:
             )
 
 
-def part_race(book: Book, names: list[str], compiled: bool, limit_s: float) -> None:
+def part_race(book: Book, names: list[str], compiled_cases: int, limit_s: float, part: str = "race") -> None:
     import torch
 
     from ridgeline.bench.race import Course, copy_bandwidth, race
@@ -380,18 +442,19 @@ def part_race(book: Book, names: list[str], compiled: bool, limit_s: float) -> N
     stop_s = time.perf_counter() + limit_s
     for name in names:
         trial = trials()[name][1]
-        work = [(of, trial.phases, i < COMPILED_CASES) for i, of in enumerate(trial.races)]
-        work += [(of, ("call",), False) for of in trial.small]
+        races = trial.races[: 1 if part == "compiled" else None]
+        work = [(of, trial.phases, i < compiled_cases) for i, of in enumerate(races)]
+        work += [(of, ("call",), False) for of in trial.small if part == "race"]
         for of, which, timely in work:
             if time.perf_counter() > stop_s:
                 print("race ran out of time at", name, of, flush=True)
                 book.add("skipped", f"race {name} {of}")
                 continue
             began = time.perf_counter()
-            rows = book.attempt(f"race {name} {of}", race, name, of, course, phases=which, compiled=compiled and timely)
+            rows = book.attempt(f"race {name} {of}", race, name, of, course, phases=which, compiled=timely)
             torch.cuda.empty_cache()
             for row in rows or []:
-                book.add("race", row.to_dict())
+                book.add(part, row.to_dict())
             show(rows or [], time.perf_counter() - began)
 
 
@@ -403,6 +466,48 @@ def show(rows: list[Any], took_s: float) -> None:
         ours = together[0]
         cells = " ".join(f"{r.contender} {1e6 * r.median_s:.1f}us/{r.bytes_per_s / 1e12:.2f}" for r in together)
         print(f"race {ours.primitive:15s} {ours.dtype} {ours.sizes:38s} {phase:4s} {cells} ({took_s:.1f}s)", flush=True)
+
+
+def part_memory(book: Book) -> None:
+    """Time and peak memory of one training step through the last layer and its loss: fused, unfused, and Liger's."""
+    import torch
+
+    from ridgeline.bench.contenders import liger_form
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels.contract import case, trials
+
+    trial = trials()["linear_cross_entropy"][1]
+    device = torch.device("cuda")
+    course = Course(device, rounds=7, budget_s=4.0)
+    for rows, cols, hidden in ((16384, 128256, 4096), (8192, 32000, 4096)):
+        args = trial.make(case("bfloat16", rows=rows, cols=cols, hidden=hidden), device, torch.Generator("cuda"))
+        leaves = [value.requires_grad_() if value.is_floating_point() else value for value in args]
+        calls = {"ridgeline": trial.call, "eager": trial.eager, "liger": liger_form("linear_cross_entropy")}
+        runs: dict[str, Callable[[], Any]] = {}
+        for who, call in calls.items():
+            if call is None:
+                continue
+
+            def step(call: Any = call, leaves: Any = leaves) -> None:
+                torch.autograd.grad(call(*leaves), leaves[:2])
+
+            step()
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            step()
+            peak = torch.cuda.max_memory_allocated()
+            book.add("memory", {"who": who, "rows": rows, "cols": cols, "hidden": hidden, "peak_bytes": peak,
+                                "above_inputs_bytes": peak - before})  # fmt: skip
+            runs[who] = step
+        for who, samples in course.turns(runs).items():
+            entry = {"who": who, "rows": rows, "cols": cols, "hidden": hidden, "s": sorted(samples)}
+            book.add("memory", entry)
+        for entry in book.found["memory"][-2 * len(runs) :]:
+            print("memory", entry, flush=True)
+        del runs, args, leaves
+        torch.cuda.empty_cache()
 
 
 def part_ladder(book: Book) -> None:
@@ -423,6 +528,8 @@ def in_stages(asked: argparse.Namespace) -> None:
         "RIDGELINE_KERNEL_TUNING": str(shared / "tuning.json"),
         "PYTHONUNBUFFERED": "1",
     }
+    if asked.pack and (asked.pack / "index.json").exists():
+        shutil.copytree(asked.pack, shared / "pack")
     merged: dict[str, Any] = {"errors": []}
     asked.out.mkdir(parents=True, exist_ok=True)
     for i, stage in enumerate(asked.stages.split(";")):
@@ -434,9 +541,12 @@ def in_stages(asked: argparse.Namespace) -> None:
             continue
         out = shared / f"stage{i}"
         command = [sys.executable, __file__, "--out", str(out), "--budget-s", str(limit_s - 3), "--parts", parts]
-        command += ["--pack-for", asked.stages] + (["--compiled"] if asked.compiled else [])
+        command += ["--pack-for", asked.stages] + ([f"--compiled={asked.compiled}"] if asked.compiled else [])
         command += (["--short"] if asked.short else []) + [f"--path={folder}" for folder in asked.path]
         command += ["--names", asked.names] if asked.names else []
+        command += ["--compiled-names", asked.compiled_names] if asked.compiled_names else []
+        command += ["--check-names", asked.check_names] if asked.check_names else []
+        command += ["--special", asked.special] if asked.special else []
         try:
             code = subprocess.run(command, env=env, timeout=limit_s, check=False).returncode
         except subprocess.TimeoutExpired:
@@ -458,9 +568,20 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=200.0)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--names", default="")
+    parser.add_argument("--special", default="", help="only situations that have this word in their name")
     parser.add_argument("--stages", default="", help="parts in processes of their own: 'pack=70;host,check=60;race'")
+    parser.add_argument("--pack", type=Path, help="a pack made elsewhere, with part 'build' instead of 'pack'")
+    parser.add_argument("--compiled-names", default="", help="whose first case part 'compiled' races again")
+    parser.add_argument("--check-names", default="", help="what is checked, where that is not what is raced")
     parser.add_argument("--pack-for", default="", help="further parts whose kernels the pack holds")
-    parser.add_argument("--compiled", action="store_true", help="torch.compile takes part: seconds a case")
+    parser.add_argument(
+        "--compiled",
+        type=int,
+        nargs="?",
+        const=COMPILED_CASES,
+        default=0,
+        help="cases with torch.compile: seconds each",
+    )
     parser.add_argument("--short", action="store_true", help="half of the checks")
     parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
     asked = parser.parse_args()
@@ -479,6 +600,10 @@ def main() -> None:
 
     first = ["rms_norm", "layer_norm", "softmax", "cross_entropy", "swiglu", "linear_cross_entropy", "add_rms_norm"]
     names = asked.names.split(",") if asked.names else [*first, *(name for name in trials() if name not in first)]
+    compiling = asked.compiled_names.split(",") if asked.compiled_names else names
+    checked = asked.check_names.split(",") if asked.check_names else names
+    if "build" in parts:
+        book.attempt("build", lambda: part_build(book, lambda: wanted_variants(packed, names, asked.short)))
     if "pack" in parts:
         variants = book.attempt("variants", lambda: wanted_variants(packed, names, asked.short)) or []
         book.attempt("pack", lambda: part_pack(book, folder, variants))
@@ -491,11 +616,13 @@ def main() -> None:
 
     steps: list[tuple[str, Callable[[], None]]] = [
         ("host", lambda: part_host(book, names)),
-        ("check", lambda: part_check(book, names, share(0.4) * book.left_s(), asked.short)),
-        ("special", lambda: part_special(book)),
-        ("sweep", lambda: part_sweep(book, share(0.75) * book.left_s())),
+        ("check", lambda: part_check(book, checked, share(0.4) * book.left_s(), asked.short)),
+        ("special", lambda: part_special(book, asked.special)),
+        ("sweep", lambda: part_sweep(book, names, share(0.75) * book.left_s())),
+        ("memory", lambda: part_memory(book)),
         ("ladder", lambda: part_ladder(book)),
         ("race", lambda: part_race(book, names, asked.compiled, book.left_s() - 5)),
+        ("compiled", lambda: part_race(book, compiling, 1, book.left_s() - 15, "compiled")),
     ]
     for name, run in steps:
         if name in parts:

@@ -1,6 +1,7 @@
 """How far operator predictions are from the recordings, by kind; and the intervals that follow.
 
-    python benchmarks/validate_operators.py [--device h200] [--unseen | --blind] [--warm] [--worst KIND] [--write]
+    python benchmarks/validate_operators.py [--device h200] [--unseen | --blind | --older] [--warm] [--worst KIND]
+                                            [--write]
 
 Event time is predicted where events were recorded (forward), kernel time elsewhere. ``--write`` puts the 90 % widths
 into the calibration.
@@ -140,9 +141,11 @@ def main() -> None:
     parser.add_argument("--warm", action="store_true", help="judge calls that find their inputs in the L2")
     parser.add_argument("--unseen", action="store_true", help="judge on shapes recorded after the models were made")
     parser.add_argument("--blind", action="store_true", help="judge on the sample nobody looks into, by class alone")
+    parser.add_argument("--older", action="store_true", help="judge on the first blind sample, opened since")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    pattern = "blind_seed*" if options.blind else "unseen_seed*" if options.unseen else "operators_seed*"
+    judges = {"blind_seed2001": options.blind, "blind_seed1003": options.older, "unseen_seed*": options.unseen}
+    pattern = next((name for name, wanted in judges.items() if wanted), "operators_seed*")
     rows = load_operators(options.device, pattern)
     found = warm_errors(rows, options.device) if options.warm else errors(rows, pricer_of(device(options.device)))
     if not options.blind:
@@ -161,7 +164,7 @@ def main() -> None:
                 r["shape"],
                 [k[0][:50] for k in r["kernels"]][:3],
             )
-    if options.write and not (options.warm or options.unseen or options.blind):
+    if options.write and not (options.warm or any(judges.values())):
         widths = intervals((e["sample"], e["busy_s"], e["log"]) for e in found)
         update_calibration(options.device, intervals=widths, families=fitted_families(found))
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ridgeline.errors import GraphError, nearest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """An element type: its canonical short name, width in bits and family (float, int, bool, complex)."""
+    """An element type: its canonical short name, width in bits and family (float, int, bool, complex).
+
+    There is one of each, in the table below: they are compared and hashed as what they are, copied to themselves.
+    """
 
     name: str
     bits: int
@@ -22,6 +26,9 @@ class DType:
 
     def __str__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Callable[[str | DType], DType], tuple[str]]:
+        return dtype, (self.name,)
 
 
 _TABLE = {

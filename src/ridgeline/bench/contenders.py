@@ -16,7 +16,7 @@ GRADIENT_IN_FORWARD = frozenset({("liger", "cross_entropy"), ("liger", "linear_c
 def contenders(name: str, trial: Trial, *, compiled: bool, liger: bool) -> dict[str, Call]:
     """Callables of the same arguments by name, ours first."""
     theirs = trial.raced or trial.eager
-    found: dict[str, Call] = {"ridgeline": trial.call, "eager": theirs}
+    found: dict[str, Call] = {"ridgeline": trial.timed or trial.call, "eager": theirs}
     if compiled:
         found["compiled"] = compiled_form(theirs)
     ligers = liger_form(name) if liger else None

@@ -1,4 +1,4 @@
-"""Two further samples of operators: one where the time models are weak, to fit on, and a general one to judge by."""
+"""Further samples: operators whose time models are weak or whose kernels libraries choose, and some to judge by."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def weak_points(seed: int, scale: float = 1.0) -> Iterator[Point]:
 def general_points(seed: int, scale: float = 1.0) -> Iterator[Point]:
     """Every kind that ``ridgeline validate`` promises, in proportions somebody might check."""
     return _drawn(_GENERAL, seed, scale)
+
+
+def choice_points(seed: int, scale: float = 1.0) -> Iterator[Point]:
+    """Convolutions of every sort and odd products, many, to tell which kernel a library takes for which shape."""
+    return _drawn(_CHOICES, seed, scale)
 
 
 def _drawn(families: Sequence[tuple[Draw, int]], seed: int, scale: float) -> Iterator[Point]:
@@ -139,6 +144,48 @@ def _conv(phase: str, sorts: tuple[int, int, int], dtypes: tuple[int, int, int] 
             shape = _conv_shape(rng, sort)
             if shape is not None:
                 return Point("conv2d", dtype, phase, "cudnn", shape)
+        return None
+
+    return draw
+
+
+def _free_conv_shape(rng: random.Random, sort: str) -> dict[str, int] | None:
+    """Nothing of a network: every dimension log-uniform, channels in eights more often than not."""
+    k, stride = rng.choices((1, 3, 5, 7), (28, 44, 14, 14))[0], 1 if rng.random() < 0.68 else 2
+    n, h = _log(rng, 1, 128), _log(rng, 7, 256)
+    w = h if rng.random() < 0.7 else _log(rng, 7, 256)
+    grain = rng.choices((64, 32, 16, 8, 1), (22, 22, 18, 20, 18))[0]
+    c, o = (max(grain, round(_log(rng, 4, 1536) / grain) * grain) for _ in range(2))
+    groups = 1
+    if sort == "depthwise":
+        o = groups = c
+    elif sort == "grouped":
+        groups = rng.choice((2, 3, 4, 6, 8, 16, 32, 64))
+        c, o = (max(1, v // groups) * groups for v in (c, c if rng.random() < 0.5 else o))
+        if c == groups:
+            return None
+    out = -(-h // stride) * -(-w // stride)
+    flops, numel = 2.0 * n * o * out * (c // groups) * k * k, n * max(h * w * c, out * o)
+    if not (1e6 < flops < 3e11 and numel < 1.2e8):
+        return None
+    return {"n": n, "c": c, "h": h, "w": w, "o": o, "k": k, "stride": stride, "groups": groups}
+
+
+def _any_conv(phase: str, sort: str, dtypes: Sequence[int], max_flops: float = 3e11) -> Draw:
+    """Half as networks have them, half free; a quarter channels last. ``dtypes``: bf16, fp16, fp32, tf32."""
+
+    def draw(rng: random.Random) -> Point | None:
+        dtype = rng.choices(("bf16", "fp16", "fp32", "tf32"), dtypes)[0]
+        for _ in range(300):
+            shape = (_conv_shape if rng.random() < 0.5 else _free_conv_shape)(rng, sort)
+            if shape is None:
+                continue
+            out = -(-shape["h"] // shape["stride"]) * -(-shape["w"] // shape["stride"])
+            work = 2.0 * shape["n"] * out * shape["o"] * (shape["c"] // shape["groups"]) * shape["k"] ** 2
+            if work > max_flops * (0.3 if dtype == "fp32" else 1.0):
+                continue
+            shape.pop("nhwc", None)
+            return Point("conv2d", dtype, phase, "cudnn", shape | {"nhwc": 1} if rng.random() < 0.28 else shape)
         return None
 
     return draw
@@ -274,4 +321,21 @@ _GENERAL: Sequence[tuple[Draw, int]] = [
     (_topk, 30),
     (_line("sort"), 25),
     (_line("cumsum"), 25),
+]
+
+_CHOICES: Sequence[tuple[Draw, int]] = [
+    (_any_conv("fwd", "dense", (70, 10, 15, 5)), 2400),
+    (_any_conv("bwd", "dense", (70, 10, 15, 5)), 1700),
+    (_any_conv("fwd", "depthwise", (65, 15, 15, 5)), 450),
+    (_any_conv("bwd", "depthwise", (65, 15, 15, 5)), 350),
+    (_any_conv("fwd", "grouped", (65, 12, 18, 5), 1e11), 1000),
+    (_any_conv("bwd", "grouped", (65, 12, 18, 5), 1e11), 800),
+    (_odd("bf16", batched=False), 450),
+    (_odd("fp16", batched=False), 100),
+    (_odd("fp32", batched=False), 350),
+    (_odd("tf32", batched=False), 120),
+    (_odd("bf16", batched=True), 300),
+    (_odd("fp32", batched=True), 200),
+    (_general_gemm, 500),
+    (_general_bmm, 300),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from ridgeline.bench.race import Course, runner
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
-from ridgeline.kernels.contract import Case, trials
+from ridgeline.kernels.contract import Case, Trial, trials
 
 GAIN = 1.02
 """A neighbor must be this many times faster than the default to replace it: less is noise."""
@@ -51,15 +52,23 @@ def neighbors(config: Any) -> list[Any]:
 def tune(name: str, of: Case, course: Course) -> list[Tuned]:
     """Tune every kernel of one case and write what is worth it to the tuning file."""
     trial = trials()[name][1]
-    args = trial.make(of, course.device, torch.Generator(course.device).manual_seed(0))
     found: list[Tuned] = []
     for phase in trial.phases:
-        build = partial(runner, trial.call, args, phase, trial.constants)
+        build = _builder(trial, of, phase, course.device)
         with tuning.asked() as choices:
             build()()
         for kernel, sizes, default in {str(choice[:2]): choice for choice in choices}.values():
             found.append(_best(kernel, sizes, default, of, build, course))
     return found
+
+
+def _builder(trial: Trial, of: Case, phase: str, device: torch.device) -> Callable[[], Callable[[], Any]]:
+    """What makes a run anew, so that it plans anew; where a call changes its arguments, with state of its own."""
+    generator = torch.Generator(device).manual_seed(0)
+    laps = trial.laps
+    if laps is not None:
+        return lambda: laps(of, device, generator).runs["ridgeline"]
+    return partial(runner, trial.call, trial.make(of, device, generator), phase, trial.constants)
 
 
 def _best(kernel: str, sizes: dict[str, Any], default: Any, of: Case, build: Any, course: Course) -> Tuned:

@@ -64,13 +64,17 @@ def error_of(found: Tensor, reference: Tensor) -> Error:
     return Error(relative, float(difference.abs().max()), misplaced)
 
 
-def judge(found: Tensor, eager: Tensor, reference: Tensor) -> Verdict:
-    """``found`` passes where its error is at most twice that of ``eager``, PyTorch's result in the same precision."""
+def judge(found: Tensor, eager: Tensor, reference: Tensor, times: float | None = None) -> Verdict:
+    """``found`` passes where its error is at most twice that of ``eager``, PyTorch's result in the same precision.
+
+    ``times`` replaces the two where it would let too much pass.
+    """
+    times = TIMES_EAGER if times is None else times
     ours, theirs = error_of(found, reference), error_of(eager, reference)
     step = torch.finfo(eager.dtype).eps if eager.is_floating_point() else 0.0
     finite = reference[reference.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
-    rms = TIMES_EAGER * theirs.rms_frac + (RMS_FLOOR + FEW_FLOOR / max(1, reference.numel()) ** 0.5) * step
-    largest = TIMES_EAGER * theirs.largest + MAX_FLOOR * step * scale
+    rms = times * theirs.rms_frac + (RMS_FLOOR + FEW_FLOOR / max(1, reference.numel()) ** 0.5) * step
+    largest = times * theirs.largest + MAX_FLOOR * step * scale
     ok = ours.num_misplaced <= theirs.num_misplaced and ours.rms_frac <= rms and ours.largest <= largest
     return Verdict(ok, ours, theirs, rms, largest)

@@ -401,7 +401,10 @@ def serve(
     ] = "",
     kv: Annotated[str, typer.Option(help="Cache in bf16, fp16, fp8 or int8.")] = "",
     engine: Annotated[
-        str, typer.Option(help="vllm, sglang, trtllm, trtllm-1.1, trtllm-engine or fastertransformer.")
+        str,
+        typer.Option(
+            help="vllm, vllm-0.17, sglang, sglang-0.5.6, trtllm, trtllm-1.1, trtllm-engine or fastertransformer."
+        ),
     ] = "vllm",
     setting: Annotated[
         list[str] | None, typer.Option("--setting", help="Engine setting, such as chunk_tokens=4096. Repeat for more.")

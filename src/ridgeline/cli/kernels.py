@@ -82,7 +82,8 @@ def _pack(names: list[str], out: Path | None, jobs: int) -> None:
     wanted = [v for name in names for aligned in (True, False) for v in variants_of(name, aligned=aligned)]
     screen = draw.console()
     with screen.status("compiling") as status:
-        made = pack.write(folder, wanted, jobs=jobs, progress=lambda n, all: status.update(f"compiled {n} of {all}"))
+        told = lambda n, all: status.update(f"compiled {n} of {all}")
+        made = pack.write(folder, wanted, jobs=jobs, progress=told, direct=True)
     size = (folder / pack.CUBINS).stat().st_size
     took = show_seconds(time.perf_counter() - began)
     screen.print(f"{len(made.entries)} kernels for sm_90, {show_bytes(size)}, in {took}: {folder}")

@@ -70,7 +70,7 @@ def _show(receipt: Mapping[str, Any], html: Path | None) -> None:
     gain = f"{show_seconds(receipt['eager_s'])} → {show_seconds(receipt['final_s'])}, {receipt['speedup']:.2f}× eager"
     out.print(Text(f"{head}: {gain}", style="bold"))
     out.print(f"kept: {receipt['winner']} ({'; '.join(receipt['changes'])})")
-    out.print(_table(receipt))
+    out.print(_table(receipt, out.width))
     for title, key in (("Why torch.compile is where it is", "explanations"), ("What is left", "remaining")):
         if receipt[key]:
             out.print(Text(title, style="bold"))
@@ -82,12 +82,21 @@ def _show(receipt: Mapping[str, Any], html: Path | None) -> None:
     out.print(Text(f"searched {receipt['spent_s']:.1f} s of {receipt['budget_s']:.0f} s{where}", style=draw.DIM))
 
 
-def _table(receipt: Mapping[str, Any]) -> Table:
+NARROW = 110
+"""Columns of a terminal below which memory, error and build times are left to the page and to JSON."""
+
+
+def _table(receipt: Mapping[str, Any], width: int) -> Table:
     columns = ("candidate", "time", "× eager", "memory", "error", "built in", "status", "why")
     sides = ("left", "right", "right", "right", "right", "right", "left", "left")
-    made = draw.table("Everything that was tried", *zip(columns, sides, strict=True))
-    for entry in receipt["entries"]:
-        made.add_row(*_cells(entry))
+    kept = [i for i, name in enumerate(columns) if width >= NARROW or name not in ("memory", "error", "built in")]
+    made = draw.table("Everything that was tried", *((columns[i], sides[i]) for i in kept))
+    rows = [[cells[i] for i in kept] for cells in map(_cells, receipt["entries"])]
+    for at, column in enumerate(made.columns[:-1]):
+        column.min_width = max([len(columns[kept[at]]), *(len(row[at]) for row in rows)])
+    made.columns[-1].no_wrap, made.columns[-1].overflow = False, "fold"  # reasons wrap, numbers are never cut
+    for row in rows:
+        made.add_row(*row)
     return made
 
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from ridgeline.cost.attention import attention_timing
-from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family
+from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, selection
 from ridgeline.cost.chip import BOUND_NAMES, Chip
 
 DECODE_ROWS = 16
@@ -498,7 +498,7 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     if dtype == "tf32":  # three products of narrower operands make one of full precision
         plan = replace(plan, products=3 * plan.products, operand_bytes=4.0)
     peak = chip.peak_flops_per_s(dtype)
-    busy_s, sm_s, dram_s = plan_s(chip, group_coef(tuple(coef.items()), plan.group), plan, peak, warm_frac)
+    busy_s, sm_s, dram_s = plan_s(chip, group_coef(coef, plan.group), plan, peak, warm_frac)
     floor_s = _floor_s(call, chip, warm_frac, peak)
     bound = "memory" if dram_s > sm_s else "compute" if 2 * sm_s > busy_s else "latency"
     return Time(max(busy_s, floor_s), floor_s, bound, plan.num_kernels)
@@ -531,7 +531,7 @@ def matrix_dtype(call: Call, chip: Chip) -> str:
     return wanted if wanted in chip.tensor_flops_per_s else "fp32"
 
 
-@lru_cache(maxsize=256)
-def group_coef(coef: tuple[tuple[str, float], ...], group: str) -> dict[str, float]:
+@selection
+def group_coef(coef: Coef, group: str) -> dict[str, float]:
     """The coefficients of one group of kernels, under their own names."""
-    return BASE | {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}
+    return BASE | {k.partition(".")[2]: v for k, v in coef.items() if k.startswith(group + ".")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.cost.chip import Chip
@@ -24,6 +24,17 @@ class Call:
     phase: str = "fwd"
     library: str = "aten"
     shape: tuple[tuple[str, Any], ...] = ()  # whole numbers, but for a layout's name and instructions per element
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Prices are looked up by the call, again and again: it is hashed once."""
+        object.__setattr__(self, "_hash", hash((self.kind, self.dtype, self.phase, self.library, self.shape)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Call], tuple[Any, ...]]:
+        return Call, (self.kind, self.dtype, self.phase, self.library, self.shape)  # another process hashes otherwise
 
     def dims(self) -> dict[str, Any]:
         return dict(self.shape)
@@ -46,6 +57,25 @@ class Time:
     floor_s: float
     bound: str
     num_kernels: int = 1
+
+
+Selection = Callable[[Coef, str], dict[str, float]]
+MAX_SELECTIONS = 512
+
+
+def selection(choose: Selection) -> Selection:
+    """Remember what is chosen from a set of coefficients, by the set itself: hashing hundreds of them costs more."""
+    known: dict[tuple[int, str], tuple[Coef, dict[str, float]]] = {}
+
+    def chosen(coef: Coef, group: str) -> dict[str, float]:
+        found = known.get((id(coef), group))
+        if found is None or found[0] is not coef:
+            if len(known) >= MAX_SELECTIONS:
+                known.clear()
+            found = known[id(coef), group] = coef, choose(coef, group)  # kept alive, so that its id stays its own
+        return found[1]
+
+    return chosen
 
 
 Model = Callable[[Call, Chip, Coef, float], Time]

@@ -14,6 +14,7 @@ from math import ceil
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.chip import Chip
+from ridgeline.cost.classic import COEFFICIENTS, classic_timing
 from ridgeline.errors import CostError
 
 DEFAULTS: Coef = {
@@ -24,42 +25,42 @@ DEFAULTS: Coef = {
     "transform_back": 0.19,  # extra tile time towards channels-first when the source is not in L2
     "transform_dram_frac": 0.835,  # share of the DRAM bandwidth
     "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
-    "generic_tile_cycles": 2540.0,  # tile time of the generic transform that pads or splits groups
-    "generic_start_cycles": 14400.0,  # its start
-    "filter_start_cycles": 18800.0,  # generic transform of an odd number of filters
+    "generic_tile_cycles": 2410.0,  # tile time of the generic transform that pads or splits groups
+    "generic_start_cycles": 14300.0,  # its start
+    "filter_start_cycles": 15000.0,  # generic transform of an odd number of filters
     "filter_cycles": 0.00852,  # and per element
-    "pad_cycles": 1.13,  # one SM's time for an element of a tensor widened to whole eights of channels
+    "pad_cycles": 0.633,  # one SM's time for an element of a tensor widened to whole eights of channels
     "memset_cycles": 1900.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
-    "tma_start_cycles": 9430.0,  # launch, descriptors, pipeline fill, epilogue drain
-    "tma_frac": 0.891,  # share of the matrix peak inside the main loop
-    "tma_bytes_per_cycle": 86.1,  # operand bytes an SM takes in per clock
-    "tma_ragged": 0.604,  # extra loop time when the channels do not fill whole 64-byte rows
+    "tma_start_cycles": 9210.0,  # launch, descriptors, pipeline fill, epilogue drain
+    "tma_frac": 0.915,  # share of the matrix peak inside the main loop
+    "tma_bytes_per_cycle": 87.4,  # operand bytes an SM takes in per clock
+    "tma_ragged": 0.432,  # extra loop time when the channels do not fill whole 64-byte rows
     "tma_fill_cycles": 1710.0,  # added to the start by the first 128 x 128 tile
-    "tma_tile_cycles": 1500.0,  # epilogue of a 128 x 128 tile
+    "tma_tile_cycles": 1780.0,  # epilogue of a 128 x 128 tile
     # Tensor-core implicit GEMM fed by asynchronous copies (Ampere kernels).
-    "copy_start_cycles": 6020.0,  # launch, pipeline fill, epilogue drain
+    "copy_start_cycles": 6110.0,  # launch, pipeline fill, epilogue drain
     "copy_frac": 0.52,  # share of the matrix peak inside the main loop, on chips whose peak needs TMA
     "copy_native_frac": 0.8,  # the same where they are the fastest path (assumed: no recordings)
-    "copy_bytes_per_cycle": 34.3,  # operand bytes an SM gathers per clock
-    "copy_step_cycles": 216.0,  # least time of a step of the inner loop
+    "copy_bytes_per_cycle": 36.3,  # operand bytes an SM gathers per clock
+    "copy_step_cycles": 232.0,  # least time of a step of the inner loop
     "copy_tile_cycles": 3850.0,  # prologue and epilogue of a 128 x 128 tile
     # Shared by both.
     "loop_l2_frac": 1.07,  # operand traffic over the nominal L2 bandwidth (above 1: multicast within a cluster)
-    "loop_dram_frac": 0.549,  # share of the DRAM bandwidth an implicit GEMM reaches
-    "ramp_cycles": 7720.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
-    "segment_cycles": 73600.0,  # set-up and fix-up when one tile's loop is shared by several SMs
-    "weight_segment_cycles": 25800.0,  # the same for a weight gradient
+    "loop_dram_frac": 0.576,  # share of the DRAM bandwidth an implicit GEMM reaches
+    "ramp_cycles": 9650.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
+    "segment_cycles": 39000.0,  # set-up and fix-up when one tile's loop is shared by several SMs
+    "weight_segment_cycles": 25300.0,  # the same for a weight gradient
     "segment_loop": 1.03,  # loop time of a shared tile over a whole one
-    "weight_segment_loop": 0.962,  # the same for a weight gradient, against weight_grad
-    "strided_grad": 1.7,  # loop time of the input gradient of a strided convolution over a plain one
-    "small_grad": 0.279,  # loop time of small ones, which visit every tap, over a plain one
-    "weight_grad": 1.01,  # loop time of the weight gradient over a forward pass with the same tile fed by TMA
+    "weight_segment_loop": 1.45,  # the same for a weight gradient, against weight_grad
+    "strided_grad": 1.83,  # loop time of the input gradient of a strided convolution over a plain one
+    "small_grad": 0.426,  # loop time of small ones, which visit every tap, over a plain one
+    "weight_grad": 0.884,  # loop time of the weight gradient over a forward pass with the same tile fed by TMA
     # Pointwise convolutions as GEMM.
-    "gemm_start_cycles": 5570.0,  # launch, pipeline fill, epilogue drain
-    "gemm_frac": 0.812,  # share of the matrix peak
-    "gemm_bytes_per_cycle": 98.8,  # operand bytes an SM takes in per clock
+    "gemm_start_cycles": 5360.0,  # launch, pipeline fill, epilogue drain
+    "gemm_frac": 0.84,  # share of the matrix peak
+    "gemm_bytes_per_cycle": 100.0,  # operand bytes an SM takes in per clock
     "gemm_step_cycles": 26.9,  # barrier cost of a 64-deep step
     "gemm_dram_frac": 0.744,  # share of the DRAM bandwidth
     "gemm_ramp_cycles": 3040.0,  # lost while DRAM reaches its steady rate, in full for a long kernel
@@ -67,73 +68,101 @@ DEFAULTS: Coef = {
     "gemm_unaligned": 14.4,  # and when they are not even that
     "gemm_odd": 2.06,  # slowdown of the bytes when channels do not come in eights
     "gemm_odd_frac": 0.154,  # share of the matrix peak then
-    "gemm_split_depth": 168.0,  # shortest inner loop that a weight gradient is split into
-    "gemm_reduce_cycles": 4550.0,  # kernel that adds the partial weight gradients
+    "gemm_split_depth": 318.0,  # shortest inner loop that a weight gradient is split into
+    "gemm_reduce_cycles": 4110.0,  # kernel that adds the partial weight gradients
     # Single precision on the vector units.
-    "simt_start_cycles": 7120.0,  # launch and drain
+    "simt_start_cycles": 6290.0,  # launch and drain
     "simt_wide_frac": 0.633,  # share of the vector peak, 256 x 64 tiles
-    "simt_narrow_frac": 0.389,  # the same, 32 x 32 tiles
+    "simt_narrow_frac": 0.402,  # the same, 32 x 32 tiles
     "simt_step_cycles": 561.0,  # one 8-deep step of a lone block
-    "simt_store_cycles": 0.521,  # prologue and epilogue of a tile, per output element
-    "simt_grad_frac": 0.697,  # share of the vector peak, input gradient with at least simt_grad_channels channels
-    "simt_grad_channels": 356.0,  # output channels that fill its inner tile
-    "simt_grad_step_cycles": 167.0,  # and its time for one output channel in a lone block
-    "simt_atomic_frac": 0.1,  # share of the vector peak, weight gradient by atomics, one tap
-    "simt_atomic_taps": 0.167,  # the same with more taps, whose input is reused
-    "fourier_gain": 1.23,  # work saved, and share of the peak reached, by Fourier transforms of large problems
-    "winograd_gain": 2.3,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
+    "simt_store_cycles": 0.547,  # prologue and epilogue of a tile, per output element
+    "simt_grad_frac": 0.666,  # share of the vector peak, input gradient with at least simt_grad_channels channels
+    "simt_grad_channels": 253.0,  # output channels that fill its inner tile
+    "simt_grad_step_cycles": 130.0,  # and its time for one output channel in a lone block
+    "simt_atomic_frac": 0.107,  # share of the vector peak, weight gradient by atomics, one tap
+    "simt_atomic_taps": 0.201,  # the same with more taps, whose input is reused
+    "fourier_gain": 0.558,  # work saved, and share of the peak reached, by Fourier transforms of large problems
+    "winograd_gain": 3.6,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
     "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
+    "vector_depth_cycles": 163.0,  # one element of the inner loop of a lone block of such an image
     "simt_image_frac": 0.202,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
     # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
     "stencil_start_cycles": 4600.0,  # launch to exit of a stencil with little to do
     "stencil_cycles": 1.38,  # channels first, unrolled filter of side 3 or 5
     "stencil_tap_cycles": 0.127,  # and per tap
-    "stencil_any_cycles": 2.24,  # channels first, any filter
-    "stencil_any_tap_cycles": 0.137,  # and per tap
+    "stencil_any_cycles": 1.95,  # channels first, any filter
+    "stencil_any_tap_cycles": 0.149,  # and per tap
     "stencil_any_tap_latency_cycles": 170.0,  # one tap of one thread, filters that are not unrolled
     "stencil_tiled_cycles": 0.4,  # channels first in fp16: tiles in shared memory
-    "stencil_tiled_tap_cycles": 0.047,  # and per tap
+    "stencil_tiled_tap_cycles": 0.0477,  # and per tap
     "stencil_grad_cycles": 3.84,  # input gradient, channels first, unrolled
     "stencil_grad_tap_cycles": 0.0625,  # and per tap
     "stencil_any_grad_cycles": 2.0,  # input gradient, channels first, any filter
     "stencil_any_grad_tap_cycles": 0.2,  # and per tap
     "stencil_weight_step_cycles": 13.5,  # weight gradient, channels first: 32 pixels of one image by a warp
-    "stencil_weight_latency_cycles": 304.0,  # the same for a lone warp
-    "stencil_last_cycles": 0.246,  # channels last
-    "stencil_last_tap_cycles": 0.0346,  # and per tap
-    "stencil_last_stride": 0.679,  # its work per output grows with the inputs skipped, to this power
-    "stencil_last_first_cycles": 4030.0,  # least time of one thread
-    "stencil_last_latency_cycles": 374.0,  # and of a tap of it
-    "stencil_last_grad_cycles": 0.37,  # input gradient, channels last
-    "stencil_last_grad_tap_cycles": 0.0794,  # and per tap
-    "stencil_last_weight_cycles": 0.626,  # weight gradient, channels last
-    "stencil_last_weight_tap_cycles": 0.0108,  # and per tap
+    "stencil_weight_latency_cycles": 309.0,  # the same for a lone warp
+    "stencil_last_cycles": 0.159,  # channels last
+    "stencil_last_tap_cycles": 0.0322,  # and per tap
+    "stencil_last_stride": 0.602,  # its work per output grows with the inputs skipped, to this power
+    "stencil_last_first_cycles": 3780.0,  # least time of one thread
+    "stencil_last_latency_cycles": 292.0,  # and of a tap of it
+    "stencil_general_cycles": 0.042,  # channels last, batches of fewer than eight
+    "stencil_general_tap_cycles": 0.068,  # and per tap
+    "stencil_general_large": 1.72,  # times this with filters wider than five
+    "stencil_general_stride": 0.366,  # its work per output grows with the inputs skipped, to this power
+    "stencil_last_grad_cycles": 0.253,  # input gradient, channels last
+    "stencil_last_grad_tap_cycles": 0.0799,  # and per tap
+    "stencil_last_weight_cycles": 0.553,  # weight gradient, channels last
+    "stencil_last_weight_tap_cycles": 0.015,  # and per tap
     "stencil_last_weight_rows": 960.0,  # images x channels that fill the chip
-    "stencil_last_large": 1.04,  # all of them with filters wider than five
+    "stencil_last_large": 1.16,  # all of them with filters wider than five
     "stencil_last_plain": 3.2,  # input gradient, channels last, strides above two
-    "stencil_last_wide_cycles": 0.0176,  # channels last in single precision
-    "stencil_last_wide_tap_cycles": 0.0666,  # and per tap
-    "stencil_last_wide_grad_cycles": 0.146,  # either gradient, channels last in single precision
-    "stencil_last_wide_grad_tap_cycles": 0.0708,  # and per tap
-    "stencil_last_reduce_cycles": 14900.0,  # joining the tiles' weight gradients
-    "stencil_tiled_grad_cycles": 0.126,  # input gradient, channels first in fp16
-    "stencil_tiled_grad_tap_cycles": 0.0575,  # and per tap
-    "stencil_tiled_weight_cycles": 1.49,  # weight gradient, channels first in fp16
-    "stencil_tiled_weight_tap_cycles": 0.0546,  # and per tap
-    "stencil_direct_tap_cycles": 1.92,  # weight gradient, channels last, single precision, per tap
+    "stencil_last_wide_cycles": 0.0185,  # channels last in single precision
+    "stencil_last_wide_tap_cycles": 0.0664,  # and per tap
+    "stencil_last_wide_grad_cycles": 0.0759,  # either gradient, channels last in single precision
+    "stencil_last_wide_grad_tap_cycles": 0.0668,  # and per tap
+    "stencil_last_reduce_cycles": 16000.0,  # joining the tiles' weight gradients
+    "stencil_tiled_grad_cycles": 0.0958,  # input gradient, channels first in fp16
+    "stencil_tiled_grad_tap_cycles": 0.0566,  # and per tap
+    "stencil_tiled_weight_cycles": 1.08,  # weight gradient, channels first in fp16
+    "stencil_tiled_weight_tap_cycles": 0.0716,  # and per tap
+    "stencil_direct_tap_cycles": 1.76,  # weight gradient, channels last, single precision, per tap
     # Groups.
-    "group_start_cycles": 4640.0,  # added to each group's kernel when groups run one after another
-    "group_direct_frac": 0.00564,  # share of the vector peak of the kernel that takes any groups
-    "group_direct_first_frac": 0.031,  # the same for 16-bit tensors, channels first, several taps
-    "group_vector_start_cycles": 12900.0,  # one group's vector kernel, nothing to do
-    "group_vector_frac": 0.0885,  # its share of the vector peak
-    "group_depth_cycles": 134.0,  # and its time for one element of the inner loop
-    "group_engine_depth_cycles": 281.0,  # the channels-last kernel's time for one element of the inner loop
-    "group_engine_row_cycles": 0.019,  # and, the chip being full, for one of one output pixel
+    "group_start_cycles": 2260.0,  # added to each group's kernel when groups run one after another
+    "group_vector_start_cycles": 9390.0,  # one group's vector kernel, nothing to do
+    "group_vector_frac": 0.101,  # its share of the vector peak
+    "group_depth_cycles": 189.0,  # and its time for one element of the inner loop
+    "group_engine_depth_cycles": 230.0,  # the channels-last kernel's time for one element of the inner loop
+    "group_engine_row_cycles": 0.0187,  # and, the chip being full, for one of one output pixel
     "group_matrix_cycles": 23100.0,  # one group's kernels for a pointwise gradient
-    "group_row_cycles": 0.873,  # and per pixel
-    "group_grad_cycles": 32100.0,  # one group's kernels for a gradient in single precision
-    "group_transpose_bytes_per_s": 43300000000.0,  # rate of the transposes of pointwise ones
+    "group_row_cycles": 0.669,  # and per pixel
+    "group_grad_cycles": 25500.0,  # one group's kernels for a gradient in single precision
+    "group_transpose_bytes_per_s": 6.11e+10,  # rate of the transposes of pointwise ones
+    # The kernel that takes any groups directly: multiplications a second it reaches.
+    "direct_start_s": 4.58e-06,  # launch to exit with little to do
+    "direct_forward_per_s": 9.16e+11,  # channels first, several taps
+    "direct_forward_point_per_s": 2.12e+11,  # one tap
+    "direct_forward_last_per_s": 1.78e+11,  # channels last, several taps
+    "direct_forward_last_point_per_s": 1.88e+11,  # one tap
+    "direct_input_per_s": 9.38e+11,  # input gradient, in the same order
+    "direct_input_point_per_s": 2.11e+11,
+    "direct_input_last_per_s": 2.75e+11,
+    "direct_input_last_point_per_s": 1.5e11,
+    "direct_input_strided_per_s": 1.77e+11,  # any of them under a stride
+    "direct_weight_per_s": 3.91e+11,  # weight gradient, in the same order
+    "direct_weight_point_per_s": 3.72e+11,
+    "direct_weight_last_per_s": 1.2e+11,
+    "direct_weight_last_point_per_s": 5.22e+10,
+    # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/classic.py for the names.
+    "odd1.depth_area": 10090.0, "odd1.depth_s": 2.211e-08, "odd1.dram_frac": 0.3575, "odd1.eff_frac": 0.1811,
+    "odd1.exposed_frac": 0.6416, "odd1.half_area": 10490.0, "odd1.l2_frac": 0.5833, "odd1.launch_s": 1.525e-06,
+    "odd1.power_frac": 0.9, "odd1.ramp_bytes": 1041000.0, "odd1.ramp_s": 2.484e-06, "odd1.splitk_s": 3e-06,
+    "odd1.start_area": 164.6, "odd1.start_s": 5.78e-08, "odd1.store_s": 3.07e-11,
+    # And of rows on 4 or 8 bytes.
+    "odd2.depth_area": 172900.0, "odd2.depth_s": 7.55e-09, "odd2.dram_frac": 0.4506, "odd2.eff_frac": 0.3847,
+    "odd2.exposed_frac": 0.2791, "odd2.half_area": 6546.0, "odd2.l2_frac": 0.7, "odd2.launch_s": 1.117e-06,
+    "odd2.power_frac": 0.9, "odd2.ramp_bytes": 1289000.0, "odd2.ramp_s": 5.178e-06, "odd2.splitk_s": 3e-06,
+    "odd2.start_area": 69.7, "odd2.start_s": 2.536e-07, "odd2.store_s": 4.137e-11,
 }
 
 _TMA_ARCHS = ("hopper", "blackwell")
@@ -164,6 +193,7 @@ class Conv:
     channels_last: bool
     dtype: str
     itemsize: float
+    width: int  # of the input; that of a square one where only its pixels are known
 
     @property
     def depthwise(self) -> bool:
@@ -210,7 +240,8 @@ def _conv(call: Call, d: dict[str, int]) -> Conv:
 def _flat(call: Call, d: dict[str, int]) -> Conv:
     taps, rank = d["kernel_elems"], max(1, d["spatial_rank"])
     return Conv(d["n"], d["c"], d["o"], d["groups"], d["in_px"], d["out_px"], taps, round(taps ** (1.0 / rank)),
-                d["stride_max"], rank, bool(d["nhwc"]), call.dtype, ITEMSIZE[call.dtype])  # fmt: skip
+                d["stride_max"], rank, bool(d["nhwc"]), call.dtype, ITEMSIZE[call.dtype],
+                round(d["in_px"] ** (1.0 / rank)))  # fmt: skip
 
 
 def _spatial(call: Call, d: dict[str, int]) -> Conv:
@@ -221,7 +252,7 @@ def _spatial(call: Call, d: dict[str, int]) -> Conv:
         in_px *= d[name]
         out_px *= max(0, (d[name] + 2 * pad - side) // stride + 1)
     return Conv(d["n"], d["c"], d["o"], d.get("groups", 1), in_px, out_px, side ** len(names), side, stride, len(names),
-                bool(d.get("nhwc", 0)), call.dtype, ITEMSIZE[call.dtype])  # fmt: skip
+                bool(d.get("nhwc", 0)), call.dtype, ITEMSIZE[call.dtype], d[names[-1]])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,9 +618,26 @@ def _odd(conv: Conv) -> bool:
 
 def _pointwise(site: Site, conv: Conv, columns: int, depth: int, read_bytes: float, written_bytes: float) -> Cost:
     batch, rows = (1, conv.n * conv.in_px) if conv.channels_last else (conv.n, conv.in_px)
+    if conv.itemsize <= 2 and _product_alignment(conv) < 8:
+        return _odd_product(site, conv, batch, rows, columns, depth)
     slowed = round(depth * _misalignment(site, conv))
     product = Product(batch, rows, columns, slowed, read_bytes * (1.0 - site.warm_frac), written_bytes)
     return _gemm_s(site, product, conv.dtype, _odd(conv)), 1
+
+
+def _product_alignment(conv: Conv) -> int:
+    """Elements up to eight by which rows of images and filters are aligned."""
+    rows = (conv.c, conv.o) if conv.channels_last else (conv.c, conv.in_px)
+    return next(step for step in (8, 4, 2, 1) if all(row % step == 0 for row in rows))
+
+
+def _odd_product(site: Site, conv: Conv, batch: int, rows: int, columns: int, depth: int) -> Cost:
+    """The kernels of older generations that the library of products runs for rows off 16 bytes."""
+    group = "odd1." if _product_alignment(conv) == 1 else "odd2."
+    coef = {name: site.coef[group + name] for name in COEFFICIENTS}
+    timing = classic_timing(site.chip, coef, b=batch, m=rows, n=columns, k=depth, dtype=conv.dtype,
+                            warm_frac=site.warm_frac)  # fmt: skip
+    return float(timing.expected_s[0]), int(timing.num_kernels[0])
 
 
 def _pointwise_weight_grad(site: Site, conv: Conv) -> Cost:
@@ -602,6 +650,8 @@ def _pointwise_weight_grad(site: Site, conv: Conv) -> Cost:
         product = Product(1, conv.o, conv.c, pixels, read, conv.weight_bytes, split)
         return _gemm_s(site, product, conv.dtype, odd) + reduce_s * split, 1 + split
     partial = conv.n * conv.o * conv.c * 4.0
+    if conv.itemsize <= 2 and _product_alignment(conv) < 8:
+        return _sum(_odd_product(site, conv, conv.n, conv.o, conv.c, conv.in_px), (reduce_s, 1))
     slowed = round(conv.in_px * _misalignment(site, conv))
     seconds = _gemm_s(site, Product(conv.n, conv.o, conv.c, slowed, read, partial), conv.dtype, odd)
     return seconds + reduce_s + site.dram_s(partial * (1.0 - site.held(partial)), "gemm_dram_frac"), 2
@@ -700,8 +750,22 @@ def _last(site: Site, kind: str, conv: Conv, taps: int) -> float:
     return _linear(site, kind, taps) * (site.coef["stencil_last_large"] if conv.side > 5 else 1.0)
 
 
+_SPECIAL_BATCH = 8
+"""From this batch on, the library has channels-last kernels written for the filter's side (159 of 162 recordings)."""
+
+
 def _tiled(conv: Conv) -> bool:
-    return conv.dtype == "fp16" and conv.rank == 2 and conv.c >= 32 and conv.side in (3, 5) and conv.o == conv.c
+    """Whether PyTorch hands a channels-first depthwise filter to cuDNN: its own rule, for half precision alone."""
+    half = conv.dtype == "fp16" and conv.rank == 2 and conv.c >= 32 and conv.o == conv.c
+    if not half or conv.side not in (1, 3, 5) or conv.width < 7:
+        return False
+    if conv.stride != 2:
+        return conv.stride == 1
+    if conv.n == 1:
+        return conv.side > 1 or conv.width <= 28
+    if conv.side == 1:
+        return conv.n <= 16 and conv.c >= 128 and conv.width <= 7
+    return conv.c >= 512 or (conv.c >= 256 and conv.width >= 28)
 
 
 def _stencil_forward(site: Site, conv: Conv) -> Cost:
@@ -711,8 +775,12 @@ def _stencil_forward(site: Site, conv: Conv) -> Cost:
         skipped = max(1.0, conv.in_px / conv.out_px) ** coef["stencil_last_stride"]
         if conv.itemsize > 2:
             return _stencil(site, elements, _linear(site, "last_wide_", conv.taps) * skipped, moved)
-        each = _last(site, "last_", conv, conv.taps)
         latency = coef["stencil_last_first_cycles"] + conv.taps * coef["stencil_last_latency_cycles"]
+        if conv.n < _SPECIAL_BATCH:
+            skipped = max(1.0, conv.in_px / conv.out_px) ** coef["stencil_general_stride"]
+            skipped *= coef["stencil_general_large"] if conv.side > 5 else 1.0
+            return _stencil(site, elements, _linear(site, "general_", conv.taps) * skipped, moved, latency)
+        each = _last(site, "last_", conv, conv.taps)
         return _stencil(site, elements, each * skipped, moved, latency)
     if _tiled(conv):
         return _stencil(site, elements, _linear(site, "tiled_", conv.taps), moved)
@@ -767,6 +835,12 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
 # Groups
 
 
+_MEASURED_VECTOR_FLOPS_PER_S = 66.9e12
+"""Of the chip whose direct kernels were measured: others follow their vector peak."""
+_FAR_FASTER = 0.3
+"""Share of the usual way's time below which the direct kernel is taken (least mean error over 1,700 recordings)."""
+_WIDEST_GROUP, _MANY_FILTERS = 82, 1344
+"""Filters of a group beyond which groups run one after another, and of all groups beyond which they are packed."""
 _LONG_FILTER = 49
 """Filters with more taps than this (speech encoders' positional ones) run group by group."""
 _ANALYTIC = 3.3
@@ -785,8 +859,10 @@ def _packed(conv: Conv) -> bool:
     wide, tall, rows = conv.c // conv.groups, conv.o // conv.groups, conv.n * conv.out_px
     if conv.taps == 1:
         return max(wide, tall) <= 12 and conv.groups > 2
-    if conv.taps > _LONG_FILTER or (conv.groups == 2 and wide < 64):
+    if conv.taps > _LONG_FILTER or (conv.groups == 2 and wide < 64) or tall > _WIDEST_GROUP:
         return False
+    if conv.o > _MANY_FILTERS:
+        return True
     if conv.side == 3:
         apart = wide >= 64 and rows < _FEW_ROWS and not conv.channels_last
         return not (apart or (wide >= 16 and conv.groups <= 4 and rows < _LITTLE))
@@ -864,12 +940,17 @@ def _engine_groups(site: Site, conv: Conv) -> Cost:
     return conv.groups * site.cycles_s(site.coef["group_start_cycles"] + work), conv.groups
 
 
-def _direct_groups(site: Site, conv: Conv) -> Cost:
-    """One kernel that takes any groups, slowly."""
-    fast = not conv.channels_last and conv.taps > 1 and conv.itemsize <= 2
-    frac = site.coef["group_direct_first_frac" if fast else "group_direct_frac"]
-    busy_s = conv.flops / (frac * site.chip.vector_flops_per_s)
-    return site.cycles_s(site.coef["simt_start_cycles"]) + busy_s, 1
+def _direct_groups(site: Site, conv: Conv, way: str = "forward") -> Cost:
+    """One kernel that takes any groups, an output element a thread."""
+    name = f"direct_{way}{'_last' if conv.channels_last else ''}{'_point' if conv.taps == 1 else ''}_per_s"
+    rate = site.coef["direct_input_strided_per_s" if way == "input" and conv.stride > 1 else name]
+    scale = site.chip.vector_flops_per_s / _MEASURED_VECTOR_FLOPS_PER_S
+    return site.coef["direct_start_s"] + conv.flops / (2.0 * rate * scale), 1
+
+
+def _unless_direct(usual: Cost, direct: Cost) -> Cost:
+    """The library does not run groups one after another where its direct kernel is so much faster."""
+    return direct if direct[0] < _FAR_FASTER * usual[0] else usual
 
 
 def _narrow_groups(site: Site, conv: Conv) -> Cost:
@@ -899,14 +980,37 @@ def _wide_type_groups(site: Site, conv: Conv) -> Cost:
     return min(_engine_groups(site, conv), _direct_groups(site, conv))
 
 
+def _pointwise_groups(site: Site, conv: Conv, rows: int, packed: bool) -> Cost:
+    """Gradients of one tap: a product for each group, or all groups in one kernel."""
+    if packed:
+        return _packed_groups(site, conv, rows)
+    each = site.coef["group_matrix_cycles"] + rows * site.coef["group_row_cycles"]
+    return conv.groups * site.cycles_s(each), 4 * conv.groups
+
+
+def _grouped_input_grad(site: Site, conv: Conv) -> Cost:
+    if conv.taps > 1 or not site.on_matrix_units(conv):
+        return _grouped_grad(site, conv, conv.n * conv.in_px)
+    wide = conv.c // conv.groups
+    packed = 22 < wide <= 36 if conv.stride > 1 else wide <= 6 and conv.groups > 24
+    return _pointwise_groups(site, conv, conv.n * conv.in_px, packed)
+
+
+def _grouped_weight_grad(site: Site, conv: Conv) -> Cost:
+    rows = conv.n * conv.out_px
+    if conv.taps > 1 or not site.on_matrix_units(conv):
+        return _grouped_grad(site, conv, rows)
+    few = conv.stride > 1 and rows <= 11_000
+    if few and not conv.channels_last:
+        return _direct_groups(site, conv, "weight")
+    return _pointwise_groups(site, conv, rows, few)
+
+
 def _grouped_grad(site: Site, conv: Conv, rows: int) -> Cost:
-    """The gradient of the input or of the weight, whose kernels differ little in what they cost."""
-    coef, wide, tall = site.coef, conv.c // conv.groups, conv.o // conv.groups
+    """Gradients of several taps, of the input or of the weight, whose kernels differ little in what they cost."""
+    wide, tall = conv.c // conv.groups, conv.o // conv.groups
     if not site.on_matrix_units(conv):
         return _wide_type_group_grad(site, conv)
-    if conv.taps == 1:
-        each = coef["group_matrix_cycles"] + rows * coef["group_row_cycles"]
-        return conv.groups * site.cycles_s(each), 4 * conv.groups
     apart = wide >= 64 and conv.groups >= 32 and rows < 2 * _FEW_ROWS
     if apart or (conv.groups == 2 and wide < 64) or (wide <= 2 < tall and conv.groups >= 8 and not conv.channels_last):
         return min(_looped_groups(site, conv, rows), _packed_groups(site, conv, rows))
@@ -926,11 +1030,51 @@ def _wide_type_group_grad(site: Site, conv: Conv) -> Cost:
 # Which kernels run
 
 
+def _input_grad_tiles(site: Site, conv: Conv) -> Cost:
+    loop = _sum(_input_grad_loop(site, conv), _grad_widened(site, conv), _odd_filters(site, conv))
+    return loop if conv.channels_last else _sum(_w(site, conv), _y(site, conv), loop, _x(site, conv, fresh=True))
+
+
+def _weight_grad_tiles(site: Site, conv: Conv) -> Cost:
+    loop = _sum(_weight_grad_loop(site, conv), _grad_widened(site, conv))
+    return loop if conv.channels_last else _sum(_x(site, conv), _y(site, conv), loop, _w(site, conv, fresh=True))
+
+
+def _input_grad_product(site: Site, conv: Conv) -> Cost:
+    return _pointwise(site, conv, conv.c, conv.o, conv.output_bytes + conv.weight_bytes, conv.input_bytes)
+
+
+def _left_in_place(conv: Conv) -> bool:
+    """Channels-first 16-bit tensors of few channels whose transforms would cost more than vector units do.
+
+    Read off 360 recordings: 3 x 3 filters (31 of 35), single taps under a stride (18 of 18), odd channels (37 of 38).
+    """
+    elements = conv.n * conv.in_px * conv.c
+    if conv.channels_last or conv.rank != 2:
+        return False
+    if conv.c % 8:
+        return conv.side in (3, 5) and conv.c * conv.taps <= 153 and conv.flops <= 7.4e8
+    if conv.taps == 1 and conv.stride > 1:
+        return conv.c < 52 and conv.out_px > 178 and (conv.n > 29 or conv.c <= 13)
+    if conv.side != 3:
+        return False
+    small = conv.n * conv.out_px * conv.o <= 22.5e6 and conv.n * conv.out_px <= 115_000
+    return (conv.c <= 12 and small) or (elements <= 12_500 and conv.o > 570)
+
+
+def _vector_pass(site: Site, conv: Conv) -> Cost:
+    """16-bit tensors read where they lie by kernels of the vector units, no transform."""
+    depth_s = site.cycles_s(site.coef["vector_depth_cycles"] * conv.c * conv.taps)
+    seconds, kernels = _image_forward(site, conv)
+    start_s = site.cycles_s(site.coef["simt_start_cycles"])
+    return start_s + _both(seconds - start_s, depth_s), kernels
+
+
 def _forward(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_forward(site, conv)
     if conv.groups > 1:
-        return _grouped_forward(site, conv)
+        return _unless_direct(_grouped_forward(site, conv), _direct_groups(site, conv))
     if not site.on_matrix_units(conv):
         plain = _simt_forward(site, conv)
         if not conv.channels_last or (conv.c <= 16 and not conv.pointwise):  # few channels: read where they lie
@@ -940,6 +1084,8 @@ def _forward(site: Site, conv: Conv) -> Cost:
     product = _pointwise(site, conv, conv.o, conv.c, read_bytes, conv.output_bytes) if conv.pointwise else None
     if product and not _small_images(conv) and _misalignment(site, conv) == 1.0:
         return product
+    if _left_in_place(conv):
+        return _vector_pass(site, conv)
     whole = _forward_loop(site, conv)
     if not conv.channels_last:
         whole = _sum(_x(site, conv), _w(site, conv), whole, _y(site, conv, fresh=True))
@@ -967,14 +1113,13 @@ def _input_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_input_grad(site, conv)
     if conv.groups > 1:
-        return _grouped_grad(site, conv, conv.n * conv.in_px)
+        return _unless_direct(_grouped_input_grad(site, conv), _direct_groups(site, conv, "input"))
     if not site.on_matrix_units(conv):
         plain = _simt_input_grad(site, conv)
         return _sum(_y(site, conv), _w(site, conv), plain, _x(site, conv, fresh=True)) if conv.channels_last else plain
     if conv.pointwise:
-        return _pointwise(site, conv, conv.c, conv.o, conv.output_bytes + conv.weight_bytes, conv.input_bytes)
-    loop = _sum(_input_grad_loop(site, conv), _grad_widened(site, conv), _odd_filters(site, conv))
-    return loop if conv.channels_last else _sum(_w(site, conv), _y(site, conv), loop, _x(site, conv, fresh=True))
+        return _input_grad_product(site, conv)
+    return _input_grad_tiles(site, conv)
 
 
 def _grad_widened(site: Site, conv: Conv) -> Cost:
@@ -985,13 +1130,12 @@ def _weight_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_weight_grad(site, conv)
     if conv.groups > 1:
-        return _grouped_grad(site, conv, conv.n * conv.out_px)
+        return _unless_direct(_grouped_weight_grad(site, conv), _direct_groups(site, conv, "weight"))
     if not site.on_matrix_units(conv):
         return _simt_weight_grad(site, conv)
     if conv.pointwise and not _transposed_product(conv):
         return _pointwise_weight_grad(site, conv)
-    loop = _sum(_weight_grad_loop(site, conv), _grad_widened(site, conv))
-    return loop if conv.channels_last else _sum(_x(site, conv), _y(site, conv), loop, _w(site, conv, fresh=True))
+    return _weight_grad_tiles(site, conv)
 
 
 def _swapped(conv: Conv) -> Conv:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.basis import Basis, worst
@@ -17,13 +17,22 @@ from ridgeline.cost.price import Pricer, pricer_of
 from ridgeline.cost.schedule import Segment, wall_s
 from ridgeline.cost.work import Site, Work, site_of, work_of
 from ridgeline.errors import CostError, nearest
-from ridgeline.graph import Block, Graph, Node, root_of
+from ridgeline.graph import Block, Graph, Node, ops, root_of
 from ridgeline.graph.expand import Flat
 from ridgeline.hardware import Device
 
 EXECUTIONS = ("eager", "compiled", "cudagraph")
 L2_KEPT_FRAC = 0.33
 """Share of the L2 in which a kernel still finds what earlier ones touched (fitted on whole models)."""
+
+
+class _Nothing(dict[Any, int]):
+    """The mapping of lines that have nothing to say, shared by all of them."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+NOTHING: Mapping[Any, int] = _Nothing()
 
 
 @dataclass(slots=True)
@@ -48,9 +57,9 @@ class Line:
     width: float = 0.0
     block: int = 0  # lines of one block repeat together; 0 is outside blocks
     unmade: frozenset[int] = frozenset()  # values a fused kernel keeps to itself
-    kept: Mapping[int, int] = field(default_factory=dict)  # bytes kept in place of a value's own
-    held: Mapping[Flat, int] = field(default_factory=dict)  # storages a fused kernel reads, and until which flat node
-    made: Mapping[Flat, int] = field(default_factory=dict)  # storages it writes, and at which flat node
+    kept: Mapping[int, int] = NOTHING  # bytes kept in place of a value's own
+    held: Mapping[Flat, int] = NOTHING  # storages a fused kernel reads, and until which flat node
+    made: Mapping[Flat, int] = NOTHING  # storages it writes, and at which flat node
 
     def row(self) -> Row:
         node, times = self.node, self.times
@@ -123,8 +132,11 @@ Planned = tuple[Node, Work, tuple[Call, ...], float]
 """A node, its work, the calls it makes and the share of its inputs that the L2 holds."""
 
 
-ELSEWHERE: tuple[Site, Work, tuple[Call, ...]] = (Site("collective", {}, (), (), (), False), Work(), ())
-"""What a collective asks of the device that simulates it apart: nothing; it keeps its place among the lines."""
+Lowered = tuple[Work, tuple[Call, ...], tuple[float, ...], tuple[float, ...]]
+"""A node's work, its calls, and the bytes of each input and output."""
+
+NO_CALLS: Lowered = (Work(), (), (), ())
+"""What a view asks of a device, and a collective of one that is simulated with its network: a place in the list."""
 
 MAX_REMEMBERED = 200_000
 """Distinct nodes a process keeps lowered; a study of endless shapes must not grow for ever."""
@@ -138,17 +150,22 @@ class Walk:
         self.training = graph.mode == "train"
         self.networked = bool(graph.meta.get("networked"))  # a rank's graph: its collectives are priced by the network
         self.roots = [root_of(graph.values, v.id) if v.alias is not None else v.id for v in graph.values]
+        self.ops = ops()
+        owned = [v.num_bytes for v in graph.values]
+        self.held = [owned[root] for root in self.roots]  # bytes of the storage a value lives in
+        self.keys = [(v.type.number, held) for v, held in zip(graph.values, self.held, strict=True)]
         self.cache = Cache(pricer.chip.l2_bytes * L2_KEPT_FRAC)
-        self.seen: dict[tuple[object, ...], tuple[Site, Work, tuple[Call, ...]]] = pricer.lowered
+        self.seen: dict[tuple[object, ...], Lowered] = pricer.lowered
 
     def plan(self, node: Node) -> Planned:
-        site, work, calls = self.lowered(node)
+        work, calls, in_bytes, out_bytes = self.lowered(node)
         if not calls:
             return node, work, calls, 0.0
-        storages = [(self.roots[v], b) for v, b in zip(node.inputs, site.in_bytes, strict=True)]
+        roots = self.roots
+        storages = list(zip([roots[v] for v in node.inputs], in_bytes, strict=True))
         warm_frac = self.cache.warm_frac(storages)
-        made = [(self.roots[v], float(t.num_bytes)) for v, t in zip(node.outputs, site.outs, strict=True)]
-        self.cache.touch([*storages, *made])
+        storages += zip([roots[v] for v in node.outputs], out_bytes, strict=True)
+        self.cache.touch(storages)
         return node, work, calls, warm_frac
 
     def line(self, planned: Planned, times: int) -> Line:
@@ -160,14 +177,21 @@ class Walk:
         line.host_s = host.host_s(node, self.coef, self.training, line.num_kernels)
         return line
 
-    def lowered(self, node: Node) -> tuple[Site, Work, tuple[Call, ...]]:
-        values, roots = self.graph.values, self.roots
-        if node.op == "collective" and self.networked:
-            return ELSEWHERE
-        ins = tuple(values[v].type for v in node.inputs)
-        outs = tuple(values[v].type for v in node.outputs)
-        held = tuple(values[roots[v]].num_bytes for v in node.inputs)
-        key = (node.op, _frozen(node.attrs), ins, outs, held)
+    def site(self, node: Node) -> Site:
+        values, held = self.graph.values, self.held
+        ins = tuple([values[v].type for v in node.inputs])
+        outs = tuple([values[v].type for v in node.outputs])
+        own = [(t.num_bytes, held[v]) for t, v in zip(ins, node.inputs, strict=True)]
+        return site_of(node, ins, outs, tuple([h if 0 < h < b else b for b, h in own]))
+
+    def lowered(self, node: Node) -> Lowered:
+        op = self.ops.get(node.op)
+        if (op is not None and op.free) or (node.op == "collective" and self.networked):
+            return NO_CALLS
+        keys = self.keys
+        ins = tuple([keys[v] for v in node.inputs])
+        outs = tuple([keys[v][0] for v in node.outputs])
+        key = (node.op, _frozen(node.attrs), ins, outs)
         try:
             found = self.seen.get(key)
         except TypeError:
@@ -176,22 +200,27 @@ class Walk:
                 f"that is no plain value: {dict(node.attrs)}"
             ) from None
         if found is None:
-            in_bytes = [min(t.num_bytes, h) if h else t.num_bytes for t, h in zip(ins, held, strict=True)]
-            site = site_of(node, ins, outs, in_bytes)
+            site = self.site(node)
             if len(self.seen) > MAX_REMEMBERED:
                 self.seen.clear()
-            found = self.seen[key] = (site, work_of(site), lower(site, self.pricer.chip.arch))
+            out_bytes = tuple([float(t.num_bytes) for t in site.outs])
+            found = self.seen[key] = (work_of(site), lower(site, self.pricer.chip.arch), site.in_bytes, out_bytes)
         return found
 
 
 def _frozen(attrs: Mapping[str, Any]) -> tuple[tuple[str, object], ...]:
-    return tuple((k, tuple(v) if type(v) is list else v) for k, v in attrs.items() if k != "calls")
+    return tuple([(k, tuple(v) if type(v) is list else v) for k, v in attrs.items() if k != "calls"])
 
 
 def priced(
     pricer: Pricer, node: Node, times: int, work: Work, calls: Sequence[Call], warm_frac: float, spent_s: float
 ) -> Line:
     """The line of a node that launches these calls."""
+    if len(calls) == 1:
+        price = pricer.price(calls[0], warm_frac, flushed=False)
+        time = price.time
+        return Line(node, times, work, tuple(calls), time.busy_s, time.floor_s, time.bound, price.basis, price.family,
+                    time.num_kernels, spent_s, 1.0 - warm_frac, width=price.width if time.busy_s else 0.0)  # fmt: skip
     prices = [pricer.price(call, warm_frac, flushed=False) for call in calls]
     longest = max(prices, key=lambda p: p.time.busy_s)
     busy_s = sum(p.time.busy_s for p in prices)
@@ -221,10 +250,11 @@ class Cache:
         self.held: OrderedDict[int, float] = OrderedDict()
 
     def warm_frac(self, storages: Sequence[tuple[int, float]]) -> float:
-        total = warm = 0.0
+        total, warm, held = 0.0, 0.0, self.held
         for storage, num_bytes in storages:
             total += num_bytes
-            warm += min(num_bytes, self.held.get(storage, 0.0))
+            if storage in held:
+                warm += min(num_bytes, held[storage])
         return warm / total if total else 0.0
 
     def touch(self, storages: Sequence[tuple[int, float]]) -> None:
@@ -236,10 +266,11 @@ class Cache:
             self.held = OrderedDict((s, b * kept_frac) for s, b in walked.items())
             self.used = self.capacity
             return
+        held = self.held
         for storage, num_bytes in walked.items():
-            old = self.held.pop(storage, 0.0)
-            self.held[storage] = max(old, num_bytes)
-            self.used += self.held[storage] - old
+            old = held.pop(storage, 0.0)
+            held[storage] = now = max(old, num_bytes)
+            self.used += now - old
         while self.used > self.capacity:
             _, gone = self.held.popitem(last=False)
             self.used -= gone
@@ -297,8 +328,9 @@ def activity(lines: Sequence[Line], chip: Chip, power: Coef, scale_w: float) -> 
     busy_s = matrix_s = dram_s = 0.0
     for line in lines:
         if line.busy_s:
-            peak = chip.tensor_flops_per_s.get(line.work.dtype, chip.vector_flops_per_s)
-            spent = energy.activity_of(line.work, line.busy_s, peak, chip.dram_bytes_per_s, line.cold_frac)
+            work = line.work
+            peak = chip.tensor_flops_per_s.get(work.dtype, chip.vector_flops_per_s)
+            spent = energy.activity_of(work, line.busy_s, peak, chip.dram_bytes_per_s, line.cold_frac)
             line.energy_j = energy.dynamic_j(spent, power, scale_w) * line.times
             busy_s += spent.busy_s * line.times
             matrix_s += spent.peak_matrix_s * line.times

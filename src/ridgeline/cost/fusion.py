@@ -98,7 +98,7 @@ class Fuser:
 
     def see(self, flat: FlatNode) -> None:
         node = flat.node
-        site, work, calls = self.walk.lowered(node)
+        site, (work, calls, _, _) = self.walk.site(node), self.walk.lowered(node)
         self.sequence += 1
         if node.op in ("view", "alloc", "host"):
             return

@@ -40,8 +40,11 @@ MODEL_WIDTH = {Basis.MEASURED: 0.05, Basis.FITTED: 0.08, Basis.DATASHEET: 0.25, 
 
 def half_width(intervals: Mapping[str, Any], call: Call, family: str, basis: Basis, busy_s: float) -> float:
     """log half-width of the 90 % interval of a call: by kind, phase and library if calibrated, else by family."""
-    kinds = intervals.get("kinds", {})
-    entry = kinds.get(key_of(call)) or kinds.get(f"{call.kind}/{call.phase}/{call.library}")
+    kinds = intervals.get("kinds") or {}
+    key = key_of(call)
+    entry = kinds.get(key)
+    if entry is None and key.count("/") > 2:  # odd ones and groups that were not recorded apart
+        entry = kinds.get(key.rpartition("/")[0])
     if entry is None:
         width = intervals.get("families", {}).get(family, FAMILY_WIDTH.get(family, OTHER_WIDTH)) * WIDER[basis]
         return float(width * (UNRECORDED if kinds else 1.0))
@@ -52,11 +55,15 @@ def half_width(intervals: Mapping[str, Any], call: Call, family: str, basis: Bas
 
 def key_of(call: Call) -> str:
     """Calls whose errors are alike: kind, phase and library; products of odd rows and grouped filters stand apart."""
-    key, dims = f"{call.kind}/{call.phase}/{call.library}", call.dims()
+    key = f"{call.kind}/{call.phase}/{call.library}"
     if call.kind in ("gemm", "bmm"):
+        dims = call.dims()
         usual = call.dtype in ("bf16", "fp16", "fp8") and dims["n"] % 8 == 0 and dims["k"] % 8 == 0
         return key if usual else f"{key}/odd"
-    return f"{key}/groups" if 1 < dims.get("groups", 1) < dims.get("c", 1) and call.kind.startswith("conv") else key
+    if not call.kind.startswith("conv"):
+        return key
+    dims = call.dims()
+    return f"{key}/groups" if 1 < dims.get("groups", 1) < dims.get("c", 1) else key
 
 
 def factors(width: float) -> tuple[float, float]:

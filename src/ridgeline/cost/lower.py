@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ridgeline.cost.call import ITEMSIZE, Call, call
 from ridgeline.cost.stream import alu_of
-from ridgeline.cost.work import Site, work_of
+from ridgeline.cost.work import Site, conv_dtype, work_of
 from ridgeline.errors import CostError
 from ridgeline.graph import TensorType, ops, tensor
 
@@ -85,7 +85,7 @@ def _conv(site: Site, arch: str) -> Calls:
     made = [
         call(
             "conv",
-            site.dtype,
+            conv_dtype(site.dtype),
             _phase(site),
             "cudnn",
             n=a["n"],
@@ -192,27 +192,22 @@ def _stream(
     rows: int = 32,
     row_bytes: int = 0,
 ) -> Call:
-    return call(
-        "pointwise",
-        dtype,
-        numel=int(numel),
-        read_bytes=int(read_bytes),
-        written_bytes=int(written_bytes),
-        num_inputs=num_inputs,
-        alu=alu,
-        vector=vector,
-        transposed=transposed,
-        cast=cast,
-        dims=dims,
-        rows=rows,
-        row_bytes=row_bytes,
-    )
+    shape = (
+        ("numel", int(numel)), ("read_bytes", int(read_bytes)), ("written_bytes", int(written_bytes)),
+        ("num_inputs", num_inputs), ("alu", alu), ("vector", vector), ("transposed", transposed), ("cast", cast),
+        ("dims", dims), ("rows", rows), ("row_bytes", row_bytes),
+    )  # fmt: skip
+    return Call("pointwise", dtype, "fwd", "aten", shape)
 
 
 def _shape_path(site: Site) -> dict[str, int]:
     """Which elementwise kernel ATen takes: vectorized where operands line up, converting, indexing or transposing."""
-    tensors = [t for t in site.ins if t.numel > 1]
     out = site.outs[0]
+    if out.layout == "contiguous" and all(
+        t.number == out.number and b >= t.num_bytes for t, b in zip(site.ins, site.in_bytes, strict=True)
+    ):  # most of them: operands and result alike
+        return {"vector": 1, "cast": 0, "dims": min(5, sum([d > 1 for d in out.shape])) or 1}
+    tensors = [t for t in site.ins if t.numel > 1]
     same_shape = all(
         t.numel == out.numel and b >= t.num_bytes for t, b in zip(site.ins, site.in_bytes, strict=True) if t.numel > 1
     )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
-from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family
+from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, selection
 from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing
 from ridgeline.cost.classic import classic_timing, vector_timing
 from ridgeline.cost.gemm import gemm_timing
@@ -75,12 +74,12 @@ def alignment(problem: Problem, dtype: str) -> int:
     return 8 if aligned == full else aligned
 
 
-@lru_cache(maxsize=4096)
-def _split(coef: tuple[tuple[str, float], ...], group: str) -> dict[str, float]:
+@selection
+def _split(coef: Coef, group: str) -> dict[str, float]:
     """Coefficients of a group of older kernels; without one, those of the newest."""
     if group:
-        return {k.partition(".")[2]: v for k, v in coef if k.startswith(group + ".")}
-    return {k: v for k, v in coef if "." not in k and k not in DEFAULTS}
+        return {k.partition(".")[2]: v for k, v in coef.items() if k.startswith(group + ".")}
+    return {k: v for k, v in coef.items() if "." not in k and k not in DEFAULTS}
 
 
 def group_of(problem: Problem, dtype: str) -> str:
@@ -104,7 +103,7 @@ def _classic(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: fl
     if not group or f"{group}.launch_s" not in coef:
         return None
     b, m, n, k, _ = problem
-    used = _split(tuple(coef.items()), group)
+    used = _split(coef, group)
     if group == "vector":
         return vector_timing(chip, used, n=max(m, n), k=k, dtype=dtype, warm_frac=warm_frac)
     return classic_timing(chip, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
@@ -113,7 +112,7 @@ def _classic(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: fl
 def _newest(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: float) -> Timing:
     """Timing on the kernels the library favors; odd rows slow them down where nothing better is known."""
     b, m, n, k, _ = problem
-    used = _split(tuple(coef.items()), "")
+    used = _split(coef, "")
     measured = len(coef) > len(DEFAULTS)
     if dtype == "fp32" or (measured and alignment(problem, dtype) == 8):
         used = {**used, "unaligned_frac": 1.0}  # the coefficients speak of this alignment already
@@ -142,7 +141,7 @@ def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[flo
     """Times of plain products of one element type, as ``model`` would give them one by one."""
     problems = [_problems(call)[0] for call in calls]
     dtype = _computed(calls[0].dtype, chip)
-    used = _split(tuple(coef.items()), "")
+    used = _split(coef, "")
     if len(coef) > len(DEFAULTS):
         used = {**used, "unaligned_frac": 1.0}
     seen = replace(chip, arch=LEGACY) if dtype == "fp32" and len(coef) > len(DEFAULTS) else chip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,6 +35,8 @@ from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
 
 WARM_STEPS = 8
+MAX_PRICES = 50_000
+"""Calls a pricer remembers for each state of the L2; a study of endless shapes must not grow for ever."""
 STREAMING_FRAC = 0.2
 """Share of a product's DRAM ramp that remains between the kernels of a model (fitted on whole models)."""
 SERVING = ("fa3", "flashinfer", "trtllm")
@@ -59,7 +62,7 @@ class Pricer:
         self.designed_w = device_named(device.parent).tdp_w if device.parent else device.tdp_w
         self.calibration: Calibration = calibration_of(device)
         self.lowered: dict[tuple[object, ...], Any] = {}  # what nodes of equal meaning lower to
-        self._prices: dict[tuple[Call, int, bool], Price] = {}
+        self._prices: dict[int, dict[Call, Price]] = defaultdict(dict)  # by twice the warm step, plus one if flushed
         self._coefs: dict[tuple[str, str, bool], tuple[Coef, Basis]] = {}
 
     def price(self, call: Call, warm_frac: float = 0.0, *, flushed: bool = True) -> Price:
@@ -69,31 +72,32 @@ class Pricer:
         call reads. In a model the L2 is never that dirty.
         """
         step = round(warm_frac * WARM_STEPS)
-        key = (call, step, flushed)
-        found = self._prices.get(key)
+        prices = self._prices[2 * step + flushed]
+        found = prices.get(call)
         if found is None:
             found = self._priced(call, step / WARM_STEPS, flushed)
-            if len(self._prices) > 200_000:
-                self._prices.clear()
-            self._prices[key] = found
+            if len(prices) >= MAX_PRICES:
+                prices.clear()
+            prices[call] = found
         return found
 
     def prefetch(self, wanted: Iterable[tuple[Call, float]]) -> None:
         """Price the plain products among these in one go: a model has many, and alone they are the slowest."""
-        groups: dict[str, dict[tuple[Call, int, bool], None]] = {}
+        groups: dict[str, dict[tuple[Call, int], None]] = {}
         for call, warm_frac in wanted:
-            key = (call, round(warm_frac * WARM_STEPS), False)
-            if call.kind in ("gemm", "bmm") and key not in self._prices and matmul.is_plain(call):
-                groups.setdefault(call.dtype, {})[key] = None
+            if call.kind in ("gemm", "bmm"):
+                step = round(warm_frac * WARM_STEPS)
+                if call not in self._prices[2 * step] and matmul.is_plain(call):
+                    groups.setdefault(call.dtype, {})[call, step] = None
         for keys in groups.values():
-            calls = [call for call, _, _ in keys]
+            calls = [call for call, _ in keys]
             if len(calls) < 2 or self.serving_entry(calls[0]) is not None or self.device.kind != "gpu":
                 continue
             coef, basis = self._coef(family_of("gemm"), calls[0], flushed=False)
-            times = matmul.many(calls, self.chip, coef, [step / WARM_STEPS for _, step, _ in keys])
-            for key, time in zip(keys, times, strict=True):
-                width = self._width(key[0], "gemm", None, basis, time.busy_s)
-                self._prices[key] = Price(time, basis, "gemm", width)
+            times = matmul.many(calls, self.chip, coef, [step / WARM_STEPS for _, step in keys])
+            for (call, step), time in zip(keys, times, strict=True):
+                width = self._width(call, "gemm", None, basis, time.busy_s)
+                self._prices[2 * step][call] = Price(time, basis, "gemm", width)
 
     def _coef(self, family: Family, call: Call, *, flushed: bool) -> tuple[Coef, Basis]:
         key = (family.name, call.dtype, flushed)

@@ -53,16 +53,32 @@ def entry_s(coef: Coef, execution: str) -> float:
 def _run(segment: Segment, clock: _Clock, coef: Coef) -> None:
     """Three iterations are walked; the rest go on like the third, on each queue by itself."""
     walked = min(segment.repeat, 3)
+    launch_s, gap_s = coef["launch_s"], coef["gap_s"]
+    steps = [_step(line, gap_s) for line in segment.lines]
     before = (clock.host_s, clock.device_s, clock.spent_s)
     for _ in range(walked):
         before = (clock.host_s, clock.device_s, clock.spent_s)
-        for line in segment.lines:
-            _launch(line, clock, coef)
+        host_s, device_s, spent_s = before
+        for line_s, runs_s, waits in steps:  # as ``_launch`` does, one line after the other
+            host_s += line_s
+            spent_s += line_s
+            if runs_s is not None:
+                device_s = max(host_s + launch_s, device_s + gap_s) + runs_s
+                if waits:
+                    host_s = max(host_s, device_s)
+        clock.host_s, clock.device_s, clock.spent_s = host_s, device_s, spent_s
     more = segment.repeat - walked
     if more:
         clock.device_s += (clock.device_s - before[1]) * more
         clock.host_s += (clock.host_s - before[0]) * more
         clock.spent_s += (clock.spent_s - before[2]) * more
+
+
+def _step(line: Line, gap_s: float) -> tuple[float, float | None, bool]:
+    """Host seconds of a line, device seconds from its start to its end (none: no kernels), whether the host waits."""
+    if not line.num_kernels:
+        return line.host_s, None, False
+    return line.host_s, line.busy_s * line.stretch + (line.num_kernels - 1) * gap_s, line.node.op == "sync"
 
 
 def _launch(line: Line, clock: _Clock, coef: Coef) -> float:

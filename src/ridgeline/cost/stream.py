@@ -6,6 +6,7 @@ then the slower of moving the bytes and issuing the instructions, blended becaus
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
@@ -97,6 +98,7 @@ _SERIES = tuple(
 )
 
 
+@lru_cache(maxsize=1024)
 def alu_of(fn: str) -> float:
     """Scalar instructions per element of the function ``fn`` (``aten.gelu.default`` and ``gelu_`` are ``gelu``)."""
     name = fn.removeprefix("aten.").removeprefix("aten::").split(".")[0].strip("_")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.dtypes import dtype
@@ -76,14 +76,15 @@ class Site:
 
     @property
     def written_bytes(self) -> float:
-        return float(sum(t.num_bytes for t in self.outs))
+        return float(sum([t.num_bytes for t in self.outs]))
 
     @property
     def dtype(self) -> str:
         """The element type the arithmetic is about: of the first floating input, else of the first tensor."""
-        for t in (*self.ins, *self.outs):
-            if t.dtype.family in ("float", "complex"):
-                return t.dtype.name
+        for types in (self.ins, self.outs):
+            for t in types:
+                if t.dtype.family in ("float", "complex"):
+                    return t.dtype.name
         both = (*self.ins, *self.outs)
         return both[0].dtype.name if both else "fp32"
 
@@ -93,16 +94,9 @@ class Site:
 
 
 def site_of(node: Node, ins: Sequence[TensorType], outs: Sequence[TensorType], in_bytes: Sequence[float]) -> Site:
-    return Site(
-        node.op,
-        node.attrs,
-        tuple(ins),
-        tuple(outs),
-        tuple(in_bytes),
-        node.attrs.get("which") == "bwd",
-        node.module,
-        node.target,
-    )
+    attrs = node.attrs
+    backward = attrs.get("which") == "bwd"
+    return Site(node.op, attrs, tuple(ins), tuple(outs), tuple(in_bytes), backward, node.module, node.target)
 
 
 Rule = Callable[[Site], Work]
@@ -134,7 +128,7 @@ def work_of(site: Site) -> Work:
 
 def _streamed(site: Site, flops_per_element: float) -> Work:
     """Every input read once, every output written once."""
-    numel = max((t.numel for t in (*site.ins, *site.outs)), default=0)
+    numel = max([t.numel for t in (*site.ins, *site.outs)], default=0)
     return Work(
         flops=flops_per_element * numel, read_bytes=site.read_bytes, written_bytes=site.written_bytes, dtype=site.dtype
     )
@@ -165,10 +159,13 @@ def _grouped(site: Site) -> Work:
 @rule("conv")
 def _conv(site: Site) -> Work:
     a = site.attrs
-    once = 2.0 * conv_macs(a)
-    if not site.backward:
-        return _matrix(site, once)
-    return _matrix(site, once * len({"input", "weight"} & set(a.get("grads", ("input", "weight")))))
+    passes = len({"input", "weight"} & set(a.get("grads", ("input", "weight")))) if site.backward else 1
+    return replace(_matrix(site, 2.0 * conv_macs(a) * passes), dtype=conv_dtype(site.dtype))
+
+
+def conv_dtype(dtype: str) -> str:
+    """What a convolution multiplies in: PyTorch lets cuDNN round fp32 to tf32 (not so its products) unless told."""
+    return "tf32" if dtype == "fp32" else dtype
 
 
 def conv_macs(a: Attrs) -> float:

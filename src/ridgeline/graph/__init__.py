@@ -17,11 +17,12 @@ from ridgeline.graph.types import (
     TensorType,
     Value,
     tensor,
+    typed,
 )
 from ridgeline.graph.verify import problems, verify
 
 __all__ = [
     "RESIDENT", "Block", "Builder", "Carry", "FlatNode", "Graph", "Item", "Kind", "Node", "OpDecl", "Phase",
     "TensorType", "Value", "declare", "dumps", "expand", "load", "loads", "op", "ops", "problems", "root_of", "save",
-    "slot_times", "tensor", "to_text", "verify", "with_frees",
+    "slot_times", "tensor", "to_text", "typed", "verify", "with_frees",
 ]  # fmt: skip

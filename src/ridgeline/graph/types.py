@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ridgeline.dtypes import DType, dtype
@@ -36,6 +37,22 @@ RESIDENT = frozenset({Kind.PARAM, Kind.BUFFER, Kind.INPUT, Kind.CONSTANT, Kind.S
 """Kinds that exist before the first node runs."""
 
 
+_numbers: dict[tuple[tuple[int, ...], str, str], int] = {}
+_next_number = itertools.count()
+MAX_NUMBERED = 500_000
+"""Distinct types a process keeps numbered; afterwards known ones may get a second number."""
+
+
+def _number(*key: Any) -> int:
+    """A number for a type: memories keyed by numbers cost no hashing of types, and the collector nothing."""
+    found = _numbers.get(key)
+    if found is None:
+        if len(_numbers) >= MAX_NUMBERED:
+            _numbers.clear()
+        found = _numbers[key] = next(_next_number)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """Shape, element type and memory layout.
@@ -47,18 +64,29 @@ class TensorType:
     shape: tuple[int, ...]
     dtype: DType
     layout: str = "contiguous"
+    numel: int = field(init=False, compare=False, repr=False)
+    num_bytes: int = field(init=False, compare=False, repr=False)
+    number: int = field(init=False, compare=False, repr=False)  # types of one number are equal
 
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
+    def __post_init__(self) -> None:
+        """What every walk over a graph asks of its types, again and again, is worked out once."""
+        numel = math.prod(self.shape)
+        object.__setattr__(self, "numel", numel)
+        object.__setattr__(self, "num_bytes", -(-numel * self.dtype.bits // 8))
+        object.__setattr__(self, "number", _number(self.shape, self.dtype.name, self.layout))
 
-    @property
-    def num_bytes(self) -> int:
-        return math.ceil(math.prod(self.shape) * self.dtype.bits / 8)
+    def __reduce__(self) -> tuple[type[TensorType], tuple[tuple[int, ...], DType, str]]:
+        return TensorType, (self.shape, self.dtype, self.layout)  # numbers are a process's own
 
     def __str__(self) -> str:
         suffix = "" if self.layout == "contiguous" else f":{self.layout}"
         return f"{self.dtype}[{','.join(map(str, self.shape))}]{suffix}"
+
+
+@lru_cache(maxsize=1 << 16)
+def typed(shape: tuple[int, ...], dtype: DType, layout: str = "contiguous") -> TensorType:
+    """The tensor type of these parts, one object for all who ask: a network has far fewer types than tensors."""
+    return TensorType(shape, dtype, layout)
 
 
 def tensor(shape: tuple[int, ...] | list[int], dt: str | DType = "bf16", layout: str = "contiguous") -> TensorType:

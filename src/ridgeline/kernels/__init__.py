@@ -16,20 +16,29 @@ except ImportError as error:
 
     raise MissingExtra(error.name or "torch", "kernels", "ridgeline.kernels") from None
 
+from ridgeline.kernels.adamw.op import adamw_
+from ridgeline.kernels.adamw.optimizer import AdamW
 from ridgeline.kernels.attention.op import attention, varlen_attention
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.cross_entropy.op import cross_entropy
+from ridgeline.kernels.cross_layer.op import cross_layer
 from ridgeline.kernels.decode_attention.op import decode_attention
+from ridgeline.kernels.dot_interaction.op import dot_interaction
 from ridgeline.kernels.dropout_add.op import dropout_add
+from ridgeline.kernels.embedding_bag.module import EmbeddingBags
+from ridgeline.kernels.embedding_bag.op import embedding_bag, embedding_bags
 from ridgeline.kernels.gated.op import geglu, swiglu
+from ridgeline.kernels.grad_norm.op import clip_grad_norm_, grad_norm
 from ridgeline.kernels.group_norm.op import group_norm
 from ridgeline.kernels.latent_attention.op import paged_latent_attention
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
+from ridgeline.kernels.layer_norm_quant.op import layer_norm_quant
 from ridgeline.kernels.linear.op import linear
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
 from ridgeline.kernels.matmul.op import matmul
 from ridgeline.kernels.paged_attention.op import paged_attention
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
+from ridgeline.kernels.quantize.op import dequantize, quantize
 from ridgeline.kernels.relu2.op import relu2
 from ridgeline.kernels.rms_norm.op import add_rms_norm, rms_norm
 from ridgeline.kernels.rms_norm_quant.op import rms_norm_quant
@@ -38,17 +47,28 @@ from ridgeline.kernels.rope.tables import rope_tables
 from ridgeline.kernels.softmax.op import softmax
 
 __all__ = [
+    "AdamW",
+    "EmbeddingBags",
     "Primitive",
     "Support",
+    "adamw_",
     "add_layer_norm",
     "add_rms_norm",
     "attention",
+    "clip_grad_norm_",
     "cross_entropy",
+    "cross_layer",
+    "dequantize",
+    "dot_interaction",
     "decode_attention",
     "dropout_add",
+    "embedding_bag",
+    "embedding_bags",
     "geglu",
+    "grad_norm",
     "group_norm",
     "layer_norm",
+    "layer_norm_quant",
     "linear",
     "linear_cross_entropy",
     "matmul",
@@ -57,6 +77,7 @@ __all__ = [
     "primitive",
     "primitives",
     "qk_norm_rope",
+    "quantize",
     "relu2",
     "rms_norm",
     "rms_norm_quant",

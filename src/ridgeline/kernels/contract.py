@@ -7,10 +7,12 @@ that goes around the dispatcher, a support query, a price for ``predict``, tests
 Three routes lead to a kernel. Tracing (compile, export, fake tensors, tensor subclasses) takes the registered op. An
 eager call that needs a gradient takes an ``autograd.Function`` made from the same functions. An eager call that needs
 none goes straight to the launch. Under functorch's transforms, which see through no custom op, the reference runs.
+Eager calls that come again with the same description are repeated in C++ (``direct``), with or without a gradient.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +22,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ridgeline.errors import KernelError, nearest
 from ridgeline.graph.declared import CostFn, cost_of
+from ridgeline.kernels.direct import attach, noting
 
 NAMESPACE = "ridgeline_kernels"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -77,6 +80,15 @@ def common_rows() -> tuple[Case, ...]:
     return tuple(case(d, rows=rows, cols=cols) for d in DTYPES for cols in COMMON_WIDTHS for rows in (8, 1024, 16384))
 
 
+@dataclass(frozen=True, slots=True)
+class Laps:
+    """The race of an op that changes its arguments: each contender with state of its own, ready to run again."""
+
+    runs: Mapping[str, Callable[[], Any]]  # ours is "ridgeline"
+    num_bytes: int  # the fewest that a lap must move
+    compilable: Callable[[], Any] | None = None  # what torch.compile may take part with
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """How a primitive is checked and raced, all from its declaration.
@@ -94,6 +106,7 @@ class Trial:
     checks: Sequence[Case]
     races: Sequence[Case]
     raced: Callable[..., Any] | None = None  # what PyTorch users write, where ``eager`` had to be something else
+    timed: Callable[..., Any] | None = None  # what is timed of ours, where ``call`` does more so that it can be checked
     small: Sequence[Case] = ()
     packs: Sequence[Case] = ()  # further cases whose kernels a pack holds
     phases: tuple[str, ...] = ("fwd", "bwd")  # "step" where the forward pass already does work of the backward
@@ -102,6 +115,8 @@ class Trial:
     constants: tuple[int, ...] = ()  # arguments that are tables or state: nobody asks for their gradient
     forward_bytes: Callable[..., int] | None = None  # (args, outputs) where "each tensor once" is not what must move
     backward_bytes: Callable[..., int] | None = None
+    times_eager: float | None = None  # the error allowed, in PyTorch's: less than two where rounding is all there is
+    laps: Callable[[Case, torch.device, torch.Generator], Laps] | None = None  # where a call changes its arguments
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -122,10 +137,16 @@ class Primitive:
     trials: Mapping[str, Trial] = field(default_factory=dict)
     op: Any = None
     function: Any = field(default=None, repr=False)
+    repeats: bool = False
+    direct: Any = field(default=None, repr=False)
 
     def __call__(self, *args: Any) -> Any:
         if is_dynamo_compiling():
             return self.traced(*args)
+        return (self.direct or self.slow)(*args)
+
+    def slow(self, *args: Any) -> Any:
+        """The same in Python: the first calls of a shape, and whatever is unusual."""
         needs_grad = False
         for value in args:
             kind = type(value)
@@ -136,7 +157,7 @@ class Primitive:
                 return self.traced(*args)
         if _active_transforms():
             return self.composed(*args)
-        if _active_modes():
+        if _active_modes() and not noting():
             return self.traced(*args)
         if needs_grad and _grad_enabled():
             return self._shown(self.function.apply(*args)) if self.function is not None else self.traced(*args)
@@ -181,6 +202,7 @@ class Primitive:
 
 
 _primitives: dict[str, Primitive] = {}
+attach(lambda: list(_primitives.values()))
 
 
 def declare(
@@ -199,12 +221,14 @@ def declare(
     backward: Callable[..., Any] | None = None,
     trial: Trial | None = None,
     trials: Mapping[str, Trial] | None = None,
+    repeats: bool = False,
 ) -> Primitive:
     """Declare a primitive under ``ridgeline_kernels::name``; a second declaration of a name is an error.
 
     ``forward`` returns what the schema says; ``infer`` only the results a caller sees, where that is cheaper.
     ``setup`` and ``backward`` are those of ``torch.library.register_autograd``. One trial is named as the primitive;
-    an op with several public functions gives ``trials`` by their names.
+    an op with several public functions gives ``trials`` by their names. ``repeats`` says that ``forward``, ``infer``
+    and ``backward`` only allocate and launch through ``Kernel.bind``, so that calls may be repeated without Python.
     """
     if name in _primitives:
         raise KernelError(f"primitive {name!r} is declared twice")
@@ -221,6 +245,7 @@ def declare(
         setup=setup,
         backward=backward,
         trials=({name: trial} if trial else {}) | dict(trials or {}),
+        repeats=repeats,
     )
     _registered(made)
     made.op = getattr(getattr(torch.ops, NAMESPACE), name).default
@@ -232,7 +257,8 @@ def declare(
 
 
 def _registered(made: Primitive) -> None:
-    op = torch.library.custom_op(f"{NAMESPACE}::{made.name}", made.forward, mutates_args=(), schema=made.schema)
+    changed = re.findall(r"Tensor\(\w!\)\S* (\w+)", made.schema)
+    op = torch.library.custom_op(f"{NAMESPACE}::{made.name}", made.forward, mutates_args=changed, schema=made.schema)
     op.register_fake(made.fake)
     if made.backward is not None:
         op.register_autograd(made.backward, setup_context=made.setup)

@@ -34,3 +34,76 @@ def reduce_partials(
         tl.store(out_ptr + col, total.to(out_ptr.dtype.element_ty), mask=col < cols)
     else:
         tl.store(second_ptr + col, total.to(second_ptr.dtype.element_ty), mask=col < cols)
+
+
+@triton.jit
+def write_addresses(
+    table_ptr,  # [N] int64
+    start,
+    a00,
+    a01,
+    a02,
+    a03,
+    a04,
+    a05,
+    a06,
+    a07,
+    a08,
+    a09,
+    a10,
+    a11,
+    a12,
+    a13,
+    a14,
+    a15,
+    a16,
+    a17,
+    a18,
+    a19,
+    a20,
+    a21,
+    a22,
+    a23,
+    a24,
+    a25,
+    a26,
+    a27,
+    a28,
+    a29,
+    a30,
+    a31,
+):
+    """Thirty-two addresses into a table: they travel as arguments, so that a captured graph carries them along."""
+    to = table_ptr + start
+    tl.store(to + 0, a00)
+    tl.store(to + 1, a01)
+    tl.store(to + 2, a02)
+    tl.store(to + 3, a03)
+    tl.store(to + 4, a04)
+    tl.store(to + 5, a05)
+    tl.store(to + 6, a06)
+    tl.store(to + 7, a07)
+    tl.store(to + 8, a08)
+    tl.store(to + 9, a09)
+    tl.store(to + 10, a10)
+    tl.store(to + 11, a11)
+    tl.store(to + 12, a12)
+    tl.store(to + 13, a13)
+    tl.store(to + 14, a14)
+    tl.store(to + 15, a15)
+    tl.store(to + 16, a16)
+    tl.store(to + 17, a17)
+    tl.store(to + 18, a18)
+    tl.store(to + 19, a19)
+    tl.store(to + 20, a20)
+    tl.store(to + 21, a21)
+    tl.store(to + 22, a22)
+    tl.store(to + 23, a23)
+    tl.store(to + 24, a24)
+    tl.store(to + 25, a25)
+    tl.store(to + 26, a26)
+    tl.store(to + 27, a27)
+    tl.store(to + 28, a28)
+    tl.store(to + 29, a29)
+    tl.store(to + 30, a30)
+    tl.store(to + 31, a31)

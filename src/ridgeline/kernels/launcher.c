@@ -87,7 +87,7 @@ static EncodeTiled cuTensorMapEncodeTiled;
 static ConfiguredLaunch cuLaunchKernelEx;
 static Launch cuLaunchKernel;
 static CooperativeLaunch cuLaunchCooperativeKernel;
-static PyObject *data_ptr_name;
+static PyObject *data_ptr_name, *watcher;
 
 static int open_driver(void) {
   if (cuLaunchKernel) return 1;
@@ -266,6 +266,18 @@ static PyObject *plan(PyObject *self, PyObject *args) {
   return PyLong_FromVoidPtr(made);
 }
 
+static PyObject *tell(PyObject *const *args, Py_ssize_t num) {
+  PyObject *tuple = PyTuple_New(num);
+  if (!tuple) return NULL;
+  for (Py_ssize_t i = 0; i < num; i++) {
+    Py_INCREF(args[i]);
+    PyTuple_SetItem(tuple, i, args[i]);
+  }
+  PyObject *done = PyObject_CallObject(watcher, tuple);
+  Py_DECREF(tuple);
+  return done;
+}
+
 static Result start(Handle *handle, Plan *made, void *stream, void **params) {
   if (handle->cooperative)
     return cuLaunchCooperativeKernel(handle->function, made->x, made->y, 1, handle->threads, 1, 1, handle->shared,
@@ -313,7 +325,10 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t num) {
   slots[given] = slots[given + 1] = 0; /* Triton's two scratch pointers, which our kernels do not use */
   params[filled++] = &slots[given];
   params[filled++] = &slots[given + 1];
-  if (!made->x || !made->y) Py_RETURN_NONE;
+  if (!made->x || !made->y) {
+    if (watcher) return tell(args, num);
+    Py_RETURN_NONE;
+  }
   void *current = NULL, *popped;
   Result code;
   Py_BEGIN_ALLOW_THREADS;
@@ -323,7 +338,24 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t num) {
   if (current != handle->context) cuCtxPopCurrent(&popped);
   Py_END_ALLOW_THREADS;
   if (failed(code, "cuLaunchKernel")) return NULL;
+  if (watcher) return tell(args, num);
   Py_RETURN_NONE;
+}
+
+/* watch(callable or None): who is told of every launch, with the same arguments */
+static PyObject *watch(PyObject *self, PyObject *who) {
+  PyObject *before = watcher;
+  watcher = who == Py_None ? NULL : who;
+  Py_XINCREF(watcher);
+  Py_XDECREF(before);
+  Py_RETURN_NONE;
+}
+
+/* parts(plan) -> (handle, device, grid_x, grid_y) */
+static PyObject *parts(PyObject *self, PyObject *number) {
+  Plan *made = PyLong_AsVoidPtr(number);
+  if (!made) return NULL;
+  return Py_BuildValue("(NOII)", PyLong_FromVoidPtr(made->handle), made->device, made->x, made->y);
 }
 
 static PyMethodDef methods[] = {
@@ -331,6 +363,8 @@ static PyMethodDef methods[] = {
     {"blocks", blocks, METH_VARARGS, "blocks(type, item bytes, swizzle, shape, strides, box) -> blocks"},
     {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, stream_of, dependent, maps) -> plan"},
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(plan, *arguments)"},
+    {"watch", watch, METH_O, "watch(callable or None)"},
+    {"parts", parts, METH_O, "parts(plan) -> (handle, device, grid_x, grid_y)"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ridgeline_launcher", NULL, -1, methods};

@@ -58,6 +58,8 @@ _kernels: dict[str, Kernel] = {}
 _all_plans: list[Plans] = []
 _collected: list[Variant] | None = None
 _collect_aligned = True
+_once_there: list[Callable[[], None]] = []
+_when_forgotten: list[Callable[[], None]] = []
 _overlapping = False
 
 
@@ -78,6 +80,18 @@ def forget_plans() -> None:
     """Make every op plan anew: after a tuning file changed, or when another device answers."""
     for plans in _all_plans:
         plans.clear()
+    for clear in _when_forgotten:
+        clear()
+
+
+def when_plans_are_forgotten(clear: Callable[[], None]) -> None:
+    """Have something else forgotten together with the plans."""
+    _when_forgotten.append(clear)
+
+
+def when_native_is_there(run: Callable[[], None]) -> None:
+    """Run something as soon as the C launcher is loaded."""
+    _once_there.append(run)
 
 
 def overlapping() -> bool:
@@ -180,7 +194,6 @@ class Kernel:
         loose: Sequence[str] = (),
         cooperative: bool = False,
         dependent: bool = False,
-        max_registers: int = 0,
     ) -> None:
         self.name = function.fn.__name__
         if self.name in _kernels:
@@ -192,7 +205,6 @@ class Kernel:
         self.loose = frozenset(loose)
         self.cooperative = cooperative
         self.dependent = dependent
-        self.max_registers = max_registers
         self._handles: dict[tuple[int, Variant], int] = {}
         self._lock = threading.Lock()
 
@@ -206,6 +218,7 @@ class Kernel:
         device: int,
         vector: int = 0,
         num_stages: int = 1,
+        max_registers: int = 0,
     ) -> Run:
         """A callable that launches the variant these arguments need, over arguments like them.
 
@@ -215,7 +228,7 @@ class Kernel:
         if INTERPRETING:
             return _interpreted(self.function, (grid_x, grid_y), dict(constants))
         arch = SM_90 if device < 0 else _arch(device)
-        variant = self.variant(args, constants, num_warps, num_stages, vector, arch)
+        variant = self.variant(args, constants, num_warps, num_stages, vector, arch, max_registers)
         if _collected is not None:
             _collected.append(variant)
             return _nothing
@@ -224,7 +237,14 @@ class Kernel:
         return _bound(handle, device, grid_x, grid_y, self.dependent or bool(constants.get("DEPENDENT", False)), maps)
 
     def variant(
-        self, args: Sequence[Any], constants: Mapping[str, Any], num_warps: int, num_stages: int, vector: int, arch: int
+        self,
+        args: Sequence[Any],
+        constants: Mapping[str, Any],
+        num_warps: int,
+        num_stages: int,
+        vector: int,
+        arch: int,
+        max_registers: int = 0,
     ) -> Variant:
         names = [name for name in self.names if name not in constants]
         if len(names) != len(args):
@@ -236,7 +256,7 @@ class Kernel:
             if vector > 1 and name not in self.loose and (kind.startswith("*") or name in self.vectors)
         )
         fixed = tuple(constants.items())
-        return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, self.max_registers)
+        return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, max_registers)
 
     def _load(self, device: int, variant: Variant) -> int:
         with self._lock:
@@ -273,13 +293,17 @@ def vector_of(itemsize: int, pointers: int, *lengths: int) -> int:
     return vector
 
 
+class Pointer(int):
+    """An address inside a tensor, as a kernel argument."""
+
+
 def carved(buffer: torch.Tensor, *lengths: int) -> tuple[Any, ...]:
     """Stretches of a float32 buffer as kernel arguments: addresses, since tensors would cost the host more."""
     if INTERPRETING or _collected is not None:
         return tuple(buffer.flatten().split([*lengths, buffer.numel() - sum(lengths)])[: len(lengths)])
     start, found = buffer.data_ptr(), []
     for length in lengths:
-        found.append(start)
+        found.append(Pointer(start))
         start += 4 * length
     return tuple(found)
 
@@ -335,6 +359,13 @@ def _arch(device: int) -> int:
 @cache
 def native() -> Any:
     """The C launcher: from the pack where it fits this machine, else built once and kept in the cache folder."""
+    found = _native()
+    for run in _once_there:
+        run()
+    return found
+
+
+def _native() -> Any:
     packed = pack.launcher_path()
     if packed is not None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -83,8 +84,14 @@ def opened(folder: Path) -> Pack | None:
     return Pack(folder, entries, launcher if launcher and launcher.exists() else None) if current else None
 
 
-def write(folder: Path, variants: Iterable[Variant], *, jobs: int = 1, progress: Progress = _silent) -> Pack:
-    """Compile variants into a pack; the index is written last, so an interrupted run leaves the old one."""
+def write(
+    folder: Path, variants: Iterable[Variant], *, jobs: int = 1, progress: Progress = _silent, direct: bool = False
+) -> Pack:
+    """Compile variants into a pack; the index is written last, so an interrupted run leaves the old one.
+
+    ``direct`` adds the extension for direct calls, where there is a C++ compiler.
+    """
+    from ridgeline.kernels.direct import build as build_direct
     from ridgeline.kernels.launcher import build_native
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +103,9 @@ def write(folder: Path, variants: Iterable[Variant], *, jobs: int = 1, progress:
         blob += made.cubin
         progress(len(entries), len(wanted))
     launcher = build_native(folder)
+    if direct:
+        with suppress(KernelError):  # without a C++ compiler calls take the Python path
+            build_direct(folder)
     _put(folder / CUBINS, bytes(blob))
     document = {
         "format": FORMAT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.errors import ModelError, nearest
-from ridgeline.graph import Graph, Kind, TensorType
+from ridgeline.graph import Graph, Kind, typed
 from ridgeline.graph.backward import differentiate
 from ridgeline.models.card import MODES, ModelCard, Request, find, register
 from ridgeline.models.moe import Experts, moe_layer
@@ -86,7 +86,7 @@ class _Writer:
 
     def graph(self) -> Graph:
         net, c, r = self.net, self.c, self.r
-        tokens = net.input("input_ids", TensorType((r.batch, self.s), INT64))
+        tokens = net.input("input_ids", typed((r.batch, self.s), INT64))
         body = "transformer" if c.conv1d else "model"
         net.enter(body)
         h, table = net.embedding(tokens, c.vocab, c.hidden, "wte" if c.conv1d else "embed_tokens")
@@ -151,8 +151,8 @@ class _Writer:
         net = self.net
         if not (self.c.dropout and net.train):
             return x
-        mask = net.node("random", [], [TensorType(net.shape(x), BOOL)], fn="bernoulli")[0]
-        return net.node("pointwise", [x, mask], [TensorType(net.shape(x), net.dt)], fn="mul")[0]
+        mask = net.node("random", [], [typed(net.shape(x), BOOL)], fn="bernoulli")[0]
+        return net.node("pointwise", [x, mask], [typed(net.shape(x), net.dt)], fn="mul")[0]
 
     def adapted(self, x: int, out: int, name: str) -> int:
         """A frozen projection and its adapter's share, if the model is fine-tuned through one."""

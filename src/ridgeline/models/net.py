@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.dtypes import DType, dtype
-from ridgeline.graph import Builder, Kind, TensorType
+from ridgeline.graph import Builder, Kind, TensorType, typed
 
 FP32, INT64, INT32, FP8, BOOL = dtype("fp32"), dtype("int64"), dtype("int32"), dtype("fp8"), dtype("bool")
 Shape = tuple[int, ...]
@@ -51,10 +51,10 @@ class Net(Builder):
         return self.values[x].type.shape
 
     def type(self, *shape: int) -> TensorType:
-        return TensorType(shape, self.dt)
+        return typed(shape, self.dt)
 
     def weight(self, name: str, *shape: int) -> int:
-        return self.param(name, TensorType(shape, self.dt))
+        return self.param(name, typed(shape, self.dt))
 
     def param(self, name: str, type_: TensorType) -> int:
         if self.frozen:
@@ -83,25 +83,25 @@ class Net(Builder):
         self._path.append(name)
         narrow = self.narrow and weight is None and not wide
         if weight is None:
-            weight = self.param("weight", TensorType((n, k), FP8 if narrow else self.dt))
+            weight = self.param("weight", typed((n, k), FP8 if narrow else self.dt))
         operands = [self.quantize(x) if narrow else x, weight]
         attrs: dict[str, Any] = {"b": 1, "m": math.prod(shape[:-1]), "n": n, "k": k, "trans_b": True}
         if bias:
             operands.append(self.weight("bias", n))
             attrs["bias"] = True
-        out = self.node("matmul", operands, [TensorType((*shape[:-1], n), self.dt)], **attrs)[0]
+        out = self.node("matmul", operands, [typed((*shape[:-1], n), self.dt)], **attrs)[0]
         self._path.pop()
         return out
 
     def quantize(self, x: int) -> int:
         """The activation rescaled to eight bits, as dynamic fp8 recipes do before each product."""
-        return self.node("quantize", [x], [TensorType(self.shape(x), FP8)], fn="fp8")[0]
+        return self.node("quantize", [x], [typed(self.shape(x), FP8)], fn="fp8")[0]
 
     def bmm(self, a: int, b: int, *, trans_b: bool = False) -> int:
         """``torch.matmul`` of two stacks of matrices."""
         left, right = self.shape(a), self.shape(b)
         n = right[-2] if trans_b else right[-1]
-        out = TensorType((*left[:-1], n), self.values[a].type.dtype)
+        out = typed((*left[:-1], n), self.values[a].type.dtype)
         return self.node("matmul", [a, b], [out], b=math.prod(left[:-2]), m=left[-2], n=n, k=left[-1], trans_b=trans_b)[
             0
         ]
@@ -110,9 +110,9 @@ class Net(Builder):
         """An elementwise op; the result has the broadcast shape and the dtype of the first input unless told."""
         first = self.values[inputs[0]].type
         if len(inputs) == 1 and dt is None:
-            return self.node("pointwise", inputs, [TensorType(first.shape, first.dtype)], fn=fn, **attrs)[0]
+            return self.node("pointwise", inputs, [typed(first.shape, first.dtype)], fn=fn, **attrs)[0]
         shape = broadcast([self.shape(i) for i in inputs])
-        return self.node("pointwise", inputs, [TensorType(shape, dt or first.dtype)], fn=fn, **attrs)[0]
+        return self.node("pointwise", inputs, [typed(shape, dt or first.dtype)], fn=fn, **attrs)[0]
 
     def add(self, a: int, b: int) -> int:
         return self.node("pointwise", (a, b), [self._wider(a, b)], fn="add")[0]
@@ -128,17 +128,17 @@ class Net(Builder):
     def _wider(self, a: int, b: int) -> TensorType:
         left, right = self.values[a].type, self.values[b].type
         if left.shape == right.shape:
-            return TensorType(left.shape, left.dtype)
-        return TensorType(broadcast([left.shape, right.shape]), left.dtype)
+            return typed(left.shape, left.dtype)
+        return typed(broadcast([left.shape, right.shape]), left.dtype)
 
     def cast(self, x: int, dt: DType) -> int:
         if self.values[x].type.dtype is dt:
             return x
-        return self.node("copy", [x], [TensorType(self.shape(x), dt)], fn="to")[0]
+        return self.node("copy", [x], [typed(self.shape(x), dt)], fn="to")[0]
 
     def contiguous(self, x: int, *, transposed: bool = True) -> int:
         old = self.values[x].type
-        return self.node("copy", [x], [TensorType(old.shape, old.dtype)], fn="clone", transposed=transposed)[0]
+        return self.node("copy", [x], [typed(old.shape, old.dtype)], fn="clone", transposed=transposed)[0]
 
     def cat(self, parts: Sequence[int], dim: int, *, shape: Shape | None = None) -> int:
         first = self.values[parts[0]].type
@@ -146,23 +146,23 @@ class Net(Builder):
             dim %= len(first.shape)
             total = sum(self.shape(p)[dim] for p in parts)
             shape = (*first.shape[:dim], total, *first.shape[dim + 1 :])
-        return self.node("copy", parts, [TensorType(shape, first.dtype)], fn="cat", dim=dim)[0]
+        return self.node("copy", parts, [typed(shape, first.dtype)], fn="cat", dim=dim)[0]
 
     def pad(self, x: int, shape: Shape) -> int:
-        return self.node("copy", [x], [TensorType(shape, self.values[x].type.dtype)], fn="constant_pad_nd")[0]
+        return self.node("copy", [x], [typed(shape, self.values[x].type.dtype)], fn="constant_pad_nd")[0]
 
     def reshape(self, x: int, *shape: int) -> int:
-        return self.view(x, TensorType(shape, self.values[x].type.dtype))
+        return self.view(x, typed(shape, self.values[x].type.dtype))
 
     def permute(self, x: int, *shape: int) -> int:
         """A transposed view whose resulting shape is ``shape``."""
-        return self.view(x, TensorType(shape, self.values[x].type.dtype, "strided"), fn="transpose")
+        return self.view(x, typed(shape, self.values[x].type.dtype, "strided"), fn="transpose")
 
     def slice(self, x: int, *shape: int) -> int:
-        return self.view(x, TensorType(shape, self.values[x].type.dtype, "strided"), fn="slice")
+        return self.view(x, typed(shape, self.values[x].type.dtype, "strided"), fn="slice")
 
     def expand_view(self, x: int, *shape: int) -> int:
-        return self.view(x, TensorType(shape, self.values[x].type.dtype, "strided"), fn="expand")
+        return self.view(x, typed(shape, self.values[x].type.dtype, "strided"), fn="expand")
 
     def split(self, x: int, widths: Sequence[int], dim: int = -1) -> tuple[int, ...]:
         """Views of consecutive pieces of ``x`` along ``dim``."""
@@ -171,7 +171,7 @@ class Net(Builder):
         kind = self.values[x].kind
         outs = [
             self.value(
-                TensorType((*whole.shape[:dim], w, *whole.shape[dim + 1 :]), whole.dtype, "strided"), kind, alias=x
+                typed((*whole.shape[:dim], w, *whole.shape[dim + 1 :]), whole.dtype, "strided"), kind, alias=x
             )
             for w in widths
         ]
@@ -180,7 +180,7 @@ class Net(Builder):
     def unbind(self, x: int) -> tuple[int, ...]:
         """The slices of ``x`` along its first dim, as views."""
         first, *rest = self.shape(x)
-        piece = TensorType(tuple(rest), self.values[x].type.dtype, "strided")
+        piece = typed(tuple(rest), self.values[x].type.dtype, "strided")
         return self.node("view", [x], [self.value(piece, alias=x) for _ in range(first)], fn="unbind")
 
     def rms_norm(self, x: int, name: str, *, affine: bool = True) -> int:
@@ -204,16 +204,16 @@ class Net(Builder):
         c, n = shape[-1], math.prod(shape[:-1])
         self._path.append(name)
         operands = [x, *(self.weight(p, c) for p in params)]
-        outs = [TensorType(shape, self.values[x].type.dtype)]
+        outs = [typed(shape, self.values[x].type.dtype)]
         if self.train:
-            outs += [TensorType((n,), FP32)] * num_stats
+            outs += [typed((n,), FP32)] * num_stats
         out = self.node("norm", operands, outs, fn=fn, n=n, c=c, affine=bool(params))[0]
         self._path.pop()
         return out
 
     def softmax(self, x: int, *, dt: DType | None = None, log: bool = False) -> int:
         shape = self.shape(x)
-        out = TensorType(shape, dt or self.values[x].type.dtype)
+        out = typed(shape, dt or self.values[x].type.dtype)
         return self.node("softmax", [x], [out], n=math.prod(shape[:-1]), c=shape[-1], log=log)[0]
 
     def reduce(self, fn: str, x: int, dims: Sequence[int], *, keepdim: bool = False) -> int:
@@ -221,7 +221,7 @@ class Net(Builder):
         axes = {d % len(old.shape) for d in dims}
         shape = tuple(1 if i in axes else s for i, s in enumerate(old.shape) if keepdim or i not in axes)
         return self.node(
-            "reduce", [x], [TensorType(shape, old.dtype)], fn=fn, dims=tuple(sorted(axes)), keepdim=keepdim
+            "reduce", [x], [typed(shape, old.dtype)], fn=fn, dims=tuple(sorted(axes)), keepdim=keepdim
         )[0]
 
     def embedding(self, indices: int, rows: int, cols: int, name: str) -> tuple[int, int]:
@@ -235,15 +235,15 @@ class Net(Builder):
     def lookup(self, table: int, indices: int) -> int:
         rows, cols = self.shape(table)
         shape = self.shape(indices)
-        out = TensorType((*shape, cols), self.values[table].type.dtype)
+        out = typed((*shape, cols), self.values[table].type.dtype)
         return self.node("embedding", [table, indices], [out], rows=rows, cols=cols, num=math.prod(shape))[0]
 
     def gather(self, fn: str, inputs: Sequence[int], *shape: int, dt: DType | None = None, **attrs: Any) -> int:
-        out = TensorType(shape, dt or self.values[inputs[0]].type.dtype)
+        out = typed(shape, dt or self.values[inputs[0]].type.dtype)
         return self.node("gather", inputs, [out], fn=fn, num=math.prod(shape), **attrs)[0]
 
     def scatter(self, fn: str, inputs: Sequence[int], *shape: int, dt: DType | None = None, **attrs: Any) -> int:
-        out = TensorType(shape, dt or self.values[inputs[0]].type.dtype)
+        out = typed(shape, dt or self.values[inputs[0]].type.dtype)
         return self.node("scatter", inputs, [out], fn=fn, **attrs)[0]
 
     def stacked(self, x: int) -> int:
@@ -253,10 +253,10 @@ class Net(Builder):
 
     def buffer(self, name: str, *shape: int, dt: DType | None = None) -> int:
         """A resident tensor that is no parameter: an index table, a mask, running statistics."""
-        return self.value(TensorType(shape, dt or self.dt), Kind.BUFFER, count=self.repeats, name=self._dotted(name))
+        return self.value(typed(shape, dt or self.dt), Kind.BUFFER, count=self.repeats, name=self._dotted(name))
 
     def fill(self, fn: str, *shape: int, dt: DType | None = None) -> int:
-        return self.node("fill", [], [TensorType(shape, dt or self.dt)], fn=fn)[0]
+        return self.node("fill", [], [typed(shape, dt or self.dt)], fn=fn)[0]
 
     def attention(
         self,
@@ -286,9 +286,9 @@ class Net(Builder):
                 attrs[name] = True
         if softcap:
             attrs["softcap"] = True
-        outs = [TensorType((b, h, s, dv), self.values[q].type.dtype, "strided")]
+        outs = [typed((b, h, s, dv), self.values[q].type.dtype, "strided")]
         if self.train:
-            outs.append(TensorType((b, h, s), FP32))
+            outs.append(typed((b, h, s), FP32))
             attrs["lse"] = True
         return self.node("attention", operands, outs, **attrs)[0]
 
@@ -338,7 +338,7 @@ class Net(Builder):
         made = self.node(
             "conv",
             operands,
-            [TensorType((n, o, *out), self.dt)],
+            [typed((n, o, *out), self.dt)],
             n=n,
             c=c,
             o=o,
@@ -366,7 +366,7 @@ class Net(Builder):
         seen = self.buffer("num_batches_tracked", dt=INT64)
         if self.train:
             self.node("pointwise", [seen], [seen], fn="add", inplace=True, scalars=1)
-        outs = [self.values[x].type] + ([TensorType((c,), FP32)] * 2 if self.train else [])
+        outs = [self.values[x].type] + ([typed((c,), FP32)] * 2 if self.train else [])
         attrs: dict[str, Any] = {
             "fn": "batch_norm",
             "n": c,
@@ -383,7 +383,7 @@ class Net(Builder):
         shape = self.shape(x)
         b, c = shape[0], shape[1]
         self._path.append(name)
-        outs = [TensorType(shape, self.dt)] + ([TensorType((b, groups), FP32)] * 2 if self.train else [])
+        outs = [typed(shape, self.dt)] + ([typed((b, groups), FP32)] * 2 if self.train else [])
         out = self.node(
             "norm",
             [x, self.weight("weight", c), self.weight("bias", c)],
@@ -401,9 +401,9 @@ class Net(Builder):
         n, c, *spatial = self.shape(x)
         out = tuple((i + 2 * padding - kernel) // stride + 1 for i in spatial)
         rank = len(spatial)
-        outs = [TensorType((n, c, *out), self.dt)]
+        outs = [typed((n, c, *out), self.dt)]
         if fn == "max" and self.train:
-            outs.append(TensorType((n, c, *out), INT64))
+            outs.append(typed((n, c, *out), INT64))
         return self.node(
             "pool",
             [x],
@@ -420,7 +420,7 @@ class Net(Builder):
 
     def resize(self, x: int, *spatial: int, fn: str = "upsample_nearest2d") -> int:
         n, c = self.shape(x)[:2]
-        return self.node("resize", [x], [TensorType((n, c, *spatial), self.dt)], fn=fn, which="fwd")[0]
+        return self.node("resize", [x], [typed((n, c, *spatial), self.dt)], fn=fn, which="fwd")[0]
 
     # Losses: each returns a scalar.
 
@@ -430,12 +430,12 @@ class Net(Builder):
         logs = self.softmax(logits, log=True)
         dt = self.values[logits].type.dtype
         return self.node(
-            "loss", [logs, labels], [TensorType((), dt), TensorType((), dt)], fn="nll_loss", n=n, c=c, reduction="mean"
+            "loss", [logs, labels], [typed((), dt), typed((), dt)], fn="nll_loss", n=n, c=c, reduction="mean"
         )[0]
 
     def mse(self, prediction: int, target: int) -> int:
         c = self.shape(prediction)[-1]
-        out = TensorType((), self.values[prediction].type.dtype)
+        out = typed((), self.values[prediction].type.dtype)
         return self.node(
             "loss",
             [prediction, target],

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,8 +69,8 @@ class Candidate:
         tuples = {name: tuple(found[name]) for name in ("rewrites", "substituted")}
         return cls(**{**found, **tuples, "options": options})
 
-    def changes(self) -> list[str]:
-        """What it does, in words, in the order in which it is done."""
+    def changes(self, matched: Mapping[str, int] | None = None) -> list[str]:
+        """What it does, in words, in the order in which it is done; ``matched`` is how often each rewrite did."""
         compiler = {
             "none": "",
             "stock": "torch.compile, default settings",
@@ -81,7 +82,9 @@ class Candidate:
         found += ["convolution weights channels last"] if self.layout != "keep" else []
         found += ["cuDNN's algorithms timed"] if self.tries_convolutions else []
         found += [f"our kernels in place of {', '.join(self.substituted)}"] if self.substituted else []
-        found += [f"rewrites: {', '.join(self.rewrites)}"] if self.rewrites else []
+        if self.rewrites:
+            named = ", ".join(f"{name} ×{num}" for name, num in (matched or {}).items())
+            found += [f"rewrites: {named}" if named else "rewrites" if matched is None else "no rewrite matched"]
         found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
         return found + (["the whole call as one CUDA graph"] if self.graphed else []) or ["nothing"]
 
@@ -352,10 +355,12 @@ class Blocks:
     def __init__(self, model: nn.Module, found: list[Group], compiler: Callable[[Call], Call]) -> None:
         self.model = model
         self.here = threading.local()
-        self.patches: list[tuple[dict[str, Any], Call]] = []
+        self.patches: list[tuple[dict[str, Any], Call, Call | None]] = []
         for group in found:
             run = compiler(_block_runner(group.kind))
-            self.patches += [(vars(block), self._fork(run, block)) for block in group.blocks]
+            for block in group.blocks:
+                before = vars(block).get("forward")  # the fork of a plan for other inputs
+                self.patches.append((vars(block), self._fork(run, block, before), before))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.here.inside = True
@@ -365,21 +370,25 @@ class Blocks:
             self.here.inside = False
 
     def on(self) -> None:
-        for attributes, forward in self.patches:
+        for attributes, forward, _ in self.patches:
             attributes["forward"] = forward
 
     def off(self) -> None:
-        for attributes, _ in self.patches:
-            attributes.pop("forward", None)
+        for attributes, _, before in self.patches:
+            if before is None:
+                attributes.pop("forward", None)
+            else:
+                attributes["forward"] = before
 
-    def _fork(self, run: Call, block: nn.Module) -> Call:
-        here, own = self.here, type(block).forward
+    def _fork(self, run: Call, block: nn.Module, before: Call | None) -> Call:
+        here, own = self.here, before or partial(type(block).forward, block)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(here, "inside", False):
                 return run(block, *args, **kwargs)
-            return own(block, *args, **kwargs)
+            return own(*args, **kwargs)
 
+        forward.is_fork = True  # type: ignore[attr-defined]
         return forward
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.watch import Watch
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type, nn.Module)
@@ -237,6 +241,7 @@ class State:
         self.watch = Watch(model)
         self.rebinds = False  # whether calls change more than values: names, lists, counters
         self.random = RandomState()
+        self.moving = [each for module in model.modules() for each in _moving(vars(module))]
         self.tensors = [(name, tensor, tensor.detach().clone()) for name, tensor in self.watch.tensors.values()
                         if not isinstance(tensor, nn.Parameter) and not tensor.is_meta]  # fmt: skip
 
@@ -244,6 +249,8 @@ class State:
         """Everything as it was: values in place and, where calls change them, names bound as they were."""
         if self.rebinds:
             self.watch.restore()
+        for put_back in self.moving:
+            put_back()
         for _, tensor, kept in self.tensors:
             if tensor.shape == kept.shape and not _same(tensor, kept):
                 with torch.no_grad(), writable(tensor):
@@ -260,14 +267,42 @@ def writable(tensor: Tensor) -> AbstractContextManager[Any]:
     return torch.inference_mode() if tensor.is_inference() else nullcontext()
 
 
+def _moving(held: dict[str, Any]) -> Iterator[Callable[[], Any]]:
+    """How to put back what moves when it is used: dice and iterators that a module keeps."""
+    for name, value in list(held.items()):
+        if isinstance(value, random.Random):
+            yield partial(value.setstate, value.getstate())
+        elif isinstance(value, np.random.RandomState):
+            yield partial(value.set_state, value.get_state())
+        elif isinstance(value, np.random.Generator):
+            yield partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+        elif isinstance(value, torch.Generator):
+            yield partial(value.set_state, value.get_state())
+        elif isinstance(value, Iterator) and not isinstance(value, nn.Module):
+            yield _rewound(held, name, value)
+
+
+def _rewound(held: dict[str, Any], name: str, iterator: Iterator[Any]) -> Callable[[], Any]:
+    """An iterator is put back as a copy of what it was; one that cannot be copied makes the search impossible."""
+    try:
+        kept = copy.deepcopy(iterator)
+    except TypeError as error:
+        raise OptimizeError(f"the model keeps an iterator in .{name}, which calls would use up: {error}") from error
+    return lambda: held.__setitem__(name, copy.deepcopy(kept))
+
+
 class RandomState:
-    """The random number generators' states, of the host and of every device in use."""
+    """The random number generators' states, of the host (PyTorch's, Python's, numpy's) and of every device in use."""
 
     def __init__(self) -> None:
+        self.python = random.getstate()
+        self.numpy: Any = np.random.get_state()
         self.host = torch.get_rng_state()
         self.devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
     def restore(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
         torch.set_rng_state(self.host)
         if self.devices:
             torch.cuda.set_rng_state_all(self.devices)
@@ -276,4 +311,5 @@ class RandomState:
         """Whether numbers were drawn since."""
         now = RandomState()
         pairs = zip([self.host, *self.devices], [now.host, *now.devices], strict=True)
-        return not all(torch.equal(a, b) for a, b in pairs)
+        drawn = now.python != self.python or not np.array_equal(now.numpy[1], self.numpy[1])
+        return drawn or now.numpy[2] != self.numpy[2] or not all(torch.equal(a, b) for a, b in pairs)

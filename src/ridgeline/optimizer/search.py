@@ -35,7 +35,7 @@ from ridgeline.optimizer.receipt import (
     Receipt,
     Step,
 )
-from ridgeline.optimizer.regions import groups, regions_of
+from ridgeline.optimizer.regions import groups, regions_of, unlike_frac
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.tracking import STEPS, track
 
@@ -153,6 +153,7 @@ class Search:
             cuda=self.problem.device.type == "cuda",
             eager_s=self.eager_s,
             groups=() if self.problem.inputs.has_cache or self.track.state.rebinds else tuple(groups(model)),
+            unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
             substitutable=() if self.track.state.rebinds else substitutable(model, self.problem.device),
@@ -235,6 +236,9 @@ class Search:
 
     def _judge(self, built: Built, rung: Rung) -> None:
         """Memory, then time, then (only if it is faster) whether it is right."""
+        if self._is_eager(built):
+            self._note(built, EQUAL, "no rewrite matched", predicted=rung.predicted_s)
+            return self._drop(built)
         try:
             peak = self._peak_bytes(built)
             if not self._fits(built, peak):
@@ -261,6 +265,10 @@ class Search:
         self._note(built, status, f"{word} {self.best.candidate.name} ({against.speedup:.3f}×)", **shown)
         self._keep_or_drop(built)
         return None
+
+    def _is_eager(self, built: Built) -> bool:
+        """Whether it was made to be rewritten and nothing was: then it is eager code behind a tracer."""
+        return bool(built.candidate.rewrites) and built.candidate.compiler == "none" and not built.report.matches
 
     def _crown(self, built: Built, against: Comparison, verdict: Verdict, shown: dict[str, Any]) -> None:
         before = self.best
@@ -353,7 +361,8 @@ class Search:
     ) -> None:
         candidate, report = built.candidate, built.report
         self.entries[candidate.name] = Entry(
-            name=candidate.name, changes=tuple(candidate.changes()), status=status, reason=reason,
+            name=candidate.name, changes=tuple(candidate.changes(report.counts() if built.build_s else None)),
+            status=status, reason=reason,
             predicted_s=predicted, build_s=built.build_s or None,
             measured_s=timed.median_s if timed else None, low_s=timed.low_s if timed else None,
             high_s=timed.high_s if timed else None, speedup=comparison.speedup if comparison else None,

@@ -16,6 +16,8 @@ CHANNEL_BYTES = 0.15e9
 """What a communicator keeps for its channels' buffers (assumed; NCCL's default is 4 MB a channel and peer)."""
 FRAGMENTED_FRAC = 0.04
 """Share of the allocated bytes that the caching allocator cannot hand out (assumed; PyTorch reports 2 to 8 %)."""
+OFFLOADED_FRAC = 0.9
+"""Share of the saved activations that offloading keeps on the host; the rest is the layer that computes (assumed)."""
 LATE_FRAC = 0.5
 """Share of a layer's kept activations that weight gradients run apart still need: the inputs of its products."""
 STATE_BYTES = {"adamw": 12.0, "sgd": 8.0, "adamw-8bit": 6.0}
@@ -60,7 +62,7 @@ class Footprint:
 def footprint(stage: int, held: Sequence[Held], order: Schedule, plan: Plan, capacity_bytes: float) -> Footprint:
     """The peak of a stage that holds these chunks, in the order its passes run."""
     static = static_bytes(held, plan)
-    offloaded = 0.1 if plan.offload == "activations" else 1.0
+    offloaded = 1.0 - OFFLOADED_FRAC if plan.offload == "activations" else 1.0
     saved = [h.saved_bytes * offloaded for h in held]
     working = max((h.working_bytes for h in held), default=0.0)
     live, peak, curve = 0.0, 0.0, []

@@ -19,7 +19,7 @@ from ridgeline.plan import Plan, partition
 from ridgeline.plan.schedule import Schedule, schedule
 from ridgeline.plan.shard import sequence_of
 from ridgeline.sim.compose import Position, Setting, positions_of
-from ridgeline.sim.footprint import Footprint, Held, footprint
+from ridgeline.sim.footprint import OFFLOADED_FRAC, Footprint, Held, footprint
 from ridgeline.sim.generation import Stack
 from ridgeline.sim.pieces import OPTIMIZER, Priced, blended, groups_of, price, wall_factor
 from ridgeline.sim.pipeline import Pass, Timeline, run_steady
@@ -190,7 +190,7 @@ PRICES = Prices()
 def model_flops(graph: Graph, cluster: Cluster) -> float:
     """Matrix arithmetic of one micro-batch, forward and backward, on no particular plan."""
     walk = Walk(replace(graph, meta={**graph.meta, "networked": True}), pricer_of(cluster.device), {})
-    return sum(walk.lowered(n)[1].matrix_flops * times for n, times in graph.nodes() if n.phase is not Phase.OPTIMIZER)
+    return sum(walk.lowered(n)[0].matrix_flops * times for n, times in graph.nodes() if n.phase is not Phase.OPTIMIZER)
 
 
 def simulate_step(graph: Graph, plan: Plan, cluster: Cluster, stack: Stack, *, trouble: Trouble | None = None,
@@ -238,7 +238,8 @@ class StepRun:
         found, arrived = [], 0.0
         for at, p in enumerate(self.positions):
             buckets = max(1.0, (p.held.numel + p.held.expert_numel) / BUCKET_NUMEL)
-            forward = p.forward.seconds + self._micro_s(at)
+            copied_s = self._copied_s(p)
+            forward = max(p.forward.seconds + self._micro_s(at), copied_s)
             first = ready = 0.0
             if plan.overlap_params and p.params_s:
                 chunk = at // plan.pp
@@ -248,9 +249,16 @@ class StepRun:
                 first = kappa * min(p.params_s, forward)
             last = kappa * min(p.grads_s, p.backward.seconds) if plan.overlap_grads else 0.0
             send = self.send_s * (self.trouble.slow_link if at % plan.pp == self.trouble.stage else 1.0)
-            found.append(Pass(forward, p.backward.seconds - p.backward.weight_s, p.backward.weight_s, send, ready,
-                              first, last))  # fmt: skip
+            backward = max(p.backward.seconds, copied_s) - p.backward.weight_s
+            found.append(Pass(forward, backward, p.backward.weight_s, send, ready, first, last))
         return found
+
+    def _copied_s(self, position: Position) -> float:
+        """Saved activations on their way to the host beside the forward pass, or back beside the backward pass."""
+        if self.plan.offload != "activations":
+            return 0.0
+        link = self.cluster.device.link("pcie")
+        return position.held.saved_bytes * OFFLOADED_FRAC / (STREAM_FRAC * link.bandwidth_bytes_per_s)
 
     def _run(self) -> tuple[Schedule, Timeline]:
         plan, self.slow = self.plan, [1.0] * self.plan.pp

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ridgeline.cost.call import Call, Time, call, family_of
 from ridgeline.cost.chip import Chip
-from ridgeline.cost.conv import DEFAULTS, model
+from ridgeline.cost.conv import DEFAULTS, _conv, _tiled, model
 from ridgeline.errors import CostError
 
 H200 = Chip(
@@ -108,6 +108,42 @@ def test_groups_that_pack_into_a_tile_take_few_kernels_and_narrow_ones_one_each(
     assert time(made(c=256, o=256, groups=32, nhwc=0)).num_kernels < 8
     assert time(made(c=64, o=320, groups=32, nhwc=0)).num_kernels == 32  # as recorded
     assert time(made(c=96, o=96, groups=32, nhwc=0)).num_kernels == 1
+
+
+def test_groups_are_not_looped_over_where_the_direct_kernel_is_far_faster():
+    narrow = made("bwd", n=46, c=12, o=12, h=246, w=246, k=1, groups=6, nhwc=0)
+    assert time(narrow).num_kernels == 2  # one a gradient: the input's took 278 us
+    assert time(narrow).busy_s < 1e-3
+
+
+def test_a_channels_first_image_of_eight_channels_is_convolved_where_it_lies():
+    assert time(made(n=23, c=8, o=128, h=16, w=16, nhwc=0)).num_kernels == 1  # as recorded
+    assert time(made(n=23, c=32, o=128, h=16, w=16, nhwc=0)).num_kernels > 3
+
+
+def test_pointwise_rows_off_16_bytes_cost_what_odd_products_cost():
+    even, odd = (time(made(c=256, o=256, h=h, w=h, k=1, nhwc=0)).busy_s for h in (56, 57))
+    assert odd > 2.0 * even
+
+
+@pytest.mark.parametrize(
+    ("shape", "tiled"),
+    [({"stride": 1, "k": 3}, True), ({"stride": 1, "k": 7}, False), ({"stride": 2, "k": 3, "c": 96}, False),
+     ({"stride": 2, "k": 3, "c": 512}, True), ({"stride": 2, "k": 5, "n": 1, "c": 96}, True),
+     ({"stride": 1, "k": 1}, True), ({"stride": 1, "k": 3, "c": 16}, False)],
+)  # fmt: skip
+def test_half_precision_depthwise_filters_go_to_the_library_by_the_frameworks_rule(shape, tiled):
+    full = {"n": 16, "c": 256, "h": 56, "w": 56} | shape
+    conv = _conv(made(dtype="fp16", o=full["c"], groups=full["c"], nhwc=0, **full), {**full, "o": full["c"],
+                 "groups": full["c"]})  # fmt: skip
+    assert _tiled(conv) is tiled
+
+
+def test_small_batches_of_channels_last_depthwise_filters_take_a_slower_kernel():
+    small, large = (
+        time(made(n=n, c=512, o=512, h=64, w=64, k=5, groups=512, nhwc=1)).busy_s / n for n in (7, 8)
+    )  # recorded: 1.7 cycles of an SM for an element against 1.0
+    assert small > 1.3 * large
 
 
 def test_depthwise_costs_what_its_taps_cost():

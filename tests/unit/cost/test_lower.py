@@ -57,6 +57,12 @@ def test_a_convolution_is_one_cudnn_call(site) -> None:
         "in_px": 64, "out_px": 16, "kernel_elems": 9, "stride_max": 2, "nhwc": 0}  # fmt: skip
 
 
+def test_a_single_precision_convolution_is_rounded_to_tf32_as_the_framework_does(site) -> None:
+    (made,) = lower(site("conv", *CONV_TYPES, dtype="fp32", **CONV), "hopper")
+    assert made.dtype == "tf32"
+    assert lower(site("conv", *CONV_TYPES, **CONV), "hopper")[0].dtype == "bf16"
+
+
 def test_a_channels_last_convolution_says_so(site) -> None:
     assert dims(lower(site("conv", *CONV_TYPES, layout="channels_last", **CONV), "hopper"))["nhwc"] == 1
 

@@ -60,6 +60,20 @@ def test_a_value_dies_at_its_last_use():
     assert [n.frees for n, _ in graph.nodes()] == [(), (), (y, z)]
 
 
+def test_what_dies_where_follows_the_structure_not_the_shapes():
+    def chain(width: int, reuse: bool) -> Graph:
+        b = Builder("chain")
+        x = b.input("x", tensor((width, width)))
+        (y,) = b.node("pointwise", [x], [tensor((width, width))], fn="relu")
+        (z,) = b.node("pointwise", [y], [tensor((width, width))], fn="relu")
+        (w,) = b.node("pointwise", [z, y] if reuse else [z], [tensor((width, width))], fn="add")
+        return b.finish([w])
+
+    small, large, reused = chain(4, False), chain(8, False), chain(8, True)
+    assert [n.frees for n, _ in small.nodes()] == [n.frees for n, _ in large.nodes()] == [(), (1,), (2,)]
+    assert [n.frees for n, _ in reused.nodes()] == [(), (), (2, 1)]
+
+
 def test_a_view_keeps_its_storage_alive():
     b = Builder("view")
     (y,) = b.node("fill", [], [T], fn="zeros")

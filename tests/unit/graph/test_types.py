@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 
+from ridgeline.dtypes import dtype
 from ridgeline.errors import GraphError
-from ridgeline.graph import Graph, Kind, Node, declare, op, ops, tensor
+from ridgeline.graph import Graph, Kind, Node, declare, op, ops, tensor, typed
 
 
 def test_a_tensor_type_knows_its_bytes_down_to_four_bits():
@@ -13,6 +15,15 @@ def test_a_tensor_type_knows_its_bytes_down_to_four_bits():
     assert tensor((3, 5), "fp4").num_bytes == 8  # 7.5 rounded up: half a byte cannot be allocated
     assert tensor((), "fp32").num_bytes == 4
     assert str(tensor((2, 3), "float16", "channels_last")) == "fp16[2,3]:channels_last"
+
+
+def test_equal_types_share_a_number_and_copies_share_their_element_type():
+    one, other = tensor((2, 3)), tensor((2, 4))
+    assert typed((2, 3), dtype("bf16")) is typed((2, 3), dtype("bf16"))
+    assert one.number == typed((2, 3), dtype("bf16")).number != other.number
+    assert copy.deepcopy(one) == one
+    assert copy.deepcopy(one).dtype is one.dtype
+    assert replace(one, layout="strided").number != one.number
 
 
 def test_an_alias_owns_no_memory(mlp: Graph):

@@ -14,16 +14,21 @@ import ridgeline.kernels
 from ridgeline.bench import verdict
 from ridgeline.bench.check import check_case
 from ridgeline.kernels import launcher, tuning
+from ridgeline.kernels.adamw import config as adamw
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.cross_entropy import config as cross_entropy
+from ridgeline.kernels.cross_layer import config as cross_layer
 from ridgeline.kernels.decode_attention import config as decode
+from ridgeline.kernels.embedding_bag import config as embedding
 from ridgeline.kernels.gated import config as gated
+from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
 from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.linear_cross_entropy import config as linear
 from ridgeline.kernels.matmul import config as matmul
 from ridgeline.kernels.paged_attention import config as paged
+from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
 from ridgeline.kernels.softmax import config as softmax
 
@@ -54,11 +59,14 @@ FORCED = {
         for op in ("rms", "layer")
     },
     "softmax": [
-        {f"softmax.{phase}": config for phase in ("forward", "backward")}
-        for config in (
-            softmax.Softmax(2, 3, 16, 1, 2, 1),
-            softmax.Softmax(1, 1, 64, 1),
-            softmax.Softmax(1, 0, 16, 1, 2),
+        {f"softmax.{phase}": config for phase in phases}
+        for phases, config in (
+            (("forward", "backward"), softmax.Softmax(2, 3, 16, 1, 2, 1)),
+            (("forward", "backward"), softmax.Softmax(1, 1, 64, 1)),
+            (("forward", "backward"), softmax.Softmax(1, 0, 16, 1, 2)),
+            (("backward",), softmax.Softmax(1, 0, 16, 1, 1, 6, 16)),
+            (("backward",), softmax.Softmax(1, 0, 8, 1, 2, 3, 20)),
+            (("backward",), softmax.Softmax(1, 0, 16, 1, 1, 1, 16)),
         )
     ],
     "cross_entropy": [
@@ -82,10 +90,11 @@ FORCED["group_norm"] = [{"group_norm": groups.Groups(16, 1, num, 8, 1)} for num 
 # The interpreter rounds float8 toward zero.
 NARROW = [case("float32", rows=5, cols=96, kind=kind, block=b) for kind in ("int8",) for b in (0, 32)]
 FORCED["rms_norm_quant"] = [{"rms_norm_quant": norm.Forward(2, 3, 32, 1)}]
-FORCED["dropout_add"] = [{f"dropout_add.{phase}": gated.Pointwise(64, 1) for phase in ("forward", "backward")}]
+FORCED["layer_norm_quant"] = [{"layer_norm_quant": norm.Forward(2, 3, 32, 1)}]
 CASES = {
-    "dropout_add": [case("float32", rows=3, cols=50, p=0.3)],
+    "dropout_add": [case("float32", rows=3, cols=50, p=0.3), case("float32", rows=3, cols=1500, p=0.5)],
     "rms_norm_quant": NARROW,
+    "layer_norm_quant": [*NARROW, case("float32", rows=3, cols=80, kind="int8", block=0)],
     "group_norm": IMAGES,
     "cross_entropy": CLASSES,
     "rope": HEADS,
@@ -96,6 +105,54 @@ CASES = {
         case("float16", b=1, h=4, k=4, s=150, d=16, page=32, uneven=False),
     ],
 }
+FORCED["clip_grad_norm_"] = [{"grad_norm": grad_norm.Pass(128, 1, 512), "grad_scale": grad_norm.Pass(128, 1, 512)}]
+CASES["clip_grad_norm_"] = [
+    case("float32", list="few", max_norm=1.0),
+    case("float16", list="few", max_norm=1e4),
+]
+for name in ("adamw", "adamw_8bit"):
+    FORCED[name] = [{"adamw": adamw.Update(512, 1, 1024), "grad_norm": grad_norm.Pass(128, 1, 512)}]
+    CASES[name] = [
+        case("float32", list="few", step=1, max_norm=-1.0),
+        case("float16", list="few", step=100, max_norm=1.0),
+    ]
+quantize.LONG_BLOCK = 64
+FORCED["quantize"] = [
+    {"quantize.rows": rows, "quantize.tensor": quantize.Flat(64, 1, 2)}
+    for rows in (norm.Forward(2, 3, 32, 1), norm.Forward(1, 0, 0, 1))
+]
+CASES["quantize"] = [
+    case("float32", rows=5, cols=96, kind="int8", per=per, block=32) for per in ("row", "block", "tensor")
+]
+FORCED["dequantize"] = [{"dequantize.rows": quantize.Tile(2, 32, 1), "dequantize.tensor": quantize.Flat(64, 1)}]
+CASES["dequantize"] = [
+    case("float32", rows=5, cols=96, kind="int8", per=per, block=32) for per in ("row", "block", "tensor")
+]
+BAGS = {"tables": 2, "batch": 5, "rows": 9, "dim": 12, "length": 4}
+FORCED["embedding_bag"] = [
+    {"embedding_bag.forward": embedding.Forward(4, ahead, 1), "embedding_bag.update": embedding.Update(length, 2, 1)}
+    for ahead, length in ((2, 4), (4, 64))
+]
+CASES["embedding_bag"] = [
+    case("float32", **BAGS, weighted=True),
+    case("float32", **BAGS, mode="mean", index="int32", padding=1),
+    case("float16", **(BAGS | {"tables": 1, "dim": 16, "length": 9})),
+]
+FORCED["embedding_bags_update"] = FORCED["embedding_bag"][:1]
+CASES["embedding_bags_update"] = [
+    case("float32", **BAGS, optimizer="sgd", mode="mean"),
+    case("float32", **BAGS, optimizer="rowwise_adagrad", weighted=True),
+    case("float16", **(BAGS | {"rows": 2, "length": 12}), optimizer="adam"),
+]
+CASES["dot_interaction"] = [case("float32", batch=3, tables=5, dim=12), case("float16", batch=2, tables=17, dim=16)]
+FORCED["cross_layer"] = [
+    {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}
+    for tile in ((0, 0, 0, 0, 0), (16, 16, 16, 1, 1), (16, 16, 16, 1, 1, True))
+]
+CASES["cross_layer"] = [
+    case("float32", batch=9, dim=24, rank=0),
+    case("float16", batch=17, dim=40, rank=18),
+]
 FORCED["paged_attention"] = [{"paged_attention": paged.Paged(16, shares, 1, 1)} for shares in (1, 3)]
 CASES["decode_attention"] = [
     case("float32", b=2, h=8, k=2, s=77, d=24, hide="lengths"),
@@ -131,7 +188,7 @@ def replaced(of, **sizes):
 
 
 num = 0
-for name, (made, _) in trials().items():
+for name, (made, trial) in trials().items():
     if name in NOT_INTERPRETED or (len(sys.argv) > 1 and name not in sys.argv[1:]):
         continue
     forced = FORCED.get(made.name.removeprefix("add_"), [{}])
@@ -141,7 +198,9 @@ for name, (made, _) in trials().items():
             with ExitStack() as stack:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))
-                for layout in ("contiguous", "sliced") if i == 0 and given is forced[0] else ("contiguous",):
+                for layout in (
+                    ("contiguous", "sliced") if trial.layouts and i == 0 and given is forced[0] else ("contiguous",)
+                ):
                     for finding in check_case(name, of, torch.device("cpu"), i, layout, repeat=False):
                         num += 1
                         assert finding.ok, (finding, given)

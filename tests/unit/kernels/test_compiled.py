@@ -6,6 +6,8 @@ import torch
 from ridgeline import kernels
 from ridgeline.kernels import launcher
 from ridgeline.kernels.compiler import facts_of, triton_kernel
+from ridgeline.kernels.contract import trials
+from ridgeline.kernels.variants import variants_of
 
 
 def variants(call, *shapes, dtype=torch.bfloat16, grad=True):
@@ -58,15 +60,106 @@ def test_an_unaligned_row_is_still_right_only_slower():
     assert facts(found[0]).num("LDG.E.128") == 0
 
 
-def test_cross_entropy_reads_ahead():
+def test_cross_entropy_asks_for_a_whole_block_before_it_looks_at_it():
     target = torch.zeros(4096, dtype=torch.long, device="meta")
     found = variants(lambda x: kernels.cross_entropy(x, target), (4096, 128256), grad=False)
     made = facts(found["cross_entropy_stretches"])
-    assert made.num("LDGSTS.E.BYPASS.128") > 0
-    assert made.num("MUFU.EX2") <= 40, "one exponential an element"
+    assert made.num("LDG.E.128") >= 8, "four accesses a thread in the loop, four in what is left"
+    assert made.num("MUFU.EX2") <= 80, "one exponential an element, in the loop and in what is left"
 
 
 def test_the_pipeliner_is_really_at_work():
     found = variants(lambda x, w: kernels.rms_norm(x, w, 1e-6), (8192, 4096), (4096,))["rms_norm_backward"]
     ir = triton_kernel(launcher.kernel(found.kernel).function, found).asm["ttgir"]
     assert "ttg.async_copy_global_to_local" in ir and "ttg.async_wait" in ir
+
+
+@pytest.mark.parametrize("cols", [131072, 262144])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_programs_that_share_a_softmax_row_fit_on_the_device_together(cols, dtype):
+    found = variants(kernels.softmax, (512, cols), dtype=dtype)["softmax_backward_shared"]
+    made = facts(found)
+    assert made.num_spills == 0
+    assert made.num_registers * 32 * found.num_warps * 4 <= 65536, "four programs a multiprocessor are started"
+    assert made.num("LDG.E.128") > 0 and made.num("STG.E.128") > 0
+    assert made.num("ATOM") + made.num("RED") > 0 and made.num("LDG.E.64.STRONG.SYS") > 0, "words are read anew"
+
+
+def test_cross_entropy_keeps_a_number_a_thread_not_a_block():
+    target = torch.zeros(8192, dtype=torch.long, device="meta")
+    found = variants(lambda x: kernels.cross_entropy(x, target), (8192, 32000), grad=False)
+    made = facts(found["cross_entropy_stretches"])
+    assert made.num_spills == 0
+    assert made.num_registers <= 48, "ten programs and more share a multiprocessor"
+
+
+def test_short_cross_entropy_rows_leave_one_number_a_program():
+    target = torch.zeros(65536, dtype=torch.long, device="meta")
+    found = variants(lambda x: kernels.cross_entropy(x, target), (65536, 1000), grad=False)
+    constants = dict(found["cross_entropy_short"].constants)
+    assert constants["SUM"] is True
+    assert dict(found["cross_entropy_finish"].constants)["BLOCK"] < 65536
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_cross_entropy_with_smoothing_compiles_for_long_and_short_rows(dtype):
+    target = torch.zeros(64, dtype=torch.long, device="meta")
+    for cols in (1000, 50257):
+        found = variants(lambda x: kernels.cross_entropy(x, target, label_smoothing=0.1), (64, cols), dtype=dtype)
+        for variant in found.values():
+            assert facts(variant).num_spills == 0, variant
+
+
+def of_trial(name, kernel, number=0):
+    trial = trials()[name][1]
+    return facts(next(v for v in variants_of(name, [trial.races[number]]) if v.kernel == kernel))
+
+
+@pytest.mark.parametrize("number", [0, 3])  # float32; bfloat16 with master weights
+def test_adamw_moves_every_stream_in_one_layout(number):
+    made = of_trial("adamw", "adamw_update", number)
+    assert made.num_spills == 0 and made.shared_bytes == 0, "no stream is rearranged for another"
+    assert made.num("LDG.E.128") >= 6 and made.num("STG.E.128") >= 6
+    assert made.num_registers * 128 * 8 <= 65536, "eight programs a multiprocessor"
+
+
+def test_eight_bit_moments_are_coded_without_spills():
+    made = of_trial("adamw_8bit", "adamw_update_8bit")
+    assert made.num_spills == 0 and made.num("LDG.E.128") > 0
+    assert made.shared_bytes <= 64, "only the largest of a block crosses warps"
+
+
+def test_a_norm_reads_sixteen_bytes_at_a_time():
+    made = of_trial("clip_grad_norm_", "norm_shares", 1)
+    assert made.num_spills == 0 and made.num("LDG.E.128") > 0
+
+
+def test_bags_are_summed_inside_a_warp():
+    made = of_trial("embedding_bags", "embedding_bag_forward")
+    assert made.num_spills == 0 and made.shared_bytes == 0
+    assert made.num("LDG.E.128") == 8, "eight rows on their way"
+
+
+def test_rows_are_updated_by_one_warp_without_spills():
+    for number in range(3):
+        made = of_trial("embedding_bags_update", "embedding_update", number)
+        assert made.num_spills == 0 and made.shared_bytes == 0
+
+
+@pytest.mark.parametrize("kernel", ["dot_interaction_forward", "dot_interaction_backward"])
+@pytest.mark.parametrize("number", [0, 2])  # bfloat16; float32 in three products of tf32
+def test_interactions_are_products_of_the_matrix_units(kernel, number):
+    made = of_trial("dot_interaction", kernel, number)
+    assert made.num_spills == 0 and made.num("HMMA") > 0 and made.num("LDG.E.128") > 0
+
+
+def test_the_cross_layers_product_carries_its_epilogue():
+    made = of_trial("cross_layer", "cross_product")
+    assert made.num_spills == 0 and made.num("HGMMA") > 0 and made.num("LDGSTS.E.BYPASS.128") > 0
+    assert made.num("LDG.E.128") >= 16 and made.num("STG.E.128") >= 8, "x0 and x in, y out"
+    assert made.shared_bytes <= 227 * 1024
+
+
+def test_quantization_holds_its_rows():
+    made = of_trial("quantize", "quantize_rows")
+    assert made.num_spills == 0 and made.num("LDG.E.128") == 4 and made.num("STG.E.64") == 4

@@ -44,7 +44,7 @@ def test_keys_come_by_asynchronous_16_byte_copies_and_nothing_spills():
 
 
 def test_few_sequences_are_shared_by_many_programs_and_many_by_one():
-    assert config.choose(1, 8, 32768, 128, 132).shares == 32
+    assert config.choose(1, 8, 32768, 128, 132).shares == 64
     assert config.choose(128, 32, 1024, 128, 132).shares == 1
     assert config.choose(1, 1, 100, 128, 132).shares == 1
 

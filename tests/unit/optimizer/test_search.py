@@ -81,7 +81,7 @@ def test_a_wrong_candidate_is_dropped_even_if_it_is_the_only_fast_one(monkeypatc
 
 
 def test_nothing_faster_returns_eager(monkeypatch: Any) -> None:
-    receipt, built = _searched(monkeypatch, {"same": lambda m: m})
+    receipt, built = _searched(monkeypatch, {"same": lambda m: lambda x: (time.sleep(2e-4), m(x))[1]})
     assert built.candidate.name == "eager" and _status(receipt)["same"] in ("equal", "slower")
 
 
@@ -140,6 +140,13 @@ def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() ->
     blocks.on()
     assert torch.equal(model(x), expected) and not seen, "the model itself runs as it is"
     assert torch.equal(blocks(x), expected) and seen == list(group.blocks)
+    other_seen: list[nn.Module] = []
+    other = Blocks(model, groups(model), lambda run: lambda block, *a: (other_seen.append(block), run(block, *a))[1])
+    other.on()
+    seen.clear()
+    assert torch.equal(other(x), expected) and len(other_seen) == 4 and not seen
+    assert torch.equal(blocks(x), expected) and len(other_seen) == len(seen) == 4, "plans for two inputs live together"
+    other.off()
     blocks.off()
     assert all("forward" not in vars(block) for block in group.blocks)
 
@@ -166,8 +173,8 @@ def test_channels_last_is_switched_without_moving_either_copy() -> None:
 
 
 def _facts(**given: Any) -> Facts:
-    plain = {"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "has_conv": False,
-             "substitutable": (), "unmasked": False, "has_cache": False, "forecast": None,
+    plain = {"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "unlike_frac": 1.0,
+             "has_conv": False, "substitutable": (), "unmasked": False, "has_cache": False, "forecast": None,
              "budget_s": 120.0}  # fmt: skip
     return Facts(**{**plain, **given})
 

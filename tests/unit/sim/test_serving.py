@@ -203,6 +203,15 @@ def test_drafted_tokens_shorten_decoding_only_when_they_are_accepted():
     assert good < 0.6 * plain and bad > plain
 
 
+def test_compiling_at_the_first_full_iteration_delays_the_first_wave_alone():
+    made = deployed(engine="sglang")
+    cold = replace(made, engine=replace(made.engine, cold_chunk_s=50))
+    full, small = closed(32, 1024, 64), closed(4, 1024, 64)
+    warm, slow = metrics(simulate(made, full)), metrics(simulate(cold, full))
+    assert 0.5 * 5 < slow.ttft_s.mean - warm.ttft_s.mean <= 5.01  # a tenth of the requests wait 50 s
+    assert metrics(simulate(cold, small)).ttft_s.mean == metrics(simulate(made, small)).ttft_s.mean
+
+
 def test_goodput_counts_what_keeps_the_slo():
     served, found = serve("llama3-8b", "h200*1", closed(32, 512, 128), Slo(ttft_s=1e-6))
     assert found.good_frac == 0 and found.goodput_per_s == 0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ridgeline.cost.measurements import read_table
 from ridgeline.sim.published import inference_llm, serving_ttft_tpot
 from ridgeline.sim.published.verdict import Judged, Row, Unused
+from ridgeline.sim.serving.metrics import metrics
+from ridgeline.sim.serving.simulate import simulate
 
 RUN = {
     "id": "a", "backend": "vllm", "backend_version": "0.18.0", "model_path": "openai/gpt-oss-120b",
@@ -87,12 +91,39 @@ def test_settings_are_those_of_the_launch_scripts():
     assert polled.deployment.engine.poll_steps == 30
 
 
+def test_generations_follow_versions():
+    def named(backend, version, **more):
+        row = {**RUN, "backend": backend, "backend_version": version, **more}
+        return serving_ttft_tpot.generation(backend, row)
+
+    assert [named("vllm", v) for v in ("0.15.1", "0.16.0", "0.17.0", "0.19.0", "")] == [
+        "vllm", "vllm-0.17", "vllm-0.17", "vllm", "vllm",
+    ]  # fmt: skip
+    assert named("sglang", "", moe_ep_size="1") == "sglang-0.5.6" and named("sglang", "", moe_ep_size="8") == "sglang"
+    assert named("sglang", "0.5.9", moe_ep_size="1") == "sglang" and named("trtllm", "1.1.0rc2.post2") == "trtllm-1.1"
+
+
 STATIC = {
     "config_id": "x", "source": "FasterTransformer", "model": "GPT-6.7B", "layers": "32", "hidden": "4096",
     "heads": "32", "kv_heads": "32", "ffn": "16384", "vocab": "51200", "device": "A100-SXM-80GB", "num_devices": "1",
     "tp": "1", "pp": "1", "precision": "fp16", "isl": "128", "osl": "8", "batch": "4", "engine": "FasterTransformer",
     "scenario": "static batch", "metric": "total_latency", "value": "120", "unit": "ms",
 }  # fmt: skip
+
+
+GPTJ = {
+    "model": "GPT-J 6B", "device": "H100-SXM-80GB", "precision": "fp8", "engine": "TensorRT", "num_devices": "8",
+    "scenario": "MLPerf Offline (gptj-99)", "metric": "throughput", "unit": "Samples/s", "value": "240",
+}  # fmt: skip
+
+
+def test_beams_cost_more_than_one_sequence_and_static_rounds_more_than_later_ones():
+    (early,) = inference_llm.judge([Row(2, {**STATIC, **GPTJ, "config_id": "mlpinf3.1-x"})])
+    (later,) = inference_llm.judge([Row(2, {**STATIC, **GPTJ, "config_id": "mlpinf4.1-x"})])
+    case = inference_llm.case_of(Row(2, {**STATIC, **GPTJ, "config_id": "mlpinf4.1-x"}))
+    alone = metrics(simulate(replace(case.deployment, speculation=None), case.workload))
+    assert early.predicted > 1.8 * later.predicted
+    assert 1.5 < later.predicted / inference_llm.seconds_of(case, alone) < 4
 
 
 def judged(**changes):

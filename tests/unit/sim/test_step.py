@@ -114,6 +114,14 @@ def test_every_choice_simulates_and_keeps_its_sum(choices):
     assert found.peak_bytes > 0
 
 
+def test_offloaded_activations_save_memory_and_cost_what_the_host_link_cannot_hide():
+    asked = {"micro_batch": 1, "global_batch": 64, "seq": 2048}
+    here = rl.simulate("llama3-8b", "h100-sxm*16", **asked)
+    away = rl.simulate("llama3-8b", "h100-sxm*16", offload="activations", **asked)
+    slow = rl.simulate("llama3-8b", "h100-sxm*16 pcie_bandwidth=0.1x", offload="activations", **asked)
+    assert away.peak_bytes < here.peak_bytes and here.step_s <= away.step_s < slow.step_s
+
+
 def test_hybrid_sharding_trades_memory_for_traffic():
     whole = rl.simulate("llama3-8b", "h100-sxm*64", zero=3, global_batch=64, seq=2048)
     groups = rl.simulate("llama3-8b", "h100-sxm*64", zero=3, shard_group=8, global_batch=64, seq=2048)

@@ -13,25 +13,56 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-3.0e38)
-FAR = tl.constexpr(20.0)
+LOWEST = tl.constexpr(-2.0e38)  # still a number when multiplied by LOG2E
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def sums_of(x_row, first, last, offset, SMOOTH: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    """Sum of exp(x − offset), maximum and sum of x over a stretch; threads meet only at its end."""
-    col = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    level = tl.zeros([BLOCK], tl.float32)
-    top = tl.full([BLOCK], LOWEST, tl.float32)
-    for start in tl.range(first, last, BLOCK, num_stages=STAGES):
-        c = start + col
-        x = tl.load(x_row + c, mask=c < last, other=float("-inf")).to(tl.float32)
-        total += tl.exp(x - offset)
-        top = tl.maximum(top, x)
-        if SMOOTH:
-            level += tl.where(c < last, x, 0.0)
-    return tl.sum(total, axis=0), tl.max(top, axis=0), tl.sum(level, axis=0)
+def power(x, top, NARROW: tl.constexpr):
+    """exp(x − top); for 16-bit logits with one multiply-add, which is as right as they are."""
+    return tl.exp2(x * LOG2E - top * LOG2E) if NARROW else tl.exp(x - top)
+
+
+@triton.jit
+def added(x, top, total, level, counted, SMOOTH: tl.constexpr, NARROW: tl.constexpr):
+    """One more block [GROUPS, VECTOR] into the running maximum, sum and level of each group.
+
+    A group is what one thread reads with one instruction, so its maximum is found without meeting any other thread.
+    """
+    best = tl.maximum(top, tl.max(x, axis=1))
+    total = total * tl.exp(top - best) + tl.sum(power(x, best[:, None], NARROW), axis=1)
+    if SMOOTH:
+        level += tl.where(counted, x, 0.0)  # summed at the end: Triton 3.6 fails on sums of a group in the loop
+    return best, total, level
+
+
+@triton.jit
+def sums_of(
+    x_row,
+    first,
+    last,
+    SMOOTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Maximum, sum of exp(x − maximum) and sum of x over a stretch; threads meet only at its end."""
+    BLOCK: tl.constexpr = GROUPS * VECTOR
+    NARROW: tl.constexpr = x_row.dtype.element_ty.primitive_bitwidth == 16
+    at = tl.arange(0, GROUPS)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    top = tl.full([GROUPS], LOWEST, tl.float32)
+    total = tl.zeros([GROUPS], tl.float32)
+    level = tl.zeros([GROUPS, VECTOR], tl.float32)
+    whole = first + (last - first) // BLOCK * BLOCK
+    for start in tl.range(first, whole, BLOCK, num_stages=STAGES):
+        x = tl.load(x_row + start + at).to(tl.float32)
+        top, total, level = added(x, top, total, level, True, SMOOTH, NARROW)
+    if whole < last:
+        inside = whole + at < last
+        x = tl.load(x_row + whole + at, mask=inside, other=float("-inf")).to(tl.float32)
+        top, total, level = added(x, top, total, level, inside, SMOOTH, NARROW)
+    best = tl.max(top, axis=0)
+    return best, tl.sum(total * tl.exp(top - best), axis=0), tl.sum(tl.sum(level, axis=1), axis=0)
 
 
 @triton.jit
@@ -51,6 +82,7 @@ def cross_entropy_stretches(
     target_ptr,  # [N]
     part_ptr,  # [3, N, S] fp32: maximum, sum relative to it, sum of logits; unused where a row is one stretch
     loss_ptr,  # [N] fp32; 0 where the target is ignored
+    count_ptr,  # [N] fp32; 1 where it is not
     lse_ptr,  # [2, N] fp32
     rows,
     cols,
@@ -62,37 +94,33 @@ def cross_entropy_stretches(
     z_weight,
     SMOOTH: tl.constexpr,
     WHOLE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    COUNT: tl.constexpr,
+    GROUPS: tl.constexpr,
+    VECTOR: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Exponentials are taken relative to the largest of the first block: no thread waits for another inside a row.
-
-    Where a later logit is far above that, the sums are taken again, relative to the true maximum.
-    """
+    """One program a stretch. What the end of a row needs besides its sums is asked for at the beginning."""
     pid = tl.program_id(0)
     row = (pid // num_stretches).to(tl.int64)
     first = (pid % num_stretches) * length
     last = tl.minimum(first + length, cols)
     x_row = x_ptr + row * x_stride
-    c = first + tl.arange(0, BLOCK)
-    start = tl.load(x_row + c, mask=c < last, other=float("-inf")).to(tl.float32)
-    offset = tl.maximum(tl.max(start, axis=0), LOWEST)
-    total, top, level = sums_of(x_row, first, last, offset, SMOOTH, BLOCK, STAGES)
-    if top - offset > FAR:
-        offset = top
-        total, top, level = sums_of(x_row, first, last, offset, SMOOTH, BLOCK, STAGES)
     if WHOLE:
-        log_sum = tl.log(total) - (top - offset)
         target = tl.load(target_ptr + row).to(tl.int64)
         picked = tl.load(x_row + target, mask=(target >= 0) & (target < cols), other=0.0).to(tl.float32)
+    top, total, level = sums_of(x_row, first, last, SMOOTH, GROUPS, VECTOR, STAGES)
+    if WHOLE:
+        log_sum = tl.log(total)
         loss = loss_of(picked, top, log_sum, level / cols, target, cols, smoothing, z_weight, SMOOTH)
         tl.store(loss_ptr + row, tl.where(target == ignore_index, 0.0, loss))
+        if COUNT:
+            tl.store(count_ptr + row, tl.where(target == ignore_index, 0.0, 1.0))
         tl.store(lse_ptr + row, top)
         tl.store(lse_ptr + rows + row, log_sum)
     else:
         all_parts = rows.to(tl.int64) * num_stretches
         tl.store(part_ptr + pid, top)
-        tl.store(part_ptr + all_parts + pid, total * tl.exp(offset - top))
+        tl.store(part_ptr + all_parts + pid, total)
         tl.store(part_ptr + 2 * all_parts + pid, level)
 
 
@@ -102,6 +130,7 @@ def cross_entropy_merge(
     target_ptr,
     part_ptr,  # [3, N, S]
     loss_ptr,
+    count_ptr,
     lse_ptr,
     rows,
     cols,
@@ -111,6 +140,7 @@ def cross_entropy_merge(
     smoothing,
     z_weight,
     SMOOTH: tl.constexpr,
+    COUNT: tl.constexpr,
     STRETCHES: tl.constexpr,
 ):
     """The stretches of one row merged into its loss."""
@@ -127,6 +157,8 @@ def cross_entropy_merge(
     picked = tl.load(x_ptr + row * x_stride + target, mask=(target >= 0) & (target < cols), other=0.0).to(tl.float32)
     loss = loss_of(picked, top, log_sum, level / cols, target, cols, smoothing, z_weight, SMOOTH)
     tl.store(loss_ptr + row, tl.where(target == ignore_index, 0.0, loss))
+    if COUNT:
+        tl.store(count_ptr + row, tl.where(target == ignore_index, 0.0, 1.0))
     tl.store(lse_ptr + row, top)
     tl.store(lse_ptr + rows + row, log_sum)
 
@@ -135,7 +167,8 @@ def cross_entropy_merge(
 def cross_entropy_short(
     x_ptr,
     target_ptr,
-    loss_ptr,
+    loss_ptr,  # [N] a row, or [P] the sum of a program's rows
+    count_ptr,  # [N] or [P]: rows that are not ignored
     lse_ptr,
     rows,
     cols,
@@ -144,51 +177,78 @@ def cross_entropy_short(
     smoothing,
     z_weight,
     SMOOTH: tl.constexpr,
+    SUM: tl.constexpr,
     ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """Rows short enough to be held whole, ROWS at a time."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    """Rows short enough to be held whole, ROWS at a time in CHUNKS pieces; a program takes every P-th tile of rows.
+
+    Where a sum is wanted, each program leaves one number: always of the same rows, in the same order.
+    """
+    NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
     col = tl.arange(0, BLOCK)[None, :]
-    inside = (row[:, None] < rows) & (col < cols)
-    x_row = x_ptr + row.to(tl.int64) * x_stride
-    x = tl.load(x_row[:, None] + col, mask=inside, other=float("-inf")).to(tl.float32)
-    top = tl.maximum(tl.max(x, axis=1), LOWEST)
-    log_sum = tl.log(tl.sum(tl.exp(x - top[:, None]), axis=1))
-    mean = tl.sum(tl.where(inside, x, 0.0), axis=1) / cols
-    target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int64)
-    known = (target >= 0) & (target < cols) & (row < rows)
-    picked = tl.load(x_row + target, mask=known, other=0.0).to(tl.float32)
-    loss = loss_of(picked, top, log_sum, mean, target, cols, smoothing, z_weight, SMOOTH)
-    tl.store(loss_ptr + row, tl.where(target == ignore_index, 0.0, loss), mask=row < rows)
-    tl.store(lse_ptr + row, top, mask=row < rows)
-    tl.store(lse_ptr + rows + row, log_sum, mask=row < rows)
+    losses = tl.zeros([ROWS, 1], tl.float32)
+    counts = tl.zeros([ROWS, 1], tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        x_row = x_ptr + row.to(tl.int64) * x_stride
+        target = tl.load(target_ptr + row, mask=row < rows, other=ignore_index).to(tl.int64)
+        known = (target >= 0) & (target < cols) & (row < rows)
+        held = ()
+        highest = tl.full([ROWS, BLOCK], LOWEST, tl.float32)
+        level = tl.zeros([ROWS, BLOCK], tl.float32)
+        for i in tl.static_range(CHUNKS):
+            inside = (row < rows) & (i * BLOCK + col < cols)
+            x = tl.load(x_row + i * BLOCK + col, mask=inside, other=float("-inf")).to(tl.float32)
+            highest = tl.maximum(highest, x)
+            if SMOOTH:
+                level += tl.where(inside, x, 0.0)
+            held = held + (x,)
+        picked = tl.load(x_row + target, mask=known, other=0.0).to(tl.float32)
+        top = tl.max(highest, axis=1, keep_dims=True)
+        total = tl.zeros([ROWS, BLOCK], tl.float32)
+        for i in tl.static_range(CHUNKS):
+            total += power(held[i], top, NARROW)
+        log_sum = tl.log(tl.sum(total, axis=1, keep_dims=True))
+        mean = tl.sum(level, axis=1, keep_dims=True) / cols
+        loss = loss_of(picked, top, log_sum, mean, target, cols, smoothing, z_weight, SMOOTH)
+        counted = (target != ignore_index) & (row < rows)
+        loss = tl.where(counted, loss, 0.0)
+        tl.store(lse_ptr + row, top, mask=row < rows)
+        tl.store(lse_ptr + rows + row, log_sum, mask=row < rows)
+        if SUM:
+            losses += loss
+            counts += counted.to(tl.float32)
+        else:
+            tl.store(loss_ptr + row, loss, mask=row < rows)
+    if SUM:
+        tl.store(loss_ptr + tl.program_id(0), tl.sum(tl.sum(losses, axis=1), axis=0))
+        tl.store(count_ptr + tl.program_id(0), tl.sum(tl.sum(counts, axis=1), axis=0))
 
 
 @triton.jit
 def cross_entropy_finish(
-    loss_ptr,  # [N] fp32
-    target_ptr,  # [N]
+    loss_ptr,  # [P] fp32: losses of rows, or of programs
+    count_ptr,  # [P] fp32: rows that counted in each
     out_ptr,  # [] loss
     weight_ptr,  # [] fp32: 1 / counted rows for a mean, 1 for a sum; what the backward pass multiplies with
-    rows,
-    ignore_index,
+    num,
     MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Row losses summed by one program in a fixed order, so the result has the same bits every time."""
+    """Losses summed by one program in a fixed order, so the result has the same bits every time."""
     at = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
-    count = tl.zeros([BLOCK], tl.int32)
-    for start in tl.range(0, rows, BLOCK, num_stages=3):
-        row = start + at
-        total += tl.load(loss_ptr + row, mask=row < rows, other=0.0)
+    count = tl.zeros([BLOCK], tl.float32)
+    for start in tl.range(0, num, BLOCK, num_stages=3):
+        total += tl.load(loss_ptr + start + at, mask=start + at < num, other=0.0)
         if MEAN:
-            target = tl.load(target_ptr + row, mask=row < rows, other=ignore_index)
-            count += (target != ignore_index).to(tl.int32)
+            count += tl.load(count_ptr + start + at, mask=start + at < num, other=0.0)
     weight = 1.0
     if MEAN:
-        weight = 1.0 / tl.sum(count, axis=0).to(tl.float32)
+        weight = 1.0 / tl.sum(count, axis=0)
     tl.store(out_ptr, (tl.sum(total, axis=0) * weight).to(out_ptr.dtype.element_ty))
     tl.store(weight_ptr, weight)
 

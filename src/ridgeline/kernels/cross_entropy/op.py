@@ -9,15 +9,17 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
+from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_entropy import config, kernel, reference
 from ridgeline.kernels.launcher import Kernel, Plans, carved, launchable, num_sms, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
-_STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"))
+_LOOSE = ("target_ptr", "loss_ptr", "count_ptr", "lse_ptr", "part_ptr")
+_STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"), loose=_LOOSE)
 _MERGE = Kernel(kernel.cross_entropy_merge)
-_SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"), loose=("target_ptr", "loss_ptr", "lse_ptr"))
-_FINISH = Kernel(kernel.cross_entropy_finish, vectors=("rows",))
+_SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"), loose=_LOOSE)
+_FINISH = Kernel(kernel.cross_entropy_finish, vectors=("num",), loose=("out_ptr", "weight_ptr"))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
 _forward_plans, _row_plans, _backward_plans = Plans(), Plans(), Plans()
 REDUCTIONS = ("mean", "sum", "none")
@@ -87,32 +89,34 @@ def _planned(x: Tensor, target: Tensor, smoothing: float, reduction: str, wide: 
 
 def _plan_forward(x: Tensor, target: Tensor, stride: int, smooth: bool, reduction: str, wide: bool) -> Any:
     rows = x.shape[0]
-    on = x.get_device()
-    losses, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
+    lse = template((2, rows), torch.float32, x.device)
     scalar = template((), torch.float32 if wide else x.dtype, x.device)
-    weight, scratch = template((), torch.float32, x.device), template((3 * rows + 1,), torch.float32, x.device)
-    read = _plan_rows(x, target, stride, smooth, losses, lse)
+    weight = template((), torch.float32, x.device)
+    read, num = _plan_rows(x, target, stride, smooth, reduction != "none")
+    sums = template((2 * num,), torch.float32, x.device)
+    scratch = template((2 * rows + 2 * num + 4,), torch.float32, x.device)
     finish = _FINISH.bind(
-        (losses, target, scalar, weight, rows, -100),
+        (sums, sums, scalar, weight, num),
         grid=(1,),
-        constants={"MEAN": reduction == "mean", "BLOCK": clamp(power_of_two(rows), 32, 4096)},
-        num_warps=clamp(power_of_two(rows) // 256, 1, 16),
+        constants={"MEAN": reduction == "mean", "BLOCK": clamp(power_of_two(num), 32, 8192)},
+        num_warps=clamp(power_of_two(num) // 256, 1, 16),
         num_stages=3,
-        device=on,
-        vector=4 if rows % 4 == 0 and target.data_ptr() % 16 == 0 else 1,
+        device=x.get_device(),
+        vector=4 if num % 4 == 0 else 1,
     )
 
     def plan(
         x: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        row_losses = torch.empty_like(losses, memory_format=torch.contiguous_format)
         both = torch.empty_like(lse, memory_format=torch.contiguous_format)
         share = torch.empty_like(weight)
-        read(x, target, row_losses, both, ignore_index, smoothing, z_weight)
+        found = torch.empty_like(sums, memory_format=torch.contiguous_format)
+        losses, counts = carved(found, num, num)
+        read(x, target, losses, counts, both, ignore_index, smoothing, z_weight)
         if reduction == "none":
-            return row_losses if row_losses.dtype == scalar.dtype else row_losses.to(scalar.dtype), both, share
+            return found[:rows].to(scalar.dtype), both, share
         loss = torch.empty_like(scalar)
-        finish(row_losses, target, loss, share, rows, ignore_index)
+        finish(losses, counts, loss, share, num)
         return loss, both, share
 
     def infer(x: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float) -> Tensor:
@@ -120,22 +124,26 @@ def _plan_forward(x: Tensor, target: Tensor, stride: int, smooth: bool, reductio
         if reduction == "none":
             return plan(x, target, ignore_index, smoothing, z_weight)[0]
         memory = torch.empty_like(scratch, memory_format=torch.contiguous_format)
-        row_losses, both, share = carved(memory, rows, 2 * rows, 1)
+        losses, counts, share, both = carved(memory, num, num, 4, 2 * rows)
         loss = torch.empty_like(scalar)
-        read(x, target, row_losses, both, ignore_index, smoothing, z_weight)
-        finish(row_losses, target, loss, share, rows, ignore_index)
+        read(x, target, losses, counts, both, ignore_index, smoothing, z_weight)
+        finish(losses, counts, loss, share, num)
         return loss
 
     return plan, infer
 
 
-def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, losses: Tensor, lse: Tensor) -> Any:
-    """What writes every row's loss and lse: short rows whole, long ones in stretches that are merged."""
+def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool) -> tuple[Any, int]:
+    """What writes losses, counts and every row's lse, and how many losses: short rows whole, long ones in stretches.
+
+    ``summed`` asks for counts, and allows one loss for several rows.
+    """
     rows, cols = x.shape
     on = x.get_device()
     vector = vector_of(x.element_size(), x.data_ptr(), cols, stride)
+    numbers, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
     if cols <= config.SHORTEST_STRETCHED:
-        return _plan_short(x, target, stride, smooth, losses, lse, vector)
+        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector)
     chosen = tuning.choose(
         "cross_entropy.forward",
         {"rows": rows, "cols": cols, "dtype": x.dtype},
@@ -144,33 +152,35 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, losses: Ten
     length = cdiv(cdiv(cols, chosen.num_stretches), chosen.block) * chosen.block
     num = cdiv(cols, length)
     part = template((3, rows, num), torch.float32, x.device)
+    width = min(chosen.block, POINTER_ALIGNMENT_BYTES // x.element_size())
     read = _STRETCHES.bind(
-        (x, target, part, losses, lse, rows, cols, stride, length, num, -100, 0.0, 0.0),
+        (x, target, part, numbers, numbers, lse, rows, cols, stride, length, num, -100, 0.0, 0.0),
         grid=(rows * num,),
-        constants={"SMOOTH": smooth, "WHOLE": num == 1, "BLOCK": chosen.block, "STAGES": chosen.num_stages},
+        constants={"SMOOTH": smooth, "WHOLE": num == 1, "COUNT": summed, "GROUPS": chosen.block // width,
+                   "VECTOR": width, "STAGES": chosen.num_stages},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=on,
         vector=vector,
-    )
+    )  # fmt: skip
     if num == 1:
-        return lambda x, target, losses, lse, *numbers: read(
-            x, target, losses, losses, lse, rows, cols, stride, length, num, *numbers
-        )
+        return lambda x, target, losses, counts, lse, *scalars: read(
+            x, target, lse, losses, counts, lse, rows, cols, stride, length, num, *scalars
+        ), rows
     merge = _MERGE.bind(
-        (x, target, part, losses, lse, rows, cols, stride, num, -100, 0.0, 0.0),
+        (x, target, part, numbers, numbers, lse, rows, cols, stride, num, -100, 0.0, 0.0),
         grid=(rows,),
-        constants={"SMOOTH": smooth, "STRETCHES": power_of_two(num)},
+        constants={"SMOOTH": smooth, "COUNT": summed, "STRETCHES": power_of_two(num)},
         num_warps=1,
         device=on,
     )
 
-    def run(x: Tensor, target: Tensor, losses: Tensor, lse: Tensor, *numbers: Any) -> None:
+    def run(x: Tensor, target: Tensor, losses: Any, counts: Any, lse: Any, *scalars: Any) -> None:
         parts = torch.empty_like(part, memory_format=torch.contiguous_format)
-        read(x, target, parts, losses, lse, rows, cols, stride, length, num, *numbers)
-        merge(x, target, parts, losses, lse, rows, cols, stride, num, *numbers)
+        read(x, target, parts, losses, counts, lse, rows, cols, stride, length, num, *scalars)
+        merge(x, target, parts, losses, counts, lse, rows, cols, stride, num, *scalars)
 
-    return run
+    return run, rows
 
 
 def row_losses(
@@ -183,24 +193,33 @@ def row_losses(
     key = (x.shape, x.dtype, target.dtype, stride, smoothing != 0, x.get_device(), pointers & 15)
     run = _row_plans.get(key)
     if run is None:
-        run = _row_plans[key] = _plan_rows(x, target, stride, smoothing != 0, losses, lse)
-    run(x, target, losses, lse, ignore_index, smoothing, z_weight)
+        run = _row_plans[key] = _plan_rows(x, target, stride, smoothing != 0, summed=False)[0]
+    run(x, target, losses, losses, lse, ignore_index, smoothing, z_weight)
     return lse
 
 
-def _plan_short(x: Tensor, target: Tensor, stride: int, smooth: bool, losses: Tensor, lse: Tensor, vector: int) -> Any:
+def _plan_short(
+    x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor, vector: int
+) -> tuple[Any, int]:
     rows, cols = x.shape
     sizes = {"rows": rows, "cols": cols, "dtype": x.dtype}
-    chosen = tuning.choose("cross_entropy.short", sizes, config.short(cols))
+    chosen = tuning.choose("cross_entropy.short", sizes, config.short(cols, x.element_size()))
+    programs = min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(x.get_device()))
     run = _SHORT.bind(
-        (x, target, losses, lse, rows, cols, stride, -100, 0.0, 0.0),
-        grid=(cdiv(rows, chosen.rows),),
-        constants={"SMOOTH": smooth, "ROWS": chosen.rows, "BLOCK": power_of_two(cols)},
+        (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
+        grid=(programs,),
+        constants={"SMOOTH": smooth, "SUM": summed, "ROWS": chosen.rows, "CHUNKS": chosen.chunks,
+                   "BLOCK": chosen.block, "STAGES": chosen.num_stages},
         num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector,
-    )
-    return lambda x, target, losses, lse, *numbers: run(x, target, losses, lse, rows, cols, stride, *numbers)
+    )  # fmt: skip
+
+    def read(x: Tensor, target: Tensor, losses: Any, counts: Any, lse: Any, *scalars: Any) -> None:
+        run(x, target, losses, counts, lse, rows, cols, stride, *scalars)
+
+    return read, programs if summed else rows
 
 
 def _backward(
@@ -311,6 +330,7 @@ SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((8, 4096
 
 CROSS_ENTROPY_BACKWARD = declare(
     name="cross_entropy_backward",
+    repeats=True,
     summary="gradient of cross_entropy",
     schema="(Tensor grad, Tensor x, Tensor target, Tensor lse, Tensor weight, int ignore_index, float smoothing,"
     " float z_weight) -> Tensor",
@@ -322,6 +342,7 @@ CROSS_ENTROPY_BACKWARD = declare(
 )
 CROSS_ENTROPY = declare(
     name="cross_entropy",
+    repeats=True,
     summary="log-softmax and the negative log-likelihood as one",
     schema="(Tensor x, Tensor target, int ignore_index, float smoothing, float z_weight, str reduction, bool wide)"
     " -> (Tensor, Tensor, Tensor)",

@@ -47,7 +47,7 @@ def _forward(x: Tensor, residual: Tensor, seed: Tensor, p: float) -> Tensor:
     if run is None:
         DROPOUT_ADD.check(x, residual, seed, p)
         run = _forward_plans[key] = _plan("dropout_add.forward", _FORWARD, (x, residual, seed, y), num, pointers)
-    run(x, residual, seed, y, num, float(p), 1.0 / (1.0 - p))
+    run(x, residual, seed, y, num, reference.threshold(p), 1.0 / (1.0 - p))
     return y
 
 
@@ -60,16 +60,16 @@ def _backward(dy: Tensor, seed: Tensor, p: float) -> Tensor:
     run = _backward_plans.get(key)
     if run is None:
         run = _backward_plans[key] = _plan("dropout_add.backward", _BACKWARD, (dy, seed, dx), dy.numel(), dy.data_ptr())
-    run(dy, seed, dx, dy.numel(), float(p), 1.0 / (1.0 - p))
+    run(dy, seed, dx, dy.numel(), reference.threshold(p), 1.0 / (1.0 - p))
     return dx
 
 
 def _plan(name: str, kind: Kernel, tensors: tuple[Tensor, ...], num: int, pointers: int) -> Any:
-    chosen = tuning.choose(name, {"num": num, "dtype": tensors[0].dtype}, config.default(num))
+    chosen = tuning.choose(name, {"num": num, "dtype": tensors[0].dtype}, config.default())
     return kind.bind(
-        (*tensors, num, 0.0, 0.0),
-        grid=(cdiv(num, chosen.block),),
-        constants={"BLOCK": chosen.block},
+        (*tensors, num, 2**32, 0.0),
+        grid=(cdiv(num, 4 * reference.QUARTER),),
+        constants={"QUARTER": reference.QUARTER},
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
         vector=vector_of(tensors[0].element_size(), pointers | tensors[-1].data_ptr(), num),

@@ -9,17 +9,23 @@ from torch.nn import functional as F
 LOW = 0xFFFFFFFF
 
 
-def philox(seed: int, positions: Tensor) -> Tensor:
-    """First word of Philox-4x32-10 with the counter (low and high half of the position, 0, 0), as 32-bit integers."""
+QUARTER = 1024
+"""Elements that share a word of the generator with nobody in their program: part of what the mask is."""
+
+ROUNDS = 7
+
+
+def philox(seed: int, counters: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The words of Philox-4x32-7 with the counter (its low and high half, 0, 0), as 32-bit integers."""
     k0, k1 = seed & LOW, (seed >> 32) & LOW
-    c0, c1 = positions & LOW, (positions >> 32) & LOW
+    c0, c1 = counters & LOW, (counters >> 32) & LOW
     c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
-    for _ in range(10):
+    for _ in range(ROUNDS):
         high_b, low_b = _product(0xCD9E8D57, c2)
         high_a, low_a = _product(0xD2511F53, c0)
         c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
         k0, k1 = (k0 + 0x9E3779B9) & LOW, (k1 + 0xBB67AE85) & LOW
-    return c0
+    return c0, c1, c2, c3
 
 
 def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,16 +36,21 @@ def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return second >> 16, ((second & 0xFFFF) << 16) | (first & 0xFFFF)
 
 
-def uniform(seed: int, num: int, device: torch.device) -> Tensor:
-    """Numbers in [0, 1) by position: the upper 31 bits, folded, as the device makes them."""
-    word = philox(seed, torch.arange(num, device=device))
-    signed = torch.where(word >= 2**31, word - 2**32, word)
-    return torch.where(signed < 0, -signed - 1, signed).float() * 4.6566127342e-10
+def words(seed: int, num: int, device: torch.device) -> Tensor:
+    """32-bit words by position: of every 4·QUARTER elements, each quarter has one of the generator's four words."""
+    tiles = -(-num // (4 * QUARTER))
+    counters = torch.arange(tiles * QUARTER, device=device)
+    quarters = [word.view(tiles, QUARTER) for word in philox(seed, counters)]
+    return torch.stack(quarters, 1).reshape(-1)[:num]
+
+
+def threshold(p: float) -> int:
+    """An element stays where its word is not below this: 2³² steps of probability."""
+    return round(p * 2**32)
 
 
 def kept(seed: Tensor, like: Tensor, p: float) -> Tensor:
-    limit = torch.tensor(p, dtype=torch.float32, device=like.device)
-    return (uniform(int(seed), like.numel(), like.device) >= limit).view(like.shape)
+    return (words(int(seed), like.numel(), like.device) >= threshold(p)).view(like.shape)
 
 
 def forward(x: Tensor, residual: Tensor, seed: Tensor, p: float) -> Tensor:

@@ -165,6 +165,7 @@ def _trial(call: Any, meant: Any, mistakes: dict[str, Any], races: Any = RACES) 
 
 GATED_BACKWARD = declare(
     name="gated_backward",
+    repeats=True,
     summary="gradients of swiglu and geglu",
     schema="(Tensor dy, Tensor gate, Tensor up, str kind) -> (Tensor, Tensor)",
     forward=_backward,
@@ -176,6 +177,7 @@ GATED_BACKWARD = declare(
 )
 GATED = declare(
     name="gated",
+    repeats=True,
     summary="act(gate) · up: swiglu, geglu",
     schema="(Tensor gate, Tensor up, str kind) -> Tensor",
     forward=_forward,

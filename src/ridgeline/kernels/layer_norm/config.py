@@ -6,12 +6,15 @@ from dataclasses import replace
 
 from ridgeline.kernels.rms_norm import config as rms
 from ridgeline.kernels.rms_norm.config import LONG_BLOCK, Backward, Forward
+from ridgeline.kernels.rows import cdiv
 
 __all__ = ["LONG_BLOCK", "Backward", "Forward", "backward", "forward"]
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Forward:
-    """As RMSNorm's: the same bytes, one more reduction."""
+    """As RMSNorm's; past 8k columns eight warps hold more each: 56 against 62 µs for 4096×12288."""
+    if 8192 < cols <= 12288 and itemsize == 2:
+        return Forward(1, cdiv(cols, 2048), 2048, 8)
     return rms.forward(rows, cols, itemsize)
 
 
@@ -20,6 +23,4 @@ def backward(rows: int, cols: int, itemsize: int) -> Backward:
     chosen = rms.backward(rows, cols, itemsize, num_sums=2)
     if chosen.num_warps == 8 and chosen.chunks == 3:
         return replace(chosen, programs_per_sm=1)
-    if chosen.chunks == 3 and chosen.num_warps == 16:
-        return replace(chosen, num_stages=2)
     return chosen

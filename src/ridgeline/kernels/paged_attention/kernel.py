@@ -60,10 +60,10 @@ def paged_share(
         page = tl.load(table_ptr + b * table_b + key // P, mask=seen, other=0).to(tl.int64)
         at = page * k_page + (key % P) * k_slot + kh * k_head
         k = tl.load(k_ptr + at[None, :] + col[:, None], mask=seen[None, :] & (col < d)[:, None], other=0.0)
-        s = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee") * scale, float("-inf"))
+        s = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee"), float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s - m_new[:, None])
-        alpha = tl.exp2(m - m_new)
+        p = tl.exp2(s * scale - (m_new * scale)[:, None])  # one rounding: the product and the difference are fused
+        alpha = tl.exp2((m - m_new) * scale)
         at = page * v_page + (key % P) * v_slot + kh * v_head
         v = tl.load(v_ptr + at[:, None] + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
@@ -74,7 +74,7 @@ def paged_share(
     place = b.to(tl.int64) * key_heads * R + head
     if not WHOLE:
         place = place * shares + share
-        tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m + tl.log2(total)), mask=row < R)
+        tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m * scale + tl.log2(total)), mask=row < R)
     tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 

@@ -86,6 +86,7 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
 
 RELU2_BACKWARD = declare(
     name="relu2_backward",
+    repeats=True,
     summary="gradient of relu2",
     schema="(Tensor dy, Tensor x) -> Tensor",
     forward=_backward,
@@ -96,6 +97,7 @@ RELU2_BACKWARD = declare(
 )
 RELU2 = declare(
     name="relu2",
+    repeats=True,
     summary="max(x, 0)²",
     schema="(Tensor x) -> Tensor",
     forward=_forward,

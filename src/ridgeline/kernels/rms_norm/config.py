@@ -70,17 +70,22 @@ def forward(rows: int, cols: int, itemsize: int) -> Forward:
 def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward:
     """Two tiles on their way, and as many programs as the registers of their tiles and column sums allow.
 
-    One warp a row wins where two column sums are kept (LayerNorm) and where a row is no power of two; else tiles of
-    4096 elements do: 39 against 42 µs for 131072×128, 63 against 70 µs for 32768×1024.
+    Short rows that are powers of two share tiles of 4096 elements (131072×128: 38 µs, one warp a row 42); a row of 1024
+    has four warps (32768×1024: 60 against 62, LayerNorm 62 against 77). Others have one warp a row, the longer of them
+    in a program of its own: 86 µs against 104 with four warps for LayerNorm of 65536×768.
     """
     short = short_tile(rows, cols, itemsize, 4)
+    if short is not None and cols == 1024 and itemsize == 2:
+        return Backward(1, 1, 1024, 4, 3, 5 + num_sums, True)
     if short is not None and num_sums == 1 and power_of_two(cols) == cols:
         tile_rows = clamp(4096 // cols, 1, power_of_two(cdiv(rows, 264)))
         num_warps = clamp(tile_rows * cols // 512, 1, 8)
         return Backward(tile_rows, 1, cols, num_warps, 3, 2 if num_warps == 8 else 4, True)
     if short is not None:
         held = short[1] * (16 // itemsize)
-        return Backward(*short, 3, 8 if held <= 8 else 4 if held <= 16 else 3 if held <= 24 else 2, True)
+        if held > 16:
+            return Backward(1, *short[1:3], 1, 3, 10 if held <= 24 else 8, True)
+        return Backward(*short, 3, 8 if held <= 8 else 4, True)
     if cols <= 4096:
         num_warps = 4 if 2048 < cols <= 3072 else 8
         chunks = cdiv(cols, 256 * num_warps)
@@ -90,7 +95,7 @@ def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward
     if cols <= 8192:
         return Backward(1, 2, 4096, 16, 3, 1, True)
     if cols <= 12288 and itemsize == 2:
-        return Backward(1, 3, 4096, 16, 3, 1, False)
+        return Backward(1, cdiv(cols, 2048), 2048, 8, 3, 1, False)
     if cols <= 16384 and itemsize == 2:
         return Backward(1, 2, 8192, 32, 1, 1, False)
     return Backward(1, 0, 0, 16, 1, 1, False)

@@ -19,6 +19,48 @@ def narrowed(y, INTEGER: tl.constexpr, q_ptr):
 
 
 @triton.jit
+def write_quantized(
+    normed,  # CHUNKS tiles [ROWS, BLOCK]
+    q_ptr,
+    scale_ptr,
+    row,
+    col,
+    rows,
+    cols,
+    scales,
+    largest,
+    INTEGER: tl.constexpr,
+    GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Rows in registers to narrow numbers and their scales: the largest of a row or block at the end of the range."""
+    at = row.to(tl.int64) * cols + col
+    if GROUP == 0:
+        top = tl.zeros([ROWS, BLOCK], tl.float32)
+        for i in tl.static_range(CHUNKS):
+            top = tl.maximum(top, tl.abs(normed[i]))
+        most = tl.maximum(tl.max(top, axis=1, keep_dims=True), 1e-12)
+        tl.store(scale_ptr + row, most / largest, mask=row < rows)
+        times = largest / most  # one division a row: a multiplication's last bit does not show in eight
+    for i in tl.static_range(CHUNKS):
+        inside = (row < rows) & (i * BLOCK + col < cols)
+        y = normed[i]
+        if GROUP > 0:
+            blocks = tl.max(tl.reshape(tl.abs(y), [ROWS, PARTS, GROUP]), axis=2)
+            most = tl.maximum(blocks, 1e-12)
+            part = i * PARTS + tl.arange(0, PARTS)[None, :]
+            tl.store(scale_ptr + row.to(tl.int64) * scales + part, most / largest, mask=(row < rows) & (part < scales))
+            wide = tl.broadcast_to(tl.expand_dims(largest / most, 2), [ROWS, PARTS, GROUP])
+            y = y * tl.reshape(wide, [ROWS, BLOCK])
+        else:
+            y = y * times
+        tl.store(q_ptr + at + i * BLOCK, narrowed(y, INTEGER, q_ptr), mask=inside)
+
+
+@triton.jit
 def rms_norm_quantized(
     x_ptr,  # [R, C], rows x_stride apart
     residual_ptr,  # [R, C]
@@ -58,25 +100,9 @@ def rms_norm_quantized(
         held = held + (x,)
     rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
     normed = ()
-    top = tl.zeros([ROWS, BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
         w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0).to(tl.float32) + offset
-        y = held[i] * rstd * w
-        top = tl.maximum(top, tl.abs(y))
-        normed = normed + (y,)
-    if GROUP == 0:
-        scale = tl.maximum(tl.max(top, axis=1, keep_dims=True), 1e-12) / largest
-        tl.store(scale_ptr + row, scale, mask=row < rows)
-    for i in tl.static_range(CHUNKS):
-        inside = (row < rows) & (i * BLOCK + col < cols)
-        y = normed[i]
-        if GROUP > 0:
-            blocks = tl.max(tl.reshape(tl.abs(y), [ROWS, PARTS, GROUP]), axis=2)
-            block_scale = tl.maximum(blocks, 1e-12) / largest
-            part = i * PARTS + tl.arange(0, PARTS)[None, :]
-            tl.store(scale_ptr + row.to(tl.int64) * scales + part, block_scale, mask=(row < rows) & (part < scales))
-            wide = tl.broadcast_to(tl.expand_dims(block_scale, 2), [ROWS, PARTS, GROUP])
-            y = y / tl.reshape(wide, [ROWS, BLOCK])
-        else:
-            y = y / scale
-        tl.store(q_ptr + at + i * BLOCK, narrowed(y, INTEGER, q_ptr), mask=inside)
+        normed = normed + (held[i] * rstd * w,)
+    write_quantized(
+        normed, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, INTEGER, GROUP, PARTS, ROWS, CHUNKS, BLOCK
+    )

@@ -122,8 +122,13 @@ def _restored(x: Tensor, weight: Tensor, kind: str, group: int) -> Tensor:
     return reference.restored(q, scale)
 
 
+def _timed(x: Tensor, weight: Tensor, kind: str, group: int) -> tuple[Tensor, ...]:
+    return rms_norm_quant(x, weight, 1e-6, dtype=getattr(torch, kind), block=group)
+
+
 RMS_NORM_QUANT = declare(
     name="rms_norm_quant",
+    repeats=True,
     summary="rms_norm with fp8 or int8 output and a scale a row or a block",
     schema="(Tensor x, Tensor? residual, Tensor weight, float eps, float offset, str kind, int group)"
     " -> (Tensor, Tensor, Tensor)",
@@ -145,7 +150,15 @@ RMS_NORM_QUANT = declare(
             for rows, cols, block in ((3, 64, 0), (33, 1024, 128), (17, 5120, 0), (5, 4096, 128))
             for kind in reference.LARGEST
         ),
-        races=(),
+        races=(
+            case("bfloat16", rows=16384, cols=4096, kind="float8_e4m3fn", block=0),
+            case("bfloat16", rows=16384, cols=4096, kind="float8_e4m3fn", block=128),
+            case("bfloat16", rows=8192, cols=8192, kind="int8", block=0),
+        ),
+        small=(case("bfloat16", rows=16, cols=4096, kind="float8_e4m3fn", block=0),),
+        timed=_timed,
+        raced=reference.raced,
+        forward_bytes=lambda args: args[0].nbytes + args[0].numel() + args[1].nbytes,
         phases=("fwd",),
         constants=(0, 1),  # rounding has no gradient
         layouts=False,

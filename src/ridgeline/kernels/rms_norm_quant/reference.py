@@ -38,6 +38,11 @@ def eager(x: Tensor, weight: Tensor, kind: str, group: int) -> Tensor:
     return restored(*quantized(norm.eager(x.float(), weight.float(), 1e-6), kind, group))
 
 
+def raced(x: Tensor, weight: Tensor, kind: str, group: int) -> tuple[Tensor, Tensor]:
+    """What PyTorch users write: normalize, then quantize."""
+    return quantized(norm.eager(x, weight, 1e-6), kind, group)
+
+
 def meant(x: Tensor, weight: Tensor, kind: str, group: int) -> Tensor:
     """Without rounding: what both are compared with."""
     return norm.rms_norm(x, weight, 1e-6)

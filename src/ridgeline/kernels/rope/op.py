@@ -150,6 +150,7 @@ def _problem(dtype: str, batch: int, seq: int, heads: int, keys: int, dim: int) 
 
 ROPE_BACKWARD = declare(
     name="rope_backward",
+    repeats=True,
     summary="gradient of rope: the rotation back",
     schema="(Tensor dq, Tensor dk, Tensor cos, Tensor sin, bool interleaved, int sequence_dim) -> (Tensor, Tensor)",
     forward=_backward,
@@ -161,6 +162,7 @@ ROPE_BACKWARD = declare(
 )
 ROPE = declare(
     name="rope",
+    repeats=True,
     summary="rotary position embedding of queries and keys",
     schema="(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved, int sequence_dim) -> (Tensor, Tensor)",
     forward=_forward,

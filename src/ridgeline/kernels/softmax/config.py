@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.kernels.rms_norm.config import short_tile
-from ridgeline.kernels.rows import cdiv
+from ridgeline.kernels.rows import cdiv, power_of_two
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile."""
+    """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile.
+
+    ``share``: several programs take a row, so many columns each at most, and all of them are on the device at once.
+    """
 
     rows: int
     chunks: int
@@ -18,30 +21,44 @@ class Softmax:
     num_warps: int
     num_stages: int = 1
     programs_per_sm: int = 0
+    share: int = 0
+
+
+TWICE_FORWARD = 32768
+"""From here on a row is read twice forward: 182 µs for 4096×32768, 191 held."""
+
+SHARED_BACKWARD = 98304
+"""From here on the second read of a row misses the L2 unless several programs share it: 266 µs, not 320, at 262144."""
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Softmax:
-    """As for the norms; past 8k columns 32 warps: 140 against 146 µs for 8192×16384.
-
-    Reading the next row ahead while one program fills the multiprocessor lost at 32k columns: 204 against 174 µs.
-    """
+    """As for the norms: at most 40 elements a thread, 16 warps at most (8192×16384: 146 µs, 150 with 32 warps)."""
     short = short_tile(rows, cols, itemsize, 4)
     if short is not None:
         return Softmax(*short)
-    for num_warps, most in ((4, 5), (8, 4), (32, 4)):
+    for num_warps, most in ((4, 5), (8, 4), (16, 4), (32, 3)):
         chunks = cdiv(cols, 256 * num_warps)
-        if chunks <= most:
+        if chunks <= most and cols < TWICE_FORWARD:
             return Softmax(1, chunks, 256 * num_warps, num_warps)
-    return Softmax(1, 0, 8192 if itemsize == 2 else 4096, 16, 1)
+    return twice(itemsize)
 
 
 def backward(rows: int, cols: int, itemsize: int) -> Softmax:
-    """Two rows are held; past 32k columns large blocks, since what is read twice must still be in the L2."""
+    """Two rows are held, in one piece where that fits: 195 against 200 µs for 8192×16384, 205 against 208 for 32768."""
     short = short_tile(rows, cols, itemsize, 4)
     if short is not None:
         return Softmax(*short)
+    if 8192 < cols <= 32768 and power_of_two(cols) == cols:
+        return Softmax(1, 1, cols, 32)
     for num_warps, most in ((4, 4), (8, 4), (32, 4)):
         chunks = cdiv(cols, 256 * num_warps)
         if chunks <= most:
             return Softmax(1, chunks, 256 * num_warps, num_warps)
-    return Softmax(1, 0, 16384 if itemsize == 2 else 8192, 32, 1)
+    if cols >= SHARED_BACKWARD:
+        return Softmax(1, 0, 4096, 8, 1, 4, 8192)
+    return Softmax(1, 0, 32768 // itemsize, 32, 1)
+
+
+def twice(itemsize: int) -> Softmax:
+    """One program a row, read twice."""
+    return Softmax(1, 0, 16384 // itemsize, 16, 1)

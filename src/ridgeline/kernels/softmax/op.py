@@ -8,15 +8,20 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
+from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.rows import as_rows, cdiv, float_reason
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.rows import as_rows, cdiv, float_reason, power_of_two, template
 from ridgeline.kernels.softmax import config, kernel, reference
 
 _FORWARD = Kernel(kernel.softmax_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.softmax_forward_long, vectors=("cols", "x_stride"))
 _BACKWARD = Kernel(kernel.softmax_backward, vectors=("cols",))
 _BACKWARD_LONG = Kernel(kernel.softmax_backward_long, vectors=("cols",))
+_CLEAR = Kernel(kernel.clear_words)
+_BACKWARD_SHARED = Kernel(
+    kernel.softmax_backward_shared, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
+)
 _forward_plans, _backward_plans = Plans(), Plans()
 
 
@@ -29,11 +34,10 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 
 def _forward(x: Tensor) -> Tensor:
     if x.is_contiguous():
-        plan = _forward_plans.get((x.shape, x.dtype, 0, x.get_device(), x.data_ptr() & 15))
-        if plan is not None:
-            run, rows, cols, stride = plan
+        run = _forward_plans.get((x.shape, x.dtype, 0, x.get_device(), x.data_ptr() & 15))
+        if run is not None:
             y = torch.empty_like(x)
-            run(x, y, rows, cols, stride)
+            run(x, y)
             return y
     return _forward_planned(x) if launchable(x) else SOFTMAX.on_host(x)
 
@@ -46,15 +50,14 @@ def _forward_planned(x: Tensor) -> Tensor:
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
         x, stride = as_rows(x)
     key = (y.shape, x.dtype, stride, x.get_device(), x.data_ptr() & 15)
-    plan = _forward_plans.get(key)
-    if plan is None:
-        plan = _forward_plans[key] = _plan_forward(x, y, stride)
-    run, rows, cols, stride = plan
-    run(x, y, rows, cols, stride)
+    run = _forward_plans.get(key)
+    if run is None:
+        run = _forward_plans[key] = _plan_forward(x, y, stride)
+    run(x, y)
     return y
 
 
-def _plan_forward(x: Tensor, y: Tensor, stride: int) -> tuple[Any, int, int, int]:
+def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     SOFTMAX.check(y)
     cols = y.shape[-1]
     stride = stride or cols
@@ -63,18 +66,58 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> tuple[Any, int, int, int
     chosen = tuning.choose(
         "softmax.forward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.forward(rows, cols, size)
     )
+    common = {"device": x.get_device(), "vector": vector_of(size, x.data_ptr() | y.data_ptr(), cols, stride)}
     tiles = cdiv(rows, chosen.rows)
-    programs = min(tiles, chosen.programs_per_sm * num_sms(x.get_device())) if chosen.programs_per_sm else tiles
+    walking = chosen.chunks and chosen.programs_per_sm
+    programs = min(tiles, chosen.programs_per_sm * num_sms(x.get_device())) if walking else tiles
     run = (_FORWARD if chosen.chunks else _FORWARD_LONG).bind(
         (x, y, rows, cols, stride),
         grid=(programs,),
         constants=_constants(chosen),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
-        device=x.get_device(),
-        vector=vector_of(size, x.data_ptr() | y.data_ptr(), cols, stride),
+        **common,
     )
-    return run, rows, cols, stride
+    return lambda x, y: run(x, y, rows, cols, stride)
+
+
+def _plan_shared(
+    chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int, cols: int, common: dict[str, Any]
+) -> Any:
+    """Several programs a row: words cleared, then one launch of programs that meet; None where a row takes too many."""
+    on = common["device"]
+    step = POINTER_ALIGNMENT_BYTES // tensors[0].element_size()
+    length = cdiv(cdiv(cols, cdiv(cols, chosen.share)), step) * step
+    shares = cdiv(cols, length)
+    groups = min(rows, chosen.programs_per_sm * num_sms(on) // shares)
+    if not groups:
+        return None
+    words = template((rows, shares), torch.int64, tensors[0].device)
+    numbers = (rows, cols, length, shares, groups)
+    clear = _CLEAR.bind(
+        (words, rows * shares), grid=(cdiv(rows * shares, 1024),), constants={"BLOCK": 1024}, num_warps=4, device=on
+    )
+    sizes = {"SHARES": power_of_two(shares), "BLOCK": chosen.block, "STAGES": chosen.num_stages}
+    halves = ((True, False), (False, True)) if INTERPRETING else ((True, True),)  # the interpreter has no "at once"
+    runs = [
+        _BACKWARD_SHARED.bind(
+            (*tensors, words, *numbers),
+            grid=(groups * shares,),
+            constants=sizes | {"PUBLISH": publish, "FINISH": finish},
+            num_warps=chosen.num_warps,
+            num_stages=chosen.num_stages,
+            **common,
+        )
+        for publish, finish in halves
+    ]
+
+    def plan(*tensors: Tensor) -> None:
+        meeting = torch.empty_like(words, memory_format=torch.contiguous_format)
+        clear(meeting, rows * shares)
+        for run in runs:
+            run(*tensors, meeting, *numbers)
+
+    return plan
 
 
 def _constants(chosen: config.Softmax, staged: bool = True) -> dict[str, int]:
@@ -92,15 +135,14 @@ def _backward(dy: Tensor, y: Tensor) -> Tensor:
     dx = torch.empty_like(y, memory_format=torch.contiguous_format)
     dy, y = dy.contiguous(), y.contiguous()
     key = (y.shape, dy.shape, y.dtype, dy.dtype, y.get_device(), (y.data_ptr() | dy.data_ptr()) & 15)
-    plan = _backward_plans.get(key)
-    if plan is None:
-        plan = _backward_plans[key] = _plan_backward(dy, y, dx)
-    run, rows, cols = plan
-    run(dy, y, dx, rows, cols)
+    run = _backward_plans.get(key)
+    if run is None:
+        run = _backward_plans[key] = _plan_backward(dy, y, dx)
+    run(dy, y, dx)
     return dx
 
 
-def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> tuple[Any, int, int]:
+def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
     SOFTMAX_BACKWARD.check(dy, y)
     cols = y.shape[-1]
     rows = y.numel() // cols
@@ -108,16 +150,22 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> tuple[Any, int, int]:
     chosen = tuning.choose(
         "softmax.backward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.backward(rows, cols, size)
     )
+    pointers = dy.data_ptr() | y.data_ptr() | dx.data_ptr()
+    common = {"device": y.get_device(), "vector": vector_of(min(size, dy.element_size()), pointers, cols)}
+    if chosen.share:
+        shared = _plan_shared(chosen, (dy, y, dx), rows, cols, common)
+        if shared is not None:
+            return shared
+        chosen = config.twice(size)
     run = (_BACKWARD if chosen.chunks else _BACKWARD_LONG).bind(
         (dy, y, dx, rows, cols),
         grid=(cdiv(rows, chosen.rows),),
         constants=_constants(chosen, staged=False),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
-        device=y.get_device(),
-        vector=vector_of(size, dy.data_ptr() | y.data_ptr() | dx.data_ptr(), cols),
+        **common,
     )
-    return run, rows, cols
+    return lambda dy, y, dx: run(dy, y, dx, rows, cols)
 
 
 def _like(x: Tensor, *_: Any) -> Tensor:
@@ -160,6 +208,7 @@ SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096
 
 SOFTMAX_BACKWARD = declare(
     name="softmax_backward",
+    repeats=True,
     summary="gradient of softmax",
     schema="(Tensor dy, Tensor y) -> Tensor",
     forward=_backward,
@@ -172,6 +221,7 @@ SOFTMAX_BACKWARD = declare(
 )
 SOFTMAX = declare(
     name="softmax",
+    repeats=True,
     summary="exp(x) / sum(exp(x)) along the last dim",
     schema="(Tensor x) -> Tensor",
     forward=_forward,

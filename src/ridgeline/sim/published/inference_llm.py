@@ -17,6 +17,7 @@ from ridgeline.sim.serving.deployment import KV_BYTES, Layout, Precision, cache_
 from ridgeline.sim.serving.engine import Engine, engine
 from ridgeline.sim.serving.metrics import Metrics, metrics
 from ridgeline.sim.serving.simulate import Deployment, Pool, simulate
+from ridgeline.sim.serving.worker import Speculation
 from ridgeline.sim.serving.workload import Workload, static
 
 UNGATED = ("gpt-", "gpt3", "gpt2", "opt", "falcon", "megatron", "gpt_j", "gptj")
@@ -25,7 +26,9 @@ MOST_REQUESTS = 2500
 SERVER_FRAC = 0.92
 """MLPerf's server rate over the offline rate of the same system, the median of published pairs."""
 BEAMS = 4
-"""MLPerf's GPT-J searches this many beams."""
+"""MLPerf's GPT-J searches this many beams: as many sequences over one prompt."""
+WITHOUT_INFLIGHT, LONGEST_SUMMARY = ("mlpinf3.0-", "mlpinf3.1-"), 128
+"""Rounds whose submissions batched statically: prompts padded to the longest, outputs as long as they may be."""
 
 # (mean input, mean output) tokens of MLPerf's data sets, by a word of the scenario; recalled from its task descriptions
 DATASETS = {
@@ -252,9 +255,11 @@ def _mlperf(row: Row, made: Anatomy, device: Device) -> Case:
     used = engine_of(row, device)
     num = _number(row, "num_devices")
     layout = _narrowest(made, device, formats, used, num)
-    deployment = Deployment(made, device, formats, used, Pool(layout, 1))
-    beams = BEAMS if word == "gptj" else 1
-    work = _spread_lengths(isl, osl * beams, 2000)
+    beams = Speculation(BEAMS - 1, 0.0, 0.0, is_beams=True) if word == "gptj" else None
+    deployment = Deployment(made, device, formats, used, Pool(layout, 1), speculation=beams)
+    work = _spread_lengths(isl, osl, 2000)
+    if word == "gptj" and row.text("config_id").startswith(WITHOUT_INFLIGHT):
+        work = replace(work, isl=np.full_like(work.isl, work.isl.max()), osl=np.full_like(work.osl, LONGEST_SUMMARY))
     rate = _mlperf_rate(row, osl) / (num / layout.num_devices) / (SERVER_FRAC if "Server" in scenario else 1.0)
     what = f"{row.text('model')} on {num} × {device.name}, {scenario.partition(';')[0]}"
     return Case(_offline(deployment), work, 1 / rate, "sample", what)

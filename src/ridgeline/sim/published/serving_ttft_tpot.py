@@ -204,6 +204,8 @@ def recipe_of(
     elif backend == "sglang":
         kv = "fp8" if new or name.startswith("qwen3.5") else "bf16"
         settings["chunk_tokens"] = _sglang_chunk(name, new, row)
+        if four_bit and base.name == "sglang-0.5.6":
+            settings["cold_chunk_s"] = COLD_CHUNK_S
         if new and not name.startswith("glm") and not disaggregated:
             settings["poll_steps"] = 30 if concurrency >= 16 else 10
     else:
@@ -212,10 +214,22 @@ def recipe_of(
     return Recipe(base.change(**settings), kv, _speculation(backend, made, row))
 
 
+EARLY_VLLM = ("0.16.", "0.17.")
+COLD_CHUNK_S = 65  # SGLang up to 0.5.6 with nvfp4 experts on Blackwell; docs/design/serving.md
+
+
 def generation(backend: str, row: Mapping[str, str]) -> str:
-    """The generation of an engine by its version: TensorRT-LLM's first releases on PyTorch stand apart."""
-    early = backend == "trtllm" and (row.get("backend_version") or "").startswith("1.1.0rc")
-    return "trtllm-1.1" if early else backend
+    """The generation of an engine by its version. SGLang's runs without one and without expert parallelism are numbered
+    far before those of 0.5.9, the others among them."""
+    version = row.get("backend_version") or ""
+    if backend == "trtllm" and version.startswith("1.1.0rc"):
+        return "trtllm-1.1"
+    if backend == "vllm" and version.startswith(EARLY_VLLM):
+        return "vllm-0.17"
+    if backend == "sglang" and row["mode"] == "agg":
+        wide = float(row.get("moe_ep_size") or 1) > 1
+        return "sglang-0.5.6" if version == "0.5.6" or not (version or wide) else backend
+    return backend
 
 
 def _speculation(backend: str, made: Anatomy, row: Mapping[str, str]) -> Speculation | None:

@@ -50,13 +50,16 @@ class Engine:
     poll_steps: int = 1  # decoding steps between looks at the queue
     hold_steps: int = 0  # decoding steps a lone prompt is held back for others to join it
     hold_prompts: int = 0  # prompts that end the wait; 0 is as many as fill an iteration
+    cold_chunk_s: int = 0  # compiling kernels when an iteration is first full of prompt tokens, on a fresh server
     coef: Mapping[str, float] = field(default_factory=dict, hash=False)
     basis: Basis = Basis.ASSUMED
     width: float = 0.5  # log half-width that held 90 % of published runs
+    first_width: float = 1.0  # the same of first tokens
 
     def change(self, **settings: Any) -> Engine:
         """The same engine with other settings, as its command line would take them."""
-        known = {f for f in self.__dataclass_fields__ if f not in ("name", "title", "coef", "basis", "width")}
+        given = ("name", "title", "coef", "basis", "width", "first_width")
+        known = {f for f in self.__dataclass_fields__ if f not in given}
         for name, value in settings.items():
             if name not in known:
                 raise InputError(f"engine setting {name!r} is unknown{nearest(name, known)}")
@@ -89,9 +92,11 @@ def engine(name: str, device: Device) -> Engine:
     exact = found == device.arch and device.parent is None
     basis = Basis.FITTED if exact else Basis.ASSUMED
     coef = {**DEFAULTS, **{k: v for k, v in sets[found].items() if k in COEFFICIENTS}}
-    width = float(sets[found].get("width", 0.5)) * (1.0 if exact else 1.5)
+    wider = 1.0 if exact else 1.5
+    width = float(sets[found].get("width", 0.5)) * wider
+    first = float(sets[found].get("first_width", 2 * width / wider)) * wider
     policy = {k: v for k, v in entry.items() if k in Engine.__dataclass_fields__ and k != "coef"}
-    return Engine(name=name, coef=coef, basis=basis, width=width, **policy)
+    return Engine(name=name, coef=coef, basis=basis, width=width, first_width=first, **policy)
 
 
 DEFAULTS: Mapping[str, float] = {

@@ -15,8 +15,8 @@ from ridgeline.sim.serving.simulate import Served
 
 Floats = NDArray[np.float64]
 PERCENTILES = (50, 90, 95, 99)
-TTFT_WIDER = 2.0
-"""The first token is harder to say than the others: its interval is wider by this."""
+APART_WIDER = 2.0
+"""Intervals of runs with prefill apart, on which nothing was fitted, are wider by this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,8 @@ def metrics(served: Served, slo: Slo | None = None, *, skip: int = 0) -> Metrics
     which a closed loop starts all at once."""
     ttft, tpot, e2e = (values[min(skip, len(values) - 1) :] for values in latencies(served))
     deployment, work = served.deployment, served.workload
-    width = deployment.engine.width
+    apart = APART_WIDER if deployment.prefill else 1.0
+    width, first = deployment.engine.width * apart, deployment.engine.first_width * apart
     wall_s = float(served.done_s.max() - served.arrival_s.min())
     made, read = int(work.osl.sum()), int(work.isl.sum())
     good = _good(slo or Slo(), ttft, tpot, e2e)
@@ -121,7 +122,7 @@ def metrics(served: Served, slo: Slo | None = None, *, skip: int = 0) -> Metrics
     several = work.osl[len(work) - len(tpot) :] > 1
     peak, mean, running = _occupancy(served)
     return Metrics(
-        _spread(ttft, min(2.0, width * TTFT_WIDER)), _spread(tpot[several] if several.any() else tpot, width),
+        _spread(ttft, min(2.0, first)), _spread(tpot[several] if several.any() else tpot, width),
         _spread(e2e, width), wall_s, len(work) / wall_s, read / wall_s, made / wall_s,
         made / wall_s / deployment.num_devices, float(1 / max(tpot.mean(), 1e-9)) if several.any() else 0.0,
         float(good.mean()) * len(work) / wall_s, float(good.mean()), peak, mean, running,

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ridgeline.sim.serving.state import Requests
 
 
+FULL_FRAC = 0.85  # of an engine's token budget: prompts seldom end on it exactly
+
+
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """Drafts of ``draft`` tokens of which each is accepted with ``accept_frac``, at ``cost_frac`` of a step each."""
@@ -21,6 +24,7 @@ class Speculation:
     draft: int
     accept_frac: float
     cost_frac: float = 0.05
+    is_beams: bool = False  # beams of a search: none is accepted, and each reads the cache for itself
 
     @property
     def tokens_per_step(self) -> float:
@@ -57,6 +61,7 @@ class Worker:
     steps: int = 0
     version: int = 0
     is_busy: bool = False
+    is_warm: bool = False  # an iteration full of prompt tokens has run
     iterations: int = 0
     busy_s: float = 0.0
     matrix_s: float = 0.0
@@ -92,9 +97,11 @@ class Worker:
             loads[at] += tokens
             shapes.append((tokens, r.cached[request]))
             done += r.cached[request] + tokens >= r.target[request]
-        each = self._tokens_each()
+        sequences, each = self._sequences(decoding)
         mean = self.context / self.running if self.running else 0.0
-        self.ends_s = now_s + self.oracle.mixed_s(decoding, groups, mean, shapes, max(loads), done, each)
+        self.ends_s = now_s + self.oracle.mixed_s(sequences, groups, mean, shapes, max(loads), done, each)
+        if engine.cold_chunk_s and not self.is_warm and max(loads) >= FULL_FRAC * engine.chunk_tokens:
+            self.is_warm, self.ends_s = True, self.ends_s + engine.cold_chunk_s
         self.is_jump, self.steps = False, 1 if decoding else 0
         self._spend(self.ends_s - now_s, sum(loads) + decoding, self.context if decoding else 0)
 
@@ -111,8 +118,14 @@ class Worker:
 
     def _steps_s(self, num: int) -> float:
         groups = self.oracle.rank.layout.attention_dp
-        seconds = self.oracle.steps_s(self.running, groups, self.context / self.running, num, self._tokens_each())
+        sequences, each = self._sequences(self.running)
+        seconds = self.oracle.steps_s(sequences, groups, self.context / self.running, num, each)
         return seconds * (1 + self.speculation.draft * self.speculation.cost_frac) if self.speculation else seconds
+
+    def _sequences(self, running: int) -> tuple[int, int]:
+        """How many read a cache of their own, and the tokens each of them computes in a step."""
+        each = self._tokens_each()
+        return (running * each, 1) if self.speculation and self.speculation.is_beams else (running, each)
 
     def _tokens_each(self) -> int:
         return 1 + self.speculation.draft if self.speculation else 1

@@ -1,0 +1,22 @@
+"""Launch configurations of AdamW."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Elements a program moves at once, its warps, and the most elements of a chunk."""
+
+    block: int
+    num_warps: int
+    longest: int
+
+
+def update(bits: int) -> Update:
+    """Four streams of sixteen bytes a lane, twice: 4 KB of each in flight for a program of four warps.
+
+    Chunks of 4096 are 1 % faster than of 8192, blocks of 2048 on eight warps 3 % slower (124 million float32).
+    """
+    return Update(1024, 4 if bits == 32 else 8, 4096)

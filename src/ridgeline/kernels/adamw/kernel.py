@@ -1,0 +1,304 @@
+"""AdamW on the device: a small kernel that counts steps and works out factors, then one pass over all tensors.
+
+Shapes: T tensors, C chunks, S shares of the norm. Eight-bit moments have a scale for every 256 elements; a code is a
+root of the share of the block's largest: the square root for the first moment (signed), the fourth for the second.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ridgeline.kernels.grad_norm.kernel import clip_factor, summed_root
+
+WIDTH = tl.constexpr(7)  # columns of the table: parameter, moments, master, their scales, step counter
+GROUP = tl.constexpr(256)
+
+
+@triton.constexpr_function
+def four_elements(kind):
+    """Bytes of four: every stream is read four elements a lane, so that one layout serves all of them."""
+    return kind.element_ty.primitive_bitwidth // 2
+
+
+@triton.jit
+def adamw_prepare(
+    states_ptr,  # [T, WIDTH] i64
+    factors_ptr,  # [T, 3] fp32: step size, root of the second bias correction, what decay leaves
+    shared_ptr,  # [3] fp32: norm, factor of the gradients, whether the step is skipped
+    share_ptr,  # [S] fp32
+    lr_ptr,  # [] where the learning rate is a tensor
+    inf_ptr,  # [] fp32: not zero where scaled gradients overflowed
+    scale_ptr,  # [] fp32: what the loss was multiplied by
+    num_tensors,
+    num_shares,
+    max_norm,
+    lr,
+    weight_decay,
+    log2_beta1,
+    log2_beta2,
+    CLIP: tl.constexpr,
+    LR_TENSOR: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHARES: tl.constexpr,
+):
+    """Powers in float64: 1 - 0.999ⁿ in float32 would lose four digits in the first steps."""
+    skip = 0.0
+    unscale = 1.0
+    if SCALED:
+        skip = tl.where(tl.load(inf_ptr) == 0.0, 0.0, 1.0)
+        unscale = tl.div_rn(1.0, tl.load(scale_ptr).to(tl.float32))
+    if LR_TENSOR:
+        lr = tl.load(lr_ptr).to(tl.float32)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < num_tensors
+    to = tl.load(states_ptr + i * WIDTH + 6, mask=inside, other=0).to(tl.pointer_type(tl.float32))
+    step = tl.load(to, mask=inside, other=0.0) + (1.0 - skip)
+    tl.store(to, step, mask=inside)
+    wide = step.to(tl.float64)
+    first = 1.0 - tl.exp2(wide * log2_beta1)
+    second = 1.0 - tl.exp2(wide * log2_beta2)
+    tl.store(factors_ptr + 3 * i, (lr / first).to(tl.float32), mask=inside)
+    tl.store(factors_ptr + 3 * i + 1, tl.sqrt(second).to(tl.float32), mask=inside)
+    tl.store(factors_ptr + 3 * i + 2, 1.0 - lr * weight_decay + 0.0 * step, mask=inside)
+    if tl.program_id(0) == 0:
+        norm = 0.0
+        factor = unscale
+        if CLIP:
+            norm = summed_root(share_ptr, num_shares, SHARES) * unscale
+            factor = unscale * clip_factor(norm, max_norm)
+        tl.store(shared_ptr, norm)
+        tl.store(shared_ptr + 1, factor)
+        tl.store(shared_ptr + 2, skip)
+
+
+@triton.jit
+def moments(g, m, v, keep1, add1, keep2, add2):
+    return m * keep1 + g * add1, v * keep2 + g * g * add2
+
+
+@triton.jit
+def moved(p, m, v, step_size, root, decay, eps):
+    return p * decay - step_size * tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), root) + eps)
+
+
+@triton.jit
+def adamw_block(
+    p_ptr, g_ptr, m_ptr, v_ptr, w_ptr, at, inside, factor, step_size, root, decay, keep1, add1, keep2, add2, eps,
+    MASTER: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One block; without a mask its accesses are sixteen bytes wide whatever the tensor's length."""
+    if MASKED:
+        g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32) * factor
+        m = tl.load(m_ptr + at, mask=inside, other=0.0)
+        v = tl.load(v_ptr + at, mask=inside, other=0.0)
+        p = tl.load(w_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        g = tl.load(g_ptr + at).to(tl.float32) * factor
+        m = tl.load(m_ptr + at)
+        v = tl.load(v_ptr + at)
+        p = tl.load(w_ptr + at).to(tl.float32)
+    m, v = moments(g, m, v, keep1, add1, keep2, add2)
+    p = moved(p, m, v, step_size, root, decay, eps)
+    if MASKED:
+        tl.store(m_ptr + at, m, mask=inside)
+        tl.store(v_ptr + at, v, mask=inside)
+        tl.store(p_ptr + at, p.to(p_ptr.dtype.element_ty), mask=inside)
+        if MASTER:
+            tl.store(w_ptr + at, p, mask=inside)
+    else:
+        tl.store(m_ptr + at, m)
+        tl.store(v_ptr + at, v)
+        tl.store(p_ptr + at, p.to(p_ptr.dtype.element_ty))
+        if MASTER:
+            tl.store(w_ptr + at, p)
+
+
+@triton.jit
+def adamw_update(
+    states_ptr,  # [T, WIDTH] i64
+    grads_ptr,  # [T] i64
+    sizes_ptr,  # [T] i64
+    chunks_ptr,  # [C, 2] i32
+    factors_ptr,  # [T, 3]
+    shared_ptr,  # [3]
+    p_like,  # a parameter and a gradient: their types are those of all
+    g_like,
+    length,
+    keep1,
+    add1,
+    keep2,
+    add2,
+    eps,
+    MASTER: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    tensor = tl.load(chunks_ptr + 2 * chunk)
+    first = tl.multiple_of(tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * length, 16)
+    n = tl.load(sizes_ptr + tensor)
+    row = states_ptr + tensor * WIDTH
+    p_ptr = tl.load(row).to(p_like.dtype)
+    m_ptr = tl.load(row + 1).to(tl.pointer_type(tl.float32))
+    v_ptr = tl.load(row + 2).to(tl.pointer_type(tl.float32))
+    g_ptr = tl.load(grads_ptr + tensor).to(g_like.dtype)
+    if ALIGNED:
+        p_ptr = tl.multiple_of(p_ptr, four_elements(p_like.dtype))
+        m_ptr = tl.multiple_of(m_ptr, 16)
+        v_ptr = tl.multiple_of(v_ptr, 16)
+        g_ptr = tl.multiple_of(g_ptr, four_elements(g_like.dtype))
+    w_ptr = p_ptr
+    if MASTER:
+        w_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))
+        if ALIGNED:
+            w_ptr = tl.multiple_of(w_ptr, 16)
+    step_size = tl.load(factors_ptr + 3 * tensor)
+    root = tl.load(factors_ptr + 3 * tensor + 1)
+    decay = tl.load(factors_ptr + 3 * tensor + 2)
+    factor = tl.load(shared_ptr + 1)
+    if MAXIMIZE:
+        factor = -factor
+    stop = tl.minimum(first + length, n)
+    if tl.load(shared_ptr + 2) != 0.0:
+        stop = first
+    whole = tl.multiple_of(first + (stop - first) // BLOCK * BLOCK, 16)
+    col = tl.arange(0, BLOCK)
+    for start in tl.range(first, whole, BLOCK, num_stages=1):
+        adamw_block(
+            p_ptr, g_ptr, m_ptr, v_ptr, w_ptr, tl.multiple_of(start, 16) + col, col < BLOCK, factor, step_size, root,
+            decay, keep1, add1, keep2, add2, eps, MASTER, False,
+        )  # fmt: skip
+    for start in tl.range(whole, stop, BLOCK, num_stages=1):
+        adamw_block(
+            p_ptr, g_ptr, m_ptr, v_ptr, w_ptr, start + col, start + col < n, factor, step_size, root, decay, keep1,
+            add1, keep2, add2, eps, MASTER, True,
+        )  # fmt: skip
+
+
+@triton.jit
+def reciprocal(x):
+    return tl.where(x > 0.0, 1.0 / x, 0.0)
+
+
+@triton.jit
+def adamw_block_8bit(
+    p_ptr, g_ptr, m_ptr, v_ptr, w_ptr, m_scale_ptr, v_scale_ptr, start, n, factor, step_size, root, decay, keep1, add1,
+    keep2, add2, eps, MASTER: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Moments are decoded, moved, and coded again by the new largest of their block of 256."""
+    group = tl.arange(0, BLOCK // GROUP)[:, None]
+    at = start + group * GROUP + tl.arange(0, GROUP)[None, :]
+    block = start // GROUP + group
+    inside = at < n
+    known = block * GROUP < n
+    if MASKED:
+        m_scale = tl.load(m_scale_ptr + block, mask=known, other=0.0)
+        v_scale = tl.load(v_scale_ptr + block, mask=known, other=0.0)
+        g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32) * factor
+        p = tl.load(w_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        m = tl.load(m_ptr + at, mask=inside, other=0)
+        v = tl.load(v_ptr + at, mask=inside, other=0)
+    else:
+        m_scale = tl.load(m_scale_ptr + block)
+        v_scale = tl.load(v_scale_ptr + block)
+        g = tl.load(g_ptr + at).to(tl.float32) * factor
+        p = tl.load(w_ptr + at).to(tl.float32)
+        m = tl.load(m_ptr + at)
+        v = tl.load(v_ptr + at)
+    # A byte becomes a float as the low bits of 2²³ and back as those of 1.5 · 2²³: conversions are four times slower.
+    m = (m.to(tl.int32) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
+    v = (v.to(tl.int32) ^ 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+    m = m * tl.abs(m) * (m_scale * (1.0 / 16129.0))
+    v = v * v * (v * v) * (v_scale * (1.0 / 4228250625.0))
+    m, v = moments(g, m, v, keep1, add1, keep2, add2)
+    p = p * decay - step_size * (m / (tl.sqrt(v) * root + eps))
+    m_scale = tl.max(tl.abs(m), axis=1, keep_dims=True)
+    v_scale = tl.max(v, axis=1, keep_dims=True)
+    m_code = 127.0 * tl.sqrt(tl.abs(m) * reciprocal(m_scale))
+    v_code = 255.0 * tl.sqrt(tl.sqrt(v * reciprocal(v_scale)))
+    v_code = tl.maximum(v_code, tl.where(v > 0.0, 1.0, 0.0))  # what is not zero never becomes zero
+    m_code = (tl.where(m < 0.0, -m_code, m_code) + 12582912.0).to(tl.int32, bitcast=True).to(tl.uint8)
+    v_code = (v_code + 12582912.0).to(tl.int32, bitcast=True).to(tl.uint8)
+    if MASKED:
+        tl.store(m_scale_ptr + block, m_scale, mask=known)
+        tl.store(v_scale_ptr + block, v_scale, mask=known)
+        tl.store(m_ptr + at, m_code, mask=inside)
+        tl.store(v_ptr + at, v_code, mask=inside)
+        tl.store(p_ptr + at, p.to(p_ptr.dtype.element_ty), mask=inside)
+        if MASTER:
+            tl.store(w_ptr + at, p, mask=inside)
+    else:
+        tl.store(m_scale_ptr + block, m_scale)
+        tl.store(v_scale_ptr + block, v_scale)
+        tl.store(m_ptr + at, m_code)
+        tl.store(v_ptr + at, v_code)
+        tl.store(p_ptr + at, p.to(p_ptr.dtype.element_ty))
+        if MASTER:
+            tl.store(w_ptr + at, p)
+
+
+@triton.jit
+def adamw_update_8bit(
+    states_ptr,
+    grads_ptr,
+    sizes_ptr,
+    chunks_ptr,
+    factors_ptr,
+    shared_ptr,
+    p_like,
+    g_like,
+    length,
+    keep1,
+    add1,
+    keep2,
+    add2,
+    eps,
+    MASTER: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    tensor = tl.load(chunks_ptr + 2 * chunk)
+    first = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * length
+    n = tl.load(sizes_ptr + tensor)
+    row = states_ptr + tensor * WIDTH
+    p_ptr = tl.load(row).to(p_like.dtype)
+    m_ptr = tl.load(row + 1).to(tl.pointer_type(tl.uint8))
+    v_ptr = tl.load(row + 2).to(tl.pointer_type(tl.uint8))
+    m_scale_ptr = tl.load(row + 4).to(tl.pointer_type(tl.float32))
+    v_scale_ptr = tl.load(row + 5).to(tl.pointer_type(tl.float32))
+    g_ptr = tl.load(grads_ptr + tensor).to(g_like.dtype)
+    if ALIGNED:
+        p_ptr = tl.multiple_of(p_ptr, four_elements(p_like.dtype))
+        m_ptr = tl.multiple_of(m_ptr, 4)
+        v_ptr = tl.multiple_of(v_ptr, 4)
+        g_ptr = tl.multiple_of(g_ptr, four_elements(g_like.dtype))
+    w_ptr = p_ptr
+    if MASTER:
+        w_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))
+        if ALIGNED:
+            w_ptr = tl.multiple_of(w_ptr, 16)
+    step_size = tl.load(factors_ptr + 3 * tensor)
+    root = 1.0 / tl.load(factors_ptr + 3 * tensor + 1)
+    decay = tl.load(factors_ptr + 3 * tensor + 2)
+    factor = tl.load(shared_ptr + 1)
+    if MAXIMIZE:
+        factor = -factor
+    stop = tl.minimum(first + length, n)
+    if tl.load(shared_ptr + 2) != 0.0:
+        stop = first
+    whole = first + (stop - first) // BLOCK * BLOCK
+    for start in tl.range(first, whole, BLOCK, num_stages=1):
+        adamw_block_8bit(
+            p_ptr, g_ptr, m_ptr, v_ptr, w_ptr, m_scale_ptr, v_scale_ptr, tl.multiple_of(start, 256), n, factor,
+            step_size, root, decay, keep1, add1, keep2, add2, eps, MASTER, False, BLOCK,
+        )  # fmt: skip
+    for start in tl.range(whole, stop, BLOCK, num_stages=1):
+        adamw_block_8bit(
+            p_ptr, g_ptr, m_ptr, v_ptr, w_ptr, m_scale_ptr, v_scale_ptr, tl.multiple_of(start, 256), n, factor,
+            step_size, root, decay, keep1, add1, keep2, add2, eps, MASTER, True, BLOCK,
+        )  # fmt: skip

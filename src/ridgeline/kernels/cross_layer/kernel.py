@@ -1,0 +1,138 @@
+"""The cross layer on the device: y = x0 · (a Wᵀ + b) + x as the epilogue of a product, or as one pass after it.
+
+Shapes: M rows, N columns of the result, K the inner dim, G groups of rows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def cross_product(
+    a_ptr,  # [M, K]
+    w_ptr,  # [N, K], or [K, N] where TURNED
+    x0_ptr,  # [M, N]
+    x_ptr,  # [M, N]
+    bias_ptr,  # [N]
+    y_ptr,  # [M, N]
+    u_ptr,  # [M, N] the product itself, which the backward pass needs
+    m,
+    n,
+    k,
+    TURNED: tl.constexpr,
+    CROSS: tl.constexpr,  # x0 · (product + bias) + x; else product + x
+    HAS_BIAS: tl.constexpr,
+    SAVE: tl.constexpr,
+    EVEN: tl.constexpr,
+    EARLY: tl.constexpr,  # x0 and x are asked for before the product begins
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Tiles of eight rows of tiles at a time, so that what they read stays in the L2."""
+    tiles_m = tl.cdiv(m, BM)
+    tiles_n = tl.cdiv(n, BN)
+    group = tl.program_id(0) // (8 * tiles_n)
+    size = tl.minimum(tiles_m - group * 8, 8)
+    tile_m = group * 8 + (tl.program_id(0) % (8 * tiles_n)) % size
+    tile_n = (tl.program_id(0) % (8 * tiles_n)) // size
+    row = tile_m * BM + tl.arange(0, BM)
+    col = tile_n * BN + tl.arange(0, BN)
+    inner = tl.arange(0, BK)
+    a_at = a_ptr + (row % m).to(tl.int64)[:, None] * k + inner[None, :]
+    if TURNED:
+        w_at = w_ptr + inner.to(tl.int64)[:, None] * n + (col % n)[None, :]
+    else:
+        w_at = w_ptr + (col % n).to(tl.int64)[None, :] * k + inner[:, None]
+    if EARLY:
+        at = row.to(tl.int64)[:, None] * n + col[None, :]
+        inside = (row < m)[:, None] & (col < n)[None, :]
+        x = tl.load(x_ptr + at, mask=inside, other=0.0)
+        if CROSS:
+            x0 = tl.load(x0_ptr + at, mask=inside, other=0.0)
+    acc = tl.zeros([BM, BN], tl.float32)
+    for start in tl.range(0, k, BK, num_stages=STAGES):
+        if EVEN:
+            a = tl.load(a_at)
+            w = tl.load(w_at)
+        else:
+            a = tl.load(a_at, mask=(start + inner < k)[None, :], other=0.0)
+            w = tl.load(w_at, mask=(start + inner < k)[:, None], other=0.0)
+        acc = tl.dot(a, w, acc)
+        a_at += BK
+        if TURNED:
+            w_at += BK * n
+        else:
+            w_at += BK
+    at = row.to(tl.int64)[:, None] * n + col[None, :]
+    inside = (row < m)[:, None] & (col < n)[None, :]
+    if CROSS:
+        if HAS_BIAS:
+            acc += tl.load(bias_ptr + col, mask=col < n, other=0.0).to(tl.float32)[None, :]
+        u = acc.to(u_ptr.dtype.element_ty)
+        if SAVE:
+            tl.store(u_ptr + at, u, mask=inside)
+        if EARLY:
+            acc = u.to(tl.float32) * x0.to(tl.float32)
+        else:
+            acc = u.to(tl.float32) * tl.load(x0_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if EARLY:
+        acc += x.to(tl.float32)
+    else:
+        acc += tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def cross_pointwise(u_ptr, x0_ptr, x_ptr, y_ptr, size, BLOCK: tl.constexpr):
+    """y = x0 · u + x, where the product came from elsewhere."""
+    block = tl.program_id(0).to(tl.int64)
+    at = tl.multiple_of(block * BLOCK, 16) + tl.arange(0, BLOCK)
+    if (block + 1) * BLOCK <= size:
+        y = tl.load(x0_ptr + at).to(tl.float32) * tl.load(u_ptr + at).to(tl.float32) + tl.load(x_ptr + at).to(
+            tl.float32
+        )
+        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty))
+    else:
+        inside = at < size
+        y = tl.load(x0_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        y *= tl.load(u_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        y += tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def cross_backward(
+    dy_ptr,  # [M, N]
+    u_ptr,  # [M, N]
+    x0_ptr,  # [M, N]
+    du_ptr,  # [M, N] dy · x0
+    dx0_ptr,  # [M, N] dy · u
+    share_ptr,  # [G, N] fp32: each group's share of the bias's gradient
+    m,
+    n,
+    WANT_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program takes some columns of every G-th tile of rows, and keeps their sum."""
+    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
+    acc = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in tl.range(tl.program_id(1), tl.cdiv(m, ROWS), tl.num_programs(1), num_stages=1):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        at = row.to(tl.int64) * n + col
+        inside = (row < m) & (col < n)
+        dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        u = tl.load(u_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        x0 = tl.load(x0_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        du = dy * x0
+        if WANT_BIAS:
+            acc += du
+        tl.store(du_ptr + at, du.to(du_ptr.dtype.element_ty), mask=inside)
+        tl.store(dx0_ptr + at, (dy * u).to(dx0_ptr.dtype.element_ty), mask=inside)
+    if WANT_BIAS:
+        out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + out, tl.sum(acc, axis=0), mask=out < n)

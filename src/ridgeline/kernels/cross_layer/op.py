@@ -1,0 +1,305 @@
+"""DCNv2's cross layer, full or low-rank: y = x0 · (W x + b) + x, with everything around the products fused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels import tuning
+from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.cross_layer import config, kernel, reference
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.rms_norm.op import plan_reduce
+from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
+
+_PRODUCT = Kernel(kernel.cross_product, vectors=("n", "k"))
+_POINTWISE = Kernel(kernel.cross_pointwise)
+_BACKWARD = Kernel(kernel.cross_backward, vectors=("n",))
+_product_plans, _pointwise_plans, _backward_plans = Plans(), Plans(), Plans()
+POINTWISE_BLOCK = 2048
+
+
+def cross_layer(
+    x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, down: Tensor | None = None
+) -> Tensor:
+    """``x0 * (x @ weight.T + bias) + x``, all [B, D]; with ``down`` [r, D] and ``weight`` [D, r] the low-rank form.
+
+    The first layer of a cross network has ``x0`` for both; gradients of the two add up as autograd adds them.
+    """
+    return CROSS_LAYER(x0, x, weight, bias, down)
+
+
+# --- running -----------------------------------------------------------------------------------------------------
+
+
+def _forward(
+    x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not launchable(x):
+        return CROSS_LAYER.on_host(x0, x, weight, bias, down)
+    x0, x = x0.contiguous(), x.contiguous()
+    inner = x if down is None else x @ down.mT
+    y, u = _cross(x0, x, inner, weight, bias, save=True)
+    return y, u, x.new_empty(0) if down is None else inner
+
+
+def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor | None) -> Tensor:
+    if not launchable(x):
+        return CROSS_LAYER.on_host(x0, x, weight, bias, down)[0]
+    x0, x = x0.contiguous(), x.contiguous()
+    return _cross(x0, x, x if down is None else x @ down.mT, weight, bias, save=False)[0]
+
+
+def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
+    """The product with its epilogue, or cuBLAS and one pass."""
+    bias = None if bias is None else bias.contiguous()
+    key = (x.shape, a.shape, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
+           weight.is_contiguous(), (x0.data_ptr() | x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
+    if key not in _product_plans:
+        CROSS_LAYER.check(x0, x, weight, bias, None if a is x else a.new_empty(a.shape[1], x.shape[1], device="meta"))
+        _product_plans[key] = _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False)
+    run = _product_plans[key]
+    if run is None:
+        u = a @ weight.mT if bias is None else torch.addmm(bias, a, weight.mT)
+        return pointwise(u, x0, x), u
+    y = torch.empty_like(x)
+    u = torch.empty_like(x) if save else y
+    run(a, weight, x0, x, bias, y, u)
+    return y, u
+
+
+def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """``a @ weight + x`` in one pass over x, where our kernel is chosen for it."""
+    key = (x.shape, a.shape, weight.shape, x.dtype, weight.dtype, "add", x.get_device(),
+           weight.is_contiguous(), (x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
+    if key not in _product_plans:
+        _product_plans[key] = _plan_product(a, weight, x, x, None, cross=False, save=False, turned=True)
+    run = _product_plans[key]
+    if run is None:
+        return torch.addmm(x, a, weight)
+    y = torch.empty_like(x)
+    run(a, weight, x, x, None, y, y)
+    return y
+
+
+def _plan_product(
+    a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, *, cross: bool, save: bool, turned: bool
+) -> Any:
+    (m, k), n = a.shape, x.shape[1]
+    sizes = {"m": m, "n": n, "k": k, "dtype": x.dtype, "cross": cross}
+    chosen = tuning.choose("cross_layer.product", sizes, config.product(m, n, k, x.element_size()))
+    same = {a.dtype, weight.dtype, x0.dtype, x.dtype} | (set() if bias is None else {bias.dtype})
+    if not chosen.bm or len(same) > 1 or not weight.is_contiguous():
+        return None
+    pointers = a.data_ptr() | weight.data_ptr() | x0.data_ptr() | x.data_ptr()
+    run = _PRODUCT.bind(
+        (a, weight, x0, x, x if bias is None else bias, x, x, m, n, k),
+        grid=(cdiv(m, chosen.bm) * cdiv(n, chosen.bn),),
+        constants={"TURNED": turned, "CROSS": cross, "HAS_BIAS": bias is not None, "SAVE": save,
+                   "EVEN": k % chosen.bk == 0, "EARLY": chosen.early, "BM": chosen.bm, "BN": chosen.bn, "BK": chosen.bk,
+                   "STAGES": chosen.num_stages},
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+        device=x.get_device(),
+        vector=vector_of(x.element_size(), pointers, n, k),
+    )  # fmt: skip
+
+    def plan(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, y: Tensor, u: Tensor) -> None:
+        run(a, weight, x0, x, x if bias is None else bias, y, u, m, n, k)
+
+    return plan
+
+
+def pointwise(u: Tensor, x0: Tensor, x: Tensor) -> Tensor:
+    """``x0 * u + x``."""
+    y = torch.empty_like(x)
+    size = x.numel()
+    key = (size, u.dtype, x0.dtype, x.dtype, x.get_device(), (u.data_ptr() | x0.data_ptr() | x.data_ptr()) & 15)
+    run = _pointwise_plans.get(key)
+    if run is None:
+        run = _pointwise_plans[key] = _POINTWISE.bind(
+            (u, x0, x, y, size),
+            grid=(cdiv(size, POINTWISE_BLOCK),),
+            constants={"BLOCK": POINTWISE_BLOCK},
+            num_warps=8 if x.element_size() == 2 else 4,
+            device=x.get_device(),
+            vector=vector_of(x.element_size(), u.data_ptr() | x0.data_ptr() | x.data_ptr()),
+        )
+    run(u, x0, x, y, size)
+    return y
+
+
+def _backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[Tensor, Tensor, Tensor]:
+    if not launchable(dy):
+        return CROSS_LAYER_BACKWARD.on_host(dy, u, x0, want_bias)
+    dy, u, x0 = dy.contiguous(), u.contiguous(), x0.contiguous()
+    m, n = dy.shape
+    key = (dy.shape, dy.dtype, u.dtype, x0.dtype, want_bias, dy.get_device(),
+           (dy.data_ptr() | u.data_ptr() | x0.data_ptr()) & 15)  # fmt: skip
+    plan = _backward_plans.get(key)
+    if plan is None:
+        plan = _backward_plans[key] = _plan_backward(dy, u, x0, want_bias)
+    run, reduce, like, groups = plan
+    du, dx0 = torch.empty_like(dy), torch.empty_like(x0)
+    share = torch.empty_like(like, memory_format=torch.contiguous_format) if want_bias else du
+    run(dy, u, x0, du, dx0, share, m, n)
+    db = dy.new_empty(n if want_bias else 0)
+    if want_bias:
+        reduce(share, db, db, groups, n)
+    return du, dx0, db
+
+
+def _plan_backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[Any, Any, Tensor, int]:
+    m, n = dy.shape
+    on = dy.get_device()
+    chosen = tuning.choose("cross_layer.backward", {"m": m, "n": n, "dtype": dy.dtype}, config.backward(n))
+    across = cdiv(n, chosen.block)
+    groups = clamp(cdiv(chosen.programs_per_sm * num_sms(on), across), 1, max(1, cdiv(m, chosen.rows)))
+    like = template((groups, n), torch.float32, dy.device)
+    run = _BACKWARD.bind(
+        (dy, u, x0, dy, x0, like if want_bias else dy, m, n),
+        grid=(across, groups),
+        constants={"WANT_BIAS": want_bias, "ROWS": chosen.rows, "BLOCK": chosen.block},
+        num_warps=chosen.num_warps,
+        device=on,
+        vector=vector_of(dy.element_size(), dy.data_ptr() | u.data_ptr() | x0.data_ptr(), n),
+    )
+    return run, plan_reduce(like, dy, groups, n, on), like, groups
+
+
+# --- the declaration ---------------------------------------------------------------------------------------------
+
+
+def _fake(
+    x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    inner = x.new_empty(0) if down is None else x.new_empty((x.shape[0], down.shape[0]))
+    return y, torch.empty_like(y), inner
+
+
+def _support(
+    x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, down: Tensor | None = None, *_: Any
+) -> str | None:
+    if x.dim() != 2 or x0.shape != x.shape:
+        return f"x0 {tuple(x0.shape)} and x {tuple(x.shape)} are not both [B, D]"
+    inner = x.shape[1] if down is None else down.shape[0]
+    if weight.shape != (x.shape[1], inner) or (down is not None and down.shape[1] != x.shape[1]):
+        return f"weight {tuple(weight.shape)} does not take {inner} columns to {x.shape[1]}"
+    if bias is not None and bias.shape != x.shape[1:]:
+        return f"bias has shape {tuple(bias.shape)}, not {tuple(x.shape[1:])}"
+    if len({t.dtype for t in (x0, x, weight, bias) if t is not None}) > 1:
+        return "x0, x, weight and bias differ in type"
+    return float_reason(x=x)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x0, x, weight, bias, down = inputs
+    ctx.set_materialize_grads(False)
+    ctx.want_bias = bias is not None and bias.requires_grad
+    ctx.wants = (x.requires_grad, weight.requires_grad, down is not None and down.requires_grad)
+    ctx.save_for_backward(x0, x, weight, down, output[1], output[2])
+
+
+def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if dy is None:
+        return (None,) * 5
+    x0, x, weight, down, u, inner = ctx.saved_tensors
+    du, dx0, db = CROSS_LAYER_BACKWARD(dy, u, x0, ctx.want_bias)
+    want_x, want_weight, want_down = ctx.wants
+    dw = du.mT @ (x if down is None else inner) if want_weight else None
+    dx = d_down = None
+    if down is None:
+        dx = ADD_PRODUCT(du, weight, dy) if want_x else None
+    elif want_x or want_down:
+        d_inner = du @ weight
+        dx = ADD_PRODUCT(d_inner, down, dy) if want_x else None
+        d_down = d_inner.mT @ x if want_down else None
+    return dx0, dx, dw, db if ctx.want_bias else None, d_down
+
+
+def _product_cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **_: Any) -> dict[str, float]:
+    x, weight = inputs[1], inputs[2]
+    elements = weight.numel + sum(t.numel for t in inputs[3:] if len(t.shape) == 2)
+    flops = 2.0 * x.shape[0] * elements
+    return {"flops": flops + 3.0 * x.numel, "matrix_flops": flops}
+
+
+def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+    batch, dim, rank = of["batch"], of["dim"], of["rank"]
+    dtype = getattr(torch, of.dtype)
+
+    def drawn(*shape: int, by: float = 1.0) -> Tensor:
+        return (by * torch.randn(*shape, device=on, dtype=torch.float32, generator=generator)).to(dtype)
+
+    found = (drawn(batch, dim), drawn(batch, dim), drawn(dim, rank or dim, by=(rank or dim) ** -0.5), drawn(dim))
+    return (*found, drawn(rank, dim, by=dim**-0.5)) if rank else found
+
+
+CHECKS = tuple(
+    case(dtype, batch=batch, dim=dim, rank=rank)
+    for dtype in DTYPES
+    for batch, dim, rank in ((3, 16, 0), (65, 100, 0), (257, 512, 0), (130, 1152, 0), (64, 96, 32), (200, 640, 128))
+)
+RACES = tuple(
+    case("bfloat16", batch=batch, dim=dim, rank=rank)
+    for batch, dim, rank in ((16384, 512, 0), (65536, 256, 0), (16384, 3456, 0), (16384, 3456, 256), (16384, 1024, 64))
+)
+
+CROSS_LAYER_BACKWARD = declare(
+    name="cross_layer_backward",
+    summary="the pointwise part of cross_layer's gradients, with the bias's sum",
+    schema="(Tensor dy, Tensor u, Tensor x0, bool want_bias) -> (Tensor, Tensor, Tensor)",
+    forward=_backward,
+    fake=lambda dy, u, x0, want_bias: (
+        torch.empty_like(dy, memory_format=torch.contiguous_format),
+        torch.empty_like(x0, memory_format=torch.contiguous_format),
+        dy.new_empty(dy.shape[1] if want_bias else 0),
+    ),
+    reference=reference.backward,
+    support=lambda dy, u, x0, *_: float_reason(dy=dy, u=u, x0=x0),
+    cost=elementwise_cost(3.0),
+    num_results=3,
+)
+ADD_PRODUCT: Primitive = declare(
+    name="add_product",
+    summary="a product added to a tensor: the last step of cross_layer's gradients",
+    schema="(Tensor a, Tensor weight, Tensor x) -> Tensor",
+    forward=lambda a, weight, x: (
+        add_product(a, weight, x.contiguous()) if launchable(x) else ADD_PRODUCT.on_host(a, weight, x)
+    ),
+    fake=lambda a, weight, x: torch.empty_like(x, memory_format=torch.contiguous_format),
+    reference=lambda a, weight, x: a @ weight + x,
+    support=lambda a, weight, x: float_reason(a=a, weight=weight, x=x),
+    cost=lambda inputs, outputs, **_: {
+        "flops": 2.0 * inputs[0].numel * inputs[1].shape[1],
+        "matrix_flops": 2.0 * inputs[0].numel * inputs[1].shape[1],
+    },
+)
+CROSS_LAYER = declare(
+    name="cross_layer",
+    summary="x0 · (W x + b) + x, full or low-rank",
+    schema="(Tensor x0, Tensor x, Tensor weight, Tensor? bias, Tensor? down) -> (Tensor, Tensor, Tensor)",
+    forward=_forward,
+    infer=_infer,
+    fake=_fake,
+    reference=reference.forward,
+    support=_support,
+    cost=_product_cost,
+    setup=_setup,
+    backward=_grads,
+    trial=Trial(
+        make=_make,
+        call=cross_layer,
+        eager=reference.eager,
+        reference=reference.meant,
+        mistakes={"no residual": reference.no_residual, "bias outside": reference.bias_outside},
+        checks=CHECKS,
+        races=RACES,
+        small=(case("bfloat16", batch=64, dim=256, rank=0),),
+        forward_bytes=lambda args: 3 * args[0].nbytes + sum(t.nbytes for t in args[2:]),
+        backward_bytes=lambda args: 6 * args[0].nbytes + 2 * sum(t.nbytes for t in args[2:]),
+    ),
+)

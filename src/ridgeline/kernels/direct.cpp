@@ -1,0 +1,632 @@
+/* The whole of a small call in one C++ function: checks, lookup, allocation, launches and, where a gradient will be
+   wanted, the node of the graph.
+
+   A call is described by words: what its tensors look like, how their addresses are aligned, and the value of every
+   number. The first calls of a description run in Python; what they allocate and launch is noted there and handed over
+   as a plan. From then on the same description repeats the plan. Whatever is unusual (subclasses, other layouts, modes,
+   transforms) has no plan and goes to Python. */
+#include <Python.h>
+#include <dlfcn.h>
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using NodePointer = decltype(torch::autograd::Edge::function); /* shared until PyTorch 2.12, intrusive after */
+
+constexpr int MAX_WORDS = 160, MAX_PARAMS = 66, MAX_TENSORS = 48;
+constexpr uint64_t TENSOR = 1, FLOAT = 2, INTEGER = 3, TRUTH = 4, TEXT = 5, NOTHING = 6, TWIN = 7;
+
+/* --- the driver ---------------------------------------------------------------------------------------------------*/
+
+struct Handle { /* as launcher.c makes them */
+  void *function, *context;
+  unsigned threads, shared;
+  int cooperative;
+};
+using Launch = int (*)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                       void **);
+using CooperativeLaunch = int (*)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+                                  void **);
+Launch launch_kernel;
+CooperativeLaunch launch_cooperative;
+int (*context_current)(void **);
+int (*context_push)(void *);
+int (*context_pop)(void **);
+int (*error_text)(int, const char **);
+int (*stream_of)(int32_t, void **); /* PyTorch's own C function; none in a build without CUDA */
+
+void open_driver() {
+  if (launch_kernel) return;
+  void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  if (!driver) throw std::runtime_error("libcuda.so.1 cannot be opened: no NVIDIA driver on this machine");
+  context_current = reinterpret_cast<int (*)(void **)>(dlsym(driver, "cuCtxGetCurrent"));
+  context_push = reinterpret_cast<int (*)(void *)>(dlsym(driver, "cuCtxPushCurrent_v2"));
+  context_pop = reinterpret_cast<int (*)(void **)>(dlsym(driver, "cuCtxPopCurrent_v2"));
+  error_text = reinterpret_cast<int (*)(int, const char **)>(dlsym(driver, "cuGetErrorString"));
+  launch_cooperative = reinterpret_cast<CooperativeLaunch>(dlsym(driver, "cuLaunchCooperativeKernel"));
+  auto found = reinterpret_cast<Launch>(dlsym(driver, "cuLaunchKernel"));
+  if (!found || !context_current || !context_push || !context_pop || !error_text || !launch_cooperative)
+    throw std::runtime_error("the NVIDIA driver lacks a function that launches need");
+  if (void *cuda = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD))
+    stream_of = reinterpret_cast<int (*)(int32_t, void **)>(dlsym(cuda, "aoti_torch_get_current_cuda_stream"));
+  launch_kernel = found;
+}
+
+void *current_stream(int device) {
+  void *stream = nullptr;
+  if (device >= 0 && (!stream_of || stream_of(device, &stream)))
+    throw std::runtime_error("PyTorch does not tell the current stream");
+  return stream;
+}
+
+/* --- descriptions and plans ---------------------------------------------------------------------------------------*/
+
+struct Words {
+  uint64_t word[MAX_WORDS];
+  int num = 0;
+  bool ok = true;
+  void add(uint64_t value) {
+    if (num < MAX_WORDS) word[num++] = value;
+    else ok = false;
+  }
+  uint64_t hash() const {
+    uint64_t h = 1469598103934665603ull;
+    for (int i = 0; i < num; i++) h = (h ^ word[i]) * 0x9E3779B97F4A7C15ull, h ^= h >> 29;
+    return h;
+  }
+};
+
+/* False for what only Python may handle. */
+bool describe(Words &words, const Tensor &t, bool recorded) {
+  auto *impl = t.unsafeGetTensorImpl();
+  if (t.layout() != at::kStrided) return false;
+  auto sizes = impl->sizes();
+  bool dense = impl->is_contiguous();
+  uint64_t flags = TENSOR | uint64_t(dense) << 5 | uint64_t(recorded && t.requires_grad()) << 4 | uint64_t(t.scalar_type()) << 8 |
+                   uint64_t(uint8_t(t.device().index())) << 16 | uint64_t(uint8_t(t.device().type())) << 24 |
+                   uint64_t(sizes.size()) << 32;
+  flags |= (reinterpret_cast<uint64_t>(t.const_data_ptr()) & 15) << 48;
+  words.add(flags);
+  words.add(impl->key_set().raw_repr());
+  for (auto size : sizes) words.add(uint64_t(size));
+  if (!dense)
+    for (auto stride : impl->strides()) words.add(uint64_t(stride));
+  return words.ok;
+}
+
+/* Which of the tensors before it starts at the same address: a plan cannot tell such tensors apart. */
+void describe_twins(Words &words, const Tensor *tensors, int num, const Tensor &t) {
+  const void *address = t.const_data_ptr();
+  for (int i = 0; address && i < num; i++)
+    if (tensors[i].defined() && tensors[i].const_data_ptr() == address) {
+      words.add(TWIN | uint64_t(i) << 8);
+      return;
+    }
+}
+
+struct Param {
+  int source; /* -1: the value itself; else a tensor, by its place among arguments and allocations */
+  uint64_t value; /* or the offset into that tensor in bytes */
+};
+struct Step {
+  Handle *handle;
+  unsigned x, y;
+  std::vector<Param> params;
+};
+struct Allocation {
+  std::vector<int64_t> sizes, strides;
+  at::ScalarType type;
+};
+struct Table;
+struct Plan {
+  int device = -1, first = 0, num_shown = 0;
+  int64_t id = 0;
+  bool single = true, keeps = false, fills = false; /* fills: a gradient that is not there counts as zeros */
+  std::vector<Allocation> allocations;
+  std::vector<Step> steps;
+  std::vector<int> outputs, saved; /* tensors by place; -1: none */
+  std::shared_ptr<Table> backward;
+};
+using PlanPointer = std::shared_ptr<const Plan>;
+
+struct Table {
+  struct Entry {
+    std::vector<uint64_t> words;
+    PlanPointer plan; /* none: known to have no plan */
+  };
+  std::shared_mutex mutex;
+  std::unordered_multimap<uint64_t, Entry> entries;
+  bool find(const Words &words, PlanPointer &plan) {
+    std::shared_lock<std::shared_mutex> lock(mutex);
+    auto range = entries.equal_range(words.hash());
+    for (auto at = range.first; at != range.second; ++at) {
+      auto &known = at->second.words;
+      if (int(known.size()) == words.num && !std::memcmp(known.data(), words.word, 8 * size_t(words.num))) {
+        plan = at->second.plan;
+        return true;
+      }
+    }
+    return false;
+  }
+  void add(const Words &words, PlanPointer plan) {
+    std::unique_lock<std::shared_mutex> lock(mutex);
+    if (entries.size() >= 4096) entries.clear();
+    entries.emplace(words.hash(), Entry{{words.word, words.word + words.num}, std::move(plan)});
+  }
+  void clear() {
+    std::unique_lock<std::shared_mutex> lock(mutex);
+    entries.clear();
+  }
+};
+
+/* Allocate and launch; tensors holds the arguments and is filled up with what was allocated. */
+void repeat(const Plan &plan, Tensor *tensors, int num_arguments) {
+  auto options = tensors[plan.first].options().requires_grad(false);
+  int num = num_arguments;
+  for (auto &made : plan.allocations)
+    tensors[num++] = made.strides.empty() ? at::empty(made.sizes, options.dtype(made.type))
+                                          : at::empty_strided(made.sizes, made.strides, options.dtype(made.type));
+  void *stream = current_stream(plan.device), *current = nullptr, *popped;
+  for (auto &step : plan.steps) {
+    uint64_t slots[MAX_PARAMS];
+    void *params[MAX_PARAMS];
+    size_t count = step.params.size();
+    for (size_t i = 0; i < count; i++) {
+      auto &param = step.params[i];
+      slots[i] = param.value;
+      if (param.source >= 0) slots[i] += reinterpret_cast<uint64_t>(tensors[param.source].const_data_ptr());
+      params[i] = &slots[i];
+    }
+    slots[count] = slots[count + 1] = 0; /* Triton's two scratch pointers, which our kernels do not use */
+    params[count] = &slots[count];
+    params[count + 1] = &slots[count + 1];
+    if (!step.x || !step.y) continue;
+    auto *handle = step.handle;
+    context_current(&current);
+    if (current != handle->context) context_push(handle->context);
+    int code = handle->cooperative ? launch_cooperative(handle->function, step.x, step.y, 1, handle->threads, 1, 1,
+                                                        handle->shared, stream, params)
+                                   : launch_kernel(handle->function, step.x, step.y, 1, handle->threads, 1, 1,
+                                                   handle->shared, stream, params, nullptr);
+    if (current != handle->context) context_pop(&popped);
+    if (code) {
+      const char *text = nullptr;
+      error_text(code, &text);
+      throw std::runtime_error(std::string("cuLaunchKernel: ") + (text ? text : "unknown error"));
+    }
+  }
+}
+
+/* --- gradients ----------------------------------------------------------------------------------------------------*/
+
+struct Direct {
+  PyObject_HEAD
+  vectorcallfunc call;
+  PyObject *missed, *missed_back; /* Python's side: (words, args), (plan, words, saved, grads) */
+  std::shared_ptr<Table> *table;
+  std::string *name;
+};
+
+PyObject *bytes_of(const Words &words) {
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(words.word), 8 * Py_ssize_t(words.num));
+}
+
+PyObject *wrapped(const Tensor &t) {
+  if (!t.defined()) Py_RETURN_NONE;
+  return THPVariable_Wrap(t);
+}
+
+PyObject *wrapped_all(const std::vector<Tensor> &tensors) {
+  PyObject *made = PyTuple_New(Py_ssize_t(tensors.size()));
+  for (size_t i = 0; made && i < tensors.size(); i++) {
+    PyObject *one = wrapped(tensors[i]);
+    if (!one) {
+      Py_CLEAR(made);
+      break;
+    }
+    PyTuple_SET_ITEM(made, Py_ssize_t(i), one);
+  }
+  return made;
+}
+
+[[noreturn]] void throw_python() {
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
+
+struct Gradient : public Node {
+  Direct *direct; /* lives as long as the process */
+  PlanPointer plan;
+  std::vector<SavedVariable> saved;
+  std::vector<int> edge_of; /* for every argument its edge, or -1 */
+
+  std::string name() const override { return *direct->name + "_backward"; }
+
+  void release_variables() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto &one : saved) one.reset_data();
+  }
+
+  variable_list apply(variable_list &&grads) override {
+    for (size_t i = 0; plan->fills && i < grads.size(); i++)
+      if (!grads[i].defined()) grads[i] = input_metadata(i).zeros_like();
+    std::vector<Tensor> kept;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto self = getptr();
+      for (auto &one : saved) kept.push_back(one.unpack(self));
+    }
+    Words words;
+    bool plain = !c10::GradMode::is_enabled() && !c10::impl::dispatch_mode_enabled();
+    Tensor tensors[MAX_TENSORS];
+    int num = 0;
+    plain = plain && kept.size() + grads.size() <= MAX_TENSORS / 2;
+    for (auto *group : {&kept, &grads})
+      for (auto &t : *group) {
+        if (!plain) break;
+        if (!t.defined()) words.add(NOTHING);
+        else if ((plain = describe(words, t, false))) describe_twins(words, tensors, num, t);
+        tensors[num++] = t;
+      }
+    PlanPointer found;
+    if (plain && words.ok && plan->backward->find(words, found) && found) return replayed(*found, tensors, num);
+    return asked(plain && words.ok ? &words : nullptr, kept, grads);
+  }
+
+  variable_list replayed(const Plan &back, Tensor *tensors, int num) {
+    repeat(back, tensors, num);
+    variable_list found(num_outputs());
+    for (size_t i = 0; i < back.outputs.size() && i < edge_of.size(); i++)
+      if (edge_of[i] >= 0 && back.outputs[i] >= 0) found[size_t(edge_of[i])] = tensors[back.outputs[i]];
+    return found;
+  }
+
+  variable_list asked(const Words *words, std::vector<Tensor> &kept, variable_list &grads) {
+    pybind11::gil_scoped_acquire gil;
+    PyObject *key = words ? bytes_of(*words) : Py_NewRef(Py_None);
+    PyObject *saved_tuple = wrapped_all(kept), *grads_tuple = wrapped_all(grads);
+    PyObject *found = nullptr;
+    if (key && saved_tuple && grads_tuple)
+      found = PyObject_CallFunction(direct->missed_back, "LOOO", static_cast<long long>(plan->id), key, saved_tuple,
+                                    grads_tuple);
+    Py_XDECREF(key);
+    Py_XDECREF(saved_tuple);
+    Py_XDECREF(grads_tuple);
+    if (!found) throw_python();
+    variable_list results(num_outputs());
+    bool right = PyTuple_Check(found);
+    for (Py_ssize_t i = 0; right && i < PyTuple_GET_SIZE(found) && i < Py_ssize_t(edge_of.size()); i++) {
+      PyObject *one = PyTuple_GET_ITEM(found, i);
+      if (one != Py_None && edge_of[size_t(i)] >= 0) results[size_t(edge_of[size_t(i)])] = THPVariable_Unpack(one);
+    }
+    Py_DECREF(found);
+    if (!right) throw std::runtime_error("a backward pass returns a tuple");
+    return results;
+  }
+};
+
+template <class T>
+void make_node(std::shared_ptr<T> &pointer, Gradient *made) {
+  pointer = std::shared_ptr<T>(made, [](T *node) { deleteNode(node); });
+}
+template <class T>
+void make_node(c10::intrusive_ptr<T> &pointer, Gradient *made) {
+  pointer = c10::intrusive_ptr<T>::unsafe_steal_from_new(made);
+}
+
+/* History for what is shown of the outputs, and a snapshot of what the backward pass will need. */
+void record(Direct *self, const PlanPointer &plan, Tensor *tensors, const bool *is_tensor, int num_arguments) {
+  auto *node = new Gradient();
+  NodePointer owner;
+  make_node(owner, node);
+  node->direct = self;
+  node->plan = plan;
+  torch::autograd::edge_list edges;
+  for (int i = 0; i < num_arguments; i++) {
+    node->edge_of.push_back(is_tensor[i] ? int(edges.size()) : -1);
+    if (is_tensor[i]) edges.push_back(torch::autograd::impl::gradient_edge(tensors[i]));
+  }
+  node->set_next_edges(std::move(edges));
+  for (int i = 0; i < plan->num_shown; i++) torch::autograd::set_history(tensors[plan->outputs[size_t(i)]], owner);
+  for (int at : plan->saved) {
+    if (at < 0) node->saved.emplace_back();
+    else node->saved.emplace_back(tensors[at], at >= num_arguments && tensors[at].requires_grad());
+  }
+}
+
+/* --- the callable -------------------------------------------------------------------------------------------------*/
+
+PyTypeObject *tensor_type, *parameter_type;
+
+/* Words of a call and its tensors; false where only Python may handle it. */
+bool describe_call(Words &words, PyObject *const *args, Py_ssize_t num, Tensor *tensors, bool *is_tensor,
+                   bool &recorded) {
+  if (num > MAX_TENSORS / 2 || c10::impl::dispatch_mode_enabled()) return false;
+  if (c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode))
+    return false;
+  bool enabled = c10::GradMode::is_enabled(), any = false;
+  words.add(uint64_t(enabled) | uint64_t(c10::InferenceMode::is_enabled()) << 1);
+  for (Py_ssize_t i = 0; i < num; i++) {
+    PyObject *value = args[i];
+    PyTypeObject *type = Py_TYPE(value);
+    is_tensor[i] = type == tensor_type || type == parameter_type;
+    if (is_tensor[i]) {
+      tensors[i] = THPVariable_Unpack(value);
+      if (!describe(words, tensors[i], enabled)) return false;
+      describe_twins(words, tensors, int(i), tensors[i]);
+      any = any || (enabled && tensors[i].requires_grad());
+    } else if (type == &PyFloat_Type) {
+      double number = PyFloat_AS_DOUBLE(value);
+      uint64_t bits;
+      std::memcpy(&bits, &number, 8);
+      words.add(FLOAT);
+      words.add(bits);
+    } else if (type == &PyLong_Type) {
+      int overflow = 0;
+      long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+      if (overflow) return false;
+      words.add(INTEGER);
+      words.add(uint64_t(number));
+    } else if (value == Py_None) {
+      words.add(NOTHING);
+    } else if (type == &PyBool_Type) {
+      words.add(TRUTH | uint64_t(value == Py_True) << 4);
+    } else if (type == &PyUnicode_Type) {
+      words.add(TEXT);
+      words.add(uint64_t(PyObject_Hash(value)));
+    } else {
+      return false;
+    }
+  }
+  recorded = any;
+  return words.ok;
+}
+
+PyObject *shown(const Plan &plan, Tensor *tensors) {
+  if (plan.single) return wrapped(tensors[plan.outputs[0]]);
+  PyObject *made = PyTuple_New(plan.num_shown);
+  for (int i = 0; made && i < plan.num_shown; i++) {
+    PyObject *one = wrapped(tensors[plan.outputs[size_t(i)]]);
+    if (!one) {
+      Py_DECREF(made);
+      return nullptr;
+    }
+    PyTuple_SET_ITEM(made, i, one);
+  }
+  return made;
+}
+
+PyObject *ask_python(Direct *self, PyObject *key, PyObject *const *args, Py_ssize_t num) {
+  if (!key) return nullptr;
+  PyObject *tuple = PyTuple_New(num);
+  PyObject *found = nullptr;
+  if (tuple) {
+    for (Py_ssize_t i = 0; i < num; i++) PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
+    found = PyObject_CallFunctionObjArgs(self->missed, key, tuple, nullptr);
+    Py_DECREF(tuple);
+  }
+  Py_DECREF(key);
+  return found;
+}
+
+PyObject *guarded(PyObject *(*body)(Direct *, PyObject *const *, Py_ssize_t), Direct *self, PyObject *const *args,
+                  Py_ssize_t num) {
+  try {
+    return body(self, args, num);
+  } catch (python_error &error) {
+    error.restore();
+  } catch (const c10::Error &error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+  } catch (const std::exception &error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+PyObject *run(Direct *self, PyObject *const *args, Py_ssize_t num) {
+  Words words;
+  Tensor tensors[MAX_TENSORS];
+  bool is_tensor[MAX_TENSORS], recorded = false;
+  PlanPointer plan;
+  if (!describe_call(words, args, num, tensors, is_tensor, recorded))
+    return ask_python(self, Py_NewRef(Py_None), args, num);
+  if (!(*self->table)->find(words, plan)) return ask_python(self, bytes_of(words), args, num);
+  if (!plan || plan->keeps != recorded) return ask_python(self, Py_NewRef(Py_None), args, num);
+  {
+    pybind11::gil_scoped_release others; /* a full queue of launches makes this thread wait, and only this one */
+    repeat(*plan, tensors, int(num));
+  }
+  if (recorded) record(self, plan, tensors, is_tensor, int(num));
+  return shown(*plan, tensors);
+}
+
+PyObject *called(PyObject *self, PyObject *const *args, size_t flags, PyObject *names) {
+  if (names && PyTuple_GET_SIZE(names)) {
+    PyErr_SetString(PyExc_TypeError, "a primitive takes no keyword arguments");
+    return nullptr;
+  }
+  return guarded(run, reinterpret_cast<Direct *>(self), args, PyVectorcall_NARGS(flags));
+}
+
+/* --- plans from Python --------------------------------------------------------------------------------------------*/
+
+Words words_from(PyObject *bytes) {
+  Words words;
+  char *data;
+  Py_ssize_t size;
+  if (PyBytes_AsStringAndSize(bytes, &data, &size)) throw_python();
+  if (size % 8 || size / 8 > MAX_WORDS) throw std::runtime_error("these are no words of a call");
+  std::memcpy(words.word, data, size_t(size));
+  words.num = int(size / 8);
+  return words;
+}
+
+std::vector<int64_t> integers(PyObject *sequence) {
+  std::vector<int64_t> found;
+  PyObject *fast = PySequence_Fast(sequence, "a sequence of integers");
+  if (!fast) throw_python();
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); i++)
+    found.push_back(int64_t(PyLong_AsUnsignedLongLongMask(PySequence_Fast_GET_ITEM(fast, i))));
+  Py_DECREF(fast);
+  if (PyErr_Occurred()) throw_python();
+  return found;
+}
+
+/* A list of lists of integers: what Python hands over is numbers only. */
+std::vector<std::vector<int64_t>> rows(PyObject *sequence) {
+  std::vector<std::vector<int64_t>> found;
+  PyObject *fast = PySequence_Fast(sequence, "a sequence of sequences");
+  if (!fast) throw_python();
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); i++)
+    found.push_back(integers(PySequence_Fast_GET_ITEM(fast, i)));
+  Py_DECREF(fast);
+  return found;
+}
+
+/* (id, device, first, shown, single, keeps, fills, allocations, steps, outputs, saved): an allocation is (type, number of
+   sizes, *sizes, *strides), strides only where it is not contiguous; a step (handle, x, y, source, value, source, value, …) */
+std::shared_ptr<Plan> plan_from(PyObject *spec) {
+  long long id;
+  int device, first, num_shown, single, keeps, fills;
+  PyObject *allocations, *steps, *outputs, *saved;
+  if (!PyArg_ParseTuple(spec, "LiiipppOOOO", &id, &device, &first, &num_shown, &single, &keeps, &fills, &allocations,
+                        &steps, &outputs, &saved))
+    throw_python();
+  auto plan = std::make_shared<Plan>();
+  plan->id = id;
+  plan->device = device;
+  plan->first = first;
+  plan->num_shown = num_shown;
+  plan->single = single;
+  plan->keeps = keeps;
+  plan->fills = fills;
+  for (auto &row : rows(allocations)) {
+    auto sizes = row.begin() + 2, strides = sizes + row.at(1);
+    plan->allocations.push_back({{sizes, strides}, {strides, row.end()}, at::ScalarType(row.at(0))});
+  }
+  for (auto &row : rows(steps)) {
+    Step step{reinterpret_cast<Handle *>(row.at(0)), unsigned(row.at(1)), unsigned(row.at(2)), {}};
+    for (size_t i = 3; i + 1 < row.size(); i += 2) step.params.push_back({int(row[i]), uint64_t(row[i + 1])});
+    if (step.params.size() + 2 > MAX_PARAMS) throw std::runtime_error("too many parameters for a launch");
+    plan->steps.push_back(std::move(step));
+  }
+  for (auto at : integers(outputs)) plan->outputs.push_back(int(at));
+  for (auto at : integers(saved)) plan->saved.push_back(int(at));
+  plan->backward = std::make_shared<Table>();
+  if (plan->allocations.size() + size_t(MAX_TENSORS) / 2 > MAX_TENSORS) throw std::runtime_error("too many tensors");
+  return plan;
+}
+
+std::unordered_map<int64_t, std::weak_ptr<Plan>> plans_by_id;
+
+PyObject *add_body(Direct *self, PyObject *const *args, Py_ssize_t num) {
+  if (num != 2) throw std::runtime_error("add(words, plan)");
+  auto words = words_from(args[0]);
+  std::shared_ptr<Plan> plan;
+  if (args[1] != Py_None) {
+    open_driver();
+    plan = plan_from(args[1]);
+    if (plans_by_id.size() > 8192) std::erase_if(plans_by_id, [](auto &item) { return item.second.expired(); });
+    plans_by_id[plan->id] = plan;
+  }
+  (*self->table)->add(words, plan);
+  Py_RETURN_NONE;
+}
+
+PyObject *add_back_body(Direct *self, PyObject *const *args, Py_ssize_t num) {
+  if (num != 3) throw std::runtime_error("add_back(id, words, plan)");
+  auto found = plans_by_id.find(PyLong_AsLongLong(args[0]));
+  if (PyErr_Occurred()) throw_python();
+  auto forward = found == plans_by_id.end() ? nullptr : found->second.lock();
+  if (forward) forward->backward->add(words_from(args[1]), args[2] == Py_None ? nullptr : plan_from(args[2]));
+  Py_RETURN_NONE;
+}
+
+PyObject *add(PyObject *self, PyObject *const *args, Py_ssize_t num) {
+  return guarded(add_body, reinterpret_cast<Direct *>(self), args, num);
+}
+
+PyObject *add_back(PyObject *self, PyObject *const *args, Py_ssize_t num) {
+  return guarded(add_back_body, reinterpret_cast<Direct *>(self), args, num);
+}
+
+PyObject *clear(PyObject *self, PyObject *) {
+  (*reinterpret_cast<Direct *>(self)->table)->clear();
+  Py_RETURN_NONE;
+}
+
+/* Never freed: nodes of graphs point at it, and primitives live as long as the process. */
+PyObject *made(PyTypeObject *type, PyObject *args, PyObject *) {
+  const char *name;
+  PyObject *missed, *missed_back;
+  if (!PyArg_ParseTuple(args, "sOO", &name, &missed, &missed_back)) return nullptr;
+  auto *self = reinterpret_cast<Direct *>(type->tp_alloc(type, 0));
+  if (!self) return nullptr;
+  self->call = called;
+  self->missed = Py_NewRef(missed);
+  self->missed_back = Py_NewRef(missed_back);
+  self->table = new std::shared_ptr<Table>(std::make_shared<Table>());
+  self->name = new std::string(name);
+  Py_INCREF(self);
+  return reinterpret_cast<PyObject *>(self);
+}
+
+PyMethodDef direct_methods[] = {
+    {"add", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(add)), METH_FASTCALL, "add(words, plan)"},
+    {"add_back", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(add_back)), METH_FASTCALL,
+     "add_back(id, words, plan)"},
+    {"clear", clear, METH_NOARGS, "clear()"},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyTypeObject direct_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+PyObject *types(PyObject *, PyObject *args) {
+  PyObject *tensor, *parameter;
+  if (!PyArg_ParseTuple(args, "OO", &tensor, &parameter)) return nullptr;
+  tensor_type = reinterpret_cast<PyTypeObject *>(Py_NewRef(tensor));
+  parameter_type = reinterpret_cast<PyTypeObject *>(Py_NewRef(parameter));
+  Py_RETURN_NONE;
+}
+
+PyMethodDef module_methods[] = {{"types", types, METH_VARARGS, "types(Tensor, Parameter)"},
+                                {nullptr, nullptr, 0, nullptr}};
+struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ridgeline_direct", nullptr, -1, module_methods};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_ridgeline_direct(void) {
+  direct_type.tp_name = "ridgeline_direct.Direct";
+  direct_type.tp_basicsize = sizeof(Direct);
+  direct_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+  direct_type.tp_vectorcall_offset = offsetof(Direct, call);
+  direct_type.tp_call = PyVectorcall_Call;
+  direct_type.tp_methods = direct_methods;
+  direct_type.tp_new = made;
+  if (PyType_Ready(&direct_type)) return nullptr;
+  PyObject *module = PyModule_Create(&definition);
+  if (module) PyModule_AddObjectRef(module, "Direct", reinterpret_cast<PyObject *>(&direct_type));
+  return module;
+}

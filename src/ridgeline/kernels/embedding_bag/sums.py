@@ -1,0 +1,154 @@
+"""Gradients of rows: indices sorted by row, and every row's gradients summed in a fixed order where they are needed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels import tuning
+from ridgeline.kernels.embedding_bag import config, kernel
+from ridgeline.kernels.embedding_bag.reference import OPTIMIZERS, Rule
+from ridgeline.kernels.launcher import Kernel, Plans, vector_of
+from ridgeline.kernels.rows import cdiv, power_of_two, template
+
+_KEYS = Kernel(kernel.embedding_keys, loose=("indices_ptr", "offsets_ptr", "factor_ptr"))
+_UPDATE = Kernel(kernel.embedding_update, vectors=("dim",), loose=("key_ptr", "order_ptr", "bag_ptr", "share_ptr"))
+_MERGE = Kernel(kernel.embedding_merge, vectors=("dim",), loose=("key_ptr",))
+_WEIGHT_GRAD = Kernel(kernel.embedding_weight_grad, vectors=("dim",), loose=("key_ptr", "bag_ptr", "out_ptr"))
+_key_plans, _update_plans, _weight_plans = Plans(), Plans(), Plans()
+MERGED_AT_ONCE = 16
+
+
+def bags_of(offsets: Tensor, num_tables: int) -> tuple[int, int]:
+    """(bags of all tables, bags of each); one offset more than bags says where the last ends."""
+    batch = (offsets.numel() - 1) // num_tables
+    return batch * num_tables, batch
+
+
+class Sorted:
+    """Indices of a batch sorted by row, ready for a backward pass: rows, where they stood, their bags and shares."""
+
+    __slots__ = ("bags", "batch", "keys", "num_tables", "order", "rows", "shares")
+
+    def __init__(
+        self, weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None,
+        num_tables: int, mean: bool, padding: int,
+    ) -> None:  # fmt: skip
+        num_rows = weight.shape[0]
+        indices, offsets = indices.contiguous(), offsets.contiguous()
+        factors = None if factors is None else factors.contiguous()
+        num_bags, self.batch = bags_of(offsets, num_tables)
+        self.num_tables, n = num_tables, indices.numel()
+        kind = torch.int32 if num_rows < 2**31 - 1 else torch.int64
+        self.rows = torch.empty(n, dtype=kind, device=weight.device)
+        self.bags = torch.empty(n, dtype=torch.int32, device=weight.device)
+        shared = mean or factors is not None
+        self.shares = torch.empty(n, dtype=torch.float32, device=weight.device) if shared else None
+        key = (num_rows, offsets.shape, offsets.dtype, indices.shape, indices.dtype, starts is None,
+               None if factors is None else factors.dtype, num_tables, mean, padding, weight.get_device())  # fmt: skip
+        numbers = (num_rows, num_bags, self.batch, offsets.numel(), n, padding)
+        args = (indices, offsets, indices if starts is None else starts, indices if factors is None else factors,
+                self.rows, self.bags, self.rows if self.shares is None else self.shares, *numbers)  # fmt: skip
+        run = _key_plans.get(key)
+        if run is None:
+            ahead = min(32, power_of_two(max(1, n // max(1, num_bags))))
+            bags = 1024 // ahead
+            run = _key_plans[key] = _KEYS.bind(
+                args,
+                grid=(cdiv(num_bags, bags),),
+                constants={"MANY": starts is not None, "WEIGHTED": factors is not None, "MEAN": mean,
+                           "PADDED": padding >= 0, "BAGS": bags, "AHEAD": ahead},
+                num_warps=4,
+                device=weight.get_device(),
+            )  # fmt: skip
+        run(*args)
+        self.keys, self.order = torch.sort(self.rows)
+
+
+def apply_rows(
+    found: Sorted, grad: Tensor, target: Tensor, first: Tensor | None, second: Tensor | None, step: Tensor | None,
+    rule: Rule,
+) -> None:  # fmt: skip
+    """Sum the gradient of every row that was used, and store it in ``target`` or take the optimizer's step there."""
+    n, (num_rows, dim) = found.keys.numel(), target.shape
+    if not n:
+        return
+    grad = grad.contiguous()
+    optimizer = OPTIMIZERS.index(rule.optimizer)
+    key = (n, target.shape, target.dtype, grad.dtype, found.batch, found.num_tables, found.shares is None, optimizer,
+           found.keys.dtype, target.get_device(), (grad.data_ptr() | target.data_ptr()) & 15)  # fmt: skip
+    numbers = (rule.lr, rule.eps, rule.decay, rule.beta1, rule.beta2, math.log2(rule.beta1), math.log2(rule.beta2))
+    none = found.bags
+    states = (none if first is None else first, none if second is None else second)
+    counted = none if step is None else step
+    plan = _update_plans.get(key)
+    if plan is None:
+        plan = _update_plans[key] = _plan_update(found, grad, target, *states, counted, optimizer)
+    update, merge, like, length = plan
+    part = torch.empty_like(like, memory_format=torch.contiguous_format)
+    shares = none if found.shares is None else found.shares
+    update(
+        found.keys, found.order, found.bags, shares, grad, target, *states, part, counted, n, num_rows, dim,
+        found.batch, found.num_tables, length, *numbers,
+    )  # fmt: skip
+    merge(found.keys, target, *states, part, counted, n, num_rows, dim, length, *numbers)
+
+
+def _plan_update(
+    found: Sorted, grad: Tensor, target: Tensor, first: Tensor, second: Tensor, step: Tensor, optimizer: int
+) -> tuple[Any, Any, Tensor, int]:
+    n, (num_rows, dim) = found.keys.numel(), target.shape
+    chosen = tuning.choose(
+        "embedding_bag.update", {"dim": dim, "indices": n, "optimizer": optimizer}, config.update(dim, optimizer, n)
+    )
+    chunks = cdiv(n, chosen.length)
+    like = template((chunks, 2, dim), torch.float32, target.device)
+    common: dict[str, Any] = {
+        "grid": (chunks,),
+        "device": target.get_device(),
+        "vector": vector_of(min(grad.element_size(), target.element_size()), grad.data_ptr() | target.data_ptr(), dim),
+    }
+    floats = (0.5,) * 7
+    wide = power_of_two(dim)
+    shares = found.bags if found.shares is None else found.shares
+    update = _UPDATE.bind(
+        (found.keys, found.order, found.bags, shares, grad, target, first, second, like, step, n, num_rows, dim,
+         found.batch, found.num_tables, chosen.length, *floats),
+        constants={"OPTIMIZER": optimizer, "SHARED": found.shares is not None, "DIM": wide, "AHEAD": chosen.ahead},
+        num_warps=chosen.num_warps,
+        **common,
+    )  # fmt: skip
+    merge = _MERGE.bind(
+        (found.keys, target, first, second, like, step, n, num_rows, dim, chosen.length, *floats),
+        constants={"OPTIMIZER": optimizer, "DIM": wide, "PARTS": MERGED_AT_ONCE},
+        num_warps=4,
+        **common,
+    )
+    return update, merge, like, chosen.length
+
+
+def sample_weight_grad(found: Sorted, weight: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient of every sample's weight."""
+    n, (num_rows, dim) = found.rows.numel(), weight.shape
+    out = torch.empty(n, dtype=dtype, device=weight.device)
+    grad = grad.contiguous()
+    numbers = (n, num_rows, dim, found.batch, found.num_tables)
+    key = (n, weight.shape, weight.dtype, grad.dtype, dtype, found.rows.dtype, found.batch, weight.get_device(),
+           (grad.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
+    run = _weight_plans.get(key)
+    if run is None:
+        wide = power_of_two(dim)
+        block = max(4, 1024 // wide)
+        run = _weight_plans[key] = _WEIGHT_GRAD.bind(
+            (weight, grad, found.rows, found.bags, out, *numbers),
+            grid=(cdiv(n, block),),
+            constants={"DIM": wide, "BLOCK": block},
+            num_warps=4,
+            device=weight.get_device(),
+            vector=vector_of(min(grad.element_size(), weight.element_size()), grad.data_ptr() | weight.data_ptr(), dim),
+        )
+    run(weight, grad, found.rows, found.bags, out, *numbers)
+    return out

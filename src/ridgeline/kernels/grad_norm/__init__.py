@@ -1,0 +1,1 @@
+"""The norm of all gradients, and clipping by it."""

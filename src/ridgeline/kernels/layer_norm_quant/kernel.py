@@ -1,0 +1,71 @@
+"""LayerNorm with quantized output: the row is in registers anyway, so its largest element costs nothing to find.
+
+Shapes: R rows, C columns, GROUP columns a scale (a whole row where it is 0).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ridgeline.kernels.rms_norm_quant.kernel import write_quantized
+
+
+@triton.jit
+def layer_norm_quantized(
+    x_ptr,  # [R, C], rows x_stride apart
+    residual_ptr,  # [R, C]
+    weight_ptr,  # [C]
+    bias_ptr,  # [C]
+    q_ptr,  # [R, C] fp8 or int8
+    scale_ptr,  # [R, scales] fp32: y ≈ q · scale
+    h_ptr,  # [R, C] x + residual
+    rows,
+    cols,
+    x_stride,
+    scales,
+    eps,
+    largest,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    INTEGER: tl.constexpr,
+    GROUP: tl.constexpr,
+    PARTS: tl.constexpr,  # BLOCK / GROUP
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
+    at = row.to(tl.int64) * cols + col
+    held = ()
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        inside = (row < rows) & (i * BLOCK + col < cols)
+        x = tl.load(x_ptr + row.to(tl.int64) * x_stride + i * BLOCK + col, mask=inside, other=0.0).to(tl.float32)
+        if HAS_RESIDUAL:
+            h = x + tl.load(residual_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            h = h.to(h_ptr.dtype.element_ty)
+            tl.store(h_ptr + at + i * BLOCK, h, mask=inside)
+            x = h.to(tl.float32)
+        total += x
+        held = held + (x,)
+    mean = tl.sum(total, axis=1, keep_dims=True) / cols
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        centered = tl.where(i * BLOCK + col < cols, held[i] - mean, 0.0)
+        squares += centered * centered
+    rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
+    normed = ()
+    for i in tl.static_range(CHUNKS):
+        in_cols = i * BLOCK + col < cols
+        y = (held[i] - mean) * rstd
+        if HAS_WEIGHT:
+            y *= tl.load(weight_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            y += tl.load(bias_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32)
+        normed = normed + (tl.where(in_cols, y, 0.0),)  # the padding of a row is no candidate for its largest
+    write_quantized(
+        normed, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, INTEGER, GROUP, PARTS, ROWS, CHUNKS, BLOCK
+    )

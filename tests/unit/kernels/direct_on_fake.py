@@ -1,0 +1,205 @@
+"""Run by test_direct in a process of its own, with a stand-in for the CUDA driver: calls that repeat in C++.
+
+The kernels compute nothing here: what is looked at is which tensors they are given, and what comes back.
+"""
+
+import ctypes
+import gc
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+import ridgeline.kernels as rk
+from ridgeline.kernels import contract, direct, files, launcher
+
+fake = ctypes.CDLL(sys.argv[1])
+fake.fake_arg_of.restype = ctypes.c_uint64
+fake.fake_set_num_args(6)
+direct.build(files.cache_folder())
+launcher._raw_stream = lambda device: 0
+direct._notable = lambda args: True
+for room in ("rms_norm", "softmax", "layer_norm", "cross_entropy", "gated", "rope"):
+    sys.modules[f"ridgeline.kernels.{room}.op"].launchable = lambda x: True
+asked = []
+for made in contract.primitives().values():
+    type(made).slow = (lambda slow: lambda self, *args: asked.append(self.name) or slow(self, *args))(type(made).slow)
+    break
+
+
+def launches(call, python: bool):
+    """Arguments of the launches of one call, which does or does not go through Python."""
+    asked.clear()
+    before = fake.fake_num_launches()
+    found = call()
+    assert bool(asked) == python, (asked, python)
+    return found, [[fake.fake_arg_of(i, j) for j in range(6)] for i in range(before, fake.fake_num_launches())]
+
+
+def settle(call, times: int = 3):
+    for _ in range(times):
+        call()
+
+
+x, w = torch.randn(64, 4096, dtype=torch.bfloat16), torch.ones(4096, dtype=torch.bfloat16)
+
+# A plain call: the first in Python, where the launcher is loaded; the third noted; then C++ alone.
+with torch.no_grad():
+    settle(lambda: rk.rms_norm(x, w, 1e-6))
+    y, seen = launches(lambda: rk.rms_norm(x, w, 1e-6), python=False)
+    assert y.shape == x.shape and y.dtype == x.dtype and y.is_contiguous() and not y.requires_grad
+    assert [row[0] for row in seen] == [x.data_ptr()] and seen[0][2] == w.data_ptr() and seen[0][3] == y.data_ptr()
+    other = torch.randn(64, 4096, dtype=torch.bfloat16)
+    z, seen = launches(lambda: rk.rms_norm(other, w, 1e-6), python=False)
+    assert seen[0][0] == other.data_ptr() and seen[0][3] == z.data_ptr() != y.data_ptr()
+
+    # What is described otherwise is not repeated: numbers, shapes, layouts, alignment, types.
+    for call in (
+        lambda: rk.rms_norm(x, w, 1e-5),
+        lambda: rk.rms_norm(x[:32], w, 1e-6),
+        lambda: rk.rms_norm(x.t().contiguous().t(), w, 1e-6),
+        lambda: rk.rms_norm(torch.randn(64 * 4096 + 1).bfloat16()[1:].view(64, 4096), w, 1e-6),
+        lambda: rk.rms_norm(x.half(), w.half(), 1e-6),
+    ):
+        launches(call, python=True)
+    # Rows of a wider tensor are repeated with their stride; what has to be copied first is left to Python.
+    wide = torch.randn(64, 8192).bfloat16()
+    settle(lambda: rk.rms_norm(wide[:, :4096], w, 1e-6))
+    y, seen = launches(lambda: rk.rms_norm(wide[:, 4096:], w, 1e-6), python=False)
+    assert seen[0][0] == wide.data_ptr() + 8192 and y.is_contiguous()
+    transposed = x.t().contiguous().t()
+    settle(lambda: rk.rms_norm(transposed, w, 1e-6))
+    launches(lambda: rk.rms_norm(transposed, w, 1e-6), python=True)
+
+    # The same tensor twice is another description than two tensors.
+    settle(lambda: rk.swiglu(x, x))
+    _, seen = launches(lambda: rk.swiglu(x, x), python=False)
+    assert seen[0][0] == seen[0][1] == x.data_ptr()
+    launches(lambda: rk.swiglu(x, other), python=True)
+    settle(lambda: rk.swiglu(x, other))
+    _, seen = launches(lambda: rk.swiglu(x, other), python=False)
+    assert seen[0][:2] == [x.data_ptr(), other.data_ptr()]
+    parts = wide[:, :4096], wide[:, 4096:]
+    settle(lambda: rk.swiglu(*parts), 4)
+    _, seen = launches(lambda: rk.swiglu(*parts), python=False)
+    assert seen[0][:2] == [wide.data_ptr(), wide.data_ptr() + 8192]
+
+    # Several outputs, an output inside scratch memory, and a second launch.
+    settle(lambda: rk.add_rms_norm(x, other, w, 1e-6))
+    (a, h), seen = launches(lambda: rk.add_rms_norm(x, other, w, 1e-6), python=False)
+    assert [seen[0][3], seen[0][4]] == [a.data_ptr(), h.data_ptr()]
+    labels = torch.zeros(64, dtype=torch.long)
+    settle(lambda: rk.cross_entropy(x, labels))
+    loss, seen = launches(lambda: rk.cross_entropy(x, labels), python=False)
+    assert loss.shape == () and len(seen) == 2 and seen[1][2] == loss.data_ptr() and seen[1][0] == seen[0][3]
+
+# Under inference mode the description differs, and the result is an inference tensor.
+with torch.inference_mode():
+    settle(lambda: rk.rms_norm(x, w, 1e-6))
+    y, _ = launches(lambda: rk.rms_norm(x, w, 1e-6), python=False)
+    assert y.is_inference()
+
+# With a gradient: a node of our own, whose backward pass is noted and repeated too.
+xg, wg = x.clone().requires_grad_(), torch.nn.Parameter(w.clone())
+dy = torch.randn_like(x)
+for _ in range(2):
+    rk.rms_norm(xg, wg, 1e-6)
+y, seen = launches(lambda: rk.rms_norm(xg, wg, 1e-6), python=False)
+assert y.requires_grad and y.grad_fn is not None and "rms_norm_backward" in y.grad_fn.name()
+assert seen[0][5] not in (y.data_ptr(), xg.data_ptr()), "what the backward pass needs is kept apart"
+for _ in range(2):
+    torch.autograd.grad(rk.rms_norm(xg, wg, 1e-6), (xg, wg), dy)
+y = rk.rms_norm(xg, wg, 1e-6)
+(dx, dw), seen = launches(lambda: torch.autograd.grad(y, (xg, wg), dy), python=False)
+assert dx.shape == xg.shape and dw.shape == wg.shape and dx.dtype == dw.dtype == torch.bfloat16
+assert seen[0][0] == dy.data_ptr() and seen[0][1] == xg.data_ptr() and seen[0][5] == dx.data_ptr()
+assert len(seen) == 2 and seen[1][1] == dw.data_ptr(), "the column sum follows"
+with pytest.raises(RuntimeError, match="second time"):
+    torch.autograd.grad(y, (xg, wg), dy)
+only = rk.rms_norm(xg, w, 1e-6)
+(dx,) = torch.autograd.grad(only, (xg,), dy)
+assert dx.shape == xg.shape
+
+# A gradient that comes in another layout is handled, in Python.
+y = rk.rms_norm(xg, wg, 1e-6)
+grads, _ = launches(lambda: torch.autograd.grad(y, (xg, wg), dy.t().contiguous().t()), python=True)
+assert grads[0].shape == xg.shape
+
+# A kept input that was changed in place is refused, as PyTorch refuses it.
+leaf = x.clone().requires_grad_()
+inner = leaf * 1
+settle(lambda: rk.softmax(inner), 3)
+y = rk.rms_norm(inner, wg, 1e-6)
+y = rk.rms_norm(inner, wg, 1e-6)
+y = rk.rms_norm(inner, wg, 1e-6)
+with torch.no_grad():
+    inner.add_(1)
+with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    torch.autograd.grad(y, wg, dy)
+
+# An output that the backward pass keeps: no cycle keeps its node alive.
+settle(lambda: torch.autograd.grad(rk.softmax(leaf), leaf, dy), 4)
+y, _ = launches(lambda: rk.softmax(leaf), python=False)
+gone = weakref.ref(y)
+(dx,), seen = launches(lambda: torch.autograd.grad(y, leaf, dy), python=False)
+assert seen[0][1] == y.data_ptr() and dx.shape == y.shape
+del y
+gc.collect()
+assert gone() is None
+
+# Several results, of which one gets no gradient.
+for which in (0, 1):
+    for _ in range(4):
+        pair = rk.add_rms_norm(xg, leaf, wg, 1e-6)
+        found = torch.autograd.grad(pair[which], (xg, leaf, wg), dy, allow_unused=True)
+    assert found[0] is not None and found[0].shape == xg.shape and (found[2] is None) == (which == 1)
+
+# A result without a gradient counts as zeros where the op asks for that.
+q, k = (torch.randn(2, 4, 3, 64).requires_grad_() for _ in range(2))
+tables = rk.rope_tables(torch.arange(3), 64)
+for _ in range(4):
+    found = torch.autograd.grad(rk.rope(q, k, *tables)[0], (q, k), torch.ones_like(q))
+assert found[0].shape == q.shape and found[1].shape == k.shape
+_, seen = launches(lambda: torch.autograd.grad(rk.rope(q, k, *tables)[0], (q, k), torch.ones_like(q)), python=False)
+assert len(seen) == 2
+with torch.no_grad():
+    q, k = (torch.randn(2, 3, 4, 64).transpose(1, 2) for _ in range(2))
+    tables = rk.rope_tables(torch.arange(3), 64)
+    settle(lambda: rk.rope(q, k, *tables))
+    turned, seen = launches(lambda: rk.rope(q, k, *tables), python=False)
+    assert turned[0].stride() == q.stride() and seen[0][4] == turned[0].data_ptr()
+
+# A gradient of the gradient is refused, not wrong.
+y = rk.rms_norm(xg, wg, 1e-6)
+(dx,) = torch.autograd.grad(y, xg, dy.clone().requires_grad_(), create_graph=True)
+with pytest.raises((RuntimeError, NotImplementedError)):
+    torch.autograd.grad(dx.sum(), xg)
+
+# Hooks on saved tensors are honored: checkpointing and offloading live by them.
+packed = []
+with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t.shape) or t.clone(), lambda t: t):
+    y = rk.rms_norm(xg, wg, 1e-6)
+assert x.shape in packed
+torch.autograd.grad(y, (xg, wg), dy)
+
+# Modes, transforms and subclasses still see the op.
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+with FakeTensorMode() as mode, torch.no_grad():
+    assert type(rk.rms_norm(mode.from_tensor(x), mode.from_tensor(w), 1e-6)).__name__ == "FakeTensor"
+jac = torch.func.vmap(lambda row: rk.rms_norm(row, w.float(), 1e-6))(x.float())
+assert torch.allclose(jac, torch.nn.functional.rms_norm(x.float(), (4096,), w.float(), 1e-6), atol=1e-5)
+
+# Forgetting plans forgets these, too.
+with torch.no_grad():
+    launches(lambda: rk.rms_norm(x, w, 1e-6), python=False)
+    launcher.forget_plans()
+    launches(lambda: rk.rms_norm(x, w, 1e-6), python=True)
+with pytest.raises(TypeError):
+    contract.primitive("rms_norm").direct(x, eps=1)
+with pytest.raises(RuntimeError, match="no words"):
+    contract.primitive("rms_norm").direct.add(b"short", None)
+assert Path(direct.build(files.cache_folder())).exists()
+print("repeated")
