@@ -83,7 +83,7 @@ def products(scene: Scene) -> list[Match]:
     for node in scene.nodes:
         if node.op == "call_function" and node.target is add_rms_norm:
             _take_apart(scene, node)
-    found: list[Any] = []
+    found: list[Match] = []
     for node in scene.nodes:
         read = _read(scene, node)
         if read is not None and (match := _put(scene, read, early=bool(found))) is not None:
