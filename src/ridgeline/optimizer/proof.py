@@ -15,7 +15,7 @@ from ridgeline.optimizer.inputs import Before, Inputs, State, leaves
 
 Call = Callable[..., Any]
 Moments = dict[str, tuple[Tensor, Tensor]]
-MAX_ELEMENTS = 1 << 28
+MAX_ELEMENTS = 1 << 26
 """Elements kept of everything observed; larger tensors are judged by elements at a regular, odd distance."""
 LEAST_ELEMENTS = 1 << 16
 WIDE_STEP = 1e-6
@@ -239,8 +239,7 @@ class Prover:
         return max(own, self.subject.step)
 
     def _wrong(self, reason: str) -> Verdict:
-        inf = math.inf
-        return Verdict(False, "", 0, inf, 0.0, 0.0, inf, 0.0, 0.0, self.reference, reason, tuple(self.notes))
+        return unproved(reason, self.reference, tuple(self.notes))
 
     def _judge_random(self, call: Call) -> Verdict:
         """Means and spreads of runs beside eager's; eager's other runs say what chance alone does to each result."""
@@ -280,6 +279,11 @@ class Prover:
             mean = total / num
             found[name] = (mean, (squares / num - mean.square()).clamp(min=0) * num / (num - 1))
         return found
+
+
+def unproved(reason: str, reference: str = "", notes: tuple[str, ...] = ()) -> Verdict:
+    """A candidate that cannot be compared is not right."""
+    return Verdict(False, "", 0, math.inf, 0.0, 0.0, math.inf, 0.0, 0.0, reference, reason, notes)
 
 
 def allowed(eager: Error, reference: Tensor, step: float) -> tuple[float, float]:

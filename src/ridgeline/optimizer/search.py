@@ -21,7 +21,7 @@ from ridgeline.optimizer.inputs import Inputs, RandomState
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.proof import LEAST_DRAWS, MOST_DRAWS, Prover, Subject, Verdict
+from ridgeline.optimizer.proof import LEAST_DRAWS, MOST_DRAWS, Prover, Subject, Verdict, unproved
 from ridgeline.optimizer.receipt import (
     BEATEN,
     EQUAL,
@@ -108,6 +108,7 @@ class Search:
             return self._finish()
         finally:
             self.track.hand_back()
+            reserved_bytes(self.problem.device)  # what losers held is given back
 
     # Before anything is tried: what eager does.
 
@@ -314,6 +315,8 @@ class Search:
             prover = self.prover
             with built.switched() as call:
                 return prover.judge(call)
+        except Exception as error:  # whatever keeps it from being proved keeps it from being returned
+            return unproved(f"could not be proved: {why_failed(error)}")
         finally:
             self.track.restore()
 

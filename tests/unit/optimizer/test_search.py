@@ -80,8 +80,25 @@ def test_a_wrong_candidate_is_dropped_even_if_it_is_the_only_fast_one(monkeypatc
     assert entry.status == "wrong" and "allowed" in entry.reason
 
 
+def test_a_candidate_that_fails_while_it_is_proved_is_dropped(monkeypatch: Any) -> None:
+    def fails_on_fresh_inputs(model: nn.Module) -> Callable[..., Any]:
+        first: list[torch.Tensor] = []
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            first.append(x.detach().clone())
+            if len(first) > 1 and not any(torch.equal(x, seen) for seen in first[:-1][-400:][:3]):
+                raise RuntimeError("no such input")
+            return model.layer(x)
+
+        return call
+
+    receipt, built = _searched(monkeypatch, {"moody": fails_on_fresh_inputs})
+    assert built.candidate.name == "eager" and _status(receipt)["moody"] in ("wrong", "failed")
+    assert "no such input" in str(receipt)
+
+
 def test_nothing_faster_returns_eager(monkeypatch: Any) -> None:
-    receipt, built = _searched(monkeypatch, {"same": lambda m: m})
+    receipt, built = _searched(monkeypatch, {"same": lambda m: lambda x: (time.sleep(2e-4), m(x))[1]})
     assert built.candidate.name == "eager" and _status(receipt)["same"] in ("equal", "slower")
 
 

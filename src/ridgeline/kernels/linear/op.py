@@ -267,7 +267,8 @@ def _epilogue_reason(
 def _cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **kwargs: Any) -> dict[str, float]:
     """Every tensor once; two operations a weight and row."""
     x, weight = inputs[:2]
-    return {"flops": 2.0 * weight.numel * (x.numel // max(1, weight.shape[1]))}
+    flops = 2.0 * weight.numel * (x.numel // max(1, weight.shape[1]))
+    return {"flops": flops, "matrix_flops": flops}
 
 
 def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
