@@ -28,6 +28,8 @@ def table(*headings: str) -> Iterator[str]:
 
 
 def summary(rows: list[Row]) -> Iterator[str]:
+    if not rows:
+        return
     yield "### Against the best contender of each case\n"
     yield from table("function", "phase", "cases", "geometric mean", "lost")
     for found in standings(rows):
@@ -158,8 +160,9 @@ def rows_of(entries: list[dict[str, Any]]) -> list[Row]:
 def main() -> None:
     found = json.loads(gzip.decompress(Path(sys.argv[1]).read_bytes()))
     rows, compiled = (rows_of(found.get(part, [])) for part in ("race", "compiled"))
-    copy_bytes_per_s = found["copy_bytes_per_s"]
-    print(f"Copy bandwidth in the same run: {copy_bytes_per_s / 1e12:.2f} TB/s (1 GiB, read and write).\n")
+    copy_bytes_per_s = found.get("copy_bytes_per_s", math.nan)
+    if rows:
+        print(f"Copy bandwidth in the same run: {copy_bytes_per_s / 1e12:.2f} TB/s (1 GiB, read and write).\n")
     parts = (
         summary(rows), every_row(rows, copy_bytes_per_s),
         every_row(compiled, copy_bytes_per_s, "With torch.compile (max-autotune), first case of each"),

@@ -46,3 +46,102 @@ def test_attention_is_as_fast_as_the_note_says(phase, stated):
     assert len(cases) == 4
     ratios = [tflops[case, "ridgeline"] / tflops[case, "cudnn"] for case in cases]
     assert geometric_mean(ratios) == pytest.approx(stated, abs=0.005)
+
+
+def figures(recording, name, phase, **sizes):
+    """{contender: row} of the one recorded case that has these sizes."""
+    rows = [Row(**row) for row in recorded(recording)["race"]]
+    wanted = [f"{key}={value}" for key, value in sizes.items()]
+    found = {
+        row.contender: row
+        for row in rows
+        if row.primitive == name and row.phase == phase and all(word in row.sizes.split() for word in wanted)
+    }
+    assert set(found) >= {"ridgeline", "eager"}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "sizes", "stated"),
+    [
+        ("adamw", "fwd", {"list": "gpt2", "max_norm": -1.0}, 1.18),
+        ("adamw", "fwd", {"list": "llama1b", "max_norm": 1.0}, 2.02),
+        ("embedding_bags_update", "step", {"optimizer": "sgd"}, 4.8),
+        ("embedding_bag", "bwd", {"batch": 65536}, 0.99),
+        ("cross_layer", "fwd", {"dim": 512}, 1.30),
+    ],
+)
+def test_lists_and_tables_are_as_fast_as_their_note_says(name, phase, sizes, stated):
+    found = figures("lists_race1.json.gz", name, phase, **sizes)
+    assert found["eager"].median_s / found["ridgeline"].median_s == pytest.approx(stated, abs=0.006)
+
+
+def test_adamw_reaches_the_share_of_the_copy_bandwidth_that_is_stated():
+    copy = recorded("lists_race1.json.gz")["copy_bytes_per_s"]
+    row = figures("lists_race1.json.gz", "adamw", "fwd", list="gpt2", max_norm=-1.0)["ridgeline"]
+    assert row.bytes_per_s / copy == pytest.approx(0.95, abs=0.005)
+
+
+def test_every_recorded_check_of_lists_and_tables_was_right():
+    found = recorded("lists_race1.json.gz")
+    assert all(check["ok"] for check in found["check"] if "ok" in check) and all(m["ok"] for m in found["mistakes"])
+    assert all("WRONG" not in str(entry["outcome"]) for entry in found["special"]) and len(found["special"]) == 8
+
+
+@pytest.mark.parametrize(("phase", "num", "stated"), [("fwd", 44, 2.06), ("bwd", 38, 1.81), ("call", 14, 1.96)])
+def test_kernels_of_rows_are_as_fast_as_their_note_says(phase, num, stated):
+    rows = [Row(**row) for row in recorded("kernels_race3.json.gz")["race"]]
+    ratios = [best.median_s / ours.median_s for ours, best in paired(rows) if ours.phase == phase]
+    assert len(ratios) == num
+    assert geometric_mean(ratios) == pytest.approx(stated, abs=0.005)
+
+
+def test_a_recorded_call_never_took_longer_than_eager():
+    rows = [Row(**row) for row in recorded("kernels_race3.json.gz")["race"] if row["phase"] == "call"]
+    assert all(best.median_s > ours.median_s for ours, best in paired(rows))
+
+
+def test_recorded_calls_took_the_host_less_than_pytorchs_with_and_without_a_gradient():
+    host = {entry["what"]: entry["host_s"] for entry in recorded("kernels_race3.json.gz")["host"]}
+    for ours, theirs in (("rms_norm", "F.rms_norm"), ("layer_norm", "F.layer_norm"), ("softmax", "torch.softmax")):
+        assert host[ours] < 9e-6 and host[ours] < host[theirs]
+        assert host[f"{ours} with gradient"] < host[f"{theirs} with gradient"]
+
+
+def test_recorded_linear_cross_entropy_takes_a_quarter_of_the_memory_and_no_more_time():
+    found = {}
+    for entry in recorded("kernels_race3.json.gz")["memory"]:
+        if entry["cols"] == 128256:
+            found.setdefault(entry["who"], {}).update(entry)
+    ours, theirs = found["ridgeline"], found["eager"]
+    assert ours["above_inputs_bytes"] <= 0.25 * theirs["above_inputs_bytes"]
+    assert statistics.median(ours["s"]) <= statistics.median(theirs["s"])
+
+
+@pytest.mark.parametrize(
+    ("part", "ours", "phase", "word", "stated"),
+    [
+        ("forward", "ridgeline", "fwd", "d=128 causal=True", 1.08),
+        ("forward", "ridgeline", "fwd", "d=128 causal=False", 1.00),
+        ("backward", "two kernels", "bwd", "", 0.90),
+        ("backward", "fused", "bwd", "causal=False", 1.00),
+        ("encoders", "ridgeline", "fwd", "", 0.87),
+        ("encoders", "ridgeline", "bwd", "", 0.93),
+    ],
+)
+def test_the_second_attention_race_is_as_the_note_says(part, ours, phase, word, stated):
+    rows = [row for row in recorded("attention_race2.json.gz")["parts"][part] if row.get("phase") == phase]
+    rates = {}
+    for row in rows:
+        case = row.get("case") or f"rows={row['rows']} causal={row['causal']}"
+        if "tflops" in row and word in case:
+            rates.setdefault(case, {})[row["contender"]] = row["tflops"]
+    ratios = [of[ours] / of["CUDNN_ATTENTION"] for of in rates.values() if "CUDNN_ATTENTION" in of]
+    assert len(ratios) >= 2
+    assert geometric_mean(ratios) == pytest.approx(stated, abs=0.006)
+
+
+def test_what_was_checked_of_attention_was_right_but_for_one_case_that_is_named():
+    checks = [row for row in recorded("attention_race2.json.gz")["parts"]["checks"] if "ok" in row]
+    wrong = [row["case"] for row in checks if not row["ok"]]
+    assert len(checks) == 537 and wrong == ["float32 b=2 h=6 k=2 s=300 d=80 page=32 uneven=True"]

@@ -89,8 +89,11 @@ class Notes(TorchDispatchMode):
         """Called by the launcher for every launch of the process."""
         if not noting():
             return
-        handle, device, grid_x, grid_y = launcher.native().parts(plan)
+        handle, device, grid_x, grid_y, plain = launcher.native().parts(plan)
         self.device = device
+        if not plain:
+            self.strange = "a launch with tensor maps, or one that may start before what is ahead of it has ended"
+            return
         try:
             params = [number for value in args for number in self.param(value)]
         except Unrepeatable as error:

@@ -351,11 +351,12 @@ static PyObject *watch(PyObject *self, PyObject *who) {
   Py_RETURN_NONE;
 }
 
-/* parts(plan) -> (handle, device, grid_x, grid_y) */
+/* parts(plan) -> (handle, device, grid_x, grid_y, plain): plain without tensor maps and started after what is ahead */
 static PyObject *parts(PyObject *self, PyObject *number) {
   Plan *made = PyLong_AsVoidPtr(number);
   if (!made) return NULL;
-  return Py_BuildValue("(NOII)", PyLong_FromVoidPtr(made->handle), made->device, made->x, made->y);
+  PyObject *plain = made->num_maps || made->dependent ? Py_False : Py_True;
+  return Py_BuildValue("(NOIIO)", PyLong_FromVoidPtr(made->handle), made->device, made->x, made->y, plain);
 }
 
 static PyMethodDef methods[] = {
@@ -364,7 +365,7 @@ static PyMethodDef methods[] = {
     {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, stream_of, dependent, maps) -> plan"},
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(plan, *arguments)"},
     {"watch", watch, METH_O, "watch(callable or None)"},
-    {"parts", parts, METH_O, "parts(plan) -> (handle, device, grid_x, grid_y)"},
+    {"parts", parts, METH_O, "parts(plan) -> (handle, device, grid_x, grid_y, plain)"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ridgeline_launcher", NULL, -1, methods};

@@ -134,7 +134,18 @@ def _grads(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
         return (None,) * 9
     dx, dw = ctx.saved_tensors
     want_x, want_w = ctx.want
-    return (dx * grad if want_x else None), (dw * grad if want_w else None), *(None,) * 7
+    scaled = Tensor.mul_ if _asked_once() else Tensor.mul
+    return (scaled(dx, grad) if want_x else None), (scaled(dw, grad) if want_w else None), *(None,) * 7
+
+
+def _asked_once() -> bool:
+    """Whether this gradient is never asked for again, so that it may be scaled in its place: the graph is not kept.
+
+    A second copy of the weight's gradient would be most of what the backward pass takes.
+    """
+    kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    plain = not torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack()
+    return plain and kept is not None and not kept()
 
 
 def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
