@@ -28,6 +28,8 @@ COMPILERS = ("none", "stock", "stock-autotune", "inductor", "inductor-autotune")
 SCOPES = ("model", "blocks")
 LAYOUTS = ("keep", "channels_last")
 RECOMPILE_LIMIT = 64
+MOST_VARIANTS = 6
+"""Graphs that blocks of one kind may need: shifted windows, first and last ones, graph breaks."""
 ACTIVATION_BUDGET = "activation_memory_budget"
 """The share of activations a compiled training step may keep; what is beyond is recomputed."""
 
@@ -340,7 +342,7 @@ def _compiled(built: Built, model: nn.Module) -> Call:
     chosen: dict[str, Any] = {"rewrites": candidate.rewrites, "compiler": candidate.compiler, "report": report}
     options = {key: value for key, value in candidate.options if key != ACTIVATION_BUDGET}
     if candidate.scope == "blocks":
-        blocks = Blocks(model, groups(model), lambda run: compiled(run, options=options, **chosen))
+        blocks = Blocks(model, groups(model), lambda run: compiled(run, options=options, **chosen), report)
         built.switches.append(Switch(blocks.on, blocks.off, outlives_capture=False))
         return blocks
     return compiled(model, options=options, **chosen)
@@ -352,8 +354,11 @@ class Blocks:
     ``on`` puts a fork in front of each block, which costs next to nothing when the model itself is called.
     """
 
-    def __init__(self, model: nn.Module, found: list[Group], compiler: Callable[[Call], Call]) -> None:
-        self.model = model
+    def __init__(
+        self, model: nn.Module, found: list[Group], compiler: Callable[[Call], Call], report: Report | None = None
+    ) -> None:
+        self.model, self.report = model, report
+        self.most_graphs = MOST_VARIANTS * len(found)
         self.here = threading.local()
         self.patches: list[tuple[dict[str, Any], Call, Call | None]] = []
         for group in found:
@@ -380,11 +385,17 @@ class Blocks:
             else:
                 attributes["forward"] = before
 
+    def _check_variants(self) -> None:
+        """Blocks that look alike and are not (they ask for their number, say) would be compiled one by one."""
+        if self.report is not None and self.report.graphs > self.most_graphs:
+            raise OptimizeError(f"blocks of one kind are compiled to more than {MOST_VARIANTS} graphs")
+
     def _fork(self, run: Call, block: nn.Module, before: Call | None) -> Call:
         here, own = self.here, before or partial(type(block).forward, block)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(here, "inside", False):
+                self._check_variants()
                 return run(block, *args, **kwargs)
             return own(*args, **kwargs)
 

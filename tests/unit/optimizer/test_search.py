@@ -318,3 +318,20 @@ def test_a_mask_that_hides_nothing_is_left_out_until_it_hides_something() -> Non
     for rung in Ladder(_facts(unmasked=True)).rungs(climber):
         assert rung.candidate.unmasked != rung.candidate.compiler.startswith("stock")
         climber.entries[rung.candidate.name] = replace_status(rung)
+
+
+class Numbered(Block):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.number
+
+
+def test_blocks_that_only_look_alike_are_not_compiled_one_by_one() -> None:
+    model = nn.Sequential(*[Numbered(i) for i in range(1, 12)]).eval()
+    candidate = Candidate(name="blocks", rewrites=("identity",), scope="blocks")
+    with pytest.raises(OptimizeError, match="graphs"):
+        build(candidate, model, Inputs((torch.randn(2, 8),)), "infer")
+    assert all("forward" not in vars(block) for block in model)
