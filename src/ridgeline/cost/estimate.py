@@ -284,21 +284,27 @@ def _summed(
     total = activity(lines, chip, power, scale_w)
     cool_s, cool_host_s = wall_s(segments, coef, execution, device.kind)
     stretch = energy.throttle_factor(total, cool_s, power, scale_w, limit_w)
+    busy_s = floor_s = wanted_j = 0.0
+    num_kernels, basis = 0, Basis.MEASURED
     for line in lines:
-        line.stretch = stretch if line.bound == "compute" and line.work.matrix_flops else 1.0
-    busy_s = sum(line.busy_s * line.stretch * line.times for line in lines)
+        times = line.times
+        if line.bound == "compute" and line.work.matrix_flops:
+            line.stretch = stretch
+        busy_s += line.busy_s * line.stretch * times
+        floor_s += line.floor_s * times
+        wanted_j += line.energy_j
+        num_kernels += line.num_kernels * times
+        if line.basis > basis:
+            basis = line.basis
     expected_s, host_total_s = cool_s, cool_host_s
     if stretch != 1.0:
         expected_s, host_total_s = wall_s(segments, coef, execution, device.kind)
-    floor_s = sum(line.floor_s * line.times for line in lines)
     joules = energy.energy_j(total, expected_s, power, scale_w, limit_w)
-    wanted_j = sum(line.energy_j for line in lines)
     above_idle_j = max(0.0, joules - energy.idle_j(expected_s, power, scale_w))
     granted_frac = min(1.0, above_idle_j / wanted_j) if wanted_j else 0.0
     for line in lines:
         line.energy_j *= granted_frac  # at a lower clock and voltage the same work takes less
     price = device.price_usd_per_hour
-    basis = worst(line.basis for line in lines)
     spread = interval.spread(lines, busy_s, basis)
     host_share = max(0.0, expected_s - busy_s) / expected_s if expected_s else 0.0
     wall_spread = spread + interval.HOST_SPREAD * host_share
@@ -316,7 +322,7 @@ def _summed(
         power_w=joules / expected_s if expected_s else 0.0,
         usd=expected_s / 3600.0 * price if price else 0.0,
         basis=basis,
-        num_kernels=sum(line.num_kernels * line.times for line in lines),
+        num_kernels=num_kernels,
         throttle=stretch,
         calibrated_on=pricer.calibration.device,
         lines=tuple(lines),
