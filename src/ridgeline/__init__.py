@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.entry import announce
+
 if TYPE_CHECKING:
     from ridgeline.capture import capture, cost_of, decode_kwargs, spec
     from ridgeline.cost.prediction import Prediction, Row
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from ridgeline.plan import Plan
 
 __version__ = "0.1.0"
+announce()
 
 _ROOMS = {
     "ridgeline.capture": ("capture", "cost_of", "decode_kwargs", "spec"),

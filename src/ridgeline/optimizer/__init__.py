@@ -1,22 +1,20 @@
 """Makes models faster and proves it: named rewrites, kernels in their place, a torch.compile backend, search, receipts.
 
-Importing it makes ``torch.compile(model, backend="ridgeline")`` known; an installed Ridgeline is found without that.
+``import ridgeline`` makes ``torch.compile(model, backend="ridgeline")`` known; importing this makes it known even where
+PyTorch had looked for backends before.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from importlib.metadata import entry_points
 
 try:
-    from torch._dynamo import register_backend
+    from torch._dynamo.backends import registry
 except ImportError as error:
     from ridgeline.errors import MissingExtra
 
     raise MissingExtra(error.name or "torch", "kernels", "ridgeline.optimizer") from None
 
-
-@register_backend(name="ridgeline")
-def _ridgeline(gm: Any, example_inputs: Any, **options: Any) -> Any:
-    from ridgeline.optimizer.backend import backend
-
-    return backend(gm, example_inputs, **options)
+for _point in entry_points(group="torch_dynamo_backends"):
+    if _point.name == "ridgeline":
+        registry._BACKENDS.setdefault(_point.name, _point)
