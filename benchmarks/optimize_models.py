@@ -208,7 +208,7 @@ def _measured(asked: argparse.Namespace) -> dict[str, Any]:
     searching.Search.left_s = lambda self: left_s(self) + turn.waited_s  # waiting for others is no searching
     began = time.perf_counter()
     fast = rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
-    optimize_s = time.perf_counter() - began
+    optimize_s = time.perf_counter() - began - turn.waited_s
     track = Track(work["model"], inputs, work["mode"], None, torch.device(asked.device))
     track.settle(work["model"])
     track.copies = [inputs]

@@ -26,6 +26,8 @@ TRACE_KERNEL_S = 0.012
 """Tracing and rewriting, without any compiler; kernels of ours that are used for the first time come on top."""
 MOST_ABLATIONS = 3
 KEPT_FRAC = 0.5
+STOCK = "torch.compile"
+OWED_TIMES = 2.5
 GRAPHED = " + graph"
 
 
@@ -97,6 +99,15 @@ class Ladder:
         yield from self._tuned(search, layout)
         yield from self._ablations(search, "model")
 
+    def owed_s(self, rung: Rung, search: Climber) -> float:
+        """Seconds to keep for torch.compile while it is not measured: the guarantee rests on it.
+
+        Where the budget is less than a few times its compilation, the candidate at hand promises more and goes first.
+        """
+        stock_s = self._compile_s("model")
+        measured = STOCK in search.entries or rung.candidate.compiler == "stock"
+        return 0.0 if measured or self.facts.budget_s < OWED_TIMES * stock_s else stock_s
+
     def _captured(self, search: Climber) -> Iterator[Rung]:
         """Candidates without a compiler. A decoding step is many small products: its rewrites bring the most."""
         facts = self.facts
@@ -166,7 +177,7 @@ class Ladder:
         return replace(candidate, name=f"{candidate.name}, recomputing", options=((ACTIVATION_BUDGET, KEPT_FRAC),))
 
     def _stock(self, search: Climber) -> Iterator[Rung]:
-        stock = Candidate(name="torch.compile", compiler="stock")
+        stock = Candidate(name=STOCK, compiler="stock")
         yield self._rung(stock, self._compile_s("model"), "compiled")
         if self.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED):
             yield self._graphed(stock, CAPTURE_S)

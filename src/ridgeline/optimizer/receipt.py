@@ -93,8 +93,17 @@ class Receipt:
     notes: tuple[str, ...] = ()
     cached: bool = False
 
+    @property
+    def guarantee(self) -> str:
+        """What the result is known not to be slower than."""
+        if self.stock_s is not None:
+            return "not slower than eager or torch.compile, both measured beside it"
+        stock = next((entry for entry in self.entries if entry.name == "torch.compile"), None)
+        why = stock.reason if stock is not None and stock.reason else "the search ended before"
+        return f"not slower than eager; none against torch.compile, which was not measured: {why}"
+
     def to_dict(self) -> dict[str, Any]:
-        return _cleaned(asdict(self))
+        return {**_cleaned(asdict(self)), "guarantee": self.guarantee}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
@@ -165,6 +174,7 @@ def _head(r: Receipt) -> list[str]:
         limit = f", limit {show_bytes(r.memory_limit_bytes)}" if r.memory_limit_bytes else ""
         lines.append(f"  peak memory: {show_bytes(r.eager_bytes)} → {show_bytes(r.final_bytes)}{limit}")
     lines.append(f"  proof: {_verdict_line(r.verdict)}")
+    lines.append(f"  guarantee: {r.guarantee}")
     return [*lines, f"  searched {r.spent_s:.1f} s of {r.budget_s:.0f} s{remembered}; inputs {r.inputs}"]
 
 

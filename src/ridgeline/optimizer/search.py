@@ -179,14 +179,13 @@ class Search:
     # One rung: build, time, prove.
 
     def _climb(self, rung: Rung, ladder: Ladder) -> None:
-        spare_s = self.left_s() - self._reserve_s()
+        spare_s = self.left_s() - self._reserve_s() - ladder.owed_s(rung, self)
         first = rung.candidate.compiles and not self.families  # estimates are rough: the most promising gets its chance
         if rung.cost_s > (max(spare_s, LENIENCY * self.left_s()) if first else spare_s):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
             return
         self.problem.say(f"trying {rung.candidate.name}")
-        began = time.perf_counter()
         try:
             built = self._built(rung.candidate)
         except Exception as error:  # a candidate that cannot be built is one that lost; the model still works
@@ -194,7 +193,7 @@ class Search:
             self._note(Built(rung.candidate, self.problem.model, Report()), FAILED, why_failed(error))
             self._recapture()
             return
-        ladder.took(rung, time.perf_counter() - began)
+        ladder.took(rung, built.build_s)
         self._recapture()
         if built.candidate.graphed and built.moved(self.problem.model):
             self._capture_again(built)

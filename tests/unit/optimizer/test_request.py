@@ -123,6 +123,7 @@ def test_a_receipt_survives_its_json_and_is_drawn(tmp_path: Path) -> None:
     receipt = _optimized().receipt
     again = Receipt.from_dict(json.loads(receipt.to_json()))
     assert again.to_dict() == receipt.to_dict() and str(again) == str(receipt)
+    assert "none against torch.compile" in receipt.guarantee and receipt.guarantee in str(receipt)
     page = render_receipt(receipt.to_dict())
     assert "http" not in page.split("<script", 1)[0].replace("http-equiv", "") and receipt.winner in page
     assert write_receipt(receipt.to_dict(), tmp_path / "r.html").stat().st_size > 5000

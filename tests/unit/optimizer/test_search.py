@@ -256,6 +256,15 @@ def test_what_needs_too_much_memory_in_training_is_tried_with_recomputation() ->
     assert dict(kept.options) == {"activation_memory_budget": 0.5}
 
 
+def test_time_for_torch_compile_is_kept_unless_the_budget_is_short() -> None:
+    climber, other = Climbing(), Rung(Candidate(name="blocks", compiler="inductor"), 5.0)
+    long, short = Ladder(_facts(budget_s=120.0)), Ladder(_facts(budget_s=20.0))
+    assert long.owed_s(other, climber) == long._compile_s("model") > 0 and short.owed_s(other, climber) == 0
+    assert long.owed_s(Rung(Candidate(name="torch.compile", compiler="stock"), 5.0), climber) == 0
+    climber.entries["torch.compile"] = object()
+    assert long.owed_s(other, climber) == 0
+
+
 def test_the_first_compile_tells_how_long_the_next_will_take() -> None:
     ladder = Ladder(_facts())
     before = ladder._compile_s("model")

@@ -57,6 +57,7 @@ function way() {
     before = step.measured_s;
   }
   $("way").append(el("p", { class: "dim" }, `What the result does: ${R.changes.join("; ")}.`));
+  if (R.guarantee) $("way").append(el("p", {}, `Guarantee: ${R.guarantee}.`));
 }
 function proof() {
   const v = R.verdict;
