@@ -1,0 +1,40 @@
+"""The note on optimized networks says what was recorded, and the recordings are whole."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from optimize_note import load, table
+
+NOTE = (ROOT / "benchmarks" / "2026-11-15-optimize.md").read_text(encoding="utf-8")
+RECORDINGS = sorted((ROOT / "data" / "recordings" / "h200").glob("optimize_models_*.json.gz"))
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_the_note_holds_every_row_of_the_recording(path: Path) -> None:
+    for line in table(load(path)).splitlines():
+        assert line in NOTE
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_what_was_kept_was_proved_and_measured(path: Path) -> None:
+    for found in load(path)["models"]:
+        if "receipt" not in found:
+            continue
+        receipt = found["receipt"]
+        (winner,) = [entry for entry in receipt["entries"] if entry["status"] == "winner"]
+        assert winner["name"] == receipt["winner"] and winner["measured_s"] > 0
+        assert receipt["winner"] == "eager" or receipt["verdict"]["ok"]
+        assert receipt["floor_s"] <= receipt["final_s"], "measured below the floor is a bug of ours"
+
+
+def test_no_machine_is_named_in_them() -> None:
+    assert len(RECORDINGS) == 3
+    for path in RECORDINGS:
+        assert not any(word in str(load(path)) for word in ("/work/", "/opt/", "/tmp/", "/root/"))
