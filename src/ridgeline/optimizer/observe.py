@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import types
@@ -222,10 +223,13 @@ def _profiled(seen: Observation) -> Iterator[None]:
             if what is not None and not library(frame.f_code.co_filename):
                 seen.acts.append(f"{what} ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})")
 
-    before = sys.getprofile()
+    before, collecting = sys.getprofile(), gc.isenabled()
+    gc.disable()  # what others do when garbage is collected is no act of the model's
     sys.setprofile(note)
     try:
         yield
     finally:
         sys.setprofile(before)
+        if collecting:
+            gc.enable()
 

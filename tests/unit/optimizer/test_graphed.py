@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +146,17 @@ def test_a_call_that_moves_weights_every_time_is_refused() -> None:
 
     with pytest.raises(NotGraphable, match="weight moved"):
         graph_inference(call, (x,), {}, model, executor=TapeExecutor())
+
+
+def test_what_others_do_when_garbage_is_collected_is_no_act_of_the_model() -> None:
+    def clock(phase: str, info: Any) -> None:
+        time.perf_counter()
+
+    gc.callbacks.append(clock)
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        assert _recorded(nn.Sequential(*(nn.Linear(4, 4) for _ in range(8))).eval(), torch.randn(2, 4)) is not None
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(clock)
