@@ -13,7 +13,9 @@ pytest.importorskip("triton")
 import torch.nn.functional as F
 from torch import nn
 
+from ridgeline.optimizer import backend
 from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.rewrites.scene import Scene
 
 NAMES = (
     "norm", "norm-call", "norm-residual", "gate", "horizontal", "grouped-keys", "decode-attention", "products", "halves"
@@ -280,3 +282,96 @@ def test_writes_stay_apart_where_something_looks_in_between() -> None:
     with torch.no_grad():
         found = compiled(Looked(), rewrites=("cache-append",), report=report)(*args)
     assert float(found) == 16.0 and float(args[1].sum()) == 16.0 and not report.counts()
+
+
+class CountedLayers(nn.Module):
+    """Several layers that each count their own length, as static caches do; a mask is made of the first."""
+
+    def forward(self, caches: Any, lengths: Any, k: Any) -> Any:
+        place = torch.arange(1) + lengths[0]
+        seen = torch.arange(6)[None, :] <= place[:, None]
+        total = seen.sum()
+        for (keys, values), length in zip(caches, lengths, strict=True):
+            place = torch.arange(1) + length
+            length.add_(1)
+            keys.index_copy_(2, place, k)
+            values.index_copy_(2, place, k + 1)
+            total = total + (keys * seen[:, :, None]).sum() + values.sum()
+        return total
+
+
+class PlaceReturned(CountedLayers):
+    """Hands out a place: it must not move on with the length."""
+
+    def forward(self, caches: Any, lengths: Any, k: Any) -> Any:
+        place = torch.arange(1) + lengths[0]
+        return super().forward(caches, lengths, k), place
+
+
+class CountedTwice(CountedLayers):
+    """Counts every length twice, and writes at both places."""
+
+    def forward(self, caches: Any, lengths: Any, k: Any) -> Any:
+        return super().forward(caches, lengths, k) + super().forward(caches, lengths, k)
+
+
+class ReadBetween(nn.Module):
+    """Reads a length between its count and the write, and a view of it behind."""
+
+    def forward(self, caches: Any, lengths: Any, k: Any) -> Any:
+        (keys, values), length = caches[0], lengths[0]
+        place, early = torch.arange(1) + length, length.view(1)
+        length.add_(1)
+        k = k * length
+        keys.index_copy_(2, place, k)
+        values.index_copy_(2, place, k)
+        return keys.sum(), values.sum(), early * 2, lengths[1] + 0
+
+
+class SetAnew(nn.Module):
+    """Sets a length anew behind its count."""
+
+    def forward(self, caches: Any, lengths: Any, k: Any) -> Any:
+        (keys, values), length = caches[0], lengths[0]
+        place = torch.arange(1) + length
+        length.add_(1)
+        length.fill_(2)
+        keys.index_copy_(2, place, k)
+        values.index_copy_(2, place, k)
+        return keys.sum(), values.sum(), lengths[1] + 0
+
+
+@pytest.mark.parametrize(
+    ("model", "launches", "copies"),
+    [(CountedLayers, 1, 0), (PlaceReturned, 1, 1), (CountedTwice, 4, 3), (ReadBetween, 1, 1), (SetAnew, 1, 1)],
+)
+def test_lengths_are_counted_together_only_where_nobody_can_tell(model: Any, launches: int, copies: int,
+                                                                 monkeypatch: Any) -> None:  # fmt: skip
+    """Three layers: what each spelling launches to count, and how many places are still copied."""
+    seen: list[Any] = []
+    monkeypatch.setattr(backend, "_lowered", lambda scene, *_: seen.append(scene) or scene.gm.forward)
+
+    def given() -> tuple[Any, ...]:
+        torch.manual_seed(1)
+        caches = [(torch.zeros(1, 2, 6, 8), torch.zeros(1, 2, 6, 8)) for _ in range(3)]
+        return caches, [torch.tensor(1), torch.tensor(0), torch.tensor(2)], torch.randn(1, 2, 1, 8)
+
+    ours, theirs = given(), given()
+    with torch.no_grad():
+        fast = compiled(model(), rewrites=("cache-append",))
+        for _ in range(2):
+            torch.testing.assert_close(fast(*ours), model()(*theirs), rtol=0, atol=0)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    names = [str(getattr(node.target, "__name__", node.target)) for node in seen[0].graph.nodes]
+    assert (names.count("add_") + names.count("_foreach_add_"), names.count("copied_place")) == (launches, copies)
+
+
+def test_an_op_writes_what_its_schema_says_and_nothing_else() -> None:
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(name) for name in ("keys", "values", "index", "k", "v")]
+    for node in nodes:
+        node.meta["example_value"] = torch.empty(1)
+    append = graph.call_function(torch.ops.ridgeline_kernels.cache_append.default, tuple(nodes))
+    graph.output(())
+    scene = Scene(torch.fx.GraphModule({}, graph), [], training=False)
+    assert scene.written(append) == scene.memory(nodes[0]) | scene.memory(nodes[1])

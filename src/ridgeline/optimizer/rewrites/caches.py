@@ -1,7 +1,8 @@
-"""Small work around a cache of keys and values: its two writes become one, a place is copied instead of computed."""
+"""Small work around caches of keys and values: two writes become one, places are read where they are counted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, fx
 
 from ridgeline.kernels.cache_append.op import refusal
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
-from ridgeline.optimizer.rewrites.scene import Scene, clash
+from ridgeline.optimizer.rewrites.scene import ANYWHERE, Scene, clash, is_switch
 from ridgeline.optimizer.rewrites.words import call
 
 APPENDED = torch.ops.ridgeline_kernels.cache_append.default
@@ -21,11 +22,16 @@ def copied_place(length: Tensor) -> Tensor:
     return length.clone().reshape(1)
 
 
+def read_place(length: Tensor) -> Tensor:
+    """The same, where it lies: for readers that come before the next count."""
+    return length.view(1)
+
+
 @rewrite(
     "cache-append",
-    summary="the writes of new keys and values into a cache become one, and its place a copy",
+    summary="the writes of new keys and values into a cache become one; places are read in place and counted together",
     modes=(INFERENCE,),
-    worth=Worth(eager=1.1, compiled=0.99, basis="two launches of four less a layer; compilers fuse what is left"),
+    worth=Worth(eager=1.1, compiled=0.99, basis="four launches of five less a layer; compilers fuse what is left"),
     exact="bits",
     needs_kernels=True,
 )
@@ -39,6 +45,88 @@ def cache_append(scene: Scene) -> list[Match]:
             match = None if waiting is None else _joined(scene, waiting, node)
             waiting = node if match is None else None
             found += [] if match is None else [match]
+    return found + _counted_together(scene) + _read_in_place(scene)
+
+
+def _counted_together(scene: Scene) -> list[Match]:
+    """Counts that nobody looks at before the graph ends are made there, those of one kind in one launch."""
+    counts = [node for node in scene.writers() if _is_count(scene, node)]
+    last = _last_touched(scene) if counts else {}
+    groups: dict[Any, list[fx.Node]] = {}
+    for node in counts:
+        length: Any = scene.tensor(node.args[0])
+        touched = max(last.get(owner, 0) for owner in (*scene.memory(node.args[0]), ANYWHERE))
+        if touched <= scene.position(node):
+            groups.setdefault((node.args[1], length.dtype, length.device), []).append(node)
+    return [_deferred(scene, group) for group in groups.values()]
+
+
+def _deferred(scene: Scene, counts: Sequence[fx.Node]) -> Match:
+    (end,) = scene.graph.find_nodes(op="output")
+    new = scene.emit(end, torch._foreach_add_, [node.args[0] for node in counts], counts[0].args[1])
+    del new.meta["ridgeline"]  # it writes: nobody uses what it returns, and it stays
+    match = scene.match(counts[0], f"{len(counts)} lengths counted at once")
+    for node in counts:
+        scene.erase_writer(node)
+    return match
+
+
+def _is_count(scene: Scene, node: fx.Node) -> bool:
+    """``length.add_(number)`` of an integer that the graph is given, whose result nobody takes."""
+    if node.op != "call_method" or node.target != "add_" or node.users or len(node.args) != 2 or node.kwargs:
+        return False
+    length, number = node.args
+    if not isinstance(length, fx.Node) or length.op != "placeholder" or type(number) is not int:
+        return False
+    return scene.shape(length) == () and scene.dtype(length) in (torch.int64, torch.int32)
+
+
+def _last_touched(scene: Scene) -> dict[int, int]:
+    """Where in the graph each memory is read or written last; what might touch any counts as touching ``ANYWHERE``.
+
+    What a graph returns is read when it has ended, so a tensor may be returned; a view of one may not.
+    """
+    last: dict[int, int] = {}
+    given = set(scene.graph.find_nodes(op="placeholder"))
+    for at, node in enumerate(scene.nodes):
+        args = [arg for arg in node.all_input_nodes if node.op != "output" or arg not in given]
+        owners = {owner for arg in args for owner in scene.memory(arg)}
+        unclear = is_switch(node) or scene.written(node) == set()
+        last |= dict.fromkeys(owners | ({ANYWHERE} if unclear else set()), at)
+    return last
+
+
+def _read_in_place(scene: Scene) -> list[Match]:
+    """Places that were copied are read where they lie, if what is written there is written after the last reader."""
+    found = []
+    for node in scene.nodes:
+        if node.target is copied_place and _stays(scene, node):
+            new = scene.emit(node, read_place, node.args[0])
+            node.replace_all_uses_with(new)
+            found.append(scene.match(new, "place read where it is counted"))
+            scene.discard(node)
+    return found
+
+
+def _stays(scene: Scene, place: fx.Node) -> bool:
+    """Whether a place is what it was until its last reader, views of it included, and no reader writes or keeps it."""
+    memory = scene.memory(place) | scene.memory(place.args[0])
+    readers = _readers(scene, place)
+    if not readers or any(user.op == "output" for user in readers):
+        return False
+    first, last = scene.position(place), max(map(scene.position, readers))
+    between = [node for node in scene.writers() if first < scene.position(node) <= last]
+    return not any(clash(memory, scene.written(node) or set()) for node in between)
+
+
+def _readers(scene: Scene, node: fx.Node) -> set[fx.Node]:
+    """The users of a tensor and of its views."""
+    own, found, waiting = scene.memory(node), set(), [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in found:
+                found.add(user)
+                waiting += [user] if clash(scene.memory(user), own) else []
     return found
 
 

@@ -421,6 +421,11 @@ _INPLACE_FLAG = {
 """Where functions take the flag that makes them write: batch norm writes its running statistics in training."""
 
 
+def is_switch(node: fx.Node) -> bool:
+    """Whether a node changes the meaning of those behind it: gradients, inference mode, autocast."""
+    return node.target in _SWITCHES
+
+
 def _first_written(node: fx.Node) -> list[fx.Node]:
     """The arguments a writing node may write to."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -432,8 +437,18 @@ def _first_written(node: fx.Node) -> list[fx.Node]:
         return [out]
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
-        return list(node.all_input_nodes)
+        return _declared(node, schema) or list(node.all_input_nodes)
     return [arg for arg in node.args[:1] if isinstance(arg, fx.Node)] or list(node.all_input_nodes)
+
+
+def _declared(node: fx.Node, schema: Any) -> list[fx.Node]:
+    """The arguments that an op's schema says it writes."""
+    found = []
+    for at, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+            found += [leaf for leaf in _leaves(value) if isinstance(leaf, fx.Node)]
+    return found
 
 
 _ANY_LAYOUT = ("attention", "cat", "stack", "matmul", "bmm", "mm", "linear", "contiguous", "reshape", "layer_norm")
