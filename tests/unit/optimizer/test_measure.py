@@ -89,3 +89,54 @@ def test_training_turns_leave_no_gradients() -> None:
     track = _track(model, torch.randn(4, 3), mode="train")
     track.turn_s(model, 2)
     assert all(p.grad is None for p in model.parameters())
+
+
+class Held:
+    """A cache: a tensor that is written in place, and what Python counts beside it."""
+
+    def __init__(self) -> None:
+        self.values, self.entries = torch.zeros(4), [torch.ones(2)]
+        self.num_calls = 0
+
+
+def _filled(cache: Held) -> None:
+    cache.values.add_(1)
+
+
+def _counted(cache: Held) -> None:
+    cache.values.add_(1)
+    cache.num_calls += 1
+
+
+def _appended(cache: Held) -> None:
+    cache.entries.append(torch.ones(2))
+
+
+def _rebound(cache: Held) -> None:
+    cache.values = cache.values + 1
+
+
+@pytest.mark.parametrize(("call", "stays"), [(_filled, True), (_counted, False), (_appended, False), (_rebound, False)])
+def test_a_cache_that_calls_leave_as_it_is_goes_round_and_any_other_is_new_every_time(call, stays) -> None:
+    cache, seen = Held(), []
+    track = Track(nn.Identity(), Inputs((cache,)), "infer", None, torch.device("cpu"))
+    track.settle(call)
+
+    def watched(given: Held) -> None:
+        assert given.num_calls == 0 and len(given.entries) == 1 and not given.values.any()
+        seen.append(given)
+        call(given)
+
+    for _ in range(3):
+        track.turn_s(watched, 1)
+    assert (len({id(each) for each in seen}) == 1) is stays
+    assert cache.num_calls == 0 and len(cache.entries) == 1 and not cache.values.any()
+
+
+def test_a_contender_that_marks_the_cache_spoils_it_for_nobody_else() -> None:
+    track = Track(nn.Identity(), Inputs((Held(),)), "infer", None, torch.device("cpu"))
+    track.settle(_filled)
+    seen = []
+    for call in (_appended, _counted, lambda cache: seen.append((cache.num_calls, len(cache.entries)))):
+        track.turn_s(call, 1)
+    assert seen == [(0, 1)]
