@@ -15,6 +15,7 @@ from torch import nn
 
 from ridgeline.optimizer import backend
 from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.rewrites.decoding import attended, num_seen
 from ridgeline.optimizer.rewrites.scene import Scene
 
 NAMES = (
@@ -375,3 +376,76 @@ def test_an_op_writes_what_its_schema_says_and_nothing_else() -> None:
     graph.output(())
     scene = Scene(torch.fx.GraphModule({}, graph), [], training=False)
     assert scene.written(append) == scene.memory(nodes[0]) | scene.memory(nodes[1])
+
+
+class Shown(nn.Module):
+    """Attention over a cache of which the keys up to a number are shown, in the spelling it is given."""
+
+    def __init__(self, spelling: Any) -> None:
+        super().__init__()
+        self.spelling = spelling
+
+    def forward(self, q: Any, k: Any, v: Any, last: Any) -> Any:
+        mask = self.spelling(torch.arange(k.shape[2])[None, None, None, :], last[:, None, None, None])
+        last.add_(1)  # what the mask was made of moves on before it is used
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+COUNTED = {
+    "up to": lambda places, last: places <= last,
+    "below": lambda places, last: places < last,
+    "turned round": lambda places, last: last >= places,
+    "and nothing hidden": lambda places, last: (places <= last) & (places >= 0),
+}
+MASKED = {
+    "a window": lambda places, last: (places <= last) & (places > last - 5),
+    "not from the first": lambda places, last: places + 1 <= last,
+    "every second": lambda places, last: 2 * places <= last,
+    "behind": lambda places, last: places >= last,
+    "with a hole": lambda places, last: (places <= last) & (places != 3),
+    "of fractions": lambda places, last: places <= last + 0.5,
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", [*COUNTED, *MASKED])
+def test_a_mask_that_shows_keys_up_to_a_number_becomes_lengths_and_no_other_does(name: str, batch: int,
+                                                                                 monkeypatch: Any) -> None:  # fmt: skip
+    seen: list[Any] = []
+    monkeypatch.setattr(backend, "_lowered", lambda scene, *_: seen.append(scene) or scene.gm.forward)
+    model = Shown((COUNTED | MASKED)[name])
+    k, v = torch.randn(2, batch, 2, 30, 16)
+    q, numbers = torch.randn(batch, 4, 1, 16), torch.tensor([20, 11])[:batch]
+    ours, theirs = numbers.clone(), numbers.clone()
+    with torch.no_grad():
+        fast = compiled(model, rewrites=("decode-attention",))
+        for _ in range(2):
+            torch.testing.assert_close(fast(q, k, v, ours), model(q, k, v, theirs), rtol=1e-5, atol=1e-6)
+    (attention,) = [node for node in seen[0].graph.nodes if node.target is attended]
+    assert (attention.args[6] is not None, attention.args[3] is None) == (name in COUNTED,) * 2
+
+
+class TwoShown(nn.Module):
+    def forward(self, q: Any, k: Any, v: Any, last: Any) -> Any:
+        mask = torch.arange(30) <= last
+        return F.scaled_dot_product_attention(F.scaled_dot_product_attention(q, k, v, attn_mask=mask), v, k, mask)
+
+
+def test_layers_that_share_a_mask_share_its_lengths(monkeypatch: Any) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(backend, "_lowered", lambda scene, *_: seen.append(scene) or scene.gm.forward)
+    k, v = torch.randn(2, 1, 4, 30, 16)
+    args = (torch.randn(1, 4, 1, 16), k, v, torch.tensor([[7]]))
+    found, meant, _ = _ran(TwoShown(), args, ("decode-attention",))
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-6)
+    assert [node.target for node in seen[0].graph.nodes if node.op == "call_function"] == [num_seen, attended, attended]
+
+
+def test_keys_behind_a_length_are_not_read() -> None:
+    k, v = torch.randn(2, 1, 2, 30, 16)
+    q, args = torch.randn(1, 4, 1, 16), (torch.tensor([20]),)
+    with torch.no_grad():
+        fast = compiled(Shown(COUNTED["up to"]), rewrites=("decode-attention",))
+        clean = fast(q, k, v, args[0].clone())
+        k[:, :, 21:], v[:, :, 21:] = float("nan"), float("nan")
+        torch.testing.assert_close(fast(q, k, v, args[0].clone()), clean, rtol=0, atol=0)

@@ -1,23 +1,26 @@
-"""Attention of one new token over a cache becomes the kernel that shares the keys out over the device."""
+"""Attention of one new token over a cache becomes the kernel that shares the keys out, and reads those alone it sees."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from ridgeline.kernels import attention as ridgeline_attention
 from ridgeline.kernels import decode_attention
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
-from ridgeline.optimizer.rewrites.attention import _repeated, attention_call, cudnn_first
+from ridgeline.optimizer.rewrites.attention import _repeated, attention_call, cudnn_first, key_mask
+from ridgeline.optimizer.rewrites.masks import Constants, conjuncts
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
+from ridgeline.optimizer.rewrites.words import call
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An attention call with one query position; a mask of keys is [batch, keys]."""
+    """An attention call with one query position; a mask of keys is [batch, keys], lengths stand for one."""
 
     query: Any
     key: Any
@@ -26,14 +29,26 @@ class Found:
     scale: float | None
     node: fx.Node
     is_key_mask: bool = False
+    lengths: Any = None
 
 
 def attended(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, is_key_mask: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    is_key_mask: bool,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Our kernel; a mask of keys is given the dims of heads and queries."""
     mask = mask[:, None, None, :] if is_key_mask and mask is not None else mask
-    return decode_attention(query, key, value, mask, None, scale)
+    return decode_attention(query, key, value, mask, lengths, scale)
+
+
+def num_seen(last: Tensor, more: int) -> Tensor:
+    """How many keys each sequence sees, in memory of its own: what it was made of may move on."""
+    return last.reshape(-1) + more
 
 
 @rewrite(
@@ -63,7 +78,54 @@ def _read(scene: Scene, node: fx.Node) -> Found | None:
     key, value = _repeated(scene, found.key), _repeated(scene, found.value)
     if key is not None and value is not None and scene.unchanged((key, value), (found.key, found.value), node):
         found = replace(found, key=key, value=value)
-    return found
+    lengths = None if found.mask is None else _lengths(scene, found, shape[0], keys[2])
+    return found if lengths is None else replace(found, mask=None, is_key_mask=False, lengths=lengths)
+
+
+def _lengths(scene: Scene, found: Found, batch: int, keys: int) -> fx.Node | None:
+    """Lengths that hide what a mask hides, if it shows the keys up to a number: those behind are not even read.
+
+    So do static caches mask the places that are not filled yet. One node serves all layers that share the mask.
+    """
+    if not isinstance(found.mask, fx.Node):
+        return None
+    key = ("lengths", found.mask, batch, keys)
+    if key not in scene.notes or (scene.notes[key] is not None and scene.notes[key]._erased):
+        scene.notes[key] = _lengths_of(scene, found.mask, batch, keys)
+    return scene.notes[key]
+
+
+def _lengths_of(scene: Scene, mask: fx.Node, batch: int, keys: int) -> fx.Node | None:
+    sources = [each for each in mask.args[1:] if isinstance(each, fx.Node)] if mask.target is key_mask else [mask]
+    known, limits = Constants(scene), []
+    for factor in (each for source in sources for each in conjuncts(scene, source)):
+        value = known.of(factor)
+        if value is None:
+            limits.append((factor, _limit(scene, known, factor, batch, keys)))
+        elif value.dtype is not torch.bool or not bool(value.all()):
+            return None
+    if len(limits) != 1 or limits[0][1] is None or known.buffers:
+        return None
+    factor, (last, more) = limits[0]
+    return scene.emit(factor, num_seen, last, more)
+
+
+def _limit(scene: Scene, known: Constants, node: fx.Node, batch: int, keys: int) -> tuple[fx.Node, int] | None:
+    """(number, 1) of ``arange(keys) <= number`` and (number, 0) of ``arange(keys) < number``, one a sequence or all."""
+    read = call(node)
+    if read is None or read.op not in ("le", "lt", "ge", "gt"):
+        return None
+    places, last = (read["input"], read["other"]) if read.op in ("le", "lt") else (read["other"], read["input"])
+    value, shape = known.of(places), scene.shape(last)
+    if value is None or shape is None or scene.dtype(last) not in (torch.int64, torch.int32):
+        return None
+    if value.dim() == 0 or value.shape[-1] != keys or value.numel() != keys or value.is_floating_point():
+        return None
+    if not torch.equal(value.reshape(-1), torch.arange(keys, device=value.device, dtype=value.dtype)):
+        return None
+    padded = (1,) * (4 - len(shape)) + shape
+    fits = len(padded) == 4 and padded[0] in (1, batch) and padded[1:] == (1, 1, 1)
+    return (last, int(read.op in ("le", "ge"))) if fits else None
 
 
 def _plain(node: fx.Node) -> Found | None:
@@ -98,17 +160,20 @@ def _put(scene: Scene, found: Found) -> Match | None:
     mask = scene.value(found.mask)
     if found.is_key_mask and isinstance(mask, Tensor):
         mask = mask[:, None, None, :]
-    reason = DECODE_ATTENTION.support(scene.value(found.query), scene.value(found.key), scene.value(found.value), mask)
+    given = [scene.value(each) for each in (found.query, found.key, found.value)]
+    reason = DECODE_ATTENTION.support(*given, mask, scene.value(found.lengths))
     if reason is not None:
         scene.refuse(found.node, reason)
         return None
     new = scene.emit(
-        found.node, attended, found.query, found.key, found.value, found.mask, found.scale, found.is_key_mask
-    )
+        found.node, attended, found.query, found.key, found.value, found.mask, found.scale, found.is_key_mask,
+        found.lengths,
+    )  # fmt: skip
     if not scene.alike_sizes(found.node, new):
         scene.discard(new)
         return None
     found.node.replace_all_uses_with(new)
     scene.relaxed = True
     scene.discard(found.node)
-    return scene.match(new, f"decoding over {(scene.shape(found.key) or (0, 0, 0))[2]} keys")
+    hidden = "" if found.lengths is None else ", those behind a length not read"
+    return scene.match(new, f"decoding over {(scene.shape(found.key) or (0, 0, 0))[2]} keys{hidden}")
