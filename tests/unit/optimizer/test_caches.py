@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compare import alike
 from recorder import TapeExecutor
 
+from ridgeline.optimizer import backend
 from ridgeline.optimizer.graphed import Graphed, graph_inference
 from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.optimizer.rewrites import recommended
 
 
 def _model(sliding: bool) -> Any:
@@ -137,3 +140,46 @@ def test_generation_runs_through_the_optimized_model() -> None:
     finally:
         del type(fast).__call__
     assert len(seen) == 6
+
+
+def _wide(num_layers: int) -> Any:
+    torch.manual_seed(0)
+    given = {"num_hidden_layers": num_layers, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "vocab_size": 300, "head_dim": 64, "max_position_embeddings": 64}  # fmt: skip
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**given)).eval()
+
+
+def _roomy(model: Any) -> Any:
+    return transformers.StaticCache(config=model.config, max_cache_len=40)
+
+
+def _step(num_layers: int, monkeypatch: Any) -> Counter[str]:
+    """The calls of a rewritten step, after it was run beside the model for some tokens and agreed."""
+    torch._dynamo.reset()
+    seen: list[Any] = []
+    monkeypatch.setattr(backend, "_lowered", lambda scene, *_: seen.append(scene) or scene.gm.forward)
+    model = _wide(num_layers)
+    mine, theirs = (_filled(model, _roomy) for _ in range(2))
+    fast = backend.compiled(model, rewrites=recommended("inference", "none", "cuda"))
+    with torch.no_grad():
+        for value in range(4):
+            a = fast(_token(value), past_key_values=mine, use_cache=True)
+            b = model(_token(value), past_key_values=theirs, use_cache=True)
+            torch.testing.assert_close(a.logits, b.logits, rtol=1e-4, atol=1e-5)
+    for ours, meant in zip(mine.layers, theirs.layers, strict=True):
+        torch.testing.assert_close((ours.keys, ours.values), (meant.keys, meant.values), rtol=1e-4, atol=1e-5)
+    assert int(mine.get_seq_length()) == int(theirs.get_seq_length()) == 8
+    assert len(seen) == 1, "one graph for all tokens"
+    names = (str(getattr(n.target, "__name__", n.target)) for n in seen[0].graph.nodes if n.op.startswith("call"))
+    return Counter(names) - Counter({"_log_api_usage_once": 9})
+
+
+def test_a_layer_of_a_decoding_step_over_a_static_cache_is_eight_launches(monkeypatch: Any) -> None:
+    pytest.importorskip("triton")
+    two, three = _step(2, monkeypatch), _step(3, monkeypatch)
+    views = {"columns", "view", "transpose", "reshape", "getitem", "read_place"}
+    layer = {name: num for name, num in (three - two).items() if name not in views}
+    assert layer == {"product": 4, "rope": 1, "cache_append.default": 1, "attended": 1}  # attention is two
+    assert {name: two[name] for name in ("num_seen", "_foreach_add_", "le", "add_", "copied_place")} == {
+        "num_seen": 1, "_foreach_add_": 1, "le": 0, "add_": 0, "copied_place": 0,
+    }  # fmt: skip

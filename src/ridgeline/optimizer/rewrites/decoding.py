@@ -1,4 +1,4 @@
-"""Attention of one new token over a cache becomes the kernel that shares the keys out, and reads those alone it sees."""
+"""Attention of one new token over a cache becomes the kernel that shares the keys out and reads no hidden ones."""
 
 from __future__ import annotations
 
