@@ -110,7 +110,8 @@ class Track:
         self.state = State(model)
         self.mutates = self.appends = False
         self.copies = [inputs]
-        self.kept: list[tuple[Inputs, Any]] = []
+        self.steady = False
+        self._kept: dict[int, tuple[Inputs, Inputs, Any]] = {}
         self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def settle(self, call: Call) -> float:
@@ -118,7 +119,7 @@ class Track:
         trial = self.inputs.copied()
         before, places, form = Before(trial), [id(tensor) for _, tensor in trial.named()], _form(trial)
         self.run(call, trial)
-        steady = form is not None and _form(trial) == form
+        self.steady = form is not None and _form(trial) == form
         self.appends = places != [id(tensor) for _, tensor in trial.named()]
         changed = before.written()
         own = self.inputs.named()
@@ -129,7 +130,6 @@ class Track:
         self.restore()
         if not self.mutates and sum(t.nbytes for t in self.inputs.tensors()) < _COPY_BYTES:
             self.copies = [self.inputs, self.inputs.fresh(8), self.inputs.fresh(10)]
-        self.kept = [(again, _form(again)) for again in (each.reused() for each in self.copies)] if steady else []
         return self.about_s(call)
 
     def _settle_names(self, call: Call) -> None:
@@ -189,14 +189,22 @@ class Track:
 
     def _next(self, i: int) -> Inputs:
         """Containers that calls leave as they are go round, as a cache does in generation; others are new each time."""
-        return self.kept[i % len(self.kept)][0] if self.kept else self.copies[i % len(self.copies)].reused()
+        given = self.copies[i % len(self.copies)]
+        if not self.steady:
+            return given.reused()
+        if id(given) not in self._kept:
+            self._keep(given)
+        return self._kept[id(given)][1]
+
+    def _keep(self, given: Inputs) -> None:
+        again = given.reused()
+        self._kept[id(given)] = (given, again, _form(again))
 
     def _look_over(self) -> None:
         """A contender that leaves its mark on a container spoils it for nobody else."""
-        for i, (inputs, form) in enumerate(self.kept):
-            if _form(inputs) != form:
-                again = self.copies[i].reused()
-                self.kept[i] = (again, _form(again))
+        for given, again, form in list(self._kept.values()):
+            if _form(again) != form:
+                self._keep(given)
 
     def race(
         self, runners: Mapping[str, Contender], budget_s: float, pairs: Sequence[tuple[str, str]] = ()

@@ -104,10 +104,10 @@ def _lengths_of(scene: Scene, mask: fx.Node, batch: int, keys: int) -> fx.Node |
             limits.append((factor, _limit(scene, known, factor, batch, keys)))
         elif value.dtype is not torch.bool or not bool(value.all()):
             return None
-    if len(limits) != 1 or limits[0][1] is None or known.buffers:
+    if len(limits) != 1 or known.buffers:
         return None
-    factor, (last, more) = limits[0]
-    return scene.emit(factor, num_seen, last, more)
+    factor, limit = limits[0]
+    return None if limit is None else scene.emit(factor, num_seen, *limit)
 
 
 def _limit(scene: Scene, known: Constants, node: fx.Node, batch: int, keys: int) -> tuple[fx.Node, int] | None:
