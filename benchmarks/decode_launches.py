@@ -28,8 +28,8 @@ FREE = frozenset(
      "_log_api_usage_once"}
 )  # fmt: skip
 """Views (a mask of one factor is one), and what does nothing on a device; a ``to`` is one where memory is shared."""
-LAUNCHES = {"attended": 2, "matmul": 1}
-"""Kernels behind one call where they are not one: attention is shares and their join."""
+LAUNCHES = {"attended": 2, "num_seen": 2}
+"""Kernels behind one call where they are not one: attention is shares and their join, a length is clamped and moved."""
 LENGTH, DIM, KEY_HEADS = 2048, 128, 8
 
 

@@ -449,3 +449,14 @@ def test_keys_behind_a_length_are_not_read() -> None:
         clean = fast(q, k, v, args[0].clone())
         k[:, :, 21:], v[:, :, 21:] = float("nan"), float("nan")
         torch.testing.assert_close(fast(q, k, v, args[0].clone()), clean, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("number", [2**62, 2**32, 2**31 - 1, 29, 0])
+def test_numbers_beyond_the_keys_show_every_key_and_no_more_than_kernels_count_to(number: int) -> None:
+    k, v = torch.randn(2, 1, 2, 30, 16)
+    q, model = torch.randn(1, 4, 1, 16), Shown(COUNTED["up to"])
+    with torch.no_grad():
+        found = compiled(model, rewrites=("decode-attention",))(q, k, v, torch.tensor([number]))
+        torch.testing.assert_close(found, model(q, k, v, torch.tensor([number])), rtol=1e-5, atol=1e-6)
+    assert min(number + 1, 30) <= int(num_seen(torch.tensor([number]), 1, 30)) <= 31
+    assert num_seen(torch.tensor([[-(2**40)], [3]]), 1, 30).tolist() == [0, 4]

@@ -46,9 +46,12 @@ def attended(
     return decode_attention(query, key, value, mask, lengths, scale)
 
 
-def num_seen(last: Tensor, more: int) -> Tensor:
-    """How many keys each sequence sees, in memory of its own: what it was made of may move on."""
-    return last.reshape(-1) + more
+def num_seen(last: Tensor, more: int, keys: int) -> Tensor:
+    """How many of the keys each sequence sees, in memory of its own: what it was made of may move on.
+
+    Kernels count in 32 bits, so a number far beyond the keys, or before them, is brought near.
+    """
+    return last.reshape(-1).clamp(-1, keys) + more
 
 
 @rewrite(
@@ -107,7 +110,7 @@ def _lengths_of(scene: Scene, mask: fx.Node, batch: int, keys: int) -> fx.Node |
     if len(limits) != 1 or known.buffers:
         return None
     factor, limit = limits[0]
-    return None if limit is None else scene.emit(factor, num_seen, *limit)
+    return None if limit is None else scene.emit(factor, num_seen, *limit, keys)
 
 
 def _limit(scene: Scene, known: Constants, node: fx.Node, batch: int, keys: int) -> tuple[fx.Node, int] | None:
