@@ -145,3 +145,18 @@ def test_what_was_checked_of_attention_was_right_but_for_one_case_that_is_named(
     checks = [row for row in recorded("attention_race2.json.gz")["parts"]["checks"] if "ok" in row]
     wrong = [row["case"] for row in checks if not row["ok"]]
     assert len(checks) == 537 and wrong == ["float32 b=2 h=6 k=2 s=300 d=80 page=32 uneven=True"]
+
+
+def test_kernels_as_they_are_now_were_right_on_the_device():
+    checks = recorded("kernels_check5.json.gz")["check"]
+    found = {name: [c for c in checks if c.get("primitive") == name and "ok" in c] for name in CHECKED}
+    assert {name: len(rows) for name, rows in found.items()} == CHECKED
+    assert all(row["ok"] for rows in found.values() for row in rows)
+    products = [row for row in recorded("decode_checks2.json.gz") if row["what"] == "check"]
+    assert len(products) == 172 and all(row["ok"] for row in products)
+
+
+CHECKED = {
+    "cross_entropy": 80, "dropout_add": 54, "rms_norm_quant": 24, "layer_norm_quant": 24, "softmax": 88,
+    "embedding_bags_update": 6,
+}  # fmt: skip

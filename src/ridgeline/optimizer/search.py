@@ -37,6 +37,7 @@ from ridgeline.optimizer.receipt import (
 )
 from ridgeline.optimizer.regions import groups, regions_of, unlike_frac
 from ridgeline.optimizer.signature import Signature
+from ridgeline.optimizer.still import stilled
 from ridgeline.optimizer.tracking import STEPS, track
 
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
@@ -377,6 +378,7 @@ class Search:
     # The end: the last race, and what it says.
 
     def _finish(self) -> Outcome:
+        self._stilled()
         self._tracked()
         timed, stock = self._last_race()
         eager, best = timed["eager"], timed[self.best.candidate.name]
@@ -411,6 +413,52 @@ class Search:
                 self.entries[built.candidate.name] = replace(kept, status=WINNER, reason="")
         return timed, self.stock
 
+    def _stilled(self) -> None:
+        """A random winner once more without dropout, number by number, if the time allows; whoever is wrong goes."""
+        built = self.best
+        if not self.random or built is self.eager:
+            return
+        needed_s, left_s = 1.2 * built.build_s + self._race_s(), self.left_s() - self._reserve_s()
+        if built.report.undos or built.switches or built.candidate.layout != "keep":
+            self.notes.append("not compared without dropout: the winner lays weights or kernels its own way")
+        elif needed_s > left_s:
+            self.notes.append(
+                f"not compared without dropout: about {needed_s:.0f} s are needed, {max(0.0, left_s):.0f} s left"
+            )
+        else:
+            self._judge_still(built)
+
+    def _judge_still(self, built: Built) -> None:
+        problem, before = self.problem, RandomState()
+        try:
+            with stilled(problem.model) as num:
+                if not num or self._draws_random(before):
+                    self.notes.append("not compared without dropout: it is not all that is random")
+                    return
+                subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
+                prover = Prover(subject, num_inputs=1)
+                twin = self._made(built.candidate, None)
+                with twin.switched() as call:
+                    verdict = prover.judge(call)
+                twin.undo()
+        except Exception as error:  # it was judged by its means and spreads: this would have been more
+            self.notes.append(f"not compared without dropout: {why_failed(error)}")
+            return
+        finally:
+            before.restore()
+            self.track.restore()
+        self.notes.append(f"without dropout: {verdict}")
+        if not verdict:
+            self._strike(f"without dropout {verdict.reason}", verdict)
+
+    def _strike(self, why: str, verdict: Verdict | None = None) -> None:
+        """The winner is wrong: eager takes its place."""
+        entry = self.entries[self.best.candidate.name]
+        shown = verdict.to_dict() if verdict else entry.verdict
+        self.entries[self.best.candidate.name] = replace(entry, status=WRONG, reason=why, verdict=shown)
+        self.best = self.eager
+        self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
+
     def _tracked(self) -> None:
         """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""
         steps_s = TRACK_TIMES * STEPS * self.eager_s
@@ -425,10 +473,7 @@ class Search:
             found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
         self.notes.append(str(found))
         if not found.ok:
-            entry = self.entries[self.best.candidate.name]
-            self.entries[self.best.candidate.name] = replace(entry, status=WRONG, reason=f"strays in training: {found}")
-            self.best = self.eager
-            self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
+            self._strike(f"strays in training: {found}")
 
     def _may_win(self, built: Built) -> bool:
         """Eager always; another within the limits and proved."""

@@ -73,6 +73,46 @@ def test_the_fastest_right_candidate_wins_and_the_others_say_why(monkeypatch: An
     assert "the host waits for a value" in str(receipt)
 
 
+class Dicing(Slow):
+    """Sleeps and drops half of its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(super().forward(x))
+
+
+def _quick(factor: float) -> Callable[[Dicing], Callable[..., Any]]:
+    return lambda m: lambda x: m.drop(m.layer(x) * factor)
+
+
+def test_a_random_winner_is_compared_without_dropout_too(monkeypatch: Any) -> None:
+    model = Dicing().train()
+    receipt, built = _searched(monkeypatch, {"right": _quick(1.0)}, model=model)
+    assert built.candidate.name == "right" and model.drop.p == 0.5
+    assert any(note.startswith("without dropout: error") for note in receipt.notes)
+
+
+def test_an_error_that_hides_in_the_dice_is_found_without_them(monkeypatch: Any) -> None:
+    receipt, built = _searched(monkeypatch, {"off": _quick(1.02)}, model=Dicing().train())
+    entry = next(e for e in receipt.entries if e.name == "off")
+    assert built.candidate.name == "eager" and entry.status == "wrong" and "without dropout" in entry.reason
+
+
+def test_what_is_random_beside_dropout_is_said(monkeypatch: Any) -> None:
+    class Noisy(Dicing):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + torch.randn_like(x)
+
+    def quick(m: Dicing) -> Callable[..., Any]:
+        return lambda x: m.drop(m.layer(x)) + torch.randn_like(x)
+
+    receipt, built = _searched(monkeypatch, {"right": quick}, model=Noisy().train())
+    assert built.candidate.name == "right" and any("not all that is random" in note for note in receipt.notes)
+
+
 def test_a_wrong_candidate_is_dropped_even_if_it_is_the_only_fast_one(monkeypatch: Any) -> None:
     receipt, built = _searched(monkeypatch, {"wrong": lambda m: lambda x: m.layer(x) * 1.01})
     assert built.candidate.name == "eager" and receipt.speedup == 1.0
