@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -34,7 +35,11 @@ def test_what_was_kept_was_proved_and_measured(path: Path) -> None:
         assert receipt["floor_s"] <= receipt["final_s"], "measured below the floor is a bug of ours"
 
 
+PATH = re.compile(r"""['"( ]/[a-z_]+/""")
+
+
 def test_no_machine_is_named_in_them() -> None:
+    assert PATH.search("a file in '/somewhere/else.py'") and not PATH.search("tokens/s/device, or 1 / 2")
     assert len(RECORDINGS) == 3
     for path in RECORDINGS:
-        assert not any(word in str(load(path)) for word in ("/work/", "/opt/", "/tmp/", "/root/"))
+        assert not PATH.search(str(load(path))), path.name

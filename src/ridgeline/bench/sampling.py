@@ -19,23 +19,32 @@ class Point:
     shape: dict[str, Any] = field(hash=False)
 
 
+Draw = Callable[[random.Random], Point | None]
+
+
 def points(seed: int = 0, scale: float = 1.0, compiled: bool = False) -> Iterator[Point]:
     """The whole calibration set, ``scale`` times as many shapes; ``compiled`` asks for Inductor's kernels instead."""
+    return drawn(_COMPILED if compiled else _FAMILIES, seed, scale)
+
+
+def drawn(families: Sequence[tuple[Draw, int]], seed: int, scale: float) -> Iterator[Point]:
+    """Points of each family, ``scale`` times as many as it asks for; a family may pass over what cannot be."""
     rng = random.Random(seed)
-    for family, count in _COMPILED if compiled else _FAMILIES:
+    for family, count in families:
         for _ in range(max(1, round(count * scale))):
             point = family(rng)
             if point is not None:
                 yield point
 
 
-def _log(rng: random.Random, low: float, high: float) -> int:
+def between(rng: random.Random, low: float, high: float) -> int:
+    """Log-uniform."""
     return round(low * (high / low) ** rng.random())
 
 
 def _dim(rng: random.Random, low: int, high: int) -> int:
     """A dimension as found in models: mostly multiples of 128 or 64, some of 8, a few arbitrary."""
-    value = _log(rng, low, high)
+    value = between(rng, low, high)
     grain = rng.choices((256, 128, 64, 16, 8, 1), (30, 25, 15, 10, 10, 10))[0]
     return max(low, round(value / grain) * grain, 1) if value >= grain else value
 
@@ -93,7 +102,7 @@ def _gemm(dtype: str, max_flops: float = 3e12) -> Callable[[random.Random], Poin
 
 def _bmm(rng: random.Random) -> Point | None:
     for _ in range(100):
-        b, m, n, k = _log(rng, 2, 512), _dim(rng, 16, 4096), _dim(rng, 16, 4096), _dim(rng, 16, 4096)
+        b, m, n, k = between(rng, 2, 512), _dim(rng, 16, 4096), _dim(rng, 16, 4096), _dim(rng, 16, 4096)
         if 2.0 * b * m * n * k < 2e12 and b * (m * n + m * k + n * k) < 6e8:
             dtype = rng.choices(("bf16", "fp16", "fp32"), (80, 10, 10))[0]
             phase = "bwd" if rng.random() < 0.15 else "fwd"
@@ -105,7 +114,7 @@ def _bmm(rng: random.Random) -> Point | None:
 
 def _grouped(rng: random.Random) -> Point:
     groups = rng.choice((4, 8, 16, 32, 64, 128))
-    m = _log(rng, groups, 32768) // 8 * 8 + 8
+    m = between(rng, groups, 32768) // 8 * 8 + 8
     return Point(
         "grouped_gemm",
         "bf16",
@@ -122,10 +131,10 @@ def _attention(library: str, phase: str, mask: bool = False) -> Callable[[random
             hkv = rng.choice((1, 2, 4, 8, 8, 12, 16, 16, 32))
             group = rng.choices((1, 4, 8, 2), (55, 20, 15, 10))[0] if not mask else 1
             h = hkv * group
-            s = _log(rng, 64, 16384)
+            s = between(rng, 64, 16384)
             s = s if rng.random() < 0.35 else max(64, round(s / 128) * 128)
-            skv = s if rng.random() < 0.85 else max(64, _log(rng, 64, 8192) // 64 * 64)
-            b = _log(rng, 1, 64)
+            skv = s if rng.random() < 0.85 else max(64, between(rng, 64, 8192) // 64 * 64)
+            b = between(rng, 1, 64)
             causal = int(rng.random() < 0.5) if skv == s and not mask else 0
             if (
                 4.0 * b * h * s * skv * d < 4e12
@@ -147,7 +156,7 @@ def _decode(rng: random.Random) -> Point | None:
     for _ in range(100):
         hkv, group = rng.choice((1, 4, 8, 16, 32)), rng.choice((1, 4, 8))
         shape = {
-            "b": _log(rng, 1, 256),
+            "b": between(rng, 1, 256),
             "h": hkv * group,
             "hkv": hkv,
             "s": 1,
@@ -170,7 +179,7 @@ def _rows(
     max_c: int = 40000,
 ) -> Callable[[random.Random], Point]:
     def draw(rng: random.Random) -> Point:
-        numel = _log(rng, low, high)
+        numel = between(rng, low, high)
         c = min(_dim(rng, 16, max_c), numel)
         n = max(1, round(numel / c))
         return Point(kind, rng.choice(dtypes), phase, library, {"n": n, "c": c})
@@ -181,7 +190,7 @@ def _rows(
 def _heads(kind: str) -> Callable[[random.Random], Point]:
     def draw(rng: random.Random) -> Point:
         h, d = rng.choice((8, 12, 16, 32, 40)), rng.choice((64, 128, 96))
-        tokens = _log(rng, 16, 65536)
+        tokens = between(rng, 16, 65536)
         b = rng.choice((1, 2, 4, 8, 16))
         return Point(
             kind,
@@ -213,7 +222,7 @@ def _conv(phase: str, depthwise: bool = False) -> Callable[[random.Random], Poin
             k = rng.choice((3, 5, 7)) if depthwise else rng.choices((1, 3, 5, 7, 2, 4), (35, 45, 4, 6, 5, 5))[0]
             hw = rng.choice((7, 8, 14, 16, 28, 32, 56, 64, 112, 128, 224, 256))
             stride = rng.choices((1, 2, k), (70, 25, 5))[0]
-            n = _log(rng, 1, 256)
+            n = between(rng, 1, 256)
             groups = c if depthwise else rng.choices((1, 32), (92, 8))[0]
             out = (hw // stride) ** 2
             flops = 2.0 * n * o * out * (c // groups) * k * k if c % groups == 0 else 1e99
@@ -241,7 +250,7 @@ def _image(kind: str, phase: str = "fwd") -> Callable[[random.Random], Point | N
     def draw(rng: random.Random) -> Point | None:
         for _ in range(100):
             shape: dict[str, Any] = {
-                "n": _log(rng, 1, 256),
+                "n": between(rng, 1, 256),
                 "c": rng.choice((32, 64, 128, 256, 320, 512, 640, 1024, 2048)),
                 "h": (hw := rng.choice((7, 8, 14, 16, 28, 32, 56, 64, 112, 128))),
                 "w": hw,
@@ -267,10 +276,9 @@ def _image(kind: str, phase: str = "fwd") -> Callable[[random.Random], Point | N
 def _table(kind: str, phase: str = "fwd") -> Callable[[random.Random], Point]:
     def draw(rng: random.Random) -> Point:
         d = rng.choice((16, 32, 64, 128, 256, 768, 1024, 4096))
-        v = _log(rng, 1e3, min(4e8 / d, 1e7))
-        return Point(
-            kind, rng.choice(("bf16", "fp32")), phase, "aten", {"v": v, "d": d, "n": _log(rng, 64, min(5e5, 2e8 / d))}
-        )
+        v = between(rng, 1e3, min(4e8 / d, 1e7))
+        dtype = rng.choice(("bf16", "fp32"))
+        return Point(kind, dtype, phase, "aten", {"v": v, "d": d, "n": between(rng, 64, min(5e5, 2e8 / d))})
 
     return draw
 
@@ -278,7 +286,8 @@ def _table(kind: str, phase: str = "fwd") -> Callable[[random.Random], Point]:
 def _bag(phase: str) -> Callable[[random.Random], Point]:
     def draw(rng: random.Random) -> Point:
         d = rng.choice((16, 32, 64, 128, 256))
-        shape = {"v": _log(rng, 1e3, min(5e8 / d, 1e7)), "d": d, "b": _log(rng, 128, 65536), "l": _log(rng, 1, 100)}
+        v, b, length = between(rng, 1e3, min(5e8 / d, 1e7)), between(rng, 128, 65536), between(rng, 1, 100)
+        shape = {"v": v, "d": d, "b": b, "l": length}
         shape["l"] = max(1, min(shape["l"], 3_000_000 // shape["b"]))
         return Point("embedding_bag", rng.choice(("fp32", "fp32", "bf16")), phase, "aten", shape)
 
@@ -293,7 +302,7 @@ def _loss(phase: str) -> Callable[[random.Random], Point]:
             rng.choice(("bf16", "fp32")),
             phase,
             "aten",
-            {"n": _log(rng, 8, min(32768, 6e8 / v)), "v": v},
+            {"n": between(rng, 8, min(32768, 6e8 / v)), "v": v},
         )
 
     return draw
@@ -306,7 +315,7 @@ def _topk(rng: random.Random) -> Point:
         rng.choice(("bf16", "fp32")),
         "fwd",
         "aten",
-        {"n": _log(rng, 1, min(65536, 3e8 / v)), "v": v, "k": min(v, rng.choice((1, 2, 4, 8, 10, 50, 64, 100)))},
+        {"n": between(rng, 1, min(65536, 3e8 / v)), "v": v, "k": min(v, rng.choice((1, 2, 4, 8, 10, 50, 64, 100)))},
     )
 
 
@@ -319,11 +328,11 @@ def _line(kind: str) -> Callable[[random.Random], Point]:
                 dtype if kind == "cumsum" or dtype != "int64" else "fp32",
                 "fwd",
                 "aten",
-                {"n": _log(rng, 256, 3e7)},
+                {"n": between(rng, 256, 3e7)},
             )
-        c = _log(rng, 32, 65536)
+        c = between(rng, 32, 65536)
         return Point(
-            kind, "fp32" if dtype == "int64" else dtype, "fwd", "aten", {"n": _log(rng, 2, max(3, 2e7 / c)), "c": c}
+            kind, "fp32" if dtype == "int64" else dtype, "fwd", "aten", {"n": between(rng, 2, max(3, 2e7 / c)), "c": c}
         )
 
     return draw
@@ -331,13 +340,13 @@ def _line(kind: str) -> Callable[[random.Random], Point]:
 
 def _optimizer(library: str) -> Callable[[random.Random], Point]:
     def draw(rng: random.Random) -> Point:
-        numel = _log(rng, 4e3, 3e7)
+        numel = between(rng, 4e3, 3e7)
         return Point(
             "adamw",
             rng.choice(("bf16", "fp32")),
             "fwd",
             library,
-            {"numel": numel, "tensors": max(1, min(200, int(4e8 / numel), _log(rng, 1, 200)))},
+            {"numel": numel, "tensors": max(1, min(200, int(4e8 / numel), between(rng, 1, 200)))},
         )
 
     return draw
@@ -345,13 +354,13 @@ def _optimizer(library: str) -> Callable[[random.Random], Point]:
 
 def _foreach(kind: str) -> Callable[[random.Random], Point]:
     def draw(rng: random.Random) -> Point:
-        numel = _log(rng, 4e3, 3e7)
+        numel = between(rng, 4e3, 3e7)
         return Point(
             kind,
             rng.choice(("bf16", "fp32")),
             "fwd",
             "aten",
-            {"numel": numel, "tensors": max(1, min(200, int(4e8 / numel), _log(rng, 1, 200)))},
+            {"numel": numel, "tensors": max(1, min(200, int(4e8 / numel), between(rng, 1, 200)))},
         )
 
     return draw
@@ -367,8 +376,8 @@ def _lstm(rng: random.Random) -> Point:
             "input": (h := rng.choice((256, 512, 1024))),
             "hidden": h,
             "layers": rng.choice((1, 2)),
-            "seq": _log(rng, 16, 256),
-            "batch": _log(rng, 1, 128),
+            "seq": between(rng, 16, 256),
+            "batch": between(rng, 1, 128),
         },
     )
 
@@ -383,9 +392,9 @@ def _conv1d(rng: random.Random) -> Point:
         "fwd",
         "cudnn",
         {
-            "n": _log(rng, 1, 16),
+            "n": between(rng, 1, 16),
             "c": c,
-            "l": _log(rng, 200, 8000),
+            "l": between(rng, 200, 8000),
             "o": c if depth else o,
             "k": rng.choice((3, 4)),
             "stride": rng.choice((1, 2)),

@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ridgeline.bench.sampling import Point
-
-Draw = Callable[[random.Random], Point | None]
+from ridgeline.bench.sampling import Draw, Point, between, drawn
 
 
 def weak_points(seed: int, scale: float = 1.0) -> Iterator[Point]:
     """Convolutions, odd products, scatters and transfers."""
-    return _drawn(_WEAK, seed, scale)
+    return drawn(_WEAK, seed, scale)
 
 
 def general_points(seed: int, scale: float = 1.0) -> Iterator[Point]:
     """Every kind that ``ridgeline validate`` promises, in proportions somebody might check."""
-    return _drawn(_GENERAL, seed, scale)
+    return drawn(_GENERAL, seed, scale)
 
 
 def choice_points(seed: int, scale: float = 1.0) -> Iterator[Point]:
     """Convolutions of every sort and odd products, many, to tell which kernel a library takes for which shape."""
-    return _drawn(_CHOICES, seed, scale)
-
-
-def _drawn(families: Sequence[tuple[Draw, int]], seed: int, scale: float) -> Iterator[Point]:
-    rng = random.Random(seed)
-    for family, count in families:
-        for _ in range(max(1, round(count * scale))):
-            point = family(rng)
-            if point is not None:
-                yield point
-
-
-def _log(rng: random.Random, low: float, high: float) -> int:
-    return round(low * (high / low) ** rng.random())
+    return drawn(_CHOICES, seed, scale)
 
 
 def _size(rng: random.Random, low: int, high: int) -> int:
     """Log-uniform; half of them multiples of 64, a third multiples of 8 or 16, the rest as they fall."""
-    value = _log(rng, low, high)
+    value = between(rng, low, high)
     grain = rng.choices((128, 64, 16, 8, 1), (25, 25, 15, 18, 17))[0]
     return max(1, round(value / grain)) * grain if value > grain else value
 
@@ -67,7 +52,7 @@ def _general_gemm(rng: random.Random) -> Point | None:
 
 def _general_bmm(rng: random.Random) -> Point | None:
     for _ in range(100):
-        b, m, n, k = _log(rng, 2, 256), _size(rng, 16, 4096), _size(rng, 16, 4096), _size(rng, 16, 2048)
+        b, m, n, k = between(rng, 2, 256), _size(rng, 16, 4096), _size(rng, 16, 4096), _size(rng, 16, 2048)
         if 2.0 * b * m * n * k < 1e12 and b * (m * n + m * k + n * k) < 4e8:
             phase = "bwd" if rng.random() < 0.15 else "fwd"
             shape = {"b": b, "m": m, "n": n, "k": k, "layout": rng.choices(("nn", "nt"), (70, 30))[0]}
@@ -81,7 +66,7 @@ def _general_attention(rng: random.Random) -> Point | None:
         h = hkv * rng.choices((1, 2, 4, 8), (50, 10, 25, 15))[0]
         s = 1 if (decode := rng.random() < 0.15) else _size(rng, 64, 16384)
         skv = _size(rng, 64, 32768) if decode else s if rng.random() < 0.85 else _size(rng, 64, 8192)
-        b, d = _log(rng, 1, 128 if decode else 64), rng.choices((64, 128, 96, 80, 256, 32), (40, 42, 5, 5, 5, 3))[0]
+        b, d = between(rng, 1, 128 if decode else 64), rng.choices((64, 128, 96, 80, 256, 32), (40, 42, 5, 5, 5, 3))[0]
         work = b * h * s * skv * d
         if not 1e7 < work < 1e12 or b * max(h * s, hkv * skv) * d > 3e8:
             continue
@@ -107,7 +92,7 @@ def _channels(rng: random.Random, low: int = 8, high: int = 2048) -> int:
     if rng.random() < 0.55:
         return rng.choice([c for c in (16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 2048)
                            if low <= c <= high])  # fmt: skip
-    value = _log(rng, low, high)
+    value = between(rng, low, high)
     return max(8, value // 8 * 8) if rng.random() < 0.8 else value
 
 
@@ -115,7 +100,7 @@ def _conv_shape(rng: random.Random, sort: str) -> dict[str, int] | None:
     k = rng.choices((1, 3, 5, 7), (0 if sort == "depthwise" else 30, 45, 13, 12))[0]
     h = rng.choice((7, 8, 14, 16, 20, 28, 32, 40, 56, 64, 80, 112, 128, 160, 224, 256))
     w = h if rng.random() < 0.8 else rng.choice((7, 14, 16, 28, 32, 56, 64, 112, 128))
-    stride, n, groups = rng.choices((1, 2, 4), (68, 28, 4))[0], _log(rng, 1, 256), 1
+    stride, n, groups = rng.choices((1, 2, 4), (68, 28, 4))[0], between(rng, 1, 256), 1
     if sort == "dense":
         c, o = (3 if rng.random() < 0.07 else _channels(rng)), _channels(rng)
     elif sort == "depthwise":
@@ -152,10 +137,10 @@ def _conv(phase: str, sorts: tuple[int, int, int], dtypes: tuple[int, int, int] 
 def _free_conv_shape(rng: random.Random, sort: str) -> dict[str, int] | None:
     """Nothing of a network: every dimension log-uniform, channels in eights more often than not."""
     k, stride = rng.choices((1, 3, 5, 7), (28, 44, 14, 14))[0], 1 if rng.random() < 0.68 else 2
-    n, h = _log(rng, 1, 128), _log(rng, 7, 256)
-    w = h if rng.random() < 0.7 else _log(rng, 7, 256)
+    n, h = between(rng, 1, 128), between(rng, 7, 256)
+    w = h if rng.random() < 0.7 else between(rng, 7, 256)
     grain = rng.choices((64, 32, 16, 8, 1), (22, 22, 18, 20, 18))[0]
-    c, o = (max(grain, round(_log(rng, 4, 1536) / grain) * grain) for _ in range(2))
+    c, o = (max(grain, round(between(rng, 4, 1536) / grain) * grain) for _ in range(2))
     groups = 1
     if sort == "depthwise":
         o = groups = c
@@ -194,8 +179,8 @@ def _any_conv(phase: str, sort: str, dtypes: Sequence[int], max_flops: float = 3
 def _bag(phase: str) -> Draw:
     def draw(rng: random.Random) -> Point:
         d = rng.choice((16, 32, 64, 128, 256, 512))
-        b, length = _log(rng, 64, 65536), _log(rng, 1, 128)
-        shape = {"v": _log(rng, 1e3, min(3e8 / d, 5e6)), "d": d, "b": b, "l": max(1, min(length, 2_000_000 // b))}
+        b, length = between(rng, 64, 65536), between(rng, 1, 128)
+        shape = {"v": between(rng, 1e3, min(3e8 / d, 5e6)), "d": d, "b": b, "l": max(1, min(length, 2_000_000 // b))}
         return Point("embedding_bag", rng.choice(("fp32", "fp32", "bf16", "fp16")), phase, "aten", shape)
 
     return draw
@@ -204,7 +189,7 @@ def _bag(phase: str) -> Draw:
 def _loss(phase: str) -> Draw:
     def draw(rng: random.Random) -> Point:
         v = rng.choice((10, 100, 1000, 10000, 32000, 50257, 128256)) if rng.random() < 0.6 else _size(rng, 8, 160000)
-        shape = {"n": _log(rng, 8, max(9.0, min(65536, 4e8 / v))), "v": v}
+        shape = {"n": between(rng, 8, max(9.0, min(65536, 4e8 / v))), "v": v}
         return Point("cross_entropy", _dtype(rng, (50, 10, 40)), phase, "aten", shape)
 
     return draw
@@ -213,7 +198,7 @@ def _loss(phase: str) -> Draw:
 def _topk(rng: random.Random) -> Point:
     v = _size(rng, 16, 160000)
     k = min(v, rng.choice((1, 2, 4, 5, 8, 10, 16, 32, 50, 64, 100, 128)))
-    shape = {"n": _log(rng, 1, max(2.0, min(65536, 2e8 / v))), "v": v, "k": k}
+    shape = {"n": between(rng, 1, max(2.0, min(65536, 2e8 / v))), "v": v, "k": k}
     return Point("topk", _dtype(rng, (40, 10, 50)), "fwd", "aten", shape)
 
 
@@ -221,15 +206,15 @@ def _line(kind: str) -> Draw:
     def draw(rng: random.Random) -> Point:
         dtype = rng.choice(("fp32", "fp32", "bf16", "int64", "int32"))
         if rng.random() < 0.75:
-            return Point(kind, dtype, "fwd", "aten", {"n": _log(rng, 256, 3e7)})
-        c = _log(rng, 32, 65536)
-        return Point(kind, dtype, "fwd", "aten", {"n": _log(rng, 2, max(3, 2e7 / c)), "c": c})
+            return Point(kind, dtype, "fwd", "aten", {"n": between(rng, 256, 3e7)})
+        c = between(rng, 32, 65536)
+        return Point(kind, dtype, "fwd", "aten", {"n": between(rng, 2, max(3, 2e7 / c)), "c": c})
 
     return draw
 
 
 def _odd_size(rng: random.Random, low: int, high: int) -> int:
-    value = _log(rng, low, high)
+    value = between(rng, low, high)
     grain = rng.choices((64, 8, 4, 2, 1), (20, 15, 20, 15, 30))[0]
     return max(1, round(value / grain)) * grain if value > grain else value
 
@@ -240,7 +225,7 @@ def _odd(dtype: str, batched: bool, max_flops: float = 3e11) -> Draw:
     def draw(rng: random.Random) -> Point | None:
         for _ in range(300):
             top, low = (2048, 8) if batched else (12288, 16)
-            b = _log(rng, 2, 512) if batched else 1
+            b = between(rng, 2, 512) if batched else 1
             m, n, k = _odd_size(rng, low if batched else 1, top), _odd_size(rng, low, top), _odd_size(rng, low, top)
             wide = dtype in ("fp32", "tf32")
             if not wide and not (n % 8 or k % 8 or m % 8):
@@ -260,24 +245,24 @@ def _index_put(rng: random.Random) -> Point:
     dtype = rng.choice(("bf16", "fp32"))
     if rng.random() < 0.5:
         f = rng.choice((8, 16, 27, 32, 64))
-        shape = {"b": _log(rng, 16, 16384), "f": f, "pairs": _log(rng, 8, f * f)}
+        shape = {"b": between(rng, 16, 16384), "f": f, "pairs": between(rng, 8, f * f)}
     else:
         d = rng.choice((1, 1, 16, 64, 128, 768))
-        shape = {"v": _log(rng, 100, 1e6 if d < 128 else 1e5), "d": d, "n": _log(rng, 64, min(5e5, 5e7 / d))}
+        shape = {"v": between(rng, 100, 1e6 if d < 128 else 1e5), "d": d, "n": between(rng, 64, min(5e5, 5e7 / d))}
     return Point("index_put", dtype, "fwd", "aten", shape)
 
 
 def _weight_norm(rng: random.Random) -> Point:
     dim = int(rng.random() < 0.5)
-    c = rng.choice((3, 16, 64, 128, 256, 1024)) if dim else _log(rng, 64, 16384)
-    n = _log(rng, 64, 4e6 / c) if dim else _log(rng, 16, min(8192, 2e7 / c))
+    c = rng.choice((3, 16, 64, 128, 256, 1024)) if dim else between(rng, 64, 16384)
+    n = between(rng, 64, 4e6 / c) if dim else between(rng, 16, min(8192, 2e7 / c))
     phase = "bwd" if rng.random() < 0.4 else "fwd"
     return Point("weight_norm", rng.choice(("bf16", "fp32")), phase, "aten", {"n": n, "c": c, "dim": dim})
 
 
 def _transfer(rng: random.Random) -> Point:
     pinned, to_host = int(rng.random() < 0.5), int(rng.random() < 0.5)
-    shape = {"num_bytes": _log(rng, 64, 1.5e8), "pinned": pinned, "to_host": to_host}
+    shape = {"num_bytes": between(rng, 64, 1.5e8), "pinned": pinned, "to_host": to_host}
     if not pinned and to_host and rng.random() < 0.5:
         shape["fresh"] = 1
     return Point("transfer", "uint8", "fwd", "driver", shape)

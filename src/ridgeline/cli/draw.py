@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich import box
@@ -29,6 +29,9 @@ DIM = "bright_black"
 LEAST = 12
 """Cells a name keeps, however narrow the terminal."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+Line = tuple[str, Text | str]
 
 
 def console() -> Console:
@@ -98,6 +101,16 @@ def shortened(text: str, width: int) -> str:
 
 def clipped(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def grid(lines: Iterable[Line]) -> Table:
+    """Labels and what they say, side by side, without a frame."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style=DIM, no_wrap=True)
+    made.add_column()
+    for label, value in lines:
+        made.add_row(label, value)
+    return made
 
 
 def table(title: str, *columns: tuple[str, str], tight: bool = False) -> Table:

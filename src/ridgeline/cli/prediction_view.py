@@ -24,7 +24,6 @@ ROOMY = 134
 """Columns from which the longest rows name their kernels too."""
 TIGHT_FRAC = 0.92
 """Share of the memory above which a step that fits is called tight: the driver and fragments need the rest."""
-Line = tuple[str, Text | str]
 
 
 def show(predictions: Sequence[Prediction], by: str, top: int) -> None:
@@ -58,7 +57,7 @@ def _print_notes(out: Console, prediction: Prediction) -> None:
 
 def summary(prediction: Prediction, width: int) -> RenderableType:
     """The panel that answers the question."""
-    time, needs = _grid(_time_lines(prediction)), _grid(_need_lines(prediction))
+    time, needs = draw.grid(_time_lines(prediction)), draw.grid(_need_lines(prediction))
     body: RenderableType
     if width >= WIDE:
         body = Table.grid(padding=(0, 3), expand=True)
@@ -86,18 +85,9 @@ def _shown_sizes(mode: str) -> tuple[str, ...]:
     return ("batch", "kv") if mode == "decode" else ("batch", "seq", "image")
 
 
-def _grid(lines: Iterable[Line]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style=draw.DIM, no_wrap=True)
-    grid.add_column()
-    for label, value in lines:
-        grid.add_row(label, value)
-    return grid
-
-
-def _time_lines(p: Prediction) -> list[Line]:
+def _time_lines(p: Prediction) -> list[draw.Line]:
     low, high = (show_seconds(end_s) for end_s in p.interval_s)
-    lines: list[Line] = [
+    lines: list[draw.Line] = [
         (
             "wall time",
             Text.assemble((show_seconds(p.expected_s), "bold"), (f"  90 % interval {low} … {high}", draw.DIM)),
@@ -154,7 +144,7 @@ def _count(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _need_lines(p: Prediction) -> list[Line]:
+def _need_lines(p: Prediction) -> list[draw.Line]:
     return [
         ("peak memory", _memory_text(p)),
         ("", Text(_kinds_text(p), style=draw.DIM)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -21,7 +19,6 @@ PART_NAMES = {"compute": "compute", "tp": "tensor-parallel exchange", "cp": "con
               "other": "overheads and stragglers"}  # fmt: skip
 PART_STYLES = {"compute": "green", "tp": "cyan", "cp": "blue", "ep": "magenta", "dp": "bright_cyan",
                "bubble": "yellow", "optimizer": "bright_magenta", "other": "red"}  # fmt: skip
-Line = tuple[str, Text | str]
 
 
 def show_step(step: Step, run: Campaign | None) -> None:
@@ -40,7 +37,7 @@ def show_step(step: Step, run: Campaign | None) -> None:
 
 def summary(step: Step, width: int) -> RenderableType:
     """The panel that answers the question."""
-    left, right = _grid(_time_lines(step)), _grid(_need_lines(step))
+    left, right = draw.grid(_time_lines(step)), draw.grid(_need_lines(step))
     body: RenderableType = Group(left, Text(), right)
     if width >= 118:
         body = Table.grid(padding=(0, 3), expand=True)
@@ -52,16 +49,7 @@ def summary(step: Step, width: int) -> RenderableType:
     return Panel(body, title=title, title_align="left", box=box.ROUNDED, border_style="cyan", padding=(0, 1))
 
 
-def _grid(lines: Iterable[Line]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style=draw.DIM, no_wrap=True)
-    grid.add_column()
-    for label, value in lines:
-        grid.add_row(label, value)
-    return grid
-
-
-def _time_lines(step: Step) -> list[Line]:
+def _time_lines(step: Step) -> list[draw.Line]:
     low, high = (show_seconds(s) for s in step.interval_s)
     return [
         ("step", Text.assemble((show_seconds(step.step_s), "bold"), (f"  90 % interval {low} … {high}", draw.DIM))),
@@ -77,7 +65,7 @@ def _time_lines(step: Step) -> list[Line]:
     ]  # fmt: skip
 
 
-def _need_lines(step: Step) -> list[Line]:
+def _need_lines(step: Step) -> list[draw.Line]:
     capacity = step.cluster.device.dram.capacity_bytes
     frac = step.peak_bytes / capacity
     verdict = ("fits", "green") if frac <= 0.95 else ("tight", "yellow") if step.fits else ("does not fit", "bold red")
@@ -137,7 +125,7 @@ def _distinct(step: Step) -> list[tuple[str, Footprint]]:
 def whole_run(run: Campaign) -> RenderableType:
     """A campaign's days, goodput, energy and money."""
     low, high = run.interval_days
-    lines: list[Line] = [
+    lines: list[draw.Line] = [
         ("duration", Text.assemble((f"{run.days:,.1f} days", "bold"), (f"  90 % interval {low:,.1f} … {high:,.1f}",
                                                                        draw.DIM))),
         ("goodput", f"{draw.percent(run.goodput_frac)}: {run.num_failures:,.1f} failures expected, a checkpoint every "
@@ -146,7 +134,8 @@ def whole_run(run: Campaign) -> RenderableType:
         ("money", f"${run.usd:,.0f}"),
     ]  # fmt: skip
     title = Text(f" the whole run: {run.tokens:.4g} tokens, {run.num_steps:,} steps ", style="bold")
-    return Panel(_grid(lines), title=title, title_align="left", box=box.ROUNDED, border_style="cyan", padding=(0, 1))
+    shown = draw.grid(lines)
+    return Panel(shown, title=title, title_align="left", box=box.ROUNDED, border_style="cyan", padding=(0, 1))
 
 
 def _notes(out: Console, step: Step) -> None:
