@@ -24,7 +24,7 @@ from ridgeline.optimizer.executor import Executor, Recording, executor_for
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
-from ridgeline.optimizer.signature import Signature, difference
+from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Group, Statics, grouped
 from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Miss, Studio, alias, counts, own_copies, restoring
 from ridgeline.optimizer.training import GraphedTraining, graph_training
@@ -221,10 +221,7 @@ def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     the host. Nothing of the caller's is changed: inputs, buffers and random states are as before.
     """
     with _quiet():
-        try:
-            signature = Signature.of(args, kwargs, model, grad=False)
-        except TooLarge:
-            raise NotGraphable("an argument holds too many objects to compare at every call") from None
+        signature = recordable(args, kwargs, model, grad=False)
         watch = Watch(model)
         given = signature.flat.tensors + [tensor for _, tensor in watch.tensors.values()]
         studio = InferenceStudio(call, model, watch, executor or executor_for(given))

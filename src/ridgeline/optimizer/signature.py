@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.tree import Flat, Token, TooLarge, flatten, paths, told
 
 _NAMES = (
@@ -66,6 +67,16 @@ def ambient(model: Any, grad: bool) -> tuple[Any, ...]:
 
 def _autocast() -> tuple[Any, ...]:
     return tuple(torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in ("cuda", "cpu"))
+
+
+def recordable(
+    args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *, grad: bool | None = None
+) -> Signature:
+    """The signature of a call that is to be recorded; one that would take long to compare is refused."""
+    try:
+        return Signature.of(args, kwargs, model, grad=grad)
+    except TooLarge:
+        raise NotGraphable("an argument holds too many objects to compare at every call") from None
 
 
 def difference(a: Signature, b: Signature) -> str:

@@ -16,7 +16,7 @@ from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.optimized import loss_of, plain_step
-from ridgeline.optimizer.signature import Signature
+from ridgeline.optimizer.signature import Signature, recordable
 from ridgeline.optimizer.statics import Statics
 from ridgeline.optimizer.studio import counts, restoring
 from ridgeline.optimizer.training import TrainingStudio, free, uncached_casts
@@ -107,10 +107,7 @@ def graph_step(call: Callable[..., Any], optimizer: torch.optim.Optimizer, args:
     ``fused=True`` or ``capturable=True``, and SGD; others are refused, as is whatever ``graph_training`` refuses.
     """
     with torch.inference_mode(False), torch.enable_grad(), uncached_casts():
-        try:
-            signature = Signature.of(args, kwargs, model)
-        except TooLarge:
-            raise NotGraphable("an argument holds too many objects to compare at every call") from None
+        signature = recordable(args, kwargs, model)
         watch = Watch(model)
         given = signature.flat.tensors + [tensor for _, tensor in watch.tensors.values()]
         studio = StepStudio(call, model, watch, executor or executor_for(given), loss, optimizer)

@@ -25,7 +25,7 @@ from ridgeline.optimizer.executor import Executor, Recording, executor_for
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
-from ridgeline.optimizer.signature import Signature, difference
+from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Statics
 from ridgeline.optimizer.studio import LENT_BYTES, Miss, Studio, counts, own_copies, restoring
 from ridgeline.optimizer.tree import Flat, TooLarge
@@ -234,10 +234,7 @@ def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     everything in it that can be. Raises NotGraphable with the reason where a replay could differ from a call.
     """
     with torch.inference_mode(False), torch.enable_grad(), uncached_casts():
-        try:
-            signature = Signature.of(args, kwargs, model)
-        except TooLarge:
-            raise NotGraphable("an argument holds too many objects to compare at every call") from None
+        signature = recordable(args, kwargs, model)
         watch = Watch(model)
         given = signature.flat.tensors + [tensor for _, tensor in watch.tensors.values()]
         studio = TrainingStudio(call, model, watch, executor or executor_for(given), loss)
