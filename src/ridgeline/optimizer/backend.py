@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.errors import OptimizeError, nearest
+from ridgeline.optimizer.pieces import compiled_in_pieces
 from ridgeline.optimizer.rewrites import chosen, recommended
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Rewrite
 from ridgeline.optimizer.rewrites.scene import Extra, Scene, is_removable
@@ -84,7 +85,7 @@ def compiled(
     """The model behind torch.compile with this backend, specialized to the shapes it sees.
 
     ``rewrites`` are names (None: those recommended for the mode, the compiler and the device). ``options`` go to the
-    compiler, but for ``attention``, which the attention rewrites read. ``report`` is filled as graphs are compiled.
+    compiler, but for ``attention``, which the attention rewrites read, and ``pieces``, False for one compilation of all. ``report`` is filled as graphs are compiled.
     """
     _checked(compiler)
     chosen(rewrites or (), INFERENCE)  # an unknown name is told now, not in the middle of a compilation
@@ -248,9 +249,14 @@ def _lowered(scene: Scene, inputs: Sequence[Any], compiler: str, options: Mappin
         return scene.gm.forward
     from torch._inductor.compile_fx import compile_fx
 
-    own = {key: value for key, value in options.items() if key != "attention"}
+    own = {key: value for key, value in options.items() if key not in ("attention", "pieces")}
     patches = (dict(AUTOTUNED) if compiler == "inductor-autotune" else {}) | own
-    return compile_fx(scene.gm, [*inputs, *_stand_ins(scene, inputs)], config_patches=patches or None)
+
+    def inductor(gm: fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        return compile_fx(gm, examples, config_patches=patches or None)
+
+    chain = compiled_in_pieces(scene, inductor) if options.get("pieces", True) else None
+    return chain or inductor(scene.gm, [*inputs, *_stand_ins(scene, inputs)])
 
 
 def _stand_ins(scene: Scene, inputs: Sequence[Any]) -> list[Tensor]:
