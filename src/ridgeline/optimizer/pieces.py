@@ -87,18 +87,23 @@ def _numbered(path: str) -> list[str]:
 
 
 def _runs(nodes: list[fx.Node], paths: dict[fx.Node, list[str]], depth: dict[fx.Node, int]) -> list[list[fx.Node]]:
-    """Nodes in order, cut where the block changes; a block that was left is not entered again."""
+    """Nodes in order, cut where the block changes; a block that was left is not entered again.
+
+    What stands between blocks goes with the one before it, and what follows the last is a run of its own.
+    """
+    numbered = [at for at, node in enumerate(nodes) if paths[node]]
+    last = numbered[-1] if numbered else len(nodes)
     runs: list[list[fx.Node]] = []
     seen: set[str] = set()
     current = None
     homes: dict[fx.Node, list[fx.Node]] = {}
-    for node in nodes:
+    for at, node in enumerate(nodes):
         source = _taken_from(node)
         if source in homes:  # a part of several results stays with them
             homes[source].append(node)
             homes[node] = homes[source]
             continue
-        label = paths[node][min(depth[node], len(paths[node])) - 1] if paths[node] else ""
+        label = paths[node][min(depth[node], len(paths[node])) - 1] if paths[node] else "behind" if at > last else ""
         if not runs or (label != current and label not in seen):
             runs.append([])
             current = label
