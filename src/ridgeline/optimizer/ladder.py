@@ -88,6 +88,8 @@ class Ladder:
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout)
+            if self.facts.has_cache:  # what joins blocks: masks that become lengths, places counted together
+                yield from self._rewritten(search)
         yield from self._kernels_in_place()
         if self._at_the_floor(search):
             return
@@ -117,7 +119,7 @@ class Ladder:
     def _captured(self, search: Climber) -> Iterator[Rung]:
         """Candidates without a compiler. A decoding step is many small products: its rewrites bring the most."""
         facts = self.facts
-        if facts.has_cache or not facts.cuda:
+        if (facts.has_cache and not facts.groups) or not facts.cuda:
             yield from self._rewritten(search)
         if facts.cuda:
             plain = Candidate(name="graph", graphed=True, tries_convolutions=self._tries())
@@ -150,7 +152,7 @@ class Ladder:
 
     def _blocks(self, layout: str) -> Candidate:
         blocks = self._inductor("blocks", layout, "blocks")
-        if "attention" not in self.facts.substitutable or self.facts.unmasked:
+        if "attention" not in self.facts.substitutable or self.facts.unmasked or self.facts.has_cache:
             return blocks
         # Masks are made outside of blocks, and eager code makes them by looking at values, which no graph can.
         return replace(blocks, name="blocks and attention", substituted=("attention",))
