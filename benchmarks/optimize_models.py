@@ -1,7 +1,8 @@
 """Real networks through ``rl.optimize`` on one GPU: eager, torch.compile and the result, with receipts.
 
 Each model runs in a process of its own; a few at a time, because most of a search is compiling, and whoever
-does not compile holds a lock, so that nobody else uses the device meanwhile. Results are written after every model:
+does not compile holds a lock, so that nobody else uses the device meanwhile. Results are written after every model, and
+what a search finds as it finds it, to ``progress.jsonl``; a search that would run past the end is given less time:
 
     python benchmarks/optimize_models.py --out OUT --total-s 290 --budget-s 35
 
@@ -31,6 +32,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 MARK = "RESULT "
+ENDING_S, LEAST_S = 15.0, 45.0
+"""Seconds that a child needs after its search, and those below which no search is begun."""
 RIVALS = ("eager", "torch.compile", "max-autotune")
 DEFAULT = (
     "bert-large-32x512", "llama8b-decode-1x2048", "resnet50-128", "vit-large-64", "llama8b-decode-static-1x2048",
@@ -61,6 +64,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -74,10 +78,10 @@ def _parent(asked: argparse.Namespace) -> None:
     waiting, running, done = list(asked.models), {}, []
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
-        while waiting and len(running) < asked.jobs and left_s > asked.budget_s + 15:
+        while waiting and len(running) < asked.jobs and left_s > min(asked.budget_s, LEAST_S) + ENDING_S:
             name = waiting.pop(0)
-            running[name] = (_started(name, asked, lock), time.monotonic())
-        if left_s < 4 or (not running and left_s <= asked.budget_s + 15):
+            running[name] = (_started(name, asked, lock, began + asked.total_s), time.monotonic())
+        if left_s < 4 or (not running and left_s <= min(asked.budget_s, LEAST_S) + ENDING_S):
             break
         for name, (process, _) in list(running.items()):
             if process.poll() is not None:
@@ -95,10 +99,10 @@ def _parent(asked: argparse.Namespace) -> None:
     _print(done)
 
 
-def _started(name: str, asked: argparse.Namespace, lock: str) -> subprocess.Popen[str]:
+def _started(name: str, asked: argparse.Namespace, lock: str, until: float) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--one", name, "--budget-s", str(asked.budget_s), "--lock", lock,
-               "--device", asked.device, *(["--again"] if asked.again else []),
-               *(["--rivals"] if asked.rivals else [])]  # fmt: skip
+               "--device", asked.device, "--out", str(asked.out), "--until", str(until),
+               *(["--again"] if asked.again else []), *(["--rivals"] if asked.rivals else [])]  # fmt: skip
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
     file = tempfile.TemporaryFile("w+")  # noqa: SIM115  (read when the process has ended)
@@ -215,7 +219,13 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     left_s = searching.Search.left_s
     turn.take()
     turn.waited_s = 0.0
-    searching.Search.left_s = lambda self: left_s(self) + turn.waited_s  # waiting for others is no searching
+    until = asked.until or time.monotonic() + 10 * asked.budget_s
+
+    def left(search: Any) -> float:  # waiting for others is no searching, unless everything ends
+        return min(left_s(search) + turn.waited_s, until - ENDING_S - time.monotonic())
+
+    searching.Search.left_s = left
+    searching.Search._note = _told(asked, searching.Search._note)
     began = time.perf_counter()
     fast = rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
     optimize_s = time.perf_counter() - began - turn.waited_s
@@ -242,6 +252,22 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
         found["again_s"] = time.perf_counter() - began
         yield found
+
+
+def _told(asked: argparse.Namespace, note: Any) -> Any:
+    """Whatever is noted is also appended to a file, so that it outlives the process."""
+    began = time.perf_counter()
+
+    def noted(search: Any, built: Any, status: str, reason: str, **given: Any) -> None:
+        note(search, built, status, reason, **given)
+        entry = search.entries[built.candidate.name]
+        found = {"model": asked.one, "at_s": round(time.perf_counter() - began, 1), "name": entry.name,
+                 "status": status, "reason": reason[:200], "measured_s": entry.measured_s, "build_s": entry.build_s,
+                 "speedup": entry.speedup, "left_s": round(search.left_s(), 1)}  # fmt: skip
+        with open(asked.out / "progress.jsonl", "a") as file:
+            file.write(json.dumps(found) + "\n")
+
+    return noted
 
 
 def _with_rivals(asked: argparse.Namespace, found: dict[str, Any], track: Any, fast: Any, turn: Turn) -> Iterator[Any]:

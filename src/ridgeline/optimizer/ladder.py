@@ -90,7 +90,8 @@ class Ladder:
             yield from self._block_rungs(search, layout)
             if self.facts.has_cache:  # what joins blocks: masks that become lengths, places counted together
                 yield from self._rewritten(search)
-        yield from self._kernels_in_place()
+        if "scan" not in self.facts.substitutable:
+            yield from self._kernels_in_place()
         if self._at_the_floor(search):
             return
         if not self.facts.groups:
@@ -121,7 +122,9 @@ class Ladder:
         facts = self.facts
         if (facts.has_cache and not facts.groups) or not facts.cuda:
             yield from self._rewritten(search)
-        if facts.cuda:
+        if "scan" in facts.substitutable:  # a loop over steps: recording it as it is would take as long as it does
+            yield from self._kernels_in_place()
+        elif facts.cuda:
             plain = Candidate(name="graph", graphed=True, tries_convolutions=self._tries())
             yield self._rung(plain, CAPTURE_S, "cudagraph")
         if facts.has_conv:
