@@ -51,7 +51,13 @@ class Place:
 
 
 def is_cache(value: Any) -> bool:
-    """An object with a list of layers that are updated by number."""
+    """An object with a list of layers that are updated by number, or one that holds such objects by name."""
+    if isinstance(value, nn.Module) or not isinstance(getattr(value, "__dict__", None), dict):
+        return False
+    return _is_layered(value) or any(_is_layered(held) for held in vars(value).values())
+
+
+def _is_layered(value: Any) -> bool:
     layers = getattr(value, "layers", None)
     return isinstance(layers, list) and callable(getattr(value, "update", None)) and not isinstance(value, nn.Module)
 
@@ -59,20 +65,43 @@ def is_cache(value: Any) -> bool:
 class Alone:
     """A cache of one layer, which is another cache's; ``settle`` tells the other what was changed."""
 
-    def __init__(self, cache: Any, layer: Any) -> None:
-        self._pairs = []
-        own = self._twin(layer, {n: v.detach() if isinstance(v, Tensor) else v for n, v in vars(layer).items()})
-        self.cache = self._twin(cache, {**vars(cache), "layers": [own]})
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._pairs: list[tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]]] = []
+        self._numbered: list[tuple[dict[int, Any], dict[int, Any]]] = []
+        self.cache: Any = None
 
     @classmethod
     def of(cls, cache: Any, number: int) -> Alone | None:
         """None where the cache has no such layer or one that is not made of named things."""
+        alone = cls(number)
+        alone.cache = alone._layered(cache) if _is_layered(cache) else alone._named(cache)
+        return alone if alone.cache is not None else None
+
+    def _layered(self, cache: Any) -> Any:
         grown = getattr(cache, "layer_class_to_replicate", None)
-        while grown is not None and len(cache.layers) <= number:
+        while grown is not None and len(cache.layers) <= self._number:
             cache.layers.append(grown())
-        layer = cache.layers[number] if number < len(cache.layers) else None
-        plain = all(isinstance(getattr(x, "__dict__", None), dict) and not slots_of(type(x)) for x in (cache, layer))
-        return cls(cache, layer) if plain and layer is not None else None
+        layer = cache.layers[self._number] if self._number < len(cache.layers) else None
+        if not _is_plain(cache) or not _is_plain(layer):
+            return None
+        own = self._twin(layer, {n: v.detach() if isinstance(v, Tensor) else v for n, v in vars(layer).items()})
+        return self._twin(cache, {**vars(cache), "layers": [own]})
+
+    def _named(self, cache: Any) -> Any:
+        """A cache of several caches, as encoders and decoders have; what it keeps by number it keeps for the first."""
+        if not _is_plain(cache):
+            return None
+        names = dict(vars(cache))
+        for name, held in vars(cache).items():
+            if _is_layered(held):
+                names[name] = self._layered(held)
+                if names[name] is None:
+                    return None
+            elif type(held) is dict and held and all(type(key) is int for key in held):
+                names[name] = {0: held[self._number]} if self._number in held else {}
+                self._numbered.append((held, names[name]))
+        return self._twin(cache, names)
 
     def _twin(self, value: Any, names: dict[str, Any]) -> Any:
         made = empty_like(value)
@@ -88,6 +117,13 @@ class Alone:
             for name, value in now.items():
                 if value is not before.get(name, _GONE):
                     held[name] = value
+        for numbered, own in self._numbered:
+            if 0 in own:
+                numbered[self._number] = own[0]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(getattr(value, "__dict__", None), dict) and not slots_of(type(value))
 
 
 def _handed(result: Any, alone: Any, cache: Any) -> Any:

@@ -220,7 +220,8 @@ class Piece:
     """
 
     __slots__ = ("_asking", "_boxes", "_dicts", "_items", "_own", "_sizes", "_still", "_strides", "_versions",
-                 "accelerated", "container_ids", "grad", "hosts", "key", "storages", "tensor_ids", "tensors")  # fmt: skip
+                 "accelerated", "container_ids", "grad", "hosts", "key", "storages", "tensor_ids",
+                 "tensors")  # fmt: skip
 
     def __init__(self, value: Any, flat: Flat) -> None:
         self.key = Key(tuple(flat.tokens))

@@ -169,7 +169,7 @@ class Watch:
 
     def _dict(self, owner: str, held: dict[Any, Any]) -> None:
         if held:
-            self._dicts.append(_Held(owner, held, dict(held)))
+            self._dicts.append(_Held(owner, held, raw(held)))
         else:
             hooks = owner.rpartition(".")[2] in HOOKS
             (self._unhooked if hooks else self._empties).append(held)
@@ -191,8 +191,8 @@ class Watch:
             self._probes.append(_Probe(path, value, read, read()))
         elif isinstance(value, dict):
             self.known.add(id(value))
-            self._dicts.append(_Held(path, value, dict(value)))
-            self._inside(((f"{path}[{key!r}]", item) for key, item in value.items()), depth)
+            self._dicts.append(_Held(path, value, raw(value)))
+            self._inside(((f"{path}[{key!r}]", item) for key, item in raw(value).items()), depth)
         elif isinstance(value, list | tuple | deque):
             self.known.add(id(value))
             if not isinstance(value, tuple):
@@ -343,7 +343,7 @@ class Watch:
     def _refresh(self) -> None:
         self._unhooked = [hooks for hooks in self._unhooked if not hooks]
         for entry in self._dicts:
-            entry.was = dict(entry.held)
+            entry.was = raw(entry.held)
         self._lists = [(path, held, list(held)) for path, held, _ in self._lists]
         for name in self._names:
             name.value = name.holder[name.key]
@@ -407,8 +407,13 @@ def _equal(now: Any, was: Any) -> bool:
     return now == was or (now != now and was != was)
 
 
+def raw(held: dict[Any, Any]) -> dict[Any, Any]:
+    """What a dictionary holds; one that makes something of it whenever it is asked is not asked."""
+    return dict(dict.items(held))
+
+
 def _differences(entry: _Held) -> list[str]:
-    now, was = entry.held, entry.was
+    now, was = raw(entry.held), entry.was
     hooked = entry.owner.rpartition(".")[2] in HOOKS
     if hooked and _harmless(now):
         return []
