@@ -242,6 +242,8 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "optimize_s": optimize_s, "receipt": fast.receipt.to_dict(), "text": str(fast.receipt),
         "fallbacks": type(fast).fallbacks.fget(fast) if hasattr(type(fast), "fallbacks") else {},
     }  # fmt: skip
+    if "decode-static" in asked.one and track.device.type == "cuda":
+        found["split"] = _split(work, fast)
     turn.give()
     yield found
     if asked.rivals:
@@ -252,6 +254,22 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
         found["again_s"] = time.perf_counter() - began
         yield found
+
+
+def _split(work: dict[str, Any], fast: Any) -> dict[str, Any]:
+    """Where the time of a decoding step goes: see decode_split.py."""
+    import decode_split
+
+    class Book(dict[str, Any]):
+        def add(self, name: str, find: Any) -> None:
+            try:
+                self[name] = find()
+            except Exception as error:  # one question that fails leaves the others
+                self[name] = f"{type(error).__name__}: {error}"[:400]
+
+    book = Book()
+    decode_split.look(book, work["model"], fast, work["kwargs"])
+    return dict(book)
 
 
 def _told(asked: argparse.Namespace, note: Any) -> Any:
@@ -390,6 +408,14 @@ def _static_decode() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
     return model, (), kwargs, "infer"
 
 
+def _prefill() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
+    """As people call it: the cache comes back with the logits."""
+    import torch
+    import workloads
+
+    return workloads._llama(32), (), {"input_ids": torch.randint(0, 128256, (1, 2048))}, "infer"
+
+
 def _mamba() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
     import torch
     from transformers import MambaConfig, MambaModel
@@ -398,7 +424,11 @@ def _mamba() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
     return model, (), {"input_ids": torch.randint(0, 50280, (2, 512)), "use_cache": False}, "infer"
 
 
-EXTRA = {"llama8b-decode-static-1x2048": _static_decode, "mamba-370m-2x512": _mamba}
+EXTRA = {
+    "llama8b-decode-static-1x2048": _static_decode,
+    "llama8b-prefill-1x2048": _prefill,
+    "mamba-370m-2x512": _mamba,
+}
 
 
 def _tiny(kind: str) -> Any:

@@ -96,16 +96,18 @@ class Ladder:
             return
         if not self.facts.groups:
             yield from self._family(search, whole, self._compile_s("model"))
-        if self.facts.groups and self.facts.mode == "infer":  # few products, each tuned once
+        early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
+        if early:  # few products, each tuned once
             yield from self._tuned(search, layout)
         yield from self._stock(search)
         if self.facts.groups and not self._at_the_floor(search):
             yield from self._family(search, self._as_tuned(whole, search), self._compile_s("model"))
         if not self.facts.groups and not self.facts.has_cache:
             yield from self._rewritten(search)
-        if not self.facts.groups or self.facts.mode != "infer":
+        if not early:
             yield from self._tuned(search, layout)
-        yield from self._ablations(search, "model")
+        for scope in ("blocks", "model"):
+            yield from self._ablations(search, scope)
         yield from self._rival()
 
     def owed_s(self, rung: Rung, search: Climber) -> float:
@@ -142,7 +144,6 @@ class Ladder:
             rewritten = replace(self._blocks(layout), name="rewritten blocks", rewrites=chosen, compiler="none")
             yield from self._family(search, rewritten, self._trace_s("blocks"))
         yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
-        yield from self._ablations(search, "blocks")
 
     def _kernels_in_place(self) -> Iterator[Rung]:
         kernels = Candidate(name="kernels", substituted=self.facts.substitutable)
