@@ -88,7 +88,7 @@ class Ladder:
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout)
-            if self.facts.has_cache and self.facts.cuda:  # what joins blocks: masks that become lengths, places counted together
+            if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)
         if "scan" not in self.facts.substitutable:
             yield from self._kernels_in_place()
