@@ -155,7 +155,7 @@ class Search:
             mode=self.problem.mode,
             cuda=self.problem.device.type == "cuda",
             eager_s=self.eager_s,
-            groups=() if self.problem.inputs.has_cache or self.track.state.rebinds else tuple(groups(model)),
+            groups=() if self.track.state.rebinds else tuple(groups(model)),
             unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
