@@ -84,14 +84,20 @@ class Ladder:
         yield from self._captured(search)
         layout = search.best.candidate.layout
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
+        training = self.facts.mode == "train"
+        if training:  # a second's work each, and what is compiled has to beat it
+            yield from self._kernels_in_place()
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search)
-        yield from self._kernels_in_place()
+        if not training:
+            yield from self._kernels_in_place()
         if self._at_the_floor(search):
             return
         if not self.facts.groups:
             yield from self._family(search, whole, self._compile_s("model"))
         yield from self._stock(search)
+        if training:  # the backward doubles what compilers take: torch.compile is measured before anything is refined
+            yield from self._ablations(search, "blocks")
         if self.facts.groups and not self._at_the_floor(search):
             yield from self._family(search, whole, self._compile_s("model"))
         if not self.facts.groups and not self.facts.has_cache:
@@ -131,7 +137,8 @@ class Ladder:
             rewritten = replace(self._blocks(), name="rewritten blocks", rewrites=chosen, compiler="none")
             yield from self._family(search, rewritten, self._trace_s("blocks"))
         yield from self._family(search, self._blocks(), self._compile_s("blocks"))
-        yield from self._ablations(search, "blocks")
+        if self.facts.mode == "infer":
+            yield from self._ablations(search, "blocks")
 
     def _kernels_in_place(self) -> Iterator[Rung]:
         kernels = Candidate(name="kernels", substituted=self.facts.substitutable)
@@ -143,11 +150,18 @@ class Ladder:
             yield self._graphed(kernels, CAPTURE_S)
 
     def _blocks(self) -> Candidate:
-        blocks = self._inductor("blocks", "keep", "blocks")
-        if "attention" not in self.facts.substitutable or self.facts.unmasked:
-            return blocks
-        # Masks are made outside of blocks, and eager code makes them by looking at values, which no graph can.
-        return replace(blocks, name="blocks and attention", substituted=("attention",))
+        blocks, parts = self._inductor("blocks", "keep", "blocks"), self._beside_blocks()
+        return replace(blocks, name=" and ".join(("blocks", *parts)), substituted=parts) if parts else blocks
+
+    def _beside_blocks(self) -> tuple[str, ...]:
+        """What is outside of blocks and worth a kernel of ours.
+
+        Masks are made outside, and eager code makes them by looking at values, which no graph can. The loss of a large
+        vocabulary in training makes several float32 copies of the logits.
+        """
+        wanted = [] if self.facts.unmasked else ["attention"]
+        wanted += ["loss"] if self.facts.mode == "train" else []
+        return tuple(part for part in wanted if part in self.facts.substitutable)
 
     def took(self, rung: Rung, spent_s: float) -> None:
         """Compilers are as slow as this host lets them be: the first one tells."""

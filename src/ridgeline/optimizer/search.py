@@ -47,9 +47,13 @@ REFERENCE_TIMES = 40
 """A call in float64 takes about this many of eager's."""
 TRACK_TIMES = 3.0
 """Steps of the optimizer and both runs, in eager calls."""
+TRACK_FRAC = 0.15
+"""Share of the budget that is kept for them."""
 LENIENCY = 1.2
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
+WORKSPACE_BYTES = 64 << 20
+"""A recording has workspaces of the libraries of its own; eager's are there before anything is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +247,7 @@ class Search:
         try:
             peak = self._peak_bytes(built)
             if not self._fits(built, peak):
-                self._note(built, LARGE, f"the limit is {(self.limit_bytes or 0) / 1e9:.2f} GB", peak=peak)
+                self._note(built, LARGE, self._why_large(built), peak=peak)
                 return self._drop(built)
             timed = self._raced(built)
         except Exception as error:
@@ -347,8 +351,11 @@ class Search:
 
     def _reserve_s(self) -> float:
         """Seconds to keep for proving and for the last race."""
+        budget_s = self.problem.budget_s
         proving_s = 0.0 if self._prover else 2 * REFERENCE_TIMES * min(self.eager_s, 0.1)
-        return LAST_RACE_FRAC * self.problem.budget_s + 20 * self.eager_s + min(proving_s, 0.2 * self.problem.budget_s)
+        tracking_s = TRACK_TIMES * STEPS * self.eager_s if self.problem.mode == "train" else 0.0
+        kept_s = min(proving_s, 0.2 * budget_s) + min(tracking_s, TRACK_FRAC * budget_s)
+        return LAST_RACE_FRAC * budget_s + 20 * self.eager_s + kept_s
 
     def _note(
         self,
@@ -469,8 +476,12 @@ class Search:
             self.notes.append(f"no run of {STEPS} steps: about {steps_s:.0f} s are needed, {left_s:.0f} s left")
             return
         problem, track_ = self.problem, self.track
-        with self.best.switched() as call:
-            found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+        try:
+            with self.best.switched() as call:
+                found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+        except torch.OutOfMemoryError:
+            self.notes.append(f"no run of {STEPS} steps: an optimizer's state does not fit beside the model")
+            return
         self.notes.append(str(found))
         if not found.ok:
             self._strike(f"strays in training: {found}")
@@ -485,8 +496,18 @@ class Search:
         """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to."""
         if peak is None or not self.limit_bytes or peak <= MEMORY_SLACK * self.limit_bytes:
             return True
+        allowed = MEMORY_SLACK * self.eager_reserved + WORKSPACE_BYTES
         own_limit = self.problem.memory_limit_bytes is None
-        return own_limit and built.candidate.graphed and built.reserved_bytes <= MEMORY_SLACK * self.eager_reserved
+        return own_limit and built.candidate.graphed and built.reserved_bytes <= allowed
+
+    def _why_large(self, built: Built) -> str:
+        limit = f"{(self.limit_bytes or 0) / 1e9:.2f} GB"
+        if self.problem.memory_limit_bytes is not None:
+            return f"the limit is {limit}"
+        if not built.candidate.graphed:
+            return f"training must not need more than eager does, {limit}"
+        return (f"training must not need more than eager does: {built.reserved_bytes / 1e9:.2f} GB reserved with its "
+                f"graphs, {self.eager_reserved / 1e9:.2f} by eager")  # fmt: skip
 
     def _regions(self, stock: Built | None) -> tuple[Any, ...]:
         if self.problem.device.type != "cuda" or self.left_s() < 10 * self.eager_s:

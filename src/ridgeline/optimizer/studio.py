@@ -127,17 +127,21 @@ class Studio:
     def rehearse(self, run: Callable[[], Any]) -> None:
         """Runs as recordings run, first on the way that calls take.
 
-        If the host has to wait there: on the way that code takes when it is told of a capture, and then with what the
-        host brings to the device held there.
+        If the host has to wait there: with what the host brings to the device held there, and with what it reads of
+        fixed values; and then on the way that code takes when it is told of a capture.
         """
         try:
             self.executor.rehearse(run, told=False)
         except NotGraphable as first:
             try:
-                self.executor.rehearse(run, told=True)
-                self._told = True
-            except NotGraphable:
                 self._rehearse_with_constants(run, first)
+            except NotGraphable:
+                self._constants = None
+                try:
+                    self.executor.rehearse(run, told=True)
+                except NotGraphable:
+                    raise first from None
+                self._told = True
 
     def _rehearse_with_constants(self, run: Callable[[], Any], first: NotGraphable) -> None:
         constants = Constants(self.executor.device_type, factories=self.call is self.model)
@@ -149,9 +153,10 @@ class Studio:
             self.executor.rehearse(run, told=False)
         self._constants = constants
 
-    def record(self, run: Callable[[], Any], executor: Executor | None = None) -> tuple[Recording, Any]:
-        """Records a run, and changes nothing that others see."""
-        served = nullcontext() if self._constants is None else self._constants.serving()
+    def record(self, run: Callable[[], Any], executor: Executor | None = None, part: str = "whole"
+               ) -> tuple[Recording, Any]:  # fmt: skip
+        """Records a run, or the ``first`` or ``last`` part of one, and changes nothing that others see."""
+        served = nullcontext() if self._constants is None else self._constants.serving(part)
         with restored_random(), served:
             made = (executor or self.executor).record(run, told=self._told)
         self.refuse_changes()

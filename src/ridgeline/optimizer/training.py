@@ -63,7 +63,8 @@ class Tracks:
     effects: list[Effect]
     outputs_free: list[tuple[int, int]]
     grads_free: list[tuple[int, int]]
-    lends: bool
+    lent: tuple[bool, ...]
+    """Results that are handed out without a copy."""
     reach: list[set[int]] = field(default_factory=list)
     """For each result, which of the gradients depend on it."""
 
@@ -121,7 +122,7 @@ class GraphedTraining:
         if not self._move_gradients():
             return Miss("gradients of an earlier step are still held outside of .grad", stale=False)
         if not free(self._tracks.outputs_free):
-            self._tracks.lends = False  # whoever keeps results gets copies from now on
+            self._tracks.lent = (False,) * len(self._tracks.lent)  # whoever keeps results gets copies from now on
             return Miss("a result of an earlier step is still held", stale=False)
         return None
 
@@ -145,8 +146,9 @@ class GraphedTraining:
             tracks.forward.replay()
             if self._studio.written:
                 tracks.statics.write_back(flat.tensors, self._studio.written)
-            results = [output.detach() for output in tracks.outputs] if tracks.lends else own_copies(tracks.outputs)
-            pending = Pending(flat, [output._version for output in tracks.outputs] if tracks.lends else [])
+            copies = iter(own_copies([o for o, lent in zip(tracks.outputs, tracks.lent) if not lent]))
+            results = [o.detach() if lent else next(copies) for o, lent in zip(tracks.outputs, tracks.lent)]
+            pending = Pending(flat, self._versions())
             self._last = weakref.ref(pending)
             self.replays += 1
         return results, pending
@@ -179,9 +181,32 @@ class GraphedTraining:
         if pending.done:
             raise OptimizeError("a recorded backward runs once after its forward: its activations are gone. For a "
                                 "second backward (retain_graph) call the model itself, .original")  # fmt: skip
-        if pending.versions and pending.versions != [output._version for output in self._tracks.outputs]:
+        if pending.versions and pending.versions != self._versions():
             raise OptimizeError("a result of the recorded forward was changed in place before the backward: "
                                 "change a copy of it, or call the model that was optimized, .original")  # fmt: skip
+
+    def _versions(self) -> list[int]:
+        return [output._version for output, lent in zip(self._tracks.outputs, self._tracks.lent) if lent]
+
+    def gradients(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Every parameter that asks for gradients, and where the recorded backward leaves its own."""
+        found = self._tracks.grads[len(self._studio.asking) :]
+        return list(zip(self._parameters, found, strict=True))
+
+    @contextmanager
+    def keeping_gradients(self) -> Iterator[None]:
+        """What comes to hold gradients meanwhile is a recording over them, and not in the way of the next replay."""
+        count, tracks = torch._C._storage_Use_Count, self._tracks
+        before = [count(storage) for storage, _ in tracks.grads_free]
+        yield
+        for parameter, grad in self.gradients():
+            parameter.grad = None if grad is None else grad.detach()
+        tracks.grads_free = [(storage, held + count(storage) - was)
+                             for (storage, held), was in zip(tracks.grads_free, before)]  # fmt: skip
+
+    @property
+    def executor(self) -> Executor:
+        return self._studio.executor
 
     def _move_gradients(self) -> bool:
         """Held gradients lie where replays write: parameters get copies of theirs. False if others hold some."""
@@ -279,7 +304,8 @@ class TrainingStudio(Studio):
             gc.collect()  # recordings that nobody holds any more must not be destroyed while another is made
             tracks = self._record(flat, statics, expected)
         tracks.reach = reach
-        tracks.outputs_free = counts(tracks.outputs)  # now that nothing of the recorded call is left
+        lent = [output for output, is_lent in zip(tracks.outputs, tracks.lent) if is_lent]
+        tracks.outputs_free = counts(lent)  # now that nothing of the recorded call is left
         return tracks
 
     def ready(self, flat: Flat) -> Statics:
@@ -404,22 +430,22 @@ class TrainingStudio(Studio):
         inputs = self.leaves(statics)
         arguments, boxes = self.twin(flat, inputs)
         before = shots(boxes)
-        forward, result = self.record(lambda: self.call(*arguments[0], **arguments[1]))
+        forward, result = self.record(lambda: self.call(*arguments[0], **arguments[1]), part="first")
         scene, maker, applied = self._outputs(result, inputs, boxes, before)
         given, backward, grads = self._record_backward(scene.outputs, inputs, expected)
         able = tuple(output.requires_grad for output in scene.outputs)
         plain = scene.outputs = [output.detach() for output in scene.outputs]  # their history held activations
         scene.settle()
-        lends = sum(o.numel() * o.element_size() for o in plain) >= LENT_BYTES
+        lent = tuple(output.untyped_storage().nbytes() >= LENT_BYTES for output in plain)
         return Tracks(statics, forward, backward, plain, able, expected, given, grads, scene, maker, applied,
-                      [], counts([g for g in grads if g is not None]), lends)  # fmt: skip
+                      [], counts([g for g in grads if g is not None]), lent)  # fmt: skip
 
     def _record_backward(self, outputs: list[Tensor], inputs: dict[int, Tensor], expected: tuple[bool, ...]
                          ) -> tuple[list[Tensor | None], Recording, list[Tensor | None]]:  # fmt: skip
         if len(outputs) != len(expected):
             raise NotGraphable("a call returns another number of tensors than the one before")
         given = [torch.ones_like(o) if used else None for o, used in zip(outputs, expected)]
-        backward, grads = self.record(lambda: self._differentiate(outputs, inputs, expected, given))
+        backward, grads = self.record(lambda: self._differentiate(outputs, inputs, expected, given), part="last")
         return given, backward, grads
 
     def differentiate(self, flat: Flat, given: Sequence[Tensor | None]) -> list[Tensor | None]:
