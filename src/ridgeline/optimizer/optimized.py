@@ -224,6 +224,17 @@ def _state(optimized: Any) -> State:
     return object.__getattribute__(optimized, _STATE)
 
 
+def replay_updates(optimized: Any, update: Callable[[], Any] | None) -> None:
+    """From now on ``train_step`` takes the optimizer's steps this way."""
+    _state(optimized).update = update
+
+
+def with_receipt(optimized: Any, receipt: Any) -> Any:
+    """The same, with another receipt."""
+    _state(optimized).receipt = receipt
+    return optimized
+
+
 _CLASSES: dict[type, type] = {}
 
 

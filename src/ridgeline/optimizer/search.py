@@ -17,7 +17,7 @@ from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, capture_again
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
-from ridgeline.optimizer.inputs import Inputs, RandomState
+from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -121,7 +121,7 @@ class Search:
         problem = self.problem
         random = RandomState()
         self.eager_s = self.track.settle(problem.model)
-        self.random = self._draws_random(random)
+        self.random = self._draws_random(random) and self._results_vary(random)
         self.base_bytes, self.base_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
         extra = self.track.extra_bytes(problem.model)
         self.eager_bytes = None if extra is None else self.base_bytes + extra
@@ -140,6 +140,18 @@ class Search:
         moved = before.moved()
         before.restore()
         return moved
+
+    def _results_vary(self, before: RandomState) -> bool:
+        """Whether the numbers drawn show in the results; layers dropped with probability zero draw them too."""
+        found = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            ready = self.problem.inputs.copied()
+            with torch.no_grad():
+                found.append([t.detach().clone() for _, t in leaves(self.problem.model(*ready.args, **ready.kwargs))])
+            self.track.restore()
+        before.restore()
+        return len(found[0]) != len(found[1]) or not all(map(torch.equal, *found))
 
     def _price(self) -> None:
         device = known_device(self.problem.device)

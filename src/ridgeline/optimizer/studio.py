@@ -38,6 +38,7 @@ class Studio:
 
     def __init__(self, call: Callable[..., Any], model: Any, watch: Watch, executor: Executor) -> None:
         self.call, self.model, self.watch, self.executor = call, model, watch, executor
+        self._uncompiled = call is model
         self.groups: list[Group] = []
         self.written_model: list[Tensor] = []
         self.drawn: frozenset[str] = frozenset()
@@ -144,7 +145,7 @@ class Studio:
                 self._told = True
 
     def _rehearse_with_constants(self, run: Callable[[], Any], first: NotGraphable) -> None:
-        constants = Constants(self.executor.device_type, factories=self.call is self.model)
+        constants = Constants(self.executor.device_type, factories=self._uncompiled)
         with constants.collecting():
             self.executor.warm_up(run)
         if not constants:
