@@ -49,6 +49,8 @@ TRACK_TIMES = 3.0
 """Steps of the optimizer and both runs, in eager calls."""
 TRACK_FRAC = 0.15
 """Share of the budget that is kept for them."""
+DRAWS_FRAC = 0.008
+"""Share of the budget for the runs of one random contender; the winner is compared without its dice besides."""
 LENIENCY = 1.2
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
@@ -188,7 +190,7 @@ class Search:
             problem = self.problem
             subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
             cheap = 2 * REFERENCE_TIMES * self.eager_s < 0.2 * self.problem.budget_s
-            affordable = int(0.02 * self.problem.budget_s / max(self.eager_s, 1e-6))
+            affordable = int(DRAWS_FRAC * self.problem.budget_s / max(self.eager_s, 1e-6))
             self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random,
                                   num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
         return self._prover

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.dice import draw, indifferent, served
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.inputs import leaves
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import Observation, Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
@@ -375,6 +376,7 @@ class TrainingStudio(Studio):
     def _outputs(self, result: Any, inputs: dict[int, Tensor], boxes: list[Any], before: Any
                  ) -> tuple[Scene, Maker, list[Effect]]:  # fmt: skip
         scene = self.scene(inputs, boxes)
+        scene.returned = {id(tensor) for _, tensor in leaves(result)}
         maker = scene.maker(result)
         return scene, maker, effects(before, scene)
 

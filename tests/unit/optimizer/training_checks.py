@@ -385,6 +385,34 @@ def what_a_loss_does_not_reach_gets_no_gradient(at: Any) -> None:
     assert graphed.replays == 3
 
 
+class _Views(nn.Module):
+    """Returns a result, and parts of it as results of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = _mlp()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.body(x) * 2
+        return {"turned": hidden.t(), "hidden": hidden, "first": hidden[:, 0], "sum": hidden.sum()}
+
+
+def results_that_are_views_of_others_stay_so(at: Any) -> None:
+    eager, model = _pair(_Views, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    for call, used in enumerate((("first",), ("turned", "hidden"), ("hidden",), ("sum", "first", "turned")), start=1):
+        found = []
+        for m in (eager, fast):
+            m.zero_grad(set_to_none=True)
+            outputs = m(_x(at, call))
+            assert outputs["turned"].data_ptr() == outputs["hidden"].data_ptr()
+            sum((outputs[name] * (i + 1)).square().sum() for i, name in enumerate(used)).backward()
+            found.append({name: tensor.detach().clone() for name, tensor in outputs.items()})
+        _same(found[1], found[0], at, "results")
+        _same(_grads(fast), _grads(eager), at, "gradients")
+    assert graphed.replays == 4, graphed.misses
+
+
 def _stepping(make: Callable[..., Any], at: Any, **settings: Any) -> Any:
     """The same model with the same optimizer, eagerly and with a recorded update."""
     labels = torch.tensor([0, 1, 2, 3, 0, 1], device=at.device)
@@ -493,6 +521,7 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     switched_to_eval_it_runs_the_model_itself, other_parameters_asking_for_gradients_are_noticed,
     autocast_is_inside_the_recording, branches_on_values_are_refused,
     a_step_with_an_optimizer_is_that_of_eager_training, what_a_loss_does_not_reach_gets_no_gradient,
+    results_that_are_views_of_others_stay_so,
     whole_steps_are_those_of_eager_training, learning_rates_may_follow_a_schedule,
     optimizers_that_are_changed_are_recorded_again, gradients_that_were_changed_are_the_ones_applied,
     whole_steps_that_cannot_be_replayed_are_refused,
