@@ -191,8 +191,9 @@ class Watch:
             self._probes.append(_Probe(path, value, read, read()))
         elif isinstance(value, dict):
             self.known.add(id(value))
-            self._dicts.append(_Held(path, value, dict(value)))
-            self._inside(((f"{path}[{key!r}]", item) for key, item in value.items()), depth)
+            held = dict(dict.items(value))  # as it is: a mapping of its own kind may make what it returns
+            self._dicts.append(_Held(path, value, held))
+            self._inside(((f"{path}[{key!r}]", item) for key, item in dict.items(value)), depth)
         elif isinstance(value, list | tuple | deque):
             self.known.add(id(value))
             if not isinstance(value, tuple):
@@ -332,7 +333,7 @@ class Watch:
     def _refresh(self) -> None:
         self._unhooked = [hooks for hooks in self._unhooked if not hooks]
         for entry in self._dicts:
-            entry.was = dict(entry.held)
+            entry.was = dict(dict.items(entry.held))
         self._lists = [(path, held, list(held)) for path, held, _ in self._lists]
         for name in self._names:
             name.value = name.holder[name.key]
@@ -404,7 +405,7 @@ def _differences(entry: _Held) -> list[str]:
     gone = [f"{entry.owner}.{key} is gone" for key in was if key not in now]
     new = [f"{entry.owner}.{key} is new" for key in now if key not in was and key not in _INCIDENTAL]
     return gone + new + [f"{entry.owner}.{key} changed" for key in was
-                         if key in now and key not in _BOOKKEEPING and not _alike(now[key], was[key])]  # fmt: skip
+                         if key in now and key not in _BOOKKEEPING and not _alike(dict.__getitem__(now, key), was[key])]  # fmt: skip
 
 
 def _harmless(hooks: dict[Any, Any]) -> bool:
