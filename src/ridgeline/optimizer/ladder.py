@@ -93,12 +93,12 @@ class Ladder:
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
             return
-        if not self.facts.groups:
+        if training or not self.facts.groups:
             yield from self._family(search, whole, self._whole_s())
         yield from self._stock(search)
         if training:  # the backward doubles what compilers take: torch.compile is measured before anything is refined
             yield from self._ablations(search, "blocks")
-        if self.facts.groups and not self._at_the_floor(search):
+        elif self.facts.groups and not self._at_the_floor(search):
             yield from self._family(search, whole, self._whole_s())
         if not self.facts.groups and not self.facts.has_cache:
             yield from self._rewritten(search)
