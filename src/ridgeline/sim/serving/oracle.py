@@ -110,7 +110,8 @@ class Oracle:
         busy += self.decode_attention_s(mine, context)
         attention = sum(self.prompt_attention_s(chunk, past) for chunk, past in prompts)
         busy += attention * (largest / max(new, 1)) / parts
-        busy *= 1 + (parts - 1) / self.stages  # parts follow each other through the stages
+        if not sequences:  # the pipeline fills and drains; where it is full of decoding, parts follow without a gap
+            busy *= 1 + (parts - 1) / self.stages
         busy = busy if self.engine.graphed_prompts else max(busy, self.host_floor_s)
         more_s = coef["mixed_s"] * self.rank.anatomy.num_layers / USUAL_LAYERS
         return busy + coef["iteration_s"] + more_s + coef["sequence_s"] * (sequences + len(prompts))
