@@ -130,7 +130,7 @@ def _unwindowed(made: Anatomy) -> Anatomy:
 
 
 def _benched(made: Anatomy, layout: Layout) -> Layout:
-    """As the performance overview ran it: experts whole on each rank, and attention data parallel, whatever the label."""
+    """As the performance overview ran it: whole experts on a rank and attention data parallel, whatever the label."""
     if not made.is_sparse or layout.attention_dp > 1:
         return layout
     return Layout(tp=1, pp=layout.pp, attention_dp=layout.tp, ep=layout.tp)
@@ -277,7 +277,7 @@ def _mlperf(row: Row, made: Anatomy, device: Device) -> Case:
     if device.arch == "blackwell" and not row.text("precision"):
         formats = precision("nvfp4", "fp8", sparse=made.is_sparse)
     latent = any(group.mixer.latent for group in made.layers)
-    used = engine("trtllm", device) if latent else engine_of(row, device)  # never compiled: it came with the late engine
+    used = engine("trtllm", device) if latent else engine_of(row, device)  # no compiled engine knew latent attention
     num = _number(row, "num_devices")
     layout = _narrowest(made, device, formats, used, num)
     if latent:
