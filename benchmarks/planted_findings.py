@@ -8,6 +8,7 @@ Reads data/recordings/h200/planted, or another folder of the same form.
 from __future__ import annotations
 
 import argparse
+import statistics
 from pathlib import Path
 
 from ridgeline.findings.score import GENERAL, Score, score
@@ -25,6 +26,8 @@ def main() -> None:
     named, held = sum(found.named for found in scores), sum(found.held for found in scores)
     specific = [(found.case, rule) for found in scores for rule, _ in found.others if rule not in GENERAL]
     print(f"\n{len(scores)} cases: {named} named first or second, {held} intervals held ({held / len(scores):.0%}).")
+    widths = [(f.finding.high_ms - f.finding.low_ms) / f.gain_ms for f in scores if f.finding and f.gain_ms > 0]
+    print(f"Width of an interval over the realized gain: median {statistics.median(widths):.2f}.")
     print(f"Findings of fixed runs over 2 % of the step: {sum(len(found.others) for found in scores)}, of which")
     listed = ", ".join(f"{rule} in {case}" for case, rule in specific) or "none"
     print(f"{len(specific)} name more than a slow host: {listed}.")

@@ -153,8 +153,7 @@ def _shrink_jobs(
         of = "planted" if variant == "stack" else variant
         facts = {
             "unprofiled_step_s": timed[fact["case"]][of]["median_s"],
-            "unprofiled_low_s": timed[fact["case"]][of]["low_s"],
-            "unprofiled_high_s": timed[fact["case"]][of]["high_s"],
+            "unprofiled_spread_s": (timed[fact["case"]][of]["high_s"] - timed[fact["case"]][of]["low_s"]) / 2,
             "profiled_step_s": fact[variant]["profiled_mean_s"],
             "python_stack": variant == "stack",
             "clock_hz": timed[fact["case"]][of]["clock_hz"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,10 @@ class Planted:
         """The recorded trace: ``planted``, ``fixed``, or ``stack`` (planted, one step, with the Python stack)."""
         if variant not in VARIANTS:
             raise InputError(f"no variant {variant!r} of a planted case{nearest(variant, VARIANTS)}")
-        return read(self.folder / f"{self.name}.{variant}.json.xz", cache=False)
+        trace = read(self.folder / f"{self.name}.{variant}.json.xz", cache=False)
+        measured = self.fixed if variant == "fixed" else self.planted
+        facts = {"unprofiled_spread_s": (measured.high_s - measured.low_s) / 2, **trace.meta.get("ridgeline", {})}
+        return replace(trace, meta={**trace.meta, "ridgeline": facts})
 
 
 def planted_folder(device: str = "h200") -> Path:
