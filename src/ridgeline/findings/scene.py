@@ -75,8 +75,8 @@ class Scene:
         self.program = self.hosts.program
         self.base: Schedule = run(self.program)
         self.step_s: float = self.loop.step_s(self.program)  # in the steady state
-        others = self.hosts.others if self.program.num_works <= MANY_WORKS else ()  # each costs a replay a rule
-        self._others = tuple((other, self.loop.step_s(other)) for other in others)
+        kept = self.hosts.others if self.program.num_works <= MANY_WORKS else ()  # each costs a replay a rule
+        self._other_hosts = tuple((host, self.loop.step_s(host)) for host in kept)
 
     @cached_property
     def recorded(self) -> Schedule:
@@ -452,7 +452,7 @@ class Scene:
         """Seconds of a step that a change saves, by the likeliest host and by the others."""
         if self._is_fed_late and not self._feeds(edit):
             return (0.0,)
-        others = (step_s - self.loop.step_s(edited(other, edit)) for other, step_s in self._others)
+        others = (step_s - self.loop.step_s(edited(host, edit)) for host, step_s in self._other_hosts)
         return tuple(max(0.0, gain_s) for gain_s in (self.step_s - self.step_after_s(edit), *others))
 
     @cached_property
