@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.findings.cure import Cure, HostClock, edit_of, joined
+from ridgeline.findings.fact import positive
 from ridgeline.findings.finding import Where
 from ridgeline.findings.kernelname import KernelName, kernel_name
 from ridgeline.findings.loop import Loop, loop_of
@@ -102,8 +103,7 @@ class Scene:
 
     def _unrecorded_step_s(self) -> float | None:
         """What a step takes when nothing is recorded, if the recorder measured it."""
-        found = self.facts.get("unprofiled_step_s")
-        return float(found) if isinstance(found, (int, float)) and found > 0 else None
+        return self.number("unprofiled_step_s")
 
     @property
     def is_timed(self) -> bool:
@@ -113,8 +113,7 @@ class Scene:
     @property
     def spread_s(self) -> float:
         """What unrecorded steps vary by, if the recorder measured it."""
-        found = self.facts.get("unprofiled_spread_s")
-        return float(found) if isinstance(found, (int, float)) and found > 0 else 0.0
+        return self.number("unprofiled_spread_s") or 0.0
 
     @property
     def num_devices(self) -> int:
@@ -590,12 +589,16 @@ class Scene:
         found = self.trace.meta.get("ridgeline")
         return dict(found) if isinstance(found, dict) else {}
 
+    def number(self, fact: str) -> float | None:
+        """A noted quantity; None if it was not noted, or is no number above nothing."""
+        return positive(self.facts.get(fact))
+
     @property
     def memory_frac(self) -> float | None:
         """Peak memory as a share of the device's; None if nobody said."""
-        peak, total = self.facts.get("peak_allocated_bytes"), self.facts.get("total_bytes")
+        peak, total = self.number("peak_allocated_bytes"), self.number("total_bytes")
         if peak and total:
-            return float(peak) / float(total)
+            return peak / total
         capacity = self.device.dram.capacity_bytes if self.device else None
         peaks = [float(c.value.max()) for name, c in self.trace.counters.items() if "memory" in name and len(c.value)]
         return max(peaks) / capacity if peaks and capacity else None

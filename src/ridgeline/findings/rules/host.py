@@ -30,8 +30,8 @@ RECORDED_FRAC = 0.35
 @rule("cpu-affinity", order=9)
 def cpu_affinity(scene: Scene) -> Candidate | None:
     """The process may use fewer cores than the machine has, and its host side is what the step waits for."""
-    usable, cores = scene.facts.get("num_usable_cores"), scene.facts.get("num_cores")
-    if not usable or not cores or usable > cores / 4:
+    usable, cores = scene.number("num_usable_cores"), scene.number("num_cores")
+    if usable is None or cores is None or usable > cores / 4:
         return None
     spans = scene.loading
     stalls, _ = scene.stalls(scene.of_kind(Kind.OP, Kind.RUNTIME))
@@ -39,7 +39,7 @@ def cpu_affinity(scene: Scene) -> Candidate | None:
     if scene.frac(time.total / 1e9 / scene.num_steps) < 0.02:
         return None
     return Candidate(
-        what=f"The process may run on {usable} of {cores} cores, and the step waits for its host side",
+        what=f"The process may run on {usable:.0f} of {cores:.0f} cores, and the step waits for its host side",
         cause="CPU affinity: loader workers, autograd and the launching thread share the cores they are bound to",
         change="drop the binding (taskset, cgroup or launcher), or bind to all cores of the GPU's NUMA node",
         where=scene.where_host(spans),
