@@ -76,7 +76,8 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         in_turn_s = max(0.0, before_s - after_s)
         finding = _finding(scene, found, in_turn_s)
         later = in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
-        if (finding.step_frac >= found.candidate.least_frac or later) and len(made) < MAX_FINDINGS:
+        worth = finding.expected_ms >= found.candidate.least_frac * scene.unrecorded_step_s * 1e3
+        if (worth or later) and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s = so_far | found.best, min(before_s, after_s)
     return sorted(_fitted(made, scene.unrecorded_step_s * 1e3), key=lambda finding: -finding.expected_ms)
