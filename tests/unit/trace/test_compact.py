@@ -49,7 +49,7 @@ def test_the_front_door_reads_them(tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b"\xfd7zXZ\x00 broken", packed({}, [])[:-9]])
 def test_damaged_files_are_refused(data):
-    with pytest.raises(InputError, match="stored by column|incomplete"):
+    with pytest.raises(InputError, match=r"stored by column|incomplete"):
         unpacked(data, "x")
 
 
