@@ -25,24 +25,24 @@ from typing import Any
 
 PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages")
 HEADS = (64, 8, 128)
-PAGED = ((2, 64, 4, 5), (3, 64, 4, 5), (2, 64, 4, 7), (4, 64, 4, 3), (4, 32, 4, 5), (4, 32, 4, 7), (2, 64, 8, 5),
-         (2, 128, 8, 4), (2, 64, 4, 3))  # fmt: skip
+PAGED = ((4, 64, 4, 3), (4, 32, 4, 5), (3, 64, 4, 5))
 """Programs a multiprocessor, keys of a block, warps, stages."""
 
 LATENT = ((64, 32, 8, 5), (64, 32, 8, 3), (64, 64, 8, 2), (32, 64, 4, 3))
 """Heads of a program, keys of a block, warps, stages."""
 
-STAGES = ((128, 2), (128, 3), (128, 4), (64, 4))
-"""Keys of a block and stages of the forward pass."""
+PAGED_CASES = ((1, 32, 8, 20480, 16), (1, 32, 8, 32768, 16), (8, 32, 8, 8192, 16), (32, 32, 8, 4096, 64),
+               (64, 64, 8, 4096, 16))  # fmt: skip
 
-PAGED_CASES = ((1, 32, 8, 16384, 16), (1, 32, 8, 32768, 16), (4, 32, 8, 8192, 64), (8, 32, 8, 8192, 16),
-               (32, 32, 8, 4096, 64))  # fmt: skip
+STAGES = ((128, 128, 2, 1), (128, 128, 2, 2), (128, 128, 3, 2), (192, 128, 2, 2), (192, 64, 4, 2), (128, 64, 4, 2))
+"""Rows and keys of a tile, stages of keys and of queries, in the forward pass of narrow heads."""
 
 
 def wanted_variants(parts: Sequence[str]) -> list[Any]:
     """Everything these parts launch, fused kernels of both orders and all configurations included."""
     from ridgeline.kernels.attention import config
-    from ridgeline.kernels.attention.op import ENCODERS, FUSED
+    from ridgeline.kernels.attention.op import FUSED
+    from ridgeline.kernels.contract import trials
     from ridgeline.kernels.variants import variants_of
 
     found = variants_of("attention") + variants_of("varlen_attention") + variants_of("paged_attention")
@@ -54,10 +54,11 @@ def wanted_variants(parts: Sequence[str]) -> list[Any]:
             found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES])
     for chosen in LATENT if "latent" in parts else ():
         with latent_by(*chosen):
-            found += variants_of("paged_latent_attention")
-    for keys, stages in STAGES if "stages" in parts else ():
-        with forward_by(keys, stages):
-            found += [v for v in variants_of("attention", ENCODERS) if v.kernel == "attention_forward"]
+            found += variants_of("paged_latent_attention", trials()["paged_latent_attention"][1].races)
+    found += variants_of("paged_latent_attention") if "latent" in parts else []
+    for chosen in STAGES if "stages" in parts else ():
+        with forward_by(*chosen):
+            found += [v for v in variants_of("attention", narrow()) if v.kernel == "attention_forward"]
     return list(dict.fromkeys(found))
 
 
@@ -100,11 +101,18 @@ def latent_by(rows: int, keys: int, warps: int, stages: int) -> Any:
     return instead(config, "choose", choose)
 
 
-def forward_by(keys: int, stages: int) -> Any:
-    """Inside, the forward pass takes so many keys and stages."""
+def narrow() -> list[Any]:
+    """Cases of heads of 64, short and long."""
+    from ridgeline.kernels.attention.op import ENCODERS, RACES
+
+    return [of for of in (*ENCODERS, *RACES) if of["d"] == 64]
+
+
+def forward_by(*chosen: int) -> Any:
+    """Inside, the forward pass takes so many rows, keys and stages."""
     from ridgeline.kernels.attention import config
 
-    return instead(config, "forward", lambda *sizes: config.Attention(128, keys, stages))
+    return instead(config, "forward", lambda *sizes: config.Attention(*chosen))
 
 
 def paged_case(b: int, h: int, k: int, s: int, page: int) -> Any:
@@ -486,6 +494,34 @@ def _no_grad(run: Callable[[], Any]) -> Callable[[], Any]:
     return inner
 
 
+def clean_course(rounds: int) -> Any:
+    """A course whose cold L2 holds clean lines: the usual flush leaves 50 MB to write back while the clock runs."""
+    import torch
+
+    from ridgeline.bench.race import Course
+
+    class Clean(Course):
+        def turns(self, runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+            flush = self.flush
+            self.flush = Flushed(flush, torch.empty((), dtype=torch.int32, device=self.device))
+            try:
+                return super().turns(runs)
+            finally:
+                self.flush = flush
+
+    class Flushed:
+        """Stands in for the buffer: after it is written, it is read, which leaves nothing to write back."""
+
+        def __init__(self, buffer: Any, out: Any) -> None:
+            self.buffer, self.out = buffer, out
+
+        def zero_(self) -> None:
+            self.buffer.zero_()
+            torch.amax(self.buffer, dim=0, out=self.out)
+
+    return Clean(torch.device("cuda"), rounds=rounds)
+
+
 def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     """Every configuration at every size, as a share of what a copy reaches."""
     import torch
@@ -494,9 +530,10 @@ def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     from ridgeline.kernels.contract import trials
 
     course, end = Course(torch.device("cuda"), rounds=15), time.perf_counter() + budget_s
+    clean = clean_course(15)
     trial = trials()["paged_attention"][1]
     copied = copy_bandwidth(course)
-    yield {"what": "copy", "bytes_per_s": copied}
+    yield {"what": "copy", "bytes_per_s": copied, "clean_bytes_per_s": copy_bandwidth(clean)}
     for sizes in PAGED_CASES:
         if time.perf_counter() > end:
             return
@@ -505,8 +542,9 @@ def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         for chosen in PAGED:
             with paged_by(*chosen):
                 runs = {str(chosen): _no_grad(partial(trial.call, *args))}
-                for row in timed(course, runs, phase="fwd", case=str(sizes), num_bytes=num_bytes):
-                    yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
+                for lines, on in (("dirty", course), ("clean", clean)):
+                    for row in timed(on, runs, phase="fwd", case=str(sizes), num_bytes=num_bytes, lines=lines):
+                        yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
 
 
 def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
@@ -539,14 +577,14 @@ def part_stages(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     from ridgeline.kernels.attention import op
 
     course, end = Course(torch.device("cuda"), rounds=15), time.perf_counter() + budget_s
-    for of in op.ENCODERS:
+    for of in narrow():
         if time.perf_counter() > end:
             return
         args = op._make(of, course.device, torch.Generator("cuda").manual_seed(5))
-        flops = 4 * of["b"] * of["h"] * of["l"] * of["s"] * of["d"]
+        flops = 4 * of["b"] * of["h"] * of["l"] * of["s"] * of["d"] * (0.5 if of["causal"] else 1.0)
         for chosen in STAGES:
             with forward_by(*chosen):
-                run = _no_grad(partial(attention, *args[:3], key_mask=args[6]))
+                run = _no_grad(partial(attention, *args[:4], key_mask=args[6]))
                 yield from timed(course, {str(chosen): run}, phase="fwd", case=str(of), flops=flops)
 
 

@@ -9,9 +9,6 @@ from ridgeline.kernels.rows import cdiv, clamp
 L2_FOR_KEYS_BYTES = 30_000_000
 """Keys and values that stay in a 50 MB L2 beside the queries that pass through it."""
 
-MAX_REGISTERS = 168
-"""Of a thread when twelve warps start; the computing groups take 240 from there, the feeding warp gives up its own."""
-
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -20,6 +17,12 @@ class Attention:
     rows: int
     keys: int
     stages: int
+    query_stages: int = 1
+
+    @property
+    def max_registers(self) -> int:
+        """Of a thread when all warps start: two computing groups take 240 from there, three 160."""
+        return 168 if self.rows <= 128 else 128
 
 
 def padded(head_dim: int) -> int:
@@ -27,9 +30,16 @@ def padded(head_dim: int) -> int:
     return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
 
 
+def columns(dim: int, value_dim: int) -> tuple[int, int]:
+    """A head's columns as the forward pass multiplies them: a power of two, and 64 more for queries of 136 to 192."""
+    return (128, 64) if 128 < dim <= 192 and value_dim <= 128 else (padded(dim), 0)
+
+
 def forward(dim: int, value_dim: int) -> Attention:
-    """Two stages of 128 keys; of 64 where a head is so wide that they would not fit into shared memory."""
-    return Attention(128, 64 if max(dim, value_dim) > 128 else 128, 2)
+    """Two stages of 128 keys, and the next tile's queries; where a wide head leaves no room, without them or of 64."""
+    if columns(dim, value_dim)[1]:
+        return Attention(128, 128, 2)
+    return Attention(128, 64, 2) if is_wide(dim, value_dim) else Attention(128, 128, 2, 2)
 
 
 def queries(dim: int, value_dim: int, band: int, capped: bool) -> Attention:
@@ -61,9 +71,19 @@ def is_wide(dim: int, value_dim: int) -> bool:
     return max(dim, value_dim) > 128
 
 
-def heads_together(heads: int, ratio: int, keys: int, head_dim: int) -> int:
-    """Heads whose tiles go side by side: as many as have their keys and values in the L2 together."""
-    return clamp(L2_FOR_KEYS_BYTES // max(1, keys * head_dim * 4) * ratio, min(ratio, heads), heads)
+def heads_together(heads: int, ratio: int, keys: int, head_dim: int, tiles: int, band: int, num_sms: int) -> int:
+    """Heads whose tiles go side by side.
+
+    Where tiles differ in length, as many as have their keys and values in the L2 together; where they do not, no more
+    than fill the device, so that a head's keys are read from memory once (512 rows of 512 heads: 4 times otherwise).
+    """
+    most = clamp(L2_FOR_KEYS_BYTES // max(1, keys * head_dim * 4) * ratio, min(ratio, heads), heads)
+    return most if band == 1 else min(most, clamp(cdiv(cdiv(num_sms, tiles), ratio) * ratio, 1, heads))
+
+
+def parts_together(parts: int, blocks: int, band: int, num_sms: int) -> int:
+    """Groups of heads whose blocks of keys go side by side: once around the device, or twice, long and short ones."""
+    return clamp(cdiv((2 if band else 1) * num_sms, max(1, blocks)), 1, max(1, parts))
 
 
 def key_split(blocks: int, ratio: int, num_sms: int, causal: bool) -> int:

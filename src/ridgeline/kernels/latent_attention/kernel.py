@@ -56,11 +56,11 @@ def latent_share(
         c = tl.load(from_c + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0)
         c_more = tl.load(from_c + d + more[None, :], mask=seen[:, None] & (more < e)[None, :], other=0.0)
         s = tl.dot(q, tl.trans(c), input_precision="ieee")
-        s = tl.dot(q_more, tl.trans(c_more), s, input_precision="ieee") * scale
+        s = tl.dot(q_more, tl.trans(c_more), s, input_precision="ieee")
         s = tl.where(seen[None, :], s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s - m_new[:, None])
-        alpha = tl.exp2(m - m_new)
+        p = tl.exp2(s * scale - (m_new * scale)[:, None])
+        alpha = tl.exp2((m - m_new) * scale)
         acc = tl.dot(p.to(c.dtype), c, acc * alpha[:, None], input_precision="ieee")
         total = total * alpha + tl.sum(p, 1)
         m = m_new
@@ -69,6 +69,6 @@ def latent_share(
     place = b.to(tl.int64) * heads + head
     if not WHOLE:
         place = place * shares + share
-        tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m + tl.log2(total)), mask=head < heads)
+        tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m * scale + tl.log2(total)), mask=head < heads)
     inside = (head < heads)[:, None] & (col < d)[None, :]
     tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
