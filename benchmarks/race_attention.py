@@ -9,6 +9,7 @@ are compiled by many processes first; checks run in a few processes side by side
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import multiprocessing
@@ -23,7 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages")
+PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
+         "orders", "reading")  # fmt: skip
 HEADS = (64, 8, 128)
 PAGED = ((4, 64, 4, 3), (4, 32, 4, 5), (3, 64, 4, 5))
 """Programs a multiprocessor, keys of a block, warps, stages."""
@@ -36,6 +38,9 @@ PAGED_CASES = ((1, 32, 8, 20480, 16), (1, 32, 8, 32768, 16), (8, 32, 8, 8192, 16
 
 STAGES = ((128, 128, 2, 1), (128, 128, 2, 2), (128, 128, 3, 2), (192, 128, 2, 2), (192, 64, 4, 2), (128, 64, 4, 2))
 """Rows and keys of a tile, stages of keys and of queries, in the forward pass of narrow heads."""
+
+READING = ((2, 16384, 4), (4, 4096, 4), (4, 8192, 3), (8, 4096, 3), (8, 8192, 1), (16, 4096, 1))
+"""Programs a multiprocessor, numbers of a block, stages, where memory is read and nothing else is done."""
 
 
 def wanted_variants(parts: Sequence[str]) -> list[Any]:
@@ -566,6 +571,60 @@ def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
             with latent_by(*chosen):
                 yield from timed(course, {str(chosen): _no_grad(partial(trial.call, *args))}, **facts)
         yield from timed(course, {"eager": _no_grad(partial(trial.eager, *args))}, **facts)
+
+
+def side_by_side(module: Any) -> Iterator[tuple[str, Any]]:
+    """Orders of a backward pass's work by name: as chosen, and all heads next to each other."""
+    yield "as chosen", contextlib.nullcontext()
+    yield "parts side by side", instead(module, "parts_together", lambda parts, *sizes: parts)
+    yield "heads by what the L2 holds", instead(
+        module, "heads_together", lambda heads, ratio, keys, dim, *rest: min(
+            heads, max(ratio, module.L2_FOR_KEYS_BYTES // max(1, keys * dim * 4) * ratio))
+    )  # fmt: skip
+
+
+def part_orders(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """The backward pass with its work in other orders."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels import attention
+    from ridgeline.kernels.attention import config
+
+    course, end = Course(torch.device("cuda"), rounds=7), time.perf_counter() + budget_s
+    heads, keys, dim = HEADS
+    for rows, causal in ((4096, True), (8192, True), (4096, False)):
+        draw = [torch.randn(1, rows, h, dim, device="cuda", dtype=torch.bfloat16) for h in (heads, keys, keys, heads)]
+        q, k, v = (x.transpose(1, 2).requires_grad_() for x in draw[:3])
+        outs = {name: attention(q, k, v, causal, deterministic=name == "two kernels")
+                for name in ("two kernels", "fused")}  # fmt: skip
+        flops = 10 * heads * rows * rows * dim * (0.5 if causal else 1.0)
+        for name, order in side_by_side(config):
+            if time.perf_counter() > end:
+                return
+            with order:
+                runs = {f"{who}, {name}": gradients(out, (q, k, v), draw[3].transpose(1, 2))
+                        for who, out in outs.items()}  # fmt: skip
+                yield from timed(course, runs, phase="bwd", rows=rows, causal=causal, flops=flops)
+
+
+def part_reading(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """What reading alone takes at the sizes of caches: the ceiling of paged decoding, launch and drain included."""
+    import reading
+    import torch
+
+    from ridgeline.bench.race import Course, copy_bandwidth
+
+    course, clean, end = Course(torch.device("cuda"), rounds=15), clean_course(15), time.perf_counter() + budget_s
+    for lines, on in (("dirty", course), ("clean", clean)):
+        yield {"what": "copy", "lines": lines, "bytes_per_s": copy_bandwidth(on)}
+        for num_bytes in (4096, 67_108_864, 134_217_728, 268_435_456, 536_870_912):
+            if time.perf_counter() > end:
+                return
+            data = torch.randint(0, 99, (num_bytes // 4,), dtype=torch.int32, device="cuda")
+            runs = {str(chosen): reading.run(data, *chosen) for chosen in READING}
+            runs["sum"] = partial(torch.sum, data.view(torch.float32))
+            yield from timed(on, runs, phase="read", case=str(num_bytes), num_bytes=num_bytes, lines=lines)
 
 
 def part_stages(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:

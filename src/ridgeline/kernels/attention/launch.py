@@ -21,15 +21,11 @@ VECTOR = 8
 """16-byte accesses of 16-bit elements: head dims and row strides are multiples of it."""
 
 _LOOSE = ("mask_ptr", "sink_ptr", "q_starts", "k_starts")
-_FORWARD = Kernel(
-    kernel.attention_forward, vectors=("d", "o_b", "o_h", "o_l"), loose=_LOOSE
-)
+_FORWARD = Kernel(kernel.attention_forward, vectors=("d", "o_b", "o_h", "o_l"), loose=_LOOSE)
 _PREPARE = Kernel(
     gradient.attention_prepare, vectors=("d", "o_b", "o_h", "o_l", "do_b", "do_h", "do_l"), loose=("q_starts",)
 )
-_QUERIES = Kernel(
-    gradient.attention_queries, vectors=("d", "g_b", "g_h", "g_l"), loose=_LOOSE
-)
+_QUERIES = Kernel(gradient.attention_queries, vectors=("d", "g_b", "g_h", "g_l"), loose=_LOOSE)
 _KEYS = Kernel(
     gradient.attention_keys,
     vectors=("d", "dv_dim", "dk_b", "dk_h", "dk_l", "dv_b", "dv_h", "dv_l"),
