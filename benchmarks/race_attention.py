@@ -39,8 +39,9 @@ PAGED_CASES = ((1, 32, 8, 20480, 16), (1, 32, 8, 32768, 16), (8, 32, 8, 8192, 16
 STAGES = ((128, 128, 2, 1), (128, 128, 2, 2), (128, 128, 3, 2), (192, 128, 2, 2), (192, 64, 4, 2), (128, 64, 4, 2))
 """Rows and keys of a tile, stages of keys and of queries, in the forward pass of narrow heads."""
 
-READING = ((2, 16384, 4), (4, 4096, 4), (4, 8192, 3), (8, 4096, 3), (8, 8192, 1), (16, 4096, 1))
-"""Programs a multiprocessor, numbers of a block, stages, where memory is read and nothing else is done."""
+READING = ((2, 16384, 4, ""), (4, 4096, 4, ""), (8, 4096, 3, ""), (8, 4096, 1, ""), (16, 4096, 1, ""),
+           (8, 4096, 1, "evict_first"), (16, 4096, 1, "evict_first"))  # fmt: skip
+"""Programs a multiprocessor, numbers of a block, stages, policy, where memory is read and nothing else is done."""
 
 
 def wanted_variants(parts: Sequence[str]) -> list[Any]:
