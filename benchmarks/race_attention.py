@@ -27,8 +27,8 @@ from typing import Any
 PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
          "orders", "reading")  # fmt: skip
 HEADS = (64, 8, 128)
-PAGED = ((4, 64, 4, 3), (4, 32, 4, 5), (3, 64, 4, 5))
-"""Programs a multiprocessor, keys of a block, warps, stages."""
+PAGED = ((4, 64, 4, 3), (4, 32, 4, 5), (3, 64, 4, 1), (5, 32, 4, 1), (2, 64, 8, 1), (2, 128, 8, 1), (8, 16, 4, 1))
+"""Programs a multiprocessor, keys of a block, warps, stages (1: read into registers, gone from the L2 first)."""
 
 LATENT = ((64, 32, 8, 5), (64, 32, 8, 3), (64, 64, 8, 2), (32, 64, 4, 3))
 """Heads of a program, keys of a block, warps, stages."""
@@ -544,10 +544,12 @@ def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         if time.perf_counter() > end:
             return
         args = trial.make(paged_case(*sizes), course.device, torch.Generator("cuda").manual_seed(2))
-        num_bytes = trial.forward_bytes(args)
+        num_bytes, meant = trial.forward_bytes(args), trial.call(*args).float()
         for chosen in PAGED:
             with paged_by(*chosen):
                 runs = {str(chosen): _no_grad(partial(trial.call, *args))}
+                off = float((trial.call(*args).float() - meant).norm() / meant.norm())
+                yield {"what": f"{chosen} against the default", "case": str(sizes), "ok": off < 0.01, "note": str(off)}
                 for lines, on in (("dirty", course), ("clean", clean)):
                     for row in timed(on, runs, phase="fwd", case=str(sizes), num_bytes=num_bytes, lines=lines):
                         yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}

@@ -32,10 +32,13 @@ def paged_share(
     KEYS: tl.constexpr,
     WHOLE: tl.constexpr,
     EARLY: tl.constexpr,
+    STAGED: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over this program's keys; the whole answer where one program has them all.
 
-    EARLY lets the joining kernel start while this one runs: it waits for the results itself.
+    EARLY lets the joining kernel start while this one runs: it waits for the results itself. STAGED leaves it to the
+    compiler to copy blocks ahead into shared memory; otherwise a block is read into registers, many programs take the
+    place of many blocks, and what is read leaves the L2 first, so that nothing else has to.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -54,18 +57,31 @@ def paged_share(
     m = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
+    policy: tl.constexpr = "" if STAGED else "evict_first"
+    key = start + tl.arange(0, KEYS)
+    table = table_ptr + b * table_b
+    page = tl.load(table + key // P, mask=key < end, other=0)
     for first in range(start, end, KEYS):
         key = first + tl.arange(0, KEYS)
         seen = key < end
-        page = tl.load(table_ptr + b * table_b + key // P, mask=seen, other=0).to(tl.int64)
-        at = page * k_page + (key % P) * k_slot + kh * k_head
-        k = tl.load(k_ptr + at[None, :] + col[:, None], mask=seen[None, :] & (col < d)[:, None], other=0.0)
+        if STAGED:
+            page = tl.load(table + key // P, mask=seen, other=0)
+        at = page.to(tl.int64) * k_page + (key % P) * k_slot + kh * k_head
+        k = tl.load(
+            k_ptr + at[None, :] + col[:, None], mask=seen[None, :] & (col < d)[:, None], other=0.0,
+            eviction_policy=policy,
+        )  # fmt: skip
+        at = page.to(tl.int64) * v_page + (key % P) * v_slot + kh * v_head
+        v = tl.load(
+            v_ptr + at[:, None] + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0,
+            eviction_policy=policy,
+        )  # fmt: skip
+        if not STAGED:  # where the next block lies
+            page = tl.load(table + (key + KEYS) // P, mask=key + KEYS < end, other=0)
         s = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee"), float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s * scale - (m_new * scale)[:, None])  # one rounding: the product and the difference are fused
         alpha = tl.exp2((m - m_new) * scale)
-        at = page * v_page + (key % P) * v_slot + kh * v_head
-        v = tl.load(v_ptr + at[:, None] + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         total = total * alpha + tl.sum(p, 1)
         m = m_new

@@ -106,6 +106,7 @@ class _Plan:
             constants={
                 "R": heads // key_heads, "ROWS": config.rows_of(heads // key_heads), "D": wide, "P": page,
                 "KEYS": chosen.keys, "WHOLE": chosen.shares == 1, "EARLY": chosen.shares > 1 and not INTERPRETING,
+                "STAGED": chosen.num_stages > 1,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
