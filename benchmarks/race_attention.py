@@ -576,14 +576,10 @@ def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         yield from timed(course, {"eager": _no_grad(partial(trial.eager, *args))}, **facts)
 
 
-def side_by_side(module: Any) -> Iterator[tuple[str, Any]]:
+def orders(module: Any) -> Iterator[tuple[str, Any]]:
     """Orders of a backward pass's work by name: as chosen, and all heads next to each other."""
     yield "as chosen", contextlib.nullcontext()
-    yield "parts side by side", instead(module, "parts_together", lambda parts, *sizes: parts)
-    yield "heads by what the L2 holds", instead(
-        module, "heads_together", lambda heads, ratio, keys, dim, *rest: min(
-            heads, max(ratio, module.L2_FOR_KEYS_BYTES // max(1, keys * dim * 4) * ratio))
-    )  # fmt: skip
+    yield "all side by side", instead(module, "side_by_side", lambda lengths, heads, *rest: heads)
 
 
 def part_orders(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
@@ -602,7 +598,7 @@ def part_orders(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         outs = {name: attention(q, k, v, causal, deterministic=name == "two kernels")
                 for name in ("two kernels", "fused")}  # fmt: skip
         flops = 10 * heads * rows * rows * dim * (0.5 if causal else 1.0)
-        for name, order in side_by_side(config):
+        for name, order in orders(config):
             if time.perf_counter() > end:
                 return
             with order:

@@ -186,20 +186,39 @@ def test_the_registered_op_of_uneven_sequences_passes_opcheck():
 def test_few_programs_share_a_group_of_heads_and_many_do_not():
     assert config.key_split(16 * 8, 8, 132, True) == 8
     assert config.key_split(128 * 8, 8, 132, True) == 1
+    assert config.key_split(48 * 8, 3, 132, True) == 3
     assert config.key_split(10, 1, 132, True) == 1
 
 
+def causal_rows(rows, block=128):
+    return config.row_lengths(rows, rows, 0, config.Attention(block, 128, 2))
+
+
 def test_heads_together_keep_their_keys_in_the_l2():
-    assert config.heads_together(64, 8, 16384, 128, 128, 1, 132) == 24
-    assert config.heads_together(64, 8, 2048, 128, 16, 1, 132) == 64
-    assert config.heads_together(4, 1, 1_000_000, 128, 10, 1, 132) == 1
+    assert config.heads_together(64, 8, 16384, 128, causal_rows(16384), 132) <= 32
+    assert config.heads_together(4, 1, 1_000_000, 128, causal_rows(1280), 132) == 1
+
+
+@pytest.mark.parametrize(("heads", "ratio", "rows"), [(64, 8, 2048), (64, 8, 8192), (128, 1, 2048), (32, 1, 4096)])
+def test_causal_tiles_are_ordered_so_that_programs_end_together(heads, ratio, rows):
+    lengths = causal_rows(rows)
+    group = config.heads_together(heads, ratio, rows, 128, lengths, 132)
+    assert group % ratio == 0 and config.busy_frac(lengths, heads, group, 132) >= 0.96
+    below = config.key_lengths(rows, rows, 0, config.Attention(64, 128, 2))
+    assert config.busy_frac(below, 32, config.parts_together(32, below, 132), 132) >= 0.96
 
 
 def test_tiles_of_one_length_go_head_by_head():
-    assert config.heads_together(512, 1, 512, 64, 4, 0, 132) == 33
-    assert config.heads_together(64, 8, 8192, 128, 64, 0, 132) == 8
-    assert config.parts_together(16, 64, 1, 132) == 5 and config.parts_together(16, 64, 0, 132) == 3
-    assert config.parts_together(2, 8, 0, 132) == 2
+    assert config.heads_together(512, 1, 512, 64, (1,) * 4, 132) == 33
+    assert config.heads_together(64, 8, 8192, 128, (1,) * 64, 132) == 8
+    assert config.parts_together(16, (1,) * 64, 132) == 3 and config.parts_together(2, (1,) * 8, 132) == 2
+
+
+def test_lengths_under_an_edge_are_those_the_kernels_walk():
+    of = config.Attention(128, 128, 2)
+    assert config.row_lengths(300, 300, 0, of) == (3, 2, 1)
+    assert config.row_lengths(128, 1000, 872, of) == (8,)
+    assert config.key_lengths(300, 300, 0, config.Attention(64, 128, 2)) == (5, 3, 1)
 
 
 def test_programs_go_back_and_forth_over_all_tiles():

@@ -167,11 +167,14 @@ class _Plan:
     def tiles(self, block: int) -> int:
         return config.num_tiles(self.longest_q, self.batch * self.heads, block)
 
-    def group(self, block: int) -> int:
-        """Heads whose tiles of this many rows go side by side."""
+    def group(self, of: config.Attention) -> int:
+        """Heads whose tiles of query rows go side by side."""
+        lengths = (1,) * cdiv(self.longest_q, of.rows)
+        if self.band == 1:
+            lengths = config.row_lengths(self.longest_q, self.longest_k, self.span[1], of)
         return config.heads_together(
             self.batch * self.heads, self.heads // self.key_heads, self.longest_k, max(self.dim, self.value_dim),
-            cdiv(self.longest_q, block), self.band, self.sms,
+            lengths, self.sms,
         )  # fmt: skip
 
 
@@ -187,7 +190,7 @@ class Forward(_Plan):
         width, rest = config.columns(self.dim, self.value_dim)
         self.rest = (
             self.batch, self.heads, self.key_heads, self.rows, self.keys, self.longest_q, *self.span, self.value_dim,
-            self.mask_step, *o.stride()[:3], self.group(chosen.rows), self.scale, self.pre,
+            self.mask_step, *o.stride()[:3], self.group(chosen), self.scale, self.pre,
         )  # fmt: skip
         self.start = _FORWARD.bind(
             (
@@ -305,7 +308,7 @@ class Backward(_Plan):
         chosen = config.queries(self.dim, self.value_dim, of.band, of.softcap > 0)
         self.queries_rest = (
             self.padded, self.batch, self.heads, self.key_heads, self.rows, self.keys, self.longest_q, *self.span,
-            self.dim, self.mask_step, *dq.stride()[:3], self.group(chosen.rows), self.scale, self.pre, self.scale_out,
+            self.dim, self.mask_step, *dq.stride()[:3], self.group(chosen), self.scale, self.pre, self.scale_out,
         )  # fmt: skip
         self.queries = _QUERIES.bind(
             (
@@ -334,7 +337,7 @@ class Backward(_Plan):
         self.keys_rest = (
             self.padded, self.batch, self.heads, self.key_heads, self.split, self.rows, self.keys, self.longest_k,
             *self.span, self.dim, self.value_dim, self.mask_step, *part_k.stride()[:3], *part_v.stride()[:3],
-            self.parts_together(self.longest_k, chosen.keys), self.scale, self.pre, self.scale_out,
+            self.parts_together(chosen), self.scale, self.pre, self.scale_out,
         )  # fmt: skip
         self.keys_start = _KEYS.bind(
             (
@@ -367,7 +370,7 @@ class Backward(_Plan):
         self.fused_rest = (
             self.padded, self.batch, self.heads, self.key_heads, self.split, self.rows, self.keys, *self.span[:2],
             self.dim, self.mask_step, *part_k.stride()[:3], *part_v.stride()[:3],
-            self.parts_together(self.keys, chosen.keys), self.scale, self.scale_out,
+            self.parts_together(chosen), self.scale, self.scale_out,
         )  # fmt: skip
         whole = Blocks(total, tuple(total.shape), (width, 1), (chosen.rows, width // 2))
         self.fused_start = _FUSED.bind(
@@ -398,9 +401,12 @@ class Backward(_Plan):
         if self.split > 1:
             self.sum_k, self.sum_v = self._bind_sum(part_k, dk), self._bind_sum(part_v, dv)
 
-    def parts_together(self, keys: int, block: int) -> int:
-        parts = self.batch * self.key_heads * self.split
-        return config.parts_together(parts, cdiv(keys, block), self.band, self.sms)
+    def parts_together(self, of: config.Attention) -> int:
+        """Groups of heads whose blocks of keys go side by side."""
+        lengths = (1,) * cdiv(self.longest_k, of.keys)
+        if self.band == 1:
+            lengths = config.key_lengths(self.longest_q, self.longest_k, self.span[1], of)
+        return config.parts_together(self.batch * self.key_heads * self.split, lengths, self.sms)
 
     def _parts(self, grad: Tensor) -> Tensor:
         """Where dK or dV goes first: partial sums of a few heads each, or at once where it belongs."""
