@@ -26,13 +26,21 @@ from pathlib import Path
 from typing import Any
 
 PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
-         "orders", "reading")  # fmt: skip
+         "orders", "reading", "decode")  # fmt: skip
 HEADS = (64, 8, 128)
-PAGED = ((4, 64, 4, 3), (4, 32, 4, 5), (3, 64, 4, 1), (5, 32, 4, 1), (2, 64, 8, 1), (2, 128, 8, 1), (8, 16, 4, 1))
-"""Programs a multiprocessor, keys of a block, warps, stages (1: read into registers, gone from the L2 first)."""
+PAGED = ((4, 64, 4, 3, 1), (4, 64, 4, 3, 2), (3, 64, 4, 1, 1), (3, 64, 4, 1, 2), (5, 32, 4, 1, 2), (2, 64, 8, 1, 2),
+         (8, 16, 4, 1, 2), (2, 128, 8, 1, 2))  # fmt: skip
+"""Programs a multiprocessor, keys of a block, warps, stages (1: read into registers, gone from the L2 first), and when
+the joining kernel may start (1 at once, 2 late)."""
 
-LATENT = ((64, 32, 8, 5), (64, 32, 8, 3), (64, 64, 8, 2), (32, 64, 4, 3))
-"""Heads of a program, keys of a block, warps, stages."""
+DECODE = ((2, 64, 4, 3, 0), (2, 64, 4, 3, 2), (3, 64, 4, 1, 2), (3, 64, 4, 1, 0), (5, 32, 4, 1, 2), (8, 16, 4, 1, 2))
+"""The same over a contiguous cache."""
+
+DECODE_CASES = ((1, 32, 8, 2048), (1, 32, 32, 2048), (8, 32, 8, 2048), (1, 32, 8, 16384), (8, 32, 8, 8192))
+
+LATENT = ((64, 32, 8, 5, 1), (64, 32, 8, 3, 1), (64, 64, 8, 2, 1), (16, 32, 8, 5, 1), (16, 32, 4, 3, 2),
+          (16, 64, 8, 2, 1), (16, 32, 4, 2, 2))  # fmt: skip
+"""Heads of a program, keys of a block, warps, stages, programs a multiprocessor."""
 
 PAGED_CASES = ((1, 32, 8, 20480, 16), (1, 32, 8, 32768, 16), (8, 32, 8, 8192, 16), (32, 32, 8, 4096, 64),
                (64, 64, 8, 4096, 16))  # fmt: skip
@@ -48,7 +56,6 @@ def wanted_variants(parts: Sequence[str]) -> list[Any]:
     """Everything these parts launch, fused kernels of both orders and all configurations included."""
     from ridgeline.kernels.attention import config
     from ridgeline.kernels.attention.op import FUSED
-    from ridgeline.kernels.contract import trials
     from ridgeline.kernels.variants import variants_of
 
     found = variants_of("attention") + variants_of("varlen_attention") + variants_of("paged_attention")
@@ -58,9 +65,12 @@ def wanted_variants(parts: Sequence[str]) -> list[Any]:
     for chosen in PAGED if "paged" in parts else ():
         with paged_by(*chosen):
             found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES])
+    for chosen in DECODE if "decode" in parts else ():
+        with decode_by(*chosen):
+            found += variants_of("decode_attention", [decode_case(*of) for of in DECODE_CASES])
     for chosen in LATENT if "latent" in parts else ():
         with latent_by(*chosen):
-            found += variants_of("paged_latent_attention", trials()["paged_latent_attention"][1].races)
+            found += variants_of("paged_latent_attention", latent_cases(chosen[0]))
     found += variants_of("paged_latent_attention") if "latent" in parts else []
     for chosen in STAGES if "stages" in parts else ():
         with forward_by(*chosen):
@@ -83,25 +93,37 @@ def instead(module: Any, name: str, value: Any) -> Iterator[None]:
         forget_plans()
 
 
-def paged_by(programs: int, keys: int, warps: int, stages: int) -> Any:
+def paged_by(programs: int, keys: int, warps: int, stages: int, early: int = 1) -> Any:
     """Inside, paged attention splits and stages as told."""
     from ridgeline.kernels.paged_attention import config
     from ridgeline.kernels.rows import cdiv
 
     def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Any:
         shares = config.shares_of(batch * key_heads, cdiv(longest, keys), programs * num_sms)
-        return config.Paged(keys, shares, warps, stages)
+        return config.Paged(keys, shares, warps, stages, early)
 
     return instead(config, "choose", choose)
 
 
-def latent_by(rows: int, keys: int, warps: int, stages: int) -> Any:
+def decode_by(programs: int, keys: int, warps: int, stages: int, early: int) -> Any:
+    """Inside, attention over a contiguous cache does."""
+    from ridgeline.kernels.decode_attention import config
+    from ridgeline.kernels.rows import cdiv, clamp
+
+    def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Any:
+        shares = clamp(cdiv(programs * num_sms, batch * key_heads), 1, max(1, longest // keys))
+        return config.Decode(keys, shares, warps, stages, early)
+
+    return instead(config, "choose", choose)
+
+
+def latent_by(rows: int, keys: int, warps: int, stages: int, programs: int) -> Any:
     """Inside, latent attention does."""
     from ridgeline.kernels.latent_attention import config
     from ridgeline.kernels.rows import cdiv
 
     def choose(batch: int, heads: int, longest: int, num_sms: int) -> Any:
-        shares = config.shares_of(batch * cdiv(heads, rows), cdiv(longest, keys), num_sms)
+        shares = config.shares_of(batch * cdiv(heads, rows), cdiv(longest, keys), programs * num_sms)
         return config.Latent(rows, keys, shares, warps, stages)
 
     return instead(config, "choose", choose)
@@ -125,6 +147,19 @@ def paged_case(b: int, h: int, k: int, s: int, page: int) -> Any:
     from ridgeline.kernels.contract import case
 
     return case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
+
+
+def decode_case(b: int, h: int, k: int, s: int) -> Any:
+    from ridgeline.kernels.contract import case
+
+    return case("bfloat16", b=b, h=h, k=k, s=s, d=128, hide="")
+
+
+def latent_cases(rows: int) -> list[Any]:
+    """Cases whose heads fill programs of this many."""
+    from ridgeline.kernels.contract import trials
+
+    return [of for of in trials()["paged_latent_attention"][1].races if (of["h"] >= 64) == (rows >= 64)]
 
 
 def compile_all(parts: Sequence[str], jobs: int) -> dict[str, Any]:
@@ -566,6 +601,30 @@ def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
                         yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
 
 
+def part_decode(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Every configuration over a contiguous cache, and PyTorch's fused attention."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels.contract import trials
+
+    course, end = Course(torch.device("cuda"), rounds=15), time.perf_counter() + budget_s
+    clean, trial = clean_course(15), trials()["decode_attention"][1]
+    for sizes in DECODE_CASES:
+        if time.perf_counter() > end:
+            return
+        args = trial.make(decode_case(*sizes), course.device, torch.Generator("cuda").manual_seed(2))
+        num_bytes, meant = 2 * args[1].nbytes, trial.call(*args).float()
+        for chosen in (*DECODE, None):
+            with decode_by(*chosen) if chosen else contextlib.nullcontext():
+                run = partial(trial.call if chosen else trial.eager, *args)
+                off = float((run().float() - meant).norm() / meant.norm())
+                yield {"what": f"{chosen} against the default", "case": str(sizes), "ok": off < 0.01, "note": str(off)}
+                for lines, on in (("dirty", course), ("clean", clean)):
+                    runs = {str(chosen or "eager"): _no_grad(run)}
+                    yield from timed(on, runs, phase="fwd", case=str(sizes), num_bytes=num_bytes, lines=lines)
+
+
 def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     """Every configuration of latent decoding, and eager PyTorch."""
     import torch
@@ -581,8 +640,13 @@ def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         args = trial.make(of, course.device, torch.Generator("cuda").manual_seed(2))
         facts = {"phase": "fwd", "case": str(of), "num_bytes": trial.forward_bytes(args)}
         facts["flops"] = 2 * of["b"] * of["h"] * of["s"] * (2 * of["d"] + of["e"])
+        meant = trial.call(*args).float()
         for chosen in LATENT:
+            if of not in latent_cases(chosen[0]):
+                continue
             with latent_by(*chosen):
+                off = float((trial.call(*args).float() - meant).norm() / meant.norm())
+                yield {"what": f"{chosen} against the default", "case": str(of), "ok": off < 0.01, "note": str(off)}
                 yield from timed(course, {str(chosen): _no_grad(partial(trial.call, *args))}, **facts)
         yield from timed(course, {"eager": _no_grad(partial(trial.eager, *args))}, **facts)
 

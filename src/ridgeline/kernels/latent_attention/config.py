@@ -20,6 +20,7 @@ class Latent:
     shares: int
     num_warps: int = 8
     num_stages: int = 5
+    early: int = 1
 
 
 def choose(batch: int, heads: int, longest: int, num_sms: int) -> Latent:

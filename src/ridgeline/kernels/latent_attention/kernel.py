@@ -31,7 +31,7 @@ def latent_share(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over this program's keys; the whole answer where one program has them all."""
-    if EARLY:
+    if EARLY == 1:
         gdc_launch_dependents()
     b = tl.program_id(0) // groups
     share = tl.program_id(1)
@@ -64,6 +64,8 @@ def latent_share(
         acc = tl.dot(p.to(c.dtype), c, acc * alpha[:, None], input_precision="ieee")
         total = total * alpha + tl.sum(p, 1)
         m = m_new
+    if EARLY == 2:
+        gdc_launch_dependents()
     nothing = total == 0.0
     acc = acc / tl.where(nothing, 1.0, total)[:, None]
     place = b.to(tl.int64) * heads + head

@@ -83,7 +83,7 @@ class _Plan:
             constants={
                 "ROWS": chosen.rows, "D": max(16, power_of_two(dim)), "E": max(16, power_of_two(width - dim)),
                 "P": page, "KEYS": chosen.keys, "WHOLE": chosen.shares == 1,
-                "EARLY": chosen.shares > 1 and not INTERPRETING,
+                "EARLY": chosen.early if chosen.shares > 1 and not INTERPRETING else 0,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -166,8 +166,8 @@ CHECKS = tuple(
     )
 )  # fmt: skip
 RACES = tuple(
-    case("bfloat16", b=b, h=128, s=s, d=512, e=64, page=64, uneven=False)
-    for b, s in ((32, 4096), (64, 4096), (128, 2048), (1, 65536))
+    case("bfloat16", b=b, h=h, s=s, d=512, e=64, page=64, uneven=False)
+    for b, h, s in ((32, 128, 4096), (128, 128, 2048), (1, 128, 65536), (64, 16, 4096), (16, 16, 8192))
 )
 
 LATENT_ATTENTION = declare(

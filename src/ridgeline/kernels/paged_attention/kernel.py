@@ -36,11 +36,12 @@ def paged_share(
 ):  # fmt: skip
     """Online softmax over this program's keys; the whole answer where one program has them all.
 
-    EARLY lets the joining kernel start while this one runs: it waits for the results itself. STAGED leaves it to the
+    EARLY lets the joining kernel, which waits for the results itself, start with this one (1) or when programs have
+    read their last key (2). STAGED leaves it to the
     compiler to copy blocks ahead into shared memory; otherwise a block is read into registers, many programs take the
     place of many blocks, and what is read leaves the L2 first, so that nothing else has to.
     """
-    if EARLY:
+    if EARLY == 1:
         gdc_launch_dependents()
     b = tl.program_id(0) // key_heads
     kh = tl.program_id(0) % key_heads
@@ -85,6 +86,8 @@ def paged_share(
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         total = total * alpha + tl.sum(p, 1)
         m = m_new
+    if EARLY == 2:
+        gdc_launch_dependents()
     nothing = total == 0.0
     acc = acc / tl.where(nothing, 1.0, total)[:, None]
     place = b.to(tl.int64) * key_heads * R + head
@@ -104,11 +107,11 @@ def paged_join(
     place = tl.program_id(0).to(tl.int64)
     share = tl.arange(0, SHARES)
     col = tl.program_id(1) * D + tl.arange(0, D)
+    inside = (share < shares)[:, None] & (col < d)[None, :]
+    part = tl.load(part_ptr + (place * shares + share)[:, None] * d + col[None, :], mask=inside, other=0.0)
     lse = tl.load(lse_ptr + place * shares + share, mask=share < shares, other=float("-inf"))
     top = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
-    inside = (share < shares)[:, None] & (col < d)[None, :]
-    part = tl.load(part_ptr + (place * shares + share)[:, None] * d + col[None, :], mask=inside, other=0.0)
     whole = tl.sum(weight, 0)
     out = tl.sum(part * weight[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
     tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)
