@@ -75,6 +75,17 @@ def fits_fused(dim: int, value_dim: int, capped: bool, varlen: bool) -> bool:
     return padded(dim) == padded(value_dim) == 128 and dim == value_dim and not capped and not varlen
 
 
+LEAST_FUSED_ROWS = 1024
+
+
+def prefers_fused(band: int, rows: int) -> bool:
+    """Whether five products with sums through memory are faster than seven without.
+
+    Where every row sees every key: 559 TFLOP/s against 492 at 4,096 rows; under a causal mask 362 against 426.
+    """
+    return band == 0 and rows >= LEAST_FUSED_ROWS
+
+
 def is_wide(dim: int, value_dim: int) -> bool:
     return max(dim, value_dim) > 128
 

@@ -272,7 +272,11 @@ class Backward(_Plan):
         self.buffer, self.none = template(buffer.shape, buffer.dtype, q.device), template((0,), q.dtype, q.device)
         self.grads = [Empty(x) for x in grads]
         dq, dk, dv = grads
-        self.fused = not of.deterministic and config.fits_fused(self.dim, self.value_dim, of.softcap > 0, self.varlen)
+        self.fused = (
+            not of.deterministic
+            and config.fits_fused(self.dim, self.value_dim, of.softcap > 0, self.varlen)
+            and config.prefers_fused(of.band, self.rows)
+        )
         self._bind_prepare(do, o, lse, buffer, q_starts)
         if self.fused:
             self._bind_fused(of, do, q, k, v, dq, dk, dv, buffer, mask)
