@@ -183,15 +183,19 @@ def test_the_registered_op_of_uneven_sequences_passes_opcheck():
     torch.library.opcheck(op.VARLEN_ATTENTION.op, (x, x.detach(), x.detach(), starts, starts, 4, 4, True, 0.3))
 
 
-def test_few_programs_share_a_group_of_heads_and_many_do_not():
-    assert config.key_split(16 * 8, 8, 132, True) == 8
-    assert config.key_split(128 * 8, 8, 132, True) == 1
-    assert config.key_split(48 * 8, 3, 132, True) == 3
-    assert config.key_split(10, 1, 132, True) == 1
+def causal_rows(rows):
+    return config.row_lengths(rows, rows, -2 * rows, 0, config.Attention(128, 128, 2))
 
 
-def causal_rows(rows, block=128):
-    return config.row_lengths(rows, rows, 0, config.Attention(block, 128, 2))
+def causal_keys(rows):
+    return config.key_lengths(rows, rows, -2 * rows, 0, config.Attention(64, 128, 2))
+
+
+def test_programs_share_a_group_of_heads_only_where_there_are_too_few_blocks():
+    assert config.key_split(causal_keys(2048), 8, 8, 132) == 2
+    assert config.key_split(causal_keys(4096), 8, 8, 132) == 1
+    assert config.key_split(causal_keys(4096), 4, 7, 132) == 7
+    assert config.key_split(causal_keys(1280), 1, 1, 132) == 1
 
 
 def test_heads_together_keep_their_keys_in_the_l2():
@@ -204,7 +208,7 @@ def test_causal_tiles_are_ordered_so_that_programs_end_together(heads, ratio, ro
     lengths = causal_rows(rows)
     group = config.heads_together(heads, ratio, rows, 128, lengths, 132)
     assert group % ratio == 0 and config.busy_frac(lengths, heads, group, 132) >= 0.96
-    below = config.key_lengths(rows, rows, 0, config.Attention(64, 128, 2))
+    below = causal_keys(rows)
     assert config.busy_frac(below, 32, config.parts_together(32, below, 132), 132) >= 0.96
 
 
@@ -214,11 +218,15 @@ def test_tiles_of_one_length_go_head_by_head():
     assert config.parts_together(16, (1,) * 64, 132) == 3 and config.parts_together(2, (1,) * 8, 132) == 2
 
 
-def test_lengths_under_an_edge_are_those_the_kernels_walk():
+def test_lengths_under_edges_are_those_the_kernels_walk():
     of = config.Attention(128, 128, 2)
-    assert config.row_lengths(300, 300, 0, of) == (3, 2, 1)
-    assert config.row_lengths(128, 1000, 872, of) == (8,)
-    assert config.key_lengths(300, 300, 0, config.Attention(64, 128, 2)) == (5, 3, 1)
+    assert config.row_lengths(300, 300, -600, 0, of) == (3, 2, 1)
+    assert config.row_lengths(300, 300, -600, 600, of) == (3, 3, 3)
+    assert config.row_lengths(128, 1000, -2000, 872, of) == (8,)
+    assert config.row_lengths(512, 512, -127, 0, of) == (2, 2, 2, 1)
+    of = config.Attention(64, 128, 2)
+    assert config.key_lengths(300, 300, -600, 0, of) == (5, 3, 1)
+    assert config.key_lengths(512, 512, -127, 0, of) == (4, 4, 4, 2)
 
 
 def test_programs_go_back_and_forth_over_all_tiles():

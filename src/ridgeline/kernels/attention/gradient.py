@@ -49,6 +49,20 @@ def _add_to_global(tensor_desc, coord, src, _semantic=None):
 
 
 @gluon.jit
+def _let_the_next_start():
+    """A kernel launched as a dependent may take multiprocessors as soon as this one leaves them."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )  # fmt: skip
+
+
+@gluon.jit
+def _wait_for_the_last():
+    """Nothing after this kernel starts before the one that it was a dependent of has ended."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def _padded_start(b, q0, VARLEN: gl.constexpr):
     """Where a sequence's numbers start in a head's buffer: every sequence begins a block of 64."""
     start = q0
@@ -197,7 +211,8 @@ def attention_queries(
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr,
 ):
-    """dQ: a program owns 128 query rows and walks the keys they see."""
+    """dQ: a program owns 128 query rows and walks the keys they see; dK and dV start where programs have ended."""
+    _let_the_next_start()
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(BM == 128)
     q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, 1, BM // 2, D], q_desc.layout)
@@ -471,6 +486,7 @@ def attention_keys(
                       (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem), bars, padded, sizes, items, parts,
                       group, H, K, split, BM, BN, D, DV, STAGES, BAND, VARLEN, 0)),
     ], [4, 1], [240, 24])  # fmt: skip
+    _wait_for_the_last()
 
 
 @gluon.jit

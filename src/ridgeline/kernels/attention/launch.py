@@ -30,6 +30,7 @@ _KEYS = Kernel(
     gradient.attention_keys,
     vectors=("d", "dv_dim", "dk_b", "dk_h", "dk_l", "dv_b", "dv_h", "dv_l"),
     loose=_LOOSE,
+    dependent=True,
 )
 _FUSED = Kernel(
     gradient.attention_fused,
@@ -169,9 +170,7 @@ class _Plan:
 
     def group(self, of: config.Attention) -> int:
         """Heads whose tiles of query rows go side by side."""
-        lengths = (1,) * cdiv(self.longest_q, of.rows)
-        if self.band == 1:
-            lengths = config.row_lengths(self.longest_q, self.longest_k, self.span[1], of)
+        lengths = config.row_lengths(self.longest_q, self.longest_k, *self.span[:2], of)
         return config.heads_together(
             self.batch * self.heads, self.heads // self.key_heads, self.longest_k, max(self.dim, self.value_dim),
             lengths, self.sms,
@@ -336,7 +335,7 @@ class Backward(_Plan):
         tiles = config.num_tiles(self.longest_k, self.batch * self.key_heads, chosen.keys)
         self.split = 1
         if not self.varlen:
-            self.split = config.key_split(tiles, self.heads // self.key_heads, self.sms, of.band > 0)
+            self.split = self._split(chosen)
         part_k, part_v = self._parts(dk), self._parts(dv)
         self.keys_rest = (
             self.padded, self.batch, self.heads, self.key_heads, self.split, self.rows, self.keys, self.longest_k,
@@ -369,7 +368,7 @@ class Backward(_Plan):
     ) -> None:  # fmt: skip
         chosen, width = config.FUSED, self.wide[0]
         tiles = config.num_tiles(self.keys, self.batch * self.key_heads, chosen.keys)
-        self.split = config.key_split(tiles, self.heads // self.key_heads, self.sms, of.band > 0)
+        self.split = self._split(chosen)
         part_k, part_v, total = self._parts(dk), self._parts(dv), self._sum(q)
         self.fused_rest = (
             self.padded, self.batch, self.heads, self.key_heads, self.split, self.rows, self.keys, *self.span[:2],
@@ -407,10 +406,15 @@ class Backward(_Plan):
 
     def parts_together(self, of: config.Attention) -> int:
         """Groups of heads whose blocks of keys go side by side."""
-        lengths = (1,) * cdiv(self.longest_k, of.keys)
-        if self.band == 1:
-            lengths = config.key_lengths(self.longest_q, self.longest_k, self.span[1], of)
-        return config.parts_together(self.batch * self.key_heads * self.split, lengths, self.sms)
+        return config.parts_together(self.batch * self.key_heads * self.split, self._key_lengths(of), self.sms)
+
+    def _key_lengths(self, of: config.Attention) -> tuple[int, ...]:
+        return config.key_lengths(self.longest_q, self.longest_k, *self.span[:2], of)
+
+    def _split(self, of: config.Attention) -> int:
+        """How many programs share the heads of a block of keys."""
+        groups = self.batch * self.key_heads
+        return config.key_split(self._key_lengths(of), groups, self.heads // self.key_heads, self.sms)
 
     def _parts(self, grad: Tensor) -> Tensor:
         """Where dK or dV goes first: partial sums of a few heads each, or at once where it belongs."""
