@@ -96,10 +96,9 @@ def instead(module: Any, name: str, value: Any) -> Iterator[None]:
 def paged_by(programs: int, keys: int, warps: int, stages: int, early: int = 1) -> Any:
     """Inside, paged attention splits and stages as told."""
     from ridgeline.kernels.paged_attention import config
-    from ridgeline.kernels.rows import cdiv
 
     def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Any:
-        shares = config.shares_of(batch * key_heads, cdiv(longest, keys), programs * num_sms)
+        shares = config.shares_of(batch * key_heads, longest, keys, programs * num_sms)
         return config.Paged(keys, shares, warps, stages, early)
 
     return instead(config, "choose", choose)
@@ -123,7 +122,7 @@ def latent_by(rows: int, keys: int, warps: int, stages: int, programs: int) -> A
     from ridgeline.kernels.rows import cdiv
 
     def choose(batch: int, heads: int, longest: int, num_sms: int) -> Any:
-        shares = config.shares_of(batch * cdiv(heads, rows), cdiv(longest, keys), programs * num_sms)
+        shares = config.shares_of(batch * cdiv(heads, rows), longest, keys, programs * num_sms)
         return config.Latent(rows, keys, shares, warps, stages)
 
     return instead(config, "choose", choose)

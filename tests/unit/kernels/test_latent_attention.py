@@ -47,7 +47,7 @@ def test_the_kernel_uses_the_tensor_cores_on_asynchronous_copies():
 
 
 def test_programs_take_64_heads_and_fill_the_device():
-    assert config.choose(1, 128, 65536, 132) == config.Latent(64, 32, 64)
+    assert config.choose(1, 128, 65536, 132) == config.Latent(64, 32, 66)
     assert config.choose(64, 16, 4096, 132).rows == 16
 
 

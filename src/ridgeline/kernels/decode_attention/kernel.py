@@ -48,9 +48,9 @@ def decode_share(
     length = longest
     if LENS:
         length = tl.minimum(tl.load(lens_ptr + b * lens_b).to(tl.int32), longest)
-    blocks = tl.cdiv(tl.cdiv(length, KEYS), shares)
-    start = share * blocks * KEYS
-    end = tl.minimum(start + blocks * KEYS, length)
+    mine = tl.cdiv(tl.cdiv(length, 16), shares) * 16
+    start = share * mine
+    end = tl.minimum(start + mine, length)
     row = tl.arange(0, ROWS)
     col = tl.arange(0, D)
     inside = (row < R)[:, None] & (col < d)[None, :]

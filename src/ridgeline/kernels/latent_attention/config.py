@@ -26,4 +26,4 @@ class Latent:
 def choose(batch: int, heads: int, longest: int, num_sms: int) -> Latent:
     rows = max(16, min(MAX_ROWS, power_of_two(heads)))
     keys = 32
-    return Latent(rows, keys, shares_of(batch * cdiv(heads, rows), cdiv(longest, keys), num_sms))
+    return Latent(rows, keys, shares_of(batch * cdiv(heads, rows), longest, keys, num_sms))

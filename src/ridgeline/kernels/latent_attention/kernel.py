@@ -36,9 +36,9 @@ def latent_share(
     b = tl.program_id(0) // groups
     share = tl.program_id(1)
     length = tl.load(lens_ptr + b)
-    blocks = tl.cdiv(tl.cdiv(length, KEYS), shares)
-    start = share * blocks * KEYS
-    end = tl.minimum(start + blocks * KEYS, length)
+    mine = tl.cdiv(tl.cdiv(length, 16), shares) * 16
+    start = share * mine
+    end = tl.minimum(start + mine, length)
     head = tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, D)
     more = tl.arange(0, E)

@@ -47,9 +47,9 @@ def paged_share(
     kh = tl.program_id(0) % key_heads
     share = tl.program_id(1)
     length = tl.load(lens_ptr + b)
-    blocks = tl.cdiv(tl.cdiv(length, KEYS), shares)
-    start = share * blocks * KEYS
-    end = tl.minimum(start + blocks * KEYS, length)
+    mine = tl.cdiv(tl.cdiv(length, 16), shares) * 16
+    start = share * mine
+    end = tl.minimum(start + mine, length)
     row = tl.arange(0, ROWS)
     col = tl.arange(0, D)
     inside = (row < R)[:, None] & (col < d)[None, :]
