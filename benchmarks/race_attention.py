@@ -45,20 +45,28 @@ LATENT = ((64, 32, 8, 5, 1), (64, 32, 8, 3, 1), (64, 64, 8, 2, 1), (16, 32, 8, 5
 PAGED_CASES = ((1, 32, 8, 20480, 16), (1, 32, 8, 32768, 16), (8, 32, 8, 8192, 16), (32, 32, 8, 4096, 64),
                (64, 64, 8, 4096, 16))  # fmt: skip
 
-STAGES = ((128, 128, 2, 2), (128, 128, 3, 2), (192, 128, 2, 2), (192, 64, 4, 2))
+STAGES = ((128, 128, 2, 2), (192, 128, 2, 2), (192, 64, 4, 2))
 """Rows and keys of a tile, stages of keys and of queries, in the forward pass of narrow heads."""
 
 READING = ((4, 4096, 4, ""), (8, 4096, 1, ""), (8, 4096, 1, "evict_first"))
 """Programs a multiprocessor, numbers of a block, stages, policy, where memory is read and nothing else is done."""
 
 
-def wanted_variants(parts: Sequence[str]) -> list[Any]:
+def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
     """Everything these parts launch, fused kernels of both orders and all configurations included."""
     from ridgeline.kernels.attention import config
     from ridgeline.kernels.attention.op import FUSED
+    from ridgeline.kernels.contract import trials
     from ridgeline.kernels.variants import variants_of
 
-    found = variants_of("attention") + variants_of("varlen_attention") + variants_of("paged_attention")
+    found: list[Any] = []
+    if brief:
+        for name, i, _ in checks(parts, brief) if "checks" in parts else ():
+            found += variants_of(name, [checked_cases(name)[i]])
+        found += variants_of("attention", raced_cases(parts))
+    else:
+        for name in ("attention", "varlen_attention", "paged_attention", "decode_attention", "paged_latent_attention"):
+            found += variants_of(name)
     config.PIPED = False
     found += variants_of("attention", FUSED[:2])
     config.PIPED = True
@@ -71,11 +79,35 @@ def wanted_variants(parts: Sequence[str]) -> list[Any]:
     for chosen in LATENT if "latent" in parts else ():
         with latent_by(*chosen):
             found += variants_of("paged_latent_attention", latent_cases(chosen[0]))
-    found += variants_of("paged_latent_attention") if "latent" in parts else []
+    if "latent" in parts:
+        found += variants_of("paged_latent_attention", trials()["paged_latent_attention"][1].races)
     for chosen in STAGES if "stages" in parts else ():
         with forward_by(*chosen):
             found += [v for v in variants_of("attention", narrow()) if v.kernel == "attention_forward"]
     return list(dict.fromkeys(found))
+
+
+def raced_cases(parts: Sequence[str]) -> list[Any]:
+    """Cases of the races of plain attention."""
+    from ridgeline.kernels.attention.op import ENCODERS, RACES
+    from ridgeline.kernels.contract import case
+
+    found = [*RACES, case("bfloat16", b=1, h=8, k=8, l=64, s=64, d=64, causal=False)]
+    found += ENCODERS if "encoders" in parts else ()
+    heads, keys, dim = HEADS
+    found += [
+        case("bfloat16", b=1, h=heads, k=keys, l=rows, s=rows, d=dim, causal=causal, deterministic=same)
+        for rows in (2048, 4096, 8192, 16384) for causal in (False, True) for same in (False, True)
+    ]  # fmt: skip
+    return found
+
+
+def checked_cases(name: str) -> list[Any]:
+    """Cases that a check is a number of."""
+    from ridgeline.kernels.attention import op
+    from ridgeline.kernels.contract import trials
+
+    return [*trials()[name][1].checks, *op.FUSED]
 
 
 @contextmanager
@@ -161,35 +193,42 @@ def latent_cases(rows: int) -> list[Any]:
     return [of for of in trials()["paged_latent_attention"][1].races if (of["h"] >= 64) == (rows >= 64)]
 
 
-def compile_all(parts: Sequence[str], jobs: int) -> dict[str, Any]:
+def compile_all(parts: Sequence[str], jobs: int, brief: bool) -> dict[str, Any]:
     """Compile what no pack holds (RIDGELINE_KERNEL_PACK)."""
     from ridgeline.kernels import pack
 
     began = time.perf_counter()
-    wanted = [variant for variant in wanted_variants(parts) if pack.find(variant) is None]
+    wanted = [variant for variant in wanted_variants(parts, brief) if pack.find(variant) is None]
     num = sum(1 for _ in pack.compiled_all(wanted, jobs)) if wanted else 0
     return {"num_variants": num, "took_s": time.perf_counter() - began}
 
 
-def write_pack(parts: Sequence[str], jobs: int, folder: Path) -> None:
+def write_pack(parts: Sequence[str], jobs: int, folder: Path, brief: bool) -> None:
     """Compile what these parts launch into a pack, on any machine."""
     from ridgeline.kernels import pack
 
-    wanted = wanted_variants(parts)
-    pack.write(folder, wanted, jobs=jobs)
+    wanted = wanted_variants(parts, brief)
+    pack.write(folder, wanted, jobs=jobs, progress=lambda done, total: print(done, "of", total, flush=True))
     print(f"{len(wanted)} variants in {folder}")
 
 
-def checks(parts: Sequence[str]) -> list[tuple[str, int, str]]:
+BRIEF = {
+    "attention": (1, 3, 6, 8, 11, 12, 13, 14, 28, 33, 36, 39, 44, 46, 48, 52, 53, 54, 57),
+    "varlen_attention": (0, 1), "paged_attention": (4, 7, 8, 9), "decode_attention": (2, 3, 9),
+    "paged_latent_attention": (0, 1, 2),
+}  # fmt: skip
+"""Checks of a short run, one of a kind."""
+
+
+def checks(parts: Sequence[str], brief: bool) -> list[tuple[str, int, str]]:
     """(primitive, index of a case, layout) of everything that is checked."""
-    from ridgeline.kernels.attention import op
     from ridgeline.kernels.contract import trials
 
-    cases = [*trials()["attention"][1].checks, *op.FUSED]
-    found = [("attention", i, "contiguous") for i in range(len(cases))]
+    if brief:
+        return [(name, i, "contiguous") for name, chosen in BRIEF.items() for i in chosen]
+    found = [("attention", i, "contiguous") for i in range(len(checked_cases("attention")))]
     found += [("attention", 2, "sliced"), ("attention", 6, "misaligned"), ("attention", 12, "transposed")]
-    found += [("varlen_attention", i, "contiguous") for i in range(len(op.VARLEN_CHECKS))]
-    for name in ("paged_attention", *(["paged_latent_attention"] if "latent" in parts else [])):
+    for name in ("varlen_attention", "paged_attention", "decode_attention", "paged_latent_attention"):
         found += [(name, i, "contiguous") for i in range(len(trials()[name][1].checks))]
     return found
 
@@ -205,12 +244,10 @@ def check_one(task: tuple[str, int, str]) -> list[list[Any]]:
     import torch
 
     from ridgeline.bench.check import check_case
-    from ridgeline.kernels.attention import op
-    from ridgeline.kernels.contract import trials
 
     force_fused()
     name, i, layout = task
-    of = [*trials()[name][1].checks, *op.FUSED][i]
+    of = checked_cases(name)[i]
     try:
         again = of.get("deterministic", True)
         found = check_case(name, of, torch.device("cuda"), int(time.time()) + i, layout, repeat=again)
@@ -251,9 +288,9 @@ def part_checks(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     from ridgeline.bench.check import check_mistakes
     from ridgeline.kernels.contract import trials
 
-    for row in checked(checks(options.parts), min(8, options.jobs), time.perf_counter() + budget_s):
+    for row in checked(checks(options.parts, options.brief), min(8, options.jobs), time.perf_counter() + budget_s):
         yield dict(zip(("primitive", "case", "layout", "what", "ok", "note"), row, strict=True))
-    for name in ("attention", "varlen_attention"):
+    for name in () if options.brief else ("attention", "varlen_attention"):
         of = trials()[name][1].checks[2]
         for f in check_mistakes(name, of, torch.device("cuda"), 7):
             yield {"primitive": name, "case": f.case, "layout": "", "what": f.what, "ok": f.ok, "note": f.note}
@@ -738,11 +775,12 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=150.0)
     parser.add_argument("--jobs", type=int, default=14)
     parser.add_argument("--parts", nargs="+", default=list(PARTS[:8]), choices=PARTS)
+    parser.add_argument("--brief", action="store_true", help="one check of a kind")
     parser.add_argument("--write-pack", type=Path, help="compile what the parts need into this folder, and end")
     options = parser.parse_args()
     force_fused()
     if options.write_pack:
-        write_pack(options.parts, options.jobs, options.write_pack)
+        write_pack(options.parts, options.jobs, options.write_pack, options.brief)
         return
     options.out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
@@ -760,7 +798,7 @@ def main() -> None:
     watch = threading.Timer(options.budget_s + 15, give_up)
     watch.daemon = True
     watch.start()
-    found["compiled"] = compile_all(options.parts, options.jobs)
+    found["compiled"] = compile_all(options.parts, options.jobs, options.brief)
     print("compiled", found["compiled"], flush=True)
     import torch
 
