@@ -458,7 +458,15 @@ def part_backward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
 
     course, end = Course(torch.device("cuda"), rounds=9), time.perf_counter() + budget_s
     heads, keys, dim = HEADS
-    for rows, causal in ((4096, True), (8192, True), (16384, True), (2048, True), (4096, False), (8192, False)):
+    for rows, causal in (
+        (4096, True),
+        (8192, True),
+        (16384, True),
+        (2048, True),
+        (4096, False),
+        (8192, False),
+        (2048, False),
+    ):
         if time.perf_counter() > end:
             return
         draw = [torch.randn(1, rows, h, dim, device="cuda", dtype=torch.bfloat16) for h in (heads, keys, keys, heads)]
