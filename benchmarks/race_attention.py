@@ -157,7 +157,10 @@ def latent_by(rows: int, keys: int, warps: int, stages: int, programs: int) -> A
         shares = config.shares_of(batch * cdiv(heads, rows), longest, keys, programs * num_sms)
         return config.Latent(rows, keys, shares, warps, stages)
 
-    return instead(config, "choose", choose)
+    both = contextlib.ExitStack()
+    for name in ("choose", "choose_blocks"):
+        both.enter_context(instead(config, name, choose))
+    return both
 
 
 def narrow() -> list[Any]:
@@ -215,7 +218,7 @@ def write_pack(parts: Sequence[str], jobs: int, folder: Path, brief: bool) -> No
 BRIEF = {
     "attention": (1, 3, 6, 8, 11, 12, 13, 14, 28, 33, 36, 39, 44, 46, 48, 52, 53, 54, 57),
     "varlen_attention": (0, 1), "paged_attention": (4, 7, 8, 9), "decode_attention": (2, 3, 9),
-    "paged_latent_attention": (0, 1, 2),
+    "paged_latent_attention": (0, 1, 2, 4),
 }  # fmt: skip
 """Checks of a short run, one of a kind."""
 
@@ -696,14 +699,14 @@ def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         args = trial.make(of, course.device, torch.Generator("cuda").manual_seed(2))
         facts = {"phase": "fwd", "case": str(of), "num_bytes": trial.forward_bytes(args)}
         facts["flops"] = 2 * of["b"] * of["h"] * of["s"] * (2 * of["d"] + of["e"])
-        meant = trial.call(*args).float()
-        for chosen in LATENT:
-            if of not in latent_cases(chosen[0]):
+        meant = trial.eager(*args).float()
+        for chosen in (None, *LATENT):
+            if chosen and of not in latent_cases(chosen[0]):
                 continue
-            with latent_by(*chosen):
+            with latent_by(*chosen) if chosen else contextlib.nullcontext():
                 off = float((trial.call(*args).float() - meant).norm() / meant.norm())
-                yield {"what": f"{chosen} against the default", "case": str(of), "ok": off < 0.01, "note": str(off)}
-                yield from timed(course, {str(chosen): _no_grad(partial(trial.call, *args))}, **facts)
+                yield {"what": f"{chosen} against eager", "case": str(of), "ok": off < 0.01, "note": str(off)}
+                yield from timed(course, {str(chosen or "default"): _no_grad(partial(trial.call, *args))}, **facts)
         yield from timed(course, {"eager": _no_grad(partial(trial.eager, *args))}, **facts)
 
 
