@@ -194,7 +194,6 @@ class Kernel:
         loose: Sequence[str] = (),
         cooperative: bool = False,
         dependent: bool = False,
-        max_registers: int = 0,
     ) -> None:
         self.name = function.fn.__name__
         if self.name in _kernels:
@@ -206,7 +205,6 @@ class Kernel:
         self.loose = frozenset(loose)
         self.cooperative = cooperative
         self.dependent = dependent
-        self.max_registers = max_registers
         self._handles: dict[tuple[int, Variant], int] = {}
         self._lock = threading.Lock()
 
@@ -220,6 +218,7 @@ class Kernel:
         device: int,
         vector: int = 0,
         num_stages: int = 1,
+        max_registers: int = 0,
     ) -> Run:
         """A callable that launches the variant these arguments need, over arguments like them.
 
@@ -229,7 +228,7 @@ class Kernel:
         if INTERPRETING:
             return _interpreted(self.function, (grid_x, grid_y), dict(constants))
         arch = SM_90 if device < 0 else _arch(device)
-        variant = self.variant(args, constants, num_warps, num_stages, vector, arch)
+        variant = self.variant(args, constants, num_warps, num_stages, vector, arch, max_registers)
         if _collected is not None:
             _collected.append(variant)
             return _nothing
@@ -238,7 +237,14 @@ class Kernel:
         return _bound(handle, device, grid_x, grid_y, self.dependent or bool(constants.get("DEPENDENT", False)), maps)
 
     def variant(
-        self, args: Sequence[Any], constants: Mapping[str, Any], num_warps: int, num_stages: int, vector: int, arch: int
+        self,
+        args: Sequence[Any],
+        constants: Mapping[str, Any],
+        num_warps: int,
+        num_stages: int,
+        vector: int,
+        arch: int,
+        max_registers: int = 0,
     ) -> Variant:
         names = [name for name in self.names if name not in constants]
         if len(names) != len(args):
@@ -250,7 +256,7 @@ class Kernel:
             if vector > 1 and name not in self.loose and (kind.startswith("*") or name in self.vectors)
         )
         fixed = tuple(constants.items())
-        return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, self.max_registers)
+        return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, max_registers)
 
     def _load(self, device: int, variant: Variant) -> int:
         with self._lock:
