@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
@@ -234,18 +234,20 @@ def _plan_backward(
         return _plan_backward_long(dy, x, w, mean, rstd, dh, dx, rows, cols, stride, want, flags, vector)
     programs = max(1, min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(on)))
     partial = template((2, programs, cols), torch.float32, x.device)
+    early = overlaps(dx.nbytes)
     run = _BACKWARD.bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
         grid=(programs,),
         constants=flags
         | {"WANT_DW": bool(want & WANT_WEIGHT), "WANT_DB": bool(want & WANT_BIAS), "KEEP_WEIGHT": chosen.keep_weight,
-           "ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages},
+           "ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
+           "EARLY": bool(want) and early},
         num_stages=chosen.num_stages,
         num_warps=chosen.num_warps,
         device=on,
         vector=vector,
     )  # fmt: skip
-    reduce = plan_reduce(partial, w, programs, cols, on, second=w)
+    reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=early)
 
     def plan(
         dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor

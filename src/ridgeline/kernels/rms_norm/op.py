@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import device, tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.rms_norm import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
@@ -221,17 +221,18 @@ def _plan_backward(
         return _plan_backward_long(dy, x, w, rstd, dh, dx, rows, cols, stride, want_dw, flags, common)
     programs = max(1, min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(x.get_device())))
     partial = template((programs, cols), torch.float32, x.device)
+    early = overlaps(dx.nbytes)
     run = _BACKWARD.bind(
         (dy, x, w, rstd, dh, dx, partial, rows, cols, stride, 0.0),
         grid=(programs,),
         constants=flags
         | {"WANT_DW": want_dw, "KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows,
-           "CHUNKS": chosen.chunks, "BLOCK": chosen.block,
-           "STAGES": chosen.num_stages},
+           "CHUNKS": chosen.chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
+           "EARLY": want_dw and early},
         num_stages=chosen.num_stages,
         **common,
     )  # fmt: skip
-    reduce = plan_reduce(partial, w, programs, cols, x.get_device())
+    reduce = plan_reduce(partial, w, programs, cols, x.get_device(), early=early)
 
     def plan(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, dw: Tensor, offset: float) -> None:
         shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want_dw else dx
@@ -274,19 +275,21 @@ def _plan_backward_long(
     return plan
 
 
-def plan_reduce(partial: Tensor, out: Tensor, num_partials: int, cols: int, on: int, second: Any = None) -> Any:
+def plan_reduce(
+    partial: Tensor, out: Tensor, num_partials: int, cols: int, on: int, second: Any = None, early: bool = False
+) -> Any:
     """The second half of a column sum: [num_partials, cols] to [cols], small enough to stay in the L2.
 
     All shares of a column are asked for at once, up to 512: waiting for 32 at a time took longer than adding them.
 
-    With ``second``, two stacked arrays are summed into two tensors.
+    With ``second``, two stacked arrays are summed into two tensors. ``early``: started while the first half ends.
     """
     block = 16
     parts = clamp(power_of_two(num_partials), 32, 512)
     return REDUCE.bind(
         (partial, out, out if second is None else second, num_partials, cols),
         grid=(cdiv(cols, block), 1 if second is None else 2),
-        constants={"PARTS": parts, "BLOCK": block},
+        constants={"PARTS": parts, "BLOCK": block, "DEPENDENT": early},
         num_warps=clamp(parts * block // 1024, 2, 8),
         device=on,
         vector=4 if cols % 4 == 0 else 1,

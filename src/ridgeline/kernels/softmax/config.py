@@ -24,11 +24,25 @@ class Softmax:
     share: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """Rows pass through shared memory: a share of a row is at most ``chunks`` accesses of every lane, and ``slots``
+    shares have their place there. All programs are on the device at once."""
+
+    chunks: int
+    num_warps: int
+    slots: int
+    programs_per_sm: int
+
+
 TWICE_FORWARD = 32768
 """From here on a row is read twice forward: 182 µs for 4096×32768, 191 held."""
 
 SHARED_BACKWARD = 98304
 """From here on the second read of a row misses the L2 unless several programs share it: 266 µs, not 320, at 262144."""
+
+HELD_BYTES = 32768
+"""Longer rows pass through shared memory where their accesses can be sixteen bytes wide."""
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Softmax:
@@ -62,3 +76,10 @@ def backward(rows: int, cols: int, itemsize: int) -> Softmax:
 def twice(itemsize: int) -> Softmax:
     """One program a row, read twice."""
     return Softmax(1, 0, 16384 // itemsize, 16, 1)
+
+
+def streamed(cols: int, itemsize: int, num_inputs: int) -> Streamed | None:
+    """Three shares of 64 KB, or None where a row is short enough to be held in registers."""
+    if cols * itemsize <= HELD_BYTES:
+        return None
+    return Streamed(8 // num_inputs, 16, 3, 1)

@@ -9,8 +9,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-3.0e38)
+LOWEST = tl.constexpr(-2.0e38)  # still a number when multiplied by LOG2E
 FAR = tl.constexpr(20.0)
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def power(x, top, NARROW: tl.constexpr):
+    """exp(x − top); for 16-bit numbers with one multiply-add, which is as right as they are."""
+    return tl.exp2(x * LOG2E - top * LOG2E) if NARROW else tl.exp(x - top)
+
+
+@triton.jit
+def part_of(e, total, NARROW: tl.constexpr):
+    """e / total; a product with the inverse rounds twice, which no 16-bit number shows."""
+    return e * (1.0 / total) if NARROW else e / total
 
 
 @triton.jit
@@ -26,6 +39,7 @@ def softmax_forward(
     STAGES: tl.constexpr,
 ):
     """A program takes every P-th tile of rows; with stages, the next tile is on its way meanwhile."""
+    NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
     col = tl.arange(0, BLOCK)[None, :]
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
@@ -37,30 +51,31 @@ def softmax_forward(
             x = tl.load(x_at + i * BLOCK, mask=inside, other=float("-inf")).to(tl.float32)
             top = tl.maximum(top, x)
             held = held + (x,)
-        best = tl.max(top, axis=1, keep_dims=True)
+        best = tl.maximum(tl.max(top, axis=1, keep_dims=True), LOWEST)
         powers = ()
         total = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
-            e = tl.exp(held[i] - best)
+            e = power(held[i], best, NARROW)
             total += e
             powers = powers + (e,)
         all_powers = tl.sum(total, axis=1, keep_dims=True)
         for i in tl.static_range(CHUNKS):
             inside = (row < rows) & (i * BLOCK + col < cols)
-            y = (powers[i] / all_powers).to(y_ptr.dtype.element_ty)  # a product with the inverse would round twice
+            y = part_of(powers[i], all_powers, NARROW).to(y_ptr.dtype.element_ty)
             tl.store(y_ptr + row.to(tl.int64) * cols + i * BLOCK + col, y, mask=inside)
 
 
 @triton.jit
 def sums_of(x_row, cols, offset, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Sum of exp(x − offset) and maximum of a row; threads meet only at its end."""
+    NARROW: tl.constexpr = x_row.dtype.element_ty.primitive_bitwidth == 16
     col = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     top = tl.full([BLOCK], LOWEST, tl.float32)
     for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
         c = start + col
         x = tl.load(x_row + c, mask=c < cols, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
-        total += tl.exp(x - offset)
+        total += power(x, offset, NARROW)
         top = tl.maximum(top, x)
     return tl.sum(total, axis=0), tl.max(top, axis=0)
 
@@ -71,6 +86,7 @@ def softmax_forward_long(x_ptr, y_ptr, rows, cols, x_stride, BLOCK: tl.constexpr
 
     Where a later element is far above that, the sums are taken again, relative to the true maximum.
     """
+    NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     x_row = x_ptr + row * x_stride
@@ -83,7 +99,8 @@ def softmax_forward_long(x_ptr, y_ptr, rows, cols, x_stride, BLOCK: tl.constexpr
     for first in tl.range(0, cols, BLOCK, num_stages=STAGES):
         c = first + col
         x = tl.load(x_row + c, mask=c < cols, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
-        tl.store(y_ptr + row * cols + c, (tl.exp(x - offset) / total).to(y_ptr.dtype.element_ty), mask=c < cols)
+        y = part_of(power(x, offset, NARROW), total, NARROW)
+        tl.store(y_ptr + row * cols + c, y.to(y_ptr.dtype.element_ty), mask=c < cols)
 
 
 @triton.jit

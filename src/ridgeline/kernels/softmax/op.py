@@ -11,8 +11,8 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.rows import as_rows, cdiv, float_reason, power_of_two, template
-from ridgeline.kernels.softmax import config, kernel, reference
+from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
+from ridgeline.kernels.softmax import config, kernel, reference, streamed
 
 _FORWARD = Kernel(kernel.softmax_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.softmax_forward_long, vectors=("cols", "x_stride"))
@@ -21,6 +21,15 @@ _BACKWARD_LONG = Kernel(kernel.softmax_backward_long, vectors=("cols",))
 _CLEAR = Kernel(kernel.clear_words)
 _BACKWARD_SHARED = Kernel(
     kernel.softmax_backward_shared, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
+)
+_FORWARD_STREAMED = Kernel(
+    streamed.softmax_forward_streamed,
+    vectors=("cols", "x_stride", "length"),
+    loose=("word_ptr",),
+    cooperative=True,
+)
+_BACKWARD_STREAMED = Kernel(
+    streamed.softmax_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
 _forward_plans, _backward_plans = Plans(), Plans()
 
@@ -63,10 +72,18 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     stride = stride or cols
     rows = y.numel() // cols
     size = y.element_size()
-    chosen = tuning.choose(
-        "softmax.forward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.forward(rows, cols, size)
-    )
     common = {"device": x.get_device(), "vector": vector_of(size, x.data_ptr() | y.data_ptr(), cols, stride)}
+    streaming = config.streamed(cols, size, 1) if common["vector"] > 1 and not INTERPRETING else None
+    chosen: Any = tuning.choose(
+        "softmax.forward",
+        {"rows": rows, "cols": cols, "dtype": y.dtype},
+        streaming or config.forward(rows, cols, size),
+    )
+    if isinstance(chosen, config.Streamed):
+        plan = _plan_streamed(_FORWARD_STREAMED, chosen, (x, y), rows, cols, (stride,), common)
+        if plan is not None:
+            return plan
+        chosen = config.forward(rows, cols, size)
     tiles = cdiv(rows, chosen.rows)
     walking = chosen.chunks and chosen.programs_per_sm
     programs = min(tiles, chosen.programs_per_sm * num_sms(x.get_device())) if walking else tiles
@@ -120,6 +137,54 @@ def _plan_shared(
     return plan
 
 
+def _plan_streamed(
+    kind: Kernel,
+    chosen: config.Streamed,
+    tensors: tuple[Tensor, ...],
+    rows: int,
+    cols: int,
+    strides: tuple[int, ...],
+    common: dict[str, Any],
+) -> Any:
+    """Rows through shared memory, each cut into as many shares as its length asks for, or as few rows leave programs; None where a row takes too many."""
+    programs = chosen.programs_per_sm * num_sms(common["device"])
+    vector = POINTER_ALIGNMENT_BYTES // max(tensor.element_size() for tensor in tensors)
+    block = 32 * chosen.num_warps * vector
+    fewest = cdiv(cols, chosen.chunks * block)
+    shares = clamp(programs // rows, fewest, max(fewest, cdiv(cols, block)))
+    length = cdiv(cdiv(cols, shares), vector) * vector
+    shares = cdiv(cols, length)
+    groups = min(rows, programs // shares)
+    if not groups:
+        return None
+    words = template((rows, shares), torch.int64, tensors[0].device)
+    numbers = (rows, cols, *strides, length, shares, groups)
+    run = kind.bind(
+        (*tensors, words, *numbers),
+        grid=(groups * shares,),
+        constants={"MEET": shares > 1, "SHARES": max(32, power_of_two(shares)), "CHUNKS": power_of_two(cdiv(length, block)),
+                   "BLOCK": block, "SLOTS": chosen.slots, "VECTOR": vector},
+        num_warps=chosen.num_warps,
+        **common,
+    )  # fmt: skip
+    if shares == 1:
+        return lambda *tensors: run(*tensors, tensors[0], *numbers)
+    clear = _CLEAR.bind(
+        (words, rows * shares),
+        grid=(cdiv(rows * shares, 1024),),
+        constants={"BLOCK": 1024},
+        num_warps=4,
+        device=common["device"],
+    )
+
+    def plan(*tensors: Tensor) -> None:
+        meeting = torch.empty_like(words, memory_format=torch.contiguous_format)
+        clear(meeting, rows * shares)
+        run(*tensors, meeting, *numbers)
+
+    return plan
+
+
 def _constants(chosen: config.Softmax, staged: bool = True) -> dict[str, int]:
     found = {"BLOCK": chosen.block}
     if chosen.chunks:
@@ -147,11 +212,20 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
     cols = y.shape[-1]
     rows = y.numel() // cols
     size = y.element_size()
-    chosen = tuning.choose(
-        "softmax.backward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.backward(rows, cols, size)
-    )
     pointers = dy.data_ptr() | y.data_ptr() | dx.data_ptr()
     common = {"device": y.get_device(), "vector": vector_of(min(size, dy.element_size()), pointers, cols)}
+    wide = max(size, dy.element_size())
+    streaming = config.streamed(cols, wide, 2) if common["vector"] > 1 and not INTERPRETING else None
+    chosen: Any = tuning.choose(
+        "softmax.backward",
+        {"rows": rows, "cols": cols, "dtype": y.dtype},
+        streaming or config.backward(rows, cols, size),
+    )
+    if isinstance(chosen, config.Streamed):
+        plan = _plan_streamed(_BACKWARD_STREAMED, chosen, (dy, y, dx), rows, cols, (), common)
+        if plan is not None:
+            return plan
+        chosen = config.backward(rows, cols, size)
     if chosen.share:
         shared = _plan_shared(chosen, (dy, y, dx), rows, cols, common)
         if shared is not None:
