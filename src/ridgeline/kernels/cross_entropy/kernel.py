@@ -253,7 +253,7 @@ def cross_entropy_finish(
     total = tl.zeros([BLOCK], tl.float32)
     count = tl.zeros([BLOCK], tl.float32)
     wait_for_last(DEPENDENT)
-    for start in tl.range(0, num, BLOCK, num_stages=3):
+    for start in range(0, num, BLOCK):
         total += tl.load(loss_ptr + start + at, mask=start + at < num, other=0.0)
         if MEAN:
             count += tl.load(count_ptr + start + at, mask=start + at < num, other=0.0)
@@ -295,7 +295,12 @@ def cross_entropy_backward(
     else:
         scale = tl.load(grad_ptr).to(tl.float32) * tl.load(weight_ptr)
     x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=float("-inf")).to(tl.float32)
-    p = tl.exp((x - top) - log_sum) * (1.0 + 2.0 * z_weight * (top + log_sum)) - smoothing / cols
-    p = tl.where(c == target, p - (1.0 - smoothing), p)
+    if x_ptr.dtype.element_ty.primitive_bitwidth == 16:
+        e = tl.exp2(x * LOG2E - (top + log_sum) * LOG2E)  # one multiply-add, as right as 16 bits are
+    else:
+        e = tl.exp((x - top) - log_sum)
+    hit = tl.where((target >= 0) & (target < cols), target, -1).to(tl.int32)
+    p = e * (1.0 + 2.0 * z_weight * (top + log_sum)) - smoothing / cols
+    p = tl.where(c == hit, p - (1.0 - smoothing), p)
     dx = tl.where(target == ignore_index, 0.0, p * scale)
     tl.store(dx_ptr + row * dx_stride + c, dx.to(dx_ptr.dtype.element_ty), mask=c < cols)

@@ -100,11 +100,10 @@ def _plan_forward(x: Tensor, target: Tensor, stride: int, smooth: bool, reductio
         grid=(1,),
         constants={
             "MEAN": reduction == "mean",
-            "BLOCK": clamp(power_of_two(num), 32, 8192),
+            "BLOCK": clamp(power_of_two(num), 32, 16384),
             "DEPENDENT": overlaps(x.nbytes),
         },
-        num_warps=clamp(power_of_two(num) // 256, 1, 16),
-        num_stages=3,
+        num_warps=clamp(power_of_two(num) // 256, 1, 32),
         device=x.get_device(),
         vector=4 if num % 4 == 0 else 1,
     )

@@ -146,7 +146,10 @@ def _plan_streamed(
     strides: tuple[int, ...],
     common: dict[str, Any],
 ) -> Any:
-    """Rows through shared memory, each cut into as many shares as its length asks for, or as few rows leave programs; None where a row takes too many."""
+    """Rows through shared memory, each in as many shares as its length asks for, or more where rows are few.
+
+    None where a row takes more programs than there are.
+    """
     programs = chosen.programs_per_sm * num_sms(common["device"])
     vector = POINTER_ALIGNMENT_BYTES // max(tensor.element_size() for tensor in tensors)
     block = 32 * chosen.num_warps * vector
@@ -162,8 +165,9 @@ def _plan_streamed(
     run = kind.bind(
         (*tensors, words, *numbers),
         grid=(groups * shares,),
-        constants={"MEET": shares > 1, "SHARES": max(32, power_of_two(shares)), "CHUNKS": power_of_two(cdiv(length, block)),
-                   "BLOCK": block, "SLOTS": chosen.slots, "VECTOR": vector},
+        constants={"MEET": shares > 1, "SHARES": max(32, power_of_two(shares)),
+                   "CHUNKS": power_of_two(cdiv(length, block)), "BLOCK": block, "SLOTS": chosen.slots,
+                   "VECTOR": vector},
         num_warps=chosen.num_warps,
         **common,
     )  # fmt: skip
