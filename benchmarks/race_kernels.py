@@ -75,7 +75,9 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     """(kernel, function, phase, case, configurations): what the defaults are chosen from."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.cross_entropy import config as ce
+    from ridgeline.kernels.qk_norm_rope.config import Heads
     from ridgeline.kernels.rms_norm import config as rms
+    from ridgeline.kernels.shares import Streamed as T
     from ridgeline.kernels.softmax import config as soft
 
     def bf16(rows: int, cols: int) -> Any:
@@ -89,7 +91,6 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     def bwd(op: str, rows: int, cols: int, *given: tuple[Any, ...]) -> Any:
         return f"{op}.backward", op, "bwd", bf16(rows, cols), [B(*values) for values in given]
 
-    T = soft.Streamed
     shares = (T(8, 16, 3, 1), T(4, 16, 3, 2), T(4, 16, 6, 1), T(8, 8, 3, 2), T(4, 32, 3, 1))
     for rows, cols in ((4096, 32768), (2048, 65536), (1024, 131072), (512, 262144)):
         yield "softmax.forward", "softmax", "fwd", bf16(rows, cols), [*shares, S(1, 0, 8192, 16, 1)]
@@ -131,6 +132,14 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
         yield fwd(op, 1048576, 128, (16, 1, 128, 4), (8, 1, 128, 4), (32, 1, 128, 8))
     yield fwd("rms_norm", 32768, 5120, (1, 5, 1024, 4), (1, 3, 2048, 8))
     yield fwd("rms_norm", 32768, 4099)
+    images = [T(8, 8, 3, 2), T(4, 16, 3, 2), T(4, 8, 3, 4)]
+    wide = case("bfloat16", batch=4, channels=512, side=128, groups=32)
+    yield "group_norm.streamed", "group_norm", "fwd", wide, images
+    yield "group_norm.backward_streamed", "group_norm", "bwd", wide, [T(4, 8, 3, 2), T(2, 16, 3, 2), T(2, 8, 3, 4)]
+    for batch, seq, num in ((4, 4096, 32), (2, 8192, 64)):
+        heads = case("bfloat16", batch=batch, seq=seq, heads=num, keys=8, dim=128)
+        yield "qk_norm_rope", "qk_norm_rope", "fwd", heads, [Heads(w, 1) for w in (4, 8, 16)]
+        yield "qk_norm_rope", "qk_norm_rope", "bwd", heads, [Heads(8, 2, 3), Heads(16, 1, 3), Heads(8, 2), Heads(16, 1)]
     yield from list_sweeps()
 
 

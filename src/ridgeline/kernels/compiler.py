@@ -87,7 +87,9 @@ def source_hash() -> str:
     here = Path(__file__).parent
     digest = hashlib.sha256()
     names = ("kernel", "gradient", "streamed")
-    for path in sorted([*(path for name in names for path in here.glob(f"*/{name}.py")), here / "device.py"]):
+    for path in sorted(
+        [*(path for name in names for path in here.glob(f"*/{name}.py")), here / "device.py", here / "stream.py"]
+    ):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

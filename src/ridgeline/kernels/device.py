@@ -54,6 +54,13 @@ def reduce_partials(
 
 
 @triton.jit
+def clear_words(word_ptr, num, BLOCK: tl.constexpr):
+    """Zeros, which say that nobody has written yet."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(word_ptr + at, tl.zeros([BLOCK], tl.int64), mask=at < num)
+
+
+@triton.jit
 def write_addresses(
     table_ptr,  # [N] int64
     start,

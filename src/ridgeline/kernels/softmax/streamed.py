@@ -12,22 +12,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from ridgeline.kernels.stream import PLAIN, columns, spread, word_of, words_when_there
+
 LOWEST = gl.constexpr(-2.0e38)  # still a number when multiplied by LOG2_E
 LOG2_E = gl.constexpr(1.4426950408889634)
-PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-
-
-@gluon.constexpr_function
-def spread(VECTOR, NUM_WARPS):
-    """One access of VECTOR elements a lane; a thread has the same columns of every piece."""
-    return gl.BlockedLayout([1, VECTOR], [1, 32], [1, NUM_WARPS], [1, 0])
-
-
-@gluon.jit
-def columns(CHUNKS: gl.constexpr, BLOCK: gl.constexpr, L: gl.constexpr):
-    """Where in a share the elements of a tile [CHUNKS, BLOCK] lie."""
-    piece = gl.arange(0, CHUNKS, gl.SliceLayout(1, L))[:, None]
-    return piece * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(0, L))[None, :]
 
 
 @gluon.jit
@@ -37,34 +25,16 @@ def power(x, top, NARROW: gl.constexpr):
 
 
 @gluon.jit
-def word_of(high, low):
-    """Two float32 in one word, which is written and read whole, and is zero only where both are."""
-    low = low.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF
-    return (high.to(gl.int32, bitcast=True).to(gl.int64) << 32) | low
-
-
-@gluon.jit
-def words_when_there(word_ptr, num, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """The words of all shares of a row, once the last of them is written: (first numbers, second, which are shares)."""
-    k = gl.arange(0, SHARES, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
-    words = gl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
-    while gl.min((words != 0).to(gl.int32), axis=0) == 0:
-        words = gl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
-    high = (words >> 32).to(gl.int32).to(gl.float32, bitcast=True)
-    return high, words.to(gl.int32).to(gl.float32, bitcast=True), k < num
-
-
-@gluon.jit
 def softmax_forward_streamed(
     x_ptr,  # [R, C], rows x_stride apart
     y_ptr,  # [R, C]
     word_ptr,  # [R, S] maximum and sum of each share, zero at first; unused where a row is one share
     rows,
     cols,
-    x_stride,
     length,
     num_shares,
     num_groups,
+    x_stride,
     MEET: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -106,9 +76,9 @@ def softmax_forward_streamed(
             if turn < num_turns:
                 gl.atomic_xchg(word_row + turn * word_step + share, word_of(top, total), sem="relaxed")
             if done >= 0:
-                tops, totals, known = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
-                top = gl.max(gl.where(known, tops, LOWEST), axis=0)
-                total = gl.sum(gl.where(known, totals * gl.exp(tops - top), 0.0), axis=0)
+                k, tops, totals = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
+                top = gl.max(gl.where(k < num_shares, tops, LOWEST), axis=0)
+                total = gl.sum(gl.where(k < num_shares, totals * gl.exp(tops - top), 0.0), axis=0)
             e = power(smem.index((turn + SLOTS - 1) % SLOTS).load(L).to(gl.float32), top, NARROW)
         y = e * (1.0 / total) if NARROW else e / total  # a product with the inverse would round twice
         gl.store(y_at + done * y_step, y.to(y_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
@@ -165,10 +135,10 @@ def softmax_backward_streamed(
         done = turn - LAG
         if MEET:
             if turn < num_turns:
-                gl.atomic_xchg(word_row + turn * word_step + share, word_of(1.0 + 0.0 * level, level), sem="relaxed")
+                gl.atomic_xchg(word_row + turn * word_step + share, word_of(level, level), sem="relaxed")
             if done >= 0:
-                _, parts, known = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
-                level = gl.sum(gl.where(known, parts, 0.0), axis=0)
+                k, parts, _ = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
+                level = gl.sum(gl.where(k < num_shares, parts, 0.0), axis=0)
             y = y_smem.index((turn + SLOTS - 1) % SLOTS).load(L).to(gl.float32)
             dy = dy_smem.index((turn + SLOTS - 1) % SLOTS).load(L).to(gl.float32)
         there = c < gl.where(done >= 0, left, 0)
