@@ -623,6 +623,7 @@ def main() -> None:
         default=0,
         help="cases with torch.compile: seconds each",
     )
+    parser.add_argument("--limits", default="", help="seconds of single parts: 'check=15,sweep=20,race=25'")
     parser.add_argument("--short", action="store_true", help="half of the checks")
     parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
     asked = parser.parse_args()
@@ -651,18 +652,22 @@ def main() -> None:
     book.found["environment"] = environment()
     book.save()
 
-    def share(wanted: float) -> float:
-        """Of the time left: all but a little where nothing follows."""
-        return wanted if len(parts - {"pack", "host"}) > 1 else 0.9
+    limits = {name: float(s) for name, _, s in (pair.partition("=") for pair in asked.limits.split(",") if pair)}
+
+    def share(part: str, wanted: float) -> float:
+        """Seconds of a part: as given, else of the time left; all but a little of it where nothing follows."""
+        if part in limits:
+            return min(limits[part], book.left_s() - 3)
+        return (wanted if len(parts - {"pack", "host"}) > 1 else 0.9) * book.left_s()
 
     steps: list[tuple[str, Callable[[], None]]] = [
         ("host", lambda: part_host(book, names)),
-        ("check", lambda: part_check(book, checked, share(0.4) * book.left_s(), asked.short)),
+        ("check", lambda: part_check(book, checked, share("check", 0.4), asked.short)),
         ("special", lambda: part_special(book, asked.special)),
-        ("sweep", lambda: part_sweep(book, names, share(0.75) * book.left_s())),
+        ("sweep", lambda: part_sweep(book, names, share("sweep", 0.75))),
         ("memory", lambda: part_memory(book)),
         ("ladder", lambda: part_ladder(book)),
-        ("race", lambda: part_race(book, names, asked.compiled, book.left_s() - 5)),
+        ("race", lambda: part_race(book, names, asked.compiled, share("race", 0.9))),
         ("split", lambda: part_split(book, names, book.left_s() - 3)),
         ("compiled", lambda: part_race(book, compiling, 1, book.left_s() - 15, "compiled")),
     ]
