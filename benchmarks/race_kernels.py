@@ -119,7 +119,12 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     yield bwd("rms_norm", 8192, 5120, (1, 5, 1024, 4, 3, 3, False), (1, 5, 1024, 4, 3, 2, True),
               (1, 3, 2048, 8, 3, 2, True), (1, 10, 512, 4, 3, 3, False))  # fmt: skip
     yield bwd("rms_norm", 8192, 8192, (1, 4, 2048, 8, 3, 1, True), (1, 4, 2048, 8, 3, 1, False))
-    yield bwd("rms_norm", 4096, 16384, (1, 8, 2048, 8, 2, 1, False), (1, 4, 4096, 16, 1, 1, False))
+    long = [T(2, 16, 6, 1), T(2, 16, 4, 1), T(4, 8, 3, 1), T(4, 16, 3, 1), T(1, 16, 6, 1)]
+    for op in ("rms_norm", "layer_norm"):
+        for rows, cols in ((4096, 16384), (4096, 12288), (8192, 8192)):
+            yield f"{op}.backward", op, "bwd", bf16(rows, cols), long[: 5 if cols == 16384 else 3]
+        yield f"{op}.backward", op, "bwd", bf16(2048, 32768), long[1:3]
+        yield f"{op}.backward", op, "bwd", case("float32", rows=4096, cols=12288), [T(8, 8, 3, 1), T(2, 16, 6, 1)]
     yield bwd("rms_norm", 1048576, 128, (16, 1, 128, 4, 3, 8, True), (32, 1, 128, 4, 3, 4, True),
               (16, 1, 128, 8, 3, 4, True), (64, 1, 128, 8, 3, 3, True))  # fmt: skip
     yield bwd("layer_norm", 65536, 768, (1, 3, 256, 1, 3, 12, True), (1, 3, 256, 1, 4, 10, True),
@@ -132,6 +137,11 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
         yield fwd(op, 1048576, 128, (16, 1, 128, 4), (8, 1, 128, 4), (32, 1, 128, 8))
     yield fwd("rms_norm", 32768, 5120, (1, 5, 1024, 4), (1, 3, 2048, 8))
     yield fwd("rms_norm", 32768, 4099)
+    yield bwd("rms_norm", 32768, 4099)
+    yield "softmax.forward", "softmax", "fwd", bf16(4096, 50257), []
+    yield "softmax.backward", "softmax", "bwd", bf16(4096, 50257), []
+    yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(8192, 50257), []
+    yield "cross_entropy.backward", "cross_entropy", "bwd", bf16(8192, 50257), []
     images = [T(8, 8, 3, 2), T(4, 16, 3, 2), T(4, 8, 3, 4)]
     wide = case("bfloat16", batch=4, channels=512, side=128, groups=32)
     yield "group_norm.streamed", "group_norm", "fwd", wide, images

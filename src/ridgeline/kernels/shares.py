@@ -30,46 +30,47 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Elements of a share, shares of a row, and rows that are worked on at once."""
+    """Elements of a share, shares of a row, rows that are worked on at once; elements of a block and of an access."""
 
     length: int
     shares: int
     groups: int
+    block: int
+    vector: int
 
 
-def cut(rows: int, cols: int, programs: int, *, block: int, chunks: int, step: int) -> Cut | None:
-    """As many shares as a row's length asks for, or more where rows are few, each a multiple of ``step``.
+def cut(chosen: Streamed, rows: int, cols: int, device: int, *, vector: int, whole_blocks: bool = False) -> Cut | None:
+    """As many shares as a row's length asks for, or more where rows are few, in accesses of ``vector`` elements a lane.
 
-    None where a row would take more programs than there are.
+    ``whole_blocks``: a share starts where a block does. None where a row takes more programs than there are.
     """
-    fewest = cdiv(cols, chunks * block)
+    programs = chosen.programs_per_sm * num_sms(device)
+    block = 32 * chosen.num_warps * vector
+    step = block if whole_blocks else vector
+    fewest = cdiv(cols, chosen.chunks * block)
     shares = clamp(programs // rows, fewest, max(fewest, cdiv(cols, block)))
     length = cdiv(cdiv(cols, shares), step) * step
     shares = cdiv(cols, length)
     groups = min(rows, programs // shares)
-    return Cut(length, shares, groups) if groups else None
+    return Cut(length, shares, groups, block, vector) if groups else None
 
 
 def bind(
     kind: Kernel,
     chosen: Streamed,
+    found: Cut,
     tensors: tuple[Tensor, ...],
     rows: int,
     cols: int,
     numbers: tuple[Any, ...],
     constants: Mapping[str, Any],
     common: Mapping[str, Any],
-    *,
-    vector: int,
-    whole_blocks: bool = False,
-) -> Callable[..., None] | None:
-    """A call over tensors and numbers like these; what else the kernel takes is worked out here: words, rows, columns,
-    the cut. ``whole_blocks``: a share starts where a block does. None where rows are too long."""
-    on, block = common["device"], 32 * chosen.num_warps * vector
-    programs = chosen.programs_per_sm * num_sms(on)
-    found = cut(rows, cols, programs, block=block, chunks=chosen.chunks, step=block if whole_blocks else vector)
-    if found is None:
-        return None
+) -> Callable[..., None]:
+    """A call over tensors and numbers like these: words, sizes and the cut, which stand between them, are put in here.
+
+    Words are cleared before every call; where a row is one share there are none.
+    """
+    on = common["device"]
     sizes = (rows, cols, found.length, found.shares, found.groups)
     words = template((rows, found.shares), torch.int64, tensors[0].device)
     run = kind.bind(
@@ -79,10 +80,10 @@ def bind(
             **constants,
             "MEET": found.shares > 1,
             "SHARES": max(32, power_of_two(found.shares)),
-            "CHUNKS": power_of_two(cdiv(found.length, block)),
-            "BLOCK": block,
+            "CHUNKS": power_of_two(cdiv(found.length, found.block)),
+            "BLOCK": found.block,
             "SLOTS": chosen.slots,
-            "VECTOR": vector,
+            "VECTOR": found.vector,
         },
         num_warps=chosen.num_warps,
         **common,

@@ -117,8 +117,10 @@ def _plan_forward(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | 
     return plan
 
 
-def _streaming(kernel: str, tensors: tuple[Tensor, ...], rows: int, positions: int) -> tuple[Any, int]:
-    """How large images pass through shared memory, or None; and the elements of an access."""
+def _streaming(
+    kernel: str, tensors: tuple[Tensor, ...], rows: int, length: int, positions: int
+) -> tuple[Any, shares.Cut | None]:
+    """How large images pass through shared memory, and how their groups are cut; or None."""
     wide = max(tensor.element_size() for tensor in tensors)
     pointers = 0
     for tensor in tensors:
@@ -126,9 +128,11 @@ def _streaming(kernel: str, tensors: tuple[Tensor, ...], rows: int, positions: i
     vector = vector_of(min(tensor.element_size() for tensor in tensors), pointers, positions)
     default = config.streamed(tensors[0].nbytes, positions, wide, len(tensors)) if vector > 1 else None
     if default is None or INTERPRETING or not rows:
-        return None, 0
+        return None, None
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
-    return tuning.choose(kernel, sizes, default), POINTER_ALIGNMENT_BYTES // wide
+    chosen = tuning.choose(kernel, sizes, default)
+    on, vector = tensors[0].get_device(), POINTER_ALIGNMENT_BYTES // wide
+    return chosen, shares.cut(chosen, rows, length, on, vector=vector, whole_blocks=True)
 
 
 def _plan_streamed(
@@ -136,19 +140,17 @@ def _plan_streamed(
     positions: int,
 ) -> Any:  # fmt: skip
     """The forward pass in one read, where the image is large enough and its channels are whole blocks; else None."""
-    chosen, vector = _streaming("group_norm.streamed", (x,), rows, positions)
-    if chosen is None:
+    chosen, found = _streaming("group_norm.streamed", (x,), rows, length, positions)
+    if found is None:
         return None
     stats = template((x.shape[0], groups), torch.float32, x.device)
     w, b = x if weight is None else weight, x if bias is None else bias
     numbers = (groups, x.shape[1] // groups, positions)
     run = shares.bind(
-        _STREAMED, chosen, (x, w, b, x, stats, stats), rows, length, (*numbers, 0.0),
+        _STREAMED, chosen, found, (x, w, b, x, stats, stats), rows, length, (*numbers, 0.0),
         {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu},
-        {"device": x.get_device(), "vector": vector}, vector=vector, whole_blocks=True,
+        {"device": x.get_device(), "vector": found.vector},
     )  # fmt: skip
-    if run is None:
-        return None
 
     def plan(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         mean = torch.empty_like(stats, memory_format=torch.contiguous_format)
@@ -166,22 +168,20 @@ def _plan_backward_streamed(
 ) -> Any:  # fmt: skip
     """The backward pass in one read of both inputs, or None."""
     samples, channels, on = x.shape[0], x.shape[1], x.get_device()
-    chosen, vector = _streaming("group_norm.backward_streamed", (x, dy), samples * groups, positions)
-    if chosen is None:
+    length = channels // groups * positions
+    chosen, found = _streaming("group_norm.backward_streamed", (x, dy), samples * groups, length, positions)
+    if found is None:
         return None
     w, b = x if weight is None else weight, x if bias is None else bias
-    pieces = positions // (32 * chosen.num_warps * vector)
+    pieces = positions // found.block
     sums = template((2, samples * pieces, channels), torch.float32, x.device)
     column = template((channels,), w.dtype, x.device)
     numbers = (groups, channels // groups, positions)
     run = shares.bind(
-        _BACKWARD_STREAMED, chosen, (dy, x, w, b, stats, stats, x, sums), samples * groups,
-        channels // groups * positions, numbers,
+        _BACKWARD_STREAMED, chosen, found, (dy, x, w, b, stats, stats, x, sums), samples * groups, length, numbers,
         {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu},
-        {"device": on, "vector": vector}, vector=vector, whole_blocks=True,
+        {"device": on, "vector": found.vector},
     )  # fmt: skip
-    if run is None:
-        return None
     reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column)
 
     def plan(dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:

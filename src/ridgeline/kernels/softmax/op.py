@@ -77,8 +77,9 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
         streaming or config.forward(rows, cols, size),
     )
     if isinstance(chosen, Streamed):
-        run = shares.bind(_FORWARD_STREAMED, chosen, (x, y), rows, cols, (stride,), {}, common, vector=common["vector"])
-        if run is not None:
+        found = shares.cut(chosen, rows, cols, x.get_device(), vector=common["vector"])
+        if found is not None:
+            run = shares.bind(_FORWARD_STREAMED, chosen, found, (x, y), rows, cols, (stride,), {}, common)
             return lambda x, y: run(x, y, stride)
         chosen = config.forward(rows, cols, size)
     tiles = cdiv(rows, chosen.rows)
@@ -132,10 +133,9 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
         streaming or config.backward(rows, cols, size),
     )
     if isinstance(chosen, Streamed):
-        narrow = POINTER_ALIGNMENT_BYTES // wide
-        run = shares.bind(_BACKWARD_STREAMED, chosen, (dy, y, dx), rows, cols, (), {}, common, vector=narrow)
-        if run is not None:
-            return run
+        found = shares.cut(chosen, rows, cols, y.get_device(), vector=POINTER_ALIGNMENT_BYTES // wide)
+        if found is not None:
+            return shares.bind(_BACKWARD_STREAMED, chosen, found, (dy, y, dx), rows, cols, (), {}, common)
         chosen = config.backward(rows, cols, size)
     run = (_BACKWARD if chosen.chunks else _BACKWARD_LONG).bind(
         (dy, y, dx, rows, cols),
