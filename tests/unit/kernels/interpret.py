@@ -65,9 +65,6 @@ FORCED = {
             (("forward", "backward"), softmax.Softmax(2, 3, 16, 1, 2, 1)),
             (("forward", "backward"), softmax.Softmax(1, 1, 64, 1)),
             (("forward", "backward"), softmax.Softmax(1, 0, 16, 1, 2)),
-            (("backward",), softmax.Softmax(1, 0, 16, 1, 1, 6, 16)),
-            (("backward",), softmax.Softmax(1, 0, 8, 1, 2, 3, 20)),
-            (("backward",), softmax.Softmax(1, 0, 16, 1, 1, 1, 16)),
         )
     ],
     "cross_entropy": [
