@@ -398,14 +398,14 @@ def _equal(now: Any, was: Any) -> bool:
 
 
 def _differences(entry: _Held) -> list[str]:
-    now, was = entry.held, entry.was
+    now, was = dict(dict.items(entry.held)), entry.was
     hooked = entry.owner.rpartition(".")[2] in HOOKS
     if hooked and _harmless(now):
         return []
     gone = [f"{entry.owner}.{key} is gone" for key in was if key not in now]
     new = [f"{entry.owner}.{key} is new" for key in now if key not in was and key not in _INCIDENTAL]
     return gone + new + [f"{entry.owner}.{key} changed" for key in was
-                         if key in now and key not in _BOOKKEEPING and not _alike(dict.__getitem__(now, key), was[key])]  # fmt: skip
+                         if key in now and key not in _BOOKKEEPING and not _alike(now[key], was[key])]  # fmt: skip
 
 
 def _harmless(hooks: dict[Any, Any]) -> bool:
