@@ -157,10 +157,10 @@ class Ladder:
         """What is outside of blocks and worth a kernel of ours.
 
         Masks are made outside, and eager code makes them by looking at values, which no graph can. The loss of a large
-        vocabulary in training makes several float32 copies of the logits.
+        vocabulary in training makes several float32 copies of the logits, and an odd one slows the last product.
         """
         wanted = [] if self.facts.unmasked else ["attention"]
-        wanted += ["loss"] if self.facts.mode == "train" else []
+        wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding"]
         return tuple(part for part in wanted if part in self.facts.substitutable)
 
     def took(self, rung: Rung, spent_s: float) -> None:
