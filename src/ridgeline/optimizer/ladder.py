@@ -95,13 +95,13 @@ class Ladder:
         if self._at_the_floor(search):
             return
         if not self.facts.groups:
-            yield from self._family(search, whole, self._compile_s("model"))
+            yield from self._family(search, whole, self._whole_s())
         early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
         if early:  # few products, each tuned once
             yield from self._tuned(search, layout)
         yield from self._stock(search)
         if self.facts.groups and not self._at_the_floor(search):
-            yield from self._family(search, self._as_tuned(whole, search), self._compile_s("model"))
+            yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
         if not self.facts.groups and not self.facts.has_cache:
             yield from self._rewritten(search)
         if not early:
@@ -264,6 +264,10 @@ class Ladder:
         """
         first_s, each_s, unlike_s = (6.0, 0.015, 0.03) if self.facts.cuda else (6.0, 0.02, 0.06)
         return self.scale * (first_s + each_s * self._kernels(scope) + unlike_s * self._kernels("blocks"))
+
+    def _whole_s(self) -> float:
+        """Seconds to compile the whole model with a backend of ours: a trace of all, and equal blocks once."""
+        return min(self._compile_s("model"), self._trace_s("model") + self._compile_s("blocks"))
 
     def _kernels(self, scope: str) -> float:
         """Kernels that a compiler sees: of equal blocks those of one."""

@@ -17,7 +17,7 @@ from ridgeline.bench.environment import environment
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, capture_again
+from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, build, capture_again
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState
@@ -97,6 +97,7 @@ class Search:
         self.families: dict[Any, Built] = {}
         self.notes: list[str] = []
         self.layout: Layout | None = None
+        self.traces = Traces()
         self._prover: Prover | None = None
         self.forecast: Forecast | None = None
         self.eager_s = 0.0
@@ -238,7 +239,7 @@ class Search:
         problem = self.problem
         before, before_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
         built = build(candidate, problem.model, problem.inputs, problem.mode, layout=self.layout, base=base,
-                      loss=problem.loss)  # fmt: skip
+                      loss=problem.loss, traces=self.traces)  # fmt: skip
         self.track.restore()
         kept = held_bytes(problem.device) - before
         if candidate.graphed:  # a graph's pool is reserved, and its blocks count as free between replays

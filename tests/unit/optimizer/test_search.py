@@ -20,7 +20,7 @@ from ridgeline.optimizer.candidate import Blocks, Built, Candidate, Layout, buil
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.regions import groups, kind_of
+from ridgeline.optimizer.regions import Group, groups, kind_of
 from ridgeline.optimizer.search import Problem, Search
 
 
@@ -188,8 +188,8 @@ def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() ->
     assert group.paths == ("1.0", "1.1", "1.2", "1.3") and group.kind is Block
     seen: list[nn.Module] = []
 
-    def compiler(run: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda block, *args: (seen.append(block), run(block, *args))[1]
+    def compiler(group: Group) -> Callable[..., Any]:
+        return lambda block, *args: (seen.append(block), group.kind.forward(block, *args))[1]
 
     blocks = Blocks(model, [group], compiler)
     x = torch.randn(2, 8)
@@ -198,7 +198,10 @@ def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() ->
     assert torch.equal(model(x), expected) and not seen, "the model itself runs as it is"
     assert torch.equal(blocks(x), expected) and seen == list(group.blocks)
     other_seen: list[nn.Module] = []
-    other = Blocks(model, groups(model), lambda run: lambda block, *a: (other_seen.append(block), run(block, *a))[1])
+    kind = group.kind
+    other = Blocks(
+        model, groups(model), lambda _: lambda block, *a: (other_seen.append(block), kind.forward(block, *a))[1]
+    )
     other.on()
     seen.clear()
     assert torch.equal(other(x), expected) and len(other_seen) == 4 and not seen
