@@ -44,6 +44,7 @@ from ridgeline.kernels.rms_norm.op import add_rms_norm, rms_norm
 from ridgeline.kernels.rms_norm_quant.op import rms_norm_quant
 from ridgeline.kernels.rope.op import rope
 from ridgeline.kernels.rope.tables import rope_tables
+from ridgeline.kernels.selective_scan.op import selective_scan
 from ridgeline.kernels.softmax.op import softmax
 
 __all__ = [
@@ -83,6 +84,7 @@ __all__ = [
     "rms_norm_quant",
     "rope",
     "rope_tables",
+    "selective_scan",
     "softmax",
     "supports",
     "swiglu",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 import warnings
@@ -20,6 +21,7 @@ from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.regions import Group, groups
+from ridgeline.optimizer.slots import Place
 from ridgeline.optimizer.substitution import apply, revert
 from ridgeline.optimizer.training import graph_training
 
@@ -410,12 +412,12 @@ class Blocks:
             raise OptimizeError(f"blocks of one kind are compiled to more than {MOST_VARIANTS} graphs")
 
     def _fork(self, run: Call, block: nn.Module, before: Call | None) -> Call:
-        here, own = self.here, before or partial(type(block).forward, block)
+        here, own, place = self.here, before or partial(type(block).forward, block), Place(block)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(here, "inside", False):
                 self._check_variants()
-                return run(block, *args, **kwargs)
+                return place.call(run, block, args, kwargs)
             return own(*args, **kwargs)
 
         forward.is_fork = True  # type: ignore[attr-defined]
@@ -470,11 +472,12 @@ def _quiet() -> Iterator[None]:
 
 
 def _printing(wanted: bool) -> bool:
-    """Whether Inductor prints its tuning tables; says what was set before."""
-    try:
-        from torch._inductor import config, select_algorithm
-    except ImportError:
+    """Whether Inductor prints its tuning tables; says what was set before. Importing it for that would take seconds."""
+    select_algorithm: Any = sys.modules.get("torch._inductor.select_algorithm")
+    if select_algorithm is None:
         return wanted
+    from torch._inductor import config
+
     kept = bool(getattr(select_algorithm, "PRINT_AUTOTUNE", wanted))
     select_algorithm.PRINT_AUTOTUNE = wanted
     if hasattr(config, "max_autotune_report_choices_stats"):

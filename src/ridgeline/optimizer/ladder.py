@@ -17,6 +17,8 @@ AUTOTUNE_LEAST_MATRIX_FRAC = 0.3
 AUTOTUNE_TIMES = 3.0
 GENERATED_TUNED = (("coordinate_descent_tuning", True), ("max_autotune_pointwise", True))
 """Inductor tries more launch configurations of the kernels it generates."""
+PRODUCTS_TUNED = (("coordinate_descent_tuning", False), ("triton.enable_persistent_tma_matmul", True))
+"""Products alone, in parallel processes: walking from one launch configuration to the next compiles one at a time."""
 FLOOR_REACHED = 1.05
 """This close to the floor there is nothing left to search for."""
 KERNELS_A_LEAF = 2.5
@@ -88,22 +90,30 @@ class Ladder:
         if training:  # a second's work each, and what is compiled has to beat it
             yield from self._kernels_in_place(search)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
-            yield from self._block_rungs(search)
-        if not training:
+            yield from self._block_rungs(search, layout)
+            if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
+                yield from self._rewritten(search)
+        if not training and not self._scans():
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
             return
         if training or not self.facts.groups:
             yield from self._family(search, whole, self._whole_s())
+        early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
+        if early:  # few products, each tuned once
+            yield from self._tuned(search, layout)
         yield from self._stock(search)
         if training:  # the backward doubles what compilers take: torch.compile is measured before anything is refined
             yield from self._ablations(search, "blocks")
         elif self.facts.groups and not self._at_the_floor(search):
-            yield from self._family(search, whole, self._whole_s())
+            yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
         if not self.facts.groups and not self.facts.has_cache:
             yield from self._rewritten(search)
-        yield from self._tuned(search, layout)
-        yield from self._ablations(search, "model")
+        if not early:
+            yield from self._tuned(search, layout)
+        for scope in ("blocks", "model"):
+            yield from self._ablations(search, scope)
+        yield from self._rival()
 
     def owed_s(self, rung: Rung, search: Climber) -> float:
         """Seconds to keep for torch.compile while it is not measured: the guarantee rests on it.
@@ -117,9 +127,11 @@ class Ladder:
     def _captured(self, search: Climber) -> Iterator[Rung]:
         """Candidates without a compiler. A decoding step is many small products: its rewrites bring the most."""
         facts = self.facts
-        if facts.has_cache or not facts.cuda:
+        if (facts.has_cache and not facts.groups) or not facts.cuda:
             yield from self._rewritten(search)
-        if facts.cuda:
+        if self._scans():  # a loop over steps: recording it as it is would take as long as it does
+            yield from self._kernels_in_place(search)
+        elif facts.cuda:
             plain = Candidate(name=PLAIN, graphed=True, tries_convolutions=self._tries())
             yield self._rung(plain, CAPTURE_S, "cudagraph")
         if facts.has_conv:
@@ -131,14 +143,12 @@ class Ladder:
         if chosen:
             yield from self._family(search, Candidate(name="rewrites", rewrites=chosen), self._trace_s("model"))
 
-    def _block_rungs(self, search: Climber) -> Iterator[Rung]:
+    def _block_rungs(self, search: Climber, layout: str) -> Iterator[Rung]:
         chosen = recommended(self.kind, "none", self.device)
         if chosen:
-            rewritten = replace(self._blocks(), name="rewritten blocks", rewrites=chosen, compiler="none")
+            rewritten = replace(self._blocks(layout), name="rewritten blocks", rewrites=chosen, compiler="none")
             yield from self._family(search, rewritten, self._trace_s("blocks"))
-        yield from self._family(search, self._blocks(), self._compile_s("blocks"))
-        if self.facts.mode == "infer":
-            yield from self._ablations(search, "blocks")
+        yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
 
     def _kernels_in_place(self, search: Climber) -> Iterator[Rung]:
         kernels = Candidate(name="kernels", substituted=self.facts.substitutable)
@@ -149,8 +159,12 @@ class Ladder:
         elif self.facts.cuda:
             yield self._graphed(kernels, CAPTURE_S)
 
-    def _blocks(self) -> Candidate:
-        blocks, parts = self._inductor("blocks", "keep", "blocks"), self._beside_blocks()
+    def _scans(self) -> bool:
+        """Whether the model has a scan that our kernel takes the place of: it has no backward."""
+        return "scan" in self.facts.substitutable and self.facts.mode == "infer"
+
+    def _blocks(self, layout: str) -> Candidate:
+        blocks, parts = self._inductor("blocks", layout, "blocks"), self._beside_blocks()
         return replace(blocks, name=" and ".join(("blocks", *parts)), substituted=parts) if parts else blocks
 
     def _beside_blocks(self) -> tuple[str, ...]:
@@ -159,13 +173,13 @@ class Ladder:
         Masks are made outside, and eager code makes them by looking at values, which no graph can. The loss of a large
         vocabulary in training makes several float32 copies of the logits, and an odd one slows the last product.
         """
-        wanted = [] if self.facts.unmasked else ["attention"]
+        wanted = [] if self.facts.unmasked or self.facts.has_cache else ["attention"]
         wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding"]
         return tuple(part for part in wanted if part in self.facts.substitutable)
 
     def took(self, rung: Rung, spent_s: float) -> None:
-        """Compilers are as slow as this host lets them be: the first one tells."""
-        if rung.candidate.compiler != "none" and rung.cost_s > 2 * CAPTURE_S:
+        """Compilers are as slow as this host lets them be: the first tells; what tunes spends its time elsewhere."""
+        if rung.candidate.compiler in ("stock", "inductor") and rung.cost_s > 2 * CAPTURE_S:
             self.scale = max(0.25, min(5.0, self.scale * spent_s / rung.cost_s))
 
     def _family(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
@@ -238,18 +252,29 @@ class Ladder:
             yield self._rung(self._named(fewer), self._compile_s(scope), "compiled")
 
     def _tuned(self, search: Climber, layout: str) -> Iterator[Rung]:
-        """Products tuned where they matter, else generated kernels; and torch.compile's own tuning, as a rival."""
+        """The best that Inductor lowered so far, with products tuned where they matter, else generated kernels."""
         if not self.facts.cuda:
             return
-        forecast = self.facts.forecast
-        plain = self._blocks() if self.facts.groups else self._inductor("", layout, "model")
+        forecast, best = self.facts.forecast, search.best.candidate
+        plain = self._blocks(layout) if self.facts.groups else self._inductor("", layout, "model")
+        plain = replace(best, graphed=False) if best.compiler == "inductor" else plain
+        cost_s = self._compile_s(plain.scope)
         if forecast and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC:
-            tuned = replace(plain, name="tuned", options=GENERATED_TUNED)
-            yield from self._family(search, tuned, 2 * self._compile_s(plain.scope))
+            yield from self._family(search, replace(plain, name="tuned", options=GENERATED_TUNED), 2 * cost_s)
             return
-        tuned = replace(plain, name="tuned", compiler="inductor-autotune")
-        yield from self._family(search, tuned, AUTOTUNE_TIMES * self._compile_s(plain.scope))
-        if self.facts.mode == "infer":
+        tuned = replace(plain, name="tuned", compiler="inductor-autotune", options=_known(PRODUCTS_TUNED))
+        yield from self._family(search, tuned, AUTOTUNE_TIMES * cost_s)
+
+    def _as_tuned(self, whole: Candidate, search: Climber) -> Candidate:
+        """The whole model as its blocks were best: what was tuned once is remembered."""
+        best = search.best.candidate
+        if best.compiler not in ("inductor", "inductor-autotune"):
+            return whole
+        return replace(whole, compiler=best.compiler, options=best.options, rewrites=best.rewrites)
+
+    def _rival(self) -> Iterator[Rung]:
+        """torch.compile's own tuning, for the guarantee, where there is time for it."""
+        if self.facts.cuda and self.facts.mode == "infer":
             rival = Candidate(name="torch.compile max-autotune", compiler="stock-autotune")
             yield self._rung(rival, AUTOTUNE_TIMES * self._compile_s("model"), "compiled")
 
@@ -292,3 +317,10 @@ class Ladder:
         if self.facts.unmasked and not candidate.compiler.startswith("stock"):
             candidate = replace(candidate, unmasked=True)
         return Rung(candidate, cost_s, predicted_s)
+
+
+def _known(options: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+    """Those that this release of Inductor has."""
+    from torch._inductor import config
+
+    return tuple((name, value) for name, value in options if name in config._config)  # type: ignore[attr-defined]

@@ -30,6 +30,7 @@ from ridgeline.kernels.matmul import config as matmul
 from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
+from ridgeline.kernels.selective_scan import config as scan
 from ridgeline.kernels.softmax import config as softmax
 
 warnings.simplefilter("ignore")  # numpy's, on the padding of blocks
@@ -180,6 +181,11 @@ CASES["paged_latent_attention"] = [
     case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
 ]
 FORCED["paged_latent_attention"] = [{"latent_attention": latent.Latent(16, 16, shares, 1, 1)} for shares in (1, 3)]
+CASES["selective_scan"] = [
+    case("float32", b=2, d=3, l=11, n=5, all=True),
+    case("float16", b=1, d=2, l=8, n=4, all=False),
+]
+FORCED["selective_scan"] = [{"selective_scan": scan.Chunk(channels, steps)} for channels, steps in ((2, 4), (4, 16))]
 NOT_INTERPRETED = ("attention", "varlen_attention")  # made of instructions that the interpreter does not know
 
 
