@@ -93,7 +93,7 @@ class Ladder:
             yield from self._block_rungs(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)
-        if not training and "scan" not in self.facts.substitutable:
+        if not training and not self._scans():
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
             return
@@ -129,7 +129,7 @@ class Ladder:
         facts = self.facts
         if (facts.has_cache and not facts.groups) or not facts.cuda:
             yield from self._rewritten(search)
-        if "scan" in facts.substitutable:  # a loop over steps: recording it as it is would take as long as it does
+        if self._scans():  # a loop over steps: recording it as it is would take as long as it does
             yield from self._kernels_in_place(search)
         elif facts.cuda:
             plain = Candidate(name=PLAIN, graphed=True, tries_convolutions=self._tries())
@@ -159,6 +159,10 @@ class Ladder:
         elif self.facts.cuda:
             yield self._graphed(kernels, CAPTURE_S)
 
+    def _scans(self) -> bool:
+        """Whether the model has a scan that our kernel takes the place of: it has no backward."""
+        return "scan" in self.facts.substitutable and self.facts.mode == "infer"
+
     def _blocks(self, layout: str) -> Candidate:
         blocks, parts = self._inductor("blocks", layout, "blocks"), self._beside_blocks()
         return replace(blocks, name=" and ".join(("blocks", *parts)), substituted=parts) if parts else blocks
@@ -167,10 +171,10 @@ class Ladder:
         """What is outside of blocks and worth a kernel of ours.
 
         Masks are made outside, and eager code makes them by looking at values, which no graph can. The loss of a large
-        vocabulary in training makes several float32 copies of the logits.
+        vocabulary in training makes several float32 copies of the logits, and an odd one slows the last product.
         """
         wanted = [] if self.facts.unmasked or self.facts.has_cache else ["attention"]
-        wanted += ["loss"] if self.facts.mode == "train" else []
+        wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding"]
         return tuple(part for part in wanted if part in self.facts.substitutable)
 
     def took(self, rung: Rung, spent_s: float) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +55,11 @@ TRACK_FRAC = 0.15
 DRAWS_FRAC = 0.008
 """Share of the budget for the runs of one random contender; the winner is compared without its dice besides."""
 LENIENCY = 1.2
+COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
+FROZEN_BY_PYTHON = 1000
+"""Python 3.12 starts with 375 objects that are never collected."""
+COMPILING_S = 45.0
+"""A budget in which something will be compiled, so that the compiler may as well be imported before all else."""
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
 WORKSPACE_BYTES = 64 << 20
@@ -108,6 +116,10 @@ class Search:
 
     def run(self) -> Outcome:
         """Search until everything worth trying was tried or the time is spent."""
+        with _undisturbed(self.problem.budget_s):
+            return self._run()
+
+    def _run(self) -> Outcome:
         try:
             self._prepare()
             ladder = Ladder(self._facts())
@@ -571,6 +583,22 @@ class Search:
         )  # fmt: skip
         return replace(receipt, explanations=tuple(explanations(receipt, problem.inputs)),
                        remaining=tuple(remaining(receipt)))  # fmt: skip
+
+
+@contextlib.contextmanager
+def _undisturbed(budget_s: float) -> Iterator[None]:
+    """Rubbish is looked for among what the search makes: half a second less for each of dozens of collections."""
+    for name in COMPILERS if budget_s >= COMPILING_S else COMPILERS[:1]:
+        importlib.import_module(name)
+    own = gc.get_freeze_count() < FROZEN_BY_PYTHON  # else somebody has reasons of their own
+    if own:
+        gc.collect()
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if own:
+            gc.unfreeze()
 
 
 def plans_of(problem: Problem, built: Built) -> list[Plan]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.candidate import Blocks
+from ridgeline.optimizer.candidate import Blocks, _block_runner
 from ridgeline.optimizer.regions import groups
 from ridgeline.optimizer.slots import Place, is_cache
 
@@ -74,7 +74,11 @@ class Model(nn.Module):
 def _blocks(model: nn.Module) -> tuple[Blocks, Report]:
     report = Report()
     torch._dynamo.reset()
-    return Blocks(model, groups(model), lambda run: compiled(run, rewrites=(), report=report), report), report
+
+    def runner(group: Any) -> Any:
+        return compiled(_block_runner(group.kind), rewrites=(), report=report)
+
+    return Blocks(model, groups(model), runner, report), report
 
 
 @torch.no_grad()
