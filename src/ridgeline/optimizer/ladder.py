@@ -30,7 +30,7 @@ MOST_ABLATIONS = 3
 KEPT_FRAC = 0.5
 STOCK = "torch.compile"
 OWED_TIMES = 2.5
-GRAPHED = " + graph"
+PLAIN, GRAPHED = "graph", " + graph"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,21 +86,26 @@ class Ladder:
         yield from self._captured(search)
         layout = search.best.candidate.layout
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
+        training = self.facts.mode == "train"
+        if training:  # a second's work each, and what is compiled has to beat it
+            yield from self._kernels_in_place(search)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)
-        if "scan" not in self.facts.substitutable:
-            yield from self._kernels_in_place()
+        if not training and "scan" not in self.facts.substitutable:
+            yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
             return
-        if not self.facts.groups:
+        if training or not self.facts.groups:
             yield from self._family(search, whole, self._whole_s())
         early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
         if early:  # few products, each tuned once
             yield from self._tuned(search, layout)
         yield from self._stock(search)
-        if self.facts.groups and not self._at_the_floor(search):
+        if training:  # the backward doubles what compilers take: torch.compile is measured before anything is refined
+            yield from self._ablations(search, "blocks")
+        elif self.facts.groups and not self._at_the_floor(search):
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
         if not self.facts.groups and not self.facts.has_cache:
             yield from self._rewritten(search)
@@ -125,9 +130,9 @@ class Ladder:
         if (facts.has_cache and not facts.groups) or not facts.cuda:
             yield from self._rewritten(search)
         if "scan" in facts.substitutable:  # a loop over steps: recording it as it is would take as long as it does
-            yield from self._kernels_in_place()
+            yield from self._kernels_in_place(search)
         elif facts.cuda:
-            plain = Candidate(name="graph", graphed=True, tries_convolutions=self._tries())
+            plain = Candidate(name=PLAIN, graphed=True, tries_convolutions=self._tries())
             yield self._rung(plain, CAPTURE_S, "cudagraph")
         if facts.has_conv:
             last = Candidate(name="channels last", layout="channels_last", tries_convolutions=self._tries())
@@ -145,21 +150,28 @@ class Ladder:
             yield from self._family(search, rewritten, self._trace_s("blocks"))
         yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
 
-    def _kernels_in_place(self) -> Iterator[Rung]:
+    def _kernels_in_place(self, search: Climber) -> Iterator[Rung]:
         kernels = Candidate(name="kernels", substituted=self.facts.substitutable)
         if not kernels.substituted:
             return
-        if self.facts.mode == "train":
+        if self.facts.mode == "train" and not self._captures(search):
             yield self._rung(kernels, CAPTURE_S, "cudagraph")
-        if self.facts.cuda:
+        elif self.facts.cuda:
             yield self._graphed(kernels, CAPTURE_S)
 
     def _blocks(self, layout: str) -> Candidate:
-        blocks = self._inductor("blocks", layout, "blocks")
-        if "attention" not in self.facts.substitutable or self.facts.unmasked or self.facts.has_cache:
-            return blocks
-        # Masks are made outside of blocks, and eager code makes them by looking at values, which no graph can.
-        return replace(blocks, name="blocks and attention", substituted=("attention",))
+        blocks, parts = self._inductor("blocks", layout, "blocks"), self._beside_blocks()
+        return replace(blocks, name=" and ".join(("blocks", *parts)), substituted=parts) if parts else blocks
+
+    def _beside_blocks(self) -> tuple[str, ...]:
+        """What is outside of blocks and worth a kernel of ours.
+
+        Masks are made outside, and eager code makes them by looking at values, which no graph can. The loss of a large
+        vocabulary in training makes several float32 copies of the logits.
+        """
+        wanted = [] if self.facts.unmasked or self.facts.has_cache else ["attention"]
+        wanted += ["loss"] if self.facts.mode == "train" else []
+        return tuple(part for part in wanted if part in self.facts.substitutable)
 
     def took(self, rung: Rung, spent_s: float) -> None:
         """Compilers are as slow as this host lets them be: the first tells; what tunes spends its time elsewhere."""
@@ -167,22 +179,34 @@ class Ladder:
             self.scale = max(0.25, min(5.0, self.scale * spent_s / rung.cost_s))
 
     def _family(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
-        """A compiled candidate, captured where that works; in training with and without, for memory's sake."""
-        if self.facts.mode == "train" or not self.facts.cuda:
+        """A compiled candidate, captured where that works, else as it is; in training also where memory forbids it."""
+        if self.facts.mode == "train" and not self._captures(search):
+            yield from self._uncaptured(search, candidate, cost_s)
+            if self.facts.cuda and search.entries[candidate.name].status not in (FAILED, SKIPPED, LARGE):
+                yield self._graphed(candidate, CAPTURE_S)
+            return
+        if not self.facts.cuda:
             yield self._rung(candidate, cost_s, "compiled")
-            status = search.entries[candidate.name].status
-            if status in (FAILED, SKIPPED):
-                return
-            bounded = ACTIVATION_BUDGET in dict(candidate.options)
-            if status == LARGE and candidate.compiler == "inductor" and not bounded:
-                yield from self._family(search, self._recomputing(candidate), cost_s)
-                return
-            cost_s = CAPTURE_S
-        if self.facts.cuda:
-            graphed = self._graphed(candidate, cost_s)
-            yield graphed
-            if self.facts.mode == "infer" and search.entries[graphed.candidate.name].status == FAILED:
-                yield self._rung(candidate, CAPTURE_S, "compiled")
+            return
+        graphed = self._graphed(candidate, cost_s)
+        yield graphed
+        status = search.entries[graphed.candidate.name].status
+        if status == LARGE and self.facts.mode == "train":
+            yield from self._uncaptured(search, candidate, CAPTURE_S)
+        elif status == FAILED:
+            yield self._rung(candidate, CAPTURE_S, "compiled")
+
+    def _uncaptured(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
+        """As compiled; where that keeps too much, the same keeping half."""
+        yield self._rung(candidate, cost_s, "compiled")
+        bounded = ACTIVATION_BUDGET in dict(candidate.options)
+        if search.entries[candidate.name].status == LARGE and candidate.compiler == "inductor" and not bounded:
+            yield from self._family(search, self._recomputing(candidate), self._compile_s(candidate.scope))
+
+    def _captures(self, search: Climber) -> bool:
+        """Whether the model could be captured as it is: then every candidate is tried captured first."""
+        entry = search.entries.get(PLAIN)
+        return self.facts.cuda and entry is not None and entry.status not in (FAILED, SKIPPED, LARGE)
 
     def _recomputing(self, candidate: Candidate) -> Candidate:
         """The same, keeping half of the activations: the cheap half is computed again."""
