@@ -86,7 +86,7 @@ def source_hash() -> str:
     """A hash of every kernel source of this room: an edit anywhere makes stored cubins stale."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted([*here.glob("*/kernel.py"), *here.glob("*/gradient.py"), here / "device.py"]):
+    for path in sorted([*here.glob("*/kernel.py"), *here.glob("*/gradient.py"), *here.glob("*/links.py"), here / "device.py"]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -72,6 +72,7 @@ _both("std", "input dim correction keepdim")
 _both("logsumexp", "input dim keepdim")
 _both("amax", "input dim keepdim")
 _both("max", "input dim keepdim")
+_both("min", "input dim keepdim")
 _spell("linalg_norm", "input ord dim keepdim dtype", torch.linalg.vector_norm)
 _spell("linear", "input weight bias", F.linear, torch._C._nn.linear)
 _spell("bmm", "input other", torch.bmm, "bmm")
@@ -84,6 +85,8 @@ _spell(
     "conv_transpose2d", "input weight bias stride padding output_padding groups dilation",
     F.conv_transpose2d, torch.conv_transpose2d,
 )  # fmt: skip
+for _name, _call in (("conv_transpose1d", F.conv_transpose1d), ("conv_transpose3d", F.conv_transpose3d)):
+    _spell(_name, "input weight bias stride padding output_padding groups dilation", _call, getattr(torch, _name))
 _spell("batch_norm", "input running_mean running_var weight bias training momentum eps", F.batch_norm)
 _spell("layer_norm", "input normalized_shape weight bias eps", F.layer_norm, torch.layer_norm)
 _spell("rms_norm", "input normalized_shape weight eps", F.rms_norm, getattr(torch, "rms_norm", None))
@@ -96,6 +99,11 @@ _spell("silu", "input inplace", F.silu, getattr(torch._C._nn, "silu", None))
 _spell("gelu", "input approximate", F.gelu, torch._C._nn.gelu)
 _spell("relu", "input inplace", F.relu)
 _spell("relu", "input", torch.relu, "relu")
+_spell("leaky_relu", "input negative_slope inplace", F.leaky_relu, torch._C._nn.leaky_relu)
+_spell("hardtanh", "input min_val max_val inplace", F.hardtanh)
+for _name in "mish hardswish hardsigmoid relu6".split():
+    _spell(_name, "input inplace", getattr(F, _name))
+_spell("softplus", "input beta threshold", F.softplus)
 _spell("dropout", "input p training inplace", F.dropout, F.alpha_dropout, F.feature_alpha_dropout)
 _spell("dropout", "input p training inplace", F.dropout1d, F.dropout2d, F.dropout3d)
 _spell("dropout", "input p training", torch.dropout, torch.feature_dropout, torch.alpha_dropout)
