@@ -2,7 +2,7 @@
 
 cuDNN's fast kernels want channels last: images laid out the usual way are copied before and after, and what follows
 reads the result once more. Here a tile is pixels by channels, pixels dense as they lie in memory, and products are
-TensorFloat-32 as cuDNN's are, with factors rounded to nearest instead of cut off.
+TensorFloat-32 as cuDNN's are, with factors rounded to nearest or cut off.
 
 One kernel serves plain, strided, dilated and transposed convolutions of one to three dims. Output pixel o = q·S + r is
 made of input pixels q·IS + base + j·STEP for taps j; a plain convolution has S = 1, a transposed one with stride S
@@ -18,10 +18,12 @@ from ridgeline.kernels.convolution.links import linked
 
 
 @triton.jit
-def rounded(x):
-    """The nearest number of TensorFloat-32's ten bits; infinities and NaN stay what they are."""
+def rounded(x, NEAREST: tl.constexpr):
+    """A number of TensorFloat-32's ten bits, the nearest or the next one to zero; infinities stay what they are."""
     bits = x.to(tl.int32, bitcast=True)
-    return ((bits + 0x1000) & -8192).to(tl.float32, bitcast=True)
+    if NEAREST:
+        bits += 0x1000
+    return (bits & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -33,6 +35,7 @@ def convolution_weights(
     TAPS: tl.constexpr,
     GROUPS: tl.constexpr,
     TURNED: tl.constexpr,
+    NEAREST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Weights as the product reads them: the channels of one tap side by side."""
@@ -45,7 +48,7 @@ def convolution_weights(
     else:
         source = (co * CI + ci) * TAPS + tap
     inside = at < GROUPS * CO * CI * TAPS
-    tl.store(out_ptr + at, rounded(tl.load(w_ptr + source, mask=inside, other=0.0)), mask=inside)
+    tl.store(out_ptr + at, rounded(tl.load(w_ptr + source, mask=inside, other=0.0), NEAREST), mask=inside)
 
 
 @triton.jit
@@ -78,6 +81,7 @@ def convolution_tile(
     GROUPS: tl.constexpr,
     TURNED: tl.constexpr,  # transposed; then strides or dilations are 1
     PADDED: tl.constexpr,  # whether a tap may lie outside of the image
+    NEAREST: tl.constexpr,
     BIAS: tl.constexpr,
     LINKS: tl.constexpr,
     BM: tl.constexpr,
@@ -176,7 +180,7 @@ def convolution_tile(
             known = (k < terms)[:, None] & (col < CO)[None, :]
         a = tl.load(x_start + base[:, None] + ahead[None, :], mask=inside, other=0.0)
         b = tl.load(w_start + (weight * CI + ci)[:, None] + col[None, :] * (KD * KH * KW * CI), mask=known, other=0.0)
-        acc = tl.dot(rounded(a), b, acc, input_precision="tf32")
+        acc = tl.dot(rounded(a, NEAREST), b, acc, input_precision="tf32")
     if BIAS:
         acc += tl.load(bias_ptr + group * CO + col, mask=col < CO, other=0.0)[None, :]
     acc = linked(acc, vectors_ptr, (group * CO + col)[None, :], (col < CO)[None, :], GROUPS * CO, LINKS)

@@ -7,6 +7,7 @@ algorithm made by timing too; so a convolution behind this rewrite is never slow
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,8 @@ from ridgeline.kernels.convolution import config
 from ridgeline.kernels.convolution.op import CONVOLUTION, Sizes, link_, planned
 from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.kernels.convolution.reference import forward as meant
-from ridgeline.optimizer.contest import Contest
+from ridgeline.optimizer.contest import Contest, may_time
+from ridgeline.optimizer.rewrites.layers import CONVOLUTIONS, Ints, Settings, settings_of
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import Call, call
@@ -25,12 +27,12 @@ from ridgeline.optimizer.rewrites.words import Call, call
 MOST_SHAPES = 4
 """Different convolutions in a graph: each is a kernel to compile and a race, which networks have no time for."""
 LEAST_ELEMENTS = 1 << 18
+AGREED = 1e-5
+"""The difference from the library's result, over its largest element, that sums in another order explain."""
 CONTEST = Contest()
+_rounding: dict[Any, bool] = {}
+_usual = [True]
 _active_modes = torch._C._len_torch_dispatch_stack
-_NUM_DIMS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
-_NUM_DIMS |= {f"conv_transpose{num}d": num for num in (1, 2, 3)}
-Ints = list[int]
-Settings = tuple[Ints, Ints, Ints, Ints, int, bool]
 
 
 def chained_convolution(
@@ -51,11 +53,37 @@ def _chained(
     settings = (stride, padding, dilation, output_padding, groups, transposed)
     if not x.is_cuda:
         return meant(x, weight, bias, vectors, *settings, chain)
-    ways: dict[str, Callable[[], Tensor]] = {"library": partial(_library, x, weight, bias, vectors, settings, chain)}
-    for tile in _tiles(x, weight, settings):
-        ways[str(tile)] = partial(_ours, tile, x, weight, bias, vectors, *settings, chain)
+    library = partial(_library, x, weight, bias, vectors, settings, chain)
     shown = tuple(tuple(each) if isinstance(each, list) else each for each in settings)
-    return CONTEST.run((x.shape, weight.shape, bias is None, shown, chain, x.device), ways, x.device)
+    key = (x.shape, weight.shape, bias is None, shown, chain, x.device)
+    ways: dict[str, Callable[[], Tensor]] = {"library": library}
+    tiles = _tiles(x, weight, settings)
+    if None not in tiles:
+        nearest = _rounds(key, library, partial(_ours, x, weight, bias, vectors, settings, chain), tiles[0])
+        tiles = tuple(replace(tile, nearest=nearest) for tile in tiles)
+    for tile in tiles:
+        ways[str(tile)] = partial(_ours, x, weight, bias, vectors, settings, chain, tile)
+    return CONTEST.run(key, ways, x.device)
+
+
+def _rounds(key: Any, library: Callable[[], Tensor], ours: Callable[[Any], Tensor], tile: config.Tile) -> bool:
+    """Whether the library rounds factors to TensorFloat-32 or cuts them off: we do as it does, and agree with it.
+
+    The way found for another shape is tried first.
+    """
+    if key not in _rounding and may_time(key[-1]):
+        meant = library()
+        apart = {}
+        for nearest in (_usual[-1], not _usual[-1]):
+            try:
+                apart[nearest] = float((ours(replace(tile, nearest=nearest)) - meant).abs().max())
+            except Exception:  # a tile that does not fit loses its race too
+                break
+            if apart[nearest] <= AGREED * float(meant.abs().max()):
+                break
+        _rounding[key] = min(apart, key=lambda each: apart[each], default=True)
+        _usual.append(_rounding[key])
+    return _rounding.get(key, True)
 
 
 def _tiles(x: Tensor, weight: Tensor, settings: Settings) -> tuple[Any, ...]:
@@ -63,8 +91,10 @@ def _tiles(x: Tensor, weight: Tensor, settings: Settings) -> tuple[Any, ...]:
     return (None,) if sizes.is_depthwise else config.tiles(sizes.outputs, sizes.phase_pixels)
 
 
-def _ours(tile: Any, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, *rest: Any) -> Tensor:
-    return planned(x, weight, bias, vectors, *rest, tile=tile)(x, weight, bias, vectors)
+def _ours(
+    x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, settings: Settings, chain: str, tile: Any
+) -> Tensor:
+    return planned(x, weight, bias, vectors, *settings, chain, tile=tile)(x, weight, bias, vectors)
 
 
 def _library(
@@ -112,10 +142,10 @@ def convolution_chain(scene: Scene) -> list[Match]:
 def _layer(scene: Scene, node: fx.Node) -> Call | None:
     """A convolution of float32 images in PyTorch's own layout, large enough to matter."""
     read = call(node)
-    if read is None or read.op not in _NUM_DIMS or not isinstance(read["weight"], fx.Node):
+    if read is None or read.op not in CONVOLUTIONS or not isinstance(read["weight"], fx.Node):
         return None
     x, out = scene.tensor(read["input"]), scene.tensor(node)
-    if x is None or out is None or scene.shape(node) is None or x.dim() != _NUM_DIMS[read.op] + 2:
+    if x is None or out is None or scene.shape(node) is None or x.dim() != CONVOLUTIONS[read.op] + 2:
         return None
     plain = x.is_contiguous() and out.is_contiguous() and out.numel() >= LEAST_ELEMENTS
     return read if plain and x.dtype == torch.float32 else None
@@ -181,18 +211,6 @@ def _stacked(scene: Scene, before: fx.Node, vectors: tuple[fx.Node, ...], channe
 def stacked_vectors(vectors: list[Tensor], channels: int) -> Tensor:
     """One row a vector; a single number is a row of it."""
     return torch.stack([each.reshape(-1).expand(channels) for each in vectors])
-
-
-def settings_of(layer: Call) -> Settings | None:
-    """(stride, padding, dilation, output padding, groups, transposed); None where padding is a word."""
-    num, found = _NUM_DIMS[layer.op], []
-    for name, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
-        value = layer.get(name, default)
-        each = [value] if isinstance(value, int) else list(value) if isinstance(value, (tuple, list)) else [None]
-        if not all(isinstance(size, int) for size in each) or len(each) not in (1, num):
-            return None
-        found.append([int(size) for size in each] * (num if len(each) == 1 else 1))
-    return found[0], found[1], found[2], found[3], int(layer.get("groups", 1)), "transpose" in layer.op
 
 
 # the chain -------------------------------------------------------------------------------------------------------------
