@@ -156,7 +156,8 @@ class _Tiled:
         self.lay = _WEIGHTS.bind(
             (weight, laid),
             grid=(cdiv(weight.numel(), _BLOCK),),
-            constants=counts | {"GROUPS": sizes.groups, "TURNED": sizes.transposed, "NEAREST": chosen.nearest}
+            constants=counts
+            | {"GROUPS": sizes.groups, "TURNED": sizes.transposed, "NEAREST": chosen.nearest}
             | {"BLOCK": _BLOCK},
             num_warps=4,
             device=device,
@@ -169,7 +170,13 @@ class _Tiled:
             ),
             constants=sizes.constants()
             | {"GROUPS": sizes.groups, "TURNED": sizes.transposed, "PADDED": sizes.padded, "BIAS": bias is not None}
-            | {"NEAREST": chosen.nearest, "LINKS": coded(chain), "BM": chosen.pixels, "BN": chosen.channels, "BK": chosen.depth},
+            | {
+                "NEAREST": chosen.nearest,
+                "LINKS": coded(chain),
+                "BM": chosen.pixels,
+                "BN": chosen.channels,
+                "BK": chosen.depth,
+            },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
             device=device,

@@ -131,7 +131,9 @@ def _shifted_product(scene: Scene, node: Any) -> Shifted | None:
             scale, node = scale * affine[1], affine[2]
         elif affine is not None:
             number, node = number + scale * affine[1], affine[2]
-        elif read.op in ("add", "sub") and not read.given.get("alpha") and _is_row(scene, read.given.get("other"), width):
+        elif (
+            read.op in ("add", "sub") and not read.given.get("alpha") and _is_row(scene, read.given.get("other"), width)
+        ):
             shifts.append(read["other"])
             factors.append(scale if read.op == "add" else -scale)
             node = read["input"]
@@ -242,7 +244,7 @@ def _reach(k: int, size: int, out: int, stride: int, padding: int, dilation: int
         first = max(0, -(-(padding - k * dilation) // stride))
         return slice(first, min(size, (out - 1 + padding - k * dilation) // stride + 1))
     start = k * dilation - padding
-    low = max(0, -(-(-start) // stride))
+    low = max(0, -(start // stride))
     high = min(out - 1, (size - 1 - start) // stride)
     return slice(start + low * stride, start + high * stride + 1, stride) if high >= low else slice(0, 0)
 

@@ -213,7 +213,7 @@ def stacked_vectors(vectors: list[Tensor], channels: int) -> Tensor:
     return torch.stack([each.reshape(-1).expand(channels) for each in vectors])
 
 
-# the chain -------------------------------------------------------------------------------------------------------------
+# the chain ----------------------------------------------------------------------------------------------------------
 
 
 def chain_behind(scene: Scene, node: fx.Node) -> tuple[fx.Node, list[str], tuple[fx.Node, ...]]:
@@ -248,7 +248,9 @@ def _single(scene: Scene, node: fx.Node, vectors: list[fx.Node]) -> tuple[fx.Nod
 
 def _function(read: Call, node: fx.Node) -> list[str] | None:
     """A function of one argument as links."""
-    if read.given.get("input") is not node or any(value is node for name, value in read.given.items() if name != "input"):
+    if read.given.get("input") is not node or any(
+        value is node for name, value in read.given.items() if name != "input"
+    ):
         return None
     if read.op in _PLAIN:
         return [_PLAIN[read.op]]
@@ -333,7 +335,9 @@ def _is_channelwise(scene: Scene, other: fx.Node, node: fx.Node) -> bool:
     if shape is None or sizes is None or scene.dtype(other) != torch.float32:
         return False
     full = (1,) * (len(sizes) - len(shape)) + shape
-    return len(full) == len(sizes) and all(size == 1 or (dim == 1 and size == sizes[1]) for dim, size in enumerate(full))
+    return len(full) == len(sizes) and all(
+        size == 1 or (dim == 1 and size == sizes[1]) for dim, size in enumerate(full)
+    )
 
 
 def _gated(node: fx.Node) -> tuple[fx.Node, list[str]] | None:

@@ -21,7 +21,7 @@ from ridgeline.optimizer.rewrites.words import Call, call
 
 LEAST_BALANCE = 24.0
 """rows · columns / (rows + columns) from which a product may be worth more than the reading of its factors."""
-LEAST_FLOPS = 2e8
+LEAST_FLOPS = 1e8
 CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 
