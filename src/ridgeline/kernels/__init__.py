@@ -20,6 +20,7 @@ from ridgeline.kernels.adamw.op import adamw_
 from ridgeline.kernels.adamw.optimizer import AdamW
 from ridgeline.kernels.attention.op import attention, varlen_attention
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
+from ridgeline.kernels.convolution.op import convolution
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.cross_layer.op import cross_layer
 from ridgeline.kernels.decode_attention.op import decode_attention
@@ -56,6 +57,7 @@ __all__ = [
     "add_rms_norm",
     "attention",
     "clip_grad_norm_",
+    "convolution",
     "cross_entropy",
     "cross_layer",
     "dequantize",

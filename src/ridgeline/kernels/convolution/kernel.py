@@ -30,24 +30,24 @@ def rounded(x, NEAREST: tl.constexpr):
 def convolution_weights(
     w_ptr,  # [GROUPS·CO, CI, TAPS], or [GROUPS·CI, CO, TAPS] where TURNED
     out_ptr,  # [GROUPS·CO, TAPS, CI], rounded
-    CO: tl.constexpr,
-    CI: tl.constexpr,
-    TAPS: tl.constexpr,
-    GROUPS: tl.constexpr,
+    outputs,
+    inputs,
+    taps,
+    total,
     TURNED: tl.constexpr,
     NEAREST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Weights as the product reads them: the channels of one tap side by side."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ci = at % CI
-    tap = (at // CI) % TAPS
-    co = at // (CI * TAPS)
+    ci = at % inputs
+    tap = (at // inputs) % taps
+    co = at // (inputs * taps)
     if TURNED:
-        source = ((co // CO * CI + ci) * CO + co % CO) * TAPS + tap
+        source = ((co // outputs * inputs + ci) * outputs + co % outputs) * taps + tap
     else:
-        source = (co * CI + ci) * TAPS + tap
-    inside = at < GROUPS * CO * CI * TAPS
+        source = (co * inputs + ci) * taps + tap
+    inside = at < total
     tl.store(out_ptr + at, rounded(tl.load(w_ptr + source, mask=inside, other=0.0), NEAREST), mask=inside)
 
 

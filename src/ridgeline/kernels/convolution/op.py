@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
@@ -23,6 +24,7 @@ _LINKS = Kernel(kernel.convolution_links, loose=("x_ptr", "vectors_ptr"))
 _plans = Plans()
 _BLOCK = 1024
 MOST_OFFSET = 2**31 - 1
+_active_modes = torch._C._len_torch_dispatch_stack
 MOST_IMAGES = 65535
 """The grid's second dimension."""
 Ints = Sequence[int]
@@ -48,6 +50,8 @@ def convolution(
     """
     num = x.dim() - 2
     sizes = [list(each) * (num if len(each) == 1 else 1) for each in (stride, padding, dilation, output_padding)]
+    if type(x) is Tensor and launchable(x) and not _active_modes() and not is_dynamo_compiling():
+        return planned(x, weight, bias, vectors, *sizes, groups, transposed, chain)(x, weight, bias, vectors)
     return CONVOLUTION(x, weight, bias, vectors, *sizes, groups, transposed, chain)
 
 
@@ -152,13 +156,11 @@ class _Tiled:
         named = {"channels": sizes.outputs, "pixels": sizes.phase_pixels}
         chosen = tile or tuning.choose("convolution", named, config.tiles(**named)[0])
         laid = torch.empty(weight.numel(), dtype=torch.float32, device=x.device)
-        counts = {"CO": sizes.outputs, "CI": sizes.inputs, "TAPS": sizes.num_taps}
+        self.counts = (sizes.outputs, sizes.inputs, sizes.num_taps, weight.numel())
         self.lay = _WEIGHTS.bind(
-            (weight, laid),
+            (weight, laid, *self.counts),
             grid=(cdiv(weight.numel(), _BLOCK),),
-            constants=counts
-            | {"GROUPS": sizes.groups, "TURNED": sizes.transposed, "NEAREST": chosen.nearest}
-            | {"BLOCK": _BLOCK},
+            constants={"TURNED": sizes.transposed, "NEAREST": chosen.nearest, "BLOCK": _BLOCK},
             num_warps=4,
             device=device,
         )
@@ -186,7 +188,7 @@ class _Tiled:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None) -> Tensor:
         out = torch.empty(self.sizes.shape, dtype=torch.float32, device=x.device)
         laid = torch.empty(weight.numel(), dtype=torch.float32, device=x.device)
-        self.lay(weight.contiguous(), laid)
+        self.lay(weight.contiguous(), laid, *self.counts)
         self.launch(x.contiguous(), laid, *_there(laid, bias, vectors), out)
         return out
 
