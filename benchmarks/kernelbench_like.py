@@ -935,11 +935,11 @@ def rewritten(model: nn.Module, args: Any, device: torch.device, asked: argparse
 
 def contests() -> dict[str, Any]:
     """What races inside of rewrites have said since the last look."""
-    from ridgeline.optimizer.rewrites import chains, halves
+    from ridgeline.optimizer.rewrites import chains, halves, windows
 
-    found = {str(key): seconds for each in (chains, halves) for key, seconds in each.CONTEST.seconds.items()}
+    found = {str(key): seconds for each in (chains, halves, windows) for key, seconds in each.CONTEST.seconds.items()}
     rounded = {str(key): nearest for key, nearest in chains._rounding.items()}
-    for each in (chains, halves):
+    for each in (chains, halves, windows):
         each.CONTEST.seconds.clear()
     return {"seconds": found, "nearest": rounded}
 

@@ -38,6 +38,7 @@ from ridgeline.kernels.linear.op import linear
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
 from ridgeline.kernels.matmul.op import matmul
 from ridgeline.kernels.paged_attention.op import paged_attention
+from ridgeline.kernels.pooling.op import pool
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
 from ridgeline.kernels.quantize.op import dequantize, quantize
 from ridgeline.kernels.relu2.op import relu2
@@ -45,6 +46,7 @@ from ridgeline.kernels.rms_norm.op import add_rms_norm, rms_norm
 from ridgeline.kernels.rms_norm_quant.op import rms_norm_quant
 from ridgeline.kernels.rope.op import rope
 from ridgeline.kernels.rope.tables import rope_tables
+from ridgeline.kernels.scan.op import scan
 from ridgeline.kernels.softmax.op import softmax
 
 __all__ = [
@@ -76,6 +78,7 @@ __all__ = [
     "matmul",
     "paged_attention",
     "paged_latent_attention",
+    "pool",
     "primitive",
     "primitives",
     "qk_norm_rope",
@@ -85,6 +88,7 @@ __all__ = [
     "rms_norm_quant",
     "rope",
     "rope_tables",
+    "scan",
     "softmax",
     "supports",
     "swiglu",

@@ -3,7 +3,7 @@
 from ridgeline.optimizer.rewrites import cleanup  # noqa: F401, I001
 from ridgeline.optimizer.rewrites import algebra, fold, attention, gate, norm, rotary, loss, rows  # noqa: F401
 from ridgeline.optimizer.rewrites import horizontal, decoding, products, caches, halves  # noqa: F401
-from ridgeline.optimizer.rewrites import chains, epilogue, convolution  # noqa: F401
+from ridgeline.optimizer.rewrites import chains, windows, epilogue, convolution  # noqa: F401
 from ridgeline.optimizer.rewrites.registry import (
     Match,
     Rewrite,

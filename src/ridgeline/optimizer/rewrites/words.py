@@ -152,6 +152,16 @@ _spell("diag_embed", "input offset dim1 dim2", torch.diag_embed, "diag_embed")
 _spell("pad", "input pad mode value", F.pad, getattr(torch._C._nn, "pad", None))
 _spell("diff", "input n dim prepend append", torch.diff, "diff")
 _spell("cumsum", "input dim dtype", torch.cumsum, "cumsum")
+_spell("cumprod", "input dim dtype", torch.cumprod, "cumprod")
+_spell("narrow", "input dim start length", torch.narrow, "narrow")
+_spell("select", "input dim index", torch.select, "select")
+_spell("norm", "input p dim keepdim dtype", torch.norm, "norm", torch.functional.norm)
+_spell(
+    "max_pool", "input kernel_size stride padding dilation ceil_mode return_indices",
+    F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d,
+)  # fmt: skip
+_spell("avg_pool", "input kernel_size stride padding ceil_mode count_include_pad divisor_override",
+       F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)  # fmt: skip
 _spell("flip", "input *dims", torch.flip, "flip")
 for _name in "minimum maximum remainder floor_divide fmod logical_xor bitwise_xor".split():
     _both(_name, "input other")
