@@ -935,11 +935,15 @@ def rewritten(model: nn.Module, args: Any, device: torch.device, asked: argparse
 
 def contests() -> dict[str, Any]:
     """What races inside of rewrites have said since the last look."""
-    from ridgeline.optimizer.rewrites import chains, halves, windows
+    from ridgeline.optimizer.rewrites import chains, halves, lengths, windows
 
-    found = {str(key): seconds for each in (chains, halves, windows) for key, seconds in each.CONTEST.seconds.items()}
+    found = {
+        str(key): seconds
+        for each in (chains, halves, lengths, windows)
+        for key, seconds in each.CONTEST.seconds.items()
+    }
     rounded = {str(key): nearest for key, nearest in chains._rounding.items()}
-    for each in (chains, halves, windows):
+    for each in (chains, halves, lengths, windows):
         each.CONTEST.seconds.clear()
     return {"seconds": found, "nearest": rounded}
 

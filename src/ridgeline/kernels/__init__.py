@@ -36,6 +36,7 @@ from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
 from ridgeline.kernels.layer_norm_quant.op import layer_norm_quant
 from ridgeline.kernels.linear.op import linear
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
+from ridgeline.kernels.long_norm.op import long_norm
 from ridgeline.kernels.matmul.op import matmul
 from ridgeline.kernels.paged_attention.op import paged_attention
 from ridgeline.kernels.pooling.op import pool
@@ -75,6 +76,7 @@ __all__ = [
     "layer_norm_quant",
     "linear",
     "linear_cross_entropy",
+    "long_norm",
     "matmul",
     "paged_attention",
     "paged_latent_attention",

@@ -1,7 +1,7 @@
 """Pooling: a block of output pixels of one channel, its windows' elements one after the other.
 
-Neighboring windows overlap, or neighboring pixels of one window lie side by side: what one reads is in the cache for the
-next. Shapes: x [R, D, H, W], out [R, OD, OH, OW], R images times channels.
+Neighboring windows overlap, or pixels of one window lie side by side: what one reads is in the cache for the next.
+Shapes: x [R, D, H, W], out [R, OD, OH, OW], R images times channels.
 """
 
 from __future__ import annotations

@@ -88,6 +88,9 @@ _spell(
 for _name, _call in (("conv_transpose1d", F.conv_transpose1d), ("conv_transpose3d", F.conv_transpose3d)):
     _spell(_name, "input weight bias stride padding output_padding groups dilation", _call, getattr(torch, _name))
 _spell("batch_norm", "input running_mean running_var weight bias training momentum eps", F.batch_norm)
+_spell(
+    "instance_norm", "input running_mean running_var weight bias use_input_stats momentum eps", F.instance_norm
+)
 _spell("layer_norm", "input normalized_shape weight bias eps", F.layer_norm, torch.layer_norm)
 _spell("rms_norm", "input normalized_shape weight eps", F.rms_norm, getattr(torch, "rms_norm", None))
 _spell("group_norm", "input num_groups weight bias eps", F.group_norm, torch.group_norm)
