@@ -28,8 +28,8 @@ def long_norm(
 ) -> Tensor:  # fmt: skip
     """Rows of ``cols`` float32 numbers, normalized ("norm"), divided by their mean size or length, or as softmax.
 
-    ``weight`` and ``bias`` have a number a column, or, with ``channels`` to a row, one a channel, which go round over the
-    rows. Without gradients.
+    ``weight`` and ``bias`` have a number a column, or, with ``channels`` to a row, one a channel, which go round over
+    the rows. Without gradients.
     """
     return LONG_NORM(x, kind, cols, weight, bias, channels, eps)
 

@@ -51,12 +51,13 @@ def _plan(x: Tensor, keep: Tensor | None, dim: int, product: bool, reverse: bool
     cols, inner = x.shape[dim], math.prod(x.shape[dim + 1 :])
     rows = math.prod(x.shape[:dim])
     chosen = tuning.choose("scan", {"cols": cols, "inner": inner}, config.choose(cols, inner))
+    neighbors = 1 if inner == 1 else max(2, chosen.inner)  # one means blocks of one dim, which have no neighbors
     launch = _ROWS.bind(
         (x, x if keep is None else keep, x, cols, inner),
-        grid=(rows, cdiv(inner, chosen.inner)),
+        grid=(rows, cdiv(inner, neighbors)),
         constants={
             "PRODUCT": product, "KEPT": keep is not None, "REVERSE": reverse, "EXCLUSIVE": exclusive,
-            "BC": chosen.cols, "BI": chosen.inner, "STAGES": chosen.num_stages,
+            "BC": chosen.cols, "BI": neighbors, "STAGES": chosen.num_stages,
         },
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
