@@ -32,7 +32,7 @@ class Contest:
             best = min(found, key=lambda each: found[each], default=first)
             name = best if found.get(first, float("inf")) > MARGIN * found.get(best, float("inf")) else first
             self.won[key] = name
-        return ways[name if name in ways else first]()
+        return ways[name if name is not None and name in ways else first]()
 
 
 def may_time(device: torch.device) -> bool:

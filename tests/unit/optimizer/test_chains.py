@@ -1,4 +1,4 @@
-"""Convolutions with the functions behind them, pooling, scans, long rows and sums: what is matched, and that it is right."""
+"""Convolutions and what is behind them, pooling, scans, long rows, sums: what is matched, and that it is right."""
 
 import itertools
 from typing import Any
@@ -166,3 +166,14 @@ def test_means_of_convolutions_count_every_tap_that_lies_inside(transposed: bool
         y = convolved(x, weight, bias, *sizes, 1, transposed)
         found = mean_convolved(x, weight, bias, *sizes[:3], transposed, list(y.shape[2:]), 0.5, True, False)
         torch.testing.assert_close(found, (y * 0.5).mean((2, 3)))
+
+
+@pytest.mark.parametrize(("width", "causal", "num"), [(512, False, 1), (512, True, 0), (64, False, 0)])
+def test_attention_too_wide_for_fused_kernels_is_two_products(width: int, causal: bool, num: int) -> None:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    inputs = tuple(torch.randn(1, 2, 128, width) for _ in range(3))
+    found, meant, whats = ran(attend, inputs, "wide-attention")
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-5)
+    assert len(whats) == num

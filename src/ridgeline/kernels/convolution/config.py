@@ -35,7 +35,7 @@ def tiles(channels: int, pixels: int) -> tuple[Tile, ...]:
     while wide < min(channels, 128):
         wide *= 2
     if wide == 128:
-        found = (Tile(128, 128), Tile(256, 128), Tile(128, 64, num_warps=4))
+        found: tuple[Tile, ...] = (Tile(128, 128), Tile(256, 128), Tile(128, 64, num_warps=4))
     elif wide == 64:
         found = (Tile(128, 64, num_warps=4), Tile(256, 64))
     else:

@@ -95,6 +95,9 @@ def convolution_tile(
     QD: tl.constexpr = (OD + ZD - 1) // ZD
     QH: tl.constexpr = (OH + ZH - 1) // ZH
     QW: tl.constexpr = (OW + ZW - 1) // ZW
+    step_d: tl.constexpr = -DD if TURNED else DD
+    step_h: tl.constexpr = -DH if TURNED else DH
+    step_w: tl.constexpr = -DW if TURNED else DW
     WIDE: tl.constexpr = (CO + BN - 1) // BN
     UNIFORM: tl.constexpr = CI % BK == 0
     tile_n = tl.program_id(0) % WIDE
@@ -124,9 +127,6 @@ def convolution_tile(
         at_d = pd + (rd + PD - first_d) // ZD
         at_h = ph + (rh + PH - first_h) // ZH
         at_w = pw + (rw + PW - first_w) // ZW
-        step_d: tl.constexpr = -DD
-        step_h: tl.constexpr = -DH
-        step_w: tl.constexpr = -DW
     else:
         od = pd
         oh = ph
@@ -140,9 +140,6 @@ def convolution_tile(
         at_d = pd * SD - PD
         at_h = ph * SH - PH
         at_w = pw * SW - PW
-        step_d: tl.constexpr = DD
-        step_h: tl.constexpr = DH
-        step_w: tl.constexpr = DW
     real = (p < QD * QH * QW) & (od < OD) & (oh < OH) & (ow < OW)
     base = (at_d * H + at_h) * W + at_w
     terms = taps_d * taps_h * taps_w * CI

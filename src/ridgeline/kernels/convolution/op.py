@@ -65,12 +65,12 @@ def planned(
     x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, *rest: Any, tile: config.Tile | None = None
 ) -> Any:
     """The launches of a problem, with the tile given or the likely one: called with the four tensors."""
-    settings = tuple(tuple(each) if isinstance(each, (list, tuple)) else each for each in rest)
+    settings: tuple[Any, ...] = tuple(tuple(each) if isinstance(each, (list, tuple)) else each for each in rest)
     key = (x.shape, weight.shape, bias is None, settings, x.get_device(), tile)
     plan = _plans.get(key)
     if plan is None:
         CONVOLUTION.check(x, weight, bias, vectors, *rest)
-        sizes = Sizes(x, weight, *settings[:6])
+        sizes = Sizes(x, weight, *settings[:4], *settings[4:6])
         made = _Depthwise if sizes.is_depthwise else _Tiled
         plan = _plans[key] = made(x, weight, bias, vectors, sizes, settings[6], tile)
     return plan

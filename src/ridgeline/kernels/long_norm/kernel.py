@@ -87,8 +87,8 @@ def long_norm_rows(
 
 @triton.jit
 def about_share(x_row, first, last, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """Two numbers about a share: sums about the row's first element, of sizes or squares, or largest and exponentials."""
-    softmax: tl.constexpr = KIND == SOFTMAX or KIND == LOG_SOFTMAX
+    """Two numbers about a share: sums about the row's first element, sizes, squares, or largest and exponentials."""
+    softmax: tl.constexpr = KIND >= SOFTMAX
     one = tl.zeros([BLOCK], tl.float32)
     two = tl.zeros([BLOCK], tl.float32)
     top = tl.full([], float("-inf"), tl.float32)

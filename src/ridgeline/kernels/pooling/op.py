@@ -31,7 +31,7 @@ def pool(
     num = x.dim() - 2
     sizes = [list(each) * (num if len(each) == 1 else 1) for each in (window, stride, padding, dilation)]
     if type(x) is Tensor and launchable(x) and not _active_modes() and not is_dynamo_compiling():
-        return _forward(x, *sizes, mean)
+        return _forward(x, sizes[0], sizes[1], sizes[2], sizes[3], mean)
     return POOL(x, *sizes, mean)
 
 

@@ -191,9 +191,10 @@ def mean_of_convolution(scene: Scene) -> list[Match]:
         layer = call(source)
         settings = None if layer is None or layer.op not in CONVOLUTIONS else settings_of(layer)
         shape, dims = scene.shape(source), read.given.get("dim")
-        if settings is None or shape is None or not isinstance(dims, (tuple, list)) or settings[4] != 1:
+        if layer is None or settings is None or shape is None or not isinstance(dims, (tuple, list)):
             continue
-        if sorted(dim % len(shape) for dim in dims) != list(range(2, len(shape))) or len(source.users) != 1:
+        pixels = sorted(dim % len(shape) for dim in dims) == list(range(2, len(shape)))
+        if not pixels or settings[4] != 1 or len(source.users) != 1:
             continue
         leaves = (layer["input"], layer["weight"], layer.get("bias"))
         if scene.dtype(node) is not torch.float32 or not scene.unchanged(leaves, (source, node), node):

@@ -192,7 +192,8 @@ def _between(first: fx.Node, last: fx.Node) -> tuple[fx.Node, ...]:
 
 def _reaches(node: fx.Node, first: fx.Node) -> bool:
     """Whether a node is made from the convolution within a few steps."""
-    waiting, seen = [node], set()
+    waiting: list[fx.Node] = [node]
+    seen: set[fx.Node] = set()
     while waiting:
         each = waiting.pop()
         if each is first:
@@ -369,7 +370,8 @@ def _roots(gate: fx.Node) -> set[fx.Node]:
 
 def _steps(gate: fx.Node, node: fx.Node) -> list[fx.Node]:
     """The nodes from a gate back to what it is a function of."""
-    found, at = [], gate
+    found: list[fx.Node] = []
+    at = gate
     while at is not node and len(found) < 6:
         found.append(at)
         sources = at.all_input_nodes

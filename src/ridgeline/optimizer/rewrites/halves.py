@@ -135,3 +135,50 @@ def _pays(factors: tuple[Tensor, Tensor]) -> bool:
     rows = a.shape[-2] if b.dim() == 3 else a.shape[:-1].numel()
     balanced = rows * b.shape[-1] / max(1, rows + b.shape[-1]) >= LEAST_BALANCE
     return balanced and 2.0 * a.numel() * b.shape[-1] >= LEAST_FLOPS
+
+
+WIDEST_FUSED = 256
+"""The widest heads that PyTorch's fused attention kernels take: wider ones are two products and a softmax anyway."""
+
+
+@rewrite(
+    "wide-attention",
+    summary="float32 attention with heads too wide for fused kernels becomes two products on the tensor cores",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.8, compiled=1.8, basis="as for large float32 products, which it consists of"),
+    exact="reordered",
+    needs_kernels=True,
+)
+def wide_attention(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast or torch.backends.cuda.matmul.allow_tf32:
+        return []
+    found = []
+    for node in scene.nodes:
+        read = call(node)
+        if read is None or read.op != "attention" or not _is_wide(scene, read):
+            continue
+        scale = read.get("scale") or (scene.shape(read["query"]) or (1,))[-1] ** -0.5
+        new = scene.emit(node, attention_by_products, read["query"], read["key"], read["value"], scale)
+        if scene.replace(node, new):
+            scene.discard(node)
+            found.append(scene.match(new, f"attention {scene.shape(read['query'])}"))
+    return found
+
+
+def _is_wide(scene: Scene, read: Call) -> bool:
+    """Plain attention of dense float32 heads, as many of keys as of queries."""
+    tensors = [scene.tensor(read.given.get(name)) for name in ("query", "key", "value")]
+    plain = read.get("attn_mask") is None and not read.get("is_causal", False) and not read.get("dropout_p", 0.0)
+    if not plain or read.get("enable_gqa", False) or any(each is None or each.dim() != 4 for each in tensors):
+        return False
+    dense = all(each.is_contiguous() and each.dtype == torch.float32 for each in tensors)  # type: ignore[union-attr]
+    q, k, v = (each.shape for each in tensors if each is not None)
+    return dense and q[:2] == k[:2] == v[:2] and q[-1] > WIDEST_FUSED and min(q[2], k[2]) >= 128
+
+
+def attention_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """softmax(q kᵀ · scale) v, head by head."""
+    heads = [each.flatten(0, 1) for each in (q, k, v)]
+    scores = raced_product(heads[0], heads[1].transpose(1, 2), None)
+    weights = torch.softmax(scores * scale, -1)
+    return raced_product(weights, heads[2], None).view(*q.shape[:-1], v.shape[-1])

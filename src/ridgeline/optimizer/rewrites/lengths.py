@@ -52,8 +52,8 @@ def _library(
         shaped = x.view(-1, period * channels, cols // channels)
         return F.group_norm(shaped, period, weight, bias, eps).view(x.shape)
     if kind == "norm":
-        rows = (None if each is None else each.reshape(cols) for each in (weight, bias))
-        return F.layer_norm(flat, (cols,), *rows, eps).view(x.shape)
+        w, b = (None if each is None else each.reshape(cols) for each in (weight, bias))
+        return F.layer_norm(flat, (cols,), w, b, eps).view(x.shape)
     size = flat.abs().mean(1, keepdim=True) if kind == "l1" else torch.linalg.vector_norm(flat, dim=1, keepdim=True)
     return (flat / size).view(x.shape)
 
