@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.optimizer.rewrites.layers import CONVOLUTIONS, settings_of
-from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import Call, call
 
@@ -177,7 +177,6 @@ def summed_product(
 @rewrite(
     "mean-of-convolution",
     summary="the mean of a convolution over all its pixels becomes sums of the image and one small product",
-    modes=(INFERENCE,),
     worth=Worth(eager=5.0, compiled=5.0, basis="the image read a few times instead of a convolution computed"),
     exact="reordered",
 )
