@@ -861,6 +861,7 @@ def interleaved(calls: dict[str, Callable[[], Any]], device: torch.device) -> di
 def run(problem: Problem, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Result:
     """One problem, three ways."""
     began = time.perf_counter()
+    turn.take()
     torch.manual_seed(0)
     with torch.device(device):
         model, args = problem.make(Scale(asked.scale))
@@ -876,15 +877,15 @@ def run(problem: Problem, device: torch.device, asked: argparse.Namespace, turn:
         calls: dict[str, Callable[[], Any]] = {"eager": lambda: model(*args)}
         if not asked.without_compile:
             stock = torch.compile(model)
-            stock(*args)
+            with turn.apart():
+                stock(*args)
             calls["compiled"] = lambda: stock(*args)
         way = searched if asked.way == "search" else rewritten
         ours, winner, more = way(model, args, device, asked, turn)
         errors = {name: alike(fresh(call), meant) for name, call in ours.items()}
         calls |= {name: (lambda call=call: call(*args)) for name, call in ours.items()}
-        turn.take()
         times = interleaved(calls, device)
-        turn.give()
+    turn.give()
     best = min((name for name in ours if errors[name][0]), key=lambda name: times[name], default=next(iter(ours)))
     more |= {"times": times, "errors": {name: error for name, (_, error) in errors.items()}}
     return Result(
@@ -901,9 +902,7 @@ def searched(model: nn.Module, args: Any, device: torch.device, asked: argparse.
     """What ``ridgeline.optimize`` returns."""
     import ridgeline
 
-    turn.take()
     fast = ridgeline.optimize(model, args, budget_s=asked.each_s, use_cache=False)
-    turn.give()
     receipt = fast.receipt
     tried = [{"name": e.name, "status": e.status, "reason": e.reason, "s": e.measured_s, "build_s": e.build_s,
               "rewrites": dict(e.rewrites)} for e in receipt.entries]  # fmt: skip
@@ -918,17 +917,15 @@ def rewritten(model: nn.Module, args: Any, device: torch.device, asked: argparse
 
     report = Report()
     call = compiled(model, rewrites=recommended("inference", "none", device.type), report=report)
-    call(*args)
+    with turn.apart():
+        call(*args)
     ours: dict[str, Callable[..., Any]] = {"rewrites": call}
     note = {}
     if device.type == "cuda" and asked.graphs:
         try:
-            turn.take()
             ours["graph"] = graph_inference(call, args, {}, model)
         except Exception as error:
             note = {"graph": repr(error)[:200]}
-        finally:
-            turn.give()
     matches = [f"{match.rewrite}: {match.what}" for match in report.matches]
     return ours, "", {"matches": matches, "contests": contests()} | note
 
