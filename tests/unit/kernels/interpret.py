@@ -200,7 +200,7 @@ CASES["selective_scan"] = [
     case("float32", b=2, d=3, l=11, n=5, all=True),
     case("float16", b=1, d=2, l=8, n=4, all=False),
 ]
-FORCED["selective_scan"] = [{"selective_scan": selective.Chunk(channels, steps)} for channels, steps in ((2, 4), (4, 16))]
+FORCED["selective_scan"] = [{"selective_scan": selective.Chunk(*of)} for of in ((2, 4), (4, 16))]
 NOT_INTERPRETED = ("attention", "varlen_attention")  # made of instructions that the interpreter does not know
 
 
