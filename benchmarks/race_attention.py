@@ -28,24 +28,22 @@ from typing import Any
 PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
          "orders", "reading", "decode")  # fmt: skip
 HEADS = (64, 8, 128)
-PAGED = ((4, 64, 4, 3, 1), (4, 64, 4, 3, 2), (3, 64, 4, 1, 1), (3, 64, 4, 1, 2), (5, 32, 4, 1, 2), (2, 64, 8, 1, 2),
-         (8, 16, 4, 1, 2), (2, 128, 8, 1, 2))  # fmt: skip
-"""Programs a multiprocessor, keys of a block, warps, stages (1: read into registers, gone from the L2 first), and when
-the joining kernel may start (1 at once, 2 late)."""
+PAGED = ((4, 64, 4, 3, 0), (4, 32, 4, 1, 128), (2, 64, 8, 1, 128), (2, 64, 4, 1, 0))
+"""Programs a multiprocessor, keys of a block, warps, stages (1: read into registers, gone from the L2 first), and
+registers of a thread."""
 
-DECODE = ((2, 64, 4, 3, 0), (2, 64, 4, 3, 2), (3, 64, 4, 1, 2), (3, 64, 4, 1, 0), (5, 32, 4, 1, 2), (8, 16, 4, 1, 2))
-"""The same over a contiguous cache."""
+DECODE = ((2, 64, 4, 3, 2), (2, 64, 4, 4, 2), (4, 32, 4, 4, 2))
+"""Over a contiguous cache: the same, and when the joining kernel may start (0 after it, 1 at once, 2 late)."""
 
 DECODE_CASES = ((1, 32, 8, 2048), (1, 32, 32, 2048), (8, 32, 8, 2048), (1, 32, 8, 16384), (8, 32, 8, 8192))
 
-LATENT = ((64, 32, 8, 5, 1), (64, 32, 8, 3, 1), (64, 64, 8, 2, 1), (16, 32, 8, 5, 2), (16, 32, 4, 3, 2),
-          (16, 64, 8, 2, 1), (16, 32, 4, 2, 2))  # fmt: skip
-"""Heads of a program, keys of a block, warps, stages, programs a multiprocessor."""
+LATENT = ((64, 64, 8, 2, 1), (16, 32, 4, 3, 2))
+"""Heads of a program, keys of a block, warps, stages, programs a multiprocessor; the default is tried beside them."""
 
 PAGED_CASES = ((1, 32, 8, 20480, 16), (1, 32, 8, 32768, 16), (8, 32, 8, 8192, 16), (32, 32, 8, 4096, 64),
                (64, 64, 8, 4096, 16))  # fmt: skip
 
-STAGES = ((128, 128, 2, 2), (192, 128, 2, 2), (192, 64, 4, 2))
+STAGES = ((128, 128, 2, 2), (128, 128, 3, 2), (128, 64, 4, 2))
 """Rows and keys of a tile, stages of keys and of queries, in the forward pass of narrow heads."""
 
 READING = ((4, 4096, 4, ""), (8, 4096, 1, ""), (8, 4096, 1, "evict_first"))
@@ -125,13 +123,13 @@ def instead(module: Any, name: str, value: Any) -> Iterator[None]:
         forget_plans()
 
 
-def paged_by(programs: int, keys: int, warps: int, stages: int, early: int = 1) -> Any:
+def paged_by(programs: int, keys: int, warps: int, stages: int, registers: int = 0) -> Any:
     """Inside, paged attention splits and stages as told."""
     from ridgeline.kernels.paged_attention import config
 
     def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Any:
         shares = config.shares_of(batch * key_heads, longest, keys, programs * num_sms)
-        return config.Paged(keys, shares, warps, stages, early)
+        return config.Paged(keys, shares, warps, stages, max_registers=registers)
 
     return instead(config, "choose", choose)
 
