@@ -92,6 +92,9 @@ def raced_cases(parts: Sequence[str]) -> list[Any]:
 
     found = [*RACES, case("bfloat16", b=1, h=8, k=8, l=64, s=64, d=64, causal=False)]
     found += ENCODERS if "encoders" in parts else ()
+    of = {"b": 4, "h": 32, "k": 32, "l": 4096, "s": 4096, "d": 128, "causal": True}
+    more = ({"window": (1023, 0)}, {"cap": 30.0}, {"sinks": True}, {"d": 192, "dv": 128}, {"d": 256}, {"mask": 0.7})
+    found += [case("bfloat16", **of | options) for options in more] if "variants" in parts else ()
     heads, keys, dim = HEADS
     found += [
         case("bfloat16", b=1, h=heads, k=keys, l=rows, s=rows, d=dim, causal=causal, deterministic=same)
