@@ -51,9 +51,7 @@ READING = ((4, 4096, 4, ""), (8, 4096, 1, ""), (8, 4096, 1, "evict_first"))
 
 
 def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
-    """Everything these parts launch, fused kernels of both orders and all configurations included."""
-    from ridgeline.kernels.attention import config
-    from ridgeline.kernels.attention.op import FUSED
+    """Everything these parts launch, all configurations included."""
     from ridgeline.kernels.contract import trials
     from ridgeline.kernels.variants import variants_of
 
@@ -65,9 +63,6 @@ def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
     else:
         for name in ("attention", "varlen_attention", "paged_attention", "decode_attention", "paged_latent_attention"):
             found += variants_of(name)
-    config.PIPED = False
-    found += variants_of("attention", FUSED[:2])
-    config.PIPED = True
     for chosen in PAGED if "paged" in parts else ():
         with paged_by(*chosen):
             found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES])
@@ -441,24 +436,12 @@ def part_host(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         yield {"what": name, "call_s": statistics.median(samples)}
 
 
-def in_order(piped: bool, run: Callable[[], Any]) -> Callable[[], Any]:
-    """The same with the fused kernel's steps in this order."""
-    from ridgeline.kernels.attention import config
-
-    def inner() -> Any:
-        config.PIPED = piped
-        return run()
-
-    return inner
-
-
 def part_backward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """Two kernels, and the fused one in both orders, against cuDNN."""
+    """Two kernels, and the fused one, against cuDNN."""
     import torch
 
     from ridgeline.bench.race import Course
     from ridgeline.kernels import attention
-    from ridgeline.kernels.attention import config
 
     course, end = Course(torch.device("cuda"), rounds=9), time.perf_counter() + budget_s
     heads, keys, dim = HEADS
@@ -477,15 +460,14 @@ def part_backward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         q, k, v = (x.transpose(1, 2).requires_grad_() for x in draw[:3])
         seed = draw[3].transpose(1, 2)
         outs = {name: attention(q, k, v, causal, deterministic=name == "two kernels")
-                for name in ("two kernels", "fused, piped", "fused")}  # fmt: skip
+                for name in ("two kernels", "fused")}  # fmt: skip
 
-        runs = {name: in_order(name != "fused", gradients(out, (q, k, v), seed)) for name, out in outs.items()}
+        runs = {name: gradients(out, (q, k, v), seed) for name, out in outs.items()}
         meant = gradients(outs["two kernels"], (q, k, v), seed)()
-        for name in ("fused, piped", "fused"):
-            found = runs[name]()
-            off = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(found, meant, strict=True)]
-            yield {"what": f"{name} against two kernels", "rows": rows, "causal": causal, "ok": max(off) < 0.01,
-                   "note": str(off)}  # fmt: skip
+        found = runs["fused"]()
+        off = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(found, meant, strict=True)]
+        yield {"what": "fused against two kernels", "rows": rows, "causal": causal, "ok": max(off) < 0.01,
+               "note": str(off)}  # fmt: skip
         for backend in ("CUDNN_ATTENTION", "FLASH_ATTENTION"):
             try:
                 out = theirs(q, k, v, causal, backend)()
@@ -495,7 +477,6 @@ def part_backward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
             runs[backend] = gradients(out, (q, k, v), seed)
         flops = 10 * heads * rows * rows * dim * (0.5 if causal else 1.0)
         yield from timed(course, runs, phase="bwd", rows=rows, causal=causal, flops=flops)
-    config.PIPED = True
 
 
 def part_encoders(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:

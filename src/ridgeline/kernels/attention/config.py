@@ -64,8 +64,6 @@ def keys(dim: int, value_dim: int, capped: bool) -> Attention:
 
 
 FUSED = Attention(64, 128, 2)
-PIPED = True
-"""Whether the next block's scores start before dQ's share is sent: the registers just hold both."""
 
 
 def fits_fused(dim: int, value_dim: int, capped: bool, varlen: bool) -> bool:

@@ -385,7 +385,7 @@ class Backward(_Plan):
             grid=(config.programs(tiles * self.split, self.sms),),
             constants={
                 "BM": chosen.rows, "BN": chosen.keys, "D": width, "STAGES": chosen.stages, "BUFFERS": 1,
-                "BAND": of.band, "KEYMASK": mask is not None, "PIPED": config.PIPED,
+                "BAND": of.band, "KEYMASK": mask is not None,
             },
             max_registers=config.MAX_REGISTERS,
             num_warps=4,
@@ -442,7 +442,7 @@ class Backward(_Plan):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         """Gradients of q, k, v and the sinks, by the plan of these shapes or a new one."""
         mask = _dense_mask(mask)
-        key = (config.PIPED, *key_of(settings, (q, k, v, do, o), (mask, sinks, q_starts)))
+        key = key_of(settings, (q, k, v, do, o), (mask, sinks, q_starts))
         plan = _plans.get(key)
         if plan is not None:
             return plan.run(do, q, k, v, o, lse, mask, sinks, q_starts, k_starts)  # type: ignore[no-any-return]
