@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
-         "orders", "reading", "decode")  # fmt: skip
+         "orders", "reading", "decode", "special")  # fmt: skip
 HEADS = (64, 8, 128)
 PAGED = ((4, 64, 4, 3, 0), (4, 32, 4, 1, 128), (2, 64, 8, 1, 128), (2, 64, 4, 1, 0))
 """Programs a multiprocessor, keys of a block, warps, stages (1: read into registers, gone from the L2 first), and
@@ -360,6 +360,15 @@ def _paged_graph() -> Iterator[dict[str, Any]]:
         torch.cuda.synchronize()
         same = same and torch.equal(out, meant)
     yield {"what": "paged decoding in a graph, join started early", "ok": same}
+
+
+def part_special(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Caches with nothing in them, and graphs."""
+    from kernels_special import attention_in_graphs, unwritten_caches
+
+    for run in (unwritten_caches, attention_in_graphs):
+        note = run()
+        yield {"what": run.__doc__, "ok": "WRONG" not in note, "note": note}
 
 
 def theirs(q: Any, k: Any, v: Any, causal: bool, backend: str, mask: Any = None) -> Callable[[], Any]:
