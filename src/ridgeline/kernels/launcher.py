@@ -227,16 +227,18 @@ class Kernel:
         device: int,
         vector: int = 0,
         num_stages: int = 1,
+        max_registers: int = 0,
     ) -> Run:
         """A callable that launches the variant these arguments need, over arguments like them.
 
         ``vector`` is how many elements of the widest access divide every pointer and row: 0 or 1 for unaligned.
+        ``max_registers`` of a thread, where programs must fit on the device together.
         """
         grid_x, grid_y = grid[0], grid[1] if len(grid) > 1 else 1
         if INTERPRETING:
             return _interpreted(self.function, (grid_x, grid_y), dict(constants))
         arch = SM_90 if device < 0 else _arch(device)
-        variant = self.variant(args, constants, num_warps, num_stages, vector, arch)
+        variant = self.variant(args, constants, num_warps, num_stages, vector, arch, max_registers)
         if _collected is not None:
             _collected.append(variant)
             return _nothing
@@ -245,7 +247,14 @@ class Kernel:
         return _bound(handle, device, grid_x, grid_y, self.dependent or bool(constants.get("DEPENDENT", False)), maps)
 
     def variant(
-        self, args: Sequence[Any], constants: Mapping[str, Any], num_warps: int, num_stages: int, vector: int, arch: int
+        self,
+        args: Sequence[Any],
+        constants: Mapping[str, Any],
+        num_warps: int,
+        num_stages: int,
+        vector: int,
+        arch: int,
+        max_registers: int = 0,
     ) -> Variant:
         names = [name for name in self.names if name not in constants]
         if len(names) != len(args):
@@ -257,7 +266,8 @@ class Kernel:
             if vector > 1 and name not in self.loose and (kind.startswith("*") or name in self.vectors)
         )
         fixed = tuple(constants.items())
-        return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, self.max_registers)
+        most = max_registers or self.max_registers
+        return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, most)
 
     def _load(self, device: int, variant: Variant) -> int:
         with self._lock:

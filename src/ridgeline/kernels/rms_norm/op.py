@@ -320,17 +320,17 @@ def plan_reduce(
 ) -> Any:
     """The second half of a column sum: [num_partials, cols] to [cols], small enough to stay in the L2.
 
-    All shares of a column are asked for at once, up to 512: waiting for 32 at a time took longer than adding them.
+    All shares of a column are asked for at once, up to 1024: waiting for 32 at a time took longer than adding them.
 
     With ``second``, two stacked arrays are summed into two tensors. ``early``: started while the first half ends.
     """
     block = 16
-    parts = clamp(power_of_two(num_partials), 32, 512)
+    parts = clamp(power_of_two(num_partials), 32, 1024)
     return REDUCE.bind(
         (partial, out, out if second is None else second, num_partials, cols),
         grid=(cdiv(cols, block), 1 if second is None else 2),
         constants={"PARTS": parts, "BLOCK": block, "DEPENDENT": early},
-        num_warps=clamp(parts * block // 1024, 2, 8),
+        num_warps=clamp(parts * block // 1024, 2, 16),
         device=on,
         vector=4 if cols % 4 == 0 else 1,
     )

@@ -70,7 +70,7 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     rows = y.numel() // cols
     size = y.element_size()
     common = {"device": x.get_device(), "vector": vector_of(size, x.data_ptr() | y.data_ptr(), cols, stride)}
-    streaming = config.streamed(cols, size, 1) if common["vector"] > 1 and not INTERPRETING else None
+    streaming = config.streamed_forward(cols, size) if common["vector"] > 1 and not INTERPRETING else None
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
@@ -126,7 +126,7 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
     pointers = dy.data_ptr() | y.data_ptr() | dx.data_ptr()
     common = {"device": y.get_device(), "vector": vector_of(min(size, dy.element_size()), pointers, cols)}
     wide = max(size, dy.element_size())
-    streaming = config.streamed(cols, wide, 2) if common["vector"] > 1 and not INTERPRETING else None
+    streaming = config.streamed_backward(cols, wide) if common["vector"] > 1 and not INTERPRETING else None
     chosen: Any = tuning.choose(
         "softmax.backward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
