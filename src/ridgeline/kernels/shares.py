@@ -77,15 +77,18 @@ def bind(
     on = common["device"]
     sizes = (rows, cols, found.length, found.shares, found.groups)
     words = template((rows, found.shares), torch.int64, tensors[0].device)
+    chunks = power_of_two(cdiv(found.length, found.block))
+    even = {"EVEN": found.length == chunks * found.block and found.length * found.shares == cols}
     run = kind.bind(
         (*tensors, words, *sizes, *numbers),
         grid=(found.groups * found.shares,),
         constants={
             **constants,
+            **(even if "EVEN" in kind.names else {}),
             "MEET": found.shares > 1,
             "LAG": chosen.lag if found.shares > 1 else 0,
             "SHARES": max(32, power_of_two(found.shares)),
-            "CHUNKS": power_of_two(cdiv(found.length, found.block)),
+            "CHUNKS": chunks,
             "BLOCK": found.block,
             "SLOTS": chosen.slots,
             "VECTOR": found.vector,

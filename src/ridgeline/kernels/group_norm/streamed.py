@@ -58,6 +58,7 @@ def group_norm_streamed(
     HAS_WEIGHT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
+    EVEN: gl.constexpr,  # every share fills its place
     MEET: gl.constexpr,
     LAG: gl.constexpr,
     SHARES: gl.constexpr,
@@ -89,7 +90,9 @@ def group_norm_streamed(
         async_copy.wait_group(SLOTS - LAG - 1)
         x = smem.index(turn % SLOTS).load(L).to(gl.float32)  # what is past the end was copied as zeros
         mean = gl.sum(gl.sum(x, axis=0), axis=0) / left
-        off = gl.where(c < left, x - mean, 0.0)
+        off = x - mean
+        if not EVEN:
+            off = gl.where(c < left, off, 0.0)
         spreads = gl.sum(gl.sum(off * off, axis=0), axis=0)
         done = turn - LAG
         row = start + done * num_groups

@@ -35,6 +35,7 @@ def softmax_forward_streamed(
     num_shares,
     num_groups,
     x_stride,
+    EVEN: gl.constexpr,  # every share fills its place
     MEET: gl.constexpr,
     LAG: gl.constexpr,
     SHARES: gl.constexpr,
@@ -67,7 +68,8 @@ def softmax_forward_streamed(
     for turn in range(num_turns + LAG):
         async_copy.wait_group(SLOTS - LAG - 1)
         x = smem.index(turn % SLOTS).load(L).to(gl.float32)
-        x = gl.where(c < left, x, float("-inf"))
+        if not EVEN:
+            x = gl.where(c < left, x, float("-inf"))
         top = gl.maximum(gl.max(gl.max(x, axis=0), axis=0), LOWEST)
         e = power(x, top, NARROW)
         total = gl.sum(gl.sum(e, axis=0), axis=0)
