@@ -6,7 +6,8 @@
 Each model is searched in a process of its own. Afterwards a plain loop (gradients cleared, forward, loss, backward,
 AdamW) times eager, the result called the same way, and the result's own ``train_step``. The drift is that of fifty
 steps of GPT-2 from the same weights: eager beside eager, beside eager from weights one rounding away, and beside
-recorded steps, with PyTorch's usual kernels and with deterministic ones. Everything is written as it is found.
+recorded steps, with PyTorch's usual kernels and with deterministic ones; with it come linear layers of odd sizes,
+plain and padded, forward and backward. Everything is written as it is found.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 MARK = "RESULT "
 DRIFT = "drift"
-DEFAULT = (DRIFT, "gpt2-medium-train-8x512", "bert-large-train-16x512", "vit-base-train-64", "resnet50-train-64-nhwc",
-           "llama1b-train-4x1024", "dlrm-train-4096", "dit-xl2-train-16")  # fmt: skip
+DEFAULT = (DRIFT, "bert-large-train-16x512", "vit-base-train-64", "resnet50-train-64-nhwc", "gpt2-medium-train-8x512",
+           "dlrm-train-4096", "llama1b-train-4x1024", "dit-xl2-train-16")  # fmt: skip
+ODD = ((4096, 1024, 50257), (8192, 1024, 30522), (4096, 1280, 51866), (8192, 479, 1024))
+"""Rows, inputs and outputs of linear layers of odd sizes: GPT-2's, BERT's and Whisper's heads, a DLRM's layer."""
 ROUNDS = 7
 
 
@@ -251,16 +254,45 @@ def _peak(step: Any) -> tuple[int, int] | None:
 # The drift.
 
 
+def _odd(rows: int, inputs: int, outputs: int, device: str) -> dict[str, Any]:
+    """Milliseconds of a linear layer forward and backward, plain and padded, the least of rounds in turns."""
+    import torch
+
+    from ridgeline.optimizer.padding import padded_linear
+
+    layer = torch.nn.Linear(inputs, outputs, bias=False, device=device, dtype=torch.bfloat16)
+    x = torch.randn(rows, inputs, device=device, dtype=torch.bfloat16, requires_grad=True)
+    grad = torch.randn(rows, outputs, device=device, dtype=torch.bfloat16)
+
+    def plain() -> Any:
+        return torch.autograd.grad(layer(x), (x, layer.weight), grad)
+
+    def padded() -> Any:
+        return torch.autograd.grad(padded_linear(x, layer.weight), (x, layer.weight), grad)
+
+    ways: dict[str, Any] = {"plain_ms": plain, "padded_ms": padded}
+    found = {who: 1e3 * min(_timed(way, 5) for _ in range(4)) for who, way in ways.items()}
+    apart = max(float((a - b).norm() / b.norm()) for a, b in zip(padded(), plain(), strict=True))
+    return {"rows": rows, "inputs": inputs, "outputs": outputs, **found, "apart": apart}
+
+
 def _drifted(asked: argparse.Namespace) -> None:
+    import optimize_models
     import torch
 
     small = asked.device == "cpu"
+    turn = optimize_models.Turn(asked.lock)
+    turn.take()
+    _tell({"odd": [_odd(*(size // 16 if small else size for size in sizes), asked.device) for sizes in ODD]})
+    turn.give()
     trails: dict[str, list[float]] = {}
     for exact in (False, True):
         torch.use_deterministic_algorithms(exact)
         for kind in ("eager", "eager again", "nudged", "recorded"):
             name = f"{kind}, deterministic" if exact else kind
+            turn.take()
             trails[name] = _trail(kind, asked.device, small)
+            turn.give()
             _tell({"trails": trails, "distances": _distances(trails)})
     torch.use_deterministic_algorithms(False)
 
