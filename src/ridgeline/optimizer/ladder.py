@@ -27,6 +27,13 @@ CAPTURE_S, TRACE_S = 1.0, 2.0
 TRACE_KERNEL_S = 0.012
 """Tracing and rewriting, without any compiler; kernels of ours that are used for the first time come on top."""
 MOST_ABLATIONS = 3
+MOST_SHORT_KERNELS = 24
+"""Up to so many kernels a model is one op and what surrounds it: compiling it takes seconds, and all is tried."""
+COPY_BYTES_PER_S = 4.0e12
+"""What an H200 copies: 4.24e12 measured, benchmarks/2026-11-15-kernels.md."""
+MOST_COPIED_FRAC = 0.02
+HOST_S = 3e-4
+"""Calls much longer than what the host needs for a few launches gain nothing from being recorded."""
 KEPT_FRAC = 0.5
 STOCK = "torch.compile"
 OWED_TIMES = 2.5
@@ -49,6 +56,12 @@ class Facts:
     has_cache: bool  # whether a key-value cache is among the inputs
     forecast: Forecast | None
     budget_s: float
+    input_bytes: int = 0
+
+    @property
+    def copies_s(self) -> float:
+        """Seconds that a recorded call takes to copy inputs which lie elsewhere than those it was recorded with."""
+        return 2 * self.input_bytes / COPY_BYTES_PER_S
 
     @property
     def num_kernels(self) -> float:
@@ -83,6 +96,9 @@ class Ladder:
 
     def rungs(self, search: Climber) -> Iterator[Rung]:
         """What promises most a second comes first: what needs no compiler, then blocks or the whole, then rivals."""
+        if self._is_short():
+            yield from self._short_rungs(search)
+            return
         yield from self._captured(search)
         layout = search.best.candidate.layout
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
@@ -114,6 +130,40 @@ class Ladder:
         for scope in ("blocks", "model"):
             yield from self._ablations(search, scope)
         yield from self._rival()
+
+    def _is_short(self) -> bool:
+        facts = self.facts
+        single = facts.mode == "infer" and facts.cuda and not facts.groups and not facts.has_cache
+        return single and not facts.substitutable and facts.num_kernels <= MOST_SHORT_KERNELS
+
+    def _short_rungs(self, search: Climber) -> Iterator[Rung]:
+        """Few kernels: our own first, then torch.compile, then both together; recorded where the host shows.
+
+        A recorded call copies what lies elsewhere: large inputs of short calls are better read where they are.
+        """
+        facts = self.facts
+        records = facts.copies_s <= MOST_COPIED_FRAC * facts.eager_s and facts.eager_s < 20 * HOST_S
+        chosen = recommended(self.kind, "none", self.device)
+        stock = Candidate(name=STOCK, compiler="stock")
+        whole = self._inductor("compiled", "keep", "model")
+        firsts = [
+            (Candidate(name="rewrites", rewrites=chosen), self._trace_s("model")),
+            (stock, self._compile_s("model")),
+        ]
+        if records:
+            yield self._rung(
+                Candidate(name="graph", graphed=True, tries_convolutions=self._tries()), CAPTURE_S, "cudagraph"
+            )
+        for candidate, cost_s in (*firsts, (whole, self._compile_s("model"))):
+            candidate = replace(candidate, tries_convolutions=False)
+            yield self._rung(candidate, cost_s, "compiled")
+            if records and search.entries[candidate.name].status not in (FAILED, SKIPPED):
+                yield self._graphed(candidate, CAPTURE_S)
+        if facts.has_conv:
+            last = replace(whole, name="compiled channels last", layout="channels_last", tries_convolutions=False)
+            yield self._rung(last, self._compile_s("model"), "compiled")
+        tuned = replace(whole, name="tuned", options=GENERATED_TUNED, tries_convolutions=False)
+        yield self._rung(tuned, 2 * self._compile_s("model"), "compiled")
 
     def owed_s(self, rung: Rung, search: Climber) -> float:
         """Seconds to keep for torch.compile while it is not measured: the guarantee rests on it.

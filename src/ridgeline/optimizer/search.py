@@ -194,6 +194,7 @@ class Search:
             unmasked=simplified(model, self.problem.inputs.args, self.problem.inputs.kwargs) is not None,
             forecast=self.forecast,
             budget_s=self.problem.budget_s,
+            input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
         )
 
     @property
