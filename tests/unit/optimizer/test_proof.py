@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -148,3 +151,23 @@ def test_dropout_is_judged_by_means_and_spreads() -> None:
     assert prover.judge(model) and "random" in prover.judge(model).notes[0]
     assert not prover.judge(model[0]), "dropout left out: the spread is not there"
     assert not prover.judge(lambda x: 1.5 * model(x)), "the mean is elsewhere"
+
+
+def test_what_is_only_just_beyond_chance_is_judged_again_by_more_runs(monkeypatch: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train()
+    asked: list[int] = []
+    judged_by = Prover._judged_by
+
+    def unlucky(self: Prover, call: Any, num: int, first: int) -> Any:
+        asked.append(num)
+        verdict, badness = judged_by(self, call, num, first)
+        return (replace(verdict, ok=False), 1.2) if len(asked) == 1 else (verdict, badness)
+
+    monkeypatch.setattr(Prover, "_judged_by", unlucky)
+    subject = Subject(model, Inputs((torch.randn(64, 8),)), "infer", Loss(None), State(model))
+    prover = Prover(subject, random=True, num_draws=8)
+    assert prover.judge(model).ok and asked == [8, 24]
+    asked.clear()
+    monkeypatch.setattr(Prover, "_judged_by", judged_by)
+    assert not prover.judge(lambda x: 1.5 * model(x)).ok
