@@ -171,3 +171,39 @@ def test_what_is_only_just_beyond_chance_is_judged_again_by_more_runs(monkeypatc
     asked.clear()
     monkeypatch.setattr(Prover, "_judged_by", judged_by)
     assert not prover.judge(lambda x: 1.5 * model(x)).ok
+
+
+class Attending(nn.Module):
+    """Attention: a bias of its keys adds the same to every score, so its gradient is zero but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = (nn.Linear(32, 32, dtype=torch.bfloat16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+
+
+class _Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bias: torch.Tensor, times: float) -> torch.Tensor:
+        ctx.times = times
+        return bias.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * ctx.times, None
+
+
+@pytest.mark.parametrize(("times", "right"), [(4.0, True), (40.0, False)])
+def test_gradients_that_are_noise_may_be_other_noise_but_not_much_more(times: float, right: bool) -> None:
+    model, x = Attending().train(), torch.randn(4, 64, 32).bfloat16()
+    prover = _prover(model, x, mode="train")
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        keys = F.linear(x, model.k.weight, _Noisy.apply(model.k.bias, times))
+        return F.scaled_dot_product_attention(model.q(x), keys, model.v(x))
+
+    verdict = prover.judge(call)
+    assert verdict.ok == right and (right or "k.bias" in verdict.reason), str(verdict)
