@@ -39,7 +39,9 @@ ROUNDS = 7
 
 def main() -> None:
     asked = _arguments()
-    if asked.one:
+    if asked.table:
+        print("\n".join(_table(asked.table)))
+    elif asked.one:
         _child(asked)
     else:
         _parent(asked)
@@ -53,6 +55,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=list(DEFAULT))
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--table", type=Path, default=None, help="Only print what a file of results says.")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -120,6 +123,39 @@ def _line(found: dict[str, Any]) -> str:
     if "distances" in found:
         return str(found["distances"])
     return f"{found.get('error')}: {found['log'][-600:]!r}"
+
+
+def _table(path: Path) -> list[str]:
+    """What was found, as Markdown."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        parts = json.load(file)["parts"]
+    heads = ("model", "eager", "torch.compile", "result", "× eager", "kept", "memory, eager → result",
+             "step: eager → result → with its optimizer", "searched")  # fmt: skip
+    lines = [_cells(*heads), _cells(*["---"] * len(heads))]
+    lines += [_row(name, found) for name, found in parts.items() if name != DRIFT]
+    drift = parts.get(DRIFT, {})
+    lines += ["", "| steps | farthest from eager's loss |", "|---|---|"]
+    lines += [f"| {name} | {distance:.2e} |" for name, distance in drift.get("distances", {}).items()]
+    lines += ["", "| rows × inputs × outputs | plain | padded | apart |", "|---|---|---|---|"]
+    return lines + [_cells(f"{o['rows']} × {o['inputs']} × {o['outputs']}", f"{o['plain_ms']:.2f} ms",
+                           f"{o['padded_ms']:.2f} ms", f"{o['apart']:.1e}") for o in drift.get("odd", [])]  # fmt: skip
+
+
+def _cells(*values: str) -> str:
+    return f"| {' | '.join(values)} |"
+
+
+def _row(name: str, found: dict[str, Any]) -> str:
+    receipt = found.get("receipt")
+    if receipt is None:
+        return _cells(name, "–", "–", "–", "–", found.get("error", ""), "–", "–", "–")
+    stock_s, final_bytes = receipt["stock_s"], receipt["final_bytes"] or receipt["eager_bytes"]
+    loop = found.get("loop", {})
+    whole = " → ".join(f"{loop[who] * 1e3:.1f}" for who in ("eager", "result", "result, its optimizer") if who in loop)
+    memory = "–" if not final_bytes else f"{receipt['eager_bytes'] / 1e9:.2f} → {final_bytes / 1e9:.2f} GB"
+    times = [f"{s * 1e3:.1f}" if s else "–" for s in (receipt["eager_s"], stock_s, receipt["final_s"])]
+    return _cells(name, *times, f"{receipt['speedup']:.2f}", receipt["winner"], memory, whole or "–",
+                  f"{receipt['spent_s']:.0f} s")  # fmt: skip
 
 
 # A child does one part.
