@@ -1,10 +1,11 @@
 """Training steps through ``rl.optimize`` on one GPU: time, memory, what was tried; and how far recorded steps drift.
 
     python benchmarks/optimize_train.py --out OUT --total-s 200 --budget-s 75 --jobs 3
-    python benchmarks/optimize_train.py --out OUT --only drift
+    python benchmarks/optimize_train.py --out OUT --only drift stock:vit-base-train-64
 
 Each model is searched in a process of its own. Afterwards a plain loop (gradients cleared, forward, loss, backward,
-AdamW) times eager, the result called the same way, and the result's own ``train_step``. The drift is that of fifty
+AdamW) times eager, the result called the same way, and the result's own ``train_step``; ``stock:`` before a model
+compiles it as anyone does and times that loop, for searches too short to get there. The drift is that of fifty
 steps of GPT-2 from the same weights: eager beside eager, beside eager from weights one rounding away, and beside
 recorded steps, with PyTorch's usual kernels and with deterministic ones; with it come linear layers of odd sizes,
 plain and padded, forward and backward. Everything is written as it is found.
@@ -29,9 +30,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 MARK = "RESULT "
-DRIFT = "drift"
-DEFAULT = (DRIFT, "bert-large-train-16x512", "vit-base-train-64", "resnet50-train-64-nhwc", "gpt2-medium-train-8x512",
-           "dlrm-train-4096", "llama1b-train-4x1024", "dit-xl2-train-16")  # fmt: skip
+DRIFT, STOCK = "drift", "stock:"
+DEFAULT = (DRIFT, "bert-large-train-16x512", "vit-base-train-64", "resnet50-train-64-nhwc",
+           f"{STOCK}vit-base-train-64", f"{STOCK}resnet50-train-64-nhwc", "gpt2-medium-train-8x512", "dlrm-train-4096",
+           f"{STOCK}bert-large-train-16x512", "llama1b-train-4x1024", "dit-xl2-train-16")  # fmt: skip
 ODD = ((4096, 1024, 50257), (8192, 1024, 30522), (4096, 1280, 51866), (8192, 479, 1024))
 """Rows, inputs and outputs of linear layers of odd sizes: GPT-2's, BERT's and Whisper's heads, a DLRM's layer."""
 ROUNDS = 7
@@ -132,7 +134,10 @@ def _table(path: Path) -> list[str]:
     heads = ("model", "eager", "torch.compile", "result", "× eager", "kept", "memory, eager → result",
              "step: eager → result → with its optimizer", "searched")  # fmt: skip
     lines = [_cells(*heads), _cells(*["---"] * len(heads))]
-    lines += [_row(name, found) for name, found in parts.items() if name != DRIFT]
+    lines += [_row(name, found) for name, found in parts.items() if name != DRIFT and not name.startswith(STOCK)]
+    stock = {name: found for name, found in parts.items() if name.startswith(STOCK)}
+    lines += ["", *(f"{name}: {_line(found)}, compiled in {found.get('compile_s', 0):.0f} s"
+                    for name, found in stock.items())]  # fmt: skip
     drift = parts.get(DRIFT, {})
     lines += ["", "| steps | farthest from eager's loss |", "|---|---|"]
     lines += [f"| {name} | {distance:.2e} |" for name, distance in drift.get("distances", {}).items()]
@@ -163,7 +168,7 @@ def _row(name: str, found: dict[str, Any]) -> str:
 
 def _child(asked: argparse.Namespace) -> None:
     try:
-        (_drifted if asked.one == DRIFT else _searched)(asked)
+        (_drifted if asked.one == DRIFT else _stock if asked.one.startswith(STOCK) else _searched)(asked)
         _tell({"finished": True})
     except Exception as error:
         said = f"{type(error).__name__}: {error}"[:400]
@@ -199,6 +204,40 @@ def _searched(asked: argparse.Namespace) -> None:
            "receipt": receipt.to_dict(), "text": str(receipt)})  # fmt: skip
     _tell(_loop(work, fast, optimizer))
     _tell({"fallbacks": type(fast).fallbacks.fget(fast)})
+    turn.give()
+
+
+def _stock(asked: argparse.Namespace) -> None:
+    """``torch.compile`` with default settings: seconds of forward and backward and of a whole step, beside eager's."""
+    import optimize_models
+    import torch
+
+    from ridgeline.optimizer.loss import Loss
+
+    turn = optimize_models.Turn(asked.lock)
+    work = optimize_models.built(asked.one.removeprefix(STOCK), asked.device)
+    model, loss = work["model"], Loss(None)
+    compiled, began = torch.compile(model), time.perf_counter()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
+
+    def stepping(call: Any, updates: bool) -> Any:
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            loss(call(*work["args"], **work["kwargs"])).backward()
+            if updates:
+                optimizer.step()
+
+        return step
+
+    stepping(compiled, updates=True)()
+    _tell({"compile_s": time.perf_counter() - began})
+    turn.take()
+    ways = {f"{who}{what}": stepping(call, updates) for who, call in (("eager", model), ("torch.compile", compiled))
+            for what, updates in (("", False), (", step", True))}  # fmt: skip
+    for step in ways.values():
+        _timed(step, 3)
+    seconds = {who: statistics.median(_timed(step, 3) for _ in range(ROUNDS)) for who, step in ways.items()}
+    _tell({"loop": seconds, "winner": "", "peak_bytes": {who: _peak(step) for who, step in ways.items()}})
     turn.give()
 
 
