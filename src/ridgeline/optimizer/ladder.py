@@ -269,7 +269,7 @@ class Ladder:
     def _stock(self, search: Climber) -> Iterator[Rung]:
         stock = Candidate(name=STOCK, compiler="stock")
         yield self._rung(stock, self._compile_s("model"), "compiled")
-        if self.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED):
+        if self.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED, LARGE):
             yield self._graphed(stock, CAPTURE_S)
 
     def _inductor(self, name: str, layout: str, scope: str) -> Candidate:
