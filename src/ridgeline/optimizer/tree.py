@@ -278,7 +278,8 @@ def _guards(tensors: list[Tensor]) -> Any:
     try:
         from torch._C._dynamo.guards import TensorGuards
 
-        sizes, strides = [list(t.size()) for t in tensors], [list(t.stride()) for t in tensors]
+        sizes: list[Any] = [list(t.size()) for t in tensors]
+        strides: list[Any] = [list(t.stride()) for t in tensors]
         made = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         return made if made.check(*tensors) else None
     except Exception:  # an interface of PyTorch's own, which may change: the plain comparison does as well

@@ -18,7 +18,7 @@ def rope_append(
     interleaved: bool,
 ) -> Tensor:  # fmt: skip
     """Turned in float32, rounded once, written; the queries in the layout they came in."""
-    wide = [x.float() if x.dtype.itemsize < 4 else x for x in (q, k, cos, sin)]
-    turned_q, turned_k = rotary.forward(*wide, interleaved, 2)
+    wide_q, wide_k, wide_cos, wide_sin = (x.float() if x.dtype.itemsize < 4 else x for x in (q, k, cos, sin))
+    turned_q, turned_k = rotary.forward(wide_q, wide_k, wide_cos, wide_sin, interleaved, 2)
     append(keys, values, index, turned_k.to(keys.dtype), v)
     return torch.empty_like(q).copy_(turned_q)
