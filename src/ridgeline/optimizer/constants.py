@@ -96,6 +96,8 @@ class _Courier(TorchDispatchMode):
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """What comes from plain values alone is fixed, and what anything else is written to no longer."""
+        if not isinstance(func, torch._ops.OpOverload):
+            return  # an operator of higher order: nothing is known of it
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         name, drawn = func._schema.name, torch.Tag.nondeterministic_seeded in func.tags
         fixed = not drawn and name not in _UNSET and all(_storage(t) in self.fixed for t in given)

@@ -1,9 +1,9 @@
 """Numbers that are drawn on the host and decide nothing: layers dropped with probability zero.
 
-Many encoders and decoders draw a number for every layer in training and drop the layer if it is below a probability that
-is zero by default. Compilers break their graphs there, and no recording may draw on the host. So the call is made with
-the smallest and with the largest number there is: if the same is computed both times, and the numbers are compared and
-used for nothing else, they decide nothing; a replay then only draws them, as a call would.
+Many encoders and decoders draw a number for every layer in training and drop the layer if it is below a probability,
+which is zero by default. Compilers break their graphs there, and no recording may draw on the host. So the call is made
+with the smallest and with the largest number there is: if the same is computed both times, and the numbers are compared
+and used for nothing else, they decide nothing; a replay then only draws them, as a call would.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Dice:
     def __init__(self) -> None:
         self.num = 0
         self.thrown: set[int] = set()
+        self.kept: list[Tensor] = []
 
     @contextmanager
     def showing(self, value: float) -> Iterator[None]:
@@ -47,7 +48,7 @@ class Dice:
             self.kept.append(shown)
             return shown
 
-        self.kept: list[Tensor] = []
+        self.kept.clear()
         torch.rand = rand  # type: ignore[assignment]
         try:
             yield
@@ -60,7 +61,8 @@ class _Course(TorchDispatchMode):
 
     def __init__(self, dice: Dice) -> None:
         super().__init__()
-        self.dice, self.ops, self.compared = dice, [], True
+        self.dice, self.compared = dice, True
+        self.ops: list[tuple[Any, list[tuple[int, ...]]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

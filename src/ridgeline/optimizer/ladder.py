@@ -28,6 +28,13 @@ CAPTURE_S, TRACE_S = 1.0, 2.0
 TRACE_KERNEL_S = 0.012
 """Tracing and rewriting, without any compiler; kernels of ours that are used for the first time come on top."""
 MOST_ABLATIONS = 3
+MOST_SHORT_KERNELS = 24
+"""Up to so many kernels a model is one op and what surrounds it: compiling it takes seconds, and all is tried."""
+COPY_BYTES_PER_S = 4.0e12
+"""What an H200 copies: 4.24e12 measured, benchmarks/2026-11-15-kernels.md."""
+MOST_COPIED_FRAC = 0.02
+HOST_S = 3e-4
+"""Calls much longer than what the host needs for a few launches gain nothing from being recorded."""
 KEPT_FRAC = 0.5
 STOCK = "torch.compile"
 OWED_TIMES = 2.5
@@ -52,6 +59,12 @@ class Facts:
     budget_s: float
     num_products: int = 6  # of different sizes, in one block of each kind
     num_threads: int = 16  # that compile beside each other
+    input_bytes: int = 0
+
+    @property
+    def copies_s(self) -> float:
+        """Seconds that a recorded call takes to copy inputs which lie elsewhere than those it was recorded with."""
+        return 2 * self.input_bytes / COPY_BYTES_PER_S
 
     @property
     def num_kernels(self) -> float:
@@ -86,6 +99,9 @@ class Ladder:
 
     def rungs(self, search: Climber) -> Iterator[Rung]:
         """What promises most a second comes first: what needs no compiler, then blocks or the whole, then rivals."""
+        if self._is_short():
+            yield from self._short_rungs(search)
+            return
         yield from self._captured(search)
         layout = search.best.candidate.layout
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
@@ -96,7 +112,7 @@ class Ladder:
             yield from self._block_rungs(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)
-        if not training and "scan" not in self.facts.substitutable:
+        if not training and not self._scans():
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
             return
@@ -118,6 +134,40 @@ class Ladder:
             yield from self._ablations(search, scope)
         yield from self._rival()
 
+    def _is_short(self) -> bool:
+        facts = self.facts
+        single = facts.mode == "infer" and facts.cuda and not facts.groups and not facts.has_cache
+        return single and not facts.substitutable and facts.num_kernels <= MOST_SHORT_KERNELS
+
+    def _short_rungs(self, search: Climber) -> Iterator[Rung]:
+        """Few kernels: our own first, then torch.compile, then both together; recorded where the host shows.
+
+        A recorded call copies what lies elsewhere: large inputs of short calls are better read where they are.
+        """
+        facts = self.facts
+        records = facts.copies_s <= MOST_COPIED_FRAC * facts.eager_s and facts.eager_s < 20 * HOST_S
+        chosen = recommended(self.kind, "none", self.device)
+        stock = Candidate(name=STOCK, compiler="stock")
+        whole = self._inductor("compiled", "keep", "model")
+        firsts = [
+            (Candidate(name="rewrites", rewrites=chosen), self._trace_s("model")),
+            (stock, self._compile_s("model")),
+        ]
+        if records:
+            yield self._rung(
+                Candidate(name="graph", graphed=True, tries_convolutions=self._tries()), CAPTURE_S, "cudagraph"
+            )
+        for candidate, cost_s in (*firsts, (whole, self._compile_s("model"))):
+            candidate = replace(candidate, tries_convolutions=False)
+            yield self._rung(candidate, cost_s, "compiled")
+            if records and search.entries[candidate.name].status not in (FAILED, SKIPPED):
+                yield self._graphed(candidate, CAPTURE_S)
+        if facts.has_conv:
+            last = replace(whole, name="compiled channels last", layout="channels_last", tries_convolutions=False)
+            yield self._rung(last, self._compile_s("model"), "compiled")
+        tuned = replace(whole, name="tuned", options=GENERATED_TUNED, tries_convolutions=False)
+        yield self._rung(tuned, 2 * self._compile_s("model"), "compiled")
+
     def owed_s(self, rung: Rung, search: Climber) -> float:
         """Seconds to keep for torch.compile while it is not measured: the guarantee rests on it.
 
@@ -132,7 +182,7 @@ class Ladder:
         facts = self.facts
         if (facts.has_cache and not facts.groups) or not facts.cuda:
             yield from self._rewritten(search)
-        if "scan" in facts.substitutable:  # a loop over steps: recording it as it is would take as long as it does
+        if self._scans():  # a loop over steps: recording it as it is would take as long as it does
             yield from self._kernels_in_place(search)
         elif facts.cuda:
             plain = Candidate(name=PLAIN, graphed=True, tries_convolutions=self._tries())
@@ -162,6 +212,10 @@ class Ladder:
         elif self.facts.cuda:
             yield self._graphed(kernels, CAPTURE_S)
 
+    def _scans(self) -> bool:
+        """Whether the model has a scan that our kernel takes the place of: it has no backward."""
+        return "scan" in self.facts.substitutable and self.facts.mode == "infer"
+
     def _blocks(self, layout: str) -> Candidate:
         blocks, parts = self._inductor("blocks", layout, "blocks"), self._beside_blocks()
         return replace(blocks, name=" and ".join(("blocks", *parts)), substituted=parts) if parts else blocks
@@ -170,10 +224,10 @@ class Ladder:
         """What is outside of blocks and worth a kernel of ours.
 
         Masks are made outside, and eager code makes them by looking at values, which no graph can. The loss of a large
-        vocabulary in training makes several float32 copies of the logits.
+        vocabulary in training makes several float32 copies of the logits, and an odd one slows the last product.
         """
         wanted = [] if self.facts.unmasked or self.facts.has_cache else ["attention"]
-        wanted += ["loss"] if self.facts.mode == "train" else []
+        wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding"]
         return tuple(part for part in wanted if part in self.facts.substitutable)
 
     def took(self, rung: Rung, spent_s: float) -> None:

@@ -196,6 +196,7 @@ class Search:
             budget_s=self.problem.budget_s,
             num_products=num_products(model, groups(model)),
             num_threads=compile_threads(),
+            input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
         )
 
     @property

@@ -1,7 +1,7 @@
 """An optimizer's update as a recording, over the gradients that a recorded backward leaves where it always does.
 
-Forward, backward and update are three recordings one behind the other: the device sees one step, and the update needs no
-memory of its own. Whatever differs from what was recorded (other gradients, state or settings) is stepped as ever.
+Forward, backward and update are three recordings one behind the other: the device sees one step, and the update needs
+no memory of its own. Whatever differs from what was recorded (other gradients, state or settings) is stepped as ever.
 """
 
 from __future__ import annotations

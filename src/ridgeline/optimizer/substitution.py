@@ -18,9 +18,10 @@ from ridgeline.kernels import geglu, layer_norm, rms_norm, rope, selective_scan,
 from ridgeline.kernels.contract import primitive
 from ridgeline.kernels.cross_entropy.op import CROSS_ENTROPY
 from ridgeline.optimizer import hooks
+from ridgeline.optimizer.padding import forward_of, is_odd
 from ridgeline.optimizer.recognition import Gated, Norm, gated_of, norm_of, rotary_of, scan_of
 
-PARTS = ("attention", "norm", "gate", "rotary", "loss", "scan")
+PARTS = ("attention", "norm", "gate", "rotary", "loss", "padding", "scan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ _applied: weakref.WeakKeyDictionary[nn.Module, Applied] = weakref.WeakKeyDiction
 
 
 def apply(model: nn.Module, parts: Sequence[str] = PARTS) -> Applied:
-    """Put our kernels into a model in place: ``parts`` of attention, norm, gate, rotary, loss and scan.
+    """Put our kernels into a model in place: ``parts`` of attention, norm, gate, rotary, loss, padding and scan.
 
     Modules are recognized by what they compute, tried on drawn inputs before anything is replaced. Attention goes
     through transformers' registries. Calls that a kernel does not take fall back to what the model came with.
@@ -271,6 +272,16 @@ def _rotary(original: Callable[..., Any], interleaved: bool) -> Callable[..., An
     return apply_rotary
 
 
+# linear layers of odd sizes -----------------------------------------------------------------------------------------
+
+
+def _put_padding(model: nn.Module, done: Applied) -> None:
+    for path, module in list(model.named_modules()):
+        if "forward" not in module.__dict__ and is_odd(module):
+            _override(module, forward_of(type(module).forward, hooks.RUNS_ON), done)
+            done.replaced.append(Replaced(path, "an odd linear layer", "padded_linear"))
+
+
 # scan -------------------------------------------------------------------------------------------------------------
 
 
@@ -423,5 +434,6 @@ _PUT: dict[str, Callable[[nn.Module, Applied], None]] = {
     "gate": _put_gate,
     "rotary": _put_rotary,
     "loss": _put_loss,
+    "padding": _put_padding,
     "scan": _put_scan,
 }

@@ -17,7 +17,7 @@ Call = Callable[..., Any]
 Step = Callable[[], Tensor]
 STEPS = 50
 LEARNING_RATE, WARM_STEPS = 3e-4, 10
-"""Untrained models spring away from a full first step, and what springs shows nothing: the rate grows over the first."""
+"""Untrained models may spring away from a full first step, and then show nothing: the rate grows over the first."""
 TAIL = 10
 """The last steps are compared by their mean: single steps of a random model differ by their random numbers."""
 PROGRESS_FRAC, LOSS_FRAC = 0.1, 1e-3
@@ -56,8 +56,9 @@ class Tracked:
 
     def __str__(self) -> str:
         beside = f", {self.noise:.2g} of it what rounding does to eager itself" if self.nudged else ""
-        return (f"{len(self.found)} steps of {self.optimizer}: loss {self.eager[0]:.4g} → {_tail(self.eager):.4g} eager, "
-                f"{_tail(self.found):.4g} optimized ({self.apart:.2g} apart, {self.allowed:.2g} allowed{beside})")  # fmt: skip
+        run = f"{len(self.found)} steps of {self.optimizer}: loss {self.eager[0]:.4g} → {_tail(self.eager):.4g} eager"
+        apart = f"{self.apart:.2g} apart, {self.allowed:.2g} allowed{beside}"
+        return f"{run}, {_tail(self.found):.4g} optimized ({apart})"
 
 
 def _tail(losses: Sequence[float]) -> float:
@@ -84,9 +85,13 @@ def track(
 
 
 def compared(
-    eager: Callable[[], Step], found: Callable[[], Step], parameters: list[nn.Parameter], state: State, steps: int = STEPS,
+    eager: Callable[[], Step],
+    found: Callable[[], Step],
+    parameters: list[nn.Parameter],
+    state: State,
+    steps: int = STEPS,
     optimizer: str = "AdamW",
-) -> Tracked:  # fmt: skip
+) -> Tracked:
     """Two ways to take a step, each made anew and run from the same weights, which are put back.
 
     Where they part, eager is run once more from weights that are one rounding away: what that does is no mistake.

@@ -274,7 +274,7 @@ class Scene:
 
     def discard(self, node: fx.Node) -> None:
         """Erase a node nobody uses, and those that only it used."""
-        if node.users or node.op in ("placeholder", "output"):
+        if node.users or node.op in ("placeholder", "output") or node._erased:
             return
         inputs = list(node.all_input_nodes)
         if not is_removable(node) and not _ours(node):
