@@ -48,6 +48,7 @@ from ridgeline.kernels.rms_norm_quant.op import rms_norm_quant
 from ridgeline.kernels.rope.op import rope
 from ridgeline.kernels.rope.tables import rope_tables
 from ridgeline.kernels.scan.op import scan
+from ridgeline.kernels.selective_scan.op import selective_scan
 from ridgeline.kernels.softmax.op import softmax
 
 __all__ = [
@@ -91,6 +92,7 @@ __all__ = [
     "rope",
     "rope_tables",
     "scan",
+    "selective_scan",
     "softmax",
     "supports",
     "swiglu",

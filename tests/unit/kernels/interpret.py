@@ -37,6 +37,7 @@ from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
 from ridgeline.kernels.scan import config as scan
 from ridgeline.kernels.scan.op import SMALL as SCANS
+from ridgeline.kernels.selective_scan import config as selective
 from ridgeline.kernels.softmax import config as softmax
 
 warnings.simplefilter("ignore")  # numpy's, on the padding of blocks
@@ -71,9 +72,6 @@ FORCED = {
             (("forward", "backward"), softmax.Softmax(2, 3, 16, 1, 2, 1)),
             (("forward", "backward"), softmax.Softmax(1, 1, 64, 1)),
             (("forward", "backward"), softmax.Softmax(1, 0, 16, 1, 2)),
-            (("backward",), softmax.Softmax(1, 0, 16, 1, 1, 6, 16)),
-            (("backward",), softmax.Softmax(1, 0, 8, 1, 2, 3, 20)),
-            (("backward",), softmax.Softmax(1, 0, 16, 1, 1, 1, 16)),
         )
     ],
     "cross_entropy": [
@@ -198,6 +196,11 @@ CASES["paged_latent_attention"] = [
     case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
 ]
 FORCED["paged_latent_attention"] = [{"latent_attention": latent.Latent(16, 16, shares, 1, 1)} for shares in (1, 3)]
+CASES["selective_scan"] = [
+    case("float32", b=2, d=3, l=11, n=5, all=True),
+    case("float16", b=1, d=2, l=8, n=4, all=False),
+]
+FORCED["selective_scan"] = [{"selective_scan": selective.Chunk(*of)} for of in ((2, 4), (4, 16))]
 NOT_INTERPRETED = ("attention", "varlen_attention")  # made of instructions that the interpreter does not know
 
 

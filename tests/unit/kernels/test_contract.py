@@ -98,6 +98,17 @@ SAMPLES = {
     "dot_interaction": lambda: (leaf(4, 8), leaf(4, 3, 8)),
     "cross_layer": lambda: (leaf(4, 16), leaf(4, 16), leaf(16, 3), leaf(16), leaf(3, 16)),
     "decode_attention": lambda: (drawn(2, 4, 1, 8), drawn(2, 2, 5, 8), drawn(2, 2, 5, 8), None, None, 0.3),
+    "selective_scan": lambda: (
+        drawn(2, 3, 4),
+        drawn(2, 3, 4),
+        -drawn(3, 5).abs(),
+        drawn(2, 5, 4),
+        drawn(2, 5, 4),
+        drawn(3),
+        drawn(2, 3, 4),
+        None,
+        True,
+    ),
     "matmul": lambda: (drawn(3, 4, 256), drawn(256, 8), drawn(8)),
     "convolution": lambda: (
         drawn(2, 3, 6, 5),
