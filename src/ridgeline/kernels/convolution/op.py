@@ -155,12 +155,13 @@ class _Tiled:
         self.sizes, device = sizes, x.get_device()
         named = {"channels": sizes.outputs, "pixels": sizes.phase_pixels}
         chosen = tile or tuning.choose("convolution", named, config.tiles(**named)[0])
-        laid = torch.empty(weight.numel(), dtype=torch.float32, device=x.device)
+        self.cut, self.exact = chosen.rounding == "cut", chosen.rounding == "exact"
+        laid = torch.empty(4, dtype=torch.float32, device=x.device)
         self.counts = (sizes.outputs, sizes.inputs, sizes.num_taps, weight.numel())
         self.lay = _WEIGHTS.bind(
             (weight, laid, *self.counts),
             grid=(cdiv(weight.numel(), _BLOCK),),
-            constants={"TURNED": sizes.transposed, "NEAREST": chosen.nearest, "BLOCK": _BLOCK},
+            constants={"TURNED": sizes.transposed, "CUT": self.cut, "EXACT": self.exact, "BLOCK": _BLOCK},
             num_warps=4,
             device=device,
         )
@@ -173,7 +174,8 @@ class _Tiled:
             constants=sizes.constants()
             | {"GROUPS": sizes.groups, "TURNED": sizes.transposed, "PADDED": sizes.padded, "BIAS": bias is not None}
             | {
-                "NEAREST": chosen.nearest,
+                "CUT": self.cut,
+                "EXACT": self.exact,
                 "LINKS": coded(chain),
                 "BM": chosen.pixels,
                 "BN": chosen.channels,
@@ -187,7 +189,7 @@ class _Tiled:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None) -> Tensor:
         out = torch.empty(self.sizes.shape, dtype=torch.float32, device=x.device)
-        laid = torch.empty(weight.numel(), dtype=torch.float32, device=x.device)
+        laid = torch.empty(weight.numel() * (2 if self.exact else 1), dtype=torch.float32, device=x.device)
         self.lay(weight.contiguous(), laid, *self.counts)
         self.launch(x.contiguous(), laid, *_there(laid, bias, vectors), out)
         return out
