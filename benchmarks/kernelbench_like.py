@@ -1168,6 +1168,9 @@ def alike(found: Tensor, meant: Tensor, tolerance: float = 1e-3) -> tuple[bool, 
 
 def chosen(asked: argparse.Namespace) -> list[Problem]:
     """Every n-th problem of those that are meant, spread over all classes."""
+    if asked.problems:
+        named = {p.name: p for p in PROBLEMS}
+        return [named[name.strip()] for name in asked.problems.split(";")]
     meant = [
         p for p in PROBLEMS if (not asked.only or asked.only in p.name) and (not asked.level or p.level == asked.level)
     ]
@@ -1177,11 +1180,12 @@ def chosen(asked: argparse.Namespace) -> list[Problem]:
 def child(asked: argparse.Namespace) -> None:
     """A share of the problems, one after the other; a line of JSON for each, written as it is found."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    turn = Turn(asked.lock)
+    turn, asked.way_then = Turn(asked.lock), asked.way
     _share_the_device(turn)
     problems = {problem.name: problem for problem in PROBLEMS}
-    for name in json.loads(asked.names):
+    for place, name in enumerate(json.loads(asked.names)):
         problem = problems[name]
+        asked.way = "search" if place < asked.searched else asked.way_then
         if time.time() > asked.until - asked.each_s / 2:
             break
         try:
@@ -1247,6 +1251,7 @@ def _started(
     asked: argparse.Namespace, names: list[str], lock: str, until: float, log: Path
 ) -> subprocess.Popen[bytes]:
     passed = ["--each-s", str(asked.each_s), "--scale", str(asked.scale), "--way", asked.way, "--out", str(asked.out)]
+    passed += ["--searched", str(asked.searched)]
     passed += ["--graphs"] if asked.graphs else []
     passed += ["--without-compile"] if asked.without_compile else []
     command = [sys.executable, __file__, "--names", json.dumps(names), "--lock", lock, "--until", str(until), *passed]
@@ -1295,6 +1300,8 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--way", choices=("search", "rewrites"), default="search")
+    parser.add_argument("--searched", type=int, default=0, help="problems of each process that are searched first")
+    parser.add_argument("--problems", default="", help="names in order, with semicolons between")
     parser.add_argument("--graphs", action="store_true", help="with --way rewrites: record them as well")
     parser.add_argument("--without-compile", action="store_true")
     for name in ("--names", "--lock"):

@@ -276,3 +276,29 @@ def convolution_links(
     x = tl.load(at, mask=p < PIXELS, other=0.0)
     channel = row % CO + tl.zeros([BLOCK], tl.int32)
     tl.store(at, linked(x, vectors_ptr, channel, p < PIXELS, CO, LINKS), mask=p < PIXELS)
+
+
+@triton.jit
+def convolution_turn(
+    x_ptr,  # [N, C, P], or [N, P, C] where BACK
+    vectors_ptr,
+    out_ptr,  # the other way round
+    C: tl.constexpr,
+    P: tl.constexpr,
+    BACK: tl.constexpr,
+    LINKS: tl.constexpr,
+    BC: tl.constexpr,
+    BP: tl.constexpr,
+):
+    """A tile of channels by pixels turned, and a chain on its way: both sides of memory are read or written densely."""
+    WIDE: tl.constexpr = (C + BC - 1) // BC
+    TALL: tl.constexpr = (P + BP - 1) // BP
+    c = tl.program_id(0) % WIDE * BC + tl.arange(0, BC)
+    p = tl.program_id(0) // WIDE % TALL * BP + tl.arange(0, BP)
+    image = (tl.program_id(0) // (WIDE * TALL)).to(tl.int64) * (C * P)
+    inside = (c < C)[:, None] & (p < P)[None, :]
+    plain = c[:, None] * P + p[None, :]
+    last = c[:, None] + p[None, :] * C
+    x = tl.load(x_ptr + image + (last if BACK else plain), mask=inside, other=0.0)
+    x = linked(x, vectors_ptr, c[:, None], (c < C)[:, None], C, LINKS)
+    tl.store(out_ptr + image + (plain if BACK else last), x, mask=inside)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.kernels.convolution import config
-from ridgeline.kernels.convolution.op import CONVOLUTION, Sizes, link_, planned
+from ridgeline.kernels.convolution.op import CONVOLUTION, Sizes, link_, planned, turn
 from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.kernels.convolution.reference import forward as meant
 from ridgeline.optimizer.contest import Contest, may_time
@@ -27,6 +27,9 @@ from ridgeline.optimizer.rewrites.words import Call, call
 MOST_SHAPES = 4
 """Different convolutions in a graph: each is a kernel to compile and a race, which networks have no time for."""
 LEAST_ELEMENTS = 1 << 18
+LEAST_LAST = 16
+"""Channels from which laying them last pays."""
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 AGREED = 1e-5
 """The difference from the library's result, over its largest element, that sums in another order explain."""
 CONTEST = Contest()
@@ -83,6 +86,8 @@ def _ways(
     """The library's way and ours with every tile worth trying: called with the tensors."""
     found: dict[str, Way] = {"library": partial(_library, settings, chain)}
     sizes = Sizes(x, weight, *settings)
+    if x.dim() in _LAST and sizes.groups == 1 and min(sizes.inputs, sizes.outputs) >= LEAST_LAST:
+        found["channels last"] = partial(_channels_last, settings, chain)
     if sizes.is_depthwise:
         return found | {"ours": partial(_ours, settings, chain, None)}
     tiles = config.tiles(sizes.outputs, sizes.phase_pixels)
@@ -133,6 +138,23 @@ def _library(
     finally:
         torch.backends.cudnn.benchmark = before
     return link_(found.contiguous(), vectors, chain)
+
+
+def _channels_last(
+    settings: Settings, chain: str, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None
+) -> Tensor:
+    """cuDNN on images with their channels last, which it is fastest at; the chain on the way back."""
+    form = _LAST[x.dim()]
+    laid = turn(x, torch.empty_like(x, memory_format=form), None, back=False)
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        found = convolved(laid, weight.contiguous(memory_format=form), bias, *settings)
+    finally:
+        torch.backends.cudnn.benchmark = before
+    if not found.is_contiguous(memory_format=form):
+        return link_(found.contiguous(), vectors, chain)
+    return turn(found, torch.empty_like(found, memory_format=torch.contiguous_format), vectors, chain, back=True)
 
 
 _op = torch.library.custom_op("ridgeline_optimizer::chained_convolution", _chained, mutates_args=())
