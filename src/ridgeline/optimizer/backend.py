@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.errors import OptimizeError, nearest
+from ridgeline.optimizer.labels import nameable
 from ridgeline.optimizer.rewrites import chosen, recommended
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Rewrite
 from ridgeline.optimizer.rewrites.scene import Extra, Scene, is_removable
@@ -41,6 +42,7 @@ class Report:
     matches: list[Match] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     breaks: dict[str, int] = field(default_factory=dict)
+    recompiles: int = 0  # graphs that a second call like the first was compiled to anew
     undos: list[Callable[[], None]] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
@@ -245,7 +247,7 @@ def _is_impure(node: fx.Node) -> bool:
 
 def _lowered(scene: Scene, inputs: Sequence[Any], compiler: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     if compiler == "none":
-        return scene.gm.forward
+        return nameable(scene.gm)
     from torch._inductor.compile_fx import compile_fx
 
     own = {key: value for key, value in options.items() if key != "attention"}

@@ -19,6 +19,7 @@ from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
+from ridgeline.optimizer.labels import in_block
 from ridgeline.optimizer.regions import Group, groups
 from ridgeline.optimizer.substitution import apply, revert
 from ridgeline.optimizer.training import graph_training
@@ -293,6 +294,14 @@ def _run_first(built: Built, inputs: Inputs, mode: str) -> None:
     if built.candidate.compiler.startswith("stock"):
         found = {why: num - before.get(why, 0) for why, num in broken.items()}
         built.report.breaks.update({why: num for why, num in found.items() if num > 0})
+        compiled_once = _num_graphs()
+        run_once(built.call, inputs, mode)
+        built.report.recompiles = _num_graphs() - compiled_once
+
+
+def _num_graphs() -> int:
+    """Graphs that PyTorch's tracer has handed to compilers so far."""
+    return int(torch._dynamo.utils.counters["stats"].get("unique_graphs", 0))
 
 
 @contextlib.contextmanager
@@ -363,9 +372,10 @@ class Blocks:
         self.patches: list[tuple[dict[str, Any], Call, Call | None]] = []
         for group in found:
             run = compiler(_block_runner(group.kind))
+            path = f"{group.paths[0].rpartition('.')[0]}.*".lstrip(".")
             for block in group.blocks:
                 before = vars(block).get("forward")  # the fork of a plan for other inputs
-                self.patches.append((vars(block), self._fork(run, block, before), before))
+                self.patches.append((vars(block), self._fork(run, block, before, path), before))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.here.inside = True
@@ -390,13 +400,14 @@ class Blocks:
         if self.report is not None and self.report.graphs > self.most_graphs:
             raise OptimizeError(f"blocks of one kind are compiled to more than {MOST_VARIANTS} graphs")
 
-    def _fork(self, run: Call, block: nn.Module, before: Call | None) -> Call:
+    def _fork(self, run: Call, block: nn.Module, before: Call | None, path: str) -> Call:
         here, own = self.here, before or partial(type(block).forward, block)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(here, "inside", False):
                 self._check_variants()
-                return run(block, *args, **kwargs)
+                with in_block(path):
+                    return run(block, *args, **kwargs)
             return own(*args, **kwargs)
 
         forward.is_fork = True  # type: ignore[attr-defined]

@@ -37,6 +37,7 @@ class Entry:
     rewrites: Mapping[str, int] = field(default_factory=dict)
     places: Mapping[str, Sequence[str]] = field(default_factory=dict)
     breaks: Mapping[str, int] = field(default_factory=dict)
+    recompiles: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,26 @@ class Region:
     stock_s: float | None = None
     num_eager: int = 0
     num_final: int = 0
+    num_stock: int | None = None
+    eager_kernel: str = ""  # the one that takes the most time
+    final_kernel: str = ""
+    stock_kernel: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Time of one part of the model before and after, its floor, and what would close what remains.
+
+    ``basis`` says how the result's time was told: measured under the part's own name, or shared out (kernels that span
+    parts are divided among them as eager's kernels of their kind were).
+    """
+
+    name: str
+    eager_s: float
+    final_s: float | None
+    floor_s: float | None
+    basis: str
+    cure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +108,7 @@ class Receipt:
     entries: tuple[Entry, ...]
     steps: tuple[Step, ...]
     regions: tuple[Region, ...] = ()
+    parts: tuple[Part, ...] = ()
     forecast: Mapping[str, Any] | None = None
     explanations: tuple[str, ...] = ()
     remaining: tuple[str, ...] = ()
@@ -116,6 +138,7 @@ class Receipt:
         made["entries"] = tuple(Entry(**{**entry, "changes": tuple(entry["changes"])}) for entry in found["entries"])
         made["steps"] = tuple(Step(**step) for step in found["steps"])
         made["regions"] = tuple(Region(**region) for region in found["regions"])
+        made["parts"] = tuple(Part(**part) for part in found.get("parts", ()))
         for name in ("changes", "explanations", "remaining", "notes"):
             made[name] = tuple(found[name])
         return cls(**made)
@@ -151,6 +174,7 @@ def text_of(receipt: Receipt) -> list[str]:
         *_way(receipt),
         "",
         *_table(receipt),
+        *_section("Time by part of the model", _part_lines(receipt)),
         *_section("Device time by kind of kernel, eager → result", _region_lines(receipt)),
         *_section("Why torch.compile is where it is", receipt.explanations),
         *_section("What is left", receipt.remaining),
@@ -222,6 +246,25 @@ def _row(e: Entry) -> tuple[str, ...]:
         e.status,
         e.reason,
     )
+
+
+def _part_lines(r: Receipt) -> list[str]:
+    if not r.parts:
+        return []
+    rows: list[tuple[str, ...]] = [("part", "eager", "result", "floor", "left", "told by", "what would close it")]
+    rows += [_part_row(part) for part in r.parts]
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(w) if 0 < i < 5 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row[:6], widths))]
+        lines.append(("  ".join(cells) + "  " + row[6]).rstrip())
+    return lines
+
+
+def _part_row(part: Part) -> tuple[str, ...]:
+    left_s = None if part.final_s is None or part.floor_s is None else max(0.0, part.final_s - part.floor_s)
+    times = (part.eager_s, part.final_s, part.floor_s, left_s)
+    return (part.name, *("" if s is None else show_seconds(s) for s in times), part.basis, part.cure)
 
 
 def _region_lines(r: Receipt) -> list[str]:

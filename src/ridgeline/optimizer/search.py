@@ -21,6 +21,7 @@ from ridgeline.optimizer.inputs import Inputs, RandomState
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.optimizer.parts import parts_of
 from ridgeline.optimizer.proof import LEAST_DRAWS, MOST_DRAWS, Prover, Subject, Verdict, unproved
 from ridgeline.optimizer.receipt import (
     BEATEN,
@@ -32,6 +33,7 @@ from ridgeline.optimizer.receipt import (
     WINNER,
     WRONG,
     Entry,
+    Part,
     Receipt,
     Step,
 )
@@ -372,7 +374,7 @@ class Search:
             speedup_low=comparison.low if comparison else None, speedup_high=comparison.high if comparison else None,
             peak_bytes=peak, verdict=verdict.to_dict() if verdict else None, rewrites=report.counts(),
             places={name: sorted(set(report.places(name)))[:50] for name in report.counts()},
-            breaks=dict(report.breaks),
+            breaks=dict(report.breaks), recompiles=report.recompiles,
         )  # fmt: skip
 
     # The end: the last race, and what it says.
@@ -385,10 +387,10 @@ class Search:
         over_eager = compare(eager, best)
         rivals = [eager, *([timed[stock.candidate.name]] if stock else [])]
         strongest = min(rivals, key=lambda each: each.median_s)
-        regions = self._regions(stock)
+        regions, parts = self._regions(stock), self._parts(eager, best)
         self._settle_winner()
-        return Outcome(self.best, self._receipt(eager, best, timed.get("torch.compile"), over_eager,
-                                                compare(strongest, best).speedup, regions))  # fmt: skip
+        receipt = self._receipt(eager, best, timed.get("torch.compile"), over_eager, compare(strongest, best).speedup)
+        return Outcome(self.best, explained(replace(receipt, regions=regions, parts=parts), self.problem.inputs))
 
     def _last_race(self) -> tuple[dict[str, Timed], Built | None]:
         """Winner, eager and torch.compile once more, in turns; the winner may change here."""
@@ -499,6 +501,19 @@ class Search:
         finally:
             self.track.restore()
 
+    def _parts(self, eager: Timed, best: Timed) -> tuple[Part, ...]:
+        """Time by part of the model, if there is time to record a call of each."""
+        if self.left_s() < 20 * self.eager_s:
+            return ()
+        floors = self.forecast.floors if self.forecast else None
+        try:
+            return parts_of(self.track, self.eager, self.best, (eager.median_s, best.median_s), floors)
+        except Exception as error:  # as above
+            self.notes.append(f"no breakdown by part of the model: {why_failed(error)}")
+            return ()
+        finally:
+            self.track.restore()
+
     def _settle_winner(self) -> None:
         """Only the winner stays, switched on."""
         if not self.best.report.undos:  # else weights lie as the winner wants them, and stay
@@ -513,7 +528,7 @@ class Search:
         self.track.restore()
 
     def _receipt(
-        self, eager: Timed, best: Timed, stock: Timed | None, over_eager: Comparison, over_best: float, regions: Any
+        self, eager: Timed, best: Timed, stock: Timed | None, over_eager: Comparison, over_best: float
     ) -> Receipt:
         problem, winner = self.problem, self.entries[self.best.candidate.name]
         floor_s = self.forecast.floor_s if self.forecast else None
@@ -521,7 +536,7 @@ class Search:
         between = [Step(step.name, scale * step.measured_s) for step in self.steps[1:]
                    if best.median_s < scale * step.measured_s and step.name != self.best.candidate.name]  # fmt: skip
         last = [Step(self.best.candidate.name, best.median_s)] if self.best is not self.eager else []
-        receipt = Receipt(
+        return Receipt(
             model=type(problem.model).__name__, mode=problem.mode, device=device_name(problem.device),
             inputs=described(problem.inputs), environment=environment(), winner=winner.name, changes=winner.changes,
             eager_s=eager.median_s, final_s=best.median_s, stock_s=stock.median_s if stock else None,
@@ -529,12 +544,15 @@ class Search:
             floor_s=floor_s, eager_bytes=self.eager_bytes, final_bytes=winner.peak_bytes,
             memory_limit_bytes=self.limit_bytes, budget_s=problem.budget_s,
             spent_s=time.perf_counter() - self.began, verdict=winner.verdict, entries=tuple(self.entries.values()),
-            steps=(Step("eager", eager.median_s), *between, *last), regions=regions,
+            steps=(Step("eager", eager.median_s), *between, *last),
             forecast=self.forecast.to_dict() if self.forecast else None,
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
-        return replace(receipt, explanations=tuple(explanations(receipt, problem.inputs)),
-                       remaining=tuple(remaining(receipt)))  # fmt: skip
+
+
+def explained(receipt: Receipt, inputs: Inputs) -> Receipt:
+    """The receipt with its sentences."""
+    return replace(receipt, explanations=tuple(explanations(receipt, inputs)), remaining=tuple(remaining(receipt)))
 
 
 def plans_of(problem: Problem, built: Built) -> list[Plan]:

@@ -330,7 +330,7 @@ def where(node: fx.Node) -> str:
     if not stack:
         return ""
     path = str(next(reversed(stack.values()))[0])
-    for noise in ("L['self']", "L['fn']", "L['args'][0]", "['", "']", "_modules", "self."):
+    for noise in ("L['self']", "L['block']", "L['fn']", "L['args'][0]", "['", "']", "_modules", "self."):
         path = path.replace(noise, "." if noise == "['" else "")
     return ".".join(part for part in path.split(".") if part)
 
