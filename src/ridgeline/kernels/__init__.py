@@ -36,6 +36,7 @@ from ridgeline.kernels.layer_norm_quant.op import layer_norm_quant
 from ridgeline.kernels.linear.op import linear
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
 from ridgeline.kernels.matmul.op import matmul
+from ridgeline.kernels.narrow_linear.op import narrow, narrow_linear
 from ridgeline.kernels.paged_attention.op import paged_attention
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
 from ridgeline.kernels.quantize.op import dequantize, quantize
@@ -72,6 +73,8 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "matmul",
+    "narrow",
+    "narrow_linear",
     "paged_attention",
     "paged_latent_attention",
     "primitive",

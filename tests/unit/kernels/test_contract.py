@@ -100,6 +100,18 @@ SAMPLES = {
     "decode_attention": lambda: (drawn(2, 4, 1, 8), drawn(2, 2, 5, 8), drawn(2, 2, 5, 8), None, None, 0.3),
     "matmul": lambda: (drawn(3, 4, 256), drawn(256, 8), drawn(8)),
     "linear": lambda: (drawn(*X), drawn(12, 16), drawn(12), drawn(*W), drawn(4, 6), 1e-6, 0.0, "silu", True),
+    "narrow_linear": lambda: (
+        drawn(4, 16).bfloat16(),
+        torch.ones(12, 16, dtype=torch.int8),
+        torch.ones(12),
+        None,
+        None,
+        None,
+        1e-6,
+        0.0,
+        "silu",
+        True,
+    ),
     "paged_latent_attention": lambda: (
         drawn(2, 4, 24),
         drawn(3, 4, 24),
