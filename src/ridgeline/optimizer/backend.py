@@ -17,6 +17,8 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Re
 from ridgeline.optimizer.rewrites.scene import Extra, Scene, is_removable
 
 COMPILERS = ("none", "inductor", "inductor-autotune")
+OWN_OPTIONS = ("attention", "narrow")
+"""Options that rewrites read; the others are a compiler's."""
 AUTOTUNED: Mapping[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 """Inductor's options behind ``inductor-autotune``, without its CUDA graphs: those are ours."""
 RECOMPILE_LIMIT = 64
@@ -250,7 +252,7 @@ def _lowered(scene: Scene, inputs: Sequence[Any], compiler: str, options: Mappin
         return nameable(scene.gm)
     from torch._inductor.compile_fx import compile_fx
 
-    own = {key: value for key, value in options.items() if key != "attention"}
+    own = {key: value for key, value in options.items() if key not in OWN_OPTIONS}
     patches = (dict(AUTOTUNED) if compiler == "inductor-autotune" else {}) | own
     return compile_fx(scene.gm, [*inputs, *_stand_ins(scene, inputs)], config_patches=patches or None)
 

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -17,6 +18,7 @@ from torch import nn
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.bank import Bank, Narrowed
 from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.labels import in_block
@@ -49,6 +51,7 @@ class Candidate:
     scope: str = "model"
     unmasked: bool = False  # masks that hide nothing are left out, and looked at before every call
     tries_convolutions: bool = False  # cuDNN times its algorithms before one is recorded
+    narrow: tuple[tuple[str, str], ...] = ()  # linear layers in fewer bits, and their formats
 
     @property
     def compiles(self) -> bool:
@@ -58,19 +61,23 @@ class Candidate:
     def complexity(self) -> int:
         """How much is done to the model; of two that are equally fast, the simpler is returned."""
         ladder = {"none": 0, "stock": 2, "stock-autotune": 4, "inductor": 3, "inductor-autotune": 5}
-        return 10 * ladder[self.compiler] + 5 * bool(self.rewrites) + 4 * bool(self.substituted) + 2 * self.graphed + (
-            self.layout != "keep"
-        )  # fmt: skip
+        made = 10 * ladder[self.compiler] + 5 * bool(self.rewrites) + 4 * bool(self.substituted)
+        return made + 2 * self.graphed + (self.layout != "keep") + 100 * bool(self.narrow)
+
+    def formats(self) -> dict[str, int]:
+        """How many layers have each format."""
+        return dict(Counter(format for _, format in self.narrow))
 
     def to_dict(self) -> dict[str, Any]:
         lists = {"rewrites": list(self.rewrites), "substituted": list(self.substituted)}
-        return asdict(self) | {"options": dict(self.options)} | lists
+        return asdict(self) | {"options": dict(self.options), "narrow": [list(pair) for pair in self.narrow]} | lists
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Candidate:
         options = tuple(sorted(found["options"].items()))
         tuples = {name: tuple(found[name]) for name in ("rewrites", "substituted")}
-        return cls(**{**found, **tuples, "options": options})
+        narrow = tuple((name, format) for name, format in found.get("narrow", ()))
+        return cls(**{**found, **tuples, "options": options, "narrow": narrow})
 
     def changes(self, matched: Mapping[str, int] | None = None) -> list[str]:
         """What it does, in words, in the order in which it is done; ``matched`` is how often each rewrite did."""
@@ -85,6 +92,8 @@ class Candidate:
         found += ["convolution weights channels last"] if self.layout != "keep" else []
         found += ["cuDNN's algorithms timed"] if self.tries_convolutions else []
         found += [f"our kernels in place of {', '.join(self.substituted)}"] if self.substituted else []
+        if self.narrow:
+            found += [f"fewer bits: {', '.join(f'{format} ×{num}' for format, num in self.formats().items())}"]
         if self.rewrites:
             named = ", ".join(f"{name} ×{num}" for name, num in (matched or {}).items())
             found += [f"rewrites: {named}" if named else "rewrites" if matched is None else "no rewrite matched"]
@@ -115,6 +124,7 @@ class Built:
     inner: Call | None = None  # what is called or was captured, without what stands before it
     makings: tuple[Switch, ...] = ()  # what was on while it was captured
     places: tuple[int, ...] = ()  # where the weights were when it was captured
+    bank: Bank | None = None  # weights in fewer bits
 
     def on(self) -> None:
         for switch in self.switches:
@@ -181,6 +191,8 @@ def build(
         built.switches.append(Switch(lambda: apply(model, parts), lambda: revert(model), outlives_capture=False))
     if candidate.tries_convolutions:
         built.switches.append(_trying_convolutions())
+    if candidate.narrow:
+        built.bank = base.bank if base else Bank(model, dict(candidate.narrow))
     unmasked = Unmasked(model, inputs) if candidate.unmasked else None
     given = unmasked.inputs if unmasked else inputs
     try:
@@ -192,6 +204,8 @@ def build(
         if base is None:
             built.undo()
         raise
+    if built.bank is not None:
+        built.call = Narrowed(built.call, built.bank)
     if unmasked:
         unmasked.call, built.call = built.call, unmasked
     built.build_s = time.perf_counter() - began
@@ -350,6 +364,7 @@ def _compiled(built: Built, model: nn.Module) -> Call:
         return torch.compile(model, mode="max-autotune")
     chosen: dict[str, Any] = {"rewrites": candidate.rewrites, "compiler": candidate.compiler, "report": report}
     options = {key: value for key, value in candidate.options if key != ACTIVATION_BUDGET}
+    options |= {"narrow": built.bank} if built.bank is not None else {}
     if candidate.scope == "blocks":
         blocks = Blocks(model, groups(model), lambda run: compiled(run, options=options, **chosen), report)
         built.switches.append(Switch(blocks.on, blocks.off, outlives_capture=False))

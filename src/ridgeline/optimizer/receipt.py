@@ -72,6 +72,18 @@ class Part:
     cure: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrow:
+    """A layer that is computed in fewer bits: its error at the layer and, estimated, at the outputs; what it gains."""
+
+    name: str
+    format: str
+    local_frac: float
+    error_frac: float
+    gain_s: float
+    basis: str
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One rung of the way from eager to the result."""
@@ -109,6 +121,8 @@ class Receipt:
     steps: tuple[Step, ...]
     regions: tuple[Region, ...] = ()
     parts: tuple[Part, ...] = ()
+    error_budget: float | None = None
+    narrowed: tuple[Narrow, ...] = ()
     forecast: Mapping[str, Any] | None = None
     explanations: tuple[str, ...] = ()
     remaining: tuple[str, ...] = ()
@@ -139,6 +153,7 @@ class Receipt:
         made["steps"] = tuple(Step(**step) for step in found["steps"])
         made["regions"] = tuple(Region(**region) for region in found["regions"])
         made["parts"] = tuple(Part(**part) for part in found.get("parts", ()))
+        made["narrowed"] = tuple(Narrow(**layer) for layer in found.get("narrowed", ()))
         for name in ("changes", "explanations", "remaining", "notes"):
             made[name] = tuple(found[name])
         return cls(**made)
@@ -174,6 +189,7 @@ def text_of(receipt: Receipt) -> list[str]:
         *_way(receipt),
         "",
         *_table(receipt),
+        *_section("Computed in fewer bits", _narrow_lines(receipt)),
         *_section("Time by part of the model", _part_lines(receipt)),
         *_section("Device time by kind of kernel, eager → result", _region_lines(receipt)),
         *_section("Why torch.compile is where it is", receipt.explanations),
@@ -246,6 +262,30 @@ def _row(e: Entry) -> tuple[str, ...]:
         e.status,
         e.reason,
     )
+
+
+def _narrow_lines(r: Receipt) -> list[str]:
+    """Layers of one kind and format in one line: numbers in their names become stars."""
+    if not r.narrowed:
+        return []
+    kinds: dict[tuple[str, str], list[Narrow]] = {}
+    for layer in r.narrowed:
+        kinds.setdefault((starred(layer.name), layer.format), []).append(layer)
+    rows = [("layers", "format", "number", "error at the layer", "at the outputs", "gain")]
+    for (name, format), layers in kinds.items():
+        local = max(layer.local_frac for layer in layers)
+        total = math.sqrt(sum(layer.error_frac**2 for layer in layers))
+        gain_s = sum(layer.gain_s for layer in layers)
+        rows.append((name, format, str(len(layers)), f"{local:.1e}", f"{total:.1e}", show_seconds(gain_s)))
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    lines = ["  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+             for row in rows]  # fmt: skip
+    return [f"within an error_budget of {r.error_budget:g}, relative root mean square of every result", *lines]
+
+
+def starred(name: str) -> str:
+    """A path with its numbers as stars."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _part_lines(r: Receipt) -> list[str]:

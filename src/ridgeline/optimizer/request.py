@@ -38,12 +38,12 @@ def optimize(
     optimizer: torch.optim.Optimizer | None = None,
     budget_s: float = 120.0,
     memory_limit: int | str | None = None,
-    accuracy: float | None = None,
+    error_budget: float | None = None,
     use_cache: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Optimized:
     """The model as a callable that is no slower than eager or torch.compile, with its receipt."""
-    problem = _problem(model, args, kwargs, mode, loss, budget_s, memory_limit, accuracy, say)
+    problem = _problem(model, args, kwargs, mode, loss, budget_s, memory_limit, error_budget, say)
     key = cache.key_of(problem.model, problem.inputs, _settings(problem)) if use_cache else ""
     began = time.perf_counter()
     given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}
@@ -98,7 +98,7 @@ def _problem(
     loss: Any,
     budget_s: float,
     memory_limit: Any,
-    accuracy: Any,
+    error_budget: Any,
     say: Any,
 ) -> Problem:
     from ridgeline.capture.model import unwrapped
@@ -107,8 +107,7 @@ def _problem(
         raise OptimizeError(f"no mode {mode!r}{nearest(mode, OPTIMIZED_MODES)}")
     if not isinstance(model, nn.Module):
         raise OptimizeError(f"optimize takes a torch.nn.Module, not {type(model).__name__}: wrap what it does in one")
-    if accuracy is not None:
-        raise OptimizeError("accuracy: only candidates of the model's own precision are searched; leave it out")
+    _check_error_budget(error_budget, mode)
     if not isinstance(args, (tuple, list)):
         raise OptimizeError(f"args is a tuple of positional arguments, not {type(args).__name__}: write args=(x,)")
     if not budget_s > 0:
@@ -117,7 +116,20 @@ def _problem(
     limit = int(parse_quantity(memory_limit)) if isinstance(memory_limit, str) else memory_limit
     own = unwrapped(model)
     return Problem(model=own, inputs=inputs, mode=mode, device=_device(own, inputs), loss=loss,
-                   budget_s=float(budget_s), memory_limit_bytes=limit, say=say or (lambda text: None))  # fmt: skip
+                   budget_s=float(budget_s), memory_limit_bytes=limit, error_budget=error_budget,
+                   say=say or (lambda text: None))  # fmt: skip
+
+
+def _check_error_budget(error_budget: Any, mode: str) -> None:
+    if error_budget is None:
+        return
+    if mode != "infer":
+        raise OptimizeError("error_budget: layers are computed in fewer bits in inference only; leave it out to train")
+    if not isinstance(error_budget, (int, float)) or not 0 < error_budget < 1:
+        raise OptimizeError(
+            f"error_budget is {error_budget!r}: it is the relative root mean square error that results may have, "
+            "between 0 and 1; 0.01 is one percent"
+        )
 
 
 def _device(model: nn.Module, inputs: Inputs) -> torch.device:
@@ -138,6 +150,7 @@ def _settings(problem: Problem) -> dict[str, Any]:
         "mode": problem.mode,
         "budget": cache.budget_class(problem.budget_s),
         "memory_limit_bytes": problem.memory_limit_bytes,
+        "error_budget": problem.error_budget,
         "loss": loss.co_code.hex() if loss else str(type(problem.loss)),
         "training": problem.model.training,
     }

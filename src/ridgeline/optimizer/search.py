@@ -20,6 +20,7 @@ from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
+from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.parts import parts_of
 from ridgeline.optimizer.proof import LEAST_DRAWS, MOST_DRAWS, Prover, Subject, Verdict, unproved
@@ -33,11 +34,13 @@ from ridgeline.optimizer.receipt import (
     WINNER,
     WRONG,
     Entry,
+    Narrow,
     Part,
     Receipt,
     Step,
 )
 from ridgeline.optimizer.regions import groups, regions_of, unlike_frac
+from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
 from ridgeline.optimizer.tracking import STEPS, track
@@ -50,6 +53,8 @@ REFERENCE_TIMES = 40
 TRACK_TIMES = 3.0
 """Steps of the optimizer and both runs, in eager calls."""
 LENIENCY = 1.2
+NARROW_FRAC = 0.35
+"""Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
 
@@ -65,6 +70,7 @@ class Problem:
     loss: Callable[..., Any] | None = None
     budget_s: float = 120.0
     memory_limit_bytes: int | None = None
+    error_budget: float | None = None  # relative root mean square error that results may have in fewer bits
     say: Callable[[str], None] = lambda text: None
 
 
@@ -97,6 +103,9 @@ class Search:
         self.eager_bytes: int | None = None
         self.base_bytes = self.base_reserved = 0
         self.limit_bytes = problem.memory_limit_bytes
+        self.study: Study | None = None
+        self.narrowing = False
+        self.choices: dict[tuple[tuple[str, str], ...], dict[str, Choice]] = {}
 
     def left_s(self) -> float:
         return self.problem.budget_s - (time.perf_counter() - self.began)
@@ -108,6 +117,7 @@ class Search:
             ladder = Ladder(self._facts())
             for rung in ladder.rungs(self):
                 self._climb(rung, ladder)
+            self._narrow(ladder)
             return self._finish()
         finally:
             self.track.hand_back()
@@ -178,6 +188,46 @@ class Search:
             self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random,
                                   num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
         return self._prover
+
+    # Fewer bits, if a budget for their error was given: after everything that costs no accuracy.
+
+    def _narrow(self, ladder: Ladder) -> None:
+        budget = self.problem.error_budget
+        if budget is None:
+            return
+        self.narrowing = True
+        self.problem.say("measuring what fewer bits would cost")
+        try:
+            self.study = study(self.prover, budget, self.problem.budget_s)
+        except Exception as error:  # what cannot be measured is not changed
+            self.notes.append(f"no fewer bits: layers could not be measured: {why_failed(error)}")
+            return
+        finally:
+            self.track.restore()
+        if self.study.refusal:
+            self.notes.append(self.study.refusal)
+            return
+        frac: float | None = FIRST_FRAC
+        for turn in range(MOST_TRIES):
+            frac = self._narrowed(ladder, turn, frac) if frac is not None else None
+
+    def _narrowed(self, ladder: Ladder, turn: int, frac: float) -> float | None:
+        """One choice of formats built, timed and proved; the share of the room to try next, if another promises."""
+        assert self.study is not None
+        chosen = self.study.chosen(frac)
+        if not chosen:
+            self.notes.append("no fewer bits: every format that gains exceeds the budget")
+            return None
+        name = "fewer bits" if not turn else f"fewer bits, try {turn + 1}"
+        pairs = tuple((layer, choice.format) for layer, choice in chosen.items())
+        self.choices[pairs] = chosen
+        errors = []
+        for rung in ladder.narrow_rungs(self, name, pairs):
+            self._climb(rung, ladder)
+            verdict = self.entries[rung.candidate.name].verdict
+            if verdict is not None:
+                errors.append(verdict["rms_frac"] if verdict["rms_frac"] is not None else float("inf"))
+        return self.study.next_frac(frac, chosen, max(errors)) if errors else None
 
     # One rung: build, time, prove.
 
@@ -316,7 +366,7 @@ class Search:
         try:
             prover = self.prover
             with built.switched() as call:
-                return prover.judge(call)
+                return prover.judge(call, (self.problem.error_budget or 0.0) if built.candidate.narrow else 0.0)
         except Exception as error:  # whatever keeps it from being proved keeps it from being returned
             return unproved(f"could not be proved: {why_failed(error)}")
         finally:
@@ -350,7 +400,9 @@ class Search:
     def _reserve_s(self) -> float:
         """Seconds to keep for proving and for the last race."""
         proving_s = 0.0 if self._prover else 2 * REFERENCE_TIMES * min(self.eager_s, 0.1)
-        return LAST_RACE_FRAC * self.problem.budget_s + 20 * self.eager_s + min(proving_s, 0.2 * self.problem.budget_s)
+        last_s = LAST_RACE_FRAC * self.problem.budget_s + 20 * self.eager_s
+        narrow_s = NARROW_FRAC * self.problem.budget_s if self.problem.error_budget and not self.narrowing else 0.0
+        return last_s + min(proving_s, 0.2 * self.problem.budget_s) + narrow_s
 
     def _note(
         self,
@@ -514,6 +566,13 @@ class Search:
         finally:
             self.track.restore()
 
+    def _narrow_rows(self) -> tuple[Narrow, ...]:
+        chosen = self.choices.get(self.best.candidate.narrow, {})
+        if self.study is None or not chosen:
+            return ()
+        self.notes.append(self.study.summary(chosen))
+        return self.study.rows(chosen)
+
     def _settle_winner(self) -> None:
         """Only the winner stays, switched on."""
         if not self.best.report.undos:  # else weights lie as the winner wants them, and stay
@@ -546,6 +605,7 @@ class Search:
             spent_s=time.perf_counter() - self.began, verdict=winner.verdict, entries=tuple(self.entries.values()),
             steps=(Step("eager", eager.median_s), *between, *last),
             forecast=self.forecast.to_dict() if self.forecast else None,
+            error_budget=problem.error_budget, narrowed=self._narrow_rows(),
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
 

@@ -81,6 +81,16 @@ function tried() {
     $("tried").append(el("tr", e.status === "winner" ? { class: "winner" } : {}, name, status, ...cells.map((text) => el("td", { class: "num" }, text)), el("td", { class: "why" }, e.reason)));
   }
 }
+function narrowed() {
+  const rows = R.narrowed || [];
+  if (!rows.length) { $("narrowed-panel").hidden = true; return; }
+  $("narrowed-text").textContent = `Within an error_budget of ${R.error_budget}, the relative root mean square error that results may have. An error at a layer is measured on its own inputs; at the outputs it is that times the share which arrives there, measured by changing one layer alone. Squares add.`;
+  $("narrowed").append(el("tr", {}, ...["layer", "format", "error at the layer", "at the outputs", "gain", "told by"].map((name, i) => el("th", i >= 2 && i <= 4 ? { class: "num" } : {}, name))));
+  for (const r of rows) {
+    const numbers = [small(r.local_frac), small(r.error_frac), seconds(r.gain_s)].map((text) => el("td", { class: "num" }, text));
+    $("narrowed").append(el("tr", {}, el("td", {}, r.name), el("td", {}, r.format), ...numbers, el("td", { class: "dim" }, r.basis)));
+  }
+}
 function parts() {
   const rows = R.parts || [];
   if (!rows.length) { $("parts-panel").hidden = true; return; }
@@ -134,4 +144,4 @@ $("theme").addEventListener("click", () => {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
 });
-heading(); cards(); way(); proof(); tried(); parts(); regions(); rewrites(); list("explanations"); list("remaining"); list("notes"); footer();
+heading(); cards(); way(); proof(); tried(); narrowed(); parts(); regions(); rewrites(); list("explanations"); list("remaining"); list("notes"); footer();
