@@ -2,6 +2,7 @@
 
 from ridgeline.optimizer.rewrites import cleanup  # noqa: F401, I001
 from ridgeline.optimizer.rewrites import algebra, fold, attention, gate, norm, rotary, loss, rows, narrow  # noqa: F401
+from ridgeline.optimizer.rewrites import recommender, dropout  # noqa: F401
 from ridgeline.optimizer.rewrites import horizontal, decoding, products, caches, halves  # noqa: F401
 from ridgeline.optimizer.rewrites import epilogue, convolution  # noqa: F401
 from ridgeline.optimizer.rewrites.registry import (

@@ -101,6 +101,12 @@ _spell("dropout", "input p training inplace", F.dropout1d, F.dropout2d, F.dropou
 _spell("dropout", "input p training", torch.dropout, torch.feature_dropout, torch.alpha_dropout)
 _spell("embedding", "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse", F.embedding)
 _spell(
+    "embedding_bag",
+    "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights include_last_offset"
+    " padding_idx",
+    F.embedding_bag,
+)
+_spell(
     "attention", "query key value attn_mask dropout_p is_causal scale enable_gqa",
     F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention,
 )  # fmt: skip
