@@ -54,6 +54,7 @@ class Scene:
     watches: list[Callable[[Sequence[Any]], bool]] = field(default_factory=list)
     refusals: list[tuple[str, str, str]] = field(default_factory=list)
     autocast: bool = False
+    casts: int | None = None  # casts of autocast that were written out: the graph runs without it then
     relaxed: bool = False
     notes: dict[Any, Any] = field(default_factory=dict)
     _positions: dict[fx.Node, int] = field(default_factory=dict)

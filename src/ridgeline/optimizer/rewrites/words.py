@@ -27,6 +27,11 @@ class Call:
         return default if found is None else found
 
 
+def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A conversion as a function, for rewrites that put one in."""
+    return x.to(dtype)
+
+
 _functions: dict[Any, tuple[str, tuple[str, ...]]] = {}
 _methods: dict[str, tuple[str, tuple[str, ...]]] = {}
 
@@ -136,7 +141,7 @@ _spell("squeeze", "input dim", torch.squeeze, "squeeze")
 _spell("contiguous", "input memory_format", "contiguous")
 _spell("clone", "input memory_format", "clone", torch.clone)
 _spell("detach", "input", "detach", torch.detach)
-_spell("to", "input *to", "to")
+_spell("to", "input *to", "to", cast)
 _spell("type_as", "input other", "type_as")
 for _name in "float half bfloat16 double bool int long".split():
     _spell(_name, "input memory_format", _name)
