@@ -3,7 +3,9 @@
 ``--parts`` chooses among ``checks`` (numbers of the narrow kernels), ``sweep`` (narrow products of 1, 4 and 16 rows
 over configurations), ``defaults`` (the same as they run), ``wide`` (cuBLAS and our own of full width), ``fp8`` (large
 products), ``llama`` (a decoding step), ``bert`` (an encoder in bfloat16), ``vit`` (float32). Models go through
-``rl.optimize(..., error_budget=…)`` and are judged there; whole receipts are kept. Results are written to ``--out``.
+``rl.optimize(..., error_budget=…)`` and are judged there; whole receipts are kept. ``recommender``, ``experts`` and
+``autocast`` are candidates with rewrites of those families beside the same without, raced in turns, no error allowed.
+Results are written to ``--out``.
 """
 
 from __future__ import annotations
@@ -29,7 +31,12 @@ from ridgeline.kernels.contract import trials
 from ridgeline.kernels.linear.config import Linear
 from ridgeline.kernels.narrow_linear.op import NARROW_LINEAR
 from ridgeline.kernels.variants import variants_of
+from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.candidate import Built, Candidate, build
 from ridgeline.optimizer.formats import FORMATS
+from ridgeline.optimizer.inputs import Inputs, leaves
+from ridgeline.optimizer.measure import Track
+from ridgeline.optimizer.rewrites import recommended
 
 CHECKED = ("narrow_linear", "narrow_linear_gated")
 SHAPES = ((4096, 4096, False), (6144, 4096, False), (4096, 14336, False), (28672, 4096, True), (128256, 4096, False))
@@ -231,6 +238,78 @@ def searched(book: Book, name: str, make: Callable[[], Any], budget_s: float) ->
     print("\n".join(str(receipt).splitlines()[:6]), *receipt.notes, sep="\n", flush=True)
 
 
+def _racing(book: Book, name: str, model: Any, args: tuple[Any, ...], candidates: list[Candidate]) -> None:
+    """Candidates beside eager in turns, each with its error against eager's own results."""
+    inputs = Inputs(args)
+    track = Track(model, inputs, "infer", None, torch.device("cuda"))
+    track.settle(model)
+    runners = {"eager": Built(Candidate(name="eager"), model, Report())}
+    for candidate in candidates:
+        try:
+            runners[candidate.name] = build(candidate, model, inputs, "infer")
+        except Exception as error:
+            print(f"{name}: {candidate.name} failed: {str(error)[:300]}", flush=True)
+            book.add(part=name, candidate=candidate.name, failed=str(error)[:500])
+        track.restore()
+    timed = track.race(runners, 1.5)
+    with torch.no_grad():
+        meant = [t.float() for _, t in leaves(model(*args))]
+        for each, found in timed.items():
+            with runners[each].switched() as call:
+                ours = [t.float() for _, t in leaves(call(*args))]
+            error_frac = max(float((a - b).norm() / b.norm()) for a, b in zip(ours, meant, strict=True))
+            counts = runners[each].report.counts()
+            book.add(part=name, candidate=each, s=found.median_s, error_frac=error_frac, counts=counts)
+            print(f"{name}: {each}: {1e3 * found.median_s:.3f} ms, {error_frac:.1e} from eager, {counts}", flush=True)
+
+
+def recommender(book: Book) -> None:
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+    from optimize_recommender import make
+
+    model, args, _ = make()
+    some = ("identity", "views")
+    _racing(book, "recommender", model, args, [
+        Candidate(name="graph", graphed=True),
+        Candidate(name="rewritten, without", rewrites=some, graphed=True),
+        Candidate(name="bags", rewrites=(*some, "bags"), graphed=True),
+        Candidate(name="interaction", rewrites=(*some, "interaction"), graphed=True),
+        Candidate(name="both", rewrites=(*some, "bags", "interaction"), graphed=True),
+    ])  # fmt: skip
+
+
+def experts(book: Book) -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeModel
+
+    config = Qwen3MoeConfig(hidden_size=2048, num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=4,
+                            num_experts=64, num_experts_per_tok=8, moe_intermediate_size=768, head_dim=128)  # fmt: skip
+    with torch.device("cuda"):
+        model = Qwen3MoeModel(config).bfloat16().eval()
+    for tokens in (4096, 16):
+        ids = torch.randint(0, 1000, (1, tokens), device="cuda")
+        _racing(book, f"experts of {tokens} tokens", model, (ids,), [
+            Candidate(name="graph", graphed=True),
+            Candidate(name="experts", substituted=("experts",), graphed=True),
+        ])  # fmt: skip
+
+
+def cast(book: Book) -> None:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(hidden_size=1024, num_hidden_layers=4, num_attention_heads=16, intermediate_size=4096)
+    with torch.device("cuda"):
+        model = BertModel(config).eval()
+    ids = torch.randint(0, 30000, (16, 512), device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        _racing(book, "autocast", model, (ids,), [
+            Candidate(name="graph", graphed=True),
+            Candidate(name="rewritten", rewrites=recommended("inference"), graphed=True),
+            Candidate(name="torch.compile", compiler="stock", graphed=True),
+        ])  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -245,7 +324,8 @@ def main() -> None:
     runs: dict[str, Callable[[], None]] = {
         "checks": lambda: checks(book), "sweep": lambda: narrow_race(book, quick=False),
         "defaults": lambda: narrow_race(book, quick=True), "wide": lambda: wide_race(book),
-        "fp8": lambda: fp8_race(book),
+        "fp8": lambda: fp8_race(book), "recommender": lambda: recommender(book), "experts": lambda: experts(book),
+        "autocast": lambda: cast(book),
         **{name: lambda name=name, make=make: searched(book, name, make, asked.search_s)
            for name, make in (("llama", llama), ("bert", bert), ("vit", vit))},
     }  # fmt: skip
