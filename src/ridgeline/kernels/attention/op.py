@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention import reference
-from ridgeline.kernels.attention.launch import Backward, Forward, Problem, arranged, on_device
+from ridgeline.kernels.attention.launch import Backward, Forward, arranged, on_device
 from ridgeline.kernels.contract import Case, Trial, case, declare
 
 MAX_HEAD_DIM = 256
@@ -30,7 +30,7 @@ def attention(
     window: Window | None = None,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
 ) -> Tensor:
     """softmax(query · keyᵀ · scale) · value over [batch, heads, rows, head dim], as PyTorch's function of that name.
 
@@ -39,15 +39,21 @@ def attention(
     ``lower_right``, so that the last row sees the last key, which is what decoding with a cache wants. ``window`` =
     (left, right) shows only so many keys before and behind that position, -1 for no limit. ``key_mask`` [batch, keys]
     is True where a key may be attended. ``softcap`` bends scores to stay between plus and minus itself; ``sinks``
-    [heads] are logits that take a share of every row's probability. A row that sees no key gets zeros. Gradients are
-    the same bits every time unless ``deterministic`` is given up for speed.
+    [heads] are logits that take a share of every row's probability. A row that sees no key gets zeros.
+    ``deterministic`` gradients are the same bits every time, others may be faster; None asks PyTorch's own setting,
+    ``torch.use_deterministic_algorithms``.
     """
     shift = key.shape[-2] - query.shape[-2] if lower_right else 0
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     left, right = window or (-1, -1)
     return ATTENTION(
-        query, key, value, is_causal, scale, shift, key_mask, sinks, left, right, softcap, deterministic
+        query, key, value, is_causal, scale, shift, key_mask, sinks, left, right, softcap, repeats(deterministic)
     )  # fmt: skip
+
+
+def repeats(deterministic: bool | None) -> bool:
+    """Whether gradients have to be the same bits every time."""
+    return torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
 
 
 def varlen_attention(
@@ -63,7 +69,7 @@ def varlen_attention(
     window: Window | None = None,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
 ) -> Tensor:
     """Attention of sequences of different length that lie one after the other in [tokens, heads, head dim].
 
@@ -74,7 +80,7 @@ def varlen_attention(
     left, right = window or (-1, -1)
     return VARLEN_ATTENTION(
         query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, scale, sinks, left, right,
-        softcap, deterministic,
+        softcap, repeats(deterministic),
     )  # fmt: skip
 
 
@@ -85,7 +91,7 @@ def _forward(
     args = (q, k, v, is_causal, scale, shift, key_mask, sinks, left, right, softcap, deterministic)
     if not on_device(q):
         return ATTENTION.on_host(*args)  # type: ignore[return-value]
-    of = Problem(is_causal, left, right, scale, softcap, shift)
+    of = (is_causal, left, right, scale, softcap, shift)
     return Forward.of(of, q, k, v, key_mask, sinks, None, None, lambda: ATTENTION.check(*args))
 
 
@@ -97,7 +103,7 @@ def _backward(
     if not on_device(q):
         args = (q, k, v, o, lse, is_causal, scale, shift, key_mask, sinks, left, right, softcap, deterministic)
         return ATTENTION_BACKWARD.on_host(do, *args)  # type: ignore[return-value]
-    of = Problem(is_causal, left, right, scale, softcap, shift, deterministic=deterministic)
+    of = (is_causal, left, right, scale, softcap, shift, 0, 0, deterministic)
     return Backward.of(of, do, q, k, v, o, lse, key_mask, sinks, None, None)
 
 
@@ -109,7 +115,7 @@ def _varlen_forward(
     rest = (q_starts, k_starts, longest_q, longest_k, is_causal, scale, sinks, left, right, softcap, deterministic)
     if not on_device(q):
         return VARLEN_ATTENTION.on_host(q, k, v, *rest)  # type: ignore[return-value]
-    of = Problem(is_causal, left, right, scale, softcap, 0, longest_q, longest_k)
+    of = (is_causal, left, right, scale, softcap, 0, longest_q, longest_k)
     o, lse = Forward.of(
         of, _batched(q), _batched(k), _batched(v), None, sinks, q_starts, k_starts,
         lambda: VARLEN_ATTENTION.check(q, k, v, *rest),
@@ -125,7 +131,7 @@ def _varlen_backward(
     if not on_device(q):
         rest = (q_starts, k_starts, longest_q, longest_k, is_causal, scale, sinks, left, right, softcap, deterministic)
         return VARLEN_ATTENTION_BACKWARD.on_host(do, q, k, v, o, lse, *rest)  # type: ignore[return-value]
-    of = Problem(is_causal, left, right, scale, softcap, 0, longest_q, longest_k, deterministic)
+    of = (is_causal, left, right, scale, softcap, 0, longest_q, longest_k, deterministic)
     tensors = _batched(do), _batched(q), _batched(k), _batched(v), _batched(o)
     dq, dk, dv, dsinks = Backward.of(of, *tensors, lse[None], None, sinks, q_starts, k_starts)
     return (*(x[0].transpose(0, 1) for x in (dq, dk, dv)), dsinks)  # type: ignore[return-value]

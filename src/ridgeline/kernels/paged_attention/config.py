@@ -13,30 +13,34 @@ START_BLOCKS = 2
 """What a program's first lookups and its last sums take, in blocks of keys."""
 
 MAX_SHARES = 128
+GRAIN = 16
+"""Keys that shares are a multiple of: blocks are too coarse for short ones (16,384 keys in 49 shares: 336, not 384)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Keys of a block, shares of a sequence, warps and stages."""
+    """Keys of a block, shares of a sequence, warps and stages; ``early`` says when the joining kernel may start."""
 
     keys: int
     shares: int
     num_warps: int = 4
     num_stages: int = 3
+    early: int = 1
 
 
 def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Paged:
     keys = 64 if head_dim <= 128 else 32
-    return Paged(keys, shares_of(batch * key_heads, cdiv(longest, keys), PROGRAMS_PER_SM * num_sms))
+    return Paged(keys, shares_of(batch * key_heads, longest, keys, PROGRAMS_PER_SM * num_sms))
 
 
-def shares_of(sequences: int, blocks: int, slots: int) -> int:
-    """Shares of a sequence that end soonest: whole waves of programs, each its blocks and what starting one costs."""
+def shares_of(sequences: int, longest: int, keys: int, slots: int) -> int:
+    """Shares of a sequence that end soonest: whole waves of programs, each its keys and what starting one costs."""
 
     def waves(shares: int) -> tuple[int, int]:
-        return cdiv(max(1, sequences) * shares, slots) * (cdiv(blocks, shares) + START_BLOCKS), shares
+        mine = cdiv(cdiv(longest, GRAIN), shares) * GRAIN + START_BLOCKS * keys
+        return cdiv(max(1, sequences) * shares, slots) * mine, shares
 
-    most = clamp(blocks // 4, 1, MAX_SHARES)
+    most = clamp(longest // (4 * keys), 1, MAX_SHARES)
     return min(range(1, most + 1), key=waves)
 
 

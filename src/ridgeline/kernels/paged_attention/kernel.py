@@ -32,20 +32,24 @@ def paged_share(
     KEYS: tl.constexpr,
     WHOLE: tl.constexpr,
     EARLY: tl.constexpr,
+    STAGED: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over this program's keys; the whole answer where one program has them all.
 
-    EARLY lets the joining kernel start while this one runs: it waits for the results itself.
+    EARLY lets the joining kernel, which waits for the results itself, start with this one (1) or when programs have
+    read their last key (2). STAGED leaves it to the
+    compiler to copy blocks ahead into shared memory; otherwise a block is read into registers, many programs take the
+    place of many blocks, and what is read leaves the L2 first, so that nothing else has to.
     """
-    if EARLY:
+    if EARLY == 1:
         gdc_launch_dependents()
     b = tl.program_id(0) // key_heads
     kh = tl.program_id(0) % key_heads
     share = tl.program_id(1)
     length = tl.load(lens_ptr + b)
-    blocks = tl.cdiv(tl.cdiv(length, KEYS), shares)
-    start = share * blocks * KEYS
-    end = tl.minimum(start + blocks * KEYS, length)
+    mine = tl.cdiv(tl.cdiv(length, 16), shares) * 16
+    start = share * mine
+    end = tl.minimum(start + mine, length)
     row = tl.arange(0, ROWS)
     col = tl.arange(0, D)
     inside = (row < R)[:, None] & (col < d)[None, :]
@@ -54,21 +58,36 @@ def paged_share(
     m = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
+    policy: tl.constexpr = "" if STAGED else "evict_first"
+    key = start + tl.arange(0, KEYS)
+    table = table_ptr + b * table_b
+    page = tl.load(table + key // P, mask=key < end, other=0)
     for first in range(start, end, KEYS):
         key = first + tl.arange(0, KEYS)
         seen = key < end
-        page = tl.load(table_ptr + b * table_b + key // P, mask=seen, other=0).to(tl.int64)
-        at = page * k_page + (key % P) * k_slot + kh * k_head
-        k = tl.load(k_ptr + at[None, :] + col[:, None], mask=seen[None, :] & (col < d)[:, None], other=0.0)
+        if STAGED:
+            page = tl.load(table + key // P, mask=seen, other=0)
+        at = page.to(tl.int64) * k_page + (key % P) * k_slot + kh * k_head
+        k = tl.load(
+            k_ptr + at[None, :] + col[:, None], mask=seen[None, :] & (col < d)[:, None], other=0.0,
+            eviction_policy=policy,
+        )  # fmt: skip
+        at = page.to(tl.int64) * v_page + (key % P) * v_slot + kh * v_head
+        v = tl.load(
+            v_ptr + at[:, None] + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0,
+            eviction_policy=policy,
+        )  # fmt: skip
+        if not STAGED:  # where the next block lies
+            page = tl.load(table + (key + KEYS) // P, mask=key + KEYS < end, other=0)
         s = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee"), float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s * scale - (m_new * scale)[:, None])  # one rounding: the product and the difference are fused
         alpha = tl.exp2((m - m_new) * scale)
-        at = page * v_page + (key % P) * v_slot + kh * v_head
-        v = tl.load(v_ptr + at[:, None] + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         total = total * alpha + tl.sum(p, 1)
         m = m_new
+    if EARLY == 2:
+        gdc_launch_dependents()
     nothing = total == 0.0
     acc = acc / tl.where(nothing, 1.0, total)[:, None]
     place = b.to(tl.int64) * key_heads * R + head
@@ -88,11 +107,11 @@ def paged_join(
     place = tl.program_id(0).to(tl.int64)
     share = tl.arange(0, SHARES)
     col = tl.program_id(1) * D + tl.arange(0, D)
+    inside = (share < shares)[:, None] & (col < d)[None, :]
+    part = tl.load(part_ptr + (place * shares + share)[:, None] * d + col[None, :], mask=inside, other=0.0)
     lse = tl.load(lse_ptr + place * shares + share, mask=share < shares, other=float("-inf"))
     top = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
-    inside = (share < shares)[:, None] & (col < d)[None, :]
-    part = tl.load(part_ptr + (place * shares + share)[:, None] * d + col[None, :], mask=inside, other=0.0)
     whole = tl.sum(weight, 0)
     out = tl.sum(part * weight[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
     tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)

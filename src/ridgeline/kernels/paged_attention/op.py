@@ -105,7 +105,8 @@ class _Plan:
             grid=(batch * key_heads, chosen.shares),
             constants={
                 "R": heads // key_heads, "ROWS": config.rows_of(heads // key_heads), "D": wide, "P": page,
-                "KEYS": chosen.keys, "WHOLE": chosen.shares == 1, "EARLY": chosen.shares > 1 and not INTERPRETING,
+                "KEYS": chosen.keys, "WHOLE": chosen.shares == 1, "STAGED": chosen.num_stages > 1,
+                "EARLY": chosen.early if chosen.shares > 1 and not INTERPRETING else 0,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
