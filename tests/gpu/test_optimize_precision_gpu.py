@@ -93,7 +93,7 @@ def test_a_recorded_call_follows_a_change_of_the_weights():
 ])  # fmt: skip
 def test_a_search_within_an_error_budget_is_faster_and_inside_it(dtype, rows, budget):
     model, x = _model(dtype), torch.randn(rows, 2048, device="cuda", dtype=dtype)
-    fast = rl.optimize(model, (x,), budget_s=40, error_budget=budget, use_cache=False)
+    fast = rl.optimize(model, (x,), budget_s=20, error_budget=budget, use_cache=False)
     receipt = fast.receipt
     assert receipt.narrowed, receipt
     assert receipt.verdict["rms_frac"] <= budget and receipt.verdict["allowed_rms_frac"] >= budget
@@ -104,5 +104,5 @@ def test_a_search_within_an_error_budget_is_faster_and_inside_it(dtype, rows, bu
 
 def test_without_a_budget_nothing_is_narrowed():
     model, x = _model(torch.bfloat16, 2), torch.randn(1, 2048, device="cuda", dtype=torch.bfloat16)
-    receipt = rl.optimize(model, (x,), budget_s=10, use_cache=False).receipt
+    receipt = rl.optimize(model, (x,), budget_s=6, use_cache=False).receipt
     assert not receipt.narrowed and not any("fewer bits" in entry.name for entry in receipt.entries)
