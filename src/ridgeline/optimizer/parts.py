@@ -20,7 +20,6 @@ from ridgeline.optimizer.labels import labeled
 from ridgeline.optimizer.measure import Track
 from ridgeline.optimizer.receipt import Part
 from ridgeline.optimizer.regions import ATTENTION, CONVOLUTIONS, PRODUCTS, groups, kind_of
-from ridgeline.profiler.recorder import Run, Wanted
 from ridgeline.trace import Kind, Trace
 from ridgeline.units import show_seconds
 
@@ -114,6 +113,8 @@ class Spent:
 
 def recorded(track: Track, built: Built) -> Spent:
     """One call under the profiler: the code itself, not a recording of it that holds no names."""
+    from ridgeline.profiler.recorder import Run, Wanted
+
     compiles = built.candidate.compiles
     call = _uncaptured(built, track.model)
     switches = built.makings or tuple(built.switches)

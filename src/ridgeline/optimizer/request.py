@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -16,8 +17,9 @@ from ridgeline.optimizer import cache, update
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, build
 from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.later import Later
 from ridgeline.optimizer.measure import Track, compare
-from ridgeline.optimizer.optimized import Optimized, with_receipt
+from ridgeline.optimizer.optimized import Optimized, RunsEagerly, with_receipt
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
@@ -57,6 +59,9 @@ def optimize(
     outcome = outcome or _searched(problem)
     made = Optimized(problem.model, plans_of(problem, outcome.built), receipt=outcome.receipt, **given)
     made = _stepping(problem, made, optimizer)
+    for plan in made.plans:
+        if isinstance(plan.call, Later):
+            plan.call.plan = plan
     if key:
         _alive[id(problem.model), key] = made
         if not known and outcome.receipt.entries:
@@ -165,6 +170,8 @@ def _remembered(problem: Problem, key: str, began: float) -> Outcome | None:
     if found is None:
         return None
     candidate, receipt = found
+    if candidate.compiles and problem.mode == "infer":
+        return _deferred(problem, key, candidate, receipt, began)
     try:
         outcome = _rebuilt(problem, candidate, receipt)
     except Exception:  # whatever keeps it from being built now, a search finds out and says
@@ -173,6 +180,34 @@ def _remembered(problem: Problem, key: str, began: float) -> Outcome | None:
         cache.forget(key)
         return None
     return Outcome(outcome.built, outcome.receipt.from_cache(time.perf_counter() - began))
+
+
+def _deferred(problem: Problem, key: str, candidate: Candidate, receipt: Receipt, began: float) -> Outcome:
+    """The winner as a promise: tracing and compiling, even from compilers' own caches, take longer than remembering.
+
+    Its first call builds it and looks whether it still agrees with eager and is still no slower; if not, calls run the
+    model itself, with a warning, and the search is forgotten.
+    """
+
+    def make() -> Callable[..., Any]:
+        try:
+            outcome = _rebuilt(problem, candidate, receipt)
+        except Exception as error:  # as above
+            outcome, why = None, why_failed(error)
+        else:
+            why = "it no longer agrees with eager, or is slower here"
+        if outcome is None:
+            cache.forget(key)
+            said = f"the remembered {candidate.name} is not used, the model itself is: {why}; optimize again to search"
+            warnings.warn(said, RunsEagerly, stacklevel=5)
+            return problem.model
+        return outcome.built.call
+
+    entry = next((each for each in receipt.entries if each.name == candidate.name), None)
+    about = "" if entry is None or not entry.build_s else f"; the first time that took {entry.build_s:.0f} s"
+    noted = receipt.noted(f"remembered: built and looked over when it is first called{about}")
+    built = Built(candidate, Later(make, problem.model), Report())
+    return Outcome(built, noted.from_cache(time.perf_counter() - began))
 
 
 def _rebuilt(problem: Problem, candidate: Candidate, receipt: Receipt) -> Outcome | None:
