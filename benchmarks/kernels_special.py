@@ -106,6 +106,40 @@ def long_rows_on_streams() -> str:
     return " ".join(_close(o, torch.softmax(v, -1)) for o, v in zip(outputs, (x, y), strict=True))
 
 
+def long_rows_in_a_graph() -> str:
+    """Programs that share rows, of softmax, a norm's gradients and GroupNorm, captured and replayed on other data."""
+    x, r = _drawn(40, 65536).requires_grad_(), _drawn(40, 65536)
+    w = _drawn(65536).requires_grad_()
+    image, scale = _drawn(4, 160, 128, 128), _drawn(160)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        soft = rk.softmax(x)
+        normed = rk.layer_norm(x, w, None, 1e-5)
+        grads = torch.autograd.grad((soft, normed), (x, w), (r, r))
+        return soft, *grads, rk.group_norm(image, 32, scale, scale)
+
+    def meant() -> tuple[torch.Tensor, ...]:
+        soft = torch.softmax(x, -1)
+        normed = F.layer_norm(x, (65536,), w, None, 1e-5)
+        return soft, *torch.autograd.grad((soft, normed), (x, w), (r, r)), F.group_norm(image, 32, scale, scale)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(6):
+            step()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    with torch.no_grad():
+        x.copy_(_drawn(40, 65536))
+        image.copy_(_drawn(4, 160, 128, 128))
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    return " ".join(_close(a, b) for a, b in zip(found, meant(), strict=True))
+
+
 def side_stream() -> str:
     """Ordered with what else runs on the stream, whichever is current."""
     stream = torch.cuda.Stream()
@@ -500,6 +534,7 @@ def specials() -> dict[str, Callable[[], str]]:
         "graph of repeated calls": graph_of_repeats,
         "repeated calls on four streams": repeats_on_streams,
         "long rows on two streams": long_rows_on_streams,
+        "long rows in a graph": long_rows_in_a_graph,
         "side stream": side_stream,
         "other thread": other_thread,
         "autocast": autocast,

@@ -150,8 +150,9 @@ def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     yield tried("layer_norm_quant", "layer_norm_quant", 2, quantize.Forward, (2, 3, 256, 2), (8, 3, 256, 8))
     yield tried("adamw", "adamw_8bit", 0, adamw.Update, (1024, 4, 4096))
     yield tried("dot_interaction.backward", "dot_interaction", 2, dot.Sample, (1,), (8,), phase="bwd")
-    for i in (1, 3):
-        yield tried("cross_layer.product", "cross_layer", i, cross.Product, (128, 128, 64, 8, 3), (128, 256, 64, 8, 3))
+    tiles = ((128, 128, 64, 8, 3), (128, 64, 64, 4, 3), (64, 64, 64, 4, 3), (128, 128, 32, 4, 4), (256, 64, 64, 8, 3))
+    for i in (0, 1, 3, 4):
+        yield tried("cross_layer.product", "cross_layer", i, cross.Product, *tiles)
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:

@@ -203,3 +203,35 @@ CHECKED = {
     "cross_entropy": 80, "dropout_add": 54, "rms_norm_quant": 24, "layer_norm_quant": 24, "softmax": 88,
     "embedding_bags_update": 6,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("phase", "stated"), [("fwd", 1.40), ("bwd", 1.91)])
+def test_the_sixth_race_is_as_its_note_says(phase, stated):
+    rows = [Row(**row) for row in recorded("kernels_race6.json.gz")["race"]]
+    ratios = [best.median_s / ours.median_s for ours, best in paired(rows) if ours.phase == phase]
+    assert len(ratios) == 27
+    assert geometric_mean(ratios) == pytest.approx(stated, abs=0.005)
+
+
+@pytest.mark.parametrize("cols", [32768, 65536, 131072, 262144])
+def test_long_softmax_rows_were_read_once(cols):
+    found = recorded("kernels_race6.json.gz")
+    row = figures("kernels_race6.json.gz", "softmax", "bwd", cols=cols)["ridgeline"]
+    assert row.bytes_per_s / found["copy_bytes_per_s"] > 0.95
+
+
+def test_every_check_of_the_sixth_run_was_right_and_every_wrong_kernel_rejected():
+    found = recorded("kernels_race6.json.gz")
+    assert len(found["check"]) == 1218 and all(check["ok"] for check in found["check"])
+    assert len(found["mistakes"]) == 20 and all(mistake["ok"] for mistake in found["mistakes"])
+
+
+def test_the_profiler_and_the_race_agree_but_for_launches_and_events():
+    found = recorded("kernels_race6.json.gz")
+    inside = {
+        (entry["primitive"], entry["case"].partition(" ")[2], entry["phase"]): sum(entry["kernels_s"].values())
+        for entry in found["split"]
+    }
+    rows = [Row(**row) for row in found["race"] if row["contender"] == "ridgeline" and row["phase"] != "call"]
+    gaps = [row.median_s - inside[row.primitive, row.sizes, row.phase] for row in rows]
+    assert len(gaps) == 54 and 2e-6 < statistics.median(gaps) < 4e-6
