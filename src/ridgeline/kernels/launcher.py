@@ -35,6 +35,7 @@ ASSUMED_SMS = 132
 """Multiprocessors of an H200: where no device is there to ask, while packing and interpreting."""
 
 MAX_PLANS = 4096
+OVERLAPPED_BYTES = 32 << 20
 TYPE_OF = {
     torch.float32: "fp32",
     torch.float16: "fp16",
@@ -122,6 +123,12 @@ def recording() -> bool:
 def launchable(x: torch.Tensor) -> bool:
     """Whether kernels run on this tensor; anything else is computed by the reference."""
     return x.is_cuda or INTERPRETING or _collected is not None
+
+
+def overlaps(num_bytes: int) -> bool:
+    """Whether a kernel that finishes what another began is worth starting early: not where the host is what takes time,
+    since a repeated call without Python knows plain launches only."""
+    return num_bytes >= OVERLAPPED_BYTES and not INTERPRETING
 
 
 def collects() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 import warnings
@@ -16,10 +17,11 @@ from torch import nn
 
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.arguments import simplified
-from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.regions import Group, groups
+from ridgeline.optimizer.slots import Place
 from ridgeline.optimizer.substitution import apply, revert
 from ridgeline.optimizer.training import graph_training
 
@@ -165,10 +167,12 @@ def build(
     layout: Layout | None = None,
     base: Built | None = None,
     loss: Call | None = None,
+    traces: Traces | None = None,
 ) -> Built:
     """Make a candidate and run it once, so that everything lazy about it is done. The inputs may be written to.
 
-    ``base`` is a candidate that differs in nothing but the graph: what it compiled is used again.
+    ``base`` is a candidate that differs in nothing but the graph: what it compiled is used again. ``traces`` are those
+    of candidates before, which differ in what was done to them.
     """
     began = time.perf_counter()
     built = Built(candidate, model, base.report if base else Report())
@@ -184,7 +188,7 @@ def build(
     given = unmasked.inputs if unmasked else inputs
     try:
         with _quiet():
-            _make(built, model, given, mode, base)
+            _make(built, model, given, mode, base, traces or Traces())
             if candidate.graphed:
                 _capture(built, model, given, mode, loss)
     except BaseException:
@@ -229,13 +233,13 @@ def _trying_convolutions() -> Switch:
     return Switch(on, off, outlives_capture=False)
 
 
-def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built | None) -> None:
+def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built | None, traces: Traces) -> None:
     """What is called, compiled if the candidate compiles; of a base, what it compiled."""
     if base is not None:
         built.call = built.inner = base.call if base.inner is None else base.inner
         built.switches = list(base.makings or base.switches)
         return
-    built.call = built.inner = _compiled(built, model)
+    built.call = built.inner = _compiled(built, model, traces)
     if built.candidate.compiles:
         with built.switched():
             _run_first(built, inputs, mode)
@@ -330,7 +334,19 @@ def _leaves_behind(outputs: list[Any]) -> list[Any]:
     return found
 
 
-def _compiled(built: Built, model: nn.Module) -> Call:
+class Traces:
+    """What was traced of one model, by what was handed to the tracer: all candidates of a search share it."""
+
+    def __init__(self) -> None:
+        self._found: dict[Any, Traced] = {}
+
+    def of(self, what: Any, function: Callable[[], Call]) -> Traced:
+        if what not in self._found:
+            self._found[what] = Traced(function())
+        return self._found[what]
+
+
+def _compiled(built: Built, model: nn.Module, traces: Traces) -> Call:
     candidate, report = built.candidate, built.report
     if not candidate.compiles:
         return model
@@ -342,10 +358,15 @@ def _compiled(built: Built, model: nn.Module) -> Call:
     chosen: dict[str, Any] = {"rewrites": candidate.rewrites, "compiler": candidate.compiler, "report": report}
     options = {key: value for key, value in candidate.options if key != ACTIVATION_BUDGET}
     if candidate.scope == "blocks":
-        blocks = Blocks(model, groups(model), lambda run: compiled(run, options=options, **chosen), report)
+
+        def runner(group: Group) -> Call:
+            traced = traces.of(group.paths, partial(_block_runner, group.kind))
+            return traced.lowered(options=options, **chosen)
+
+        blocks = Blocks(model, groups(model), runner, report)
         built.switches.append(Switch(blocks.on, blocks.off, outlives_capture=False))
         return blocks
-    return compiled(model, options=options, **chosen)
+    return traces.of("model", lambda: model).lowered(options=options, **chosen)
 
 
 class Blocks:
@@ -355,14 +376,14 @@ class Blocks:
     """
 
     def __init__(
-        self, model: nn.Module, found: list[Group], compiler: Callable[[Call], Call], report: Report | None = None
+        self, model: nn.Module, found: list[Group], compiler: Callable[[Group], Call], report: Report | None = None
     ) -> None:
         self.model, self.report = model, report
         self.most_graphs = MOST_VARIANTS * len(found)
         self.here = threading.local()
         self.patches: list[tuple[dict[str, Any], Call, Call | None]] = []
         for group in found:
-            run = compiler(_block_runner(group.kind))
+            run = compiler(group)
             for block in group.blocks:
                 before = vars(block).get("forward")  # the fork of a plan for other inputs
                 self.patches.append((vars(block), self._fork(run, block, before), before))
@@ -391,12 +412,12 @@ class Blocks:
             raise OptimizeError(f"blocks of one kind are compiled to more than {MOST_VARIANTS} graphs")
 
     def _fork(self, run: Call, block: nn.Module, before: Call | None) -> Call:
-        here, own = self.here, before or partial(type(block).forward, block)
+        here, own, place = self.here, before or partial(type(block).forward, block), Place(block)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(here, "inside", False):
                 self._check_variants()
-                return run(block, *args, **kwargs)
+                return place.call(run, block, args, kwargs)
             return own(*args, **kwargs)
 
         forward.is_fork = True  # type: ignore[attr-defined]
@@ -451,11 +472,12 @@ def _quiet() -> Iterator[None]:
 
 
 def _printing(wanted: bool) -> bool:
-    """Whether Inductor prints its tuning tables; says what was set before."""
-    try:
-        from torch._inductor import config, select_algorithm
-    except ImportError:
+    """Whether Inductor prints its tuning tables; says what was set before. Importing it for that would take seconds."""
+    select_algorithm: Any = sys.modules.get("torch._inductor.select_algorithm")
+    if select_algorithm is None:
         return wanted
+    from torch._inductor import config
+
     kept = bool(getattr(select_algorithm, "PRINT_AUTOTUNE", wanted))
     select_algorithm.PRINT_AUTOTUNE = wanted
     if hasattr(config, "max_autotune_report_choices_stats"):

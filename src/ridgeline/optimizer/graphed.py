@@ -126,7 +126,7 @@ class Graphed:
         self._variants = studio.variants
         self._pure = studio.is_pure()
         self._lock = threading.RLock()
-        self._sighted: tuple[tuple[int, ...], int] = ((), 0)
+        self._sighted: dict[tuple[int, ...], int] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         flat = self.matcher.fits(args, kwargs, self.watch.root, False) if self.matcher is not None else None
@@ -188,16 +188,23 @@ class Graphed:
         return self._moved(flat)
 
     def _moved(self, flat: Flat) -> Variant | None:
-        """Inputs that must be read in place and lie elsewhere now: recorded anew once they are seen there again."""
+        """Inputs that must be read in place and lie elsewhere now: recorded anew once they are seen there again.
+
+        A cache that grows and is cut back lies in two places by turns, so the last few places are remembered.
+        """
         places = tuple(flat.tensors[i].data_ptr() for i in self._studio.must_pin)
-        seen, times = self._sighted
-        self._sighted = (places, times + 1 if seen == places else 1)
-        if self._sighted[1] < _SIGHTINGS:
+        times = self._sighted.pop(places, 0) + 1
+        self._sighted[places] = times
+        if len(self._sighted) > _MOST_VARIANTS:
+            del self._sighted[next(iter(self._sighted))]
+        if times < _SIGHTINGS:
             return None
+        self._sighted[places] = -_MOST_REASONS  # where it fails it is not tried again at every call
         try:
             made = self._studio.record_at(flat)
         except NotGraphable:
             return None
+        del self._sighted[places]
         self._variants.insert(0, made)
         del self._variants[_MOST_VARIANTS:]
         return made

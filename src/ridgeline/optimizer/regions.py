@@ -70,7 +70,9 @@ def _shape(block: nn.Module) -> tuple[Any, ...]:
 def _eligible(block: nn.Module) -> bool:
     """Compound modules whose forward is their class's own, or a fork of ours before it."""
     own = vars(block).get("forward")
-    return len(list(block.children())) > 1 and (own is None or getattr(own, "is_fork", False))
+    leaves = sum(1 for part in block.modules() if next(part.children(), None) is None)
+    callable_ = not isinstance(block, (nn.ModuleList, nn.ModuleDict))
+    return leaves > 1 and callable_ and (own is None or getattr(own, "is_fork", False))
 
 
 KINDS = (

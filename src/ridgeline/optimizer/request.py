@@ -12,18 +12,19 @@ from torch import nn
 
 from ridgeline.bench.verdict import error_of
 from ridgeline.errors import NotGraphable, OptimizeError, nearest
-from ridgeline.optimizer import cache
+from ridgeline.optimizer import cache, update
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, build
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.measure import Track, compare
-from ridgeline.optimizer.optimized import Optimized
+from ridgeline.optimizer.optimized import Optimized, with_receipt
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
 from ridgeline.units import parse_quantity
 
-FUSED = "the optimizer updates all parameters in one kernel (fused=True)"
+OPTIMIZER_FRAC = 0.15
+"""Share of the budget that an optimizer's proof may take where the search left less."""
 OPTIMIZED_MODES = {"infer": "inference", "train": "train"}
 _alive: WeakValueDictionary[tuple[int, str], Optimized] = WeakValueDictionary()
 
@@ -44,24 +45,39 @@ def optimize(
 ) -> Optimized:
     """The model as a callable that is no slower than eager or torch.compile, with its receipt."""
     problem = _problem(model, args, kwargs, mode, loss, budget_s, memory_limit, accuracy, say)
-    key = cache.key_of(problem.model, problem.inputs, _settings(problem)) if use_cache else ""
+    key = cache.key_of(problem.model, problem.inputs, _settings(problem, optimizer)) if use_cache else ""
     began = time.perf_counter()
     given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}
-    fused = mode == "train" and optimizer is not None and fuse(optimizer)
     before = _alive.get((id(problem.model), key)) if key else None
     if before is not None and before.original is problem.model:
         receipt = before.receipt.from_cache(time.perf_counter() - began)
-        return Optimized(problem.model, before.plans, receipt=receipt, **given)
+        return _stepping(problem, Optimized(problem.model, before.plans, receipt=receipt, **given), optimizer)
     outcome = _remembered(problem, key, began) if key else None
-    if outcome is None:
-        outcome = _searched(problem)
-        if key and outcome.receipt.entries:
-            cache.save(key, outcome.built.candidate, outcome.receipt)
-    receipt = outcome.receipt.noted(FUSED) if fused else outcome.receipt
-    made = Optimized(problem.model, plans_of(problem, outcome.built), receipt=receipt, **given)
+    known = outcome is not None
+    outcome = outcome or _searched(problem)
+    made = Optimized(problem.model, plans_of(problem, outcome.built), receipt=outcome.receipt, **given)
+    made = _stepping(problem, made, optimizer)
     if key:
         _alive[id(problem.model), key] = made
+        if not known and outcome.receipt.entries:
+            cache.save(key, outcome.built.candidate, made.receipt)
     return made
+
+
+def _stepping(problem: Problem, made: Optimized, optimizer: torch.optim.Optimizer | None) -> Optimized:
+    """The result with the optimizer's own updates made faster where that is right, and said in the receipt."""
+    receipt: Receipt = made.receipt
+    if problem.mode != "train" or optimizer is None or not receipt.entries:
+        return made
+    if receipt.cached:
+        update.again(made, optimizer, receipt.notes)
+        return made
+    left_s = max(problem.budget_s - receipt.spent_s, OPTIMIZER_FRAC * problem.budget_s)
+    notes = update.settle(made, optimizer, problem.inputs, problem.loss, receipt.eager_s, left_s)
+    noted = receipt
+    for note in notes:
+        noted = noted.noted(note)
+    return with_receipt(made, noted)
 
 
 def _searched(problem: Problem) -> Outcome:
@@ -74,20 +90,6 @@ def _searched(problem: Problem) -> Outcome:
         with torch.set_grad_enabled(problem.mode != "infer"):
             problem.model(*problem.inputs.args, **problem.inputs.kwargs)  # the model's own mistakes are the caller's
         return given_up(problem, f"left as it is: {why_failed(error)}")
-
-
-def fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """Let an optimizer that has not stepped yet update all parameters in one kernel, where PyTorch has one."""
-    known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-    groups = optimizer.param_groups
-    untouched = all(g.get("fused") is None and g.get("foreach") is None and not g.get("differentiable") for g in groups)
-    parameters = [p for group in groups for p in group["params"]]
-    fit = all(p.is_cuda and p.is_floating_point() and type(p) is nn.Parameter for p in parameters)
-    if not (known and untouched and fit and parameters) or optimizer.state:
-        return False
-    for group in groups:
-        group["fused"] = True
-    return True
 
 
 def _problem(
@@ -132,7 +134,7 @@ def _device(model: nn.Module, inputs: Inputs) -> torch.device:
     return large.pop() if large else torch.device("cpu")
 
 
-def _settings(problem: Problem) -> dict[str, Any]:
+def _settings(problem: Problem, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     loss = getattr(problem.loss, "__code__", None)
     return {
         "mode": problem.mode,
@@ -140,6 +142,7 @@ def _settings(problem: Problem) -> dict[str, Any]:
         "memory_limit_bytes": problem.memory_limit_bytes,
         "loss": loss.co_code.hex() if loss else str(type(problem.loss)),
         "training": problem.model.training,
+        "optimizer": update.described(optimizer) if optimizer is not None else "",
     }
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +17,10 @@ from ridgeline.bench.environment import environment
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, capture_again
+from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, build, capture_again
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
-from ridgeline.optimizer.inputs import Inputs, RandomState
+from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -47,9 +50,20 @@ REFERENCE_TIMES = 40
 """A call in float64 takes about this many of eager's."""
 TRACK_TIMES = 3.0
 """Steps of the optimizer and both runs, in eager calls."""
+TRACK_FRAC = 0.15
+"""Share of the budget that is kept for them."""
+DRAWS_FRAC = 0.008
+"""Share of the budget for the runs of one random contender; the winner is compared without its dice besides."""
 LENIENCY = 1.2
+COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
+FROZEN_BY_PYTHON = 1000
+"""Python 3.12 starts with 375 objects that are never collected."""
+COMPILING_S = 45.0
+"""A budget in which something will be compiled, so that the compiler may as well be imported before all else."""
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
+WORKSPACE_BYTES = 64 << 20
+"""A recording has workspaces of the libraries of its own; eager's are there before anything is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +103,7 @@ class Search:
         self.families: dict[Any, Built] = {}
         self.notes: list[str] = []
         self.layout: Layout | None = None
+        self.traces = Traces()
         self._prover: Prover | None = None
         self.forecast: Forecast | None = None
         self.eager_s = 0.0
@@ -101,6 +116,10 @@ class Search:
 
     def run(self) -> Outcome:
         """Search until everything worth trying was tried or the time is spent."""
+        with _undisturbed(self.problem.budget_s):
+            return self._run()
+
+    def _run(self) -> Outcome:
         try:
             self._prepare()
             ladder = Ladder(self._facts())
@@ -117,7 +136,7 @@ class Search:
         problem = self.problem
         random = RandomState()
         self.eager_s = self.track.settle(problem.model)
-        self.random = self._draws_random(random)
+        self.random = self._draws_random(random) and self._results_vary(random)
         self.base_bytes, self.base_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
         extra = self.track.extra_bytes(problem.model)
         self.eager_bytes = None if extra is None else self.base_bytes + extra
@@ -137,6 +156,18 @@ class Search:
         before.restore()
         return moved
 
+    def _results_vary(self, before: RandomState) -> bool:
+        """Whether the numbers drawn show in the results; layers dropped with probability zero draw them too."""
+        found = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            ready = self.problem.inputs.copied()
+            with torch.no_grad():
+                found.append([t.detach().clone() for _, t in leaves(self.problem.model(*ready.args, **ready.kwargs))])
+            self.track.restore()
+        before.restore()
+        return len(found[0]) != len(found[1]) or not all(map(torch.equal, *found))
+
     def _price(self) -> None:
         device = known_device(self.problem.device)
         if device is None:
@@ -154,7 +185,7 @@ class Search:
             mode=self.problem.mode,
             cuda=self.problem.device.type == "cuda",
             eager_s=self.eager_s,
-            groups=() if self.problem.inputs.has_cache or self.track.state.rebinds else tuple(groups(model)),
+            groups=() if self.track.state.rebinds else tuple(groups(model)),
             unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
@@ -163,6 +194,7 @@ class Search:
             unmasked=simplified(model, self.problem.inputs.args, self.problem.inputs.kwargs) is not None,
             forecast=self.forecast,
             budget_s=self.problem.budget_s,
+            input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
         )
 
     @property
@@ -172,7 +204,7 @@ class Search:
             problem = self.problem
             subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
             cheap = 2 * REFERENCE_TIMES * self.eager_s < 0.2 * self.problem.budget_s
-            affordable = int(0.02 * self.problem.budget_s / max(self.eager_s, 1e-6))
+            affordable = int(DRAWS_FRAC * self.problem.budget_s / max(self.eager_s, 1e-6))
             self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random,
                                   num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
         return self._prover
@@ -226,7 +258,7 @@ class Search:
         problem = self.problem
         before, before_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
         built = build(candidate, problem.model, problem.inputs, problem.mode, layout=self.layout, base=base,
-                      loss=problem.loss)  # fmt: skip
+                      loss=problem.loss, traces=self.traces)  # fmt: skip
         self.track.restore()
         kept = held_bytes(problem.device) - before
         if candidate.graphed:  # a graph's pool is reserved, and its blocks count as free between replays
@@ -243,7 +275,7 @@ class Search:
         try:
             peak = self._peak_bytes(built)
             if not self._fits(built, peak):
-                self._note(built, LARGE, f"the limit is {(self.limit_bytes or 0) / 1e9:.2f} GB", peak=peak)
+                self._note(built, LARGE, self._why_large(built), peak=peak)
                 return self._drop(built)
             timed = self._raced(built)
         except Exception as error:
@@ -347,8 +379,11 @@ class Search:
 
     def _reserve_s(self) -> float:
         """Seconds to keep for proving and for the last race."""
+        budget_s = self.problem.budget_s
         proving_s = 0.0 if self._prover else 2 * REFERENCE_TIMES * min(self.eager_s, 0.1)
-        return LAST_RACE_FRAC * self.problem.budget_s + 20 * self.eager_s + min(proving_s, 0.2 * self.problem.budget_s)
+        tracking_s = TRACK_TIMES * STEPS * self.eager_s if self.problem.mode == "train" else 0.0
+        kept_s = min(proving_s, 0.2 * budget_s) + min(tracking_s, TRACK_FRAC * budget_s)
+        return LAST_RACE_FRAC * budget_s + 20 * self.eager_s + kept_s
 
     def _note(
         self,
@@ -469,8 +504,12 @@ class Search:
             self.notes.append(f"no run of {STEPS} steps: about {steps_s:.0f} s are needed, {left_s:.0f} s left")
             return
         problem, track_ = self.problem, self.track
-        with self.best.switched() as call:
-            found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+        try:
+            with self.best.switched() as call:
+                found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+        except torch.OutOfMemoryError:
+            self.notes.append(f"no run of {STEPS} steps: an optimizer's state does not fit beside the model")
+            return
         self.notes.append(str(found))
         if not found.ok:
             self._strike(f"strays in training: {found}")
@@ -485,8 +524,18 @@ class Search:
         """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to."""
         if peak is None or not self.limit_bytes or peak <= MEMORY_SLACK * self.limit_bytes:
             return True
+        allowed = MEMORY_SLACK * self.eager_reserved + WORKSPACE_BYTES
         own_limit = self.problem.memory_limit_bytes is None
-        return own_limit and built.candidate.graphed and built.reserved_bytes <= MEMORY_SLACK * self.eager_reserved
+        return own_limit and built.candidate.graphed and built.reserved_bytes <= allowed
+
+    def _why_large(self, built: Built) -> str:
+        limit = f"{(self.limit_bytes or 0) / 1e9:.2f} GB"
+        if self.problem.memory_limit_bytes is not None:
+            return f"the limit is {limit}"
+        if not built.candidate.graphed:
+            return f"training must not need more than eager does, {limit}"
+        return (f"training must not need more than eager does: {built.reserved_bytes / 1e9:.2f} GB reserved with its "
+                f"graphs, {self.eager_reserved / 1e9:.2f} by eager")  # fmt: skip
 
     def _regions(self, stock: Built | None) -> tuple[Any, ...]:
         if self.problem.device.type != "cuda" or self.left_s() < 10 * self.eager_s:
@@ -535,6 +584,22 @@ class Search:
         )  # fmt: skip
         return replace(receipt, explanations=tuple(explanations(receipt, problem.inputs)),
                        remaining=tuple(remaining(receipt)))  # fmt: skip
+
+
+@contextlib.contextmanager
+def _undisturbed(budget_s: float) -> Iterator[None]:
+    """Rubbish is looked for among what the search makes: half a second less for each of dozens of collections."""
+    for name in COMPILERS if budget_s >= COMPILING_S else COMPILERS[:1]:
+        importlib.import_module(name)
+    own = gc.get_freeze_count() < FROZEN_BY_PYTHON  # else somebody has reasons of their own
+    if own:
+        gc.collect()
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if own:
+            gc.unfreeze()
 
 
 def plans_of(problem: Problem, built: Built) -> list[Plan]:

@@ -883,6 +883,18 @@ def the_sum_over_rows() -> Any:
     return Of(lambda self, x: F.linear(x, self.w).sum(0), w=torch.randn(8, WIDTH)), (_x(9, WIDTH),)
 
 
+@spelled("mean-of-convolution")
+def the_mean_of_a_convolution_over_its_pixels() -> Any:
+    return Of(lambda self, x: (F.conv2d(x, self.w, padding=1) * 2.0).mean((2, 3)), w=torch.randn(4, 3, 3, 3)), (
+        _x(2, 3, 9, 8),
+    )
+
+
+@missed("mean-of-convolution")
+def the_mean_of_a_convolution_over_its_rows() -> Any:
+    return Of(lambda self, x: F.conv2d(x, self.w).mean((2,)), w=torch.randn(4, 3, 3, 3)), (_x(2, 3, 9, 8),)
+
+
 @spelled("one-element", matches=2)
 def reductions_of_single_elements() -> Any:
     return Of(lambda self, x: torch.logsumexp(x.sum(1, keepdim=True).mean(1, keepdim=True), 1)), (_x(9, WIDTH),)

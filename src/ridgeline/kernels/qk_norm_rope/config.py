@@ -9,10 +9,11 @@ from ridgeline.kernels.rows import clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Warps that work on one token's heads, and programs a multiprocessor holds of the backward pass."""
+    """Warps that work on one token's heads; programs a multiprocessor holds of the backward pass, and their stages."""
 
     num_warps: int
     programs_per_sm: int
+    num_stages: int = 1
 
 
 def default(heads: int, head_dim: int) -> Heads:

@@ -146,8 +146,14 @@ def _plan_backward(
     run = _BACKWARD.bind(
         (dq, dk, q, k, q_weight, k_weight, cos, sin, rstd, q, k, shares, *numbers, 0.0),
         grid=(programs,),
-        constants={"Q_HEADS": power_of_two(q.shape[heads]), "K_HEADS": power_of_two(k.shape[heads]), "HALF": dim // 2},
+        constants={
+            "Q_HEADS": power_of_two(q.shape[heads]),
+            "K_HEADS": power_of_two(k.shape[heads]),
+            "HALF": dim // 2,
+            "STAGES": chosen.num_stages,
+        },
         num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
         device=on,
         vector=vector_of(q.element_size(), _pointers(dq, dk, q, k, q_weight, k_weight, cos, sin), *numbers[4:]),
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import COMMON_WIDTHS, DTYPES, Case, Laps, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.quantize import config, kernel, reference
 from ridgeline.kernels.quantize.reference import LARGEST, scale_shape
 from ridgeline.kernels.rows import FLOATS, as_rows, cdiv, float_reason, power_of_two, template
@@ -121,13 +121,14 @@ def _plan_tensor(x: Tensor, shape: torch.Size, _: int, kind: str, __: int, given
     num = max(1, min(cdiv(blocks, 2), chosen.programs_per_sm * num_sms(on), 1024))
     q, one = template(shape, getattr(torch, kind), x.device), template((), torch.float32, x.device)
     share = template((num,), torch.float32, x.device)
+    early = given is None and overlaps(x.nbytes)
     common = {"num_warps": chosen.num_warps, "device": on, "vector": vector_of(x.element_size(), x.data_ptr())}
-    look = _SHARES.bind((x, share, n), grid=(num,), constants={"BLOCK": 2 * chosen.block}, **common)  # type: ignore[arg-type]
+    look = _SHARES.bind((x, share, n), grid=(num,), constants={"BLOCK": 2 * chosen.block, "EARLY": early}, **common)  # type: ignore[arg-type]
     run = _ALL.bind(
         (x, q, one, share, n, num, 0.5),
         grid=(blocks,),
         constants={"GIVEN": given is not None, "INTEGER": kind == "int8", "SHARES": power_of_two(num),
-                   "BLOCK": chosen.block},
+                   "BLOCK": chosen.block, "DEPENDENT": early},
         **common,  # type: ignore[arg-type]
     )  # fmt: skip
 

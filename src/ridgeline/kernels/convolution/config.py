@@ -1,0 +1,43 @@
+"""Tiles of a convolution: pixels, channels and terms, by the sizes of the problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEAST_CHANNELS = 16
+"""The fewest channels a tile of the tensor cores has; a convolution with fewer fills it up with zeros."""
+MOST_DEPTHWISE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Pixels, channels and terms of a tile, warps and stages, and whether factors are rounded or cut off."""
+
+    pixels: int
+    channels: int
+    depth: int = 32
+    num_warps: int = 8
+    num_stages: int = 3
+    nearest: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Depthwise:
+    """Pixels of a block and warps where every channel is convolved by itself."""
+
+    pixels: int = 1024
+    num_warps: int = 4
+
+
+def tiles(channels: int, pixels: int) -> tuple[Tile, ...]:
+    """Tiles worth trying for a number of output channels, the likely one first."""
+    wide = LEAST_CHANNELS
+    while wide < min(channels, 128):
+        wide *= 2
+    if wide == 128:
+        found: tuple[Tile, ...] = (Tile(128, 128), Tile(256, 128), Tile(128, 64, num_warps=4))
+    elif wide == 64:
+        found = (Tile(128, 64, num_warps=4), Tile(256, 64))
+    else:
+        found = (Tile(256, wide), Tile(128, wide, num_warps=4))
+    return tuple(tile for tile in found if tile.pixels <= max(128, pixels)) or found[:1]
