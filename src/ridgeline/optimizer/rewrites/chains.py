@@ -411,6 +411,8 @@ def _is_channelwise(scene: Scene, other: fx.Node, node: fx.Node) -> bool:
     shape, sizes = scene.shape(other), scene.shape(node)
     if shape is None or sizes is None or scene.dtype(other) != torch.float32:
         return False
+    if scene.tensor(other).device != scene.tensor(node).device:  # type: ignore[union-attr]  (a number kept on the host)
+        return False
     full = (1,) * (len(sizes) - len(shape)) + shape
     return len(full) == len(sizes) and all(
         size == 1 or (dim == 1 and size == sizes[1]) for dim, size in enumerate(full)
