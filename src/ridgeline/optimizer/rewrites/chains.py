@@ -411,7 +411,8 @@ def _is_channelwise(scene: Scene, other: fx.Node, node: fx.Node) -> bool:
     shape, sizes = scene.shape(other), scene.shape(node)
     if shape is None or sizes is None or scene.dtype(other) != torch.float32:
         return False
-    if scene.tensor(other).device != scene.tensor(node).device:  # type: ignore[union-attr]  (a number kept on the host)
+    x, y = scene.tensor(other), scene.tensor(node)
+    if x is None or y is None or x.device != y.device:  # a number kept on the host
         return False
     full = (1,) * (len(sizes) - len(shape)) + shape
     return len(full) == len(sizes) and all(
