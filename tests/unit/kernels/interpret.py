@@ -174,7 +174,7 @@ CASES["matmul"] = [
 FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1)}]
 CASES["convolution"] = list(CONVOLUTIONS)
 FORCED["convolution"] = [
-    {"convolution": convolution.Tile(32, 16, 16, 1, 1), "convolution.depthwise": convolution.Depthwise(64, 1)}
+    {"convolution": convolution.Tile(32, 32, 16, 1, 1), "convolution.depthwise": convolution.Depthwise(64, 1)}
 ]
 CASES["scan"] = list(SCANS)
 FORCED["scan"] = [{"scan": scan.Scan(16, 4, 1, 1)}]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.convolution.links import linked
+from ridgeline.kernels.convolution.links import linked, pooled, softmax_of
 
 
 @triton.jit
@@ -90,6 +90,7 @@ def convolution_tile(
     EXACT: tl.constexpr,  # float32's own accuracy, from three products: high·high + high·low + low·high
     BIAS: tl.constexpr,
     LINKS: tl.constexpr,
+    POOL: tl.constexpr,  # what becomes of a pixel's channels, all of which are in the tile: see ``links.POOLS``
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -196,6 +197,12 @@ def convolution_tile(
         acc += tl.load(bias_ptr + group * CO + col, mask=col < CO, other=0.0)[None, :]
     acc = linked(acc, vectors_ptr, (group * CO + col)[None, :], (col < CO)[None, :], GROUPS * CO, LINKS)
     out_at = (od * OH + oh) * OW + ow
+    if POOL == 4:
+        acc = softmax_of(acc, (col < CO)[None, :])
+    if POOL > 0 and POOL < 4:
+        one = pooled(acc, (col < CO)[None, :], POOL)
+        tl.store(out_ptr + image * (OD * OH * OW) + out_at, one, mask=real)
+        return
     to = out_ptr + image * (CO * OD * OH * OW) + out_at[:, None] + col[None, :].to(tl.int64) * (OD * OH * OW)
     tl.store(to, acc, mask=real[:, None] & (col < CO)[None, :])
 

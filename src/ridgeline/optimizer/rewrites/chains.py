@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.kernels.convolution import config
+from ridgeline.kernels.convolution.links import POOLS
 from ridgeline.kernels.convolution.op import CONVOLUTION, Sizes, link_, planned, turn
 from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.kernels.convolution.reference import forward as meant
@@ -90,7 +91,7 @@ def _ways(
         found["channels last"] = partial(_channels_last, settings, chain)
     if sizes.is_depthwise:
         return found | {"ours": partial(_ours, settings, chain, None)}
-    tiles = config.tiles(sizes.outputs, sizes.phase_pixels)
+    tiles = config.tiles(sizes.outputs, sizes.phase_pixels, pooled="|" in chain)
     rounding = _rounding_of(key, (x, weight, bias, vectors), settings, chain, tiles[0])
     for tile in tiles:
         if rounding != "exact" or tile.pixels * tile.channels <= MOST_EXACT:
@@ -137,7 +138,8 @@ def _library(
         found = convolved(x, weight, bias, *settings)
     finally:
         torch.backends.cudnn.benchmark = before
-    return link_(found.contiguous(), vectors, chain)
+    links, _, pool = chain.partition("|")
+    return POOLS[pool](link_(found.contiguous(), vectors, links))
 
 
 def _channels_last(
@@ -152,9 +154,11 @@ def _channels_last(
         found = convolved(laid, weight.contiguous(memory_format=form), bias, *settings)
     finally:
         torch.backends.cudnn.benchmark = before
+    links, _, pool = chain.partition("|")
     if not found.is_contiguous(memory_format=form):
-        return link_(found.contiguous(), vectors, chain)
-    return turn(found, torch.empty_like(found, memory_format=torch.contiguous_format), vectors, chain, back=True)
+        return POOLS[pool](link_(found.contiguous(), vectors, links))
+    room = torch.empty_like(found, memory_format=torch.contiguous_format)
+    return POOLS[pool](turn(found, room, vectors, links, back=True))
 
 
 _op = torch.library.custom_op("ridgeline_optimizer::chained_convolution", _chained, mutates_args=())
@@ -204,7 +208,8 @@ def _put(scene: Scene, read: Call) -> Match | None:
     if settings is None:
         return None
     last, words, vectors = chain_behind(scene, read.node)
-    chain = " ".join(words)
+    last, pool, kept = pool_behind(scene, last, settings)
+    chain = " ".join(words) + (f"|{pool}" if pool else "")
     leaves = (read["input"], read["weight"], read.get("bias"))
     values = [scene.value(leaf) for leaf in leaves]
     like = None if not vectors else values[1].new_empty(len(vectors), _num_channels(scene, read))
@@ -215,6 +220,7 @@ def _put(scene: Scene, read: Call) -> Match | None:
         return None
     stacked = _stacked(scene, last, vectors, _num_channels(scene, read))
     new = scene.emit(last, chained_convolution, *leaves, stacked, *settings, chain)
+    new = new if kept else scene.emit(last, torch.squeeze, new, 1)
     if not scene.replace(last, new):
         return None
     scene.discard(last)
@@ -280,6 +286,26 @@ def chain_behind(scene: Scene, node: fx.Node) -> tuple[fx.Node, list[str], tuple
             return node, words, tuple(vectors)
         node = following
         words += links
+
+
+def pool_behind(scene: Scene, node: fx.Node, settings: Settings) -> tuple[fx.Node, str, bool]:
+    """(last node, pool, whether the channels' dim is kept) where a chain ends in something over all channels."""
+    nothing, shape = (node, "", True), scene.shape(node) or ()
+    users = list(node.users)
+    read = call(users[0]) if len(users) == 1 else None
+    if read is None or read.given.get("input") is not node or settings[4] != 1 or shape[1] > config.MOST_POOLED:
+        return nothing
+    dim = read.given.get("dim")
+    dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+    if len(dims) != 1 or not isinstance(dims[0], int) or dims[0] % len(shape) != 1 or read.given.get("dtype"):
+        return nothing
+    if read.op in ("softmax", "logsumexp"):
+        return users[0], read.op, read.op == "softmax" or bool(read.get("keepdim", False))
+    picked = list(users[0].users)
+    values = call(picked[0]) if len(picked) == 1 else None
+    if read.op in ("min", "max") and values is not None and values.op == "getitem" and values["index"] == 0:
+        return picked[0], read.op, bool(read.get("keepdim", False))
+    return nothing
 
 
 _PLAIN = {name: name for name in ("relu", "sigmoid", "tanh", "silu", "mish", "hardswish", "hardsigmoid")}
@@ -384,6 +410,9 @@ def _is_channelwise(scene: Scene, other: fx.Node, node: fx.Node) -> bool:
     """Whether a float32 tensor has one element, or one a channel that spreads over batch and pixels."""
     shape, sizes = scene.shape(other), scene.shape(node)
     if shape is None or sizes is None or scene.dtype(other) != torch.float32:
+        return False
+    x, y = scene.tensor(other), scene.tensor(node)
+    if x is None or y is None or x.device != y.device:  # a number kept on the host
         return False
     full = (1,) * (len(sizes) - len(shape)) + shape
     return len(full) == len(sizes) and all(
