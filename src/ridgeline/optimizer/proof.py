@@ -25,6 +25,8 @@ hides the order of summation, and eager's own order may happen to be a lucky one
 NO_DIGIT, TIMES_NOISE = 0.5, 8.0
 """Where eager has not one digit right (the gradient of a key's bias, which is zero but for rounding), what it returns
 is noise, and the noise of another kernel may be so many times as large."""
+BUDGET_LARGEST = 4.0
+"""Times a stated budget that a single element may be off, relative to the largest of its tensor."""
 LEAST_DRAWS, MOST_DRAWS = 8, 32
 """Calls a random model is judged by: the means of as many runs must agree."""
 EXCESS, SPREAD = 1.3, 1.25
@@ -160,6 +162,7 @@ class Prover:
         self.notes: list[str] = []
         self.cases: list[tuple[Inputs, list[Leaf], list[Leaf]]] = []
         self.reference = ""
+        self.error_budget = 0.0
         self._prepare([subject.inputs.fresh(i) for i in range(num_inputs)])
 
     def _prepare(self, cases: Sequence[Inputs]) -> None:
@@ -171,8 +174,7 @@ class Prover:
             self.cases = [(cases[0], [], [])]
             return
         for inputs in cases:
-            eager = self.subject.observe(self.subject.model, inputs.copied())
-            self.cases.append((inputs, eager, self._referenced(inputs, eager)))
+            self.cases.append(self.case_of(inputs))
 
     def _referenced(self, inputs: Inputs, eager: list[Leaf]) -> list[Leaf]:
         """Float64 where the model can run in it, float32 where it cannot, else eager itself (and said so)."""
@@ -194,8 +196,14 @@ class Prover:
         self.reference = self.reference or "eager PyTorch"
         return eager
 
-    def judge(self, call: Call) -> Verdict:
-        """The verdict on a candidate."""
+    def case_of(self, inputs: Inputs) -> tuple[Inputs, list[Leaf], list[Leaf]]:
+        """Inputs with what eager and the reference make of them."""
+        eager = self.subject.observe(self.subject.model, inputs.copied())
+        return inputs, eager, self._referenced(inputs, eager)
+
+    def judge(self, call: Call, error_budget: float = 0.0) -> Verdict:
+        """The verdict on a candidate; with a budget, results may be that far from the reference whatever eager is."""
+        self.error_budget = error_budget
         if self.random:
             return self._judge_random(call)
         worst: Verdict | None = None
@@ -231,6 +239,9 @@ class Prover:
         distance = _mismatch if exact else error_of
         error, eager = distance(ours.values, reference), distance(theirs.values, reference)
         allowed_rms, allowed_largest = allowed(eager, reference, 0.0 if exact else self._step(ours.dtype))
+        if self.error_budget and not exact:
+            within = _within(self.error_budget, reference)
+            allowed_rms, allowed_largest = max(allowed_rms, within[0]), max(allowed_largest, within[1])
         ok = error.num_misplaced <= eager.num_misplaced
         ok = ok and error.rms_frac <= allowed_rms and error.largest <= allowed_largest
         reason = "" if ok else (
@@ -308,6 +319,13 @@ def allowed(eager: Error, reference: Tensor, step: float) -> tuple[float, float]
     times = TIMES_EAGER if eager.rms_frac < NO_DIGIT else TIMES_NOISE
     rms = times * eager.rms_frac + (rms_floor + FEW_FLOOR / max(1, reference.numel()) ** 0.5) * step
     return rms, times * eager.largest + max_floor * step * scale
+
+
+def _within(error_budget: float, reference: Tensor) -> tuple[float, float]:
+    """What a stated budget allows: its root mean square, and elements a few times it off the largest result."""
+    finite = reference[reference.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return error_budget, BUDGET_LARGEST * error_budget * scale
 
 
 def _mismatch(found: Tensor, reference: Tensor) -> Error:

@@ -191,6 +191,14 @@ FORCED["linear"] = [
     {"linear": product.Linear("tile", 16, 32, 1)},
     {"linear": product.Linear("tile", 16, 16, 1, 1, 3)},
 ]
+CASES["narrow_linear"] = [
+    case("float16", rows=3, k=256, n=20, parts="bnr", gated=False, bits=8),
+    case("float16", rows=5, k=256, n=33, parts="n", gated=False, bits=4),
+]
+FORCED["narrow_linear"] = [
+    {"narrow_linear": product.Linear("tile", 16, 128, 1)},
+    {"narrow_linear": product.Linear("tile", 16, 128, 1, 1, 2)},
+]
 CASES["paged_latent_attention"] = [
     case("float32", b=2, h=20, s=77, d=24, e=8, page=16, uneven=True),
     case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
@@ -215,7 +223,7 @@ for name, (made, trial) in trials().items():
     forced = FORCED.get(made.name.removeprefix("add_"), [{}])
     for given in forced:
         for i, of in enumerate(CASES.get(made.name, ROWS)):
-            of = replaced(of, gated=True) if name == "linear_gated" else of
+            of = replaced(of, gated=True) if name.endswith("linear_gated") else of
             with ExitStack() as stack:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))
@@ -274,3 +282,17 @@ if len(sys.argv) == 1 or "cache_append" in sys.argv[1:]:
     new = torch.randn(2, 2, 3, 2, 12)
     append(caches[0], caches[1], torch.tensor([4, 1]), new[0], new[1])
     assert torch.equal(caches[:, :, :, [4, 1]], new) and caches.count_nonzero() == new.count_nonzero()
+
+    from ridgeline.kernels.cache_append import reference as appended
+    from ridgeline.kernels.cache_append.op import rope_append
+
+    for dtype, interleaved, width in ((torch.float32, False, 12), (torch.float32, True, 4), (torch.float16, False, 4)):
+        q, k, v = (torch.randn(2, 2, heads, 12).to(dtype).transpose(1, 2) for heads in (4, 2, 2))
+        angles = torch.randn(2, 2, width // 2 if width == 12 else width)
+        table = torch.cat((angles, angles), -1) if width == 12 else angles
+        found, meant = (torch.zeros(2, 2, 2, 5, 12).to(dtype) for _ in range(2))
+        rest = (torch.tensor([4, 1]), q, k, v, table.cos(), table.sin(), interleaved)
+        turned, right = rope_append(found[0], found[1], *rest), appended.rope_append(meant[0], meant[1], *rest)
+        torch.testing.assert_close(turned, right)
+        torch.testing.assert_close(found, meant)
+        assert turned.stride() == right.stride()
