@@ -21,7 +21,7 @@ from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, buil
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import CAPTURE_S, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -59,6 +59,8 @@ TRACK_FRAC = 0.15
 """Share of the budget that is kept for them."""
 DRAWS_FRAC = 0.008
 """Share of the budget for the runs of one random contender; the winner is compared without its dice besides."""
+RESERVE_FRAC = 0.5
+"""Of a short budget for a slow model, proofs and races would take everything: half is for candidates."""
 LENIENCY = 1.2
 NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
@@ -266,8 +268,10 @@ class Search:
     # One rung: build, time, prove.
 
     def _climb(self, rung: Rung, ladder: Ladder) -> None:
-        spare_s = self.left_s() - self._reserve_s() - ladder.owed_s(rung, self)
-        first = rung.candidate.compiles and not self.families  # estimates are rough: the most promising gets its chance
+        reserve_s = min(self._reserve_s(), RESERVE_FRAC * self.problem.budget_s)
+        spare_s = self.left_s() - reserve_s - (ladder.owed_s(rung, self) if rung.cost_s > 2 * CAPTURE_S else 0.0)
+        compiled = any(built.candidate.compiler != "none" for built in self.families.values())
+        first = rung.candidate.compiler != "none" and not compiled  # estimates are rough: the first gets its chance
         if rung.cost_s > (max(spare_s, LENIENCY * self.left_s()) if first else spare_s):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
