@@ -103,7 +103,8 @@ def _started(name: str, asked: argparse.Namespace, lock: str, until: float) -> s
     command = [sys.executable, __file__, "--one", name, "--budget-s", str(asked.budget_s), "--lock", lock,
                "--device", asked.device, "--out", str(asked.out), "--until", str(until),
                *(["--again"] if asked.again else []), *(["--rivals"] if asked.rivals else [])]  # fmt: skip
-    settings = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
+    threads = max(4, (os.cpu_count() or 8) // asked.jobs)
+    settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
     file = tempfile.TemporaryFile("w+")  # noqa: SIM115  (read when the process has ended)
     process = subprocess.Popen(

@@ -8,7 +8,8 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from ridgeline.bench.check import check_case
-from ridgeline.kernels import selective_scan, tuning
+from ridgeline.kernels import rope, selective_scan, tuning
+from ridgeline.kernels.cache_append.op import append, rope_append
 from ridgeline.kernels.contract import trials
 from ridgeline.kernels.selective_scan import reference
 from ridgeline.kernels.selective_scan.config import Chunk
@@ -77,3 +78,19 @@ def test_blocks_over_a_cache_compile_to_one_graph_and_can_be_recorded(kind, comp
     assert [name for name, _ in found] == [name for name, _ in meant]
     for (_, mine), (_, other) in zip(found, meant, strict=True):
         assert (mine.double() - other.double()).norm() <= 0.03 * other.double().norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_keys_turned_into_a_cache_are_those_turned_first_and_written_then(dtype, interleaved):
+    caches = [torch.zeros(2, 8, 300, 128, dtype=dtype, device=DEVICE) for _ in range(4)]
+    q, k, v = (torch.randn(2, 1, heads, 128, device=DEVICE).to(dtype).transpose(1, 2) for heads in (32, 8, 8))
+    angles = torch.randn(2, 1, 64, device=DEVICE)
+    table = angles if interleaved else torch.cat((angles, angles), -1)
+    cos, sin, place = table.cos().to(dtype), table.sin().to(dtype), torch.tensor([211], device=DEVICE)
+    meant_q, meant_k = rope(q, k, cos, sin, interleaved=interleaved)
+    append(caches[0], caches[1], place, meant_k, v)
+    found_q = rope_append(caches[2], caches[3], place, q, k, v, cos, sin, interleaved)
+    torch.testing.assert_close(found_q, meant_q, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(caches[2], caches[0], rtol=1e-2, atol=1e-2)
+    assert torch.equal(caches[3], caches[1])

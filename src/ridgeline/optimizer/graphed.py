@@ -33,6 +33,8 @@ from ridgeline.optimizer.watch import Watch
 
 BRISK_S = 3e-3
 """A call shorter than this is worth sparing the host every copy."""
+SHORT_S = 10e-3
+"""A call shorter than this is worth sparing it the copies of inputs that lie where they lay."""
 _LOANS = 2
 _MOST_VARIANTS = 4
 _SIGHTINGS = 2
@@ -257,7 +259,7 @@ class InferenceStudio(Studio):
         super().__init__(call, model, watch, executor)
         self.variants: list[Variant] = []
         self.must_pin: list[int] = []
-        self._brisk = False
+        self._brisk = self._short = False
 
     def prepare(self, flat: Flat) -> None:
         self.refuse(flat)
@@ -285,14 +287,15 @@ class InferenceStudio(Studio):
                 self.look_again()
                 began = time.perf_counter()
                 self.executor.warm_up(run)
-                self._brisk = time.perf_counter() - began < BRISK_S
+                spent_s = time.perf_counter() - began
+                self._brisk, self._short = spent_s < BRISK_S, spent_s < SHORT_S
                 self.rehearse(run)
         finally:
             kept.put_back()
         self.refuse_changes()
 
     def _record_all(self, flat: Flat) -> None:
-        least = 1 if self._brisk else PINNED_BYTES
+        least = 1 if self._short else PINNED_BYTES
         fixed = [g for g in self.groups if self.in_place(g)]
         more = [g for g in self.groups if g not in fixed and not self.is_written(g) and g.num_bytes >= least]
         if more:

@@ -47,6 +47,13 @@ def unlike_frac(found: list[Group]) -> float:
     return min(1.0, sum(1 / len(group.blocks) for group in found) + 0.05) if found else 1.0
 
 
+def num_products(model: nn.Module, found: list[Group]) -> int:
+    """Matrix products and convolutions of different sizes, in blocks where a model is made of them: what is tuned."""
+    parts = [part for group in found for part in group.blocks[0].modules()] if found else list(model.modules())
+    weights = [vars(part).get("_parameters", {}).get("weight") for part in parts if not isinstance(part, nn.Embedding)]
+    return len({tuple(weight.shape) for weight in weights if weight is not None and weight.dim() > 1})
+
+
 def _groups(module: nn.Module, path: str) -> Iterator[Group]:
     alike: dict[Any, list[tuple[str, nn.Module]]] = {}
     children = [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]

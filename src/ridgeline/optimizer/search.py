@@ -42,7 +42,7 @@ from ridgeline.optimizer.receipt import (
     Receipt,
     Step,
 )
-from ridgeline.optimizer.regions import groups, regions_of, unlike_frac
+from ridgeline.optimizer.regions import groups, num_products, regions_of, unlike_frac
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
@@ -206,6 +206,8 @@ class Search:
             unmasked=simplified(model, self.problem.inputs.args, self.problem.inputs.kwargs) is not None,
             forecast=self.forecast,
             budget_s=self.problem.budget_s,
+            num_products=num_products(model, groups(model)),
+            num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
         )
 
@@ -678,6 +680,13 @@ def _undisturbed(budget_s: float) -> Iterator[None]:
     finally:
         if own:
             gc.unfreeze()
+
+
+def compile_threads() -> int:
+    """Processes that Inductor compiles in."""
+    from torch._inductor import config
+
+    return max(1, int(config.compile_threads or 1))
 
 
 def plans_of(problem: Problem, built: Built) -> list[Plan]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ridgeline.optimizer.tree import empty_like, slots_of
@@ -85,7 +86,7 @@ class Alone:
         layer = cache.layers[self._number] if self._number < len(cache.layers) else None
         if not _is_plain(cache) or not _is_plain(layer):
             return None
-        own = self._twin(layer, {n: v.detach() if isinstance(v, Tensor) else v for n, v in vars(layer).items()})
+        own = self._twin(layer, {name: _alias(held) for name, held in vars(layer).items()})
         return self._twin(cache, {**vars(cache), "layers": [own]})
 
     def _named(self, cache: Any) -> Any:
@@ -120,6 +121,13 @@ class Alone:
         for numbered, own in self._numbered:
             if 0 in own:
                 numbered[self._number] = own[0]
+
+
+def _alias(held: Any) -> Any:
+    """A tensor as another object over the same memory; one that gradients go through stays itself."""
+    if not isinstance(held, Tensor) or (held.requires_grad and torch.is_grad_enabled()):
+        return held
+    return held.detach()
 
 
 def _is_plain(value: Any) -> bool:

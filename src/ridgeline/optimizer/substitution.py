@@ -292,7 +292,7 @@ def _put_scan(model: nn.Module, done: Applied) -> None:
         forward = module.__dict__.get("forward", type(module).forward)
         inner = inspect.unwrap(forward) if isinstance(forward, types.FunctionType) else None
         name = _scan_name(inner) if isinstance(inner, types.FunctionType) else None
-        if name is None:
+        if name is None or not isinstance(inner, types.FunctionType):
             continue
         function = inner.__globals__[name]
         if function not in known:

@@ -282,3 +282,17 @@ if len(sys.argv) == 1 or "cache_append" in sys.argv[1:]:
     new = torch.randn(2, 2, 3, 2, 12)
     append(caches[0], caches[1], torch.tensor([4, 1]), new[0], new[1])
     assert torch.equal(caches[:, :, :, [4, 1]], new) and caches.count_nonzero() == new.count_nonzero()
+
+    from ridgeline.kernels.cache_append import reference as appended
+    from ridgeline.kernels.cache_append.op import rope_append
+
+    for dtype, interleaved, width in ((torch.float32, False, 12), (torch.float32, True, 4), (torch.float16, False, 4)):
+        q, k, v = (torch.randn(2, 2, heads, 12).to(dtype).transpose(1, 2) for heads in (4, 2, 2))
+        angles = torch.randn(2, 2, width // 2 if width == 12 else width)
+        table = torch.cat((angles, angles), -1) if width == 12 else angles
+        found, meant = (torch.zeros(2, 2, 2, 5, 12).to(dtype) for _ in range(2))
+        rest = (torch.tensor([4, 1]), q, k, v, table.cos(), table.sin(), interleaved)
+        turned, right = rope_append(found[0], found[1], *rest), appended.rope_append(meant[0], meant[1], *rest)
+        torch.testing.assert_close(turned, right)
+        torch.testing.assert_close(found, meant)
+        assert turned.stride() == right.stride()

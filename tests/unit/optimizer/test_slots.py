@@ -129,3 +129,15 @@ def test_numbers_come_back_when_a_block_fails() -> None:
     with pytest.raises(ValueError):
         Place(block).call(fails, block, (torch.ones(1), cache), {})
     assert block.part.layer_idx == 2 and len(cache.layers) == 3
+
+
+def test_gradients_go_through_what_a_cache_holds() -> None:
+    model, cache = Model(), Cache()
+    prefix = [torch.randn(1, 2, 8, requires_grad=True) for _ in range(4)]
+    for i, keys in enumerate(prefix):
+        cache.update(keys, i)
+    blocks, _ = _blocks(model)
+    blocks.on()
+    blocks(torch.randn(1, 3, 8), cache).square().sum().backward()
+    blocks.off()
+    assert all(keys.grad is not None and keys.grad.abs().sum() > 0 for keys in prefix)

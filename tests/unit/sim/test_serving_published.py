@@ -147,7 +147,7 @@ def test_maximum_load_is_set_up_as_the_engines_overview_says():
     sparse = inference_llm.case_of(Row(2, {**STATIC, **LOADED}))
     layout = sparse.deployment.pool.layout
     assert (layout.tp, layout.attention_dp, layout.ep) == (1, 8, 8) and len(sparse.workload) == 3000
-    assert sparse.deployment.engine.memory_frac == 0.95
+    assert sparse.deployment.engine.memory_frac == 0.9
     dense = inference_llm.case_of(Row(2, {**STATIC, **LOADED, "model": "Llama-3.3-70B"}))
     assert dense.deployment.pool.layout.tp == 8 and dense.deployment.pool.layout.attention_dp == 1
 

@@ -11,14 +11,14 @@ MOST_DEPTHWISE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Pixels, channels and terms of a tile, warps and stages, and whether factors are rounded or cut off."""
+    """Pixels, channels and terms of a tile, warps and stages, and what becomes of factors."""
 
     pixels: int
     channels: int
     depth: int = 32
     num_warps: int = 8
     num_stages: int = 3
-    nearest: bool = True
+    rounding: str = "nearest"  # or "cut", or "exact": three products, as accurate as float32
 
 
 @dataclass(frozen=True, slots=True)

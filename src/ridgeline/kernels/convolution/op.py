@@ -14,15 +14,18 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.convolution import config, kernel, reference
 from ridgeline.kernels.convolution.links import coded, links_of
-from ridgeline.kernels.launcher import Kernel, Plans, launchable
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.rows import cdiv
 
 _WEIGHTS = Kernel(kernel.convolution_weights, loose=("w_ptr",))
 _TILE = Kernel(kernel.convolution_tile, loose=("x_ptr", "bias_ptr", "vectors_ptr", "out_ptr"))
 _DEPTHWISE = Kernel(kernel.convolution_depthwise, loose=("x_ptr", "w_ptr", "bias_ptr", "vectors_ptr", "out_ptr"))
+_TURN = Kernel(kernel.convolution_turn, loose=("vectors_ptr",))
 _LINKS = Kernel(kernel.convolution_links, loose=("x_ptr", "vectors_ptr"))
 _plans = Plans()
 _BLOCK = 1024
+_TURNED_CHANNELS, _TURNED_PIXELS = 64, 64
+"""A tile of 16 kB, of which every row is 256 bytes of memory on either side."""
 MOST_OFFSET = 2**31 - 1
 _active_modes = torch._C._len_torch_dispatch_stack
 MOST_IMAGES = 65535
@@ -155,12 +158,13 @@ class _Tiled:
         self.sizes, device = sizes, x.get_device()
         named = {"channels": sizes.outputs, "pixels": sizes.phase_pixels}
         chosen = tile or tuning.choose("convolution", named, config.tiles(**named)[0])
-        laid = torch.empty(weight.numel(), dtype=torch.float32, device=x.device)
+        self.cut, self.exact = chosen.rounding == "cut", chosen.rounding == "exact"
+        laid = torch.empty(4, dtype=torch.float32, device=x.device)
         self.counts = (sizes.outputs, sizes.inputs, sizes.num_taps, weight.numel())
         self.lay = _WEIGHTS.bind(
             (weight, laid, *self.counts),
             grid=(cdiv(weight.numel(), _BLOCK),),
-            constants={"TURNED": sizes.transposed, "NEAREST": chosen.nearest, "BLOCK": _BLOCK},
+            constants={"TURNED": sizes.transposed, "CUT": self.cut, "EXACT": self.exact, "BLOCK": _BLOCK},
             num_warps=4,
             device=device,
         )
@@ -173,7 +177,8 @@ class _Tiled:
             constants=sizes.constants()
             | {"GROUPS": sizes.groups, "TURNED": sizes.transposed, "PADDED": sizes.padded, "BIAS": bias is not None}
             | {
-                "NEAREST": chosen.nearest,
+                "CUT": self.cut,
+                "EXACT": self.exact,
                 "LINKS": coded(chain),
                 "BM": chosen.pixels,
                 "BN": chosen.channels,
@@ -187,7 +192,7 @@ class _Tiled:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None) -> Tensor:
         out = torch.empty(self.sizes.shape, dtype=torch.float32, device=x.device)
-        laid = torch.empty(weight.numel(), dtype=torch.float32, device=x.device)
+        laid = torch.empty(weight.numel() * (2 if self.exact else 1), dtype=torch.float32, device=x.device)
         self.lay(weight.contiguous(), laid, *self.counts)
         self.launch(x.contiguous(), laid, *_there(laid, bias, vectors), out)
         return out
@@ -240,6 +245,30 @@ def link_(x: Tensor, vectors: Tensor | None, chain: str) -> Tensor:
         )
     plan(x, *_there(x, vectors))
     return x
+
+
+def turn(x: Tensor, out: Tensor, vectors: Tensor | None, chain: str = "", *, back: bool) -> Tensor:
+    """An image written with its channels last, or one with its channels last written densely, through a chain.
+
+    Either is dense memory; ``x`` and ``out`` have the same shape [N, C, ...].
+    """
+    channels, pixels = x.shape[1], math.prod(x.shape[2:])
+    places = x.data_ptr() | out.data_ptr()
+    key = ("turn", x.shape, vectors is None, chain, back, x.get_device(), places & 15)
+    plan = _plans.get(key)
+    if plan is None:
+        tiles = cdiv(channels, _TURNED_CHANNELS) * cdiv(pixels, _TURNED_PIXELS)
+        plan = _plans[key] = _TURN.bind(
+            (x, *_there(x, vectors), out),
+            grid=(tiles * x.shape[0],),
+            constants={"C": channels, "P": pixels, "BACK": back, "LINKS": coded(chain), "BC": _TURNED_CHANNELS}
+            | {"BP": _TURNED_PIXELS},
+            num_warps=8,
+            device=x.get_device(),
+            vector=vector_of(4, places),
+        )
+    plan(x, *_there(x, vectors), out)
+    return out
 
 
 def _support(
