@@ -434,7 +434,7 @@ def optimize(
 def apply(model: Any, parts: Sequence[str] | None = None) -> Applied:
     """Put our kernels into a Hugging Face model in place; what comes back says what was replaced and what was left.
 
-    ``parts`` are among attention, norm, gate, rotary, loss, padding, scan and experts (None: all). ``revert`` undoes it.
+    ``parts`` are among attention, norm, gate, rotary, loss, padding, scan, experts (None: all). ``revert`` undoes it.
     """
     from ridgeline.optimizer.substitution import PARTS
     from ridgeline.optimizer.substitution import apply as put
