@@ -136,6 +136,10 @@ def narrow_race(book: Book, quick: bool) -> None:
                     _one(book, row, chosen, make, len(weights), num_bytes)
                 best = min((r for r in book.rows if all(r.get(key) == v for key, v in row.items()) and "s" in r),
                            key=lambda r: r["s"], default=None)  # fmt: skip
+                if best and not quick:  # what follows in this run uses it
+                    chosen = next(each for each in configs(bits, rows) if str(each) == best["config"])
+                    sizes = {"rows": rows, "k": k, "n": n // 2 if gated else n, "bits": bits, "gated": gated}
+                    tuning.record("narrow_linear", sizes, chosen)
                 if best:
                     print(f"{row['part']} {n}x{k} rows {rows} bits {bits}: {1e6 * best['s']:.1f} µs "
                           f"{best['bytes_per_s'] / 1e12:.2f} TB/s {best['config']}", flush=True)  # fmt: skip
@@ -317,6 +321,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--parts", nargs="+", default=["checks", "defaults", "fp8", "llama", "bert", "vit", "sweep"])
     asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    os.environ["RIDGELINE_KERNEL_TUNING"] = str(Path(tempfile.mkdtemp()) / "tuning.json")
     precompile(asked.parts, asked.jobs)
     book = Book(asked.out, asked.budget_s)
     book.path = asked.out / "precision.json.gz"

@@ -72,9 +72,9 @@ def _show(receipt: Mapping[str, Any], html: Path | None) -> None:
     out.print(Text(f"{head}: {gain}", style="bold"))
     out.print(f"kept: {receipt['winner']} ({'; '.join(receipt['changes'])})")
     out.print(_table(receipt, out.width))
-    if receipt["parts"]:
+    if receipt.get("parts"):
         out.print(_parts(receipt))
-    if receipt["narrowed"]:
+    if receipt.get("narrowed"):
         out.print(_narrowed(receipt))
     for title, key in (("Why torch.compile is where it is", "explanations"), ("What is left", "remaining")):
         if receipt[key]:

@@ -275,7 +275,7 @@ def _idle(walls_s: tuple[float, float], eager_busy_s: float, final_busy_s: float
     if max(before / walls_s[0], after / walls_s[1]) < 0.01:
         return None
     word = "fewer and larger kernels: each starts and ends with idle units" if graphed else (
-        "a CUDA graph, or fewer and larger kernels: the host cannot launch them faster")  # fmt: skip
+        "one recorded graph, or fewer and larger kernels: the host cannot launch them faster")  # fmt: skip
     return Part(name=IDLE, eager_s=before, final_s=after, floor_s=0.0, basis="measured",
                 cure=word if after > 0.02 * walls_s[1] else "")  # fmt: skip
 

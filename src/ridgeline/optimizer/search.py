@@ -610,6 +610,7 @@ class Search:
     def _parts(self, eager: Timed, best: Timed) -> tuple[Part, ...]:
         """Time by part of the model, if there is time to record a call of each."""
         if self.left_s() < 20 * self.eager_s:
+            self.notes.append("no breakdown by part of the model: no time was left to record it")
             return ()
         floors = self.forecast.floors if self.forecast else None
         try:
