@@ -82,6 +82,11 @@ class Step:
         return self.run.energy_j()
 
     @property
+    def unit(self) -> str:
+        """What ``tokens`` counts: images and other samples have none inside."""
+        return "sample" if self.tokens == self.plan.global_batch else "token"
+
+    @property
     def tokens_per_s_per_device(self) -> float:
         return self.tokens / self.step_s / self.plan.world
 
@@ -131,7 +136,7 @@ class Step:
         return {
             "model": self.model, "cluster": self.cluster.name, "num_devices": self.plan.world,
             "plan": self.plan.to_dict(), "stack": self.stack.name, "step_s": self.step_s,
-            "interval_s": list(self.interval_s), "basis": str(self.basis), "tokens": self.tokens,
+            "interval_s": list(self.interval_s), "basis": str(self.basis), "tokens": self.tokens, "unit": self.unit,
             "tokens_per_s_per_device": self.tokens_per_s_per_device, "mfu_frac": self.mfu_frac,
             "hfu_frac": self.hfu_frac, "flops_per_s_per_device": self.flops_per_s_per_device,
             "model_flops": self.model_flops, "num_params": self.num_params, "parts_s": dict(self.parts),
