@@ -151,6 +151,8 @@ def test_maximum_load_is_set_up_as_the_engines_overview_says():
     assert sparse.deployment.engine.memory_frac == 0.9
     dense = inference_llm.case_of(Row(2, {**STATIC, **LOADED, "model": "Llama-3.3-70B"}))
     assert dense.deployment.pool.layout.tp == 8 and dense.deployment.pool.layout.attention_dp == 1
+    said = inference_llm.case_of(Row(2, {**STATIC, **LOADED, "notes": "parallelism label TEP8"})).deployment.pool.layout
+    assert (said.tp, said.attention_dp, said.ep) == (8, 1, 8)
 
 
 def test_caches_of_gpt_oss_are_narrow_on_blackwell_alone():
