@@ -202,7 +202,12 @@ def launch_bound(scene: Scene) -> Candidate | None:
         change="CUDA graphs (torch.compile(mode='reduce-overhead') or torch.cuda.graph), torch.compile to fuse, or "
         "a larger batch",
         where=scene.where(kernels),
-        cure=Cure(host=scene.launching, host_best=GRAPH_HOST_FRAC if scene.is_timed else RECORDED_FRAC, host_worst=0.5),
+        cure=Cure(
+            host=scene.launching,
+            host_best=GRAPH_HOST_FRAC if scene.is_timed else RECORDED_FRAC,
+            host_worst=0.5,
+            closed=scene.launched_late,  # in a graph they follow each other at once
+        ),
         evidence=scene.evidence(kernels),
         spans=tuple(scene.rows[kernels[:200]].tolist()),
         unchecked=RECORDED if scene.of_kind(Kind.RUNTIME).any() and scene.recorded_frac == 1.0 else (),

@@ -19,6 +19,8 @@ NO_TENSOR_CORES = ("pascal", "maxwell", "kepler")
 NHWC_NORM, NHWC_CONV = (0.4, 0.85), (0.75, 1.0)
 """Share of the time of norms and of convolutions that is left in channels_last (0.43 and 0.82 for a ResNet-50 on an
 H200)."""
+NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct"
+"""Sums after products, and convolutions of single channels: no Tensor Core takes them."""
 MOST = 0.5
 """A share of kernel time that deserves a word even when something else holds the step."""
 RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
@@ -61,8 +63,9 @@ def _ratios(
 @rule("tensor-cores-unused", order=40)
 def tensor_cores_unused(scene: Scene) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
-    mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(r"splitkreduce|reduce_1block")
-    works = np.flatnonzero(mask)
+    mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(NO_PRODUCT)
+    mask[mask] = [dtype not in ("bf16", "fp16") for dtype in _dtypes(scene, np.flatnonzero(mask))]
+    works = np.flatnonzero(_whole_convolutions(scene, mask))
     if not len(works) or not _has_tensor_cores(scene):
         return None
     has_tf32 = scene.device is None or ("tensor", "tf32") in scene.device.peaks
@@ -87,6 +90,14 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
         + (() if any(products) else ("shapes were not recorded: the gain is from peak rates",)),
         least_frac=0.01 if share > MOST else 0.02,
     )
+
+
+def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
+    """With its fp32 product goes all that a convolution does around it: transforms of its operands, FFTs, sums."""
+    convolution = scene.named(r"conv", "op")
+    launch = scene.trace.launch[scene.rows]
+    op = np.where(launch >= 0, scene.trace.parent[np.maximum(launch, 0)], -1)
+    return np.asarray(mask | (convolution & (op >= 0) & np.isin(op, op[mask & convolution])), dtype=bool)
 
 
 @rule("misaligned-sizes", order=41)
