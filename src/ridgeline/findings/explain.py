@@ -107,7 +107,8 @@ def _capped(finding: Finding, share: float, step_ms: float) -> Finding:
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     trusted = trust(found.rule.name)
     step_s = scene.unrecorded_step_s
-    most_s = min(step_s, max(found.best_s * scene.pace, scene.most_s(found.candidate.cure)))
+    most_s = min(step_s, scene.most_s(found.candidate.cure))
+    most_s = most_s if scene.is_timed else max(found.best_s, most_s)
     best_s = min(trusted.high * found.best_s * scene.pace, most_s)
     spread_s = min(scene.spread_s, best_s)
     high_s = min(step_s, best_s + spread_s)
