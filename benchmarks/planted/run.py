@@ -52,10 +52,10 @@ FRESH = (
 ).split()
 THIRD = (
     "again_nchw_conv again_small_batch again_sample_on_host again_pageable_copy again_small_copies "
-    "again_healthy_ranker stages_watched decoder_collected metrics_written denoised_eagerly encoder_adamw_loop transformer_autocast "
-    "encoder_recomputed ranker_in_fp32 documents_one_by_one long_encoder_by_hand spectrograms_pageable "
-    "norm_and_gelu_by_hand pictures_one_worker again_healthy_rotary_training again_logging_each_step "
-    "again_padded_batch again_loader_no_workers"
+    "again_healthy_ranker stages_watched decoder_collected metrics_written denoised_eagerly encoder_adamw_loop "
+    "transformer_autocast encoder_recomputed ranker_in_fp32 documents_one_by_one long_encoder_by_hand "
+    "spectrograms_pageable norm_and_gelu_by_hand pictures_one_worker again_healthy_rotary_training "
+    "again_logging_each_step again_padded_batch again_loader_no_workers"
 ).split()
 SUITES = {"first": ORDER, "fresh": FRESH, "third": THIRD}
 

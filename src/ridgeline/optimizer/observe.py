@@ -232,4 +232,3 @@ def _profiled(seen: Observation) -> Iterator[None]:
         sys.setprofile(before)
         if collecting:
             gc.enable()
-

@@ -137,7 +137,7 @@ def pageable_copies(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("exposed-copies", order=32)
+@rule("exposed-copies", version=2, order=32)
 def exposed_copies(scene: Scene) -> Candidate | None:
     works = np.flatnonzero((scene.copies("htod") & ~scene.copies("htod", "pageable")) | scene.copies("dtoh", "pinned"))
     works = works[_bytes(scene, works) > VALUE_BYTES]

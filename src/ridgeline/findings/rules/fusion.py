@@ -31,7 +31,7 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
     return starts, ends
 
 
-@rule("unfused-attention", order=44)
+@rule("unfused-attention", version=2, order=44)
 def unfused_attention(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     product, softmax = scene.family("gemm")[order], scene.family("softmax")[order]
@@ -139,7 +139,7 @@ def _dense_mask(shapes: str) -> bool:
     return any(shape[-2:] == [q[-2], k[-2]] and shape[-2] > 1 and shape not in (q, k) for shape in given[3:])
 
 
-@rule("weight-casts", order=46)
+@rule("weight-casts", version=2, order=46)
 def weight_casts(scene: Scene) -> Candidate | None:
     """The same tensors are converted to another dtype again and again."""
     casts = scene.family("copy") & scene.named(r"bfloat16_copy|float16_copy|direct_copy|copy_kernel")
@@ -221,7 +221,7 @@ def tensor_loop(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("pointwise-chains", order=50)
+@rule("pointwise-chains", version=2, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random")[order]

@@ -49,7 +49,7 @@ def cpu_affinity(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("data-loader", order=10)
+@rule("data-loader", version=2, order=10)
 def data_loader(scene: Scene) -> Candidate | None:
     spans = scene.loading
     if not len(spans):
@@ -145,7 +145,7 @@ def allocator(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("graph-breaks", order=60)
+@rule("graph-breaks", version=2, order=60)
 def graph_breaks(scene: Scene) -> Candidate | None:
     regions = scene.host_spans(r"Torch-Compiled Region|CompiledFunction\b|CompiledFxGraph|## Call CompiledFxGraph")
     outer = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
@@ -183,7 +183,7 @@ def graph_breaks(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("launch-bound", order=90)
+@rule("launch-bound", version=2, order=90)
 def launch_bound(scene: Scene) -> Candidate | None:
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     if len(kernels) < 8 or not scene.linked.any():

@@ -52,7 +52,7 @@ def _is_logits(shapes: str) -> bool:
     return len(shape) >= 2 and shape[-1] >= LARGE_VOCAB and int(np.prod(shape[:-1])) >= 256
 
 
-@rule("index-backward", order=48)
+@rule("index-backward", version=2, order=48)
 def index_backward(scene: Scene) -> Candidate | None:
     """Gradients of ``table[index]`` sort the indices and add row by row."""
     works = np.flatnonzero(
@@ -110,7 +110,7 @@ def _least_frac(scene: Scene, works: np.ndarray) -> float:
     return moved_bytes / scene.device.dram.bandwidth_bytes_per_s / taken_s if taken_s > 0 else 0.0
 
 
-@rule("dense-embedding-gradient", order=8)
+@rule("dense-embedding-gradient", version=2, order=8)
 def dense_embedding_gradient(scene: Scene) -> Candidate | None:
     """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in
     full."""

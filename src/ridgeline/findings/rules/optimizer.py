@@ -13,7 +13,7 @@ MANY = 32
 """Kernels of one optimizer step from which on it is not fused: a fused one needs a few for any number of tensors."""
 
 
-@rule("unfused-optimizer", order=15)
+@rule("unfused-optimizer", version=2, order=15)
 def unfused_optimizer(scene: Scene) -> Candidate | None:
     spans = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
     time = scene.time_of(spans)

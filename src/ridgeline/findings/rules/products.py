@@ -60,7 +60,7 @@ def _ratios(
     return np.array([otherwise if ratio is None else ratio for ratio in found])
 
 
-@rule("tensor-cores-unused", order=40)
+@rule("tensor-cores-unused", version=2, order=40)
 def tensor_cores_unused(scene: Scene) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
     mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(NO_PRODUCT)
@@ -76,7 +76,8 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
         products, lambda p: product_ratio(scene.device, p, "fp32", "tf32") if has_tf32 else None, min(0.75, 2 * tf32)
     )
     best = np.minimum(worst, _ratios(products, lambda p: product_ratio(scene.device, p, "fp32", "bf16"), half))
-    share = scene.per_step_s(works) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
+    best[~mask[works] | scene.named(r"fft", "name")[works]] = 0.0  # another algorithm has no such parts
+    share = scene.per_step_s(mask) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
     high = 'torch.set_float32_matmul_precision("high") (TF32), or ' if has_tf32 else ""
     return Candidate(
         what=f"Tensor Cores unused: {share:.0%} of kernel time is fp32 products without them",

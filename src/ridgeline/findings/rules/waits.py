@@ -41,7 +41,7 @@ def _is_upload(wait: Wait) -> bool:
     return "htod" in wait.copy
 
 
-@rule("logging", order=14)
+@rule("logging", version=2, order=14)
 def logging(scene: Scene) -> Candidate | None:
     """Values read back, formatted and written in every step."""
     scalars = [
@@ -74,7 +74,7 @@ def logging(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-round-trip", order=19)
+@rule("host-round-trip", version=2, order=19)
 def host_round_trip(scene: Scene) -> Candidate | None:
     """A tensor goes to the host, is computed on there, and comes back."""
     waits, time = _followed(
@@ -115,7 +115,7 @@ def _is_copy_back(wait: Wait) -> bool:
     return bool(COPIES_BACK.search(wait.copy))
 
 
-@rule("value-read", order=20)
+@rule("value-read", version=2, order=20)
 def value_read(scene: Scene) -> Candidate | None:
     waits = [wait for wait in scene.waits if _is_read(wait) and not _is_upload(wait)]
     if not waits:
