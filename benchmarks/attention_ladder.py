@@ -1,6 +1,6 @@
 """The steps of attention's backward pass that docs/guide/attention.md tells of, measured again on the GPU at hand.
 
-python benchmarks/attention_ladder.py [--rows 4096 8192]
+    python benchmarks/attention_ladder.py [--rows 4096 8192]
 """
 
 from __future__ import annotations

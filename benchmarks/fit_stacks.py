@@ -29,66 +29,31 @@ from ridgeline.sim.published.workload import Workload, family_of, predicted_s
 from ridgeline.sim.stack import Reach, Trait
 
 START = Reach(
-    gemm_frac=0.6,
-    conv_frac=0.5,
-    volume_frac=0.4,
-    thin_frac=0.08,
-    traffic_frac=0.85,
-    norm_frac=0.8,
-    memory_frac=0.8,
-    lookup_frac=0.4,
-    kernel_s=3e-6,
-    op_s=8e-6,
-    step_s=1e-4,
-    score_passes=5.0,
-    cell_s=8e-6,
-    winograd=1.3,
-    fp32_frac=1.05,
-    tf32_frac=1.0,
-    int8_frac=0.7,
-    sync_frac=0.04,
-    overlap_frac=0.6,
+    gemm_frac=0.6, conv_frac=0.5, volume_frac=0.4, thin_frac=0.08, traffic_frac=0.85, norm_frac=0.8, memory_frac=0.8,
+    lookup_frac=0.4, kernel_s=3e-6, op_s=8e-6, step_s=1e-4, score_passes=5.0, cell_s=8e-6, winograd=1.3, fp32_frac=1.05,
+    tf32_frac=1.0, int8_frac=0.7, sync_frac=0.04, overlap_frac=0.6,
 )
 EAGER = replace(START, op_s=2.5e-5, step_s=5e-4)
 NAMES = [field.name for field in fields(Reach)]
 BOUNDS = {  # nothing beats a peak; a stack that fuses passes may seem to beat the memory several times
-    "gemm_frac": (0.05, 0.9),
-    "conv_frac": (0.05, 0.9),
-    "volume_frac": (0.03, 0.9),
-    "thin_frac": (0.003, 0.5),
-    "traffic_frac": (0.3, 2.0),
-    "norm_frac": (0.1, 8.0),
-    "memory_frac": (0.1, 8.0),
-    "lookup_frac": (0.03, 4.0),
+    "gemm_frac": (0.05, 0.9), "conv_frac": (0.05, 0.9), "volume_frac": (0.03, 0.9), "thin_frac": (0.003, 0.5),
+    "traffic_frac": (0.3, 2.0), "norm_frac": (0.1, 8.0), "memory_frac": (0.1, 8.0), "lookup_frac": (0.03, 4.0),
     "kernel_s": (5e-7, 1.5e-5),
-    "op_s": (2e-7, 8e-5),
-    "step_s": (1e-6, 1e-2),
-    "score_passes": (0.5, 30.0),
-    "cell_s": (1e-6, 1e-4),
+    "op_s": (2e-7, 8e-5), "step_s": (1e-6, 1e-2), "score_passes": (0.5, 30.0), "cell_s": (1e-6, 1e-4),
     "winograd": (1.0, 2.0),
-    "fp32_frac": (0.3, 1.1),
-    "tf32_frac": (0.3, 1.1),
-    "int8_frac": (0.2, 1.1),
-    "sync_frac": (0.005, 0.3),
+    "fp32_frac": (0.3, 1.1), "tf32_frac": (0.3, 1.1), "int8_frac": (0.2, 1.1), "sync_frac": (0.005, 0.3),
     "overlap_frac": (0.05, 1.0),
 }
 REFERENCE = "a100"
 PRIOR, TRAIT_PRIOR, DEVICE_PRIOR = 0.08, 0.3, 0.35
 PARENTS = {  # a stack with few rows starts from its nearest relative
-    "ngc-mxnet-train": "ngc-pytorch-train",
-    "ngc-tensorflow-train": "ngc-pytorch-train",
-    "ngc-xla-train": "ngc-pytorch-train",
-    "ngc-fused-train": "ngc-pytorch-train",
-    "tensorflow-1-infer": "torchscript-infer",
-    "pytorch-2.1": "torchscript-infer",
+    "ngc-mxnet-train": "ngc-pytorch-train", "ngc-tensorflow-train": "ngc-pytorch-train",
+    "ngc-xla-train": "ngc-pytorch-train", "ngc-fused-train": "ngc-pytorch-train",
+    "tensorflow-1-infer": "torchscript-infer", "pytorch-2.1": "torchscript-infer",
     "pytorch-2.1-fused": "pytorch-2.1",
-    "tensorrt-dlrm": "tensorrt",
-    "tensorrt-dlrm-v2": "tensorrt-dlrm",
-    "fastertransformer": "tensorrt",
-    "fastertransformer-int8-v1": "fastertransformer",
-    "fastertransformer-int8-v2": "fastertransformer",
-    "mlperf-language-train": "mlperf-vision-train",
-    "mlperf-hugectr-train": "mlperf-vision-train",
+    "tensorrt-dlrm": "tensorrt", "tensorrt-dlrm-v2": "tensorrt-dlrm", "fastertransformer": "tensorrt",
+    "fastertransformer-int8-v1": "fastertransformer", "fastertransformer-int8-v2": "fastertransformer",
+    "mlperf-language-train": "mlperf-vision-train", "mlperf-hugectr-train": "mlperf-vision-train",
 }
 Point = tuple[Workload, float, str]
 
@@ -271,10 +236,7 @@ def tables(model: Model, points: Sequence[Point], judged: np.ndarray) -> dict[st
         mine = np.array([p[0].stack == stack for p in points])
         own = {family: rounded(reach) for (name, family), reach in sorted(model.own.items()) if name == stack}
         made["stacks"][stack] = {
-            "all": rounded(common),
-            "devices": own,
-            "spread_frac": spread(judged[mine]),
-            "rows": int(mine.sum()),
+            "all": rounded(common), "devices": own, "spread_frac": spread(judged[mine]), "rows": int(mine.sum()),
         }
     return made
 

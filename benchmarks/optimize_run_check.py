@@ -125,7 +125,6 @@ def recording(model: nn.Module, at: Any, *args: Any, **kwargs: Any) -> tuple[Any
 
 def adversarial(log: Log, at: Any) -> None:
     for case in CASES:
-
         def work(case: Any = case) -> str:
             try:
                 return check(case, at.device, at.executor)
@@ -137,7 +136,6 @@ def adversarial(log: Log, at: Any) -> None:
 
 def training(log: Log, at: Any) -> None:
     for one in training_checks.CHECKS:
-
         def work(one: Any = one) -> str:
             try:
                 one(at)
@@ -268,24 +266,19 @@ def decode(log: Log, at: Any) -> None:
             found = {"same": same, "replays": graphed.replays, "misses": graphed.misses, "record_s": took,
                      "reserved_more_bytes": after - before}  # fmt: skip
             if at.device.type == "cuda":
-
                 def one(m: Any, cache: Any) -> Callable[[], Any]:
                     def call() -> None:
                         rewind_fast(cache)
                         m(ids, past_key_values=cache, use_cache=True)
-
                     return call
-
                 def rewind_fast(cache: Any) -> None:
                     torch._foreach_zero_([layer.cumulative_length for layer in cache.layers])
-
                 found["eager_s"] = device_time(at, one(model, theirs))
                 found["graphed_s"] = device_time(at, one(fast, mine))
                 found["graphed_host_s"] = host_cost(at, one(fast, mine), 100)
                 signature = graphed.signature
                 found["watch_s"] = host_cost(at, graphed.watch.same, 1000)
                 from ridgeline.optimizer.signature import Signature
-
                 kw = {"past_key_values": mine, "use_cache": True}
                 found["signature_s"] = host_cost(at, lambda: Signature.of((ids,), kw, model, grad=False), 300)
                 del signature
@@ -414,12 +407,10 @@ def costs(log: Log, at: Any) -> None:
                 for _ in range(4):
                     out = fast(x)
                     del out
-
             def held() -> None:
                 for _ in range(4):
                     out = fast(x)
                 out.data_ptr()
-
             found["dropped_s"], found["rebound_s"] = device_time(at, loop, 5) / 4, device_time(at, held, 5) / 4
         return found
 

@@ -231,7 +231,6 @@ def _nested(flat: Flat) -> set[int]:
                 box, "__dict__") else set()  # fmt: skip
     return inside
 
-
 def own_copies(outputs: list[Tensor]) -> list[Tensor]:
     """Results in memory of their own; those that share memory still do."""
     storages = [output.untyped_storage()._cdata for output in outputs]

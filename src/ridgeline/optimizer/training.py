@@ -457,3 +457,4 @@ def _own_loss(result: Any) -> Tensor | None:
     if value is None and isinstance(result, dict):
         value = result.get("loss")
     return value if isinstance(value, Tensor) and value.numel() == 1 else None
+

@@ -87,33 +87,9 @@ def attention_prepare(
 
 
 @gluon.jit
-def _dq_step(
-    q,
-    do,
-    smems,
-    bars,
-    it,
-    block,
-    more,
-    dq,
-    lse,
-    delta,
-    scale,
-    pre,
-    row,
-    keys,
-    lo,
-    hi,
-    MASK: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    DTYPE: gl.constexpr,
-):
+def _dq_step(q, do, smems, bars, it, block, more, dq, lse, delta, scale, pre, row, keys, lo, hi, MASK: gl.constexpr,
+             BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+             KEYMASK: gl.constexpr, CAPPED: gl.constexpr, DTYPE: gl.constexpr):
     k_smem, v_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
@@ -155,39 +131,10 @@ def _dq_step(
 
 @gluon.jit
 def _dq_tile(
-    c: gl.constexpr,
-    m,
-    b,
-    h,
-    dq_ptr,
-    g_b,
-    g_h,
-    g_l,
-    lse_ptr,
-    delta_ptr,
-    padded,
-    q,
-    do,
-    smems,
-    bars,
-    sizes,
-    H,
-    d,
-    scale,
-    pre,
-    scale_out,
-    it,
-    local,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    VARLEN: gl.constexpr,
-    DTYPE: gl.constexpr,
+    c: gl.constexpr, m, b, h, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q, do, smems, bars, sizes, H, d,
+    scale, pre, scale_out, it, local,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr, DTYPE: gl.constexpr,
 ):
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
@@ -205,89 +152,14 @@ def _dq_tile(
     begin, end = _plain_blocks(row0, first, stop, keys, lo, hi, BN, BAND, True)
     if BAND == 2:
         for j in range(first, min(begin, stop)):
-            dq, it = _dq_step(
-                q,
-                do,
-                smems,
-                bars,
-                it,
-                j,
-                j + 1 < stop,
-                dq,
-                lse,
-                delta,
-                scale,
-                pre,
-                row,
-                keys,
-                lo,
-                hi,
-                True,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                CAPPED,
-                DTYPE,
-            )
+            dq, it = _dq_step(q, do, smems, bars, it, j, j + 1 < stop, dq, lse, delta, scale, pre, row, keys, lo, hi,
+                              True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE)
     for j in range(begin, end):
-        dq, it = _dq_step(
-            q,
-            do,
-            smems,
-            bars,
-            it,
-            j,
-            j + 1 < stop,
-            dq,
-            lse,
-            delta,
-            scale,
-            pre,
-            row,
-            keys,
-            lo,
-            hi,
-            False,
-            BN,
-            D,
-            DV,
-            STAGES,
-            BAND,
-            KEYMASK,
-            CAPPED,
-            DTYPE,
-        )
+        dq, it = _dq_step(q, do, smems, bars, it, j, j + 1 < stop, dq, lse, delta, scale, pre, row, keys, lo, hi,
+                          False, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE)
     for j in range(end, stop):
-        dq, it = _dq_step(
-            q,
-            do,
-            smems,
-            bars,
-            it,
-            j,
-            j + 1 < stop,
-            dq,
-            lse,
-            delta,
-            scale,
-            pre,
-            row,
-            keys,
-            lo,
-            hi,
-            True,
-            BN,
-            D,
-            DV,
-            STAGES,
-            BAND,
-            KEYMASK,
-            CAPPED,
-            DTYPE,
-        )
+        dq, it = _dq_step(q, do, smems, bars, it, j, j + 1 < stop, dq, lse, delta, scale, pre, row, keys, lo, hi,
+                          True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE)
     mbarrier.arrive(q_empty.index(c), count=1)
     base = dq_ptr + batch.to(gl.int64) * g_b + h.to(gl.int64) * g_h + q0.to(gl.int64) * g_l
     _store(base, dq * scale_out, row0, rows, g_l, d, D)
@@ -296,38 +168,10 @@ def _dq_tile(
 
 @gluon.jit
 def _dq_rows(
-    c: gl.constexpr,
-    dq_ptr,
-    g_b,
-    g_h,
-    g_l,
-    lse_ptr,
-    delta_ptr,
-    padded,
-    q_smem,
-    do_smem,
-    smems,
-    bars,
-    sizes,
-    tiles,
-    num_m,
-    H,
-    heads,
-    group,
-    d,
-    scale,
-    pre,
-    scale_out,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    VARLEN: gl.constexpr,
-    DTYPE: gl.constexpr,
+    c: gl.constexpr, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q_smem, do_smem, smems, bars, sizes, tiles,
+    num_m, H, heads, group, d, scale, pre, scale_out,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr, DTYPE: gl.constexpr,
 ):
     q = q_smem.index(c).reshape([64, D])
     do = do_smem.index(c).reshape([64, DV])
@@ -338,119 +182,21 @@ def _dq_rows(
         b, h = bh // H, bh % H
         if VARLEN:
             if m * BM < _extent(b, sizes, VARLEN)[0]:
-                it, local = _dq_tile(
-                    c,
-                    m,
-                    b,
-                    h,
-                    dq_ptr,
-                    g_b,
-                    g_h,
-                    g_l,
-                    lse_ptr,
-                    delta_ptr,
-                    padded,
-                    q,
-                    do,
-                    smems,
-                    bars,
-                    sizes,
-                    H,
-                    d,
-                    scale,
-                    pre,
-                    scale_out,
-                    it,
-                    local,
-                    BM,
-                    BN,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    KEYMASK,
-                    CAPPED,
-                    VARLEN,
-                    DTYPE,
-                )
+                it, local = _dq_tile(c, m, b, h, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q, do, smems, bars,
+                                     sizes, H, d, scale, pre, scale_out, it, local, BM, BN, D, DV, STAGES, BAND,
+                                     KEYMASK, CAPPED, VARLEN, DTYPE)
         else:
-            it, local = _dq_tile(
-                c,
-                m,
-                b,
-                h,
-                dq_ptr,
-                g_b,
-                g_h,
-                g_l,
-                lse_ptr,
-                delta_ptr,
-                padded,
-                q,
-                do,
-                smems,
-                bars,
-                sizes,
-                H,
-                d,
-                scale,
-                pre,
-                scale_out,
-                it,
-                local,
-                BM,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                CAPPED,
-                VARLEN,
-                DTYPE,
-            )
+            it, local = _dq_tile(c, m, b, h, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q, do, smems, bars,
+                                 sizes, H, d, scale, pre, scale_out, it, local, BM, BN, D, DV, STAGES, BAND, KEYMASK,
+                                 CAPPED, VARLEN, DTYPE)
 
 
 @gluon.jit
 def attention_queries(
-    q_desc,
-    do_desc,
-    k_desc,
-    v_desc,
-    dq_ptr,
-    lse_ptr,
-    delta_ptr,
-    mask_ptr,
-    q_starts,
-    k_starts,
-    padded,
-    B,
-    H,
-    K,
-    L,
-    S,
-    longest,
-    lo,
-    hi,
-    align,
-    d,
-    mask_b,
-    g_b,
-    g_h,
-    g_l,
-    group,
-    scale,
-    pre,
-    scale_out,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    VARLEN: gl.constexpr,
+    q_desc, do_desc, k_desc, v_desc, dq_ptr, lse_ptr, delta_ptr, mask_ptr, q_starts, k_starts, padded, B, H, K, L, S,
+    longest, lo, hi, align, d, mask_b, g_b, g_h, g_l, group, scale, pre, scale_out,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr,
 ):
     """dQ: a program owns 128 query rows and walks the keys they see."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -460,14 +206,8 @@ def attention_queries(
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, DV], v_desc.layout)
     bias_smem = _bias_memory(STAGES, BN, KEYMASK)
-    bars = (
-        _barriers(2, 1),
-        _barriers(2, 1),
-        _barriers(STAGES, 2 if KEYMASK else 1),
-        _barriers(STAGES, 2),
-        _barriers(STAGES, 1),
-        _barriers(STAGES, 2),
-    )
+    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 2 if KEYMASK else 1), _barriers(STAGES, 2),
+            _barriers(STAGES, 1), _barriers(STAGES, 2))
     sizes = (L, S, lo, hi, align, q_starts, k_starts)
     num_m, heads = (longest + BM - 1) // BM, B * H
     tiles = num_m * heads
@@ -507,27 +247,9 @@ def _rows_seeing(n, rows, lo, hi, BM: gl.constexpr, BN: gl.constexpr, BAND: gl.c
 
 @gluon.jit
 def _feed_keys_item(
-    n,
-    b,
-    hp,
-    descs,
-    smems,
-    bars,
-    padded,
-    sizes,
-    H,
-    split,
-    ratio,
-    it,
-    local,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    VARLEN: gl.constexpr,
-    LEAST: gl.constexpr,
+    n, b, hp, descs, smems, bars, padded, sizes, H, split, ratio, it, local,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    VARLEN: gl.constexpr, LEAST: gl.constexpr,
 ):
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc = descs
     q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem = smems
@@ -552,24 +274,9 @@ def _feed_keys_item(
 
 @gluon.jit
 def _feed_keys(
-    descs,
-    smems,
-    bars,
-    padded,
-    sizes,
-    items,
-    parts,
-    H,
-    K,
-    split,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    VARLEN: gl.constexpr,
-    LEAST: gl.constexpr,
+    descs, smems, bars, padded, sizes, items, parts, H, K, split,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    VARLEN: gl.constexpr, LEAST: gl.constexpr,
 ):
     """Feeds the kernels that own keys: K and V once, then Q, dO and two numbers a row, for every head of the group."""
     ratio = H // K // split
@@ -580,53 +287,11 @@ def _feed_keys(
         b, hp = part // (K * split), part % (K * split)
         if VARLEN:
             if n * BN < _extent(b, sizes, VARLEN)[1]:
-                it, local = _feed_keys_item(
-                    n,
-                    b,
-                    hp,
-                    descs,
-                    smems,
-                    bars,
-                    padded,
-                    sizes,
-                    H,
-                    split,
-                    ratio,
-                    it,
-                    local,
-                    BM,
-                    BN,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    VARLEN,
-                    LEAST,
-                )
+                it, local = _feed_keys_item(n, b, hp, descs, smems, bars, padded, sizes, H, split, ratio, it, local,
+                                            BM, BN, D, DV, STAGES, BAND, VARLEN, LEAST)
         else:
-            it, local = _feed_keys_item(
-                n,
-                b,
-                hp,
-                descs,
-                smems,
-                bars,
-                padded,
-                sizes,
-                H,
-                split,
-                ratio,
-                it,
-                local,
-                BM,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                VARLEN,
-                LEAST,
-            )
+            it, local = _feed_keys_item(n, b, hp, descs, smems, bars, padded, sizes, H, split, ratio, it, local, BM,
+                                        BN, D, DV, STAGES, BAND, VARLEN, LEAST)
 
 
 @gluon.jit
@@ -641,30 +306,9 @@ def _hidden(p, i, key, lo, hi, BM: gl.constexpr, BAND: gl.constexpr, S_L: gl.con
 
 
 @gluon.jit
-def _dkv_step(
-    i,
-    it,
-    k,
-    v,
-    smems,
-    bars,
-    dk,
-    dv,
-    scale,
-    pre,
-    key,
-    lo,
-    hi,
-    MASK: gl.constexpr,
-    BM: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    CAPPED: gl.constexpr,
-    ROLE: gl.constexpr,
-    DTYPE: gl.constexpr,
-):
+def _dkv_step(i, it, k, v, smems, bars, dk, dv, scale, pre, key, lo, hi, MASK: gl.constexpr, BM: gl.constexpr,
+              D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, CAPPED: gl.constexpr,
+              ROLE: gl.constexpr, DTYPE: gl.constexpr):
     """Transposed scores, so that P and dS are already the left operands of dV and dK, in registers.
 
     A wide head leaves no registers for both: then one group makes dV (ROLE 1) and the other dK (ROLE 2).
@@ -693,9 +337,8 @@ def _dkv_step(
     if MASK:
         p = _hidden(p, i, key, lo, hi, BM, BAND, S_L)
     if ROLE == 0:
-        dv_on_its_way = warpgroup_mma(
-            gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, V_L, 2)), do, dv, is_async=True
-        )
+        dv_on_its_way = warpgroup_mma(gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, V_L, 2)), do, dv,
+                                      is_async=True)
         dp = warpgroup_mma_wait(1, [dp_on_its_way])
     if ROLE == 1:
         dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, V_L, 2)), do, dv)
@@ -727,35 +370,9 @@ def _kept_rows(value, kept, L: gl.constexpr):
 
 @gluon.jit
 def _dkv_item(
-    c: gl.constexpr,
-    n,
-    b,
-    hp,
-    ptrs,
-    k,
-    v,
-    smems,
-    bars,
-    sizes,
-    ratio,
-    d,
-    dv_dim,
-    scale,
-    pre,
-    scale_out,
-    it,
-    local,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    VARLEN: gl.constexpr,
-    ROLE: gl.constexpr,
-    DTYPE: gl.constexpr,
+    c: gl.constexpr, n, b, hp, ptrs, k, v, smems, bars, sizes, ratio, d, dv_dim, scale, pre, scale_out, it, local,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr, ROLE: gl.constexpr, DTYPE: gl.constexpr,
 ):
     dk_ptr, dk_b, dk_h, dk_l, dv_ptr, dv_b, dv_h, dv_l, mask_ptr, mask_b = ptrs
     kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
@@ -774,81 +391,15 @@ def _dkv_item(
     for _ in range(ratio):
         if BAND >= 1:
             for i in range(first, edge):
-                dk, dv, it = _dkv_step(
-                    i,
-                    it,
-                    k,
-                    v,
-                    smems,
-                    bars,
-                    dk,
-                    dv,
-                    scale,
-                    pre,
-                    key,
-                    lo,
-                    hi,
-                    True,
-                    BM,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    CAPPED,
-                    ROLE,
-                    DTYPE,
-                )
+                dk, dv, it = _dkv_step(i, it, k, v, smems, bars, dk, dv, scale, pre, key, lo, hi, True, BM, D, DV,
+                                       STAGES, BAND, CAPPED, ROLE, DTYPE)
         for i in range(edge, past):
-            dk, dv, it = _dkv_step(
-                i,
-                it,
-                k,
-                v,
-                smems,
-                bars,
-                dk,
-                dv,
-                scale,
-                pre,
-                key,
-                lo,
-                hi,
-                False,
-                BM,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                CAPPED,
-                ROLE,
-                DTYPE,
-            )
+            dk, dv, it = _dkv_step(i, it, k, v, smems, bars, dk, dv, scale, pre, key, lo, hi, False, BM, D, DV, STAGES,
+                                   BAND, CAPPED, ROLE, DTYPE)
         if BAND == 2:
             for i in range(past, stop):
-                dk, dv, it = _dkv_step(
-                    i,
-                    it,
-                    k,
-                    v,
-                    smems,
-                    bars,
-                    dk,
-                    dv,
-                    scale,
-                    pre,
-                    key,
-                    lo,
-                    hi,
-                    True,
-                    BM,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    CAPPED,
-                    ROLE,
-                    DTYPE,
-                )
+                dk, dv, it = _dkv_step(i, it, k, v, smems, bars, dk, dv, scale, pre, key, lo, hi, True, BM, D, DV,
+                                       STAGES, BAND, CAPPED, ROLE, DTYPE)
     mbarrier.arrive(kv_empty.index(0), count=1)
     if KEYMASK:
         kept = gl.load(mask_ptr + b.to(gl.int64) * mask_b + key, mask=key < keys, other=0) != 0
@@ -867,34 +418,10 @@ def _dkv_item(
 
 @gluon.jit
 def _dkv_rows(
-    c: gl.constexpr,
-    ptrs,
-    k_smem,
-    v_smem,
-    smems,
-    bars,
-    sizes,
-    items,
-    parts,
-    H,
-    K,
-    split,
-    d,
-    dv_dim,
-    scale,
-    pre,
+    c: gl.constexpr, ptrs, k_smem, v_smem, smems, bars, sizes, items, parts, H, K, split, d, dv_dim, scale, pre,
     scale_out,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    VARLEN: gl.constexpr,
-    ROLE: gl.constexpr,
-    DTYPE: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr, ROLE: gl.constexpr, DTYPE: gl.constexpr,
 ):
     OWN: gl.constexpr = c * 64 if ROLE == 0 else 0
     k = k_smem.index(0).reshape([BN, D]).slice(OWN, 64, dim=0)
@@ -906,117 +433,22 @@ def _dkv_rows(
         b, hp = part // (K * split), part % (K * split)
         if VARLEN:
             if n * BN < _extent(b, sizes, VARLEN)[1]:
-                it, local = _dkv_item(
-                    c,
-                    n,
-                    b,
-                    hp,
-                    ptrs,
-                    k,
-                    v,
-                    smems,
-                    bars,
-                    sizes,
-                    H // K // split,
-                    d,
-                    dv_dim,
-                    scale,
-                    pre,
-                    scale_out,
-                    it,
-                    local,
-                    BM,
-                    BN,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    KEYMASK,
-                    CAPPED,
-                    VARLEN,
-                    ROLE,
-                    DTYPE,
-                )
+                it, local = _dkv_item(c, n, b, hp, ptrs, k, v, smems, bars, sizes, H // K // split, d, dv_dim, scale,
+                                      pre, scale_out, it, local, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, VARLEN,
+                                      ROLE, DTYPE)
         else:
-            it, local = _dkv_item(
-                c,
-                n,
-                b,
-                hp,
-                ptrs,
-                k,
-                v,
-                smems,
-                bars,
-                sizes,
-                H // K // split,
-                d,
-                dv_dim,
-                scale,
-                pre,
-                scale_out,
-                it,
-                local,
-                BM,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                CAPPED,
-                VARLEN,
-                ROLE,
-                DTYPE,
-            )
+            it, local = _dkv_item(c, n, b, hp, ptrs, k, v, smems, bars, sizes, H // K // split, d, dv_dim, scale, pre,
+                                  scale_out, it, local, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, VARLEN, ROLE,
+                                  DTYPE)
 
 
 @gluon.jit
 def attention_keys(
-    q_desc,
-    k_desc,
-    v_desc,
-    do_desc,
-    lse_desc,
-    delta_desc,
-    dk_ptr,
-    dv_ptr,
-    mask_ptr,
-    q_starts,
-    k_starts,
-    padded,
-    B,
-    H,
-    K,
-    split,
-    L,
-    S,
-    longest_keys,
-    lo,
-    hi,
-    align,
-    d,
-    dv_dim,
-    mask_b,
-    dk_b,
-    dk_h,
-    dk_l,
-    dv_b,
-    dv_h,
-    dv_l,
-    scale,
-    pre,
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_ptr, dv_ptr, mask_ptr, q_starts, k_starts, padded, B, H,
+    K, split, L, S, longest_keys, lo, hi, align, d, dv_dim, mask_b, dk_b, dk_h, dk_l, dv_b, dv_h, dv_l, scale, pre,
     scale_out,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    VARLEN: gl.constexpr,
-    WIDE: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr, WIDE: gl.constexpr,
 ):
     """dK and dV: a program owns BN keys and walks the rows of the heads that share them (or a ``split`` of those)."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -1027,14 +459,8 @@ def attention_keys(
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, DV], do_desc.layout)
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BM], lse_desc.layout)
     delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BM], delta_desc.layout)
-    bars = (
-        _barriers(1, 1),
-        _barriers(1, 2),
-        _barriers(STAGES, 1),
-        _barriers(STAGES, 2),
-        _barriers(STAGES, 1),
-        _barriers(STAGES, 2),
-    )
+    bars = (_barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(STAGES, 1),
+            _barriers(STAGES, 2))
     sizes = (L, S, lo, hi, align, q_starts, k_starts)
     parts = B * K * split
     items = (longest_keys + BN - 1) // BN * parts
@@ -1053,37 +479,10 @@ def attention_keys(
 
 @gluon.jit
 def _fused_step(
-    c: gl.constexpr,
-    s,
-    i,
-    it,
-    flat,
-    masked,
-    k,
-    v,
-    k_cols,
-    kept,
-    smems,
-    ds_smem,
-    dq_smem,
-    dq_desc,
-    bars,
-    ds_full,
-    dk,
-    dv,
-    scale,
-    key,
-    keys,
-    lo,
-    hi,
-    MORE: gl.constexpr,
-    BM: gl.constexpr,
-    D: gl.constexpr,
-    STAGES: gl.constexpr,
-    BUFFERS: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    DTYPE: gl.constexpr,
+    c: gl.constexpr, s, i, it, flat, masked, k, v, k_cols, kept, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk,
+    dv, scale, key, keys, lo, hi,
+    MORE: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+    BAND: gl.constexpr, KEYMASK: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """From the scores of row block i to its share of dV, dK and dQ; the next block's scores start before dQ is sent."""
     q_smem, do_smem, lse_smem, delta_smem = smems
@@ -1148,35 +547,10 @@ def _first_scores(it, k, q_smem, bars, BM: gl.constexpr, D: gl.constexpr, STAGES
 
 @gluon.jit
 def _fused_rows(
-    c: gl.constexpr,
-    ptrs,
-    k_smem,
-    v_smem,
-    smems,
-    ds_smem,
-    dq_smem,
-    dq_desc,
-    bars,
-    ds_full,
-    sizes,
-    items,
-    parts,
-    H,
-    K,
-    split,
-    padded,
-    d,
-    scale,
-    scale_out,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    STAGES: gl.constexpr,
-    BUFFERS: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    PIPED: gl.constexpr,
-    DTYPE: gl.constexpr,
+    c: gl.constexpr, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts, H, K,
+    split, padded, d, scale, scale_out,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+    BAND: gl.constexpr, KEYMASK: gl.constexpr, PIPED: gl.constexpr, DTYPE: gl.constexpr,
 ):
     dk_ptr, dk_b, dk_h, dk_l, dv_ptr, dv_b, dv_h, dv_l, mask_ptr, mask_b = ptrs
     kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
@@ -1210,113 +584,23 @@ def _fused_rows(
             s = _first_scores(it, k, smems[0], bars, BM, D, STAGES)
             i = first
             for _ in range(last):
-                s, dk, dv, it = _fused_step(
-                    c,
-                    s,
-                    i,
-                    it,
-                    flat,
-                    tail | (i < edge) | (i >= past),
-                    k,
-                    v,
-                    k_cols,
-                    kept,
-                    smems,
-                    ds_smem,
-                    dq_smem,
-                    dq_desc,
-                    bars,
-                    ds_full,
-                    dk,
-                    dv,
-                    scale,
-                    key,
-                    keys,
-                    lo,
-                    hi,
-                    True,
-                    BM,
-                    D,
-                    STAGES,
-                    BUFFERS,
-                    BAND,
-                    KEYMASK,
-                    DTYPE,
-                )
+                s, dk, dv, it = _fused_step(c, s, i, it, flat, tail | (i < edge) | (i >= past), k, v, k_cols, kept,
+                                            smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk, dv, scale, key, keys,
+                                            lo, hi, True, BM, D, STAGES, BUFFERS, BAND, KEYMASK, DTYPE)
                 i += 1
                 if i == stop:
                     i = first
                     flat += padded
-            s, dk, dv, it = _fused_step(
-                c,
-                s,
-                stop - 1,
-                it,
-                flat,
-                True,
-                k,
-                v,
-                k_cols,
-                kept,
-                smems,
-                ds_smem,
-                dq_smem,
-                dq_desc,
-                bars,
-                ds_full,
-                dk,
-                dv,
-                scale,
-                key,
-                keys,
-                lo,
-                hi,
-                False,
-                BM,
-                D,
-                STAGES,
-                BUFFERS,
-                BAND,
-                KEYMASK,
-                DTYPE,
-            )
+            s, dk, dv, it = _fused_step(c, s, stop - 1, it, flat, True, k, v, k_cols, kept, smems, ds_smem, dq_smem,
+                                        dq_desc, bars, ds_full, dk, dv, scale, key, keys, lo, hi, False, BM, D, STAGES,
+                                        BUFFERS, BAND, KEYMASK, DTYPE)
         else:
             for _ in range(ratio):
                 for i in range(first, stop):
                     s = _first_scores(it, k, smems[0], bars, BM, D, STAGES)
-                    s, dk, dv, it = _fused_step(
-                        c,
-                        s,
-                        i,
-                        it,
-                        flat,
-                        tail | (i < edge) | (i >= past),
-                        k,
-                        v,
-                        k_cols,
-                        kept,
-                        smems,
-                        ds_smem,
-                        dq_smem,
-                        dq_desc,
-                        bars,
-                        ds_full,
-                        dk,
-                        dv,
-                        scale,
-                        key,
-                        keys,
-                        lo,
-                        hi,
-                        False,
-                        BM,
-                        D,
-                        STAGES,
-                        BUFFERS,
-                        BAND,
-                        KEYMASK,
-                        DTYPE,
-                    )
+                    s, dk, dv, it = _fused_step(c, s, i, it, flat, tail | (i < edge) | (i >= past), k, v, k_cols, kept,
+                                                smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk, dv, scale, key,
+                                                keys, lo, hi, False, BM, D, STAGES, BUFFERS, BAND, KEYMASK, DTYPE)
                 flat += padded
         mbarrier.arrive(kv_empty.index(0), count=1)
         local += 1
@@ -1329,43 +613,10 @@ def _fused_rows(
 
 @gluon.jit
 def attention_fused(
-    q_desc,
-    k_desc,
-    v_desc,
-    do_desc,
-    lse_desc,
-    delta_desc,
-    dq_desc,
-    dk_ptr,
-    dv_ptr,
-    mask_ptr,
-    padded,
-    B,
-    H,
-    K,
-    split,
-    L,
-    S,
-    lo,
-    hi,
-    d,
-    mask_b,
-    dk_b,
-    dk_h,
-    dk_l,
-    dv_b,
-    dv_h,
-    dv_l,
-    scale,
-    scale_out,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    STAGES: gl.constexpr,
-    BUFFERS: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    PIPED: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_ptr, dv_ptr, mask_ptr, padded, B, H, K,
+    split, L, S, lo, hi, d, mask_b, dk_b, dk_h, dk_l, dv_b, dv_h, dv_l, scale, scale_out,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+    BAND: gl.constexpr, KEYMASK: gl.constexpr, PIPED: gl.constexpr,
 ):
     """dK, dV and dQ from five products: a program owns 128 keys; the copy engine adds its share of dQ to memory."""
     DTYPE: gl.constexpr = q_desc.dtype

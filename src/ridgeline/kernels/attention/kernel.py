@@ -84,28 +84,9 @@ def _fetch(desc, at, full, empty, smem, turn, slot, NUM_BYTES: gl.constexpr):
 
 @gluon.jit
 def _feed_tile(
-    m,
-    b,
-    h,
-    descs,
-    smems,
-    bars,
-    mask_ptr,
-    mask_b,
-    sizes,
-    it,
-    local,
-    ratio,
-    EXTRA: gl.constexpr,
-    DESCENDING: gl.constexpr,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    VARLEN: gl.constexpr,
+    m, b, h, descs, smems, bars, mask_ptr, mask_b, sizes, it, local, ratio,
+    EXTRA: gl.constexpr, DESCENDING: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
+    DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, KEYMASK: gl.constexpr, VARLEN: gl.constexpr,
 ):
     q_desc, extra_desc, k_desc, v_desc = descs
     q_smem, extra_smem, k_smem, v_smem, bias_smem = smems
@@ -138,28 +119,9 @@ def _feed_tile(
 
 @gluon.jit
 def _feed_rows(
-    descs,
-    smems,
-    bars,
-    mask_ptr,
-    mask_b,
-    sizes,
-    tiles,
-    num_m,
-    H,
-    K,
-    heads,
-    group,
-    EXTRA: gl.constexpr,
-    DESCENDING: gl.constexpr,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    VARLEN: gl.constexpr,
+    descs, smems, bars, mask_ptr, mask_b, sizes, tiles, num_m, H, K, heads, group,
+    EXTRA: gl.constexpr, DESCENDING: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
+    DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, KEYMASK: gl.constexpr, VARLEN: gl.constexpr,
 ):
     """Feeds the kernels that own query rows: 64 rows of Q (and of dO) for each group, then blocks of K and V."""
     it = 0
@@ -169,55 +131,11 @@ def _feed_rows(
         b, h = bh // H, bh % H
         if VARLEN:
             if m * BM < _extent(b, sizes, VARLEN)[0]:
-                it, local = _feed_tile(
-                    m,
-                    b,
-                    h,
-                    descs,
-                    smems,
-                    bars,
-                    mask_ptr,
-                    mask_b,
-                    sizes,
-                    it,
-                    local,
-                    H // K,
-                    EXTRA,
-                    DESCENDING,
-                    BM,
-                    BN,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    KEYMASK,
-                    VARLEN,
-                )
+                it, local = _feed_tile(m, b, h, descs, smems, bars, mask_ptr, mask_b, sizes, it, local, H // K, EXTRA,
+                                       DESCENDING, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN)
         else:
-            it, local = _feed_tile(
-                m,
-                b,
-                h,
-                descs,
-                smems,
-                bars,
-                mask_ptr,
-                mask_b,
-                sizes,
-                it,
-                local,
-                H // K,
-                EXTRA,
-                DESCENDING,
-                BM,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                VARLEN,
-            )
+            it, local = _feed_tile(m, b, h, descs, smems, bars, mask_ptr, mask_b, sizes, it, local, H // K, EXTRA,
+                                   DESCENDING, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN)
 
 
 @gluon.jit
@@ -239,25 +157,8 @@ def _seen(s, row, col, keys, lo, hi, BAND: gl.constexpr, PAST: gl.constexpr):
 
 
 @gluon.jit
-def _online(
-    s,
-    m_i,
-    l_i,
-    bias,
-    scale,
-    pre,
-    row,
-    block,
-    keys,
-    lo,
-    hi,
-    MASK: gl.constexpr,
-    BN: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    S_L: gl.constexpr,
-):
+def _online(s, m_i, l_i, bias, scale, pre, row, block, keys, lo, hi, MASK: gl.constexpr, BN: gl.constexpr,
+            BAND: gl.constexpr, KEYMASK: gl.constexpr, CAPPED: gl.constexpr, S_L: gl.constexpr):
     """One step of the online softmax: probabilities, new maximum and sum, and the factor for what came before."""
     if CAPPED:
         s = _tanh(s * pre)
@@ -283,33 +184,9 @@ def _bias(bias_smem, slot, KEYMASK: gl.constexpr, S_L: gl.constexpr):
 
 
 @gluon.jit
-def _step(
-    q,
-    smems,
-    bars,
-    it,
-    block,
-    more,
-    p_op,
-    o,
-    m_i,
-    l_i,
-    scale,
-    pre,
-    row,
-    keys,
-    lo,
-    hi,
-    MASK: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    DTYPE: gl.constexpr,
-):
+def _step(q, smems, bars, it, block, more, p_op, o, m_i, l_i, scale, pre, row, keys, lo, hi, MASK: gl.constexpr,
+          BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+          KEYMASK: gl.constexpr, CAPPED: gl.constexpr, DTYPE: gl.constexpr):
     """Scores of the next block and P·V of this one go out together; the softmax runs while P·V does."""
     k_smem, v_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -325,9 +202,8 @@ def _step(
     s = warpgroup_mma_wait(1, [s_on_its_way])
     bias = _bias(bias_smem, ks, KEYMASK, S_L)
     mbarrier.arrive(k_empty.index(ks), count=1)
-    p, m_i, l_i, alpha = _online(
-        s, m_i, l_i, bias, scale, pre, row, block, keys, lo, hi, MASK, BN, BAND, KEYMASK, CAPPED, S_L
-    )
+    p, m_i, l_i, alpha = _online(s, m_i, l_i, bias, scale, pre, row, block, keys, lo, hi, MASK, BN, BAND, KEYMASK,
+                                 CAPPED, S_L)
     half = p.to(DTYPE)
     # Waiting for the next keys here ends a basic block: without it ptxas moves the wait for O above the softmax.
     after = nxt + 1
@@ -378,37 +254,10 @@ def _plain_blocks(row0, first, stop, keys, lo, hi, BN: gl.constexpr, BAND: gl.co
 
 @gluon.jit
 def _attend_tile(
-    c: gl.constexpr,
-    m,
-    b,
-    h,
-    o_ptr,
-    o_b,
-    o_h,
-    o_l,
-    lse_ptr,
-    sink_ptr,
-    q,
-    smems,
-    bars,
-    sizes,
-    H,
-    d,
-    scale,
-    pre,
-    it,
+    c: gl.constexpr, m, b, h, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q, smems, bars, sizes, H, d, scale, pre, it,
     local,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    SINK: gl.constexpr,
-    VARLEN: gl.constexpr,
-    DTYPE: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, DTYPE: gl.constexpr,
 ):
     k_smem, v_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -428,9 +277,8 @@ def _attend_tile(
     mbarrier.arrive(k_empty.index(slot), count=1)
     m_i = gl.full([64], float("-inf"), gl.float32, ROW)
     l_i = gl.zeros([64], gl.float32, ROW)
-    p, m_i, l_i, _ = _online(
-        s, m_i, l_i, bias, scale, pre, row, stop - 1, keys, lo, hi, True, BN, BAND, KEYMASK, CAPPED, S_L
-    )
+    p, m_i, l_i, _ = _online(s, m_i, l_i, bias, scale, pre, row, stop - 1, keys, lo, hi, True, BN, BAND, KEYMASK,
+                             CAPPED, S_L)
     p_op = gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, O_L, 2))
     o = gl.zeros([64, DV], gl.float32, O_L)
     mbarrier.wait(k_full.index((it + 1) % STAGES), ((it + 1) // STAGES) & 1, pred=stop > first + 1)
@@ -438,92 +286,17 @@ def _attend_tile(
     if BAND >= 1:
         for j in range(end, stop - 1):  # blocks that cross the upper edge, from the last to the first
             block = end + stop - 2 - j
-            p_op, o, m_i, l_i, it = _step(
-                q,
-                smems,
-                bars,
-                it,
-                block,
-                block > first,
-                p_op,
-                o,
-                m_i,
-                l_i,
-                scale,
-                pre,
-                row,
-                keys,
-                lo,
-                hi,
-                True,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                CAPPED,
-                DTYPE,
-            )
+            p_op, o, m_i, l_i, it = _step(q, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre, row,
+                                          keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE)
     for j in range(begin, end):
         block = begin + end - 1 - j
-        p_op, o, m_i, l_i, it = _step(
-            q,
-            smems,
-            bars,
-            it,
-            block,
-            block > first,
-            p_op,
-            o,
-            m_i,
-            l_i,
-            scale,
-            pre,
-            row,
-            keys,
-            lo,
-            hi,
-            False,
-            BN,
-            D,
-            DV,
-            STAGES,
-            BAND,
-            KEYMASK,
-            CAPPED,
-            DTYPE,
-        )
+        p_op, o, m_i, l_i, it = _step(q, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre, row,
+                                      keys, lo, hi, False, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE)
     if BAND == 2:
         for j in range(first, min(begin, stop - 1)):
             block = first + min(begin, stop - 1) - 1 - j
-            p_op, o, m_i, l_i, it = _step(
-                q,
-                smems,
-                bars,
-                it,
-                block,
-                block > first,
-                p_op,
-                o,
-                m_i,
-                l_i,
-                scale,
-                pre,
-                row,
-                keys,
-                lo,
-                hi,
-                True,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                CAPPED,
-                DTYPE,
-            )
+            p_op, o, m_i, l_i, it = _step(q, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre, row,
+                                          keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE)
     mbarrier.arrive(q_empty.index(c), count=1)
     slot = it % STAGES
     mbarrier.wait(v_full.index(slot), (it // STAGES) & 1)
@@ -547,36 +320,10 @@ def _attend_tile(
 
 @gluon.jit
 def _attend(
-    c: gl.constexpr,
-    o_ptr,
-    o_b,
-    o_h,
-    o_l,
-    lse_ptr,
-    sink_ptr,
-    q_smem,
-    smems,
-    bars,
-    sizes,
-    tiles,
-    num_m,
-    H,
-    heads,
-    group,
-    d,
-    scale,
-    pre,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    SINK: gl.constexpr,
-    VARLEN: gl.constexpr,
-    DTYPE: gl.constexpr,
+    c: gl.constexpr, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, smems, bars, sizes, tiles, num_m, H, heads,
+    group, d, scale, pre,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """One group of four warps: 64 query rows of every tile, keys from the last block to the first."""
     q = q_smem.index(c).reshape([64, D])
@@ -587,113 +334,21 @@ def _attend(
         b, h = bh // H, bh % H
         if VARLEN:
             if m * BM < _extent(b, sizes, VARLEN)[0]:
-                it, local = _attend_tile(
-                    c,
-                    m,
-                    b,
-                    h,
-                    o_ptr,
-                    o_b,
-                    o_h,
-                    o_l,
-                    lse_ptr,
-                    sink_ptr,
-                    q,
-                    smems,
-                    bars,
-                    sizes,
-                    H,
-                    d,
-                    scale,
-                    pre,
-                    it,
-                    local,
-                    BM,
-                    BN,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    KEYMASK,
-                    CAPPED,
-                    SINK,
-                    VARLEN,
-                    DTYPE,
-                )
+                it, local = _attend_tile(c, m, b, h, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q, smems, bars, sizes, H,
+                                         d, scale, pre, it, local, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK,
+                                         VARLEN, DTYPE)
         else:
-            it, local = _attend_tile(
-                c,
-                m,
-                b,
-                h,
-                o_ptr,
-                o_b,
-                o_h,
-                o_l,
-                lse_ptr,
-                sink_ptr,
-                q,
-                smems,
-                bars,
-                sizes,
-                H,
-                d,
-                scale,
-                pre,
-                it,
-                local,
-                BM,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                CAPPED,
-                SINK,
-                VARLEN,
-                DTYPE,
-            )
+            it, local = _attend_tile(c, m, b, h, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q, smems, bars, sizes, H, d,
+                                     scale, pre, it, local, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN,
+                                     DTYPE)
 
 
 @gluon.jit
 def attention_forward(
-    q_desc,
-    k_desc,
-    v_desc,
-    o_ptr,
-    lse_ptr,
-    mask_ptr,
-    sink_ptr,
-    q_starts,
-    k_starts,
-    B,
-    H,
-    K,
-    L,
-    S,
-    longest,
-    lo,
-    hi,
-    align,
-    d,
-    mask_b,
-    o_b,
-    o_h,
-    o_l,
-    group,
-    scale,
-    pre,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    SINK: gl.constexpr,
-    VARLEN: gl.constexpr,
+    q_desc, k_desc, v_desc, o_ptr, lse_ptr, mask_ptr, sink_ptr, q_starts, k_starts, B, H, K, L, S, longest, lo, hi,
+    align, d, mask_b, o_b, o_h, o_l, group, scale, pre,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr,
 ):
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(BM == 128)
@@ -701,14 +356,8 @@ def attention_forward(
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, DV], v_desc.layout)
     bias_smem = _bias_memory(STAGES, BN, KEYMASK)
-    bars = (
-        _barriers(2, 1),
-        _barriers(2, 1),
-        _barriers(STAGES, 2 if KEYMASK else 1),
-        _barriers(STAGES, 2),
-        _barriers(STAGES, 1),
-        _barriers(STAGES, 2),
-    )
+    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 2 if KEYMASK else 1), _barriers(STAGES, 2),
+            _barriers(STAGES, 1), _barriers(STAGES, 2))
     sizes = (L, S, lo, hi, align, q_starts, k_starts)
     num_m, heads = (longest + BM - 1) // BM, B * H
     tiles = num_m * heads

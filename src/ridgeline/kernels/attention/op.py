@@ -358,12 +358,8 @@ RACES = tuple(
 FUSED = tuple(
     case("bfloat16", b=b, h=h, k=k, l=rows, s=keys, d=d, causal=causal, mask=mask, deterministic=False)
     for b, h, k, rows, keys, d, causal, mask in (
-        (1, 4, 2, 512, 512, 128, False, 0.0),
-        (2, 3, 3, 777, 777, 128, True, 0.0),
-        (1, 8, 1, 100, 1000, 128, True, 0.0),
-        (1, 2, 2, 1000, 100, 96, True, 0.0),
-        (2, 4, 2, 300, 300, 128, False, 0.6),
-        (2, 4, 2, 300, 300, 128, True, 0.6),
+        (1, 4, 2, 512, 512, 128, False, 0.0), (2, 3, 3, 777, 777, 128, True, 0.0), (1, 8, 1, 100, 1000, 128, True, 0.0),
+        (1, 2, 2, 1000, 100, 96, True, 0.0), (2, 4, 2, 300, 300, 128, False, 0.6), (2, 4, 2, 300, 300, 128, True, 0.6),
     )
 )
 """Gradients that may differ in their last bits from run to run."""
@@ -386,7 +382,9 @@ VARLEN_CHECKS = tuple(
 )  # fmt: skip
 _OPTIONS = "Tensor? sinks=None, int left=-1, int right=-1, float softcap=0.0, bool deterministic=True"
 _SETTINGS = f"bool is_causal, float scale, int shift, Tensor? key_mask=None, {_OPTIONS}"
-_SEQUENCES = f"Tensor q_starts, Tensor k_starts, int longest_q, int longest_k, bool is_causal, float scale, {_OPTIONS}"
+_SEQUENCES = (
+    f"Tensor q_starts, Tensor k_starts, int longest_q, int longest_k, bool is_causal, float scale, {_OPTIONS}"
+)
 
 ATTENTION_BACKWARD = declare(
     name="attention_backward",

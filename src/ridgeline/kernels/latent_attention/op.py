@@ -176,7 +176,9 @@ LATENT_ATTENTION = declare(
     schema="(Tensor query, Tensor cache, Tensor block_table, Tensor seq_lens, int value_dim, float scale) -> Tensor",
     forward=_forward,
     infer=_forward,
-    fake=lambda query, cache, block_table, seq_lens, value_dim, scale: query.new_empty((*query.shape[:2], value_dim)),
+    fake=lambda query, cache, block_table, seq_lens, value_dim, scale: query.new_empty(
+        (*query.shape[:2], value_dim)
+    ),
     reference=reference.forward,
     support=_support,
     cost=_cost,

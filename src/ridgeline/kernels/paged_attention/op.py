@@ -219,3 +219,4 @@ PAGED_ATTENTION = declare(
         forward_bytes=lambda args: 2 * int(args[4].sum()) * args[1][0, 0].nbytes + 2 * args[0].nbytes,
     ),
 )
+
