@@ -35,8 +35,8 @@ from torch import nn
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import CudaExecutor
 from ridgeline.optimizer.graphed import graph_inference, graph_training
-from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.steps import graph_step
+from ridgeline.optimizer.optimized import Optimized, Plan, plain_step
+from ridgeline.optimizer.steps import GraphedUpdate
 
 
 class Log:
@@ -436,27 +436,17 @@ def step_cost(log: Log, at: Any) -> None:
             model = gpt(*size[:2])
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
             run: Any = model
-            if kind == "graphed":
+            if kind in ("graphed", "whole"):
                 began = time.perf_counter()
                 executor = at.executor() if at.fake else None
                 graphed = graph_training(model, (ids,), {"labels": ids}, model, executor=executor)
                 run = Optimized(model, [Plan(graphed.signature, graphed)], mode="train")
                 found["record_s"] = time.perf_counter() - began
-            whole = None
-            if kind == "whole":
-                executor = at.executor() if at.fake else None
-                whole = graph_step(model, optimizer, (ids,), {"labels": ids}, model, executor=executor)
+            update = GraphedUpdate(optimizer, graphed) if kind == "whole" else None
             trail = []
 
-            def step(run: Any = run, optimizer: Any = optimizer, trail: list[Any] = trail, whole: Any = whole) -> None:
-                if whole is not None:
-                    trail.append(whole(ids, labels=ids))
-                    return
-                optimizer.zero_grad(set_to_none=True)
-                loss = run(ids, labels=ids).loss
-                loss.backward()
-                optimizer.step()
-                trail.append(loss.detach())
+            def step(run: Any = run, optimizer: Any = optimizer, trail: Any = trail, update: Any = update) -> None:
+                trail.append(plain_step(run, optimizer, None, (ids,), {"labels": ids}, update))
 
             for _ in range(4):
                 step()
@@ -476,7 +466,7 @@ def step_cost(log: Log, at: Any) -> None:
         found["losses"] = losses
         found["track"] = [max(abs(a - b) / abs(a) for a, b in zip(losses[0], other)) for other in losses[1:]]
         found["pool_bytes"] = graphed.pool_bytes()
-        found["replays"], found["misses"] = (graphed.replays, whole.replays), whole.misses
+        found["replays"], found["misses"] = (graphed.replays, update.replays), update.misses
         return found
 
     log.run("training step", "gpt2", work)

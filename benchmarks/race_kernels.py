@@ -31,7 +31,7 @@ FILE = "kernels.json.gz"
 COMPILED_CASES = 2
 """Cases of each function in which torch.compile takes part: it needs seconds for each."""
 
-PARTS = ("pack", "build", "host", "check", "special", "sweep", "memory", "race", "compiled", "ladder")
+PARTS = ("pack", "build", "host", "check", "special", "sweep", "memory", "race", "split", "compiled", "ladder")
 
 
 class Book:
@@ -75,13 +75,14 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     """(kernel, function, phase, case, configurations): what the defaults are chosen from."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.cross_entropy import config as ce
+    from ridgeline.kernels.qk_norm_rope.config import Heads
     from ridgeline.kernels.rms_norm import config as rms
-    from ridgeline.kernels.softmax import config as soft
+    from ridgeline.kernels.shares import Streamed as T
 
     def bf16(rows: int, cols: int) -> Any:
         return case("bfloat16", rows=rows, cols=cols)
 
-    F, B, S = rms.Forward, rms.Backward, soft.Softmax
+    F, B = rms.Forward, rms.Backward
 
     def fwd(op: str, rows: int, cols: int, *given: tuple[int, ...]) -> Any:
         return f"{op}.forward", op, "fwd", bf16(rows, cols), [F(*values) for values in given]
@@ -89,50 +90,40 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     def bwd(op: str, rows: int, cols: int, *given: tuple[Any, ...]) -> Any:
         return f"{op}.backward", op, "bwd", bf16(rows, cols), [B(*values) for values in given]
 
-    def soft_fwd(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
-        return "softmax.forward", "softmax", "fwd", bf16(rows, cols), [S(*values) for values in given]
-
-    def soft_bwd(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
-        return "softmax.backward", "softmax", "bwd", bf16(rows, cols), [S(*values) for values in given]
-
-    def entropy(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
-        return "cross_entropy.forward", "cross_entropy", "fwd", bf16(rows, cols), [ce.Forward(*v) for v in given]
-
-    yield entropy(2048, 151936, *((8192, 8, 1, n) for n in (1, 2, 3, 4)), (4096, 4, 3, 1), (4096, 4, 3, 4))
-    yield entropy(1024, 262144, *((8192, 8, 1, n) for n in (1, 2, 4, 8)), (4096, 4, 3, 1), (4096, 4, 3, 4))
-    yield (
-        "cross_entropy.short", "cross_entropy", "fwd", bf16(65536, 1000),
-        [ce.Short(r, 4, 256, w, 1, n) for r, w, n in ((4, 4, 16), (4, 4, 9), (4, 4, 64), (8, 4, 5), (2, 2, 18))],
-    )  # fmt: skip
-    yield bwd("layer_norm", 65536, 768, (1, 3, 256, 1, 3, 12, True), (1, 3, 256, 1, 4, 12, True),
-              (1, 3, 256, 1, 3, 10, True))  # fmt: skip
-    yield bwd("layer_norm", 32768, 1024, (1, 1, 1024, 4, 3, 6, True), (1, 1, 1024, 4, 3, 7, True),
-              (1, 4, 256, 1, 3, 8, True), (1, 1, 1024, 4, 4, 6, True))  # fmt: skip
-    yield bwd("layer_norm", 4096, 12288, (1, 6, 2048, 8, 3, 1, False), (1, 6, 2048, 8, 4, 1, False),
-              (1, 6, 2048, 8, 2, 1, False))  # fmt: skip
-    yield bwd("layer_norm", 8192, 8192, (1, 2, 4096, 16, 3, 1, True), (1, 4, 2048, 8, 3, 1, True),
-              (1, 4, 2048, 8, 3, 1, False), (1, 4, 2048, 8, 4, 1, False))  # fmt: skip
-    yield bwd("rms_norm", 8192, 8192, (1, 2, 4096, 16, 3, 1, True), (1, 4, 2048, 8, 3, 1, True),
-              (1, 4, 2048, 8, 3, 2, False))  # fmt: skip
-    yield bwd("rms_norm", 4096, 12288, (1, 6, 2048, 8, 3, 1, False), (1, 3, 4096, 16, 3, 1, False),
-              (1, 6, 2048, 8, 4, 1, False))  # fmt: skip
-    yield bwd("rms_norm", 4096, 16384, (1, 2, 8192, 32, 1, 1, False), (1, 8, 2048, 8, 3, 1, False),
-              (1, 8, 2048, 8, 2, 1, False))  # fmt: skip
-    yield bwd("rms_norm", 16384, 2048, (1, 1, 2048, 8, 3, 4, True), (2, 1, 2048, 8, 3, 2, True),
-              (1, 2, 1024, 4, 3, 6, True))  # fmt: skip
-    yield fwd("layer_norm", 4096, 12288, (1, 3, 4096, 16), (1, 6, 2048, 8), (1, 12, 1024, 4))
-    yield fwd("rms_norm", 8192, 5120, (1, 5, 1024, 4), (1, 3, 2048, 8), (1, 10, 512, 2))
-    two = (1, 0, 8192, 16, 1)
-    yield soft_fwd(512, 262144, two, (1, 0, 4096, 8, 1), (1, 0, 8192, 8, 1))
-    yield soft_fwd(2048, 65536, two, (1, 0, 4096, 8, 1))
-    yield soft_fwd(4096, 32768, two, (1, 4, 8192, 32, 1, 0), (1, 1, 32768, 32))
-    yield soft_fwd(8192, 16384, (1, 2, 8192, 32), (1, 1, 16384, 32), (1, 1, 16384, 16), (1, 4, 4096, 16))
-    yield soft_bwd(8192, 16384, (1, 2, 8192, 32), (1, 1, 16384, 32), (1, 4, 4096, 16))
-    both = (1, 0, 4096, 8, 1, 4, 8192), (1, 0, 4096, 8, 1, 4, 16384), (1, 0, 4096, 8, 1, 5, 8192)
-    yield soft_bwd(512, 262144, *both, (1, 0, 16384, 32, 1))
-    yield soft_bwd(1024, 131072, *both[:2])
-    yield soft_bwd(2048, 65536, *both, (1, 0, 16384, 32, 1))
-    yield soft_bwd(4096, 32768, both[0], (1, 4, 8192, 32), (1, 1, 32768, 32))
+    at_once = [T(8, 8, 3, 2, 0), T(4, 8, 3, 4, 0), T(8, 4, 3, 4, 0), T(4, 16, 3, 2, 0)]
+    for rows, cols in ((4096, 32768), (2048, 65536), (1024, 131072), (512, 262144)):
+        yield "softmax.forward", "softmax", "fwd", bf16(rows, cols), [*at_once, T(4, 32, 3, 1)][: 5 - (cols > 32768)]
+    yield "softmax.forward", "softmax", "fwd", case("float32", rows=2048, cols=32768), [*at_once[:2], T(4, 16, 3, 2)]
+    yield "softmax.backward", "softmax", "bwd", bf16(2048, 65536), [T(4, 8, 3, 2, 0)]
+    for rows, cols in ((65536, 1000), (262144, 256)):
+        tiles = ((4, 4, 256, 4, 1, 64), (4, 8, 128, 2, 1, 128), (8, 16, 64, 2, 1, 64), (8, 8, 128, 4, 1, 32))
+        few = ((4, 1, 256, 4, 1, 64), (8, 2, 128, 4, 1, 64), (32, 8, 32, 4, 1, 64))
+        given = [ce.Short(*values) for values in (tiles if cols == 1000 else few)]
+        yield "cross_entropy.short", "cross_entropy", "fwd", bf16(rows, cols), given
+    long = [T(2, 16, 6, 1), T(2, 16, 5, 1, 0), T(2, 8, 3, 2, 0)]
+    for op in ("rms_norm", "layer_norm"):
+        for rows, cols in ((4096, 16384), (4096, 12288), (8192, 8192), (2048, 32768)):
+            yield f"{op}.backward", op, "bwd", bf16(rows, cols), long
+        yield f"{op}.backward", op, "bwd", case("float32", rows=4096, cols=12288), [T(4, 16, 3, 1, 0), T(2, 16, 6, 1)]
+    yield bwd("rms_norm", 8192, 5120, (1, 3, 2048, 8, 3, 2, False))
+    yield bwd("rms_norm", 32768, 1024)
+    yield bwd("layer_norm", 65536, 768)
+    wide = case("bfloat16", batch=4, channels=512, side=128, groups=32)
+    images = [T(4, 8, 3, 4), T(8, 8, 3, 2, 0), T(4, 8, 3, 4, 0)]
+    yield "group_norm.streamed", "group_norm", "fwd", wide, images
+    yield "group_norm.backward_streamed", "group_norm", "bwd", wide, [T(4, 8, 3, 2, 0), T(2, 8, 3, 4), T(2, 8, 3, 4, 0)]
+    for batch, seq, num in ((4, 4096, 32), (2, 8192, 64)):
+        heads = case("bfloat16", batch=batch, seq=seq, heads=num, keys=8, dim=128)
+        yield "qk_norm_rope.forward", "qk_norm_rope", "fwd", heads, [Heads(2, 1)]
+        yield "qk_norm_rope.backward", "qk_norm_rope", "bwd", heads, [Heads(4, 3)]
+    for cols in (4099, 4100):
+        yield fwd("rms_norm", 32768, cols)
+        yield bwd("rms_norm", 32768, cols)
+    for cols in (50257, 50260):
+        yield "softmax.forward", "softmax", "fwd", bf16(4096, cols), []
+        yield "softmax.backward", "softmax", "bwd", bf16(4096, cols), []
+    yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(8192, 50257), []
+    yield "cross_entropy.backward", "cross_entropy", "bwd", bf16(8192, 50257), []
     yield from list_sweeps()
 
 
@@ -142,8 +133,6 @@ def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     from ridgeline.kernels.contract import trials
     from ridgeline.kernels.cross_layer import config as cross
     from ridgeline.kernels.dot_interaction import config as dot
-    from ridgeline.kernels.embedding_bag import config as bags
-    from ridgeline.kernels.grad_norm import config as norm
     from ridgeline.kernels.quantize import config as quantize
 
     def raced(name: str, i: int) -> Any:
@@ -152,32 +141,18 @@ def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     def tried(kernel: str, name: str, i: int, kind: Any, *given: tuple[Any, ...], phase: str = "fwd") -> Any:
         return kernel, name, phase, raced(name, i), [kind(*values) for values in given]
 
-    yield tried("adamw", "adamw", 0, adamw.Update, (1024, 4, 8192), (2048, 8, 8192), (1024, 8, 8192), (512, 4, 4096))
-    yield tried(
-        "adamw", "adamw_8bit", 0, adamw.Update, (1024, 4, 4096), (2048, 8, 4096), (512, 4, 4096), (2048, 16, 4096)
-    )
-    yield tried("quantize.rows", "quantize", 0, quantize.Forward, (1, 2, 2048, 8), (2, 4, 1024, 8))
-    yield tried("quantize.rows", "quantize", 2, quantize.Forward, (8, 1, 128, 4), (32, 1, 128, 4), (16, 1, 128, 2))
-    yield tried("quantize.rows", "quantize", 3, quantize.Forward, (1, 4, 4096, 16), (1, 14, 1024, 4))
-    yield tried("quantize.tensor", "quantize", 4, quantize.Flat, (4096, 8, 2), (2048, 4, 7), (2048, 8, 4))
-    yield tried("dot_interaction.forward", "dot_interaction", 2, dot.Sample, (1, 32), (2, 16), (4, 32), (1, 16))
-    yield tried("dot_interaction.forward", "dot_interaction", 0, dot.Sample, (2,), (4,), (1, 64))
-    yield tried("dot_interaction.backward", "dot_interaction", 2, dot.Sample, (2,), (8,), phase="bwd")
-    tiles = ((64, 128, 64, 4, 3, True), (64, 128, 64, 4, 3), (128, 128, 64, 8, 3, True), (128, 64, 64, 4, 3, True))
-    rest = ((128, 128, 64, 8, 3), (128, 256, 64, 8, 3), (0, 0, 0, 0, 0))
-    yield tried("cross_layer.product", "cross_layer", 0, cross.Product, *tiles, *rest)
-    yield tried("cross_layer.product", "cross_layer", 1, cross.Product, *tiles)
-    yield tried("cross_layer.product", "cross_layer", 3, cross.Product, *tiles[:3])
-    yield tried("cross_layer.backward", "cross_layer", 0, cross.Pass, (8, 512, 8, 2), (4, 512, 4, 8), phase="bwd")
-    yield tried("embedding_bag.forward", "embedding_bags", 3, bags.Forward, (8, 8, 4), (16, 4, 4), (32, 8, 8))
-    yield tried("embedding_bag.forward", "embedding_bags", 0, bags.Forward, (8, 8, 4), (4, 4, 4), (8, 4, 8), (4, 16, 4))
-    yield tried("embedding_bag.forward", "embedding_bags", 1, bags.Forward, (64, 1, 4), (16, 1, 4), (32, 1, 8))
-    steps = ((32, 4, 1), (128, 4, 1), (64, 8, 1), (64, 2, 1))
-    yield tried("embedding_bag.update", "embedding_bags_update", 0, bags.Update, *steps, phase="step")
-    passes = ((2048, 8, 16384), (4096, 8, 32768), (2048, 4, 32768), (1024, 4, 8192))
-    yield tried("grad_norm", "clip_grad_norm_", 0, norm.Pass, *passes)
-    yield tried("grad_scale", "clip_grad_norm_", 0, norm.Pass, *passes[:2])
-    yield tried("dequantize.rows", "dequantize", 0, quantize.Tile, (1, 2048, 8), (1, 4096, 8), (2, 2048, 4))
+    yield tried("quantize.tensor", "quantize", 4, quantize.Flat, (4096, 8, 4), (2048, 4, 8))
+    yield tried("quantize.rows", "quantize", 0, quantize.Forward, (2, 4, 1024, 8))
+    for i in (0, 1):
+        yield tried("rms_norm_quant", "rms_norm_quant", i, quantize.Forward, (1, 8, 512, 2), (1, 2, 2048, 8))
+        yield tried("layer_norm_quant", "layer_norm_quant", i, quantize.Forward, (1, 8, 512, 2), (1, 2, 2048, 8))
+    yield tried("rms_norm_quant", "rms_norm_quant", 2, quantize.Forward, (1, 8, 1024, 4), (1, 2, 4096, 16))
+    yield tried("layer_norm_quant", "layer_norm_quant", 2, quantize.Forward, (2, 3, 256, 2), (8, 3, 256, 8))
+    yield tried("adamw", "adamw_8bit", 0, adamw.Update, (1024, 4, 4096))
+    yield tried("dot_interaction.backward", "dot_interaction", 2, dot.Sample, (1,), (8,), phase="bwd")
+    tiles = ((128, 128, 64, 8, 3), (128, 64, 64, 4, 3), (64, 64, 64, 4, 3), (128, 128, 32, 4, 4), (256, 64, 64, 8, 3))
+    for i in (0, 1, 3, 4):
+        yield tried("cross_layer.product", "cross_layer", i, cross.Product, *tiles)
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:
@@ -188,7 +163,9 @@ def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]
     found: list[Any] = []
     for name in names:
         trial = trials()[name][1]
-        if parts & {"race", "host", "ladder", "compiled"} or ("memory" in parts and name == "linear_cross_entropy"):
+        if parts & {"race", "host", "ladder", "compiled", "split"} or (
+            "memory" in parts and name == "linear_cross_entropy"
+        ):
             found += variants_of(name, [*trial.races, *trial.small])
         if "check" in parts:
             found += variants_of(name, checks_of(trial, short))
@@ -370,6 +347,18 @@ def part_special(book: Book, word: str) -> None:
         print("special", name, outcome, flush=True)
 
 
+def apart(first: Any, second: Any) -> float:
+    """The largest difference of two results as a share of their largest number; 0 where there is nothing to compare."""
+    import torch
+
+    if isinstance(first, (tuple, list)):
+        return max((apart(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
+    if not isinstance(first, torch.Tensor) or not first.is_floating_point() or not first.numel():
+        return 0.0
+    a, b = first.float(), second.float()
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-30))
+
+
 def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
     import statistics
 
@@ -396,38 +385,90 @@ def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
             if trial.laps:
                 made = trial.laps(of, torch.device("cuda"), generator)
                 return made.runs["ridgeline"], made.num_bytes
-            return runner(trial.call, args, phase, trial.constants), moved_bytes(trial, args, phase)
+            return runner(trial.timed or trial.call, args, phase, trial.constants), moved_bytes(trial, args, phase)
 
         with tuning.asked() as choices:
             prepared()[0]()
         sizes, default = next((found[1:] for found in choices if found[0] == kernel), ({}, None))
         times: dict[Any, float] = {}
+        meant: list[Any] = []
         for config in dict.fromkeys([default, *configs]):
 
-            def measure(config: Any = config) -> Any:
+            def measure(config: Any = config, meant: list[Any] = meant) -> Any:
                 with tuning.forced(kernel, config):  # noqa: B023
                     run, num_bytes = prepared()
-                    return statistics.median(course.turns({"x": run})["x"]), num_bytes
+                    found = run()
+                    meant[:] = meant or [found]
+                    return statistics.median(course.turns({"x": run})["x"]), num_bytes, apart(meant[0], found)
 
             measured = book.attempt(f"sweep {kernel} {config}", measure)
             torch.cuda.empty_cache()
             if measured:
-                seconds, num_bytes = measured
+                seconds, num_bytes, off = measured
                 times[config] = seconds
                 rate = num_bytes / seconds / 1e12
-                entry = {"kernel": kernel, "case": str(of), "config": asdict(config), "s": seconds, "tb_s": rate}
+                entry = {
+                    "kernel": kernel,
+                    "case": str(of),
+                    "config": asdict(config),
+                    "s": seconds,
+                    "tb_s": rate,
+                    "off": off,
+                }
                 book.add("sweep", entry | {"default": config == default})
                 mark = "*" if config == default else " "
-                print(
-                    f"sweep {kernel:22s} {of!s:34s} {mark}{config!s:100s} {1e6 * seconds:8.1f} us {rate:5.2f}",
-                    flush=True,
-                )
+                line = f"{mark}{config!s:100s} {1e6 * seconds:8.1f} us {rate:5.2f} {off:.1e}"
+                print(f"sweep {kernel:22s} {of!s:34s} {line}", flush=True)
         best = min(times, key=times.__getitem__, default=default)
         if best != default and times[default] > 1.015 * times[best]:
             tuning.record(kernel, sizes, best)
             book.add(
                 "tuned", {"kernel": kernel, "sizes": {k: str(v) for k, v in sizes.items()}, "config": asdict(best)}
             )
+
+
+def part_split(book: Book, names: list[str], limit_s: float) -> None:
+    """What each kernel of a call takes by the profiler, with a cold L2: launches and gaps are the rest of a race."""
+    import statistics
+
+    import torch
+
+    from ridgeline.bench.clock import FLUSH_BYTES, kernels_of
+    from ridgeline.bench.race import runner
+    from ridgeline.kernels.contract import trials
+
+    flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+    generator = torch.Generator("cuda").manual_seed(0)
+    stop_s = time.perf_counter() + limit_s
+    for name in names:
+        trial = trials()[name][1]
+        for of in trial.races:
+            if time.perf_counter() > stop_s:
+                return
+            args = () if trial.laps else trial.make(of, torch.device("cuda"), generator)
+            for phase in trial.phases:
+                if trial.laps:
+                    run = trial.laps(of, torch.device("cuda"), generator).runs["ridgeline"]
+                else:
+                    run = runner(trial.timed or trial.call, args, phase, trial.constants)
+                for _ in range(3):
+                    run()
+
+                def cold(run: Any = run) -> Iterator[Any]:
+                    for _ in range(5):
+                        flush.zero_()
+                        torch.cuda.synchronize()
+                        yield run
+
+                found = book.attempt(f"split {name} {of}", kernels_of, cold()) or []
+                kinds = dict.fromkeys(kind for stretch in found for kind, _ in stretch)
+                times = {
+                    kind: statistics.median(sum(s for k, s in stretch if k == kind) for stretch in found)
+                    for kind in kinds
+                }
+                book.add("split", {"primitive": name, "case": str(of), "phase": phase, "kernels_s": times})
+                cells = " ".join(f"{kind[:40]} {1e6 * s:.1f}" for kind, s in times.items())
+                print(f"split {name:15s} {of!s:50s} {phase} {cells}", flush=True)
 
 
 def part_race(book: Book, names: list[str], compiled_cases: int, limit_s: float, part: str = "race") -> None:
@@ -582,6 +623,7 @@ def main() -> None:
         default=0,
         help="cases with torch.compile: seconds each",
     )
+    parser.add_argument("--limits", default="", help="seconds of single parts: 'check=15,sweep=20,race=25'")
     parser.add_argument("--short", action="store_true", help="half of the checks")
     parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
     asked = parser.parse_args()
@@ -610,18 +652,23 @@ def main() -> None:
     book.found["environment"] = environment()
     book.save()
 
-    def share(wanted: float) -> float:
-        """Of the time left: all but a little where nothing follows."""
-        return wanted if len(parts - {"pack", "host"}) > 1 else 0.9
+    limits = {name: float(s) for name, _, s in (pair.partition("=") for pair in asked.limits.split(",") if pair)}
+
+    def share(part: str, wanted: float) -> float:
+        """Seconds of a part: as given, else of the time left; all but a little of it where nothing follows."""
+        if part in limits:
+            return min(limits[part], book.left_s() - 3)
+        return (wanted if len(parts - {"pack", "host"}) > 1 else 0.9) * book.left_s()
 
     steps: list[tuple[str, Callable[[], None]]] = [
         ("host", lambda: part_host(book, names)),
-        ("check", lambda: part_check(book, checked, share(0.4) * book.left_s(), asked.short)),
+        ("check", lambda: part_check(book, checked, share("check", 0.4), asked.short)),
         ("special", lambda: part_special(book, asked.special)),
-        ("sweep", lambda: part_sweep(book, names, share(0.75) * book.left_s())),
+        ("sweep", lambda: part_sweep(book, names, share("sweep", 0.75))),
         ("memory", lambda: part_memory(book)),
         ("ladder", lambda: part_ladder(book)),
-        ("race", lambda: part_race(book, names, asked.compiled, book.left_s() - 5)),
+        ("race", lambda: part_race(book, names, asked.compiled, share("race", 0.9))),
+        ("split", lambda: part_split(book, names, book.left_s() - 3)),
         ("compiled", lambda: part_race(book, compiling, 1, book.left_s() - 15, "compiled")),
     ]
     for name, run in steps:

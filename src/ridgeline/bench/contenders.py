@@ -30,7 +30,6 @@ def compiled_form(call: Call) -> Call:
     import torch._functorch.config
 
     torch._functorch.config.donated_buffer = False  # the race asks for the same gradient again and again
-    torch._dynamo.reset()
     return torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)
 
 

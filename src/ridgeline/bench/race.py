@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.bench.clock import FLUSH_BYTES
-from ridgeline.bench.contenders import GRADIENT_IN_FORWARD, compiled_form, contenders
+from ridgeline.bench.contenders import GRADIENT_IN_FORWARD, Call, compiled_form, contenders
 from ridgeline.kernels.contract import Case, Trial, trials
 
 HEAD_START_CYCLES = 400_000
@@ -118,13 +118,19 @@ def race(
     compiled: bool = True,
     liger: bool = True,
     seed: int = 0,
+    callers: Mapping[str, Call] | None = None,
 ) -> list[Row]:
-    """All contenders over one case; one that fails gets a row that says so."""
+    """All contenders over one case; one that fails gets a row that says so.
+
+    ``callers``: contenders made before, where compiling them anew would take too long.
+    """
     trial = trials()[name][1]
+    if compiled and callers is None:
+        torch._dynamo.reset()
     if trial.laps is not None:
         return _laps(name, trial, of, course, phases, seed, compiled)
     rows: list[Row] = []
-    callers = contenders(name, trial, compiled=compiled, liger=liger)
+    callers = callers or contenders(name, trial, compiled=compiled, liger=liger)
     generator = torch.Generator(course.device).manual_seed(seed)
     args = trial.make(of, course.device, generator)
     for phase in phases:

@@ -86,7 +86,10 @@ def source_hash() -> str:
     """A hash of every kernel source of this room: an edit anywhere makes stored cubins stale."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted([*here.glob("*/kernel.py"), *here.glob("*/gradient.py"), here / "device.py"]):
+    names = ("kernel", "gradient", "streamed", "links")
+    for path in sorted(
+        [*(path for name in names for path in here.glob(f"*/{name}.py")), here / "device.py", here / "stream.py"]
+    ):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

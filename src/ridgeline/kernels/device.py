@@ -4,6 +4,21 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def let_next_start(EARLY: tl.constexpr):
+    """Lets the kernel launched after this one start while this one ends; that one waits for results itself."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_last(DEPENDENT: tl.constexpr):
+    """Until the kernel launched before this one is done and its results can be read."""
+    if DEPENDENT:
+        gdc_wait()
 
 
 @triton.jit
@@ -15,6 +30,7 @@ def reduce_partials(
     cols,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """out[c] = sum over p of partial[p, c], in a fixed order: the second half of a deterministic column sum.
 
@@ -25,6 +41,7 @@ def reduce_partials(
     part = tl.arange(0, PARTS)
     start = partial_ptr + which * num_partials * cols
     acc = tl.zeros([PARTS, BLOCK], tl.float32)
+    wait_for_last(DEPENDENT)
     for first in range(0, num_partials, PARTS):
         at = first + part
         inside = (at[:, None] < num_partials) & (col[None, :] < cols)
@@ -34,6 +51,13 @@ def reduce_partials(
         tl.store(out_ptr + col, total.to(out_ptr.dtype.element_ty), mask=col < cols)
     else:
         tl.store(second_ptr + col, total.to(second_ptr.dtype.element_ty), mask=col < cols)
+
+
+@triton.jit
+def clear_words(word_ptr, num, BLOCK: tl.constexpr):
+    """Zeros, which say that nobody has written yet."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(word_ptr + at, tl.zeros([BLOCK], tl.int64), mask=at < num)
 
 
 @triton.jit

@@ -43,5 +43,6 @@ def gluon_facts(function: Any, args: Sequence[Any], options: Mapping[str, Any]) 
     bound, specialization, chosen = bind(*args, **keywords)
     chosen, signature, constants, attrs = function._pack_args(backend, keywords, bound, specialization, chosen)
     made = triton.compile(GluonASTSource(function, signature, constants, attrs), target=target, options=chosen.__dict__)
-    return facts_of_cubin(Compiled(made.metadata.name, made.asm["cubin"], made.metadata.num_warps,
-                                   made.metadata.shared))
+    return facts_of_cubin(
+        Compiled(made.metadata.name, made.asm["cubin"], made.metadata.num_warps, made.metadata.shared)
+    )

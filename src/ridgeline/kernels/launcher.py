@@ -35,6 +35,7 @@ ASSUMED_SMS = 132
 """Multiprocessors of an H200: where no device is there to ask, while packing and interpreting."""
 
 MAX_PLANS = 4096
+OVERLAPPED_BYTES = 32 << 20
 TYPE_OF = {
     torch.float32: "fp32",
     torch.float16: "fp16",
@@ -124,6 +125,12 @@ def launchable(x: torch.Tensor) -> bool:
     return x.is_cuda or INTERPRETING or _collected is not None
 
 
+def overlaps(num_bytes: int) -> bool:
+    """Whether a kernel that finishes what another began is worth starting early: not where the host is what takes time,
+    since a repeated call without Python knows plain launches only."""
+    return num_bytes >= OVERLAPPED_BYTES and not INTERPRETING
+
+
 def collects() -> bool:
     """Whether variants are only being collected, on tensors without storage."""
     return _collected is not None
@@ -194,7 +201,6 @@ class Kernel:
         loose: Sequence[str] = (),
         cooperative: bool = False,
         dependent: bool = False,
-        max_registers: int = 0,
     ) -> None:
         self.name = function.fn.__name__
         if self.name in _kernels:
@@ -206,7 +212,6 @@ class Kernel:
         self.loose = frozenset(loose)
         self.cooperative = cooperative
         self.dependent = dependent
-        self.max_registers = max_registers
         self._handles: dict[tuple[int, Variant], int] = {}
         self._lock = threading.Lock()
 
@@ -220,16 +225,18 @@ class Kernel:
         device: int,
         vector: int = 0,
         num_stages: int = 1,
+        max_registers: int = 0,
     ) -> Run:
         """A callable that launches the variant these arguments need, over arguments like them.
 
         ``vector`` is how many elements of the widest access divide every pointer and row: 0 or 1 for unaligned.
+        ``max_registers`` of a thread, where programs must fit on the device together.
         """
         grid_x, grid_y = grid[0], grid[1] if len(grid) > 1 else 1
         if INTERPRETING:
             return _interpreted(self.function, (grid_x, grid_y), dict(constants))
         arch = SM_90 if device < 0 else _arch(device)
-        variant = self.variant(args, constants, num_warps, num_stages, vector, arch)
+        variant = self.variant(args, constants, num_warps, num_stages, vector, arch, max_registers)
         if _collected is not None:
             _collected.append(variant)
             return _nothing
@@ -238,7 +245,14 @@ class Kernel:
         return _bound(handle, device, grid_x, grid_y, self.dependent or bool(constants.get("DEPENDENT", False)), maps)
 
     def variant(
-        self, args: Sequence[Any], constants: Mapping[str, Any], num_warps: int, num_stages: int, vector: int, arch: int
+        self,
+        args: Sequence[Any],
+        constants: Mapping[str, Any],
+        num_warps: int,
+        num_stages: int,
+        vector: int,
+        arch: int,
+        max_registers: int = 0,
     ) -> Variant:
         names = [name for name in self.names if name not in constants]
         if len(names) != len(args):
@@ -250,7 +264,7 @@ class Kernel:
             if vector > 1 and name not in self.loose and (kind.startswith("*") or name in self.vectors)
         )
         fixed = tuple(constants.items())
-        return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, self.max_registers)
+        return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, max_registers)
 
     def _load(self, device: int, variant: Variant) -> int:
         with self._lock:
@@ -278,13 +292,19 @@ def type_of(value: Any) -> str:
 
 
 def vector_of(itemsize: int, pointers: int, *lengths: int) -> int:
-    """Elements of a 16-byte access that divide all addresses (or-ed together) and lengths; 1 where they do not."""
+    """Elements of the widest access, of 16 bytes at most, that divide all lengths; 1 where addresses (or-ed together)
+    are not aligned to 16 bytes."""
+    if (_collected is not None and not _collect_aligned) or pointers % POINTER_ALIGNMENT_BYTES:
+        return 1
     vector = POINTER_ALIGNMENT_BYTES // itemsize
-    if _collected is not None and not _collect_aligned:
-        return 1
-    if pointers % POINTER_ALIGNMENT_BYTES or any(length % vector for length in lengths):
-        return 1
+    while any(length % vector for length in lengths):
+        vector //= 2
     return vector
+
+
+def is_widest(vector: int, itemsize: int) -> bool:
+    """Whether every access is one of 16 bytes."""
+    return vector * itemsize == POINTER_ALIGNMENT_BYTES
 
 
 class Pointer(int):

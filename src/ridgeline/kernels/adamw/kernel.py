@@ -179,8 +179,16 @@ def adamw_update(
 
 
 @triton.jit
-def reciprocal(x):
-    return tl.where(x > 0.0, 1.0 / x, 0.0)
+def over(top, x):
+    """top / x, and nothing where x is: the square of an inverse root is an inverse without a division's eight steps."""
+    root = tl.rsqrt(x)
+    return tl.where(x > 1e-37, top * root * root, 0.0)
+
+
+@triton.jit
+def largest(x):
+    """The largest of every group, found inside one warp."""
+    return tl.max(tl.max(x, axis=1, keep_dims=True), axis=2, keep_dims=True)
 
 
 @triton.jit
@@ -188,9 +196,13 @@ def adamw_block_8bit(
     p_ptr, g_ptr, m_ptr, v_ptr, w_ptr, m_scale_ptr, v_scale_ptr, start, n, factor, step_size, root, decay, keep1, add1,
     keep2, add2, eps, MASTER: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Moments are decoded, moved, and coded again by the new largest of their block of 256."""
-    group = tl.arange(0, BLOCK // GROUP)[:, None]
-    at = start + group * GROUP + tl.arange(0, GROUP)[None, :]
+    """Moments are decoded, moved, and coded again by the new largest of their block of 256.
+
+    A tile [groups, 2, 128] puts a group into one warp, four elements a lane twice: warps go along the first dim.
+    """
+    group = tl.arange(0, BLOCK // GROUP)[:, None, None]
+    within = tl.arange(0, 2)[None, :, None] * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, None, :]
+    at = start + group * GROUP + within
     block = start // GROUP + group
     inside = at < n
     known = block * GROUP < n
@@ -212,13 +224,14 @@ def adamw_block_8bit(
     m = (m.to(tl.int32) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
     v = (v.to(tl.int32) ^ 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
     m = m * tl.abs(m) * (m_scale * (1.0 / 16129.0))
-    v = v * v * (v * v) * (v_scale * (1.0 / 4228250625.0))
+    v = (v * v) * (v * v) * (v_scale * (1.0 / 4228250625.0))
     m, v = moments(g, m, v, keep1, add1, keep2, add2)
-    p = p * decay - step_size * (m / (tl.sqrt(v) * root + eps))
-    m_scale = tl.max(tl.abs(m), axis=1, keep_dims=True)
-    v_scale = tl.max(v, axis=1, keep_dims=True)
-    m_code = 127.0 * tl.sqrt(tl.abs(m) * reciprocal(m_scale))
-    v_code = 255.0 * tl.sqrt(tl.sqrt(v * reciprocal(v_scale)))
+    inverse = tl.rsqrt(tl.sqrt(v) * root + eps)
+    p = p * decay - step_size * (m * inverse * inverse)
+    m_scale = largest(tl.abs(m))
+    v_scale = largest(v)
+    m_code = tl.sqrt(tl.abs(m) * over(16129.0, m_scale))
+    v_code = tl.sqrt(tl.sqrt(v * over(4228250625.0, v_scale)))
     v_code = tl.maximum(v_code, tl.where(v > 0.0, 1.0, 0.0))  # what is not zero never becomes zero
     m_code = (tl.where(m < 0.0, -m_code, m_code) + 12582912.0).to(tl.int32, bitcast=True).to(tl.uint8)
     v_code = (v_code + 12582912.0).to(tl.int32, bitcast=True).to(tl.uint8)

@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.device import let_next_start, wait_for_last
+
 LOWEST = tl.constexpr(-2.0e38)  # still a number when multiplied by LOG2E
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -98,6 +100,7 @@ def cross_entropy_stretches(
     GROUPS: tl.constexpr,
     VECTOR: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program a stretch. What the end of a row needs besides its sums is asked for at the beginning."""
     pid = tl.program_id(0)
@@ -109,6 +112,7 @@ def cross_entropy_stretches(
         target = tl.load(target_ptr + row).to(tl.int64)
         picked = tl.load(x_row + target, mask=(target >= 0) & (target < cols), other=0.0).to(tl.float32)
     top, total, level = sums_of(x_row, first, last, SMOOTH, GROUPS, VECTOR, STAGES)
+    let_next_start(EARLY)
     if WHOLE:
         log_sum = tl.log(total)
         loss = loss_of(picked, top, log_sum, level / cols, target, cols, smoothing, z_weight, SMOOTH)
@@ -142,8 +146,11 @@ def cross_entropy_merge(
     SMOOTH: tl.constexpr,
     COUNT: tl.constexpr,
     STRETCHES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """The stretches of one row merged into its loss."""
+    let_next_start(DEPENDENT)
+    wait_for_last(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, STRETCHES)
     at = part_ptr + row * num_stretches + s
@@ -182,6 +189,7 @@ def cross_entropy_short(
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Rows short enough to be held whole, ROWS at a time in CHUNKS pieces; a program takes every P-th tile of rows.
 
@@ -223,6 +231,7 @@ def cross_entropy_short(
             counts += counted.to(tl.float32)
         else:
             tl.store(loss_ptr + row, loss, mask=row < rows)
+    let_next_start(EARLY)
     if SUM:
         tl.store(loss_ptr + tl.program_id(0), tl.sum(tl.sum(losses, axis=1), axis=0))
         tl.store(count_ptr + tl.program_id(0), tl.sum(tl.sum(counts, axis=1), axis=0))
@@ -237,12 +246,14 @@ def cross_entropy_finish(
     num,
     MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Losses summed by one program in a fixed order, so the result has the same bits every time."""
     at = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     count = tl.zeros([BLOCK], tl.float32)
-    for start in tl.range(0, num, BLOCK, num_stages=3):
+    wait_for_last(DEPENDENT)
+    for start in range(0, num, BLOCK):
         total += tl.load(loss_ptr + start + at, mask=start + at < num, other=0.0)
         if MEAN:
             count += tl.load(count_ptr + start + at, mask=start + at < num, other=0.0)
@@ -284,7 +295,12 @@ def cross_entropy_backward(
     else:
         scale = tl.load(grad_ptr).to(tl.float32) * tl.load(weight_ptr)
     x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=float("-inf")).to(tl.float32)
-    p = tl.exp((x - top) - log_sum) * (1.0 + 2.0 * z_weight * (top + log_sum)) - smoothing / cols
-    p = tl.where(c == target, p - (1.0 - smoothing), p)
+    if x_ptr.dtype.element_ty.primitive_bitwidth == 16:
+        e = tl.exp2(x * LOG2E - (top + log_sum) * LOG2E)  # one multiply-add, as right as 16 bits are
+    else:
+        e = tl.exp((x - top) - log_sum)
+    hit = tl.where((target >= 0) & (target < cols), target, -1).to(tl.int32)
+    p = e * (1.0 + 2.0 * z_weight * (top + log_sum)) - smoothing / cols
+    p = tl.where(c == hit, p - (1.0 - smoothing), p)
     dx = tl.where(target == ignore_index, 0.0, p * scale)
     tl.store(dx_ptr + row * dx_stride + c, dx.to(dx_ptr.dtype.element_ty), mask=c < cols)

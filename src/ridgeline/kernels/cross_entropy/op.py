@@ -12,7 +12,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_entropy import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, carved, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, carved, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
 _LOOSE = ("target_ptr", "loss_ptr", "count_ptr", "lse_ptr", "part_ptr")
@@ -98,9 +98,12 @@ def _plan_forward(x: Tensor, target: Tensor, stride: int, smooth: bool, reductio
     finish = _FINISH.bind(
         (sums, sums, scalar, weight, num),
         grid=(1,),
-        constants={"MEAN": reduction == "mean", "BLOCK": clamp(power_of_two(num), 32, 8192)},
-        num_warps=clamp(power_of_two(num) // 256, 1, 16),
-        num_stages=3,
+        constants={
+            "MEAN": reduction == "mean",
+            "BLOCK": clamp(power_of_two(num), 32, 16384),
+            "DEPENDENT": overlaps(x.nbytes),
+        },
+        num_warps=clamp(power_of_two(num) // 256, 1, 32),
         device=x.get_device(),
         vector=4 if num % 4 == 0 else 1,
     )
@@ -157,7 +160,7 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
         (x, target, part, numbers, numbers, lse, rows, cols, stride, length, num, -100, 0.0, 0.0),
         grid=(rows * num,),
         constants={"SMOOTH": smooth, "WHOLE": num == 1, "COUNT": summed, "GROUPS": chosen.block // width,
-                   "VECTOR": width, "STAGES": chosen.num_stages},
+                   "VECTOR": width, "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and (summed or num > 1)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=on,
@@ -170,7 +173,7 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     merge = _MERGE.bind(
         (x, target, part, numbers, numbers, lse, rows, cols, stride, num, -100, 0.0, 0.0),
         grid=(rows,),
-        constants={"SMOOTH": smooth, "COUNT": summed, "STRETCHES": power_of_two(num)},
+        constants={"SMOOTH": smooth, "COUNT": summed, "STRETCHES": power_of_two(num), "DEPENDENT": overlaps(x.nbytes)},
         num_warps=1,
         device=on,
     )
@@ -209,7 +212,7 @@ def _plan_short(
         (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
         grid=(programs,),
         constants={"SMOOTH": smooth, "SUM": summed, "ROWS": chosen.rows, "CHUNKS": chosen.chunks,
-                   "BLOCK": chosen.block, "STAGES": chosen.num_stages},
+                   "BLOCK": chosen.block, "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and summed},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels import tuning
+from ridgeline.kernels import shares, tuning
+from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.group_norm import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.group_norm import config, kernel, reference, streamed
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, is_widest, launchable, num_sms, vector_of
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two, template
 
@@ -19,6 +20,10 @@ _MERGE = Kernel(kernel.group_norm_merge)
 _APPLY = Kernel(kernel.group_norm_apply, vectors=("positions",))
 _SUMS = Kernel(kernel.group_norm_channel_sums, vectors=("positions",))
 _DX = Kernel(kernel.group_norm_dx, vectors=("positions",))
+_STREAMED = Kernel(streamed.group_norm_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True)
+_BACKWARD_STREAMED = Kernel(
+    streamed.group_norm_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
+)
 _forward_plans, _backward_plans = Plans(), Plans()
 
 
@@ -59,6 +64,9 @@ def _plan_forward(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | 
     rows, per_group = x.shape[0] * groups, channels // groups
     positions = x.numel() // max(1, x.shape[0] * channels)
     length = per_group * positions
+    through = _plan_streamed(x, groups, weight, bias, silu, rows, length, positions)
+    if through is not None:
+        return through
     chosen = _choose(x, rows, length, positions)
     stretch = cdiv(cdiv(length, chosen.num_stretches), chosen.block) * chosen.block
     num = max(1, cdiv(length, stretch))
@@ -109,6 +117,86 @@ def _plan_forward(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | 
     return plan
 
 
+def _streaming(
+    kernel: str, tensors: tuple[Tensor, ...], rows: int, length: int, positions: int
+) -> tuple[Any, shares.Cut | None]:
+    """How large images pass through shared memory, and how their groups are cut; or None."""
+    wide = max(tensor.element_size() for tensor in tensors)
+    pointers = 0
+    for tensor in tensors:
+        pointers |= tensor.data_ptr()
+    narrow = min(tensor.element_size() for tensor in tensors)
+    streamable = is_widest(vector_of(narrow, pointers, positions), narrow)
+    default = config.streamed(tensors[0].nbytes, positions, wide, len(tensors)) if streamable else None
+    if default is None or INTERPRETING or not rows:
+        return None, None
+    sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
+    chosen = tuning.choose(kernel, sizes, default)
+    on, vector = tensors[0].get_device(), POINTER_ALIGNMENT_BYTES // wide
+    return chosen, shares.cut(chosen, rows, length, on, vector=vector, whole_blocks=True)
+
+
+def _plan_streamed(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, silu: bool, rows: int, length: int,
+    positions: int,
+) -> Any:  # fmt: skip
+    """The forward pass in one read, where the image is large enough and its channels are whole blocks; else None."""
+    chosen, found = _streaming("group_norm.streamed", (x,), rows, length, positions)
+    if found is None:
+        return None
+    stats = template((x.shape[0], groups), torch.float32, x.device)
+    w, b = x if weight is None else weight, x if bias is None else bias
+    numbers = (groups, x.shape[1] // groups, positions)
+    run = shares.bind(
+        _STREAMED, chosen, found, (x, w, b, x, stats, stats), rows, length, (*numbers, 0.0),
+        {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu},
+        {"device": x.get_device(), "vector": found.vector},
+    )  # fmt: skip
+
+    def plan(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        mean = torch.empty_like(stats, memory_format=torch.contiguous_format)
+        rstd = torch.empty_like(stats, memory_format=torch.contiguous_format)
+        y = torch.empty_like(x)
+        run(x, w, b, y, mean, rstd, *numbers, eps)
+        return y, mean, rstd
+
+    return plan
+
+
+def _plan_backward_streamed(
+    dy: Tensor, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, stats: Tensor, silu: bool,
+    positions: int,
+) -> Any:  # fmt: skip
+    """The backward pass in one read of both inputs, or None."""
+    samples, channels, on = x.shape[0], x.shape[1], x.get_device()
+    length = channels // groups * positions
+    chosen, found = _streaming("group_norm.backward_streamed", (x, dy), samples * groups, length, positions)
+    if found is None:
+        return None
+    w, b = x if weight is None else weight, x if bias is None else bias
+    pieces = positions // found.block
+    sums = template((2, samples * pieces, channels), torch.float32, x.device)
+    column = template((channels,), w.dtype, x.device)
+    numbers = (groups, channels // groups, positions)
+    run = shares.bind(
+        _BACKWARD_STREAMED, chosen, found, (dy, x, w, b, stats, stats, x, sums), samples * groups, length, numbers,
+        {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu},
+        {"device": on, "vector": found.vector},
+    )  # fmt: skip
+    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column)
+
+    def plan(dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        both = torch.empty_like(sums, memory_format=torch.contiguous_format)
+        dx = torch.empty_like(x)
+        dw = torch.empty_like(column, memory_format=torch.contiguous_format)
+        db = torch.empty_like(column, memory_format=torch.contiguous_format)
+        run(dy, x, w, b, mean, rstd, dx, both, *numbers)
+        reduce(both, dw, db, samples * pieces, channels)
+        return dx, dw, db
+
+    return plan
+
+
 def _choose(x: Tensor, rows: int, length: int, positions: int) -> config.Groups:
     sizes = {"groups": rows, "length": length, "positions": positions, "dtype": x.dtype}
     return tuning.choose("group_norm", sizes, config.default(rows, length, positions, num_sms(x.get_device())))
@@ -143,6 +231,9 @@ def _plan_backward(
     on, samples, channels = x.get_device(), x.shape[0], x.shape[1]
     lines, per_group = samples * channels, channels // groups
     positions = x.numel() // max(1, lines)
+    through = _plan_backward_streamed(dy, x, groups, weight, bias, stats, silu, positions)
+    if through is not None:
+        return through
     chosen = _choose(x, samples * groups, per_group * positions, positions)
     blocks = cdiv(positions, chosen.out_block)
     w, b = x if weight is None else weight, x if bias is None else bias
@@ -245,7 +336,8 @@ def _trial(call: Any, eager: Any, meant: Any, mistakes: dict[str, Any]) -> Trial
         checks=tuple(
             _problem(dtype, *sizes)
             for dtype in DTYPES
-            for sizes in ((1, 2, 2, 1), (2, 6, 5, 3), (2, 64, 16, 32), (1, 320, 33, 32), (1, 128, 96, 4))
+            for sizes in ((1, 2, 2, 1), (2, 6, 5, 3), (2, 64, 16, 32), (1, 320, 33, 32), (1, 128, 96, 4),
+                          (4, 160, 128, 32), (10, 96, 96, 4), (16, 512, 32, 64))
         ),
         races=(_problem("bfloat16", 8, 320, 64, 32), _problem("bfloat16", 4, 512, 128, 32),
                _problem("float32", 2, 256, 128, 32)),

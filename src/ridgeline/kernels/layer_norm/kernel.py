@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.device import let_next_start
+
 
 @triton.jit
 def layer_norm_forward(
@@ -153,6 +155,7 @@ def layer_norm_backward(
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile."""
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
@@ -208,6 +211,7 @@ def layer_norm_backward(
             if HAS_DH:
                 dx += tl.load(dh_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
             tl.store(dx_ptr + at + i * BLOCK, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    let_next_start(EARLY)
     to = shares_ptr + tl.program_id(0).to(tl.int64) * cols + first_row
     for i in tl.static_range(CHUNKS):
         in_cols = i * BLOCK + first_row < cols

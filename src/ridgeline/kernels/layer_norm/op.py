@@ -10,10 +10,11 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, is_widest, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
-from ridgeline.kernels.rms_norm.op import plan_reduce
+from ridgeline.kernels.rms_norm.op import plan_reduce, plan_streamed
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
+from ridgeline.kernels.shares import Streamed
 
 _FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.layer_norm_forward_long, vectors=("cols", "x_stride"))
@@ -220,32 +221,43 @@ def _plan_backward(
     LAYER_NORM_BACKWARD.check(dy, dx, weight)
     cols = dx.shape[-1]
     rows = dx.numel() // cols
-    chosen = tuning.choose(
-        "layer_norm.backward",
-        {"rows": rows, "cols": cols, "dtype": dx.dtype},
-        config.backward(rows, cols, max(dx.element_size(), dy.element_size())),
-    )
+    size = max(dx.element_size(), dy.element_size())
     w = x if weight is None else weight
     on = x.get_device()
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
+    streamable = is_widest(vector, min(dx.element_size(), dy.element_size())) and not (has_dh or INTERPRETING)
+    streaming = config.streamed_backward(cols, size) if streamable else None
+    chosen: Any = tuning.choose(
+        "layer_norm.backward",
+        {"rows": rows, "cols": cols, "dtype": dx.dtype},
+        streaming or config.backward(rows, cols, size),
+    )
+    if isinstance(chosen, Streamed):
+        wanted = bool(want & WANT_WEIGHT), bool(want & WANT_BIAS)
+        through = plan_streamed(chosen, dy, x, weight, (mean, rstd), dx, stride, wanted, vector, centered=True)
+        if through is not None:
+            return lambda dy, x, w, mean, rstd, _, dx, dw, db: through(dy, x, w, mean, rstd, dx, dw, db, 0.0)
+        chosen = config.backward(rows, cols, size)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
         return _plan_backward_long(dy, x, w, mean, rstd, dh, dx, rows, cols, stride, want, flags, vector)
     programs = max(1, min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(on)))
     partial = template((2, programs, cols), torch.float32, x.device)
+    early = overlaps(dx.nbytes)
     run = _BACKWARD.bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
         grid=(programs,),
         constants=flags
         | {"WANT_DW": bool(want & WANT_WEIGHT), "WANT_DB": bool(want & WANT_BIAS), "KEEP_WEIGHT": chosen.keep_weight,
-           "ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages},
+           "ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
+           "EARLY": bool(want) and early},
         num_stages=chosen.num_stages,
         num_warps=chosen.num_warps,
         device=on,
         vector=vector,
     )  # fmt: skip
-    reduce = plan_reduce(partial, w, programs, cols, on, second=w)
+    reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=early)
 
     def plan(
         dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor
@@ -395,7 +407,7 @@ CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
-                       (9, 16384), (5, 20001), (3, 40000), (2, 131072))
+                       (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

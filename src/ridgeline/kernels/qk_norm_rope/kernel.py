@@ -11,8 +11,18 @@ import triton.language as tl
 
 
 @triton.jit
+def factors(w_ptr, cos_ptr, sin_ptr, offset, HEADS: tl.constexpr, HALF: tl.constexpr):
+    """Both halves of the weight, and the angles, in the layout of the heads: in their own they would be rearranged
+    through shared memory for every token."""
+    i = tl.arange(0, HALF)[None, :] + tl.zeros([HEADS, HALF], tl.int32)
+    low = tl.load(w_ptr + i).to(tl.float32) + offset
+    high = tl.load(w_ptr + HALF + i).to(tl.float32) + offset
+    return low, high, tl.load(cos_ptr + i).to(tl.float32), tl.load(sin_ptr + i).to(tl.float32)
+
+
+@triton.jit
 def norm_rotate_heads(
-    x_ptr, y_ptr, rstd_ptr, heads, x_head, y_head, w_low, w_high, cos, sin, eps, HEADS: tl.constexpr,
+    x_ptr, y_ptr, rstd_ptr, w_ptr, cos_ptr, sin_ptr, heads, x_head, y_head, eps, offset, HEADS: tl.constexpr,
     HALF: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
     head = tl.arange(0, HEADS)[:, None]
@@ -20,6 +30,7 @@ def norm_rotate_heads(
     inside = head < heads
     a = tl.load(x_ptr + head * x_head + i, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x_ptr + head * x_head + HALF + i, mask=inside, other=0.0).to(tl.float32)
+    w_low, w_high, cos, sin = factors(w_ptr, cos_ptr, sin_ptr, offset, HEADS, HALF)
     rstd = tl.rsqrt(tl.sum(a * a + b * b, axis=1, keep_dims=True) / (2 * HALF) + eps)
     if SAVE:
         tl.store(rstd_ptr + head, rstd, mask=inside)
@@ -62,26 +73,22 @@ def qk_norm_rope_forward(
     token = tl.program_id(0).to(tl.int64)
     b = token // seq
     s = token % seq
-    i = tl.arange(0, HALF)[None, :]
-    cos = tl.load(cos_ptr + b * cos_batch + s * cos_seq + i).to(tl.float32)
-    sin = tl.load(sin_ptr + b * cos_batch + s * cos_seq + i).to(tl.float32)
+    cos = cos_ptr + b * cos_batch + s * cos_seq
+    sin = sin_ptr + b * cos_batch + s * cos_seq
     rstd = rstd_ptr + token * (q_heads + k_heads)
     norm_rotate_heads(
-        q_ptr + b * q_batch + s * q_seq, q_out_ptr + token * q_heads * 2 * HALF, rstd, q_heads, q_head, 2 * HALF,
-        tl.load(qw_ptr + i).to(tl.float32) + offset, tl.load(qw_ptr + HALF + i).to(tl.float32) + offset, cos, sin, eps,
-        Q_HEADS, HALF, SAVE,
+        q_ptr + b * q_batch + s * q_seq, q_out_ptr + token * q_heads * 2 * HALF, rstd, qw_ptr, cos, sin, q_heads,
+        q_head, 2 * HALF, eps, offset, Q_HEADS, HALF, SAVE,
     )  # fmt: skip
     norm_rotate_heads(
-        k_ptr + b * k_batch + s * k_seq, k_out_ptr + token * k_heads * 2 * HALF, rstd + q_heads, k_heads, k_head,
-        2 * HALF,
-        tl.load(kw_ptr + i).to(tl.float32) + offset, tl.load(kw_ptr + HALF + i).to(tl.float32) + offset, cos, sin, eps,
-        K_HEADS, HALF, SAVE,
+        k_ptr + b * k_batch + s * k_seq, k_out_ptr + token * k_heads * 2 * HALF, rstd + q_heads, kw_ptr, cos, sin,
+        k_heads, k_head, 2 * HALF, eps, offset, K_HEADS, HALF, SAVE,
     )  # fmt: skip
 
 
 @triton.jit
 def heads_gradient(
-    dy_ptr, x_ptr, dx_ptr, rstd_ptr, heads, dy_head, x_head, w_low, w_high, cos, sin, HEADS: tl.constexpr,
+    dy_ptr, x_ptr, dx_ptr, rstd_ptr, w_ptr, cos_ptr, sin_ptr, heads, dy_head, x_head, offset, HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):  # fmt: skip
     """dx of all heads of one token; returns what they add to the weight's gradient."""
@@ -93,6 +100,7 @@ def heads_gradient(
     b = tl.load(x_ptr + head * x_head + HALF + i, mask=inside, other=0.0).to(tl.float32) * rstd
     da = tl.load(dy_ptr + head * dy_head + i, mask=inside, other=0.0).to(tl.float32)
     db = tl.load(dy_ptr + head * dy_head + HALF + i, mask=inside, other=0.0).to(tl.float32)
+    w_low, w_high, cos, sin = factors(w_ptr, cos_ptr, sin_ptr, offset, HEADS, HALF)
     ga = da * cos + db * sin
     gb = db * cos - da * sin
     low = ga * a
@@ -144,11 +152,6 @@ def qk_norm_rope_backward(
     HALF: tl.constexpr,
 ):
     """A program takes every P-th token and adds up its share of the weights' gradients."""
-    i = tl.arange(0, HALF)[None, :]
-    qw_low = tl.load(qw_ptr + i).to(tl.float32) + offset
-    qw_high = tl.load(qw_ptr + HALF + i).to(tl.float32) + offset
-    kw_low = tl.load(kw_ptr + i).to(tl.float32) + offset
-    kw_high = tl.load(kw_ptr + HALF + i).to(tl.float32) + offset
     q_low = tl.zeros([Q_HEADS, HALF], tl.float32)
     q_high = tl.zeros([Q_HEADS, HALF], tl.float32)
     k_low = tl.zeros([K_HEADS, HALF], tl.float32)
@@ -158,18 +161,18 @@ def qk_norm_rope_backward(
         token = at + wide_zero
         b = token // seq
         s = token % seq
-        cos = tl.load(cos_ptr + b * cos_batch + s * cos_seq + i).to(tl.float32)
-        sin = tl.load(sin_ptr + b * cos_batch + s * cos_seq + i).to(tl.float32)
+        cos = cos_ptr + b * cos_batch + s * cos_seq
+        sin = sin_ptr + b * cos_batch + s * cos_seq
         rstd = rstd_ptr + token * (q_heads + k_heads)
         low, high = heads_gradient(
             dq_ptr + b * dq_batch + s * dq_seq, q_ptr + b * q_batch + s * q_seq, q_out_ptr + token * q_heads * 2 * HALF,
-            rstd, q_heads, dq_head, q_head, qw_low, qw_high, cos, sin, Q_HEADS, HALF,
+            rstd, qw_ptr, cos, sin, q_heads, dq_head, q_head, offset, Q_HEADS, HALF,
         )  # fmt: skip
         q_low += low
         q_high += high
         low, high = heads_gradient(
             dk_ptr + b * dk_batch + s * dk_seq, k_ptr + b * k_batch + s * k_seq, k_out_ptr + token * k_heads * 2 * HALF,
-            rstd + q_heads, k_heads, dk_head, k_head, kw_low, kw_high, cos, sin, K_HEADS, HALF,
+            rstd + q_heads, kw_ptr, cos, sin, k_heads, dk_head, k_head, offset, K_HEADS, HALF,
         )  # fmt: skip
         k_low += low
         k_high += high

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 from ridgeline.kernels.rms_norm.config import short_tile
 from ridgeline.kernels.rows import cdiv, power_of_two
+from ridgeline.kernels.shares import Streamed
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile.
-
-    ``share``: several programs take a row, so many columns each at most, and all of them are on the device at once.
-    """
+    """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile."""
 
     rows: int
     chunks: int
@@ -21,14 +19,13 @@ class Softmax:
     num_warps: int
     num_stages: int = 1
     programs_per_sm: int = 0
-    share: int = 0
 
 
 TWICE_FORWARD = 32768
 """From here on a row is read twice forward: 182 µs for 4096×32768, 191 held."""
 
-SHARED_BACKWARD = 98304
-"""From here on the second read of a row misses the L2 unless several programs share it: 266 µs, not 320, at 262144."""
+HELD_BYTES = 32768
+"""Longer rows pass through shared memory where their accesses can be sixteen bytes wide."""
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Softmax:
@@ -54,11 +51,22 @@ def backward(rows: int, cols: int, itemsize: int) -> Softmax:
         chunks = cdiv(cols, 256 * num_warps)
         if chunks <= most:
             return Softmax(1, chunks, 256 * num_warps, num_warps)
-    if cols >= SHARED_BACKWARD:
-        return Softmax(1, 0, 4096, 8, 1, 4, 8192)
     return Softmax(1, 0, 32768 // itemsize, 32, 1)
 
 
 def twice(itemsize: int) -> Softmax:
     """One program a row, read twice."""
     return Softmax(1, 0, 16384 // itemsize, 16, 1)
+
+
+def streamed_forward(cols: int, itemsize: int) -> Streamed | None:
+    """A row of 64 KB in one program (4096×32768: 142 to 146 µs); longer ones in shares of 32 KB, two programs a
+    multiprocessor: 151 to 155 µs, 169 to 173 with one of sixteen warps. None where a row fits in registers."""
+    if cols * itemsize <= HELD_BYTES:
+        return None
+    return Streamed(8, 16, 3, 1) if cols * itemsize <= 65536 else Streamed(8, 8, 3, 2)
+
+
+def streamed_backward(cols: int, itemsize: int) -> Streamed | None:
+    """Shares of 32 KB of both inputs: 196 to 199 µs for 2¹⁷ KB at every length, 203 to 320 held or read twice."""
+    return None if cols * itemsize <= HELD_BYTES else Streamed(4, 16, 3, 1)

@@ -1,7 +1,7 @@
 """Softmax on the device. Rows of up to 16k columns forward and 32k backward are held in registers and read once.
 
-Shapes: R rows, C columns, S shares of a row. A held row lies in CHUNKS pieces of BLOCK columns. Longer rows are read
-twice, the second time from the L2; of the longest, several programs take a share each, so that it is still there.
+Shapes: R rows, C columns. A held row lies in CHUNKS pieces of BLOCK columns. Longer rows pass through shared memory
+(streamed.py) or, where their accesses cannot be wide, are read twice, the second time from the L2.
 """
 
 from __future__ import annotations
@@ -9,8 +9,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-3.0e38)
+LOWEST = tl.constexpr(-2.0e38)  # still a number when multiplied by LOG2E
 FAR = tl.constexpr(20.0)
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def power(x, top, NARROW: tl.constexpr):
+    """exp(x − top); for 16-bit numbers with one multiply-add, which is as right as they are."""
+    return tl.exp2(x * LOG2E - top * LOG2E) if NARROW else tl.exp(x - top)
+
+
+@triton.jit
+def part_of(e, total, NARROW: tl.constexpr):
+    """e / total; a product with the inverse rounds twice, which no 16-bit number shows."""
+    return e * (1.0 / total) if NARROW else e / total
 
 
 @triton.jit
@@ -26,6 +39,7 @@ def softmax_forward(
     STAGES: tl.constexpr,
 ):
     """A program takes every P-th tile of rows; with stages, the next tile is on its way meanwhile."""
+    NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
     col = tl.arange(0, BLOCK)[None, :]
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
@@ -37,30 +51,31 @@ def softmax_forward(
             x = tl.load(x_at + i * BLOCK, mask=inside, other=float("-inf")).to(tl.float32)
             top = tl.maximum(top, x)
             held = held + (x,)
-        best = tl.max(top, axis=1, keep_dims=True)
+        best = tl.maximum(tl.max(top, axis=1, keep_dims=True), LOWEST)
         powers = ()
         total = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
-            e = tl.exp(held[i] - best)
+            e = power(held[i], best, NARROW)
             total += e
             powers = powers + (e,)
         all_powers = tl.sum(total, axis=1, keep_dims=True)
         for i in tl.static_range(CHUNKS):
             inside = (row < rows) & (i * BLOCK + col < cols)
-            y = (powers[i] / all_powers).to(y_ptr.dtype.element_ty)  # a product with the inverse would round twice
+            y = part_of(powers[i], all_powers, NARROW).to(y_ptr.dtype.element_ty)
             tl.store(y_ptr + row.to(tl.int64) * cols + i * BLOCK + col, y, mask=inside)
 
 
 @triton.jit
 def sums_of(x_row, cols, offset, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Sum of exp(x − offset) and maximum of a row; threads meet only at its end."""
+    NARROW: tl.constexpr = x_row.dtype.element_ty.primitive_bitwidth == 16
     col = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     top = tl.full([BLOCK], LOWEST, tl.float32)
     for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
         c = start + col
         x = tl.load(x_row + c, mask=c < cols, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
-        total += tl.exp(x - offset)
+        total += power(x, offset, NARROW)
         top = tl.maximum(top, x)
     return tl.sum(total, axis=0), tl.max(top, axis=0)
 
@@ -71,6 +86,7 @@ def softmax_forward_long(x_ptr, y_ptr, rows, cols, x_stride, BLOCK: tl.constexpr
 
     Where a later element is far above that, the sums are taken again, relative to the true maximum.
     """
+    NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     x_row = x_ptr + row * x_stride
@@ -83,7 +99,8 @@ def softmax_forward_long(x_ptr, y_ptr, rows, cols, x_stride, BLOCK: tl.constexpr
     for first in tl.range(0, cols, BLOCK, num_stages=STAGES):
         c = first + col
         x = tl.load(x_row + c, mask=c < cols, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
-        tl.store(y_ptr + row * cols + c, (tl.exp(x - offset) / total).to(y_ptr.dtype.element_ty), mask=c < cols)
+        y = part_of(power(x, offset, NARROW), total, NARROW)
+        tl.store(y_ptr + row * cols + c, y.to(y_ptr.dtype.element_ty), mask=c < cols)
 
 
 @triton.jit
@@ -124,104 +141,3 @@ def softmax_backward_long(dy_ptr, y_ptr, dx_ptr, rows, cols, BLOCK: tl.constexpr
         y = tl.load(y_ptr + row * cols + c, mask=c < cols, other=0.0, eviction_policy="evict_first").to(tl.float32)
         dy = tl.load(dy_ptr + row * cols + c, mask=c < cols, other=0.0, eviction_policy="evict_first").to(tl.float32)
         tl.store(dx_ptr + row * cols + c, (y * (dy - along)).to(dx_ptr.dtype.element_ty), mask=c < cols)
-
-
-@triton.jit
-def clear_words(word_ptr, num, BLOCK: tl.constexpr):
-    """Zeros, which say that nobody has written yet."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(word_ptr + at, tl.zeros([BLOCK], tl.int64), mask=at < num)
-
-
-@triton.jit
-def word_of(number):
-    """A float32 with a bit above it, as one word, which is written and read whole: what is not zero is complete."""
-    return (number.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (1 << 32)
-
-
-@triton.jit
-def words_when_there(word_ptr, k, num):
-    """The words of all shares of a row, once the last of them is written."""
-    words = tl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
-    while tl.min((words != 0).to(tl.int32), axis=0) == 0:
-        words = tl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
-    return words
-
-
-@triton.jit
-def low_of(words):
-    return words.to(tl.int32).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def softmax_backward_shared(
-    dy_ptr,
-    y_ptr,
-    dx_ptr,
-    word_ptr,  # [R, S] each share's sum of y·dy, zero at first
-    rows,
-    cols,
-    length,
-    num_shares,
-    num_groups,
-    SHARES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-    PUBLISH: tl.constexpr,
-    FINISH: tl.constexpr,
-):
-    """A group of programs takes a row, a share each: its sum is published, and the row before is finished.
-
-    Shares are short enough that what all programs read between the two times stays in the L2. All programs must be on
-    the device at once. The two halves of the work are apart only where programs run one after the other.
-    """
-    share = tl.program_id(0) % num_shares
-    first = share * length
-    last = tl.minimum(first + length, cols)
-    row = (tl.program_id(0) // num_shares).to(tl.int64)
-    for turn in range(tl.program_id(0) // num_shares, rows, num_groups):
-        if PUBLISH:
-            total = tl.zeros([BLOCK], tl.float32)
-            for start in tl.range(first, last, BLOCK, num_stages=STAGES):
-                c = start + tl.arange(0, BLOCK)
-                y = tl.load(y_ptr + row * cols + c, mask=c < last, other=0.0).to(tl.float32)
-                total += y * tl.load(dy_ptr + row * cols + c, mask=c < last, other=0.0).to(tl.float32)
-            along = tl.sum(total, axis=0)
-            to = word_ptr + row * num_shares + share
-            tl.atomic_xchg(to, word_of(along), sem="relaxed")
-        if FINISH and turn >= num_groups:
-            before = row - num_groups
-            write_gradient(
-                dy_ptr + before * cols, y_ptr + before * cols, dx_ptr + before * cols, word_ptr + before * num_shares,
-                first, last, num_shares, SHARES, BLOCK, STAGES,
-            )  # fmt: skip
-        row += num_groups
-    if FINISH:
-        row -= num_groups
-        write_gradient(
-            dy_ptr + row * cols, y_ptr + row * cols, dx_ptr + row * cols, word_ptr + row * num_shares, first, last,
-            num_shares, SHARES, BLOCK, STAGES,
-        )  # fmt: skip
-
-
-@triton.jit
-def write_gradient(
-    dy_row,
-    y_row,
-    dx_row,
-    word_row,
-    first,
-    last,
-    num_shares,
-    SHARES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    k = tl.arange(0, SHARES)
-    words = words_when_there(word_row, k, num_shares)
-    level = tl.sum(tl.where(k < num_shares, low_of(words), 0.0), axis=0)
-    for start in tl.range(first, last, BLOCK, num_stages=STAGES):
-        c = start + tl.arange(0, BLOCK)
-        y = tl.load(y_row + c, mask=c < last, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        dy = tl.load(dy_row + c, mask=c < last, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        tl.store(dx_row + c, (y * (dy - level)).to(dx_row.dtype.element_ty), mask=c < last)

@@ -7,22 +7,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels import tuning
+from ridgeline.kernels import shares, tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.rows import as_rows, cdiv, float_reason, power_of_two, template
-from ridgeline.kernels.softmax import config, kernel, reference
+from ridgeline.kernels.rows import as_rows, cdiv, float_reason
+from ridgeline.kernels.shares import Streamed
+from ridgeline.kernels.softmax import config, kernel, reference, streamed
 
 _FORWARD = Kernel(kernel.softmax_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.softmax_forward_long, vectors=("cols", "x_stride"))
 _BACKWARD = Kernel(kernel.softmax_backward, vectors=("cols",))
 _BACKWARD_LONG = Kernel(kernel.softmax_backward_long, vectors=("cols",))
-_CLEAR = Kernel(kernel.clear_words)
-_BACKWARD_SHARED = Kernel(
-    kernel.softmax_backward_shared, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
+_FORWARD_STREAMED = Kernel(
+    streamed.softmax_forward_streamed,
+    vectors=("cols", "x_stride", "length"),
+    loose=("word_ptr",),
+    cooperative=True,
+)
+_BACKWARD_STREAMED = Kernel(
+    streamed.softmax_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
 _forward_plans, _backward_plans = Plans(), Plans()
+STREAMED_ACCESS_BYTES = 8
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -57,16 +64,30 @@ def _forward_planned(x: Tensor) -> Tensor:
     return y
 
 
+def streamable(vector: int, itemsize: int) -> bool:
+    """Whether rows can be copied to shared memory in accesses of at least eight bytes, on a device that does so."""
+    return vector * itemsize >= STREAMED_ACCESS_BYTES and not INTERPRETING
+
+
 def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     SOFTMAX.check(y)
     cols = y.shape[-1]
     stride = stride or cols
     rows = y.numel() // cols
     size = y.element_size()
-    chosen = tuning.choose(
-        "softmax.forward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.forward(rows, cols, size)
-    )
     common = {"device": x.get_device(), "vector": vector_of(size, x.data_ptr() | y.data_ptr(), cols, stride)}
+    streaming = config.streamed_forward(cols, size) if streamable(common["vector"], size) else None
+    chosen: Any = tuning.choose(
+        "softmax.forward",
+        {"rows": rows, "cols": cols, "dtype": y.dtype},
+        streaming or config.forward(rows, cols, size),
+    )
+    if isinstance(chosen, Streamed):
+        found = shares.cut(chosen, rows, cols, x.get_device(), vector=common["vector"])
+        if found is not None:
+            run = shares.bind(_FORWARD_STREAMED, chosen, found, (x, y), rows, cols, (stride,), {}, common)
+            return lambda x, y: run(x, y, stride)
+        chosen = config.forward(rows, cols, size)
     tiles = cdiv(rows, chosen.rows)
     walking = chosen.chunks and chosen.programs_per_sm
     programs = min(tiles, chosen.programs_per_sm * num_sms(x.get_device())) if walking else tiles
@@ -79,45 +100,6 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
         **common,
     )
     return lambda x, y: run(x, y, rows, cols, stride)
-
-
-def _plan_shared(
-    chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int, cols: int, common: dict[str, Any]
-) -> Any:
-    """Several programs a row: words cleared, then one launch of programs that meet; None where a row takes too many."""
-    on = common["device"]
-    step = POINTER_ALIGNMENT_BYTES // tensors[0].element_size()
-    length = cdiv(cdiv(cols, cdiv(cols, chosen.share)), step) * step
-    shares = cdiv(cols, length)
-    groups = min(rows, chosen.programs_per_sm * num_sms(on) // shares)
-    if not groups:
-        return None
-    words = template((rows, shares), torch.int64, tensors[0].device)
-    numbers = (rows, cols, length, shares, groups)
-    clear = _CLEAR.bind(
-        (words, rows * shares), grid=(cdiv(rows * shares, 1024),), constants={"BLOCK": 1024}, num_warps=4, device=on
-    )
-    sizes = {"SHARES": power_of_two(shares), "BLOCK": chosen.block, "STAGES": chosen.num_stages}
-    halves = ((True, False), (False, True)) if INTERPRETING else ((True, True),)  # the interpreter has no "at once"
-    runs = [
-        _BACKWARD_SHARED.bind(
-            (*tensors, words, *numbers),
-            grid=(groups * shares,),
-            constants=sizes | {"PUBLISH": publish, "FINISH": finish},
-            num_warps=chosen.num_warps,
-            num_stages=chosen.num_stages,
-            **common,
-        )
-        for publish, finish in halves
-    ]
-
-    def plan(*tensors: Tensor) -> None:
-        meeting = torch.empty_like(words, memory_format=torch.contiguous_format)
-        clear(meeting, rows * shares)
-        for run in runs:
-            run(*tensors, meeting, *numbers)
-
-    return plan
 
 
 def _constants(chosen: config.Softmax, staged: bool = True) -> dict[str, int]:
@@ -147,16 +129,23 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
     cols = y.shape[-1]
     rows = y.numel() // cols
     size = y.element_size()
-    chosen = tuning.choose(
-        "softmax.backward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.backward(rows, cols, size)
-    )
     pointers = dy.data_ptr() | y.data_ptr() | dx.data_ptr()
     common = {"device": y.get_device(), "vector": vector_of(min(size, dy.element_size()), pointers, cols)}
-    if chosen.share:
-        shared = _plan_shared(chosen, (dy, y, dx), rows, cols, common)
-        if shared is not None:
-            return shared
-        chosen = config.twice(size)
+    wide = max(size, dy.element_size())
+    narrow = streamable(common["vector"], min(size, dy.element_size()))
+    streaming = config.streamed_backward(cols, wide) if narrow else None
+    chosen: Any = tuning.choose(
+        "softmax.backward",
+        {"rows": rows, "cols": cols, "dtype": y.dtype},
+        streaming or config.backward(rows, cols, size),
+    )
+    if isinstance(chosen, Streamed):
+        found = shares.cut(
+            chosen, rows, cols, y.get_device(), vector=min(common["vector"], POINTER_ALIGNMENT_BYTES // wide)
+        )
+        if found is not None:
+            return shares.bind(_BACKWARD_STREAMED, chosen, found, (dy, y, dx), rows, cols, (), {}, common)
+        chosen = config.backward(rows, cols, size)
     run = (_BACKWARD if chosen.chunks else _BACKWARD_LONG).bind(
         (dy, y, dx, rows, cols),
         grid=(cdiv(rows, chosen.rows),),
@@ -195,7 +184,7 @@ CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (33, 5120), (9, 32768), (5, 50257),
-                       (3, 65536), (2, 262144))
+                       (3, 65536), (2, 262144), (300, 40968), (1, 131072), (70, 150016), (140, 50260))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

@@ -1,0 +1,227 @@
+"""GroupNorm of large images on Hopper, in Gluon: groups pass through shared memory and are read once.
+
+Shapes as in kernel.py; a group is a row of (C/G)·H elements, cut into S shares as softmax cuts its rows (see there).
+H is a multiple of BLOCK, so that a piece of BLOCK elements lies in one channel.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from ridgeline.kernels.stream import PLAIN, columns, spread, word_of, words_when_there
+
+
+@gluon.jit
+def piece_starts(first, CHUNKS: gl.constexpr, BLOCK: gl.constexpr, L: gl.constexpr):
+    """Where in the group each piece of a share starts."""
+    return first + gl.arange(0, CHUNKS, gl.SliceLayout(1, L)) * BLOCK
+
+
+@gluon.jit
+def channel_numbers(pointer, channel, GIVEN: gl.constexpr, OTHER: gl.constexpr):
+    """One number a piece: of its channel, or the same for all."""
+    if GIVEN:
+        return gl.load(pointer + channel).to(gl.float32)
+    return (channel * 0).to(gl.float32) + OTHER
+
+
+@gluon.jit
+def through_silu(dy, normed, w, b, SILU: gl.constexpr):
+    """The gradient before the activation."""
+    if SILU:
+        z = normed * w + b
+        s = 1.0 / (1.0 + gl.exp(-z))
+        dy *= s * (1.0 + z * (1.0 - s))
+    return dy
+
+
+@gluon.jit
+def group_norm_streamed(
+    x_ptr,  # [N·G, length of a group]
+    weight_ptr,  # [C]
+    bias_ptr,  # [C]
+    y_ptr,
+    mean_ptr,  # [N·G] fp32
+    rstd_ptr,
+    word_ptr,  # [N·G, S] mean and squared deviations of each share, zero at first
+    rows,
+    cols,
+    length,
+    num_shares,
+    num_groups,
+    groups,
+    per_group,
+    positions,
+    eps,
+    HAS_WEIGHT: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    SILU: gl.constexpr,
+    EVEN: gl.constexpr,  # every share fills its place
+    MEET: gl.constexpr,
+    LAG: gl.constexpr,
+    SHARES: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    BLOCK: gl.constexpr,
+    SLOTS: gl.constexpr,
+    VECTOR: gl.constexpr,
+):
+    """Moments of a share relative to its own mean, then, one turn later where groups are shared, its results."""
+    NUM_WARPS: gl.constexpr = gl.num_warps()
+    L: gl.constexpr = spread(VECTOR, NUM_WARPS)
+    smem = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
+    share = gl.program_id(0) % num_shares
+    start = gl.program_id(0) // num_shares
+    first = share * length
+    left = gl.minimum(length, cols - first)
+    num_turns = (rows - start + num_groups - 1) // num_groups
+    c = columns(CHUNKS, BLOCK, L)
+    at = start.to(gl.int64) * cols + first + c
+    step = num_groups.to(gl.int64) * cols
+    word_row = word_ptr + start.to(gl.int64) * num_shares
+    word_step = num_groups.to(gl.int64) * num_shares
+    inside = gl.minimum(piece_starts(first, CHUNKS, BLOCK, L), cols - 1) // positions
+    for turn in gl.static_range(SLOTS - LAG):
+        there = c < gl.where(turn < num_turns, left, 0)
+        async_copy.async_copy_global_to_shared(smem.index(turn), x_ptr + at + turn * step, mask=there)
+        async_copy.commit_group()
+    for turn in range(num_turns + LAG):
+        async_copy.wait_group(SLOTS - LAG - 1)
+        x = smem.index(turn % SLOTS).load(L).to(gl.float32)  # what is past the end was copied as zeros
+        mean = gl.sum(gl.sum(x, axis=0), axis=0) / left
+        off = x - mean
+        if not EVEN:
+            off = gl.where(c < left, off, 0.0)
+        spreads = gl.sum(gl.sum(off * off, axis=0), axis=0)
+        done = turn - LAG
+        row = start + done * num_groups
+        if MEET:
+            if turn < num_turns:
+                gl.atomic_xchg(word_row + turn * word_step + share, word_of(mean, spreads), sem="relaxed")
+            if done >= 0:
+                k, means, parts = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
+                counts = gl.where(k < num_shares, gl.minimum(length, cols - k * length), 0).to(gl.float32)
+                mean = gl.sum(counts * means, axis=0) / cols
+                parts = gl.where(k < num_shares, parts + counts * (means - mean) * (means - mean), 0.0)
+                spreads = gl.sum(parts, axis=0)
+        if LAG:
+            x = smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
+        rstd = gl.rsqrt(spreads / cols + eps)
+        if done >= 0:
+            if share == 0:
+                gl.store(mean_ptr + row, mean)
+                gl.store(rstd_ptr + row, rstd)
+        channel = (gl.maximum(row, 0) % groups) * per_group + inside
+        scale = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0) * rstd
+        shift = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0) - mean * scale
+        y = x * scale[:, None] + shift[:, None]
+        if SILU:
+            y = y / (1.0 + gl.exp(-y))
+        gl.store(y_ptr + at + done * step, y.to(y_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
+        ahead = done + SLOTS
+        there = c < gl.where(ahead < num_turns, left, 0)
+        async_copy.async_copy_global_to_shared(smem.index(ahead % SLOTS), x_ptr + at + ahead * step, mask=there)
+        async_copy.commit_group()
+
+
+@gluon.jit
+def group_norm_backward_streamed(
+    dy_ptr,
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    sums_ptr,  # [2, N·pieces of a channel, C] fp32: of dy·normed and of dy
+    word_ptr,  # [N·G, S] both sums of each share, weighted, zero at first
+    rows,
+    cols,
+    length,
+    num_shares,
+    num_groups,
+    groups,
+    per_group,
+    positions,
+    HAS_WEIGHT: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    SILU: gl.constexpr,
+    MEET: gl.constexpr,
+    LAG: gl.constexpr,
+    SHARES: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    BLOCK: gl.constexpr,
+    SLOTS: gl.constexpr,
+    VECTOR: gl.constexpr,
+):
+    """Sums of every piece, which the weights' gradients are made of, then dx. Past the end everything is zero."""
+    NUM_WARPS: gl.constexpr = gl.num_warps()
+    L: gl.constexpr = spread(VECTOR, NUM_WARPS)
+    dy_smem = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
+    x_smem = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
+    share = gl.program_id(0) % num_shares
+    start = gl.program_id(0) // num_shares
+    first = share * length
+    left = gl.minimum(length, cols - first)
+    num_turns = (rows - start + num_groups - 1) // num_groups
+    c = columns(CHUNKS, BLOCK, L)
+    at = start.to(gl.int64) * cols + first + c
+    step = num_groups.to(gl.int64) * cols
+    word_row = word_ptr + start.to(gl.int64) * num_shares
+    word_step = num_groups.to(gl.int64) * num_shares
+    begins = piece_starts(first, CHUNKS, BLOCK, L)
+    real = begins < first + left
+    inside = gl.minimum(begins, cols - 1) // positions
+    pieces = positions // BLOCK
+    piece = begins % positions // BLOCK
+    all_sums = (rows // groups).to(gl.int64) * pieces * groups * per_group
+    for turn in gl.static_range(SLOTS - LAG):
+        there = c < gl.where(turn < num_turns, left, 0)
+        async_copy.async_copy_global_to_shared(x_smem.index(turn), x_ptr + at + turn * step, mask=there)
+        async_copy.async_copy_global_to_shared(dy_smem.index(turn), dy_ptr + at + turn * step, mask=there)
+        async_copy.commit_group()
+    for turn in range(num_turns + LAG):
+        async_copy.wait_group(SLOTS - LAG - 1)
+        row = start + gl.minimum(turn, num_turns - 1) * num_groups
+        channel = row % groups * per_group + inside
+        w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)
+        b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
+        mean = gl.load(mean_ptr + row)
+        rstd = gl.load(rstd_ptr + row)
+        normed = (x_smem.index(turn % SLOTS).load(L).to(gl.float32) - mean) * rstd
+        dy = dy_smem.index(turn % SLOTS).load(L).to(gl.float32)
+        dy = through_silu(dy, normed, w[:, None], b[:, None], SILU)
+        along = gl.sum(dy * normed, axis=1)
+        level = gl.sum(dy, axis=1)
+        if turn < num_turns:
+            to = sums_ptr + ((row // groups).to(gl.int64) * pieces + piece) * (groups * per_group) + channel
+            gl.store(to, along, mask=real)
+            gl.store(to + all_sums, level, mask=real)
+        slope = gl.sum(along * w, axis=0)
+        shift = gl.sum(level * w, axis=0)
+        done = turn - LAG
+        if MEET:
+            if turn < num_turns:
+                gl.atomic_xchg(word_row + turn * word_step + share, word_of(slope, shift), sem="relaxed")
+            if done >= 0:
+                k, slopes, shifts = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
+                slope = gl.sum(gl.where(k < num_shares, slopes, 0.0), axis=0)
+                shift = gl.sum(gl.where(k < num_shares, shifts, 0.0), axis=0)
+        if LAG:
+            row = start + gl.maximum(done, 0) * num_groups
+            channel = row % groups * per_group + inside
+            w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)
+            b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
+            mean = gl.load(mean_ptr + row)
+            rstd = gl.load(rstd_ptr + row)
+            normed = (x_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32) - mean) * rstd
+            dy = dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
+            dy = through_silu(dy, normed, w[:, None], b[:, None], SILU)
+        dx = (dy * w[:, None] - normed * (slope / cols) - shift / cols) * rstd
+        gl.store(dx_ptr + at + done * step, dx.to(dx_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
+        ahead = done + SLOTS
+        there = c < gl.where(ahead < num_turns, left, 0)
+        async_copy.async_copy_global_to_shared(x_smem.index(ahead % SLOTS), x_ptr + at + ahead * step, mask=there)
+        async_copy.async_copy_global_to_shared(dy_smem.index(ahead % SLOTS), dy_ptr + at + ahead * step, mask=there)
+        async_copy.commit_group()

@@ -1,0 +1,113 @@
+"""Long rows cut into shares: programs that are all on the device at once take one each, and meet in words of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels import device
+from ridgeline.kernels.launcher import Kernel, num_sms
+from ridgeline.kernels.rows import cdiv, clamp, power_of_two, template
+
+_CLEAR = Kernel(device.clear_words)
+CLEARED = 1024
+REGISTERS, MOST_REGISTERS = 65536, 255
+"""Of a multiprocessor, and of a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """Rows pass through shared memory: a share of a row is at most ``chunks`` accesses of every lane, and ``slots``
+    shares have their place there. All programs are on the device at once. A row with several shares is finished ``lag``
+    turns later: by then the others' words have arrived; at once, what was computed is still in registers."""
+
+    chunks: int
+    num_warps: int
+    slots: int
+    programs_per_sm: int
+    lag: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Elements of a share, shares of a row, rows that are worked on at once; elements of a block and of an access."""
+
+    length: int
+    shares: int
+    groups: int
+    block: int
+    vector: int
+
+
+def cut(chosen: Streamed, rows: int, cols: int, device: int, *, vector: int, whole_blocks: bool = False) -> Cut | None:
+    """As many shares as a row's length asks for, or more where rows are few, in accesses of ``vector`` elements a lane.
+
+    ``whole_blocks``: a share starts where a block does. None where a row takes more programs than there are.
+    """
+    programs = chosen.programs_per_sm * num_sms(device)
+    block = 32 * chosen.num_warps * vector
+    step = block if whole_blocks else vector
+    fewest = cdiv(cols, chosen.chunks * block)
+    shares = clamp(programs // rows, fewest, max(fewest, cdiv(cols, block)))
+    length = cdiv(cdiv(cols, shares), step) * step
+    shares = cdiv(cols, length)
+    groups = min(rows, programs // shares)
+    return Cut(length, shares, groups, block, vector) if groups else None
+
+
+def bind(
+    kind: Kernel,
+    chosen: Streamed,
+    found: Cut,
+    tensors: tuple[Tensor, ...],
+    rows: int,
+    cols: int,
+    numbers: tuple[Any, ...],
+    constants: Mapping[str, Any],
+    common: Mapping[str, Any],
+) -> Callable[..., None]:
+    """A call over tensors and numbers like these: words, sizes and the cut, which stand between them, are put in here.
+
+    Words are cleared before every call; where a row is one share there are none.
+    """
+    on = common["device"]
+    sizes = (rows, cols, found.length, found.shares, found.groups)
+    words = template((rows, found.shares), torch.int64, tensors[0].device)
+    chunks = power_of_two(cdiv(found.length, found.block))
+    even = {"EVEN": found.length == chunks * found.block and found.length * found.shares == cols}
+    run = kind.bind(
+        (*tensors, words, *sizes, *numbers),
+        grid=(found.groups * found.shares,),
+        constants={
+            **constants,
+            **(even if "EVEN" in kind.names else {}),
+            "MEET": found.shares > 1,
+            "LAG": chosen.lag if found.shares > 1 else 0,
+            "SHARES": max(32, power_of_two(found.shares)),
+            "CHUNKS": chunks,
+            "BLOCK": found.block,
+            "SLOTS": chosen.slots,
+            "VECTOR": found.vector,
+        },
+        num_warps=chosen.num_warps,
+        max_registers=min(MOST_REGISTERS, REGISTERS // (32 * chosen.num_warps * chosen.programs_per_sm)),
+        **common,
+    )
+    num = len(tensors)
+    if found.shares == 1:
+        return lambda *args: run(*args[:num], args[0], *sizes, *args[num:])
+    count = rows * found.shares
+    clear = _CLEAR.bind(
+        (words, count), grid=(cdiv(count, CLEARED),), constants={"BLOCK": CLEARED}, num_warps=4, device=on
+    )
+
+    def launch(*args: Any) -> None:
+        meeting = torch.empty_like(words, memory_format=torch.contiguous_format)
+        clear(meeting, count)
+        run(*args[:num], meeting, *sizes, *args[num:])
+
+    return launch
