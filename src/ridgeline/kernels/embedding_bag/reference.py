@@ -65,7 +65,7 @@ def forward(
         counts = torch.zeros_like(lengths, dtype=x.dtype).index_add(0, bags, kept.to(x.dtype))
         out = out / counts.clamp_min(1.0).unsqueeze(-1)
     batch = lengths.numel() // num_tables
-    return out.to(dtype).reshape(num_tables, batch, -1).transpose(0, 1).reshape(batch, -1)
+    return out.reshape(num_tables, batch, -1).transpose(0, 1).reshape(batch, -1)
 
 
 def shares(indices: Tensor, bags: Tensor, lengths: Tensor, weights: Tensor | None, mean: bool, padding: int) -> Tensor:
