@@ -1,6 +1,6 @@
 """The tables of an attention race as Markdown: every row of what race_attention.py wrote, plain or gzipped.
 
-python benchmarks/attention_note.py data/recordings/h200/attention_race2.json.gz
+    python benchmarks/attention_note.py data/recordings/h200/attention_race2.json.gz
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _is_alias(scene: Scene, node: Any) -> bool:
 def _num_bytes(scene: Scene, node: Any) -> int:
     """Bytes read and written, to three digits; of a cache what is appended, single numbers and tables left out."""
     read = [node.args[0]] if str(getattr(node.target, "__name__", "")) == "embedding" else node.all_input_nodes
-    read = node.args[2:] if "cache_append" in str(node.target) else read
+    read = node.args[2:] if "_append" in str(node.target) else read
     values = [scene.value(arg) for arg in (*read, node)]
     total = sum(leaf.nbytes for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor) and leaf.dim())
     return int(float(f"{total:.3g}"))

@@ -23,6 +23,7 @@ import torch
 import ridgeline as rl
 from ridgeline.bench.clock import device_events
 from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.version import stillness
 
 LENGTH, PLACES = 2048, 2112
 ROUNDS = 21
@@ -63,11 +64,16 @@ def main() -> None:
     asked = parser.parse_args()
     book = Book(asked.out)
     model, kwargs = made(asked.layers)
-    inputs = Inputs((), kwargs)
-    kept = [(tensor, tensor.clone()) for _, tensor in inputs.named()]
     fast = rl.optimize(model, (), kwargs, budget_s=asked.budget_s)
     book.add("receipt", lambda: {"winner": fast.receipt.winner, "eager_s": fast.receipt.eager_s,
-                                 "final_s": fast.receipt.final_s})  # fmt: skip
+                                 "final_s": fast.receipt.final_s, "text": str(fast.receipt)})  # fmt: skip
+    look(book, model, fast, kwargs)
+
+
+def look(book: Any, model: Any, fast: Any, kwargs: dict[str, Any]) -> None:
+    """Where the time of a call goes, and whether its numbers are right; ``book`` keeps what is found."""
+    inputs = Inputs((), kwargs)
+    kept = [(tensor, tensor.clone()) for _, tensor in inputs.named()]
 
     def restore() -> None:
         for tensor, was in kept:
@@ -75,12 +81,32 @@ def main() -> None:
 
     with torch.no_grad():
         graphed = fast.plans[0].call
+        book.add("watch", lambda: {"dictionaries counted": stillness.counts, "host_us": host_us(fast, graphed, kwargs)})
         book.add("graph", lambda: graph_alone(graphed._variants[0].home.recording, restore))
         book.add("same cache", lambda: calls(fast, graphed, lambda: kwargs, restore))
         book.add("new containers", lambda: calls(fast, graphed, lambda: dict(inputs.reused().kwargs), restore))
         book.add("in a row", lambda: in_a_row(fast, kwargs, restore))
         book.add("numbers", lambda: numbers(model, fast, inputs, restore))
         book.add("misses", lambda: {"replays": graphed.replays, "misses": graphed.misses, "eager": fast.fallbacks})
+
+
+def host_us(fast: Any, graphed: Any, kwargs: dict[str, Any], num: int = 50) -> dict[str, float]:
+    """Microseconds of what is looked at before a launch, one after another, caches warm."""
+    (plan,) = fast.plans
+    flat = plan.matcher.fits((), kwargs, fast.original, False)
+    parts = {
+        "arguments": lambda: plan.matcher.fits((), kwargs, fast.original, False),
+        "model": graphed.watch.same,
+        "addresses": graphed.watch.addressed,
+        "variant": lambda: graphed._variant(flat),
+    }
+    found = {}
+    for name, run in parts.items():
+        began = time.perf_counter()
+        for _ in range(num):
+            run()
+        found[name] = (time.perf_counter() - began) / num * 1e6
+    return found
 
 
 def made(layers: int) -> tuple[Any, dict[str, Any]]:
@@ -128,8 +154,10 @@ def graph_alone(recording: Any, restore: Callable[[], None]) -> dict[str, Any]:
     for _, name, each_s in events:
         seconds[name[:60]] += each_s
     num = Counter(name[:60] for _, name, _ in events)
+    row = [(name[:24], round(each_s * 1e6, 2)) for _, name, each_s in sorted(events)]
     return {"s": statistics.median(times), "least_s": min(times), "num_kernels": len(events),
-            "kernels": [(name, num[name], total_s) for name, total_s in seconds.most_common()]}  # fmt: skip
+            "kernels": [(name, num[name], total_s) for name, total_s in seconds.most_common()],
+            "in order, microseconds": row[:40] + row[-8:]}  # fmt: skip
 
 
 def calls(

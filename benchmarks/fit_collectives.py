@@ -35,29 +35,11 @@ def bus_s(num_ranks: int, bus_gigabytes_per_s: float, size: int = 8589934592) ->
     return 2 * (num_ranks - 1) / num_ranks * size / (bus_gigabytes_per_s * 1e9)
 
 
-DEVICES = {
-    "a100_sxm": "a100",
-    "h100_sxm": "h100-sxm",
-    "h200_sxm": "h200",
-    "b200_sxm": "b200",
-    "gb200": "gb200",
-    "l40s": "l40s",
-}
-FITTED = (
-    "call_s",
-    "switch_call_s",
-    "ring_frac",
-    "switch_frac",
-    "direct_frac",
-    "direct_step_s",
-    "direct_call_s",
-    "eager_bytes_per_s",
-    "copy_frac",
-    "pipeline_s",
-    "chunk_bytes",
-    "switch_pipeline_s",
-    "direct_pipeline_s",
-)
+DEVICES = {"a100_sxm": "a100", "h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "gb200": "gb200",
+           "l40s": "l40s"}
+FITTED = ("call_s", "switch_call_s", "ring_frac", "switch_frac", "direct_frac", "direct_step_s", "direct_call_s",
+          "eager_bytes_per_s", "copy_frac", "pipeline_s", "chunk_bytes", "switch_pipeline_s",
+          "direct_pipeline_s")
 PRIOR = 0.02  # pull of the starting value, which matters only where the data say nothing
 NCCL = {"a100_sxm": "NCCL 2.27.3", "l40s": "NCCL 2.27.3"}
 # Saturated all-reduces beyond the tables' 512 MB: stas00/ml-engineering 744d01e18b79, network/README.md.
@@ -152,14 +134,8 @@ def fit_network(kind: str, points: Sequence[tuple[Row, published.Question, float
             out.append(collectives.timed("all_reduce", size, asked.group, place, coef, way).expected_s)
         return np.array(out)
 
-    found = least_squares(
-        lambda x: np.concatenate([np.log(times(x)) - measured, 0.05 * (x - x0)]),
-        x0,
-        loss="soft_l1",
-        f_scale=0.1,
-        x_scale=0.3,
-        max_nfev=80,
-    )
+    found = least_squares(lambda x: np.concatenate([np.log(times(x)) - measured, 0.05 * (x - x0)]), x0, loss="soft_l1",
+                          f_scale=0.1, x_scale=0.3, max_nfev=80)
     error = times(found.x) / np.exp(measured) - 1
     names = ["frac", "pipeline_s", "chunk_bytes", *systems]
     values = {name: float(f"{value:.3g}") for name, value in zip(names, np.exp(found.x))}
@@ -174,12 +150,8 @@ def main() -> None:
     args = parser.parse_args()
     path = data_dir() / "collectives.json"
     tables = json.loads(path.read_text())
-    groups = {
-        "nvlink3": ["a100_sxm"],
-        "nvlink4": ["h100_sxm", "h200_sxm"],
-        "nvlink5": ["b200_sxm", "gb200"],
-        "pcie4": ["l40s"],
-    }
+    groups = {"nvlink3": ["a100_sxm"], "nvlink4": ["h100_sxm", "h200_sxm"], "nvlink5": ["b200_sxm", "gb200"],
+              "pcie4": ["l40s"]}
     for kind, members in groups.items():
         start = coefficients(cluster(f"{DEVICES[members[0]]}*8")).link
         points = [p for member in members for p in read(args.silicon, member)]

@@ -3,21 +3,32 @@
 The list of problems and their sizes follow the public benchmark (github.com/ScalingIntelligence/KernelBench); the
 modules here are our own. Level 1 is one op, level 2 a product or convolution with what follows it, level 3 a network.
 Everything is float32 with TF32 left as PyTorch sets it (off for products, on for convolutions), inputs are uniform in
-[0, 1). A problem counts as faster where ours beats the better of the two others by more than 2 %, as slower where it
-loses by more than 2 %. ``--sample`` takes every n-th problem; ``--scale`` shrinks all sizes, for a host without one.
+[0, 1), and modules are left in training mode without gradients, as the benchmark runs them: batch norm normalizes by
+the batch. A problem counts as faster where ours beats the better of the two others by more than 2 %, as slower where it
+loses by more than 2 %. ``--sample`` takes every n-th problem; ``--scale`` shrinks all sizes, for a host without a GPU.
+
+``--way search`` is ``ridgeline.optimize`` with ``--each-s`` seconds. ``--way rewrites`` measures the rewrites alone,
+with ``--graphs`` recorded too, in a fraction of the time: what the search would have to choose from. Problems are
+spread over ``--jobs`` processes, and whoever is not compiling holds a lock, so that nobody else uses the device.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gzip
 import itertools
 import json
 import math
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +58,8 @@ class Result:
     right: bool
     error: float
     note: str = ""
+    spent_s: float = 0.0
+    more: dict[str, Any] = field(default_factory=dict)
 
     @property
     def best_s(self) -> float:
@@ -117,7 +130,7 @@ add(
     lambda s: ((s(128), s(512), s(1024)), (s(128), s(1024), s(2048))),
 )
 add(1, "matrix times vector", _product, lambda s: ((s(2048), s(1048576)), (s(1048576), 1)))
-add(1, "matrix times number", lambda m, a: a * 3.14, lambda s: ((s(16384), s(16384)),))
+add(1, "matrix times number", lambda m, a: a * 3.14, lambda s: ((s(65536), s(16384)),))
 add(1, "product, large inner dim", _product, lambda s: ((s(256), s(524288)), (s(524288), s(256))))
 add(1, "product, small inner dim", _product, lambda s: ((s(32768), 64), (64, s(32768))))
 add(1, "product, irregular", _product, lambda s: ((s(8205), s(2949)), (s(2949), s(5921))))
@@ -164,12 +177,22 @@ for _name, _function in (
     ("softplus", F.softplus),
     ("softsign", lambda x: x / (1 + x.abs())),
     ("hardtanh", F.hardtanh),
+    ("tanh", torch.tanh),
+    ("selu", torch.selu),
+    ("hardsigmoid", F.hardsigmoid),
+    ("elu", F.elu),
     ("softmax", lambda x: torch.softmax(x, 1)),
     ("log softmax", lambda x: torch.log_softmax(x, 1)),
 ):
     add(1, _name, lambda m, x, f=_function: f(x), _rows)
-_maps = lambda s: ((s(64, 2), 64, s(512), s(512)),)
-add(1, "batch norm", lambda m, x: m.norm(x), _maps, norm=lambda s: nn.BatchNorm2d(64))
+_maps = lambda s: ((s(112, 2), 64, s(512), s(512)),)
+add(
+    1,
+    "batch norm",
+    lambda m, x: m.norm(x),
+    lambda s: ((s(64, 2), 64, s(512), s(512)),),
+    norm=lambda s: nn.BatchNorm2d(64),
+)
 add(1, "instance norm", lambda m, x: m.norm(x), _maps, norm=lambda s: nn.InstanceNorm2d(64))
 add(1, "group norm", lambda m, x: m.norm(x), _maps, norm=lambda s: nn.GroupNorm(8, 64))
 add(1, "rms norm over channels", lambda m, x: x / torch.sqrt(x.square().mean(1, keepdim=True) + 1e-5), _maps)
@@ -190,6 +213,7 @@ for _name, _function in (
     ("mean over a dim", lambda x: x.mean(1)),
     ("max over a dim", lambda x: x.max(1)[0]),
     ("argmax over a dim", lambda x: x.argmax(1)),
+    ("argmin over a dim", lambda x: x.argmin(1)),
     ("min over a dim", lambda x: x.min(1)[0]),
 ):
     add(1, _name, lambda m, x, f=_function: f(x), _cube)
@@ -218,6 +242,44 @@ add(
     lambda s: tuple(torch.rand(s(16384), s(16384)).softmax(1) for _ in range(2)),
 )
 add(1, "triplet margin loss", lambda m, a, p, n: F.triplet_margin_loss(a, p, n), lambda s: ((s(32768), s(8192)),) * 3)
+add(
+    1,
+    "hinge loss",
+    lambda m, x, y: torch.clamp(1 - x * y, min=0).mean(),
+    lambda s: ((s(32768), s(32768)), torch.randint(0, 2, (s(32768),)).float() * 2 - 1),
+)
+add(
+    1,
+    "exclusive cumulative sum",
+    lambda m, x: torch.cat((torch.zeros_like(x[:, :1]), x[:, :-1].cumsum(1)), 1),
+    _square,
+)
+add(
+    1,
+    "attention",
+    lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v),
+    lambda s: ((s(32, 2), s(32, 2), s(512), s(1024)),) * 3,
+)
+add(
+    1,
+    "gelu written out",
+    lambda m, x: 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0)))),
+    lambda s: ((s(8192), s(8192)),),
+)
+add(1, "max pool 1d", lambda m, x: F.max_pool1d(x, 8, 1, 4, 3), lambda s: ((s(64, 2), s(192), s(65536)),))
+add(
+    1,
+    "max pool 3d",
+    lambda m, x: F.max_pool3d(x, 3, 2, 1, 3),
+    lambda s: ((s(16, 2), 32, s(128, 16), s(128, 16), s(128, 16)),),
+)
+add(1, "average pool 1d", lambda m, x: F.avg_pool1d(x, 8, 1, 4), lambda s: ((s(64, 2), s(128), s(65536)),))
+add(
+    1,
+    "average pool 3d",
+    lambda m, x: F.avg_pool3d(x, 3, 2, 1),
+    lambda s: ((s(16, 2), 32, s(128, 16), s(128, 16), s(256, 16)),),
+)
 add(1, "max pool", lambda m, x: F.max_pool2d(x, 4, 1, 1), lambda s: ((s(32, 2), 64, s(512), s(512)),))
 add(1, "average pool", lambda m, x: F.avg_pool2d(x, 11), lambda s: ((s(16, 2), 64, s(2048, 64), s(2048, 64)),))
 
@@ -246,7 +308,7 @@ add(
     1,
     "transposed conv2d",
     _apply,
-    lambda s: ((s(8, 2), 64, s(512, 8), s(512, 8)),),
+    lambda s: ((s(8, 2), 64, s(1024, 8), s(1024, 8)),),
     conv=lambda s: nn.ConvTranspose2d(64, 64, 3, bias=False),
 )
 add(
@@ -262,6 +324,71 @@ add(
     _apply,
     lambda s: ((s(16, 2), 64, s(1024, 8), s(1024, 8)),),
     conv=lambda s: nn.Conv2d(64, 128, 1, bias=False),
+)
+
+
+def _conv(name: str, shape: Callable[[Any], tuple[int, ...]], layer: Callable[[Any], nn.Module]) -> None:
+    add(1, name, _apply, lambda s: (shape(s),), conv=layer)
+
+
+_conv("conv2d 11x11 stride 4", lambda s: (s(256, 2), 3, s(224, 32), s(224, 32)), lambda s: nn.Conv2d(3, 96, 11, 4, 2))
+_conv("conv2d wide", lambda s: (8, 64, s(512, 16), s(1024, 16)), lambda s: nn.Conv2d(64, 128, 3, bias=False))
+_conv("conv2d 5x9", lambda s: (8, 32, s(512, 16), s(512, 16)), lambda s: nn.Conv2d(32, 64, (5, 9), bias=False))
+_conv(
+    "conv2d 5x9 dilated",
+    lambda s: (8, 32, s(512, 32), s(512, 32)),
+    lambda s: nn.Conv2d(32, 64, (5, 9), padding=(2, 4), dilation=(2, 3), bias=False),
+)
+_conv(
+    "conv1d dilated strided",
+    lambda s: (s(64, 2), 64, s(524280)),
+    lambda s: nn.Conv1d(64, 128, 3, 3, dilation=4, bias=False),
+)
+_conv("conv3d 3x5x7", lambda s: (s(16, 1), 3, s(64, 8), s(64, 8), s(64, 8)), lambda s: nn.Conv3d(3, 64, (3, 5, 7)))
+_conv("conv3d flat", lambda s: (s(16, 1), 3, s(256, 8), s(256, 8), 10), lambda s: nn.Conv3d(3, 64, (3, 3, 1)))
+_conv("transposed conv1d", lambda s: (s(64, 2), 128, s(65536)), lambda s: nn.ConvTranspose1d(128, 128, 3, bias=False))
+_conv(
+    "transposed conv1d dilated",
+    lambda s: (s(32, 2), 32, s(131072)),
+    lambda s: nn.ConvTranspose1d(32, 64, 5, dilation=3, bias=False),
+)
+_conv(
+    "transposed conv2d 3x5",
+    lambda s: (s(64, 2), 64, s(128, 8), s(256, 8)),
+    lambda s: nn.ConvTranspose2d(64, 128, (3, 5), bias=False),
+)
+_conv(
+    "transposed conv2d grouped strided",
+    lambda s: (s(16, 2), 32, s(128, 8), s(256, 8)),
+    lambda s: nn.ConvTranspose2d(32, 64, (3, 5), (2, 3), (1, 2), groups=4, bias=False),
+)
+_conv(
+    "transposed conv2d dilated strided",
+    lambda s: (s(16, 2), 32, s(64, 8), s(128, 8)),
+    lambda s: nn.ConvTranspose2d(32, 64, 3, 5, 1, dilation=2, bias=False),
+)
+_conv(
+    "transposed conv3d",
+    lambda s: (8, 48, s(64, 8), s(64, 8), s(64, 8)),
+    lambda s: nn.ConvTranspose3d(48, 48, 3, bias=False),
+)
+_conv(
+    "transposed conv3d grouped strided",
+    lambda s: (4, 32, s(32, 8), s(64, 8), s(128, 8)),
+    lambda s: nn.ConvTranspose3d(32, 32, 3, 2, 1, groups=4, bias=False),
+)
+_conv(
+    "depthwise conv2d 3x7",
+    lambda s: (s(32, 2), 128, s(128, 16), s(256, 16)),
+    lambda s: nn.Conv2d(128, 128, (3, 7), groups=128, bias=False),
+)
+add(
+    1,
+    "separable conv2d",
+    lambda m, x: m.point(m.conv(x)),
+    lambda s: ((s(16, 2), 64, s(512, 16), s(512, 16)),),
+    conv=lambda s: nn.Conv2d(64, 64, 3, 1, 1, groups=64, bias=False),
+    point=lambda s: nn.Conv2d(64, 128, 1, bias=False),
 )
 
 # level 2: a product and what follows ----------------------------------------------------------------------------------
@@ -424,6 +551,97 @@ add(
     by=lambda s: torch.rand(64, 1, 1),
 )
 
+
+def _chain(name: str, shape: Callable[[Any], tuple[int, ...]], layer: Any, function: Any, **held: Any) -> None:
+    add(2, name, lambda m, x: function(m, m.conv(x)), lambda s: (shape(s),), conv=layer, **held)
+
+
+_thin = lambda s: (s(128, 2), 8, s(256, 16), s(256, 16))
+_volume = lambda s: (s(128, 2), 3, s(16, 8), s(32, 8), s(32, 8))
+_cube3 = lambda s: (s(16, 2), 32, s(16, 8), s(32, 8), s(32, 8))
+_thin_conv = lambda s: nn.Conv2d(8, 64, 3)
+_chain("thin conv, subtract, subtract, mish", _thin, _thin_conv, lambda m, y: F.mish(y - 0.5 - 0.2))
+_chain(
+    "thin conv, relu, hardswish written out",
+    lambda s: (s(128, 2), 8, s(128, 16), s(128, 16)),
+    _thin_conv,
+    lambda m, y: (lambda z: z * torch.clamp((z + 3) / 6, 0, 1))(torch.relu(y)),
+)
+_chain("thin conv, gelu, mean", _thin, _thin_conv, lambda m, y: F.adaptive_avg_pool2d(F.gelu(y), 1).flatten(1))
+_chain(
+    "thin conv, tanh, scale, bias, max pool",
+    _thin,
+    _thin_conv,
+    lambda m, y: F.max_pool2d(torch.tanh(y) * 2.0 + m.by, 4),
+    by=lambda s: torch.rand(64, 1, 1),
+)
+_chain(
+    "thin conv, group norm, scale, max pool, clamp",
+    lambda s: (s(128, 2), 8, s(128, 16), s(128, 16)),
+    _thin_conv,
+    lambda m, y: torch.clamp(F.max_pool2d(m.norm(y) * m.by, 4), 0, 1),
+    norm=lambda s: nn.GroupNorm(16, 64),
+    by=lambda s: torch.rand(64, 1, 1),
+)
+_chain(
+    "conv, min over channels",
+    lambda s: (s(64, 2), 64, s(256, 16), s(256, 16)),
+    lambda s: nn.Conv2d(64, 128, 3),
+    lambda m, y: (y * 2.0).min(1, keepdim=True)[0],
+)
+_chain(
+    "conv, clamp from above, bias, scale",
+    lambda s: (s(128, 2), 64, s(128, 16), s(128, 16)),
+    lambda s: nn.Conv2d(64, 128, 3),
+    lambda m, y: (torch.min(y, torch.tensor(0.5)) + m.by) * 2.0,
+    by=lambda s: torch.rand(128, 1, 1),
+)
+_chain("conv3d, softmax, pool, pool", _volume, lambda s: nn.Conv3d(3, 16, 3),
+       lambda m, y: F.max_pool3d(F.max_pool3d(torch.softmax(y, 1), 2), 2))  # fmt: skip
+_chain("conv3d, relu, leaky relu, gelu, sigmoid, bias", lambda s: (s(64, 2), 8, s(32, 8), s(64, 8), s(64, 8)),
+       lambda s: nn.Conv3d(8, 32, 3),
+       lambda m, y: torch.sigmoid(F.gelu(F.leaky_relu(torch.relu(y), 0.01))) + m.by,
+       by=lambda s: torch.rand(32, 1, 1, 1))  # fmt: skip
+_chain("conv3d, scale, tanh, scale, sigmoid", lambda s: (s(128, 2), 3, s(16, 8), s(64, 8), s(64, 8)),
+       lambda s: nn.Conv3d(3, 16, 3), lambda m, y: torch.sigmoid(torch.tanh(y * m.a) * m.b),
+       a=lambda s: torch.rand(16, 1, 1, 1), b=lambda s: torch.rand(16, 1, 1, 1))  # fmt: skip
+_chain("conv3d, group norm, mean", lambda s: (s(128, 2), 3, s(24, 8), s(32, 8), s(32, 8)),
+       lambda s: nn.Conv3d(3, 24, 3), lambda m, y: m.norm(y).mean((1, 2, 3, 4)),
+       norm=lambda s: nn.GroupNorm(8, 24))  # fmt: skip
+_chain("transposed conv, tanh", lambda s: (s(32, 2), 64, s(256, 8), s(256, 8)),
+       lambda s: nn.ConvTranspose2d(64, 64, 4, 2, 1), lambda m, y: torch.tanh(y - m.by),
+       by=lambda s: torch.rand(64, 1, 1))  # fmt: skip
+_chain("transposed conv, mish, add, hardtanh, scale", lambda s: (s(128, 2), 64, s(128, 8), s(128, 8)),
+       lambda s: nn.ConvTranspose2d(64, 64, 3, 2, 1, 1),
+       lambda m, y: F.hardtanh(F.mish(y) + 0.5, -1, 1) * 2)  # fmt: skip
+_chain("transposed conv, mean, bias, logsumexp", lambda s: (s(16, 2), 64, s(512, 8), s(512, 8)),
+       lambda s: nn.ConvTranspose2d(64, 128, 3),
+       lambda m, y: torch.logsumexp(y.mean((2, 3), keepdim=True) + m.by, 1, keepdim=True).sum((2, 3)) * 10,
+       by=lambda s: torch.rand(128, 1, 1))  # fmt: skip
+_chain("transposed conv, scale, mean, mean", lambda s: (s(16, 2), 64, s(128, 8), s(128, 8)),
+       lambda s: nn.ConvTranspose2d(64, 128, 3, 2, 1, 1),
+       lambda m, y: (y * 0.5).mean([2, 3], keepdim=True).mean([2, 3], keepdim=True))  # fmt: skip
+_chain("transposed conv, batch norm, tanh, pool, group norm", lambda s: (s(512, 2), 64, 32, 32),
+       lambda s: nn.ConvTranspose2d(64, 128, 5, 1, 1),
+       lambda m, y: m.group(F.max_pool2d(torch.tanh(m.norm(y)), 2)),
+       norm=lambda s: nn.BatchNorm2d(128), group=lambda s: nn.GroupNorm(8, 128))  # fmt: skip
+_chain("transposed conv3d, softmax, sigmoid", _cube3, lambda s: nn.ConvTranspose3d(32, 64, 3, 2, 1, 1),
+       lambda m, y: torch.sigmoid(torch.softmax(y, 1)))  # fmt: skip
+_chain("transposed conv3d, residual, multiply, residual", _cube3, lambda s: nn.ConvTranspose3d(32, 64, 3, 2, 1, 1),
+       lambda m, y: (lambda z: ((y + m.by) + z) * z + z)(y.clone().detach()),
+       by=lambda s: torch.rand(64, 1, 1, 1))  # fmt: skip
+_chain("transposed conv3d, clamp, divide", lambda s: (s(16, 2), 64, s(24, 8), s(48, 8), s(48, 8)),
+       lambda s: nn.ConvTranspose3d(64, 128, 3, 2, 1), lambda m, y: torch.clamp(y, min=-1.0) / 2.0)  # fmt: skip
+_chain("transposed conv3d, relu, group norm", lambda s: (s(16, 2), 64, s(32, 8), s(32, 8), s(32, 8)),
+       lambda s: nn.ConvTranspose3d(64, 128, 3, bias=False), lambda m, y: m.norm(torch.relu(y)),
+       norm=lambda s: nn.GroupNorm(8, 128))  # fmt: skip
+_chain("transposed conv3d, swish, group norm, hardswish", _volume, lambda s: nn.ConvTranspose3d(3, 16, 3, 2, 1),
+       lambda m, y: F.hardswish(m.norm(torch.sigmoid(y) * y)), norm=lambda s: nn.GroupNorm(4, 16))  # fmt: skip
+_chain("transposed conv3d, batch norm, subtract mean", lambda s: (s(16, 2), 16, s(16, 8), s(32, 8), s(32, 8)),
+       lambda s: nn.ConvTranspose3d(16, 32, 3, 2, 1),
+       lambda m, y: (lambda z: z - z.mean((2, 3, 4), keepdim=True))(m.norm(y)),
+       norm=lambda s: nn.BatchNorm3d(32))  # fmt: skip
+
 # level 3: networks ----------------------------------------------------------------------------------------------------
 
 
@@ -566,10 +784,265 @@ add(
 add(3, "gru", lambda m, x: m.net(x)[0], lambda s: ((s(512), 10, 128),), net=lambda s: nn.GRU(128, 256, 6))
 
 
+def _unit(inputs: int, outputs: int, size: int = 3, stride: int = 1, groups: int = 1, act: Any = nn.ReLU) -> list[Any]:
+    """Convolution, batch norm, activation."""
+    conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
+    return [conv, nn.BatchNorm2d(outputs), *([act()] if act else [])]
+
+
+class Beside(nn.Module):
+    """Branches side by side, joined along the channels."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+
+class Dense(nn.Module):
+    """Every layer reads all that came before it."""
+
+    def __init__(self, inputs: int, growth: int, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.BatchNorm2d(inputs + i * growth),
+                nn.ReLU(),
+                nn.Conv2d(inputs + i * growth, growth, 3, padding=1, bias=False),
+            )
+            for i in range(depth)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [x]
+        for layer in self.layers:
+            parts.append(layer(torch.cat(parts, 1)))
+        return torch.cat(parts, 1)
+
+
+def _vgg(s: Any) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    inputs = 3
+    for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(depth):
+            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
+            inputs = width
+        layers.append(nn.MaxPool2d(2))
+    head = [nn.Linear(512 * 49, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(), *head)
+
+
+def _alexnet(s: Any) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 96, 11, 4, 2), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Conv2d(96, 256, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Conv2d(256, 384, 3, padding=1), nn.ReLU(), nn.Conv2d(384, 384, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2), nn.Flatten(),
+        nn.Linear(9216, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000),
+    )  # fmt: skip
+
+
+def _mobilenet(s: Any) -> nn.Sequential:
+    layers = _unit(3, 32, 3, 2)
+    steps = ((32, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2),
+             *(((512, 512, 1),) * 5), (512, 1024, 2), (1024, 1024, 1))  # fmt: skip
+    for inputs, outputs, stride in steps:
+        layers += [*_unit(inputs, inputs, 3, stride, inputs), *_unit(inputs, outputs, 1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1024, 1000))
+
+
+class Shuffled(nn.Module):
+    """Grouped convolutions with channels mixed between them, beside the input itself."""
+
+    def __init__(self, inputs: int, outputs: int, groups: int) -> None:
+        super().__init__()
+        middle = outputs // 4
+        self.groups = groups
+        self.narrow = nn.Sequential(*_unit(inputs, middle, 1, 1, groups))
+        self.rest = nn.Sequential(*_unit(middle, middle, 3, 1, middle, None), *_unit(middle, outputs, 1, 1, groups))
+        self.short = nn.Sequential(*_unit(inputs, outputs, 1, 1, 1, None))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.narrow(x)
+        b, c, h, w = y.shape
+        y = y.view(b, self.groups, c // self.groups, h, w).transpose(1, 2).reshape(b, c, h, w)
+        return self.rest(y) + self.short(x)
+
+
+class Recurrent(nn.Module):
+    """A plain recurrent network, step by step."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.step, self.out = nn.Linear(inputs + hidden, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        found = []
+        for at in x:
+            state = torch.tanh(self.step(torch.cat((at, state), 1)))
+            found.append(self.out(state))
+        return torch.stack(found)
+
+
+class Vlad(nn.Module):
+    """Features gathered around clusters they are softly assigned to."""
+
+    def __init__(self, clusters: int, ghosts: int, width: int) -> None:
+        super().__init__()
+        self.assign = nn.Parameter(torch.randn(width, clusters + ghosts) / math.sqrt(width))
+        self.centers = nn.Parameter(torch.randn(1, width, clusters) / math.sqrt(width))
+        self.norm, self.clusters = nn.BatchNorm1d(clusters + ghosts), clusters
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        soft = torch.softmax(self.norm(x.reshape(-1, width) @ self.assign), 1)[:, : self.clusters]
+        soft = soft.reshape(b, n, self.clusters)
+        total = soft.sum(1, keepdim=True) * self.centers
+        found = torch.matmul(soft.transpose(1, 2), x).transpose(1, 2) - total
+        return F.normalize(F.normalize(found).reshape(b, -1))
+
+
+class Double(nn.Module):
+    """Two convolutions with batch norm and a softmax along rows, as a U-net's stage."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        soft = lambda: nn.Softmax(-1)
+        self.net = nn.Sequential(*_unit(inputs, outputs, act=soft), *_unit(outputs, outputs, act=soft))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class Unet(nn.Module):
+    def __init__(self, inputs: int, outputs: int, width: int, depth: int) -> None:
+        super().__init__()
+        sizes = [width << i for i in range(depth + 1)]
+        self.down = nn.ModuleList(Double(a, b) for a, b in zip([inputs, *sizes], sizes, strict=False))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * size, size, 2, 2) for size in reversed(sizes[:-1]))
+        self.join = nn.ModuleList(Double(2 * size, size) for size in reversed(sizes[:-1]))
+        self.out = nn.Conv2d(width, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for stage in self.down[:-1]:
+            x = stage(x)
+            kept.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.down[-1](x)
+        for up, join in zip(self.up, self.join, strict=True):
+            x = join(torch.cat((up(x), kept.pop()), 1))
+        return self.out(x)
+
+
+class Pixels(nn.Module):
+    """Attention between all pixels of an image, with a residual sum and a norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attend, self.norm = nn.MultiheadAttention(width, heads), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        y = x.view(b, c, h * w).permute(2, 0, 1)
+        y = self.norm(self.attend(y, y, y)[0] + y)
+        return y.permute(1, 2, 0).view(b, c, h, w)
+
+
+_photo = lambda batch, size=224: lambda s: ((batch if s.factor == 1 else 2, 3, s(size, 64), s(size, 64)),)
+add(3, "vgg 16", _run, lambda s: ((10 if s.factor == 1 else 1, 3, s(224, 64), s(224, 64)),), net=_vgg)
+add(3, "alexnet", _run, lambda s: ((s(1024, 1), 3, 224, 224),), net=_alexnet)
+add(3, "mobilenet v1", _run, _photo(10), net=_mobilenet)
+add(
+    3,
+    "inception module",
+    _run,
+    lambda s: ((10 if s.factor == 1 else 1, 480, s(224, 16), s(224, 16)),),
+    net=lambda s: Beside(
+        nn.Conv2d(480, 192, 1),
+        nn.Sequential(nn.Conv2d(480, 96, 1), nn.Conv2d(96, 208, 3, padding=1)),
+        nn.Sequential(nn.Conv2d(480, 16, 1), nn.Conv2d(16, 48, 5, padding=2)),
+        nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(480, 64, 1)),
+    ),
+)
+add(3, "dense block", _run, lambda s: ((10 if s.factor == 1 else 1, 32, s(224, 16), s(224, 16)),),
+    net=lambda s: Dense(32, 32, 6))  # fmt: skip
+add(3, "transition layer", _run, lambda s: ((s(128, 2), 32, s(256, 16), s(256, 16)),),
+    net=lambda s: nn.Sequential(nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 1, bias=False),
+                                nn.AvgPool2d(2)))  # fmt: skip
+add(3, "fire module", _run, lambda s: ((s(128, 2), 3, s(256, 16), s(256, 16)),),
+    net=lambda s: nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU(), Beside(
+        nn.Sequential(nn.Conv2d(6, 64, 1), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(6, 64, 3, padding=1), nn.ReLU()))))  # fmt: skip
+add(3, "inverted bottleneck", _run, lambda s: ((10 if s.factor == 1 else 1, 112, s(224, 16), s(224, 16)),),
+    net=lambda s: nn.Sequential(*_unit(112, 672, 1, act=nn.ReLU6), *_unit(672, 672, 5, 2, 672, nn.ReLU6),
+                                *_unit(672, 192, 1, act=None)))  # fmt: skip
+add(3, "shuffle unit", _run, lambda s: ((10 if s.factor == 1 else 1, 240, s(224, 16), s(224, 16)),),
+    net=lambda s: Shuffled(240, 480, 3))  # fmt: skip
+add(3, "u-net with softmax", _run, lambda s: ((8 if s.factor == 1 else 1, 8, 64, s(512, 64)),),
+    net=lambda s: Unet(8, 4, 64, 4))  # fmt: skip
+add(3, "vlad with ghost clusters", _run, lambda s: ((s(2048), 100, 512),), net=lambda s: Vlad(32, 16, 512))
+add(3, "recurrent cell", lambda m, x, h: m.out(torch.tanh(m.step(torch.cat((x, h), 1)))),
+    lambda s: ((256, s(16384)), (256, s(16384))), step=lambda s: nn.Linear(2 * s(16384), s(16384)),
+    out=lambda s: nn.Linear(s(16384), s(8192)))  # fmt: skip
+add(3, "recurrent network", _run, lambda s: ((s(256, 8), 8, 1024), (8, 256)), net=lambda s: Recurrent(1024, 256, 128))
+add(3, "attention between pixels", _run, lambda s: ((2, 128, s(128, 8), s(128, 8)),), net=lambda s: Pixels(128, 4))
+add(3, "lstm in both directions", lambda m, x: m.net(x)[0], lambda s: ((10, s(512), 128),),
+    net=lambda s: nn.LSTM(128, 256, 6, batch_first=True, bidirectional=True))  # fmt: skip
+
+
 # running them -------------------------------------------------------------------------------------------------------
 
 
-def seconds(call: Callable[[], Any], device: torch.device, least_s: float = 0.15) -> float:
+class Turn:
+    """The device is one process's at a time, except while it compiles: nobody else's kernels are in its timings."""
+
+    def __init__(self, path: str) -> None:
+        self.file = open(path, "w") if path else None  # noqa: SIM115  (held as long as the process lives)
+        self.held, self.waited_s = False, 0.0
+
+    def take(self) -> None:
+        began = time.perf_counter()
+        if self.file and not self.held:
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+        self.held = True
+        self.waited_s += time.perf_counter() - began
+
+    def give(self) -> None:
+        if self.file and self.held:
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+        self.held = False
+
+    @contextmanager
+    def apart(self, compiles: bool = True) -> Iterator[None]:
+        """Inside, others may use the device."""
+        held = self.held
+        if compiles:
+            self.give()
+        try:
+            yield
+        finally:
+            if held:
+                self.take()
+
+    def here(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call with the device to itself."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            held = self.held
+            self.take()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if not held:
+                    self.give()
+
+        return run
+
+
+def seconds(call: Callable[[], Any], device: torch.device, least_s: float = 0.12) -> float:
     """Median seconds of a call, device work included."""
     sync = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     for _ in range(2):
@@ -577,7 +1050,7 @@ def seconds(call: Callable[[], Any], device: torch.device, least_s: float = 0.15
     sync()
     samples: list[float] = []
     began = time.perf_counter()
-    while len(samples) < 5 or (time.perf_counter() - began < least_s and len(samples) < 200):
+    while len(samples) < 3 or (time.perf_counter() - began < least_s and len(samples) < 100):
         start = time.perf_counter()
         call()
         sync()
@@ -594,37 +1067,91 @@ def interleaved(calls: dict[str, Callable[[], Any]], device: torch.device) -> di
     return {name: min(samples) for name, samples in found.items()}
 
 
-def run(problem: Problem, device: torch.device, scale: float, each_s: float, compile_stock: bool) -> Result:
+def run(problem: Problem, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Result:
     """One problem, three ways."""
-    import ridgeline
-
+    began = time.perf_counter()
+    turn.take()
     torch.manual_seed(0)
     with torch.device(device):
-        model, args = problem.make(Scale(scale))
-    model = model.eval()
+        model, args = problem.make(Scale(asked.scale))
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def fresh(call: Callable[..., Any]) -> Any:
+        """A call that begins with the same running statistics."""
+        model.load_state_dict(state)
+        return call(*args)
+
     with torch.no_grad():
-        meant = model(*args)
+        meant = fresh(model)
         calls: dict[str, Callable[[], Any]] = {"eager": lambda: model(*args)}
-        if compile_stock:
+        if not asked.without_compile:
             stock = torch.compile(model)
-            stock(*args)
+            with turn.apart():
+                stock(*args)
             calls["compiled"] = lambda: stock(*args)
-        fast = ridgeline.optimize(model, args, budget_s=each_s, use_cache=False)
-        found = fast(*args)
-        right, error = alike(found, meant)
-        calls["ours"] = lambda: fast(*args)
+        way = searched if asked.way == "search" else rewritten
+        ours, winner, more = way(model, args, device, asked, turn)
+        errors = {name: alike(fresh(call), meant) for name, call in ours.items()}
+        calls |= {name: (lambda call=call: call(*args)) for name, call in ours.items()}
         times = interleaved(calls, device)
-    winner = str(getattr(fast.receipt, "winner", ""))
+    turn.give()
+    best = min((name for name in ours if errors[name][0]), key=lambda name: times[name], default=next(iter(ours)))
+    more |= {"times": times, "errors": {name: error for name, (_, error) in errors.items()}}
     return Result(
-        problem.level,
-        problem.name,
-        times["eager"],
-        times.get("compiled", math.inf),
-        times["ours"],
-        winner,
-        right,
-        error,
-    )
+        problem.level, problem.name, times["eager"], times.get("compiled", math.inf), times[best], winner or best,
+        all(right for right, _ in errors.values()), max(error for _, error in errors.values()),
+        spent_s=time.perf_counter() - began, more=more,
+    )  # fmt: skip
+
+
+Found = tuple[dict[str, Callable[..., Any]], str, dict[str, Any]]
+
+
+def searched(model: nn.Module, args: Any, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Found:
+    """What ``ridgeline.optimize`` returns."""
+    import ridgeline
+
+    fast = ridgeline.optimize(model, args, budget_s=asked.each_s, use_cache=False)
+    receipt = fast.receipt
+    tried = [{"name": e.name, "status": e.status, "reason": e.reason, "s": e.measured_s, "build_s": e.build_s,
+              "rewrites": dict(e.rewrites)} for e in receipt.entries]  # fmt: skip
+    return {"ours": fast}, receipt.winner, {"tried": tried, "notes": list(receipt.notes), "contests": contests()}
+
+
+def rewritten(model: nn.Module, args: Any, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Found:
+    """The recommended rewrites without a compiler, and all of it as one CUDA graph."""
+    from ridgeline.optimizer.backend import Report, compiled
+    from ridgeline.optimizer.graphed import graph_inference
+    from ridgeline.optimizer.rewrites import recommended
+
+    report = Report()
+    call = compiled(model, rewrites=recommended("inference", "none", device.type), report=report)
+    with turn.apart():
+        call(*args)
+    ours: dict[str, Callable[..., Any]] = {"rewrites": call}
+    note = {}
+    if device.type == "cuda" and asked.graphs:
+        try:
+            ours["graph"] = graph_inference(call, args, {}, model)
+        except Exception as error:
+            note = {"graph": repr(error)[:200]}
+    matches = [f"{match.rewrite}: {match.what}" for match in report.matches]
+    return ours, "", {"matches": matches, "contests": contests()} | note
+
+
+def contests() -> dict[str, Any]:
+    """What races inside of rewrites have said since the last look."""
+    from ridgeline.optimizer.rewrites import chains, halves, lengths, windows
+
+    found = {
+        str(key): seconds
+        for each in (chains, halves, lengths, windows)
+        for key, seconds in each.CONTEST.seconds.items()
+    }
+    rounded = {str(key): nearest for key, nearest in chains._rounding.items()}
+    for each in (chains, halves, lengths, windows):
+        each.CONTEST.seconds.clear()
+    return {"seconds": found, "nearest": rounded}
 
 
 def alike(found: Tensor, meant: Tensor, tolerance: float = 1e-3) -> tuple[bool, float]:
@@ -639,10 +1166,126 @@ def alike(found: Tensor, meant: Tensor, tolerance: float = 1e-3) -> tuple[bool, 
     return same_nan and error <= tolerance, error
 
 
-def chosen(only: str, sample: int, level: int) -> Iterator[Problem]:
-    for i, problem in enumerate(PROBLEMS):
-        if (not only or only in problem.name) and (not level or problem.level == level) and i % sample == 0:
-            yield problem
+def chosen(asked: argparse.Namespace) -> list[Problem]:
+    """Every n-th problem of those that are meant, spread over all classes."""
+    if asked.problems:
+        named = {p.name: p for p in PROBLEMS}
+        return [named[name.strip()] for name in asked.problems.split(";")]
+    meant = [
+        p for p in PROBLEMS if (not asked.only or asked.only in p.name) and (not asked.level or p.level == asked.level)
+    ]
+    return [p for start in range(asked.sample) for p in meant[start :: asked.sample]][: asked.most]
+
+
+def child(asked: argparse.Namespace) -> None:
+    """A share of the problems, one after the other; a line of JSON for each, written as it is found."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    turn, asked.way_then = Turn(asked.lock), asked.way
+    _share_the_device(turn)
+    problems = {problem.name: problem for problem in PROBLEMS}
+    for place, name in enumerate(json.loads(asked.names)):
+        problem = problems[name]
+        asked.way = "search" if place < asked.searched else asked.way_then
+        if time.time() > asked.until - asked.each_s / 2:
+            break
+        try:
+            result = run(problem, device, asked, turn)
+        except Exception as problem_met:  # what fails is a result too
+            nan = math.nan
+            result = Result(problem.level, problem.name, nan, nan, nan, "", False, nan, repr(problem_met)[:300])
+        finally:
+            turn.give()
+        print(MARK + json.dumps(asdict(result) | {"verdict": result.verdict}, default=str), flush=True)
+        torch._dynamo.reset()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+MARK = "RESULT "
+
+
+def _share_the_device(turn: Turn) -> None:
+    """While candidates are compiled others may use the device; races have it to themselves."""
+    from ridgeline.optimizer import contest
+    from ridgeline.optimizer import search as searching
+
+    build, left_s = searching.build, searching.Search.left_s
+
+    def built(candidate: Any, *args: Any, **kwargs: Any) -> Any:
+        with turn.apart(candidate.compiles and kwargs.get("base") is None):
+            return build(candidate, *args, **kwargs)
+
+    def left(self: Any) -> float:
+        return left_s(self) + turn.waited_s - self.__dict__.setdefault("waited_before_s", turn.waited_s)
+
+    searching.build, searching.Search.left_s = built, left
+    contest.raced = turn.here(contest.raced)
+
+
+def parent(asked: argparse.Namespace) -> None:
+    """Start the processes, gather their lines, and say what came out."""
+    asked.out.mkdir(parents=True, exist_ok=True)
+    lock = str(Path(tempfile.mkdtemp()) / "device.lock")
+    until = time.time() + asked.budget_s
+    names = [problem.name for problem in chosen(asked)]
+    shares = [names[i :: asked.jobs] for i in range(asked.jobs)]
+    logs = [Path(tempfile.mkdtemp()) / f"{i}.log" for i in range(asked.jobs)]
+    running = [_started(asked, share, lock, until, log) for share, log in zip(shares, logs, strict=True) if share]
+    shown = 0
+    while any(process.poll() is None for process in running) and time.time() < until:
+        time.sleep(0.5)
+        shown = _told(asked, logs, shown)
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    _told(asked, logs, shown)
+    results = _gathered(logs)
+    for log in logs:
+        if not _gathered([log]):
+            print(f"nothing came of {log.name}: {log.read_text()[-1500:]}")
+    _summed_up(results)
+
+
+def _started(
+    asked: argparse.Namespace, names: list[str], lock: str, until: float, log: Path
+) -> subprocess.Popen[bytes]:
+    passed = ["--each-s", str(asked.each_s), "--scale", str(asked.scale), "--way", asked.way, "--out", str(asked.out)]
+    passed += ["--searched", str(asked.searched)]
+    passed += ["--graphs"] if asked.graphs else []
+    passed += ["--without-compile"] if asked.without_compile else []
+    command = [sys.executable, __file__, "--names", json.dumps(names), "--lock", lock, "--until", str(until), *passed]
+    settings = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    with log.open("w") as file:
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **settings})
+
+
+def _gathered(logs: list[Path]) -> list[dict[str, Any]]:
+    lines = [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()]
+    return [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)]
+
+
+def _told(asked: argparse.Namespace, logs: list[Path], shown: int) -> int:
+    """Print what is new and write all there is."""
+    results = _gathered(logs)
+    if len(results) == shown:
+        return shown
+    with gzip.open(asked.out / "kernelbench_like.json.gz", "wt") as file:
+        json.dump(results, file)
+    print(f"{time.strftime('%H:%M:%S')} {len(results)} problems", flush=True)
+    return len(results)
+
+
+def _summed_up(results: list[dict[str, Any]]) -> None:
+    for r in sorted(results, key=lambda r: (r["level"], r["name"])):
+        print(
+            f"{r['level']} {r['name']:52} eager {r['eager_s'] * 1e3:9.3f} ms  compiled {r['compiled_s'] * 1e3:9.3f}"
+            f"  ours {r['ours_s'] * 1e3:9.3f}  {r['verdict']:8} {r['winner']:28} {r['error']:.1e}"
+            f"  {r['spent_s']:.0f} s {r['note']}"
+        )
+    words = ("faster", "even", "slower", "WRONG", "refused")
+    counts = {word: sum(r["verdict"] == word for r in results) for word in words}
+    print(f"{len(results)} problems: " + ", ".join(f"{num} {word}" for word, num in counts.items()))
 
 
 def main() -> None:
@@ -650,40 +1293,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=600.0)
     parser.add_argument("--each-s", type=float, default=15.0)
+    parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--sample", type=int, default=1)
+    parser.add_argument("--most", type=int, default=1000)
     parser.add_argument("--level", type=int, default=0)
     parser.add_argument("--only", default="")
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--way", choices=("search", "rewrites"), default="search")
+    parser.add_argument("--searched", type=int, default=0, help="problems of each process that are searched first")
+    parser.add_argument("--problems", default="", help="names in order, with semicolons between")
+    parser.add_argument("--graphs", action="store_true", help="with --way rewrites: record them as well")
     parser.add_argument("--without-compile", action="store_true")
-    given = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    began, results = time.monotonic(), []
-    given.out.mkdir(parents=True, exist_ok=True)
-    for problem in chosen(given.only, given.sample, given.level):
-        if time.monotonic() - began > given.budget_s - given.each_s:
-            print("out of time", flush=True)
-            break
-        try:
-            result = run(problem, device, given.scale, given.each_s, not given.without_compile)
-        except Exception as problem_met:  # what fails is a result too
-            nan = math.nan
-            result = Result(problem.level, problem.name, nan, nan, nan, "", False, nan, repr(problem_met)[:300])
-        results.append(result)
-        print(
-            f"{result.level} {result.name:52} eager {result.eager_s * 1e3:9.3f} ms"
-            f"  compiled {result.compiled_s * 1e3:9.3f}  ours {result.ours_s * 1e3:9.3f}"
-            f"  {result.verdict:8} {result.winner:28} {result.error:.1e} {result.note}",
-            flush=True,
-        )
-        with gzip.open(given.out / "kernelbench_like.json.gz", "wt") as file:
-            json.dump([asdict(r) | {"verdict": r.verdict} for r in results], file)
-        torch._dynamo.reset()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    counts = {
-        word: sum(r.verdict == word for r in results) for word in ("faster", "even", "slower", "WRONG", "refused")
-    }
-    print(f"{len(results)} problems: " + ", ".join(f"{num} {word}" for word, num in counts.items()))
+    for name in ("--names", "--lock"):
+        parser.add_argument(name, default="", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    child(asked) if asked.names else parent(asked)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The tables of the kernels' result note from a recorded run.
 
-python benchmarks/kernels_note.py results/kernels.json.gz > tables.md
+    python benchmarks/kernels_note.py results/kernels.json.gz > tables.md
 """
 
 from __future__ import annotations

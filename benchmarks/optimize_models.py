@@ -1,12 +1,15 @@
 """Real networks through ``rl.optimize`` on one GPU: eager, torch.compile and the result, with receipts.
 
 Each model runs in a process of its own; a few at a time, because most of a search is compiling, and whoever
-does not compile holds a lock, so that nobody else uses the device meanwhile. Results are written after every model:
+does not compile holds a lock, so that nobody else uses the device meanwhile. Results are written after every model, and
+what a search finds as it finds it, to ``progress.jsonl``; a search that would run past the end is given less time:
 
     python benchmarks/optimize_models.py --out OUT --total-s 290 --budget-s 35
 
 After the search the result is timed again by a loop that knows nothing of it (same inputs every call, synchronized at
-both ends), beside eager and torch.compile with default settings, and its output is compared with eager's.
+both ends), beside eager and torch.compile with default settings, and its output is compared with eager's. With
+``--rivals`` eager, torch.compile and torch.compile(mode="max-autotune") are timed on a second model that no search has
+touched, as far as the time goes; what was found before is kept where it does not.
 """
 
 from __future__ import annotations
@@ -22,12 +25,16 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 MARK = "RESULT "
+ENDING_S, LEAST_S = 15.0, 45.0
+"""Seconds that a child needs after its search, and those below which no search is begun."""
+RIVALS = ("eager", "torch.compile", "max-autotune")
 DEFAULT = (
     "bert-large-32x512", "llama8b-decode-1x2048", "resnet50-128", "vit-large-64", "llama8b-decode-static-1x2048",
     "bert-large-train-16x512", "dlrm-8192", "convnext-base-64", "llama8b-8l-prefill-1x2048", "gpt2-medium-train-8x512",
@@ -53,9 +60,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--models", nargs="*", default=list(DEFAULT))
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--again", action="store_true", help="Also time a second optimize of the same model.")
+    parser.add_argument("--rivals", action="store_true", help="Also torch.compile and max-autotune, on a fresh model.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -69,10 +78,10 @@ def _parent(asked: argparse.Namespace) -> None:
     waiting, running, done = list(asked.models), {}, []
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
-        while waiting and len(running) < asked.jobs and left_s > asked.budget_s + 15:
+        while waiting and len(running) < asked.jobs and left_s > min(asked.budget_s, LEAST_S) + ENDING_S:
             name = waiting.pop(0)
-            running[name] = (_started(name, asked, lock), time.monotonic())
-        if left_s < 4 or (not running and left_s <= asked.budget_s + 15):
+            running[name] = (_started(name, asked, lock, began + asked.total_s), time.monotonic())
+        if left_s < 4 or (not running and left_s <= min(asked.budget_s, LEAST_S) + ENDING_S):
             break
         for name, (process, _) in list(running.items()):
             if process.poll() is not None:
@@ -82,16 +91,20 @@ def _parent(asked: argparse.Namespace) -> None:
         time.sleep(0.2)
     for name, (process, _) in running.items():
         process.kill()
-        done.append({"model": name, "error": "out of time"} | {"log": _log_of(process)})
+        process.wait()
+        late = _collected(name, process)
+        done.append(late if "loop" in late else {"model": name, "error": "out of time", "log": _log_of(process)})
     done += [{"model": name, "error": "not started: out of time"} for name in waiting]
     _write(asked, done, began)
     _print(done)
 
 
-def _started(name: str, asked: argparse.Namespace, lock: str) -> subprocess.Popen[str]:
+def _started(name: str, asked: argparse.Namespace, lock: str, until: float) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--one", name, "--budget-s", str(asked.budget_s), "--lock", lock,
-               "--device", asked.device, *(["--again"] if asked.again else [])]  # fmt: skip
-    settings = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
+               "--device", asked.device, "--out", str(asked.out), "--until", str(until),
+               *(["--again"] if asked.again else []), *(["--rivals"] if asked.rivals else [])]  # fmt: skip
+    threads = max(4, (os.cpu_count() or 8) // asked.jobs)
+    settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
     file = tempfile.TemporaryFile("w+")  # noqa: SIM115  (read when the process has ended)
     process = subprocess.Popen(
@@ -136,8 +149,10 @@ def _print(done: list[dict[str, Any]]) -> None:
     good = [found for found in done if "loop" in found]
     for found in done:
         print(_line(found))
-    for who, rivals in (("eager", ("eager",)), ("best of eager and torch.compile", ("eager", "torch.compile"))):
-        ratios = [min(f["loop"][r] for r in rivals if r in f["loop"]) / f["loop"]["ridgeline"] for f in good]
+    for who, rivals in (("eager", RIVALS[:1]), ("best of eager and torch.compile", RIVALS[:2]),
+                        ("best of all three", RIVALS)):  # fmt: skip
+        full = [f for f in good if all(r in f["loop"] for r in rivals)]
+        ratios = [min(f["loop"][r] for r in rivals) / f["loop"]["ridgeline"] for f in full]
         if ratios:
             mean = statistics.geometric_mean(ratios)
             print(f"against {who}: geometric mean {mean:.3f}, worst {min(ratios):.3f}, {len(ratios)} models")
@@ -179,18 +194,18 @@ class Turn:
 
 
 def _child(asked: argparse.Namespace) -> None:
+    found: dict[str, Any] = {}
     try:
-        found = _measured(asked)
+        for found in _measured(asked):
+            print(MARK + json.dumps(found), flush=True)
     except Exception as error:
-        found = {
-            "model": asked.one,
-            "error": f"{type(error).__name__}: {error}"[:400],
-            "log": traceback.format_exc()[-2500:],
-        }
-    print(MARK + json.dumps(found), flush=True)
+        word = "rival_error" if "loop" in found else "error"
+        trouble = {"model": asked.one, word: f"{type(error).__name__}: {error}"[:400]}
+        print(MARK + json.dumps(found | trouble | {"log": traceback.format_exc()[-2500:]}), flush=True)
 
 
-def _measured(asked: argparse.Namespace) -> dict[str, Any]:
+def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What was found, again after each rival."""
     import torch
 
     import ridgeline as rl
@@ -205,7 +220,13 @@ def _measured(asked: argparse.Namespace) -> dict[str, Any]:
     left_s = searching.Search.left_s
     turn.take()
     turn.waited_s = 0.0
-    searching.Search.left_s = lambda self: left_s(self) + turn.waited_s  # waiting for others is no searching
+    until = asked.until or time.monotonic() + 10 * asked.budget_s
+
+    def left(search: Any) -> float:  # waiting for others is no searching, unless everything ends
+        return min(left_s(search) + turn.waited_s, until - ENDING_S - time.monotonic())
+
+    searching.Search.left_s = left
+    searching.Search._note = _told(asked, searching.Search._note)
     began = time.perf_counter()
     fast = rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
     optimize_s = time.perf_counter() - began - turn.waited_s
@@ -213,7 +234,7 @@ def _measured(asked: argparse.Namespace) -> dict[str, Any]:
     track.settle(work["model"])
     track.copies = [inputs]
     contenders = {"eager": work["model"], "ridgeline": fast}
-    if fast.receipt.stock_s is not None:
+    if fast.receipt.stock_s is not None and not asked.rivals:
         contenders["torch.compile"] = torch.compile(work["model"])
     loop, peaks = _loop(track, contenders)
     rms = _distance(track, work["model"], fast, inputs) if work["mode"] == "infer" else None
@@ -222,13 +243,88 @@ def _measured(asked: argparse.Namespace) -> dict[str, Any]:
         "optimize_s": optimize_s, "receipt": fast.receipt.to_dict(), "text": str(fast.receipt),
         "fallbacks": type(fast).fallbacks.fget(fast) if hasattr(type(fast), "fallbacks") else {},
     }  # fmt: skip
+    if "decode-static" in asked.one and track.device.type == "cuda":
+        found["split"] = _split(work, fast)
     turn.give()
+    yield found
+    if asked.rivals:
+        yield from _with_rivals(asked, found, track, fast, turn)
     if asked.again:
         del fast, contenders
         began = time.perf_counter()
         rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
         found["again_s"] = time.perf_counter() - began
-    return found
+        yield found
+
+
+def _split(work: dict[str, Any], fast: Any) -> dict[str, Any]:
+    """Where the time of a decoding step goes: see decode_split.py."""
+    import decode_split
+
+    class Book(dict[str, Any]):
+        def add(self, name: str, find: Any) -> None:
+            try:
+                self[name] = find()
+            except Exception as error:  # one question that fails leaves the others
+                self[name] = f"{type(error).__name__}: {error}"[:400]
+
+    book = Book()
+    decode_split.look(book, work["model"], fast, work["kwargs"])
+    return dict(book)
+
+
+def _told(asked: argparse.Namespace, note: Any) -> Any:
+    """Whatever is noted is also appended to a file, so that it outlives the process."""
+    began = time.perf_counter()
+
+    def noted(search: Any, built: Any, status: str, reason: str, **given: Any) -> None:
+        note(search, built, status, reason, **given)
+        entry = search.entries[built.candidate.name]
+        found = {"model": asked.one, "at_s": round(time.perf_counter() - began, 1), "name": entry.name,
+                 "status": status, "reason": reason[:200], "measured_s": entry.measured_s, "build_s": entry.build_s,
+                 "speedup": entry.speedup, "left_s": round(search.left_s(), 1)}  # fmt: skip
+        with open(asked.out / "progress.jsonl", "a") as file:
+            file.write(json.dumps(found) + "\n")
+
+    return noted
+
+
+def _with_rivals(asked: argparse.Namespace, found: dict[str, Any], track: Any, fast: Any, turn: Turn) -> Iterator[Any]:
+    """The loop again beside a model that no search has touched, after each rival is compiled; others have the device
+    meanwhile, and what max-autotune measures may suffer from them."""
+    import torch
+
+    from ridgeline.optimizer.inputs import Inputs
+    from ridgeline.optimizer.measure import Track
+
+    fresh = built(asked.one, asked.device)
+    other = Track(fresh["model"], Inputs(fresh["args"], fresh["kwargs"]), fresh["mode"], None, track.device)
+    contenders = {"ridgeline": (track, fast), "eager": (other, fresh["model"])}
+    modes = {"torch.compile": None} | ({"max-autotune": "max-autotune"} if fresh["mode"] == "infer" else {})
+    other.settle(fresh["model"])
+    other.copies = [other.inputs]
+    for who, mode in modes.items():
+        began = time.perf_counter()
+        call = torch.compile(fresh["model"], mode=mode)
+        for _ in range(3):
+            other.turn_s(call, 1)
+        contenders[who] = (other, call)
+        turn.take()
+        loop = _turns(contenders)
+        turn.give()
+        found = found | {"loop": loop, f"{who} compile_s": time.perf_counter() - began}
+        yield found
+
+
+def _turns(contenders: dict[str, tuple[Any, Any]]) -> dict[str, float]:
+    """Seconds a call of each on its own track, median of rounds in turns."""
+    rounds: dict[str, list[float]] = {who: [] for who in contenders}
+    for track, call in contenders.values():
+        track.turn_s(call, 1)
+    for _ in range(9):
+        for who, (track, call) in contenders.items():
+            rounds[who].append(track.turn_s(call, 1 if track.mutates else 5))
+    return {who: statistics.median(found) for who, found in rounds.items()}
 
 
 def _loop(track: Any, contenders: dict[str, Any]) -> tuple[dict[str, float], dict[str, int | None]]:
@@ -313,6 +409,14 @@ def _static_decode() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
     return model, (), kwargs, "infer"
 
 
+def _prefill() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
+    """As people call it: the cache comes back with the logits."""
+    import torch
+    import workloads
+
+    return workloads._llama(32), (), {"input_ids": torch.randint(0, 128256, (1, 2048))}, "infer"
+
+
 def _mamba() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
     import torch
     from transformers import MambaConfig, MambaModel
@@ -321,7 +425,11 @@ def _mamba() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
     return model, (), {"input_ids": torch.randint(0, 50280, (2, 512)), "use_cache": False}, "infer"
 
 
-EXTRA = {"llama8b-decode-static-1x2048": _static_decode, "mamba-370m-2x512": _mamba}
+EXTRA = {
+    "llama8b-decode-static-1x2048": _static_decode,
+    "llama8b-prefill-1x2048": _prefill,
+    "mamba-370m-2x512": _mamba,
+}
 
 
 def _tiny(kind: str) -> Any:

@@ -35,8 +35,8 @@ from torch import nn
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import CudaExecutor
 from ridgeline.optimizer.graphed import graph_inference, graph_training
-from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.steps import graph_step
+from ridgeline.optimizer.optimized import Optimized, Plan, plain_step
+from ridgeline.optimizer.steps import GraphedUpdate
 
 
 class Log:
@@ -125,7 +125,6 @@ def recording(model: nn.Module, at: Any, *args: Any, **kwargs: Any) -> tuple[Any
 
 def adversarial(log: Log, at: Any) -> None:
     for case in CASES:
-
         def work(case: Any = case) -> str:
             try:
                 return check(case, at.device, at.executor)
@@ -137,7 +136,6 @@ def adversarial(log: Log, at: Any) -> None:
 
 def training(log: Log, at: Any) -> None:
     for one in training_checks.CHECKS:
-
         def work(one: Any = one) -> str:
             try:
                 one(at)
@@ -268,24 +266,19 @@ def decode(log: Log, at: Any) -> None:
             found = {"same": same, "replays": graphed.replays, "misses": graphed.misses, "record_s": took,
                      "reserved_more_bytes": after - before}  # fmt: skip
             if at.device.type == "cuda":
-
                 def one(m: Any, cache: Any) -> Callable[[], Any]:
                     def call() -> None:
                         rewind_fast(cache)
                         m(ids, past_key_values=cache, use_cache=True)
-
                     return call
-
                 def rewind_fast(cache: Any) -> None:
                     torch._foreach_zero_([layer.cumulative_length for layer in cache.layers])
-
                 found["eager_s"] = device_time(at, one(model, theirs))
                 found["graphed_s"] = device_time(at, one(fast, mine))
                 found["graphed_host_s"] = host_cost(at, one(fast, mine), 100)
                 signature = graphed.signature
                 found["watch_s"] = host_cost(at, graphed.watch.same, 1000)
                 from ridgeline.optimizer.signature import Signature
-
                 kw = {"past_key_values": mine, "use_cache": True}
                 found["signature_s"] = host_cost(at, lambda: Signature.of((ids,), kw, model, grad=False), 300)
                 del signature
@@ -414,12 +407,10 @@ def costs(log: Log, at: Any) -> None:
                 for _ in range(4):
                     out = fast(x)
                     del out
-
             def held() -> None:
                 for _ in range(4):
                     out = fast(x)
                 out.data_ptr()
-
             found["dropped_s"], found["rebound_s"] = device_time(at, loop, 5) / 4, device_time(at, held, 5) / 4
         return found
 
@@ -445,27 +436,17 @@ def step_cost(log: Log, at: Any) -> None:
             model = gpt(*size[:2])
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
             run: Any = model
-            if kind == "graphed":
+            if kind in ("graphed", "whole"):
                 began = time.perf_counter()
                 executor = at.executor() if at.fake else None
                 graphed = graph_training(model, (ids,), {"labels": ids}, model, executor=executor)
                 run = Optimized(model, [Plan(graphed.signature, graphed)], mode="train")
                 found["record_s"] = time.perf_counter() - began
-            whole = None
-            if kind == "whole":
-                executor = at.executor() if at.fake else None
-                whole = graph_step(model, optimizer, (ids,), {"labels": ids}, model, executor=executor)
+            update = GraphedUpdate(optimizer, graphed) if kind == "whole" else None
             trail = []
 
-            def step(run: Any = run, optimizer: Any = optimizer, trail: list[Any] = trail, whole: Any = whole) -> None:
-                if whole is not None:
-                    trail.append(whole(ids, labels=ids))
-                    return
-                optimizer.zero_grad(set_to_none=True)
-                loss = run(ids, labels=ids).loss
-                loss.backward()
-                optimizer.step()
-                trail.append(loss.detach())
+            def step(run: Any = run, optimizer: Any = optimizer, trail: Any = trail, update: Any = update) -> None:
+                trail.append(plain_step(run, optimizer, None, (ids,), {"labels": ids}, update))
 
             for _ in range(4):
                 step()
@@ -485,7 +466,7 @@ def step_cost(log: Log, at: Any) -> None:
         found["losses"] = losses
         found["track"] = [max(abs(a - b) / abs(a) for a, b in zip(losses[0], other)) for other in losses[1:]]
         found["pool_bytes"] = graphed.pool_bytes()
-        found["replays"], found["misses"] = (graphed.replays, whole.replays), whole.misses
+        found["replays"], found["misses"] = (graphed.replays, update.replays), update.misses
         return found
 
     log.run("training step", "gpt2", work)

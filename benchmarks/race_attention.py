@@ -3,12 +3,14 @@
     python benchmarks/race_attention.py --out DIR [--budget-s 150] [--jobs 14] [--parts checks host backward ...]
 
 Writes attention.json after every part: each check and each row (seconds, spread, TFLOP/s), lost races included. Kernels
-are compiled by many processes first; checks run in a few processes side by side, races alone.
+that no pack holds are compiled by many processes first (``--write-pack FOLDER`` makes one, without a GPU);
+checks run in a few processes side by side, races alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import multiprocessing
@@ -23,42 +25,85 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages")
+PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
+         "orders", "reading", "decode", "special")  # fmt: skip
 HEADS = (64, 8, 128)
-PAGED = ((2, 64, 4, 5), (3, 64, 4, 5), (2, 64, 4, 7), (4, 64, 4, 3), (4, 32, 4, 5), (4, 32, 4, 7), (2, 64, 8, 5),
-         (2, 128, 8, 4), (2, 64, 4, 3))  # fmt: skip
-"""Programs a multiprocessor, keys of a block, warps, stages."""
+PAGED = ((4, 64, 4, 3, 0), (4, 32, 4, 1, 128), (2, 64, 8, 1, 128), (2, 64, 4, 1, 0))
+"""Programs a multiprocessor, keys of a block, warps, stages (1: read into registers, gone from the L2 first), and
+registers of a thread."""
 
-LATENT = ((64, 32, 8, 5), (64, 32, 8, 3), (64, 64, 8, 2), (32, 64, 4, 3))
-"""Heads of a program, keys of a block, warps, stages."""
+DECODE = ((2, 64, 4, 3, 2), (2, 64, 4, 4, 2), (4, 32, 4, 4, 2))
+"""Over a contiguous cache: the same, and when the joining kernel may start (0 after it, 1 at once, 2 late)."""
 
-STAGES = ((128, 2), (128, 3), (128, 4), (64, 4))
-"""Keys of a block and stages of the forward pass."""
+DECODE_CASES = ((1, 32, 8, 2048), (1, 32, 32, 2048), (8, 32, 8, 2048), (1, 32, 8, 16384), (8, 32, 8, 8192))
 
-PAGED_CASES = ((1, 32, 8, 16384, 16), (1, 32, 8, 32768, 16), (4, 32, 8, 8192, 64), (8, 32, 8, 8192, 16),
-               (32, 32, 8, 4096, 64))  # fmt: skip
+LATENT = ((64, 64, 8, 2, 1), (16, 32, 4, 3, 2))
+"""Heads of a program, keys of a block, warps, stages, programs a multiprocessor; the default is tried beside them."""
+
+PAGED_CASES = ((1, 32, 8, 20480, 16), (1, 32, 8, 32768, 16), (8, 32, 8, 8192, 16), (32, 32, 8, 4096, 64),
+               (64, 64, 8, 4096, 16))  # fmt: skip
+
+STAGES = ((128, 128, 2, 2), (128, 128, 3, 2), (128, 64, 4, 2))
+"""Rows and keys of a tile, stages of keys and of queries, in the forward pass of narrow heads."""
+
+READING = ((4, 4096, 4, ""), (8, 4096, 1, ""), (8, 4096, 1, "evict_first"))
+"""Programs a multiprocessor, numbers of a block, stages, policy, where memory is read and nothing else is done."""
 
 
-def wanted_variants(parts: Sequence[str]) -> list[Any]:
-    """Everything these parts launch, fused kernels of both orders and all configurations included."""
-    from ridgeline.kernels.attention import config
-    from ridgeline.kernels.attention.op import ENCODERS, FUSED
+def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
+    """Everything these parts launch, all configurations included."""
+    from ridgeline.kernels.contract import trials
     from ridgeline.kernels.variants import variants_of
 
-    found = variants_of("attention") + variants_of("varlen_attention") + variants_of("paged_attention")
-    config.PIPED = False
-    found += variants_of("attention", FUSED[:2])
-    config.PIPED = True
+    found: list[Any] = []
+    if brief:
+        for name, i, _ in checks(parts, brief) if "checks" in parts else ():
+            found += variants_of(name, [checked_cases(name)[i]])
+        found += variants_of("attention", raced_cases(parts))
+    else:
+        for name in ("attention", "varlen_attention", "paged_attention", "decode_attention", "paged_latent_attention"):
+            found += variants_of(name)
     for chosen in PAGED if "paged" in parts else ():
         with paged_by(*chosen):
             found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES])
+    for chosen in DECODE if "decode" in parts else ():
+        with decode_by(*chosen):
+            found += variants_of("decode_attention", [decode_case(*of) for of in DECODE_CASES])
     for chosen in LATENT if "latent" in parts else ():
         with latent_by(*chosen):
-            found += variants_of("paged_latent_attention")
-    for keys, stages in STAGES if "stages" in parts else ():
-        with forward_by(keys, stages):
-            found += [v for v in variants_of("attention", ENCODERS) if v.kernel == "attention_forward"]
+            found += variants_of("paged_latent_attention", latent_cases(chosen[0]))
+    if "latent" in parts:
+        found += variants_of("paged_latent_attention", trials()["paged_latent_attention"][1].races)
+    for chosen in STAGES if "stages" in parts else ():
+        with forward_by(*chosen):
+            found += [v for v in variants_of("attention", narrow()) if v.kernel == "attention_forward"]
     return list(dict.fromkeys(found))
+
+
+def raced_cases(parts: Sequence[str]) -> list[Any]:
+    """Cases of the races of plain attention."""
+    from ridgeline.kernels.attention.op import ENCODERS, RACES
+    from ridgeline.kernels.contract import case
+
+    found = [*RACES, case("bfloat16", b=1, h=8, k=8, l=64, s=64, d=64, causal=False)]
+    found += ENCODERS if "encoders" in parts else ()
+    of = {"b": 4, "h": 32, "k": 32, "l": 4096, "s": 4096, "d": 128, "causal": True}
+    more = ({"window": (1023, 0)}, {"cap": 30.0}, {"sinks": True}, {"d": 192, "dv": 128}, {"d": 256}, {"mask": 0.7})
+    found += [case("bfloat16", **of | options) for options in more] if "variants" in parts else ()
+    heads, keys, dim = HEADS
+    found += [
+        case("bfloat16", b=1, h=heads, k=keys, l=rows, s=rows, d=dim, causal=causal, deterministic=same)
+        for rows in (2048, 4096, 8192, 16384) for causal in (False, True) for same in (False, True)
+    ]  # fmt: skip
+    return found
+
+
+def checked_cases(name: str) -> list[Any]:
+    """Cases that a check is a number of."""
+    from ridgeline.kernels.attention import op
+    from ridgeline.kernels.contract import trials
+
+    return [*trials()[name][1].checks, *op.FUSED]
 
 
 @contextmanager
@@ -76,35 +121,56 @@ def instead(module: Any, name: str, value: Any) -> Iterator[None]:
         forget_plans()
 
 
-def paged_by(programs: int, keys: int, warps: int, stages: int) -> Any:
+def paged_by(programs: int, keys: int, warps: int, stages: int, registers: int = 0) -> Any:
     """Inside, paged attention splits and stages as told."""
     from ridgeline.kernels.paged_attention import config
-    from ridgeline.kernels.rows import cdiv
 
     def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Any:
-        shares = config.shares_of(batch * key_heads, cdiv(longest, keys), programs * num_sms)
-        return config.Paged(keys, shares, warps, stages)
+        shares = config.shares_of(batch * key_heads, longest, keys, programs * num_sms)
+        return config.Paged(keys, shares, warps, stages, max_registers=registers)
 
     return instead(config, "choose", choose)
 
 
-def latent_by(rows: int, keys: int, warps: int, stages: int) -> Any:
+def decode_by(programs: int, keys: int, warps: int, stages: int, early: int) -> Any:
+    """Inside, attention over a contiguous cache does."""
+    from ridgeline.kernels.decode_attention import config
+    from ridgeline.kernels.rows import cdiv, clamp
+
+    def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Any:
+        shares = clamp(cdiv(programs * num_sms, batch * key_heads), 1, max(1, longest // keys))
+        return config.Decode(keys, shares, warps, stages, early)
+
+    return instead(config, "choose", choose)
+
+
+def latent_by(rows: int, keys: int, warps: int, stages: int, programs: int) -> Any:
     """Inside, latent attention does."""
     from ridgeline.kernels.latent_attention import config
     from ridgeline.kernels.rows import cdiv
 
     def choose(batch: int, heads: int, longest: int, num_sms: int) -> Any:
-        shares = config.shares_of(batch * cdiv(heads, rows), cdiv(longest, keys), num_sms)
+        shares = config.shares_of(batch * cdiv(heads, rows), longest, keys, programs * num_sms)
         return config.Latent(rows, keys, shares, warps, stages)
 
-    return instead(config, "choose", choose)
+    both = contextlib.ExitStack()
+    for name in ("choose", "choose_blocks"):
+        both.enter_context(instead(config, name, choose))
+    return both
 
 
-def forward_by(keys: int, stages: int) -> Any:
-    """Inside, the forward pass takes so many keys and stages."""
+def narrow() -> list[Any]:
+    """Cases of heads of 64, short and long."""
+    from ridgeline.kernels.attention.op import ENCODERS, RACES
+
+    return [of for of in (*ENCODERS, *RACES) if of["d"] == 64]
+
+
+def forward_by(*chosen: int) -> Any:
+    """Inside, the forward pass takes so many rows, keys and stages."""
     from ridgeline.kernels.attention import config
 
-    return instead(config, "forward", lambda *sizes: config.Attention(128, keys, stages))
+    return instead(config, "forward", lambda *sizes: config.Attention(*chosen))
 
 
 def paged_case(b: int, h: int, k: int, s: int, page: int) -> Any:
@@ -113,37 +179,74 @@ def paged_case(b: int, h: int, k: int, s: int, page: int) -> Any:
     return case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
 
 
-def compile_all(parts: Sequence[str], jobs: int) -> dict[str, Any]:
-    from ridgeline.kernels.pack import compiled_all
+def decode_case(b: int, h: int, k: int, s: int) -> Any:
+    from ridgeline.kernels.contract import case
 
-    began, wanted = time.perf_counter(), wanted_variants(parts)
-    num = sum(1 for _ in compiled_all(wanted, jobs))
+    return case("bfloat16", b=b, h=h, k=k, s=s, d=128, hide="")
+
+
+def latent_cases(rows: int) -> list[Any]:
+    """Cases whose heads fill programs of this many."""
+    from ridgeline.kernels.contract import trials
+
+    return [of for of in trials()["paged_latent_attention"][1].races if (of["h"] >= 64) == (rows >= 64)]
+
+
+def compile_all(parts: Sequence[str], jobs: int, brief: bool) -> dict[str, Any]:
+    """Compile what no pack holds (RIDGELINE_KERNEL_PACK)."""
+    from ridgeline.kernels import pack
+
+    began = time.perf_counter()
+    wanted = [variant for variant in wanted_variants(parts, brief) if pack.find(variant) is None]
+    num = sum(1 for _ in pack.compiled_all(wanted, jobs)) if wanted else 0
     return {"num_variants": num, "took_s": time.perf_counter() - began}
 
 
-def checks(parts: Sequence[str]) -> list[tuple[str, int, str]]:
+def write_pack(parts: Sequence[str], jobs: int, folder: Path, brief: bool) -> None:
+    """Compile what these parts launch into a pack, on any machine."""
+    from ridgeline.kernels import pack
+
+    wanted = wanted_variants(parts, brief)
+    pack.write(folder, wanted, jobs=jobs, progress=lambda done, total: print(done, "of", total, flush=True))
+    print(f"{len(wanted)} variants in {folder}")
+
+
+BRIEF = {
+    "attention": (1, 3, 6, 8, 11, 12, 13, 14, 28, 33, 36, 39, 44, 46, 48, 52, 53, 54, 57),
+    "varlen_attention": (0, 1), "paged_attention": (4, 7, 8, 9), "decode_attention": (2, 3, 9),
+    "paged_latent_attention": (0, 1, 2, 4),
+}  # fmt: skip
+"""Checks of a short run, one of a kind."""
+
+
+def checks(parts: Sequence[str], brief: bool) -> list[tuple[str, int, str]]:
     """(primitive, index of a case, layout) of everything that is checked."""
-    from ridgeline.kernels.attention import op
     from ridgeline.kernels.contract import trials
 
-    cases = [*trials()["attention"][1].checks, *op.FUSED]
-    found = [("attention", i, "contiguous") for i in range(len(cases))]
+    if brief:
+        return [(name, i, "contiguous") for name, chosen in BRIEF.items() for i in chosen]
+    found = [("attention", i, "contiguous") for i in range(len(checked_cases("attention")))]
     found += [("attention", 2, "sliced"), ("attention", 6, "misaligned"), ("attention", 12, "transposed")]
-    found += [("varlen_attention", i, "contiguous") for i in range(len(op.VARLEN_CHECKS))]
-    for name in ("paged_attention", *(["paged_latent_attention"] if "latent" in parts else [])):
+    for name in ("varlen_attention", "paged_attention", "decode_attention", "paged_latent_attention"):
         found += [(name, i, "contiguous") for i in range(len(trials()[name][1].checks))]
     return found
+
+
+def force_fused() -> None:
+    """From here on gradients that need not repeat take one kernel, whatever is faster."""
+    from ridgeline.kernels.attention import config
+
+    config.prefers_fused = lambda *sizes: True  # type: ignore[assignment]
 
 
 def check_one(task: tuple[str, int, str]) -> list[list[Any]]:
     import torch
 
     from ridgeline.bench.check import check_case
-    from ridgeline.kernels.attention import op
-    from ridgeline.kernels.contract import trials
 
+    force_fused()
     name, i, layout = task
-    of = [*trials()[name][1].checks, *op.FUSED][i]
+    of = checked_cases(name)[i]
     try:
         again = of.get("deterministic", True)
         found = check_case(name, of, torch.device("cuda"), int(time.time()) + i, layout, repeat=again)
@@ -159,12 +262,12 @@ def checked(tasks: list[Any], num: int, end: float) -> Iterator[list[Any]]:
         if time.perf_counter() > end:
             yield ["", str(tasks), "", "time", False, "checks did not fit into the time"]
             return
-        with multiprocessing.get_context("spawn").Pool(num, maxtasksperchild=8) as pool:
+        with multiprocessing.get_context("spawn").Pool(num) as pool:
             waiting = dict(enumerate(tasks))
             running = pool.imap_unordered(numbered_check, list(waiting.items()))
             try:
                 while waiting:
-                    i, found = running.next(timeout=40)
+                    i, found = running.next(timeout=25)
                     del waiting[i]
                     yield from found
                 return
@@ -184,9 +287,9 @@ def part_checks(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     from ridgeline.bench.check import check_mistakes
     from ridgeline.kernels.contract import trials
 
-    for row in checked(checks(options.parts), min(8, options.jobs), time.perf_counter() + budget_s):
+    for row in checked(checks(options.parts, options.brief), min(8, options.jobs), time.perf_counter() + budget_s):
         yield dict(zip(("primitive", "case", "layout", "what", "ok", "note"), row, strict=True))
-    for name in ("attention", "varlen_attention"):
+    for name in () if options.brief else ("attention", "varlen_attention"):
         of = trials()[name][1].checks[2]
         for f in check_mistakes(name, of, torch.device("cuda"), 7):
             yield {"primitive": name, "case": f.case, "layout": "", "what": f.what, "ok": f.ok, "note": f.note}
@@ -257,6 +360,15 @@ def _paged_graph() -> Iterator[dict[str, Any]]:
         torch.cuda.synchronize()
         same = same and torch.equal(out, meant)
     yield {"what": "paged decoding in a graph, join started early", "ok": same}
+
+
+def part_special(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Caches with nothing in them, and graphs."""
+    from kernels_special import attention_in_graphs, unwritten_caches
+
+    for run in (unwritten_caches, attention_in_graphs):
+        note = run()
+        yield {"what": run.__doc__, "ok": "WRONG" not in note, "note": note}
 
 
 def theirs(q: Any, k: Any, v: Any, causal: bool, backend: str, mask: Any = None) -> Callable[[], Any]:
@@ -333,43 +445,38 @@ def part_host(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         yield {"what": name, "call_s": statistics.median(samples)}
 
 
-def in_order(piped: bool, run: Callable[[], Any]) -> Callable[[], Any]:
-    """The same with the fused kernel's steps in this order."""
-    from ridgeline.kernels.attention import config
-
-    def inner() -> Any:
-        config.PIPED = piped
-        return run()
-
-    return inner
-
-
 def part_backward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """Two kernels, and the fused one in both orders, against cuDNN."""
+    """Two kernels, and the fused one, against cuDNN."""
     import torch
 
     from ridgeline.bench.race import Course
     from ridgeline.kernels import attention
-    from ridgeline.kernels.attention import config
 
     course, end = Course(torch.device("cuda"), rounds=9), time.perf_counter() + budget_s
     heads, keys, dim = HEADS
-    for rows, causal in ((4096, True), (8192, True), (16384, True), (2048, True), (4096, False), (8192, False)):
+    for rows, causal in (
+        (4096, True),
+        (8192, True),
+        (16384, True),
+        (2048, True),
+        (4096, False),
+        (8192, False),
+        (2048, False),
+    ):
         if time.perf_counter() > end:
             return
         draw = [torch.randn(1, rows, h, dim, device="cuda", dtype=torch.bfloat16) for h in (heads, keys, keys, heads)]
         q, k, v = (x.transpose(1, 2).requires_grad_() for x in draw[:3])
         seed = draw[3].transpose(1, 2)
         outs = {name: attention(q, k, v, causal, deterministic=name == "two kernels")
-                for name in ("two kernels", "fused, piped", "fused")}  # fmt: skip
+                for name in ("two kernels", "fused")}  # fmt: skip
 
-        runs = {name: in_order(name != "fused", gradients(out, (q, k, v), seed)) for name, out in outs.items()}
+        runs = {name: gradients(out, (q, k, v), seed) for name, out in outs.items()}
         meant = gradients(outs["two kernels"], (q, k, v), seed)()
-        for name in ("fused, piped", "fused"):
-            found = runs[name]()
-            off = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(found, meant, strict=True)]
-            yield {"what": f"{name} against two kernels", "rows": rows, "causal": causal, "ok": max(off) < 0.01,
-                   "note": str(off)}  # fmt: skip
+        found = runs["fused"]()
+        off = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(found, meant, strict=True)]
+        yield {"what": "fused against two kernels", "rows": rows, "causal": causal, "ok": max(off) < 0.01,
+               "note": str(off)}  # fmt: skip
         for backend in ("CUDNN_ATTENTION", "FLASH_ATTENTION"):
             try:
                 out = theirs(q, k, v, causal, backend)()
@@ -379,7 +486,6 @@ def part_backward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
             runs[backend] = gradients(out, (q, k, v), seed)
         flops = 10 * heads * rows * rows * dim * (0.5 if causal else 1.0)
         yield from timed(course, runs, phase="bwd", rows=rows, causal=causal, flops=flops)
-    config.PIPED = True
 
 
 def part_encoders(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
@@ -396,7 +502,11 @@ def part_encoders(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         args = op._make(of, course.device, torch.Generator("cuda").manual_seed(5))
         q, k, v = (x.detach().requires_grad_() for x in args[:3])
         mask = args[6]
-        runs: dict[str, Callable[[], Any]] = {"ridgeline": partial(attention, q, k, v, key_mask=mask)}
+        runs: dict[str, Callable[[], Any]] = {
+            "ridgeline": partial(attention, q, k, v, key_mask=mask, deterministic=True)
+        }
+        if of["d"] == 128:
+            runs["fused"] = partial(attention, q, k, v, key_mask=mask, deterministic=False)
         runs |= {b: theirs(q, k, v, False, b, mask)
                  for b in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION")}  # fmt: skip
         flops = 4 * of["b"] * of["h"] * of["l"] * of["s"] * of["d"]
@@ -447,7 +557,7 @@ def part_variants(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     for name, (dim, value_dim, options) in settings.items():
         draw = [torch.randn(4, 32, rows, d, device="cuda", dtype=torch.bfloat16) for d in (dim, dim, value_dim)]
         q, k, v = (x.requires_grad_() for x in draw)
-        out = attention(q, k, v, True, **options)
+        out = attention(q, k, v, True, deterministic=True, **options)
         flops = 2 * 4 * 32 * rows * rows * (dim + value_dim) * 0.5
         runs = {"ridgeline": _no_grad(partial(attention, q, k, v, True, **options))}
         if not options:
@@ -486,6 +596,34 @@ def _no_grad(run: Callable[[], Any]) -> Callable[[], Any]:
     return inner
 
 
+def clean_course(rounds: int) -> Any:
+    """A course whose cold L2 holds clean lines: the usual flush leaves 50 MB to write back while the clock runs."""
+    import torch
+
+    from ridgeline.bench.race import Course
+
+    class Clean(Course):
+        def turns(self, runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+            flush = self.flush
+            self.flush = Flushed(flush, torch.empty((), dtype=torch.int32, device=self.device))
+            try:
+                return super().turns(runs)
+            finally:
+                self.flush = flush
+
+    class Flushed:
+        """Stands in for the buffer: after it is written, it is read, which leaves nothing to write back."""
+
+        def __init__(self, buffer: Any, out: Any) -> None:
+            self.buffer, self.out = buffer, out
+
+        def zero_(self) -> None:
+            self.buffer.zero_()
+            torch.amax(self.buffer, dim=0, out=self.out)
+
+    return Clean(torch.device("cuda"), rounds=rounds)
+
+
 def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     """Every configuration at every size, as a share of what a copy reaches."""
     import torch
@@ -494,19 +632,47 @@ def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     from ridgeline.kernels.contract import trials
 
     course, end = Course(torch.device("cuda"), rounds=15), time.perf_counter() + budget_s
+    clean = clean_course(15)
     trial = trials()["paged_attention"][1]
     copied = copy_bandwidth(course)
-    yield {"what": "copy", "bytes_per_s": copied}
+    yield {"what": "copy", "bytes_per_s": copied, "clean_bytes_per_s": copy_bandwidth(clean)}
     for sizes in PAGED_CASES:
         if time.perf_counter() > end:
             return
         args = trial.make(paged_case(*sizes), course.device, torch.Generator("cuda").manual_seed(2))
-        num_bytes = trial.forward_bytes(args)
+        num_bytes, meant = trial.forward_bytes(args), trial.call(*args).float()
         for chosen in PAGED:
             with paged_by(*chosen):
                 runs = {str(chosen): _no_grad(partial(trial.call, *args))}
-                for row in timed(course, runs, phase="fwd", case=str(sizes), num_bytes=num_bytes):
-                    yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
+                off = float((trial.call(*args).float() - meant).norm() / meant.norm())
+                yield {"what": f"{chosen} against the default", "case": str(sizes), "ok": off < 0.01, "note": str(off)}
+                for lines, on in (("dirty", course), ("clean", clean)):
+                    for row in timed(on, runs, phase="fwd", case=str(sizes), num_bytes=num_bytes, lines=lines):
+                        yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
+
+
+def part_decode(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Every configuration over a contiguous cache, and PyTorch's fused attention."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels.contract import trials
+
+    course, end = Course(torch.device("cuda"), rounds=15), time.perf_counter() + budget_s
+    clean, trial = clean_course(15), trials()["decode_attention"][1]
+    for sizes in DECODE_CASES:
+        if time.perf_counter() > end:
+            return
+        args = trial.make(decode_case(*sizes), course.device, torch.Generator("cuda").manual_seed(2))
+        num_bytes, meant = 2 * args[1].nbytes, trial.call(*args).float()
+        for chosen in (*DECODE, None):
+            with decode_by(*chosen) if chosen else contextlib.nullcontext():
+                run = partial(trial.call if chosen else trial.eager, *args)
+                off = float((run().float() - meant).norm() / meant.norm())
+                yield {"what": f"{chosen} against the default", "case": str(sizes), "ok": off < 0.01, "note": str(off)}
+                for lines, on in (("dirty", course), ("clean", clean)):
+                    runs = {str(chosen or "eager"): _no_grad(run)}
+                    yield from timed(on, runs, phase="fwd", case=str(sizes), num_bytes=num_bytes, lines=lines)
 
 
 def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
@@ -524,10 +690,65 @@ def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         args = trial.make(of, course.device, torch.Generator("cuda").manual_seed(2))
         facts = {"phase": "fwd", "case": str(of), "num_bytes": trial.forward_bytes(args)}
         facts["flops"] = 2 * of["b"] * of["h"] * of["s"] * (2 * of["d"] + of["e"])
-        for chosen in LATENT:
-            with latent_by(*chosen):
-                yield from timed(course, {str(chosen): _no_grad(partial(trial.call, *args))}, **facts)
+        meant = trial.eager(*args).float()
+        for chosen in (None, *LATENT):
+            if chosen and of not in latent_cases(chosen[0]):
+                continue
+            with latent_by(*chosen) if chosen else contextlib.nullcontext():
+                off = float((trial.call(*args).float() - meant).norm() / meant.norm())
+                yield {"what": f"{chosen} against eager", "case": str(of), "ok": off < 0.01, "note": str(off)}
+                yield from timed(course, {str(chosen or "default"): _no_grad(partial(trial.call, *args))}, **facts)
         yield from timed(course, {"eager": _no_grad(partial(trial.eager, *args))}, **facts)
+
+
+def orders(module: Any) -> Iterator[tuple[str, Any]]:
+    """Orders of a backward pass's work by name: as chosen, and all heads next to each other."""
+    yield "as chosen", contextlib.nullcontext()
+    yield "all side by side", instead(module, "side_by_side", lambda lengths, heads, *rest: heads)
+
+
+def part_orders(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """The backward pass with its work in other orders."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels import attention
+    from ridgeline.kernels.attention import config
+
+    course, end = Course(torch.device("cuda"), rounds=7), time.perf_counter() + budget_s
+    heads, keys, dim = HEADS
+    for rows, causal in ((4096, True), (8192, True), (4096, False)):
+        draw = [torch.randn(1, rows, h, dim, device="cuda", dtype=torch.bfloat16) for h in (heads, keys, keys, heads)]
+        q, k, v = (x.transpose(1, 2).requires_grad_() for x in draw[:3])
+        outs = {name: attention(q, k, v, causal, deterministic=name == "two kernels")
+                for name in ("two kernels", "fused")}  # fmt: skip
+        flops = 10 * heads * rows * rows * dim * (0.5 if causal else 1.0)
+        for name, order in orders(config):
+            if time.perf_counter() > end:
+                return
+            with order:
+                runs = {f"{who}, {name}": gradients(out, (q, k, v), draw[3].transpose(1, 2))
+                        for who, out in outs.items()}  # fmt: skip
+                yield from timed(course, runs, phase="bwd", rows=rows, causal=causal, flops=flops)
+
+
+def part_reading(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """What reading alone takes at the sizes of caches: the ceiling of paged decoding, launch and drain included."""
+    import reading
+    import torch
+
+    from ridgeline.bench.race import Course, copy_bandwidth
+
+    course, clean, end = Course(torch.device("cuda"), rounds=15), clean_course(15), time.perf_counter() + budget_s
+    for lines, on in (("dirty", course), ("clean", clean)):
+        yield {"what": "copy", "lines": lines, "bytes_per_s": copy_bandwidth(on)}
+        for num_bytes in (4096, 67_108_864, 134_217_728, 268_435_456, 536_870_912):
+            if time.perf_counter() > end:
+                return
+            data = torch.randint(0, 99, (num_bytes // 4,), dtype=torch.int32, device="cuda")
+            runs = {str(chosen): reading.run(data, *chosen) for chosen in READING}
+            runs["sum"] = partial(torch.sum, data.view(torch.float32))
+            yield from timed(on, runs, phase="read", case=str(num_bytes), num_bytes=num_bytes, lines=lines)
 
 
 def part_stages(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
@@ -539,14 +760,14 @@ def part_stages(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     from ridgeline.kernels.attention import op
 
     course, end = Course(torch.device("cuda"), rounds=15), time.perf_counter() + budget_s
-    for of in op.ENCODERS:
+    for of in narrow():
         if time.perf_counter() > end:
             return
         args = op._make(of, course.device, torch.Generator("cuda").manual_seed(5))
-        flops = 4 * of["b"] * of["h"] * of["l"] * of["s"] * of["d"]
+        flops = 4 * of["b"] * of["h"] * of["l"] * of["s"] * of["d"] * (0.5 if of["causal"] else 1.0)
         for chosen in STAGES:
             with forward_by(*chosen):
-                run = _no_grad(partial(attention, *args[:3], key_mask=args[6]))
+                run = _no_grad(partial(attention, *args[:4], key_mask=args[6]))
                 yield from timed(course, {str(chosen): run}, phase="fwd", case=str(of), flops=flops)
 
 
@@ -556,7 +777,13 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=150.0)
     parser.add_argument("--jobs", type=int, default=14)
     parser.add_argument("--parts", nargs="+", default=list(PARTS[:8]), choices=PARTS)
+    parser.add_argument("--brief", action="store_true", help="one check of a kind")
+    parser.add_argument("--write-pack", type=Path, help="compile what the parts need into this folder, and end")
     options = parser.parse_args()
+    force_fused()
+    if options.write_pack:
+        write_pack(options.parts, options.jobs, options.write_pack, options.brief)
+        return
     options.out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     found: dict[str, Any] = {"parts": {}}
@@ -573,11 +800,11 @@ def main() -> None:
     watch = threading.Timer(options.budget_s + 15, give_up)
     watch.daemon = True
     watch.start()
-    found["compiled"] = compile_all(options.parts, options.jobs)
+    found["compiled"] = compile_all(options.parts, options.jobs, options.brief)
     print("compiled", found["compiled"], flush=True)
     import torch
 
-    found |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    found |= {"torch": torch.__version__}
     for name in options.parts:
         left_s = options.budget_s - (time.perf_counter() - began)
         rows = found["parts"][name] = []
@@ -595,6 +822,7 @@ def main() -> None:
         print(f"{name}: {len(rows)} rows, {sum(not r.get('ok', True) for r in rows)} failed, "
               f"{time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
         write()
+    found["device"] = torch.cuda.get_device_name()
     write()
 
 

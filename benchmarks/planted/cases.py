@@ -81,6 +81,9 @@ class Case:
     steps: int = 9
     compiles: bool = False
     planted_steps: int = 0
+    variants: tuple[str, ...] = ("planted", "fixed")
+    stack: bool = True  # the planted program is also recorded with its Python stack
+    traced: bool = True
 
 
 CASES: dict[str, Case] = {}
@@ -110,7 +113,7 @@ def _adamw(s: Setting, model: nn.Module, **options: Any) -> torch.optim.Optimize
     return torch.optim.AdamW(model.parameters(), lr=1e-4, **(options or {"fused": True}))
 
 
-def _train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[tuple[Tensor, ...]]) -> Step:
+def training(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[tuple[Tensor, ...]]) -> Step:
     def step() -> None:
         model(*next(batches)).backward()
         optimizer.step()
@@ -119,9 +122,7 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator
     return step
 
 
-def _language(
-    s: Setting, shape: Shape, batch: int, length: int, dtype: torch.dtype = torch.bfloat16, **how: Any
-) -> Any:
+def language(s: Setting, shape: Shape, batch: int, length: int, dtype: torch.dtype = torch.bfloat16, **how: Any) -> Any:
     batch, length = s.pick(batch, 2), s.pick(length, 16)
     model = s.place(lambda: nets.Decoder(shape, length, **how), dtype)
     return model, _ids(s, batch, length, shape.vocab)
@@ -153,7 +154,7 @@ class Photos(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return torch.from_numpy(np.ascontiguousarray(bright.transpose(2, 0, 1))), int(i % 1000)
 
 
-def _photos(s: Setting, workers: int, one_core: bool = False) -> Program:
+def photos(s: Setting, workers: int, one_core: bool = False) -> Program:
     side, crop, batch = s.pick(224, 48), s.pick(160, 32), s.pick(48, 4)
     shape = s.shape(width=1024, layers=16, heads=16, causal=False)
     model = s.place(lambda: nets.Vit(shape, crop))
@@ -173,10 +174,10 @@ def _photos(s: Setting, workers: int, one_core: bool = False) -> Program:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return Program(step, scope, close=lambda: _end_workers(feed))
+    return Program(step, scope, close=lambda: end_workers(feed))
 
 
-def _end_workers(feed: Any) -> None:
+def end_workers(feed: Any) -> None:
     if hasattr(feed, "_shutdown_workers"):
         feed._shutdown_workers()
 
@@ -193,20 +194,20 @@ def _one_core() -> Iterator[None]:
 
 @case("data loader", "num_workers=0 → 6", rounds=1, warmup=14, steps=18, planted_steps=15)
 def loader_no_workers(s: Setting, fixed: bool) -> Program:
-    return _photos(s, 6 if fixed else 0)
+    return photos(s, 6 if fixed else 0)
 
 
 @case("data loader", "num_workers=1 → 6", rounds=1, warmup=14, steps=18)
 def loader_one_worker(s: Setting, fixed: bool) -> Program:
-    return _photos(s, 6 if fixed else 1)
+    return photos(s, 6 if fixed else 1)
 
 
 @case("cpu affinity", "let the process use every core", rounds=1, warmup=14, steps=18)
 def affinity_one_core(s: Setting, fixed: bool) -> Program:
-    return _photos(s, 6, one_core=not fixed)
+    return photos(s, 6, one_core=not fixed)
 
 
-def _tower(s: Setting, rows: int, width: int, layers: int) -> tuple[nn.Module, torch.optim.Optimizer, list[Any]]:
+def tower(s: Setting, rows: int, width: int, layers: int) -> tuple[nn.Module, torch.optim.Optimizer, list[Any]]:
     rows, width, layers = s.pick(rows, 8), s.pick(width, 32), s.pick(layers, 2)
     model = s.place(lambda: nets.Tower(width, layers))
     draw = lambda columns: torch.randn(rows, columns, device=s.device).cpu()
@@ -216,7 +217,7 @@ def _tower(s: Setting, rows: int, width: int, layers: int) -> tuple[nn.Module, t
 
 @case("pageable copy", "pin the batch and copy with non_blocking=True")
 def pageable_copy(s: Setting, fixed: bool) -> Program:
-    model, optimizer, batches = _tower(s, 4096, 4096, 12)
+    model, optimizer, batches = tower(s, 4096, 4096, 12)
     batches = [(s.pinned(x), s.pinned(y)) for x, y in batches] if fixed else batches
     feed = itertools.cycle(batches)
 
@@ -253,16 +254,16 @@ class Prefetch:
 
 @case("pinned copy on the compute stream", "copy the next batch on a side stream")
 def pinned_copy_in_line(s: Setting, fixed: bool) -> Program:
-    model, optimizer, batches = _tower(s, 24576, 4096, 6)
+    model, optimizer, batches = tower(s, 24576, 4096, 6)
     feed: Iterator[Any] = itertools.cycle([(s.pinned(x), s.pinned(y)) for x, y in batches])
     if fixed:
-        return Program(_train(model, optimizer, iter(Prefetch(s, feed))))
-    return Program(_train(model, optimizer, (tuple(t.to(s.device) for t in batch) for batch in feed)))
+        return Program(training(model, optimizer, iter(Prefetch(s, feed))))
+    return Program(training(model, optimizer, (tuple(t.to(s.device) for t in batch) for batch in feed)))
 
 
 @case("many small copies", "pack the features into one pinned tensor and copy it once")
 def small_copies(s: Setting, fixed: bool) -> Program:
-    model, optimizer, _ = _tower(s, 4096, 4096, 10)
+    model, optimizer, _ = tower(s, 4096, 4096, 10)
     features, rows, width = s.pick(256, 4), s.pick(4096, 8), s.pick(4096, 32)
     columns = [torch.randn(rows, width // features) for _ in range(features)]
     packed = s.pinned(torch.stack(columns))
@@ -292,8 +293,8 @@ def item_each_layer(s: Setting, fixed: bool) -> Program:
         kept.append(size if fixed else size.item())
 
     shape = s.shape(width=1024, layers=12, heads=16, vocab=16384)
-    model, batches = _language(s, shape, 8, 1024, watch=watch)
-    train = _train(model, _adamw(s, model), batches)
+    model, batches = language(s, shape, 8, 1024, watch=watch)
+    train = training(model, _adamw(s, model), batches)
 
     def step() -> None:
         kept.clear()
@@ -305,7 +306,7 @@ def item_each_layer(s: Setting, fixed: bool) -> Program:
 @case("synchronization", "clip_grad_norm_ once instead of .item() for every parameter")
 def item_each_gradient(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=12, heads=16, vocab=16384)
-    model, batches = _language(s, shape, 8, 1024)
+    model, batches = language(s, shape, 8, 1024)
     optimizer, params = _adamw(s, model), list(model.parameters())
 
     def step() -> None:
@@ -326,15 +327,15 @@ def item_each_gradient(s: Setting, fixed: bool) -> Program:
 def synchronize_each_block(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=12, heads=16, vocab=16384)
     watch = None if fixed else lambda i, x: s.synchronize()
-    model, batches = _language(s, shape, 8, 1024, watch=watch)
-    return Program(_train(model, _adamw(s, model), batches))
+    model, batches = language(s, shape, 8, 1024, watch=watch)
+    return Program(training(model, _adamw(s, model), batches))
 
 
 @case("synchronous logging", "log every 100 steps from a value kept on the device")
 def logging_each_step(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=8, heads=16)
     batch, length = s.pick(8, 2), s.pick(1024, 16)
-    model, _ = _language(s, shape, 8, 1024)
+    model, _ = language(s, shape, 8, 1024)
     optimizer = _adamw(s, model)
     texts = [" ".join(f"w{i * j % 997}" for j in range(length // 4)) for i in range(64)]
     file = tempfile.NamedTemporaryFile("w", suffix=".jsonl")  # noqa: SIM115
@@ -389,7 +390,7 @@ def sample_on_host(s: Setting, fixed: bool) -> Program:
 @case("host-bound", "capture the step in a CUDA graph")
 def tiny_kernels_train(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=256, layers=12, heads=4, vocab=4096)
-    model, batches = _language(s, shape, 4, 128)
+    model, batches = language(s, shape, 4, 128)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=s.cuda)
     x, y = (t.clone() for t in next(batches))
 
@@ -398,7 +399,7 @@ def tiny_kernels_train(s: Setting, fixed: bool) -> Program:
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
 
-    again = _graphed(run) if fixed and s.cuda else run
+    again = graphed(run) if fixed and s.cuda else run
 
     def step() -> None:
         for into, new in zip((x, y), next(batches), strict=True):
@@ -408,7 +409,7 @@ def tiny_kernels_train(s: Setting, fixed: bool) -> Program:
     return Program(step)
 
 
-def _graphed(run: Step) -> Step:
+def graphed(run: Step) -> Step:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -437,7 +438,7 @@ def tiny_kernels_decode(s: Setting, fixed: bool) -> Program:
     def token() -> None:
         ids.copy_(model(ids, place).argmax(-1, keepdim=True))
 
-    again = _graphed(token) if fixed and s.cuda else token
+    again = graphed(token) if fixed and s.cuda else token
 
     def step() -> None:
         for _ in range(4):
@@ -449,8 +450,8 @@ def tiny_kernels_decode(s: Setting, fixed: bool) -> Program:
 @case("host-bound", "torch._foreach_lerp_ over all weights")
 def ema_loop(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=12, heads=16, vocab=16384)
-    model, batches = _language(s, shape, 8, 1024)
-    train, params = _train(model, _adamw(s, model), batches), list(model.parameters())
+    model, batches = language(s, shape, 8, 1024)
+    train, params = training(model, _adamw(s, model), batches), list(model.parameters())
     averages = [[p.detach().clone() for p in params] for _ in range(3)]
 
     @torch.no_grad()
@@ -470,16 +471,16 @@ def ema_loop(s: Setting, fixed: bool) -> Program:
 @case("unfused optimizer", "AdamW(..., fused=True)")
 def adamw_loop(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=12, heads=16, vocab=16384)
-    model, batches = _language(s, shape, 8, 1024)
+    model, batches = language(s, shape, 8, 1024)
     options = {"fused": True} if fixed else {"foreach": False}
-    return Program(_train(model, _adamw(s, model, **options), batches))
+    return Program(training(model, _adamw(s, model, **options), batches))
 
 
 @case("small batch", "one batch of 8 instead of 8 accumulated batches of 1")
 def small_batch(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=8, heads=16, vocab=32000)
     batch, length = s.pick(8, 2), s.pick(512, 16)
-    model, batches = _language(s, shape, batch, length)
+    model, batches = language(s, shape, batch, length)
     optimizer, micro = _adamw(s, model), batch if fixed else 1
 
     def step() -> None:
@@ -498,8 +499,8 @@ def small_batch(s: Setting, fixed: bool) -> Program:
 @case("allocator", "drop torch.cuda.empty_cache() from the loop")
 def empty_cache_each_step(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=8, heads=16)
-    model, batches = _language(s, shape, 8, 1024)
-    train = _train(model, _adamw(s, model), batches)
+    model, batches = language(s, shape, 8, 1024)
+    train = training(model, _adamw(s, model), batches)
 
     def step() -> None:
         train()
@@ -512,8 +513,8 @@ def empty_cache_each_step(s: Setting, fixed: bool) -> Program:
 @case("garbage collection", "gc.freeze() after setup and gc.disable() in the loop", rounds=1, steps=18)
 def collect_each_step(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=8, heads=16)
-    model, batches = _language(s, shape, 8, 1024)
-    train = _train(model, _adamw(s, model), batches)
+    model, batches = language(s, shape, 8, 1024)
+    train = training(model, _adamw(s, model), batches)
     index = [{"name": f"record {i}", "span": [i, i + 1]} for i in range(s.pick(200_000, 20_000))]
 
     def step() -> None:
@@ -521,11 +522,11 @@ def collect_each_step(s: Setting, fixed: bool) -> Program:
         if not fixed:
             gc.collect()
 
-    return Program(step, _frozen if fixed else nullcontext, close=index.clear)
+    return Program(step, frozen if fixed else nullcontext, close=index.clear)
 
 
 @contextmanager
-def _frozen() -> Iterator[None]:
+def frozen() -> Iterator[None]:
     """What exists stays frozen: whoever runs next in the process would otherwise pay for it."""
     gc.collect()
     gc.freeze()
@@ -536,7 +537,7 @@ def _frozen() -> Iterator[None]:
         gc.enable()
 
 
-def _compiler(s: Setting) -> str:
+def compiler(s: Setting) -> str:
     return "inductor" if s.cuda else "eager"
 
 
@@ -545,7 +546,7 @@ def graph_breaks(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=768, layers=16, heads=12, vocab=4096)
     torch._dynamo.reset()
     model = s.place(lambda: nets.Decoder(shape, s.pick(512, 16))).eval()
-    block = torch.compile(_plain_block if fixed else _checked_block, backend=_compiler(s), dynamic=False)
+    block = torch.compile(_plain_block if fixed else _checked_block, backend=compiler(s), dynamic=False)
     ids = torch.randint(0, shape.vocab, (s.pick(8, 2), s.pick(512, 16)), device=s.device)
 
     @torch.no_grad()
@@ -587,7 +588,7 @@ def recompile_each_shape(s: Setting, fixed: bool) -> Program:
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 256
     width, rows = s.pick(4096, 32), s.pick(16384, 8)
     chain = s.place(lambda: nets.HandNorm(width))
-    run = torch.compile(chain, backend=_compiler(s), dynamic=fixed)
+    run = torch.compile(chain, backend=compiler(s), dynamic=fixed)
     weights = [torch.randn(width, width, device=s.device, dtype=torch.bfloat16) * 0.02 for _ in range(s.pick(12, 2))]
     source = torch.randn(rows + 256, width, device=s.device, dtype=torch.bfloat16)
     turn = itertools.count(1)
@@ -608,7 +609,7 @@ def pointwise_chain(s: Setting, fixed: bool) -> Program:
     chains = s.place(lambda: nn.ModuleList(nets.HandNorm(width) for _ in range(layers)))
     linears = s.place(lambda: nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers)))
     model = nn.ModuleList([chains, linears])
-    forward = torch.compile(nets.HandNorm.forward, backend=_compiler(s), dynamic=False) if fixed else None
+    forward = torch.compile(nets.HandNorm.forward, backend=compiler(s), dynamic=False) if fixed else None
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, fused=s.cuda)
     data = torch.randn(rows, width, device=s.device, dtype=torch.bfloat16)
 
@@ -630,12 +631,12 @@ def pointwise_chain(s: Setting, fixed: bool) -> Program:
 @case("fp32 matmul", 'torch.set_float32_matmul_precision("high")')
 def fp32_matmul(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=6, heads=16, vocab=8192)
-    model, batches = _language(s, shape, 4, 512, dtype=torch.float32)
-    return Program(_train(model, _adamw(s, model), batches), lambda: _precision("high" if fixed else "highest"))
+    model, batches = language(s, shape, 4, 512, dtype=torch.float32)
+    return Program(training(model, _adamw(s, model), batches), lambda: precision("high" if fixed else "highest"))
 
 
 @contextmanager
-def _precision(how: str) -> Iterator[None]:
+def precision(how: str) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(how)
     try:
@@ -653,23 +654,23 @@ def nchw_conv(s: Setting, fixed: bool) -> Program:
     if fixed:
         model, images = model.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=s.cuda)
-    return Program(_train(model, optimizer, itertools.cycle([(images, labels)])))
+    return Program(training(model, optimizer, itertools.cycle([(images, labels)])))
 
 
 @case("unfused attention", "F.scaled_dot_product_attention(..., is_causal=True)")
 def attention_spelled_out(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=6, heads=16, vocab=16384)
-    model, batches = _language(s, shape, 4, 2048, attend=nets.flash if fixed else nets.spelled_out)
-    return Program(_train(model, _adamw(s, model), batches))
+    model, batches = language(s, shape, 4, 2048, attend=nets.flash if fixed else nets.spelled_out)
+    return Program(training(model, _adamw(s, model), batches))
 
 
 @case("unfused attention", "is_causal=True instead of a dense additive mask")
 def attention_dense_mask(s: Setting, fixed: bool) -> Program:
     shape, length = s.shape(width=1024, layers=8, heads=16, vocab=16384), s.pick(4096, 16)
-    model, batches = _language(s, shape, 2, length)
+    model, batches = language(s, shape, 2, length)
     mask = torch.full((length, length), float("-inf"), device=s.device, dtype=torch.bfloat16).triu(1)[None, None]
     feed = ((x, y, None if fixed else mask) for x, y in batches)
-    return Program(_train(model, _adamw(s, model), feed))
+    return Program(training(model, _adamw(s, model), feed))
 
 
 @case("padding", "sort by length and pad each quarter of the batch to its own longest")
@@ -681,7 +682,7 @@ def padded_batch(s: Setting, fixed: bool) -> Program:
     )
     model = s.place(lambda: nets.Decoder(shape, room))
     optimizer, rng = _adamw(s, model), np.random.default_rng(0)
-    batches = [_ragged(s, rng, batch, room, shape.vocab, 4 if fixed else 1) for _ in range(3)]
+    batches = [ragged(s, rng, batch, room, shape.vocab, 4 if fixed else 1) for _ in range(3)]
     feed = itertools.cycle(batches)
     real = float(np.mean([mask.float().mean().item() for parts in batches for _, _, mask in parts]))
 
@@ -694,7 +695,7 @@ def padded_batch(s: Setting, fixed: bool) -> Program:
     return Program(step, facts={"padding": [{"argument": "mask", "real_frac": real}]})
 
 
-def _ragged(s: Setting, rng: np.random.Generator, batch: int, room: int, vocab: int, parts: int) -> list[Any]:
+def ragged(s: Setting, rng: np.random.Generator, batch: int, room: int, vocab: int, parts: int) -> list[Any]:
     """Documents of very different lengths in ``parts`` batches, each padded to a multiple of 64."""
     lengths = np.clip(rng.lognormal(np.log(room / 4), 0.7, batch), 8, room).astype(int)
     lengths[0] = room
@@ -712,22 +713,22 @@ def _ragged(s: Setting, rng: np.random.Generator, batch: int, room: int, vocab: 
 @case("fp32 logits", "leave the logits in bf16 for the loss")
 def fp32_logits(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=2, heads=16, vocab=128256)
-    model, batches = _language(s, shape, 8, 1024, fp32_logits=not fixed)
-    return Program(_train(model, _adamw(s, model), batches))
+    model, batches = language(s, shape, 8, 1024, fp32_logits=not fixed)
+    return Program(training(model, _adamw(s, model), batches))
 
 
 @case("misaligned sizes", "pad the vocabulary from 50257 to 50304")
 def vocab_50257(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=4, heads=16, vocab=50304 if fixed else 50257)
-    model, batches = _language(s, shape, 8, 1024)
-    return Program(_train(model, _adamw(s, model), batches))
+    model, batches = language(s, shape, 8, 1024)
+    return Program(training(model, _adamw(s, model), batches))
 
 
 @case("misaligned sizes", "round the hidden width from 2731 up to 2752")
 def hidden_2731(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=8, heads=16, vocab=16384, hidden=2752 if fixed else 2731)
-    model, batches = _language(s, shape, 8, 1024)
-    return Program(_train(model, _adamw(s, model), batches))
+    model, batches = language(s, shape, 8, 1024)
+    return Program(training(model, _adamw(s, model), batches))
 
 
 @case("index backward", "F.embedding instead of table[index]")
@@ -736,7 +737,7 @@ def index_backward(s: Setting, fixed: bool) -> Program:
     model = s.place(lambda: nets.Typed(shape, length, by_index=not fixed))
     types = torch.randint(0, 4, (batch, length), device=s.device)
     feed = ((ids, targets, types) for ids, targets in _ids(s, batch, length, shape.vocab))
-    return Program(_train(model, _adamw(s, model), feed))
+    return Program(training(model, _adamw(s, model), feed))
 
 
 @case("dense embedding gradient", "nn.Embedding(..., sparse=True)")
@@ -762,7 +763,7 @@ def dense_embedding_gradient(s: Setting, fixed: bool) -> Program:
 @case("gradient memsets", "zero_grad(set_to_none=True)")
 def zero_grad_memset(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=2048, layers=12, heads=16, vocab=8192)
-    model, batches = _language(s, shape, 4, 512)
+    model, batches = language(s, shape, 4, 512)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, fused=s.cuda)
 
     def step() -> None:
@@ -776,14 +777,14 @@ def zero_grad_memset(s: Setting, fixed: bool) -> Program:
 @case("needless recompute", "drop checkpointing: the activations fit")
 def recompute(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=1024, layers=12, heads=16, vocab=16384)
-    model, batches = _language(s, shape, 8, 1024, recompute=not fixed)
-    return Program(_train(model, _adamw(s, model), batches))
+    model, batches = language(s, shape, 8, 1024, recompute=not fixed)
+    return Program(training(model, _adamw(s, model), batches))
 
 
 @case("weights cast every step", "keep the weights in bf16 instead of casting under autocast")
 def autocast_weights(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=2048, layers=12, heads=16, vocab=8192)
-    model, batches = _language(s, shape, 8, 256, dtype=torch.bfloat16 if fixed else torch.float32)
+    model, batches = language(s, shape, 8, 256, dtype=torch.bfloat16 if fixed else torch.float32)
     model.eval()
 
     @torch.no_grad()
@@ -798,7 +799,7 @@ def autocast_weights(s: Setting, fixed: bool) -> Program:
 @case("weights streamed from the host", "keep the layers on the device")
 def streamed_weights(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=2048, layers=12, heads=16, vocab=8192)
-    model, batches = _language(s, shape, 4, 1024)
+    model, batches = language(s, shape, 4, 1024)
     model.eval()
     away: list[dict[str, Tensor]] = [{} for _ in model.blocks]
     if not fixed:

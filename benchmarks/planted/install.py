@@ -1,6 +1,7 @@
 """Puts the outcome of run.py where tests replay it from; a later outcome replaces the cases it has.
 
 python benchmarks/planted/install.py OUT [OUT…] --into data/recordings/h200/planted
+python benchmarks/planted/install.py OUT --into data/recordings/h200/fresh
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ridgeline.trace.compact import packed, unpacked
 from ridgeline.trace.pickled import plain_data
 
 KEPT = ("median_s", "low_s", "high_s", "num")
-VARIANTS = ("planted", "fixed", "stack")
+AGAIN = "again_"
 
 
 def main() -> None:
@@ -28,20 +29,31 @@ def main() -> None:
     parser.add_argument("--into", type=Path, required=True)
     args = parser.parse_args()
     args.into.mkdir(parents=True, exist_ok=True)
-    cases: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     environment: dict[str, Any] = {}
     for outcome in args.outcomes:
         document = json.loads(gzip.decompress((outcome / "timings.json.gz").read_bytes()))
         environment = document["environment"]
         traced = _extract(outcome / "traces.tar", args.into)
-        cases |= {name: _row(name, fact) for name, fact in document["timed"].items() if name in traced}
-    listing = {"environment": environment, "cases": [cases[name] for name in sorted(cases)]}
+        done = {name: fact for name, fact in document["timed"].items() if fact["event"] == "done"}
+        rows |= {name: _row(name, fact) for name, fact in done.items() if name in traced or not fact["traced"]}
+    listing = {"environment": environment} | _sorted(rows)
     (args.into / "cases.json").write_text(json.dumps(listing, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(cases)} cases, {sum(f.stat().st_size for f in args.into.iterdir()) / 1e6:.1f} MB in {args.into}")
+    print(f"{len(rows)} programs, {sum(f.stat().st_size for f in args.into.iterdir()) / 1e6:.1f} MB in {args.into}")
+
+
+def _sorted(rows: dict[str, Any]) -> dict[str, list[Any]]:
+    """Cases, healthy programs (one version) and second fixes (timed alone), each by name."""
+    found: dict[str, list[Any]] = {"cases": [], "healthy": [], "again": []}
+    for name, row in sorted(rows.items()):
+        kind = "healthy" if "planted" not in row else "again" if name.startswith(AGAIN) else "cases"
+        found[kind].append(row | ({"of": name.removeprefix(AGAIN)} if kind == "again" else {}))
+    return {kind: listed for kind, listed in found.items() if listed}
 
 
 def _row(name: str, fact: dict[str, Any]) -> dict[str, Any]:
-    steps = {variant: {key: round(fact[variant][key], 7) for key in KEPT} for variant in ("planted", "fixed")}
+    timed = [variant for variant in ("planted", "fixed") if variant in fact]
+    steps = {variant: {key: round(fact[variant][key], 7) for key in KEPT} for variant in timed}
     return {"name": name, "cause": fact["cause"], "change": fact["change"], **steps}
 
 
@@ -59,7 +71,7 @@ def _extract(path: Path, into: Path) -> set[str]:
                 found.setdefault(name, set()).add(variant)
             elif member.name == "memory_snapshot.pickle.gz":
                 (into / member.name).write_bytes(_short_paths(gzip.decompress(content.read())))
-    return {name for name, variants in found.items() if variants == set(VARIANTS)}
+    return {name for name, variants in found.items() if variants >= {"fixed"}}
 
 
 def _anonymous(data: bytes, name: str) -> bytes:

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import CASES, Case, Program, Setting, running
+from cases import Case, Program, Setting, running
+from suite import CASES
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ridgeline.profiler.marks import collections_marked
-
-VARIANTS = ("planted", "fixed")
 
 
 def main() -> None:
@@ -102,17 +101,17 @@ def times(setting: Setting, case: Case, folder: Path) -> dict[str, Any]:
     """Step times of both programs, in turns, with the board's energy beside them."""
     board = _board() if setting.cuda else None
     found: dict[str, dict[str, Any]] = {
-        v: {"step_s": [], "mean_s": [], "energy_j": [], "clock_hz": []} for v in VARIANTS
+        v: {"step_s": [], "mean_s": [], "energy_j": [], "clock_hz": []} for v in case.variants
     }
     if case.rounds == 1:  # what one program leaves in the process would burden the other
-        for variant in VARIANTS:
+        for variant in case.variants:
             _in_turns(setting, case, {variant: _build(setting, case, variant == "fixed")}, board, found)
             _forget(setting)
     else:
-        _in_turns(setting, case, {v: _build(setting, case, v == "fixed") for v in VARIANTS}, board, found)
+        _in_turns(setting, case, {v: _build(setting, case, v == "fixed") for v in case.variants}, board, found)
     for facts in found.values():
         facts |= _summary(facts["step_s"])
-    return {"cause": case.cause, "change": case.change, **found}
+    return {"cause": case.cause, "change": case.change, "traced": case.traced, **found}
 
 
 def _in_turns(setting: Setting, case: Case, programs: dict[str, Program], board: Any, found: dict[str, Any]) -> None:
@@ -174,14 +173,14 @@ def _board() -> Any:
 def traces(setting: Setting, case: Case, folder: Path) -> dict[str, Any]:
     """Profiles of both programs under one schedule, and of the planted one with its Python stack."""
     found: dict[str, Any] = {}
-    for variant in VARIANTS:
+    for variant in case.variants:
         program = _build(setting, case, variant == "fixed")
         with running([program]), program.scope():
             for _ in range(max(3, case.warmup)):
                 program.step()
             setting.synchronize()
             found[variant] = _profile(setting, program, folder / f"{case.name}.{variant}.json", active=2)
-            if variant == "planted":
+            if variant == "planted" and case.stack:
                 found["stack"] = _profile(setting, program, folder / f"{case.name}.stack.json", active=1, stack=True)
                 if case.name == "fp32_logits":
                     _memory_history(setting, program, folder / "memory_snapshot.pickle")

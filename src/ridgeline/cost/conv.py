@@ -137,54 +137,32 @@ DEFAULTS: Coef = {
     "group_matrix_cycles": 23100.0,  # one group's kernels for a pointwise gradient
     "group_row_cycles": 0.669,  # and per pixel
     "group_grad_cycles": 25500.0,  # one group's kernels for a gradient in single precision
-    "group_transpose_bytes_per_s": 6.11e10,  # rate of the transposes of pointwise ones
+    "group_transpose_bytes_per_s": 6.11e+10,  # rate of the transposes of pointwise ones
     # The kernel that takes any groups directly: multiplications a second it reaches.
     "direct_start_s": 4.58e-06,  # launch to exit with little to do
-    "direct_forward_per_s": 9.16e11,  # channels first, several taps
-    "direct_forward_point_per_s": 2.12e11,  # one tap
-    "direct_forward_last_per_s": 1.78e11,  # channels last, several taps
-    "direct_forward_last_point_per_s": 1.88e11,  # one tap
-    "direct_input_per_s": 9.38e11,  # input gradient, in the same order
-    "direct_input_point_per_s": 2.11e11,
-    "direct_input_last_per_s": 2.75e11,
+    "direct_forward_per_s": 9.16e+11,  # channels first, several taps
+    "direct_forward_point_per_s": 2.12e+11,  # one tap
+    "direct_forward_last_per_s": 1.78e+11,  # channels last, several taps
+    "direct_forward_last_point_per_s": 1.88e+11,  # one tap
+    "direct_input_per_s": 9.38e+11,  # input gradient, in the same order
+    "direct_input_point_per_s": 2.11e+11,
+    "direct_input_last_per_s": 2.75e+11,
     "direct_input_last_point_per_s": 1.5e11,
-    "direct_input_strided_per_s": 1.77e11,  # any of them under a stride
-    "direct_weight_per_s": 3.91e11,  # weight gradient, in the same order
-    "direct_weight_point_per_s": 3.72e11,
-    "direct_weight_last_per_s": 1.2e11,
-    "direct_weight_last_point_per_s": 5.22e10,
+    "direct_input_strided_per_s": 1.77e+11,  # any of them under a stride
+    "direct_weight_per_s": 3.91e+11,  # weight gradient, in the same order
+    "direct_weight_point_per_s": 3.72e+11,
+    "direct_weight_last_per_s": 1.2e+11,
+    "direct_weight_last_point_per_s": 5.22e+10,
     # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/classic.py for the names.
-    "odd1.depth_area": 10090.0,
-    "odd1.depth_s": 2.211e-08,
-    "odd1.dram_frac": 0.3575,
-    "odd1.eff_frac": 0.1811,
-    "odd1.exposed_frac": 0.6416,
-    "odd1.half_area": 10490.0,
-    "odd1.l2_frac": 0.5833,
-    "odd1.launch_s": 1.525e-06,
-    "odd1.power_frac": 0.9,
-    "odd1.ramp_bytes": 1041000.0,
-    "odd1.ramp_s": 2.484e-06,
-    "odd1.splitk_s": 3e-06,
-    "odd1.start_area": 164.6,
-    "odd1.start_s": 5.78e-08,
-    "odd1.store_s": 3.07e-11,
+    "odd1.depth_area": 10090.0, "odd1.depth_s": 2.211e-08, "odd1.dram_frac": 0.3575, "odd1.eff_frac": 0.1811,
+    "odd1.exposed_frac": 0.6416, "odd1.half_area": 10490.0, "odd1.l2_frac": 0.5833, "odd1.launch_s": 1.525e-06,
+    "odd1.power_frac": 0.9, "odd1.ramp_bytes": 1041000.0, "odd1.ramp_s": 2.484e-06, "odd1.splitk_s": 3e-06,
+    "odd1.start_area": 164.6, "odd1.start_s": 5.78e-08, "odd1.store_s": 3.07e-11,
     # And of rows on 4 or 8 bytes.
-    "odd2.depth_area": 172900.0,
-    "odd2.depth_s": 7.55e-09,
-    "odd2.dram_frac": 0.4506,
-    "odd2.eff_frac": 0.3847,
-    "odd2.exposed_frac": 0.2791,
-    "odd2.half_area": 6546.0,
-    "odd2.l2_frac": 0.7,
-    "odd2.launch_s": 1.117e-06,
-    "odd2.power_frac": 0.9,
-    "odd2.ramp_bytes": 1289000.0,
-    "odd2.ramp_s": 5.178e-06,
-    "odd2.splitk_s": 3e-06,
-    "odd2.start_area": 69.7,
-    "odd2.start_s": 2.536e-07,
-    "odd2.store_s": 4.137e-11,
+    "odd2.depth_area": 172900.0, "odd2.depth_s": 7.55e-09, "odd2.dram_frac": 0.4506, "odd2.eff_frac": 0.3847,
+    "odd2.exposed_frac": 0.2791, "odd2.half_area": 6546.0, "odd2.l2_frac": 0.7, "odd2.launch_s": 1.117e-06,
+    "odd2.power_frac": 0.9, "odd2.ramp_bytes": 1289000.0, "odd2.ramp_s": 5.178e-06, "odd2.splitk_s": 3e-06,
+    "odd2.start_area": 69.7, "odd2.start_s": 2.536e-07, "odd2.store_s": 4.137e-11,
 }
 
 _TMA_ARCHS = ("hopper", "blackwell")

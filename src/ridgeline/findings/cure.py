@@ -33,6 +33,7 @@ class Cure:
     aside: Index = field(default_factory=lambda: EMPTY)
     aside_at_worst: bool = False
     closed: Index = field(default_factory=lambda: EMPTY)  # at best no longer waits before it starts
+    elastic: bool = False  # the host time is waiting for others who run on: time won elsewhere is waited here
 
     @property
     def is_empty(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.findings.fact import positive
 from ridgeline.findings.kernelname import kernel_name
 from ridgeline.findings.window import Window, window_of
 from ridgeline.trace.idle import CAUSES, pieces_of
@@ -165,7 +166,7 @@ def _unrecorded_ms(trace: Trace) -> float:
     """What the recorder measured without recording; 0 if it did not."""
     facts = trace.meta.get("ridgeline")
     found = facts.get("unprofiled_step_s") if isinstance(facts, dict) else None
-    return float(found) * 1e3 if isinstance(found, (int, float)) and found > 0 else 0.0
+    return (positive(found) or 0.0) * 1e3
 
 
 def idle_by_cause(trace: Trace, window: Window) -> dict[str, float]:

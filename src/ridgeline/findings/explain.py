@@ -62,8 +62,9 @@ def _claimed(scene: Scene, chosen: Iterable[Rule] | None) -> list[tuple[Rule, Ca
 
 def _weighed(scene: Scene, rule: Rule, candidate: Candidate) -> _Weighed:
     best, worst = scene.edit(candidate.cure, best=True), scene.edit(candidate.cure, best=False)
-    best_s, worst_s = scene.gain_s(best, best=True), scene.gain_s(worst)
-    return _Weighed(rule, candidate, best, worst, max(best_s, worst_s), min(best_s, worst_s))
+    gains_s = (*scene.gains_s(best), *scene.gains_s(worst))
+    most_s = scene.usual_gain_s(best) if candidate.cure.elastic else 0.0
+    return _Weighed(rule, candidate, best, worst, max(*gains_s, most_s), min(gains_s))
 
 
 def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
@@ -75,7 +76,8 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         in_turn_s = max(0.0, before_s - after_s)
         finding = _finding(scene, found, in_turn_s)
         later = in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
-        if (finding.step_frac >= found.candidate.least_frac or later) and len(made) < MAX_FINDINGS:
+        worth = finding.expected_ms >= found.candidate.least_frac * scene.unrecorded_step_s * 1e3
+        if (worth or later) and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s = so_far | found.best, min(before_s, after_s)
     return sorted(_fitted(made, scene.unrecorded_step_s * 1e3), key=lambda finding: -finding.expected_ms)
@@ -98,16 +100,18 @@ def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
 def _capped(finding: Finding, share: float, step_ms: float) -> Finding:
     high_ms = finding.high_ms * min(1.0, share)
     low_ms = min(finding.low_ms, high_ms)
-    frac = high_ms / step_ms if step_ms > 0 else 0.0
+    frac = min(finding.step_frac, high_ms / step_ms) if step_ms > 0 else 0.0
     return replace(finding, low_ms=low_ms, high_ms=high_ms, expected_ms=(low_ms + high_ms) / 2, step_frac=frac)
 
 
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     trusted = trust(found.rule.name)
     step_s = scene.unrecorded_step_s
-    most_s = min(step_s, max(found.best_s, scene.most_s(found.candidate.cure)))
-    high_s = min(trusted.high * found.best_s * scene.pace, most_s)
-    low_s = min(high_s, trusted.low * found.worst_s * scene.pace)
+    most_s = min(step_s, max(found.best_s * scene.pace, scene.most_s(found.candidate.cure)))
+    best_s = min(trusted.high * found.best_s * scene.pace, most_s)
+    spread_s = min(scene.spread_s, best_s)
+    high_s = min(step_s, best_s + spread_s)
+    low_s = max(0.0, min(best_s, trusted.low * found.worst_s * scene.pace) - spread_s)
     candidate = found.candidate
     return Finding(
         rule=found.rule.name,
@@ -120,7 +124,7 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
         high_ms=high_s * 1e3,
         expected_ms=(low_s + high_s) / 2 * 1e3,
         later_ms=max(high_s, in_turn_s * scene.pace) * 1e3,
-        step_frac=high_s / step_s if step_s > 0 else 0.0,
+        step_frac=best_s / step_s if step_s > 0 else 0.0,
         evidence=candidate.evidence,
         rows=candidate.spans,
         unchecked=candidate.unchecked,

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.findings.cure import Cure, HostClock, edit_of, joined
+from ridgeline.findings.fact import positive
 from ridgeline.findings.finding import Where
 from ridgeline.findings.kernelname import KernelName, kernel_name
-from ridgeline.findings.overhead import hidden_host, unrecorded
+from ridgeline.findings.loop import Loop, loop_of
+from ridgeline.findings.overhead import Hosts, unrecorded, usual
 from ridgeline.findings.program import Wiring, wire
 from ridgeline.findings.replay import Edit, Index, Mask, Schedule, Seconds, edited, no_edit, run
 from ridgeline.findings.window import Window, window_of
@@ -26,7 +28,11 @@ from ridgeline.trace.table import Trace
 HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.PYTHON, Kind.RUNTIME, Kind.STEP, Kind.DATALOADER, Kind.GC, Kind.OVERHEAD)
 
 
+LOADER = r"dataloader.*(__next__|next)|_next_data|data_?loading|fetch_batch|DataPipe"
+FED_LATE_FRAC, FED_LATE_S = 0.05, 2e-3
+"""Waiting for a batch in every step, of the step and at least, from which on workers set the pace."""
 MAX_DEPTH = 64
+MANY_WORKS = 20_000
 MAX_PACE = 1.6
 FORWARD_OPS = (
     r"^aten::(linear|layer_norm|rms_norm|group_norm|batch_norm|scaled_dot_product_attention|gelu|silu|relu|softmax|dropout"
@@ -63,17 +69,33 @@ class Scene:
         self.window: Window = window_of(trace)
         self.wiring: Wiring = wire(trace, self.window, trace.gpu)
         self.rows = self.wiring.work_rows
-        self.program, self.recorded_frac = unrecorded(
-            self.wiring.program, self._unrecorded_step_s(), self.window.num_steps, LONG_GAP_S
+        self.loop: Loop = loop_of(self.wiring, self.window)
+        self.hosts: Hosts = unrecorded(
+            self.wiring.program, self._recorded_ops(), self._unrecorded_step_s(), self.loop, LONG_GAP_S
         )
+        self.program = self.hosts.program
         self.base: Schedule = run(self.program)
-        self.hopeful = hidden_host(self.program, LONG_GAP_S) if self.recorded_frac == 1.0 else self.program
-        self._hopeful_step_s = run(self.hopeful).end_s / self.num_steps
+        self.step_s: float = self.loop.step_s(self.program)  # in the steady state
+        kept = self.hosts.others if self.program.num_works <= MANY_WORKS else ()  # each costs a replay a rule
+        self._other_hosts = tuple((host, self.loop.step_s(host)) for host in kept)
 
     @cached_property
     def recorded(self) -> Schedule:
         """The replay with the recording's cost still in it: what the trace shows."""
-        return self.base if self.recorded_frac == 1.0 else run(self.wiring.program)
+        return self.base if self.program is self.wiring.program else run(self.wiring.program)
+
+    @property
+    def recorded_frac(self) -> float:
+        """Of the recorded launching time, what is left without the recording."""
+        return self.hosts.frac
+
+    def _recorded_ops(self) -> Seconds:
+        """How many ops and annotations were recorded in the host time before each call."""
+        rows = np.flatnonzero(self.trace.of_kind(Kind.OP, Kind.ANNOTATION) & (self.trace.device < 0))
+        starts = np.sort(self.start_ns[rows])
+        clock = self.clock
+        first, last = np.searchsorted(starts, clock.gap_start_ns), np.searchsorted(starts, clock.start_ns)
+        return np.asarray(last - first, dtype=np.float64)
 
     @property
     def recorded_step_s(self) -> float:
@@ -81,8 +103,17 @@ class Scene:
 
     def _unrecorded_step_s(self) -> float | None:
         """What a step takes when nothing is recorded, if the recorder measured it."""
-        found = self.facts.get("unprofiled_step_s")
-        return float(found) if isinstance(found, (int, float)) and found > 0 else None
+        return self.number("unprofiled_step_s")
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether a step was also timed without the recording."""
+        return self._unrecorded_step_s() is not None
+
+    @property
+    def spread_s(self) -> float:
+        """What unrecorded steps vary by, if the recorder measured it."""
+        return self.number("unprofiled_spread_s") or 0.0
 
     @property
     def num_devices(self) -> int:
@@ -91,11 +122,6 @@ class Scene:
     @property
     def num_steps(self) -> int:
         return self.window.num_steps
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step, as replayed."""
-        return self.base.end_s / self.num_steps
 
     # what ran
 
@@ -213,6 +239,19 @@ class Scene:
             clock.start_ns - clock.gap_start_ns
         )
         return np.asarray(long & ~held, dtype=bool)
+
+    @cached_property
+    def loading(self) -> Index:
+        """Spans of the launching threads in which a batch is fetched."""
+        spans = np.union1d(
+            self.of_kind(Kind.DATALOADER), self.host_spans(LOADER, Kind.ANNOTATION, Kind.OP, Kind.PYTHON)
+        )
+        return spans[np.isin(self.trace.thread[spans], self.main_threads)]
+
+    @property
+    def loads_itself(self) -> bool:
+        """Whether batches are made by the thread that fetches them."""
+        return bool(self.words_like("SingleProcess")[self.trace.name[self.loading]].any())
 
     def between(self, spans: Index) -> Intervals:
         """Time of the steps outside the spans, from the first span of a step to its last."""
@@ -367,7 +406,7 @@ class Scene:
 
     @cached_property
     def clock(self) -> HostClock:
-        after = self.program.after
+        after = self.wiring.program.after
         ends = self.wiring.call_end_ns
         gap_start = np.where(after >= 0, ends[np.maximum(after, 0)], self.window.start_ns)
         return HostClock(gap_start, self.wiring.call_start_ns, ends)
@@ -404,13 +443,36 @@ class Scene:
 
     def step_after_s(self, edit: Edit) -> float:
         """Seconds of a step after a change, scheduled again."""
-        return run(edited(self.program, edit)).end_s / self.num_steps
+        if self._is_fed_late and not self._feeds(edit):
+            return self.step_s
+        return self.loop.step_s(edited(self.program, edit))
 
-    def gain_s(self, edit: Edit, *, best: bool = False) -> float:
-        """Seconds of a step that a change saves; at best the recording's weight on a hidden host is taken off."""
-        if not best or self.hopeful is self.program:
-            return max(0.0, self.step_s - self.step_after_s(edit))
-        return max(0.0, self._hopeful_step_s - run(edited(self.hopeful, edit)).end_s / self.num_steps)
+    def gains_s(self, edit: Edit) -> tuple[float, ...]:
+        """Seconds of a step that a change saves, by the likeliest host and by the others."""
+        if self._is_fed_late and not self._feeds(edit):
+            return (0.0,)
+        others = (step_s - self.loop.step_s(edited(host, edit)) for host, step_s in self._other_hosts)
+        return tuple(max(0.0, gain_s) for gain_s in (self.step_s - self.step_after_s(edit), *others))
+
+    @cached_property
+    def _is_fed_late(self) -> bool:
+        """Every step waits for batches that workers make at their own pace: what is saved elsewhere is waited for."""
+        if self.loads_itself or not len(self.loading):
+            return False
+        time = self.time_of(self.loading)
+        bounds = np.array([self.window.start_ns, *self.window.marks_ns, self.window.end_ns])
+        waited_s = covered_within(time, bounds[:-1], bounds[1:]) / 1e9
+        return bool((waited_s > max(FED_LATE_FRAC * self.step_s, FED_LATE_S)).all())
+
+    def _feeds(self, edit: Edit) -> bool:
+        """Whether a change takes away most of the wait for batches."""
+        before_s, _ = self.clock.cut(self.time_of(self.loading), 0.0)
+        return float(np.minimum(edit.cut_before_s, before_s).sum()) >= 0.5 * float(before_s.sum())
+
+    def usual_gain_s(self, edit: Edit) -> float:
+        """Seconds of a step that a change saves if the host is as fast as it usually is unrecorded, and what that frees
+        was waited for in what the change removes."""
+        return max(0.0, self.step_s - self.loop.step_s(edited(usual(self.wiring.program, LONG_GAP_S), edit)))
 
     @property
     def unrecorded_step_s(self) -> float:
@@ -527,12 +589,16 @@ class Scene:
         found = self.trace.meta.get("ridgeline")
         return dict(found) if isinstance(found, dict) else {}
 
+    def number(self, fact: str) -> float | None:
+        """A noted quantity; None if it was not noted, or is no number above nothing."""
+        return positive(self.facts.get(fact))
+
     @property
     def memory_frac(self) -> float | None:
         """Peak memory as a share of the device's; None if nobody said."""
-        peak, total = self.facts.get("peak_allocated_bytes"), self.facts.get("total_bytes")
+        peak, total = self.number("peak_allocated_bytes"), self.number("total_bytes")
         if peak and total:
-            return float(peak) / float(total)
+            return peak / total
         capacity = self.device.dram.capacity_bytes if self.device else None
         peaks = [float(c.value.max()) for name, c in self.trace.counters.items() if "memory" in name and len(c.value)]
         return max(peaks) / capacity if peaks and capacity else None

@@ -9,7 +9,8 @@ from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.scene import Scene
 from ridgeline.profiler.floors import device_of
-from ridgeline.profiler.recordings import Planted
+from ridgeline.profiler.recordings import Healthy, Planted
+from ridgeline.trace.table import Trace
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "data loader": ("data-loader",),
@@ -40,10 +41,12 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "needless recompute": ("recompute",),
     "weights cast every step": ("weight-casts",),
     "weights streamed from the host": ("weight-streaming",),
+    "host code": ("host-code",),
 }
 """The rules that name a planted cause."""
 GENERAL = ("launch-bound", "host-code")
 """Rules that say the host is too slow: true of many fixed programs, and no mistake of the fix."""
+WEIGHTY_FRAC = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,13 @@ class Score:
         return self.place is not None and self.place < 2
 
     @property
+    def width(self) -> float | None:
+        """Of the interval, as a share of the realized gain."""
+        if self.finding is None or self.gain_ms <= 0:
+            return None
+        return (self.finding.high_ms - self.finding.low_ms) / self.gain_ms
+
+    @property
     def held(self) -> bool:
         return self.finding is not None and self.finding.low_ms <= self.gain_ms <= self.finding.high_ms
 
@@ -70,7 +80,8 @@ class Score:
 def score(case: Planted) -> Score:
     """Explain a case's planted and fixed recordings."""
     rules = NAMES.get(case.cause, ())
-    planted, fixed = (_findings(case, variant) for variant in ("planted", "fixed"))
+    planted = _findings(case.trace("planted"))
+    fixed = _findings(case.trace("fixed")) if "fixed" in case.files else ()
     place = next((i for i, finding in enumerate(planted) if finding.rule in rules), None)
     return Score(
         case.name,
@@ -78,11 +89,19 @@ def score(case: Planted) -> Score:
         case.gain_s * 1e3,
         place,
         planted[place] if place is not None else None,
-        any(finding.rule in rules and finding.step_frac > 0.02 for finding in fixed),
-        tuple((finding.rule, finding.step_frac) for finding in fixed if finding.step_frac > 0.02),
+        any(finding.rule in rules and finding.step_frac > WEIGHTY_FRAC for finding in fixed),
+        _weighty(fixed),
     )
 
 
-def _findings(case: Planted, variant: str) -> Sequence[Finding]:
-    trace = case.trace(variant)
+def found_in(program: Healthy) -> tuple[tuple[str, float], ...]:
+    """What is found in a program without a planted cause over 2 % of its step, with its share."""
+    return _weighty(_findings(program.trace()))
+
+
+def _weighty(findings: Sequence[Finding]) -> tuple[tuple[str, float], ...]:
+    return tuple((finding.rule, finding.step_frac) for finding in findings if finding.step_frac > WEIGHTY_FRAC)
+
+
+def _findings(trace: Trace) -> Sequence[Finding]:
     return findings_of(Scene(trace, device_of(trace)))

@@ -62,7 +62,9 @@ def _tried(scene: Scene, change: str, cures: Sequence[Cure]) -> WhatIf:
 def _cure(scene: Scene, change: str) -> Cure:
     name, equals, value = change.partition("=")
     make = _CHANGES.get(name.strip())
-    if make is None or not equals:
+    if make is not None and not equals:
+        raise FindingError(f"the change {change!r} does not say how much: write {_EXAMPLES[name.strip()]}")
+    if make is None:
         raise FindingError(
             f"cannot read the change {change!r}{nearest(name.strip(), _CHANGES)} as kernel=gemm:2x or workers=4"
         )
@@ -141,6 +143,9 @@ def _remove(scene: Scene, value: str) -> Cure:
     return candidate.cure
 
 
+_EXAMPLES = {"overlap": "overlap=copies", "workers": "workers=4", "remove": "remove=RULE"} | {
+    name: f"{name}=2x" for name in ("link", "pcie", "host")
+} | {name: f"{name}=PATTERN:2x" for name in ("kernel", "op", "module")}  # fmt: skip
 _CHANGES: Mapping[str, Callable[[Scene, str], Cure]] = {
     "kernel": _faster("name"),
     "op": _faster("op"),

@@ -22,6 +22,7 @@ class Window:
     host_end_ns: int
     num_steps: int
     marks_ns: tuple[int, ...] = ()  # where further steps begin
+    is_marked: bool = False  # steps were recorded; else all of it is taken for one
 
     @property
     def duration_s(self) -> float:
@@ -50,7 +51,7 @@ def window_of(trace: Trace) -> Window:
     elif work.any():
         end_ns = max(end_ns, int(trace.end_ns[work].max()))
     marks = tuple(int(at) for at in starts[first + 1 : last + 1])
-    return Window(int(starts[first]), end_ns, host_end_ns, len(chosen), marks)
+    return Window(int(starts[first]), end_ns, host_end_ns, len(chosen), marks, True)
 
 
 def _whole(trace: Trace) -> Window:

@@ -32,16 +32,8 @@ class Builder:
         self._path: list[str] = []
         self._block: _OpenBlock | None = None
 
-    def value(
-        self,
-        type_: TensorType,
-        kind: Kind = Kind.ACTIVATION,
-        *,
-        alias: int | None = None,
-        count: int = 1,
-        name: str = "",
-        storage_bytes: int | None = None,
-    ) -> int:
+    def value(self, type_: TensorType, kind: Kind = Kind.ACTIVATION, *, alias: int | None = None, count: int = 1,
+              name: str = "", storage_bytes: int | None = None) -> int:
         """A new value; returns its id."""
         self.values.append(Value(len(self.values), type_, kind, alias, count, name, storage_bytes))
         return len(self.values) - 1
@@ -94,18 +86,9 @@ class Builder:
         index = next(i for i, c in enumerate(carries) if c.inner == inner)
         carries[index] = replace(carries[index], next=next_)
 
-    def node(
-        self,
-        op: str,
-        inputs: Sequence[int],
-        outputs: Sequence[TensorType | int],
-        *,
-        target: str = "",
-        module: str | None = None,
-        frees: tuple[int, ...] = (),
-        out_kind: Kind = Kind.ACTIVATION,
-        **attrs: Any,
-    ) -> tuple[int, ...]:
+    def node(self, op: str, inputs: Sequence[int], outputs: Sequence[TensorType | int], *, target: str = "",
+             module: str | None = None, frees: tuple[int, ...] = (), out_kind: Kind = Kind.ACTIVATION,
+             **attrs: Any) -> tuple[int, ...]:
         """Add a node; an output given as a type is a new value, one given as an id already exists (in-place)."""
         outs = tuple([o if isinstance(o, int) else self.value(o, out_kind) for o in outputs])
         path = ".".join(self._path) if module is None else module

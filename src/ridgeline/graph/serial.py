@@ -172,13 +172,11 @@ class _Reader:
 
     def check_format(self, document: Any) -> None:
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise GraphError(f'{self.where} is JSON but not a saved graph: it lacks "format": "{FORMAT}"')
+            raise GraphError(f"{self.where} is JSON but not a saved graph: it lacks \"format\": \"{FORMAT}\"")
         version = document.get("version")
         if version != VERSION or isinstance(version, bool):
-            raise GraphError(
-                f"{self.where} is version {version!r} of the graph format and this Ridgeline reads "
-                f"{VERSION}: save it again, or install the Ridgeline that wrote it"
-            )
+            raise GraphError(f"{self.where} is version {version!r} of the graph format and this Ridgeline reads "
+                             f"{VERSION}: save it again, or install the Ridgeline that wrote it")
 
     def keys(self, got: dict[str, Any], known: set[str], required: set[str], path: str) -> None:
         if lacking := sorted(required - got.keys()):

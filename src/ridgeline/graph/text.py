@@ -28,10 +28,8 @@ def to_text(graph: Graph, max_items: int | None = None) -> str:
 
 def _header(graph: Graph) -> Iterator[str]:
     num_lines = sum(1 for _ in graph.nodes())
-    yield (
-        f"graph {graph.name} ({graph.mode}): {graph.num_nodes:,} nodes ({num_lines:,} written), "
-        f"{graph.num_params:,} parameters in {show_bytes(graph.param_bytes)}, hash {graph.content_hash}"
-    )
+    yield (f"graph {graph.name} ({graph.mode}): {graph.num_nodes:,} nodes ({num_lines:,} written), "
+           f"{graph.num_params:,} parameters in {show_bytes(graph.param_bytes)}, hash {graph.content_hash}")
     if graph.meta:
         yield "meta " + " ".join(f"{key}={_attr(graph.meta[key])}" for key in sorted(graph.meta))
 

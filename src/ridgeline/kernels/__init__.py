@@ -20,6 +20,7 @@ from ridgeline.kernels.adamw.op import adamw_
 from ridgeline.kernels.adamw.optimizer import AdamW
 from ridgeline.kernels.attention.op import attention, varlen_attention
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
+from ridgeline.kernels.convolution.op import convolution
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.cross_layer.op import cross_layer
 from ridgeline.kernels.decode_attention.op import decode_attention
@@ -35,8 +36,11 @@ from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
 from ridgeline.kernels.layer_norm_quant.op import layer_norm_quant
 from ridgeline.kernels.linear.op import linear
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
+from ridgeline.kernels.long_norm.op import long_norm
 from ridgeline.kernels.matmul.op import matmul
+from ridgeline.kernels.narrow_linear.op import narrow, narrow_linear
 from ridgeline.kernels.paged_attention.op import paged_attention
+from ridgeline.kernels.pooling.op import pool
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
 from ridgeline.kernels.quantize.op import dequantize, quantize
 from ridgeline.kernels.relu2.op import relu2
@@ -44,6 +48,8 @@ from ridgeline.kernels.rms_norm.op import add_rms_norm, rms_norm
 from ridgeline.kernels.rms_norm_quant.op import rms_norm_quant
 from ridgeline.kernels.rope.op import rope
 from ridgeline.kernels.rope.tables import rope_tables
+from ridgeline.kernels.scan.op import scan
+from ridgeline.kernels.selective_scan.op import selective_scan
 from ridgeline.kernels.softmax.op import softmax
 
 __all__ = [
@@ -56,6 +62,7 @@ __all__ = [
     "add_rms_norm",
     "attention",
     "clip_grad_norm_",
+    "convolution",
     "cross_entropy",
     "cross_layer",
     "dequantize",
@@ -71,9 +78,13 @@ __all__ = [
     "layer_norm_quant",
     "linear",
     "linear_cross_entropy",
+    "long_norm",
     "matmul",
+    "narrow",
+    "narrow_linear",
     "paged_attention",
     "paged_latent_attention",
+    "pool",
     "primitive",
     "primitives",
     "qk_norm_rope",
@@ -83,6 +94,8 @@ __all__ = [
     "rms_norm_quant",
     "rope",
     "rope_tables",
+    "scan",
+    "selective_scan",
     "softmax",
     "supports",
     "swiglu",

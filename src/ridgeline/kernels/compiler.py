@@ -86,7 +86,7 @@ def source_hash() -> str:
     """A hash of every kernel source of this room: an edit anywhere makes stored cubins stale."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    names = ("kernel", "gradient", "streamed")
+    names = ("kernel", "gradient", "streamed", "links")
     for path in sorted(
         [*(path for name in names for path in here.glob(f"*/{name}.py")), here / "device.py", here / "stream.py"]
     ):

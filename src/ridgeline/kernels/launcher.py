@@ -201,7 +201,6 @@ class Kernel:
         loose: Sequence[str] = (),
         cooperative: bool = False,
         dependent: bool = False,
-        max_registers: int = 0,
     ) -> None:
         self.name = function.fn.__name__
         if self.name in _kernels:
@@ -213,7 +212,6 @@ class Kernel:
         self.loose = frozenset(loose)
         self.cooperative = cooperative
         self.dependent = dependent
-        self.max_registers = max_registers
         self._handles: dict[tuple[int, Variant], int] = {}
         self._lock = threading.Lock()
 
@@ -266,8 +264,7 @@ class Kernel:
             if vector > 1 and name not in self.loose and (kind.startswith("*") or name in self.vectors)
         )
         fixed = tuple(constants.items())
-        most = max_registers or self.max_registers
-        return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, most)
+        return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, max_registers)
 
     def _load(self, device: int, variant: Variant) -> int:
         with self._lock:

@@ -170,7 +170,9 @@ class Net(Builder):
         dim %= len(whole.shape)
         kind = self.values[x].kind
         outs = [
-            self.value(typed((*whole.shape[:dim], w, *whole.shape[dim + 1 :]), whole.dtype, "strided"), kind, alias=x)
+            self.value(
+                typed((*whole.shape[:dim], w, *whole.shape[dim + 1 :]), whole.dtype, "strided"), kind, alias=x
+            )
             for w in widths
         ]
         return self.node("view", [x], outs, fn="split", dim=dim)
@@ -218,7 +220,9 @@ class Net(Builder):
         old = self.values[x].type
         axes = {d % len(old.shape) for d in dims}
         shape = tuple(1 if i in axes else s for i, s in enumerate(old.shape) if keepdim or i not in axes)
-        return self.node("reduce", [x], [typed(shape, old.dtype)], fn=fn, dims=tuple(sorted(axes)), keepdim=keepdim)[0]
+        return self.node(
+            "reduce", [x], [typed(shape, old.dtype)], fn=fn, dims=tuple(sorted(axes)), keepdim=keepdim
+        )[0]
 
     def embedding(self, indices: int, rows: int, cols: int, name: str) -> tuple[int, int]:
         """Looked-up rows and the table itself (for tying)."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import reduce
 
 from ridgeline.graph import Graph, TensorType
 from ridgeline.models.card import ModelCard, Request, register
 from ridgeline.models.encoder import self_attention
-from ridgeline.models.net import INT64, Net
+from ridgeline.models.net import BOOL, INT64, Net
 
 EXAMPLES = "NVIDIA/DeepLearningExamples"
 
@@ -21,7 +23,18 @@ class Xl:
     heads: int
     d: int
     ffn: int
+    divisor: int = 1  # each cluster of rarer words is so much narrower than the one before
     cutoffs: tuple[int, ...] = (19_997, 39_997, 199_997, 267_735)  # adaptive softmax over WikiText-103
+
+    @property
+    def clusters(self) -> tuple[tuple[int, int], ...]:
+        """Words and width of every cluster, the frequent one first."""
+        sizes = (high - low for low, high in zip((0, *self.cutoffs), self.cutoffs))
+        return tuple((size, self.hidden // self.divisor**i) for i, size in enumerate(sizes))
+
+
+_TAIL_FRAC = (0.03, 0.035, 0.005)
+"""Tokens whose word is in each of the rarer clusters: assumed from how steeply word counts fall."""
 
 
 def _relative_attention(net: Net, x: int, memory: int, places: int, c: Xl) -> int:
@@ -54,36 +67,68 @@ def _xl_feed_forward(net: Net, x: int, c: Xl) -> int:
 def _xl(c: Xl, r: Request) -> Graph:
     net = Net(r.card.name, r.mode, r.precision, batch=r.batch, seq=r.seq)
     tokens = net.input("input_ids", TensorType((r.batch, r.seq), INT64))
-    x, table = net.embedding(tokens, c.cutoffs[-1], c.hidden, "word_emb")
+    x, tables = _words(net, tokens, c)
     places = net.input("positions", net.type(1, 2 * r.seq, c.hidden))
     memories = net.input("memory", net.type(r.batch, r.seq, c.hidden))
     with net.repeat(c.layers, "layers"):
         inner = net.carry(x)
         x = _xl_feed_forward(net, _relative_attention(net, inner, memories, places, c), c)
         net.close_carry(inner, x)
-    return _adaptive(net, r, x, table, c)
+    return _adaptive(net, r, x, tables, c)
 
 
-def _adaptive(net: Net, r: Request, x: int, table: int, c: Xl) -> Graph:
+def _words(net: Net, tokens: int, c: Xl) -> tuple[int, list[int]]:
+    """Embedded tokens and the table of each cluster: slices of one table, or tables that get narrower."""
+    if c.divisor == 1:
+        x, table = net.embedding(tokens, c.cutoffs[-1], c.hidden, "word_emb")
+        return x, [net.slice(table, size, width) for size, width in c.clusters]
+    (size, width), *tails = c.clusters
+    x, first = net.embedding(tokens, size, width, "emb_layers.0")
+    tables, num = [first], math.prod(net.shape(tokens))
+    for i, (frac, (size, width)) in enumerate(zip(_TAIL_FRAC, tails), start=1):
+        few = net.input(f"tail_ids.{i}", TensorType((_tail(num, frac),), INT64))
+        rows, table = net.embedding(few, size, width, f"emb_layers.{i}")
+        wide = net.linear(rows, c.hidden, f"emb_projs.{i}")
+        x = net.scatter("index_put", [x, few, wide], *net.shape(x))
+        tables.append(table)
+    return x, tables
+
+
+def _tail(num: int, frac: float) -> int:
+    return max(1, round(num * frac))
+
+
+def _adaptive(net: Net, r: Request, x: int, tables: list[int], c: Xl) -> Graph:
     """The head of the adaptive softmax for all tokens, its tails for the few that need them."""
-    rows, head = r.batch * r.seq, c.cutoffs[0] + 3
+    rows = r.batch * r.seq
     flat = net.reshape(x, rows, c.hidden)
-    logits = net.linear(flat, head, "crit.head", weight=net.slice(table, head, c.hidden), bias=True)
+    logits = [net.linear(flat, c.cutoffs[0], "crit.head", weight=tables[0], bias=True)]
+    for i, (frac, (size, width)) in enumerate(zip(_TAIL_FRAC, c.clusters[1:]), start=1):
+        few = net.input(f"tail_rows.{i}", TensorType((_tail(rows, frac),), INT64))
+        y = net.gather("index_select", [flat, few], _tail(rows, frac), c.hidden)
+        if width != c.hidden:
+            y = net.linear(y, width, f"crit.out_projs.{i}")
+        logits.append(net.linear(y, size, f"crit.tail.{i}", weight=tables[i], bias=True))
     if not net.train:
-        return net.finish([net.softmax(logits, log=True)])
-    return net.finish([net.cross_entropy(logits, net.input("labels", TensorType((rows,), INT64)))], frees=False)
+        return net.finish([net.softmax(each, log=True) for each in logits])
+    losses = [_loss(net, each, f"labels.{i}") for i, each in enumerate(logits)]
+    return net.finish([reduce(net.add, losses)], frees=False)
+
+
+def _loss(net: Net, logits: int, name: str) -> int:
+    return net.cross_entropy(logits, net.input(name, TensorType((net.shape(logits)[0],), INT64)))
 
 
 def _add_xl(name: str, title: str, num_params: int, seq: int, config: Xl) -> None:
-    source = f"{EXAMPLES} PyTorch/LanguageModeling/Transformer-XL, layers counted, one undivided table"
+    source = f"{EXAMPLES} PyTorch/LanguageModeling/Transformer-XL, layers counted; clusters of the adaptive softmax"
     card = ModelCard(name, title, "encoder", num_params, source, {"seq": seq})
     register(card, lambda request: _xl(config, request))
 
 
 _BASE = Xl(layers=16, hidden=512, heads=8, d=64, ffn=2048)
-_LARGE = Xl(layers=18, hidden=1024, heads=16, d=64, ffn=4096)
-_add_xl("transformer-xl-base", "Transformer-XL base", 191_716_384, 192, _BASE)
-_add_xl("transformer-xl-large", "Transformer-XL large", 519_750_176, 384, _LARGE)
+_LARGE = Xl(layers=18, hidden=1024, heads=16, d=64, ffn=4096, divisor=4)
+_add_xl("transformer-xl-base", "Transformer-XL base", 191_964_119, 192, _BASE)
+_add_xl("transformer-xl-large", "Transformer-XL large", 283_446_135, 384, _LARGE)
 
 
 # The translation Transformer.
@@ -138,26 +183,37 @@ _JASPER = ((256, 11), (384, 13), (512, 17), (640, 21), (768, 25))
 
 
 def _sub_block(net: Net, x: int, o: int, kernel: int, name: str, *, stride: int = 1, dilation: int = 1) -> int:
-    y = net.conv(x, o, kernel, f"{name}.conv", stride=stride, dilation=dilation)
+    """A convolution over frames that are there: those behind a sample's end are set to zero first."""
+    padding = net.buffer(f"{name}.mask", net.shape(x)[0], 1, net.shape(x)[2], dt=BOOL)
+    y = net.conv(net.pointwise("masked_fill", x, padding), o, kernel, f"{name}.conv", stride=stride, dilation=dilation)
     return net.batch_norm(y, f"{name}.bn")
+
+
+def _active(net: Net, x: int) -> int:
+    """ReLU, and in training dropout: a mask of a byte an element, drawn and multiplied in."""
+    y = net.inplace("relu", x)
+    if not net.train:
+        return y
+    mask = net.node("random", [], [TensorType(net.shape(y), BOOL)], fn="bernoulli")[0]
+    return net.mul(y, mask)
 
 
 def _jasper(r: Request) -> Graph:
     """Ten blocks of five convolutions with dense residuals over all earlier blocks, on 64 mel features."""
     net = Net(r.card.name, r.mode, r.precision, batch=r.batch, seq=r.seq)
     x = net.input("features", net.type(r.batch, 64, r.seq))
-    x = net.inplace("relu", _sub_block(net, x, 256, 11, "prologue", stride=2))
+    x = _active(net, _sub_block(net, x, 256, 11, "prologue", stride=2))
     before = [x]
     for i, (width, kernel) in enumerate(w for w in _JASPER for _ in range(2)):
         x = before[-1]
         for j in range(4):
-            x = net.inplace("relu", _sub_block(net, x, width, kernel, f"block.{i}.{j}"))
+            x = _active(net, _sub_block(net, x, width, kernel, f"block.{i}.{j}"))
         x = _sub_block(net, x, width, kernel, f"block.{i}.4")
         for j, y in enumerate(before):
             x = net.add(x, _sub_block(net, y, width, 1, f"block.{i}.res.{j}"))
-        before.append(net.inplace("relu", x))
-    x = net.inplace("relu", _sub_block(net, before[-1], 896, 29, "epilogue.0", dilation=2))
-    x = net.inplace("relu", _sub_block(net, x, 1024, 1, "epilogue.1"))
+        before.append(_active(net, x))
+    x = _active(net, _sub_block(net, before[-1], 896, 29, "epilogue.0", dilation=2))
+    x = _active(net, _sub_block(net, x, 1024, 1, "epilogue.1"))
     logits = net.conv(x, 29, 1, "decoder", bias=True)
     b, classes, frames = net.shape(logits)
     flat = net.reshape(net.contiguous(net.permute(logits, b, frames, classes)), b * frames, classes)

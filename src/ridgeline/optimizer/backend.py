@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +14,15 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.errors import OptimizeError, nearest
-from ridgeline.optimizer.rewrites import chosen, recommended
+from ridgeline.optimizer.labels import nameable
+from ridgeline.optimizer.pieces import compiled_in_pieces
+from ridgeline.optimizer.rewrites import autocast, chosen, recommended
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Rewrite
 from ridgeline.optimizer.rewrites.scene import Extra, Scene, is_removable
 
 COMPILERS = ("none", "inductor", "inductor-autotune")
+OWN_OPTIONS = ("attention", "narrow", "pieces")
+"""Options that rewrites read; the others are a compiler's."""
 AUTOTUNED: Mapping[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 """Inductor's options behind ``inductor-autotune``, without its CUDA graphs: those are ours."""
 RECOMPILE_LIMIT = 64
@@ -41,6 +48,8 @@ class Report:
     matches: list[Match] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     breaks: dict[str, int] = field(default_factory=dict)
+    casts: int = 0  # of autocast, written into graphs
+    recompiles: int = 0  # graphs that a second call like the first was compiled to anew
     undos: list[Callable[[], None]] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
@@ -84,20 +93,108 @@ def compiled(
     """The model behind torch.compile with this backend, specialized to the shapes it sees.
 
     ``rewrites`` are names (None: those recommended for the mode, the compiler and the device). ``options`` go to the
-    compiler, but for ``attention``, which the attention rewrites read. ``report`` is filled as graphs are compiled.
+    compiler, but for ``attention``, which the attention rewrites read, and ``pieces``: False hands it the whole graph
+    at once. ``report`` is filled as graphs are compiled.
     """
-    _checked(compiler)
-    chosen(rewrites or (), INFERENCE)  # an unknown name is told now, not in the middle of a compilation
-    filled = Report() if report is None else report
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
-    before = Counter(torch._dynamo.utils.counters["graph_break"])
+    return Traced(model, fullgraph=fullgraph).lowered(
+        rewrites=rewrites, compiler=compiler, options=options, report=report
+    )
 
-    def ridgeline(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        found = lower(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=options, report=filled)
-        _note_breaks(filled, before)
+
+class Traced:
+    """A function behind torch.compile that is traced once and lowered as often as asked.
+
+    Tracing a large model takes longer than lowering it. Each way to lower it is a call of its own; all of them go
+    through the same guards, and every graph behind those runs as the call in progress wants it.
+    """
+
+    def __init__(self, model: Any, *, fullgraph: bool = False) -> None:
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+        self._here = threading.local()
+        self._before = Counter(torch._dynamo.utils.counters["graph_break"])
+        self._run = torch.compile(model, backend=self._collected, dynamic=False, fullgraph=fullgraph)
+        self.breaks: dict[str, int] = {}
+
+    def lowered(
+        self,
+        *,
+        rewrites: Sequence[str] | None = None,
+        compiler: str = "none",
+        options: Mapping[str, Any] | None = None,
+        report: Report | None = None,
+    ) -> Callable[..., Any]:
+        """The function lowered this way, as ``compiled`` takes it."""
+        _checked(compiler)
+        chosen(rewrites or (), INFERENCE)  # an unknown name is told now, not in the middle of a compilation
+        way = Way(rewrites, compiler, dict(options or {}), Report() if report is None else report)
+        here, traced = self._here, self._run
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before = getattr(here, "way", None)
+            here.way = way
+            try:
+                return traced(*args, **kwargs)
+            finally:
+                here.way = before
+
+        return run
+
+    def way(self) -> Way:
+        """How the call in progress wants its graphs lowered."""
+        found: Way = self._here.way
         return found
 
-    return torch.compile(model, backend=ridgeline, dynamic=False, fullgraph=fullgraph)
+    def _collected(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph:
+        graph = Graph(self, gm)
+        self.breaks = dict(Counter(torch._dynamo.utils.counters["graph_break"]) - self._before)
+        graph.lowered(example_inputs)
+        return graph
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Way:
+    """How graphs are lowered, and the report that is filled on the way."""
+
+    rewrites: Sequence[str] | None
+    compiler: str
+    options: dict[str, Any]
+    report: Report
+
+
+class Graph:
+    """A traced graph and what was made of it for each way that was asked for and is still held."""
+
+    def __init__(self, traced: Traced, gm: fx.GraphModule) -> None:
+        self.traced, self.gm = traced, _copied(gm)  # the tracer strips its own of what it knows
+        self.mode = _tracing_mode()
+        self.calls: weakref.WeakKeyDictionary[Way, Callable[..., Any]] = weakref.WeakKeyDictionary()
+
+    def __call__(self, *args: Any) -> Any:
+        call = self.calls.get(self.traced.way())
+        if call is None:
+            with self._tracing():
+                call = self.lowered(args)
+        return call(*args)
+
+    def lowered(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What this graph is for the way of the call in progress."""
+        way = self.traced.way()
+        call = lower(self.gm, inputs, rewrites=way.rewrites, compiler=way.compiler, options=way.options,
+                     report=way.report)  # fmt: skip
+        way.report.breaks = self.traced.breaks
+        self.calls[way] = call
+        return call
+
+    def _tracing(self) -> contextlib.AbstractContextManager[Any]:
+        """The tracer's context as compilers look for it, made again."""
+        if self.mode is None:
+            return contextlib.nullcontext()
+        return torch._guards.tracing(torch._guards.TracingContext(self.mode))
+
+
+def _tracing_mode() -> Any:
+    context = torch._guards.TracingContext.try_get()
+    return None if context is None else context.fake_mode
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -126,7 +223,10 @@ def lower(
     report = Report() if report is None else report
     chosen_options = dict(options or {})
     scene = rewritten(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=chosen_options, report=report)
-    call = _lowered(scene, example_inputs, compiler, chosen_options)
+    with _as_written(scene):
+        call = _lowered(scene, example_inputs, compiler, chosen_options)
+    if scene.casts is not None and autocast.active():
+        call = _without_autocast(call)
     if not scene.extras and not scene.watches:
         return call
     report.undos.extend(extra.undo for extra in scene.extras if extra.undo is not None)
@@ -150,16 +250,18 @@ def rewritten(
     report.nodes_before += len(gm.graph.nodes)
     failed: list[Refusal] = []
     while True:  # a rewrite that fails is left out, and the others start afresh: rare, so no copies are kept for it
-        scene = _scene(gm, example_inputs, training, options)
+        scene = _cast_scene(gm, example_inputs, training, options)
         left_out = {each.rewrite for each in failed}
         wanted = [each for each in chosen(names, scene.mode) if each.name not in left_out]
-        done, wrong = _done(scene, wanted)
+        with _as_written(scene):
+            done, wrong = _done(scene, wanted)
         if wrong is None:
             break
         failed.append(wrong)
     scene.gm.graph.eliminate_dead_code(_is_impure)
     scene.gm.recompile()
     report.matches += done
+    report.casts += scene.casts or 0
     report.refusals += [*failed, *(Refusal(*each) for each in scene.refusals)]
     report.nodes_after += len(scene.gm.graph.nodes)
     return scene
@@ -202,13 +304,41 @@ def _checked(compiler: str) -> None:
 
 
 def _scene(gm: fx.GraphModule, example_inputs: Sequence[Any], training: bool, options: Any) -> Scene:
+    return Scene(_copied(gm), list(example_inputs), training, dict(options or {}), autocast=bool(autocast.active()))
+
+
+def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     own = fx.GraphModule(gm, _copied_graph(gm))
     own.meta = dict(gm.meta)
     for name in ("_param_name_to_source", "_source_to_user_stacks", "_unstatic_param_names"):
         if hasattr(gm, name):
             setattr(own, name, getattr(gm, name))
-    autocast = any(torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu"))
-    return Scene(own, list(example_inputs), training, dict(options or {}), autocast=autocast)
+    return own
+
+
+def _cast_scene(gm: fx.GraphModule, example_inputs: Sequence[Any], training: bool, options: Any) -> Scene:
+    """The scene with what autocast does written out, or, where that cannot be told, as it was traced."""
+    scene, state = _scene(gm, example_inputs, training, options), autocast.active()
+    if not state and not any(node.target is autocast.ENTER for node in gm.graph.nodes):
+        return scene
+    scene.casts = autocast.write_out(scene, state)
+    if scene.casts is None:
+        return _scene(gm, example_inputs, training, options)
+    scene.autocast = False
+    return scene
+
+
+def _as_written(scene: Scene) -> Any:
+    """Around whatever works out values of a scene: no autocast where it is written out."""
+    return autocast.off() if scene.casts is not None else contextlib.nullcontext()
+
+
+def _without_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with autocast.off():
+            return call(*args)
+
+    return run
 
 
 def _copied_graph(gm: fx.GraphModule) -> fx.Graph:
@@ -245,12 +375,17 @@ def _is_impure(node: fx.Node) -> bool:
 
 def _lowered(scene: Scene, inputs: Sequence[Any], compiler: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     if compiler == "none":
-        return scene.gm.forward
+        return nameable(scene.gm)
     from torch._inductor.compile_fx import compile_fx
 
-    own = {key: value for key, value in options.items() if key != "attention"}
+    own = {key: value for key, value in options.items() if key not in OWN_OPTIONS}
     patches = (dict(AUTOTUNED) if compiler == "inductor-autotune" else {}) | own
-    return compile_fx(scene.gm, [*inputs, *_stand_ins(scene, inputs)], config_patches=patches or None)
+
+    def inductor(gm: fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        return compile_fx(gm, examples, config_patches=patches or None)
+
+    chain = compiled_in_pieces(scene, inductor) if options.get("pieces", True) else None
+    return chain or inductor(scene.gm, [*inputs, *_stand_ins(scene, inputs)])
 
 
 def _stand_ins(scene: Scene, inputs: Sequence[Any]) -> list[Tensor]:
@@ -258,8 +393,7 @@ def _stand_ins(scene: Scene, inputs: Sequence[Any]) -> list[Tensor]:
 
     Outside a tracer's context there is no mode to make stand-ins in, and the tensors themselves are given.
     """
-    context = torch._guards.TracingContext.try_get()
-    mode = None if context is None else context.fake_mode
+    mode = _tracing_mode()
     if mode is None:
         return [extra.current(inputs) for extra in scene.extras]
     found = []
@@ -282,9 +416,3 @@ def _fed(call: Callable[..., Any], scene: Scene, fallback: Callable[..., Any]) -
         return call(*args, *(extra.current(args) for extra in extras))
 
     return run
-
-
-def _note_breaks(report: Report, before: Counter[str]) -> None:
-    """The reasons for which the tracer has ended graphs since the model was handed over."""
-    now = Counter(torch._dynamo.utils.counters["graph_break"])
-    report.breaks = dict(now - before)

@@ -2,7 +2,9 @@
 
 What Python computes on the host from plain values and from tensors that are watched is the same at every call with the
 same signature. Copying it to the device, though, makes the host wait, which no capture allows. So the copies are made
-once before, and a recording copies them from the device.
+once before, and a recording copies them from the device. The other way round, a value that the host reads from the
+device is the same at every call if it was computed from nothing but plain values (positions, masks made of positions):
+the host is given what it read before.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ridgeline.errors import NotGraphable
 
@@ -22,6 +25,9 @@ _aten = torch.ops.aten
 _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._unsafe_index.Tensor)
 _FACTORIES = (torch.tensor, torch.as_tensor)
 _ITEMS = (Tensor.__getitem__, Tensor.__setitem__)
+_UNSET = ("aten::empty", "aten::empty_strided", "aten::empty_permuted", "aten::empty_like", "aten::new_empty")
+"""What these return holds whatever was there before."""
+READ = _aten._local_scalar_dense.default
 
 
 class Constants:
@@ -30,22 +36,31 @@ class Constants:
     def __init__(self, device_type: str, *, factories: bool) -> None:
         self.device_type, self.factories = device_type, factories
         self.held: list[tuple[Tensor, Tensor]] = []
+        self.read: list[Any] = []
+        self._courier: _Courier | None = None
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """A call that brings tensors as it always does; they are kept."""
         self.held.clear()
+        self.read.clear()
         with self._modes(_Courier(self, serving=False)):
             yield
 
     @contextmanager
-    def serving(self) -> Iterator[None]:
-        """A call that is given those tensors from the device instead."""
-        courier = _Courier(self, serving=True)
-        with self._modes(courier):
-            yield
-        if courier.at != len(self.held):
-            raise NotGraphable("a call brings other tensors from the host than the one before")
+    def serving(self, part: str = "whole") -> Iterator[None]:
+        """A call that is given those tensors from the device instead; or its ``first`` part, and then its ``last``."""
+        if part != "last" or self._courier is None:
+            self._courier = _Courier(self, serving=True)
+        courier = self._courier
+        try:
+            with self._modes(courier):
+                yield
+        finally:
+            if part != "first":
+                self._courier = None  # it holds memory of the recording
+        if part != "first" and (courier.at != len(self.held) or courier.num_read != len(self.read)):
+            raise NotGraphable("a call brings other tensors from the host than the one before, or reads other values")
 
     @contextmanager
     def _modes(self, courier: _Courier) -> Iterator[None]:
@@ -56,7 +71,7 @@ class Constants:
             yield
 
     def __bool__(self) -> bool:
-        return bool(self.held)
+        return bool(self.held) or bool(self.read)
 
 
 class _Courier(TorchDispatchMode):
@@ -68,10 +83,45 @@ class _Courier(TorchDispatchMode):
 
     def __init__(self, constants: Constants, *, serving: bool) -> None:
         super().__init__()
-        self.constants, self.serving, self.at = constants, serving, 0
+        self.constants, self.serving, self.at, self.num_read = constants, serving, 0, 0
+        self.fixed: dict[int, Tensor] = {}  # by storage: tensors computed from nothing but plain values
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is READ and args[0].device.type == self.constants.device_type:
+            return self._value(args[0])
+        result = self._run(func, args, kwargs)
+        self._follow(func, args, kwargs, result)
+        return result
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """What comes from plain values alone is fixed, and what anything else is written to no longer."""
+        if not isinstance(func, torch._ops.OpOverload):
+            return  # an operator of higher order: nothing is known of it
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        name, drawn = func._schema.name, torch.Tag.nondeterministic_seeded in func.tags
+        fixed = not drawn and name not in _UNSET and all(_storage(t) in self.fixed for t in given)
+        if func._schema.is_mutable and not fixed:
+            for tensor in given:
+                self.fixed.pop(_storage(tensor), None)
+        elif fixed or name == "aten::lift_fresh":
+            self.fixed |= {_storage(t): t for t in tree_leaves(result) if isinstance(t, Tensor)}
+
+    def _value(self, tensor: Tensor) -> Any:
+        if _storage(tensor) not in self.fixed:
+            if self.serving:
+                raise NotGraphable("the host waits for a value of a tensor")
+            return READ(tensor)
+        read = self.constants.read
+        if not self.serving:
+            read.append(READ(tensor))
+            return read[-1]
+        self.num_read += 1
+        if self.num_read > len(read):
+            raise NotGraphable("a call reads other values than the one before")
+        return read[self.num_read - 1]
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is _aten._to_copy.default and self._leaves_host(args[0], kwargs.get("device")):
             return self._brought(args[0], lambda: func(*args, **kwargs)).clone()
         if func is _aten.copy_.default and self._leaves_host(args[1], args[0].device):
@@ -101,6 +151,10 @@ class _Courier(TorchDispatchMode):
         if was.dtype != source.dtype or was.shape != source.shape or not _equal(was, source):
             raise NotGraphable("a tensor on the host has other contents at every call")
         return there
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else -1
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

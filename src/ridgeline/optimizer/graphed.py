@@ -33,6 +33,8 @@ from ridgeline.optimizer.watch import Watch
 
 BRISK_S = 3e-3
 """A call shorter than this is worth sparing the host every copy."""
+SHORT_S = 10e-3
+"""A call shorter than this is worth sparing it the copies of inputs that lie where they lay."""
 _LOANS = 2
 _MOST_VARIANTS = 4
 _SIGHTINGS = 2
@@ -126,7 +128,7 @@ class Graphed:
         self._variants = studio.variants
         self._pure = studio.is_pure()
         self._lock = threading.RLock()
-        self._sighted: tuple[tuple[int, ...], int] = ((), 0)
+        self._sighted: dict[tuple[int, ...], int] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         flat = self.matcher.fits(args, kwargs, self.watch.root, False) if self.matcher is not None else None
@@ -188,16 +190,23 @@ class Graphed:
         return self._moved(flat)
 
     def _moved(self, flat: Flat) -> Variant | None:
-        """Inputs that must be read in place and lie elsewhere now: recorded anew once they are seen there again."""
+        """Inputs that must be read in place and lie elsewhere now: recorded anew once they are seen there again.
+
+        A cache that grows and is cut back lies in two places by turns, so the last few places are remembered.
+        """
         places = tuple(flat.tensors[i].data_ptr() for i in self._studio.must_pin)
-        seen, times = self._sighted
-        self._sighted = (places, times + 1 if seen == places else 1)
-        if self._sighted[1] < _SIGHTINGS:
+        times = self._sighted.pop(places, 0) + 1
+        self._sighted[places] = times
+        if len(self._sighted) > _MOST_VARIANTS:
+            del self._sighted[next(iter(self._sighted))]
+        if times < _SIGHTINGS:
             return None
+        self._sighted[places] = -_MOST_REASONS  # where it fails it is not tried again at every call
         try:
             made = self._studio.record_at(flat)
         except NotGraphable:
             return None
+        del self._sighted[places]
         self._variants.insert(0, made)
         del self._variants[_MOST_VARIANTS:]
         return made
@@ -250,7 +259,7 @@ class InferenceStudio(Studio):
         super().__init__(call, model, watch, executor)
         self.variants: list[Variant] = []
         self.must_pin: list[int] = []
-        self._brisk = False
+        self._brisk = self._short = False
 
     def prepare(self, flat: Flat) -> None:
         self.refuse(flat)
@@ -278,14 +287,15 @@ class InferenceStudio(Studio):
                 self.look_again()
                 began = time.perf_counter()
                 self.executor.warm_up(run)
-                self._brisk = time.perf_counter() - began < BRISK_S
+                spent_s = time.perf_counter() - began
+                self._brisk, self._short = spent_s < BRISK_S, spent_s < SHORT_S
                 self.rehearse(run)
         finally:
             kept.put_back()
         self.refuse_changes()
 
     def _record_all(self, flat: Flat) -> None:
-        least = 1 if self._brisk else PINNED_BYTES
+        least = 1 if self._short else PINNED_BYTES
         fixed = [g for g in self.groups if self.in_place(g)]
         more = [g for g in self.groups if g not in fixed and not self.is_written(g) and g.num_bytes >= least]
         if more:

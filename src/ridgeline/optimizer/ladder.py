@@ -14,9 +14,12 @@ from ridgeline.optimizer.rewrites import recommended, rewrites
 
 AUTOTUNE_LEAST_MATRIX_FRAC = 0.3
 """Tuning products pays where they are at least this share of the time."""
-AUTOTUNE_TIMES = 3.0
+TUNE_CPU_S = 120.0
+"""Seconds of all processors together to try the ways to compute one product: BERT's four took over 80 s of four."""
 GENERATED_TUNED = (("coordinate_descent_tuning", True), ("max_autotune_pointwise", True))
 """Inductor tries more launch configurations of the kernels it generates."""
+PRODUCTS_TUNED = (("coordinate_descent_tuning", False), ("triton.enable_persistent_tma_matmul", True))
+"""Products alone, in parallel processes: walking from one launch configuration to the next compiles one at a time."""
 FLOOR_REACHED = 1.05
 """This close to the floor there is nothing left to search for."""
 KERNELS_A_LEAF = 2.5
@@ -25,10 +28,17 @@ CAPTURE_S, TRACE_S = 1.0, 2.0
 TRACE_KERNEL_S = 0.012
 """Tracing and rewriting, without any compiler; kernels of ours that are used for the first time come on top."""
 MOST_ABLATIONS = 3
+MOST_SHORT_KERNELS = 24
+"""Up to so many kernels a model is one op and what surrounds it: compiling it takes seconds, and all is tried."""
+COPY_BYTES_PER_S = 4.0e12
+"""What an H200 copies: 4.24e12 measured, benchmarks/2026-11-15-kernels.md."""
+MOST_COPIED_FRAC = 0.02
+HOST_S = 3e-4
+"""Calls much longer than what the host needs for a few launches gain nothing from being recorded."""
 KEPT_FRAC = 0.5
 STOCK = "torch.compile"
 OWED_TIMES = 2.5
-GRAPHED = " + graph"
+PLAIN, GRAPHED = "graph", " + graph"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,14 @@ class Facts:
     has_cache: bool  # whether a key-value cache is among the inputs
     forecast: Forecast | None
     budget_s: float
+    num_products: int = 6  # of different sizes, in one block of each kind
+    num_threads: int = 16  # that compile beside each other
+    input_bytes: int = 0
+
+    @property
+    def copies_s(self) -> float:
+        """Seconds that a recorded call takes to copy inputs which lie elsewhere than those it was recorded with."""
+        return 2 * self.input_bytes / COPY_BYTES_PER_S
 
     @property
     def num_kernels(self) -> float:
@@ -81,23 +99,74 @@ class Ladder:
 
     def rungs(self, search: Climber) -> Iterator[Rung]:
         """What promises most a second comes first: what needs no compiler, then blocks or the whole, then rivals."""
+        if self._is_short():
+            yield from self._short_rungs(search)
+            return
         yield from self._captured(search)
         layout = search.best.candidate.layout
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
+        training = self.facts.mode == "train"
+        if training:  # a second's work each, and what is compiled has to beat it
+            yield from self._kernels_in_place(search)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
-            yield from self._block_rungs(search)
-        yield from self._kernels_in_place()
+            yield from self._block_rungs(search, layout)
+            if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
+                yield from self._rewritten(search)
+        if not training and not self._scans():
+            yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
             return
-        if not self.facts.groups:
-            yield from self._family(search, whole, self._compile_s("model"))
+        if training or not self.facts.groups:
+            yield from self._family(search, whole, self._whole_s())
+        early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
+        if early:  # few products, each tuned once
+            yield from self._tuned(search, layout)
         yield from self._stock(search)
-        if self.facts.groups and not self._at_the_floor(search):
-            yield from self._family(search, whole, self._compile_s("model"))
+        if training:  # the backward doubles what compilers take: torch.compile is measured before anything is refined
+            yield from self._ablations(search, "blocks")
+        elif self.facts.groups and not self._at_the_floor(search):
+            yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
         if not self.facts.groups and not self.facts.has_cache:
             yield from self._rewritten(search)
-        yield from self._tuned(search, layout)
-        yield from self._ablations(search, "model")
+        if not early:
+            yield from self._tuned(search, layout)
+        for scope in ("blocks", "model"):
+            yield from self._ablations(search, scope)
+        yield from self._rival()
+
+    def _is_short(self) -> bool:
+        facts = self.facts
+        single = facts.mode == "infer" and facts.cuda and not facts.groups and not facts.has_cache
+        return single and not facts.substitutable and facts.num_kernels <= MOST_SHORT_KERNELS
+
+    def _short_rungs(self, search: Climber) -> Iterator[Rung]:
+        """Few kernels: our own first, then torch.compile, then both together; recorded where the host shows.
+
+        A recorded call copies what lies elsewhere: large inputs of short calls are better read where they are.
+        """
+        facts = self.facts
+        records = facts.copies_s <= MOST_COPIED_FRAC * facts.eager_s and facts.eager_s < 20 * HOST_S
+        chosen = recommended(self.kind, "none", self.device)
+        stock = Candidate(name=STOCK, compiler="stock")
+        whole = self._inductor("compiled", "keep", "model")
+        firsts = [
+            (Candidate(name="rewrites", rewrites=chosen), self._trace_s("model")),
+            (stock, self._compile_s("model")),
+        ]
+        if records:
+            yield self._rung(
+                Candidate(name="graph", graphed=True, tries_convolutions=self._tries()), CAPTURE_S, "cudagraph"
+            )
+        for candidate, cost_s in (*firsts, (whole, self._compile_s("model"))):
+            candidate = replace(candidate, tries_convolutions=False)
+            yield self._rung(candidate, cost_s, "compiled")
+            if records and search.entries[candidate.name].status not in (FAILED, SKIPPED):
+                yield self._graphed(candidate, CAPTURE_S)
+        if facts.has_conv:
+            last = replace(whole, name="compiled channels last", layout="channels_last", tries_convolutions=False)
+            yield self._rung(last, self._compile_s("model"), "compiled")
+        tuned = replace(whole, name="tuned", options=GENERATED_TUNED, tries_convolutions=False)
+        yield self._rung(tuned, 2 * self._compile_s("model"), "compiled")
 
     def owed_s(self, rung: Rung, search: Climber) -> float:
         """Seconds to keep for torch.compile while it is not measured: the guarantee rests on it.
@@ -111,10 +180,12 @@ class Ladder:
     def _captured(self, search: Climber) -> Iterator[Rung]:
         """Candidates without a compiler. A decoding step is many small products: its rewrites bring the most."""
         facts = self.facts
-        if facts.has_cache or not facts.cuda:
+        if (facts.has_cache and not facts.groups) or not facts.cuda:
             yield from self._rewritten(search)
-        if facts.cuda:
-            plain = Candidate(name="graph", graphed=True, tries_convolutions=self._tries())
+        if self._scans():  # a loop over steps: recording it as it is would take as long as it does
+            yield from self._kernels_in_place(search)
+        elif facts.cuda:
+            plain = Candidate(name=PLAIN, graphed=True, tries_convolutions=self._tries())
             yield self._rung(plain, CAPTURE_S, "cudagraph")
         if facts.has_conv:
             last = Candidate(name="channels last", layout="channels_last", tries_convolutions=self._tries())
@@ -125,52 +196,83 @@ class Ladder:
         if chosen:
             yield from self._family(search, Candidate(name="rewrites", rewrites=chosen), self._trace_s("model"))
 
-    def _block_rungs(self, search: Climber) -> Iterator[Rung]:
+    def _block_rungs(self, search: Climber, layout: str) -> Iterator[Rung]:
         chosen = recommended(self.kind, "none", self.device)
         if chosen:
-            rewritten = replace(self._blocks(), name="rewritten blocks", rewrites=chosen, compiler="none")
+            rewritten = replace(self._blocks(layout), name="rewritten blocks", rewrites=chosen, compiler="none")
             yield from self._family(search, rewritten, self._trace_s("blocks"))
-        yield from self._family(search, self._blocks(), self._compile_s("blocks"))
-        yield from self._ablations(search, "blocks")
+        yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
 
-    def _kernels_in_place(self) -> Iterator[Rung]:
+    def _kernels_in_place(self, search: Climber) -> Iterator[Rung]:
         kernels = Candidate(name="kernels", substituted=self.facts.substitutable)
         if not kernels.substituted:
             return
-        if self.facts.mode == "train":
+        if self.facts.mode == "train" and not self._captures(search):
             yield self._rung(kernels, CAPTURE_S, "cudagraph")
-        if self.facts.cuda:
+        elif self.facts.cuda:
             yield self._graphed(kernels, CAPTURE_S)
 
-    def _blocks(self) -> Candidate:
-        blocks = self._inductor("blocks", "keep", "blocks")
-        if "attention" not in self.facts.substitutable or self.facts.unmasked:
-            return blocks
-        # Masks are made outside of blocks, and eager code makes them by looking at values, which no graph can.
-        return replace(blocks, name="blocks and attention", substituted=("attention",))
+    def _scans(self) -> bool:
+        """Whether the model has a scan that our kernel takes the place of: it has no backward."""
+        return "scan" in self.facts.substitutable and self.facts.mode == "infer"
+
+    def _blocks(self, layout: str) -> Candidate:
+        blocks, parts = self._inductor("blocks", layout, "blocks"), self._beside_blocks()
+        return replace(blocks, name=" and ".join(("blocks", *parts)), substituted=parts) if parts else blocks
+
+    def _beside_blocks(self) -> tuple[str, ...]:
+        """What is outside of blocks and worth a kernel of ours.
+
+        Masks are made outside, and eager code makes them by looking at values, which no graph can. The loss of a large
+        vocabulary in training makes several float32 copies of the logits, and an odd one slows the last product.
+        """
+        wanted = [] if self.facts.unmasked or self.facts.has_cache else ["attention"]
+        wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding"]
+        return tuple(part for part in wanted if part in self.facts.substitutable)
+
+    def narrow_rungs(self, search: Climber, name: str, narrow: tuple[tuple[str, str], ...]) -> Iterator[Rung]:
+        """Layers in fewer bits, rewritten; and lowered by Inductor, where the best so far is."""
+        rewritten = (*recommended(self.kind, "none", self.device), "narrow")
+        yield from self._family(search, Candidate(name=name, rewrites=rewritten, narrow=narrow), self._trace_s("model"))
+        if search.best.candidate.compiler != "none" and not search.best.candidate.narrow:
+            whole = self._inductor(f"{name}, compiled", search.best.candidate.layout, "model")
+            lowered = replace(whole, rewrites=(*whole.rewrites, "narrow"), narrow=narrow)
+            yield from self._family(search, lowered, self._compile_s("model"))
 
     def took(self, rung: Rung, spent_s: float) -> None:
-        """Compilers are as slow as this host lets them be: the first one tells."""
-        if rung.candidate.compiler != "none" and rung.cost_s > 2 * CAPTURE_S:
+        """Compilers are as slow as this host lets them be: the first tells; what tunes spends its time elsewhere."""
+        if rung.candidate.compiler in ("stock", "inductor") and rung.cost_s > 2 * CAPTURE_S:
             self.scale = max(0.25, min(5.0, self.scale * spent_s / rung.cost_s))
 
     def _family(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
-        """A compiled candidate, captured where that works; in training with and without, for memory's sake."""
-        if self.facts.mode == "train" or not self.facts.cuda:
+        """A compiled candidate, captured where that works, else as it is; in training also where memory forbids it."""
+        if self.facts.mode == "train" and not self._captures(search):
+            yield from self._uncaptured(search, candidate, cost_s)
+            if self.facts.cuda and search.entries[candidate.name].status not in (FAILED, SKIPPED, LARGE):
+                yield self._graphed(candidate, CAPTURE_S)
+            return
+        if not self.facts.cuda:
             yield self._rung(candidate, cost_s, "compiled")
-            status = search.entries[candidate.name].status
-            if status in (FAILED, SKIPPED):
-                return
-            bounded = ACTIVATION_BUDGET in dict(candidate.options)
-            if status == LARGE and candidate.compiler == "inductor" and not bounded:
-                yield from self._family(search, self._recomputing(candidate), cost_s)
-                return
-            cost_s = CAPTURE_S
-        if self.facts.cuda:
-            graphed = self._graphed(candidate, cost_s)
-            yield graphed
-            if self.facts.mode == "infer" and search.entries[graphed.candidate.name].status == FAILED:
-                yield self._rung(candidate, CAPTURE_S, "compiled")
+            return
+        graphed = self._graphed(candidate, cost_s)
+        yield graphed
+        status = search.entries[graphed.candidate.name].status
+        if status == LARGE and self.facts.mode == "train":
+            yield from self._uncaptured(search, candidate, CAPTURE_S)
+        elif status == FAILED:
+            yield self._rung(candidate, CAPTURE_S, "compiled")
+
+    def _uncaptured(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
+        """As compiled; where that keeps too much, the same keeping half."""
+        yield self._rung(candidate, cost_s, "compiled")
+        bounded = ACTIVATION_BUDGET in dict(candidate.options)
+        if search.entries[candidate.name].status == LARGE and candidate.compiler == "inductor" and not bounded:
+            yield from self._family(search, self._recomputing(candidate), self._compile_s(candidate.scope))
+
+    def _captures(self, search: Climber) -> bool:
+        """Whether the model could be captured as it is: then every candidate is tried captured first."""
+        entry = search.entries.get(PLAIN)
+        return self.facts.cuda and entry is not None and entry.status not in (FAILED, SKIPPED, LARGE)
 
     def _recomputing(self, candidate: Candidate) -> Candidate:
         """The same, keeping half of the activations: the cheap half is computed again."""
@@ -179,7 +281,7 @@ class Ladder:
     def _stock(self, search: Climber) -> Iterator[Rung]:
         stock = Candidate(name=STOCK, compiler="stock")
         yield self._rung(stock, self._compile_s("model"), "compiled")
-        if self.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED):
+        if self.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED, LARGE):
             yield self._graphed(stock, CAPTURE_S)
 
     def _inductor(self, name: str, layout: str, scope: str) -> Candidate:
@@ -212,20 +314,31 @@ class Ladder:
             yield self._rung(self._named(fewer), self._compile_s(scope), "compiled")
 
     def _tuned(self, search: Climber, layout: str) -> Iterator[Rung]:
-        """Products tuned where they matter, else generated kernels; and torch.compile's own tuning, as a rival."""
+        """The best that Inductor lowered so far, with products tuned where they matter, else generated kernels."""
         if not self.facts.cuda:
             return
-        forecast = self.facts.forecast
-        plain = self._blocks() if self.facts.groups else self._inductor("", layout, "model")
+        forecast, best = self.facts.forecast, search.best.candidate
+        plain = self._blocks(layout) if self.facts.groups else self._inductor("", layout, "model")
+        plain = replace(best, graphed=False) if best.compiler == "inductor" else plain
+        cost_s = self._compile_s(plain.scope)
         if forecast and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC:
-            tuned = replace(plain, name="tuned", options=GENERATED_TUNED)
-            yield from self._family(search, tuned, 2 * self._compile_s(plain.scope))
+            yield from self._family(search, replace(plain, name="tuned", options=GENERATED_TUNED), 2 * cost_s)
             return
-        tuned = replace(plain, name="tuned", compiler="inductor-autotune")
-        yield from self._family(search, tuned, AUTOTUNE_TIMES * self._compile_s(plain.scope))
-        if self.facts.mode == "infer":
+        tuned = replace(plain, name="tuned", compiler="inductor-autotune", options=_known(PRODUCTS_TUNED))
+        yield from self._family(search, tuned, cost_s + self._tune_s())
+
+    def _as_tuned(self, whole: Candidate, search: Climber) -> Candidate:
+        """The whole model as its blocks were best: what was tuned once is remembered."""
+        best = search.best.candidate
+        if best.compiler not in ("inductor", "inductor-autotune"):
+            return whole
+        return replace(whole, compiler=best.compiler, options=best.options, rewrites=best.rewrites)
+
+    def _rival(self) -> Iterator[Rung]:
+        """torch.compile's own tuning, for the guarantee, where there is time for it."""
+        if self.facts.cuda and self.facts.mode == "infer":
             rival = Candidate(name="torch.compile max-autotune", compiler="stock-autotune")
-            yield self._rung(rival, AUTOTUNE_TIMES * self._compile_s("model"), "compiled")
+            yield self._rung(rival, self._compile_s("model") + 2 * self._tune_s(), "compiled")
 
     def _at_the_floor(self, search: Climber) -> bool:
         entry = search.entries.get(search.best.candidate.name)
@@ -241,6 +354,14 @@ class Ladder:
         """
         first_s, each_s, unlike_s = (6.0, 0.015, 0.03) if self.facts.cuda else (6.0, 0.02, 0.06)
         return self.scale * (first_s + each_s * self._kernels(scope) + unlike_s * self._kernels("blocks"))
+
+    def _whole_s(self) -> float:
+        """Seconds to compile the whole model with a backend of ours: a trace of all, and equal blocks once."""
+        return min(self._compile_s("model"), self._trace_s("model") + self._compile_s("blocks"))
+
+    def _tune_s(self) -> float:
+        """Seconds to try the ways to compute every product."""
+        return self.facts.num_products * TUNE_CPU_S / self.facts.num_threads
 
     def _kernels(self, scope: str) -> float:
         """Kernels that a compiler sees: of equal blocks those of one."""
@@ -262,3 +383,10 @@ class Ladder:
         if self.facts.unmasked and not candidate.compiler.startswith("stock"):
             candidate = replace(candidate, unmasked=True)
         return Rung(candidate, cost_s, predicted_s)
+
+
+def _known(options: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+    """Those that this release of Inductor has."""
+    from torch._inductor import config
+
+    return tuple((name, value) for name, value in options if name in config._config)  # type: ignore[attr-defined]

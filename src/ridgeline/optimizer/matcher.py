@@ -93,4 +93,4 @@ def _apart(tensors: list[Tensor], piece: tuple[int, Piece, Any] | None) -> bool:
     start, found, _ = piece
     others = [*tensors[:start], *tensors[start + len(found.tensors):]]  # fmt: skip
     storages = {t.untyped_storage()._cdata for t in others}
-    return len(storages) == len(others) and storages.isdisjoint(found.storages)
+    return len(storages) == len(others) and storages.isdisjoint(found.storages.keys())

@@ -29,7 +29,8 @@ NOISE_FRAC = 0.005
 """Medians closer than this are taken as equal even where a test could tell them apart."""
 CLEAR_FRAC = 0.02
 _COPY_BYTES = 64 << 20
-"""Inputs up to this size go round in copies at other addresses; larger ones (caches) stay where they are."""
+"""Inputs up to this size go round in copies at other addresses; so do larger ones, but caches, where there is room."""
+ROOM_FRAC = 0.1
 
 
 class Contender(Protocol):
@@ -110,6 +111,7 @@ class Track:
         self.state = State(model)
         self.mutates = self.appends = False
         self.copies = [inputs]
+        self._turns = 0
         self.steady = False
         self._kept: dict[int, tuple[Inputs, Inputs, Any]] = {}
         self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -128,8 +130,11 @@ class Track:
         if self.state.watch.changes():
             self._settle_names(call)
         self.restore()
-        if not self.mutates and sum(t.nbytes for t in self.inputs.tensors()) < _COPY_BYTES:
+        num_bytes = sum(t.nbytes for t in self.inputs.tensors())
+        if not self.mutates and num_bytes < _COPY_BYTES:
             self.copies = [self.inputs, self.inputs.fresh(8), self.inputs.fresh(10)]
+        elif not self.mutates and not self.inputs.has_cache and num_bytes < ROOM_FRAC * free_bytes(self.device):
+            self.copies = [self.inputs, self.inputs.fresh(8)]
         return self.about_s(call)
 
     def _settle_names(self, call: Call) -> None:
@@ -175,7 +180,8 @@ class Track:
 
     def turn_s(self, call: Call, num: int) -> float:
         """Seconds a call, over ``num`` of them in a row."""
-        ready = [self._next(i) for i in range(num)]
+        ready = [self._next(self._turns + i) for i in range(num)]
+        self._turns += num
         self.synchronize()
         began = time.perf_counter()
         for inputs in ready:
@@ -186,6 +192,17 @@ class Track:
             self.restore()
         self._look_over()
         return spent_s
+
+    def once(self, call: Call, around: AbstractContextManager[Any]) -> None:
+        """One call within a context, a recording say; nothing but the call is in it."""
+        ready = self._next(0)
+        self.synchronize()
+        with around:
+            self.run(call, ready)
+            self.synchronize()
+        if self.mutates:
+            self.restore()
+        self._look_over()
 
     def _next(self, i: int) -> Inputs:
         """Containers that calls leave as they are go round, as a cache does in generation; others are new each time."""
@@ -268,6 +285,11 @@ def _form(inputs: Inputs) -> Any:
 
 def _all_clear(found: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]) -> bool:
     return all(compare(Timed(tuple(found[a])), Timed(tuple(found[b]))).clear for a, b in pairs)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that nobody uses on the device; 0 where it does not count."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
 
 
 def held_bytes(device: torch.device) -> int:

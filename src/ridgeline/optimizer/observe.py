@@ -232,3 +232,4 @@ def _profiled(seen: Observation) -> Iterator[None]:
         sys.setprofile(before)
         if collecting:
             gc.enable()
+

@@ -55,7 +55,7 @@ class State:
     receipt: Any
     optimizer: Any = None
     loss: Callable[..., Tensor] | None = None
-    step: Callable[..., Any] | None = None
+    update: Callable[[], Any] | None = None
     plans: dict[Signature, Plan] = field(default_factory=dict)
     matchers: list[tuple[Matcher, Plan]] = field(default_factory=list)
     fallbacks: dict[str, int] = field(default_factory=dict)
@@ -128,13 +128,13 @@ class Optimized:
 
     def __new__(cls, model: Any, plans: Iterable[Plan] = (), *, mode: str = "inference", receipt: Any = None,
                 optimizer: Any = None, loss: Callable[..., Tensor] | None = None,
-                step: Callable[..., Any] | None = None) -> Any:  # fmt: skip
+                update: Callable[[], Any] | None = None) -> Any:  # fmt: skip
         if mode not in ("inference", "train"):
             raise OptimizeError(f"mode is {mode!r}: 'inference' or 'train'")
         made: Any = object.__new__(_class_for(type(model)))
         if isinstance(made, nn.Module):
             object.__setattr__(made, "__dict__", model.__dict__)
-        state = State(model, mode, receipt, optimizer, loss, step)
+        state = State(model, mode, receipt, optimizer, loss, update)
         object.__setattr__(made, _STATE, state)
         for plan in plans:
             made.add(plan)
@@ -193,9 +193,7 @@ class Optimized:
         state = _state(self)
         if state.optimizer is None:
             raise OptimizeError("train_step needs an optimizer: optimize(model, …, mode='train', optimizer=…)")
-        if state.step is not None:
-            return state.step(*args, **kwargs)
-        return plain_step(self, state.optimizer, state.loss, args, kwargs)
+        return plain_step(self, state.optimizer, state.loss, args, kwargs, state.update)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy of the model with no plans: they hold addresses of the original's parameters."""
@@ -226,6 +224,17 @@ def _state(optimized: Any) -> State:
     return object.__getattribute__(optimized, _STATE)
 
 
+def replay_updates(optimized: Any, update: Callable[[], Any] | None) -> None:
+    """From now on ``train_step`` takes the optimizer's steps this way."""
+    _state(optimized).update = update
+
+
+def with_receipt(optimized: Any, receipt: Any) -> Any:
+    """The same, with another receipt."""
+    _state(optimized).receipt = receipt
+    return optimized
+
+
 _CLASSES: dict[type, type] = {}
 
 
@@ -241,12 +250,12 @@ def _class_for(cls: type) -> type:
 
 
 def plain_step(model: Callable[..., Any], optimizer: Any, loss: Callable[..., Tensor] | None, args: tuple[Any, ...],
-               kwargs: dict[str, Any]) -> Tensor:  # fmt: skip
-    """A step of training as a person writes it."""
+               kwargs: dict[str, Any], update: Callable[[], Any] | None = None) -> Tensor:  # fmt: skip
+    """A step of training as a person writes it; ``update`` is what stands for the optimizer's own step."""
     optimizer.zero_grad(set_to_none=True)
     value = loss_of(model(*args, **kwargs), loss)
     value.backward()
-    optimizer.step()
+    (update or optimizer.step)()
     return value.detach()
 
 

@@ -40,6 +40,8 @@ class Scene:
     outputs: list[Tensor] = field(default_factory=list)
     made: dict[int, Any] = field(default_factory=dict)
     """Containers made so far in this replay that are referred to more than once; emptied before each."""
+    returned: set[int] = field(default_factory=set)
+    """``id`` of every tensor of a result whose gradients are wanted: views of others among them stay views of them."""
     _placed: dict[int, int] = field(default_factory=dict)
     _met: dict[int, Any] = field(default_factory=dict)
     _shared: set[int] = field(default_factory=set)
@@ -82,10 +84,27 @@ class Scene:
             return _view_of_model(value, self.model_storages[storage])
         if value.device.type != self.device_type:
             return lambda lent, given, held: value.clone()
+        if value.requires_grad and value._is_view() and id(value._base) in self.returned:
+            return self._view_of_output(value)
+        index = self._place(value)
+        return lambda lent, given, held: lent[index]
+
+    def _place(self, value: Tensor) -> int:
         index = self._placed.setdefault(id(value), len(self.outputs))
         if index == len(self.outputs):
             self.outputs.append(value)
-        return lambda lent, given, held: lent[index]
+        return index
+
+    def _view_of_output(self, value: Tensor) -> Maker:
+        """Gradients flow back through the view to the result it is a view of."""
+        assert value._base is not None
+        index, size, stride = self._place(value._base), value.shape, value.stride()
+        distance = value.storage_offset() - value._base.storage_offset()
+
+        def make(lent: Sequence[Tensor], given: Sequence[Tensor], held: Sequence[Any]) -> Tensor:
+            return lent[index].as_strided(size, stride, lent[index].storage_offset() + distance)
+
+        return make
 
     def _view_of_input(self, value: Tensor, place: int, start: int) -> Maker:
         dtype, size, stride = value.dtype, value.shape, value.stride()

@@ -246,3 +246,30 @@ def rotary_of(function: Callable[..., Any]) -> bool | None:
         ):
             return interleaved
     return None
+
+
+def scan_of(function: Callable[..., Any]) -> bool:
+    """Whether a function of x, delta, A, B and C is the selective scan, with and without what it may leave out."""
+    from ridgeline.kernels.selective_scan import reference
+
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    x, delta, rates = drawn(2, 3, 5), drawn(2, 3, 5), -drawn(3, 4).abs()
+    b, c = drawn(2, 4, 5), drawn(2, 4, 5)
+    whole = (drawn(3), drawn(2, 3, 5), drawn(3), True)
+    for d, z, bias, softplus in (whole, (None, None, None, False)):
+        step = delta if softplus else delta.abs()
+        try:
+            with torch.no_grad():
+                found = function(x, step, rates, b, c, D=d, z=z, delta_bias=bias, delta_softplus=softplus,
+                                 return_last_state=True)  # fmt: skip
+                y, state = found
+        except Exception:  # a function that cannot be tried is not recognized
+            return False
+        meant = reference.forward(x, step, rates, b, c, d, z, bias, softplus)
+        if any(a.shape != m.shape or not torch.allclose(a, m, atol=1e-5, rtol=1e-5) for a, m in zip((y, state), meant)):
+            return False
+    return True

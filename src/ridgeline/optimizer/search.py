@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +17,15 @@ from ridgeline.bench.environment import environment
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, capture_again
+from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, build, capture_again
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
-from ridgeline.optimizer.inputs import Inputs, RandomState
-from ridgeline.optimizer.ladder import Facts, Ladder, Rung
+from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
+from ridgeline.optimizer.ladder import CAPTURE_S, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
+from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.optimizer.parts import parts_of
 from ridgeline.optimizer.proof import LEAST_DRAWS, MOST_DRAWS, Prover, Subject, Verdict, unproved
 from ridgeline.optimizer.receipt import (
     BEATEN,
@@ -32,10 +37,13 @@ from ridgeline.optimizer.receipt import (
     WINNER,
     WRONG,
     Entry,
+    Narrow,
+    Part,
     Receipt,
     Step,
 )
-from ridgeline.optimizer.regions import groups, regions_of, unlike_frac
+from ridgeline.optimizer.regions import groups, num_products, regions_of, unlike_frac
+from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
 from ridgeline.optimizer.tracking import STEPS, track
@@ -47,9 +55,24 @@ REFERENCE_TIMES = 40
 """A call in float64 takes about this many of eager's."""
 TRACK_TIMES = 3.0
 """Steps of the optimizer and both runs, in eager calls."""
+TRACK_FRAC = 0.15
+"""Share of the budget that is kept for them."""
+DRAWS_FRAC = 0.008
+"""Share of the budget for the runs of one random contender; the winner is compared without its dice besides."""
+RESERVE_FRAC = 0.5
+"""Of a short budget for a slow model, proofs and races would take everything: half is for candidates."""
 LENIENCY = 1.2
+NARROW_FRAC = 0.35
+"""Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
+COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
+FROZEN_BY_PYTHON = 1000
+"""Python 3.12 starts with 375 objects that are never collected."""
+COMPILING_S = 45.0
+"""A budget in which something will be compiled, so that the compiler may as well be imported before all else."""
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
+WORKSPACE_BYTES = 64 << 20
+"""A recording has workspaces of the libraries of its own; eager's are there before anything is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +86,7 @@ class Problem:
     loss: Callable[..., Any] | None = None
     budget_s: float = 120.0
     memory_limit_bytes: int | None = None
+    error_budget: float | None = None  # relative root mean square error that results may have in fewer bits
     say: Callable[[str], None] = lambda text: None
 
 
@@ -89,23 +113,32 @@ class Search:
         self.families: dict[Any, Built] = {}
         self.notes: list[str] = []
         self.layout: Layout | None = None
+        self.traces = Traces()
         self._prover: Prover | None = None
         self.forecast: Forecast | None = None
         self.eager_s = 0.0
         self.eager_bytes: int | None = None
         self.base_bytes = self.base_reserved = 0
         self.limit_bytes = problem.memory_limit_bytes
+        self.study: Study | None = None
+        self.narrowing = False
+        self.choices: dict[tuple[tuple[str, str], ...], dict[str, Choice]] = {}
 
     def left_s(self) -> float:
         return self.problem.budget_s - (time.perf_counter() - self.began)
 
     def run(self) -> Outcome:
         """Search until everything worth trying was tried or the time is spent."""
+        with _undisturbed(self.problem.budget_s):
+            return self._run()
+
+    def _run(self) -> Outcome:
         try:
             self._prepare()
             ladder = Ladder(self._facts())
             for rung in ladder.rungs(self):
                 self._climb(rung, ladder)
+            self._narrow(ladder)
             return self._finish()
         finally:
             self.track.hand_back()
@@ -117,7 +150,7 @@ class Search:
         problem = self.problem
         random = RandomState()
         self.eager_s = self.track.settle(problem.model)
-        self.random = self._draws_random(random)
+        self.random = self._draws_random(random) and self._results_vary(random)
         self.base_bytes, self.base_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
         extra = self.track.extra_bytes(problem.model)
         self.eager_bytes = None if extra is None else self.base_bytes + extra
@@ -137,6 +170,18 @@ class Search:
         before.restore()
         return moved
 
+    def _results_vary(self, before: RandomState) -> bool:
+        """Whether the numbers drawn show in the results; layers dropped with probability zero draw them too."""
+        found = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            ready = self.problem.inputs.copied()
+            with torch.no_grad():
+                found.append([t.detach().clone() for _, t in leaves(self.problem.model(*ready.args, **ready.kwargs))])
+            self.track.restore()
+        before.restore()
+        return len(found[0]) != len(found[1]) or not all(map(torch.equal, *found))
+
     def _price(self) -> None:
         device = known_device(self.problem.device)
         if device is None:
@@ -154,7 +199,7 @@ class Search:
             mode=self.problem.mode,
             cuda=self.problem.device.type == "cuda",
             eager_s=self.eager_s,
-            groups=() if self.problem.inputs.has_cache or self.track.state.rebinds else tuple(groups(model)),
+            groups=() if self.track.state.rebinds else tuple(groups(model)),
             unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
@@ -163,6 +208,9 @@ class Search:
             unmasked=simplified(model, self.problem.inputs.args, self.problem.inputs.kwargs) is not None,
             forecast=self.forecast,
             budget_s=self.problem.budget_s,
+            num_products=num_products(model, groups(model)),
+            num_threads=compile_threads(),
+            input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
         )
 
     @property
@@ -172,16 +220,58 @@ class Search:
             problem = self.problem
             subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
             cheap = 2 * REFERENCE_TIMES * self.eager_s < 0.2 * self.problem.budget_s
-            affordable = int(0.02 * self.problem.budget_s / max(self.eager_s, 1e-6))
+            affordable = int(DRAWS_FRAC * self.problem.budget_s / max(self.eager_s, 1e-6))
             self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random,
                                   num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
         return self._prover
 
+    # Fewer bits, if a budget for their error was given: after everything that costs no accuracy.
+
+    def _narrow(self, ladder: Ladder) -> None:
+        budget = self.problem.error_budget
+        if budget is None:
+            return
+        self.narrowing = True
+        self.problem.say("measuring what fewer bits would cost")
+        try:
+            self.study = study(self.prover, budget, self.problem.budget_s)
+        except Exception as error:  # what cannot be measured is not changed
+            self.notes.append(f"no fewer bits: layers could not be measured: {why_failed(error)}")
+            return
+        finally:
+            self.track.restore()
+        if self.study.refusal:
+            self.notes.append(self.study.refusal)
+            return
+        frac: float | None = FIRST_FRAC
+        for turn in range(MOST_TRIES):
+            frac = self._narrowed(ladder, turn, frac) if frac is not None else None
+
+    def _narrowed(self, ladder: Ladder, turn: int, frac: float) -> float | None:
+        """One choice of formats built, timed and proved; the share of the room to try next, if another promises."""
+        assert self.study is not None
+        chosen = self.study.chosen(frac)
+        if not chosen:
+            self.notes.append("no fewer bits: every format that gains exceeds the budget")
+            return None
+        name = "fewer bits" if not turn else f"fewer bits, try {turn + 1}"
+        pairs = tuple((layer, choice.format) for layer, choice in chosen.items())
+        self.choices[pairs] = chosen
+        errors = []
+        for rung in ladder.narrow_rungs(self, name, pairs):
+            self._climb(rung, ladder)
+            verdict = self.entries[rung.candidate.name].verdict
+            if verdict is not None:
+                errors.append(verdict["rms_frac"] if verdict["rms_frac"] is not None else float("inf"))
+        return self.study.next_frac(frac, chosen, max(errors)) if errors else None
+
     # One rung: build, time, prove.
 
     def _climb(self, rung: Rung, ladder: Ladder) -> None:
-        spare_s = self.left_s() - self._reserve_s() - ladder.owed_s(rung, self)
-        first = rung.candidate.compiles and not self.families  # estimates are rough: the most promising gets its chance
+        reserve_s = min(self._reserve_s(), RESERVE_FRAC * self.problem.budget_s)
+        spare_s = self.left_s() - reserve_s - (ladder.owed_s(rung, self) if rung.cost_s > 2 * CAPTURE_S else 0.0)
+        compiled = any(built.candidate.compiler != "none" for built in self.families.values())
+        first = rung.candidate.compiler != "none" and not compiled  # estimates are rough: the first gets its chance
         if rung.cost_s > (max(spare_s, LENIENCY * self.left_s()) if first else spare_s):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
@@ -226,7 +316,7 @@ class Search:
         problem = self.problem
         before, before_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
         built = build(candidate, problem.model, problem.inputs, problem.mode, layout=self.layout, base=base,
-                      loss=problem.loss)  # fmt: skip
+                      loss=problem.loss, traces=self.traces)  # fmt: skip
         self.track.restore()
         kept = held_bytes(problem.device) - before
         if candidate.graphed:  # a graph's pool is reserved, and its blocks count as free between replays
@@ -243,7 +333,7 @@ class Search:
         try:
             peak = self._peak_bytes(built)
             if not self._fits(built, peak):
-                self._note(built, LARGE, f"the limit is {(self.limit_bytes or 0) / 1e9:.2f} GB", peak=peak)
+                self._note(built, LARGE, self._why_large(built), peak=peak)
                 return self._drop(built)
             timed = self._raced(built)
         except Exception as error:
@@ -314,7 +404,7 @@ class Search:
         try:
             prover = self.prover
             with built.switched() as call:
-                return prover.judge(call)
+                return prover.judge(call, (self.problem.error_budget or 0.0) if built.candidate.narrow else 0.0)
         except Exception as error:  # whatever keeps it from being proved keeps it from being returned
             return unproved(f"could not be proved: {why_failed(error)}")
         finally:
@@ -347,8 +437,12 @@ class Search:
 
     def _reserve_s(self) -> float:
         """Seconds to keep for proving and for the last race."""
+        budget_s = self.problem.budget_s
         proving_s = 0.0 if self._prover else 2 * REFERENCE_TIMES * min(self.eager_s, 0.1)
-        return LAST_RACE_FRAC * self.problem.budget_s + 20 * self.eager_s + min(proving_s, 0.2 * self.problem.budget_s)
+        tracking_s = TRACK_TIMES * STEPS * self.eager_s if self.problem.mode == "train" else 0.0
+        kept_s = min(proving_s, 0.2 * budget_s) + min(tracking_s, TRACK_FRAC * budget_s)
+        narrow_s = NARROW_FRAC * budget_s if self.problem.error_budget and not self.narrowing else 0.0
+        return LAST_RACE_FRAC * budget_s + 20 * self.eager_s + kept_s + narrow_s
 
     def _note(
         self,
@@ -372,7 +466,7 @@ class Search:
             speedup_low=comparison.low if comparison else None, speedup_high=comparison.high if comparison else None,
             peak_bytes=peak, verdict=verdict.to_dict() if verdict else None, rewrites=report.counts(),
             places={name: sorted(set(report.places(name)))[:50] for name in report.counts()},
-            breaks=dict(report.breaks),
+            breaks=dict(report.breaks), recompiles=report.recompiles,
         )  # fmt: skip
 
     # The end: the last race, and what it says.
@@ -385,10 +479,10 @@ class Search:
         over_eager = compare(eager, best)
         rivals = [eager, *([timed[stock.candidate.name]] if stock else [])]
         strongest = min(rivals, key=lambda each: each.median_s)
-        regions = self._regions(stock)
+        regions, parts = self._regions(stock), self._parts(eager, best)
         self._settle_winner()
-        return Outcome(self.best, self._receipt(eager, best, timed.get("torch.compile"), over_eager,
-                                                compare(strongest, best).speedup, regions))  # fmt: skip
+        receipt = self._receipt(eager, best, timed.get("torch.compile"), over_eager, compare(strongest, best).speedup)
+        return Outcome(self.best, explained(replace(receipt, regions=regions, parts=parts), self.problem.inputs))
 
     def _last_race(self) -> tuple[dict[str, Timed], Built | None]:
         """Winner, eager and torch.compile once more, in turns; the winner may change here."""
@@ -469,8 +563,12 @@ class Search:
             self.notes.append(f"no run of {STEPS} steps: about {steps_s:.0f} s are needed, {left_s:.0f} s left")
             return
         problem, track_ = self.problem, self.track
-        with self.best.switched() as call:
-            found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+        try:
+            with self.best.switched() as call:
+                found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+        except torch.OutOfMemoryError:
+            self.notes.append(f"no run of {STEPS} steps: an optimizer's state does not fit beside the model")
+            return
         self.notes.append(str(found))
         if not found.ok:
             self._strike(f"strays in training: {found}")
@@ -485,8 +583,18 @@ class Search:
         """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to."""
         if peak is None or not self.limit_bytes or peak <= MEMORY_SLACK * self.limit_bytes:
             return True
+        allowed = MEMORY_SLACK * self.eager_reserved + WORKSPACE_BYTES
         own_limit = self.problem.memory_limit_bytes is None
-        return own_limit and built.candidate.graphed and built.reserved_bytes <= MEMORY_SLACK * self.eager_reserved
+        return own_limit and built.candidate.graphed and built.reserved_bytes <= allowed
+
+    def _why_large(self, built: Built) -> str:
+        limit = f"{(self.limit_bytes or 0) / 1e9:.2f} GB"
+        if self.problem.memory_limit_bytes is not None:
+            return f"the limit is {limit}"
+        if not built.candidate.graphed:
+            return f"training must not need more than eager does, {limit}"
+        return (f"training must not need more than eager does: {built.reserved_bytes / 1e9:.2f} GB reserved with its "
+                f"graphs, {self.eager_reserved / 1e9:.2f} by eager")  # fmt: skip
 
     def _regions(self, stock: Built | None) -> tuple[Any, ...]:
         if self.problem.device.type != "cuda" or self.left_s() < 10 * self.eager_s:
@@ -498,6 +606,27 @@ class Search:
             return ()
         finally:
             self.track.restore()
+
+    def _parts(self, eager: Timed, best: Timed) -> tuple[Part, ...]:
+        """Time by part of the model, if there is time to record a call of each."""
+        if self.left_s() < 20 * self.eager_s:
+            self.notes.append("no breakdown by part of the model: no time was left to record it")
+            return ()
+        floors = self.forecast.floors if self.forecast else None
+        try:
+            return parts_of(self.track, self.eager, self.best, (eager.median_s, best.median_s), floors)
+        except Exception as error:  # as above
+            self.notes.append(f"no breakdown by part of the model: {why_failed(error)}")
+            return ()
+        finally:
+            self.track.restore()
+
+    def _narrow_rows(self) -> tuple[Narrow, ...]:
+        chosen = self.choices.get(self.best.candidate.narrow, {})
+        if self.study is None or not chosen:
+            return ()
+        self.notes.append(self.study.summary(chosen))
+        return self.study.rows(chosen)
 
     def _settle_winner(self) -> None:
         """Only the winner stays, switched on."""
@@ -513,7 +642,7 @@ class Search:
         self.track.restore()
 
     def _receipt(
-        self, eager: Timed, best: Timed, stock: Timed | None, over_eager: Comparison, over_best: float, regions: Any
+        self, eager: Timed, best: Timed, stock: Timed | None, over_eager: Comparison, over_best: float
     ) -> Receipt:
         problem, winner = self.problem, self.entries[self.best.candidate.name]
         floor_s = self.forecast.floor_s if self.forecast else None
@@ -521,7 +650,7 @@ class Search:
         between = [Step(step.name, scale * step.measured_s) for step in self.steps[1:]
                    if best.median_s < scale * step.measured_s and step.name != self.best.candidate.name]  # fmt: skip
         last = [Step(self.best.candidate.name, best.median_s)] if self.best is not self.eager else []
-        receipt = Receipt(
+        return Receipt(
             model=type(problem.model).__name__, mode=problem.mode, device=device_name(problem.device),
             inputs=described(problem.inputs), environment=environment(), winner=winner.name, changes=winner.changes,
             eager_s=eager.median_s, final_s=best.median_s, stock_s=stock.median_s if stock else None,
@@ -529,12 +658,39 @@ class Search:
             floor_s=floor_s, eager_bytes=self.eager_bytes, final_bytes=winner.peak_bytes,
             memory_limit_bytes=self.limit_bytes, budget_s=problem.budget_s,
             spent_s=time.perf_counter() - self.began, verdict=winner.verdict, entries=tuple(self.entries.values()),
-            steps=(Step("eager", eager.median_s), *between, *last), regions=regions,
+            steps=(Step("eager", eager.median_s), *between, *last),
             forecast=self.forecast.to_dict() if self.forecast else None,
+            error_budget=problem.error_budget, narrowed=self._narrow_rows(),
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
-        return replace(receipt, explanations=tuple(explanations(receipt, problem.inputs)),
-                       remaining=tuple(remaining(receipt)))  # fmt: skip
+
+
+def explained(receipt: Receipt, inputs: Inputs) -> Receipt:
+    """The receipt with its sentences."""
+    return replace(receipt, explanations=tuple(explanations(receipt, inputs)), remaining=tuple(remaining(receipt)))
+
+
+@contextlib.contextmanager
+def _undisturbed(budget_s: float) -> Iterator[None]:
+    """Rubbish is looked for among what the search makes: half a second less for each of dozens of collections."""
+    for name in COMPILERS if budget_s >= COMPILING_S else COMPILERS[:1]:
+        importlib.import_module(name)
+    own = gc.get_freeze_count() < FROZEN_BY_PYTHON  # else somebody has reasons of their own
+    if own:
+        gc.collect()
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if own:
+            gc.unfreeze()
+
+
+def compile_threads() -> int:
+    """Processes that Inductor compiles in."""
+    from torch._inductor import config
+
+    return max(1, int(config.compile_threads or 1))
 
 
 def plans_of(problem: Problem, built: Built) -> list[Plan]:

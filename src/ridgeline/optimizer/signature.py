@@ -69,7 +69,9 @@ def _autocast() -> tuple[Any, ...]:
     return tuple(torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in ("cuda", "cpu"))
 
 
-def recordable(args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *, grad: bool | None = None) -> Signature:
+def recordable(
+    args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *, grad: bool | None = None
+) -> Signature:
     """The signature of a call that is to be recorded; one that would take long to compare is refused."""
     try:
         return Signature.of(args, kwargs, model, grad=grad)

@@ -38,6 +38,7 @@ class Studio:
 
     def __init__(self, call: Callable[..., Any], model: Any, watch: Watch, executor: Executor) -> None:
         self.call, self.model, self.watch, self.executor = call, model, watch, executor
+        self._uncompiled = call is model
         self.groups: list[Group] = []
         self.written_model: list[Tensor] = []
         self.drawn: frozenset[str] = frozenset()
@@ -127,20 +128,24 @@ class Studio:
     def rehearse(self, run: Callable[[], Any]) -> None:
         """Runs as recordings run, first on the way that calls take.
 
-        If the host has to wait there: on the way that code takes when it is told of a capture, and then with what the
-        host brings to the device held there.
+        If the host has to wait there: with what the host brings to the device held there, and with what it reads of
+        fixed values; and then on the way that code takes when it is told of a capture.
         """
         try:
             self.executor.rehearse(run, told=False)
         except NotGraphable as first:
             try:
-                self.executor.rehearse(run, told=True)
-                self._told = True
-            except NotGraphable:
                 self._rehearse_with_constants(run, first)
+            except NotGraphable:
+                self._constants = None
+                try:
+                    self.executor.rehearse(run, told=True)
+                except NotGraphable:
+                    raise first from None
+                self._told = True
 
     def _rehearse_with_constants(self, run: Callable[[], Any], first: NotGraphable) -> None:
-        constants = Constants(self.executor.device_type, factories=self.call is self.model)
+        constants = Constants(self.executor.device_type, factories=self._uncompiled)
         with constants.collecting():
             self.executor.warm_up(run)
         if not constants:
@@ -149,9 +154,10 @@ class Studio:
             self.executor.rehearse(run, told=False)
         self._constants = constants
 
-    def record(self, run: Callable[[], Any], executor: Executor | None = None) -> tuple[Recording, Any]:
-        """Records a run, and changes nothing that others see."""
-        served = nullcontext() if self._constants is None else self._constants.serving()
+    def record(self, run: Callable[[], Any], executor: Executor | None = None, part: str = "whole"
+               ) -> tuple[Recording, Any]:  # fmt: skip
+        """Records a run, or the ``first`` or ``last`` part of one, and changes nothing that others see."""
+        served = nullcontext() if self._constants is None else self._constants.serving(part)
         with restored_random(), served:
             made = (executor or self.executor).record(run, told=self._told)
         self.refuse_changes()

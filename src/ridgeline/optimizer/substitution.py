@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import OptimizeError, nearest
-from ridgeline.kernels import geglu, layer_norm, rms_norm, rope, swiglu
+from ridgeline.kernels import geglu, layer_norm, rms_norm, rope, selective_scan, swiglu
 from ridgeline.kernels.contract import primitive
 from ridgeline.kernels.cross_entropy.op import CROSS_ENTROPY
-from ridgeline.optimizer import hooks
-from ridgeline.optimizer.recognition import Gated, Norm, gated_of, norm_of, rotary_of
+from ridgeline.optimizer import experts, hooks
+from ridgeline.optimizer.padding import forward_of, is_odd
+from ridgeline.optimizer.recognition import Gated, Norm, gated_of, norm_of, rotary_of, scan_of
 
-PARTS = ("attention", "norm", "gate", "rotary", "loss")
+PARTS = ("attention", "norm", "gate", "rotary", "loss", "padding", "scan", "experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ _applied: weakref.WeakKeyDictionary[nn.Module, Applied] = weakref.WeakKeyDiction
 
 
 def apply(model: nn.Module, parts: Sequence[str] = PARTS) -> Applied:
-    """Put our kernels into a model in place: ``parts`` of attention, norm, gate, rotary and loss.
+    """Put our kernels into a model in place: ``parts`` of attention, norm, gate, rotary, loss, padding, scan, experts.
 
     Modules are recognized by what they compute, tried on drawn inputs before anything is replaced. Attention goes
     through transformers' registries. Calls that a kernel does not take fall back to what the model came with.
@@ -271,6 +272,88 @@ def _rotary(original: Callable[..., Any], interleaved: bool) -> Callable[..., An
     return apply_rotary
 
 
+# linear layers of odd sizes -----------------------------------------------------------------------------------------
+
+
+def _put_padding(model: nn.Module, done: Applied) -> None:
+    for path, module in list(model.named_modules()):
+        if "forward" not in module.__dict__ and is_odd(module):
+            _override(module, forward_of(type(module).forward, hooks.RUNS_ON), done)
+            done.replaced.append(Replaced(path, "an odd linear layer", "padded_linear"))
+
+
+# scan -------------------------------------------------------------------------------------------------------------
+
+
+def _put_scan(model: nn.Module, done: Applied) -> None:
+    """Selective scans written as a loop over steps, for this model alone."""
+    known: dict[Any, bool] = {}
+    for path, module in list(model.named_modules()):
+        forward = module.__dict__.get("forward", type(module).forward)
+        inner = inspect.unwrap(forward) if isinstance(forward, types.FunctionType) else None
+        name = _scan_name(inner) if isinstance(inner, types.FunctionType) else None
+        if name is None or not isinstance(inner, types.FunctionType):
+            continue
+        function = inner.__globals__[name]
+        if function not in known:
+            known[function] = scan_of(function)
+        made = _with_inner(forward, inner, _with_global(inner, name, _scan(function))) if known[function] else None
+        if made is None:
+            done.left.append((path, f"{name} is no scan our kernel knows"))
+            continue
+        _override(module, made, done)
+        done.replaced.append(Replaced(path, name, "selective_scan"))
+
+
+def _scan_name(forward: types.FunctionType) -> str | None:
+    """The global function of x, delta, A, B and C that a forward calls."""
+    for name in forward.__code__.co_names:
+        found = inspect.unwrap(forward.__globals__.get(name, _scan_name))
+        names = found.__code__.co_varnames if isinstance(found, types.FunctionType) else ()
+        if names[2:5] == ("A", "B", "C") and "delta_softplus" in names:
+            return name
+    return None
+
+
+def _with_inner(outer: Any, inner: Any, new: types.FunctionType) -> types.FunctionType | None:
+    """A decorated function around another inside; None where the inner is not found in what it closes over."""
+    if outer is inner:
+        return new
+    cells = outer.__closure__ or ()
+    made = [_with_inner(c.cell_contents, inner, new) if _closes(c, inner) else None for c in cells]
+    if not any(found is not None for found in made):
+        return None
+    closure = tuple(cell if found is None else types.CellType(found) for cell, found in zip(cells, made, strict=True))
+    again = types.FunctionType(outer.__code__, outer.__globals__, outer.__name__, outer.__defaults__, closure)
+    again.__kwdefaults__ = outer.__kwdefaults__
+    return again
+
+
+def _closes(cell: Any, inner: Any) -> bool:
+    try:
+        held = cell.cell_contents
+    except ValueError:  # not filled yet
+        return False
+    return isinstance(held, types.FunctionType) and inspect.unwrap(held) is inner
+
+
+def _scan(original: Callable[..., Any]) -> Callable[..., Any]:
+    support = primitive("selective_scan").support
+
+    def scan(
+        x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Any = None, z: Any = None, delta_bias: Any = None,
+        delta_softplus: bool = False, return_last_state: bool = False, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        given = (x, delta, A, B, C, D, z, delta_bias)
+        asks = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+        if asks or x.device.type not in hooks.RUNS_ON or torch.is_autocast_enabled("cuda") or support(*given):
+            return original(*given, delta_softplus=delta_softplus, return_last_state=return_last_state, **kwargs)
+        y, last = selective_scan(*given, delta_softplus)
+        return (y, last) if return_last_state else y
+
+    return scan
+
+
 # loss -------------------------------------------------------------------------------------------------------------
 
 
@@ -345,10 +428,37 @@ def _targets(labels: Tensor, ignore_index: int, shift_labels: Tensor | None, shi
     return shift_labels.reshape(-1).contiguous()
 
 
+# experts ------------------------------------------------------------------------------------------------------------
+
+
+def _put_experts(model: nn.Module, done: Applied) -> None:
+    """Mixtures of experts that transformers dispatches by its registry."""
+    found: dict[int, tuple[str, Any]] = {}
+    for path, module in model.named_modules():
+        config = getattr(module, "config", None)
+        if hasattr(module, "has_gate") and hasattr(module, "num_experts") and hasattr(
+            config, "_experts_implementation_internal"
+        ):  # fmt: skip
+            found.setdefault(id(config), (path, config))
+    if not found or not experts.register():
+        return
+    for path, config in found.values():
+        before = config._experts_implementation_internal
+        if before not in experts.REPLACED:
+            done.left.append((path, f"its experts are {before!r}, not one of {', '.join(experts.REPLACED)}"))
+            continue
+        config._experts_implementation_internal = hooks.NAME
+        done.undos.append(_restore(config, "_experts_implementation_internal", before))
+        done.replaced.append(Replaced(path, f"experts {before!r}", "experts 'ridgeline'"))
+
+
 _PUT: dict[str, Callable[[nn.Module, Applied], None]] = {
     "attention": _put_attention,
     "norm": _put_norm,
     "gate": _put_gate,
     "rotary": _put_rotary,
     "loss": _put_loss,
+    "experts": _put_experts,
+    "padding": _put_padding,
+    "scan": _put_scan,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,21 +14,27 @@ from torch import Tensor, nn
 from ridgeline.optimizer.inputs import Inputs, State
 
 Call = Callable[..., Any]
+Step = Callable[[], Tensor]
 STEPS = 50
-LEARNING_RATE = 3e-4
+LEARNING_RATE, WARM_STEPS = 3e-4, 10
+"""Untrained models may spring away from a full first step, and then show nothing: the rate grows over the first."""
 TAIL = 10
 """The last steps are compared by their mean: single steps of a random model differ by their random numbers."""
 PROGRESS_FRAC, LOSS_FRAC = 0.1, 1e-3
 """How far the mean of the last losses may be from eager's: in shares of what eager gained and of the loss itself,
 beside what chance does to the mean of as many steps."""
+TIMES_NUDGED = 3.0
+"""Times as far from eager as eager is from itself when its weights start one rounding away."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """Losses of both runs, and whether the last of them agree."""
+    """Losses of both runs, and whether the last of them agree; ``nudged`` is eager's from weights a rounding away."""
 
     eager: tuple[float, ...]
     found: tuple[float, ...]
+    nudged: tuple[float, ...] = ()
+    optimizer: str = "AdamW"
 
     @property
     def apart(self) -> float:
@@ -37,15 +43,22 @@ class Tracked:
     @property
     def allowed(self) -> float:
         gained, scatter = abs(self.eager[0] - _tail(self.eager)), _scatter(self.eager) + _scatter(self.found)
-        return PROGRESS_FRAC * gained + LOSS_FRAC * abs(_tail(self.eager)) + 2 * scatter
+        return PROGRESS_FRAC * gained + LOSS_FRAC * abs(_tail(self.eager)) + 2 * scatter + TIMES_NUDGED * self.noise
+
+    @property
+    def noise(self) -> float:
+        """How far rounding alone takes eager from itself, in the mean of all steps."""
+        return statistics.fmean(abs(a - b) for a, b in zip(self.eager, self.nudged, strict=True)) if self.nudged else 0
 
     @property
     def ok(self) -> bool:
         return all(loss == loss for loss in self.found) and self.apart <= self.allowed
 
     def __str__(self) -> str:
-        return (f"{len(self.found)} steps of AdamW: loss {self.eager[0]:.4g} → {_tail(self.eager):.4g} eager, "
-                f"{_tail(self.found):.4g} optimized ({self.apart:.2g} apart, {self.allowed:.2g} allowed)")  # fmt: skip
+        beside = f", {self.noise:.2g} of it what rounding does to eager itself" if self.nudged else ""
+        run = f"{len(self.found)} steps of {self.optimizer}: loss {self.eager[0]:.4g} → {_tail(self.eager):.4g} eager"
+        apart = f"{self.apart:.2g} apart, {self.allowed:.2g} allowed{beside}"
+        return f"{run}, {_tail(self.found):.4g} optimized ({apart})"
 
 
 def _tail(losses: Sequence[float]) -> float:
@@ -64,30 +77,67 @@ def track(
 ) -> Tracked:
     """Train eagerly and through ``call`` from the same weights on the same inputs; the weights are put back."""
     parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def stepping(each: Call) -> Step:
+        return _stepping(each, torch.optim.AdamW(parameters, lr=LEARNING_RATE), inputs, loss)
+
+    return compared(lambda: stepping(model), lambda: stepping(call), parameters, state, steps)
+
+
+def compared(
+    eager: Callable[[], Step],
+    found: Callable[[], Step],
+    parameters: list[nn.Parameter],
+    state: State,
+    steps: int = STEPS,
+    optimizer: str = "AdamW",
+) -> Tracked:
+    """Two ways to take a step, each made anew and run from the same weights, which are put back.
+
+    Where they part, eager is run once more from weights that are one rounding away: what that does is no mistake.
+    """
     kept = [p.detach().clone() for p in parameters]
-    found = []
-    for each in (model, call):
+
+    def losses(make: Callable[[], Step], nudged: bool = False) -> tuple[float, ...]:
         try:
-            found.append(_losses(each, parameters, inputs, loss, steps))
+            if nudged:
+                _nudge(parameters)
+            step = make()
+            return tuple(torch.stack([step() for _ in range(steps)]).float().tolist())
         finally:
             _put_back(parameters, kept)
             state.restore()
-    return Tracked(*found)
+
+    both = Tracked(losses(eager), losses(found), optimizer=optimizer)
+    return both if both.ok else replace(both, nudged=losses(eager, nudged=True))
 
 
-def _losses(
-    call: Call, parameters: list[nn.Parameter], inputs: Inputs, loss: Callable[[Any], Tensor], steps: int
-) -> tuple[float, ...]:
-    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE)
-    values = []
-    for _ in range(steps):
+def _stepping(call: Call, optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Callable[[Any], Tensor]) -> Step:
+    taken = 0
+
+    def step() -> Tensor:
+        nonlocal taken
+        taken += 1
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, taken / WARM_STEPS)
         ready = inputs.reused()
         value = loss(call(*ready.args, **ready.kwargs))
         value.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        values.append(value.detach().clone())
-    return tuple(torch.stack(values).float().tolist())
+        return value.detach().clone()
+
+    return step
+
+
+def _nudge(parameters: list[nn.Parameter]) -> None:
+    """Every second weight, on average, to the next number its type has."""
+    with torch.no_grad():
+        for parameter in parameters:
+            generator = torch.Generator(parameter.device).manual_seed(7)
+            up = torch.rand(parameter.shape, generator=generator, device=parameter.device) < 0.5
+            step = torch.finfo(parameter.dtype).eps
+            parameter.copy_(torch.where(up, parameter * (1 + step), parameter))
 
 
 def _put_back(parameters: list[nn.Parameter], kept: list[Tensor]) -> None:

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
+from ridgeline.optimizer.dice import draw, indifferent, served
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.inputs import leaves
 from ridgeline.optimizer.matcher import Matcher
-from ridgeline.optimizer.observe import Values, restored_random
+from ridgeline.optimizer.observe import Observation, Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Statics
@@ -63,7 +65,8 @@ class Tracks:
     effects: list[Effect]
     outputs_free: list[tuple[int, int]]
     grads_free: list[tuple[int, int]]
-    lends: bool
+    lent: tuple[bool, ...]
+    """Results that are handed out without a copy."""
     reach: list[set[int]] = field(default_factory=list)
     """For each result, which of the gradients depend on it."""
 
@@ -121,7 +124,7 @@ class GraphedTraining:
         if not self._move_gradients():
             return Miss("gradients of an earlier step are still held outside of .grad", stale=False)
         if not free(self._tracks.outputs_free):
-            self._tracks.lends = False  # whoever keeps results gets copies from now on
+            self._tracks.lent = (False,) * len(self._tracks.lent)  # whoever keeps results gets copies from now on
             return Miss("a result of an earlier step is still held", stale=False)
         return None
 
@@ -143,10 +146,12 @@ class GraphedTraining:
             self._studio.executor.arrive()
             tracks.statics.fill(flat.tensors)
             tracks.forward.replay()
+            draw(self._studio.host_draws)
             if self._studio.written:
                 tracks.statics.write_back(flat.tensors, self._studio.written)
-            results = [output.detach() for output in tracks.outputs] if tracks.lends else own_copies(tracks.outputs)
-            pending = Pending(flat, [output._version for output in tracks.outputs] if tracks.lends else [])
+            copies = iter(own_copies([o for o, lent in zip(tracks.outputs, tracks.lent) if not lent]))
+            results = [o.detach() if lent else next(copies) for o, lent in zip(tracks.outputs, tracks.lent)]
+            pending = Pending(flat, self._versions())
             self._last = weakref.ref(pending)
             self.replays += 1
         return results, pending
@@ -179,9 +184,32 @@ class GraphedTraining:
         if pending.done:
             raise OptimizeError("a recorded backward runs once after its forward: its activations are gone. For a "
                                 "second backward (retain_graph) call the model itself, .original")  # fmt: skip
-        if pending.versions and pending.versions != [output._version for output in self._tracks.outputs]:
+        if pending.versions and pending.versions != self._versions():
             raise OptimizeError("a result of the recorded forward was changed in place before the backward: "
                                 "change a copy of it, or call the model that was optimized, .original")  # fmt: skip
+
+    def _versions(self) -> list[int]:
+        return [output._version for output, lent in zip(self._tracks.outputs, self._tracks.lent) if lent]
+
+    def gradients(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Every parameter that asks for gradients, and where the recorded backward leaves its own."""
+        found = self._tracks.grads[len(self._studio.asking) :]
+        return list(zip(self._parameters, found, strict=True))
+
+    @contextmanager
+    def keeping_gradients(self) -> Iterator[None]:
+        """What comes to hold gradients meanwhile is a recording over them, and not in the way of the next replay."""
+        count, tracks = torch._C._storage_Use_Count, self._tracks
+        before = [count(storage) for storage, _ in tracks.grads_free]
+        yield
+        for parameter, grad in self.gradients():
+            parameter.grad = None if grad is None else grad.detach()
+        tracks.grads_free = [(storage, held + count(storage) - was)
+                             for (storage, held), was in zip(tracks.grads_free, before)]  # fmt: skip
+
+    @property
+    def executor(self) -> Executor:
+        return self._studio.executor
 
     def _move_gradients(self) -> bool:
         """Held gradients lie where replays write: parameters get copies of theirs. False if others hold some."""
@@ -261,6 +289,7 @@ class TrainingStudio(Studio):
                  loss: Callable[[Any], Tensor] | None) -> None:  # fmt: skip
         super().__init__(call, model, watch, executor)
         self.loss = loss
+        self.host_draws = 0
         self._adopt()
 
     def _adopt(self) -> None:
@@ -279,7 +308,8 @@ class TrainingStudio(Studio):
             gc.collect()  # recordings that nobody holds any more must not be destroyed while another is made
             tracks = self._record(flat, statics, expected)
         tracks.reach = reach
-        tracks.outputs_free = counts(tracks.outputs)  # now that nothing of the recorded call is left
+        lent = [output for output, is_lent in zip(tracks.outputs, tracks.lent) if is_lent]
+        tracks.outputs_free = counts(lent)  # now that nothing of the recorded call is left
         return tracks
 
     def ready(self, flat: Flat) -> Statics:
@@ -290,12 +320,32 @@ class TrainingStudio(Studio):
         if any(len(g.indices) > 1 for g in self.groups if any(i in self.asking for i in g.indices)):
             raise NotGraphable("inputs that require gradients share memory")
         statics = Statics(flat.tensors, self.groups)
-        self.judge(self.observe(flat, statics), statics)
+        seen = self.observe(flat, statics)
+        if seen.drawn - {self.executor.generator} == {"cpu"}:
+            self._throw(seen, flat, statics)
+        self.judge(seen, statics)
         self._adopt_after()
         if any(self.is_written(g) for g in self.groups if any(i in self.asking for i in g.indices)):
             raise NotGraphable("an input that requires gradients is written to")
         self.written = [g for g in self.groups if self.is_written(g)]
         return statics
+
+    def _throw(self, seen: Observation, flat: Flat, statics: Statics) -> None:
+        """Numbers drawn on the host that decide nothing are answered while recording, and drawn by every replay."""
+        kept = Values(self.watch.buffers())
+
+        def run() -> None:
+            with torch.no_grad():
+                statics.fill(flat.tensors)
+            arguments, _ = self.twin(flat, statics.tensors)
+            self.model(*arguments[0], **arguments[1])
+
+        with restored_random() as drawn:
+            num = indifferent(run, lambda: "cpu" in drawn())
+        kept.put_back()
+        if num:
+            self.host_draws, self.call = num, served(self.call)
+            seen.drawn -= {"cpu"}
 
     def _adopt_after(self) -> None:
         """The watch was made anew by observing; parameters may have been made in the first call."""
@@ -326,6 +376,7 @@ class TrainingStudio(Studio):
     def _outputs(self, result: Any, inputs: dict[int, Tensor], boxes: list[Any], before: Any
                  ) -> tuple[Scene, Maker, list[Effect]]:  # fmt: skip
         scene = self.scene(inputs, boxes)
+        scene.returned = {id(tensor) for _, tensor in leaves(result)}
         maker = scene.maker(result)
         return scene, maker, effects(before, scene)
 
@@ -404,22 +455,22 @@ class TrainingStudio(Studio):
         inputs = self.leaves(statics)
         arguments, boxes = self.twin(flat, inputs)
         before = shots(boxes)
-        forward, result = self.record(lambda: self.call(*arguments[0], **arguments[1]))
+        forward, result = self.record(lambda: self.call(*arguments[0], **arguments[1]), part="first")
         scene, maker, applied = self._outputs(result, inputs, boxes, before)
         given, backward, grads = self._record_backward(scene.outputs, inputs, expected)
         able = tuple(output.requires_grad for output in scene.outputs)
         plain = scene.outputs = [output.detach() for output in scene.outputs]  # their history held activations
         scene.settle()
-        lends = sum(o.numel() * o.element_size() for o in plain) >= LENT_BYTES
+        lent = tuple(output.untyped_storage().nbytes() >= LENT_BYTES for output in plain)
         return Tracks(statics, forward, backward, plain, able, expected, given, grads, scene, maker, applied,
-                      [], counts([g for g in grads if g is not None]), lends)  # fmt: skip
+                      [], counts([g for g in grads if g is not None]), lent)  # fmt: skip
 
     def _record_backward(self, outputs: list[Tensor], inputs: dict[int, Tensor], expected: tuple[bool, ...]
                          ) -> tuple[list[Tensor | None], Recording, list[Tensor | None]]:  # fmt: skip
         if len(outputs) != len(expected):
             raise NotGraphable("a call returns another number of tensors than the one before")
         given = [torch.ones_like(o) if used else None for o, used in zip(outputs, expected)]
-        backward, grads = self.record(lambda: self._differentiate(outputs, inputs, expected, given))
+        backward, grads = self.record(lambda: self._differentiate(outputs, inputs, expected, given), part="last")
         return given, backward, grads
 
     def differentiate(self, flat: Flat, given: Sequence[Tensor | None]) -> list[Tensor | None]:

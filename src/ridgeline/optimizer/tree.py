@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ridgeline.optimizer.version import version
+from ridgeline.optimizer.version import stillness, version
 
 Path = str
 Token = tuple[Any, ...]
@@ -219,8 +219,9 @@ class Piece:
     or of a tensor in it gets the memory back.
     """
 
-    __slots__ = ("_asking", "_boxes", "_dicts", "_items", "_sizes", "_strides", "_versions", "accelerated",
-                 "container_ids", "grad", "hosts", "key", "storages", "tensor_ids", "tensors")  # fmt: skip
+    __slots__ = ("_asking", "_boxes", "_dicts", "_guards", "_items", "_own", "_sizes", "_still", "_strides",
+                 "_versions", "accelerated", "container_ids", "grad", "hosts", "key", "storages", "tensor_ids",
+                 "tensors")  # fmt: skip
 
     def __init__(self, value: Any, flat: Flat) -> None:
         self.key = Key(tuple(flat.tokens))
@@ -237,27 +238,52 @@ class Piece:
         dicts = [_dict_of(box) for box in flat.containers if box is not value]
         self._dicts = [held for held in dicts if held is not None]
         self._versions = [version(held) for held in (vars(value), *self._dicts)]
+        self._own, self._still = id(vars(value)), -1
         lists = [box for box in flat.containers if isinstance(box, list)]
         self._items = [(box, [id(item) for item in box]) for box in lists]
         self._asking = list(map(_REQUIRES_GRAD, flat.tensors))
         self._sizes = list(map(Tensor.size, flat.tensors))
         self._strides = list(map(Tensor.stride, flat.tensors))
+        self._guards = _guards(flat.tensors)
 
     def containers(self, value: Any) -> list[Any]:
         return [value if box is None else box() if isinstance(box, weakref.ref) else box for box in self._boxes]
 
     def holds(self, value: Any, grad: bool) -> bool:
         """Whether the object is what it was when it was walked."""
-        if self.grad is not grad or [version(vars(value)), *map(version, self._dicts)] != self._versions:
+        now, own = stillness.now(), vars(value)
+        still = now == self._still and id(own) == self._own
+        if self.grad is not grad or not (still or [version(own), *map(version, self._dicts)] == self._versions):
             return False
         if any(list(map(id, box)) != items for box, items in self._items):
             return False
         tensors = list(map(call, self.tensors))
         if any(tensor is None for tensor in tensors):
             return False
-        if list(map(Tensor.size, tensors)) != self._sizes or list(map(Tensor.stride, tensors)) != self._strides:
+        if not self._shaped(tensors):
             return False
+        self._own, self._still = id(own), now
         return not grad or list(map(_REQUIRES_GRAD, tensors)) == self._asking
+
+
+    def _shaped(self, tensors: list[Any]) -> bool:
+        """Whether sizes and strides are what they were; PyTorch's guards say yes at half the price, or do not know."""
+        if self._guards is not None and self._guards.check(*tensors):
+            return True
+        return list(map(Tensor.size, tensors)) == self._sizes and list(map(Tensor.stride, tensors)) == self._strides
+
+
+def _guards(tensors: list[Tensor]) -> Any:
+    """What compares types, sizes and strides of many tensors at once, where this PyTorch has it."""
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        sizes: list[Any] = [list(t.size()) for t in tensors]
+        strides: list[Any] = [list(t.stride()) for t in tensors]
+        made = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        return made if made.check(*tensors) else None
+    except Exception:  # an interface of PyTorch's own, which may change: the plain comparison does as well
+        return None
 
 
 _REQUIRES_GRAD = attrgetter("requires_grad")

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.tree import slots_of
-from ridgeline.optimizer.version import version
+from ridgeline.optimizer.version import stillness, version
 
 HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
 _INNER = ("_parameters", "_buffers", "_modules")
@@ -169,7 +169,7 @@ class Watch:
 
     def _dict(self, owner: str, held: dict[Any, Any]) -> None:
         if held:
-            self._dicts.append(_Held(owner, held, dict(held)))
+            self._dicts.append(_Held(owner, held, raw(held)))
         else:
             hooks = owner.rpartition(".")[2] in HOOKS
             (self._unhooked if hooks else self._empties).append(held)
@@ -191,8 +191,8 @@ class Watch:
             self._probes.append(_Probe(path, value, read, read()))
         elif isinstance(value, dict):
             self.known.add(id(value))
-            self._dicts.append(_Held(path, value, dict(value)))
-            self._inside(((f"{path}[{key!r}]", item) for key, item in value.items()), depth)
+            self._dicts.append(_Held(path, value, raw(value)))
+            self._inside(((f"{path}[{key!r}]", item) for key, item in raw(value).items()), depth)
         elif isinstance(value, list | tuple | deque):
             self.known.add(id(value))
             if not isinstance(value, tuple):
@@ -260,12 +260,15 @@ class Watch:
         self._handles = RemovableHandle.next_id  # every hook that is registered anywhere takes the next number
         self._held = [entry.held for entry in self._dicts]
         self._versions = list(map(version, self._held))
+        self._still = -1
+        if stillness.counts:  # those that are not compared by their version have to be asked for it once to be counted
+            deque(map(version, chain(self._empties, self._counted)), maxlen=0)
         listed = [(held, i, value) for _, held, was in self._lists for i, value in enumerate(was) if len(was) < _LONG]
         named = [(name.holder, name.key, name.value) for name in self._names]
         self._holders, self._keys, self._values = (list(column) for column in zip(*listed, *named)) if (
             listed or named) else ([], [], [])  # fmt: skip
-        self._sized = [*self._counted, *(held for _, held, _ in self._lists)]
-        self._size = sum(map(len, self._sized))
+        self._listed = [held for _, held, _ in self._lists]
+        self._list_size, self._count = sum(map(len, self._listed)), sum(map(len, self._counted))
         self._contents = [value for *_, value in self._cells]
         self._just_cells = [cell for _, cell, _ in self._cells]
         self._tensors = [tensor for _, tensor in self.tensors.values() if _addressable(tensor)]
@@ -282,11 +285,19 @@ class Watch:
         return True
 
     def _quick(self) -> bool:
+        now = stillness.now()
+        if not self._looked_over(now == self._still):
+            return False
+        self._still = now
+        return True
+
+    def _looked_over(self, still: bool) -> bool:
+        """One look at everything; at no dictionary if none that is watched has changed since the last."""
         try:
             return ((RemovableHandle.next_id == self._handles or not any(self._unhooked))
-                    and not any(self._empties)
-                    and list(map(version, self._held)) == self._versions
-                    and (not self._sized or sum(map(len, self._sized)) == self._size)
+                    and (still or (not any(self._empties) and list(map(version, self._held)) == self._versions
+                                   and sum(map(len, self._counted)) == self._count))
+                    and (not self._listed or sum(map(len, self._listed)) == self._list_size)
                     and (not self._holders or all(map(is_, map(getitem, self._holders, self._keys), self._values)))
                     and (not self._just_cells or all(map(is_, map(_contents, self._just_cells), self._contents)))
                     and (not self._probes or all(probe.read() == probe.was for probe in self._probes))
@@ -321,7 +332,7 @@ class Watch:
         return found + [f"{names[id(t)]} moved to other memory" for t, away in zip(self._tensors, moved) if away]
 
     def _attributed(self) -> bool:
-        return sum(map(len, self._counted)) != self._size - sum(len(was) for _, _, was in self._lists)
+        return sum(map(len, self._counted)) != self._count
 
     def _addition(self, held: dict[Any, Any]) -> str:
         owner = self._owners.get(id(held), "")
@@ -332,7 +343,7 @@ class Watch:
     def _refresh(self) -> None:
         self._unhooked = [hooks for hooks in self._unhooked if not hooks]
         for entry in self._dicts:
-            entry.was = dict(entry.held)
+            entry.was = raw(entry.held)
         self._lists = [(path, held, list(held)) for path, held, _ in self._lists]
         for name in self._names:
             name.value = name.holder[name.key]
@@ -396,8 +407,13 @@ def _equal(now: Any, was: Any) -> bool:
     return now == was or (now != now and was != was)
 
 
+def raw(held: dict[Any, Any]) -> dict[Any, Any]:
+    """What a dictionary holds; one that makes something of it whenever it is asked is not asked."""
+    return dict(dict.items(held))
+
+
 def _differences(entry: _Held) -> list[str]:
-    now, was = entry.held, entry.was
+    now, was = raw(entry.held), entry.was
     hooked = entry.owner.rpartition(".")[2] in HOOKS
     if hooked and _harmless(now):
         return []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ class Measured:
     high_s: float
     num: int
 
+    @property
+    def spread_s(self) -> float:
+        return (self.high_s - self.low_s) / 2
+
 
 @dataclass(frozen=True, slots=True)
 class Planted:
@@ -35,7 +40,7 @@ class Planted:
     change: str
     planted: Measured
     fixed: Measured
-    folder: Path
+    files: Mapping[str, Path]
 
     @property
     def gain_s(self) -> float:
@@ -45,33 +50,78 @@ class Planted:
     @property
     def uncertainty_s(self) -> float:
         """Half the quartile ranges of both, added: two medians closer than this are the same."""
-        spread = [(step.high_s - step.low_s) / 2 for step in (self.planted, self.fixed)]
-        return sum(spread)
+        return self.planted.spread_s + self.fixed.spread_s
 
     def trace(self, variant: str) -> Trace:
         """The recorded trace: ``planted``, ``fixed``, or ``stack`` (planted, one step, with the Python stack)."""
-        if variant not in VARIANTS:
-            raise InputError(f"no variant {variant!r} of a planted case{nearest(variant, VARIANTS)}")
-        return read(self.folder / f"{self.name}.{variant}.json.xz", cache=False)
+        if variant not in self.files:
+            raise InputError(f"no variant {variant!r} of the planted case {self.name}{nearest(variant, self.files)}")
+        return _read(self.files[variant], self.fixed if variant == "fixed" else self.planted)
 
 
-def planted_folder(device: str = "h200") -> Path:
+@dataclass(frozen=True, slots=True)
+class Healthy:
+    """A program without a planted cause."""
+
+    name: str
+    measured: Measured
+    file: Path
+
+    def trace(self) -> Trace:
+        return _read(self.file, self.measured)
+
+
+def _read(file: Path, measured: Measured) -> Trace:
+    """A recorded trace; how much its steps vary is noted in it if the recording did not."""
+    trace = read(file, cache=False)
+    facts = {"unprofiled_spread_s": measured.spread_s, **trace.meta.get("ridgeline", {})}
+    return replace(trace, meta={**trace.meta, "ridgeline": facts})
+
+
+def planted_folder(device: str = "h200", suite: str = "planted") -> Path:
     """Where the recordings are; the variable RIDGELINE_PLANTED names another folder of the same form."""
     given = os.environ.get("RIDGELINE_PLANTED")
-    return Path(given) if given else data_dir() / "recordings" / device / "planted"
+    return Path(given) if given and suite == "planted" else data_dir() / "recordings" / device / suite
 
 
 @cache
 def planted_cases(folder: Path | None = None) -> tuple[Planted, ...]:
     """Every case that was recorded, in the order of the suite."""
     where = folder or planted_folder()
-    listing = where / "cases.json"
+    return tuple(_case(row, where) for row in _listing(where)["cases"])
+
+
+@cache
+def healthy_programs(folder: Path) -> tuple[Healthy, ...]:
+    """Programs of a suite in which nothing was planted."""
+    rows = _listing(folder).get("healthy", ())
+    return tuple(
+        Healthy(row["name"], Measured(**row["fixed"]), folder / f"{row['name']}.fixed.json.xz") for row in rows
+    )
+
+
+@cache
+def second_fixes(folder: Path, first: Path) -> tuple[Planted, ...]:
+    """What is still found in fixed programs of the first suite, done as well: their traces are those fixed ones."""
+    return tuple(
+        Planted(
+            row["name"], row["cause"], row["change"], Measured(**row["planted"]), Measured(**row["fixed"]),
+            {"planted": first / f"{row['of']}.fixed.json.xz"},
+        )
+        for row in _listing(folder).get("again", ())
+    )  # fmt: skip
+
+
+def _listing(folder: Path) -> dict[str, Any]:
+    listing = folder / "cases.json"
     if not listing.exists():
-        raise InputError(f"no planted causes are recorded in {where}: benchmarks/planted/run.py records them on a GPU")
-    document = json.loads(listing.read_text(encoding="utf-8"))
-    return tuple(_case(row, where) for row in document["cases"])
+        raise InputError(f"no planted causes are recorded in {folder}: benchmarks/planted/run.py records them on a GPU")
+    found = json.loads(listing.read_text(encoding="utf-8"))
+    return dict(found)
 
 
 def _case(row: dict[str, Any], folder: Path) -> Planted:
     steps = {variant: Measured(**row[variant]) for variant in ("planted", "fixed")}
-    return Planted(row["name"], row["cause"], row["change"], **steps, folder=folder)
+    files = {variant: folder / f"{row['name']}.{variant}.json.xz" for variant in VARIANTS}
+    present = {variant: file for variant, file in files.items() if file.exists()}
+    return Planted(row["name"], row["cause"], row["change"], **steps, files=present)

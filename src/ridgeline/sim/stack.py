@@ -25,7 +25,8 @@ from ridgeline.hardware import Device
 from ridgeline.resources import data_dir
 
 Array = NDArray[np.float64]
-KINDS = ("gemm", "conv", "volume", "thin", "norm", "memory", "lookup")
+KINDS = ("gemm", "conv", "volume", "thin", "norm", "memory", "lookup", "depthwise")
+NUM_PRODUCT_KINDS = 4  # of which the first so many multiply matrices
 _KIND_OF = {"matmul": "gemm", "grouped_matmul": "gemm", "attention": "gemm", "conv": "conv", "embedding": "lookup",
             "embedding_bag": "lookup", "gather": "lookup", "scatter": "lookup"}  # fmt: skip
 
@@ -37,13 +38,16 @@ class Reach:
     gemm_frac: float
     conv_frac: float
     volume_frac: float  # convolutions over three dims
-    thin_frac: float  # grouped and depthwise convolutions, of the same peak
+    thin_frac: float  # grouped convolutions, of the same peak
     traffic_frac: float  # of memory bandwidth, for the operands of products and convolutions
     norm_frac: float  # batch and layer norms, of memory bandwidth; instance and group norms are plain memory passes
     memory_frac: float  # may exceed 1 where a stack fuses what the graph keeps apart
     lookup_frac: float
-    kernel_s: float
+    depthwise_frac: float  # convolutions of a channel each, which move far more than they compute
+    kernel_s: float  # products, convolutions and attention
+    pass_s: float  # every other kernel; next to nothing where a stack fuses them into the first
     op_s: float  # the host, for each op it launches
+    cast_factor: float  # the same in half precision, where a framework casts as it goes: relative to single
     step_s: float
     score_passes: float  # how often attention's scores travel through memory
     cell_s: float  # one time step of one recurrent layer
@@ -63,24 +67,32 @@ class Load:
     flops: Array
     num_bytes: Array
     times: Array
+    rows: Array  # of the products behind convolutions and products: rows, columns, depth, and how many at once
+    cols: Array
+    depth: Array
+    count: Array
     score_bytes: float  # attention scores of the whole step, one pass
     cells: float  # time steps × recurrent layers
     num_ops: float
     params: float
     trains: bool
 
+    def split(self, ranks: int) -> Load:
+        """One rank's part where products are split by columns."""
+        return replace(self.scaled(1.0 / ranks), cols=self.cols / ranks)
+
     def scaled(self, factor: float) -> Load:
         """The same nodes with ``factor`` times the work each."""
-        return Load(self.kind, self.flops * factor, self.num_bytes * factor, self.times, self.score_bytes * factor,
-                    self.cells, self.num_ops, self.params, self.trains)  # fmt: skip
+        return replace(self, flops=self.flops * factor, num_bytes=self.num_bytes * factor,
+                       score_bytes=self.score_bytes * factor)  # fmt: skip
 
 
 def load_of(graph: Graph) -> Load:
     """The work of every node, equal ones counted together."""
-    found: dict[tuple[int, float, float], float] = {}
+    found: dict[tuple[float, ...], float] = {}
     mixed = graph.mode == "train" and graph.meta.get("precision") == "fp16"
     if mixed:  # half-precision copies are made of all parameters
-        found[KINDS.index("memory"), 0.0, 6.0 * _dense_params(graph)] = 1.0
+        found[KINDS.index("memory"), 0.0, 6.0 * _dense_params(graph), *NO_PRODUCT] = 1.0
     score_bytes = cells = num_ops = 0.0
     for node, times in _nodes(graph):
         site = _site(graph, node)
@@ -88,7 +100,7 @@ def load_of(graph: Graph) -> Load:
         if not work.num_bytes and not work.flops:
             continue
         num_ops += times
-        key = (_kind(node), work.matrix_flops, _traffic_bytes(node, site, work.num_bytes, mixed))
+        key = (_kind(node), work.matrix_flops, _traffic_bytes(node, site, work.num_bytes, mixed), *_product(node))
         found[key] = found.get(key, 0.0) + times
         if node.op == "attention":
             a = node.attrs
@@ -96,15 +108,28 @@ def load_of(graph: Graph) -> Load:
             score_bytes += times * passes * a["b"] * a["h"] * a["s"] * a["skv"] * site.ins[0].dtype.bits / 8
         if node.op == "rnn":
             cells += times * node.attrs["seq"] * node.attrs["layers"]
-    keys = list(found)
+    table = np.array(list(found)).T
     return Load(
-        np.array([key[0] for key in keys]), np.array([key[1] for key in keys]), np.array([key[2] for key in keys]),
-        np.array([found[key] for key in keys]), score_bytes, cells, num_ops, float(graph.num_params),
-        graph.mode == "train",
+        kind=table[0].astype(np.int64), flops=table[1], num_bytes=table[2], times=np.array(list(found.values())),
+        rows=table[3], cols=table[4], depth=table[5], count=table[6], score_bytes=score_bytes, cells=cells,
+        num_ops=num_ops, params=float(graph.num_params), trains=graph.mode == "train",
     )  # fmt: skip
 
 
 SPARSE_ROWS = 1_000_000
+NO_PRODUCT = (0.0, 0.0, 0.0, 0.0)
+
+
+def _product(node: Node) -> tuple[float, float, float, float]:
+    """Rows, columns, depth and count of the products a node is made of."""
+    a = node.attrs
+    if node.op == "matmul":
+        return float(a["m"]), float(a["n"]), float(a["k"]), float(a["b"])
+    if node.op != "conv":
+        return NO_PRODUCT
+    positions = math.prod(a["spatial"] if a["transposed"] else a["out_spatial"])
+    groups = a["groups"]
+    return float(a["n"] * positions), a["o"] / groups, a["c"] * math.prod(a["kernel"]) / groups, float(groups)
 
 
 def _dense_params(graph: Graph) -> float:
@@ -143,7 +168,7 @@ def _site(graph: Graph, node: Node) -> Site:
 
 def _kind(node: Node) -> int:
     if node.op == "conv" and node.attrs["groups"] > 1:
-        return KINDS.index("thin")
+        return KINDS.index("depthwise" if node.attrs["groups"] == node.attrs["c"] else "thin")
     if node.op == "conv" and len(node.attrs["kernel"]) == 3:
         return KINDS.index("volume")
     if node.op == "norm" and node.attrs["fn"] in ("batch_norm", "layer_norm"):
@@ -159,41 +184,68 @@ def step_s(load: Load, device: Device, precision: str, reach: Reach, comm_s: flo
     hidden_s = reach.overlap_frac * busy_s * (2 / 3 if load.trains else 0.0)
     exposed_s = max(0.0, comm_s - hidden_s)
     waits = 1.0 + reach.sync_frac * (1.0 - 1.0 / ranks)
-    return max(busy_s * waits, load.num_ops * reach.op_s) + exposed_s + reach.step_s
+    op_s = reach.op_s * (reach.cast_factor if precision == "fp16" else 1.0)
+    return max(busy_s * waits, load.num_ops * op_s) + exposed_s + reach.step_s
 
 
 def _busy_s(load: Load, device: Device, precision: str, reach: Reach) -> float:
-    peak, share, bytes_frac = _peak(device, precision, reach)
+    peak, (share, bytes_frac) = peak_of(device, precision), _relative(precision, reach)
     saved = reach.winograd if precision == "fp32" else 1.0
-    shares = (reach.gemm_frac, saved * reach.conv_frac, reach.volume_frac, reach.thin_frac, 1.0, 1.0, 1.0)
+    shares = (reach.gemm_frac, saved * reach.conv_frac, reach.volume_frac, reach.thin_frac, 1.0, 1.0, 1.0, 1.0)
     matrix, plain = reach.traffic_frac, reach.memory_frac
-    passes = (matrix, matrix, matrix, plain, reach.norm_frac, plain, reach.lookup_frac)
+    passes = (matrix, matrix, matrix, plain, reach.norm_frac, plain, reach.lookup_frac, reach.depthwise_frac)
     fracs = np.array(shares)[load.kind]
     rates = np.array(passes)[load.kind] * device.dram.bandwidth_bytes_per_s
-    compute = load.flops / (peak * share * fracs)
+    compute = load.flops * idle_factor(load, device.num_cores) / (peak * share * fracs)
     memory = load.num_bytes * bytes_frac / rates
-    each = reach.kernel_s + np.maximum(compute, memory)
+    launch = np.where(load.kind < NUM_PRODUCT_KINDS, reach.kernel_s, reach.pass_s)
+    each = launch + np.maximum(compute, memory)
     scores = reach.score_passes * load.score_bytes * bytes_frac
     scores_s = scores / (reach.memory_frac * device.dram.bandwidth_bytes_per_s)
     return float(np.dot(load.times, each)) + scores_s + load.cells * reach.cell_s
 
 
-def _peak(device: Device, precision: str, reach: Reach) -> tuple[float, float, float]:
-    """Peak rate, the share reached relative to half precision, and bytes relative to the graph's."""
+_TILES = ((128, 128, 1.0), (128, 64, 0.9), (64, 64, 0.7), (64, 32, 0.5), (32, 32, 0.3))
+"""Rows and columns of a tile, and the rate it reaches of the largest's."""
+_SPLITS, _SHALLOWEST, _SPLIT_FRAC, _MOST_IDLE = (1, 2, 4, 8, 16), 128, 0.9, 2.0
+
+
+def idle_factor(load: Load, num_cores: int) -> Array:
+    """How much longer products take than their arithmetic, because tiles do not fill all cores: 1 to 2.
+
+    The best of a few tiles, with the depth split over cores where it is deep enough. Libraries know more shapes, so
+    no more than half of the cores are believed to idle.
+    """
+    rows, cols, depth, count = (np.maximum(1.0, each) for each in (load.rows, load.cols, load.depth, load.count))
+    best = np.full(len(rows), np.inf)
+    for tile_rows, tile_cols, frac in _TILES:
+        tiles = np.ceil(rows / tile_rows) * np.ceil(cols / tile_cols) * count
+        for parts in _SPLITS:
+            waves = np.ceil(tiles * parts / num_cores) * num_cores
+            spent = waves * tile_rows * tile_cols * depth / parts / (frac * (_SPLIT_FRAC if parts > 1 else 1.0))
+            best = np.where((parts == 1) | (depth >= _SHALLOWEST * parts), np.minimum(best, spent), best)
+    dense = (load.rows > 0) & ~np.isin(load.kind, (KINDS.index("thin"), KINDS.index("depthwise")))
+    factor: Array = np.where(dense, np.clip(best / (rows * cols * depth * count), 1.0, _MOST_IDLE), 1.0)
+    return factor
+
+
+def peak_of(device: Device, precision: str) -> float:
+    """Arithmetic a second that products of this precision could reach at most."""
     if precision == "fp32":
-        return device.peak_flops_per_s("vector", "fp32"), reach.fp32_frac, 1.0
-    if precision == "tf32":
-        return device.peak_flops_per_s("tensor", "tf32"), reach.tf32_frac, 1.0
-    if precision == "int8":
-        return device.peak_flops_per_s("tensor", "int8"), reach.int8_frac, 0.5
-    if precision == "fp8":
-        return device.peak_flops_per_s("tensor", "fp8"), reach.int8_frac, 0.5
-    return device.peak_flops_per_s("tensor", "fp16"), 1.0, 1.0
+        return device.peak_flops_per_s("vector", "fp32")
+    return device.peak_flops_per_s("tensor", precision if precision in ("tf32", "int8", "fp8") else "fp16")
+
+
+def _relative(precision: str, reach: Reach) -> tuple[float, float]:
+    """The share reached relative to half precision, and bytes relative to the graph's."""
+    if precision in ("int8", "fp8"):
+        return reach.int8_frac, 0.5
+    return {"fp32": reach.fp32_frac, "tf32": reach.tf32_frac}.get(precision, 1.0), 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trait:
-    """What a device and the hosts it came in do to every stack alike, relative to an A100 in its host."""
+    """What a device and the hosts it came in do to every stack alike, relative to the devices of all rows."""
 
     host: float = 1.0  # seconds of a call and of a step
     kernel: float = 1.0  # seconds of a kernel
@@ -203,9 +255,10 @@ class Trait:
     def applied(self, reach: Reach) -> Reach:
         """The reach of a stack on this device, as far as other stacks tell."""
         shares = ("gemm_frac", "conv_frac", "volume_frac", "thin_frac")
-        rates = ("traffic_frac", "norm_frac", "memory_frac", "lookup_frac")
+        rates = ("traffic_frac", "norm_frac", "memory_frac", "lookup_frac", "depthwise_frac")
         return replace(
-            reach, op_s=reach.op_s * self.host, step_s=reach.step_s * self.host, kernel_s=reach.kernel_s * self.kernel,
+            reach, op_s=reach.op_s * self.host, step_s=reach.step_s * self.host,
+            kernel_s=reach.kernel_s * self.kernel, pass_s=reach.pass_s * self.kernel,
             **{name: min(MOST_FRAC, getattr(reach, name) * self.compute) for name in shares},
             **{name: getattr(reach, name) * self.memory for name in rates},
         )  # fmt: skip

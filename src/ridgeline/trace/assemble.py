@@ -398,7 +398,8 @@ def _recorded_counters(document: Document, origin_ns: int) -> dict[str, Counter]
 
 
 def _notes(gathered: Gathered, document: Document, facts: Mapping[str, Any]) -> list[str]:
-    notes = [str(note) for note in facts.get("notes", ()) if isinstance(note, str)]
+    given = facts.get("notes")
+    notes = [note for note in given if isinstance(note, str)] if isinstance(given, list) else []
     if document.note:
         notes.append(document.note)
     if document.truncated:
@@ -408,6 +409,15 @@ def _notes(gathered: Gathered, document: Document, facts: Mapping[str, Any]) -> 
     if gathered.num_bad_times:
         notes.append(f"{gathered.num_bad_times:,} events without a readable time are left out")
     return notes
+
+
+_META_TYPES: Mapping[str, type] = {"grid_ns": int, "devices": list, "distributed": dict, "ridgeline": dict}
+
+
+def _own_meta(given: Any) -> dict[str, Any]:
+    """What our writer noted; entries that are not what they are called are left out."""
+    entries = given.items() if isinstance(given, dict) else ()
+    return {key: value for key, value in entries if isinstance(value, _META_TYPES.get(key, object))}
 
 
 def _meta(
@@ -423,7 +433,7 @@ def _meta(
     devices = head.get("deviceProperties")
     distributed = head.get("distributedInfo")
     labels = ((pid, tid, places.label(pid, tid)) for pid, tid in places.threads)
-    meta: dict[str, Any] = dict(facts.get("meta", {})) if isinstance(facts.get("meta"), dict) else {}
+    meta = _own_meta(facts.get("meta"))
     meta |= {
         "format": "ridgeline" if gathered.own else "kineto" if "schemaVersion" in head or devices else "chrome",
         "source_file": path.name,

@@ -17,6 +17,8 @@ Event = dict[str, Any]
 FORM = "ridgeline columns 1"
 MAGIC = b"\xfd7zXZ\x00"
 _TIMES = ("ts", "dur")
+MAX_BYTES = 1 << 29
+"""Of a trace unpacked: recordings of a few steps have a hundredth of it."""
 _SERIALS = ("id", *(f"args.{name}" for name in ("External id", "correlation", "Sequence number", "Python id")))
 
 
@@ -29,12 +31,26 @@ def packed(head: dict[str, Any], events: list[Event]) -> bytes:
 def unpacked(data: bytes, where: str) -> dict[str, Any]:
     """The Chrome trace again: its head and ``traceEvents``, metadata first, then by time."""
     try:
-        document = json.loads(lzma.decompress(data))
+        document = json.loads(_decompressed(data, where))
     except (lzma.LZMAError, ValueError, EOFError) as error:
         raise InputError(f"{where} is no trace stored by column: {error}") from None
     if not isinstance(document, dict) or document.get("form") != FORM:
         raise InputError(f"{where} is no trace stored by column: it does not say {FORM!r}")
-    return {**document["head"], "traceEvents": _events(document)}
+    try:
+        return {**document["head"], "traceEvents": _events(document)}
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise InputError(f"{where} is damaged: its columns do not fit together ({error!r}); copy it again") from None
+
+
+def _decompressed(data: bytes, where: str) -> bytes:
+    """What is inside, if it is not more than a trace can be."""
+    reader = lzma.LZMADecompressor()
+    found = reader.decompress(data, MAX_BYTES)
+    if not reader.eof and not reader.needs_input:
+        raise InputError(f"{where} holds more than {MAX_BYTES >> 20} MiB: record fewer steps")
+    if not reader.eof:
+        raise InputError(f"{where} is incomplete: its end is missing; copy it again")
+    return found
 
 
 def read_compact(path: Path, *, rank: int | None = None) -> Trace:
@@ -44,7 +60,7 @@ def read_compact(path: Path, *, rank: int | None = None) -> Trace:
         copy = Path(folder) / f"{path.stem}.json"
         copy.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
         trace = read_kineto(copy, rank=rank)
-    return replace(trace, meta={**trace.meta, "source_file": path.name})
+    return replace(trace, title=path.name, meta={**trace.meta, "source_file": path.name})
 
 
 def _flat(event: Event) -> Event:

@@ -10,6 +10,7 @@ from stage import Stage, healthy, rules_of
 
 from ridgeline.errors import FindingError, InputError
 from ridgeline.findings.critical import critical_path
+from ridgeline.findings.explain import findings_of
 from ridgeline.findings.explanation import explained, summary_of
 from ridgeline.findings.kernelname import kernel_name
 from ridgeline.findings.whatif import what_if
@@ -271,3 +272,23 @@ def test_bubbles_of_a_simulated_pipeline_are_found():
 def test_a_simulated_pipeline_without_bubbles_is_healthy():
     found = explain(_pipeline(0.0))
     assert found.findings == () and found.verdict.startswith("Healthy")
+
+
+@pytest.mark.parametrize("value", ["x", -3, 0, True, None, [1], {"a": 1}, float("nan"), float("inf"), 10**40])
+def test_facts_that_are_not_what_they_are_called_are_passed_over(value):
+    names = ("unprofiled_step_s", "unprofiled_spread_s", "num_cores", "num_usable_cores", "padding",
+             "peak_allocated_bytes", "total_bytes")  # fmt: skip
+    stage = Stage()
+    stage.facts = {**dict.fromkeys(names, value), "padding": [{"real_frac": value}, value]}
+    with stage.step():
+        healthy(stage)
+    scene = stage.scene()
+    assert scene.spread_s == 0.0 and not scene.is_timed and scene.memory_frac is None
+    assert findings_of(scene) == []
+
+
+def test_a_change_without_an_amount_says_how_to_write_it():
+    stage = Stage()
+    healthy(stage)
+    with pytest.raises(FindingError, match="workers=4"):
+        what_if(stage.scene(), ["workers"])

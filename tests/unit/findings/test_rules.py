@@ -33,7 +33,7 @@ def played(rule: str, wrong: bool) -> Stage:
 
 @plays("data-loader")
 def _loader(stage: Stage, wrong: bool) -> None:
-    stage.host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 3000 if wrong else 20, Kind.DATALOADER)
+    stage.host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 7000 if wrong else 20, Kind.DATALOADER)
     healthy(stage)
 
 
@@ -105,7 +105,7 @@ def _round_trip(stage: Stage, wrong: bool) -> None:
 def _host_code(stage: Stage, wrong: bool) -> None:
     healthy(stage, 10)
     if wrong:
-        stage.host("tokenize", 4000)
+        stage.host("tokenize", 7000)
     healthy(stage, 10)
 
 
@@ -126,7 +126,7 @@ def _small_batch(stage: Stage, wrong: bool) -> None:
 @plays("cpu-affinity")
 def _affinity(stage: Stage, wrong: bool) -> None:
     stage.facts = {"num_cores": 16, "num_usable_cores": 1 if wrong else 16}
-    stage.host("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 3000 if wrong else 20, Kind.DATALOADER)
+    stage.host("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 7000 if wrong else 20, Kind.DATALOADER)
     healthy(stage)
 
 

@@ -16,6 +16,8 @@ from ridgeline.bench.check import check_case
 from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.adamw import config as adamw
 from ridgeline.kernels.contract import case, trials
+from ridgeline.kernels.convolution import config as convolution
+from ridgeline.kernels.convolution.op import SMALL as CONVOLUTIONS
 from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.cross_layer import config as cross_layer
 from ridgeline.kernels.decode_attention import config as decode
@@ -26,10 +28,16 @@ from ridgeline.kernels.group_norm import config as groups
 from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.linear_cross_entropy import config as linear
+from ridgeline.kernels.long_norm import config as long_norm
+from ridgeline.kernels.long_norm.op import SMALL as LONG
 from ridgeline.kernels.matmul import config as matmul
 from ridgeline.kernels.paged_attention import config as paged
+from ridgeline.kernels.pooling import op as pooling
 from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
+from ridgeline.kernels.scan import config as scan
+from ridgeline.kernels.scan.op import SMALL as SCANS
+from ridgeline.kernels.selective_scan import config as selective
 from ridgeline.kernels.softmax import config as softmax
 
 warnings.simplefilter("ignore")  # numpy's, on the padding of blocks
@@ -161,8 +169,19 @@ CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),
     case("float32", m=16, n=20, k=256, z=2),
+    case("float32", m=20, n=40, k=70, weight=True, bias=True),
 ]
-FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1)}]
+FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1)}]
+CASES["convolution"] = list(CONVOLUTIONS)
+FORCED["convolution"] = [
+    {"convolution": convolution.Tile(32, 32, 16, 1, 1), "convolution.depthwise": convolution.Depthwise(64, 1)}
+]
+CASES["scan"] = list(SCANS)
+FORCED["scan"] = [{"scan": scan.Scan(16, 4, 1, 1)}]
+CASES["pool"] = list(pooling.SMALL)
+pooling.BLOCK = 32
+CASES["long_norm"] = list(LONG)
+FORCED["long_norm"] = [{"long_norm": long_norm.Shared(16, 8, 1, 8)}]
 CASES["linear"] = [
     case("float32", rows=3, k=70, n=20, parts="bnr", gated=False),
     case("float16", rows=5, k=64, n=33, parts="n", gated=False),
@@ -172,11 +191,24 @@ FORCED["linear"] = [
     {"linear": product.Linear("tile", 16, 32, 1)},
     {"linear": product.Linear("tile", 16, 16, 1, 1, 3)},
 ]
+CASES["narrow_linear"] = [
+    case("float16", rows=3, k=256, n=20, parts="bnr", gated=False, bits=8),
+    case("float16", rows=5, k=256, n=33, parts="n", gated=False, bits=4),
+]
+FORCED["narrow_linear"] = [
+    {"narrow_linear": product.Linear("tile", 16, 128, 1)},
+    {"narrow_linear": product.Linear("tile", 16, 128, 1, 1, 2)},
+]
 CASES["paged_latent_attention"] = [
     case("float32", b=2, h=20, s=77, d=24, e=8, page=16, uneven=True),
     case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
 ]
 FORCED["paged_latent_attention"] = [{"latent_attention": latent.Latent(16, 16, shares, 1, 1)} for shares in (1, 3)]
+CASES["selective_scan"] = [
+    case("float32", b=2, d=3, l=11, n=5, all=True),
+    case("float16", b=1, d=2, l=8, n=4, all=False),
+]
+FORCED["selective_scan"] = [{"selective_scan": selective.Chunk(*of)} for of in ((2, 4), (4, 16))]
 NOT_INTERPRETED = ("attention", "varlen_attention")  # made of instructions that the interpreter does not know
 
 
@@ -191,7 +223,7 @@ for name, (made, trial) in trials().items():
     forced = FORCED.get(made.name.removeprefix("add_"), [{}])
     for given in forced:
         for i, of in enumerate(CASES.get(made.name, ROWS)):
-            of = replaced(of, gated=True) if name == "linear_gated" else of
+            of = replaced(of, gated=True) if name.endswith("linear_gated") else of
             with ExitStack() as stack:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))
@@ -250,3 +282,17 @@ if len(sys.argv) == 1 or "cache_append" in sys.argv[1:]:
     new = torch.randn(2, 2, 3, 2, 12)
     append(caches[0], caches[1], torch.tensor([4, 1]), new[0], new[1])
     assert torch.equal(caches[:, :, :, [4, 1]], new) and caches.count_nonzero() == new.count_nonzero()
+
+    from ridgeline.kernels.cache_append import reference as appended
+    from ridgeline.kernels.cache_append.op import rope_append
+
+    for dtype, interleaved, width in ((torch.float32, False, 12), (torch.float32, True, 4), (torch.float16, False, 4)):
+        q, k, v = (torch.randn(2, 2, heads, 12).to(dtype).transpose(1, 2) for heads in (4, 2, 2))
+        angles = torch.randn(2, 2, width // 2 if width == 12 else width)
+        table = torch.cat((angles, angles), -1) if width == 12 else angles
+        found, meant = (torch.zeros(2, 2, 2, 5, 12).to(dtype) for _ in range(2))
+        rest = (torch.tensor([4, 1]), q, k, v, table.cos(), table.sin(), interleaved)
+        turned, right = rope_append(found[0], found[1], *rest), appended.rope_append(meant[0], meant[1], *rest)
+        torch.testing.assert_close(turned, right)
+        torch.testing.assert_close(found, meant)
+        assert turned.stride() == right.stride()

@@ -39,16 +39,39 @@ def test_pytorchs_own_form_agrees_with_the_reference():
     torch.testing.assert_close(TRIAL.eager(*args), TRIAL.reference(*args))
 
 
+def compiled_for(**sizes):
+    """The kernel that a case launches, and what the compiler made of it."""
+    of = case("bfloat16", **{"b": 32, "h": 128, "s": 4096, "d": 512, "e": 64, "page": 64, "uneven": False, **sizes})
+    (variant,) = (v for v in variants_of("paged_latent_attention", [of]) if v.kernel.startswith("latent"))
+    return variant.kernel, facts_of(launcher.kernel(variant.kernel).function, variant)
+
+
+def test_two_groups_share_the_scores_without_spills():
+    name, facts = compiled_for()
+    assert name == "latent_blocks"
+    assert facts.num("HGMMA") == 2 * (36 + 4), "each group makes half of the scores and half of the columns"
+    assert facts.num_spills == 0 and facts.shared_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize("sizes", [{"page": 16}, {"e": 32}, {"d": 256}, {"h": 8}], ids=str)
+def test_what_blocks_were_not_written_for_takes_the_general_kernel(sizes):
+    of = case("bfloat16", **{"b": 1, "h": 64, "s": 512, "d": 512, "e": 64, "page": 64, "uneven": False, **sizes})
+    assert "latent_share" in {v.kernel for v in variants_of("paged_latent_attention", [of])}
+
+
 def test_the_kernel_uses_the_tensor_cores_on_asynchronous_copies():
-    (variant,) = (v for v in variants_of("paged_latent_attention", TRIAL.races[:1]) if v.kernel == "latent_share")
+    of = case("bfloat16", b=32, h=128, s=4096, d=512, e=64, page=16, uneven=False)
+    (variant,) = (v for v in variants_of("paged_latent_attention", [of]) if v.kernel == "latent_share")
     facts = facts_of(launcher.kernel(variant.kernel).function, variant)
     assert facts.num("HGMMA") > 0 and facts.num("LDGSTS.E.BYPASS.128") >= 16
     assert facts.num_spills <= 40 and facts.shared_bytes <= 227 * 1024
 
 
 def test_programs_take_64_heads_and_fill_the_device():
-    assert config.choose(1, 128, 65536, 132) == config.Latent(64, 32, 64)
+    assert config.choose(1, 128, 65536, 132) == config.Latent(64, 32, 66)
     assert config.choose(64, 16, 4096, 132).rows == 16
+    assert config.choose_blocks(32, 128, 4096, 132).shares == 2
+    assert config.choose_blocks(1, 128, 65536, 132).shares == 64
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_it_is_a_product():
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ((drawn(4, 100), drawn(100, 8)), "more accurate"),
+        ((drawn(4, 30), drawn(30, 8)), "more accurate"),
         ((drawn(4, 300).half(), drawn(300, 8).half()), "float32"),
         ((drawn(4, 300), drawn(301, 8)), "do not multiply"),
         ((drawn(2, 4, 300), drawn(3, 300, 8)), "[Z, M, K]"),

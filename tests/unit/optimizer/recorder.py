@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.constants import READ, _Courier
 from ridgeline.optimizer.observe import Journal, Observation
 
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.is_nonzero.default)
@@ -31,6 +32,8 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is READ and any(isinstance(mode, _Courier) for mode in _get_current_dispatch_mode_stack()):
+            return func(*args, **kwargs)  # it knows the value, or refuses
         if func in _READS or _shaped_by_values(func, args):
             raise NotGraphable(f"the host waits for a value of a tensor ({func})")
         result = func(*args, **kwargs)

@@ -750,7 +750,7 @@ def softmax_over_another_dim() -> Any:
 @spelled("group-norm")
 def group_norm_and_silu() -> Any:
     norm = nn.GroupNorm(4, 8)
-    return nn.Sequential(norm, nn.SiLU()), (_x(2, 8, 5, 5),)
+    return nn.Sequential(norm, nn.SiLU()), (_x(2, 8, 10, 12),)
 
 
 @spelled("fold-norm", training=False)
@@ -881,6 +881,18 @@ def the_mean_of_a_layers_outputs() -> Any:
 @missed("sum-of-linear")
 def the_sum_over_rows() -> Any:
     return Of(lambda self, x: F.linear(x, self.w).sum(0), w=torch.randn(8, WIDTH)), (_x(9, WIDTH),)
+
+
+@spelled("mean-of-convolution")
+def the_mean_of_a_convolution_over_its_pixels() -> Any:
+    return Of(lambda self, x: (F.conv2d(x, self.w, padding=1) * 2.0).mean((2, 3)), w=torch.randn(4, 3, 3, 3)), (
+        _x(2, 3, 9, 8),
+    )
+
+
+@missed("mean-of-convolution")
+def the_mean_of_a_convolution_over_its_rows() -> Any:
+    return Of(lambda self, x: F.conv2d(x, self.w).mean((2,)), w=torch.randn(4, 3, 3, 3)), (_x(2, 3, 9, 8),)
 
 
 @spelled("one-element", matches=2)

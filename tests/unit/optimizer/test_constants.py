@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from recorder import TapeExecutor
+from torch import nn
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.constants import Constants
+from ridgeline.optimizer.graphed import graph_inference, graph_training
 
 
 def _brings(scale: float = 1.0, num: int = 1) -> Callable[[], list[torch.Tensor]]:
@@ -54,3 +61,39 @@ def test_a_number_that_is_no_number_is_the_same_again() -> None:
     run = _brings(float("nan"))
     with _collected(run).serving():
         run()
+
+
+class Positions(nn.Module):
+    """Looks at values on the device: of positions, which are the same at every call, or of its input."""
+
+    def __init__(self, looks_at: str) -> None:
+        super().__init__()
+        self.layer, self.looks_at = nn.Linear(8, 8), looks_at
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        place = torch.arange(x.shape[0])
+        jumps = (place.diff() != 1).cumsum(0)
+        if self.looks_at == "a written one":
+            jumps[0] = x[0, 0] > 0
+        looked = x if self.looks_at == "the input" else torch.rand(3) if self.looks_at == "a draw" else jumps
+        if bool((looked == 0).all()):
+            x = x + 1
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_values_made_of_positions_may_be_read(training: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Positions("positions"), torch.randn(4, 8)
+    record = graph_training if training else graph_inference
+    with torch.set_grad_enabled(training):
+        graphed = record(model, (x,), {}, model, executor=TapeExecutor())
+        other = torch.randn(4, 8)
+        assert torch.equal(graphed(other), model(other)) and graphed.replays == 1
+
+
+@pytest.mark.parametrize("looks_at", ["the input", "a draw", "a written one"])
+def test_values_of_anything_else_may_not_be_read(looks_at: str) -> None:
+    model = Positions(looks_at)
+    with pytest.raises(NotGraphable), torch.no_grad():
+        graph_inference(model, (torch.randn(4, 8),), {}, model, executor=TapeExecutor())

@@ -79,6 +79,17 @@ def test_a_cache_is_written_where_it_is_and_followed_when_it_moves() -> None:
     assert graphed.misses == {"an input that is used in place lies elsewhere": 1}
 
 
+def test_a_cache_that_lies_in_two_places_by_turns_is_recorded_in_both() -> None:
+    model = Lambda(_fills).eval()
+    graphed = _recorded(model, torch.randn(1, 8), cache=Fixed(CPU))
+    places = [Fixed(CPU), Fixed(CPU)]
+    with torch.no_grad():
+        for call in range(8):
+            graphed(torch.randn(1, 8), cache=places[call % 2])
+    assert graphed.replays == 6 and [int(place.position) for place in places] == [4, 4]
+    assert graphed.misses == {"an input that is used in place lies elsewhere": 2}
+
+
 def test_recording_needs_one_cuda_device() -> None:
     with pytest.raises(NotGraphable, match="nothing of this call is on a CUDA device"):
         graph_inference(nn.Linear(2, 2), (torch.ones(1, 2),), {}, nn.Linear(2, 2))

@@ -226,7 +226,7 @@ def test_other_einsums_are_left_alone() -> None:
     assert not report.counts()
 
 
-@pytest.mark.parametrize(("m", "k", "n"), [(64, 512, 4096), (4096, 64, 4096)])
+@pytest.mark.parametrize(("m", "k", "n"), [(16, 2048, 4096), (4096, 16, 4096)])
 def test_thin_products_and_short_sums_stay(m: int, k: int, n: int) -> None:
     assert not _ran(nn.Linear(k, n), (torch.randn(m, k),), ("halves",))[2].counts()
 

@@ -20,7 +20,7 @@ from ridgeline.optimizer.candidate import Blocks, Built, Candidate, Layout, buil
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.regions import groups, kind_of
+from ridgeline.optimizer.regions import Group, groups, kind_of
 from ridgeline.optimizer.search import Problem, Search
 
 
@@ -188,8 +188,8 @@ def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() ->
     assert group.paths == ("1.0", "1.1", "1.2", "1.3") and group.kind is Block
     seen: list[nn.Module] = []
 
-    def compiler(run: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda block, *args: (seen.append(block), run(block, *args))[1]
+    def compiler(group: Group) -> Callable[..., Any]:
+        return lambda block, *args: (seen.append(block), group.kind.forward(block, *args))[1]
 
     blocks = Blocks(model, [group], compiler)
     x = torch.randn(2, 8)
@@ -198,7 +198,10 @@ def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() ->
     assert torch.equal(model(x), expected) and not seen, "the model itself runs as it is"
     assert torch.equal(blocks(x), expected) and seen == list(group.blocks)
     other_seen: list[nn.Module] = []
-    other = Blocks(model, groups(model), lambda run: lambda block, *a: (other_seen.append(block), run(block, *a))[1])
+    kind = group.kind
+    other = Blocks(
+        model, groups(model), lambda _: lambda block, *a: (other_seen.append(block), kind.forward(block, *a))[1]
+    )
     other.on()
     seen.clear()
     assert torch.equal(other(x), expected) and len(other_seen) == 4 and not seen
@@ -278,20 +281,37 @@ def test_convolutions_are_tried_channels_last() -> None:
     assert "channels last + graph" not in _names(_facts())
 
 
-def test_training_is_tried_with_and_without_graphs() -> None:
-    names = _names(_facts(mode="train"))
-    assert {"compiled", "compiled + graph"} <= set(names)
-
-
-def test_what_needs_too_much_memory_in_training_is_tried_with_recomputation() -> None:
+def _climbed(facts: Facts, status_of: Callable[[Candidate], str]) -> list[Candidate]:
     climber, found = Climbing(), []
-    for rung in Ladder(_facts(mode="train")).rungs(climber):
+    for rung in Ladder(facts).rungs(climber):
         found.append(rung.candidate)
 
         class Entry:
-            status, measured_s = ("too large" if rung.candidate.compiler == "inductor" else "slower"), 1.0
+            status, measured_s = status_of(rung.candidate), 1.0
 
         climber.entries[rung.candidate.name] = Entry()
+    return found
+
+
+def test_training_is_captured_where_the_model_can_be_and_tried_both_ways_where_it_cannot() -> None:
+    names = _names(_facts(mode="train"))
+    assert "compiled + graph" in names and "compiled" not in names
+    refused = [c.name for c in _climbed(_facts(mode="train"), lambda c: "failed" if c.name == "graph" else "slower")]
+    assert {"compiled", "compiled + graph"} <= set(refused)
+
+
+def test_in_training_torch_compile_is_measured_before_blocks_are_refined() -> None:
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    names = _names(_facts(mode="train", groups=(group,), substitutable=("loss", "norm")))
+    order = ["graph", "kernels + graph", "rewritten blocks + graph", "blocks and loss + graph",
+             "compiled + graph", "torch.compile"]  # fmt: skip
+    assert [name for name in names if name in order] == order
+
+
+def test_what_needs_too_much_memory_in_training_is_tried_with_recomputation() -> None:
+    found = _climbed(_facts(mode="train"), lambda c: "too large" if c.compiler == "inductor" else "slower")
+    assert [c.name for c in found if c.name.startswith("compiled")] == [
+        "compiled + graph", "compiled", "compiled, recomputing + graph", "compiled, recomputing"]  # fmt: skip
     (kept,) = [c for c in found if c.name == "compiled, recomputing"]
     assert dict(kept.options) == {"activation_memory_budget": 0.5}
 

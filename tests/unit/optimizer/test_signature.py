@@ -110,6 +110,18 @@ def test_an_object_that_changed_is_another() -> None:
     assert _of(cache) != before
 
 
+def test_a_tensor_that_was_turned_in_place_is_another() -> None:
+    cache = Cache()
+    cache.layers[0].x = torch.zeros(4, 4)
+    before = _of(cache)
+    assert _of(cache) == before
+    cache.layers[0].x.t_()
+    assert _of(cache) != before
+    cache.layers[0].x.t_()
+    with torch.inference_mode():
+        assert _of(cache).tokens == before.tokens
+
+
 def test_an_object_that_shares_memory_with_another_argument_is_not_the_same_call() -> None:
     cache = Cache()
     apart = _of(cache, torch.zeros(2, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -139,3 +140,21 @@ def test_a_tensor_without_one_address_cannot_be_watched() -> None:
 
 class _Strange(torch.Tensor):
     pass
+
+
+class Instantiates(OrderedDict[str, Any]):
+    """Makes a new object whenever it is asked, as the table of activations in transformers does."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key)()
+
+
+def test_a_table_that_makes_things_when_asked_has_not_changed() -> None:
+    model = nn.Linear(2, 2)
+    model.table = Instantiates(silu=nn.SiLU)
+    watch = Watch(nn.Sequential(model))
+    assert watch.same() and not watch.changes()
+    model.table["silu"] = nn.GELU
+    assert not watch.same()
+    watch.restore()
+    assert watch.same()

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import re
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.graphed import graph_training
 from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.steps import graph_step
+from ridgeline.optimizer.steps import GraphedUpdate
 
 
 def _mlp() -> nn.Module:
@@ -384,38 +385,116 @@ def what_a_loss_does_not_reach_gets_no_gradient(at: Any) -> None:
     assert graphed.replays == 3
 
 
-def whole_steps_are_those_of_eager_training(at: Any) -> None:
+class _Views(nn.Module):
+    """Returns a result, and parts of it as results of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = _mlp()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.body(x) * 2
+        return {"turned": hidden.t(), "hidden": hidden, "first": hidden[:, 0], "sum": hidden.sum()}
+
+
+def results_that_are_views_of_others_stay_so(at: Any) -> None:
+    eager, model = _pair(_Views, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    for call, used in enumerate((("first",), ("turned", "hidden"), ("hidden",), ("sum", "first", "turned")), start=1):
+        found = []
+        for m in (eager, fast):
+            m.zero_grad(set_to_none=True)
+            outputs = m(_x(at, call))
+            assert outputs["turned"].data_ptr() == outputs["hidden"].data_ptr()
+            sum((outputs[name] * (i + 1)).square().sum() for i, name in enumerate(used)).backward()
+            found.append({name: tensor.detach().clone() for name, tensor in outputs.items()})
+        _same(found[1], found[0], at, "results")
+        _same(_grads(fast), _grads(eager), at, "gradients")
+    assert graphed.replays == 4, graphed.misses
+
+
+def _stepping(make: Callable[..., Any], at: Any, **settings: Any) -> Any:
+    """The same model with the same optimizer, eagerly and with a recorded update."""
     labels = torch.tensor([0, 1, 2, 3, 0, 1], device=at.device)
-    for make in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
-        more = {"fused": True, "weight_decay": 0.1} if make is not torch.optim.SGD else {}
-        eager, model = _pair(Lossy, at)
-        optimizers = [make(m.parameters(), lr=0.01, **more) for m in (eager, model)]
-        step = graph_step(model, optimizers[1], (_x(at, 0),), {"labels": labels}, model, executor=at.executor())
-        _same(list(model.parameters()), list(eager.parameters()), at, "parameters after recording")
-        fast = Optimized(model, mode="train", optimizer=optimizers[1], step=step)
-        plain = Optimized(eager, mode="train", optimizer=optimizers[0])
+    eager, model = _pair(Lossy, at)
+    optimizers = [make(m.parameters(), lr=0.01, **settings) for m in (eager, model)]
+    graphed = graph_training(model, (_x(at, 0),), {"labels": labels}, model, executor=at.executor())
+    update = GraphedUpdate(optimizers[1], graphed)
+    plan = [Plan(graphed.signature, graphed)]
+    fast = Optimized(model, plan, mode="train", optimizer=optimizers[1], update=update)
+    plain = Optimized(eager, mode="train", optimizer=optimizers[0])
+
+    def step(call: int) -> None:
+        x = _x(at, call)
+        _same(fast.train_step(x, labels=labels), plain.train_step(x, labels=labels), at, "losses")
+        _same(list(model.parameters()), list(eager.parameters()), at, f"parameters after step {call}")
+        _same(_grads(model), _grads(eager), at, "gradients")
+
+    return step, update, optimizers
+
+
+_FUSED = ((torch.optim.AdamW, {"fused": True, "weight_decay": 0.1}), (torch.optim.Adam, {"fused": True}),
+          (torch.optim.SGD, {}), (torch.optim.SGD, {"momentum": 0.9, "fused": True}))  # fmt: skip
+
+
+def whole_steps_are_those_of_eager_training(at: Any) -> None:
+    for make, settings in _FUSED:
+        step, update, _ = _stepping(make, at, **settings)
         for call in range(6):
-            if call == 3:  # another learning rate is another step
-                for optimizer in optimizers:
-                    optimizer.param_groups[0]["lr"] = 0.02
-            x = _x(at, call)
-            _same(fast.train_step(x, labels=labels), plain.train_step(x, labels=labels), at, "losses")
-            _same(list(model.parameters()), list(eager.parameters()), at, f"parameters after step {call}")
-            _same(_grads(model), _grads(eager), at, "gradients")
-        assert step.replays == 3, step.misses
-        assert list(step.misses) == ["the optimizer's settings changed"]
+            step(call)
+        made = 0 if settings == {} else 1  # the first step makes the state
+        assert update.replays == 6 - made and sum(update.misses.values()) == made, update.misses
+
+
+def learning_rates_may_follow_a_schedule(at: Any) -> None:
+    near = SimpleNamespace(device=at.device, executor=at.executor, exact=False)  # rates on the device are float32
+    for make, settings in _FUSED:
+        step, update, optimizers = _stepping(make, near, **settings)
+        for call in range(8):
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = 0.01 * 0.9 ** max(0, call - 2)
+            step(call)
+        assert update.replays == (3 if settings == {} else 7), update.misses
+        assert optimizers[1].param_groups[0]["lr"] == 0.01 * 0.9**5
+
+
+def optimizers_that_are_changed_are_recorded_again(at: Any) -> None:
+    step, update, optimizers = _stepping(torch.optim.AdamW, at, fused=True)
+    for call in range(8):
+        if call == 3:  # another decay is another step
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["weight_decay"] = 0.5
+        if call == 5:  # as after loading a checkpoint
+            for optimizer in optimizers:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        step(call)
+    assert update.replays == 7, update.misses
+
+
+def gradients_that_were_changed_are_the_ones_applied(at: Any) -> None:
+    labels = torch.tensor([0, 1, 2, 3, 0, 1], device=at.device)
+    step, update, optimizers = _stepping(torch.optim.AdamW, at, fused=True)
+    step(0)
+    models = [[p for g in o.param_groups for p in g["params"]] for o in optimizers]
+    for call in (1, 2):
+        for parameters, act in zip(models, (optimizers[0].step, update)):
+            for parameter in parameters:
+                assert parameter.grad is not None
+                parameter.grad = parameter.grad * 0.5 if call == 2 else parameter.grad.mul_(0.5)
+            act()
+        _same(*models, at, "parameters")
+        step(2 + call)
+    assert "elsewhere" in " ".join(update.misses) and labels.numel() == 6
 
 
 def whole_steps_that_cannot_be_replayed_are_refused(at: Any) -> None:
     _, model = _pair(_mlp, at)
-    loss = torch.mean
+    graphed = graph_training(model, (_x(at, 0),), {}, model, loss=torch.mean, executor=at.executor())
     for optimizer, pattern in ((torch.optim.AdamW(model.parameters(), foreach=True), "fused=True"),
                                (torch.optim.RMSprop(model.parameters()), "RMSprop"),
-                               (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "momentum"),
                                (torch.optim.SGD([nn.Parameter(torch.ones(1))]), "not the model's")):  # fmt: skip
         with _raises(NotGraphable, pattern):
-            graph_step(model, optimizer, (_x(at, 0),), {}, model, loss=loss, executor=at.executor())
-        assert all(p.grad is None for p in model.parameters())
+            GraphedUpdate(optimizer, graphed)
 
 
 @contextlib.contextmanager
@@ -442,5 +521,8 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     switched_to_eval_it_runs_the_model_itself, other_parameters_asking_for_gradients_are_noticed,
     autocast_is_inside_the_recording, branches_on_values_are_refused,
     a_step_with_an_optimizer_is_that_of_eager_training, what_a_loss_does_not_reach_gets_no_gradient,
-    whole_steps_are_those_of_eager_training, whole_steps_that_cannot_be_replayed_are_refused,
+    results_that_are_views_of_others_stay_so,
+    whole_steps_are_those_of_eager_training, learning_rates_may_follow_a_schedule,
+    optimizers_that_are_changed_are_recorded_again, gradients_that_were_changed_are_the_ones_applied,
+    whole_steps_that_cannot_be_replayed_are_refused,
 )  # fmt: skip

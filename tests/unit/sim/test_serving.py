@@ -30,7 +30,8 @@ def deployed(model="llama3-8b", on="h200*1", **wanted):
 PUBLISHED_BILLIONS = {
     "meta-llama/Llama-3.1-70B": 70.6, "deepseek-ai/DeepSeek-R1": 671.0, "moonshotai/Kimi-K2.5": 1026.0,
     "MiniMaxAI/MiniMax-M2.5": 229.0, "Qwen/Qwen3.5-397B-A17B": 397.0, "zhipuai/GLM-5": 744.0,
-    "openai/gpt-oss-120b": 117.0, "zai-org/GLM-4.5": 355.0,
+    "openai/gpt-oss-120b": 117.0, "zai-org/GLM-4.5": 355.0, "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 400.0,
+    "meta-llama/Meta-Llama-3.1-70B": 70.6, "mistralai/Mixtral-8x7B-Instruct-v0.1": 46.7,
 }  # fmt: skip
 
 
@@ -193,6 +194,29 @@ def test_disaggregated_prefill_keeps_decoding_steady():
     assert apart.tpot_s.mean < together.tpot_s.mean
     with pytest.raises(InputError, match="takes 6 devices"):
         deployed("llama3-70b", "h200*8", precision="fp8", disaggregated="1x4+1x2")
+
+
+def test_every_attention_group_takes_a_prompt_that_cannot_be_cut():
+    made = deployed("deepseek-r1", "h200*8", engine="trtllm", tp=1, attention_dp=8, precision="fp8")
+    long = made.engine.chunk_tokens + 1000
+    spans = simulate(made, static(24, long, 2), max_spans=100).spans  # the first comes through the front end alone
+    assert max(prompts for _, _, _, prompts, _, _ in spans) == 8
+
+
+def test_stages_of_a_pipeline_work_on_prompts_at_once():
+    one, four = (deployed("llama3-70b", f"h200*{n}", engine="trtllm", tp=1, pp=n, precision="fp8") for n in (1, 4))
+    work = static(64, 6000, 64)
+    alone, together = (metrics(simulate(d, work)).output_tokens_per_s for d in (one, four))
+    assert 2.0 * alone < together < 5.0 * alone
+
+
+def test_a_host_process_of_an_attention_group_sees_only_its_own_sequences():
+    made = deployed("deepseek-r1", "h200*8", engine="sglang", tp=1, attention_dp=8, precision="fp8")
+    slow = replace(made, engine=replace(made.engine, coef={**made.engine.coef, "sequence_s": 1e-3}))
+    fast = replace(made, engine=replace(made.engine, coef={**made.engine.coef, "sequence_s": 0.0}))
+    work = static(64, 16, 200)
+    late, early = (metrics(simulate(d, work)).tpot_s.mean for d in (slow, fast))
+    assert late - early == pytest.approx(8 * 1e-3, rel=0.1)
 
 
 def test_drafted_tokens_shorten_decoding_only_when_they_are_accepted():

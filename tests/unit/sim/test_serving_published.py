@@ -43,6 +43,16 @@ def test_widths_that_were_multiplied_are_put_right():
     assert layout_of(tp_size="1.0", attention_dp_size="16.0", moe_tp_size="4.0", moe_ep_size="4.0") == ((1, 4, 4), True)
 
 
+def test_experts_said_to_be_sliced_finer_than_their_scales_are_dealt_out_whole():
+    wide = {"mode": "disagg", "model_path": "deepseek-ai/DeepSeek-R1", "system": "gb200"}
+    for side, dp in (("prefill_", "8"), ("decode_", "32")):
+        sizes = {"tp_size": "1", "pp_size": "1", "attention_dp_size": dp, "moe_tp_size": dp, "moe_ep_size": "1"}
+        wide |= {side + name: size for name, size in sizes.items()} | {side + "num_workers": "1"}
+    run = serving_ttft_tpot.run_of_row({**RUN, **wide})
+    assert run.was_repaired and run.deployment.pool.layout.ep == 32
+    assert run.deployment.prefill is not None and run.deployment.prefill.layout.ep == 1  # 256 columns: as it says
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -126,6 +136,36 @@ def test_beams_cost_more_than_one_sequence_and_static_rounds_more_than_later_one
     assert 1.5 < later.predicted / inference_llm.seconds_of(case, alone) < 4
 
 
+LOADED = {
+    "model": "Qwen3-235B-A22B", "device": "H200-SXM-141GB", "num_devices": "8", "tp": "8", "precision": "fp8",
+    "engine": "TensorRT-LLM v1.0 (PyTorch backend)", "scenario": "max-load throughput", "isl": "1000", "osl": "1000",
+    "metric": "output_tokens_per_s", "value": "20000", "unit": "tokens/s total", "batch": "auto",
+}  # fmt: skip
+
+
+def test_maximum_load_is_set_up_as_the_engines_overview_says():
+    sparse = inference_llm.case_of(Row(2, {**STATIC, **LOADED}))
+    layout = sparse.deployment.pool.layout
+    assert (layout.tp, layout.attention_dp, layout.ep) == (1, 8, 8) and len(sparse.workload) == 3000
+    assert sparse.deployment.engine.memory_frac == 0.9
+    dense = inference_llm.case_of(Row(2, {**STATIC, **LOADED, "model": "Llama-3.3-70B"}))
+    assert dense.deployment.pool.layout.tp == 8 and dense.deployment.pool.layout.attention_dp == 1
+
+
+def test_caches_of_gpt_oss_are_narrow_on_blackwell_alone():
+    def kv(device):
+        row = Row(2, {**STATIC, **LOADED, "model": "GPT-OSS-120B", "device": device, "num_devices": "1", "tp": "1"})
+        return inference_llm.case_of(row).deployment.precision.kv
+
+    assert kv("B200-180GB") == "fp8" and kv("H200-SXM-141GB") == "bf16"
+
+
+def test_compiled_engines_attend_to_everything():
+    old = {"engine": "TensorRT-LLM v0.17 (TensorRT engine)", "model": "Mistral-7B", "num_devices": "1", "tp": "1"}
+    case = inference_llm.case_of(Row(2, {**STATIC, **LOADED, **old}))
+    assert all(group.mixer.window == 0 for group in case.deployment.anatomy.layers)
+
+
 def judged(**changes):
     (verdict,) = inference_llm.judge([Row(2, {**STATIC, **changes})])
     return verdict
@@ -170,3 +210,21 @@ def test_a_sample_of_static_latencies_is_as_close_as_the_note_says(shared_publis
     rows = [Row(line, record) for line, record in records if "FasterTransformer" in record["engine"]][::9]
     apes = np.array([v.ape for v in inference_llm.judge(rows) if isinstance(v, Judged)])
     assert len(apes) > 15 and apes.mean() < 0.12
+
+
+def test_a_sample_of_maximum_loads_is_as_close_as_the_note_says(shared_published):
+    """The sets of TensorRT-LLM 1.x were fitted on other sources."""
+    records = read_table(shared_published / "inference_llm.csv")[1]
+    late = [Row(line, record) for line, record in records if record["config_id"].startswith("trtllm1")][::9]
+    apes = np.array([v.ape for v in inference_llm.judge(late) if isinstance(v, Judged)])
+    assert len(apes) > 15 and apes.mean() < 0.18
+
+
+def test_a_sample_of_disaggregated_runs_is_as_close_as_the_note_says(shared_published):
+    """Nothing was fitted on them."""
+    records = read_table(shared_published / "serving_ttft_tpot.csv")[1]
+    apart = [Row(line, record) for line, record in records if record["mode"] == "disagg"
+             and record["decode_num_workers"] and float(record["concurrency"]) <= 600]  # fmt: skip
+    verdicts = serving_ttft_tpot.judge(apart[::5])
+    apes = np.array([v.ape for v in verdicts if isinstance(v, Judged) and v.metric == "tpot_mean"])
+    assert len(apes) > 15 and apes.mean() < 0.2

@@ -10,7 +10,7 @@ from ridgeline.basis import Basis
 from ridgeline.errors import InputError
 from ridgeline.hardware import device
 from ridgeline.models import build
-from ridgeline.sim.stack import KINDS, Reach, load_of, reach_of, stacks, step_s
+from ridgeline.sim.stack import KINDS, NUM_PRODUCT_KINDS, Reach, idle_factor, load_of, reach_of, stacks, step_s
 
 A100 = device("a100")
 LOAD = load_of(build("resnet50", batch=64, precision="fp16"))
@@ -63,3 +63,32 @@ def test_no_stack_beats_a_peak(stack: str) -> None:
     reach = reach_of(stack, "nowhere").reach
     for share in (reach.gemm_frac, reach.conv_frac, reach.volume_frac, reach.thin_frac):
         assert 0 < share * max(1.0, reach.fp32_frac, reach.tf32_frac, reach.int8_frac) <= 1.0
+
+
+def test_products_that_leave_cores_idle_take_up_to_twice_their_arithmetic() -> None:
+    small, large = (load_of(build("bert-base", batch=b, seq=128, head="none", precision="fp16")) for b in (1, 64))
+    few, many = (idle_factor(load, A100.num_cores)[load.rows > 0] for load in (small, large))
+    assert few.max() > 1.3 and few.mean() > 1.1 * many.mean()
+    assert sorted(many)[-2] < 1.15  # all but the pooler, one row a sample
+    assert few.min() >= 1.0 and few.max() <= 2.0
+    assert (idle_factor(small, A100.num_cores)[small.rows == 0] == 1.0).all()
+
+
+def test_a_split_load_has_its_ranks_part_of_the_work_and_of_the_columns() -> None:
+    half = LOAD.split(2)
+    assert float((half.flops * half.times).sum()) == pytest.approx(0.5 * float((LOAD.flops * LOAD.times).sum()))
+    assert (half.cols == LOAD.cols / 2).all() and (half.times == LOAD.times).all()
+
+
+def test_casting_costs_the_host_only_in_half_precision() -> None:
+    slow = replace(REACH, cast_factor=1.5, op_s=1e-3)
+    plain = replace(slow, cast_factor=1.0)
+    assert step_s(LOAD, A100, "fp16", slow) > 1.4 * step_s(LOAD, A100, "fp16", plain)
+    assert step_s(LOAD, A100, "tf32", slow) == step_s(LOAD, A100, "tf32", plain)
+
+
+def test_kernels_between_products_have_a_cost_of_their_own() -> None:
+    free = replace(REACH, pass_s=0.0)
+    passes = float(LOAD.times[LOAD.kind >= NUM_PRODUCT_KINDS].sum())
+    saved_s = step_s(LOAD, A100, "fp16", REACH) - step_s(LOAD, A100, "fp16", free)
+    assert saved_s == pytest.approx(passes * REACH.pass_s, rel=0.01)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import lzma
 import random
+from contextlib import suppress
 
 import pytest
 
@@ -47,5 +49,25 @@ def test_the_front_door_reads_them(tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b"\xfd7zXZ\x00 broken", packed({}, [])[:-9]])
 def test_damaged_files_are_refused(data):
-    with pytest.raises(InputError, match="stored by column"):
+    with pytest.raises(InputError, match=r"stored by column|incomplete"):
         unpacked(data, "x")
+
+
+def test_damaged_columns_are_an_error_that_says_so():
+    document = json.loads(lzma.decompress(packed({}, events(20))))
+    draw = random.Random(1)
+    for _ in range(200):
+        broken = json.loads(json.dumps(document))
+        part = draw.choice([broken, broken["tables"][0], broken["tables"][-1]])
+        part[draw.choice(sorted(part))] = draw.choice([None, 3, "x", [], {}, [["w", 10**9]], ["w", -(10**9)]])
+        with suppress(InputError):  # and nothing else
+            assert isinstance(unpacked(lzma.compress(json.dumps(broken).encode()), "x")["traceEvents"], list)
+
+
+def test_one_cut_short_and_one_that_unpacks_without_end_are_refused(monkeypatch):
+    whole = packed({}, events())
+    with pytest.raises(InputError, match="incomplete"):
+        unpacked(whole[: len(whole) // 2], "x")
+    monkeypatch.setattr("ridgeline.trace.compact.MAX_BYTES", 1000)
+    with pytest.raises(InputError, match="more than"):
+        unpacked(whole, "x")

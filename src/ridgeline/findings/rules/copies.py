@@ -148,7 +148,7 @@ def exposed_copies(scene: Scene) -> Candidate | None:
         change="copy the next batch with non_blocking=True on a second torch.cuda.Stream while this one computes "
         "(a prefetcher)",
         where=scene.where(works),
-        cure=Cure(freed=calls, aside=works),
+        cure=Cure(freed=calls, aside=works, aside_at_worst=True),
         evidence=_copy_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )

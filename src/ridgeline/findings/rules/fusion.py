@@ -8,7 +8,7 @@ from ridgeline.findings.cure import Cure
 from ridgeline.findings.replay import Index, Mask
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
-from ridgeline.findings.shapes import first_shape, shaped_ops
+from ridgeline.findings.shapes import first_dtype, first_shape, shaped_ops
 
 AROUND = 8
 """Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
@@ -138,10 +138,35 @@ def weight_casts(scene: Scene) -> Candidate | None:
         change="keep the weights in bf16 for inference (model.bfloat16()); in training cast once a step, under one "
         "autocast region",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=0.0, keep_worst=0.0, host=scene.op_time(works), host_best=0.0, host_worst=0.3),
+        cure=_weights_kept(scene, works),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
+
+
+def _weights_kept(scene: Scene, casts: Index) -> Cure:
+    """No casts of weights; at best none of activations either, and what ran in fp32 between products moves half the
+    bytes."""
+    between = scene.family("pointwise", "norm", "copy", "embedding", "index")
+    between[casts] = False
+    others = np.flatnonzero(between & _reads_fp32(scene))
+    moved = scene.family("copy")[others]
+    none, whole = np.zeros(len(casts)), np.ones(len(others))
+    return Cure(
+        works=np.concatenate((casts, others)),
+        keep_best=np.concatenate((none, np.where(moved, 0.0, 0.5))),
+        keep_worst=np.concatenate((none, whole)),
+        host=scene.op_time(casts),
+        host_best=0.0,
+        host_worst=0.3,
+    )
+
+
+def _reads_fp32(scene: Scene) -> Mask:
+    """Works whose op was given fp32 tensors."""
+    words, dtypes = scene.trace.words, scene.trace.optional("dtypes")
+    ops = shaped_ops(scene.trace, scene.rows)
+    return np.array([op >= 0 and first_dtype(words[int(dtypes[op])]) == "fp32" for op in ops.tolist()], dtype=bool)
 
 
 def _is_weight_cast(scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarray) -> bool:

@@ -8,13 +8,11 @@ import numpy as np
 from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.finding import Where
 from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
-from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
 from ridgeline.trace.intervals import covered_within
 from ridgeline.trace.kind import Kind
 
-LOADER = r"dataloader.*(__next__|next)|_next_data|data_?loading|fetch_batch|DataPipe"
 TINY_S = 10e-6
 LOSS_BACKWARD = (
     r"^autograd::engine::evaluate_function: (NllLoss|CrossEntropy|MseLoss|L1Loss|SmoothL1|HuberLoss|BinaryCross|KlDiv)"
@@ -25,27 +23,23 @@ GENERAL_FRAC = 0.05
 """Of the step: what no specific rule explains is worth a sentence from here on."""
 GRAPH_HOST_FRAC = 0.1
 """Share of the host time of eager launches that remains with CUDA graphs: inputs are copied, the rest is one call."""
-
-
-def _loading(scene: Scene) -> Index:
-    """Spans of the launching threads in which a batch is fetched."""
-    spans = np.union1d(scene.of_kind(Kind.DATALOADER), scene.host_spans(LOADER, Kind.ANNOTATION, Kind.OP, Kind.PYTHON))
-    return spans[np.isin(scene.trace.thread[spans], scene.main_threads)]
+RECORDED_FRAC = 0.35
+"""The same of a step that nobody timed without the recording: some of its launching time is the recording itself."""
 
 
 @rule("cpu-affinity", order=9)
 def cpu_affinity(scene: Scene) -> Candidate | None:
     """The process may use fewer cores than the machine has, and its host side is what the step waits for."""
-    usable, cores = scene.facts.get("num_usable_cores"), scene.facts.get("num_cores")
-    if not usable or not cores or usable > cores / 4:
+    usable, cores = scene.number("num_usable_cores"), scene.number("num_cores")
+    if usable is None or cores is None or usable > cores / 4:
         return None
-    spans = _loading(scene)
+    spans = scene.loading
     stalls, _ = scene.stalls(scene.of_kind(Kind.OP, Kind.RUNTIME))
     time = joined(scene.time_of(np.union1d(spans, stalls)), scene.elsewhere)
     if scene.frac(time.total / 1e9 / scene.num_steps) < 0.02:
         return None
     return Candidate(
-        what=f"The process may run on {usable} of {cores} cores, and the step waits for its host side",
+        what=f"The process may run on {usable:.0f} of {cores:.0f} cores, and the step waits for its host side",
         cause="CPU affinity: loader workers, autograd and the launching thread share the cores they are bound to",
         change="drop the binding (taskset, cgroup or launcher), or bind to all cores of the GPU's NUMA node",
         where=scene.where_host(spans),
@@ -57,12 +51,12 @@ def cpu_affinity(scene: Scene) -> Candidate | None:
 
 @rule("data-loader", order=10)
 def data_loader(scene: Scene) -> Candidate | None:
-    spans = _loading(scene)
+    spans = scene.loading
     if not len(spans):
         return None
     time = scene.time_of(spans)
     per_step_s = time.total / 1e9 / scene.num_steps
-    single = scene.words_like("SingleProcess")[scene.trace.name[spans]].any()
+    single = scene.loads_itself
     cause = "the batch is made in the training process itself" if single else "the workers do not keep up"
     change = (
         "DataLoader(…, num_workers=4 or more, persistent_workers=True, pin_memory=True, prefetch_factor=4)"
@@ -74,7 +68,7 @@ def data_loader(scene: Scene) -> Candidate | None:
         cause=f"data loader: {cause}",
         change=change,
         where=scene.where_host(spans),
-        cure=Cure(host=scene.stretched(time), host_best=0.0, host_worst=0.1),
+        cure=Cure(host=scene.stretched(time), host_best=0.0, host_worst=0.1, elastic=not single),
         evidence=scene.host_evidence(spans),
         spans=tuple(spans.tolist()),
         unchecked=("whether the host has free cores for more workers",),
@@ -177,10 +171,10 @@ def graph_breaks(scene: Scene) -> Candidate | None:
         where=scene.where_host(top),
         cure=Cure(
             host=joined(between, scene.time_of(top)),
-            host_best=0.25,
+            host_best=0.1,
             host_worst=0.7,
             works=works,
-            keep_best=0.3,
+            keep_best=0.0,
             keep_worst=0.9,
             freed=reads,
         ),
@@ -208,7 +202,7 @@ def launch_bound(scene: Scene) -> Candidate | None:
         change="CUDA graphs (torch.compile(mode='reduce-overhead') or torch.cuda.graph), torch.compile to fuse, or "
         "a larger batch",
         where=scene.where(kernels),
-        cure=Cure(host=scene.launching, host_best=GRAPH_HOST_FRAC, host_worst=0.5),
+        cure=Cure(host=scene.launching, host_best=GRAPH_HOST_FRAC if scene.is_timed else RECORDED_FRAC, host_worst=0.5),
         evidence=scene.evidence(kernels),
         spans=tuple(scene.rows[kernels[:200]].tolist()),
         unchecked=RECORDED if scene.of_kind(Kind.RUNTIME).any() and scene.recorded_frac == 1.0 else (),

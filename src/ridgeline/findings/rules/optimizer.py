@@ -26,8 +26,7 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
         what=f"The optimizer runs {len(works) / scene.num_steps:,.0f} kernels a step, "
         f"{scene.per_step_s(works) * 1e3:.3g} ms",
         cause=f"unfused optimizer: {how}",
-        change="torch.optim.AdamW(…, fused=True) (SGD, Adam and Adagrad have it too); foreach=True where fused is "
-        "missing",
+        change="torch.optim.AdamW(…, fused=True) (SGD and Adam have it too); foreach=True where fused is missing",
         where=scene.where_host(spans),
         cure=Cure(
             works=works,

@@ -8,6 +8,7 @@ import numpy as np
 
 from ridgeline.errors import RidgelineError
 from ridgeline.findings.cure import Cure
+from ridgeline.findings.fact import positive
 from ridgeline.findings.pricing import alignment_ratio, product_ratio
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
@@ -193,10 +194,11 @@ def padding(scene: Scene) -> Candidate | None:
 
 
 def _real_frac(scene: Scene) -> float | None:
-    noted = scene.facts.get("padding") or ()
-    fractions = [fact["real_frac"] for fact in noted if isinstance(fact, dict) and "real_frac" in fact]
+    noted = scene.facts.get("padding")
+    given = [fact.get("real_frac") for fact in noted if isinstance(fact, dict)] if isinstance(noted, list) else []
+    fractions = [frac for frac in map(positive, given) if frac is not None]
     if fractions:
-        return float(min(fractions))
+        return min(1.0, *fractions)
     shapes = scene.trace.optional("shapes")
     found = [
         _pad_frac(scene.trace.words[int(shapes[span])]) for span in scene.host_spans("pad_sequence").tolist()[:100]

@@ -28,10 +28,13 @@ from ridgeline.kernels.attention.kernel import (
     _extent,
     _feed_rows,
     _fetch,
+    _keys_of,
     _plain_blocks,
+    _rows_of,
     _store,
     _tanh,
     _tile,
+    _turn,
 )
 
 
@@ -43,6 +46,20 @@ def _add_to_global(tensor_desc, coord, src, _semantic=None):
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
     _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, coord, src.handle)
+
+
+@gluon.jit
+def _let_the_next_start():
+    """A kernel launched as a dependent may take multiprocessors as soon as this one leaves them."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )  # fmt: skip
+
+
+@gluon.jit
+def _wait_for_the_last():
+    """Nothing after this kernel starts before the one that it was a dependent of has ended."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -87,33 +104,9 @@ def attention_prepare(
 
 
 @gluon.jit
-def _dq_step(
-    q,
-    do,
-    smems,
-    bars,
-    it,
-    block,
-    more,
-    dq,
-    lse,
-    delta,
-    scale,
-    pre,
-    row,
-    keys,
-    lo,
-    hi,
-    MASK: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    DTYPE: gl.constexpr,
-):
+def _dq_step(q, do, smems, bars, it, block, more, dq, lse, delta, scale, pre, row, keys, lo, hi, MASK: gl.constexpr,
+             BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+             KEYMASK: gl.constexpr, CAPPED: gl.constexpr, DTYPE: gl.constexpr):
     k_smem, v_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
@@ -155,39 +148,10 @@ def _dq_step(
 
 @gluon.jit
 def _dq_tile(
-    c: gl.constexpr,
-    m,
-    b,
-    h,
-    dq_ptr,
-    g_b,
-    g_h,
-    g_l,
-    lse_ptr,
-    delta_ptr,
-    padded,
-    q,
-    do,
-    smems,
-    bars,
-    sizes,
-    H,
-    d,
-    scale,
-    pre,
-    scale_out,
-    it,
-    local,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    VARLEN: gl.constexpr,
-    DTYPE: gl.constexpr,
+    c: gl.constexpr, m, b, h, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q, do, smems, bars, sizes, H, d,
+    scale, pre, scale_out, it, local,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr, DTYPE: gl.constexpr,
 ):
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
@@ -205,89 +169,14 @@ def _dq_tile(
     begin, end = _plain_blocks(row0, first, stop, keys, lo, hi, BN, BAND, True)
     if BAND == 2:
         for j in range(first, min(begin, stop)):
-            dq, it = _dq_step(
-                q,
-                do,
-                smems,
-                bars,
-                it,
-                j,
-                j + 1 < stop,
-                dq,
-                lse,
-                delta,
-                scale,
-                pre,
-                row,
-                keys,
-                lo,
-                hi,
-                True,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                CAPPED,
-                DTYPE,
-            )
+            dq, it = _dq_step(q, do, smems, bars, it, j, j + 1 < stop, dq, lse, delta, scale, pre, row, keys, lo, hi,
+                              True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE)
     for j in range(begin, end):
-        dq, it = _dq_step(
-            q,
-            do,
-            smems,
-            bars,
-            it,
-            j,
-            j + 1 < stop,
-            dq,
-            lse,
-            delta,
-            scale,
-            pre,
-            row,
-            keys,
-            lo,
-            hi,
-            False,
-            BN,
-            D,
-            DV,
-            STAGES,
-            BAND,
-            KEYMASK,
-            CAPPED,
-            DTYPE,
-        )
+        dq, it = _dq_step(q, do, smems, bars, it, j, j + 1 < stop, dq, lse, delta, scale, pre, row, keys, lo, hi,
+                          False, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE)
     for j in range(end, stop):
-        dq, it = _dq_step(
-            q,
-            do,
-            smems,
-            bars,
-            it,
-            j,
-            j + 1 < stop,
-            dq,
-            lse,
-            delta,
-            scale,
-            pre,
-            row,
-            keys,
-            lo,
-            hi,
-            True,
-            BN,
-            D,
-            DV,
-            STAGES,
-            BAND,
-            KEYMASK,
-            CAPPED,
-            DTYPE,
-        )
+        dq, it = _dq_step(q, do, smems, bars, it, j, j + 1 < stop, dq, lse, delta, scale, pre, row, keys, lo, hi,
+                          True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE)
     mbarrier.arrive(q_empty.index(c), count=1)
     base = dq_ptr + batch.to(gl.int64) * g_b + h.to(gl.int64) * g_h + q0.to(gl.int64) * g_l
     _store(base, dq * scale_out, row0, rows, g_l, d, D)
@@ -296,163 +185,34 @@ def _dq_tile(
 
 @gluon.jit
 def _dq_rows(
-    c: gl.constexpr,
-    dq_ptr,
-    g_b,
-    g_h,
-    g_l,
-    lse_ptr,
-    delta_ptr,
-    padded,
-    q_smem,
-    do_smem,
-    smems,
-    bars,
-    sizes,
-    tiles,
-    num_m,
-    H,
-    heads,
-    group,
-    d,
-    scale,
-    pre,
-    scale_out,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    VARLEN: gl.constexpr,
-    DTYPE: gl.constexpr,
+    c: gl.constexpr, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q_smem, do_smem, smems, bars, sizes, tiles,
+    num_m, H, heads, group, d, scale, pre, scale_out,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr, DTYPE: gl.constexpr,
 ):
     q = q_smem.index(c).reshape([64, D])
     do = do_smem.index(c).reshape([64, DV])
     it = 0
     local = 0
-    for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
+    for j in range((tiles + gl.num_programs(0) - 1) // gl.num_programs(0)):
+        index = _turn(j)
         m, bh = _tile(index, num_m, heads, group, BAND == 1)
         b, h = bh // H, bh % H
-        if VARLEN:
-            if m * BM < _extent(b, sizes, VARLEN)[0]:
-                it, local = _dq_tile(
-                    c,
-                    m,
-                    b,
-                    h,
-                    dq_ptr,
-                    g_b,
-                    g_h,
-                    g_l,
-                    lse_ptr,
-                    delta_ptr,
-                    padded,
-                    q,
-                    do,
-                    smems,
-                    bars,
-                    sizes,
-                    H,
-                    d,
-                    scale,
-                    pre,
-                    scale_out,
-                    it,
-                    local,
-                    BM,
-                    BN,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    KEYMASK,
-                    CAPPED,
-                    VARLEN,
-                    DTYPE,
-                )
-        else:
-            it, local = _dq_tile(
-                c,
-                m,
-                b,
-                h,
-                dq_ptr,
-                g_b,
-                g_h,
-                g_l,
-                lse_ptr,
-                delta_ptr,
-                padded,
-                q,
-                do,
-                smems,
-                bars,
-                sizes,
-                H,
-                d,
-                scale,
-                pre,
-                scale_out,
-                it,
-                local,
-                BM,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                CAPPED,
-                VARLEN,
-                DTYPE,
-            )
+        if (index < tiles) & (m * BM < _rows_of(b, index < tiles, sizes, VARLEN)):
+            it, local = _dq_tile(c, m, b, h, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q, do, smems, bars,
+                                 sizes, H, d, scale, pre, scale_out, it, local, BM, BN, D, DV, STAGES, BAND, KEYMASK,
+                                 CAPPED, VARLEN, DTYPE)
 
 
 @gluon.jit
 def attention_queries(
-    q_desc,
-    do_desc,
-    k_desc,
-    v_desc,
-    dq_ptr,
-    lse_ptr,
-    delta_ptr,
-    mask_ptr,
-    q_starts,
-    k_starts,
-    padded,
-    B,
-    H,
-    K,
-    L,
-    S,
-    longest,
-    lo,
-    hi,
-    align,
-    d,
-    mask_b,
-    g_b,
-    g_h,
-    g_l,
-    group,
-    scale,
-    pre,
-    scale_out,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    VARLEN: gl.constexpr,
+    q_desc, do_desc, k_desc, v_desc, dq_ptr, lse_ptr, delta_ptr, mask_ptr, q_starts, k_starts, padded, B, H, K, L, S,
+    longest, lo, hi, align, d, mask_b, g_b, g_h, g_l, group, scale, pre, scale_out,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr,
 ):
-    """dQ: a program owns 128 query rows and walks the keys they see."""
+    """dQ: a program owns 128 query rows and walks the keys they see; dK and dV start where programs have ended."""
+    _let_the_next_start()
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(BM == 128)
     q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, 1, BM // 2, D], q_desc.layout)
@@ -460,14 +220,8 @@ def attention_queries(
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, DV], v_desc.layout)
     bias_smem = _bias_memory(STAGES, BN, KEYMASK)
-    bars = (
-        _barriers(2, 1),
-        _barriers(2, 1),
-        _barriers(STAGES, 2 if KEYMASK else 1),
-        _barriers(STAGES, 2),
-        _barriers(STAGES, 1),
-        _barriers(STAGES, 2),
-    )
+    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 2 if KEYMASK else 1), _barriers(STAGES, 2),
+            _barriers(STAGES, 1), _barriers(STAGES, 2))
     sizes = (L, S, lo, hi, align, q_starts, k_starts)
     num_m, heads = (longest + BM - 1) // BM, B * H
     tiles = num_m * heads
@@ -479,9 +233,10 @@ def attention_queries(
         (_dq_rows, (1, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q_smem, do_smem, smems, bars, sizes, tiles,
                     num_m, H, heads, group, d, scale, pre, scale_out, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED,
                     VARLEN, DTYPE)),
-        (_feed_rows, ((q_desc, do_desc, k_desc, v_desc), (q_smem, do_smem, k_smem, v_smem, bias_smem), bars, mask_ptr,
-                      mask_b, sizes, tiles, num_m, H, K, heads, group, True, False, BM, BN, D, DV, STAGES, BAND,
-                      KEYMASK, VARLEN)),
+        (_feed_rows, ((q_desc, q_desc, do_desc, k_desc, k_desc, v_desc),
+                      (q_smem, q_smem, do_smem, k_smem, k_smem, v_smem, bias_smem), bars, mask_ptr, mask_b, sizes,
+                      tiles, num_m, H, K, heads, group, True, False, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN, 1,
+                      0)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 
@@ -507,27 +262,9 @@ def _rows_seeing(n, rows, lo, hi, BM: gl.constexpr, BN: gl.constexpr, BAND: gl.c
 
 @gluon.jit
 def _feed_keys_item(
-    n,
-    b,
-    hp,
-    descs,
-    smems,
-    bars,
-    padded,
-    sizes,
-    H,
-    split,
-    ratio,
-    it,
-    local,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    VARLEN: gl.constexpr,
-    LEAST: gl.constexpr,
+    n, b, hp, descs, smems, bars, padded, sizes, H, split, ratio, it, local,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    VARLEN: gl.constexpr, LEAST: gl.constexpr,
 ):
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc = descs
     q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem = smems
@@ -537,10 +274,12 @@ def _feed_keys_item(
     _fetch(k_desc, at, kv_full, kv_empty, k_smem, local, 0, BN * (D + DV) * 2)
     tma.async_copy_global_to_shared(v_desc, at, kv_full.index(0), v_smem.index(0))
     first, edge, past, stop = _rows_seeing(n, rows, lo, hi, BM, BN, BAND, LEAST)
-    for r in range(ratio):
-        h = hp * ratio + r
-        flat = (batch * H + h) * padded + _padded_start(b, q0, VARLEN)
-        for i in range(first, stop):
+    start = _padded_start(b, q0, VARLEN)
+    for j in range(first, stop):  # from the last rows, where all programs of a head meet, to the first
+        i = first + stop - 1 - j
+        for r in range(ratio):
+            h = hp * ratio + r
+            flat = (batch * H + h) * padded + start
             slot, turn, row = it % STAGES, it // STAGES, q0 + i * BM
             _fetch(q_desc, [batch, h, row, 0], q_full, q_empty, q_smem, turn, slot, BM * D * 2 + BM * 4)
             tma.async_copy_global_to_shared(lse_desc, [flat + i * BM], q_full.index(slot), lse_smem.index(slot))
@@ -552,81 +291,21 @@ def _feed_keys_item(
 
 @gluon.jit
 def _feed_keys(
-    descs,
-    smems,
-    bars,
-    padded,
-    sizes,
-    items,
-    parts,
-    H,
-    K,
-    split,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    VARLEN: gl.constexpr,
-    LEAST: gl.constexpr,
+    descs, smems, bars, padded, sizes, items, parts, group, H, K, split,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    VARLEN: gl.constexpr, LEAST: gl.constexpr,
 ):
     """Feeds the kernels that own keys: K and V once, then Q, dO and two numbers a row, for every head of the group."""
     ratio = H // K // split
     it = 0
     local = 0
-    for index in range(gl.program_id(0), items, gl.num_programs(0)):
-        n, part = index // parts, index % parts
+    for j in range((items + gl.num_programs(0) - 1) // gl.num_programs(0)):
+        index = _turn(j)
+        n, part = _tile(index, items // parts, parts, group, False)
         b, hp = part // (K * split), part % (K * split)
-        if VARLEN:
-            if n * BN < _extent(b, sizes, VARLEN)[1]:
-                it, local = _feed_keys_item(
-                    n,
-                    b,
-                    hp,
-                    descs,
-                    smems,
-                    bars,
-                    padded,
-                    sizes,
-                    H,
-                    split,
-                    ratio,
-                    it,
-                    local,
-                    BM,
-                    BN,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    VARLEN,
-                    LEAST,
-                )
-        else:
-            it, local = _feed_keys_item(
-                n,
-                b,
-                hp,
-                descs,
-                smems,
-                bars,
-                padded,
-                sizes,
-                H,
-                split,
-                ratio,
-                it,
-                local,
-                BM,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                VARLEN,
-                LEAST,
-            )
+        if (index < items) & (n * BN < _keys_of(b, index < items, sizes, VARLEN)):
+            it, local = _feed_keys_item(n, b, hp, descs, smems, bars, padded, sizes, H, split, ratio, it, local, BM,
+                                        BN, D, DV, STAGES, BAND, VARLEN, LEAST)
 
 
 @gluon.jit
@@ -641,30 +320,9 @@ def _hidden(p, i, key, lo, hi, BM: gl.constexpr, BAND: gl.constexpr, S_L: gl.con
 
 
 @gluon.jit
-def _dkv_step(
-    i,
-    it,
-    k,
-    v,
-    smems,
-    bars,
-    dk,
-    dv,
-    scale,
-    pre,
-    key,
-    lo,
-    hi,
-    MASK: gl.constexpr,
-    BM: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    CAPPED: gl.constexpr,
-    ROLE: gl.constexpr,
-    DTYPE: gl.constexpr,
-):
+def _dkv_step(i, it, k, v, smems, bars, dk, dv, scale, pre, key, lo, hi, MASK: gl.constexpr, BM: gl.constexpr,
+              D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, CAPPED: gl.constexpr,
+              ROLE: gl.constexpr, DTYPE: gl.constexpr):
     """Transposed scores, so that P and dS are already the left operands of dV and dK, in registers.
 
     A wide head leaves no registers for both: then one group makes dV (ROLE 1) and the other dK (ROLE 2).
@@ -693,9 +351,8 @@ def _dkv_step(
     if MASK:
         p = _hidden(p, i, key, lo, hi, BM, BAND, S_L)
     if ROLE == 0:
-        dv_on_its_way = warpgroup_mma(
-            gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, V_L, 2)), do, dv, is_async=True
-        )
+        dv_on_its_way = warpgroup_mma(gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, V_L, 2)), do, dv,
+                                      is_async=True)
         dp = warpgroup_mma_wait(1, [dp_on_its_way])
     if ROLE == 1:
         dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, V_L, 2)), do, dv)
@@ -727,35 +384,9 @@ def _kept_rows(value, kept, L: gl.constexpr):
 
 @gluon.jit
 def _dkv_item(
-    c: gl.constexpr,
-    n,
-    b,
-    hp,
-    ptrs,
-    k,
-    v,
-    smems,
-    bars,
-    sizes,
-    ratio,
-    d,
-    dv_dim,
-    scale,
-    pre,
-    scale_out,
-    it,
-    local,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    VARLEN: gl.constexpr,
-    ROLE: gl.constexpr,
-    DTYPE: gl.constexpr,
+    c: gl.constexpr, n, b, hp, ptrs, k, v, smems, bars, sizes, ratio, d, dv_dim, scale, pre, scale_out, it, local,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr, ROLE: gl.constexpr, DTYPE: gl.constexpr,
 ):
     dk_ptr, dk_b, dk_h, dk_l, dv_ptr, dv_b, dv_h, dv_l, mask_ptr, mask_b = ptrs
     kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
@@ -771,84 +402,19 @@ def _dkv_item(
     mbarrier.wait(kv_full.index(0), local & 1)
     dk = gl.zeros([64, D if ROLE != 1 else 16], gl.float32, K_L)
     dv = gl.zeros([64, DV if ROLE != 2 else 16], gl.float32, V_L)
-    for _ in range(ratio):
-        if BAND >= 1:
-            for i in range(first, edge):
-                dk, dv, it = _dkv_step(
-                    i,
-                    it,
-                    k,
-                    v,
-                    smems,
-                    bars,
-                    dk,
-                    dv,
-                    scale,
-                    pre,
-                    key,
-                    lo,
-                    hi,
-                    True,
-                    BM,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    CAPPED,
-                    ROLE,
-                    DTYPE,
-                )
-        for i in range(edge, past):
-            dk, dv, it = _dkv_step(
-                i,
-                it,
-                k,
-                v,
-                smems,
-                bars,
-                dk,
-                dv,
-                scale,
-                pre,
-                key,
-                lo,
-                hi,
-                False,
-                BM,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                CAPPED,
-                ROLE,
-                DTYPE,
-            )
-        if BAND == 2:
-            for i in range(past, stop):
-                dk, dv, it = _dkv_step(
-                    i,
-                    it,
-                    k,
-                    v,
-                    smems,
-                    bars,
-                    dk,
-                    dv,
-                    scale,
-                    pre,
-                    key,
-                    lo,
-                    hi,
-                    True,
-                    BM,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    CAPPED,
-                    ROLE,
-                    DTYPE,
-                )
+    if BAND == 2:
+        for j in range(past, stop):
+            for _ in range(ratio):
+                dk, dv, it = _dkv_step(past + stop - 1 - j, it, k, v, smems, bars, dk, dv, scale, pre, key, lo, hi,
+                                       True, BM, D, DV, STAGES, BAND, CAPPED, ROLE, DTYPE)
+    for _ in range((past - edge) * ratio):
+        dk, dv, it = _dkv_step(0, it, k, v, smems, bars, dk, dv, scale, pre, key, lo, hi, False, BM, D, DV, STAGES,
+                               BAND, CAPPED, ROLE, DTYPE)
+    if BAND >= 1:
+        for j in range(first, edge):
+            for _ in range(ratio):
+                dk, dv, it = _dkv_step(first + edge - 1 - j, it, k, v, smems, bars, dk, dv, scale, pre, key, lo, hi,
+                                       True, BM, D, DV, STAGES, BAND, CAPPED, ROLE, DTYPE)
     mbarrier.arrive(kv_empty.index(0), count=1)
     if KEYMASK:
         kept = gl.load(mask_ptr + b.to(gl.int64) * mask_b + key, mask=key < keys, other=0) != 0
@@ -867,156 +433,33 @@ def _dkv_item(
 
 @gluon.jit
 def _dkv_rows(
-    c: gl.constexpr,
-    ptrs,
-    k_smem,
-    v_smem,
-    smems,
-    bars,
-    sizes,
-    items,
-    parts,
-    H,
-    K,
-    split,
-    d,
-    dv_dim,
-    scale,
-    pre,
+    c: gl.constexpr, ptrs, k_smem, v_smem, smems, bars, sizes, items, parts, group, H, K, split, d, dv_dim, scale, pre,
     scale_out,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    VARLEN: gl.constexpr,
-    ROLE: gl.constexpr,
-    DTYPE: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr, ROLE: gl.constexpr, DTYPE: gl.constexpr,
 ):
     OWN: gl.constexpr = c * 64 if ROLE == 0 else 0
     k = k_smem.index(0).reshape([BN, D]).slice(OWN, 64, dim=0)
     v = v_smem.index(0).reshape([BN, DV]).slice(OWN, 64, dim=0)
     it = 0
     local = 0
-    for index in range(gl.program_id(0), items, gl.num_programs(0)):
-        n, part = index // parts, index % parts
+    for j in range((items + gl.num_programs(0) - 1) // gl.num_programs(0)):
+        index = _turn(j)
+        n, part = _tile(index, items // parts, parts, group, False)
         b, hp = part // (K * split), part % (K * split)
-        if VARLEN:
-            if n * BN < _extent(b, sizes, VARLEN)[1]:
-                it, local = _dkv_item(
-                    c,
-                    n,
-                    b,
-                    hp,
-                    ptrs,
-                    k,
-                    v,
-                    smems,
-                    bars,
-                    sizes,
-                    H // K // split,
-                    d,
-                    dv_dim,
-                    scale,
-                    pre,
-                    scale_out,
-                    it,
-                    local,
-                    BM,
-                    BN,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    KEYMASK,
-                    CAPPED,
-                    VARLEN,
-                    ROLE,
-                    DTYPE,
-                )
-        else:
-            it, local = _dkv_item(
-                c,
-                n,
-                b,
-                hp,
-                ptrs,
-                k,
-                v,
-                smems,
-                bars,
-                sizes,
-                H // K // split,
-                d,
-                dv_dim,
-                scale,
-                pre,
-                scale_out,
-                it,
-                local,
-                BM,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                CAPPED,
-                VARLEN,
-                ROLE,
-                DTYPE,
-            )
+        if (index < items) & (n * BN < _keys_of(b, index < items, sizes, VARLEN)):
+            it, local = _dkv_item(c, n, b, hp, ptrs, k, v, smems, bars, sizes, H // K // split, d, dv_dim, scale, pre,
+                                  scale_out, it, local, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, VARLEN, ROLE,
+                                  DTYPE)
 
 
 @gluon.jit
 def attention_keys(
-    q_desc,
-    k_desc,
-    v_desc,
-    do_desc,
-    lse_desc,
-    delta_desc,
-    dk_ptr,
-    dv_ptr,
-    mask_ptr,
-    q_starts,
-    k_starts,
-    padded,
-    B,
-    H,
-    K,
-    split,
-    L,
-    S,
-    longest_keys,
-    lo,
-    hi,
-    align,
-    d,
-    dv_dim,
-    mask_b,
-    dk_b,
-    dk_h,
-    dk_l,
-    dv_b,
-    dv_h,
-    dv_l,
-    scale,
-    pre,
-    scale_out,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    VARLEN: gl.constexpr,
-    WIDE: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_ptr, dv_ptr, mask_ptr, q_starts, k_starts, padded, B, H,
+    K, split, L, S, longest_keys, lo, hi, align, d, dv_dim, mask_b, dk_b, dk_h, dk_l, dv_b, dv_h, dv_l, group, scale,
+    pre, scale_out,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr, WIDE: gl.constexpr,
 ):
     """dK and dV: a program owns BN keys and walks the rows of the heads that share them (or a ``split`` of those)."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -1027,65 +470,33 @@ def attention_keys(
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, DV], do_desc.layout)
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BM], lse_desc.layout)
     delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BM], delta_desc.layout)
-    bars = (
-        _barriers(1, 1),
-        _barriers(1, 2),
-        _barriers(STAGES, 1),
-        _barriers(STAGES, 2),
-        _barriers(STAGES, 1),
-        _barriers(STAGES, 2),
-    )
+    bars = (_barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(STAGES, 1),
+            _barriers(STAGES, 2))
     sizes = (L, S, lo, hi, align, q_starts, k_starts)
     parts = B * K * split
     items = (longest_keys + BN - 1) // BN * parts
     smems = (q_smem, do_smem, lse_smem, delta_smem)
     ptrs = (dk_ptr, dk_b, dk_h, dk_l, dv_ptr, dv_b, dv_h, dv_l, mask_ptr, mask_b)
     gl.warp_specialize([
-        (_dkv_rows, (0, ptrs, k_smem, v_smem, smems, bars, sizes, items, parts, H, K, split, d, dv_dim, scale, pre,
-                     scale_out, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, VARLEN, 1 if WIDE else 0, DTYPE)),
-        (_dkv_rows, (1, ptrs, k_smem, v_smem, smems, bars, sizes, items, parts, H, K, split, d, dv_dim, scale, pre,
-                     scale_out, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, VARLEN, 2 if WIDE else 0, DTYPE)),
+        (_dkv_rows, (0, ptrs, k_smem, v_smem, smems, bars, sizes, items, parts, group, H, K, split, d, dv_dim, scale,
+                     pre, scale_out, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, VARLEN, 1 if WIDE else 0, DTYPE)),
+        (_dkv_rows, (1, ptrs, k_smem, v_smem, smems, bars, sizes, items, parts, group, H, K, split, d, dv_dim, scale,
+                     pre, scale_out, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, VARLEN, 2 if WIDE else 0, DTYPE)),
         (_feed_keys, ((q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc),
-                      (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem), bars, padded, sizes, items, parts, H, K,
-                      split, BM, BN, D, DV, STAGES, BAND, VARLEN, 0)),
+                      (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem), bars, padded, sizes, items, parts,
+                      group, H, K, split, BM, BN, D, DV, STAGES, BAND, VARLEN, 0)),
     ], [4, 1], [240, 24])  # fmt: skip
+    _wait_for_the_last()
 
 
 @gluon.jit
 def _fused_step(
-    c: gl.constexpr,
-    s,
-    i,
-    it,
-    flat,
-    masked,
-    k,
-    v,
-    k_cols,
-    kept,
-    smems,
-    ds_smem,
-    dq_smem,
-    dq_desc,
-    bars,
-    ds_full,
-    dk,
-    dv,
-    scale,
-    key,
-    keys,
-    lo,
-    hi,
-    MORE: gl.constexpr,
-    BM: gl.constexpr,
-    D: gl.constexpr,
-    STAGES: gl.constexpr,
-    BUFFERS: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    DTYPE: gl.constexpr,
+    c: gl.constexpr, s, i, it, flat, masked, k, v, k_cols, kept, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk,
+    dv, scale, key, keys, lo, hi,
+    BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, DTYPE: gl.constexpr,
 ):
-    """From the scores of row block i to its share of dV, dK and dQ; the next block's scores start before dQ is sent."""
+    """From the scores of row block i to its share of dV, dK and dQ."""
     q_smem, do_smem, lse_smem, delta_smem = smems
     kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
@@ -1119,26 +530,17 @@ def _fused_step(
     dq_on_its_way = warpgroup_mma(shared.permute((1, 0)), k_cols, none, use_acc=False, is_async=True)
     dv, dk = warpgroup_mma_wait(1, [dv_on_its_way, dk_on_its_way])
     mbarrier.arrive(q_empty.index(slot), count=1)
-    if MORE:
-        nxt = (it + 1) % STAGES
-        mbarrier.wait(q_full.index(nxt), ((it + 1) // STAGES) & 1)
-        to_come = q_smem.index(nxt).reshape([BM, D])
-        s_on_its_way = warpgroup_mma(k, to_come.permute((1, 0)), zero, use_acc=False, is_async=True)
-        dq = warpgroup_mma_wait(1, [dq_on_its_way])
-    else:
-        dq = warpgroup_mma_wait(0, [dq_on_its_way])
+    dq = warpgroup_mma_wait(0, [dq_on_its_way])
     tma.store_wait(BUFFERS - 1)
     to = dq_smem.index(c * BUFFERS + it % BUFFERS)
     to.store(dq)
     fence_async_shared()
     _add_to_global(dq_desc, [flat + i * BM, c * (D // 2)], to)
-    if MORE:
-        s = warpgroup_mma_wait(0, [s_on_its_way])
-    return s, dk, dv, it + 1
+    return dk, dv, it + 1
 
 
 @gluon.jit
-def _first_scores(it, k, q_smem, bars, BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):
+def _scores_of(it, k, q_smem, bars, BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):
     q_full = bars[2]
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     mbarrier.wait(q_full.index(it % STAGES), (it // STAGES) & 1)
@@ -1147,225 +549,73 @@ def _first_scores(it, k, q_smem, bars, BM: gl.constexpr, D: gl.constexpr, STAGES
 
 
 @gluon.jit
-def _fused_rows(
-    c: gl.constexpr,
-    ptrs,
-    k_smem,
-    v_smem,
-    smems,
-    ds_smem,
-    dq_smem,
-    dq_desc,
-    bars,
-    ds_full,
-    sizes,
-    items,
-    parts,
-    H,
-    K,
-    split,
-    padded,
-    d,
-    scale,
-    scale_out,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    STAGES: gl.constexpr,
-    BUFFERS: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    PIPED: gl.constexpr,
-    DTYPE: gl.constexpr,
+def _fused_item(
+    c: gl.constexpr, n, b, hp, ptrs, k, v, k_cols, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, H, ratio,
+    padded, d, scale, scale_out, it, local,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+    BAND: gl.constexpr, KEYMASK: gl.constexpr, DTYPE: gl.constexpr,
 ):
+    """All rows that see a block of keys, from the last, where all programs of a head meet, to the first."""
     dk_ptr, dk_b, dk_h, dk_l, dv_ptr, dv_b, dv_h, dv_l, mask_ptr, mask_b = ptrs
-    kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
+    kv_full, kv_empty = bars[0], bars[1]
     A_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     rows, keys, lo, hi = sizes[0], sizes[1], sizes[2], sizes[3]
-    ratio = H // K // split
+    key0 = n * BN + c * 64
+    key = key0 + gl.arange(0, 64, gl.SliceLayout(1, S_L))
+    kept = key >= 0
+    if KEYMASK:
+        kept = gl.load(mask_ptr + b.to(gl.int64) * mask_b + key, mask=key < keys, other=0) != 0
+    first, edge, past, stop = _rows_seeing(n, rows, lo, hi, BM, BN, BAND, 1)
+    tail = (n + 1) * BN > keys
+    mbarrier.wait(kv_full.index(0), local & 1)
+    dk = gl.zeros([64, D], gl.float32, A_L)
+    dv = gl.zeros([64, D], gl.float32, A_L)
+    base = (b * H + hp * ratio) * padded
+    i = stop - 1
+    for _ in range(first, stop):
+        for r in range(ratio):
+            s = _scores_of(it, k, smems[0], bars, BM, D, STAGES)
+            dk, dv, it = _fused_step(c, s, i, it, base + r * padded, tail | (i < edge) | (i >= past), k, v, k_cols,
+                                     kept, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk, dv, scale, key, keys,
+                                     lo, hi, BM, D, STAGES, BUFFERS, BAND, KEYMASK, DTYPE)
+        i -= 1
+    mbarrier.arrive(kv_empty.index(0), count=1)
+    to = dk_ptr + b.to(gl.int64) * dk_b + hp.to(gl.int64) * dk_h
+    _store(to, dk * scale_out, key0, keys, dk_l, d, D)
+    to = dv_ptr + b.to(gl.int64) * dv_b + hp.to(gl.int64) * dv_h
+    _store(to, dv, key0, keys, dv_l, d, D)
+    return it
+
+
+@gluon.jit
+def _fused_rows(
+    c: gl.constexpr, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts, group,
+    H, K, split, padded, d, scale, scale_out,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+    BAND: gl.constexpr, KEYMASK: gl.constexpr, DTYPE: gl.constexpr,
+):
     whole = k_smem.index(0).reshape([BN, D])
     k = whole.slice(c * 64, 64, dim=0)
     k_cols = whole.slice(c * (D // 2), D // 2, dim=1)
     v = v_smem.index(0).reshape([BN, D]).slice(c * 64, 64, dim=0)
     it = 0
-    local = 0
-    for index in range(gl.program_id(0), items, gl.num_programs(0)):
-        n, part = index // parts, index % parts
-        b, hp = part // (K * split), part % (K * split)
-        key0 = n * BN + c * 64
-        key = key0 + gl.arange(0, 64, gl.SliceLayout(1, S_L))
-        kept = key >= 0
-        if KEYMASK:
-            kept = gl.load(mask_ptr + b.to(gl.int64) * mask_b + key, mask=key < keys, other=0) != 0
-        first, edge, past, stop = _rows_seeing(n, rows, lo, hi, BM, BN, BAND, 1)
-        width = stop - first
-        last = ratio * width - 1
-        tail = (n + 1) * BN > keys
-        mbarrier.wait(kv_full.index(0), local & 1)
-        dk = gl.zeros([64, D], gl.float32, A_L)
-        dv = gl.zeros([64, D], gl.float32, A_L)
-        flat = (b * H + hp * ratio) * padded
-        if PIPED:
-            s = _first_scores(it, k, smems[0], bars, BM, D, STAGES)
-            i = first
-            for _ in range(last):
-                s, dk, dv, it = _fused_step(
-                    c,
-                    s,
-                    i,
-                    it,
-                    flat,
-                    tail | (i < edge) | (i >= past),
-                    k,
-                    v,
-                    k_cols,
-                    kept,
-                    smems,
-                    ds_smem,
-                    dq_smem,
-                    dq_desc,
-                    bars,
-                    ds_full,
-                    dk,
-                    dv,
-                    scale,
-                    key,
-                    keys,
-                    lo,
-                    hi,
-                    True,
-                    BM,
-                    D,
-                    STAGES,
-                    BUFFERS,
-                    BAND,
-                    KEYMASK,
-                    DTYPE,
-                )
-                i += 1
-                if i == stop:
-                    i = first
-                    flat += padded
-            s, dk, dv, it = _fused_step(
-                c,
-                s,
-                stop - 1,
-                it,
-                flat,
-                True,
-                k,
-                v,
-                k_cols,
-                kept,
-                smems,
-                ds_smem,
-                dq_smem,
-                dq_desc,
-                bars,
-                ds_full,
-                dk,
-                dv,
-                scale,
-                key,
-                keys,
-                lo,
-                hi,
-                False,
-                BM,
-                D,
-                STAGES,
-                BUFFERS,
-                BAND,
-                KEYMASK,
-                DTYPE,
-            )
-        else:
-            for _ in range(ratio):
-                for i in range(first, stop):
-                    s = _first_scores(it, k, smems[0], bars, BM, D, STAGES)
-                    s, dk, dv, it = _fused_step(
-                        c,
-                        s,
-                        i,
-                        it,
-                        flat,
-                        tail | (i < edge) | (i >= past),
-                        k,
-                        v,
-                        k_cols,
-                        kept,
-                        smems,
-                        ds_smem,
-                        dq_smem,
-                        dq_desc,
-                        bars,
-                        ds_full,
-                        dk,
-                        dv,
-                        scale,
-                        key,
-                        keys,
-                        lo,
-                        hi,
-                        False,
-                        BM,
-                        D,
-                        STAGES,
-                        BUFFERS,
-                        BAND,
-                        KEYMASK,
-                        DTYPE,
-                    )
-                flat += padded
-        mbarrier.arrive(kv_empty.index(0), count=1)
-        local += 1
-        to = dk_ptr + b.to(gl.int64) * dk_b + hp.to(gl.int64) * dk_h
-        _store(to, dk * scale_out, key0, keys, dk_l, d, D)
-        to = dv_ptr + b.to(gl.int64) * dv_b + hp.to(gl.int64) * dv_h
-        _store(to, dv, key0, keys, dv_l, d, D)
+    for j in range((items + gl.num_programs(0) - 1) // gl.num_programs(0)):
+        index = _turn(j)
+        n, part = _tile(index, items // parts, parts, group, False)
+        if index < items:
+            it = _fused_item(c, n, part // (K * split), part % (K * split), ptrs, k, v, k_cols, smems, ds_smem, dq_smem,
+                             dq_desc, bars, ds_full, sizes, H, H // K // split, padded, d, scale, scale_out, it, j, BM,
+                             BN, D, STAGES, BUFFERS, BAND, KEYMASK, DTYPE)
     tma.store_wait(0)
 
 
 @gluon.jit
 def attention_fused(
-    q_desc,
-    k_desc,
-    v_desc,
-    do_desc,
-    lse_desc,
-    delta_desc,
-    dq_desc,
-    dk_ptr,
-    dv_ptr,
-    mask_ptr,
-    padded,
-    B,
-    H,
-    K,
-    split,
-    L,
-    S,
-    lo,
-    hi,
-    d,
-    mask_b,
-    dk_b,
-    dk_h,
-    dk_l,
-    dv_b,
-    dv_h,
-    dv_l,
-    scale,
-    scale_out,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    STAGES: gl.constexpr,
-    BUFFERS: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    PIPED: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_ptr, dv_ptr, mask_ptr, padded, B, H, K,
+    split, L, S, lo, hi, d, mask_b, dk_b, dk_h, dk_l, dv_b, dv_h, dv_l, group, scale, scale_out,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+    BAND: gl.constexpr, KEYMASK: gl.constexpr,
 ):
     """dK, dV and dQ from five products: a program owns 128 keys; the copy engine adds its share of dQ to memory."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -1387,15 +637,15 @@ def attention_fused(
     smems = (q_smem, do_smem, lse_smem, delta_smem)
     ptrs = (dk_ptr, dk_b, dk_h, dk_l, dv_ptr, dv_b, dv_h, dv_l, mask_ptr, mask_b)
     gl.warp_specialize([
-        (_fused_rows, (0, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts, H,
-                       K, split, padded, d, scale, scale_out, BM, BN, D, STAGES, BUFFERS, BAND, KEYMASK, PIPED,
+        (_fused_rows, (0, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts,
+                       group, H, K, split, padded, d, scale, scale_out, BM, BN, D, STAGES, BUFFERS, BAND, KEYMASK,
                        DTYPE)),
-        (_fused_rows, (1, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts, H,
-                       K, split, padded, d, scale, scale_out, BM, BN, D, STAGES, BUFFERS, BAND, KEYMASK, PIPED,
+        (_fused_rows, (1, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts,
+                       group, H, K, split, padded, d, scale, scale_out, BM, BN, D, STAGES, BUFFERS, BAND, KEYMASK,
                        DTYPE)),
         (_feed_keys, ((q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc),
-                      (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem), bars, padded, sizes, items, parts, H, K,
-                      split, BM, BN, D, D, STAGES, BAND, False, 1)),
+                      (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem), bars, padded, sizes, items, parts,
+                      group, H, K, split, BM, BN, D, D, STAGES, BAND, False, 1)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 

@@ -38,6 +38,13 @@ def _tile(index, num_m, num_heads, group, BACKWARDS: gl.constexpr):
 
 
 @gluon.jit
+def _turn(j):
+    """The j-th tile of this program: back and forth, so that who had the longest gets the shortest next."""
+    num, mine = gl.num_programs(0), gl.program_id(0)
+    return j * num + mine + (j % 2) * (num - 1 - 2 * mine)
+
+
+@gluon.jit
 def _extent(b, sizes, VARLEN: gl.constexpr):
     """Rows and keys of sequence b, where each start, and the edges of the band its row 0 sees."""
     L, S, lo, hi, align, q_starts, k_starts = sizes
@@ -51,6 +58,26 @@ def _extent(b, sizes, VARLEN: gl.constexpr):
         hi += (keys - rows) * align
         batch = b * 0
     return rows, keys, q0, k0, lo, hi, batch
+
+
+@gluon.jit
+def _rows_of(b, there, sizes, VARLEN: gl.constexpr):
+    """Query rows of sequence b, if there is one."""
+    rows = sizes[0]
+    if VARLEN:
+        at = sizes[5] + b
+        rows = gl.load(at + 1, mask=there, other=0) - gl.load(at, mask=there, other=0)
+    return rows
+
+
+@gluon.jit
+def _keys_of(b, there, sizes, VARLEN: gl.constexpr):
+    """Keys of sequence b, if there is one."""
+    keys = sizes[1]
+    if VARLEN:
+        at = sizes[6] + b
+        keys = gl.load(at + 1, mask=there, other=0) - gl.load(at, mask=there, other=0)
+    return keys
 
 
 @gluon.jit
@@ -84,53 +111,43 @@ def _fetch(desc, at, full, empty, smem, turn, slot, NUM_BYTES: gl.constexpr):
 
 @gluon.jit
 def _feed_tile(
-    m,
-    b,
-    h,
-    descs,
-    smems,
-    bars,
-    mask_ptr,
-    mask_b,
-    sizes,
-    it,
-    local,
-    ratio,
-    EXTRA: gl.constexpr,
-    DESCENDING: gl.constexpr,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    VARLEN: gl.constexpr,
+    m, b, h, descs, smems, bars, mask_ptr, mask_b, sizes, it, local, ratio,
+    EXTRA: gl.constexpr, DESCENDING: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
+    DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, KEYMASK: gl.constexpr, VARLEN: gl.constexpr,
+    Q_STAGES: gl.constexpr, E: gl.constexpr,
 ):
-    q_desc, extra_desc, k_desc, v_desc = descs
-    q_smem, extra_smem, k_smem, v_smem, bias_smem = smems
+    q_desc, q2_desc, extra_desc, k_desc, k2_desc, v_desc = descs
+    q_smem, q2_smem, extra_smem, k_smem, k2_smem, v_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     M_L: gl.constexpr = gl.BlockedLayout([BN // 32], [32], [1], [0])
     rows, keys, q0, k0, lo, hi, batch = _extent(b, sizes, VARLEN)
-    q_bytes: gl.constexpr = (BM // 2) * (D + DV if EXTRA else D) * 2
-    for c in gl.static_range(2):
-        row = q0 + m * BM + c * (BM // 2)
-        _fetch(q_desc, [batch, h, row, 0], q_full, q_empty, q_smem, local, c, q_bytes)
+    q_bytes: gl.constexpr = 64 * (D + DV if EXTRA else D + E) * 2
+    for c in gl.static_range(BM // 64):
+        row = q0 + m * BM + c * 64
+        mine = c * Q_STAGES + local % Q_STAGES
+        _fetch(q_desc, [batch, h, row, 0], q_full, q_empty, q_smem, local // Q_STAGES, mine, q_bytes)
+        if E > 0:
+            tma.async_copy_global_to_shared(q2_desc, [batch, h, row, D], q_full.index(mine), q2_smem.index(mine))
         if EXTRA:
-            tma.async_copy_global_to_shared(extra_desc, [batch, h, row, 0], q_full.index(c), extra_smem.index(c))
+            tma.async_copy_global_to_shared(extra_desc, [batch, h, row, 0], q_full.index(mine), extra_smem.index(mine))
     first, stop = _blocks_seen(m, keys, lo, hi, BM, BN, BAND)
+    if KEYMASK:
+        mask = mask_ptr + b.to(gl.int64) * mask_b
+        col = (stop - 1 if DESCENDING else first) * BN + gl.arange(0, BN, M_L)
+        kept = gl.load(mask + col, mask=col < keys, other=0)
     for j in range(first, stop):
         block = first + stop - 1 - j if DESCENDING else j
         at = [batch, h // ratio, k0 + block * BN, 0]
         slot, turn = it % STAGES, it // STAGES
+        _fetch(k_desc, at, k_full, k_empty, k_smem, turn, slot, BN * (D + E) * 2)
+        if E > 0:
+            rest = [batch, h // ratio, k0 + block * BN, D]
+            tma.async_copy_global_to_shared(k2_desc, rest, k_full.index(slot), k2_smem.index(slot))
         if KEYMASK:
-            col = block * BN + gl.arange(0, BN, M_L)
-            kept = gl.load(mask_ptr + b.to(gl.int64) * mask_b + col, mask=col < keys, other=0)
-            _fetch(k_desc, at, k_full, k_empty, k_smem, turn, slot, BN * D * 2)
             bias_smem.index(slot).store(gl.where(kept != 0, 0.0, float("-inf")))
             mbarrier.arrive(k_full.index(slot), count=1)
-        else:
-            _fetch(k_desc, at, k_full, k_empty, k_smem, turn, slot, BN * D * 2)
+            col = (block - 1 if DESCENDING else block + 1) * BN + gl.arange(0, BN, M_L)
+            kept = gl.load(mask + col, mask=(col >= 0) & (col < keys), other=0)  # the next block's
         _fetch(v_desc, at, v_full, v_empty, v_smem, turn, slot, BN * DV * 2)
         it += 1
     return it, local + 1
@@ -138,86 +155,21 @@ def _feed_tile(
 
 @gluon.jit
 def _feed_rows(
-    descs,
-    smems,
-    bars,
-    mask_ptr,
-    mask_b,
-    sizes,
-    tiles,
-    num_m,
-    H,
-    K,
-    heads,
-    group,
-    EXTRA: gl.constexpr,
-    DESCENDING: gl.constexpr,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    VARLEN: gl.constexpr,
+    descs, smems, bars, mask_ptr, mask_b, sizes, tiles, num_m, H, K, heads, group,
+    EXTRA: gl.constexpr, DESCENDING: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
+    DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, KEYMASK: gl.constexpr, VARLEN: gl.constexpr,
+    Q_STAGES: gl.constexpr, E: gl.constexpr,
 ):
     """Feeds the kernels that own query rows: 64 rows of Q (and of dO) for each group, then blocks of K and V."""
     it = 0
     local = 0
-    for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
+    for j in range((tiles + gl.num_programs(0) - 1) // gl.num_programs(0)):
+        index = _turn(j)
         m, bh = _tile(index, num_m, heads, group, BAND == 1)
         b, h = bh // H, bh % H
-        if VARLEN:
-            if m * BM < _extent(b, sizes, VARLEN)[0]:
-                it, local = _feed_tile(
-                    m,
-                    b,
-                    h,
-                    descs,
-                    smems,
-                    bars,
-                    mask_ptr,
-                    mask_b,
-                    sizes,
-                    it,
-                    local,
-                    H // K,
-                    EXTRA,
-                    DESCENDING,
-                    BM,
-                    BN,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    KEYMASK,
-                    VARLEN,
-                )
-        else:
-            it, local = _feed_tile(
-                m,
-                b,
-                h,
-                descs,
-                smems,
-                bars,
-                mask_ptr,
-                mask_b,
-                sizes,
-                it,
-                local,
-                H // K,
-                EXTRA,
-                DESCENDING,
-                BM,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                VARLEN,
-            )
+        if (index < tiles) & (m * BM < _rows_of(b, index < tiles, sizes, VARLEN)):
+            it, local = _feed_tile(m, b, h, descs, smems, bars, mask_ptr, mask_b, sizes, it, local, H // K, EXTRA,
+                                   DESCENDING, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN, Q_STAGES, E)
 
 
 @gluon.jit
@@ -239,25 +191,8 @@ def _seen(s, row, col, keys, lo, hi, BAND: gl.constexpr, PAST: gl.constexpr):
 
 
 @gluon.jit
-def _online(
-    s,
-    m_i,
-    l_i,
-    bias,
-    scale,
-    pre,
-    row,
-    block,
-    keys,
-    lo,
-    hi,
-    MASK: gl.constexpr,
-    BN: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    S_L: gl.constexpr,
-):
+def _online(s, m_i, l_i, bias, scale, pre, row, block, keys, lo, hi, MASK: gl.constexpr, BN: gl.constexpr,
+            BAND: gl.constexpr, KEYMASK: gl.constexpr, CAPPED: gl.constexpr, S_L: gl.constexpr):
     """One step of the online softmax: probabilities, new maximum and sum, and the factor for what came before."""
     if CAPPED:
         s = _tanh(s * pre)
@@ -283,51 +218,34 @@ def _bias(bias_smem, slot, KEYMASK: gl.constexpr, S_L: gl.constexpr):
 
 
 @gluon.jit
-def _step(
-    q,
-    smems,
-    bars,
-    it,
-    block,
-    more,
-    p_op,
-    o,
-    m_i,
-    l_i,
-    scale,
-    pre,
-    row,
-    keys,
-    lo,
-    hi,
-    MASK: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    DTYPE: gl.constexpr,
-):
+def _scores(q, q2, k_smem, k2_smem, slot, BN: gl.constexpr, D: gl.constexpr, E: gl.constexpr, S_L: gl.constexpr):
+    """Q · Kᵀ of a block, on its way; of a head's D columns and, where it has more, the E others."""
+    zero = gl.zeros([64, BN], gl.float32, S_L)
+    s = warpgroup_mma(q, k_smem.index(slot).reshape([BN, D]).permute((1, 0)), zero, use_acc=False, is_async=True)
+    if E > 0:
+        s = warpgroup_mma(q2, k2_smem.index(slot).reshape([BN, E]).permute((1, 0)), s, is_async=True)
+    return s
+
+
+@gluon.jit
+def _step(q, q2, smems, bars, it, block, more, p_op, o, m_i, l_i, scale, pre, row, keys, lo, hi, MASK: gl.constexpr,
+          BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+          KEYMASK: gl.constexpr, CAPPED: gl.constexpr, DTYPE: gl.constexpr, E: gl.constexpr):
     """Scores of the next block and P·V of this one go out together; the softmax runs while P·V does."""
-    k_smem, v_smem, bias_smem = smems
+    k_smem, k2_smem, v_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
     nxt = it + 1
     ks, vs = nxt % STAGES, it % STAGES
-    zero = gl.zeros([64, BN], gl.float32, S_L)
-    k = k_smem.index(ks).reshape([BN, D])
-    s_on_its_way = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s_on_its_way = _scores(q, q2, k_smem, k2_smem, ks, BN, D, E, S_L)
     mbarrier.wait(v_full.index(vs), (it // STAGES) & 1)
     o_on_its_way = warpgroup_mma(p_op, v_smem.index(vs).reshape([BN, DV]), o, is_async=True)
     s = warpgroup_mma_wait(1, [s_on_its_way])
     bias = _bias(bias_smem, ks, KEYMASK, S_L)
     mbarrier.arrive(k_empty.index(ks), count=1)
-    p, m_i, l_i, alpha = _online(
-        s, m_i, l_i, bias, scale, pre, row, block, keys, lo, hi, MASK, BN, BAND, KEYMASK, CAPPED, S_L
-    )
+    p, m_i, l_i, alpha = _online(s, m_i, l_i, bias, scale, pre, row, block, keys, lo, hi, MASK, BN, BAND, KEYMASK,
+                                 CAPPED, S_L)
     half = p.to(DTYPE)
     # Waiting for the next keys here ends a basic block: without it ptxas moves the wait for O above the softmax.
     after = nxt + 1
@@ -377,40 +295,31 @@ def _plain_blocks(row0, first, stop, keys, lo, hi, BN: gl.constexpr, BAND: gl.co
 
 
 @gluon.jit
+def _pass_by(c: gl.constexpr, first, stop, bars, it, local, STAGES: gl.constexpr, Q_STAGES: gl.constexpr):
+    """A group whose rows are all past the last: it gives back what it is fed."""
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
+    mine = c * Q_STAGES + local % Q_STAGES
+    mbarrier.wait(q_full.index(mine), (local // Q_STAGES) & 1)
+    mbarrier.arrive(q_empty.index(mine), count=1)
+    for _ in range(first, stop):
+        slot, turn = it % STAGES, (it // STAGES) & 1
+        mbarrier.wait(k_full.index(slot), turn)
+        mbarrier.arrive(k_empty.index(slot), count=1)
+        mbarrier.wait(v_full.index(slot), turn)
+        mbarrier.arrive(v_empty.index(slot), count=1)
+        it += 1
+    return it, local + 1
+
+
+@gluon.jit
 def _attend_tile(
-    c: gl.constexpr,
-    m,
-    b,
-    h,
-    o_ptr,
-    o_b,
-    o_h,
-    o_l,
-    lse_ptr,
-    sink_ptr,
-    q,
-    smems,
-    bars,
-    sizes,
-    H,
-    d,
-    scale,
-    pre,
-    it,
-    local,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    SINK: gl.constexpr,
-    VARLEN: gl.constexpr,
-    DTYPE: gl.constexpr,
+    c: gl.constexpr, m, b, h, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, H, d, scale,
+    pre, it, local,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, DTYPE: gl.constexpr,
+    Q_STAGES: gl.constexpr, E: gl.constexpr,
 ):
-    k_smem, v_smem, bias_smem = smems
+    k_smem, k2_smem, v_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
@@ -419,18 +328,19 @@ def _attend_tile(
     first, stop = _blocks_seen(m, keys, lo, hi, BM, BN, BAND)
     row0 = m * BM + c * 64
     row = row0 + gl.arange(0, 64, ROW)
-    mbarrier.wait(q_full.index(c), local & 1)
+    mine = c * Q_STAGES + local % Q_STAGES
+    q = q_smem.index(mine).reshape([64, D])
+    q2 = q2_smem.index(mine).reshape([64, E if E > 0 else D])
+    mbarrier.wait(q_full.index(mine), (local // Q_STAGES) & 1)
     slot = it % STAGES
     mbarrier.wait(k_full.index(slot), (it // STAGES) & 1)
-    k = k_smem.index(slot).reshape([BN, D])
-    s = warpgroup_mma(q, k.permute((1, 0)), gl.zeros([64, BN], gl.float32, S_L), use_acc=False)
+    s = warpgroup_mma_wait(0, [_scores(q, q2, k_smem, k2_smem, slot, BN, D, E, S_L)])
     bias = _bias(bias_smem, slot, KEYMASK, S_L)
     mbarrier.arrive(k_empty.index(slot), count=1)
     m_i = gl.full([64], float("-inf"), gl.float32, ROW)
     l_i = gl.zeros([64], gl.float32, ROW)
-    p, m_i, l_i, _ = _online(
-        s, m_i, l_i, bias, scale, pre, row, stop - 1, keys, lo, hi, True, BN, BAND, KEYMASK, CAPPED, S_L
-    )
+    p, m_i, l_i, _ = _online(s, m_i, l_i, bias, scale, pre, row, stop - 1, keys, lo, hi, True, BN, BAND, KEYMASK,
+                             CAPPED, S_L)
     p_op = gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, O_L, 2))
     o = gl.zeros([64, DV], gl.float32, O_L)
     mbarrier.wait(k_full.index((it + 1) % STAGES), ((it + 1) // STAGES) & 1, pred=stop > first + 1)
@@ -438,93 +348,18 @@ def _attend_tile(
     if BAND >= 1:
         for j in range(end, stop - 1):  # blocks that cross the upper edge, from the last to the first
             block = end + stop - 2 - j
-            p_op, o, m_i, l_i, it = _step(
-                q,
-                smems,
-                bars,
-                it,
-                block,
-                block > first,
-                p_op,
-                o,
-                m_i,
-                l_i,
-                scale,
-                pre,
-                row,
-                keys,
-                lo,
-                hi,
-                True,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                CAPPED,
-                DTYPE,
-            )
+            p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre,
+                                          row, keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
     for j in range(begin, end):
         block = begin + end - 1 - j
-        p_op, o, m_i, l_i, it = _step(
-            q,
-            smems,
-            bars,
-            it,
-            block,
-            block > first,
-            p_op,
-            o,
-            m_i,
-            l_i,
-            scale,
-            pre,
-            row,
-            keys,
-            lo,
-            hi,
-            False,
-            BN,
-            D,
-            DV,
-            STAGES,
-            BAND,
-            KEYMASK,
-            CAPPED,
-            DTYPE,
-        )
+        p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre, row,
+                                      keys, lo, hi, False, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
     if BAND == 2:
         for j in range(first, min(begin, stop - 1)):
             block = first + min(begin, stop - 1) - 1 - j
-            p_op, o, m_i, l_i, it = _step(
-                q,
-                smems,
-                bars,
-                it,
-                block,
-                block > first,
-                p_op,
-                o,
-                m_i,
-                l_i,
-                scale,
-                pre,
-                row,
-                keys,
-                lo,
-                hi,
-                True,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                CAPPED,
-                DTYPE,
-            )
-    mbarrier.arrive(q_empty.index(c), count=1)
+            p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre,
+                                          row, keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
+    mbarrier.arrive(q_empty.index(mine), count=1)
     slot = it % STAGES
     mbarrier.wait(v_full.index(slot), (it // STAGES) & 1)
     o = warpgroup_mma(p_op, v_smem.index(slot).reshape([BN, DV]), o)
@@ -547,180 +382,67 @@ def _attend_tile(
 
 @gluon.jit
 def _attend(
-    c: gl.constexpr,
-    o_ptr,
-    o_b,
-    o_h,
-    o_l,
-    lse_ptr,
-    sink_ptr,
-    q_smem,
-    smems,
-    bars,
-    sizes,
-    tiles,
-    num_m,
-    H,
-    heads,
-    group,
-    d,
-    scale,
-    pre,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    SINK: gl.constexpr,
-    VARLEN: gl.constexpr,
-    DTYPE: gl.constexpr,
+    c: gl.constexpr, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
+    heads, group, d, scale, pre,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, DTYPE: gl.constexpr,
+    Q_STAGES: gl.constexpr, E: gl.constexpr,
 ):
     """One group of four warps: 64 query rows of every tile, keys from the last block to the first."""
-    q = q_smem.index(c).reshape([64, D])
     it = 0
     local = 0
-    for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
+    for j in range((tiles + gl.num_programs(0) - 1) // gl.num_programs(0)):
+        index = _turn(j)
         m, bh = _tile(index, num_m, heads, group, BAND == 1)
         b, h = bh // H, bh % H
-        if VARLEN:
-            if m * BM < _extent(b, sizes, VARLEN)[0]:
-                it, local = _attend_tile(
-                    c,
-                    m,
-                    b,
-                    h,
-                    o_ptr,
-                    o_b,
-                    o_h,
-                    o_l,
-                    lse_ptr,
-                    sink_ptr,
-                    q,
-                    smems,
-                    bars,
-                    sizes,
-                    H,
-                    d,
-                    scale,
-                    pre,
-                    it,
-                    local,
-                    BM,
-                    BN,
-                    D,
-                    DV,
-                    STAGES,
-                    BAND,
-                    KEYMASK,
-                    CAPPED,
-                    SINK,
-                    VARLEN,
-                    DTYPE,
-                )
-        else:
-            it, local = _attend_tile(
-                c,
-                m,
-                b,
-                h,
-                o_ptr,
-                o_b,
-                o_h,
-                o_l,
-                lse_ptr,
-                sink_ptr,
-                q,
-                smems,
-                bars,
-                sizes,
-                H,
-                d,
-                scale,
-                pre,
-                it,
-                local,
-                BM,
-                BN,
-                D,
-                DV,
-                STAGES,
-                BAND,
-                KEYMASK,
-                CAPPED,
-                SINK,
-                VARLEN,
-                DTYPE,
-            )
+        rows = _rows_of(b, index < tiles, sizes, VARLEN)
+        if (index < tiles) & (m * BM + c * 64 < rows):
+            it, local = _attend_tile(c, m, b, h, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars,
+                                     sizes, H, d, scale, pre, it, local, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED,
+                                     SINK, VARLEN, DTYPE, Q_STAGES, E)
+        elif (index < tiles) & (m * BM < rows):
+            rows, keys, q0, k0, lo, hi, batch = _extent(b, sizes, VARLEN)
+            first, stop = _blocks_seen(m, keys, lo, hi, BM, BN, BAND)
+            it, local = _pass_by(c, first, stop, bars, it, local, STAGES, Q_STAGES)
 
 
 @gluon.jit
 def attention_forward(
-    q_desc,
-    k_desc,
-    v_desc,
-    o_ptr,
-    lse_ptr,
-    mask_ptr,
-    sink_ptr,
-    q_starts,
-    k_starts,
-    B,
-    H,
-    K,
-    L,
-    S,
-    longest,
-    lo,
-    hi,
-    align,
-    d,
-    mask_b,
-    o_b,
-    o_h,
-    o_l,
-    group,
-    scale,
-    pre,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    DV: gl.constexpr,
-    STAGES: gl.constexpr,
-    BAND: gl.constexpr,
-    KEYMASK: gl.constexpr,
-    CAPPED: gl.constexpr,
-    SINK: gl.constexpr,
-    VARLEN: gl.constexpr,
+    q_desc, q2_desc, k_desc, k2_desc, v_desc, o_ptr, lse_ptr, mask_ptr, sink_ptr, q_starts, k_starts, B, H, K, L, S,
+    longest, lo, hi, align, d, mask_b, o_b, o_h, o_l, group, scale, pre,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, Q_STAGES: gl.constexpr,
+    E: gl.constexpr,
 ):
+    """Tiles of 128 query rows, 64 for each of two groups of warps."""
     DTYPE: gl.constexpr = q_desc.dtype
+    GROUPS: gl.constexpr = 2
     gl.static_assert(BM == 128)
-    q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, 1, BM // 2, D], q_desc.layout)
+    q_smem = gl.allocate_shared_memory(DTYPE, [GROUPS * Q_STAGES, 1, 1, 64, D], q_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, DV], v_desc.layout)
+    q2_smem, k2_smem = q_smem, k_smem
+    if E > 0:
+        q2_smem = gl.allocate_shared_memory(DTYPE, [GROUPS * Q_STAGES, 1, 1, 64, E], q2_desc.layout)
+        k2_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, E], k2_desc.layout)
     bias_smem = _bias_memory(STAGES, BN, KEYMASK)
-    bars = (
-        _barriers(2, 1),
-        _barriers(2, 1),
-        _barriers(STAGES, 2 if KEYMASK else 1),
-        _barriers(STAGES, 2),
-        _barriers(STAGES, 1),
-        _barriers(STAGES, 2),
-    )
+    bars = (_barriers(GROUPS * Q_STAGES, 1), _barriers(GROUPS * Q_STAGES, 1), _barriers(STAGES, 2 if KEYMASK else 1),
+            _barriers(STAGES, GROUPS), _barriers(STAGES, 1), _barriers(STAGES, GROUPS))
     sizes = (L, S, lo, hi, align, q_starts, k_starts)
     num_m, heads = (longest + BM - 1) // BM, B * H
     tiles = num_m * heads
-    smems = (k_smem, v_smem, bias_smem)
+    smems = (k_smem, k2_smem, v_smem, bias_smem)
     gl.warp_specialize([
-        (_attend, (0, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, smems, bars, sizes, tiles, num_m, H, heads,
-                   group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE)),
-        (_attend, (1, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, smems, bars, sizes, tiles, num_m, H, heads,
-                   group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE)),
-        (_feed_rows, ((q_desc, q_desc, k_desc, v_desc), (q_smem, q_smem, k_smem, v_smem, bias_smem), bars, mask_ptr,
-                      mask_b, sizes, tiles, num_m, H, K, heads, group, False, True, BM, BN, D, DV, STAGES, BAND,
-                      KEYMASK, VARLEN)),
+        (_attend, (0, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
+                   heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
+                   Q_STAGES, E)),
+        (_attend, (1, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
+                   heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
+                   Q_STAGES, E)),
+        (_feed_rows, ((q_desc, q2_desc, q_desc, k_desc, k2_desc, v_desc),
+                      (q_smem, q2_smem, q_smem, k_smem, k2_smem, v_smem, bias_smem), bars, mask_ptr, mask_b, sizes,
+                      tiles, num_m, H, K, heads, group, False, True, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN,
+                      Q_STAGES, E)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 

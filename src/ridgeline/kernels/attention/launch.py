@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ridgeline.kernels import launcher
 from ridgeline.kernels.attention import config, gradient, kernel, reference
-from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, num_sms
-from ridgeline.kernels.rows import cdiv
+from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, carved, num_sms
+from ridgeline.kernels.rows import cdiv, template
 
 LOG2_E = math.log2(math.e)
 ALIGNMENT_BYTES = 16
@@ -21,26 +21,21 @@ VECTOR = 8
 """16-byte accesses of 16-bit elements: head dims and row strides are multiples of it."""
 
 _LOOSE = ("mask_ptr", "sink_ptr", "q_starts", "k_starts")
-_FORWARD = Kernel(
-    kernel.attention_forward, vectors=("d", "o_b", "o_h", "o_l"), loose=_LOOSE, max_registers=config.MAX_REGISTERS
-)
+_FORWARD = Kernel(kernel.attention_forward, vectors=("d", "o_b", "o_h", "o_l"), loose=_LOOSE)
 _PREPARE = Kernel(
     gradient.attention_prepare, vectors=("d", "o_b", "o_h", "o_l", "do_b", "do_h", "do_l"), loose=("q_starts",)
 )
-_QUERIES = Kernel(
-    gradient.attention_queries, vectors=("d", "g_b", "g_h", "g_l"), loose=_LOOSE, max_registers=config.MAX_REGISTERS
-)
+_QUERIES = Kernel(gradient.attention_queries, vectors=("d", "g_b", "g_h", "g_l"), loose=_LOOSE)
 _KEYS = Kernel(
     gradient.attention_keys,
     vectors=("d", "dv_dim", "dk_b", "dk_h", "dk_l", "dv_b", "dv_h", "dv_l"),
     loose=_LOOSE,
-    max_registers=config.MAX_REGISTERS,
+    dependent=True,
 )
 _FUSED = Kernel(
     gradient.attention_fused,
     vectors=("d", "dk_b", "dk_h", "dk_l", "dv_b", "dv_h", "dv_l"),
     loose=_LOOSE,
-    max_registers=config.MAX_REGISTERS,
 )
 _ROUNDED = Kernel(gradient.attention_rounded, vectors=("d", "g_b", "g_h", "g_l"))
 _SUM = Kernel(gradient.attention_sum, vectors=("size", "o_b", "o_h", "o_l", "d"))
@@ -117,14 +112,31 @@ def numbers(x: Tensor, num: int) -> Blocks:
     return Blocks(x, (x.numel(),), (1,), (num,))
 
 
-def _key(of: Problem, tensors: tuple[Tensor, ...], extras: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+def key_of(
+    settings: tuple[Any, ...], tensors: tuple[Tensor, ...], extras: tuple[Tensor | None, ...]
+) -> tuple[Any, ...]:
     """Everything a plan depends on; whether rows start on 16 bytes is asked of all addresses at once."""
     pointers, found = 0, []
     for x in tensors:
         pointers |= x.data_ptr()
-        found += [x.shape, x.stride()]
-    kinds = [None if x is None else (x.dtype, x.stride(0)) for x in extras]
-    return of, tensors[0].dtype, tensors[0].get_device(), pointers % ALIGNMENT_BYTES, *found, *kinds
+        found.append(x.shape)
+        found.append(x.stride())
+    kinds = [None if x is None else (x.dtype, x.stride()) for x in extras]
+    first = tensors[0]
+    return settings, first.dtype, first.get_device(), pointers % ALIGNMENT_BYTES, *found, *kinds
+
+
+class Empty:
+    """A [batch, heads, rows, dim] tensor to be made again and again, at half of what ``torch.empty`` costs the host."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.turned = not like.is_contiguous()
+        shape = like.transpose(1, 2).shape if self.turned else like.shape
+        self.template = template(shape, like.dtype, like.device)
+
+    def __call__(self) -> Tensor:
+        made = torch.empty_like(self.template)
+        return made.transpose(1, 2) if self.turned else made
 
 
 class _Plan:
@@ -146,9 +158,7 @@ class _Plan:
         self.span = (lo, hi, 1 if self.varlen else 0)
         self.scale, self.pre = of.numbers
         self.wide = (config.padded(self.dim), config.padded(self.value_dim))
-        self.group = config.heads_together(
-            self.batch * self.heads, self.heads // self.key_heads, self.longest_k, max(self.dim, self.value_dim)
-        )
+        self.band = of.band
         self.mask_step = 0 if mask is None else mask.stride(0)
         self.constants = {
             "D": self.wide[0], "DV": self.wide[1], "BAND": of.band, "KEYMASK": mask is not None,
@@ -157,6 +167,14 @@ class _Plan:
 
     def tiles(self, block: int) -> int:
         return config.num_tiles(self.longest_q, self.batch * self.heads, block)
+
+    def group(self, of: config.Attention) -> int:
+        """Heads whose tiles of query rows go side by side."""
+        lengths = config.row_lengths(self.longest_q, self.longest_k, *self.span[:2], of)
+        return config.heads_together(
+            self.batch * self.heads, self.heads // self.key_heads, self.longest_k, max(self.dim, self.value_dim),
+            lengths, self.sms,
+        )  # fmt: skip
 
 
 class Forward(_Plan):
@@ -168,54 +186,62 @@ class Forward(_Plan):
     ) -> None:  # fmt: skip
         super().__init__(of, q, k, v, mask, sinks, q_starts)
         chosen = config.forward(self.dim, self.value_dim)
+        width, rest = config.columns(self.dim, self.value_dim)
         self.rest = (
             self.batch, self.heads, self.key_heads, self.rows, self.keys, self.longest_q, *self.span, self.value_dim,
-            self.mask_step, *o.stride()[:3], self.group, self.scale, self.pre,
+            self.mask_step, *o.stride()[:3], self.group(chosen), self.scale, self.pre,
         )  # fmt: skip
         self.start = _FORWARD.bind(
             (
-                blocks(q, chosen.rows // 2, self.wide[0]), blocks(k, chosen.keys, self.wide[0]),
-                blocks(v, chosen.keys, self.wide[1]), o, lse, *(lse if x is None else x for x in (mask, sinks)),
-                *(lse if x is None else x for x in (q_starts, k_starts)), *self.rest,
+                blocks(q, 64, width), blocks(q, 64, rest or width), blocks(k, chosen.keys, width),
+                blocks(k, chosen.keys, rest or width), blocks(v, chosen.keys, self.wide[1]), o, lse,
+                *(lse if x is None else x for x in (mask, sinks, q_starts, k_starts)), *self.rest,
             ),
             grid=(config.programs(self.tiles(chosen.rows), self.sms),),
             constants={
                 **self.constants, "BM": chosen.rows, "BN": chosen.keys, "STAGES": chosen.stages,
-                "SINK": sinks is not None,
+                "SINK": sinks is not None, "Q_STAGES": chosen.query_stages, "D": width, "E": rest,
             },
+            max_registers=config.MAX_REGISTERS,
             num_warps=4,
             device=self.device,
             vector=VECTOR,
         )  # fmt: skip
 
+        self.output, self.sums = Empty(o), template(lse.shape, lse.dtype, lse.device)
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None, q_starts: Tensor | None,
+        k_starts: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        o, lse = self.output(), torch.empty_like(self.sums)
+        self.start(q, q, k, k, v, o, lse, mask, sinks, q_starts, k_starts, *self.rest)
+        return o, lse
+
     @classmethod
     def of(
-        cls, of: Problem, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None,
+        cls, settings: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None,
         q_starts: Tensor | None, k_starts: Tensor | None, check: Callable[[], None],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Output and log-sum-exp, by the plan of these shapes or a new one."""
         mask = _dense_mask(mask)
-        key = _key(of, (q, k, v), (mask, sinks, q_starts))
+        key = key_of(settings, (q, k, v), (mask, sinks, q_starts))
         plan = _plans.get(key)
-        if plan is None:
-            check()
-            usable = reachable(q), reachable(k), reachable(v)
-            if any(mine is not given for mine, given in zip(usable, (q, k, v), strict=True)):
-                o, lse = cls.of(of, *usable, mask, sinks, q_starts, k_starts, check)
-                return (o if o.stride() == (like := arranged(q, v.shape[3])).stride() else like.copy_(o)), lse
+        if plan is not None:
+            return plan.run(q, k, v, mask, sinks, q_starts, k_starts)  # type: ignore[no-any-return]
+        check()
         o = arranged(q, v.shape[3])
+        usable = reachable(q), reachable(k), reachable(v)
+        if any(mine is not given for mine, given in zip(usable, (q, k, v), strict=True)):
+            found, lse = cls.of(settings, *usable, mask, sinks, q_starts, k_starts, check)
+            return (found if found.stride() == o.stride() else o.copy_(found)), lse
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        if plan is None:
-            if o.numel() == 0:
-                return o, lse
-            if k.shape[2] == 0:
-                return o.zero_(), _empty_sum(lse, sinks)
-            plan = _plans[key] = cls(of, q, k, v, o, lse, mask, sinks, q_starts, k_starts)
-        plan.start(
-            q, k, v, o, lse, lse if mask is None else mask, lse if sinks is None else sinks,
-            lse if q_starts is None else q_starts, lse if k_starts is None else k_starts, *plan.rest,
-        )  # fmt: skip
-        return o, lse
+        if o.numel() == 0:
+            return o, lse
+        if k.shape[2] == 0:
+            return o.zero_(), _empty_sum(lse, sinks)
+        plan = _plans[key] = cls(Problem(*settings), q, k, v, o, lse, mask, sinks, q_starts, k_starts)
+        return plan.run(q, k, v, mask, sinks, q_starts, k_starts)
 
 
 def _dense_mask(mask: Tensor | None) -> Tensor | None:
@@ -240,9 +266,16 @@ class Backward(_Plan):
         self.scale_out = of.scale
         self.batches = q.shape[0]
         self.padded = 64 * (cdiv(self.rows, 64) + (self.batch if self.varlen else 0))
-        buffer = self._buffer(q)
+        self.num_sums = self.batches * self.heads * self.padded
+        buffer = q.new_empty((2, self.num_sums), dtype=torch.float32)  # delta, then the log-sum-exp in base 2
+        self.buffer, self.none = template(buffer.shape, buffer.dtype, q.device), template((0,), q.dtype, q.device)
+        self.grads = [Empty(x) for x in grads]
         dq, dk, dv = grads
-        self.fused = not of.deterministic and config.fits_fused(self.dim, self.value_dim, of.softcap > 0, self.varlen)
+        self.fused = (
+            not of.deterministic
+            and config.fits_fused(self.dim, self.value_dim, of.softcap > 0, self.varlen)
+            and config.prefers_fused(of.band, self.rows)
+        )
         self._bind_prepare(do, o, lse, buffer, q_starts)
         if self.fused:
             self._bind_fused(of, do, q, k, v, dq, dk, dv, buffer, mask)
@@ -250,13 +283,9 @@ class Backward(_Plan):
             self._bind_queries(of, do, q, k, v, dq, buffer, mask, q_starts, k_starts)
             self._bind_keys(of, do, q, k, v, dk, dv, buffer, mask, q_starts, k_starts)
 
-    def _buffer(self, q: Tensor) -> Tensor:
-        """delta, then the log-sum-exp in base 2."""
-        return q.new_empty((2, self.batches * self.heads * self.padded), dtype=torch.float32)
-
     def _sum(self, q: Tensor) -> Tensor:
         """dQ in float32, rows padded to whole blocks: what programs add to; nothing where one program has them all."""
-        rows = self.batches * self.heads * self.padded if self.fused else 0
+        rows = self.num_sums if self.fused else 0
         return q.new_empty((rows, self.wide[0]), dtype=torch.float32)
 
     def _bind_prepare(self, do: Tensor, o: Tensor, lse: Tensor, buffer: Tensor, q_starts: Tensor | None) -> None:
@@ -282,7 +311,7 @@ class Backward(_Plan):
         chosen = config.queries(self.dim, self.value_dim, of.band, of.softcap > 0)
         self.queries_rest = (
             self.padded, self.batch, self.heads, self.key_heads, self.rows, self.keys, self.longest_q, *self.span,
-            self.dim, self.mask_step, *dq.stride()[:3], self.group, self.scale, self.pre, self.scale_out,
+            self.dim, self.mask_step, *dq.stride()[:3], self.group(chosen), self.scale, self.pre, self.scale_out,
         )  # fmt: skip
         self.queries = _QUERIES.bind(
             (
@@ -292,6 +321,7 @@ class Backward(_Plan):
             ),
             grid=(config.programs(self.tiles(chosen.rows), self.sms),),
             constants={**self.constants, "BM": chosen.rows, "BN": chosen.keys, "STAGES": chosen.stages},
+            max_registers=config.MAX_REGISTERS,
             num_warps=4,
             device=self.device,
             vector=VECTOR,
@@ -305,12 +335,12 @@ class Backward(_Plan):
         tiles = config.num_tiles(self.longest_k, self.batch * self.key_heads, chosen.keys)
         self.split = 1
         if not self.varlen:
-            self.split = config.key_split(tiles, self.heads // self.key_heads, self.sms, of.band > 0)
+            self.split = self._split(chosen)
         part_k, part_v = self._parts(dk), self._parts(dv)
         self.keys_rest = (
             self.padded, self.batch, self.heads, self.key_heads, self.split, self.rows, self.keys, self.longest_k,
             *self.span, self.dim, self.value_dim, self.mask_step, *part_k.stride()[:3], *part_v.stride()[:3],
-            self.scale, self.pre, self.scale_out,
+            self.parts_together(chosen), self.scale, self.pre, self.scale_out,
         )  # fmt: skip
         self.keys_start = _KEYS.bind(
             (
@@ -324,6 +354,7 @@ class Backward(_Plan):
                 **self.constants, "BM": chosen.rows, "BN": chosen.keys, "STAGES": chosen.stages,
                 "WIDE": config.is_wide(self.dim, self.value_dim),
             },
+            max_registers=config.MAX_REGISTERS,
             num_warps=4,
             device=self.device,
             vector=VECTOR,
@@ -337,11 +368,12 @@ class Backward(_Plan):
     ) -> None:  # fmt: skip
         chosen, width = config.FUSED, self.wide[0]
         tiles = config.num_tiles(self.keys, self.batch * self.key_heads, chosen.keys)
-        self.split = config.key_split(tiles, self.heads // self.key_heads, self.sms, of.band > 0)
+        self.split = self._split(chosen)
         part_k, part_v, total = self._parts(dk), self._parts(dv), self._sum(q)
         self.fused_rest = (
             self.padded, self.batch, self.heads, self.key_heads, self.split, self.rows, self.keys, *self.span[:2],
-            self.dim, self.mask_step, *part_k.stride()[:3], *part_v.stride()[:3], self.scale, self.scale_out,
+            self.dim, self.mask_step, *part_k.stride()[:3], *part_v.stride()[:3],
+            self.parts_together(chosen), self.scale, self.scale_out,
         )  # fmt: skip
         whole = Blocks(total, tuple(total.shape), (width, 1), (chosen.rows, width // 2))
         self.fused_start = _FUSED.bind(
@@ -353,8 +385,9 @@ class Backward(_Plan):
             grid=(config.programs(tiles * self.split, self.sms),),
             constants={
                 "BM": chosen.rows, "BN": chosen.keys, "D": width, "STAGES": chosen.stages, "BUFFERS": 1,
-                "BAND": of.band, "KEYMASK": mask is not None, "PIPED": config.PIPED,
+                "BAND": of.band, "KEYMASK": mask is not None,
             },
+            max_registers=config.MAX_REGISTERS,
             num_warps=4,
             device=self.device,
             vector=VECTOR,
@@ -370,6 +403,18 @@ class Backward(_Plan):
         )
         if self.split > 1:
             self.sum_k, self.sum_v = self._bind_sum(part_k, dk), self._bind_sum(part_v, dv)
+
+    def parts_together(self, of: config.Attention) -> int:
+        """Groups of heads whose blocks of keys go side by side."""
+        return config.parts_together(self.batch * self.key_heads * self.split, self._key_lengths(of), self.sms)
+
+    def _key_lengths(self, of: config.Attention) -> tuple[int, ...]:
+        return config.key_lengths(self.longest_q, self.longest_k, *self.span[:2], of)
+
+    def _split(self, of: config.Attention) -> int:
+        """How many programs share the heads of a block of keys."""
+        groups = self.batch * self.key_heads
+        return config.key_split(self._key_lengths(of), groups, self.heads // self.key_heads, self.sms)
 
     def _parts(self, grad: Tensor) -> Tensor:
         """Where dK or dV goes first: partial sums of a few heads each, or at once where it belongs."""
@@ -392,54 +437,55 @@ class Backward(_Plan):
 
     @classmethod
     def of(
-        cls, of: Problem, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, mask: Tensor | None,
-        sinks: Tensor | None, q_starts: Tensor | None, k_starts: Tensor | None,
+        cls, settings: tuple[Any, ...], do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+        mask: Tensor | None, sinks: Tensor | None, q_starts: Tensor | None, k_starts: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         """Gradients of q, k, v and the sinks, by the plan of these shapes or a new one."""
         mask = _dense_mask(mask)
-        key = (config.PIPED, *_key(of, (q, k, v, do, o), (mask, sinks, q_starts)))
+        key = key_of(settings, (q, k, v, do, o), (mask, sinks, q_starts))
         plan = _plans.get(key)
+        if plan is not None:
+            return plan.run(do, q, k, v, o, lse, mask, sinks, q_starts, k_starts)  # type: ignore[no-any-return]
         grads = tuple(arranged(x, x.shape[3]) for x in (q, k, v))
-        if plan is None:
-            if q.numel() == 0 or k.numel() == 0:
-                dsinks = reference.sink_gradient(torch.zeros_like(lse), lse, sinks)
-                return (*(g.zero_() for g in grads), dsinks)  # type: ignore[return-value]
-            given = (do, q, k, v)
-            usable = reachable(do), reachable(q), reachable(k), reachable(v)
-            if any(mine is not theirs for mine, theirs in zip(usable, given, strict=True)):
-                found = cls.of(of, *usable, o, lse, mask, sinks, q_starts, k_starts)
-                return (*_laid_as(grads, found[:3]), found[3])  # type: ignore[return-value]
-            plan = _plans[key] = cls(of, do, q, k, v, o, lse, grads, mask, sinks, q_starts, k_starts)
-        return plan._run(do, q, k, v, o, lse, grads, mask, sinks, q_starts, k_starts)
+        if q.numel() == 0 or k.numel() == 0:
+            dsinks = reference.sink_gradient(torch.zeros_like(lse), lse, sinks)
+            return (*(g.zero_() for g in grads), dsinks)  # type: ignore[return-value]
+        given = (do, q, k, v)
+        usable = reachable(do), reachable(q), reachable(k), reachable(v)
+        if any(mine is not theirs for mine, theirs in zip(usable, given, strict=True)):
+            found = cls.of(settings, *usable, o, lse, mask, sinks, q_starts, k_starts)
+            return (*_laid_as(grads, found[:3]), found[3])  # type: ignore[return-value]
+        plan = _plans[key] = cls(Problem(*settings), do, q, k, v, o, lse, grads, mask, sinks, q_starts, k_starts)
+        return plan.run(do, q, k, v, o, lse, mask, sinks, q_starts, k_starts)
 
-    def _run(
-        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, grads: tuple[Tensor, ...],
-        mask: Tensor | None, sinks: Tensor | None, q_starts: Tensor | None, k_starts: Tensor | None,
+    def run(
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, mask: Tensor | None,
+        sinks: Tensor | None, q_starts: Tensor | None, k_starts: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        dq, dk, dv = grads
-        buffer = self._buffer(q)
-        delta, lse2 = buffer[0], buffer[1]
-        starts = tuple(lse if x is None else x for x in (q_starts, k_starts))
-        extras = (lse if mask is None else mask, *starts)
+        dq, dk, dv = (made() for made in self.grads)
+        buffer = torch.empty_like(self.buffer)
+        delta, lse2 = carved(buffer, self.num_sums, self.num_sums)
         total = self._sum(q) if self.fused else buffer
-        self.prepare(o, do, lse, delta, lse2, total, starts[0], *self.prepare_rest)
+        self.prepare(o, do, lse, delta, lse2, total, q_starts, *self.prepare_rest)
         part_k, part_v = self._parts(dk), self._parts(dv)
         if self.fused:
-            self.fused_start(q, k, v, do, lse2, delta, total, part_k, part_v, extras[0], *self.fused_rest)
+            self.fused_start(q, k, v, do, lse2, delta, total, part_k, part_v, mask, *self.fused_rest)
             self.rounded(total, dq, *self.rounded_rest)
         else:
-            self.queries(q, do, k, v, dq, lse2, delta, *extras, *self.queries_rest)
-            self.keys_start(q, k, v, do, lse2, delta, part_k, part_v, *extras, *self.keys_rest)
+            self.queries(q, do, k, v, dq, lse2, delta, mask, q_starts, k_starts, *self.queries_rest)
+            self.keys_start(q, k, v, do, lse2, delta, part_k, part_v, mask, q_starts, k_starts, *self.keys_rest)
         if self.split > 1:
             for (run, rest), part, grad in ((self.sum_k, part_k, dk), (self.sum_v, part_v, dv)):
                 run(part, grad, *rest)
-        return dq, dk, dv, self._sinks(o, do, lse, sinks)
-
-    @staticmethod
-    def _sinks(o: Tensor, do: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
         if sinks is None:
-            return o.new_empty(0)
-        delta = (o.float() * do.float()).sum(-1)
+            return dq, dk, dv, torch.empty_like(self.none)
+        return dq, dk, dv, self._sinks(o, do, lse, buffer[0], sinks)
+
+    def _sinks(self, o: Tensor, do: Tensor, lse: Tensor, delta: Tensor, sinks: Tensor) -> Tensor:
+        if self.varlen:  # its row sums lie with gaps
+            delta = (o.float() * do.float()).sum(-1)
+        else:
+            delta = delta.view(self.batches, self.heads, self.padded)[:, :, : self.rows]
         return reference.sink_gradient(delta, lse, sinks.float()).to(sinks.dtype)
 
 

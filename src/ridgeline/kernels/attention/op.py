@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention import reference
-from ridgeline.kernels.attention.launch import Backward, Forward, Problem, arranged, on_device
+from ridgeline.kernels.attention.launch import Backward, Forward, arranged, on_device
 from ridgeline.kernels.contract import Case, Trial, case, declare
 
 MAX_HEAD_DIM = 256
@@ -85,7 +85,7 @@ def _forward(
     args = (q, k, v, is_causal, scale, shift, key_mask, sinks, left, right, softcap, deterministic)
     if not on_device(q):
         return ATTENTION.on_host(*args)  # type: ignore[return-value]
-    of = Problem(is_causal, left, right, scale, softcap, shift)
+    of = (is_causal, left, right, scale, softcap, shift)
     return Forward.of(of, q, k, v, key_mask, sinks, None, None, lambda: ATTENTION.check(*args))
 
 
@@ -97,7 +97,7 @@ def _backward(
     if not on_device(q):
         args = (q, k, v, o, lse, is_causal, scale, shift, key_mask, sinks, left, right, softcap, deterministic)
         return ATTENTION_BACKWARD.on_host(do, *args)  # type: ignore[return-value]
-    of = Problem(is_causal, left, right, scale, softcap, shift, deterministic=deterministic)
+    of = (is_causal, left, right, scale, softcap, shift, 0, 0, deterministic)
     return Backward.of(of, do, q, k, v, o, lse, key_mask, sinks, None, None)
 
 
@@ -109,7 +109,7 @@ def _varlen_forward(
     rest = (q_starts, k_starts, longest_q, longest_k, is_causal, scale, sinks, left, right, softcap, deterministic)
     if not on_device(q):
         return VARLEN_ATTENTION.on_host(q, k, v, *rest)  # type: ignore[return-value]
-    of = Problem(is_causal, left, right, scale, softcap, 0, longest_q, longest_k)
+    of = (is_causal, left, right, scale, softcap, 0, longest_q, longest_k)
     o, lse = Forward.of(
         of, _batched(q), _batched(k), _batched(v), None, sinks, q_starts, k_starts,
         lambda: VARLEN_ATTENTION.check(q, k, v, *rest),
@@ -125,7 +125,7 @@ def _varlen_backward(
     if not on_device(q):
         rest = (q_starts, k_starts, longest_q, longest_k, is_causal, scale, sinks, left, right, softcap, deterministic)
         return VARLEN_ATTENTION_BACKWARD.on_host(do, q, k, v, o, lse, *rest)  # type: ignore[return-value]
-    of = Problem(is_causal, left, right, scale, softcap, 0, longest_q, longest_k, deterministic)
+    of = (is_causal, left, right, scale, softcap, 0, longest_q, longest_k, deterministic)
     tensors = _batched(do), _batched(q), _batched(k), _batched(v), _batched(o)
     dq, dk, dv, dsinks = Backward.of(of, *tensors, lse[None], None, sinks, q_starts, k_starts)
     return (*(x[0].transpose(0, 1) for x in (dq, dk, dv)), dsinks)  # type: ignore[return-value]
@@ -358,12 +358,8 @@ RACES = tuple(
 FUSED = tuple(
     case("bfloat16", b=b, h=h, k=k, l=rows, s=keys, d=d, causal=causal, mask=mask, deterministic=False)
     for b, h, k, rows, keys, d, causal, mask in (
-        (1, 4, 2, 512, 512, 128, False, 0.0),
-        (2, 3, 3, 777, 777, 128, True, 0.0),
-        (1, 8, 1, 100, 1000, 128, True, 0.0),
-        (1, 2, 2, 1000, 100, 96, True, 0.0),
-        (2, 4, 2, 300, 300, 128, False, 0.6),
-        (2, 4, 2, 300, 300, 128, True, 0.6),
+        (1, 4, 2, 512, 512, 128, False, 0.0), (2, 3, 3, 777, 777, 128, True, 0.0), (1, 8, 1, 100, 1000, 128, True, 0.0),
+        (1, 2, 2, 1000, 100, 96, True, 0.0), (2, 4, 2, 300, 300, 128, False, 0.6), (2, 4, 2, 300, 300, 128, True, 0.6),
     )
 )
 """Gradients that may differ in their last bits from run to run."""
@@ -386,7 +382,9 @@ VARLEN_CHECKS = tuple(
 )  # fmt: skip
 _OPTIONS = "Tensor? sinks=None, int left=-1, int right=-1, float softcap=0.0, bool deterministic=True"
 _SETTINGS = f"bool is_causal, float scale, int shift, Tensor? key_mask=None, {_OPTIONS}"
-_SEQUENCES = f"Tensor q_starts, Tensor k_starts, int longest_q, int longest_k, bool is_causal, float scale, {_OPTIONS}"
+_SEQUENCES = (
+    f"Tensor q_starts, Tensor k_starts, int longest_q, int longest_k, bool is_causal, float scale, {_OPTIONS}"
+)
 
 ATTENTION_BACKWARD = declare(
     name="attention_backward",

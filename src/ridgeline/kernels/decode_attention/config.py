@@ -16,12 +16,13 @@ FEW_BLOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Keys of a block, shares of a sequence, warps and stages."""
+    """Keys of a block, shares of a sequence, warps and stages; ``early`` says when the joining kernel may start."""
 
     keys: int
     shares: int
     num_warps: int = 4
     num_stages: int = 3
+    early: int = 2
 
 
 def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Decode:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -32,17 +33,24 @@ def decode_share(
     MASK: tl.constexpr,  # 0 none, 1 true where seen, 2 added
     LENS: tl.constexpr,
     WHOLE: tl.constexpr,
+    EARLY: tl.constexpr,
+    STAGED: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over this program's keys; the whole answer where one program has them all."""
+    """Online softmax over this program's keys; the whole answer where one program has them all.
+
+    EARLY and STAGED are those of paged attention.
+    """
+    if EARLY == 1:
+        gdc_launch_dependents()
     b = (tl.program_id(0) // key_heads).to(tl.int64)
     kh = (tl.program_id(0) % key_heads).to(tl.int64)
     share = tl.program_id(1)
     length = longest
     if LENS:
         length = tl.minimum(tl.load(lens_ptr + b * lens_b).to(tl.int32), longest)
-    blocks = tl.cdiv(tl.cdiv(length, KEYS), shares)
-    start = share * blocks * KEYS
-    end = tl.minimum(start + blocks * KEYS, length)
+    mine = tl.cdiv(length, shares)
+    start = share * mine
+    end = tl.minimum(start + mine, length)
     row = tl.arange(0, ROWS)
     col = tl.arange(0, D)
     inside = (row < R)[:, None] & (col < d)[None, :]
@@ -54,12 +62,14 @@ def decode_share(
     m = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
+    policy: tl.constexpr = "" if STAGED else "evict_first"
     for first in range(start, end, KEYS):
         key = first + tl.arange(0, KEYS)
         seen = key < end
         at = key.to(tl.int64)
-        k = tl.load(k_at + at[None, :] * k_slot, mask=seen[None, :] & (col < d)[:, None], other=0.0)
-        v = tl.load(v_at + at[:, None] * v_slot, mask=seen[:, None] & (col < d)[None, :], other=0.0)
+        k_seen, v_seen = seen[None, :] & (col < d)[:, None], seen[:, None] & (col < d)[None, :]
+        k = tl.load(k_at + at[None, :] * k_slot, mask=k_seen, other=0.0, eviction_policy=policy)
+        v = tl.load(v_at + at[:, None] * v_slot, mask=v_seen, other=0.0, eviction_policy=policy)
         s = tl.dot(q, k, input_precision="ieee") * scale
         shown = seen[None, :] & (row < R)[:, None]
         if MASK == 1:
@@ -74,6 +84,8 @@ def decode_share(
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         total = total * alpha + tl.sum(p, 1)
         m = m_new
+    if EARLY == 2:
+        gdc_launch_dependents()
     nothing = total == 0.0
     acc = acc / tl.where(nothing, 1.0, total)[:, None]
     place = b * key_heads * R + head
@@ -84,8 +96,12 @@ def decode_share(
 
 
 @triton.jit
-def decode_join(part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr):
+def decode_join(
+    part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
     """The shares of one head, weighted by what each saw."""
+    if DEPENDENT:
+        gdc_wait()
     place = tl.program_id(0).to(tl.int64)
     share = tl.arange(0, SHARES)
     col = tl.arange(0, D)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.decode_attention import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.rows import float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
@@ -89,13 +89,14 @@ class _Plan:
         )  # fmt: skip
         part, lse = self._partial(out)
         wide, ratio = max(16, power_of_two(dim)), heads // key_heads
+        early = chosen.early if chosen.shares > 1 and not INTERPRETING else 0
         self.share = _SHARE.bind(
             (query, keys, values, *_present(query, mask, lengths), part, lse, scale * LOG2_E, *self.rest),
             grid=(batch * key_heads, chosen.shares),
             constants={
                 "R": ratio, "ROWS": max(16, power_of_two(ratio)), "D": wide, "KEYS": chosen.keys,
                 "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2, "LENS": lengths is not None,
-                "WHOLE": chosen.shares == 1,
+                "WHOLE": chosen.shares == 1, "EARLY": early, "STAGED": chosen.num_stages > 1,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -109,7 +110,7 @@ class _Plan:
             self.join = _JOIN.bind(
                 (part, lse, out, chosen.shares, dim),
                 grid=(batch * heads,),
-                constants={"SHARES": power_of_two(chosen.shares), "D": wide},
+                constants={"SHARES": power_of_two(chosen.shares), "D": wide, "DEPENDENT": early > 0},
                 num_warps=4,
                 device=device,
                 vector=vector_of(query.element_size(), 0, dim),

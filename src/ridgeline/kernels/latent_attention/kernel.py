@@ -3,13 +3,29 @@
 Shapes: B sequences, H heads, D latent dim (the values), E further dims that only keys have (the rotary ones), P keys a
 page. A program takes ROWS heads of one sequence and a share of its keys: a block of the cache is read once and used by
 both products. The shares are joined by paged attention's kernel.
+
+``latent_share`` is for any sizes; its compiler makes both groups of warps compute all scores. ``latent_blocks`` is for
+512 + 64 dims and pages of whole blocks: one warp feeds two groups through the copy engine, each group makes half of
+the scores (32 of 64 keys) and half of the sums (256 of 512 columns), and they exchange maxima and probabilities through
+shared memory.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.language.extra.cuda import gdc_launch_dependents
+
+from ridgeline.kernels.attention.kernel import _barriers, _store
 
 
 @triton.jit
@@ -31,14 +47,14 @@ def latent_share(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over this program's keys; the whole answer where one program has them all."""
-    if EARLY:
+    if EARLY == 1:
         gdc_launch_dependents()
     b = tl.program_id(0) // groups
     share = tl.program_id(1)
     length = tl.load(lens_ptr + b)
-    blocks = tl.cdiv(tl.cdiv(length, KEYS), shares)
-    start = share * blocks * KEYS
-    end = tl.minimum(start + blocks * KEYS, length)
+    mine = tl.cdiv(length, shares)
+    start = share * mine
+    end = tl.minimum(start + mine, length)
     head = tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, D)
     more = tl.arange(0, E)
@@ -56,19 +72,172 @@ def latent_share(
         c = tl.load(from_c + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0)
         c_more = tl.load(from_c + d + more[None, :], mask=seen[:, None] & (more < e)[None, :], other=0.0)
         s = tl.dot(q, tl.trans(c), input_precision="ieee")
-        s = tl.dot(q_more, tl.trans(c_more), s, input_precision="ieee") * scale
+        s = tl.dot(q_more, tl.trans(c_more), s, input_precision="ieee")
         s = tl.where(seen[None, :], s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s - m_new[:, None])
-        alpha = tl.exp2(m - m_new)
+        p = tl.exp2(s * scale - (m_new * scale)[:, None])
+        alpha = tl.exp2((m - m_new) * scale)
         acc = tl.dot(p.to(c.dtype), c, acc * alpha[:, None], input_precision="ieee")
         total = total * alpha + tl.sum(p, 1)
         m = m_new
+    if EARLY == 2:
+        gdc_launch_dependents()
     nothing = total == 0.0
     acc = acc / tl.where(nothing, 1.0, total)[:, None]
     place = b.to(tl.int64) * heads + head
     if not WHOLE:
         place = place * shares + share
-        tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m + tl.log2(total)), mask=head < heads)
+        tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m * scale + tl.log2(total)), mask=head < heads)
     inside = (head < heads)[:, None] & (col < d)[None, :]
     tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _blocks_of(lens_ptr, b, shares, KEYS: gl.constexpr):
+    """This program's first key, one past its last, and how many blocks they are."""
+    length = gl.load(lens_ptr + b)
+    mine = ((length + KEYS - 1) // KEYS + shares - 1) // shares * KEYS
+    start = gl.program_id(1) * mine
+    end = min(start + mine, length)
+    return start, end, (max(end - start, 0) + KEYS - 1) // KEYS
+
+
+@gluon.jit
+def _feed_latent(
+    q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr, table_b, groups,
+    shares,
+    D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+):
+    q_full, c_full, c_empty, top_there, p_there = bars
+    b, first = gl.program_id(0) // groups, gl.program_id(0) % groups * 64
+    mbarrier.expect(q_full.index(0), 64 * (D + E) * 2)
+    tma.async_copy_global_to_shared(q_desc, [b, first, 0], q_full.index(0), q_smem)
+    tma.async_copy_global_to_shared(q2_desc, [b, first, D], q_full.index(0), q2_smem)
+    start, end, num = _blocks_of(lens_ptr, b, shares, KEYS)
+    table = table_ptr + b.to(gl.int64) * table_b
+    page = gl.load(table + start // P, mask=num > 0, other=0)
+    for i in range(num):
+        key = start + i * KEYS
+        slot = i % STAGES
+        at = page
+        page = gl.load(table + (key + KEYS) // P, mask=i + 1 < num, other=0)  # where the next block lies
+        mbarrier.wait(c_empty.index(slot), ((i // STAGES) & 1) ^ 1)
+        mbarrier.expect(c_full.index(slot), KEYS * (D + E) * 2)
+        tma.async_copy_global_to_shared(c_desc, [at, key % P, 0], c_full.index(slot), c_smem.index(slot))
+        tma.async_copy_global_to_shared(c2_desc, [at, key % P, D], c_full.index(slot), c2_smem.index(slot))
+
+
+@gluon.jit
+def _without_the_rest(values, num, KEYS: gl.constexpr, WIDTH: gl.constexpr):
+    """Zeros in the rows past a sequence's end: what lies there may be no number, and nothing times that is not 0."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, L)), 1)
+    for j in gl.static_range(WIDTH // 64):
+        part = values.slice(j * 64, 64, dim=1)
+        found = part.load(L)
+        part.store(gl.where(row < num, found, 0.0).to(found.dtype))
+
+
+@gluon.jit
+def _latent_rows(
+    c: gl.constexpr, q_smem, q2_smem, c_smem, c2_smem, top_smem, bars, lens_ptr, out_ptr, lse_ptr, scale, heads, groups,
+    d, shares,
+    D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WHOLE: gl.constexpr,
+    DTYPE: gl.constexpr,
+):
+    """One group of four warps: half of every block's scores, half of the columns of the sums."""
+    q_full, c_full, c_empty, top_there, p_there = bars
+    HALF: gl.constexpr = KEYS // 2
+    WIDTH: gl.constexpr = D // 2
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    ROW: gl.constexpr = gl.SliceLayout(1, S_L)
+    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HALF], DTYPE)
+    gl.static_assert(E == KEYS)
+    b, head0 = gl.program_id(0) // groups, gl.program_id(0) % groups * 64
+    start, end, num = _blocks_of(lens_ptr, b, shares, KEYS)
+    q = q_smem.reshape([64, D])
+    q2 = q2_smem.reshape([64, E])
+    top = gl.full([64], float("-inf"), gl.float32, ROW)
+    total = gl.zeros([64], gl.float32, ROW)
+    o = gl.zeros([64, WIDTH], gl.float32, O_L)
+    none = gl.zeros([64, HALF], gl.float32, S_L)
+    mbarrier.wait(q_full.index(0), 0)
+    for i in range(num):
+        slot = i % STAGES
+        block = c_smem.index(slot).reshape([KEYS, D])
+        mbarrier.wait(c_full.index(slot), (i // STAGES) & 1)
+        mine = block.slice(c * HALF, HALF, dim=0)
+        mine2 = c2_smem.index(slot).reshape([KEYS, E]).slice(c * HALF, HALF, dim=0)
+        s = warpgroup_mma(q, mine.permute((1, 0)), none, use_acc=False, is_async=True)
+        s = warpgroup_mma(q2, mine2.permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma_wait(0, [s])
+        left = end - start - i * KEYS
+        col = gl.expand_dims(c * HALF + gl.arange(0, HALF, gl.SliceLayout(0, S_L)), 0)
+        s = gl.where(col < left, s, float("-inf"))
+        highest = gl.max(s, 1)
+        top_smem.index(c).store(highest)
+        mbarrier.arrive(top_there.index(0), count=1)
+        mbarrier.wait(top_there.index(0), i & 1)
+        raised = gl.maximum(top, gl.maximum(highest, top_smem.index(1 - c).load(ROW)))
+        alpha = gl.exp2((top - raised) * scale)  # a block has a key that counts, so that raised is a number
+        p = gl.exp2(s * scale - gl.expand_dims(raised * scale, 1))
+        total = total * alpha + gl.sum(p, 1)
+        top = raised
+        # Both groups have their scores, so that nobody needs the block's rotary part any more: P takes its place.
+        shared = c2_smem.index(slot)._reinterpret(DTYPE, [2, 64, HALF], P_L)
+        shared.index(c).store(p.to(DTYPE))
+        values = block.slice(c * WIDTH, WIDTH, dim=1)
+        if left < KEYS:
+            _without_the_rest(values, left, KEYS, WIDTH)
+        fence_async_shared()
+        mbarrier.arrive(p_there.index(0), count=1)
+        o = o * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, O_L)), 1)
+        mbarrier.wait(p_there.index(0), i & 1)
+        o = warpgroup_mma(shared.index(0), values.slice(0, HALF, dim=0), o, is_async=True)
+        o = warpgroup_mma(shared.index(1), values.slice(HALF, HALF, dim=0), o, is_async=True)
+        o = warpgroup_mma_wait(0, [o])
+        mbarrier.arrive(c_empty.index(slot), count=1)
+    # The other half of the sum, through the place of the maxima: nobody reads those any more.
+    top_smem.index(c).store(total)
+    mbarrier.arrive(top_there.index(0), count=1)
+    mbarrier.wait(top_there.index(0), num & 1)
+    total = total + top_smem.index(1 - c).load(ROW)
+    nothing = total == 0.0
+    inverse = gl.convert_layout(gl.where(nothing, 0.0, 1.0 / total), gl.SliceLayout(1, O_L))
+    place = b.to(gl.int64) * heads + head0
+    step = d
+    if not WHOLE:
+        if c == 0:
+            row = gl.arange(0, 64, ROW)
+            lse = gl.where(nothing, float("-inf"), top * scale + gl.log2(total))
+            at = (place + row) * shares + gl.program_id(1)
+            gl.store(lse_ptr + at, lse, mask=head0 + row < heads)
+        place = place * shares + gl.program_id(1)
+        step = d * shares
+    _store(out_ptr + place * d + c * WIDTH, o * gl.expand_dims(inverse, 1), 0, heads - head0, step, WIDTH, WIDTH)
+
+
+@gluon.jit
+def latent_blocks(
+    q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, lse_ptr, scale, heads, groups, table_b, d, shares,
+    D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WHOLE: gl.constexpr,
+):
+    """64 heads of one sequence over a share of its keys."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    gl.static_assert(P % KEYS == 0)
+    FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+    q_smem = gl.allocate_shared_memory(DTYPE, [1, 64, D], q_desc.layout)
+    q2_smem = gl.allocate_shared_memory(DTYPE, [1, 64, E], q2_desc.layout)
+    c_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, KEYS, D], c_desc.layout)
+    c2_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, KEYS, E], c2_desc.layout)
+    top_smem = gl.allocate_shared_memory(gl.float32, [2, 64], FLAT)
+    bars = (_barriers(1, 1), _barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(1, 2), _barriers(1, 2))
+    gl.warp_specialize([
+        (_latent_rows, (0, q_smem, q2_smem, c_smem, c2_smem, top_smem, bars, lens_ptr, out_ptr, lse_ptr, scale,
+                        heads, groups, d, shares, D, E, KEYS, STAGES, WHOLE, DTYPE)),
+        (_latent_rows, (1, q_smem, q2_smem, c_smem, c2_smem, top_smem, bars, lens_ptr, out_ptr, lse_ptr, scale,
+                        heads, groups, d, shares, D, E, KEYS, STAGES, WHOLE, DTYPE)),
+        (_feed_latent, (q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr,
+                        table_b, groups, shares, D, E, P, KEYS, STAGES)),
+    ], [4, 1], [240, 24])  # fmt: skip

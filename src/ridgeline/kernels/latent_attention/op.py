@@ -11,13 +11,17 @@ from torch import Tensor
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.latent_attention import config, kernel, reference
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention.op import bind_join, dense
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
 MAX_VALUE_DIM, MAX_KEY_DIM = 512, 128
 _SHARE = Kernel(kernel.latent_share, vectors=("q_b", "q_h", "c_page", "c_slot", "d", "e"))
+_BLOCKS = Kernel(kernel.latent_blocks, vectors=("d",), loose=("table_ptr", "lens_ptr"))
+BLOCK_VECTOR = 8
+"""16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
+
 _plans = Plans()
 
 
@@ -61,38 +65,86 @@ def _forward(
     return out
 
 
+def _fed(query: Tensor, cache: Tensor, dim: int) -> bool:
+    """Whether the copy engine can feed a kernel that was written for these sizes."""
+    steps = (*query.stride()[:2], *cache.stride()[:2])
+    pointers = 0 if query.is_meta else query.data_ptr() | cache.data_ptr()
+    reachable = not any(step % BLOCK_VECTOR for step in steps) and pointers % 16 == 0
+    sizes = query.shape[1], dim, query.shape[2] - dim, cache.shape[1]
+    return not INTERPRETING and query.element_size() == 2 and reachable and config.takes_blocks(*sizes)
+
+
+def _blocks(x: Tensor, rows: int, width: int) -> Blocks:
+    """[1, rows, width] blocks of a tensor of three dims, the last dense."""
+    strides = tuple(step if size > 1 else BLOCK_VECTOR for size, step in zip(x.shape[:2], x.stride()[:2], strict=True))
+    return Blocks(x, tuple(x.shape), (*strides, 1), (1, rows, width))
+
+
 class _Plan:
     """Launches for one set of shapes; partial results are allocated anew each time, from PyTorch's own pool."""
 
     def __init__(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        query, cache, table, lens = args
-        batch, heads, width = query.shape
-        dim = out.shape[2]
+        query, cache, table, _ = args
+        batch, heads, dim = out.shape
         LATENT_ATTENTION.check(*args, dim, scale)
         page, device = cache.shape[1], query.get_device()
         sizes = {"batch": batch, "heads": heads, "longest": table.shape[1] * page}
-        chosen = tuning.choose("latent_attention", sizes, config.choose(**sizes, num_sms=num_sms(device)))
+        pick = config.choose_blocks if _fed(query, cache, dim) else config.choose
+        chosen = tuning.choose("latent_attention", sizes, pick(**sizes, num_sms=num_sms(device)))
         self.shares, self.shape = chosen.shares, (batch, heads, chosen.shares, dim)
+        self.fed = chosen.fed
+        part, lse = self._partial(out)
+        bind = self._bind_blocks if chosen.fed else self._bind_share
+        bind(chosen, args, part, lse, scale)
+        self.join = bind_join(part, lse, out, chosen.shares) if chosen.shares > 1 else None
+
+    def _bind_share(
+        self, chosen: config.Latent, args: tuple[Tensor, ...], part: Tensor, lse: Tensor, scale: float
+    ) -> None:
+        query, cache, table, lens = args
+        (batch, heads, width), dim, page = query.shape, self.shape[3], cache.shape[1]
         groups = cdiv(heads, chosen.rows)
         strides = (*query.stride()[:2], *cache.stride()[:2])
         self.rest = (heads, groups, *strides, table.stride(0), dim, width - dim, chosen.shares)
-        part, lse = self._partial(out)
         self.share = _SHARE.bind(
             (query, cache, table, lens, part, lse, scale * LOG2_E, *self.rest),
             grid=(batch * groups, chosen.shares),
             constants={
                 "ROWS": chosen.rows, "D": max(16, power_of_two(dim)), "E": max(16, power_of_two(width - dim)),
                 "P": page, "KEYS": chosen.keys, "WHOLE": chosen.shares == 1,
-                "EARLY": chosen.shares > 1 and not INTERPRETING,
+                "EARLY": chosen.early if chosen.shares > 1 and not INTERPRETING else 0,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
-            device=device,
+            device=query.get_device(),
             vector=vector_of(
                 query.element_size(), query.data_ptr() | cache.data_ptr(), *strides, dim, width - dim
             ),
         )  # fmt: skip
-        self.join = bind_join(part, lse, out, chosen.shares) if chosen.shares > 1 else None
+
+    def _bind_blocks(
+        self, chosen: config.Latent, args: tuple[Tensor, ...], part: Tensor, lse: Tensor, scale: float
+    ) -> None:
+        query, cache, table, lens = args
+        (batch, heads, width), dim, page = query.shape, self.shape[3], cache.shape[1]
+        groups = cdiv(heads, chosen.rows)
+        self.rest = (heads, groups, table.stride(0), dim, chosen.shares)
+        self.share = _BLOCKS.bind(
+            (
+                _blocks(query, chosen.rows, dim), _blocks(query, chosen.rows, width - dim),
+                _blocks(cache, chosen.keys, dim), _blocks(cache, chosen.keys, width - dim), table, lens, part, lse,
+                scale * LOG2_E, *self.rest,
+            ),
+            grid=(batch * groups, chosen.shares),
+            constants={
+                "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "STAGES": chosen.num_stages,
+                "WHOLE": chosen.shares == 1,
+            },
+            num_warps=chosen.num_warps,
+            max_registers=config.MAX_REGISTERS,
+            device=query.get_device(),
+            vector=BLOCK_VECTOR,
+        )  # fmt: skip
 
     def _partial(self, out: Tensor) -> tuple[Tensor, Tensor]:
         if self.shares == 1:
@@ -102,7 +154,9 @@ class _Plan:
 
     def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
         part, lse = self._partial(out)
-        self.share(*args, part, lse, scale * LOG2_E, *self.rest)
+        query, cache, *rest = args
+        given = (query, query, cache, cache, *rest) if self.fed else args
+        self.share(*given, part, lse, scale * LOG2_E, *self.rest)
         if self.join is not None:
             self.join(part, lse, out, self.shares, self.shape[3])
 
@@ -162,12 +216,12 @@ CHECKS = tuple(
     for dtype in ("bfloat16", "float16")
     for b, h, s, d, e, page, uneven in (
         (2, 128, 1000, 512, 64, 64, True), (1, 16, 4097, 512, 64, 16, False), (3, 100, 77, 256, 32, 64, True),
-        (1, 1, 1, 64, 16, 16, False),
+        (1, 1, 1, 64, 16, 16, False), (3, 40, 333, 512, 64, 128, True), (1, 64, 9000, 512, 64, 64, False),
     )
 )  # fmt: skip
 RACES = tuple(
-    case("bfloat16", b=b, h=128, s=s, d=512, e=64, page=64, uneven=False)
-    for b, s in ((32, 4096), (64, 4096), (128, 2048), (1, 65536))
+    case("bfloat16", b=b, h=h, s=s, d=512, e=64, page=64, uneven=False)
+    for b, h, s in ((32, 128, 4096), (128, 128, 2048), (1, 128, 65536), (64, 16, 4096), (16, 16, 8192))
 )
 
 LATENT_ATTENTION = declare(
@@ -176,7 +230,9 @@ LATENT_ATTENTION = declare(
     schema="(Tensor query, Tensor cache, Tensor block_table, Tensor seq_lens, int value_dim, float scale) -> Tensor",
     forward=_forward,
     infer=_forward,
-    fake=lambda query, cache, block_table, seq_lens, value_dim, scale: query.new_empty((*query.shape[:2], value_dim)),
+    fake=lambda query, cache, block_table, seq_lens, value_dim, scale: query.new_empty(
+        (*query.shape[:2], value_dim)
+    ),
     reference=reference.forward,
     support=_support,
     cost=_cost,

@@ -6,6 +6,9 @@ misses less than float32 sums of hundreds of terms do. Tensor cores cut off wher
 thousand times in one direction shows: so a sum is carried there over one block of terms only, and the blocks are added
 by the ordinary units.
 
+Where a has few rows, taking b apart beforehand would take longer than the product: there b is read once, as it is, and
+taken apart in registers into two TensorFloat-32 numbers, which need no scaling.
+
 Shapes: [M, K] @ [K, N], or Z of them. ``split`` reads a matrix along K, twice, and writes both halves in its layout.
 """
 
@@ -147,3 +150,66 @@ def matmul_halves(
         acc += tl.load(bias_ptr + col, mask=col < n, other=0.0)[None, :]
     real = (row < m)[:, None] & (col < n)[None, :]
     tl.store(out_ptr + (z * m + row.to(tl.int64))[:, None] * n + col[None, :], acc, mask=real)
+
+
+@triton.jit
+def nearest(x):
+    """The nearest number of TensorFloat-32's ten bits."""
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def matmul_digits(x_ptr, high_ptr, low_ptr, total, BLOCK: tl.constexpr):
+    """x as high + low, two TensorFloat-32 numbers of 22 bits together; where high is no number, low is zero."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < total, other=0.0)
+    high = nearest(x)
+    low = tl.where(tl.abs(high) < float("inf"), x - high, 0.0)
+    tl.store(high_ptr + at, high, mask=at < total)
+    tl.store(low_ptr + at, nearest(low), mask=at < total)
+
+
+@triton.jit
+def matmul_thin(
+    w_ptr,  # [N, K]: b as a linear layer has it
+    high_ptr,  # [M, K], both digits of a
+    low_ptr,
+    bias_ptr,  # [N]
+    out_ptr,  # [M, N]
+    n,
+    k,
+    m,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    EVEN: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """BN columns of the result for BM rows: the tensor cores carry a sum over one block of terms, as in the other."""
+    col = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = tl.program_id(1) * BM + tl.arange(0, BM)
+    term = tl.arange(0, BK)
+    w_at = w_ptr + col.to(tl.int64)[:, None] * k + term[None, :]
+    x_at = row.to(tl.int64)[None, :] * k + term[:, None]
+    acc = tl.zeros([BN, BM], tl.float32)
+    for first in range(0, k, BK):
+        w_inside = (col < n)[:, None]
+        x_inside = (row < m)[None, :]
+        if not EVEN:
+            w_inside = w_inside & (first + term < k)[None, :]
+            x_inside = x_inside & (first + term < k)[:, None]
+        w = tl.load(w_at, mask=w_inside, other=0.0)
+        high = nearest(w)
+        low = w - high
+        xh = tl.load(high_ptr + x_at, mask=x_inside, other=0.0)
+        xl = tl.load(low_ptr + x_at, mask=x_inside, other=0.0)
+        part = tl.dot(low, xh, input_precision="tf32")
+        part = tl.dot(high, xl, part, input_precision="tf32")
+        part = tl.dot(high, xh, part, input_precision="tf32")
+        acc += part
+        w_at += BK
+        x_at += BK
+    if BIAS:
+        acc += tl.load(bias_ptr + col, mask=col < n, other=0.0)[:, None]
+    real = (col < n)[:, None] & (row < m)[None, :]
+    tl.store(out_ptr + row.to(tl.int64)[None, :] * n + col[:, None], acc, mask=real)

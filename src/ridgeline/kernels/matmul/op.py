@@ -23,6 +23,9 @@ _HALVES = Kernel(
     vectors=("filled_m", "filled_n", "k", "a_z", "a_step", "b_z", "b_step"),
     loose=("a_scale_ptr", "b_scale_ptr", "bias_ptr"),
 )
+_DIGITS = Kernel(kernel.matmul_digits, loose=("x_ptr",))
+_THIN = Kernel(kernel.matmul_thin, vectors=("n", "k"), loose=("bias_ptr",))
+_DIGITS_BLOCK = 1024
 _plans = Plans()
 FILL = 8
 """Halves of a 16-byte access: sizes are filled up to as many."""
@@ -40,12 +43,68 @@ def matmul(input: Tensor, other: Tensor, bias: Tensor | None = None) -> Tensor:
 def _forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     if not launchable(a):
         return MATMUL.on_host(a, b, bias)  # type: ignore[return-value]
-    key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.get_device(), (a.data_ptr() | b.data_ptr()) & 15)
+    return planned(a, b, bias)(a, b, bias)
+
+
+def planned(a: Tensor, b: Tensor, bias: Tensor | None, thin: bool | None = None) -> Any:
+    """The launches of a product, for few rows or for many as the sizes suggest or as is said."""
+    pointers = (a.data_ptr() | b.data_ptr()) & 15 if not a.is_meta else 0
+    key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.get_device(), pointers, thin)
     plan = _plans.get(key)
     if plan is None:
         MATMUL.check(a, b, bias)
-        plan = _plans[key] = _Plan(a, b, bias)
-    return plan.run(a, b, bias)
+        if thin is None:
+            thin = is_thin(a, b)
+        plan = _plans[key] = (_Thin if thin else _Plan)(a, b, bias)
+    return plan.run
+
+
+def is_thin(a: Tensor, b: Tensor) -> bool:
+    """Whether few rows meet a matrix laid out as a linear layer's weight."""
+    return thin_fits(a, b) and a.shape[:-1].numel() <= config.MOST_THIN_ROWS
+
+
+def thin_fits(a: Tensor, b: Tensor) -> bool:
+    return b.dim() == 2 and b.stride(0) == 1 and b.stride(1) == b.shape[0]
+
+
+class _Thin:
+    """Few rows: a taken apart beforehand, b on its way."""
+
+    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
+        self.shape, device = (*a.shape[:-1], b.shape[-1]), a.get_device()
+        k, n = b.shape
+        m = a.shape[:-1].numel()
+        chosen = tuning.choose("matmul.thin", {"m": m, "n": n, "k": k}, config.thin(m))
+        self.rest = (n, k, m)
+        flat, out = a.reshape(m, k), torch.empty(FILL, dtype=torch.float32, device=a.device)
+        self.digits = _DIGITS.bind(
+            (flat, out, out, flat.numel()),
+            grid=(cdiv(flat.numel(), _DIGITS_BLOCK),),
+            constants={"BLOCK": _DIGITS_BLOCK},
+            num_warps=4,
+            device=device,
+        )
+        self.launch = _THIN.bind(
+            (b, out, out, out if bias is None else bias, out, *self.rest),
+            grid=(cdiv(n, chosen.cols), cdiv(m, chosen.rows)),
+            constants={"BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "EVEN": k % chosen.depth == 0,
+                       "BIAS": bias is not None},
+            num_warps=chosen.num_warps,
+            num_stages=chosen.num_stages,
+            device=device,
+            vector=vector_of(4, b.data_ptr(), n, k),
+        )  # fmt: skip
+
+    def run(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        out = torch.empty(self.shape, dtype=torch.float32, device=a.device)
+        if out.numel() == 0:
+            return out
+        flat = a.reshape(self.rest[2], self.rest[1]).contiguous()
+        high, low = torch.empty_like(flat), torch.empty_like(flat)
+        self.digits(flat, high, low, flat.numel())
+        self.launch(b, high, low, high if bias is None else bias, out, *self.rest)
+        return out
 
 
 class _Split:
@@ -176,9 +235,11 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
         return torch.randn(*shape, device=on, dtype=torch.float32, generator=generator)
 
     a = draw(*((z,) if z else ()), *((k, m) if of.get("turned") else (m, k)))
-    b = draw(*((z,) if z else ()), *((n, k) if of.get("turned") else (k, n)))
+    b = draw(*((z,) if z else ()), *((n, k) if of.get("turned") or of.get("weight") else (k, n)))
     if of.get("turned"):
-        a, b = a.mT, b.mT
+        a = a.mT
+    if of.get("turned") or of.get("weight"):
+        b = b.mT
     return a, b, draw(n) if of.get("bias") else None
 
 
@@ -189,12 +250,16 @@ CHECKS = (
     case("float32", m=64, n=64, k=256),
     case("float32", m=200, n=96, k=512, z=3, positive=True),
     case("float32", m=2048, n=2048, k=8192, positive=True),
+    case("float32", m=100, n=500, k=2000, weight=True, bias=True),
+    case("float32", m=33, n=257, k=4099, weight=True, positive=True),
+    case("float32", m=300, n=200, k=64),
 )
 RACES = (
     case("float32", m=4096, n=4096, k=4096),
     case("float32", m=1024, n=8192, k=8192, bias=True),
     case("float32", m=2048, n=4096, k=8192, turned=True),
     case("float32", m=512, n=1024, k=2048, z=64),
+    case("float32", m=128, n=16384, k=16384, weight=True, bias=True),
 )
 
 MATMUL = declare(

@@ -17,26 +17,29 @@ MAX_SHARES = 128
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Keys of a block, shares of a sequence, warps and stages."""
+    """Keys of a block, shares of a sequence, warps, stages (1: through registers), when the joining kernel starts."""
 
     keys: int
     shares: int
     num_warps: int = 4
     num_stages: int = 3
+    early: int = 2
+    max_registers: int = 0
 
 
 def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Paged:
     keys = 64 if head_dim <= 128 else 32
-    return Paged(keys, shares_of(batch * key_heads, cdiv(longest, keys), PROGRAMS_PER_SM * num_sms))
+    return Paged(keys, shares_of(batch * key_heads, longest, keys, PROGRAMS_PER_SM * num_sms))
 
 
-def shares_of(sequences: int, blocks: int, slots: int) -> int:
-    """Shares of a sequence that end soonest: whole waves of programs, each its blocks and what starting one costs."""
+def shares_of(sequences: int, longest: int, keys: int, slots: int) -> int:
+    """Shares of a sequence that end soonest: whole waves of programs, each its keys and what starting one costs."""
 
     def waves(shares: int) -> tuple[int, int]:
-        return cdiv(max(1, sequences) * shares, slots) * (cdiv(blocks, shares) + START_BLOCKS), shares
+        mine = cdiv(longest, shares) + START_BLOCKS * keys
+        return cdiv(max(1, sequences) * shares, slots) * mine, shares
 
-    most = clamp(blocks // 4, 1, MAX_SHARES)
+    most = clamp(longest // (4 * keys), 1, MAX_SHARES)
     return min(range(1, most + 1), key=waves)
 
 

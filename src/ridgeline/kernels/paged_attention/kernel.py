@@ -13,6 +13,30 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
+def _prefetch(ptr):
+    """Bring what lies there into the L2; nobody waits for it."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr], dtype=tl.int32, is_pure=False, pack=1
+    )  # fmt: skip
+
+
+@triton.jit
+def _keys(k_ptr, page, key, end, col, d, k_page, k_slot, P: tl.constexpr, POLICY: tl.constexpr):
+    """A block of keys, one a column."""
+    at = page.to(tl.int64) * k_page + (key % P) * k_slot
+    inside = (key < end)[None, :] & (col < d)[:, None]
+    return tl.load(k_ptr + at[None, :] + col[:, None], mask=inside, other=0.0, eviction_policy=POLICY)
+
+
+@triton.jit
+def _values(v_ptr, page, key, end, col, d, v_page, v_slot, P: tl.constexpr, POLICY: tl.constexpr):
+    """A block of values, one a row."""
+    at = page.to(tl.int64) * v_page + (key % P) * v_slot
+    inside = (key < end)[:, None] & (col < d)[None, :]
+    return tl.load(v_ptr + at[:, None] + col[None, :], mask=inside, other=0.0, eviction_policy=POLICY)
+
+
+@triton.jit
 def paged_share(
     q_ptr,  # [B, H, D]
     k_ptr,  # [pages, P, K, D] by strides
@@ -23,7 +47,7 @@ def paged_share(
     lse_ptr,  # [B, H, shares] fp32, base 2
     scale,  # softmax scale · log2(e)
     key_heads,
-    q_b, q_h, k_page, k_slot, k_head, v_page, v_slot, v_head, table_b, d,
+    q_b, q_h, k_page, k_slot, k_head, v_page, v_slot, v_head, table_b, pages, d,
     shares,
     R: tl.constexpr,
     ROWS: tl.constexpr,
@@ -32,20 +56,27 @@ def paged_share(
     KEYS: tl.constexpr,
     WHOLE: tl.constexpr,
     EARLY: tl.constexpr,
+    STAGED: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over this program's keys; the whole answer where one program has them all.
 
-    EARLY lets the joining kernel start while this one runs: it waits for the results itself.
+    EARLY lets the joining kernel, which waits for the results itself, start with this one (1) or when programs have
+    read their last key (2). STAGED leaves it to the compiler to copy blocks ahead into shared memory; otherwise the
+    next block is read into registers while this one is worked on, and what is read leaves the L2 first, so that
+    nothing else has to.
     """
-    if EARLY:
+    if EARLY == 1:
         gdc_launch_dependents()
     b = tl.program_id(0) // key_heads
     kh = tl.program_id(0) % key_heads
     share = tl.program_id(1)
+    table = table_ptr + b * table_b
+    if EARLY:  # where a full sequence's share would begin: looked up while the length is on its way
+        _prefetch(table + tl.minimum(share * tl.cdiv(pages, shares), pages - 1))
     length = tl.load(lens_ptr + b)
-    blocks = tl.cdiv(tl.cdiv(length, KEYS), shares)
-    start = share * blocks * KEYS
-    end = tl.minimum(start + blocks * KEYS, length)
+    mine = tl.cdiv(length, shares)
+    start = share * mine
+    end = tl.minimum(start + mine, length)
     row = tl.arange(0, ROWS)
     col = tl.arange(0, D)
     inside = (row < R)[:, None] & (col < d)[None, :]
@@ -54,21 +85,34 @@ def paged_share(
     m = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
+    k_ptr += kh.to(tl.int64) * k_head
+    v_ptr += kh.to(tl.int64) * v_head
+    if not STAGED:
+        key = start + tl.arange(0, KEYS)
+        page = tl.load(table + key // P, mask=key < end, other=0)
+        next_k = _keys(k_ptr, page, key, end, col, d, k_page, k_slot, P, "evict_first")
+        next_v = _values(v_ptr, page, key, end, col, d, v_page, v_slot, P, "evict_first")
+        page = tl.load(table + (key + KEYS) // P, mask=key + KEYS < end, other=0)
     for first in range(start, end, KEYS):
         key = first + tl.arange(0, KEYS)
-        seen = key < end
-        page = tl.load(table_ptr + b * table_b + key // P, mask=seen, other=0).to(tl.int64)
-        at = page * k_page + (key % P) * k_slot + kh * k_head
-        k = tl.load(k_ptr + at[None, :] + col[:, None], mask=seen[None, :] & (col < d)[:, None], other=0.0)
-        s = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee"), float("-inf"))
+        if STAGED:
+            page = tl.load(table + key // P, mask=key < end, other=0)
+            k = _keys(k_ptr, page, key, end, col, d, k_page, k_slot, P, "")
+            v = _values(v_ptr, page, key, end, col, d, v_page, v_slot, P, "")
+        else:
+            k, v = next_k, next_v
+            next_k = _keys(k_ptr, page, key + KEYS, end, col, d, k_page, k_slot, P, "evict_first")
+            next_v = _values(v_ptr, page, key + KEYS, end, col, d, v_page, v_slot, P, "evict_first")
+            page = tl.load(table + (key + 2 * KEYS) // P, mask=key + 2 * KEYS < end, other=0)
+        s = tl.where((key < end)[None, :], tl.dot(q, k, input_precision="ieee"), float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s * scale - (m_new * scale)[:, None])  # one rounding: the product and the difference are fused
         alpha = tl.exp2((m - m_new) * scale)
-        at = page * v_page + (key % P) * v_slot + kh * v_head
-        v = tl.load(v_ptr + at[:, None] + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         total = total * alpha + tl.sum(p, 1)
         m = m_new
+    if EARLY == 2:
+        gdc_launch_dependents()
     nothing = total == 0.0
     acc = acc / tl.where(nothing, 1.0, total)[:, None]
     place = b.to(tl.int64) * key_heads * R + head
@@ -88,11 +132,11 @@ def paged_join(
     place = tl.program_id(0).to(tl.int64)
     share = tl.arange(0, SHARES)
     col = tl.program_id(1) * D + tl.arange(0, D)
+    inside = (share < shares)[:, None] & (col < d)[None, :]
+    part = tl.load(part_ptr + (place * shares + share)[:, None] * d + col[None, :], mask=inside, other=0.0)
     lse = tl.load(lse_ptr + place * shares + share, mask=share < shares, other=float("-inf"))
     top = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
-    inside = (share < shares)[:, None] & (col < d)[None, :]
-    part = tl.load(part_ptr + (place * shares + share)[:, None] * d + col[None, :], mask=inside, other=0.0)
     whole = tl.sum(weight, 0)
     out = tl.sum(part * weight[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
     tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)

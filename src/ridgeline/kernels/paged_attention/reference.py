@@ -40,9 +40,13 @@ def last_key_lost(
     return _attended(query, key_cache, value_cache, block_table, fewer, query.shape[-1] ** -0.5, fewer)
 
 
-def next_page(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor) -> Tensor:
+def next_page(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor
+) -> Tensor:
     """Values of the neighboring page."""
-    return _attended(query, key_cache, value_cache.roll(1, 0), block_table, seq_lens, query.shape[-1] ** -0.5, seq_lens)
+    return _attended(
+        query, key_cache, value_cache.roll(1, 0), block_table, seq_lens, query.shape[-1] ** -0.5, seq_lens
+    )
 
 
 def _attended(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from ridgeline.optimizer.rewrites.layers import CONVOLUTIONS, settings_of
 from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import Call, call
@@ -71,30 +75,188 @@ def sum_of_linear(scene: Scene) -> list[Match]:
         read = call(node)
         if read is None or read.op not in ("sum", "mean") or read.given.get("dtype") is not None or scene.autocast:
             continue
-        layer = call(read["input"])
         shape, dims = scene.shape(read["input"]), read.given.get("dim")
         dims = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
-        if layer is None or layer.op != "linear" or len(layer.node.users) != 1 or shape is None:
+        if shape is None or len(dims) != 1 or not isinstance(dims[0], int) or dims[0] % len(shape) != len(shape) - 1:
             continue
-        if len(dims) != 1 or not isinstance(dims[0], int) or dims[0] % len(shape) != len(shape) - 1:
+        layer = _shifted_product(scene, read["input"])
+        if layer is None or scene.dtype(node) is not torch.float32:
             continue
-        leaves = (layer["input"], layer["weight"], layer.get("bias"))
-        if scene.dtype(node) is not torch.float32 or not scene.unchanged(leaves, (layer.node, node), node):
+        leaves = (layer.x, layer.weight, *layer.shifts)
+        if not scene.unchanged(leaves, (*layer.inside, node), node):
             continue
-        new = scene.emit(node, summed_linear, *leaves, read.op == "mean", bool(read.get("keepdim", False)))
+        new = scene.emit(node, summed_product, layer.x, layer.weight, layer.turned, list(layer.shifts),
+                         list(layer.factors), layer.number, layer.scale, read.op == "mean",
+                         bool(read.get("keepdim", False)))  # fmt: skip
         if scene.replace(node, new):
             scene.discard(node)
             found.append(scene.match(new, f"{read.op} of {shape[-1]} outputs"))
     return found
 
 
-def summed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, mean: bool, keepdim: bool) -> Tensor:
-    """sum(linear(x)) over its outputs: x times the sum of the weight's rows."""
-    factor = 1.0 / weight.shape[0] if mean else 1.0
-    total = torch.matmul(x, weight.sum(0) * factor)
-    if bias is not None:
-        total = total + bias.sum() * factor
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """scale · (x @ weight) + Σ factor · shift + number, and the nodes it was read from."""
+
+    x: fx.Node
+    weight: fx.Node
+    turned: bool  # whether the weight lies [outputs, inputs]
+    shifts: tuple[fx.Node, ...]
+    factors: tuple[float, ...]
+    number: float
+    scale: float
+    inside: tuple[fx.Node, ...]
+
+
+def _shifted_product(scene: Scene, node: Any) -> Shifted | None:
+    """A product with a weight behind scalings by numbers and sums with numbers or one number an output."""
+    scale, number = 1.0, 0.0
+    shifts: list[fx.Node] = []
+    factors: list[float] = []
+    inside: list[fx.Node] = []
+    width = (scene.shape(node) or (0,))[-1]
+    while isinstance(node, fx.Node) and len(node.users) == 1:
+        read = call(node)
+        if read is None:
+            return None
+        inside.append(node)
+        product = _weighted(scene, read)
+        if product is not None:
+            x, weight, turned, bias = product
+            if bias is not None:
+                shifts, factors = [*shifts, bias], [*factors, scale]
+            return Shifted(x, weight, turned, tuple(shifts), tuple(factors), number, scale, tuple(inside))
+        affine = _affine(read)
+        if affine is not None and affine[0] == "mul":
+            scale, node = scale * affine[1], affine[2]
+        elif affine is not None:
+            number, node = number + scale * affine[1], affine[2]
+        elif (
+            read.op in ("add", "sub") and not read.given.get("alpha") and _is_row(scene, read.given.get("other"), width)
+        ):
+            shifts.append(read["other"])
+            factors.append(scale if read.op == "add" else -scale)
+            node = read["input"]
+        else:
+            return None
+    return None
+
+
+def _is_row(scene: Scene, node: Any, width: int) -> bool:
+    """One float32 number an output."""
+    return isinstance(node, fx.Node) and scene.shape(node) == (width,) and scene.dtype(node) is torch.float32
+
+
+def _weighted(scene: Scene, read: Call) -> tuple[fx.Node, fx.Node, bool, fx.Node | None] | None:
+    """(x, weight, whether it lies [outputs, inputs], bias) of a product with a matrix."""
+    if read.op == "linear":
+        return read["input"], read["weight"], True, read.get("bias")
+    if read.op not in ("matmul", "mm") or not isinstance(read["input"], fx.Node):
+        return None
+    other = read["other"]
+    if not isinstance(other, fx.Node) or len(scene.shape(other) or ()) != 2 or not scene.shape(read["input"]):
+        return None
+    return read["input"], other, False, None
+
+
+def summed_product(
+    x: Tensor, weight: Tensor, turned: bool, shifts: list[Tensor], factors: list[float], number: float, scale: float,
+    mean: bool, keepdim: bool,
+) -> Tensor:  # fmt: skip
+    """The sum over the outputs of scale · x @ weight + shifts: x times the sum of the weight's columns."""
+    outputs = weight.shape[0 if turned else 1]
+    share = 1.0 / outputs if mean else 1.0
+    total = torch.matmul(x, weight.sum(0 if turned else 1) * (scale * share))
+    for shift, factor in zip(shifts, factors, strict=True):
+        total = total + shift.sum() * (factor * share)
+    if number:
+        total = total + number * share * outputs
     return total.unsqueeze(-1) if keepdim else total
+
+
+@rewrite(
+    "mean-of-convolution",
+    summary="the mean of a convolution over all its pixels becomes sums of the image and one small product",
+    worth=Worth(eager=5.0, compiled=5.0, basis="the image read a few times instead of a convolution computed"),
+    exact="reordered",
+)
+def mean_of_convolution(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = call(node)
+        if read is None or read.op not in ("sum", "mean") or read.given.get("dtype") is not None or scene.autocast:
+            continue
+        source, scale = _scaled_source(read["input"])
+        layer = call(source)
+        settings = None if layer is None or layer.op not in CONVOLUTIONS else settings_of(layer)
+        shape, dims = scene.shape(source), read.given.get("dim")
+        if layer is None or settings is None or shape is None or not isinstance(dims, (tuple, list)):
+            continue
+        pixels = sorted(dim % len(shape) for dim in dims) == list(range(2, len(shape)))
+        if not pixels or settings[4] != 1 or len(source.users) != 1:
+            continue
+        leaves = (layer["input"], layer["weight"], layer.get("bias"))
+        if scene.dtype(node) is not torch.float32 or not scene.unchanged(leaves, (source, node), node):
+            continue
+        new = scene.emit(node, mean_convolved, *leaves, *settings[:3], settings[5], list(shape[2:]), scale,
+                         read.op == "mean", bool(read.get("keepdim", False)))  # fmt: skip
+        if scene.replace(node, new):
+            scene.discard(node)
+            found.append(scene.match(new, f"{read.op} of {layer.op} over its pixels"))
+    return found
+
+
+def _scaled_source(node: Any) -> tuple[Any, float]:
+    """(node, number) of a node that is scaled by a number, perhaps more than once."""
+    scale = 1.0
+    while (read := call(node)) is not None and (affine := _affine(read)) is not None and affine[0] == "mul":
+        if len(node.users) != 1:
+            break
+        scale, node = scale * affine[1], affine[2]
+    return node, scale
+
+
+def mean_convolved(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
+    transposed: bool, out: list[int], scale: float, mean: bool, keepdim: bool,
+) -> Tensor:  # fmt: skip
+    """The sum over pixels of a convolution: a tap meets a box of the image's pixels, which is summed before."""
+    count = math.prod(out)
+    share = scale / count if mean else scale
+    taps = [list(range(size)) for size in weight.shape[2:]]
+    kept: dict[tuple[Any, ...], Tensor] = {}
+    sums = []
+    for tap in itertools.product(*taps):
+        box = tuple(
+            _reach(k, x.shape[2 + i], out[i], stride[i], padding[i], dilation[i], transposed) for i, k in enumerate(tap)
+        )
+        sums.append(_box_sum(x, box, kept))
+    filters = (weight.transpose(0, 1) if transposed else weight).flatten(2)  # [outputs, inputs, taps]
+    total = torch.matmul(torch.stack(sums, 2).flatten(1), filters.flatten(1).t()) * share
+    if bias is not None:
+        total = total + bias * (scale if mean else scale * count)
+    return total.view(*total.shape, *([1] * len(out))) if keepdim else total
+
+
+def _reach(k: int, size: int, out: int, stride: int, padding: int, dilation: int, transposed: bool) -> slice:
+    """The pixels of the image that a tap meets in one dim."""
+    if transposed:  # output i·stride − padding + k·dilation lies inside
+        first = max(0, -(-(padding - k * dilation) // stride))
+        return slice(first, min(size, (out - 1 + padding - k * dilation) // stride + 1))
+    start = k * dilation - padding
+    low = max(0, -(start // stride))
+    high = min(out - 1, (size - 1 - start) // stride)
+    return slice(start + low * stride, start + high * stride + 1, stride) if high >= low else slice(0, 0)
+
+
+def _box_sum(x: Tensor, box: tuple[slice, ...], kept: dict[tuple[Any, ...], Tensor]) -> Tensor:
+    """[images, channels]: the sum over a box of pixels; sums over leading dims serve several boxes."""
+    for depth, part in enumerate(box):
+        key = tuple((each.start, each.stop, each.step) for each in box[: depth + 1])
+        if key not in kept:
+            kept[key] = x[:, :, part].sum(2)
+        x = kept[key]
+    return x
 
 
 @rewrite(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from ridgeline.kernels.cache_append.op import refusal
+from ridgeline.kernels import rope
+from ridgeline.kernels.cache_append.op import refusal, turning_refusal
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import ANYWHERE, Scene, clash, is_switch
 from ridgeline.optimizer.rewrites.words import call
 
+ROPE_APPENDED = torch.ops.ridgeline_kernels.rope_append.default
 APPENDED = torch.ops.ridgeline_kernels.cache_append.default
 """The registered op: its schema says what it writes."""
 
@@ -45,7 +48,36 @@ def cache_append(scene: Scene) -> list[Match]:
             match = None if waiting is None else _joined(scene, waiting, node)
             waiting = node if match is None else None
             found += [] if match is None else [match]
-    return found + _counted_together(scene) + _read_in_place(scene)
+    found += _counted_together(scene) + _read_in_place(scene)
+    return found + [match for node in scene.nodes if (match := _turned_into_place(scene, node)) is not None]
+
+
+def _turned_into_place(scene: Scene, node: fx.Node) -> Match | None:
+    """Keys that are turned for nothing but the cache are turned on the way there, and the queries with them."""
+    if node.target is not APPENDED or not isinstance(node.args[3], fx.Node):
+        return None
+    keys, values, index, k, v = node.args
+    turn = k.args[0] if k.target is operator.getitem and k.args[1] == 1 and set(k.users) == {node} else None  # type: ignore[union-attr]
+    if not isinstance(turn, fx.Node) or turn.target is not rope or turn.kwargs.get("sequence_dim", 2) != 2:
+        return None
+    outs = [user for user in turn.users if user is not k]
+    if any(out.target is not operator.getitem or out.args[1] != 0 for out in outs) or len(outs) != 1:
+        return None
+    given = (keys, values, index, *turn.args[:2], v, *turn.args[2:4])
+    if any(scene.position(user) < scene.position(node) for user in outs[0].users):
+        return None
+    if not scene.unchanged(turn.args[:4], (turn,), node) or turning_refusal(*map(scene.value, given)) is not None:
+        return None
+    new = scene.emit(node, ROPE_APPENDED, *given, bool(turn.kwargs.get("interleaved", False)))
+    if not scene.alike(outs[0], new):
+        scene.graph.erase_node(new)
+        return None
+    del new.meta["ridgeline"]  # it writes
+    outs[0].replace_all_uses_with(new)
+    scene.erase_writer(node)
+    for gone in (*outs, k):  # and with the last of them what made them
+        scene.discard(gone)  # type: ignore[arg-type]
+    return scene.match(new, f"turned into a cache {tuple(scene.shape(keys) or ())}")
 
 
 def _counted_together(scene: Scene) -> list[Match]:

@@ -1,33 +1,81 @@
-"""Large float32 products go to the tensor cores as halves, at float32's own accuracy."""
+"""Large float32 products go to the tensor cores at float32's own accuracy, where that is faster than the library's.
+
+Which is faster is decided by a race when sizes are first run on the device (``contest``).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
-from ridgeline.kernels import matmul
-from ridgeline.kernels.matmul.op import MATMUL
+from ridgeline.kernels.matmul.op import MATMUL, is_thin, planned, thin_fits
+from ridgeline.optimizer.contest import Contest
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import Call, call
 
-LEAST_BALANCE = 200.0
-"""rows · columns / (rows + columns) from which the faster product pays for taking its factors apart.
+LEAST_BALANCE = 24.0
+"""rows · columns / (rows + columns) from which a product may be worth more than the reading of its factors."""
+LEAST_FLOPS = 1e8
+CONTEST = Contest()
+_active_modes = torch._C._len_torch_dispatch_stack
 
-A product takes 2mnk / 50 TFLOP/s in float32 and about 2mnk / 130 as halves; splitting moves 12 bytes of every element
-of both factors at 3.5 TB/s.
-"""
+
+def raced_product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """``a @ b`` (+ ``bias``) in float32, by the library or on the tensor cores; one opaque op to tracers."""
+    if type(a) is Tensor and not _active_modes():
+        return _raced(a, b, bias)
+    return torch.ops.ridgeline_optimizer.raced_product(a, b, bias)
 
 
-def linear_from_halves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return matmul(x, weight.t(), bias)
+def raced_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return raced_product(x, weight.t(), bias)
+
+
+def _raced(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    if not a.is_cuda:
+        return _library(a, b, bias)
+    key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.device)
+    name = CONTEST.won.get(key)
+    if name is not None:
+        return _WAYS[name](a, b, bias)
+    names = ["library"]
+    if thin_fits(a, b) and (is_thin(a, b) or a.shape[:-1].numel() <= 1024):
+        names.append("digits")
+    if not is_thin(a, b) or a.shape[:-1].numel() > 64:
+        names.append("halves")
+    return CONTEST.run(key, {each: partial(_WAYS[each], a, b, bias) for each in names}, a.device)
+
+
+def _library(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return torch.matmul(a, b)
+    return F.linear(a, b.t(), bias) if b.dim() == 2 else torch.matmul(a, b) + bias
+
+
+_WAYS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+    "library": _library,
+    "digits": lambda a, b, bias: planned(a, b, bias, thin=True)(a, b, bias),
+    "halves": lambda a, b, bias: planned(a, b, bias, thin=False)(a, b, bias),
+}
+
+
+_op = torch.library.custom_op("ridgeline_optimizer::raced_product", _raced, mutates_args=())
+
+
+@_op.register_fake
+def _(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return a.new_empty((*a.shape[:-1], b.shape[-1]))
 
 
 @rewrite(
     "halves",
-    summary="large float32 products run on the half-precision tensor cores, as accurate as float32",
+    summary="large float32 products run on the tensor cores, as accurate as float32, where they beat the library's",
     modes=(INFERENCE,),
     worth=Worth(eager=1.5, compiled=1.5, basis="three products at half precision's peak against one at float32's"),
     exact="reordered",
@@ -48,7 +96,7 @@ def _put(scene: Scene, node: fx.Node, read: Call) -> Match | None:
     factors = _factors(scene, read)
     if factors is None or not _pays(factors):
         return None
-    target, args = (linear_from_halves, _linear_args(read)) if read.op == "linear" else (matmul, _matmul_args(read))
+    target, args = (raced_linear, _linear_args(read)) if read.op == "linear" else (raced_product, _matmul_args(read))
     new = scene.emit(node, target, *args)
     if not scene.replace(node, new):
         return None
@@ -94,4 +142,52 @@ def _factors(scene: Scene, read: Call) -> tuple[Tensor, Tensor] | None:
 def _pays(factors: tuple[Tensor, Tensor]) -> bool:
     a, b = factors
     rows = a.shape[-2] if b.dim() == 3 else a.shape[:-1].numel()
-    return rows * b.shape[-1] / max(1, rows + b.shape[-1]) >= LEAST_BALANCE
+    balanced = rows * b.shape[-1] / max(1, rows + b.shape[-1]) >= LEAST_BALANCE
+    return balanced and 2.0 * a.numel() * b.shape[-1] >= LEAST_FLOPS
+
+
+WIDEST_FUSED = 256
+"""The widest heads that PyTorch's fused attention kernels take: wider ones are two products and a softmax anyway."""
+
+
+@rewrite(
+    "wide-attention",
+    summary="float32 attention with heads too wide for fused kernels becomes two products on the tensor cores",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.8, compiled=1.8, basis="as for large float32 products, which it consists of"),
+    exact="reordered",
+    needs_kernels=True,
+)
+def wide_attention(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast or torch.backends.cuda.matmul.allow_tf32:
+        return []
+    found = []
+    for node in scene.nodes:
+        read = call(node)
+        if read is None or read.op != "attention" or not _is_wide(scene, read):
+            continue
+        scale = read.get("scale") or (scene.shape(read["query"]) or (1,))[-1] ** -0.5
+        new = scene.emit(node, attention_by_products, read["query"], read["key"], read["value"], scale)
+        if scene.replace(node, new):
+            scene.discard(node)
+            found.append(scene.match(new, f"attention {scene.shape(read['query'])}"))
+    return found
+
+
+def _is_wide(scene: Scene, read: Call) -> bool:
+    """Plain attention of dense float32 heads, as many of keys as of queries."""
+    tensors = [scene.tensor(read.given.get(name)) for name in ("query", "key", "value")]
+    plain = read.get("attn_mask") is None and not read.get("is_causal", False) and not read.get("dropout_p", 0.0)
+    if not plain or read.get("enable_gqa", False) or any(each is None or each.dim() != 4 for each in tensors):
+        return False
+    dense = all(each.is_contiguous() and each.dtype == torch.float32 for each in tensors)  # type: ignore[union-attr]
+    q, k, v = (each.shape for each in tensors if each is not None)
+    return dense and q[:2] == k[:2] == v[:2] and q[-1] > WIDEST_FUSED and min(q[2], k[2]) >= 128
+
+
+def attention_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """softmax(q kᵀ · scale) v, head by head."""
+    heads = [each.flatten(0, 1) for each in (q, k, v)]
+    scores = raced_product(heads[0], heads[1].transpose(1, 2), None)
+    weights = torch.softmax(scores * scale, -1)
+    return raced_product(weights, heads[2], None).view(*q.shape[:-1], v.shape[-1])

@@ -54,9 +54,11 @@ class Scene:
     watches: list[Callable[[Sequence[Any]], bool]] = field(default_factory=list)
     refusals: list[tuple[str, str, str]] = field(default_factory=list)
     autocast: bool = False
+    casts: int | None = None  # casts of autocast that were written out: the graph runs without it then
     relaxed: bool = False
     notes: dict[Any, Any] = field(default_factory=dict)
     _positions: dict[fx.Node, int] = field(default_factory=dict)
+    _written: dict[fx.Node, tuple[Any, Any, list[tuple[fx.Node, Any]], set[int]]] = field(default_factory=dict)
     _rewrite: str = ""
 
     @property
@@ -162,12 +164,19 @@ class Scene:
 
     def written(self, node: fx.Node) -> set[int] | None:
         """The memory a node writes in place: None for none, an empty set where it cannot be told."""
+        known = self._written.get(node)
+        if known is not None and known[0] is node.args and known[1] is node.kwargs and all(
+            self.value(each) is was for each, was in known[2]
+        ):
+            return known[3]
         if not _mutates(node):
             return None
-        owners: set[int] = set()
-        for arg in _first_written(node):
+        reached = _first_written(node)
+        owners: set[int] = set()  # empty for calls whose insides are not known
+        for arg in reached:
             owners |= self.memory(arg)
-        return owners  # empty for calls whose insides are not known
+        self._written[node] = (node.args, node.kwargs, [(each, self.value(each)) for each in reached], owners)
+        return owners
 
     def memory(self, node: Any) -> set[int]:
         """The storages a node's value lies in, as the tracer's stand-ins share them."""
@@ -266,7 +275,7 @@ class Scene:
 
     def discard(self, node: fx.Node) -> None:
         """Erase a node nobody uses, and those that only it used."""
-        if node.users or node.op in ("placeholder", "output"):
+        if node.users or node.op in ("placeholder", "output") or node._erased:
             return
         inputs = list(node.all_input_nodes)
         if not is_removable(node) and not _ours(node):
@@ -330,7 +339,7 @@ def where(node: fx.Node) -> str:
     if not stack:
         return ""
     path = str(next(reversed(stack.values()))[0])
-    for noise in ("L['self']", "L['fn']", "L['args'][0]", "['", "']", "_modules", "self."):
+    for noise in ("L['self']", "L['block']", "L['fn']", "L['args'][0]", "['", "']", "_modules", "self."):
         path = path.replace(noise, "." if noise == "['" else "")
     return ".".join(part for part in path.split(".") if part)
 

@@ -27,6 +27,11 @@ class Call:
         return default if found is None else found
 
 
+def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A conversion as a function, for rewrites that put one in."""
+    return x.to(dtype)
+
+
 _functions: dict[Any, tuple[str, tuple[str, ...]]] = {}
 _methods: dict[str, tuple[str, tuple[str, ...]]] = {}
 
@@ -72,6 +77,7 @@ _both("std", "input dim correction keepdim")
 _both("logsumexp", "input dim keepdim")
 _both("amax", "input dim keepdim")
 _both("max", "input dim keepdim")
+_both("min", "input dim keepdim")
 _spell("linalg_norm", "input ord dim keepdim dtype", torch.linalg.vector_norm)
 _spell("linear", "input weight bias", F.linear, torch._C._nn.linear)
 _spell("bmm", "input other", torch.bmm, "bmm")
@@ -84,7 +90,12 @@ _spell(
     "conv_transpose2d", "input weight bias stride padding output_padding groups dilation",
     F.conv_transpose2d, torch.conv_transpose2d,
 )  # fmt: skip
+for _name, _call in (("conv_transpose1d", F.conv_transpose1d), ("conv_transpose3d", F.conv_transpose3d)):
+    _spell(_name, "input weight bias stride padding output_padding groups dilation", _call, getattr(torch, _name))
 _spell("batch_norm", "input running_mean running_var weight bias training momentum eps", F.batch_norm)
+_spell(
+    "instance_norm", "input running_mean running_var weight bias use_input_stats momentum eps", F.instance_norm
+)
 _spell("layer_norm", "input normalized_shape weight bias eps", F.layer_norm, torch.layer_norm)
 _spell("rms_norm", "input normalized_shape weight eps", F.rms_norm, getattr(torch, "rms_norm", None))
 _spell("group_norm", "input num_groups weight bias eps", F.group_norm, torch.group_norm)
@@ -96,10 +107,21 @@ _spell("silu", "input inplace", F.silu, getattr(torch._C._nn, "silu", None))
 _spell("gelu", "input approximate", F.gelu, torch._C._nn.gelu)
 _spell("relu", "input inplace", F.relu)
 _spell("relu", "input", torch.relu, "relu")
+_spell("leaky_relu", "input negative_slope inplace", F.leaky_relu, torch._C._nn.leaky_relu)
+_spell("hardtanh", "input min_val max_val inplace", F.hardtanh)
+for _name in "mish hardswish hardsigmoid relu6".split():
+    _spell(_name, "input inplace", getattr(F, _name))
+_spell("softplus", "input beta threshold", F.softplus)
 _spell("dropout", "input p training inplace", F.dropout, F.alpha_dropout, F.feature_alpha_dropout)
 _spell("dropout", "input p training inplace", F.dropout1d, F.dropout2d, F.dropout3d)
 _spell("dropout", "input p training", torch.dropout, torch.feature_dropout, torch.alpha_dropout)
 _spell("embedding", "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse", F.embedding)
+_spell(
+    "embedding_bag",
+    "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights include_last_offset"
+    " padding_idx",
+    F.embedding_bag,
+)
 _spell(
     "attention", "query key value attn_mask dropout_p is_causal scale enable_gqa",
     F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention,
@@ -130,7 +152,7 @@ _spell("squeeze", "input dim", torch.squeeze, "squeeze")
 _spell("contiguous", "input memory_format", "contiguous")
 _spell("clone", "input memory_format", "clone", torch.clone)
 _spell("detach", "input", "detach", torch.detach)
-_spell("to", "input *to", "to")
+_spell("to", "input *to", "to", cast)
 _spell("type_as", "input other", "type_as")
 for _name in "float half bfloat16 double bool int long".split():
     _spell(_name, "input memory_format", _name)
@@ -144,6 +166,16 @@ _spell("diag_embed", "input offset dim1 dim2", torch.diag_embed, "diag_embed")
 _spell("pad", "input pad mode value", F.pad, getattr(torch._C._nn, "pad", None))
 _spell("diff", "input n dim prepend append", torch.diff, "diff")
 _spell("cumsum", "input dim dtype", torch.cumsum, "cumsum")
+_spell("cumprod", "input dim dtype", torch.cumprod, "cumprod")
+_spell("narrow", "input dim start length", torch.narrow, "narrow")
+_spell("select", "input dim index", torch.select, "select")
+_spell("norm", "input p dim keepdim dtype", torch.norm, "norm", torch.functional.norm)
+_spell(
+    "max_pool", "input kernel_size stride padding dilation ceil_mode return_indices",
+    F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d,
+)  # fmt: skip
+_spell("avg_pool", "input kernel_size stride padding ceil_mode count_include_pad divisor_override",
+       F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)  # fmt: skip
 _spell("flip", "input *dims", torch.flip, "flip")
 for _name in "minimum maximum remainder floor_divide fmod logical_xor bitwise_xor".split():
     _both(_name, "input other")

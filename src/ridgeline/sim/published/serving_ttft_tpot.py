@@ -160,8 +160,8 @@ def _whole(text: str | None) -> int:
 
 
 def _pool(row: Mapping[str, str], prefix: str) -> tuple[Pool, bool]:
-    """The instances of a row. Two bookkeeping slips of the file are put right: a width multiplied by its expert
-    parallelism, and by its attention data parallelism."""
+    """The instances of a row. Three bookkeeping slips of the file are put right: a width multiplied by its expert
+    parallelism, and by its attention data parallelism; experts said to be sliced finer than their blocks of scales."""
     words = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     tp, pp, dp, moe_tp, moe_ep = (_whole(row.get(prefix + word)) for word in words)
     replicas = _whole(row[prefix + "num_workers"]) if prefix else 1
@@ -171,11 +171,17 @@ def _pool(row: Mapping[str, str], prefix: str) -> tuple[Pool, bool]:
         return Pool(Layout(tp=1, pp=pp, attention_dp=moe_ep, ep=moe_ep), replicas), True
     if dp == tp > 1 and moe_tp == 1 and moe_ep == tp * dp:
         return Pool(Layout(tp=1, pp=pp, attention_dp=dp, ep=dp), replicas), True
+    if moe_ep == 1 and tp == 1 and dp == moe_tp > MOST_SLICES:
+        return Pool(Layout(tp=1, pp=pp, attention_dp=dp, ep=dp), replicas), True
     if tp * dp != moe_tp * moe_ep:
         raise InputError(
             f"widths are inconsistent: tp {tp} × attention_dp {dp} is not moe_tp {moe_tp} × moe_ep {moe_ep}"
         )
     return Pool(Layout(tp=tp, pp=pp, attention_dp=dp, ep=moe_ep), replicas), False
+
+
+MOST_SLICES = 16
+"""An expert of 2,048 columns in blocks of 128: wider groups deal whole experts out."""
 
 
 @dataclass(frozen=True, slots=True)

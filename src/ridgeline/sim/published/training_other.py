@@ -102,10 +102,10 @@ def stack_of(row: Row) -> str:
         if "Pre-training" in row.text("device") or row.text("model") == "DLRM":
             return "ngc-fused-train"  # kernels of their own, CUDA graphs
         return "ngc-mxnet-train" if "mxnet" in framework else "ngc-pytorch-train"
-    if "NVIDIA/results" not in source and "/NVIDIA/" not in source:
+    if "/NVIDIA/" not in source and "nvidia" not in framework:  # others submit with NVIDIA's containers too
         raise InputError(f"no coefficients for the software of this submission ({row.text('framework')})")
-    if "hugectr" in source or "/dlrm" in source:
-        return "mlperf-hugectr-train"
+    if "hugectr" in source or "/dlrm" in source:  # the second recommender came with embedding collections
+        return "mlperf-hugectr-train-v2" if "DCNv2" in row.text("model") else "mlperf-hugectr-train"
     kind = "vision" if re.search(r"resnet|unet3d|ssd|retinanet", source) else "language"
     return f"mlperf-{kind}-train"
 
@@ -133,7 +133,7 @@ def _xl(row: Row) -> Shape:
     base = "Base model" in row.text("source")
     seq = 192 if base else 384
     name = "transformer-xl-base" if base else "transformer-xl-large"
-    return Shape(name, (("seq", seq),), items=seq, params=192e6 if base else 257e6)
+    return Shape(name, (("seq", seq),), items=seq, params=192e6 if base else 283e6)
 
 
 def _nnunet(row: Row) -> Shape:
@@ -170,6 +170,7 @@ _SHAPES: tuple[tuple[str, Callable[[Row], Shape]], ...] = (
     (r"Wide&Deep", lambda row: Shape("wide-and-deep")),
     (r"3D U-Net", lambda row: Shape("unet3d")),
     (r"ResNeXt101", lambda row: Shape("resnext101-32x4d")),
+    (r"SE-?ResNeXt101", lambda row: Shape("se-resnext101-32x4d")),
 )
 
 

@@ -123,7 +123,7 @@ def predicted_s(work: Workload, reach: Reach) -> float:
     if work.factor != 1.0:
         load = load.scaled(work.factor)
     if work.tensor_ranks > 1:
-        load = load.scaled(1.0 / work.tensor_ranks)
+        load = load.split(work.tensor_ranks)
     once = step_s(load, device(work.device), work.precision, reach, work.comm_s() + work.lookups_s(), work.ranks)
     return (once - reach.step_s) * work.passes + reach.step_s + work.reduce_s()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ridgeline.errors import ModelError, nearest
@@ -174,18 +175,32 @@ def _glm45() -> Anatomy:
                    source="zai-org/GLM-4.5 config.json")  # fmt: skip
 
 
+LLAMA4_WINDOW = 8192  # three layers of four attend within chunks of so many tokens
+
+
+def _llama4(name: str, num_experts: int, every: int) -> Anatomy:
+    """One routed expert a token beside a shared one, in every layer or in every other."""
+    experts, dense_ffn = Experts(num_experts, 1, 8192, shared=8192), 16384
+    local, full = Mixer(40, 8, 128, window=LLAMA4_WINDOW), Mixer(40, 8, 128)
+    sparse = tuple(Layers(count // every, mixer, 8192, experts) for count, mixer in ((36, local), (12, full)))
+    dense = tuple(Layers(count // 2, mixer, dense_ffn) for count, mixer in ((36, local), (12, full)) if every == 2)
+    return Anatomy(name, 5120, 202048, (*sparse, *dense), source=f"meta-llama/{name} config.json, recalled")
+
+
 def _gptj() -> Anatomy:
     return Anatomy("gpt-j-6b", 4096, 50400, (Layers(28, Mixer(16, 16, 256), 16384),), gated=False,
                    source="EleutherAI/gpt-j-6b config.json")  # fmt: skip
 
 
-_HYBRIDS = {
+_HYBRIDS: dict[str, Callable[[], Anatomy]] = {
     "gpt-j-6b": _gptj,
     "qwen3.5-397b-a17b": _qwen35,
     "glm-5": _glm5,
     "deepseek-v3.2": _deepseek_v32,
     "qwen3-coder-480b": _qwen3_coder,
     "glm-4.5": _glm45,
+    "llama-4-maverick": partial(_llama4, "llama-4-maverick", 128, 2),
+    "llama-4-scout": partial(_llama4, "llama-4-scout", 16, 1),
 }
 """Models the zoo has no graph for; serving needs their figures only."""
 
@@ -209,8 +224,18 @@ _SYNONYMS = {
     "llama-3.3-70b": "llama3-70b",
     "llama-3.1-8b": "llama3-8b",
     "qwen3-coder-480b-a35b": "qwen3-coder-480b",
+    "llama-4-maverick-17b-128e": "llama-4-maverick",
+    "llama-4-scout-17b-16e": "llama-4-scout",
+    "meta-llama-3-8b": "llama3-8b",
+    "meta-llama-3-70b": "llama3-70b",
+    "meta-llama-3.1-8b": "llama3-8b",
+    "meta-llama-3.1-70b": "llama3-70b",
+    "meta-llama-3.1-405b": "llama-3.1-405b",
+    "gemma-3-27b": "gemma3-27b",
+    "gemma-2-9b": "gemma2-9b",
 }
-_SUFFIXES = ("-instruct", "-fp8", "-nvfp4", "-fp4", "-hf", "-base", "-it", "-chat", "-fp8-dynamic", "-bf16", "-2507")
+_SUFFIXES = ("-instruct", "-fp8", "-nvfp4", "-fp4", "-hf", "-base", "-it", "-chat", "-fp8-dynamic", "-bf16", "-2507",
+             "-v0.1", "-v0.2", "-v0.3", "-kv", "-awq", "-gptq", "-int4", "-v2")  # fmt: skip
 
 
 def anatomy(name: str) -> Anatomy:

@@ -89,7 +89,7 @@ class Oracle:
         fixed = self.group_s[self._cut(mine * tokens_each, self.group_s)]
         fixed += self.joint_s[self._cut(sequences * tokens_each, self.joint_s)] + self.hop_s
         fixed += self.head_s[self._cut(mine * tokens_each, self.head_s)]
-        fixed += coef["iteration_s"] + coef["sequence_s"] * sequences
+        fixed += coef["iteration_s"] + coef["sequence_s"] * mine  # each attention group has a host process of its own
         attention = self.decode_attention_s(mine, context)
         if num > 1:
             attention = (attention + self.decode_attention_s(mine, context + num - 1)) / 2
@@ -110,10 +110,12 @@ class Oracle:
         busy += self.decode_attention_s(mine, context)
         attention = sum(self.prompt_attention_s(chunk, past) for chunk, past in prompts)
         busy += attention * (largest / max(new, 1)) / parts
-        busy *= 1 + (parts - 1) / self.stages  # parts follow each other through the stages
+        if not sequences:  # the pipeline fills and drains; where it is full of decoding, parts follow without a gap
+            busy *= 1 + (parts - 1) / self.stages
         busy = busy if self.engine.graphed_prompts else max(busy, self.host_floor_s)
         more_s = coef["mixed_s"] * self.rank.anatomy.num_layers / USUAL_LAYERS
-        return busy + coef["iteration_s"] + more_s + coef["sequence_s"] * (sequences + len(prompts))
+        hosted = -(-(sequences + len(prompts)) // groups)
+        return busy + coef["iteration_s"] + more_s + coef["sequence_s"] * hosted
 
     @staticmethod
     def _cut(index: int, table: list[float]) -> int:

@@ -145,7 +145,7 @@ class Worker:
             return []
         engine, r = self.oracle.engine, self.requests
         groups = self.oracle.rank.layout.attention_dp
-        budget = engine.chunk_tokens * groups - (self.running * self._tokens_each() if engine.mixed else 0)
+        budget = self._budget()
         if self._must_wait():
             return []
         chunks: list[tuple[int, int]] = []
@@ -169,6 +169,16 @@ class Worker:
             budget -= take
         self.polled = self.tick
         return chunks
+
+    def _budget(self) -> int:
+        """Prompt tokens of one iteration: of every attention group and of every batch that is between two stages.
+
+        An engine that cannot cut prompts is started with room for a whole one beside what is decoding.
+        """
+        engine, layout = self.oracle.engine, self.oracle.rank.layout
+        whole = self._new_tokens(self.waiting[0]) if self.waiting and not engine.chunked else 0
+        decoding, batches = self.running * self._tokens_each() if engine.mixed else 0, layout.attention_dp * layout.pp
+        return max(engine.chunk_tokens * batches - decoding, whole * batches)
 
     def _must_wait(self) -> int:
         """Steps until the queue is looked at; 0 is now."""

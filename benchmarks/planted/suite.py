@@ -1,0 +1,10 @@
+"""Every planted cause and healthy program, of whichever suite: each module enters its own."""
+
+from __future__ import annotations
+
+import again
+import fresh
+import healthy
+from cases import CASES
+
+__all__ = ["CASES", "again", "fresh", "healthy"]

@@ -1,0 +1,45 @@
+"""Tiles of a convolution: pixels, channels and terms, by the sizes of the problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEAST_CHANNELS = 16
+"""The fewest channels a tile of the tensor cores has; a convolution with fewer fills it up with zeros."""
+MOST_POOLED = 128
+"""Channels of the widest tile: all of a pixel's are in one where something becomes of them together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Pixels, channels and terms of a tile, warps and stages, and what becomes of factors."""
+
+    pixels: int
+    channels: int
+    depth: int = 32
+    num_warps: int = 8
+    num_stages: int = 3
+    rounding: str = "nearest"  # or "cut", or "exact": three products, as accurate as float32
+
+
+@dataclass(frozen=True, slots=True)
+class Depthwise:
+    """Pixels of a block and warps where every channel is convolved by itself."""
+
+    pixels: int = 1024
+    num_warps: int = 4
+
+
+def tiles(channels: int, pixels: int, pooled: bool = False) -> tuple[Tile, ...]:
+    """Tiles worth trying for a number of output channels, the likely first; ``pooled``: with all channels in one."""
+    wide = LEAST_CHANNELS
+    while wide < min(channels, 128):
+        wide *= 2
+    if wide == 128:
+        found: tuple[Tile, ...] = (Tile(128, 128), Tile(256, 128), Tile(128, 64, num_warps=4))
+    elif wide == 64:
+        found = (Tile(128, 64, num_warps=4), Tile(256, 64))
+    else:
+        found = (Tile(256, wide), Tile(128, wide, num_warps=4))
+    fit = [tile for tile in found if tile.pixels <= max(128, pixels) and (tile.channels >= channels or not pooled)]
+    return tuple(fit) or found[:1]

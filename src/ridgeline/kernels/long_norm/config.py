@@ -1,0 +1,26 @@
+"""How long rows are shared out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEAST_COLS = 49152
+"""From here on a row is better shared: one processor's rows, read twice, are together more than the L2 keeps."""
+MOST_SHARES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Columns of a share, of a block, warps of a program and programs of a processor."""
+
+    share: int = 4096
+    block: int = 2048
+    num_warps: int = 8
+    programs_per_sm: int = 4
+
+
+def shares(cols: int, num_programs: int, share: int) -> tuple[int, int]:
+    """(number of shares of a row, columns of one): all programs together hold a row at least once."""
+    length = max(share, -(-cols // min(num_programs, MOST_SHARES)))
+    length = -(-length // 4) * 4
+    return -(-cols // length), length

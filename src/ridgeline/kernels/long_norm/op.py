@@ -1,0 +1,176 @@
+"""Instance, group and layer norms, softmax and unit lengths of rows too long for one processor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels import tuning
+from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.long_norm import config, kernel, reference
+from ridgeline.kernels.rows import cdiv, power_of_two, template
+
+KINDS = ("norm", "l1", "l2", "softmax", "log_softmax")
+_CLEAR = Kernel(kernel.clear_published)
+_ROWS = Kernel(
+    kernel.long_norm_rows, vectors=("cols", "length"), loose=("weight_ptr", "bias_ptr", "word_ptr"), cooperative=True
+)
+_plans = Plans()
+_CLEAR_BLOCK = 1024
+
+
+def long_norm(
+    x: Tensor, kind: str, cols: int, weight: Tensor | None = None, bias: Tensor | None = None, channels: int = 0,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """Rows of ``cols`` float32 numbers, normalized ("norm"), divided by their mean size or length, or as softmax.
+
+    ``weight`` and ``bias`` have a number a column, or, with ``channels`` to a row, one a channel, which go round over
+    the rows. Without gradients.
+    """
+    return LONG_NORM(x, kind, cols, weight, bias, channels, eps)
+
+
+def _forward(
+    x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
+) -> Tensor:
+    if not launchable(x):
+        return LONG_NORM.on_host(x, kind, cols, weight, bias, channels, eps)  # type: ignore[return-value]
+    x = x.contiguous()
+    key = (x.shape, kind, cols, weight is None, bias is None, channels, x.get_device(), x.data_ptr() & 15)
+    plan = _plans.get(key)
+    if plan is None:
+        LONG_NORM.check(x, kind, cols, weight, bias, channels, eps)
+        plan = _plans[key] = _Plan(x, kind, cols, weight, bias, channels)
+    return plan(x, weight, bias, eps)
+
+
+class _Plan:
+    """Words cleared, then one launch of programs that meet."""
+
+    def __init__(
+        self, x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int
+    ) -> None:
+        device, rows = x.get_device(), x.numel() // cols
+        chosen = tuning.choose("long_norm", {"cols": cols}, config.Shared())
+        num_programs = chosen.programs_per_sm * num_sms(device)
+        shares, length = config.shares(cols, num_programs, chosen.share)
+        groups = max(1, min(rows, num_programs // shares))
+        self.words = template((rows, 2, shares), torch.int64, x.device)
+        num_words = 2 * rows * shares
+        self.clear = _CLEAR.bind(
+            (self.words, num_words), grid=(cdiv(num_words, _CLEAR_BLOCK),), constants={"BLOCK": _CLEAR_BLOCK},
+            num_warps=4, device=device,
+        )  # fmt: skip
+        of = weight if weight is not None else bias
+        period = of.numel() // channels if channels and of is not None else 1
+        self.numbers = (rows, cols, length, shares, groups, cols // max(1, channels), channels, period)
+        halves = ((True, False), (False, True)) if INTERPRETING else ((True, True),)  # nothing is at once there
+        self.runs = [
+            _ROWS.bind(
+                (x, *_there(x, weight, bias), x, self.words, *self.numbers, 1e-5),
+                grid=(groups * shares,),
+                constants={
+                    "KIND": KINDS.index(kind), "WEIGHT": weight is not None, "BIAS": bias is not None,
+                    "CHANNELS": channels > 0, "SHARES": power_of_two(shares), "BLOCK": chosen.block,
+                    "PUBLISH": publish, "FINISH": finish,
+                },
+                num_warps=chosen.num_warps,
+                device=device,
+                vector=vector_of(4, x.data_ptr(), cols, length),
+            )
+            for publish, finish in halves
+        ]  # fmt: skip
+
+    def __call__(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        y = torch.empty_like(x)
+        if not x.numel():
+            return y
+        words = torch.empty_like(self.words, device=x.device, memory_format=torch.contiguous_format)
+        self.clear(words, words.numel())
+        for run in self.runs:
+            run(x, *_there(x, weight, bias), y, words, *self.numbers, eps)
+        return y
+
+
+def _there(fill: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    return tuple(fill if each is None else each.contiguous() for each in tensors)
+
+
+def _support(
+    x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
+) -> str | None:
+    if any(each is not None and each.dtype != torch.float32 for each in (x, weight, bias)):
+        return "rows and weights are float32"
+    if kind not in KINDS:
+        return f"no kind {kind!r}: they are {', '.join(KINDS)}"
+    if cols <= 0 or x.numel() % cols or cols >= 2**31:
+        return f"{x.numel()} elements are no rows of {cols}"
+    if channels and cols % channels:
+        return f"a row of {cols} columns has no {channels} channels of one size"
+    wanted = {each.numel() for each in (weight, bias) if each is not None}
+    if len(wanted) > 1 or (wanted and (wanted.pop() % channels if channels else wanted.pop() != cols)):
+        return "weight and bias have a number a column, or one a channel"
+    return None
+
+
+def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+    x = torch.rand(of["rows"], of["cols"], device=on, generator=generator) * 3 + of.get("level", 0.0)
+    channels = of.get("channels", 0)
+    num = of.get("weights", of["cols"] if of.get("affine") else 0)
+    weight, bias = ((torch.randn(num, device=on, generator=generator) if num else None) for _ in range(2))
+    return x, of["kind"], of["cols"], weight, bias, channels, 1e-5
+
+
+SMALL = (
+    case("float32", rows=5, cols=70, kind="norm", level=10.0),
+    case("float32", rows=6, cols=64, kind="norm", channels=2, weights=4),
+    case("float32", rows=3, cols=65, kind="norm", affine=True),
+    case("float32", rows=4, cols=67, kind="l1"),
+    case("float32", rows=4, cols=64, kind="l2"),
+    case("float32", rows=3, cols=90, kind="softmax"),
+    case("float32", rows=3, cols=90, kind="log_softmax"),
+)
+CHECKS = (
+    *SMALL,
+    case("float32", rows=70, cols=262144, kind="norm"),
+    case("float32", rows=6, cols=524288, kind="norm", channels=4, weights=8, level=100.0),
+    case("float32", rows=2, cols=4194304, kind="norm", affine=True),
+    case("float32", rows=100, cols=65535, kind="l1"),
+    case("float32", rows=100, cols=65535, kind="l2"),
+    case("float32", rows=40, cols=393216, kind="softmax"),
+    case("float32", rows=40, cols=393216, kind="log_softmax"),
+)
+RACES = (
+    case("float32", rows=7168, cols=262144, kind="norm"),
+    case("float32", rows=4096, cols=393216, kind="softmax"),
+    case("float32", rows=32768, cols=65535, kind="l2"),
+)
+
+LONG_NORM = declare(
+    name="long_norm",
+    summary="norms, softmax and unit lengths of rows too long for one processor",
+    schema="(Tensor x, str kind, int cols, Tensor? weight, Tensor? bias, int channels, float eps) -> Tensor",
+    forward=_forward,
+    infer=_forward,
+    fake=lambda x, *rest: x.new_empty(x.shape),
+    reference=reference.forward,
+    support=_support,
+    cost=elementwise_cost(8.0),
+    trial=Trial(
+        make=_make,
+        call=long_norm,
+        eager=reference.eager,
+        reference=reference.forward,
+        mistakes={"first share": reference.first_share},
+        checks=CHECKS,
+        races=RACES,
+        small=SMALL,
+        phases=("fwd",),
+        constants=(0, 3, 4),
+        layouts=False,
+    ),
+)

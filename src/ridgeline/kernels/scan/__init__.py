@@ -1,0 +1,1 @@
+"""Cumulative sums and products along any dim, read and written once."""

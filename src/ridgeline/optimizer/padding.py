@@ -1,0 +1,91 @@
+"""Products with odd sizes, padded to whole tiles: a vocabulary of 50,257 costs a GEMM half of its speed or more.
+
+Rows of 16-bit numbers that do not begin at multiples of 16 bytes cannot be read or written in wide pieces, and cuBLAS
+falls back to slow kernels: forward and both products of the backward. Copies into padded memory cost one pass each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ALIGNED = 8
+"""Elements of 16 bits in 16 bytes, the widest piece a thread moves."""
+WHOLE = 64
+LEAST_ROWS, LEAST_WEIGHTS = 128, 1 << 18
+"""Below these, the copies cost what the product gains."""
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+def is_odd(module: nn.Module) -> bool:
+    """Whether a module is a linear layer, large and of a size that products are slow with."""
+    if type(module) is not nn.Linear or module.weight.dtype not in _NARROW:
+        return False
+    outputs, inputs = module.weight.shape
+    return bool(outputs % ALIGNED or inputs % ALIGNED) and outputs * inputs >= LEAST_WEIGHTS
+
+
+def padded_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``F.linear`` through padded memory; the result lies as ``F.linear`` would lay it."""
+    result: Tensor = _Padded.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+def forward_of(original: Callable[..., Any], devices: frozenset[str]) -> Callable[..., Any]:
+    """A forward for a linear layer that pads where that pays, and else does what it did."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        weight = self.weight
+        fits = input.device.type in devices and input.dtype == weight.dtype and input.numel() >= (
+            LEAST_ROWS * weight.shape[1]
+        )  # fmt: skip
+        if not fits or torch.is_autocast_enabled(input.device.type):
+            found: Tensor = original(self, input)
+            return found
+        return padded_linear(input, weight, self.bias)
+
+    return forward
+
+
+class _Padded(torch.autograd.Function):
+    """What is saved is what ``F.linear`` saves: weights are padded again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.shifted = bias is not None
+        outputs = weight.shape[0]
+        shift = None if bias is None else F.pad(bias, (0, _lack(outputs)))
+        found = F.linear(_rows(x), _wide(weight), shift)
+        return found[:, :outputs].contiguous().view(*x.shape[:-1], outputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        outputs, inputs = weight.shape
+        wide = F.pad(grad.reshape(-1, outputs), (0, _lack(outputs)))
+        of_x = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_x = (wide @ _wide(weight))[:, :inputs].contiguous().view(x.shape)
+        if ctx.needs_input_grad[1]:
+            of_weight = (wide.t() @ _rows(x))[:outputs, :inputs].contiguous()
+        if ctx.shifted and ctx.needs_input_grad[2]:
+            of_bias = wide.sum(0)[:outputs]
+        return of_x, of_weight, of_bias
+
+
+def _lack(size: int) -> int:
+    """Elements to the next whole tile; none where rows are aligned already."""
+    return -size % WHOLE if size % ALIGNED else 0
+
+
+def _rows(x: Tensor) -> Tensor:
+    return F.pad(x.reshape(-1, x.shape[-1]), (0, _lack(x.shape[-1])))
+
+
+def _wide(weight: Tensor) -> Tensor:
+    return F.pad(weight, (0, _lack(weight.shape[1]), 0, _lack(weight.shape[0])))

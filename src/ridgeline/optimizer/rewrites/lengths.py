@@ -1,0 +1,152 @@
+"""Rows longer than a processor holds: norms, softmax and unit lengths by our kernel, where a race shows it faster."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from ridgeline.kernels.long_norm.config import LEAST_COLS
+from ridgeline.kernels.long_norm.op import LONG_NORM, long_norm
+from ridgeline.optimizer.contest import Contest
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+from ridgeline.optimizer.rewrites.scene import Scene
+from ridgeline.optimizer.rewrites.words import Call, call
+
+LEAST_ELEMENTS = 1 << 22
+CONTEST = Contest()
+_active_modes = torch._C._len_torch_dispatch_stack
+
+
+def raced_rows(
+    x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
+) -> Tensor:
+    """Long rows by the library or by our kernel; one opaque op to tracers."""
+    if type(x) is Tensor and not _active_modes():
+        return _raced(x, kind, cols, weight, bias, channels, eps)
+    return torch.ops.ridgeline_optimizer.raced_rows(x, kind, cols, weight, bias, channels, eps)
+
+
+def _raced(
+    x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
+) -> Tensor:
+    args = (x, kind, cols, weight, bias, channels, eps)
+    ways = {"library": partial(_library, *args), "ours": partial(long_norm, *args)}
+    return CONTEST.run((x.shape, kind, cols, weight is None, channels, x.device), ways, x.device)
+
+
+def _library(
+    x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
+) -> Tensor:
+    """The same by PyTorch's own kernels."""
+    flat = x.view(-1, cols)
+    if kind in ("softmax", "log_softmax"):
+        return (flat.softmax(1) if kind == "softmax" else flat.log_softmax(1)).view(x.shape)
+    if kind == "norm" and channels:
+        of = weight if weight is not None else bias
+        period = of.numel() // channels if of is not None else 1
+        shaped = x.view(-1, period * channels, cols // channels)
+        return F.group_norm(shaped, period, weight, bias, eps).view(x.shape)
+    if kind == "norm":
+        w, b = (None if each is None else each.reshape(cols) for each in (weight, bias))
+        return F.layer_norm(flat, (cols,), w, b, eps).view(x.shape)
+    size = flat.abs().mean(1, keepdim=True) if kind == "l1" else torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    return (flat / size).view(x.shape)
+
+
+_op = torch.library.custom_op("ridgeline_optimizer::raced_rows", _raced, mutates_args=())
+
+
+@_op.register_fake
+def _(x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+Args = tuple[fx.Node, str, int, Any, Any, int, float]
+
+
+@rewrite(
+    "long-rows",
+    summary="norms, softmax and unit lengths of very long rows become our kernel, which reads them once",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.4, compiled=1.3, basis="two passes over memory instead of three; the faster by a race"),
+    exact="reordered",
+    needs_kernels=True,
+)
+def long_rows(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = call(node)
+        args = None if read is None or scene.training or scene.autocast else _row_args(scene, read)
+        if args is None or not _is_long(scene, args) or LONG_NORM.support(*(scene.value(each) for each in args)):
+            continue
+        inside = [node, *(each for each in node.all_input_nodes if each is not args[0])]
+        if not scene.unchanged((args[0], args[3], args[4]), inside, node):
+            continue
+        new = scene.emit(node, raced_rows, *args)
+        if scene.replace(node, new):
+            _erase(scene, node)
+            found.append(scene.match(new, f"{args[1]} of rows of {args[2]}"))
+    return found
+
+
+def _erase(scene: Scene, node: fx.Node) -> None:
+    """A norm that could write running statistics counts as a writer, even where it has none to write."""
+    if node in scene.writers():
+        scene.erase_writer(node)
+    else:
+        scene.discard(node)
+
+
+def _is_long(scene: Scene, args: Args) -> bool:
+    x = scene.tensor(args[0])
+    dense = x is not None and x.is_contiguous() and x.dtype == torch.float32
+    return dense and args[2] >= LEAST_COLS and x.numel() >= LEAST_ELEMENTS  # type: ignore[union-attr]
+
+
+def _row_args(scene: Scene, read: Call) -> Args | None:
+    """What our kernel takes, of a call that scales rows of the last dims by what they say."""
+    if read.op == "div":
+        return _divided(scene, read)
+    x, shape = read.given.get("input"), scene.shape(read.given.get("input"))
+    if not isinstance(x, fx.Node) or not shape:
+        return None
+    if read.op in ("softmax", "log_softmax"):
+        last = isinstance(read.given.get("dim"), int) and read["dim"] % len(shape) == len(shape) - 1
+        return (x, read.op, shape[-1], None, None, 0, 0.0) if last and read.given.get("dtype") is None else None
+    weight, bias, eps = read.get("weight"), read.get("bias"), read.get("eps", 1e-5)
+    if read.op == "layer_norm":
+        cols = math.prod(shape[len(shape) - len(read["normalized_shape"]) :])
+        return x, "norm", cols, weight, bias, 0, eps
+    if read.op == "group_norm" and len(shape) > 2 and shape[1] % read["num_groups"] == 0:
+        channels = shape[1] // read["num_groups"]
+        return x, "norm", channels * math.prod(shape[2:]), weight, bias, channels, eps
+    if read.op == "instance_norm" and len(shape) > 2 and read.get("use_input_stats", True):
+        free = read.get("running_mean") is None and read.get("running_var") is None
+        return (x, "norm", math.prod(shape[2:]), weight, bias, 1, eps) if free else None
+    return None
+
+
+def _divided(scene: Scene, read: Call) -> Args | None:
+    """A tensor over its rows' mean size or length, rows being its last dim."""
+    x, size = read.given.get("input"), call(read.given.get("other"))
+    shape = scene.shape(x)
+    if size is None or not shape or read.given.get("rounding_mode") or not size.get("keepdim", False):
+        return None
+    dims = size.given.get("dim")
+    dims = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
+    if len(dims) != 1 or not isinstance(dims[0], int) or dims[0] % len(shape) != len(shape) - 1:
+        return None
+    if size.given.get("dtype") is not None:
+        return None
+    inner = call(size.given.get("input"))
+    if size.op == "mean" and inner is not None and inner.op == "abs" and inner["input"] is x:
+        return x, "l1", shape[-1], None, None, 0, 0.0
+    order = size.get("p", "fro") if size.op == "norm" else size.get("ord", 2) if size.op == "linalg_norm" else None
+    if size.given.get("input") is x and order in (2, 2.0, "fro"):
+        return x, "l2", shape[-1], None, None, 0, 0.0
+    return None

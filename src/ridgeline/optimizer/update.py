@@ -1,0 +1,194 @@
+"""How an optimizer updates: as it was made or all parameters in one kernel, recorded or not; measured, then proved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.inputs import Inputs, State
+from ridgeline.optimizer.loss import Loss
+from ridgeline.optimizer.measure import Comparison, Timed, compare
+from ridgeline.optimizer.optimized import Optimized, plain_step, replay_updates
+from ridgeline.optimizer.steps import GraphedUpdate
+from ridgeline.optimizer.tracking import STEPS, Step, Tracked, compared
+from ridgeline.optimizer.training import GraphedTraining
+
+FUSED = "the optimizer updates all parameters in one kernel (fused=True)"
+RECORDED = "train_step replays the optimizer's update"
+_KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+_ROUNDS = 7
+TIMES_STEPS = 3.0
+"""Eager calls that a step of both runs takes, with their updates."""
+
+
+def settle(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Callable[..., Any] | None,
+           eager_s: float, left_s: float) -> list[str]:  # fmt: skip
+    """Fuses the optimizer where that is faster, records its update where that can be, and proves both over a run.
+
+    What does not follow eager training is taken back, and nothing is changed if ``left_s`` are not enough to tell
+    (``eager_s`` is what an eager step takes without the update). Returns what was done and found, in words.
+    """
+    with _gradients_kept(made.original):
+        before = _settings(optimizer)
+        try:
+            return _settled(made, optimizer, inputs, loss, left_s / (TIMES_STEPS * STEPS * eager_s))
+        except Exception as error:  # whatever keeps it from being proved leaves it as it was
+            why = str(error) if isinstance(error, _Unproved) else f"{type(error).__name__}: {error}"
+            _put_back(optimizer, before)
+            return [f"the optimizer is left as it is: {why}"]
+
+
+class _Unproved(Exception):
+    """What was done to an optimizer was not shown to be right."""
+
+
+def _settled(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Callable[..., Any] | None,
+             affordable: float) -> list[str]:  # fmt: skip
+    """``affordable`` is how many proofs there is time for."""
+    given, gain = cloned(optimizer), fused_gain(optimizer)
+    faster = gain is not None and gain.faster and fuse(optimizer)
+    update = recorded(made, optimizer)
+    if not faster and update is None:
+        return []
+    if affordable < 1:
+        raise _Unproved(f"{STEPS} steps to prove it take {1 / max(affordable, 1e-3):.1f} times what is left")
+    found = _tracked(made, given, optimizer, inputs, loss)
+    if not found.ok:
+        raise _Unproved(str(found))
+    replay_updates(made, update)
+    how = [f"{FUSED}: {gain.speedup:.2f}× as fast"] if faster and gain else []
+    return [*how, *([RECORDED] if update else []), f"with this optimizer, {found}"]
+
+
+def again(made: Optimized, optimizer: torch.optim.Optimizer, notes: tuple[str, ...]) -> None:
+    """What was proved before for this model and such an optimizer, as its receipt says."""
+    if any(note.startswith(FUSED) for note in notes):
+        fuse(optimizer)
+    replay_updates(made, recorded(made, optimizer) if RECORDED in notes else None)
+
+
+def described(optimizer: torch.optim.Optimizer) -> str:
+    """The kind of an optimizer and its settings but for its rates, which are no part of a proof."""
+    groups = [{k: v for k, v in sorted(group.items()) if k not in ("params", "lr", "initial_lr", "fused")}
+              for group in optimizer.param_groups]  # fmt: skip
+    return f"{type(optimizer).__qualname__} {groups}"
+
+
+def recorded(made: Optimized, optimizer: torch.optim.Optimizer) -> GraphedUpdate | None:
+    """The optimizer's update as a recording, where the model's plan leaves gradients in their places."""
+    for plan in made.plans:
+        call = getattr(plan.call, "call", None) if not isinstance(plan.call, GraphedTraining) else plan.call
+        if isinstance(call, GraphedTraining):
+            try:
+                return GraphedUpdate(optimizer, call)
+            except NotGraphable:
+                return None
+    return None
+
+
+def fuse(optimizer: torch.optim.Optimizer) -> bool:
+    """Let an optimizer update all parameters in one kernel, where PyTorch has one and nobody chose another way."""
+    if not fusible(optimizer):
+        return False
+    for group in optimizer.param_groups:
+        group["fused"] = True
+    for parameter, state in optimizer.state.items():
+        if isinstance(state.get("step"), Tensor):  # kept on the host until now
+            state["step"] = state["step"].to(parameter.device, torch.float32)
+    return True
+
+
+def fusible(optimizer: torch.optim.Optimizer) -> bool:
+    groups = optimizer.param_groups
+    untouched = all(g.get("fused") is None and g.get("foreach") is None and not g.get("differentiable") for g in groups)
+    parameters = [p for group in groups for p in group["params"]]
+    fit = all(p.is_cuda and p.is_floating_point() and type(p) is nn.Parameter for p in parameters)
+    return type(optimizer) in _KNOWN and untouched and fit and bool(parameters)
+
+
+def cloned(optimizer: torch.optim.Optimizer, **changes: Any) -> torch.optim.Optimizer:
+    """Another of the same kind over the same parameters, with the same settings and no state."""
+    kind = type(optimizer) if type(optimizer) in _KNOWN else torch.optim.AdamW
+    kept = (lambda group: group) if kind is type(optimizer) else (lambda group: {"params": group["params"]})
+    return kind([{**kept(group), "params": list(group["params"]), **changes} for group in optimizer.param_groups])
+
+
+def fused_gain(optimizer: torch.optim.Optimizer) -> Comparison | None:
+    """How many times as fast a fused step is; steps at a rate of zero, which change nothing."""
+    if not fusible(optimizer):
+        return None
+    ways = {name: cloned(optimizer, lr=0.0, weight_decay=0.0) for name in ("given", "fused")}
+    fuse(ways["fused"])
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(_ROUNDS + 2):
+            for name, way in ways.items():
+                seconds[name].append(_step_s(way, parameters[0].device))
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
+    return compare(*(Timed(tuple(seconds[name][2:])) for name in ("given", "fused")))
+
+
+def _step_s(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    optimizer.step()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def _tracked(made: Optimized, given: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, inputs: Inputs,
+             loss: Callable[..., Any] | None) -> Tracked:  # fmt: skip
+    """A run of eager steps with the optimizer as it was beside one of the result's, with the optimizer as it is now."""
+    model: Any = made.original
+    value = Loss(loss)
+
+    def eager() -> Step:
+        return _step(model, cloned(given), inputs, value)
+
+    def result() -> Step:
+        trial = cloned(optimizer)
+        return _step(made, trial, inputs, value, recorded(made, trial))
+
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return compared(eager, result, parameters, State(model), optimizer=type(given).__name__)
+
+
+def _step(call: Callable[..., Any], optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Loss,
+          update: GraphedUpdate | None = None) -> Step:  # fmt: skip
+    def step() -> Tensor:
+        ready = inputs.reused()
+        return plain_step(call, optimizer, loss, ready.args, dict(ready.kwargs), update).clone()
+
+    return step
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]:
+    return [dict(group) for group in optimizer.param_groups], {p: dict(box) for p, box in optimizer.state.items()}
+
+
+def _put_back(optimizer: torch.optim.Optimizer, before: tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]) -> None:
+    for group, was in zip(optimizer.param_groups, before[0], strict=True):
+        group.update(was)
+    for parameter, box in before[1].items():
+        optimizer.state[parameter].update(box)
+
+
+@contextmanager
+def _gradients_kept(model: nn.Module) -> Iterator[None]:
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, grad in kept:
+            parameter.grad = grad

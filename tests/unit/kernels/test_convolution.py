@@ -1,0 +1,97 @@
+"""Convolutions without a GPU: what is refused, what the compiler makes of them, how factors are rounded."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from ridgeline.kernels import convolution, launcher, long_norm, matmul, scan, supports
+from ridgeline.kernels.compiler import facts_of
+from ridgeline.kernels.convolution.config import tiles
+from ridgeline.kernels.convolution.links import coded, followed, links_of
+from ridgeline.kernels.convolution.op import planned, turn
+
+
+def drawn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def made(call, *args, **given):
+    """What the compiler makes of every kernel of a call, by name."""
+    with launcher.collecting() as found:
+        call(*args, **given)
+    return {v.kernel: facts_of(launcher.kernel(v.kernel).function, v) for v in found}
+
+
+def meta(*shape):
+    return torch.empty(*shape, device="meta")
+
+
+def test_it_is_a_convolution_and_what_follows():
+    x, w, b, v = drawn(2, 3, 9, 8), drawn(5, 3, 3, 3), drawn(5), drawn(1, 5)
+    found = convolution(x, w, b, v, padding=[1], chain="relu shifts@0")
+    meant = torch.relu(torch.nn.functional.conv2d(x, w, b, padding=1)) + v.view(1, 5, 1, 1)
+    torch.testing.assert_close(found, meant)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((drawn(1, 3, 8).half(), drawn(4, 3, 3).half(), None, None, [1], [0], [1], [0], 1, False, ""), "float32"),
+        ((drawn(1, 3, 8), drawn(3, 4, 3), None, None, [2], [0], [2], [0], 1, True, ""), "a stride or a dilation"),
+        ((drawn(1, 3, 8), drawn(4, 3, 3), None, None, [1], [0], [1], [0], 1, False, "cosine"), "no link 'cosine'"),
+        ((drawn(1, 3, 8), drawn(4, 3, 3), None, None, [1], [0], [1], [0], 1, False, "scales@0"), "reads vectors"),
+        ((drawn(1, 3, 2), drawn(4, 3, 3), None, None, [1], [0], [1], [0], 1, False, ""), "no pixels"),
+    ],
+)
+def test_what_no_kernel_takes_is_said(args, words):
+    assert words in supports("convolution", *args).reason
+
+
+def test_images_come_by_asynchronous_copies_and_meet_the_weights_in_registers():
+    found = made(convolution, meta(4, 64, 128, 128), meta(128, 64, 3, 3), meta(128), chain="mish")["convolution_tile"]
+    assert found.num_spills == 0 and found.num("HGMMA") > 0 and found.num("LDGSTS") > 0 and found.num("HMMA") == 0
+
+
+def test_few_rows_meet_a_weight_that_is_read_once():
+    found = made(matmul, meta(128, 16384), meta(16384, 16384).t())["matmul_thin"]
+    assert found.num_spills == 0 and found.num("HGMMA") % 3 == 0 and found.num("HGMMA") > 0
+    assert found.num("LDGSTS.E.BYPASS.128") == found.num("LDGSTS") > 0
+
+
+def test_scans_read_and_write_sixteen_bytes_at_a_time():
+    found = made(scan, meta(1024, 32768))["scan_rows"]
+    assert found.num_spills == 0 and found.num("STG.E.128") == found.num("STG") > 0
+
+
+def test_four_programs_that_share_long_rows_fit_on_a_processor():
+    found = made(long_norm, meta(64, 262144), "norm", 262144)["long_norm_rows"]
+    assert found.num_registers <= 64 and found.num("STG.E.128") == found.num("STG") > 0
+
+
+def test_a_chain_is_links_with_numbers_or_places():
+    assert links_of("relu scale=2.0 shifts@1") == (("relu", None), ("scale", 2.0), ("shifts", 1))
+    assert len(coded("relu scale=2.0")) == 4
+    x = drawn(2, 3, 4)
+    torch.testing.assert_close(followed(x, "least=-1.0 most=1.0", ()), x.clamp(-1, 1))
+    for wrong in ("relu=1", "scale", "scales", "shift@1"):
+        with pytest.raises(ValueError, match="no link"):
+            links_of(wrong)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_images_are_turned_with_dense_memory_on_both_sides(back):
+    x = meta(2, 128, 126, 126)
+    found = made(turn, x, x, None, "mish" if back else "", back=back)["convolution_turn"]
+    assert found.num("LDG.E.128") == found.num("LDG") > 0 and found.num("STG.E.128") == found.num("STG") > 0
+
+
+def test_three_products_make_a_convolution_as_accurate_as_float32():
+    tile = replace(tiles(128, 1 << 14)[0], rounding="exact")
+    args = (meta(4, 64, 128, 128), meta(128, 64, 3, 3), None, None, [1, 1], [0, 0], [1, 1], [0, 0], 1, False, "")
+    with launcher.collecting() as found:
+        planned(*args, tile=tile)(*args[:4])
+    facts = facts_of(launcher.kernel("convolution_tile").function, found[-1])
+    assert facts.num_spills == 0 and facts.num("HGMMA") % 3 == 0 and facts.num("HGMMA") > 0

@@ -1,0 +1,185 @@
+"""Convolutions and what is behind them, pooling, scans, long rows, sums: what is matched, and that it is right."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytest.importorskip("triton")
+
+from ridgeline.kernels.convolution.reference import convolved
+from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.rewrites import chains, lengths, windows
+from ridgeline.optimizer.rewrites.algebra import mean_convolved
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    for module in (chains, lengths, windows):
+        monkeypatch.setattr(module, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(lengths, "LEAST_COLS", 1)
+
+
+class Behind(nn.Module):
+    """A layer, something with the same number of channels, and a function of both."""
+
+    def __init__(self, layer: nn.Module, function: Any, shape: tuple[int, ...] = (6, 1, 1)) -> None:
+        super().__init__()
+        self.layer, self.function, self.by = layer, function, nn.Parameter(torch.randn(shape))
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self.layer(x), self.by)
+
+
+def ran(model: Any, inputs: tuple[Any, ...], *rewrites: str) -> tuple[Any, Any, list[str]]:
+    report = Report()
+    with torch.no_grad():
+        found = compiled(model, rewrites=rewrites, report=report)(*inputs)
+        meant = model(*inputs)
+    assert not report.refusals
+    return found, meant, [match.what for match in report.matches]
+
+
+CONV = lambda: nn.Conv2d(3, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("layer", "function", "chain"),
+    [
+        (CONV, lambda y, by: F.mish(F.relu(y) + by), "relu shifts@0 mish"),
+        (CONV, lambda y, by: torch.tanh(y - by) / 2, "shifts@0 tanh scale=0.5"),
+        (CONV, lambda y, by: (torch.min(y, torch.tensor(0.5)) + by) * 2, "most=0.5 shifts@0 scale=2.0"),
+        (CONV, lambda y, by: (lambda z: z * torch.clamp((z + 3) / 6, 0, 1))(F.relu(y)), "relu hardswish"),
+        (CONV, lambda y, by: torch.tanh(F.softplus(y)) * y, "mish"),
+        (CONV, lambda y, by: F.gelu(F.leaky_relu(y * by)), "scales@0 leaky=0.01 gelu"),
+        (lambda: nn.ConvTranspose2d(3, 6, 3, 2, 1, 1), lambda y, by: F.hardtanh(torch.sigmoid(y) * y),
+         "silu least=-1.0 most=1.0"),
+        (CONV, lambda y, by: torch.tanh((y * 2).min(1, keepdim=True)[0]), "scale=2.0|min"),
+        (CONV, lambda y, by: y.max(dim=1)[0], "|max"),
+        (CONV, lambda y, by: torch.logsumexp(F.relu(y), dim=1, keepdim=True), "relu|logsumexp"),
+        (CONV, lambda y, by: torch.sigmoid(torch.softmax(y, 1)), "|softmax"),
+        (CONV, lambda y, by: y.max(dim=1), ""),
+        (CONV, lambda y, by: torch.softmax(y, 2), ""),
+        (CONV, lambda y, by: y + y.clone(), ""),
+        (CONV, lambda y, by: F.gelu(y, approximate="tanh"), ""),
+        (CONV, lambda y, by: torch.relu(y.permute(0, 2, 3, 1)), ""),
+        (CONV, lambda y, by: y + torch.ones(10, 10), ""),
+    ],
+)  # fmt: skip
+def test_what_follows_a_convolution_goes_into_it(layer: Any, function: Any, chain: str) -> None:
+    found, meant, whats = ran(Behind(layer(), function), (torch.randn(2, 3, 12, 12),), "convolution-chain")
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
+    assert len(whats) == 1 and whats[0].endswith(f", {chain}" if chain else ")")
+
+
+def test_networks_of_many_convolutions_keep_their_own() -> None:
+    sizes = (3, 4, 5, 6, 7, 8)
+    model = nn.Sequential(*(nn.Conv2d(a, b, 3) for a, b in itertools.pairwise(sizes)))
+    assert not ran(model, (torch.randn(1, 3, 16, 16),), "convolution-chain")[2]
+
+
+def test_without_tensor_float_convolutions_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        assert not ran(nn.Conv2d(3, 6, 3), (torch.randn(1, 3, 8, 8),), "convolution-chain")[2]
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def exclusive(x: Any) -> Any:
+    return torch.cat((torch.zeros_like(x.select(1, 0).unsqueeze(1)), x.narrow(1, 0, x.size(1) - 1).cumsum(1)), 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "what"),
+    [
+        (lambda x: torch.cumsum(x, 1), (torch.randn(3, 9),), "cumsum (3, 9)"),
+        (lambda x: x.cumprod(0), (torch.randn(3, 9),), "cumprod (3, 9)"),
+        (lambda x: x.flip(1).cumsum(1).flip(1), (torch.randn(3, 9),), "cumsum (3, 9) backwards"),
+        (exclusive, (torch.randn(3, 9),), "cumsum (3, 9) before itself"),
+        (lambda x, m: (x * m).cumsum(1), (torch.randn(3, 9), torch.randn(3, 9) > 0), "cumsum (3, 9) masked"),
+        (lambda x: x.flip(0).cumsum(1).flip(0), (torch.randn(3, 9),), "cumsum (3, 9)"),
+        (nn.MaxPool3d(3, 2, 1, 2), (torch.randn(1, 2, 9, 9, 9),), "max pool (1, 2, 9, 9, 9)"),
+        (nn.AvgPool1d(4, 1, 2), (torch.randn(1, 2, 9),), "mean pool (1, 2, 9)"),
+    ],
+)
+def test_scans_and_pools_are_found_as_people_write_them(function: Any, inputs: Any, what: str) -> None:
+    found, meant, whats = ran(function, inputs, "scan", "pool")
+    torch.testing.assert_close(found, meant)
+    assert whats == [what]
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(3, 2, ceil_mode=True), nn.AvgPool2d(3, 2, 1, count_include_pad=False)])
+def test_pools_that_count_otherwise_stay(pool: nn.Module) -> None:
+    assert not ran(pool, (torch.randn(1, 2, 8, 8),), "pool")[2]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "what"),
+    [
+        (nn.InstanceNorm2d(4), (2, 4, 5, 3), "norm of rows of 15"),
+        (nn.GroupNorm(2, 4), (2, 4, 5, 3), "norm of rows of 30"),
+        (nn.LayerNorm((4, 3)), (2, 4, 3), "norm of rows of 12"),
+        (lambda x: torch.log_softmax(x, 1), (3, 9), "log_softmax of rows of 9"),
+        (lambda x: x / x.abs().mean(1, keepdim=True), (3, 9), "l1 of rows of 9"),
+        (lambda x: x / torch.norm(x, p=2, dim=1, keepdim=True), (3, 9), "l2 of rows of 9"),
+    ],
+)
+def test_long_rows_are_found_as_people_write_them(function: Any, shape: Any, what: str) -> None:
+    found, meant, whats = ran(function, (torch.randn(*shape),), "long-rows")
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
+    assert whats == [what]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (nn.InstanceNorm2d(4, track_running_stats=True), (2, 4, 5, 3)),
+        (lambda x: x / torch.norm(x, p=3, dim=1, keepdim=True), (3, 9)),
+        (lambda x: x / x.abs().mean(0, keepdim=True), (3, 9)),
+        (lambda x: torch.softmax(x, 0), (3, 9)),
+    ],
+)
+def test_rows_of_another_kind_stay(function: Any, shape: Any) -> None:
+    assert not ran(function, (torch.randn(*shape),), "long-rows")[2]
+
+
+def test_sums_and_means_go_before_products() -> None:
+    layer = Behind(nn.Linear(8, 6), lambda y, by: ((y - by) / 2 + 1).mean(1, keepdim=True) * 3, (6,))
+    found, meant, whats = ran(layer, (torch.randn(5, 8),), "sum-of-linear")
+    torch.testing.assert_close(found, meant)
+    assert whats == ["mean of 6 outputs"]
+    model = Behind(nn.ConvTranspose2d(3, 6, 3, 2, 1, 1), lambda y, by: (y * 0.5).mean([2, 3], keepdim=True))
+    found, meant, whats = ran(model, (torch.randn(2, 3, 6, 7),), "mean-of-convolution")
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-6)
+    assert whats == ["mean of conv_transpose2d over its pixels"]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_means_of_convolutions_count_every_tap_that_lies_inside(transposed: bool) -> None:
+    for s, p, d, k, extra in itertools.product((1, 2, 3), (0, 1, 2), (1, 2), (1, 3, 4), (0, 1)):
+        if extra and (not transposed or extra >= max(s, d)):
+            continue
+        x, bias = torch.randn(2, 3, 11, 9, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+        weight = torch.randn(*((3, 4) if transposed else (4, 3)), k, k, dtype=torch.float64)
+        sizes = [[each] * 2 for each in (s, p, d, extra)]
+        y = convolved(x, weight, bias, *sizes, 1, transposed)
+        found = mean_convolved(x, weight, bias, *sizes[:3], transposed, list(y.shape[2:]), 0.5, True, False)
+        torch.testing.assert_close(found, (y * 0.5).mean((2, 3)))
+
+
+@pytest.mark.parametrize(("width", "causal", "num"), [(512, False, 1), (512, True, 0), (64, False, 0)])
+def test_attention_too_wide_for_fused_kernels_is_two_products(width: int, causal: bool, num: int) -> None:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    inputs = tuple(torch.randn(1, 2, 128, width) for _ in range(3))
+    found, meant, whats = ran(attend, inputs, "wide-attention")
+    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-5)
+    assert len(whats) == num

@@ -1,0 +1,46 @@
+"""Races between ways to compute one thing, without a device: who is taken when, and who is left out."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ridgeline.optimizer import contest
+from ridgeline.optimizer.contest import Contest
+
+CPU = torch.device("cpu")
+
+
+def ways(log: list[str], *names: str) -> dict[str, Any]:
+    def way(name: str) -> Any:
+        return lambda: log.append(name) or torch.tensor(names.index(name))
+
+    return {name: way(name) for name in names}
+
+
+def test_without_a_device_the_first_way_is_taken() -> None:
+    log: list[str] = []
+    assert int(Contest().run("key", ways(log, "library", "ours"), CPU)) == 0 and log == ["library"]
+
+
+@pytest.mark.parametrize(("ours_s", "winner"), [(0.5, "ours"), (0.995, "library"), (2.0, "library")])
+def test_another_way_wins_only_by_a_margin_and_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, ours_s: float, winner: str
+) -> None:
+    monkeypatch.setattr(contest, "may_time", lambda device: True)
+    monkeypatch.setattr(contest, "timed", lambda found, device: {"library": 1.0, "ours": ours_s})
+    race, log = Contest(), []
+    race.run("key", ways(log, "library", "ours"), CPU)
+    monkeypatch.setattr(contest, "timed", lambda found, device: pytest.fail("raced again"))
+    race.run("key", ways(log, "library", "ours"), CPU)
+    assert log == [winner] * 2 and race.won == {"key": winner}
+
+
+def test_a_way_that_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+
+    def broken() -> Any:
+        raise RuntimeError("out of shared memory")
+
+    found = contest.runnable({"library": lambda: torch.tensor(1), "ours": broken}, CPU)
+    assert list(found) == ["library"]

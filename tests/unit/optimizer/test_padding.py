@@ -1,0 +1,54 @@
+"""Padded products give what plain ones give, laid the same way, and are put only where they pay."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from ridgeline.optimizer import hooks
+from ridgeline.optimizer.padding import is_odd, padded_linear
+from ridgeline.optimizer.substitution import apply, revert
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "bias"), [(101, 32, True), (96, 31, False), (77, 13, True), (64, 16, 1)])
+def test_padding_changes_neither_results_nor_gradients_nor_layout(outputs: int, inputs: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(inputs, outputs, bias=bias, dtype=torch.float64)
+    x = torch.randn(3, 5, inputs, dtype=torch.float64, requires_grad=True)
+    found = []
+    for run in (layer, lambda x: padded_linear(x, layer.weight, layer.bias)):
+        y = run(x)
+        (y * torch.arange(y.numel()).view_as(y)).sum().backward()
+        found.append([y.detach(), x.grad, *(p.grad for p in layer.parameters())])
+        x.grad = None
+        layer.zero_grad(set_to_none=True)
+    for plain, padded in zip(*found, strict=True):
+        torch.testing.assert_close(padded, plain, rtol=1e-12, atol=1e-12)
+        assert padded.stride() == plain.stride()
+
+
+def test_gradients_of_gradients_are_those_of_the_plain_product() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(11, 8, dtype=torch.float64, requires_grad=True), torch.randn(4, 8, dtype=torch.float64)
+    assert torch.autograd.gradgradcheck(padded_linear, (x.requires_grad_(), weight, None))
+
+
+def test_only_large_odd_layers_of_sixteen_bits_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "RUNS_ON", frozenset({"cpu"}))
+    model = nn.ModuleDict({
+        "odd": nn.Linear(512, 1001), "deep": nn.Linear(1001, 512), "even": nn.Linear(512, 1024),
+        "small": nn.Linear(64, 101), "wide": nn.Linear(512, 1001),
+    }).bfloat16()  # fmt: skip
+    model["wide"].float()
+    assert [name for name, module in model.named_children() if is_odd(module)] == ["odd", "deep"]
+    done = apply(model, ("padding",))
+    assert [each.where for each in done.replaced] == ["odd", "deep"]
+    x = torch.randn(160, 512, dtype=torch.bfloat16)
+    torch.testing.assert_close(model["odd"](x), nn.functional.linear(x, model["odd"].weight, model["odd"].bias))
+    assert model["odd"](x[:2]).grad_fn.name() == "AddmmBackward0"  # few rows: as it was
+    assert "_Padded" in model["odd"](x).grad_fn.name()
+    revert(model)
+    assert "forward" not in vars(model["odd"])

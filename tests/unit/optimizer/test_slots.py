@@ -1,0 +1,143 @@
+"""Blocks that ask a cache for their place by number: one graph for all, and the cache as the model leaves it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.candidate import Blocks, _block_runner
+from ridgeline.optimizer.regions import groups
+from ridgeline.optimizer.slots import Place, is_cache
+
+
+class Layer:
+    """Grows by what it is given, or is written in place."""
+
+    def __init__(self) -> None:
+        self.keys: torch.Tensor | None = None
+        self.seen = torch.zeros(())
+
+    def update(self, keys: torch.Tensor) -> torch.Tensor:
+        self.keys = keys if self.keys is None else torch.cat([self.keys, keys], 1)
+        self.seen.add_(keys.shape[1])
+        return self.keys
+
+
+class Cache:
+    layer_class_to_replicate = Layer
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+
+    def update(self, keys: torch.Tensor, number: int) -> torch.Tensor:
+        while len(self.layers) <= number:
+            self.layers.append(Layer())
+        return self.layers[number].update(keys)
+
+
+class Part(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.layer_idx = number
+        self.map = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
+        return x + cache.update(self.map(x), self.layer_idx).mean(1, keepdim=True)
+
+
+class Block(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.part, self.norm = Part(number), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor, cache: Cache) -> Any:
+        return self.norm(self.part(x, cache=cache)), cache
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(i) for i in range(4))
+
+    def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
+        for block in self.blocks:
+            x, handed = block(x, cache)
+            assert handed is cache
+        return x
+
+
+def _blocks(model: nn.Module) -> tuple[Blocks, Report]:
+    report = Report()
+    torch._dynamo.reset()
+
+    def runner(group: Any) -> Any:
+        return compiled(_block_runner(group.kind), rewrites=(), report=report)
+
+    return Blocks(model, groups(model), runner, report), report
+
+
+@torch.no_grad()
+def test_all_blocks_share_one_graph_a_form_of_the_cache_and_fill_it_like_the_model() -> None:
+    model, x = Model(), torch.randn(2, 3, 8)
+    blocks, report = _blocks(model)
+    ours, theirs = Cache(), Cache()
+    blocks.on()
+    for _ in range(2):  # an empty layer, then one that has grown
+        torch.testing.assert_close(blocks(x, ours), model(x, theirs))
+    blocks.off()
+    assert report.graphs == 2
+    for mine, meant in zip(ours.layers, theirs.layers, strict=True):
+        torch.testing.assert_close(mine.keys, meant.keys)
+        assert int(mine.seen) == int(meant.seen) == 6
+    assert [block.part.layer_idx for block in model.blocks] == [0, 1, 2, 3]
+
+
+@torch.no_grad()
+def test_what_is_written_in_place_is_written_to_the_caches_own_tensors() -> None:
+    model, cache = Model(), Cache()
+    blocks, _ = _blocks(model)
+    blocks.on()
+    blocks(torch.randn(1, 1, 8), cache)
+    counters = [layer.seen for layer in cache.layers]
+    blocks(torch.randn(1, 1, 8), cache)
+    blocks.off()
+    assert all(layer.seen is counter for layer, counter in zip(cache.layers, counters, strict=True))
+    assert [int(counter) for counter in counters] == [2] * 4
+
+
+def test_blocks_without_one_number_and_caches_of_another_kind_are_called_as_they_are() -> None:
+    block = Block(3)
+    assert Place(block).number == 3
+    block.layer_idx = 5
+    assert Place(block).number is None
+    assert not is_cache(nn.Sequential()) and not is_cache(SimpleNamespace(layers=(), update=print))
+    given = SimpleNamespace(layers=[], update=print)  # nothing says what its layers are made of
+    assert Place(Block(1)).call(lambda _, x, cache: (x, cache), block, (1, given), {}) == (1, given)
+
+
+def test_numbers_come_back_when_a_block_fails() -> None:
+    block, cache = Block(2), Cache()
+
+    def fails(*args: Any) -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        Place(block).call(fails, block, (torch.ones(1), cache), {})
+    assert block.part.layer_idx == 2 and len(cache.layers) == 3
+
+
+def test_gradients_go_through_what_a_cache_holds() -> None:
+    model, cache = Model(), Cache()
+    prefix = [torch.randn(1, 2, 8, requires_grad=True) for _ in range(4)]
+    for i, keys in enumerate(prefix):
+        cache.update(keys, i)
+    blocks, _ = _blocks(model)
+    blocks.on()
+    blocks(torch.randn(1, 3, 8), cache).square().sum().backward()
+    blocks.off()
+    assert all(keys.grad is not None and keys.grad.abs().sum() > 0 for keys in prefix)

@@ -1,0 +1,96 @@
+"""An optimizer is fused or recorded only where training goes the same way, and otherwise left as it was."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from recorder import TapeExecutor
+from torch import nn
+
+from ridgeline.optimizer import update
+from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.measure import Comparison
+from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.optimizer.training import graph_training
+
+
+def _made() -> tuple[Any, Inputs]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).train()
+    inputs = Inputs((torch.randn(6, 8),))
+    graphed = graph_training(model, inputs.args, {}, model, executor=TapeExecutor())
+    return Optimized(model, [Plan(graphed.signature, graphed)], mode="train", loss=_loss), inputs
+
+
+def _loss(output: torch.Tensor) -> torch.Tensor:
+    return (output - 1).square().mean()
+
+
+def _settled(made: Any, inputs: Inputs, optimizer: Any, left_s: float = 60.0) -> list[str]:
+    return update.settle(made, optimizer, inputs, _loss, 1e-3, left_s)
+
+
+def test_an_update_that_follows_eager_training_is_recorded_and_the_weights_stay() -> None:
+    made, inputs = _made()
+    before = [p.detach().clone() for p in made.parameters()]
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2, fused=True)
+    notes = _settled(made, inputs, optimizer)
+    assert update.RECORDED in notes and any("50 steps of AdamW" in note for note in notes)
+    assert all(torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True)) and not optimizer.state
+    again, _ = _made()
+    update.again(again, torch.optim.AdamW(again.parameters(), lr=1e-2, fused=True), tuple(notes))
+    assert object.__getattribute__(again, "_ridgeline_state").update is not None
+
+
+def test_too_little_time_leaves_the_optimizer_as_it_is() -> None:
+    made, inputs = _made()
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2, fused=True)
+    (note,) = _settled(made, inputs, optimizer, left_s=1e-6)
+    assert "left as it is" in note and object.__getattribute__(made, "_ridgeline_state").update is None
+
+
+def test_a_fused_step_that_strays_is_taken_back(monkeypatch: Any) -> None:
+    class Straying(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            if self.param_groups[0]["fused"]:
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.grad.neg_()
+            return super().step(closure)
+
+    made, inputs = _made()
+    monkeypatch.setattr(update, "_KNOWN", (Straying,))
+    monkeypatch.setattr(update, "fusible", lambda optimizer: optimizer.param_groups[0]["fused"] is None)
+    monkeypatch.setattr(update, "fused_gain", lambda optimizer: Comparison(2.0, 1.9, 2.1, 7))
+    optimizer = Straying(made.parameters(), lr=1e-2)
+    (note,) = _settled(made, inputs, optimizer)
+    assert "left as it is" in note and "50 steps" in note and optimizer.param_groups[0]["fused"] is None
+
+
+def test_an_optimizer_that_has_stepped_keeps_its_state_when_it_is_fused(monkeypatch: Any) -> None:
+    made, _ = _made()
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+    _loss(made.original(torch.randn(6, 8))).backward()
+    optimizer.step()
+    moments = {p: state["exp_avg"] for p, state in optimizer.state.items()}
+    monkeypatch.setattr(update, "fusible", lambda each: True)
+    assert update.fuse(optimizer) and all(optimizer.state[p]["exp_avg"] is m for p, m in moments.items())
+    assert all(float(state["step"]) == 1 for state in optimizer.state.values())
+    optimizer.step()
+
+
+def test_clones_share_parameters_and_settings_but_no_state() -> None:
+    made, _ = _made()
+    halves = [{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(made.parameters())]
+    optimizer = torch.optim.SGD(halves, momentum=0.9)
+    clone = update.cloned(optimizer, weight_decay=0.5)
+    assert [g["lr"] for g in clone.param_groups] == [g["lr"] for g in optimizer.param_groups]
+    assert all(g["weight_decay"] == 0.5 and g["momentum"] == 0.9 for g in clone.param_groups) and not clone.state
+    assert type(update.cloned(torch.optim.RMSprop(made.parameters()))) is torch.optim.AdamW
