@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from race_attention import gradients, in_order, theirs
+from race_attention import force_fused, gradients, theirs
 
 from ridgeline.bench.race import Course
 from ridgeline.kernels import attention
@@ -42,8 +42,7 @@ def climb(rows: int, causal: bool) -> dict[str, float]:
     leaves = tuple(x.requires_grad_() for x in draw[:3])
     steps = {
         "two kernels": gradients(attention(*leaves, causal), leaves, draw[3]),
-        "fused": in_order(False, gradients(attention(*leaves, causal, deterministic=False), leaves, draw[3])),
-        "fused, piped": in_order(True, gradients(attention(*leaves, causal, deterministic=False), leaves, draw[3])),
+        "fused": gradients(attention(*leaves, causal, deterministic=False), leaves, draw[3]),
         "cudnn": gradients(theirs(*leaves, causal, "CUDNN_ATTENTION")(), leaves, draw[3]),
     }
     found = course.turns(steps)
@@ -57,7 +56,9 @@ def climb(rows: int, causal: bool) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[4096, 8192])
-    for rows in parser.parse_args().rows:
+    options = parser.parse_args()
+    force_fused()
+    for rows in options.rows:
         for causal in (True, False):
             found = {name: round(rate) for name, rate in climb(rows, causal).items()}
             print(rows, "causal" if causal else "full", found, flush=True)

@@ -35,13 +35,15 @@ from ridgeline.sim.stack import MOST_FRAC, NUM_PRODUCT_KINDS, Load, Reach, Trait
 
 START = Reach(
     gemm_frac=0.6, conv_frac=0.5, volume_frac=0.4, thin_frac=0.08, traffic_frac=0.85, norm_frac=0.8, memory_frac=0.8,
-    lookup_frac=0.4, kernel_s=3e-6, pass_s=2.5e-6, op_s=8e-6, cast_factor=1.05, step_s=1e-4, score_passes=5.0,
-    cell_s=8e-6, winograd=1.3, fp32_frac=1.05, tf32_frac=1.0, int8_frac=0.7, sync_frac=0.04, overlap_frac=0.6,
+    lookup_frac=0.4, depthwise_frac=0.35, kernel_s=3e-6, pass_s=2.5e-6, op_s=8e-6, cast_factor=1.05,
+    step_s=1e-4, score_passes=5.0, cell_s=8e-6, winograd=1.3, fp32_frac=1.05, tf32_frac=1.0, int8_frac=0.7,
+    sync_frac=0.04, overlap_frac=0.6,
 )
 EAGER = replace(START, op_s=2.5e-5, step_s=5e-4)
 BOUNDS = {  # nothing beats a peak; a stack that fuses passes may seem to beat the memory several times
     "gemm_frac": (0.05, 0.9), "conv_frac": (0.05, 0.9), "volume_frac": (0.03, 0.9), "thin_frac": (0.003, 0.5),
     "traffic_frac": (0.3, 2.0), "norm_frac": (0.1, 8.0), "memory_frac": (0.1, 8.0), "lookup_frac": (0.03, 4.0),
+    "depthwise_frac": (0.05, 2.0),
     "kernel_s": (5e-7, 1.5e-5), "pass_s": (5e-8, 1.5e-5), "op_s": (2e-7, 8e-5), "cast_factor": (1.0, 1.6),
     "step_s": (1e-6, 1e-2), "score_passes": (0.5, 30.0), "cell_s": (1e-6, 1e-4), "winograd": (1.0, 2.0),
     "fp32_frac": (0.3, 1.1), "tf32_frac": (0.3, 1.1), "int8_frac": (0.2, 1.1), "sync_frac": (0.005, 0.3),
@@ -49,14 +51,15 @@ BOUNDS = {  # nothing beats a peak; a stack that fuses passes may seem to beat t
 }
 WIDTH = {  # how far stacks differ, as the standard deviation of the logarithm
     "gemm_frac": 0.3, "conv_frac": 0.3, "volume_frac": 0.4, "thin_frac": 0.6, "traffic_frac": 0.3, "norm_frac": 0.5,
-    "memory_frac": 0.5, "lookup_frac": 0.7, "kernel_s": 0.5, "pass_s": 0.6, "op_s": 0.7, "cast_factor": 0.1,
+    "memory_frac": 0.5, "lookup_frac": 0.7, "depthwise_frac": 0.4, "kernel_s": 0.5, "pass_s": 0.6, "op_s": 0.7,
+    "cast_factor": 0.1,
     "step_s": 1.2, "score_passes": 0.6, "cell_s": 0.6, "winograd": 0.2, "fp32_frac": 0.2, "tf32_frac": 0.2,
     "int8_frac": 0.3, "sync_frac": 0.8, "overlap_frac": 0.4,
 }
 TRAITS = {  # coefficients a device moves together, and how far
     "host": (("op_s", "step_s"), 0.5), "kernel": (("kernel_s", "pass_s"), 0.45),
     "compute": (("gemm_frac", "conv_frac", "volume_frac", "thin_frac"), 0.3),
-    "memory": (("traffic_frac", "norm_frac", "memory_frac", "lookup_frac"), 0.3),
+    "memory": (("traffic_frac", "norm_frac", "memory_frac", "lookup_frac", "depthwise_frac"), 0.3),
 }
 PAIR = 0.5  # a stack on one device against itself elsewhere, relative to WIDTH
 NOISE, SOFT = 0.1, 0.12  # of a row; beyond SOFT an error counts by its size, not its square
@@ -75,7 +78,8 @@ NAMES = [field.name for field in fields(Reach)]
 AT = {name: i for i, name in enumerate(NAMES)}
 LOW, HIGH = (np.log([BOUNDS[name][side] for name in NAMES]) for side in (0, 1))
 PRODUCTS = [AT[name] for name in ("gemm_frac", "conv_frac", "volume_frac", "thin_frac")]
-RATES = [AT[f"{name}_frac"] for name in ("traffic", "traffic", "traffic", "memory", "norm", "memory", "lookup")]
+RATES = [AT[f"{name}_frac"] for name in ("traffic", "traffic", "traffic", "memory", "norm", "memory", "lookup",
+                                          "depthwise")]  # fmt: skip
 RELATIVE = {name: AT[f"{kind}_frac"] for name, kind in (("fp32", "fp32"), ("tf32", "tf32"), ("int8", "int8"),
                                                        ("fp8", "int8"))}  # fmt: skip
 Point = tuple[Workload, float, str]

@@ -218,7 +218,10 @@ def cross_validate(data: Data, fits: dict[str, dict[str, np.ndarray]], only: str
             names = np.array([key(*data.cases[at][:2]) for at, _ in linear.rows])
             if len(set(names)) < 2:
                 continue
-            fresh = [e for name in sorted(set(names)) for e in linear.errors(names == name)]
+            each = {name: linear.errors(names == name) for name in sorted(set(names))}
+            fresh = [e for found in each.values() for e in found]
+            if title == "source":
+                print("".join(f"    {score(found)}  {name[-90:]}\n" for name, found in each.items()), end="")
             print(f"  {stack}, each {title} left out: {score(fresh)}", flush=True)
             errors[title] += fresh
     for title, found in errors.items():

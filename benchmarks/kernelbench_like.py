@@ -784,6 +784,215 @@ add(
 add(3, "gru", lambda m, x: m.net(x)[0], lambda s: ((s(512), 10, 128),), net=lambda s: nn.GRU(128, 256, 6))
 
 
+def _unit(inputs: int, outputs: int, size: int = 3, stride: int = 1, groups: int = 1, act: Any = nn.ReLU) -> list[Any]:
+    """Convolution, batch norm, activation."""
+    conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
+    return [conv, nn.BatchNorm2d(outputs), *([act()] if act else [])]
+
+
+class Beside(nn.Module):
+    """Branches side by side, joined along the channels."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+
+class Dense(nn.Module):
+    """Every layer reads all that came before it."""
+
+    def __init__(self, inputs: int, growth: int, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.BatchNorm2d(inputs + i * growth),
+                nn.ReLU(),
+                nn.Conv2d(inputs + i * growth, growth, 3, padding=1, bias=False),
+            )
+            for i in range(depth)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [x]
+        for layer in self.layers:
+            parts.append(layer(torch.cat(parts, 1)))
+        return torch.cat(parts, 1)
+
+
+def _vgg(s: Any) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    inputs = 3
+    for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(depth):
+            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
+            inputs = width
+        layers.append(nn.MaxPool2d(2))
+    head = [nn.Linear(512 * 49, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(), *head)
+
+
+def _alexnet(s: Any) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 96, 11, 4, 2), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Conv2d(96, 256, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Conv2d(256, 384, 3, padding=1), nn.ReLU(), nn.Conv2d(384, 384, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2), nn.Flatten(),
+        nn.Linear(9216, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000),
+    )  # fmt: skip
+
+
+def _mobilenet(s: Any) -> nn.Sequential:
+    layers = _unit(3, 32, 3, 2)
+    steps = ((32, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2),
+             *(((512, 512, 1),) * 5), (512, 1024, 2), (1024, 1024, 1))  # fmt: skip
+    for inputs, outputs, stride in steps:
+        layers += [*_unit(inputs, inputs, 3, stride, inputs), *_unit(inputs, outputs, 1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1024, 1000))
+
+
+class Shuffled(nn.Module):
+    """Grouped convolutions with channels mixed between them, beside the input itself."""
+
+    def __init__(self, inputs: int, outputs: int, groups: int) -> None:
+        super().__init__()
+        middle = outputs // 4
+        self.groups = groups
+        self.narrow = nn.Sequential(*_unit(inputs, middle, 1, 1, groups))
+        self.rest = nn.Sequential(*_unit(middle, middle, 3, 1, middle, None), *_unit(middle, outputs, 1, 1, groups))
+        self.short = nn.Sequential(*_unit(inputs, outputs, 1, 1, 1, None))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.narrow(x)
+        b, c, h, w = y.shape
+        y = y.view(b, self.groups, c // self.groups, h, w).transpose(1, 2).reshape(b, c, h, w)
+        return self.rest(y) + self.short(x)
+
+
+class Recurrent(nn.Module):
+    """A plain recurrent network, step by step."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.step, self.out = nn.Linear(inputs + hidden, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        found = []
+        for at in x:
+            state = torch.tanh(self.step(torch.cat((at, state), 1)))
+            found.append(self.out(state))
+        return torch.stack(found)
+
+
+class Vlad(nn.Module):
+    """Features gathered around clusters they are softly assigned to."""
+
+    def __init__(self, clusters: int, ghosts: int, width: int) -> None:
+        super().__init__()
+        self.assign = nn.Parameter(torch.randn(width, clusters + ghosts) / math.sqrt(width))
+        self.centers = nn.Parameter(torch.randn(1, width, clusters) / math.sqrt(width))
+        self.norm, self.clusters = nn.BatchNorm1d(clusters + ghosts), clusters
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        soft = torch.softmax(self.norm(x.reshape(-1, width) @ self.assign), 1)[:, : self.clusters]
+        soft = soft.reshape(b, n, self.clusters)
+        total = soft.sum(1, keepdim=True) * self.centers
+        found = torch.matmul(soft.transpose(1, 2), x).transpose(1, 2) - total
+        return F.normalize(F.normalize(found).reshape(b, -1))
+
+
+class Double(nn.Module):
+    """Two convolutions with batch norm and a softmax along rows, as a U-net's stage."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        soft = lambda: nn.Softmax(-1)
+        self.net = nn.Sequential(*_unit(inputs, outputs, act=soft), *_unit(outputs, outputs, act=soft))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class Unet(nn.Module):
+    def __init__(self, inputs: int, outputs: int, width: int, depth: int) -> None:
+        super().__init__()
+        sizes = [width << i for i in range(depth + 1)]
+        self.down = nn.ModuleList(Double(a, b) for a, b in zip([inputs, *sizes], sizes, strict=False))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * size, size, 2, 2) for size in reversed(sizes[:-1]))
+        self.join = nn.ModuleList(Double(2 * size, size) for size in reversed(sizes[:-1]))
+        self.out = nn.Conv2d(width, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for stage in self.down[:-1]:
+            x = stage(x)
+            kept.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.down[-1](x)
+        for up, join in zip(self.up, self.join, strict=True):
+            x = join(torch.cat((up(x), kept.pop()), 1))
+        return self.out(x)
+
+
+class Pixels(nn.Module):
+    """Attention between all pixels of an image, with a residual sum and a norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attend, self.norm = nn.MultiheadAttention(width, heads), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        y = x.view(b, c, h * w).permute(2, 0, 1)
+        y = self.norm(self.attend(y, y, y)[0] + y)
+        return y.permute(1, 2, 0).view(b, c, h, w)
+
+
+_photo = lambda batch, size=224: lambda s: ((batch if s.factor == 1 else 2, 3, s(size, 64), s(size, 64)),)
+add(3, "vgg 16", _run, lambda s: ((10 if s.factor == 1 else 1, 3, s(224, 64), s(224, 64)),), net=_vgg)
+add(3, "alexnet", _run, lambda s: ((s(1024, 1), 3, 224, 224),), net=_alexnet)
+add(3, "mobilenet v1", _run, _photo(10), net=_mobilenet)
+add(
+    3,
+    "inception module",
+    _run,
+    lambda s: ((10 if s.factor == 1 else 1, 480, s(224, 16), s(224, 16)),),
+    net=lambda s: Beside(
+        nn.Conv2d(480, 192, 1),
+        nn.Sequential(nn.Conv2d(480, 96, 1), nn.Conv2d(96, 208, 3, padding=1)),
+        nn.Sequential(nn.Conv2d(480, 16, 1), nn.Conv2d(16, 48, 5, padding=2)),
+        nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(480, 64, 1)),
+    ),
+)
+add(3, "dense block", _run, lambda s: ((10 if s.factor == 1 else 1, 32, s(224, 16), s(224, 16)),),
+    net=lambda s: Dense(32, 32, 6))  # fmt: skip
+add(3, "transition layer", _run, lambda s: ((s(128, 2), 32, s(256, 16), s(256, 16)),),
+    net=lambda s: nn.Sequential(nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 1, bias=False),
+                                nn.AvgPool2d(2)))  # fmt: skip
+add(3, "fire module", _run, lambda s: ((s(128, 2), 3, s(256, 16), s(256, 16)),),
+    net=lambda s: nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU(), Beside(
+        nn.Sequential(nn.Conv2d(6, 64, 1), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(6, 64, 3, padding=1), nn.ReLU()))))  # fmt: skip
+add(3, "inverted bottleneck", _run, lambda s: ((10 if s.factor == 1 else 1, 112, s(224, 16), s(224, 16)),),
+    net=lambda s: nn.Sequential(*_unit(112, 672, 1, act=nn.ReLU6), *_unit(672, 672, 5, 2, 672, nn.ReLU6),
+                                *_unit(672, 192, 1, act=None)))  # fmt: skip
+add(3, "shuffle unit", _run, lambda s: ((10 if s.factor == 1 else 1, 240, s(224, 16), s(224, 16)),),
+    net=lambda s: Shuffled(240, 480, 3))  # fmt: skip
+add(3, "u-net with softmax", _run, lambda s: ((8 if s.factor == 1 else 1, 8, 64, s(512, 64)),),
+    net=lambda s: Unet(8, 4, 64, 4))  # fmt: skip
+add(3, "vlad with ghost clusters", _run, lambda s: ((s(2048), 100, 512),), net=lambda s: Vlad(32, 16, 512))
+add(3, "recurrent cell", lambda m, x, h: m.out(torch.tanh(m.step(torch.cat((x, h), 1)))),
+    lambda s: ((256, s(16384)), (256, s(16384))), step=lambda s: nn.Linear(2 * s(16384), s(16384)),
+    out=lambda s: nn.Linear(s(16384), s(8192)))  # fmt: skip
+add(3, "recurrent network", _run, lambda s: ((s(256, 8), 8, 1024), (8, 256)), net=lambda s: Recurrent(1024, 256, 128))
+add(3, "attention between pixels", _run, lambda s: ((2, 128, s(128, 8), s(128, 8)),), net=lambda s: Pixels(128, 4))
+add(3, "lstm in both directions", lambda m, x: m.net(x)[0], lambda s: ((10, s(512), 128),),
+    net=lambda s: nn.LSTM(128, 256, 6, batch_first=True, bidirectional=True))  # fmt: skip
+
+
 # running them -------------------------------------------------------------------------------------------------------
 
 
@@ -959,6 +1168,9 @@ def alike(found: Tensor, meant: Tensor, tolerance: float = 1e-3) -> tuple[bool, 
 
 def chosen(asked: argparse.Namespace) -> list[Problem]:
     """Every n-th problem of those that are meant, spread over all classes."""
+    if asked.problems:
+        named = {p.name: p for p in PROBLEMS}
+        return [named[name.strip()] for name in asked.problems.split(";")]
     meant = [
         p for p in PROBLEMS if (not asked.only or asked.only in p.name) and (not asked.level or p.level == asked.level)
     ]
@@ -968,11 +1180,12 @@ def chosen(asked: argparse.Namespace) -> list[Problem]:
 def child(asked: argparse.Namespace) -> None:
     """A share of the problems, one after the other; a line of JSON for each, written as it is found."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    turn = Turn(asked.lock)
+    turn, asked.way_then = Turn(asked.lock), asked.way
     _share_the_device(turn)
     problems = {problem.name: problem for problem in PROBLEMS}
-    for name in json.loads(asked.names):
+    for place, name in enumerate(json.loads(asked.names)):
         problem = problems[name]
+        asked.way = "search" if place < asked.searched else asked.way_then
         if time.time() > asked.until - asked.each_s / 2:
             break
         try:
@@ -1038,6 +1251,7 @@ def _started(
     asked: argparse.Namespace, names: list[str], lock: str, until: float, log: Path
 ) -> subprocess.Popen[bytes]:
     passed = ["--each-s", str(asked.each_s), "--scale", str(asked.scale), "--way", asked.way, "--out", str(asked.out)]
+    passed += ["--searched", str(asked.searched)]
     passed += ["--graphs"] if asked.graphs else []
     passed += ["--without-compile"] if asked.without_compile else []
     command = [sys.executable, __file__, "--names", json.dumps(names), "--lock", lock, "--until", str(until), *passed]
@@ -1086,6 +1300,8 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--way", choices=("search", "rewrites"), default="search")
+    parser.add_argument("--searched", type=int, default=0, help="problems of each process that are searched first")
+    parser.add_argument("--problems", default="", help="names in order, with semicolons between")
     parser.add_argument("--graphs", action="store_true", help="with --way rewrites: record them as well")
     parser.add_argument("--without-compile", action="store_true")
     for name in ("--names", "--lock"):

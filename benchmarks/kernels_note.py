@@ -79,6 +79,8 @@ def every_row(rows: list[Row], copy_bytes_per_s: float, title: str = "Every row"
 
 
 def host(found: dict[str, Any]) -> Iterator[str]:
+    if not found.get("host") and not found.get("cold"):
+        return
     yield "\n### Host\n"
     yield from table("call", "µs until it returns")
     for entry in found.get("host", []):
@@ -104,7 +106,8 @@ def correctness(found: dict[str, Any]) -> Iterator[str]:
         if not entry["ok"]:
             yield f"- {entry['primitive']} {entry['case']} {entry['layout']} {entry['what']}: {entry['note']}"
     yield ""
-    yield from table("situation", "outcome")
+    if found.get("special"):
+        yield from table("situation", "outcome")
     for entry in found.get("special", []):
         yield f"| {entry['what']} | {entry['outcome']} |"
     mistakes = found.get("mistakes", [])
@@ -126,6 +129,22 @@ def memory(found: dict[str, Any]) -> Iterator[str]:
             f"| {rows}×{cols}×{hidden} | {who} | {1e3 * statistics.median(entry['s']):.2f} |"
             f" {entry['peak_bytes'] / 1e9:.2f} | {entry['above_inputs_bytes'] / 1e9:.2f} |"
         )
+
+
+def split(found: dict[str, Any]) -> Iterator[str]:
+    """What each kernel of a call takes by the profiler; a race's figure holds launches and events besides."""
+    if found.get("split"):
+        yield "\n### Kernels of a call, by the profiler\n"
+        yield from table("function", "case", "phase", "µs of each kernel")
+    for entry in found.get("split", []):
+        dtype, _, sizes = entry["case"].partition(" ")
+        shown = ", ".join(f"{kernel_name(name)} {1e6 * s:.1f}" for name, s in entry["kernels_s"].items())
+        yield f"| {entry['primitive']} | {SHORT[dtype]} {sizes_of(sizes)} | {entry['phase']} | {shown} |"
+
+
+def kernel_name(name: str) -> str:
+    """A kernel's own name, without templates and arguments."""
+    return name.removeprefix("void ").split("<")[0].split("(")[0].strip()
 
 
 def rest(found: dict[str, Any]) -> Iterator[str]:
@@ -166,7 +185,7 @@ def main() -> None:
     parts = (
         summary(rows), every_row(rows, copy_bytes_per_s),
         every_row(compiled, copy_bytes_per_s, "With torch.compile (max-autotune), first case of each"),
-        memory(found), host(found), correctness(found), rest(found),
+        memory(found), host(found), correctness(found), split(found), rest(found),
     )  # fmt: skip
     for lines in parts:
         for line in lines:

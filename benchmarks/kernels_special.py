@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import ridgeline.kernels as rk
-from ridgeline.kernels.contract import trials
+from ridgeline.kernels.contract import case, trials
 
 
 def _drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -104,6 +104,40 @@ def long_rows_on_streams() -> str:
                 outputs.append(rk.softmax(value))
     torch.cuda.synchronize()
     return " ".join(_close(o, torch.softmax(v, -1)) for o, v in zip(outputs, (x, y), strict=True))
+
+
+def long_rows_in_a_graph() -> str:
+    """Programs that share rows, of softmax, a norm's gradients and GroupNorm, captured and replayed on other data."""
+    x, r = _drawn(40, 65536).requires_grad_(), _drawn(40, 65536)
+    w = _drawn(65536).requires_grad_()
+    image, scale = _drawn(4, 160, 128, 128), _drawn(160)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        soft = rk.softmax(x)
+        normed = rk.layer_norm(x, w, None, 1e-5)
+        grads = torch.autograd.grad((soft, normed), (x, w), (r, r))
+        return soft, *grads, rk.group_norm(image, 32, scale, scale)
+
+    def meant() -> tuple[torch.Tensor, ...]:
+        soft = torch.softmax(x, -1)
+        normed = F.layer_norm(x, (65536,), w, None, 1e-5)
+        return soft, *torch.autograd.grad((soft, normed), (x, w), (r, r)), F.group_norm(image, 32, scale, scale)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(6):
+            step()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    with torch.no_grad():
+        x.copy_(_drawn(40, 65536))
+        image.copy_(_drawn(4, 160, 128, 128))
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    return " ".join(_close(a, b) for a, b in zip(found, meant(), strict=True))
 
 
 def side_stream() -> str:
@@ -425,6 +459,65 @@ def opchecked_lists() -> str:
     return "ok"
 
 
+def _caches(name: str, heads: int) -> tuple[Any, ...]:
+    """A decoding call whose cache holds no numbers where nothing was written: past each end, and in pages of nobody."""
+    sizes = {"b": 4, "h": heads, "s": 700, "page": 64, "uneven": False}
+    sizes |= {"d": 512, "e": 64} if name == "paged_latent_attention" else {"d": 128, "k": 8}
+    args = list(trials()[name][1].make(case("bfloat16", **sizes), torch.device("cuda"), torch.Generator("cuda")))
+    places = [i for i, value in enumerate(args) if isinstance(value, torch.Tensor) and value.dtype == torch.int32]
+    lens = torch.tensor([700, 0, 1, 129], device="cuda", dtype=torch.int32)
+    table, args[places[1]] = args[places[0]], lens
+    written = torch.zeros(args[1].shape[:2], dtype=torch.bool, device="cuda")
+    for row, length in zip(table.tolist(), lens.tolist(), strict=True):
+        for i, page in enumerate(row):
+            written[page, : max(0, min(64, length - 64 * i))] = True
+    for i in range(1, places[0]):
+        args[i] = args[i].masked_fill(~written.view(*written.shape, *[1] * (args[i].dim() - 2)), float("nan"))
+    return tuple(args)
+
+
+def unwritten_caches() -> str:
+    """Keys that were never written may hold anything, and a sequence without keys gets zeros."""
+    said = []
+    for name, heads in (("paged_attention", 32), ("paged_latent_attention", 128), ("paged_latent_attention", 8)):
+        trial, args = trials()[name][1], _caches(name, heads)
+        found = trial.call(*args)
+        clean = [x.nan_to_num() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
+        meant = trial.reference(*[x.double() if x is not None and torch.is_tensor(x) and x.is_floating_point() else x
+                                  for x in clean])  # fmt: skip
+        said.append("ok" if torch.equal(found[1], torch.zeros_like(found[1])) else "WRONG: no keys, and not zero")
+        said.append(_close(found[[0, 2, 3]], meant[[0, 2, 3]]))
+    return " ".join(said)
+
+
+def attention_in_graphs() -> str:
+    """Kernels that start before the one ahead has ended, captured and replayed on other data."""
+    said = []
+    q, k, v = (_drawn(2, heads, 300, 64).requires_grad_() for heads in (8, 2, 2))
+    cache = [_drawn(2, 8, 3000, 128) for _ in range(2)]
+    row = _drawn(2, 32, 1, 128)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = rk.attention(q, k, v, True)
+        return *torch.autograd.grad(out, (q, k, v), torch.ones_like(out)), rk.decode_attention(row, *cache)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for _ in range(5):
+        with torch.no_grad():
+            for x in (q, k, v, row, *cache):
+                x.copy_(_drawn(*x.shape))
+        graph.replay()
+        meant = step()
+        said.append("ok" if all(torch.equal(a, b) for a, b in zip(found, meant, strict=True)) else "WRONG: other bits")
+    return " ".join(said)
+
+
 def specials() -> dict[str, Callable[[], str]]:
     return {
         "lists: steps": optimizer_steps,
@@ -435,10 +528,13 @@ def specials() -> dict[str, Callable[[], str]]:
         "lists: tables train": tables_train,
         "lists: strange indices": strange_indices,
         "lists: opcheck": opchecked_lists,
+        "decoding: caches that were never written": unwritten_caches,
+        "attention in graphs": attention_in_graphs,
         "graph replay": graph_replay,
         "graph of repeated calls": graph_of_repeats,
         "repeated calls on four streams": repeats_on_streams,
         "long rows on two streams": long_rows_on_streams,
+        "long rows in a graph": long_rows_in_a_graph,
         "side stream": side_stream,
         "other thread": other_thread,
         "autocast": autocast,

@@ -445,7 +445,7 @@ def step_cost(log: Log, at: Any) -> None:
             update = GraphedUpdate(optimizer, graphed) if kind == "whole" else None
             trail = []
 
-            def step(run: Any = run, optimizer: Any = optimizer, trail: list[Any] = trail, update: Any = update) -> None:
+            def step(run: Any = run, optimizer: Any = optimizer, trail: Any = trail, update: Any = update) -> None:
                 trail.append(plain_step(run, optimizer, None, (ids,), {"labels": ids}, update))
 
             for _ in range(4):

@@ -1,12 +1,14 @@
 """Training steps through ``rl.optimize`` on one GPU: time, memory, what was tried; and how far recorded steps drift.
 
     python benchmarks/optimize_train.py --out OUT --total-s 200 --budget-s 75 --jobs 3
-    python benchmarks/optimize_train.py --out OUT --only drift
+    python benchmarks/optimize_train.py --out OUT --only drift stock:vit-base-train-64
 
 Each model is searched in a process of its own. Afterwards a plain loop (gradients cleared, forward, loss, backward,
-AdamW) times eager, the result called the same way, and the result's own ``train_step``. The drift is that of fifty
+AdamW) times eager, the result called the same way, and the result's own ``train_step``; ``stock:`` before a model
+compiles it as anyone does and times that loop, for searches too short to get there. The drift is that of fifty
 steps of GPT-2 from the same weights: eager beside eager, beside eager from weights one rounding away, and beside
-recorded steps, with PyTorch's usual kernels and with deterministic ones. Everything is written as it is found.
+recorded steps, with PyTorch's usual kernels and with deterministic ones; with it come linear layers of odd sizes,
+plain and padded, forward and backward. Everything is written as it is found.
 """
 
 from __future__ import annotations
@@ -28,15 +30,20 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 MARK = "RESULT "
-DRIFT = "drift"
-DEFAULT = (DRIFT, "gpt2-medium-train-8x512", "bert-large-train-16x512", "vit-base-train-64", "resnet50-train-64-nhwc",
-           "llama1b-train-4x1024", "dlrm-train-4096", "dit-xl2-train-16")  # fmt: skip
+DRIFT, STOCK = "drift", "stock:"
+DEFAULT = (DRIFT, "bert-large-train-16x512", "vit-base-train-64", "resnet50-train-64-nhwc",
+           f"{STOCK}vit-base-train-64", f"{STOCK}resnet50-train-64-nhwc", "gpt2-medium-train-8x512", "dlrm-train-4096",
+           f"{STOCK}bert-large-train-16x512", "llama1b-train-4x1024", "dit-xl2-train-16")  # fmt: skip
+ODD = ((4096, 1024, 50257), (8192, 1024, 30522), (4096, 1280, 51866), (8192, 479, 1024))
+"""Rows, inputs and outputs of linear layers of odd sizes: GPT-2's, BERT's and Whisper's heads, a DLRM's layer."""
 ROUNDS = 7
 
 
 def main() -> None:
     asked = _arguments()
-    if asked.one:
+    if asked.table:
+        print("\n".join(_table(asked.table)))
+    elif asked.one:
         _child(asked)
     else:
         _parent(asked)
@@ -50,6 +57,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=list(DEFAULT))
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--table", type=Path, default=None, help="Only print what a file of results says.")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -119,12 +127,48 @@ def _line(found: dict[str, Any]) -> str:
     return f"{found.get('error')}: {found['log'][-600:]!r}"
 
 
+def _table(path: Path) -> list[str]:
+    """What was found, as Markdown."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        parts = json.load(file)["parts"]
+    heads = ("model", "eager", "torch.compile", "result", "× eager", "kept", "memory, eager → result",
+             "step: eager → result → with its optimizer", "searched")  # fmt: skip
+    lines = [_cells(*heads), _cells(*["---"] * len(heads))]
+    lines += [_row(name, found) for name, found in parts.items() if name != DRIFT and not name.startswith(STOCK)]
+    stock = {name: found for name, found in parts.items() if name.startswith(STOCK)}
+    lines += ["", *(f"{name}: {_line(found)}, compiled in {found.get('compile_s', 0):.0f} s"
+                    for name, found in stock.items())]  # fmt: skip
+    drift = parts.get(DRIFT, {})
+    lines += ["", "| steps | farthest from eager's loss |", "|---|---|"]
+    lines += [f"| {name} | {distance:.2e} |" for name, distance in drift.get("distances", {}).items()]
+    lines += ["", "| rows × inputs × outputs | plain | padded | apart |", "|---|---|---|---|"]
+    return lines + [_cells(f"{o['rows']} × {o['inputs']} × {o['outputs']}", f"{o['plain_ms']:.2f} ms",
+                           f"{o['padded_ms']:.2f} ms", f"{o['apart']:.1e}") for o in drift.get("odd", [])]  # fmt: skip
+
+
+def _cells(*values: str) -> str:
+    return f"| {' | '.join(values)} |"
+
+
+def _row(name: str, found: dict[str, Any]) -> str:
+    receipt = found.get("receipt")
+    if receipt is None:
+        return _cells(name, "–", "–", "–", "–", found.get("error", ""), "–", "–", "–")
+    stock_s, final_bytes = receipt["stock_s"], receipt["final_bytes"] or receipt["eager_bytes"]
+    loop = found.get("loop", {})
+    whole = " → ".join(f"{loop[who] * 1e3:.1f}" for who in ("eager", "result", "result, its optimizer") if who in loop)
+    memory = "–" if not final_bytes else f"{receipt['eager_bytes'] / 1e9:.2f} → {final_bytes / 1e9:.2f} GB"
+    times = [f"{s * 1e3:.1f}" if s else "–" for s in (receipt["eager_s"], stock_s, receipt["final_s"])]
+    return _cells(name, *times, f"{receipt['speedup']:.2f}", receipt["winner"], memory, whole or "–",
+                  f"{receipt['spent_s']:.0f} s")  # fmt: skip
+
+
 # A child does one part.
 
 
 def _child(asked: argparse.Namespace) -> None:
     try:
-        (_drifted if asked.one == DRIFT else _searched)(asked)
+        (_drifted if asked.one == DRIFT else _stock if asked.one.startswith(STOCK) else _searched)(asked)
         _tell({"finished": True})
     except Exception as error:
         said = f"{type(error).__name__}: {error}"[:400]
@@ -160,6 +204,40 @@ def _searched(asked: argparse.Namespace) -> None:
            "receipt": receipt.to_dict(), "text": str(receipt)})  # fmt: skip
     _tell(_loop(work, fast, optimizer))
     _tell({"fallbacks": type(fast).fallbacks.fget(fast)})
+    turn.give()
+
+
+def _stock(asked: argparse.Namespace) -> None:
+    """``torch.compile`` with default settings: seconds of forward and backward and of a whole step, beside eager's."""
+    import optimize_models
+    import torch
+
+    from ridgeline.optimizer.loss import Loss
+
+    turn = optimize_models.Turn(asked.lock)
+    work = optimize_models.built(asked.one.removeprefix(STOCK), asked.device)
+    model, loss = work["model"], Loss(None)
+    compiled, began = torch.compile(model), time.perf_counter()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
+
+    def stepping(call: Any, updates: bool) -> Any:
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            loss(call(*work["args"], **work["kwargs"])).backward()
+            if updates:
+                optimizer.step()
+
+        return step
+
+    stepping(compiled, updates=True)()
+    _tell({"compile_s": time.perf_counter() - began})
+    turn.take()
+    ways = {f"{who}{what}": stepping(call, updates) for who, call in (("eager", model), ("torch.compile", compiled))
+            for what, updates in (("", False), (", step", True))}  # fmt: skip
+    for step in ways.values():
+        _timed(step, 3)
+    seconds = {who: statistics.median(_timed(step, 3) for _ in range(ROUNDS)) for who, step in ways.items()}
+    _tell({"loop": seconds, "winner": "", "peak_bytes": {who: _peak(step) for who, step in ways.items()}})
     turn.give()
 
 
@@ -251,16 +329,45 @@ def _peak(step: Any) -> tuple[int, int] | None:
 # The drift.
 
 
+def _odd(rows: int, inputs: int, outputs: int, device: str) -> dict[str, Any]:
+    """Milliseconds of a linear layer forward and backward, plain and padded, the least of rounds in turns."""
+    import torch
+
+    from ridgeline.optimizer.padding import padded_linear
+
+    layer = torch.nn.Linear(inputs, outputs, bias=False, device=device, dtype=torch.bfloat16)
+    x = torch.randn(rows, inputs, device=device, dtype=torch.bfloat16, requires_grad=True)
+    grad = torch.randn(rows, outputs, device=device, dtype=torch.bfloat16)
+
+    def plain() -> Any:
+        return torch.autograd.grad(layer(x), (x, layer.weight), grad)
+
+    def padded() -> Any:
+        return torch.autograd.grad(padded_linear(x, layer.weight), (x, layer.weight), grad)
+
+    ways: dict[str, Any] = {"plain_ms": plain, "padded_ms": padded}
+    found = {who: 1e3 * min(_timed(way, 5) for _ in range(4)) for who, way in ways.items()}
+    apart = max(float((a - b).norm() / b.norm()) for a, b in zip(padded(), plain(), strict=True))
+    return {"rows": rows, "inputs": inputs, "outputs": outputs, **found, "apart": apart}
+
+
 def _drifted(asked: argparse.Namespace) -> None:
+    import optimize_models
     import torch
 
     small = asked.device == "cpu"
+    turn = optimize_models.Turn(asked.lock)
+    turn.take()
+    _tell({"odd": [_odd(*(size // 16 if small else size for size in sizes), asked.device) for sizes in ODD]})
+    turn.give()
     trails: dict[str, list[float]] = {}
     for exact in (False, True):
         torch.use_deterministic_algorithms(exact)
         for kind in ("eager", "eager again", "nudged", "recorded"):
             name = f"{kind}, deterministic" if exact else kind
+            turn.take()
             trails[name] = _trail(kind, asked.device, small)
+            turn.give()
             _tell({"trails": trails, "distances": _distances(trails)})
     torch.use_deterministic_algorithms(False)
 

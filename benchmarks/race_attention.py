@@ -26,26 +26,24 @@ from pathlib import Path
 from typing import Any
 
 PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
-         "orders", "reading", "decode")  # fmt: skip
+         "orders", "reading", "decode", "special")  # fmt: skip
 HEADS = (64, 8, 128)
-PAGED = ((4, 64, 4, 3, 1), (4, 64, 4, 3, 2), (3, 64, 4, 1, 1), (3, 64, 4, 1, 2), (5, 32, 4, 1, 2), (2, 64, 8, 1, 2),
-         (8, 16, 4, 1, 2), (2, 128, 8, 1, 2))  # fmt: skip
-"""Programs a multiprocessor, keys of a block, warps, stages (1: read into registers, gone from the L2 first), and when
-the joining kernel may start (1 at once, 2 late)."""
+PAGED = ((4, 64, 4, 3, 0), (4, 32, 4, 1, 128), (2, 64, 8, 1, 128), (2, 64, 4, 1, 0))
+"""Programs a multiprocessor, keys of a block, warps, stages (1: read into registers, gone from the L2 first), and
+registers of a thread."""
 
-DECODE = ((2, 64, 4, 3, 0), (2, 64, 4, 3, 2), (3, 64, 4, 1, 2), (3, 64, 4, 1, 0), (5, 32, 4, 1, 2), (8, 16, 4, 1, 2))
-"""The same over a contiguous cache."""
+DECODE = ((2, 64, 4, 3, 2), (2, 64, 4, 4, 2), (4, 32, 4, 4, 2))
+"""Over a contiguous cache: the same, and when the joining kernel may start (0 after it, 1 at once, 2 late)."""
 
 DECODE_CASES = ((1, 32, 8, 2048), (1, 32, 32, 2048), (8, 32, 8, 2048), (1, 32, 8, 16384), (8, 32, 8, 8192))
 
-LATENT = ((64, 32, 8, 5, 1), (64, 32, 8, 3, 1), (64, 64, 8, 2, 1), (16, 32, 8, 5, 2), (16, 32, 4, 3, 2),
-          (16, 64, 8, 2, 1), (16, 32, 4, 2, 2))  # fmt: skip
-"""Heads of a program, keys of a block, warps, stages, programs a multiprocessor."""
+LATENT = ((64, 64, 8, 2, 1), (16, 32, 4, 3, 2))
+"""Heads of a program, keys of a block, warps, stages, programs a multiprocessor; the default is tried beside them."""
 
 PAGED_CASES = ((1, 32, 8, 20480, 16), (1, 32, 8, 32768, 16), (8, 32, 8, 8192, 16), (32, 32, 8, 4096, 64),
                (64, 64, 8, 4096, 16))  # fmt: skip
 
-STAGES = ((128, 128, 2, 2), (192, 128, 2, 2), (192, 64, 4, 2))
+STAGES = ((128, 128, 2, 2), (128, 128, 3, 2), (128, 64, 4, 2))
 """Rows and keys of a tile, stages of keys and of queries, in the forward pass of narrow heads."""
 
 READING = ((4, 4096, 4, ""), (8, 4096, 1, ""), (8, 4096, 1, "evict_first"))
@@ -53,9 +51,7 @@ READING = ((4, 4096, 4, ""), (8, 4096, 1, ""), (8, 4096, 1, "evict_first"))
 
 
 def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
-    """Everything these parts launch, fused kernels of both orders and all configurations included."""
-    from ridgeline.kernels.attention import config
-    from ridgeline.kernels.attention.op import FUSED
+    """Everything these parts launch, all configurations included."""
     from ridgeline.kernels.contract import trials
     from ridgeline.kernels.variants import variants_of
 
@@ -67,9 +63,6 @@ def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
     else:
         for name in ("attention", "varlen_attention", "paged_attention", "decode_attention", "paged_latent_attention"):
             found += variants_of(name)
-    config.PIPED = False
-    found += variants_of("attention", FUSED[:2])
-    config.PIPED = True
     for chosen in PAGED if "paged" in parts else ():
         with paged_by(*chosen):
             found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES])
@@ -94,6 +87,9 @@ def raced_cases(parts: Sequence[str]) -> list[Any]:
 
     found = [*RACES, case("bfloat16", b=1, h=8, k=8, l=64, s=64, d=64, causal=False)]
     found += ENCODERS if "encoders" in parts else ()
+    of = {"b": 4, "h": 32, "k": 32, "l": 4096, "s": 4096, "d": 128, "causal": True}
+    more = ({"window": (1023, 0)}, {"cap": 30.0}, {"sinks": True}, {"d": 192, "dv": 128}, {"d": 256}, {"mask": 0.7})
+    found += [case("bfloat16", **of | options) for options in more] if "variants" in parts else ()
     heads, keys, dim = HEADS
     found += [
         case("bfloat16", b=1, h=heads, k=keys, l=rows, s=rows, d=dim, causal=causal, deterministic=same)
@@ -125,13 +121,13 @@ def instead(module: Any, name: str, value: Any) -> Iterator[None]:
         forget_plans()
 
 
-def paged_by(programs: int, keys: int, warps: int, stages: int, early: int = 1) -> Any:
+def paged_by(programs: int, keys: int, warps: int, stages: int, registers: int = 0) -> Any:
     """Inside, paged attention splits and stages as told."""
     from ridgeline.kernels.paged_attention import config
 
     def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Any:
         shares = config.shares_of(batch * key_heads, longest, keys, programs * num_sms)
-        return config.Paged(keys, shares, warps, stages, early)
+        return config.Paged(keys, shares, warps, stages, max_registers=registers)
 
     return instead(config, "choose", choose)
 
@@ -366,6 +362,15 @@ def _paged_graph() -> Iterator[dict[str, Any]]:
     yield {"what": "paged decoding in a graph, join started early", "ok": same}
 
 
+def part_special(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Caches with nothing in them, and graphs."""
+    from kernels_special import attention_in_graphs, unwritten_caches
+
+    for run in (unwritten_caches, attention_in_graphs):
+        note = run()
+        yield {"what": run.__doc__, "ok": "WRONG" not in note, "note": note}
+
+
 def theirs(q: Any, k: Any, v: Any, causal: bool, backend: str, mask: Any = None) -> Callable[[], Any]:
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -440,24 +445,12 @@ def part_host(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         yield {"what": name, "call_s": statistics.median(samples)}
 
 
-def in_order(piped: bool, run: Callable[[], Any]) -> Callable[[], Any]:
-    """The same with the fused kernel's steps in this order."""
-    from ridgeline.kernels.attention import config
-
-    def inner() -> Any:
-        config.PIPED = piped
-        return run()
-
-    return inner
-
-
 def part_backward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """Two kernels, and the fused one in both orders, against cuDNN."""
+    """Two kernels, and the fused one, against cuDNN."""
     import torch
 
     from ridgeline.bench.race import Course
     from ridgeline.kernels import attention
-    from ridgeline.kernels.attention import config
 
     course, end = Course(torch.device("cuda"), rounds=9), time.perf_counter() + budget_s
     heads, keys, dim = HEADS
@@ -476,15 +469,14 @@ def part_backward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
         q, k, v = (x.transpose(1, 2).requires_grad_() for x in draw[:3])
         seed = draw[3].transpose(1, 2)
         outs = {name: attention(q, k, v, causal, deterministic=name == "two kernels")
-                for name in ("two kernels", "fused, piped", "fused")}  # fmt: skip
+                for name in ("two kernels", "fused")}  # fmt: skip
 
-        runs = {name: in_order(name != "fused", gradients(out, (q, k, v), seed)) for name, out in outs.items()}
+        runs = {name: gradients(out, (q, k, v), seed) for name, out in outs.items()}
         meant = gradients(outs["two kernels"], (q, k, v), seed)()
-        for name in ("fused, piped", "fused"):
-            found = runs[name]()
-            off = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(found, meant, strict=True)]
-            yield {"what": f"{name} against two kernels", "rows": rows, "causal": causal, "ok": max(off) < 0.01,
-                   "note": str(off)}  # fmt: skip
+        found = runs["fused"]()
+        off = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(found, meant, strict=True)]
+        yield {"what": "fused against two kernels", "rows": rows, "causal": causal, "ok": max(off) < 0.01,
+               "note": str(off)}  # fmt: skip
         for backend in ("CUDNN_ATTENTION", "FLASH_ATTENTION"):
             try:
                 out = theirs(q, k, v, causal, backend)()
@@ -494,7 +486,6 @@ def part_backward(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
             runs[backend] = gradients(out, (q, k, v), seed)
         flops = 10 * heads * rows * rows * dim * (0.5 if causal else 1.0)
         yield from timed(course, runs, phase="bwd", rows=rows, causal=causal, flops=flops)
-    config.PIPED = True
 
 
 def part_encoders(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:

@@ -78,12 +78,11 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     from ridgeline.kernels.qk_norm_rope.config import Heads
     from ridgeline.kernels.rms_norm import config as rms
     from ridgeline.kernels.shares import Streamed as T
-    from ridgeline.kernels.softmax import config as soft
 
     def bf16(rows: int, cols: int) -> Any:
         return case("bfloat16", rows=rows, cols=cols)
 
-    F, B, S = rms.Forward, rms.Backward, soft.Softmax
+    F, B = rms.Forward, rms.Backward
 
     def fwd(op: str, rows: int, cols: int, *given: tuple[int, ...]) -> Any:
         return f"{op}.forward", op, "fwd", bf16(rows, cols), [F(*values) for values in given]
@@ -91,65 +90,40 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     def bwd(op: str, rows: int, cols: int, *given: tuple[Any, ...]) -> Any:
         return f"{op}.backward", op, "bwd", bf16(rows, cols), [B(*values) for values in given]
 
-    shares = (T(8, 16, 3, 1), T(4, 16, 3, 2), T(4, 16, 6, 1), T(8, 8, 3, 2), T(4, 32, 3, 1))
+    at_once = [T(8, 8, 3, 2, 0), T(4, 8, 3, 4, 0), T(8, 4, 3, 4, 0), T(4, 16, 3, 2, 0)]
     for rows, cols in ((4096, 32768), (2048, 65536), (1024, 131072), (512, 262144)):
-        yield "softmax.forward", "softmax", "fwd", bf16(rows, cols), [*shares, S(1, 0, 8192, 16, 1)]
-    yield "softmax.forward", "softmax", "fwd", bf16(8192, 16384), [T(4, 16, 3, 2), T(4, 16, 6, 1), T(8, 8, 3, 2)]
-    yield "softmax.forward", "softmax", "fwd", case("float32", rows=2048, cols=32768), [*shares[1:4]]
-    pairs = (T(4, 16, 3, 1), T(2, 16, 3, 2), T(2, 16, 6, 1), T(4, 8, 3, 2), T(2, 32, 3, 1))
-    for rows, cols in ((4096, 32768), (2048, 65536), (512, 262144)):
-        yield "softmax.backward", "softmax", "bwd", bf16(rows, cols), [*pairs, S(1, 1, 32768, 32)][: 5 + (cols < 65536)]
-    yield "softmax.backward", "softmax", "bwd", bf16(8192, 16384), [pairs[1], pairs[3]]
-    yield (
-        "cross_entropy.short", "cross_entropy", "fwd", bf16(65536, 1000),
-        [ce.Short(r, 4, 256, w, s, n) for r, w, s, n in
-         ((4, 4, 1, 125), (8, 8, 1, 64), (8, 4, 1, 64), (2, 2, 1, 128), (4, 4, 3, 9), (8, 8, 3, 4))],
-    )  # fmt: skip
-    yield (
-        "cross_entropy.backward", "cross_entropy", "bwd", bf16(65536, 1000),
-        [ce.Backward(1024, w) for w in (1, 4)],
-    )  # fmt: skip
-    yield bwd("rms_norm", 32768, 1024, (1, 1, 1024, 4, 3, 7, True), (2, 1, 1024, 8, 3, 3, True),
-              (2, 1, 1024, 4, 3, 4, True), (1, 1, 1024, 4, 4, 6, True), (1, 1, 1024, 4, 3, 5, True))  # fmt: skip
-    yield bwd("rms_norm", 131072, 1024, (1, 1, 1024, 4, 3, 7, True), (2, 1, 1024, 8, 3, 3, True))
-    yield bwd("rms_norm", 16384, 2048, (1, 1, 2048, 8, 3, 3, True), (2, 1, 2048, 8, 3, 2, True),
-              (1, 2, 1024, 4, 3, 4, True), (1, 2, 1024, 4, 3, 5, True))  # fmt: skip
-    yield bwd("rms_norm", 16384, 4096, (1, 4, 1024, 4, 3, 3, True), (1, 4, 1024, 4, 3, 4, False),
-              (1, 2, 2048, 8, 3, 2, False), (1, 1, 4096, 16, 3, 1, True))  # fmt: skip
-    yield bwd("rms_norm", 8192, 5120, (1, 5, 1024, 4, 3, 3, False), (1, 5, 1024, 4, 3, 2, True),
-              (1, 3, 2048, 8, 3, 2, True), (1, 10, 512, 4, 3, 3, False))  # fmt: skip
-    yield bwd("rms_norm", 8192, 8192, (1, 4, 2048, 8, 3, 1, True), (1, 4, 2048, 8, 3, 1, False))
-    long = [T(2, 16, 6, 1), T(2, 16, 4, 1), T(4, 8, 3, 1), T(4, 16, 3, 1), T(1, 16, 6, 1)]
+        yield "softmax.forward", "softmax", "fwd", bf16(rows, cols), [*at_once, T(4, 32, 3, 1)][: 5 - (cols > 32768)]
+    yield "softmax.forward", "softmax", "fwd", case("float32", rows=2048, cols=32768), [*at_once[:2], T(4, 16, 3, 2)]
+    yield "softmax.backward", "softmax", "bwd", bf16(2048, 65536), [T(4, 8, 3, 2, 0)]
+    for rows, cols in ((65536, 1000), (262144, 256)):
+        tiles = ((4, 4, 256, 4, 1, 64), (4, 8, 128, 2, 1, 128), (8, 16, 64, 2, 1, 64), (8, 8, 128, 4, 1, 32))
+        few = ((4, 1, 256, 4, 1, 64), (8, 2, 128, 4, 1, 64), (32, 8, 32, 4, 1, 64))
+        given = [ce.Short(*values) for values in (tiles if cols == 1000 else few)]
+        yield "cross_entropy.short", "cross_entropy", "fwd", bf16(rows, cols), given
+    long = [T(2, 16, 6, 1), T(2, 16, 5, 1, 0), T(2, 8, 3, 2, 0)]
     for op in ("rms_norm", "layer_norm"):
-        for rows, cols in ((4096, 16384), (4096, 12288), (8192, 8192)):
-            yield f"{op}.backward", op, "bwd", bf16(rows, cols), long[: 5 if cols == 16384 else 3]
-        yield f"{op}.backward", op, "bwd", bf16(2048, 32768), long[1:3]
-        yield f"{op}.backward", op, "bwd", case("float32", rows=4096, cols=12288), [T(8, 8, 3, 1), T(2, 16, 6, 1)]
-    yield bwd("rms_norm", 1048576, 128, (16, 1, 128, 4, 3, 8, True), (32, 1, 128, 4, 3, 4, True),
-              (16, 1, 128, 8, 3, 4, True), (64, 1, 128, 8, 3, 3, True))  # fmt: skip
-    yield bwd("layer_norm", 65536, 768, (1, 3, 256, 1, 3, 12, True), (1, 3, 256, 1, 4, 10, True),
-              (2, 3, 256, 2, 3, 6, True), (1, 3, 256, 1, 3, 11, False))  # fmt: skip
-    yield bwd("layer_norm", 32768, 1024, (1, 1, 1024, 4, 3, 6, True), (2, 1, 1024, 8, 3, 3, True))
-    yield bwd("layer_norm", 16384, 4096, (1, 4, 1024, 4, 3, 2, True), (1, 2, 2048, 8, 3, 2, False))
-    for op in ("rms_norm", "layer_norm"):
-        yield fwd(op, 131072, 1024, (2, 4, 256, 2), (8, 4, 256, 8), (1, 1, 1024, 4), (2, 1, 1024, 4))
-        yield fwd(op, 65536, 2048, (1, 1, 2048, 4), (1, 2, 1024, 4), (1, 4, 512, 2))
-        yield fwd(op, 1048576, 128, (16, 1, 128, 4), (8, 1, 128, 4), (32, 1, 128, 8))
-    yield fwd("rms_norm", 32768, 5120, (1, 5, 1024, 4), (1, 3, 2048, 8))
-    yield fwd("rms_norm", 32768, 4099)
-    yield bwd("rms_norm", 32768, 4099)
-    yield "softmax.forward", "softmax", "fwd", bf16(4096, 50257), []
-    yield "softmax.backward", "softmax", "bwd", bf16(4096, 50257), []
-    yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(8192, 50257), []
-    yield "cross_entropy.backward", "cross_entropy", "bwd", bf16(8192, 50257), []
-    images = [T(8, 8, 3, 2), T(4, 16, 3, 2), T(4, 8, 3, 4)]
+        for rows, cols in ((4096, 16384), (4096, 12288), (8192, 8192), (2048, 32768)):
+            yield f"{op}.backward", op, "bwd", bf16(rows, cols), long
+        yield f"{op}.backward", op, "bwd", case("float32", rows=4096, cols=12288), [T(4, 16, 3, 1, 0), T(2, 16, 6, 1)]
+    yield bwd("rms_norm", 8192, 5120, (1, 3, 2048, 8, 3, 2, False))
+    yield bwd("rms_norm", 32768, 1024)
+    yield bwd("layer_norm", 65536, 768)
     wide = case("bfloat16", batch=4, channels=512, side=128, groups=32)
+    images = [T(4, 8, 3, 4), T(8, 8, 3, 2, 0), T(4, 8, 3, 4, 0)]
     yield "group_norm.streamed", "group_norm", "fwd", wide, images
-    yield "group_norm.backward_streamed", "group_norm", "bwd", wide, [T(4, 8, 3, 2), T(2, 16, 3, 2), T(2, 8, 3, 4)]
+    yield "group_norm.backward_streamed", "group_norm", "bwd", wide, [T(4, 8, 3, 2, 0), T(2, 8, 3, 4), T(2, 8, 3, 4, 0)]
     for batch, seq, num in ((4, 4096, 32), (2, 8192, 64)):
         heads = case("bfloat16", batch=batch, seq=seq, heads=num, keys=8, dim=128)
-        yield "qk_norm_rope", "qk_norm_rope", "fwd", heads, [Heads(w, 1) for w in (4, 8, 16)]
-        yield "qk_norm_rope", "qk_norm_rope", "bwd", heads, [Heads(8, 2, 3), Heads(16, 1, 3), Heads(8, 2), Heads(16, 1)]
+        yield "qk_norm_rope.forward", "qk_norm_rope", "fwd", heads, [Heads(2, 1)]
+        yield "qk_norm_rope.backward", "qk_norm_rope", "bwd", heads, [Heads(4, 3)]
+    for cols in (4099, 4100):
+        yield fwd("rms_norm", 32768, cols)
+        yield bwd("rms_norm", 32768, cols)
+    for cols in (50257, 50260):
+        yield "softmax.forward", "softmax", "fwd", bf16(4096, cols), []
+        yield "softmax.backward", "softmax", "bwd", bf16(4096, cols), []
+    yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(8192, 50257), []
+    yield "cross_entropy.backward", "cross_entropy", "bwd", bf16(8192, 50257), []
     yield from list_sweeps()
 
 
@@ -167,22 +141,18 @@ def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     def tried(kernel: str, name: str, i: int, kind: Any, *given: tuple[Any, ...], phase: str = "fwd") -> Any:
         return kernel, name, phase, raced(name, i), [kind(*values) for values in given]
 
-    updates = ((2048, 8, 4096), (1024, 4, 8192), (1024, 4, 2048), (512, 2, 4096), (512, 2, 1024))
-    yield tried("adamw", "adamw_8bit", 0, adamw.Update, *updates)
-    yield tried("quantize.rows", "quantize", 0, quantize.Forward, (1, 2, 2048, 8), (2, 4, 1024, 8), (1, 8, 512, 2))
-    yield tried("quantize.rows", "quantize", 1, quantize.Forward, (1, 2, 2048, 8), (2, 4, 1024, 8), (1, 8, 512, 2))
-    yield tried("quantize.rows", "quantize", 2, quantize.Forward, (8, 1, 128, 4), (32, 1, 128, 4), (32, 1, 128, 8))
-    yield tried("quantize.rows", "quantize", 3, quantize.Forward, (1, 4, 4096, 16), (1, 14, 1024, 4))
-    yield tried("quantize.tensor", "quantize", 4, quantize.Flat, (4096, 8, 3), (2048, 4, 6), (8192, 16, 2))
-    yield tried("dot_interaction.forward", "dot_interaction", 2, dot.Sample, (1, 32), (2, 16), (4, 32), (1, 16))
-    yield tried("dot_interaction.forward", "dot_interaction", 0, dot.Sample, (2,), (4,), (1, 64))
-    yield tried("dot_interaction.backward", "dot_interaction", 2, dot.Sample, (2,), (8,), phase="bwd")
-    tiles = ((64, 128, 64, 4, 3, True), (64, 128, 64, 4, 3), (128, 128, 64, 8, 3, True), (128, 64, 64, 4, 3, True))
-    rest = ((128, 128, 64, 8, 3), (128, 256, 64, 8, 3), (0, 0, 0, 0, 0))
-    yield tried("cross_layer.product", "cross_layer", 0, cross.Product, *tiles, *rest)
-    yield tried("cross_layer.product", "cross_layer", 1, cross.Product, *tiles)
-    yield tried("cross_layer.product", "cross_layer", 3, cross.Product, *tiles[:3])
-    yield tried("cross_layer.backward", "cross_layer", 0, cross.Pass, (8, 512, 8, 2), (4, 512, 4, 8), phase="bwd")
+    yield tried("quantize.tensor", "quantize", 4, quantize.Flat, (4096, 8, 4), (2048, 4, 8))
+    yield tried("quantize.rows", "quantize", 0, quantize.Forward, (2, 4, 1024, 8))
+    for i in (0, 1):
+        yield tried("rms_norm_quant", "rms_norm_quant", i, quantize.Forward, (1, 8, 512, 2), (1, 2, 2048, 8))
+        yield tried("layer_norm_quant", "layer_norm_quant", i, quantize.Forward, (1, 8, 512, 2), (1, 2, 2048, 8))
+    yield tried("rms_norm_quant", "rms_norm_quant", 2, quantize.Forward, (1, 8, 1024, 4), (1, 2, 4096, 16))
+    yield tried("layer_norm_quant", "layer_norm_quant", 2, quantize.Forward, (2, 3, 256, 2), (8, 3, 256, 8))
+    yield tried("adamw", "adamw_8bit", 0, adamw.Update, (1024, 4, 4096))
+    yield tried("dot_interaction.backward", "dot_interaction", 2, dot.Sample, (1,), (8,), phase="bwd")
+    tiles = ((128, 128, 64, 8, 3), (128, 64, 64, 4, 3), (64, 64, 64, 4, 3), (128, 128, 32, 4, 4), (256, 64, 64, 8, 3))
+    for i in (0, 1, 3, 4):
+        yield tried("cross_layer.product", "cross_layer", i, cross.Product, *tiles)
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:
@@ -377,6 +347,18 @@ def part_special(book: Book, word: str) -> None:
         print("special", name, outcome, flush=True)
 
 
+def apart(first: Any, second: Any) -> float:
+    """The largest difference of two results as a share of their largest number; 0 where there is nothing to compare."""
+    import torch
+
+    if isinstance(first, (tuple, list)):
+        return max((apart(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
+    if not isinstance(first, torch.Tensor) or not first.is_floating_point() or not first.numel():
+        return 0.0
+    a, b = first.float(), second.float()
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-30))
+
+
 def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
     import statistics
 
@@ -403,32 +385,40 @@ def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
             if trial.laps:
                 made = trial.laps(of, torch.device("cuda"), generator)
                 return made.runs["ridgeline"], made.num_bytes
-            return runner(trial.call, args, phase, trial.constants), moved_bytes(trial, args, phase)
+            return runner(trial.timed or trial.call, args, phase, trial.constants), moved_bytes(trial, args, phase)
 
         with tuning.asked() as choices:
             prepared()[0]()
         sizes, default = next((found[1:] for found in choices if found[0] == kernel), ({}, None))
         times: dict[Any, float] = {}
+        meant: list[Any] = []
         for config in dict.fromkeys([default, *configs]):
 
-            def measure(config: Any = config) -> Any:
+            def measure(config: Any = config, meant: list[Any] = meant) -> Any:
                 with tuning.forced(kernel, config):  # noqa: B023
                     run, num_bytes = prepared()
-                    return statistics.median(course.turns({"x": run})["x"]), num_bytes
+                    found = run()
+                    meant[:] = meant or [found]
+                    return statistics.median(course.turns({"x": run})["x"]), num_bytes, apart(meant[0], found)
 
             measured = book.attempt(f"sweep {kernel} {config}", measure)
             torch.cuda.empty_cache()
             if measured:
-                seconds, num_bytes = measured
+                seconds, num_bytes, off = measured
                 times[config] = seconds
                 rate = num_bytes / seconds / 1e12
-                entry = {"kernel": kernel, "case": str(of), "config": asdict(config), "s": seconds, "tb_s": rate}
+                entry = {
+                    "kernel": kernel,
+                    "case": str(of),
+                    "config": asdict(config),
+                    "s": seconds,
+                    "tb_s": rate,
+                    "off": off,
+                }
                 book.add("sweep", entry | {"default": config == default})
                 mark = "*" if config == default else " "
-                print(
-                    f"sweep {kernel:22s} {of!s:34s} {mark}{config!s:100s} {1e6 * seconds:8.1f} us {rate:5.2f}",
-                    flush=True,
-                )
+                line = f"{mark}{config!s:100s} {1e6 * seconds:8.1f} us {rate:5.2f} {off:.1e}"
+                print(f"sweep {kernel:22s} {of!s:34s} {line}", flush=True)
         best = min(times, key=times.__getitem__, default=default)
         if best != default and times[default] > 1.015 * times[best]:
             tuning.record(kernel, sizes, best)
@@ -460,7 +450,7 @@ def part_split(book: Book, names: list[str], limit_s: float) -> None:
                 if trial.laps:
                     run = trial.laps(of, torch.device("cuda"), generator).runs["ridgeline"]
                 else:
-                    run = runner(trial.call, args, phase, trial.constants)
+                    run = runner(trial.timed or trial.call, args, phase, trial.constants)
                 for _ in range(3):
                     run()
 

@@ -418,11 +418,13 @@ def optimize(
 
     ``fast(...)`` is called as the model is, and ``print(fast.receipt)`` says what was changed, gained and rejected.
     ``wanted``: mode ("infer", or "train" for a step that is differentiated), loss, optimizer, budget_s (120),
-    memory_limit ("40 GB"; in training what eager needs, unless told), use_cache, say (called with what is tried).
+    memory_limit ("40 GB"; in training what eager needs, unless told), error_budget (None gives up no accuracy; with
+    0.01 layers may be computed in fewer bits while results stay within 1 % of the reference, root mean square),
+    use_cache, say (called with what is tried).
     """
     from ridgeline.optimizer.request import optimize as optimized
 
-    known = ("mode", "loss", "optimizer", "budget_s", "memory_limit", "accuracy", "use_cache", "say")
+    known = ("mode", "loss", "optimizer", "budget_s", "memory_limit", "error_budget", "use_cache", "say")
     for name in wanted:
         if name not in known:
             raise InputError(f"optimize has no option {name!r}{nearest(name, known)}")
@@ -432,7 +434,7 @@ def optimize(
 def apply(model: Any, parts: Sequence[str] | None = None) -> Applied:
     """Put our kernels into a Hugging Face model in place; what comes back says what was replaced and what was left.
 
-    ``parts`` are among attention, norm, gate, rotary and loss (None: all). ``revert`` takes them out again.
+    ``parts`` are among attention, norm, gate, rotary, loss, padding, scan and experts (None: all). ``revert`` undoes.
     """
     from ridgeline.optimizer.substitution import PARTS
     from ridgeline.optimizer.substitution import apply as put

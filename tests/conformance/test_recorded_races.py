@@ -130,15 +130,58 @@ def test_recorded_linear_cross_entropy_takes_a_quarter_of_the_memory_and_no_more
     ],
 )
 def test_the_second_attention_race_is_as_the_note_says(part, ours, phase, word, stated):
-    rows = [row for row in recorded("attention_race2.json.gz")["parts"][part] if row.get("phase") == phase]
+    assert geometric_mean(against_cudnn("attention_race2.json.gz", part, ours, phase, word)) == pytest.approx(
+        stated, abs=0.006
+    )
+
+
+def against_cudnn(name, part, ours, phase, word):
+    """Our rate over cuDNN's, case by case, of a recorded attention race."""
     rates = {}
-    for row in rows:
-        case = row.get("case") or f"rows={row['rows']} causal={row['causal']}"
-        if "tflops" in row and word in case:
+    for row in recorded(name)["parts"][part]:
+        case = row.get("case") or f"rows={row.get('rows')} causal={row.get('causal')}"
+        if row.get("phase") == phase and "tflops" in row and word in case:
             rates.setdefault(case, {})[row["contender"]] = row["tflops"]
     ratios = [of[ours] / of["CUDNN_ATTENTION"] for of in rates.values() if "CUDNN_ATTENTION" in of]
     assert len(ratios) >= 2
-    assert geometric_mean(ratios) == pytest.approx(stated, abs=0.006)
+    return ratios
+
+
+@pytest.mark.parametrize(
+    ("part", "ours", "phase", "word", "stated"),
+    [
+        ("forward", "ridgeline", "fwd", "d=128 causal=True", 1.10),
+        ("forward", "ridgeline", "fwd", "d=128 causal=False", 1.01),
+        ("forward", "ridgeline", "fwd", "d=64", 0.99),
+        ("backward", "two kernels", "bwd", "causal=True", 0.986),
+        ("backward", "two kernels", "bwd", "causal=False", 0.941),
+        ("backward", "two kernels", "bwd", "", 0.967),
+        ("backward", "fused", "bwd", "causal=False", 1.00),
+        ("encoders", "ridgeline", "fwd", "", 0.96),
+        ("encoders", "ridgeline", "bwd", "", 1.07),
+    ],
+)
+def test_the_third_attention_race_is_as_the_note_says(part, ours, phase, word, stated):
+    assert geometric_mean(against_cudnn("attention_race3.json.gz", part, ours, phase, word)) == pytest.approx(
+        stated, abs=0.006
+    )
+
+
+def test_everything_checked_in_the_third_attention_race_was_right():
+    parts = recorded("attention_race3.json.gz")["parts"]
+    checks = [row for rows in parts.values() for row in rows if "ok" in row]
+    assert len([row for row in parts["checks"] if "ok" in row]) == 174 and all(row["ok"] for row in checks)
+
+
+def test_a_bare_read_of_a_small_cache_stays_below_85_percent_of_a_copy():
+    rows = [row for row in recorded("attention_race3.json.gz")["parts"]["reading"] if row.get("case") == "67108864"]
+    copied = max(
+        row["bytes_per_s"]
+        for row in recorded("attention_race3.json.gz")["parts"]["reading"]
+        if row.get("what") == "copy"
+    )
+    assert {row["lines"] for row in rows} == {"dirty", "clean"}
+    assert all(row["bytes_per_s"] < 0.8 * copied for row in rows)
 
 
 def test_what_was_checked_of_attention_was_right_but_for_one_case_that_is_named():
@@ -160,3 +203,35 @@ CHECKED = {
     "cross_entropy": 80, "dropout_add": 54, "rms_norm_quant": 24, "layer_norm_quant": 24, "softmax": 88,
     "embedding_bags_update": 6,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("phase", "stated"), [("fwd", 1.40), ("bwd", 1.91)])
+def test_the_sixth_race_is_as_its_note_says(phase, stated):
+    rows = [Row(**row) for row in recorded("kernels_race6.json.gz")["race"]]
+    ratios = [best.median_s / ours.median_s for ours, best in paired(rows) if ours.phase == phase]
+    assert len(ratios) == 27
+    assert geometric_mean(ratios) == pytest.approx(stated, abs=0.005)
+
+
+@pytest.mark.parametrize("cols", [32768, 65536, 131072, 262144])
+def test_long_softmax_rows_were_read_once(cols):
+    found = recorded("kernels_race6.json.gz")
+    row = figures("kernels_race6.json.gz", "softmax", "bwd", cols=cols)["ridgeline"]
+    assert row.bytes_per_s / found["copy_bytes_per_s"] > 0.95
+
+
+def test_every_check_of_the_sixth_run_was_right_and_every_wrong_kernel_rejected():
+    found = recorded("kernels_race6.json.gz")
+    assert len(found["check"]) == 1218 and all(check["ok"] for check in found["check"])
+    assert len(found["mistakes"]) == 20 and all(mistake["ok"] for mistake in found["mistakes"])
+
+
+def test_the_profiler_and_the_race_agree_but_for_launches_and_events():
+    found = recorded("kernels_race6.json.gz")
+    inside = {
+        (entry["primitive"], entry["case"].partition(" ")[2], entry["phase"]): sum(entry["kernels_s"].values())
+        for entry in found["split"]
+    }
+    rows = [Row(**row) for row in found["race"] if row["contender"] == "ridgeline" and row["phase"] != "call"]
+    gaps = [row.median_s - inside[row.primitive, row.sizes, row.phase] for row in rows]
+    assert len(gaps) == 54 and 2e-6 < statistics.median(gaps) < 4e-6

@@ -253,6 +253,7 @@ REFERENCES: dict[str, Reference] = {
     "resnet50": vision("resnet50"),
     "resnet152": vision("resnet152"),
     "resnext101-32x4d": vision("resnext101_32x4d"),
+    "se-resnext101-32x4d": vision("seresnext101_32x4d"),
     "efficientnet-b0": vision("efficientnet_b0"),
     "efficientnet-b4": vision("efficientnet_b4"),
     "segformer-b5": hf(

@@ -453,6 +453,10 @@ def optimize(
     ],
     mode: Annotated[str, typer.Option(help="infer or train.")] = "infer",
     budget_s: Annotated[float, typer.Option("--budget-s", help="Seconds to search.")] = 120.0,
+    error_budget: Annotated[
+        float | None,
+        typer.Option(help="Relative error results may have, for fewer bits: 0.01 is 1 %; none unless said."),
+    ] = None,
     memory_limit: Annotated[
         str | None, typer.Option("--memory-limit", help="Such as '40 GB'; in training what eager needs unless told.")
     ] = None,
@@ -466,4 +470,4 @@ def optimize(
     if source.endswith(".json"):
         draw_receipt(Path(source), html)
     else:
-        optimize_and_show(Asked(source, mode, budget_s, memory_limit, cache, json, html))
+        optimize_and_show(Asked(source, mode, budget_s, memory_limit, error_budget, cache, json, html))

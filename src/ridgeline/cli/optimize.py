@@ -30,6 +30,7 @@ class Asked:
     mode: str
     budget_s: float
     memory_limit: str | None
+    error_budget: float | None
     use_cache: bool
     json: bool
     html: Path | None
@@ -44,7 +45,7 @@ def optimize_and_show(asked: Asked) -> None:
     say = (lambda text: None) if asked.json else (lambda text: out.print(Text(f"· {text}", style=draw.DIM)))
     _to_eval(model, asked.mode)
     fast = optimize(model, args, kwargs, mode=asked.mode, budget_s=asked.budget_s, memory_limit=asked.memory_limit,
-                    use_cache=asked.use_cache, say=say)  # fmt: skip
+                    error_budget=asked.error_budget, use_cache=asked.use_cache, say=say)  # fmt: skip
     receipt = fast.receipt.to_dict()
     if asked.html:
         from ridgeline.web.optimize import write_receipt
@@ -71,6 +72,10 @@ def _show(receipt: Mapping[str, Any], html: Path | None) -> None:
     out.print(Text(f"{head}: {gain}", style="bold"))
     out.print(f"kept: {receipt['winner']} ({'; '.join(receipt['changes'])})")
     out.print(_table(receipt, out.width))
+    if receipt.get("parts"):
+        out.print(_parts(receipt))
+    if receipt.get("narrowed"):
+        out.print(_narrowed(receipt))
     for title, key in (("Why torch.compile is where it is", "explanations"), ("What is left", "remaining")):
         if receipt[key]:
             out.print(Text(title, style="bold"))
@@ -97,6 +102,26 @@ def _table(receipt: Mapping[str, Any], width: int) -> Table:
     made.columns[-1].no_wrap, made.columns[-1].overflow = False, "fold"  # reasons wrap, numbers are never cut
     for row in rows:
         made.add_row(*row)
+    return made
+
+
+def _parts(receipt: Mapping[str, Any]) -> Table:
+    made = draw.table("Time by part of the model", ("part", "left"), ("eager", "right"), ("result", "right"),
+                      ("floor", "right"), ("told by", "left"), ("what would close it", "left"))  # fmt: skip
+    made.columns[-1].no_wrap, made.columns[-1].overflow = False, "fold"
+    for part in receipt["parts"]:
+        times = ("" if part[key] is None else show_seconds(part[key]) for key in ("eager_s", "final_s", "floor_s"))
+        made.add_row(part["name"], *times, part["basis"], part["cure"])
+    return made
+
+
+def _narrowed(receipt: Mapping[str, Any]) -> Table:
+    title = f"Computed in fewer bits, within an error_budget of {receipt['error_budget']:g}"
+    made = draw.table(title, ("layer", "left"), ("format", "left"), ("error at the layer", "right"),
+                      ("at the outputs", "right"), ("gain", "right"))  # fmt: skip
+    for layer in receipt["narrowed"]:
+        errors = (f"{layer[key]:.1e}" for key in ("local_frac", "error_frac"))
+        made.add_row(layer["name"], layer["format"], *errors, show_seconds(layer["gain_s"]))
     return made
 
 

@@ -49,6 +49,17 @@ def summary(step: Step, width: int) -> RenderableType:
     return Panel(body, title=title, title_align="left", box=box.ROUNDED, border_style="cyan", padding=(0, 1))
 
 
+def unit_of(step: Step) -> str:
+    """What the step's ``tokens`` are: images and other samples have none inside."""
+    return "sample" if step.tokens == step.plan.global_batch else "token"
+
+
+def _batch(step: Step) -> str:
+    batch, num = step.plan.global_batch, step.plan.num_micro_batches
+    held = f"{batch:,} samples" if unit_of(step) == "sample" else f"{batch:,} sequences, {step.tokens:,} tokens"
+    return f"{held}, {num:,} micro-batch{'' if num == 1 else 'es'} a rank"
+
+
 def _time_lines(step: Step) -> list[draw.Line]:
     low, high = (show_seconds(s) for s in step.interval_s)
     return [
@@ -56,7 +67,7 @@ def _time_lines(step: Step) -> list[draw.Line]:
         ("utilization", Text.assemble((f"MFU {draw.percent(step.mfu_frac)}", "bold"),
                                       (f"  HFU {draw.percent(step.hfu_frac)}, "
                                        f"{show_flops(step.flops_per_s_per_device)}/s a device", draw.DIM))),
-        ("throughput", f"{step.tokens_per_s_per_device:,.0f} tokens/s a device, "
+        ("throughput", f"{step.tokens_per_s_per_device:,.0f} {unit_of(step)}s/s a device, "
                        f"{step.tokens_per_s_per_device * step.plan.world:,.0f} in all"),
         ("exposed traffic", f"{show_seconds(step.exposed_s)} ({draw.percent(step.exposed_s / step.step_s)})"),
         ("bubble", f"{show_seconds(step.parts['bubble'])} ({draw.percent(step.bubble_frac)})"),
@@ -69,13 +80,13 @@ def _need_lines(step: Step) -> list[draw.Line]:
     capacity = step.cluster.device.dram.capacity_bytes
     frac = step.peak_bytes / capacity
     verdict = ("fits", "green") if frac <= 0.95 else ("tight", "yellow") if step.fits else ("does not fit", "bold red")
-    batch, hourly = step.plan.global_batch, step.cluster.device.price_usd_per_hour
+    hourly = step.cluster.device.price_usd_per_hour
     return [
         ("memory", Text.assemble((show_bytes(step.peak_bytes), "bold"), (f" of {show_bytes(capacity)}: ", draw.DIM),
                                  verdict)),
-        ("batch", f"{batch:,} sequences, {step.tokens:,} tokens, {step.plan.num_micro_batches:,} micro-batches a rank"),
+        ("batch", _batch(step)),
         ("parameters", f"{step.num_params / 1e9:,.2f} billion"),
-        ("energy", f"{step.energy_j / 3.6e6:,.3g} kWh a step, {step.energy_j / step.tokens:.3g} J a token"),
+        ("energy", f"{step.energy_j / 3.6e6:,.3g} kWh a step, {step.energy_j / step.tokens:.3g} J a {unit_of(step)}"),
         ("money", f"{draw.money(step.usd)} a step at {draw.money(hourly)} a device-hour"),
         ("basis", Text.assemble(draw.basis(step.basis), (f"  software: {step.stack.title}"
                                                         f" ({step.stack.basis} on {step.stack.device})", draw.DIM))),

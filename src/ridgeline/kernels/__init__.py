@@ -38,6 +38,7 @@ from ridgeline.kernels.linear.op import linear
 from ridgeline.kernels.linear_cross_entropy.op import linear_cross_entropy
 from ridgeline.kernels.long_norm.op import long_norm
 from ridgeline.kernels.matmul.op import matmul
+from ridgeline.kernels.narrow_linear.op import narrow, narrow_linear
 from ridgeline.kernels.paged_attention.op import paged_attention
 from ridgeline.kernels.pooling.op import pool
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
@@ -79,6 +80,8 @@ __all__ = [
     "linear_cross_entropy",
     "long_norm",
     "matmul",
+    "narrow",
+    "narrow_linear",
     "paged_attention",
     "paged_latent_attention",
     "pool",

@@ -230,6 +230,7 @@ class Kernel:
         """A callable that launches the variant these arguments need, over arguments like them.
 
         ``vector`` is how many elements of the widest access divide every pointer and row: 0 or 1 for unaligned.
+        ``max_registers`` of a thread, where programs must fit on the device together.
         """
         grid_x, grid_y = grid[0], grid[1] if len(grid) > 1 else 1
         if INTERPRETING:
@@ -291,13 +292,19 @@ def type_of(value: Any) -> str:
 
 
 def vector_of(itemsize: int, pointers: int, *lengths: int) -> int:
-    """Elements of a 16-byte access that divide all addresses (or-ed together) and lengths; 1 where they do not."""
+    """Elements of the widest access, of 16 bytes at most, that divide all lengths; 1 where addresses (or-ed together)
+    are not aligned to 16 bytes."""
+    if (_collected is not None and not _collect_aligned) or pointers % POINTER_ALIGNMENT_BYTES:
+        return 1
     vector = POINTER_ALIGNMENT_BYTES // itemsize
-    if _collected is not None and not _collect_aligned:
-        return 1
-    if pointers % POINTER_ALIGNMENT_BYTES or any(length % vector for length in lengths):
-        return 1
+    while any(length % vector for length in lengths):
+        vector //= 2
     return vector
+
+
+def is_widest(vector: int, itemsize: int) -> bool:
+    """Whether every access is one of 16 bytes."""
+    return vector * itemsize == POINTER_ALIGNMENT_BYTES
 
 
 class Pointer(int):

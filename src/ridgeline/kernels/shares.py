@@ -15,17 +15,21 @@ from ridgeline.kernels.rows import cdiv, clamp, power_of_two, template
 
 _CLEAR = Kernel(device.clear_words)
 CLEARED = 1024
+REGISTERS, MOST_REGISTERS = 65536, 255
+"""Of a multiprocessor, and of a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
     """Rows pass through shared memory: a share of a row is at most ``chunks`` accesses of every lane, and ``slots``
-    shares have their place there. All programs are on the device at once."""
+    shares have their place there. All programs are on the device at once. A row with several shares is finished ``lag``
+    turns later: by then the others' words have arrived; at once, what was computed is still in registers."""
 
     chunks: int
     num_warps: int
     slots: int
     programs_per_sm: int
+    lag: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +77,24 @@ def bind(
     on = common["device"]
     sizes = (rows, cols, found.length, found.shares, found.groups)
     words = template((rows, found.shares), torch.int64, tensors[0].device)
+    chunks = power_of_two(cdiv(found.length, found.block))
+    even = {"EVEN": found.length == chunks * found.block and found.length * found.shares == cols}
     run = kind.bind(
         (*tensors, words, *sizes, *numbers),
         grid=(found.groups * found.shares,),
         constants={
             **constants,
+            **(even if "EVEN" in kind.names else {}),
             "MEET": found.shares > 1,
+            "LAG": chosen.lag if found.shares > 1 else 0,
             "SHARES": max(32, power_of_two(found.shares)),
-            "CHUNKS": power_of_two(cdiv(found.length, found.block)),
+            "CHUNKS": chunks,
             "BLOCK": found.block,
             "SLOTS": chosen.slots,
             "VECTOR": found.vector,
         },
         num_warps=chosen.num_warps,
+        max_registers=min(MOST_REGISTERS, REGISTERS // (32 * chosen.num_warps * chosen.programs_per_sm)),
         **common,
     )
     num = len(tensors)

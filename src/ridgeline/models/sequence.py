@@ -9,7 +9,7 @@ from functools import reduce
 from ridgeline.graph import Graph, TensorType
 from ridgeline.models.card import ModelCard, Request, register
 from ridgeline.models.encoder import self_attention
-from ridgeline.models.net import INT64, Net
+from ridgeline.models.net import BOOL, INT64, Net
 
 EXAMPLES = "NVIDIA/DeepLearningExamples"
 
@@ -183,26 +183,37 @@ _JASPER = ((256, 11), (384, 13), (512, 17), (640, 21), (768, 25))
 
 
 def _sub_block(net: Net, x: int, o: int, kernel: int, name: str, *, stride: int = 1, dilation: int = 1) -> int:
-    y = net.conv(x, o, kernel, f"{name}.conv", stride=stride, dilation=dilation)
+    """A convolution over frames that are there: those behind a sample's end are set to zero first."""
+    padding = net.buffer(f"{name}.mask", net.shape(x)[0], 1, net.shape(x)[2], dt=BOOL)
+    y = net.conv(net.pointwise("masked_fill", x, padding), o, kernel, f"{name}.conv", stride=stride, dilation=dilation)
     return net.batch_norm(y, f"{name}.bn")
+
+
+def _active(net: Net, x: int) -> int:
+    """ReLU, and in training dropout: a mask of a byte an element, drawn and multiplied in."""
+    y = net.inplace("relu", x)
+    if not net.train:
+        return y
+    mask = net.node("random", [], [TensorType(net.shape(y), BOOL)], fn="bernoulli")[0]
+    return net.mul(y, mask)
 
 
 def _jasper(r: Request) -> Graph:
     """Ten blocks of five convolutions with dense residuals over all earlier blocks, on 64 mel features."""
     net = Net(r.card.name, r.mode, r.precision, batch=r.batch, seq=r.seq)
     x = net.input("features", net.type(r.batch, 64, r.seq))
-    x = net.inplace("relu", _sub_block(net, x, 256, 11, "prologue", stride=2))
+    x = _active(net, _sub_block(net, x, 256, 11, "prologue", stride=2))
     before = [x]
     for i, (width, kernel) in enumerate(w for w in _JASPER for _ in range(2)):
         x = before[-1]
         for j in range(4):
-            x = net.inplace("relu", _sub_block(net, x, width, kernel, f"block.{i}.{j}"))
+            x = _active(net, _sub_block(net, x, width, kernel, f"block.{i}.{j}"))
         x = _sub_block(net, x, width, kernel, f"block.{i}.4")
         for j, y in enumerate(before):
             x = net.add(x, _sub_block(net, y, width, 1, f"block.{i}.res.{j}"))
-        before.append(net.inplace("relu", x))
-    x = net.inplace("relu", _sub_block(net, before[-1], 896, 29, "epilogue.0", dilation=2))
-    x = net.inplace("relu", _sub_block(net, x, 1024, 1, "epilogue.1"))
+        before.append(_active(net, x))
+    x = _active(net, _sub_block(net, before[-1], 896, 29, "epilogue.0", dilation=2))
+    x = _active(net, _sub_block(net, x, 1024, 1, "epilogue.1"))
     logits = net.conv(x, 29, 1, "decoder", bias=True)
     b, classes, frames = net.shape(logits)
     flat = net.reshape(net.contiguous(net.permute(logits, b, frames, classes)), b * frames, classes)

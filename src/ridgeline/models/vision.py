@@ -263,18 +263,24 @@ def conv_bn(
 
 
 def bottleneck(
-    net: Net, x: int, width: int, *, stride: int = 1, project: bool = False, groups: int = 1, inner: int | None = None
-) -> int:
-    """1×1, 3×3, 1×1 with a shortcut; ``inner`` is the width of the 3×3 where it differs."""
+    net: Net, x: int, width: int, *, stride: int = 1, project: bool = False, groups: int = 1, inner: int | None = None,
+    squeeze: int = 0,
+) -> int:  # fmt: skip
+    """1×1, 3×3, 1×1 with a shortcut; ``inner`` is the width of the 3×3 where it differs, ``squeeze`` the reduction of a
+    gate over channels."""
     y = conv_bn(net, x, inner or width, 1, "conv1", "bn1")
     y = conv_bn(net, y, inner or width, 3, "conv2", "bn2", stride=stride, groups=groups)
     y = conv_bn(net, y, 4 * width, 1, "conv3", "bn3", act=None)
+    if squeeze:
+        y = _squeeze(net, y, 4 * width // squeeze, act="relu", names=("fc1", "fc2"))
     if project:
         x = conv_bn(net, x, 4 * width, 1, "downsample.0", "downsample.1", stride=stride, act=None)
     return net.inplace("relu", net.inplace("add", y, x))
 
 
-def resnet_stages(net: Net, x: int, depths: tuple[int, ...], *, groups: int = 1, widen: int = 1) -> list[int]:
+def resnet_stages(
+    net: Net, x: int, depths: tuple[int, ...], *, groups: int = 1, widen: int = 1, squeeze: int = 0
+) -> list[int]:
     """Stem and the four stages; the feature maps at strides 4, 8, 16 and 32. ResNeXt has groups of wider 3×3."""
     x = conv_bn(net, x, 64, 7, "conv1", "bn1", stride=2)
     x = net.pool("max", x, 3, 2, 1)
@@ -282,19 +288,20 @@ def resnet_stages(net: Net, x: int, depths: tuple[int, ...], *, groups: int = 1,
     for i, depth in enumerate(depths):
         width = 64 * 2**i
         net.enter(f"layer{i + 1}.0")
-        x = bottleneck(net, x, width, stride=2 if i else 1, project=True, groups=groups, inner=width * widen)
+        like = {"groups": groups, "inner": width * widen, "squeeze": squeeze}
+        x = bottleneck(net, x, width, stride=2 if i else 1, project=True, **like)
         net.exit()
         with net.repeat(depth - 1, f"layer{i + 1}"):
             inner = net.carry(x)
-            x = bottleneck(net, inner, width, groups=groups, inner=width * widen)
+            x = bottleneck(net, inner, width, **like)
             net.close_carry(inner, x)
         maps.append(x)
     return maps
 
 
-def _resnet(depths: tuple[int, ...], r: Request, *, groups: int = 1, widen: int = 1) -> Graph:
+def _resnet(depths: tuple[int, ...], r: Request, *, groups: int = 1, widen: int = 1, squeeze: int = 0) -> Graph:
     net = start(r)
-    x = resnet_stages(net, picture(net, r), depths, groups=groups, widen=widen)[-1]
+    x = resnet_stages(net, picture(net, r), depths, groups=groups, widen=widen, squeeze=squeeze)[-1]
     x = net.reduce("mean", x, (2, 3))
     return classify(net, net.linear(x, 1000, "fc", bias=True))
 
@@ -311,6 +318,11 @@ register(
     ModelCard("resnext101-32x4d", "ResNeXt-101 32x4d", "vision", 44_177_704, "timm resnext101_32x4d", {"image": 224}),
     lambda request: _resnet((3, 4, 23, 3), request, groups=32, widen=2),
 )
+register(
+    ModelCard("se-resnext101-32x4d", "SE-ResNeXt-101 32x4d", "vision", 48_955_416, "timm seresnext101_32x4d",
+              {"image": 224}),
+    lambda request: _resnet((3, 4, 23, 3), request, groups=32, widen=2, squeeze=16),
+)  # fmt: skip
 
 
 # EfficientNet.
@@ -347,12 +359,15 @@ def _inverted(net: Net, x: int, kernel: int, stride: int, factor: int, o: int, *
     return net.add(y, x) if stride == 1 and c == o else y
 
 
-def _squeeze(net: Net, x: int, narrow: int) -> int:
+def _squeeze(
+    net: Net, x: int, narrow: int, act: str = "silu", names: tuple[str, str] = ("conv_reduce", "conv_expand")
+) -> int:
+    """A gate over channels, made from their means."""
     c = net.shape(x)[1]
     net.enter("se")
     y = net.reduce("mean", x, (2, 3), keepdim=True)
-    y = net.pointwise("silu", net.conv(y, narrow, 1, "conv_reduce", bias=True))
-    y = net.pointwise("sigmoid", net.conv(y, c, 1, "conv_expand", bias=True))
+    y = net.pointwise(act, net.conv(y, narrow, 1, names[0], bias=True))
+    y = net.pointwise("sigmoid", net.conv(y, c, 1, names[1], bias=True))
     net.exit()
     return net.mul(x, y)
 

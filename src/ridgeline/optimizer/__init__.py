@@ -6,15 +6,16 @@ PyTorch had looked for backends before.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from importlib.metadata import entry_points
 
-try:
-    from torch._dynamo.backends import registry
-except ImportError as error:
+if importlib.util.find_spec("torch") is None:
     from ridgeline.errors import MissingExtra
 
-    raise MissingExtra(error.name or "torch", "kernels", "ridgeline.optimizer") from None
+    raise MissingExtra("torch", "kernels", "ridgeline.optimizer")
 
-for _point in entry_points(group="torch_dynamo_backends"):
-    if _point.name == "ridgeline":
-        registry._BACKENDS.setdefault(_point.name, _point)
+_registry = sys.modules.get("torch._dynamo.backends.registry")
+for _point in entry_points(group="torch_dynamo_backends") if _registry is not None else ():
+    if _point.name == "ridgeline":  # PyTorch may have looked before; where it has not, it will find it by itself
+        _registry._BACKENDS.setdefault(_point.name, _point)  # type: ignore[union-attr]

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.errors import OptimizeError, nearest
+from ridgeline.optimizer.labels import nameable
 from ridgeline.optimizer.pieces import compiled_in_pieces
-from ridgeline.optimizer.rewrites import chosen, recommended
+from ridgeline.optimizer.rewrites import autocast, chosen, recommended
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Rewrite
 from ridgeline.optimizer.rewrites.scene import Extra, Scene, is_removable
 
 COMPILERS = ("none", "inductor", "inductor-autotune")
+OWN_OPTIONS = ("attention", "narrow", "pieces")
+"""Options that rewrites read; the others are a compiler's."""
 AUTOTUNED: Mapping[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 """Inductor's options behind ``inductor-autotune``, without its CUDA graphs: those are ours."""
 RECOMPILE_LIMIT = 64
@@ -45,6 +48,8 @@ class Report:
     matches: list[Match] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     breaks: dict[str, int] = field(default_factory=dict)
+    casts: int = 0  # of autocast, written into graphs
+    recompiles: int = 0  # graphs that a second call like the first was compiled to anew
     undos: list[Callable[[], None]] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
@@ -218,7 +223,10 @@ def lower(
     report = Report() if report is None else report
     chosen_options = dict(options or {})
     scene = rewritten(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=chosen_options, report=report)
-    call = _lowered(scene, example_inputs, compiler, chosen_options)
+    with _as_written(scene):
+        call = _lowered(scene, example_inputs, compiler, chosen_options)
+    if scene.casts is not None and autocast.active():
+        call = _without_autocast(call)
     if not scene.extras and not scene.watches:
         return call
     report.undos.extend(extra.undo for extra in scene.extras if extra.undo is not None)
@@ -242,16 +250,18 @@ def rewritten(
     report.nodes_before += len(gm.graph.nodes)
     failed: list[Refusal] = []
     while True:  # a rewrite that fails is left out, and the others start afresh: rare, so no copies are kept for it
-        scene = _scene(gm, example_inputs, training, options)
+        scene = _cast_scene(gm, example_inputs, training, options)
         left_out = {each.rewrite for each in failed}
         wanted = [each for each in chosen(names, scene.mode) if each.name not in left_out]
-        done, wrong = _done(scene, wanted)
+        with _as_written(scene):
+            done, wrong = _done(scene, wanted)
         if wrong is None:
             break
         failed.append(wrong)
     scene.gm.graph.eliminate_dead_code(_is_impure)
     scene.gm.recompile()
     report.matches += done
+    report.casts += scene.casts or 0
     report.refusals += [*failed, *(Refusal(*each) for each in scene.refusals)]
     report.nodes_after += len(scene.gm.graph.nodes)
     return scene
@@ -294,8 +304,7 @@ def _checked(compiler: str) -> None:
 
 
 def _scene(gm: fx.GraphModule, example_inputs: Sequence[Any], training: bool, options: Any) -> Scene:
-    autocast = any(torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu"))
-    return Scene(_copied(gm), list(example_inputs), training, dict(options or {}), autocast=autocast)
+    return Scene(_copied(gm), list(example_inputs), training, dict(options or {}), autocast=bool(autocast.active()))
 
 
 def _copied(gm: fx.GraphModule) -> fx.GraphModule:
@@ -305,6 +314,31 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
         if hasattr(gm, name):
             setattr(own, name, getattr(gm, name))
     return own
+
+
+def _cast_scene(gm: fx.GraphModule, example_inputs: Sequence[Any], training: bool, options: Any) -> Scene:
+    """The scene with what autocast does written out, or, where that cannot be told, as it was traced."""
+    scene, state = _scene(gm, example_inputs, training, options), autocast.active()
+    if not state and not any(node.target is autocast.ENTER for node in gm.graph.nodes):
+        return scene
+    scene.casts = autocast.write_out(scene, state)
+    if scene.casts is None:
+        return _scene(gm, example_inputs, training, options)
+    scene.autocast = False
+    return scene
+
+
+def _as_written(scene: Scene) -> Any:
+    """Around whatever works out values of a scene: no autocast where it is written out."""
+    return autocast.off() if scene.casts is not None else contextlib.nullcontext()
+
+
+def _without_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with autocast.off():
+            return call(*args)
+
+    return run
 
 
 def _copied_graph(gm: fx.GraphModule) -> fx.Graph:
@@ -341,10 +375,10 @@ def _is_impure(node: fx.Node) -> bool:
 
 def _lowered(scene: Scene, inputs: Sequence[Any], compiler: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     if compiler == "none":
-        return scene.gm.forward
+        return nameable(scene.gm)
     from torch._inductor.compile_fx import compile_fx
 
-    own = {key: value for key, value in options.items() if key not in ("attention", "pieces")}
+    own = {key: value for key, value in options.items() if key not in OWN_OPTIONS}
     patches = (dict(AUTOTUNED) if compiler == "inductor-autotune" else {}) | own
 
     def inductor(gm: fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:

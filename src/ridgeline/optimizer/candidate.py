@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -18,8 +19,10 @@ from torch import nn
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, Traced
+from ridgeline.optimizer.bank import Bank, Narrowed
 from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
+from ridgeline.optimizer.labels import in_block
 from ridgeline.optimizer.regions import Group, groups
 from ridgeline.optimizer.slots import Place
 from ridgeline.optimizer.substitution import apply, revert
@@ -50,6 +53,7 @@ class Candidate:
     scope: str = "model"
     unmasked: bool = False  # masks that hide nothing are left out, and looked at before every call
     tries_convolutions: bool = False  # cuDNN times its algorithms before one is recorded
+    narrow: tuple[tuple[str, str], ...] = ()  # linear layers in fewer bits, and their formats
 
     @property
     def compiles(self) -> bool:
@@ -59,19 +63,23 @@ class Candidate:
     def complexity(self) -> int:
         """How much is done to the model; of two that are equally fast, the simpler is returned."""
         ladder = {"none": 0, "stock": 2, "stock-autotune": 4, "inductor": 3, "inductor-autotune": 5}
-        return 10 * ladder[self.compiler] + 5 * bool(self.rewrites) + 4 * bool(self.substituted) + 2 * self.graphed + (
-            self.layout != "keep"
-        )  # fmt: skip
+        made = 10 * ladder[self.compiler] + 5 * bool(self.rewrites) + 4 * bool(self.substituted)
+        return made + 2 * self.graphed + (self.layout != "keep") + 100 * bool(self.narrow)
+
+    def formats(self) -> dict[str, int]:
+        """How many layers have each format."""
+        return dict(Counter(format for _, format in self.narrow))
 
     def to_dict(self) -> dict[str, Any]:
         lists = {"rewrites": list(self.rewrites), "substituted": list(self.substituted)}
-        return asdict(self) | {"options": dict(self.options)} | lists
+        return asdict(self) | {"options": dict(self.options), "narrow": [list(pair) for pair in self.narrow]} | lists
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Candidate:
         options = tuple(sorted(found["options"].items()))
         tuples = {name: tuple(found[name]) for name in ("rewrites", "substituted")}
-        return cls(**{**found, **tuples, "options": options})
+        narrow = tuple((name, format) for name, format in found.get("narrow", ()))
+        return cls(**{**found, **tuples, "options": options, "narrow": narrow})
 
     def changes(self, matched: Mapping[str, int] | None = None) -> list[str]:
         """What it does, in words, in the order in which it is done; ``matched`` is how often each rewrite did."""
@@ -86,6 +94,8 @@ class Candidate:
         found += ["convolution weights channels last"] if self.layout != "keep" else []
         found += ["cuDNN's algorithms timed"] if self.tries_convolutions else []
         found += [f"our kernels in place of {', '.join(self.substituted)}"] if self.substituted else []
+        if self.narrow:
+            found += [f"fewer bits: {', '.join(f'{format} ×{num}' for format, num in self.formats().items())}"]
         if self.rewrites:
             named = ", ".join(f"{name} ×{num}" for name, num in (matched or {}).items())
             found += [f"rewrites: {named}" if named else "rewrites" if matched is None else "no rewrite matched"]
@@ -116,6 +126,7 @@ class Built:
     inner: Call | None = None  # what is called or was captured, without what stands before it
     makings: tuple[Switch, ...] = ()  # what was on while it was captured
     places: tuple[int, ...] = ()  # where the weights were when it was captured
+    bank: Bank | None = None  # weights in fewer bits
 
     def on(self) -> None:
         for switch in self.switches:
@@ -184,6 +195,8 @@ def build(
         built.switches.append(Switch(lambda: apply(model, parts), lambda: revert(model), outlives_capture=False))
     if candidate.tries_convolutions:
         built.switches.append(_trying_convolutions())
+    if candidate.narrow:
+        built.bank = base.bank if base else Bank(model, dict(candidate.narrow))
     unmasked = Unmasked(model, inputs) if candidate.unmasked else None
     given = unmasked.inputs if unmasked else inputs
     try:
@@ -195,6 +208,8 @@ def build(
         if base is None:
             built.undo()
         raise
+    if built.bank is not None:
+        built.call = Narrowed(built.call, built.bank)
     if unmasked:
         unmasked.call, built.call = built.call, unmasked
     built.build_s = time.perf_counter() - began
@@ -297,6 +312,14 @@ def _run_first(built: Built, inputs: Inputs, mode: str) -> None:
     if built.candidate.compiler.startswith("stock"):
         found = {why: num - before.get(why, 0) for why, num in broken.items()}
         built.report.breaks.update({why: num for why, num in found.items() if num > 0})
+        compiled_once = _num_graphs()
+        run_once(built.call, inputs, mode)
+        built.report.recompiles = _num_graphs() - compiled_once
+
+
+def _num_graphs() -> int:
+    """Graphs that PyTorch's tracer has handed to compilers so far."""
+    return int(torch._dynamo.utils.counters["stats"].get("unique_graphs", 0))
 
 
 @contextlib.contextmanager
@@ -357,6 +380,7 @@ def _compiled(built: Built, model: nn.Module, traces: Traces) -> Call:
         return torch.compile(model, mode="max-autotune")
     chosen: dict[str, Any] = {"rewrites": candidate.rewrites, "compiler": candidate.compiler, "report": report}
     options = {key: value for key, value in candidate.options if key != ACTIVATION_BUDGET}
+    options |= {"narrow": built.bank} if built.bank is not None else {}
     if candidate.scope == "blocks":
 
         def runner(group: Group) -> Call:
@@ -384,9 +408,10 @@ class Blocks:
         self.patches: list[tuple[dict[str, Any], Call, Call | None]] = []
         for group in found:
             run = compiler(group)
+            path = f"{group.paths[0].rpartition('.')[0]}.*".lstrip(".")
             for block in group.blocks:
                 before = vars(block).get("forward")  # the fork of a plan for other inputs
-                self.patches.append((vars(block), self._fork(run, block, before), before))
+                self.patches.append((vars(block), self._fork(run, block, before, path), before))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.here.inside = True
@@ -411,13 +436,14 @@ class Blocks:
         if self.report is not None and self.report.graphs > self.most_graphs:
             raise OptimizeError(f"blocks of one kind are compiled to more than {MOST_VARIANTS} graphs")
 
-    def _fork(self, run: Call, block: nn.Module, before: Call | None) -> Call:
+    def _fork(self, run: Call, block: nn.Module, before: Call | None, path: str) -> Call:
         here, own, place = self.here, before or partial(type(block).forward, block), Place(block)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(here, "inside", False):
                 self._check_variants()
-                return place.call(run, block, args, kwargs)
+                with in_block(path):
+                    return place.call(run, block, args, kwargs)
             return own(*args, **kwargs)
 
         forward.is_fork = True  # type: ignore[attr-defined]

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from ridgeline.cost.estimate import estimate
+from ridgeline.cost.prediction import Prediction
 from ridgeline.errors import RidgelineError
 from ridgeline.hardware import Device
 from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.regions import ATTENTION, CONVOLUTIONS, PRODUCTS, REST
 
 EXECUTIONS = ("eager", "cudagraph", "compiled")
 MATRIX_OPS = ("mm", "bmm", "addmm", "matmul", "linear", "baddbmm", "conv")
@@ -32,6 +34,7 @@ class Forecast:
     matrix_frac: float
     slowest: tuple[tuple[str, float, float], ...]  # op, expected and floor seconds, largest gap first
     spent_s: float
+    floors: tuple[tuple[str, str, float], ...] = ()  # module, kind of kernel, floor seconds
 
     @property
     def host_bound(self) -> bool:
@@ -42,7 +45,7 @@ class Forecast:
         return self.expected_s["eager"] / self.expected_s[execution] if execution in self.expected_s else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "floors"}
 
 
 def known_device(device: torch.device) -> Device | None:
@@ -76,4 +79,22 @@ def forecast(
         device.name, eager.floor_s, {name: made.expected_s for name, made in found.items()}, eager.busy_s, eager.host_s,
         eager.num_kernels, matrix_s / total_s,
         tuple((str(row["op"]), row["expected_s"], row["floor_s"]) for row in gaps[:5]), time.perf_counter() - began,
+        _floors(eager),
     )  # fmt: skip
+
+
+def _floors(found: Prediction) -> tuple[tuple[str, str, float], ...]:
+    """Floors by module and the kind of kernel that would do it."""
+    sums: dict[tuple[str, str], float] = {}
+    for row in found.rows():
+        key = (row.module, _kind(row.op))
+        sums[key] = sums.get(key, 0.0) + row.floor_s
+    return tuple((module, kind, seconds) for (module, kind), seconds in sums.items() if seconds > 0)
+
+
+def _kind(op: str) -> str:
+    if "attention" in op:
+        return ATTENTION
+    if "conv" in op:
+        return CONVOLUTIONS
+    return PRODUCTS if any(word in op for word in MATRIX_OPS) else REST

@@ -230,6 +230,15 @@ class Ladder:
         wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding"]
         return tuple(part for part in wanted if part in self.facts.substitutable)
 
+    def narrow_rungs(self, search: Climber, name: str, narrow: tuple[tuple[str, str], ...]) -> Iterator[Rung]:
+        """Layers in fewer bits, rewritten; and lowered by Inductor, where the best so far is."""
+        rewritten = (*recommended(self.kind, "none", self.device), "narrow")
+        yield from self._family(search, Candidate(name=name, rewrites=rewritten, narrow=narrow), self._trace_s("model"))
+        if search.best.candidate.compiler != "none" and not search.best.candidate.narrow:
+            whole = self._inductor(f"{name}, compiled", search.best.candidate.layout, "model")
+            lowered = replace(whole, rewrites=(*whole.rewrites, "narrow"), narrow=narrow)
+            yield from self._family(search, lowered, self._compile_s("model"))
+
     def took(self, rung: Rung, spent_s: float) -> None:
         """Compilers are as slow as this host lets them be: the first tells; what tunes spends its time elsewhere."""
         if rung.candidate.compiler in ("stock", "inductor") and rung.cost_s > 2 * CAPTURE_S:
@@ -272,7 +281,7 @@ class Ladder:
     def _stock(self, search: Climber) -> Iterator[Rung]:
         stock = Candidate(name=STOCK, compiler="stock")
         yield self._rung(stock, self._compile_s("model"), "compiled")
-        if self.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED):
+        if self.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED, LARGE):
             yield self._graphed(stock, CAPTURE_S)
 
     def _inductor(self, name: str, layout: str, scope: str) -> Candidate:

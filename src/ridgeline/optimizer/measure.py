@@ -193,6 +193,17 @@ class Track:
         self._look_over()
         return spent_s
 
+    def once(self, call: Call, around: AbstractContextManager[Any]) -> None:
+        """One call within a context, a recording say; nothing but the call is in it."""
+        ready = self._next(0)
+        self.synchronize()
+        with around:
+            self.run(call, ready)
+            self.synchronize()
+        if self.mutates:
+            self.restore()
+        self._look_over()
+
     def _next(self, i: int) -> Inputs:
         """Containers that calls leave as they are go round, as a cache does in generation; others are new each time."""
         given = self.copies[i % len(self.copies)]

@@ -37,6 +37,7 @@ class Entry:
     rewrites: Mapping[str, int] = field(default_factory=dict)
     places: Mapping[str, Sequence[str]] = field(default_factory=dict)
     breaks: Mapping[str, int] = field(default_factory=dict)
+    recompiles: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,38 @@ class Region:
     stock_s: float | None = None
     num_eager: int = 0
     num_final: int = 0
+    num_stock: int | None = None
+    eager_kernel: str = ""  # the one that takes the most time
+    final_kernel: str = ""
+    stock_kernel: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Time of one part of the model before and after, its floor, and what would close what remains.
+
+    ``basis`` says how the result's time was told: measured under the part's own name, or shared out (kernels that span
+    parts are divided among them as eager's kernels of their kind were).
+    """
+
+    name: str
+    eager_s: float
+    final_s: float | None
+    floor_s: float | None
+    basis: str
+    cure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrow:
+    """A layer that is computed in fewer bits: its error at the layer and, estimated, at the outputs; what it gains."""
+
+    name: str
+    format: str
+    local_frac: float
+    error_frac: float
+    gain_s: float
+    basis: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +120,9 @@ class Receipt:
     entries: tuple[Entry, ...]
     steps: tuple[Step, ...]
     regions: tuple[Region, ...] = ()
+    parts: tuple[Part, ...] = ()
+    error_budget: float | None = None
+    narrowed: tuple[Narrow, ...] = ()
     forecast: Mapping[str, Any] | None = None
     explanations: tuple[str, ...] = ()
     remaining: tuple[str, ...] = ()
@@ -116,6 +152,8 @@ class Receipt:
         made["entries"] = tuple(Entry(**{**entry, "changes": tuple(entry["changes"])}) for entry in found["entries"])
         made["steps"] = tuple(Step(**step) for step in found["steps"])
         made["regions"] = tuple(Region(**region) for region in found["regions"])
+        made["parts"] = tuple(Part(**part) for part in found.get("parts", ()))
+        made["narrowed"] = tuple(Narrow(**layer) for layer in found.get("narrowed", ()))
         for name in ("changes", "explanations", "remaining", "notes"):
             made[name] = tuple(found[name])
         return cls(**made)
@@ -151,6 +189,8 @@ def text_of(receipt: Receipt) -> list[str]:
         *_way(receipt),
         "",
         *_table(receipt),
+        *_section("Computed in fewer bits", _narrow_lines(receipt)),
+        *_section("Time by part of the model", _part_lines(receipt)),
         *_section("Device time by kind of kernel, eager → result", _region_lines(receipt)),
         *_section("Why torch.compile is where it is", receipt.explanations),
         *_section("What is left", receipt.remaining),
@@ -222,6 +262,49 @@ def _row(e: Entry) -> tuple[str, ...]:
         e.status,
         e.reason,
     )
+
+
+def _narrow_lines(r: Receipt) -> list[str]:
+    """Layers of one kind and format in one line: numbers in their names become stars."""
+    if not r.narrowed:
+        return []
+    kinds: dict[tuple[str, str], list[Narrow]] = {}
+    for layer in r.narrowed:
+        kinds.setdefault((starred(layer.name), layer.format), []).append(layer)
+    rows = [("layers", "format", "number", "error at the layer", "at the outputs", "gain")]
+    for (name, format), layers in kinds.items():
+        local = max(layer.local_frac for layer in layers)
+        total = math.sqrt(sum(layer.error_frac**2 for layer in layers))
+        gain_s = sum(layer.gain_s for layer in layers)
+        rows.append((name, format, str(len(layers)), f"{local:.1e}", f"{total:.1e}", show_seconds(gain_s)))
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    lines = ["  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+             for row in rows]  # fmt: skip
+    return [f"within an error_budget of {r.error_budget:g}, relative root mean square of every result", *lines]
+
+
+def starred(name: str) -> str:
+    """A path with its numbers as stars."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def _part_lines(r: Receipt) -> list[str]:
+    if not r.parts:
+        return []
+    rows: list[tuple[str, ...]] = [("part", "eager", "result", "floor", "left", "told by", "what would close it")]
+    rows += [_part_row(part) for part in r.parts]
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(w) if 0 < i < 5 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row[:6], widths))]
+        lines.append(("  ".join(cells) + "  " + row[6]).rstrip())
+    return lines
+
+
+def _part_row(part: Part) -> tuple[str, ...]:
+    left_s = None if part.final_s is None or part.floor_s is None else max(0.0, part.final_s - part.floor_s)
+    times = (part.eager_s, part.final_s, part.floor_s, left_s)
+    return (part.name, *("" if s is None else show_seconds(s) for s in times), part.basis, part.cure)
 
 
 def _region_lines(r: Receipt) -> list[str]:

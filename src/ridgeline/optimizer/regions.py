@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,14 +82,15 @@ def _eligible(block: nn.Module) -> bool:
     return leaves > 1 and callable_ and (own is None or getattr(own, "is_fork", False))
 
 
+PRODUCTS, ATTENTION, CONVOLUTIONS = "products", "attention", "convolutions"
 KINDS = (
-    ("products", r"^triton_tem_|^triton_mm"),
+    (PRODUCTS, r"^triton_tem_|^triton_mm"),
     ("reductions", r"^triton_(?:red|per)_"),
     ("pointwise", r"^triton_poi_"),
     ("copies", r"memcpy|memset|copy_kernel|catarray|direct_copy|cat_batched"),
-    ("attention", r"flash|fmha|attention|attn|sdpa|splitkv"),
-    ("convolutions", r"conv|fprop|dgrad|wgrad|cudnn_infer|nchwtonhwc|nhwctonchw|im2col|winograd"),
-    ("products", r"gemm|gemv|nvjet|cutlass|cublas|_mm_|splitk|linear|matmul|dot_kernel|skinny"),
+    (ATTENTION, r"flash|fmha|attention|attn|sdpa|splitkv"),
+    (CONVOLUTIONS, r"conv|fprop|dgrad|wgrad|cudnn_infer|nchwtonhwc|nhwctonchw|im2col|winograd"),
+    (PRODUCTS, r"gemm|gemv|nvjet|cutlass|cublas|_mm_|splitk|linear|matmul|dot_kernel|skinny|::(?:add|ba?dd)?b?mm\b"),
     ("norms", r"norm|welford|rms|batch_?norm|bn_fw|bn_bw"),
     ("softmax and losses", r"softmax|cross_entropy|nll"),
     ("embeddings", r"embedding|gather|index_?select|indexfunc|scatter|bag"),
@@ -109,20 +110,39 @@ def regions_of(track: Track, eager: Contender, final: Contender, stock: Contende
     """Device time of one call by kind of kernel: eager, the result and torch.compile, largest first."""
     before, after = by_kind(track, eager), by_kind(track, final)
     beside = by_kind(track, stock) if stock is not None else None
-    names = sorted({*before, *after, *(beside or {})}, key=lambda name: -max(before.get(name, _NONE)[0], 0.0))
+    names = sorted({*before, *after, *(beside or {})}, key=lambda name: -before.get(name, _NONE).seconds)
     return tuple(
-        Region(name, before.get(name, _NONE)[0], after.get(name, _NONE)[0],
-               beside.get(name, _NONE)[0] if beside is not None else None,
-               before.get(name, _NONE)[1], after.get(name, _NONE)[1])
+        Region(name, before.get(name, _NONE).seconds, after.get(name, _NONE).seconds,
+               beside.get(name, _NONE).seconds if beside is not None else None,
+               before.get(name, _NONE).num, after.get(name, _NONE).num,
+               beside.get(name, _NONE).num if beside is not None else None,
+               before.get(name, _NONE).main, after.get(name, _NONE).main,
+               beside.get(name, _NONE).main if beside is not None else "")
         for name in names
     )  # fmt: skip
 
 
-_NONE = (0.0, 0)
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Kernels of one kind in one call: their time, their number, and the one that takes the most."""
+
+    seconds: float = 0.0
+    num: int = 0
+    main: str = ""
 
 
-def by_kind(track: Track, contender: Contender) -> dict[str, tuple[float, int]]:
-    """Seconds and number of kernels of one call, by kind."""
+_NONE = Kernels()
+_TEMPLATE = re.compile(r"^(?:void\s+)?([\w:~]+)")
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without its return type, its namespaces and its template arguments."""
+    found = _TEMPLATE.match(kernel)
+    return (found.group(1).rpartition("::")[2] if found else kernel)[:60]
+
+
+def by_kind(track: Track, contender: Contender) -> dict[str, Kernels]:
+    """Seconds, number and the main one of the kernels of one call, by kind."""
     from torch.profiler import ProfilerActivity, profile
 
     with contender.switched() as call, warnings.catch_warnings():
@@ -131,9 +151,13 @@ def by_kind(track: Track, contender: Contender) -> dict[str, tuple[float, int]]:
         with profile(activities=[ProfilerActivity.CUDA]) as prof:
             track.turn_s(call, 1)
             torch.cuda.synchronize()
-    found: dict[str, tuple[float, int]] = {}
-    for _, name, seconds in device_events(prof):
-        kind = kind_of(name)
-        total_s, num = found.get(kind, _NONE)
-        found[kind] = (total_s + seconds, num + 1)
-    return found
+    return tallied((name, seconds) for _, name, seconds in device_events(prof))
+
+
+def tallied(events: Iterable[tuple[str, float]]) -> dict[str, Kernels]:
+    """Kernels and their seconds by kind."""
+    kinds: dict[str, dict[str, list[float]]] = {}
+    for name, seconds in events:
+        kinds.setdefault(kind_of(name), {}).setdefault(short_name(name), []).append(seconds)
+    return {kind: Kernels(sum(map(sum, names.values())), sum(map(len, names.values())),
+                          max(names, key=lambda name: sum(names[name]))) for kind, names in kinds.items()}  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -16,8 +17,9 @@ from ridgeline.optimizer import cache, update
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, build
 from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.later import Later
 from ridgeline.optimizer.measure import Track, compare
-from ridgeline.optimizer.optimized import Optimized, with_receipt
+from ridgeline.optimizer.optimized import Optimized, RunsEagerly, with_receipt
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
@@ -39,12 +41,12 @@ def optimize(
     optimizer: torch.optim.Optimizer | None = None,
     budget_s: float = 120.0,
     memory_limit: int | str | None = None,
-    accuracy: float | None = None,
+    error_budget: float | None = None,
     use_cache: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Optimized:
     """The model as a callable that is no slower than eager or torch.compile, with its receipt."""
-    problem = _problem(model, args, kwargs, mode, loss, budget_s, memory_limit, accuracy, say)
+    problem = _problem(model, args, kwargs, mode, loss, budget_s, memory_limit, error_budget, say)
     key = cache.key_of(problem.model, problem.inputs, _settings(problem, optimizer)) if use_cache else ""
     began = time.perf_counter()
     given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}
@@ -57,6 +59,9 @@ def optimize(
     outcome = outcome or _searched(problem)
     made = Optimized(problem.model, plans_of(problem, outcome.built), receipt=outcome.receipt, **given)
     made = _stepping(problem, made, optimizer)
+    for plan in made.plans:
+        if isinstance(plan.call, Later):
+            plan.call.plan = plan
     if key:
         _alive[id(problem.model), key] = made
         if not known and outcome.receipt.entries:
@@ -100,7 +105,7 @@ def _problem(
     loss: Any,
     budget_s: float,
     memory_limit: Any,
-    accuracy: Any,
+    error_budget: Any,
     say: Any,
 ) -> Problem:
     from ridgeline.capture.model import unwrapped
@@ -109,8 +114,7 @@ def _problem(
         raise OptimizeError(f"no mode {mode!r}{nearest(mode, OPTIMIZED_MODES)}")
     if not isinstance(model, nn.Module):
         raise OptimizeError(f"optimize takes a torch.nn.Module, not {type(model).__name__}: wrap what it does in one")
-    if accuracy is not None:
-        raise OptimizeError("accuracy: only candidates of the model's own precision are searched; leave it out")
+    _check_error_budget(error_budget, mode)
     if not isinstance(args, (tuple, list)):
         raise OptimizeError(f"args is a tuple of positional arguments, not {type(args).__name__}: write args=(x,)")
     if not budget_s > 0:
@@ -119,7 +123,20 @@ def _problem(
     limit = int(parse_quantity(memory_limit)) if isinstance(memory_limit, str) else memory_limit
     own = unwrapped(model)
     return Problem(model=own, inputs=inputs, mode=mode, device=_device(own, inputs), loss=loss,
-                   budget_s=float(budget_s), memory_limit_bytes=limit, say=say or (lambda text: None))  # fmt: skip
+                   budget_s=float(budget_s), memory_limit_bytes=limit, error_budget=error_budget,
+                   say=say or (lambda text: None))  # fmt: skip
+
+
+def _check_error_budget(error_budget: Any, mode: str) -> None:
+    if error_budget is None:
+        return
+    if mode != "infer":
+        raise OptimizeError("error_budget: layers are computed in fewer bits in inference only; leave it out to train")
+    if not isinstance(error_budget, (int, float)) or not 0 < error_budget < 1:
+        raise OptimizeError(
+            f"error_budget is {error_budget!r}: it is the relative root mean square error that results may have, "
+            "between 0 and 1; 0.01 is one percent"
+        )
 
 
 def _device(model: nn.Module, inputs: Inputs) -> torch.device:
@@ -140,6 +157,7 @@ def _settings(problem: Problem, optimizer: torch.optim.Optimizer | None) -> dict
         "mode": problem.mode,
         "budget": cache.budget_class(problem.budget_s),
         "memory_limit_bytes": problem.memory_limit_bytes,
+        "error_budget": problem.error_budget,
         "loss": loss.co_code.hex() if loss else str(type(problem.loss)),
         "training": problem.model.training,
         "optimizer": update.described(optimizer) if optimizer is not None else "",
@@ -152,6 +170,8 @@ def _remembered(problem: Problem, key: str, began: float) -> Outcome | None:
     if found is None:
         return None
     candidate, receipt = found
+    if candidate.compiles and problem.mode == "infer":
+        return _deferred(problem, key, candidate, receipt, began)
     try:
         outcome = _rebuilt(problem, candidate, receipt)
     except Exception:  # whatever keeps it from being built now, a search finds out and says
@@ -160,6 +180,34 @@ def _remembered(problem: Problem, key: str, began: float) -> Outcome | None:
         cache.forget(key)
         return None
     return Outcome(outcome.built, outcome.receipt.from_cache(time.perf_counter() - began))
+
+
+def _deferred(problem: Problem, key: str, candidate: Candidate, receipt: Receipt, began: float) -> Outcome:
+    """The winner as a promise: tracing and compiling, even from compilers' own caches, take longer than remembering.
+
+    Its first call builds it and looks whether it still agrees with eager and is still no slower; if not, calls run the
+    model itself, with a warning, and the search is forgotten.
+    """
+
+    def make() -> Callable[..., Any]:
+        try:
+            outcome = _rebuilt(problem, candidate, receipt)
+        except Exception as error:  # as above
+            outcome, why = None, why_failed(error)
+        else:
+            why = "it no longer agrees with eager, or is slower here"
+        if outcome is None:
+            cache.forget(key)
+            said = f"the remembered {candidate.name} is not used, the model itself is: {why}; optimize again to search"
+            warnings.warn(said, RunsEagerly, stacklevel=5)
+            return problem.model
+        return outcome.built.call
+
+    entry = next((each for each in receipt.entries if each.name == candidate.name), None)
+    about = "" if entry is None or not entry.build_s else f"; the first time that took {entry.build_s:.0f} s"
+    noted = receipt.noted(f"remembered: built and looked over when it is first called{about}")
+    built = Built(candidate, Later(make, problem.model), Report())
+    return Outcome(built, noted.from_cache(time.perf_counter() - began))
 
 
 def _rebuilt(problem: Problem, candidate: Candidate, receipt: Receipt) -> Outcome | None:

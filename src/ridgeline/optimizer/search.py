@@ -21,9 +21,11 @@ from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, buil
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import CAPTURE_S, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
+from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.optimizer.parts import parts_of
 from ridgeline.optimizer.proof import LEAST_DRAWS, MOST_DRAWS, Prover, Subject, Verdict, unproved
 from ridgeline.optimizer.receipt import (
     BEATEN,
@@ -35,10 +37,13 @@ from ridgeline.optimizer.receipt import (
     WINNER,
     WRONG,
     Entry,
+    Narrow,
+    Part,
     Receipt,
     Step,
 )
 from ridgeline.optimizer.regions import groups, num_products, regions_of, unlike_frac
+from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
 from ridgeline.optimizer.tracking import STEPS, track
@@ -54,7 +59,11 @@ TRACK_FRAC = 0.15
 """Share of the budget that is kept for them."""
 DRAWS_FRAC = 0.008
 """Share of the budget for the runs of one random contender; the winner is compared without its dice besides."""
+RESERVE_FRAC = 0.5
+"""Of a short budget for a slow model, proofs and races would take everything: half is for candidates."""
 LENIENCY = 1.2
+NARROW_FRAC = 0.35
+"""Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
 COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
 FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with 375 objects that are never collected."""
@@ -77,6 +86,7 @@ class Problem:
     loss: Callable[..., Any] | None = None
     budget_s: float = 120.0
     memory_limit_bytes: int | None = None
+    error_budget: float | None = None  # relative root mean square error that results may have in fewer bits
     say: Callable[[str], None] = lambda text: None
 
 
@@ -110,6 +120,9 @@ class Search:
         self.eager_bytes: int | None = None
         self.base_bytes = self.base_reserved = 0
         self.limit_bytes = problem.memory_limit_bytes
+        self.study: Study | None = None
+        self.narrowing = False
+        self.choices: dict[tuple[tuple[str, str], ...], dict[str, Choice]] = {}
 
     def left_s(self) -> float:
         return self.problem.budget_s - (time.perf_counter() - self.began)
@@ -125,6 +138,7 @@ class Search:
             ladder = Ladder(self._facts())
             for rung in ladder.rungs(self):
                 self._climb(rung, ladder)
+            self._narrow(ladder)
             return self._finish()
         finally:
             self.track.hand_back()
@@ -211,11 +225,53 @@ class Search:
                                   num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
         return self._prover
 
+    # Fewer bits, if a budget for their error was given: after everything that costs no accuracy.
+
+    def _narrow(self, ladder: Ladder) -> None:
+        budget = self.problem.error_budget
+        if budget is None:
+            return
+        self.narrowing = True
+        self.problem.say("measuring what fewer bits would cost")
+        try:
+            self.study = study(self.prover, budget, self.problem.budget_s)
+        except Exception as error:  # what cannot be measured is not changed
+            self.notes.append(f"no fewer bits: layers could not be measured: {why_failed(error)}")
+            return
+        finally:
+            self.track.restore()
+        if self.study.refusal:
+            self.notes.append(self.study.refusal)
+            return
+        frac: float | None = FIRST_FRAC
+        for turn in range(MOST_TRIES):
+            frac = self._narrowed(ladder, turn, frac) if frac is not None else None
+
+    def _narrowed(self, ladder: Ladder, turn: int, frac: float) -> float | None:
+        """One choice of formats built, timed and proved; the share of the room to try next, if another promises."""
+        assert self.study is not None
+        chosen = self.study.chosen(frac)
+        if not chosen:
+            self.notes.append("no fewer bits: every format that gains exceeds the budget")
+            return None
+        name = "fewer bits" if not turn else f"fewer bits, try {turn + 1}"
+        pairs = tuple((layer, choice.format) for layer, choice in chosen.items())
+        self.choices[pairs] = chosen
+        errors = []
+        for rung in ladder.narrow_rungs(self, name, pairs):
+            self._climb(rung, ladder)
+            verdict = self.entries[rung.candidate.name].verdict
+            if verdict is not None:
+                errors.append(verdict["rms_frac"] if verdict["rms_frac"] is not None else float("inf"))
+        return self.study.next_frac(frac, chosen, max(errors)) if errors else None
+
     # One rung: build, time, prove.
 
     def _climb(self, rung: Rung, ladder: Ladder) -> None:
-        spare_s = self.left_s() - self._reserve_s() - ladder.owed_s(rung, self)
-        first = rung.candidate.compiles and not self.families  # estimates are rough: the most promising gets its chance
+        reserve_s = min(self._reserve_s(), RESERVE_FRAC * self.problem.budget_s)
+        spare_s = self.left_s() - reserve_s - (ladder.owed_s(rung, self) if rung.cost_s > 2 * CAPTURE_S else 0.0)
+        compiled = any(built.candidate.compiler != "none" for built in self.families.values())
+        first = rung.candidate.compiler != "none" and not compiled  # estimates are rough: the first gets its chance
         if rung.cost_s > (max(spare_s, LENIENCY * self.left_s()) if first else spare_s):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
@@ -348,7 +404,7 @@ class Search:
         try:
             prover = self.prover
             with built.switched() as call:
-                return prover.judge(call)
+                return prover.judge(call, (self.problem.error_budget or 0.0) if built.candidate.narrow else 0.0)
         except Exception as error:  # whatever keeps it from being proved keeps it from being returned
             return unproved(f"could not be proved: {why_failed(error)}")
         finally:
@@ -385,7 +441,8 @@ class Search:
         proving_s = 0.0 if self._prover else 2 * REFERENCE_TIMES * min(self.eager_s, 0.1)
         tracking_s = TRACK_TIMES * STEPS * self.eager_s if self.problem.mode == "train" else 0.0
         kept_s = min(proving_s, 0.2 * budget_s) + min(tracking_s, TRACK_FRAC * budget_s)
-        return LAST_RACE_FRAC * budget_s + 20 * self.eager_s + kept_s
+        narrow_s = NARROW_FRAC * budget_s if self.problem.error_budget and not self.narrowing else 0.0
+        return LAST_RACE_FRAC * budget_s + 20 * self.eager_s + kept_s + narrow_s
 
     def _note(
         self,
@@ -409,7 +466,7 @@ class Search:
             speedup_low=comparison.low if comparison else None, speedup_high=comparison.high if comparison else None,
             peak_bytes=peak, verdict=verdict.to_dict() if verdict else None, rewrites=report.counts(),
             places={name: sorted(set(report.places(name)))[:50] for name in report.counts()},
-            breaks=dict(report.breaks),
+            breaks=dict(report.breaks), recompiles=report.recompiles,
         )  # fmt: skip
 
     # The end: the last race, and what it says.
@@ -422,10 +479,10 @@ class Search:
         over_eager = compare(eager, best)
         rivals = [eager, *([timed[stock.candidate.name]] if stock else [])]
         strongest = min(rivals, key=lambda each: each.median_s)
-        regions = self._regions(stock)
+        regions, parts = self._regions(stock), self._parts(eager, best)
         self._settle_winner()
-        return Outcome(self.best, self._receipt(eager, best, timed.get("torch.compile"), over_eager,
-                                                compare(strongest, best).speedup, regions))  # fmt: skip
+        receipt = self._receipt(eager, best, timed.get("torch.compile"), over_eager, compare(strongest, best).speedup)
+        return Outcome(self.best, explained(replace(receipt, regions=regions, parts=parts), self.problem.inputs))
 
     def _last_race(self) -> tuple[dict[str, Timed], Built | None]:
         """Winner, eager and torch.compile once more, in turns; the winner may change here."""
@@ -550,6 +607,27 @@ class Search:
         finally:
             self.track.restore()
 
+    def _parts(self, eager: Timed, best: Timed) -> tuple[Part, ...]:
+        """Time by part of the model, if there is time to record a call of each."""
+        if self.left_s() < 20 * self.eager_s:
+            self.notes.append("no breakdown by part of the model: no time was left to record it")
+            return ()
+        floors = self.forecast.floors if self.forecast else None
+        try:
+            return parts_of(self.track, self.eager, self.best, (eager.median_s, best.median_s), floors)
+        except Exception as error:  # as above
+            self.notes.append(f"no breakdown by part of the model: {why_failed(error)}")
+            return ()
+        finally:
+            self.track.restore()
+
+    def _narrow_rows(self) -> tuple[Narrow, ...]:
+        chosen = self.choices.get(self.best.candidate.narrow, {})
+        if self.study is None or not chosen:
+            return ()
+        self.notes.append(self.study.summary(chosen))
+        return self.study.rows(chosen)
+
     def _settle_winner(self) -> None:
         """Only the winner stays, switched on."""
         if not self.best.report.undos:  # else weights lie as the winner wants them, and stay
@@ -564,7 +642,7 @@ class Search:
         self.track.restore()
 
     def _receipt(
-        self, eager: Timed, best: Timed, stock: Timed | None, over_eager: Comparison, over_best: float, regions: Any
+        self, eager: Timed, best: Timed, stock: Timed | None, over_eager: Comparison, over_best: float
     ) -> Receipt:
         problem, winner = self.problem, self.entries[self.best.candidate.name]
         floor_s = self.forecast.floor_s if self.forecast else None
@@ -572,7 +650,7 @@ class Search:
         between = [Step(step.name, scale * step.measured_s) for step in self.steps[1:]
                    if best.median_s < scale * step.measured_s and step.name != self.best.candidate.name]  # fmt: skip
         last = [Step(self.best.candidate.name, best.median_s)] if self.best is not self.eager else []
-        receipt = Receipt(
+        return Receipt(
             model=type(problem.model).__name__, mode=problem.mode, device=device_name(problem.device),
             inputs=described(problem.inputs), environment=environment(), winner=winner.name, changes=winner.changes,
             eager_s=eager.median_s, final_s=best.median_s, stock_s=stock.median_s if stock else None,
@@ -580,12 +658,16 @@ class Search:
             floor_s=floor_s, eager_bytes=self.eager_bytes, final_bytes=winner.peak_bytes,
             memory_limit_bytes=self.limit_bytes, budget_s=problem.budget_s,
             spent_s=time.perf_counter() - self.began, verdict=winner.verdict, entries=tuple(self.entries.values()),
-            steps=(Step("eager", eager.median_s), *between, *last), regions=regions,
+            steps=(Step("eager", eager.median_s), *between, *last),
             forecast=self.forecast.to_dict() if self.forecast else None,
+            error_budget=problem.error_budget, narrowed=self._narrow_rows(),
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
-        return replace(receipt, explanations=tuple(explanations(receipt, problem.inputs)),
-                       remaining=tuple(remaining(receipt)))  # fmt: skip
+
+
+def explained(receipt: Receipt, inputs: Inputs) -> Receipt:
+    """The receipt with its sentences."""
+    return replace(receipt, explanations=tuple(explanations(receipt, inputs)), remaining=tuple(remaining(receipt)))
 
 
 @contextlib.contextmanager

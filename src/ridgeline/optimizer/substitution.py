@@ -17,11 +17,11 @@ from ridgeline.errors import OptimizeError, nearest
 from ridgeline.kernels import geglu, layer_norm, rms_norm, rope, selective_scan, swiglu
 from ridgeline.kernels.contract import primitive
 from ridgeline.kernels.cross_entropy.op import CROSS_ENTROPY
-from ridgeline.optimizer import hooks
+from ridgeline.optimizer import experts, hooks
 from ridgeline.optimizer.padding import forward_of, is_odd
 from ridgeline.optimizer.recognition import Gated, Norm, gated_of, norm_of, rotary_of, scan_of
 
-PARTS = ("attention", "norm", "gate", "rotary", "loss", "padding", "scan")
+PARTS = ("attention", "norm", "gate", "rotary", "loss", "padding", "scan", "experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ _applied: weakref.WeakKeyDictionary[nn.Module, Applied] = weakref.WeakKeyDiction
 
 
 def apply(model: nn.Module, parts: Sequence[str] = PARTS) -> Applied:
-    """Put our kernels into a model in place: ``parts`` of attention, norm, gate, rotary, loss, padding and scan.
+    """Put our kernels into a model in place: ``parts`` of attention, norm, gate, rotary, loss, padding, scan, experts.
 
     Modules are recognized by what they compute, tried on drawn inputs before anything is replaced. Attention goes
     through transformers' registries. Calls that a kernel does not take fall back to what the model came with.
@@ -428,12 +428,37 @@ def _targets(labels: Tensor, ignore_index: int, shift_labels: Tensor | None, shi
     return shift_labels.reshape(-1).contiguous()
 
 
+# experts ------------------------------------------------------------------------------------------------------------
+
+
+def _put_experts(model: nn.Module, done: Applied) -> None:
+    """Mixtures of experts that transformers dispatches by its registry."""
+    found: dict[int, tuple[str, Any]] = {}
+    for path, module in model.named_modules():
+        config = getattr(module, "config", None)
+        if hasattr(module, "has_gate") and hasattr(module, "num_experts") and hasattr(
+            config, "_experts_implementation_internal"
+        ):  # fmt: skip
+            found.setdefault(id(config), (path, config))
+    if not found or not experts.register():
+        return
+    for path, config in found.values():
+        before = config._experts_implementation_internal
+        if before not in experts.REPLACED:
+            done.left.append((path, f"its experts are {before!r}, not one of {', '.join(experts.REPLACED)}"))
+            continue
+        config._experts_implementation_internal = hooks.NAME
+        done.undos.append(_restore(config, "_experts_implementation_internal", before))
+        done.replaced.append(Replaced(path, f"experts {before!r}", "experts 'ridgeline'"))
+
+
 _PUT: dict[str, Callable[[nn.Module, Applied], None]] = {
     "attention": _put_attention,
     "norm": _put_norm,
     "gate": _put_gate,
     "rotary": _put_rotary,
     "loss": _put_loss,
+    "experts": _put_experts,
     "padding": _put_padding,
     "scan": _put_scan,
 }

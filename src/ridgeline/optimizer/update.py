@@ -34,25 +34,36 @@ def settle(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, lo
     What does not follow eager training is taken back, and nothing is changed if ``left_s`` are not enough to tell
     (``eager_s`` is what an eager step takes without the update). Returns what was done and found, in words.
     """
-    model: Any = made.original
-    with _gradients_kept(model):
-        before, given = _settings(optimizer), cloned(optimizer)
-        gain = fused_gain(optimizer)
-        faster = gain is not None and gain.faster and fuse(optimizer)
-        update = recorded(made, optimizer)
-        if not faster and update is None:
-            return []
-        needed_s = TIMES_STEPS * STEPS * eager_s
-        if needed_s > left_s:
-            found: Tracked | str = f"{STEPS} steps to prove it need {needed_s:.0f} s, {max(0.0, left_s):.0f} s are left"
-        else:
-            found = _tracked(made, given, optimizer, inputs, loss)
-        if isinstance(found, Tracked) and found.ok:
-            replay_updates(made, update)
-            how = [f"{FUSED}: {gain.speedup:.2f}× as fast"] if faster and gain else []
-            return [*how, *([RECORDED] if update else []), f"with this optimizer, {found}"]
-        _put_back(optimizer, before)
-        return [f"the optimizer is left as it is: {found}"]
+    with _gradients_kept(made.original):
+        before = _settings(optimizer)
+        try:
+            return _settled(made, optimizer, inputs, loss, left_s / (TIMES_STEPS * STEPS * eager_s))
+        except Exception as error:  # whatever keeps it from being proved leaves it as it was
+            why = str(error) if isinstance(error, _Unproved) else f"{type(error).__name__}: {error}"
+            _put_back(optimizer, before)
+            return [f"the optimizer is left as it is: {why}"]
+
+
+class _Unproved(Exception):
+    """What was done to an optimizer was not shown to be right."""
+
+
+def _settled(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Callable[..., Any] | None,
+             affordable: float) -> list[str]:  # fmt: skip
+    """``affordable`` is how many proofs there is time for."""
+    given, gain = cloned(optimizer), fused_gain(optimizer)
+    faster = gain is not None and gain.faster and fuse(optimizer)
+    update = recorded(made, optimizer)
+    if not faster and update is None:
+        return []
+    if affordable < 1:
+        raise _Unproved(f"{STEPS} steps to prove it take {1 / max(affordable, 1e-3):.1f} times what is left")
+    found = _tracked(made, given, optimizer, inputs, loss)
+    if not found.ok:
+        raise _Unproved(str(found))
+    replay_updates(made, update)
+    how = [f"{FUSED}: {gain.speedup:.2f}× as fast"] if faster and gain else []
+    return [*how, *([RECORDED] if update else []), f"with this optimizer, {found}"]
 
 
 def again(made: Optimized, optimizer: torch.optim.Optimizer, notes: tuple[str, ...]) -> None:
@@ -137,7 +148,7 @@ def _step_s(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
 
 
 def _tracked(made: Optimized, given: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, inputs: Inputs,
-             loss: Callable[..., Any] | None) -> Tracked | str:  # fmt: skip
+             loss: Callable[..., Any] | None) -> Tracked:  # fmt: skip
     """A run of eager steps with the optimizer as it was beside one of the result's, with the optimizer as it is now."""
     model: Any = made.original
     value = Loss(loss)
@@ -149,11 +160,8 @@ def _tracked(made: Optimized, given: torch.optim.Optimizer, optimizer: torch.opt
         trial = cloned(optimizer)
         return _step(made, trial, inputs, value, recorded(made, trial))
 
-    try:
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        return compared(eager, result, parameters, State(model), optimizer=type(given).__name__)
-    except torch.OutOfMemoryError:
-        return "not proved: a second state of the optimizer does not fit beside the model"
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return compared(eager, result, parameters, State(model), optimizer=type(given).__name__)
 
 
 def _step(call: Callable[..., Any], optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Loss,

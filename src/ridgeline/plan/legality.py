@@ -12,7 +12,7 @@ from ridgeline.graph import Block, Graph, Kind, Phase
 from ridgeline.hardware import Cluster
 from ridgeline.plan.plan import CP_KINDS, DISPATCHES, OFFLOADS, OPTIMIZERS, SCHEDULES, Plan
 from ridgeline.plan.precision import RECIPES
-from ridgeline.plan.shard import sequence_of
+from ridgeline.plan.shard import sequence_of, unsplittable
 
 EXECUTIONS = ("eager", "compiled", "cudagraph")
 WORDS = {"schedule": SCHEDULES, "cp_kind": CP_KINDS, "offload": OFFLOADS, "dispatch": DISPATCHES,
@@ -29,6 +29,7 @@ class Facts:
     seq: int
     experts: int
     vocab: int
+    whole: str = ""  # an op that nothing says how to split, if there is one: such a model is only replicated
 
 
 def facts_of(graph: Graph) -> Facts:
@@ -53,7 +54,7 @@ def facts_of(graph: Graph) -> Facts:
                 vocab = max(vocab, int(a["rows"]))
     if not layers:
         layers = max((i.repeat for i in graph.items if isinstance(i, Block)), default=1)
-    return Facts(layers, heads, kv, sequence_of(graph), experts, vocab)
+    return Facts(layers, heads, kv, sequence_of(graph), experts, vocab, unsplittable(graph))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,13 @@ def _words(plan: Plan, facts: Facts, cluster: Cluster) -> Iterator[Problem]:
     if plan.recompute not in ("none", "selective", "full") and not plan.recompute.startswith("selective:"):
         yield Problem(f"unknown recompute {plan.recompute!r}; known: none, selective, full, selective:mlp+layernorm …",
                       replace(plan, recompute="full"))  # fmt: skip
+
+
+def _whole(plan: Plan, facts: Facts, cluster: Cluster) -> Iterator[Problem]:
+    for name in ("tp", "cp"):
+        value = getattr(plan, name)
+        if facts.whole and value > 1:
+            yield Problem(f"{name}={value}: nothing says how to split {facts.whole}", _with(plan, name, 1))
 
 
 def _heads(plan: Plan, facts: Facts, cluster: Cluster) -> Iterator[Problem]:
@@ -243,5 +251,5 @@ def _precision(plan: Plan, facts: Facts, cluster: Cluster) -> Iterator[Problem]:
         yield Problem(f"{device.name} has no block scales: mxfp8 needs Blackwell", replace(plan, precision="fp8"))
 
 
-RULES: tuple[Rule, ...] = (_words, _heads, _sequence, _devices, _experts, _pipeline, _batch, _sharding,
+RULES: tuple[Rule, ...] = (_words, _whole, _heads, _sequence, _devices, _experts, _pipeline, _batch, _sharding,
                            _precision)  # fmt: skip

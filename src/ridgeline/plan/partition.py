@@ -14,7 +14,7 @@ from ridgeline.plan.fused import with_attention, with_joins, with_permutes
 from ridgeline.plan.layout import Mesh
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.precision import narrowed
-from ridgeline.plan.shard import shard
+from ridgeline.plan.shard import shard, unsplittable
 
 HEAD, TAIL = "head", "tail"
 """What runs before the first block (embedding) and after the last (final norm, logits, loss)."""
@@ -59,7 +59,9 @@ def _local(graph: Graph, plan: Plan) -> Graph:
     if mesh == Mesh() and plan.expert_imbalance == 1.0 and optimizer == "none":
         items = tuple(i for i in graph.items if _phase(i) is not Phase.OPTIMIZER)
         return replace(graph, items=items, meta={**graph.meta, **meta})
-    local = shard(forward_of(graph), mesh, ring=plan.cp_kind == "ring", imbalance=plan.expert_imbalance)
+    local = forward_of(graph)
+    if mesh != Mesh() or not unsplittable(graph):
+        local = shard(local, mesh, ring=plan.cp_kind == "ring", imbalance=plan.expert_imbalance)
     local = replace(local, meta={**local.meta, **meta})
     return local if graph.mode != "train" else differentiate(local, optimizer=optimizer)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.errors import PlanError, nearest
-from ridgeline.graph import Block, Graph, Kind, Node, TensorType
+from ridgeline.graph import Block, Graph, Kind, Node, Phase, TensorType
 from ridgeline.graph.build import Builder
 from ridgeline.plan.layout import WHOLE, Layout, Mesh, local_type, permuted, reshaped
 
@@ -360,10 +360,22 @@ def replace_layout(type_: TensorType) -> TensorType:
     return TensorType(type_.shape, type_.dtype, "strided")
 
 
+def unsplittable(graph: Graph) -> str:
+    """The first op of the forward pass without a rule here, and where it is; empty if all have one."""
+    for node, _ in graph.nodes():
+        if node.phase is Phase.FORWARD and node.op not in _RULES:
+            return f"the {node.op!r} at {node.module or 'the top'}"
+    return ""
+
+
 def sequence_of(graph: Graph) -> int:
-    """Tokens a sequence: as the graph says, else the second dim of its first input."""
-    shapes = [graph.values[i].type.shape for i in graph.inputs]
-    return int(graph.meta.get("seq", 0) or next((s[1] for s in shapes if len(s) >= 2), 0))
+    """Tokens a sequence: as the graph says, else the second dim of a first input of tokens or of embedded ones."""
+    if graph.meta.get("seq"):
+        return int(graph.meta["seq"])
+    first = graph.values[graph.inputs[0]].type if graph.inputs else None
+    if first is None or len(first.shape) not in (2, 3) or (len(first.shape) == 2 and first.dtype.family != "int"):
+        return 0
+    return int(first.shape[1])
 
 
 def _weight_of(sharder: Sharder, node: Node) -> int | None:

@@ -36,7 +36,7 @@ class Space:
     cp: tuple[int, ...] = ()
     ep: tuple[int, ...] = ()
     vp: tuple[int, ...] = (1, 2, 4, 5, 8)
-    micro_batch: tuple[int, ...] = (1, 2, 4, 8)
+    micro_batch: tuple[int, ...] = ()
     zero: tuple[int, ...] = (1, 3)
     recompute: tuple[str, ...] = ("none", "selective", "full")
     schedule: tuple[str, ...] = ("1f1b",)
@@ -77,6 +77,16 @@ GraphOf = Callable[[int], Graph]
 """The training graph of a micro-batch of so many samples."""
 
 
+USUAL_MICRO, LARGE_MICRO = (1, 2, 4, 8), (1, 4, 16, 32, 64, 128, 256)
+SHORT_SAMPLE = 512
+"""Tokens below which, as with images, eight samples are too few for a device."""
+
+
+def micro_batches(facts: Facts, space: Space) -> tuple[int, ...]:
+    """Those asked for, else more where samples are small."""
+    return space.micro_batch or (LARGE_MICRO if facts.seq <= SHORT_SAMPLE else USUAL_MICRO)
+
+
 def candidates(facts: Facts, cluster: Cluster, base: Plan, space: Space) -> Iterator[Plan]:
     """Every legal plan of the space, batches and precision as in ``base``."""
     devices = cluster.num_devices
@@ -93,11 +103,16 @@ def candidates(facts: Facts, cluster: Cluster, base: Plan, space: Space) -> Iter
                     yield from _finer(sized, facts, cluster, space, eps)
 
 
+def _recomputes(facts: Facts, space: Space) -> list[str]:
+    """Selective recomputation is of attention: without any it is no choice."""
+    return [name for name in space.recompute if facts.heads or name != "selective"]
+
+
 def _finer(sized: Plan, facts: Facts, cluster: Cluster, space: Space, eps: Iterable[int]) -> Iterator[Plan]:
     for ep in eps:
-        for micro in space.micro_batch:
+        for micro in micro_batches(facts, space):
             for zero in space.zero if sized.dp * sized.cp > 1 else (0,):
-                for recompute in space.recompute:
+                for recompute in _recomputes(facts, space):
                     for vp in space.vp if sized.pp > 1 else (1,):
                         for name in ("interleaved",) if vp > 1 else space.schedule if sized.pp > 1 else ("1f1b",):
                             made = replace(sized, ep=ep, micro_batch=micro, zero=zero, recompute=recompute, vp=vp,

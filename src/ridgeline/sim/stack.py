@@ -25,7 +25,7 @@ from ridgeline.hardware import Device
 from ridgeline.resources import data_dir
 
 Array = NDArray[np.float64]
-KINDS = ("gemm", "conv", "volume", "thin", "norm", "memory", "lookup")
+KINDS = ("gemm", "conv", "volume", "thin", "norm", "memory", "lookup", "depthwise")
 NUM_PRODUCT_KINDS = 4  # of which the first so many multiply matrices
 _KIND_OF = {"matmul": "gemm", "grouped_matmul": "gemm", "attention": "gemm", "conv": "conv", "embedding": "lookup",
             "embedding_bag": "lookup", "gather": "lookup", "scatter": "lookup"}  # fmt: skip
@@ -38,11 +38,12 @@ class Reach:
     gemm_frac: float
     conv_frac: float
     volume_frac: float  # convolutions over three dims
-    thin_frac: float  # grouped and depthwise convolutions, of the same peak
+    thin_frac: float  # grouped convolutions, of the same peak
     traffic_frac: float  # of memory bandwidth, for the operands of products and convolutions
     norm_frac: float  # batch and layer norms, of memory bandwidth; instance and group norms are plain memory passes
     memory_frac: float  # may exceed 1 where a stack fuses what the graph keeps apart
     lookup_frac: float
+    depthwise_frac: float  # convolutions of a channel each, which move far more than they compute
     kernel_s: float  # products, convolutions and attention
     pass_s: float  # every other kernel; next to nothing where a stack fuses them into the first
     op_s: float  # the host, for each op it launches
@@ -167,7 +168,7 @@ def _site(graph: Graph, node: Node) -> Site:
 
 def _kind(node: Node) -> int:
     if node.op == "conv" and node.attrs["groups"] > 1:
-        return KINDS.index("thin")
+        return KINDS.index("depthwise" if node.attrs["groups"] == node.attrs["c"] else "thin")
     if node.op == "conv" and len(node.attrs["kernel"]) == 3:
         return KINDS.index("volume")
     if node.op == "norm" and node.attrs["fn"] in ("batch_norm", "layer_norm"):
@@ -190,9 +191,9 @@ def step_s(load: Load, device: Device, precision: str, reach: Reach, comm_s: flo
 def _busy_s(load: Load, device: Device, precision: str, reach: Reach) -> float:
     peak, (share, bytes_frac) = peak_of(device, precision), _relative(precision, reach)
     saved = reach.winograd if precision == "fp32" else 1.0
-    shares = (reach.gemm_frac, saved * reach.conv_frac, reach.volume_frac, reach.thin_frac, 1.0, 1.0, 1.0)
+    shares = (reach.gemm_frac, saved * reach.conv_frac, reach.volume_frac, reach.thin_frac, 1.0, 1.0, 1.0, 1.0)
     matrix, plain = reach.traffic_frac, reach.memory_frac
-    passes = (matrix, matrix, matrix, plain, reach.norm_frac, plain, reach.lookup_frac)
+    passes = (matrix, matrix, matrix, plain, reach.norm_frac, plain, reach.lookup_frac, reach.depthwise_frac)
     fracs = np.array(shares)[load.kind]
     rates = np.array(passes)[load.kind] * device.dram.bandwidth_bytes_per_s
     compute = load.flops * idle_factor(load, device.num_cores) / (peak * share * fracs)
@@ -223,7 +224,7 @@ def idle_factor(load: Load, num_cores: int) -> Array:
             waves = np.ceil(tiles * parts / num_cores) * num_cores
             spent = waves * tile_rows * tile_cols * depth / parts / (frac * (_SPLIT_FRAC if parts > 1 else 1.0))
             best = np.where((parts == 1) | (depth >= _SHALLOWEST * parts), np.minimum(best, spent), best)
-    dense = (load.rows > 0) & (load.kind != KINDS.index("thin"))
+    dense = (load.rows > 0) & ~np.isin(load.kind, (KINDS.index("thin"), KINDS.index("depthwise")))
     factor: Array = np.where(dense, np.clip(best / (rows * cols * depth * count), 1.0, _MOST_IDLE), 1.0)
     return factor
 
@@ -254,7 +255,7 @@ class Trait:
     def applied(self, reach: Reach) -> Reach:
         """The reach of a stack on this device, as far as other stacks tell."""
         shares = ("gemm_frac", "conv_frac", "volume_frac", "thin_frac")
-        rates = ("traffic_frac", "norm_frac", "memory_frac", "lookup_frac")
+        rates = ("traffic_frac", "norm_frac", "memory_frac", "lookup_frac", "depthwise_frac")
         return replace(
             reach, op_s=reach.op_s * self.host, step_s=reach.step_s * self.host,
             kernel_s=reach.kernel_s * self.kernel, pass_s=reach.pass_s * self.kernel,

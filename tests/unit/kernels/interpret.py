@@ -174,7 +174,7 @@ CASES["matmul"] = [
 FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1)}]
 CASES["convolution"] = list(CONVOLUTIONS)
 FORCED["convolution"] = [
-    {"convolution": convolution.Tile(32, 16, 16, 1, 1), "convolution.depthwise": convolution.Depthwise(64, 1)}
+    {"convolution": convolution.Tile(32, 32, 16, 1, 1), "convolution.depthwise": convolution.Depthwise(64, 1)}
 ]
 CASES["scan"] = list(SCANS)
 FORCED["scan"] = [{"scan": scan.Scan(16, 4, 1, 1)}]
@@ -191,6 +191,14 @@ FORCED["linear"] = [
     {"linear": product.Linear("tile", 16, 32, 1)},
     {"linear": product.Linear("tile", 16, 16, 1, 1, 3)},
 ]
+CASES["narrow_linear"] = [
+    case("float16", rows=3, k=256, n=20, parts="bnr", gated=False, bits=8),
+    case("float16", rows=5, k=256, n=33, parts="n", gated=False, bits=4),
+]
+FORCED["narrow_linear"] = [
+    {"narrow_linear": product.Linear("tile", 16, 128, 1)},
+    {"narrow_linear": product.Linear("tile", 16, 128, 1, 1, 2)},
+]
 CASES["paged_latent_attention"] = [
     case("float32", b=2, h=20, s=77, d=24, e=8, page=16, uneven=True),
     case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
@@ -200,7 +208,7 @@ CASES["selective_scan"] = [
     case("float32", b=2, d=3, l=11, n=5, all=True),
     case("float16", b=1, d=2, l=8, n=4, all=False),
 ]
-FORCED["selective_scan"] = [{"selective_scan": selective.Chunk(channels, steps)} for channels, steps in ((2, 4), (4, 16))]
+FORCED["selective_scan"] = [{"selective_scan": selective.Chunk(*of)} for of in ((2, 4), (4, 16))]
 NOT_INTERPRETED = ("attention", "varlen_attention")  # made of instructions that the interpreter does not know
 
 
@@ -215,7 +223,7 @@ for name, (made, trial) in trials().items():
     forced = FORCED.get(made.name.removeprefix("add_"), [{}])
     for given in forced:
         for i, of in enumerate(CASES.get(made.name, ROWS)):
-            of = replaced(of, gated=True) if name == "linear_gated" else of
+            of = replaced(of, gated=True) if name.endswith("linear_gated") else of
             with ExitStack() as stack:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))

@@ -291,10 +291,10 @@ def test_the_fused_backward_adds_dq_through_the_copy_engine_with_all_products_in
     variants = {v.kernel: v for v in variants_of("attention", [of])}
     assert "attention_queries" not in variants and "attention_keys" not in variants
     facts = facts_of(launcher.kernel("attention_fused").function, variants["attention_fused"])
-    assert facts.num("UTMAREDG") == 4 and facts.num("RED") == 0
-    assert facts.num("HGMMA") == 128
-    assert facts.num("WARPGROUP.DEPBAR") <= 20, "the compiler waits after every product where registers run out"
-    assert facts.num_spills <= 220 and facts.shared_bytes <= 227 * 1024
+    assert facts.num("UTMAREDG") == 2 and facts.num("RED") == 0
+    assert facts.num("HGMMA") == 64
+    assert facts.num("WARPGROUP.DEPBAR") <= 10, "the compiler waits after every product where registers run out"
+    assert facts.num_spills <= 110 and facts.shared_bytes <= 227 * 1024
 
 
 @pytest.mark.parametrize(
@@ -304,20 +304,6 @@ def test_where_the_fused_backward_was_not_written_or_is_slower_there_are_two_ker
     of = case("bfloat16", **{"b": 1, "h": 2, "k": 2, "l": 2048, "s": 2048, "d": 128, "causal": False} | sizes,
               deterministic=False)  # fmt: skip
     assert "attention_queries" in {v.kernel for v in variants_of("attention", [of])}, names
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_gradients_repeat_where_pytorch_is_asked_for_determinism(asked):
-    draw = [torch.empty(1, 2, 2048, 128, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(asked)
-    try:
-        with launcher.collecting() as found:
-            out = attention(*draw)
-            torch.autograd.grad(out, draw, torch.empty_like(out))
-    finally:
-        torch.use_deterministic_algorithms(before)
-    assert ("attention_fused" in {v.kernel for v in found}) != asked
 
 
 def bands():
@@ -341,7 +327,7 @@ def seen_by(row, rows, keys, lo, hi, band):
     return range(first, max(first, last))
 
 
-@pytest.mark.parametrize(("block", "tile"), [(128, 128), (64, 192), (32, 128)])
+@pytest.mark.parametrize(("block", "tile"), [(128, 128), (64, 128), (32, 128)])
 def test_groups_of_rows_visit_every_block_they_see_in_the_order_it_is_fed(block, tile):
     for rows, keys, lo, hi, band in bands():
         for m in range(-(-rows // tile)):

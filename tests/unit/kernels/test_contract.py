@@ -127,6 +127,18 @@ SAMPLES = {
     "pool": lambda: (drawn(2, 3, 8, 7), [3, 2], [2, 1], [1, 0], [1, 2], False),
     "long_norm": lambda: (drawn(4, 12), "norm", 12, drawn(4), drawn(4), 2, 1e-5),
     "linear": lambda: (drawn(*X), drawn(12, 16), drawn(12), drawn(*W), drawn(4, 6), 1e-6, 0.0, "silu", True),
+    "narrow_linear": lambda: (
+        drawn(4, 16).bfloat16(),
+        torch.ones(12, 16, dtype=torch.int8),
+        torch.ones(12),
+        None,
+        None,
+        None,
+        1e-6,
+        0.0,
+        "silu",
+        True,
+    ),
     "paged_latent_attention": lambda: (
         drawn(2, 4, 24),
         drawn(3, 4, 24),

@@ -1,5 +1,7 @@
 """Convolutions without a GPU: what is refused, what the compiler makes of them, how factors are rounded."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,9 @@ pytest.importorskip("triton")
 
 from ridgeline.kernels import convolution, launcher, long_norm, matmul, scan, supports
 from ridgeline.kernels.compiler import facts_of
+from ridgeline.kernels.convolution.config import tiles
 from ridgeline.kernels.convolution.links import coded, followed, links_of
+from ridgeline.kernels.convolution.op import planned, turn
 
 
 def drawn(*shape):
@@ -75,3 +79,19 @@ def test_a_chain_is_links_with_numbers_or_places():
     for wrong in ("relu=1", "scale", "scales", "shift@1"):
         with pytest.raises(ValueError, match="no link"):
             links_of(wrong)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_images_are_turned_with_dense_memory_on_both_sides(back):
+    x = meta(2, 128, 126, 126)
+    found = made(turn, x, x, None, "mish" if back else "", back=back)["convolution_turn"]
+    assert found.num("LDG.E.128") == found.num("LDG") > 0 and found.num("STG.E.128") == found.num("STG") > 0
+
+
+def test_three_products_make_a_convolution_as_accurate_as_float32():
+    tile = replace(tiles(128, 1 << 14)[0], rounding="exact")
+    args = (meta(4, 64, 128, 128), meta(128, 64, 3, 3), None, None, [1, 1], [0, 0], [1, 1], [0, 0], 1, False, "")
+    with launcher.collecting() as found:
+        planned(*args, tile=tile)(*args[:4])
+    facts = facts_of(launcher.kernel("convolution_tile").function, found[-1])
+    assert facts.num_spills == 0 and facts.num("HGMMA") % 3 == 0 and facts.num("HGMMA") > 0

@@ -53,7 +53,7 @@ def test_two_groups_share_the_scores_without_spills():
     assert facts.num_spills == 0 and facts.shared_bytes <= 227 * 1024
 
 
-@pytest.mark.parametrize("sizes", [{"page": 16}, {"e": 32}, {"d": 256}, {"h": 16}], ids=str)
+@pytest.mark.parametrize("sizes", [{"page": 16}, {"e": 32}, {"d": 256}, {"h": 8}], ids=str)
 def test_what_blocks_were_not_written_for_takes_the_general_kernel(sizes):
     of = case("bfloat16", **{"b": 1, "h": 64, "s": 512, "d": 512, "e": 64, "page": 64, "uneven": False, **sizes})
     assert "latent_share" in {v.kernel for v in variants_of("paged_latent_attention", [of])}
@@ -70,6 +70,8 @@ def test_the_kernel_uses_the_tensor_cores_on_asynchronous_copies():
 def test_programs_take_64_heads_and_fill_the_device():
     assert config.choose(1, 128, 65536, 132) == config.Latent(64, 32, 66)
     assert config.choose(64, 16, 4096, 132).rows == 16
+    assert config.choose_blocks(32, 128, 4096, 132).shares == 2
+    assert config.choose_blocks(1, 128, 65536, 132).shares == 64
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def test_a_vector_needs_aligned_addresses_and_lengths():
     assert launcher.vector_of(4, 0x1000, 4096, 12) == 4
     assert launcher.vector_of(2, 0x1002, 4096) == 1
     assert launcher.vector_of(2, 0x1000, 4097) == 1
+    assert launcher.vector_of(2, 0x1000, 4098, 4096) == 2 and launcher.vector_of(2, 0x1000, 4100) == 4
+    assert launcher.is_widest(8, 2) and not launcher.is_widest(4, 2)
 
 
 def test_integers_past_two_billion_become_wide():

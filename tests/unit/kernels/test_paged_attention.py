@@ -43,8 +43,19 @@ def test_keys_come_by_asynchronous_16_byte_copies_and_nothing_spills():
             assert facts.num("LDGSTS.E.BYPASS.128") >= 16 and facts.num("HMMA") > 0
 
 
+def test_through_registers_the_next_block_is_on_its_way_without_spills(monkeypatch):
+    monkeypatch.setattr(config, "choose", lambda *sizes, **named: config.Paged(32, 8, 4, 1, max_registers=128))
+    launcher.forget_plans()
+    of = case("bfloat16", b=1, h=32, k=8, s=32768, d=128, page=16, uneven=False)
+    (variant,) = (v for v in variants_of("paged_attention", [of]) if v.kernel == "paged_share")
+    launcher.forget_plans()
+    facts = facts_of(launcher.kernel(variant.kernel).function, variant)
+    assert facts.num_registers <= 128 and facts.num_spills == 0, "four programs fit on a multiprocessor"
+    assert facts.num("LDGSTS") == 0 and facts.num("LDG.E.EF.128") + facts.num("LDG.E.128") >= 16
+
+
 def test_few_sequences_are_shared_by_many_programs_and_many_by_one():
-    assert config.choose(1, 8, 32768, 128, 132).shares == 64
+    assert config.choose(1, 8, 32768, 128, 132).shares == 66
     assert config.choose(128, 32, 1024, 128, 132).shares == 1
     assert config.choose(1, 1, 100, 128, 132).shares == 1
 

@@ -750,7 +750,7 @@ def softmax_over_another_dim() -> Any:
 @spelled("group-norm")
 def group_norm_and_silu() -> Any:
     norm = nn.GroupNorm(4, 8)
-    return nn.Sequential(norm, nn.SiLU()), (_x(2, 8, 5, 5),)
+    return nn.Sequential(norm, nn.SiLU()), (_x(2, 8, 10, 12),)
 
 
 @spelled("fold-norm", training=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -148,3 +151,59 @@ def test_dropout_is_judged_by_means_and_spreads() -> None:
     assert prover.judge(model) and "random" in prover.judge(model).notes[0]
     assert not prover.judge(model[0]), "dropout left out: the spread is not there"
     assert not prover.judge(lambda x: 1.5 * model(x)), "the mean is elsewhere"
+
+
+def test_what_is_only_just_beyond_chance_is_judged_again_by_more_runs(monkeypatch: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train()
+    asked: list[int] = []
+    judged_by = Prover._judged_by
+
+    def unlucky(self: Prover, call: Any, num: int, first: int) -> Any:
+        asked.append(num)
+        verdict, badness = judged_by(self, call, num, first)
+        return (replace(verdict, ok=False), 1.2) if len(asked) == 1 else (verdict, badness)
+
+    monkeypatch.setattr(Prover, "_judged_by", unlucky)
+    subject = Subject(model, Inputs((torch.randn(64, 8),)), "infer", Loss(None), State(model))
+    prover = Prover(subject, random=True, num_draws=8)
+    assert prover.judge(model).ok and asked == [8, 24]
+    asked.clear()
+    monkeypatch.setattr(Prover, "_judged_by", judged_by)
+    assert not prover.judge(lambda x: 1.5 * model(x)).ok
+
+
+class Attending(nn.Module):
+    """Attention: a bias of its keys adds the same to every score, so its gradient is zero but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = (nn.Linear(32, 32, dtype=torch.bfloat16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+
+
+class _Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bias: torch.Tensor, times: float) -> torch.Tensor:
+        ctx.times = times
+        return bias.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * ctx.times, None
+
+
+@pytest.mark.parametrize(("times", "right"), [(4.0, True), (40.0, False)])
+def test_gradients_that_are_noise_may_be_other_noise_but_not_much_more(times: float, right: bool) -> None:
+    model, x = Attending().train(), torch.randn(4, 64, 32).bfloat16()
+    prover = _prover(model, x, mode="train")
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        keys = F.linear(x, model.k.weight, _Noisy.apply(model.k.bias, times))
+        return F.scaled_dot_product_attention(model.q(x), keys, model.v(x))
+
+    verdict = prover.judge(call)
+    assert verdict.ok == right and (right or "k.bias" in verdict.reason), str(verdict)

@@ -61,7 +61,8 @@ def test_the_result_is_a_drop_in_with_a_receipt() -> None:
 @pytest.mark.parametrize(("given", "said"), [
     ({"mode": "fast"}, "infer"),
     ({"budget_s": -1}, "budget_s"),
-    ({"accuracy": 0.1}, "accuracy"),
+    ({"error_budget": 1.5}, "between 0 and 1"),
+    ({"error_budget": 0.1, "mode": "train"}, "inference only"),
     ({"args": torch.ones(1)}, "tuple"),
 ])  # fmt: skip
 def test_mistakes_are_named(given: dict[str, Any], said: str) -> None:

@@ -65,3 +65,11 @@ def test_experts_need_ranks_that_they_divide():
         check(plan, MOE, cluster("h100-sxm*8"))
     with pytest.raises(PlanError, match="need sequence parallelism"):
         check(Plan(dp=4, tp=2, ep=4, global_batch=4, sequence_parallel=False), MOE, cluster("h100-sxm*8"))
+
+
+def test_a_model_nobody_can_split_is_only_replicated():
+    facts = facts_of(build("resnet50", batch=8, mode="train"))
+    assert facts.seq == 0 and "'conv' at conv1" in facts.whole and not LLAMA.whole
+    plan = Plan(dp=32, tp=2, global_batch=64)
+    with pytest.raises(PlanError, match=r"tp=2: nothing says how to split the 'conv' at conv1.*nearest.*dp=64"):
+        check(plan, facts, H100)

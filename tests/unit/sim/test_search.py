@@ -63,3 +63,16 @@ def test_the_frontier_is_not_dominated(found):
 def test_what_cannot_fit_is_said():
     with pytest.raises(PlanError, match=r"none of .* legal plans fits"):
         rl.plans("llama3.1-405b", "h100-sxm*8", global_batch=8, seq=8192, space=replace(SPACE, recompute=("full",)))
+
+
+def test_images_are_planned_as_replicas_in_batches_that_fill_a_device():
+    found = rl.plans("resnet50", "h100-sxm*8", global_batch=2048)
+    best = found.best[0]
+    assert (best.plan.dp, best.plan.tp, best.plan.cp) == (8, 1, 1) and best.plan.micro_batch >= 64
+    assert best.tokens == 2048 and "selective" not in {step.plan.recompute for step in found.best}
+
+
+def test_one_device_recomputes_what_cannot_be_split():
+    plain, again = (rl.simulate("resnet50", "h100-sxm*1", micro_batch=64, global_batch=64, recompute=name)
+                    for name in ("none", "full"))  # fmt: skip
+    assert again.step_s > plain.step_s and again.peak_bytes < plain.peak_bytes

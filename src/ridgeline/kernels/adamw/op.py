@@ -61,7 +61,7 @@ class UpdatePlan:
         total = sum(p.numel() for p in params)
         kinds = [_kind(p, g, state) for p, g, state in zip(params, grads, states, strict=True)]
         bits = min(state.bits for state in states)
-        self.chosen = tuning.choose("adamw", {"total": total, "bits": bits}, config.update())
+        self.chosen = tuning.choose("adamw", {"total": total, "bits": bits}, config.update(bits))
         length = lists.chunk_length(total, max(self.chosen.block, reference.GROUP), self.chosen.longest, self.device)
         self.layout = lists.Layout(kinds, [p.numel() for p in params], length, on)
         self.rows = [lists.numbers(_table(group, params, states), on) for group in self.layout.groups]

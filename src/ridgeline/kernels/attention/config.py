@@ -8,6 +8,9 @@ from operator import add
 
 from ridgeline.kernels.rows import cdiv, clamp
 
+MAX_REGISTERS = 168
+"""Of a thread when twelve warps start; the computing groups take 240 from there, the feeding warp gives up its own."""
+
 L2_FOR_KEYS_BYTES = 36_000_000
 """Keys and values that stay in a 50 MB L2 beside the queries that pass through it."""
 
@@ -26,11 +29,6 @@ class Attention:
     keys: int
     stages: int
     query_stages: int = 1
-
-    @property
-    def max_registers(self) -> int:
-        """Of a thread when all warps start: two computing groups take 240 from there, three 160."""
-        return 168 if self.rows <= 128 else 128
 
 
 def padded(head_dim: int) -> int:
@@ -66,8 +64,6 @@ def keys(dim: int, value_dim: int, capped: bool) -> Attention:
 
 
 FUSED = Attention(64, 128, 2)
-PIPED = True
-"""Whether the next block's scores start before dQ's share is sent: the registers just hold both."""
 
 
 def fits_fused(dim: int, value_dim: int, capped: bool, varlen: bool) -> bool:
@@ -81,7 +77,8 @@ LEAST_FUSED_ROWS = 1024
 def prefers_fused(band: int, rows: int) -> bool:
     """Whether five products with sums through memory are faster than seven without.
 
-    Where every row sees every key: 559 TFLOP/s against 492 at 4,096 rows; under a causal mask 362 against 426.
+    Where every row sees every key: 537 TFLOP/s against 505 at 4,096 rows, 518 against 490 at 2,048, 186 against 217 at
+    256; under a causal mask 457 against 475 at 4,096.
     """
     return band == 0 and rows >= LEAST_FUSED_ROWS
 

@@ -493,10 +493,10 @@ def attention_keys(
 def _fused_step(
     c: gl.constexpr, s, i, it, flat, masked, k, v, k_cols, kept, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk,
     dv, scale, key, keys, lo, hi,
-    MORE: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
-    BAND: gl.constexpr, KEYMASK: gl.constexpr, DTYPE: gl.constexpr,
+    BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr, BAND: gl.constexpr,
+    KEYMASK: gl.constexpr, DTYPE: gl.constexpr,
 ):
-    """From the scores of row block i to its share of dV, dK and dQ; the next block's scores start before dQ is sent."""
+    """From the scores of row block i to its share of dV, dK and dQ."""
     q_smem, do_smem, lse_smem, delta_smem = smems
     kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
@@ -530,26 +530,17 @@ def _fused_step(
     dq_on_its_way = warpgroup_mma(shared.permute((1, 0)), k_cols, none, use_acc=False, is_async=True)
     dv, dk = warpgroup_mma_wait(1, [dv_on_its_way, dk_on_its_way])
     mbarrier.arrive(q_empty.index(slot), count=1)
-    if MORE:
-        nxt = (it + 1) % STAGES
-        mbarrier.wait(q_full.index(nxt), ((it + 1) // STAGES) & 1)
-        to_come = q_smem.index(nxt).reshape([BM, D])
-        s_on_its_way = warpgroup_mma(k, to_come.permute((1, 0)), zero, use_acc=False, is_async=True)
-        dq = warpgroup_mma_wait(1, [dq_on_its_way])
-    else:
-        dq = warpgroup_mma_wait(0, [dq_on_its_way])
+    dq = warpgroup_mma_wait(0, [dq_on_its_way])
     tma.store_wait(BUFFERS - 1)
     to = dq_smem.index(c * BUFFERS + it % BUFFERS)
     to.store(dq)
     fence_async_shared()
     _add_to_global(dq_desc, [flat + i * BM, c * (D // 2)], to)
-    if MORE:
-        s = warpgroup_mma_wait(0, [s_on_its_way])
-    return s, dk, dv, it + 1
+    return dk, dv, it + 1
 
 
 @gluon.jit
-def _first_scores(it, k, q_smem, bars, BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):
+def _scores_of(it, k, q_smem, bars, BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):
     q_full = bars[2]
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     mbarrier.wait(q_full.index(it % STAGES), (it // STAGES) & 1)
@@ -562,7 +553,7 @@ def _fused_item(
     c: gl.constexpr, n, b, hp, ptrs, k, v, k_cols, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, H, ratio,
     padded, d, scale, scale_out, it, local,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
-    BAND: gl.constexpr, KEYMASK: gl.constexpr, PIPED: gl.constexpr, DTYPE: gl.constexpr,
+    BAND: gl.constexpr, KEYMASK: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """All rows that see a block of keys, from the last, where all programs of a head meet, to the first."""
     dk_ptr, dk_b, dk_h, dk_l, dv_ptr, dv_b, dv_h, dv_l, mask_ptr, mask_b = ptrs
@@ -581,33 +572,14 @@ def _fused_item(
     dk = gl.zeros([64, D], gl.float32, A_L)
     dv = gl.zeros([64, D], gl.float32, A_L)
     base = (b * H + hp * ratio) * padded
-    flat = base
     i = stop - 1
-    if PIPED:
-        r = ratio * 0
-        s = _first_scores(it, k, smems[0], bars, BM, D, STAGES)
-        for _ in range(ratio * (stop - first) - 1):
-            s, dk, dv, it = _fused_step(c, s, i, it, flat, tail | (i < edge) | (i >= past), k, v, k_cols, kept, smems,
-                                        ds_smem, dq_smem, dq_desc, bars, ds_full, dk, dv, scale, key, keys, lo, hi,
-                                        True, BM, D, STAGES, BUFFERS, BAND, KEYMASK, DTYPE)
-            r += 1
-            flat += padded
-            if r == ratio:
-                r = ratio * 0
-                flat = base
-                i -= 1
-        s, dk, dv, it = _fused_step(c, s, i, it, flat, tail | (i < edge) | (i >= past), k, v, k_cols, kept, smems,
-                                    ds_smem, dq_smem, dq_desc, bars, ds_full, dk, dv, scale, key, keys, lo, hi, False,
-                                    BM, D, STAGES, BUFFERS, BAND, KEYMASK, DTYPE)
-    else:
-        for _ in range(first, stop):
-            for r in range(ratio):
-                s = _first_scores(it, k, smems[0], bars, BM, D, STAGES)
-                s, dk, dv, it = _fused_step(c, s, i, it, base + r * padded, tail | (i < edge) | (i >= past), k, v,
-                                            k_cols, kept, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk, dv,
-                                            scale, key, keys, lo, hi, False, BM, D, STAGES, BUFFERS, BAND, KEYMASK,
-                                            DTYPE)
-            i -= 1
+    for _ in range(first, stop):
+        for r in range(ratio):
+            s = _scores_of(it, k, smems[0], bars, BM, D, STAGES)
+            dk, dv, it = _fused_step(c, s, i, it, base + r * padded, tail | (i < edge) | (i >= past), k, v, k_cols,
+                                     kept, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk, dv, scale, key, keys,
+                                     lo, hi, BM, D, STAGES, BUFFERS, BAND, KEYMASK, DTYPE)
+        i -= 1
     mbarrier.arrive(kv_empty.index(0), count=1)
     to = dk_ptr + b.to(gl.int64) * dk_b + hp.to(gl.int64) * dk_h
     _store(to, dk * scale_out, key0, keys, dk_l, d, D)
@@ -621,7 +593,7 @@ def _fused_rows(
     c: gl.constexpr, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts, group,
     H, K, split, padded, d, scale, scale_out,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
-    BAND: gl.constexpr, KEYMASK: gl.constexpr, PIPED: gl.constexpr, DTYPE: gl.constexpr,
+    BAND: gl.constexpr, KEYMASK: gl.constexpr, DTYPE: gl.constexpr,
 ):
     whole = k_smem.index(0).reshape([BN, D])
     k = whole.slice(c * 64, 64, dim=0)
@@ -634,7 +606,7 @@ def _fused_rows(
         if index < items:
             it = _fused_item(c, n, part // (K * split), part % (K * split), ptrs, k, v, k_cols, smems, ds_smem, dq_smem,
                              dq_desc, bars, ds_full, sizes, H, H // K // split, padded, d, scale, scale_out, it, j, BM,
-                             BN, D, STAGES, BUFFERS, BAND, KEYMASK, PIPED, DTYPE)
+                             BN, D, STAGES, BUFFERS, BAND, KEYMASK, DTYPE)
     tma.store_wait(0)
 
 
@@ -643,7 +615,7 @@ def attention_fused(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_ptr, dv_ptr, mask_ptr, padded, B, H, K,
     split, L, S, lo, hi, d, mask_b, dk_b, dk_h, dk_l, dv_b, dv_h, dv_l, group, scale, scale_out,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
-    BAND: gl.constexpr, KEYMASK: gl.constexpr, PIPED: gl.constexpr,
+    BAND: gl.constexpr, KEYMASK: gl.constexpr,
 ):
     """dK, dV and dQ from five products: a program owns 128 keys; the copy engine adds its share of dQ to memory."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -667,10 +639,10 @@ def attention_fused(
     gl.warp_specialize([
         (_fused_rows, (0, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts,
                        group, H, K, split, padded, d, scale, scale_out, BM, BN, D, STAGES, BUFFERS, BAND, KEYMASK,
-                       PIPED, DTYPE)),
+                       DTYPE)),
         (_fused_rows, (1, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts,
                        group, H, K, split, padded, d, scale, scale_out, BM, BN, D, STAGES, BUFFERS, BAND, KEYMASK,
-                       PIPED, DTYPE)),
+                       DTYPE)),
         (_feed_keys, ((q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc),
                       (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem), bars, padded, sizes, items, parts,
                       group, H, K, split, BM, BN, D, D, STAGES, BAND, False, 1)),

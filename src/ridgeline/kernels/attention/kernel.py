@@ -414,10 +414,10 @@ def attention_forward(
     KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, Q_STAGES: gl.constexpr,
     E: gl.constexpr,
 ):
-    """Tiles of 64 query rows a group of warps; two groups, or three where a head is narrow."""
+    """Tiles of 128 query rows, 64 for each of two groups of warps."""
     DTYPE: gl.constexpr = q_desc.dtype
-    GROUPS: gl.constexpr = BM // 64
-    gl.static_assert(GROUPS == 2 or GROUPS == 3)
+    GROUPS: gl.constexpr = 2
+    gl.static_assert(BM == 128)
     q_smem = gl.allocate_shared_memory(DTYPE, [GROUPS * Q_STAGES, 1, 1, 64, D], q_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, DV], v_desc.layout)
@@ -432,35 +432,18 @@ def attention_forward(
     num_m, heads = (longest + BM - 1) // BM, B * H
     tiles = num_m * heads
     smems = (k_smem, k2_smem, v_smem, bias_smem)
-    if GROUPS == 2:
-        gl.warp_specialize([
-            (_attend, (0, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
-                       heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
-                       Q_STAGES, E)),
-            (_attend, (1, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
-                       heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
-                       Q_STAGES, E)),
-            (_feed_rows, ((q_desc, q2_desc, q_desc, k_desc, k2_desc, v_desc),
-                          (q_smem, q2_smem, q_smem, k_smem, k2_smem, v_smem, bias_smem), bars, mask_ptr, mask_b, sizes,
-                          tiles, num_m, H, K, heads, group, False, True, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN,
-                          Q_STAGES, E)),
-        ], [4, 1], [240, 24])  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (_attend, (0, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
-                       heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
-                       Q_STAGES, E)),
-            (_attend, (1, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
-                       heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
-                       Q_STAGES, E)),
-            (_attend, (2, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
-                       heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
-                       Q_STAGES, E)),
-            (_feed_rows, ((q_desc, q2_desc, q_desc, k_desc, k2_desc, v_desc),
-                          (q_smem, q2_smem, q_smem, k_smem, k2_smem, v_smem, bias_smem), bars, mask_ptr, mask_b, sizes,
-                          tiles, num_m, H, K, heads, group, False, True, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN,
-                          Q_STAGES, E)),
-        ], [4, 4, 1], [160, 160, 24])  # fmt: skip
+    gl.warp_specialize([
+        (_attend, (0, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
+                   heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
+                   Q_STAGES, E)),
+        (_attend, (1, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
+                   heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
+                   Q_STAGES, E)),
+        (_feed_rows, ((q_desc, q2_desc, q_desc, k_desc, k2_desc, v_desc),
+                      (q_smem, q2_smem, q_smem, k_smem, k2_smem, v_smem, bias_smem), bars, mask_ptr, mask_b, sizes,
+                      tiles, num_m, H, K, heads, group, False, True, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN,
+                      Q_STAGES, E)),
+    ], [4, 1], [240, 24])  # fmt: skip
 
 
 @gluon.jit

@@ -202,7 +202,7 @@ class Forward(_Plan):
                 **self.constants, "BM": chosen.rows, "BN": chosen.keys, "STAGES": chosen.stages,
                 "SINK": sinks is not None, "Q_STAGES": chosen.query_stages, "D": width, "E": rest,
             },
-            max_registers=chosen.max_registers,
+            max_registers=config.MAX_REGISTERS,
             num_warps=4,
             device=self.device,
             vector=VECTOR,
@@ -321,7 +321,7 @@ class Backward(_Plan):
             ),
             grid=(config.programs(self.tiles(chosen.rows), self.sms),),
             constants={**self.constants, "BM": chosen.rows, "BN": chosen.keys, "STAGES": chosen.stages},
-            max_registers=chosen.max_registers,
+            max_registers=config.MAX_REGISTERS,
             num_warps=4,
             device=self.device,
             vector=VECTOR,
@@ -354,7 +354,7 @@ class Backward(_Plan):
                 **self.constants, "BM": chosen.rows, "BN": chosen.keys, "STAGES": chosen.stages,
                 "WIDE": config.is_wide(self.dim, self.value_dim),
             },
-            max_registers=chosen.max_registers,
+            max_registers=config.MAX_REGISTERS,
             num_warps=4,
             device=self.device,
             vector=VECTOR,
@@ -385,9 +385,9 @@ class Backward(_Plan):
             grid=(config.programs(tiles * self.split, self.sms),),
             constants={
                 "BM": chosen.rows, "BN": chosen.keys, "D": width, "STAGES": chosen.stages, "BUFFERS": 1,
-                "BAND": of.band, "KEYMASK": mask is not None, "PIPED": config.PIPED,
+                "BAND": of.band, "KEYMASK": mask is not None,
             },
-            max_registers=chosen.max_registers,
+            max_registers=config.MAX_REGISTERS,
             num_warps=4,
             device=self.device,
             vector=VECTOR,
@@ -442,7 +442,7 @@ class Backward(_Plan):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         """Gradients of q, k, v and the sinks, by the plan of these shapes or a new one."""
         mask = _dense_mask(mask)
-        key = (config.PIPED, *key_of(settings, (q, k, v, do, o), (mask, sinks, q_starts)))
+        key = key_of(settings, (q, k, v, do, o), (mask, sinks, q_starts))
         plan = _plans.get(key)
         if plan is not None:
             return plan.run(do, q, k, v, o, lse, mask, sinks, q_starts, k_starts)  # type: ignore[no-any-return]

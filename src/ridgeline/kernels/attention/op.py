@@ -30,7 +30,7 @@ def attention(
     window: Window | None = None,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
-    deterministic: bool | None = None,
+    deterministic: bool = True,
 ) -> Tensor:
     """softmax(query · keyᵀ · scale) · value over [batch, heads, rows, head dim], as PyTorch's function of that name.
 
@@ -39,21 +39,15 @@ def attention(
     ``lower_right``, so that the last row sees the last key, which is what decoding with a cache wants. ``window`` =
     (left, right) shows only so many keys before and behind that position, -1 for no limit. ``key_mask`` [batch, keys]
     is True where a key may be attended. ``softcap`` bends scores to stay between plus and minus itself; ``sinks``
-    [heads] are logits that take a share of every row's probability. A row that sees no key gets zeros.
-    ``deterministic`` gradients are the same bits every time, others may be faster; None asks PyTorch's own setting,
-    ``torch.use_deterministic_algorithms``.
+    [heads] are logits that take a share of every row's probability. A row that sees no key gets zeros. Gradients are
+    the same bits every time unless ``deterministic`` is given up for speed.
     """
     shift = key.shape[-2] - query.shape[-2] if lower_right else 0
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     left, right = window or (-1, -1)
     return ATTENTION(
-        query, key, value, is_causal, scale, shift, key_mask, sinks, left, right, softcap, repeats(deterministic)
+        query, key, value, is_causal, scale, shift, key_mask, sinks, left, right, softcap, deterministic
     )  # fmt: skip
-
-
-def repeats(deterministic: bool | None) -> bool:
-    """Whether gradients have to be the same bits every time."""
-    return torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
 
 
 def varlen_attention(
@@ -69,7 +63,7 @@ def varlen_attention(
     window: Window | None = None,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
-    deterministic: bool | None = None,
+    deterministic: bool = True,
 ) -> Tensor:
     """Attention of sequences of different length that lie one after the other in [tokens, heads, head dim].
 
@@ -80,7 +74,7 @@ def varlen_attention(
     left, right = window or (-1, -1)
     return VARLEN_ATTENTION(
         query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, scale, sinks, left, right,
-        softcap, repeats(deterministic),
+        softcap, deterministic,
     )  # fmt: skip
 
 

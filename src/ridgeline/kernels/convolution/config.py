@@ -6,19 +6,20 @@ from dataclasses import dataclass
 
 LEAST_CHANNELS = 16
 """The fewest channels a tile of the tensor cores has; a convolution with fewer fills it up with zeros."""
-MOST_DEPTHWISE = 1024
+MOST_POOLED = 128
+"""Channels of the widest tile: all of a pixel's are in one where something becomes of them together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Pixels, channels and terms of a tile, warps and stages, and whether factors are rounded or cut off."""
+    """Pixels, channels and terms of a tile, warps and stages, and what becomes of factors."""
 
     pixels: int
     channels: int
     depth: int = 32
     num_warps: int = 8
     num_stages: int = 3
-    nearest: bool = True
+    rounding: str = "nearest"  # or "cut", or "exact": three products, as accurate as float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class Depthwise:
     num_warps: int = 4
 
 
-def tiles(channels: int, pixels: int) -> tuple[Tile, ...]:
-    """Tiles worth trying for a number of output channels, the likely one first."""
+def tiles(channels: int, pixels: int, pooled: bool = False) -> tuple[Tile, ...]:
+    """Tiles worth trying for a number of output channels, the likely first; ``pooled``: with all channels in one."""
     wide = LEAST_CHANNELS
     while wide < min(channels, 128):
         wide *= 2
@@ -40,4 +41,5 @@ def tiles(channels: int, pixels: int) -> tuple[Tile, ...]:
         found = (Tile(128, 64, num_warps=4), Tile(256, 64))
     else:
         found = (Tile(256, wide), Tile(128, wide, num_warps=4))
-    return tuple(tile for tile in found if tile.pixels <= max(128, pixels)) or found[:1]
+    fit = [tile for tile in found if tile.pixels <= max(128, pixels) and (tile.channels >= channels or not pooled)]
+    return tuple(fit) or found[:1]

@@ -2,7 +2,7 @@
 
 cuDNN's fast kernels want channels last: images laid out the usual way are copied before and after, and what follows
 reads the result once more. Here a tile is pixels by channels, pixels dense as they lie in memory, and products are
-TensorFloat-32 as cuDNN's are, with factors rounded to nearest or cut off.
+TensorFloat-32 as cuDNN's are, with factors rounded or cut off; or as accurate as float32, where cuDNN's are that.
 
 One kernel serves plain, strided, dilated and transposed convolutions of one to three dims. Output pixel o = q·S + r is
 made of input pixels q·IS + base + j·STEP for taps j; a plain convolution has S = 1, a transposed one with stride S
@@ -14,14 +14,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.convolution.links import linked
+from ridgeline.kernels.convolution.links import linked, pooled, softmax_of
 
 
 @triton.jit
-def rounded(x, NEAREST: tl.constexpr):
+def rounded(x, CUT: tl.constexpr):
     """A number of TensorFloat-32's ten bits, the nearest or the next one to zero; infinities stay what they are."""
     bits = x.to(tl.int32, bitcast=True)
-    if NEAREST:
+    if not CUT:
         bits += 0x1000
     return (bits & -8192).to(tl.float32, bitcast=True)
 
@@ -29,13 +29,14 @@ def rounded(x, NEAREST: tl.constexpr):
 @triton.jit
 def convolution_weights(
     w_ptr,  # [GROUPS·CO, CI, TAPS], or [GROUPS·CI, CO, TAPS] where TURNED
-    out_ptr,  # [GROUPS·CO, TAPS, CI], rounded
+    out_ptr,  # [GROUPS·CO, TAPS, CI], rounded; where EXACT, what rounding took away behind it
     outputs,
     inputs,
     taps,
     total,
     TURNED: tl.constexpr,
-    NEAREST: tl.constexpr,
+    CUT: tl.constexpr,
+    EXACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Weights as the product reads them: the channels of one tap side by side."""
@@ -48,7 +49,11 @@ def convolution_weights(
     else:
         source = (co * inputs + ci) * taps + tap
     inside = at < total
-    tl.store(out_ptr + at, rounded(tl.load(w_ptr + source, mask=inside, other=0.0), NEAREST), mask=inside)
+    w = tl.load(w_ptr + source, mask=inside, other=0.0)
+    high = rounded(w, CUT)
+    tl.store(out_ptr + at, high, mask=inside)
+    if EXACT:
+        tl.store(out_ptr + total + at, rounded(w - high, False), mask=inside)
 
 
 @triton.jit
@@ -81,9 +86,11 @@ def convolution_tile(
     GROUPS: tl.constexpr,
     TURNED: tl.constexpr,  # transposed; then strides or dilations are 1
     PADDED: tl.constexpr,  # whether a tap may lie outside of the image
-    NEAREST: tl.constexpr,
+    CUT: tl.constexpr,  # whether factors are cut off instead of rounded
+    EXACT: tl.constexpr,  # float32's own accuracy, from three products: high·high + high·low + low·high
     BIAS: tl.constexpr,
     LINKS: tl.constexpr,
+    POOL: tl.constexpr,  # what becomes of a pixel's channels, all of which are in the tile: see ``links.POOLS``
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -176,12 +183,26 @@ def convolution_tile(
                 inside = inside & (tap_w >= 0) & (tap_w < W) & (tap_h >= 0) & (tap_h < H) & (tap_d >= 0) & (tap_d < D)
             known = (k < terms)[:, None] & (col < CO)[None, :]
         a = tl.load(x_start + base[:, None] + ahead[None, :], mask=inside, other=0.0)
-        b = tl.load(w_start + (weight * CI + ci)[:, None] + col[None, :] * (KD * KH * KW * CI), mask=known, other=0.0)
-        acc = tl.dot(rounded(a, NEAREST), b, acc, input_precision="tf32")
+        b_at = w_start + (weight * CI + ci)[:, None] + col[None, :] * (KD * KH * KW * CI)
+        b = tl.load(b_at, mask=known, other=0.0)
+        high = rounded(a, CUT)
+        if EXACT:  # the tensor cores cut sums off: they carry one over a block of terms only
+            low_b = tl.load(b_at + GROUPS * CO * KD * KH * KW * CI, mask=known, other=0.0)
+            part = tl.dot(a - high, b, input_precision="tf32")
+            part = tl.dot(high, low_b, part, input_precision="tf32")
+            acc += tl.dot(high, b, part, input_precision="tf32")
+        else:
+            acc = tl.dot(high, b, acc, input_precision="tf32")
     if BIAS:
         acc += tl.load(bias_ptr + group * CO + col, mask=col < CO, other=0.0)[None, :]
     acc = linked(acc, vectors_ptr, (group * CO + col)[None, :], (col < CO)[None, :], GROUPS * CO, LINKS)
     out_at = (od * OH + oh) * OW + ow
+    if POOL == 4:
+        acc = softmax_of(acc, (col < CO)[None, :])
+    if POOL > 0 and POOL < 4:
+        one = pooled(acc, (col < CO)[None, :], POOL)
+        tl.store(out_ptr + image * (OD * OH * OW) + out_at, one, mask=real)
+        return
     to = out_ptr + image * (CO * OD * OH * OW) + out_at[:, None] + col[None, :].to(tl.int64) * (OD * OH * OW)
     tl.store(to, acc, mask=real[:, None] & (col < CO)[None, :])
 
@@ -262,3 +283,29 @@ def convolution_links(
     x = tl.load(at, mask=p < PIXELS, other=0.0)
     channel = row % CO + tl.zeros([BLOCK], tl.int32)
     tl.store(at, linked(x, vectors_ptr, channel, p < PIXELS, CO, LINKS), mask=p < PIXELS)
+
+
+@triton.jit
+def convolution_turn(
+    x_ptr,  # [N, C, P], or [N, P, C] where BACK
+    vectors_ptr,
+    out_ptr,  # the other way round
+    C: tl.constexpr,
+    P: tl.constexpr,
+    BACK: tl.constexpr,
+    LINKS: tl.constexpr,
+    BC: tl.constexpr,
+    BP: tl.constexpr,
+):
+    """A tile of channels by pixels turned, and a chain on its way: both sides of memory are read or written densely."""
+    WIDE: tl.constexpr = (C + BC - 1) // BC
+    TALL: tl.constexpr = (P + BP - 1) // BP
+    c = tl.program_id(0) % WIDE * BC + tl.arange(0, BC)
+    p = tl.program_id(0) // WIDE % TALL * BP + tl.arange(0, BP)
+    image = (tl.program_id(0) // (WIDE * TALL)).to(tl.int64) * (C * P)
+    inside = (c < C)[:, None] & (p < P)[None, :]
+    plain = c[:, None] * P + p[None, :]
+    last = c[:, None] + p[None, :] * C
+    x = tl.load(x_ptr + image + (last if BACK else plain), mask=inside, other=0.0)
+    x = linked(x, vectors_ptr, c[:, None], (c < C)[:, None], C, LINKS)
+    tl.store(out_ptr + image + (plain if BACK else last), x, mask=inside)

@@ -39,6 +39,14 @@ NUMBERED = ("leaky", "least", "most", "scale", "shift")
 VECTORS = ("scales", "shifts")
 _LOG2E = tl.constexpr(1.4426950408889634)
 
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda x: x,
+    "min": lambda x: x.amin(1, keepdim=True),
+    "max": lambda x: x.amax(1, keepdim=True),
+    "logsumexp": lambda x: torch.logsumexp(x, 1, keepdim=True),
+    "softmax": lambda x: torch.softmax(x, 1),
+}
+"""What may become of a pixel's channels at the end of a chain, after a bar: ``"relu|min"``; the code is its place."""
 Link = tuple[str, float | int | None]
 
 
@@ -118,6 +126,35 @@ def link(x, vectors_ptr, channel, inside, CHANNELS: tl.constexpr, CODE: tl.const
         vector = tl.load(vectors_ptr + int(VALUE) * CHANNELS + channel, mask=inside, other=0.0)
         x = x * vector if CODE == 14 else x + vector
     return x
+
+
+@triton.jit
+def smaller(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def pooled(x, inside, POOL: tl.constexpr):
+    """[pixels, channels] to a number a pixel: smallest, largest, or the logarithm of the sum of exponentials."""
+    if POOL == 1:
+        return tl.reduce(tl.where(inside, x, float("inf")), 1, smaller)
+    top = tl.reduce(tl.where(inside, x, float("-inf")), 1, larger)
+    if POOL == 2:
+        return top
+    shift = tl.where(tl.abs(top) == float("inf"), 0.0, top)
+    return shift + tl.log(tl.sum(tl.where(inside, tl.exp(x - shift[:, None]), 0.0), 1))
+
+
+@triton.jit
+def softmax_of(x, inside):
+    top = tl.max(tl.where(inside, x, float("-inf")), 1)
+    e = tl.where(inside, tl.exp(x - top[:, None]), 0.0)
+    return e / tl.sum(e, 1)[:, None]
 
 
 @triton.jit

@@ -10,23 +10,29 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.convolution import config, kernel, reference
-from ridgeline.kernels.convolution.links import coded, links_of
-from ridgeline.kernels.launcher import Kernel, Plans, launchable
+from ridgeline.kernels.convolution.links import POOLS, coded, links_of
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.rows import cdiv
 
 _WEIGHTS = Kernel(kernel.convolution_weights, loose=("w_ptr",))
 _TILE = Kernel(kernel.convolution_tile, loose=("x_ptr", "bias_ptr", "vectors_ptr", "out_ptr"))
 _DEPTHWISE = Kernel(kernel.convolution_depthwise, loose=("x_ptr", "w_ptr", "bias_ptr", "vectors_ptr", "out_ptr"))
+_TURN = Kernel(kernel.convolution_turn, loose=("vectors_ptr",))
 _LINKS = Kernel(kernel.convolution_links, loose=("x_ptr", "vectors_ptr"))
 _plans = Plans()
 _BLOCK = 1024
+_TURNED_CHANNELS, _TURNED_PIXELS = 64, 64
+"""A tile of 16 kB, of which every row is 256 bytes of memory on either side."""
 MOST_OFFSET = 2**31 - 1
 _active_modes = torch._C._len_torch_dispatch_stack
 MOST_IMAGES = 65535
 """The grid's second dimension."""
+SINGLE = ("min", "max", "logsumexp")
+"""Pools that leave a number a pixel."""
 Ints = Sequence[int]
 
 
@@ -153,14 +159,19 @@ class _Tiled:
         tile: config.Tile | None,
     ) -> None:  # fmt: skip
         self.sizes, device = sizes, x.get_device()
+        links, _, pool = chain.partition("|")
+        self.shape = (sizes.num, 1 if pool in SINGLE else sizes.shape[1], *sizes.shape[2:])
         named = {"channels": sizes.outputs, "pixels": sizes.phase_pixels}
-        chosen = tile or tuning.choose("convolution", named, config.tiles(**named)[0])
-        laid = torch.empty(weight.numel(), dtype=torch.float32, device=x.device)
+        chosen = tile or tuning.choose("convolution", named, config.tiles(**named, pooled=bool(pool))[0])
+        if pool and chosen.channels < sizes.outputs:
+            raise KernelError(f"convolution: {pool} over {sizes.outputs} channels needs a tile with all of them")
+        self.cut, self.exact = chosen.rounding == "cut", chosen.rounding == "exact"
+        laid = torch.empty(4, dtype=torch.float32, device=x.device)
         self.counts = (sizes.outputs, sizes.inputs, sizes.num_taps, weight.numel())
         self.lay = _WEIGHTS.bind(
             (weight, laid, *self.counts),
             grid=(cdiv(weight.numel(), _BLOCK),),
-            constants={"TURNED": sizes.transposed, "NEAREST": chosen.nearest, "BLOCK": _BLOCK},
+            constants={"TURNED": sizes.transposed, "CUT": self.cut, "EXACT": self.exact, "BLOCK": _BLOCK},
             num_warps=4,
             device=device,
         )
@@ -173,8 +184,10 @@ class _Tiled:
             constants=sizes.constants()
             | {"GROUPS": sizes.groups, "TURNED": sizes.transposed, "PADDED": sizes.padded, "BIAS": bias is not None}
             | {
-                "NEAREST": chosen.nearest,
-                "LINKS": coded(chain),
+                "CUT": self.cut,
+                "EXACT": self.exact,
+                "POOL": list(POOLS).index(pool),
+                "LINKS": coded(links),
                 "BM": chosen.pixels,
                 "BN": chosen.channels,
                 "BK": chosen.depth,
@@ -186,8 +199,8 @@ class _Tiled:
         )
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None) -> Tensor:
-        out = torch.empty(self.sizes.shape, dtype=torch.float32, device=x.device)
-        laid = torch.empty(weight.numel(), dtype=torch.float32, device=x.device)
+        out = torch.empty(self.shape, dtype=torch.float32, device=x.device)
+        laid = torch.empty(weight.numel() * (2 if self.exact else 1), dtype=torch.float32, device=x.device)
         self.lay(weight.contiguous(), laid, *self.counts)
         self.launch(x.contiguous(), laid, *_there(laid, bias, vectors), out)
         return out
@@ -242,6 +255,30 @@ def link_(x: Tensor, vectors: Tensor | None, chain: str) -> Tensor:
     return x
 
 
+def turn(x: Tensor, out: Tensor, vectors: Tensor | None, chain: str = "", *, back: bool) -> Tensor:
+    """An image written with its channels last, or one with its channels last written densely, through a chain.
+
+    Either is dense memory; ``x`` and ``out`` have the same shape [N, C, ...].
+    """
+    channels, pixels = x.shape[1], math.prod(x.shape[2:])
+    places = x.data_ptr() | out.data_ptr()
+    key = ("turn", x.shape, vectors is None, chain, back, x.get_device(), places & 15)
+    plan = _plans.get(key)
+    if plan is None:
+        tiles = cdiv(channels, _TURNED_CHANNELS) * cdiv(pixels, _TURNED_PIXELS)
+        plan = _plans[key] = _TURN.bind(
+            (x, *_there(x, vectors), out),
+            grid=(tiles * x.shape[0],),
+            constants={"C": channels, "P": pixels, "BACK": back, "LINKS": coded(chain), "BC": _TURNED_CHANNELS}
+            | {"BP": _TURNED_PIXELS},
+            num_warps=8,
+            device=x.get_device(),
+            vector=vector_of(4, places),
+        )
+    plan(x, *_there(x, vectors), out)
+    return out
+
+
 def _support(
     x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, stride: Ints, padding: Ints,
     dilation: Ints, output_padding: Ints, groups: int, transposed: bool, chain: str,
@@ -257,19 +294,24 @@ def _support(
     sizes = out_sizes(x.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, transposed)
     if min(sizes) <= 0 or math.prod(sizes) > MOST_OFFSET:
         return "the result has no pixels, or too many"
+    words, _, pool = chain.partition("|")
     try:
-        links = links_of(chain)
+        links = links_of(words)
     except ValueError as error:
         return str(error)
+    outputs = weight.shape[1] if transposed else weight.shape[0]
+    if pool not in POOLS or (pool and (groups != 1 or outputs > config.MOST_POOLED)):
+        return f"no {pool!r} over channels, or too many of them for one tile"
     if any(name in ("scales", "shifts") for name, _ in links) and vectors is None:
         return "the chain reads vectors, and none are given"
     return None
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Any, vectors: Any, *rest: Any) -> Tensor:
-    stride, padding, dilation, output_padding, groups, transposed, _ = rest
+    stride, padding, dilation, output_padding, groups, transposed, chain = rest
     sizes = out_sizes(x.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, transposed)
-    return x.new_empty((x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *sizes))
+    outputs = weight.shape[1] * groups if transposed else weight.shape[0]
+    return x.new_empty((x.shape[0], 1 if chain.partition("|")[2] in SINGLE else outputs, *sizes))
 
 
 def _cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **kwargs: Any) -> dict[str, Any]:
@@ -311,6 +353,10 @@ SMALL = (
          padding=(1, 0, 1), turned=True, bias=True),
     case("float32", images=1, inputs=4, outputs=6, image=(11,), taps=(3,), dilation=(3,), padding=(1,), turned=True),
     case("float32", images=2, inputs=8, outputs=12, image=(6, 7), taps=(3, 3), groups=4, chain="tanh"),
+    case("float32", **_SMALL, image=(7, 6), taps=(3, 3), bias=True, chain="scale=0.1|min"),
+    case("float32", images=1, inputs=32, outputs=17, image=(3, 4), taps=(3, 3), stride=(2, 2), turned=True,
+         chain="scale=0.1|logsumexp"),
+    case("float32", **_SMALL, image=(7, 6), taps=(2, 2), chain="scale=0.1|softmax"),
     case("float32", images=2, inputs=8, outputs=12, image=(4, 5), taps=(3, 3), stride=(2, 2), groups=2, turned=True),
     case("float32", images=2, inputs=6, outputs=6, image=(9, 8), taps=(3, 5), padding=(1, 2), groups=6, bias=True,
          chain="hardswish"),

@@ -22,7 +22,7 @@ class Decode:
     shares: int
     num_warps: int = 4
     num_stages: int = 3
-    early: int = 0
+    early: int = 2
 
 
 def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Decode:

@@ -48,7 +48,7 @@ def decode_share(
     length = longest
     if LENS:
         length = tl.minimum(tl.load(lens_ptr + b * lens_b).to(tl.int32), longest)
-    mine = tl.cdiv(tl.cdiv(length, 16), shares) * 16
+    mine = tl.cdiv(length, shares)
     start = share * mine
     end = tl.minimum(start + mine, length)
     row = tl.arange(0, ROWS)

@@ -11,7 +11,7 @@ from ridgeline.kernels import shares, tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.group_norm import config, kernel, reference, streamed
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, is_widest, launchable, num_sms, vector_of
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two, template
 
@@ -125,8 +125,9 @@ def _streaming(
     pointers = 0
     for tensor in tensors:
         pointers |= tensor.data_ptr()
-    vector = vector_of(min(tensor.element_size() for tensor in tensors), pointers, positions)
-    default = config.streamed(tensors[0].nbytes, positions, wide, len(tensors)) if vector > 1 else None
+    narrow = min(tensor.element_size() for tensor in tensors)
+    streamable = is_widest(vector_of(narrow, pointers, positions), narrow)
+    default = config.streamed(tensors[0].nbytes, positions, wide, len(tensors)) if streamable else None
     if default is None or INTERPRETING or not rows:
         return None, None
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}

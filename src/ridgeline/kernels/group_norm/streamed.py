@@ -58,7 +58,9 @@ def group_norm_streamed(
     HAS_WEIGHT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
+    EVEN: gl.constexpr,  # every share fills its place
     MEET: gl.constexpr,
+    LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
     BLOCK: gl.constexpr,
@@ -67,7 +69,6 @@ def group_norm_streamed(
 ):
     """Moments of a share relative to its own mean, then, one turn later where groups are shared, its results."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
-    LAG: gl.constexpr = 1 if MEET else 0
     L: gl.constexpr = spread(VECTOR, NUM_WARPS)
     smem = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
     share = gl.program_id(0) % num_shares
@@ -89,7 +90,9 @@ def group_norm_streamed(
         async_copy.wait_group(SLOTS - LAG - 1)
         x = smem.index(turn % SLOTS).load(L).to(gl.float32)  # what is past the end was copied as zeros
         mean = gl.sum(gl.sum(x, axis=0), axis=0) / left
-        off = gl.where(c < left, x - mean, 0.0)
+        off = x - mean
+        if not EVEN:
+            off = gl.where(c < left, off, 0.0)
         spreads = gl.sum(gl.sum(off * off, axis=0), axis=0)
         done = turn - LAG
         row = start + done * num_groups
@@ -102,7 +105,8 @@ def group_norm_streamed(
                 mean = gl.sum(counts * means, axis=0) / cols
                 parts = gl.where(k < num_shares, parts + counts * (means - mean) * (means - mean), 0.0)
                 spreads = gl.sum(parts, axis=0)
-            x = smem.index((turn + SLOTS - 1) % SLOTS).load(L).to(gl.float32)
+        if LAG:
+            x = smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
         rstd = gl.rsqrt(spreads / cols + eps)
         if done >= 0:
             if share == 0:
@@ -144,6 +148,7 @@ def group_norm_backward_streamed(
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
     MEET: gl.constexpr,
+    LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
     BLOCK: gl.constexpr,
@@ -152,7 +157,6 @@ def group_norm_backward_streamed(
 ):
     """Sums of every piece, which the weights' gradients are made of, then dx. Past the end everything is zero."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
-    LAG: gl.constexpr = 1 if MEET else 0
     L: gl.constexpr = spread(VECTOR, NUM_WARPS)
     dy_smem = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
     x_smem = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
@@ -204,14 +208,15 @@ def group_norm_backward_streamed(
                 k, slopes, shifts = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
                 slope = gl.sum(gl.where(k < num_shares, slopes, 0.0), axis=0)
                 shift = gl.sum(gl.where(k < num_shares, shifts, 0.0), axis=0)
+        if LAG:
             row = start + gl.maximum(done, 0) * num_groups
             channel = row % groups * per_group + inside
             w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)
             b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
             mean = gl.load(mean_ptr + row)
             rstd = gl.load(rstd_ptr + row)
-            normed = (x_smem.index((turn + SLOTS - 1) % SLOTS).load(L).to(gl.float32) - mean) * rstd
-            dy = dy_smem.index((turn + SLOTS - 1) % SLOTS).load(L).to(gl.float32)
+            normed = (x_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32) - mean) * rstd
+            dy = dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
             dy = through_silu(dy, normed, w[:, None], b[:, None], SILU)
         dx = (dy * w[:, None] - normed * (slope / cols) - shift / cols) * rstd
         gl.store(dx_ptr + at + done * step, dx.to(dx_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))

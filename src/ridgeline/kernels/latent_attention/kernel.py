@@ -52,7 +52,7 @@ def latent_share(
     b = tl.program_id(0) // groups
     share = tl.program_id(1)
     length = tl.load(lens_ptr + b)
-    mine = tl.cdiv(tl.cdiv(length, 16), shares) * 16
+    mine = tl.cdiv(length, shares)
     start = share * mine
     end = tl.minimum(start + mine, length)
     head = tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, is_widest, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import plan_reduce, plan_streamed
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
@@ -226,7 +226,8 @@ def _plan_backward(
     on = x.get_device()
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
-    streaming = None if has_dh or vector == 1 or INTERPRETING else config.streamed_backward(cols, size)
+    streamable = is_widest(vector, min(dx.element_size(), dy.element_size())) and not (has_dh or INTERPRETING)
+    streaming = config.streamed_backward(cols, size) if streamable else None
     chosen: Any = tuning.choose(
         "layer_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},

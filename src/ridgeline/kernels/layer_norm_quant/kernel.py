@@ -35,6 +35,7 @@ def layer_norm_quantized(
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,  # rows fill their pieces
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
@@ -53,19 +54,26 @@ def layer_norm_quantized(
         held = held + (x,)
     mean = tl.sum(total, axis=1, keep_dims=True) / cols
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    centered = ()
     for i in tl.static_range(CHUNKS):
-        centered = tl.where(i * BLOCK + col < cols, held[i] - mean, 0.0)
-        squares += centered * centered
+        off = held[i] - mean
+        if not EVEN:
+            off = tl.where(i * BLOCK + col < cols, off, 0.0)
+        squares += off * off
+        centered = centered + (off,)
     rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
     normed = ()
     for i in tl.static_range(CHUNKS):
         in_cols = i * BLOCK + col < cols
-        y = (held[i] - mean) * rstd
+        y = centered[i] * rstd
         if HAS_WEIGHT:
             y *= tl.load(weight_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32)
         if HAS_BIAS:
             y += tl.load(bias_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32)
-        normed = normed + (tl.where(in_cols, y, 0.0),)  # the padding of a row is no candidate for its largest
+        if HAS_BIAS and not EVEN:
+            y = tl.where(in_cols, y, 0.0)  # the padding of a row is no candidate for its largest
+        normed = normed + (y,)
     write_quantized(
-        normed, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, INTEGER, GROUP, PARTS, ROWS, CHUNKS, BLOCK
-    )
+        normed, 0.0 * rstd + 1.0, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, INTEGER, GROUP, PARTS, ROWS,
+        CHUNKS, BLOCK,
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from ridgeline.kernels.rows import as_rows, cdiv, float_reason, power_of_two
 _VECTORS = ("k", "n", "x_stride", "w_stride", "residual_stride", "share")
 _ROW = Kernel(kernel.linear_row, vectors=_VECTORS, loose=("bias_ptr", "residual_ptr", "out_ptr"))
 _TILE = Kernel(kernel.linear_tile, vectors=_VECTORS, loose=("bias_ptr", "residual_ptr", "out_ptr", "squares_ptr"))
-_JOIN = Kernel(kernel.linear_join, loose=("bias_ptr", "residual_ptr", "out_ptr", "squares_ptr"))
+JOIN = Kernel(kernel.linear_join, loose=("bias_ptr", "residual_ptr", "out_ptr", "squares_ptr"))
 _plans = Plans()
 ACTIVATIONS = {"none": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4}
 JOIN_OUTPUTS = 256
@@ -129,7 +129,7 @@ class _Plan:
         x, weight, bias, norm_weight, residual, eps, offset = args
         x, stride, residual, residual_stride = self._laid_out(x, residual)
         self.row_args: tuple[int, ...] = (self.k, self.n, stride, weight.stride(0), residual_stride)
-        given = (x, weight, *_present(x, bias, norm_weight, residual), x, *self.row_args, eps, offset)
+        given = (x, weight, *filled(x, bias, norm_weight, residual), x, *self.row_args, eps, offset)
         constants = {
             "M": self.rows, "BN": self.chosen.outputs, "BK": self.chosen.step,
             "V": min(16 // x.element_size(), self.chosen.step), "EVEN": self.k % self.chosen.step == 0,
@@ -147,7 +147,7 @@ class _Plan:
         self.row_args = (self.rows, self.k, self.n, stride, weight.stride(0), residual_stride, share)
         out, squares = self._partial(x) if self.shares > 1 else (x, torch.empty(1, device=x.device))
         first_scaled = self.has_norm and x.dtype == torch.float16
-        given = (x, weight, *_present(x, bias, norm_weight, residual), out, squares, *self.row_args, eps, offset)
+        given = (x, weight, *filled(x, bias, norm_weight, residual), out, squares, *self.row_args, eps, offset)
         constants = {
             "MP": max(16, power_of_two(self.rows)), "BN": self.chosen.outputs, "BK": self.chosen.step,
             "EVEN": self.k % self.chosen.step == 0, "NORM": self.has_norm, **self.flags,
@@ -159,8 +159,8 @@ class _Plan:
         if self.shares == 1:
             return (tile,)
         self.join_args = (self.shares, self.rows, self.k, self.n, residual_stride)
-        present = _present(x, bias, residual)
-        join = _JOIN.bind(
+        present = filled(x, bias, residual)
+        join = JOIN.bind(
             (out, squares, *present, x, *self.join_args, eps),
             grid=(cdiv(self.n, JOIN_OUTPUTS), self.rows),
             constants={
@@ -195,7 +195,7 @@ class _Plan:
             return out
         x = x if x.is_contiguous() else as_rows(x)[0]
         residual = residual if residual is None or residual.is_contiguous() else as_rows(residual)[0]
-        present = _present(x, bias, norm_weight, residual)
+        present = filled(x, bias, norm_weight, residual)
         if self.chosen.kernel == "row":
             self.runs[0](x, weight, *present, out, *self.row_args, eps, offset)
         elif self.shares == 1:
@@ -203,11 +203,11 @@ class _Plan:
         else:
             part, squares = self._partial(x)
             self.runs[0](x, weight, *present, part, squares, *self.row_args, eps, offset)
-            self.runs[1](part, squares, *_present(x, bias, residual), out, *self.join_args, eps)
+            self.runs[1](part, squares, *filled(x, bias, residual), out, *self.join_args, eps)
         return out
 
 
-def _present(stand_in: Tensor, *optional: Tensor | None) -> tuple[Tensor, ...]:
+def filled(stand_in: Tensor, *optional: Tensor | None) -> tuple[Tensor, ...]:
     """Optional tensors, with another in the place of those that are not there: no kernel looks at it."""
     return tuple(stand_in if value is None else value for value in optional)
 

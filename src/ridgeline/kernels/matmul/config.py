@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LEAST_DEPTH = 32
-"""Below this many terms a sum rounds so little that 22 bits of each factor would show."""
+"""At 32 terms the error is float32's own (1.1e-7 of the result, emulated); shorter sums were not looked at."""
 MOST_THIN_ROWS = 256
 """Rows up to which the other factor is better read once, as it is, than taken apart beforehand."""
 

@@ -13,19 +13,18 @@ START_BLOCKS = 2
 """What a program's first lookups and its last sums take, in blocks of keys."""
 
 MAX_SHARES = 128
-GRAIN = 16
-"""Keys that shares are a multiple of: blocks are too coarse for short ones (16,384 keys in 49 shares: 336, not 384)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Keys of a block, shares of a sequence, warps and stages; ``early`` says when the joining kernel may start."""
+    """Keys of a block, shares of a sequence, warps, stages (1: through registers), when the joining kernel starts."""
 
     keys: int
     shares: int
     num_warps: int = 4
     num_stages: int = 3
-    early: int = 1
+    early: int = 2
+    max_registers: int = 0
 
 
 def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Paged:
@@ -37,7 +36,7 @@ def shares_of(sequences: int, longest: int, keys: int, slots: int) -> int:
     """Shares of a sequence that end soonest: whole waves of programs, each its keys and what starting one costs."""
 
     def waves(shares: int) -> tuple[int, int]:
-        mine = cdiv(cdiv(longest, GRAIN), shares) * GRAIN + START_BLOCKS * keys
+        mine = cdiv(longest, shares) + START_BLOCKS * keys
         return cdiv(max(1, sequences) * shares, slots) * mine, shares
 
     most = clamp(longest // (4 * keys), 1, MAX_SHARES)

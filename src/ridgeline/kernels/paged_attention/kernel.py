@@ -13,6 +13,30 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
+def _prefetch(ptr):
+    """Bring what lies there into the L2; nobody waits for it."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr], dtype=tl.int32, is_pure=False, pack=1
+    )  # fmt: skip
+
+
+@triton.jit
+def _keys(k_ptr, page, key, end, col, d, k_page, k_slot, P: tl.constexpr, POLICY: tl.constexpr):
+    """A block of keys, one a column."""
+    at = page.to(tl.int64) * k_page + (key % P) * k_slot
+    inside = (key < end)[None, :] & (col < d)[:, None]
+    return tl.load(k_ptr + at[None, :] + col[:, None], mask=inside, other=0.0, eviction_policy=POLICY)
+
+
+@triton.jit
+def _values(v_ptr, page, key, end, col, d, v_page, v_slot, P: tl.constexpr, POLICY: tl.constexpr):
+    """A block of values, one a row."""
+    at = page.to(tl.int64) * v_page + (key % P) * v_slot
+    inside = (key < end)[:, None] & (col < d)[None, :]
+    return tl.load(v_ptr + at[:, None] + col[None, :], mask=inside, other=0.0, eviction_policy=POLICY)
+
+
+@triton.jit
 def paged_share(
     q_ptr,  # [B, H, D]
     k_ptr,  # [pages, P, K, D] by strides
@@ -23,7 +47,7 @@ def paged_share(
     lse_ptr,  # [B, H, shares] fp32, base 2
     scale,  # softmax scale · log2(e)
     key_heads,
-    q_b, q_h, k_page, k_slot, k_head, v_page, v_slot, v_head, table_b, d,
+    q_b, q_h, k_page, k_slot, k_head, v_page, v_slot, v_head, table_b, pages, d,
     shares,
     R: tl.constexpr,
     ROWS: tl.constexpr,
@@ -37,17 +61,20 @@ def paged_share(
     """Online softmax over this program's keys; the whole answer where one program has them all.
 
     EARLY lets the joining kernel, which waits for the results itself, start with this one (1) or when programs have
-    read their last key (2). STAGED leaves it to the
-    compiler to copy blocks ahead into shared memory; otherwise a block is read into registers, many programs take the
-    place of many blocks, and what is read leaves the L2 first, so that nothing else has to.
+    read their last key (2). STAGED leaves it to the compiler to copy blocks ahead into shared memory; otherwise the
+    next block is read into registers while this one is worked on, and what is read leaves the L2 first, so that
+    nothing else has to.
     """
     if EARLY == 1:
         gdc_launch_dependents()
     b = tl.program_id(0) // key_heads
     kh = tl.program_id(0) % key_heads
     share = tl.program_id(1)
+    table = table_ptr + b * table_b
+    if EARLY:  # where a full sequence's share would begin: looked up while the length is on its way
+        _prefetch(table + tl.minimum(share * tl.cdiv(pages, shares), pages - 1))
     length = tl.load(lens_ptr + b)
-    mine = tl.cdiv(tl.cdiv(length, 16), shares) * 16
+    mine = tl.cdiv(length, shares)
     start = share * mine
     end = tl.minimum(start + mine, length)
     row = tl.arange(0, ROWS)
@@ -58,28 +85,26 @@ def paged_share(
     m = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
-    policy: tl.constexpr = "" if STAGED else "evict_first"
-    key = start + tl.arange(0, KEYS)
-    table = table_ptr + b * table_b
-    page = tl.load(table + key // P, mask=key < end, other=0)
+    k_ptr += kh.to(tl.int64) * k_head
+    v_ptr += kh.to(tl.int64) * v_head
+    if not STAGED:
+        key = start + tl.arange(0, KEYS)
+        page = tl.load(table + key // P, mask=key < end, other=0)
+        next_k = _keys(k_ptr, page, key, end, col, d, k_page, k_slot, P, "evict_first")
+        next_v = _values(v_ptr, page, key, end, col, d, v_page, v_slot, P, "evict_first")
+        page = tl.load(table + (key + KEYS) // P, mask=key + KEYS < end, other=0)
     for first in range(start, end, KEYS):
         key = first + tl.arange(0, KEYS)
-        seen = key < end
         if STAGED:
-            page = tl.load(table + key // P, mask=seen, other=0)
-        at = page.to(tl.int64) * k_page + (key % P) * k_slot + kh * k_head
-        k = tl.load(
-            k_ptr + at[None, :] + col[:, None], mask=seen[None, :] & (col < d)[:, None], other=0.0,
-            eviction_policy=policy,
-        )  # fmt: skip
-        at = page.to(tl.int64) * v_page + (key % P) * v_slot + kh * v_head
-        v = tl.load(
-            v_ptr + at[:, None] + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0,
-            eviction_policy=policy,
-        )  # fmt: skip
-        if not STAGED:  # where the next block lies
-            page = tl.load(table + (key + KEYS) // P, mask=key + KEYS < end, other=0)
-        s = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee"), float("-inf"))
+            page = tl.load(table + key // P, mask=key < end, other=0)
+            k = _keys(k_ptr, page, key, end, col, d, k_page, k_slot, P, "")
+            v = _values(v_ptr, page, key, end, col, d, v_page, v_slot, P, "")
+        else:
+            k, v = next_k, next_v
+            next_k = _keys(k_ptr, page, key + KEYS, end, col, d, k_page, k_slot, P, "evict_first")
+            next_v = _values(v_ptr, page, key + KEYS, end, col, d, v_page, v_slot, P, "evict_first")
+            page = tl.load(table + (key + 2 * KEYS) // P, mask=key + 2 * KEYS < end, other=0)
+        s = tl.where((key < end)[None, :], tl.dot(q, k, input_precision="ieee"), float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s * scale - (m_new * scale)[:, None])  # one rounding: the product and the difference are fused
         alpha = tl.exp2((m - m_new) * scale)

@@ -97,7 +97,7 @@ class _Plan:
         chosen = tuning.choose("paged_attention", sizes, config.choose(**sizes, num_sms=num_sms(device)))
         self.shares, self.shape = chosen.shares, (batch, heads, chosen.shares, dim)
         strides = (*query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], table.stride(0))
-        self.rest = (key_heads, *strides, dim, chosen.shares)
+        self.rest = (key_heads, *strides, table.shape[1], dim, chosen.shares)
         part, lse = self._partial(out)
         wide = max(16, power_of_two(dim))
         self.share = _SHARE.bind(
@@ -110,6 +110,7 @@ class _Plan:
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
+            max_registers=chosen.max_registers,
             device=device,
             vector=vector_of(
                 query.element_size(), query.data_ptr() | keys.data_ptr() | values.data_ptr(), *strides[:-1], dim

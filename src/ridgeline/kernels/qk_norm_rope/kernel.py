@@ -150,7 +150,6 @@ def qk_norm_rope_backward(
     Q_HEADS: tl.constexpr,
     K_HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """A program takes every P-th token and adds up its share of the weights' gradients."""
     q_low = tl.zeros([Q_HEADS, HALF], tl.float32)
@@ -158,7 +157,7 @@ def qk_norm_rope_backward(
     k_low = tl.zeros([K_HEADS, HALF], tl.float32)
     k_high = tl.zeros([K_HEADS, HALF], tl.float32)
     wide_zero = tl.program_id(0).to(tl.int64) * 0
-    for at in tl.range(tl.program_id(0), tokens, tl.num_programs(0), num_stages=STAGES):
+    for at in tl.range(tl.program_id(0), tokens, tl.num_programs(0)):
         token = at + wide_zero
         b = token // seq
         s = token % seq

@@ -95,8 +95,8 @@ def _plan_forward(
     heads = 3 - sequence_dim
     numbers = _numbers(q, k, cos, sequence_dim)
     rstd = template((q.shape[0], numbers[1], numbers[2] + numbers[3]), torch.float32, q.device)
-    chosen = tuning.choose("qk_norm_rope", {"heads": numbers[2], "dim": q.shape[-1]},
-                           config.default(numbers[2], q.shape[-1]))  # fmt: skip
+    sizes = {"heads": numbers[2], "dim": q.shape[-1]}
+    chosen = tuning.choose("qk_norm_rope.forward", sizes, config.forward(numbers[2], q.shape[-1]))
     run = _FORWARD.bind(
         (q, k, q_weight, k_weight, cos, sin, q, k, rstd, *numbers, 0.0, 0.0),
         grid=(numbers[0],),
@@ -140,20 +140,15 @@ def _plan_backward(
     QK_NORM_ROPE.check(q, k, q_weight, k_weight, cos, sin, 0.0, 0.0, sequence_dim)
     heads, dim, on = 3 - sequence_dim, q.shape[-1], q.get_device()
     numbers = _numbers(q, k, cos, sequence_dim, dq, dk)
-    chosen = tuning.choose("qk_norm_rope", {"heads": numbers[2], "dim": dim}, config.default(numbers[2], dim))
+    sizes = {"heads": numbers[2], "dim": dim}
+    chosen = tuning.choose("qk_norm_rope.backward", sizes, config.backward(numbers[2], dim))
     programs = max(1, min(numbers[0], chosen.programs_per_sm * num_sms(on)))
     shares = template((2, programs, dim), torch.float32, q.device)
     run = _BACKWARD.bind(
         (dq, dk, q, k, q_weight, k_weight, cos, sin, rstd, q, k, shares, *numbers, 0.0),
         grid=(programs,),
-        constants={
-            "Q_HEADS": power_of_two(q.shape[heads]),
-            "K_HEADS": power_of_two(k.shape[heads]),
-            "HALF": dim // 2,
-            "STAGES": chosen.num_stages,
-        },
+        constants={"Q_HEADS": power_of_two(q.shape[heads]), "K_HEADS": power_of_two(k.shape[heads]), "HALF": dim // 2},
         num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
         device=on,
         vector=vector_of(q.element_size(), _pointers(dq, dk, q, k, q_weight, k_weight, cos, sin), *numbers[4:]),
     )

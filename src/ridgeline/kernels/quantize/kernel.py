@@ -98,21 +98,37 @@ def largest_shares(x_ptr, share_ptr, n, BLOCK: tl.constexpr, EARLY: tl.constexpr
 
 
 @triton.jit
+def scale_of_shares(
+    share_ptr,  # [P] largest magnitudes
+    scale_ptr,  # [] fp32
+    by_ptr,  # [] fp32: what elements are multiplied with
+    num_shares,
+    largest,
+    SHARES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The scale of a whole tensor, worked out once: every program of the next kernel reads one number."""
+    let_next_start(DEPENDENT)
+    i = tl.arange(0, SHARES)
+    wait_for_last(DEPENDENT)
+    most = tl.maximum(tl.max(tl.load(share_ptr + i, mask=i < num_shares, other=0.0), axis=0), LEAST)
+    tl.store(scale_ptr, tl.div_rn(most, largest))
+    tl.store(by_ptr, tl.div_rn(largest, most))
+
+
+@triton.jit
 def quantize_all(
     x_ptr,  # [N]
     q_ptr,  # [N]
-    scale_ptr,  # [] fp32
-    share_ptr,  # [P] largest magnitudes
+    by_ptr,  # [] fp32: what elements are multiplied with, or the scale that is given
     n,
-    num_shares,
     largest,
     GIVEN: tl.constexpr,
     INTEGER: tl.constexpr,
-    SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One scale for everything: given, or from the shares, which every program reads again from the L2."""
+    """One scale for everything."""
     block = tl.num_programs(0).to(tl.int64) - 1 - tl.program_id(0)  # the end of x was read last and is in the L2
     at = tl.multiple_of(block * BLOCK, 16) + tl.arange(0, BLOCK)
     whole = (block + 1) * BLOCK <= n
@@ -121,15 +137,9 @@ def quantize_all(
     else:
         x = tl.load(x_ptr + at, mask=at < n, other=0.0)
     wait_for_last(DEPENDENT)
+    by = tl.load(by_ptr)
     if GIVEN:
-        by = tl.div_rn(1.0, tl.load(scale_ptr))
-    else:
-        i = tl.arange(0, SHARES)
-        top = tl.max(tl.load(share_ptr + i, mask=i < num_shares, other=0.0), axis=0)
-        most = tl.maximum(top, LEAST)
-        by = tl.div_rn(largest, most)
-        if block == 0:
-            tl.store(scale_ptr, tl.div_rn(most, largest))
+        by = tl.div_rn(1.0, by)
     y = rounded(x.to(tl.float32) * by, INTEGER, GIVEN, largest, q_ptr)
     if whole:
         tl.store(q_ptr + at, y)

@@ -18,6 +18,7 @@ from ridgeline.kernels.rows import FLOATS, as_rows, cdiv, float_reason, power_of
 _ROWS = Kernel(kernel.quantize_rows, vectors=("cols", "x_stride"))
 _LONG_ROWS = Kernel(kernel.quantize_long_rows, vectors=("cols", "x_stride"))
 _SHARES = Kernel(kernel.largest_shares)
+_SCALE = Kernel(kernel.scale_of_shares)
 _ALL = Kernel(kernel.quantize_all)
 _BACK_ROWS = Kernel(kernel.dequantize_rows, vectors=("cols",))
 _BACK_ALL = Kernel(kernel.dequantize_all)
@@ -124,25 +125,32 @@ def _plan_tensor(x: Tensor, shape: torch.Size, _: int, kind: str, __: int, given
     early = given is None and overlaps(x.nbytes)
     common = {"num_warps": chosen.num_warps, "device": on, "vector": vector_of(x.element_size(), x.data_ptr())}
     look = _SHARES.bind((x, share, n), grid=(num,), constants={"BLOCK": 2 * chosen.block, "EARLY": early}, **common)  # type: ignore[arg-type]
+    settle = _SCALE.bind(
+        (share, one, one, num, 0.5),
+        grid=(1,),
+        constants={"SHARES": power_of_two(num), "DEPENDENT": early},
+        num_warps=4,
+        device=on,
+    )
     run = _ALL.bind(
-        (x, q, one, share, n, num, 0.5),
+        (x, q, one, n, 0.5),
         grid=(blocks,),
-        constants={"GIVEN": given is not None, "INTEGER": kind == "int8", "SHARES": power_of_two(num),
-                   "BLOCK": chosen.block, "DEPENDENT": early},
+        constants={"GIVEN": given is not None, "INTEGER": kind == "int8", "BLOCK": chosen.block, "DEPENDENT": early},
         **common,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
     def plan(x: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
         narrow = torch.empty_like(q, memory_format=torch.contiguous_format)
         if given is not None:
-            run(x, narrow, given, given, n, num, top)
+            run(x, narrow, given, n, top)
             return narrow, given
         if not n:
             return narrow, torch.full_like(one, reference.LEAST / top)
-        scale = torch.empty_like(one)
+        scale, by = torch.empty_like(one), torch.empty_like(one)
         shares = torch.empty_like(share, memory_format=torch.contiguous_format)
         look(x, shares, n)
-        run(x, narrow, scale, shares, n, num, top)
+        settle(shares, scale, by, num, top)
+        run(x, narrow, by, n, top)
         return narrow, scale
 
     return plan

@@ -91,6 +91,8 @@ def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward
         num_warps = 4 if 2048 < cols <= 3072 else 8
         chunks = cdiv(cols, 256 * num_warps)
         return Backward(1, chunks, 256 * num_warps, num_warps, 3, {1: 4, 2: 2, 3: 3}[chunks], True)
+    if cols <= 5120 and itemsize == 2 and num_sums == 1:  # 8192×5120: 70.7 µs, 72.4 in three pieces on eight warps
+        return Backward(1, 5, 1024, 4, 3, 2, True)
     if cols <= 6144:
         return Backward(1, 3, 2048, 8, 3, 2 if itemsize == 2 else 1, False)
     if cols <= 8192:

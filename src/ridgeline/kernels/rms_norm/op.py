@@ -11,7 +11,7 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import device, shares, tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, is_widest, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.rms_norm import config, kernel, reference, streamed
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
@@ -213,7 +213,8 @@ def _plan_backward(
     w = x if weight is None else weight
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
-    streaming = None if has_dh or vector == 1 or INTERPRETING else config.streamed_backward(cols, size)
+    streamable = is_widest(vector, min(dx.element_size(), dy.element_size())) and not (has_dh or INTERPRETING)
+    streaming = config.streamed_backward(cols, size) if streamable else None
     chosen: Any = tuning.choose(
         "rms_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
@@ -320,17 +321,17 @@ def plan_reduce(
 ) -> Any:
     """The second half of a column sum: [num_partials, cols] to [cols], small enough to stay in the L2.
 
-    All shares of a column are asked for at once, up to 512: waiting for 32 at a time took longer than adding them.
+    All shares of a column are asked for at once, up to 1024: waiting for 32 at a time took longer than adding them.
 
     With ``second``, two stacked arrays are summed into two tensors. ``early``: started while the first half ends.
     """
     block = 16
-    parts = clamp(power_of_two(num_partials), 32, 512)
+    parts = clamp(power_of_two(num_partials), 32, 1024)
     return REDUCE.bind(
         (partial, out, out if second is None else second, num_partials, cols),
         grid=(cdiv(cols, block), 1 if second is None else 2),
         constants={"PARTS": parts, "BLOCK": block, "DEPENDENT": early},
-        num_warps=clamp(parts * block // 1024, 2, 8),
+        num_warps=clamp(parts * block // 1024, 2, 16),
         device=on,
         vector=4 if cols % 4 == 0 else 1,
     )

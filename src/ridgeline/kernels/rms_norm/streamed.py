@@ -52,6 +52,7 @@ def norm_backward_streamed(
     WANT_DW: gl.constexpr,
     WANT_DB: gl.constexpr,
     MEET: gl.constexpr,
+    LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
     BLOCK: gl.constexpr,
@@ -60,7 +61,6 @@ def norm_backward_streamed(
 ):
     """dx = (g − n·mean(g·n) − mean(g)) · rstd, the last mean where rows are centered."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
-    LAG: gl.constexpr = 1 if MEET else 0
     L: gl.constexpr = spread(VECTOR, NUM_WARPS)
     dy_smem = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
     x_smem = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
@@ -112,15 +112,16 @@ def norm_backward_streamed(
                 k, shifts, slopes = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
                 slope = gl.sum(gl.where(k < num_shares, slopes, 0.0), axis=0)
                 shift = gl.sum(gl.where(k < num_shares, shifts, 0.0), axis=0)
+        if LAG:
             n, dy, g = normed_and_gradient(
-                x_smem, dy_smem, (turn + SLOTS - 1) % SLOTS, mean_before, rstd_before, w_at, c < left, offset,
+                x_smem, dy_smem, (turn + SLOTS - LAG) % SLOTS, mean_before, rstd_before, w_at, c < left, offset,
                 HAS_WEIGHT, CENTERED, L,
             )  # fmt: skip
             mean_before = mean
         dx = g - n * (slope / cols)
         if CENTERED:
             dx -= shift / cols
-        dx *= rstd_before if MEET else rstd
+        dx *= rstd_before if LAG else rstd
         gl.store(dx_ptr + at + done * step, dx.to(dx_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
         rstd_before = rstd
         rstd = next_rstd

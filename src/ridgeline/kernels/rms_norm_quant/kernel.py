@@ -8,19 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-ROUNDER = tl.constexpr(12582912.0)  # 1.5 · 2²³: adding and subtracting it rounds a float32 to the nearest even integer
-
-
-@triton.jit
-def narrowed(y, INTEGER: tl.constexpr, q_ptr):
-    if INTEGER:
-        y = (y + ROUNDER) - ROUNDER
-    return y.to(q_ptr.dtype.element_ty)
+from ridgeline.kernels.quantize.kernel import rounded
 
 
 @triton.jit
 def write_quantized(
     normed,  # CHUNKS tiles [ROWS, BLOCK]
+    factor,  # [ROWS, 1]: what they are still to be multiplied with
     q_ptr,
     scale_ptr,
     row,
@@ -42,22 +36,22 @@ def write_quantized(
         top = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
             top = tl.maximum(top, tl.abs(normed[i]))
-        most = tl.maximum(tl.max(top, axis=1, keep_dims=True), 1e-12)
+        most = tl.maximum(tl.max(top, axis=1, keep_dims=True) * factor, 1e-12)
         tl.store(scale_ptr + row, most / largest, mask=row < rows)
-        times = largest / most  # one division a row: a multiplication's last bit does not show in eight
+        times = largest / most * factor  # one division a row: a multiplication's last bit does not show in eight
     for i in tl.static_range(CHUNKS):
         inside = (row < rows) & (i * BLOCK + col < cols)
         y = normed[i]
         if GROUP > 0:
             blocks = tl.max(tl.reshape(tl.abs(y), [ROWS, PARTS, GROUP]), axis=2)
-            most = tl.maximum(blocks, 1e-12)
+            most = tl.maximum(blocks * factor, 1e-12)
             part = i * PARTS + tl.arange(0, PARTS)[None, :]
             tl.store(scale_ptr + row.to(tl.int64) * scales + part, most / largest, mask=(row < rows) & (part < scales))
-            wide = tl.broadcast_to(tl.expand_dims(largest / most, 2), [ROWS, PARTS, GROUP])
+            wide = tl.broadcast_to(tl.expand_dims(largest / most * factor, 2), [ROWS, PARTS, GROUP])
             y = y * tl.reshape(wide, [ROWS, BLOCK])
         else:
             y = y * times
-        tl.store(q_ptr + at + i * BLOCK, narrowed(y, INTEGER, q_ptr), mask=inside)
+        tl.store(q_ptr + at + i * BLOCK, rounded(y, INTEGER, False, largest, q_ptr), mask=inside)
 
 
 @triton.jit
@@ -102,7 +96,8 @@ def rms_norm_quantized(
     normed = ()
     for i in tl.static_range(CHUNKS):
         w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0).to(tl.float32) + offset
-        normed = normed + (held[i] * rstd * w,)
+        normed = normed + (held[i] * w,)
     write_quantized(
-        normed, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, INTEGER, GROUP, PARTS, ROWS, CHUNKS, BLOCK
-    )
+        normed, rstd, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, INTEGER, GROUP, PARTS, ROWS, CHUNKS,
+        BLOCK,
+    )  # fmt: skip

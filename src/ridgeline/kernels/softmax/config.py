@@ -59,8 +59,14 @@ def twice(itemsize: int) -> Softmax:
     return Softmax(1, 0, 16384 // itemsize, 16, 1)
 
 
-def streamed(cols: int, itemsize: int, num_inputs: int) -> Streamed | None:
-    """Three shares of 64 KB, or None where a row is short enough to be held in registers."""
+def streamed_forward(cols: int, itemsize: int) -> Streamed | None:
+    """A row of 64 KB in one program (4096×32768: 142 to 146 µs); longer ones in shares of 32 KB, two programs a
+    multiprocessor: 151 to 155 µs, 169 to 173 with one of sixteen warps. None where a row fits in registers."""
     if cols * itemsize <= HELD_BYTES:
         return None
-    return Streamed(8 // num_inputs, 16, 3, 1)
+    return Streamed(8, 16, 3, 1) if cols * itemsize <= 65536 else Streamed(8, 8, 3, 2)
+
+
+def streamed_backward(cols: int, itemsize: int) -> Streamed | None:
+    """Shares of 32 KB of both inputs: 196 to 199 µs for 2¹⁷ KB at every length, 203 to 320 held or read twice."""
+    return None if cols * itemsize <= HELD_BYTES else Streamed(4, 16, 3, 1)

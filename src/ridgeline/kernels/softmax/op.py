@@ -29,6 +29,7 @@ _BACKWARD_STREAMED = Kernel(
     streamed.softmax_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
 _forward_plans, _backward_plans = Plans(), Plans()
+STREAMED_ACCESS_BYTES = 8
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -63,6 +64,11 @@ def _forward_planned(x: Tensor) -> Tensor:
     return y
 
 
+def streamable(vector: int, itemsize: int) -> bool:
+    """Whether rows can be copied to shared memory in accesses of at least eight bytes, on a device that does so."""
+    return vector * itemsize >= STREAMED_ACCESS_BYTES and not INTERPRETING
+
+
 def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     SOFTMAX.check(y)
     cols = y.shape[-1]
@@ -70,7 +76,7 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     rows = y.numel() // cols
     size = y.element_size()
     common = {"device": x.get_device(), "vector": vector_of(size, x.data_ptr() | y.data_ptr(), cols, stride)}
-    streaming = config.streamed(cols, size, 1) if common["vector"] > 1 and not INTERPRETING else None
+    streaming = config.streamed_forward(cols, size) if streamable(common["vector"], size) else None
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
@@ -126,14 +132,17 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
     pointers = dy.data_ptr() | y.data_ptr() | dx.data_ptr()
     common = {"device": y.get_device(), "vector": vector_of(min(size, dy.element_size()), pointers, cols)}
     wide = max(size, dy.element_size())
-    streaming = config.streamed(cols, wide, 2) if common["vector"] > 1 and not INTERPRETING else None
+    narrow = streamable(common["vector"], min(size, dy.element_size()))
+    streaming = config.streamed_backward(cols, wide) if narrow else None
     chosen: Any = tuning.choose(
         "softmax.backward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
         streaming or config.backward(rows, cols, size),
     )
     if isinstance(chosen, Streamed):
-        found = shares.cut(chosen, rows, cols, y.get_device(), vector=POINTER_ALIGNMENT_BYTES // wide)
+        found = shares.cut(
+            chosen, rows, cols, y.get_device(), vector=min(common["vector"], POINTER_ALIGNMENT_BYTES // wide)
+        )
         if found is not None:
             return shares.bind(_BACKWARD_STREAMED, chosen, found, (dy, y, dx), rows, cols, (), {}, common)
         chosen = config.backward(rows, cols, size)
@@ -175,7 +184,7 @@ CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (33, 5120), (9, 32768), (5, 50257),
-                       (3, 65536), (2, 262144), (300, 40968), (1, 131072), (70, 150016))
+                       (3, 65536), (2, 262144), (300, 40968), (1, 131072), (70, 150016), (140, 50260))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

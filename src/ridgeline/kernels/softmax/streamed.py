@@ -35,7 +35,9 @@ def softmax_forward_streamed(
     num_shares,
     num_groups,
     x_stride,
+    EVEN: gl.constexpr,  # every share fills its place
     MEET: gl.constexpr,
+    LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
     BLOCK: gl.constexpr,
@@ -44,7 +46,6 @@ def softmax_forward_streamed(
 ):
     """A share's maximum and sum of powers, then, one turn later where rows are shared, its results."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
-    LAG: gl.constexpr = 1 if MEET else 0
     NARROW: gl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
     L: gl.constexpr = spread(VECTOR, NUM_WARPS)
     smem = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
@@ -67,11 +68,13 @@ def softmax_forward_streamed(
     for turn in range(num_turns + LAG):
         async_copy.wait_group(SLOTS - LAG - 1)
         x = smem.index(turn % SLOTS).load(L).to(gl.float32)
-        x = gl.where(c < left, x, float("-inf"))
+        if not EVEN:
+            x = gl.where(c < left, x, float("-inf"))
         top = gl.maximum(gl.max(gl.max(x, axis=0), axis=0), LOWEST)
         e = power(x, top, NARROW)
         total = gl.sum(gl.sum(e, axis=0), axis=0)
         done = turn - LAG
+        own = top
         if MEET:
             if turn < num_turns:
                 gl.atomic_xchg(word_row + turn * word_step + share, word_of(top, total), sem="relaxed")
@@ -79,8 +82,13 @@ def softmax_forward_streamed(
                 k, tops, totals = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
                 top = gl.max(gl.where(k < num_shares, tops, LOWEST), axis=0)
                 total = gl.sum(gl.where(k < num_shares, totals * gl.exp(tops - top), 0.0), axis=0)
-            e = power(smem.index((turn + SLOTS - 1) % SLOTS).load(L).to(gl.float32), top, NARROW)
-        y = e * (1.0 / total) if NARROW else e / total  # a product with the inverse would round twice
+            if LAG or not NARROW:
+                e = power(smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32), top, NARROW)
+                own = top
+        if NARROW:
+            y = e * (gl.exp(own - top) / total)
+        else:
+            y = e / total  # a product with the inverse would round twice
         gl.store(y_at + done * y_step, y.to(y_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
         ahead = done + SLOTS
         there = c < gl.where(ahead < num_turns, left, 0)
@@ -100,6 +108,7 @@ def softmax_backward_streamed(
     num_shares,
     num_groups,
     MEET: gl.constexpr,
+    LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
     BLOCK: gl.constexpr,
@@ -108,7 +117,6 @@ def softmax_backward_streamed(
 ):
     """dx = y·(dy − Σ y·dy). What is past the end was copied as zeros and adds nothing."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
-    LAG: gl.constexpr = 1 if MEET else 0
     L: gl.constexpr = spread(VECTOR, NUM_WARPS)
     dy_smem = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
     y_smem = gl.allocate_shared_memory(y_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
@@ -139,8 +147,9 @@ def softmax_backward_streamed(
             if done >= 0:
                 k, parts, _ = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
                 level = gl.sum(gl.where(k < num_shares, parts, 0.0), axis=0)
-            y = y_smem.index((turn + SLOTS - 1) % SLOTS).load(L).to(gl.float32)
-            dy = dy_smem.index((turn + SLOTS - 1) % SLOTS).load(L).to(gl.float32)
+        if LAG:
+            y = y_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
+            dy = dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
         there = c < gl.where(done >= 0, left, 0)
         gl.store(dx_ptr + at + done * step, (y * (dy - level)).to(dx_ptr.dtype.element_ty), mask=there)
         ahead = done + SLOTS

@@ -224,15 +224,15 @@ def mean_convolved(
     count = math.prod(out)
     share = scale / count if mean else scale
     taps = [list(range(size)) for size in weight.shape[2:]]
-    total: Any = 0.0
     kept: dict[tuple[Any, ...], Tensor] = {}
+    sums = []
     for tap in itertools.product(*taps):
         box = tuple(
             _reach(k, x.shape[2 + i], out[i], stride[i], padding[i], dilation[i], transposed) for i, k in enumerate(tap)
         )
-        filter_ = weight[(..., *tap)] if transposed else weight[(..., *tap)].t()  # [inputs, outputs]
-        total = total + torch.matmul(_box_sum(x, box, kept), filter_)
-    total = total * share
+        sums.append(_box_sum(x, box, kept))
+    filters = (weight.transpose(0, 1) if transposed else weight).flatten(2)  # [outputs, inputs, taps]
+    total = torch.matmul(torch.stack(sums, 2).flatten(1), filters.flatten(1).t()) * share
     if bias is not None:
         total = total + bias * (scale if mean else scale * count)
     return total.view(*total.shape, *([1] * len(out))) if keepdim else total

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.kernels.convolution import config
-from ridgeline.kernels.convolution.op import CONVOLUTION, Sizes, link_, planned
+from ridgeline.kernels.convolution.links import POOLS
+from ridgeline.kernels.convolution.op import CONVOLUTION, Sizes, link_, planned, turn
 from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.kernels.convolution.reference import forward as meant
 from ridgeline.optimizer.contest import Contest, may_time
@@ -27,11 +28,16 @@ from ridgeline.optimizer.rewrites.words import Call, call
 MOST_SHAPES = 4
 """Different convolutions in a graph: each is a kernel to compile and a race, which networks have no time for."""
 LEAST_ELEMENTS = 1 << 18
+LEAST_LAST = 16
+"""Channels from which laying them last pays."""
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 AGREED = 1e-5
 """The difference from the library's result, over its largest element, that sums in another order explain."""
 CONTEST = Contest()
-_rounding: dict[Any, bool] = {}
-_usual = [True]
+MOST_EXACT = 128 * 128
+"""Elements of a tile whose sums are carried twice."""
+_rounding: dict[Any, str] = {}
+_decided: dict[Any, Any] = {}
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
@@ -53,52 +59,77 @@ def _chained(
     settings = (stride, padding, dilation, output_padding, groups, transposed)
     if not x.is_cuda:
         return meant(x, weight, bias, vectors, *settings, chain)
-    library = partial(_library, x, weight, bias, vectors, settings, chain)
-    shown = tuple(tuple(each) if isinstance(each, list) else each for each in settings)
-    key = (x.shape, weight.shape, bias is None, shown, chain, x.device)
-    ways: dict[str, Callable[[], Tensor]] = {"library": library}
-    tiles = _tiles(x, weight, settings)
-    if None not in tiles:
-        nearest = _rounds(key, library, partial(_ours, x, weight, bias, vectors, settings, chain), tiles[0])
-        tiles = tuple(replace(tile, nearest=nearest) for tile in tiles)
-    for tile in tiles:
-        ways[str(tile)] = partial(_ours, x, weight, bias, vectors, settings, chain, tile)
-    return CONTEST.run(key, ways, x.device)
+    key = (x.shape, weight.shape, bias is None, chain, *map(tuple, settings[:4]), groups, transposed, x.device)
+    decided = _decided.get(key)
+    if decided is not None:
+        return decided(x, weight, bias, vectors)
+    found = _raced(key, x, weight, bias, vectors, settings, chain)
+    name = CONTEST.won.get(key)
+    if name is not None:  # from now on without asking
+        _decided[key] = _ways(key, x, weight, bias, vectors, settings, chain)[name]
+    return found
 
 
-def _rounds(key: Any, library: Callable[[], Tensor], ours: Callable[[Any], Tensor], tile: config.Tile) -> bool:
-    """Whether the library rounds factors to TensorFloat-32 or cuts them off: we do as it does, and agree with it.
-
-    The way found for another shape is tried first.
-    """
-    if key not in _rounding and may_time(key[-1]):
-        meant = library()
-        apart = {}
-        for nearest in (_usual[-1], not _usual[-1]):
-            try:
-                apart[nearest] = float((ours(replace(tile, nearest=nearest)) - meant).abs().max())
-            except Exception:  # a tile that does not fit loses its race too
-                break
-            if apart[nearest] <= AGREED * float(meant.abs().max()):
-                break
-        _rounding[key] = min(apart, key=lambda each: apart[each], default=True)
-        _usual.append(_rounding[key])
-    return _rounding.get(key, True)
+def _raced(
+    key: Any, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, settings: Settings, chain: str
+) -> Tensor:
+    ways = _ways(key, x, weight, bias, vectors, settings, chain)
+    given = (x, weight, bias, vectors)
+    return CONTEST.run(key, {name: partial(way, *given) for name, way in ways.items()}, x.device)
 
 
-def _tiles(x: Tensor, weight: Tensor, settings: Settings) -> tuple[Any, ...]:
+Way = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+
+
+def _ways(
+    key: Any, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, settings: Settings, chain: str
+) -> dict[str, Way]:
+    """The library's way and ours with every tile worth trying: called with the tensors."""
+    found: dict[str, Way] = {"library": partial(_library, settings, chain)}
     sizes = Sizes(x, weight, *settings)
-    return (None,) if sizes.is_depthwise else config.tiles(sizes.outputs, sizes.phase_pixels)
+    if x.dim() in _LAST and sizes.groups == 1 and min(sizes.inputs, sizes.outputs) >= LEAST_LAST:
+        found["channels last"] = partial(_channels_last, settings, chain)
+    if sizes.is_depthwise:
+        return found | {"ours": partial(_ours, settings, chain, None)}
+    tiles = config.tiles(sizes.outputs, sizes.phase_pixels, pooled="|" in chain)
+    rounding = _rounding_of(key, (x, weight, bias, vectors), settings, chain, tiles[0])
+    for tile in tiles:
+        if rounding != "exact" or tile.pixels * tile.channels <= MOST_EXACT:
+            found[str(tile)] = partial(_ours, settings, chain, replace(tile, rounding=rounding))
+    return found
+
+
+def _rounding_of(key: Any, given: tuple[Any, ...], settings: Settings, chain: str, tile: config.Tile) -> str:
+    """What the library does to factors: rounds them to TensorFloat-32, cuts them off, or nothing. We do as it does.
+
+    A way that agrees with it but for the order of sums is taken at once; of those that do not, the closer one.
+    """
+    if key in _rounding or not may_time(key[-1]):
+        return _rounding.get(key, "nearest")
+    reference, apart = _library(settings, chain, *given), {}
+    largest = float(reference.abs().max())
+    for rounding in ("nearest", "exact", "cut"):
+        try:
+            found = _ours(settings, chain, replace(tile, rounding=rounding), *given)
+        except Exception:  # a tile that does not fit loses its race too
+            continue
+        apart[rounding] = float((found - reference).abs().max())
+        if apart[rounding] <= AGREED * largest:
+            _rounding[key] = rounding
+            return rounding
+    apart.pop("exact", None)  # the library rounds in some way of its own, and so may we
+    _rounding[key] = min(apart, key=lambda each: apart[each], default="nearest")
+    return _rounding[key]
 
 
 def _ours(
-    x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, settings: Settings, chain: str, tile: Any
+    settings: Settings, chain: str, tile: Any, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None
 ) -> Tensor:
     return planned(x, weight, bias, vectors, *settings, chain, tile=tile)(x, weight, bias, vectors)
 
 
 def _library(
-    x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, settings: Settings, chain: str
+    settings: Settings, chain: str, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None
 ) -> Tensor:
     """cuDNN with algorithms timed once a shape, then the chain in place."""
     before = torch.backends.cudnn.benchmark
@@ -107,7 +138,27 @@ def _library(
         found = convolved(x, weight, bias, *settings)
     finally:
         torch.backends.cudnn.benchmark = before
-    return link_(found.contiguous(), vectors, chain)
+    links, _, pool = chain.partition("|")
+    return POOLS[pool](link_(found.contiguous(), vectors, links))
+
+
+def _channels_last(
+    settings: Settings, chain: str, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None
+) -> Tensor:
+    """cuDNN on images with their channels last, which it is fastest at; the chain on the way back."""
+    form = _LAST[x.dim()]
+    laid = turn(x, torch.empty_like(x, memory_format=form), None, back=False)
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        found = convolved(laid, weight.contiguous(memory_format=form), bias, *settings)
+    finally:
+        torch.backends.cudnn.benchmark = before
+    links, _, pool = chain.partition("|")
+    if not found.is_contiguous(memory_format=form):
+        return POOLS[pool](link_(found.contiguous(), vectors, links))
+    room = torch.empty_like(found, memory_format=torch.contiguous_format)
+    return POOLS[pool](turn(found, room, vectors, links, back=True))
 
 
 _op = torch.library.custom_op("ridgeline_optimizer::chained_convolution", _chained, mutates_args=())
@@ -133,7 +184,8 @@ def convolution_chain(scene: Scene) -> list[Match]:
     if scene.training or scene.autocast or not torch.backends.cudnn.allow_tf32 or not torch.backends.cudnn.enabled:
         return []
     layers = [read for node in scene.nodes if (read := _layer(scene, node)) is not None]
-    shapes = {(scene.shape(read["input"]), scene.shape(read["weight"])) for read in layers}
+    every = [read for node in scene.nodes if (read := call(node)) is not None and read.op in CONVOLUTIONS]
+    shapes = {(scene.shape(read["input"]), scene.shape(read["weight"])) for read in every}
     if len(shapes) > MOST_SHAPES:
         return []
     return [match for read in layers if (match := _put(scene, read)) is not None]
@@ -156,7 +208,8 @@ def _put(scene: Scene, read: Call) -> Match | None:
     if settings is None:
         return None
     last, words, vectors = chain_behind(scene, read.node)
-    chain = " ".join(words)
+    last, pool, kept = pool_behind(scene, last, settings)
+    chain = " ".join(words) + (f"|{pool}" if pool else "")
     leaves = (read["input"], read["weight"], read.get("bias"))
     values = [scene.value(leaf) for leaf in leaves]
     like = None if not vectors else values[1].new_empty(len(vectors), _num_channels(scene, read))
@@ -167,6 +220,7 @@ def _put(scene: Scene, read: Call) -> Match | None:
         return None
     stacked = _stacked(scene, last, vectors, _num_channels(scene, read))
     new = scene.emit(last, chained_convolution, *leaves, stacked, *settings, chain)
+    new = new if kept else scene.emit(last, torch.squeeze, new, 1)
     if not scene.replace(last, new):
         return None
     scene.discard(last)
@@ -210,7 +264,9 @@ def _stacked(scene: Scene, before: fx.Node, vectors: tuple[fx.Node, ...], channe
 
 
 def stacked_vectors(vectors: list[Tensor], channels: int) -> Tensor:
-    """One row a vector; a single number is a row of it."""
+    """One row a vector; a single number is a row of it. A vector alone stays where it is."""
+    if len(vectors) == 1 and vectors[0].numel() == channels:
+        return vectors[0].reshape(1, channels)
     return torch.stack([each.reshape(-1).expand(channels) for each in vectors])
 
 
@@ -230,6 +286,26 @@ def chain_behind(scene: Scene, node: fx.Node) -> tuple[fx.Node, list[str], tuple
             return node, words, tuple(vectors)
         node = following
         words += links
+
+
+def pool_behind(scene: Scene, node: fx.Node, settings: Settings) -> tuple[fx.Node, str, bool]:
+    """(last node, pool, whether the channels' dim is kept) where a chain ends in something over all channels."""
+    nothing, shape = (node, "", True), scene.shape(node) or ()
+    users = list(node.users)
+    read = call(users[0]) if len(users) == 1 else None
+    if read is None or read.given.get("input") is not node or settings[4] != 1 or shape[1] > config.MOST_POOLED:
+        return nothing
+    dim = read.given.get("dim")
+    dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+    if len(dims) != 1 or not isinstance(dims[0], int) or dims[0] % len(shape) != 1 or read.given.get("dtype"):
+        return nothing
+    if read.op in ("softmax", "logsumexp"):
+        return users[0], read.op, read.op == "softmax" or bool(read.get("keepdim", False))
+    picked = list(users[0].users)
+    values = call(picked[0]) if len(picked) == 1 else None
+    if read.op in ("min", "max") and values is not None and values.op == "getitem" and values["index"] == 0:
+        return picked[0], read.op, bool(read.get("keepdim", False))
+    return nothing
 
 
 _PLAIN = {name: name for name in ("relu", "sigmoid", "tanh", "silu", "mish", "hardswish", "hardsigmoid")}
@@ -334,6 +410,9 @@ def _is_channelwise(scene: Scene, other: fx.Node, node: fx.Node) -> bool:
     """Whether a float32 tensor has one element, or one a channel that spreads over batch and pixels."""
     shape, sizes = scene.shape(other), scene.shape(node)
     if shape is None or sizes is None or scene.dtype(other) != torch.float32:
+        return False
+    x, y = scene.tensor(other), scene.tensor(node)
+    if x is None or y is None or x.device != y.device:  # a number kept on the host
         return False
     full = (1,) * (len(sizes) - len(shape)) + shape
     return len(full) == len(sizes) and all(

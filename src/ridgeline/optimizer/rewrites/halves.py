@@ -38,22 +38,31 @@ def raced_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _raced(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    library = partial(_library, a, b, bias)
     if not a.is_cuda:
-        return library()
-    ways: dict[str, Callable[[], Tensor]] = {"library": library}
-    if thin_fits(a, b) and (is_thin(a, b) or a.shape[:-1].numel() <= 1024):
-        ways["digits"] = lambda: planned(a, b, bias, thin=True)(a, b, bias)
-    if not is_thin(a, b) or a.shape[:-1].numel() > 64:
-        ways["halves"] = lambda: planned(a, b, bias, thin=False)(a, b, bias)
+        return _library(a, b, bias)
     key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.device)
-    return CONTEST.run(key, ways, a.device)
+    name = CONTEST.won.get(key)
+    if name is not None:
+        return _WAYS[name](a, b, bias)
+    names = ["library"]
+    if thin_fits(a, b) and (is_thin(a, b) or a.shape[:-1].numel() <= 1024):
+        names.append("digits")
+    if not is_thin(a, b) or a.shape[:-1].numel() > 64:
+        names.append("halves")
+    return CONTEST.run(key, {each: partial(_WAYS[each], a, b, bias) for each in names}, a.device)
 
 
 def _library(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return torch.matmul(a, b)
     return F.linear(a, b.t(), bias) if b.dim() == 2 else torch.matmul(a, b) + bias
+
+
+_WAYS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+    "library": _library,
+    "digits": lambda a, b, bias: planned(a, b, bias, thin=True)(a, b, bias),
+    "halves": lambda a, b, bias: planned(a, b, bias, thin=False)(a, b, bias),
+}
 
 
 _op = torch.library.custom_op("ridgeline_optimizer::raced_product", _raced, mutates_args=())

@@ -15,8 +15,8 @@ def settings_of(layer: Call) -> Settings | None:
     num, found = CONVOLUTIONS[layer.op], []
     for name, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
         value = layer.get(name, default)
-        each = [value] if isinstance(value, int) else list(value) if isinstance(value, (tuple, list)) else [None]
+        each = [value] if isinstance(value, int) else list(value) if isinstance(value, (tuple, list)) else []
         if not all(isinstance(size, int) for size in each) or len(each) not in (1, num):
             return None
-        found.append([int(size) for size in each] * (num if len(each) == 1 else 1))
+        found.append(each * (num if len(each) == 1 else 1))
     return found[0], found[1], found[2], found[3], int(layer.get("groups", 1)), "transpose" in layer.op

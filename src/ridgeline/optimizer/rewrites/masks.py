@@ -17,7 +17,8 @@ MAX_ELEMENTS = {"cuda": 1 << 30, "cpu": 1 << 27}
 """The largest constant worked out while compiling: a gigabyte of booleans on a GPU, an eighth of it on a host."""
 BLOCKED = -1e4
 """What people add to hide a key, or less: after softmax nothing is left of it in any type."""
-_MAKERS = (torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.eye)
+_MAKERS = (torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.eye, torch.tril_indices,
+           torch.triu_indices)  # fmt: skip
 _LIKES = ("new_ones", "new_zeros", "new_full", "new_tensor", "ones_like", "zeros_like", "full_like")
 
 

@@ -54,6 +54,7 @@ class Scene:
     watches: list[Callable[[Sequence[Any]], bool]] = field(default_factory=list)
     refusals: list[tuple[str, str, str]] = field(default_factory=list)
     autocast: bool = False
+    casts: int | None = None  # casts of autocast that were written out: the graph runs without it then
     relaxed: bool = False
     notes: dict[Any, Any] = field(default_factory=dict)
     _positions: dict[fx.Node, int] = field(default_factory=dict)
@@ -338,7 +339,7 @@ def where(node: fx.Node) -> str:
     if not stack:
         return ""
     path = str(next(reversed(stack.values()))[0])
-    for noise in ("L['self']", "L['fn']", "L['args'][0]", "['", "']", "_modules", "self."):
+    for noise in ("L['self']", "L['block']", "L['fn']", "L['args'][0]", "['", "']", "_modules", "self."):
         path = path.replace(noise, "." if noise == "['" else "")
     return ".".join(part for part in path.split(".") if part)
 

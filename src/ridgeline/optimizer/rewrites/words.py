@@ -27,6 +27,11 @@ class Call:
         return default if found is None else found
 
 
+def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A conversion as a function, for rewrites that put one in."""
+    return x.to(dtype)
+
+
 _functions: dict[Any, tuple[str, tuple[str, ...]]] = {}
 _methods: dict[str, tuple[str, tuple[str, ...]]] = {}
 
@@ -112,6 +117,12 @@ _spell("dropout", "input p training inplace", F.dropout1d, F.dropout2d, F.dropou
 _spell("dropout", "input p training", torch.dropout, torch.feature_dropout, torch.alpha_dropout)
 _spell("embedding", "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse", F.embedding)
 _spell(
+    "embedding_bag",
+    "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights include_last_offset"
+    " padding_idx",
+    F.embedding_bag,
+)
+_spell(
     "attention", "query key value attn_mask dropout_p is_causal scale enable_gqa",
     F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention,
 )  # fmt: skip
@@ -141,7 +152,7 @@ _spell("squeeze", "input dim", torch.squeeze, "squeeze")
 _spell("contiguous", "input memory_format", "contiguous")
 _spell("clone", "input memory_format", "clone", torch.clone)
 _spell("detach", "input", "detach", torch.detach)
-_spell("to", "input *to", "to")
+_spell("to", "input *to", "to", cast)
 _spell("type_as", "input other", "type_as")
 for _name in "float half bfloat16 double bool int long".split():
     _spell(_name, "input memory_format", _name)

@@ -26,6 +26,7 @@ SERVER_FRAC = 0.93
 _NETWORKS: tuple[tuple[str, str, tuple[tuple[str, Any], ...], float], ...] = (
     (r"ResNet-50", "resnet50", (), 1.0),
     (r"ResNeXt101", "resnext101-32x4d", (), 1.0),
+    (r"SE-?ResNeXt101", "se-resnext101-32x4d", (), 1.0),
     (r"BERT-6B", "bert-6b", (("head", "none"), ("width", 4096), ("layers", 32)), 1.0),
     (r"BERT-base", "bert-base", (("head", "none"),), 1.0),
     (r"BERT-large", "bert-large", (("head", "none"),), 1.0),
@@ -125,8 +126,8 @@ def stack_of(row: Row) -> str:
         return "torchscript-infer"
     if engine.startswith("PyTorch 2.1 "):
         return "pytorch-2.1-fused" if "fused" in engine else "pytorch-2.1"
-    if engine in ("PyTorch", "MXNet"):
-        return f"ngc-{engine.lower()}-infer"
+    if engine.split(" ")[0] in ("PyTorch", "MXNet"):
+        return f"ngc-{engine.split(' ')[0].lower()}-infer"
     raise InputError(f"no coefficients for {engine or 'an engine that is not named'}")
 
 

@@ -170,6 +170,7 @@ _SHAPES: tuple[tuple[str, Callable[[Row], Shape]], ...] = (
     (r"Wide&Deep", lambda row: Shape("wide-and-deep")),
     (r"3D U-Net", lambda row: Shape("unet3d")),
     (r"ResNeXt101", lambda row: Shape("resnext101-32x4d")),
+    (r"SE-?ResNeXt101", lambda row: Shape("se-resnext101-32x4d")),
 )
 
 

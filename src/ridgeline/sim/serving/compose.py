@@ -81,8 +81,16 @@ def _one_pool(made: Anatomy, where: Cluster, wanted: Wanted, formats: Any, used:
         raise InputError(
             f"a replica takes {layout.num_devices} devices (tp {layout.tp} × attention_dp {layout.attention_dp} × "
             f"pp {layout.pp}) and {where.num_devices} × {where.device.name} do not divide by it"
+            f"{_widths(made, where, wanted)}"
         )
     return Pool(layout, replicas)
+
+
+def _widths(made: Anatomy, where: Cluster, wanted: Wanted) -> str:
+    """The tensor-parallel widths that would divide both heads and devices."""
+    heads, rest = min(group.mixer.heads for group in made.layers), wanted.attention_dp * wanted.pp
+    legal = [tp for tp in range(1, where.num_devices + 1) if heads % tp == 0 and where.num_devices % (tp * rest) == 0]
+    return f"; with tp {', '.join(map(str, legal))} they do" if legal else ""
 
 
 def _smallest(made: Anatomy, where: Cluster, wanted: Wanted, formats: Any, used: Engine) -> Layout:

@@ -81,6 +81,34 @@ function tried() {
     $("tried").append(el("tr", e.status === "winner" ? { class: "winner" } : {}, name, status, ...cells.map((text) => el("td", { class: "num" }, text)), el("td", { class: "why" }, e.reason)));
   }
 }
+function narrowed() {
+  const rows = R.narrowed || [];
+  if (!rows.length) { $("narrowed-panel").hidden = true; return; }
+  $("narrowed-text").textContent = `Within an error_budget of ${R.error_budget}, the relative root mean square error that results may have. An error at a layer is measured on its own inputs; at the outputs it is that times the share which arrives there, measured by changing one layer alone. Squares add.`;
+  $("narrowed").append(el("tr", {}, ...["layer", "format", "error at the layer", "at the outputs", "gain", "told by"].map((name, i) => el("th", i >= 2 && i <= 4 ? { class: "num" } : {}, name))));
+  for (const r of rows) {
+    const numbers = [small(r.local_frac), small(r.error_frac), seconds(r.gain_s)].map((text) => el("td", { class: "num" }, text));
+    $("narrowed").append(el("tr", {}, el("td", {}, r.name), el("td", {}, r.format), ...numbers, el("td", { class: "dim" }, r.basis)));
+  }
+}
+function parts() {
+  const rows = R.parts || [];
+  if (!rows.length) { $("parts-panel").hidden = true; return; }
+  const lanes = [["eager", "eager_s", "var(--other)"], ["result", "final_s", "var(--good)"]];
+  $("parts-legend").replaceChildren(...lanes.map(([name, , color]) => el("span", {}, el("i", { style: `background:${color}` }), name)),
+    ...(rows.some((p) => known(p.floor_s)) ? [el("span", {}, el("i", { style: "background:var(--ink);width:2px" }), "floor")] : []));
+  const longest = Math.max(...rows.flatMap((p) => [p.eager_s, p.final_s || 0]), 1e-12);
+  const share = (s) => `${(100 * s / longest).toFixed(2)}%`;
+  const head = ["part", "", "eager", "result", "floor", "left", "told by", "what would close it"];
+  $("parts").append(el("tr", {}, ...head.map((name, i) => el("th", i >= 2 && i <= 5 ? { class: "num" } : {}, name))));
+  for (const p of rows) {
+    const bars = el("div", { class: "bars" }, ...lanes.map(([, key, color]) => el("div", { class: "lane", style: `background:${color};width:${share(p[key] || 0)}` })));
+    if (p.floor_s) bars.append(el("i", { class: "mark", style: `left:${share(Math.min(p.floor_s, longest))}` }));
+    const left = known(p.final_s) && known(p.floor_s) ? Math.max(0, p.final_s - p.floor_s) : null;
+    const cells = [p.eager_s, p.final_s, p.floor_s, left].map((s) => el("td", { class: "num" }, seconds(s)));
+    $("parts").append(el("tr", {}, el("td", {}, p.name), el("td", {}, bars), ...cells, el("td", { class: "dim" }, p.basis), el("td", { class: "why" }, p.cure)));
+  }
+}
 function regions() {
   if (!R.regions.length) { $("regions-panel").hidden = true; return; }
   const lanes = [["eager", "eager_s", "var(--other)"], ["torch.compile", "stock_s", "var(--latency)"], ["result", "final_s", "var(--good)"]].filter(([, key]) => R.regions.some((r) => known(r[key])));
@@ -88,8 +116,9 @@ function regions() {
   const longest = Math.max(...R.regions.flatMap((r) => lanes.map(([, key]) => r[key] || 0)), 1e-12);
   for (const r of R.regions) {
     const bars = el("div", {}, ...lanes.map(([, key, color]) => el("div", { class: "lane", style: `background:${color};width:${(100 * (r[key] || 0) / longest).toFixed(2)}%` })));
-    const facts = lanes.map(([name, key]) => `${name} ${seconds(r[key] || 0)}`).join(" · ");
-    $("regions").append(el("div", { class: "pair" }, el("div", {}, r.name, el("div", { class: "dim" }, `${r.num_eager} → ${r.num_final} kernels`)), bars, el("div", { class: "dim" }, facts)));
+    const kernel = { eager_s: r.eager_kernel, stock_s: r.stock_kernel, final_s: r.final_kernel };
+    const facts = el("div", { class: "dim" }, ...lanes.map(([name, key]) => el("div", {}, `${name} ${seconds(r[key] || 0)}${kernel[key] ? ` · ${kernel[key]}` : ""}`)));
+    $("regions").append(el("div", { class: "pair" }, el("div", {}, r.name, el("div", { class: "dim" }, `${r.num_eager} → ${r.num_final} kernels`)), bars, facts));
   }
 }
 function rewrites() {
@@ -115,4 +144,4 @@ $("theme").addEventListener("click", () => {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
 });
-heading(); cards(); way(); proof(); tried(); regions(); rewrites(); list("explanations"); list("remaining"); list("notes"); footer();
+heading(); cards(); way(); proof(); tried(); narrowed(); parts(); regions(); rewrites(); list("explanations"); list("remaining"); list("notes"); footer();

@@ -1,0 +1,157 @@
+"""Formats of fewer bits for a linear layer: who may use which, what its weight becomes, how it runs.
+
+| format | weight | input | for |
+|---|---|---|---|
+| tf32 | as it is | as it is; both rounded to 10 bits by the tensor cores | float32 |
+| bf16 | bfloat16 | bfloat16 | float32 |
+| fp8 | float8 with a scale an output | float8 with a scale a row, quantized on the way | more than 16 rows |
+| int8 | signed bytes with a scale an output | as it is | at most 16 rows, half precision |
+| int4 | four bits with a scale for every 128 | as it is | at most 16 rows, half precision |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ridgeline.kernels import narrow, narrow_linear, quantize
+from ridgeline.kernels.narrow_linear.config import GROUP, MAX_ROWS
+from ridgeline.kernels.quantize import reference
+
+LEAST_WEIGHT = 1 << 16
+"""Elements of a weight below which its format is not what a product costs."""
+FP8 = torch.float8_e4m3fn
+HALVES = (torch.bfloat16, torch.float16)
+FP8_CAPABILITY = (8, 9)
+_TF32_DROPPED_BITS = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A linear layer as it is called: rows, outputs, columns, and the type it computes in."""
+
+    rows: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way to hold and multiply a weight in fewer bits."""
+
+    name: str
+    summary: str
+    takes: Callable[[Shape], bool]
+    make: Callable[[Tensor], tuple[Tensor, ...]]
+    run: Callable[..., Tensor]  # (x, *made, bias)
+
+    def __call__(self, x: Tensor, made: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        return self.run(x, *made, bias)
+
+
+def options(shape: Shape) -> list[Format]:
+    """The formats a layer may be computed in besides its own."""
+    if shape.n * shape.k < LEAST_WEIGHT:
+        return []
+    return [each for each in FORMATS.values() if each.takes(shape)]
+
+
+def _takes_tf32(shape: Shape) -> bool:
+    return shape.dtype == torch.float32 and shape.device == "cuda" and not torch.backends.cuda.matmul.allow_tf32
+
+
+def _takes_bf16(shape: Shape) -> bool:
+    return shape.dtype == torch.float32
+
+
+def _takes_fp8(shape: Shape) -> bool:
+    able = shape.device != "cuda" or torch.cuda.get_device_capability() >= FP8_CAPABILITY
+    return able and shape.rows > MAX_ROWS and shape.n % 16 == 0 and shape.k % 16 == 0
+
+
+def _takes_int8(shape: Shape) -> bool:
+    return shape.rows <= MAX_ROWS and shape.dtype in HALVES and shape.k % 16 == 0
+
+
+def _takes_int4(shape: Shape) -> bool:
+    return shape.rows <= MAX_ROWS and shape.dtype in HALVES and shape.k % GROUP == 0
+
+
+@torch.library.custom_op("ridgeline_optimizer::tf32_linear", mutates_args=())
+def _tf32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.device.type != "cuda":
+        return F.linear(_rounded(x), _rounded(weight), bias)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return F.linear(x, weight, bias)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@_tf32.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def tf32_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``F.linear`` of float32 tensors with the tensor cores allowed to round their factors to 10 bits."""
+    return _tf32(x, weight, bias)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """float32 with as many bits as the tensor cores keep of it."""
+    half = 1 << (_TF32_DROPPED_BITS - 1)
+    bits = x.contiguous().view(torch.int32)
+    return ((bits + half) & -(1 << _TF32_DROPPED_BITS)).view(torch.float32)
+
+
+def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``F.linear`` in bfloat16, returned in the type of its input."""
+    own = None if bias is None else bias.to(torch.bfloat16)
+    return F.linear(x.to(torch.bfloat16), weight, own).to(x.dtype)
+
+
+@torch.library.custom_op("ridgeline_optimizer::fp8_linear", mutates_args=())
+def _fp8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    if x.device.type != "cuda":
+        full = reference.restored(*quantize(rows, FP8)) @ reference.restored(weight, scale).t()
+        full = full if bias is None else full + bias
+        return full.to(x.dtype).reshape(*x.shape[:-1], weight.shape[0])
+    q, own = quantize(rows, FP8)
+    added = None if bias is None else bias.to(torch.bfloat16)
+    y = torch._scaled_mm(q, weight.t(), scale_a=own, scale_b=scale.t(), bias=added, out_dtype=torch.bfloat16,
+                         use_fast_accum=True)  # fmt: skip
+    return y.to(x.dtype).reshape(*x.shape[:-1], weight.shape[0])
+
+
+@_fp8.register_fake
+def _(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """``F.linear`` in float8, a scale a row of the input and an output of the weight; [N, K] and [N, 1]."""
+    return _fp8(x, weight, scale, bias)
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        Format("tf32", "factors rounded to 10 bits by the tensor cores", _takes_tf32, lambda w: (w.detach(),),
+               tf32_linear),
+        Format("bf16", "bfloat16", _takes_bf16, lambda w: (w.detach().to(torch.bfloat16),), bf16_linear),
+        Format("fp8", "float8, a scale a row and an output", _takes_fp8, lambda w: quantize(w.detach(), FP8),
+               fp8_linear),
+        Format("int8", "weight of 8 bits, a scale an output", _takes_int8, lambda w: narrow(w, 8), narrow_linear),
+        Format("int4", "weight of 4 bits, a scale for every 128", _takes_int4, lambda w: narrow(w, 4), narrow_linear),
+    )
+}  # fmt: skip
+WEIGHT_ONLY = ("int8", "int4")

@@ -1,0 +1,164 @@
+"""Autocast written out: the casts it would make become nodes, so that rewrites see them and nothing happens unseen.
+
+Which ops autocast runs in which type is PyTorch's to say, and differs by device. It is not repeated here: the tracer
+has noted what type every node returned under autocast. Products are in autocast's type; another node is tried without
+autocast as it stands, then with its floating-point inputs in float32, then in autocast's type, and the first that
+returns what was noted is what autocast does. Where none does, the graph is left under autocast, and rewrites that
+would have to know stay away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+
+from ridgeline.optimizer.rewrites.scene import Scene, is_written
+from ridgeline.optimizer.rewrites.words import call, cast
+
+KINDS = ("cuda", "cpu")
+ENTER = _enter_autocast
+_CAST = (torch.float16, torch.bfloat16, torch.float32)
+_PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "attention",
+             "dot_einsum")  # fmt: skip
+"""What autocast computes in its own type whatever comes in; stand-ins would take factors of two types."""
+
+
+def active() -> dict[str, torch.dtype]:
+    """The devices that autocast is on for, and the type it casts to."""
+    return {kind: torch.get_autocast_dtype(kind) for kind in KINDS if torch.is_autocast_enabled(kind)}
+
+
+@contextmanager
+def off() -> Iterator[None]:
+    """Everything as written, on every device."""
+    with ExitStack() as stack:
+        for kind in KINDS:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@dataclass(slots=True)
+class Writer:
+    """Casts put into a scene as it is walked; one for a tensor and type where nothing writes to the tensor."""
+
+    scene: Scene
+    made: dict[tuple[fx.Node, torch.dtype], fx.Node] = field(default_factory=dict)
+    num: int = 0
+
+    def cast(self, node: fx.Node, dtype: torch.dtype, before: fx.Node) -> fx.Node:
+        if self.scene.dtype(node) == dtype:
+            return node
+        if (node, dtype) in self.made:
+            return self.made[node, dtype]
+        new = self.scene.emit(before, cast, node, dtype)
+        self.num += 1
+        if node.op == "placeholder" and not is_written(self.scene, node):
+            self.made[node, dtype] = new
+        return new
+
+
+def write_out(scene: Scene, state: dict[str, torch.dtype]) -> int | None:
+    """Every cast as a node, for a graph that is run without autocast from then on: how many, or None if not known.
+
+    The scene is half changed in the second case: whoever asked starts afresh.
+    """
+    stack = [dict(state)]
+    writer = Writer(scene)
+    switches: list[fx.Node] = []
+    for node in scene.nodes:
+        if node.target is _enter_autocast:
+            stack.append(_entered(stack[-1], node))
+            switches.append(node)
+        elif node.target is _exit_autocast:
+            if len(stack) > 1:
+                stack.pop()
+            switches.append(node)
+        elif not _is_known(node, stack[-1]) or not _written_out(writer, node, stack[-1]):
+            return None
+    if len(stack) != 1:
+        return None
+    for node in reversed(switches):
+        scene.erase_writer(node)
+    return writer.num
+
+
+def _is_known(node: fx.Node, state: dict[str, torch.dtype]) -> bool:
+    """Whether a node is known for what it does: no other switch of autocast, no piece of graph inside the graph."""
+    if "autocast" in getattr(node.target, "__name__", ""):
+        return False
+    inner = node.op in ("call_module", "get_attr") or isinstance(node.target, torch._ops.HigherOrderOperator)
+    return not (inner and state)
+
+
+def _entered(state: dict[str, torch.dtype], node: fx.Node) -> dict[str, torch.dtype]:
+    kind, dtype, enabled = (*node.args, None, None, True)[:3] if len(node.args) < 3 else node.args[:3]
+    found = {name: value for name, value in state.items() if name != kind}
+    if enabled:
+        found[str(kind)] = dtype if isinstance(dtype, torch.dtype) else torch.get_autocast_dtype(str(kind))
+    return found
+
+
+def _written_out(writer: Writer, node: fx.Node, state: dict[str, torch.dtype]) -> bool:
+    """Whether what autocast does to a node is known; its casts are put in where it does something."""
+    scene = writer.scene
+    if node.op not in ("call_function", "call_method") or scene.written(node) is not None:
+        return True  # autocast leaves alone what writes in place
+    floats = [each for each in node.all_input_nodes if _is_cast(scene, each, state)]
+    meant = _types(scene.value(node))
+    if not floats or meant is None:
+        return True
+    wide, narrow = torch.float32, state[scene.tensor(floats[0]).device.type]  # type: ignore[union-attr]
+    read = call(node)
+    for dtype in (narrow,) if read is not None and read.op in _PRODUCTS else (None, wide, narrow):
+        if _types(_tried(scene, node, floats, dtype)) == meant:
+            if dtype is not None:
+                changed = {each: writer.cast(each, dtype, node) for each in floats}
+                node.args = fx.node.map_arg(node.args, lambda each, of=changed: of.get(each, each))
+                node.kwargs = fx.node.map_arg(node.kwargs, lambda each, of=changed: of.get(each, each))
+            return True
+    return False
+
+
+def _is_cast(scene: Scene, node: fx.Node, state: dict[str, torch.dtype]) -> bool:
+    """Whether a node's value is one that autocast may cast."""
+    value = scene.tensor(node)
+    return value is not None and value.device.type in state and value.dtype in _CAST
+
+
+def _types(value: Any) -> Sequence[Any] | None:
+    """Types and sizes of everything a node returns; None where it returns no tensor or fails."""
+    if value is None:
+        return None
+    leaves = torch.utils._pytree.tree_leaves(value)
+    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        return None
+    return [(leaf.dtype, tuple(leaf.shape)) for leaf in leaves]
+
+
+def _tried(scene: Scene, node: fx.Node, floats: Sequence[fx.Node], dtype: torch.dtype | None) -> Any:
+    """What a node returns without autocast, its floating-point inputs as they are or all in one type."""
+
+    def value(each: fx.Node) -> Any:
+        found = scene.value(each)
+        return found.to(dtype) if dtype is not None and each in floats else found
+
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+    mode = next((v.fake_mode for v in map(scene.value, floats) if hasattr(v, "fake_mode")), None)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(off())
+            if mode is not None:
+                stack.enter_context(mode)
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception:  # mixed types, most often: not what autocast does
+        return None

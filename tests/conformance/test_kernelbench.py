@@ -1,0 +1,37 @@
+"""Recordings of KernelBench-like problems: the note says what they say, and our ways were right wherever they ran."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).parents[2]
+NOTE = (HOME / "benchmarks/2026-11-15-kernelbench.md").read_text()
+
+
+def results(name):
+    with gzip.open(HOME / "data/recordings/h200" / name, "rt") as file:
+        return json.load(file)
+
+
+RACE = results("kernelbench_race1.json.gz")
+
+
+@pytest.mark.parametrize("found", RACE, ids=lambda found: found["name"])
+def test_a_problem_stands_in_the_note_as_it_was_recorded(found):
+    times = [f"{1e3 * found[key]:.2f}" for key in ("eager_s", "compiled_s", "ours_s")]
+    assert f"| {found['level']} | {found['name']} | {' | '.join(times)} |" in NOTE
+    assert found["right"]
+
+
+def test_the_note_counts_what_was_recorded():
+    num = {word: sum(found["verdict"] == word for found in RACE) for word in ("faster", "even", "slower")}
+    words = f"{len(RACE)} problems: {num['faster']} faster, {num['even']} even, {num['slower']} slower, none wrong"
+    assert words in NOTE
+
+
+def test_a_float32_product_on_the_tensor_cores_never_lost_its_race_to_the_library_by_much():
+    races = [race for found in RACE for race in found["more"].get("contests", {}).get("seconds", {}).values()]
+    products = [race for race in races if "halves" in race]
+    assert len(products) > 20 and all(min(race.values()) < race["library"] for race in products)

@@ -1,0 +1,58 @@
+"""Ways to compute a convolution and a product on the device: each agrees with float64 as far as the library does."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from ridgeline.optimizer.rewrites import chains, halves
+
+
+def error(found, meant):
+    return float((found.double() - meant).norm() / meant.norm())
+
+
+@pytest.mark.parametrize(
+    ("transposed", "inputs", "outputs"),
+    [(False, 32, 48), (False, 3, 20), (True, 32, 16)],
+    ids=["plain", "thin", "turned"],
+)
+def test_every_way_to_convolve_is_as_accurate_as_the_library(transposed, inputs, outputs):
+    torch.manual_seed(0)
+    x = torch.rand(3, inputs, 33, 30, device="cuda")
+    weight = torch.randn(*((inputs, outputs) if transposed else (outputs, inputs)), 3, 3, device="cuda")
+    bias, vectors = torch.randn(outputs, device="cuda"), torch.randn(1, outputs, device="cuda")
+    settings = ([2, 2] if transposed else [1, 1], [1, 1], [1, 1], [0, 0], 1, transposed)
+    wide = [each.double() for each in (x, weight, bias)]
+    call = F.conv_transpose2d if transposed else F.conv2d
+    meant = F.gelu(call(*wide, settings[0], 1)) * vectors.double().view(1, -1, 1, 1)
+    args = (x, weight, bias, vectors, settings, "gelu scales@0")
+    ways = chains._ways(("test", transposed, inputs, x.device), *args)
+    own = error(ways["library"](*args[:4]), meant)
+    assert own < 2e-3 and len(ways) >= 3
+    for name, way in ways.items():
+        assert error(way(*args[:4]), meant) <= 2 * own + 1e-6, name
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "linear"), [(128, 512, 1024, True), (300, 260, 777, False), (256, 384, 64, False)]
+)
+def test_every_way_to_multiply_is_as_accurate_as_float32(m, n, k, linear):
+    torch.manual_seed(0)
+    a, bias = torch.rand(m, k, device="cuda"), torch.randn(n, device="cuda") if linear else None
+    b = torch.rand(n, k, device="cuda").t() if linear else torch.rand(k, n, device="cuda")
+    meant = a.double() @ b.double() + (bias.double() if linear else 0)
+    own = error(halves._library(a, b, bias), meant)
+    for name in ("digits", "halves") if linear else ("halves",):
+        assert error(halves._WAYS[name](a, b, bias), meant) <= 2 * own + 5e-7, name
+
+
+def test_a_race_on_the_device_is_decided_once():
+    x, weight = torch.rand(2, 16, 64, 64, device="cuda"), torch.randn(32, 16, 3, 3, device="cuda")
+    settings = ([1, 1], [0, 0], [1, 1], [0, 0], 1, False)
+    first = chains.chained_convolution(x, weight, None, None, *settings, "relu")
+    num = len(chains.CONTEST.won)
+    again = chains.chained_convolution(x, weight, None, None, *settings, "relu")
+    assert len(chains.CONTEST.won) == num and torch.equal(first, again)
+    torch.testing.assert_close(first, F.relu(F.conv2d(x, weight)), rtol=1e-2, atol=5e-2)

@@ -1,0 +1,97 @@
+"""Training steps on a device: what is recorded, what odd products gain, and that steps are those of eager training."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+import ridgeline as rl
+from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly
+from ridgeline.optimizer.padding import padded_linear
+from ridgeline.optimizer.steps import GraphedUpdate
+from ridgeline.optimizer.training import graph_training
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+
+
+def _gpt(**more: Any) -> tuple[Any, dict[str, Any]]:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=1001, **more)
+    ids = torch.randint(0, 1001, (4, 128), device="cuda")
+    model = transformers.GPT2LMHeadModel(config).to("cuda", torch.bfloat16).train()
+    return model, {"input_ids": ids, "labels": ids, "use_cache": False}
+
+
+def _still() -> dict[str, Any]:
+    return {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+def test_a_language_model_is_recorded_without_its_mask() -> None:
+    model, kwargs = _gpt(**_still())
+    graphed = graph_training(model, (), kwargs, model)
+    assert not graphed._studio._told  # told of a capture, transformers builds a mask that costs the fast attention
+
+
+@pytest.mark.filterwarnings("ignore:Deterministic behavior")
+def test_deterministic_steps_are_those_of_eager_training_bit_by_bit() -> None:
+    model, kwargs = _gpt(**_still())
+    eager = copy.deepcopy(model)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # cuBLAS asks for a setting before it starts
+    try:
+        losses = []
+        for each in (eager, model):
+            optimizer = torch.optim.AdamW(each.parameters(), lr=1e-3, fused=True)
+            call, update = each, None
+            if each is model:
+                graphed = graph_training(each, (), kwargs, each)
+                call = Optimized(each, [Plan(graphed.signature, graphed)], mode="train")
+                update = GraphedUpdate(optimizer, graphed)
+            fast = Optimized(each, call.plans if update else (), mode="train", optimizer=optimizer, update=update)
+            losses.append([float(fast.train_step(**kwargs)) for _ in range(8)])
+        assert update is not None and update.replays == 7, update.misses
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
+
+
+def test_an_optimizer_and_its_model_are_optimized_together() -> None:
+    model, kwargs = _gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    fast = rl.optimize(model, (), kwargs, mode="train", optimizer=optimizer, budget_s=25)
+    assert fast.receipt.speedup > 1.2, str(fast.receipt)
+    assert any("steps of AdamW" in note for note in fast.receipt.notes), str(fast.receipt)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RunsEagerly)
+        losses = [float(fast.train_step(**kwargs)) for _ in range(6)]
+        out = fast(**kwargs)
+        out.loss.backward()
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(50257, 256), (1024, 479)])
+def test_odd_products_are_as_exact_as_plain_ones(outputs: int, inputs: int) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(inputs, outputs, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(512, inputs, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    grad = torch.randn(512, outputs, device="cuda", dtype=torch.bfloat16)
+    wide = [t.detach().double() for t in (x, layer.weight, layer.bias, grad)]
+    expected = [torch.addmm(wide[2], wide[0], wide[1].t()), wide[3] @ wide[1], wide[3].t() @ wide[0], wide[3].sum(0)]
+    for run, errors in ((layer, []), (lambda x: padded_linear(x, layer.weight, layer.bias), [])):
+        y = run(x)
+        found = [y, *torch.autograd.grad(y, (x, layer.weight, layer.bias), grad)]
+        errors += [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)]
+        if run is layer:
+            plain = errors
+    assert all(ours <= 1.1 * theirs for ours, theirs in zip(errors, plain, strict=True)), (errors, plain)

@@ -1,0 +1,63 @@
+"""How long rows are cut into shares for programs that are all on the device at once."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.kernels import shares, variants
+from ridgeline.kernels.compiler import facts_of
+from ridgeline.kernels.contract import case
+from ridgeline.kernels.launcher import kernel
+from ridgeline.kernels.shares import Streamed
+from ridgeline.kernels.softmax import config as softmax
+
+NOWHERE = -1  # stands for an H200 with 132 multiprocessors
+configs = st.builds(
+    Streamed, st.sampled_from([1, 2, 4, 8]), st.sampled_from([4, 8, 16]), st.integers(2, 6), st.integers(1, 4)
+)
+
+
+@given(configs, st.integers(1, 10**6), st.integers(1, 2**22), st.sampled_from([4, 8]), st.booleans())
+def test_shares_cover_a_row_and_their_programs_fit_on_the_device(chosen, rows, cols, vector, whole_blocks):
+    cols = cols * vector if not whole_blocks else cols * 32 * chosen.num_warps * vector
+    found = shares.cut(chosen, rows, cols, NOWHERE, vector=vector, whole_blocks=whole_blocks)
+    if found is None:
+        assert cols > chosen.chunks * 32 * chosen.num_warps * vector * (chosen.programs_per_sm * 132 // 2)
+        return
+    assert found.length <= chosen.chunks * found.block
+    assert (found.shares - 1) * found.length < cols <= found.shares * found.length, "no share is empty"
+    assert 1 <= found.groups <= rows and found.groups * found.shares <= chosen.programs_per_sm * 132
+    assert found.length % (found.block if whole_blocks else vector) == 0
+
+
+def test_one_long_row_is_the_work_of_many_programs():
+    found = shares.cut(softmax.streamed_forward(262144, 2), 1, 262144, NOWHERE, vector=8)
+    assert found.shares >= 64
+    assert shares.cut(softmax.streamed_forward(262144, 2), 4096, 262144, NOWHERE, vector=8).shares == 16
+
+
+def test_a_row_too_long_for_all_programs_together_is_refused():
+    assert shares.cut(Streamed(1, 4, 3, 1), 1, 2**24, NOWHERE, vector=8) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "wanted"),
+    [
+        ("layer_norm", case("bfloat16", rows=300, cols=24576), "norm_backward_streamed"),
+        ("rms_norm", case("float32", rows=300, cols=12288), "norm_backward_streamed"),
+        ("softmax", case("float16", rows=140, cols=50260), "softmax_forward_streamed"),
+        ("group_norm_silu", case("bfloat16", batch=10, channels=96, side=96, groups=4), "group_norm_backward_streamed"),
+    ],
+)
+def test_programs_of_a_cooperative_launch_have_the_registers_they_need(name, of, wanted):
+    found = [variant for variant in variants.variants_of(name, [of]) if variant.kernel == wanted]
+    assert found
+    for variant in found:
+        made = facts_of(kernel(variant.kernel).function, variant)
+        assert 0 < made.num_registers <= variant.max_registers
+        together = shares.REGISTERS // (32 * variant.num_warps * variant.max_registers)
+        assert together * (made.shared_bytes + 1024) <= 233472

@@ -1,0 +1,184 @@
+"""Time by part of the model: kernels find their module, those that span parts are divided, and gaps name their cure."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn
+
+from ridgeline.optimizer import parts
+from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.candidate import Built, Candidate, build
+from ridgeline.optimizer.explanation import explanations, remaining
+from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.measure import Track
+from ridgeline.optimizer.parts import (
+    IDLE,
+    OUTSIDE,
+    Partition,
+    Spent,
+    cure,
+    partition,
+    parts_of,
+    recorded,
+    shared,
+    split,
+)
+from ridgeline.optimizer.receipt import Entry, Part, Receipt, Region
+from ridgeline.optimizer.regions import short_name, tallied
+from ridgeline.web.optimize import render_receipt
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn, self.mlp = nn.Linear(64, 64), nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(x)
+        return x + self.mlp(x)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(16, 64), nn.Linear(64, 8)
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+PARTS = Partition(("layers.*", "layers.*.attn", "layers.*.mlp", "stem", "head"), ("layers.*",), {"layers.*": 3})
+
+
+@pytest.fixture(scope="module")
+def track() -> Track:
+    torch.manual_seed(0)
+    made = Track(Net().eval(), Inputs((torch.randn(512, 16),)), "infer", None, torch.device("cpu"))
+    made.settle(made.model)
+    return made
+
+
+def test_blocks_are_split_by_their_children_and_the_rest_by_modules() -> None:
+    assert partition(Net()) == PARTS
+    assert PARTS.of("layers.2.mlp.0") == "layers.*.mlp" and PARTS.of("layers.*.mlp.0") == "layers.*.mlp"
+    assert PARTS.of("layers.1") == "layers.*" and PARTS.of("Net") == OUTSIDE
+    assert PARTS.shown("layers.*.mlp") == "layers.*.mlp ×3" and PARTS.shown("head") == "head"
+
+
+def test_a_model_of_one_part_is_split_inside() -> None:
+    assert partition(nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))).names == ("0.0", "0.1")
+
+
+def test_a_kernel_that_spans_a_block_is_divided_as_eagers_of_its_kind() -> None:
+    before = {("layers.*.attn", "products"): 1.0, ("layers.*.mlp", "products"): 3.0, ("head", "products"): 6.0,
+              ("layers.*.mlp", "pointwise"): 2.0}  # fmt: skip
+    run = Spent((("layers.*", "products", 2.0), ("layers.*", "norms", 1.2), ("head", "products", 5.0)))
+    after, sure = shared(run, PARTS, "Net", before)
+    assert after["layers.*.attn", "products"] == pytest.approx(0.5)
+    assert after["layers.*.mlp", "products"] == pytest.approx(1.5)
+    assert after["layers.*.attn", "norms"] == pytest.approx(0.2)  # eager had no norms: as all of its kernels
+    assert sure == {"head": 5.0} and sum(after.values()) == pytest.approx(8.2)
+
+
+def test_a_kernel_of_nobody_is_divided_among_all() -> None:
+    before = {("layers.*.attn", "products"): 1.0, ("head", "products"): 3.0}
+    after, sure = shared(Spent((("", "products", 2.0),)), PARTS, "Net", before)
+    assert after == {("layers.*.attn", "products"): 0.5, ("head", "products"): 1.5} and not sure
+
+
+@pytest.mark.parametrize("scope", ["model", "blocks"])
+def test_rewritten_code_is_recorded_under_the_names_of_modules(track: Track, scope: str) -> None:
+    candidate = Candidate(name="rewrites", rewrites=("views",), scope=scope)
+    built = build(candidate, track.model, track.inputs, "infer")
+    found = split(recorded(track, built), PARTS, "Net")
+    wide = found["layers.*.mlp", "products"]
+    assert wide > 2 * found["layers.*.attn", "products"] > 0  # 16 times the work
+    assert sum(s for (part, _), s in found.items() if part == OUTSIDE) < 0.2 * sum(found.values())
+    x = torch.randn(512, 16)
+    torch.testing.assert_close(built.call(x), track.model(x))
+
+
+def test_the_table_adds_up_to_the_calls_and_names_its_basis(track: Track) -> None:
+    eager = Built(Candidate(name="eager"), track.model, Report())
+    floors = [("layers.*.mlp.0", "products", 1e-6), ("head", "products", 1e-7)]
+    candidate = Candidate(name="rewrites", rewrites=("views",))
+    built = build(candidate, track.model, track.inputs, "infer")
+    found = parts_of(track, eager, built, (1.0, 0.5), None)
+    assert found == ()  # a recording that sees next to nothing of a call that takes a second says nothing about it
+    walls_s = (recorded(track, eager).busy_s / 8, recorded(track, built).busy_s / 8)  # a recording is no shorter
+    found = parts_of(track, eager, built, walls_s, floors)
+    table = {part.name: part for part in found}
+    assert {"layers.*.mlp ×3", "head", "stem"} <= table.keys()
+    assert sum(part.eager_s for part in found) == pytest.approx(walls_s[0], rel=1e-6)
+    assert table["layers.*.mlp ×3"].basis == "measured" and table["layers.*.mlp ×3"].floor_s == pytest.approx(1e-6)
+    assert "products" in table["layers.*.mlp ×3"].cure
+
+
+def test_time_without_a_kernel_has_a_row_of_its_own(track: Track, monkeypatch: Any) -> None:
+    eager, busy_s = Built(Candidate(name="eager"), track.model, Report()), 1e-3
+    monkeypatch.setattr(parts, "recorded", lambda track, built: Spent((("head", "products", busy_s),)))
+    idle = next(part for part in parts_of(track, eager, eager, (1.5 * busy_s, 1.5 * busy_s), None) if part.name == IDLE)
+    assert idle.floor_s == 0.0 and "graph" in idle.cure and idle.eager_s == pytest.approx(0.5 * busy_s)
+
+
+def test_the_cure_is_that_of_the_kind_farthest_above_its_floor() -> None:
+    assert "error_budget" in cure({"products": 3.0, "pointwise": 1.0}, {"products": 1.0, "pointwise": 0.5}, 1.5)
+    assert "elementwise" in cure({"products": 1.1, "pointwise": 3.0}, {"products": 1.0, "pointwise": 0.5}, 1.5)
+    assert "attention kernel" in cure({"products": 3.0, "softmax and losses": 1.0}, {"attention": 0.5}, 0.5)
+    assert cure({"products": 1.05}, {"products": 1.0}, 1.0) == "" and cure({"products": 9.0}, {}, None) == ""
+
+
+def _receipt(**changed: Any) -> Receipt:
+    stock = Entry(name="torch.compile", changes=("torch.compile",), status="slower", measured_s=4e-3, recompiles=2)
+    made = Receipt(
+        model="Net", mode="infer", device="a device", inputs="", environment={}, winner="graph", changes=("graph",),
+        eager_s=3e-3, final_s=2e-3, stock_s=4e-3, speedup=1.5, speedup_low=1.4, speedup_high=1.6, over_best=1.5,
+        floor_s=1e-3, eager_bytes=None, final_bytes=None, memory_limit_bytes=None, budget_s=1.0, spent_s=1.0,
+        verdict=None, entries=(stock,), steps=(),
+        regions=(Region("attention", 1e-3, 1e-3, 2.5e-3, 8, 8, 8, "flash_fwd", "flash_fwd", "fmha_cutlassF"),),
+        parts=(Part(name="layers.* ×3", eager_s=2e-3, final_s=1.5e-3, floor_s=5e-4, basis="measured", cure="a cure"),),
+    )  # fmt: skip
+    return replace(made, **changed)
+
+
+def test_a_lost_attention_kernel_is_named_among_the_reasons() -> None:
+    text = "\n".join(explanations(_receipt(), Inputs(())))
+    assert re.search(r"fmha_cutlassF takes 2\.50? ms where flash_fwd takes 1(\.00)? ms", text)
+    assert "recompiles" in text and "slower than eager: attention take" in text
+    none = Region("attention", 1e-3, 1e-3, 0.0, 8, 8, 0, "flash_fwd", "flash_fwd", "")
+    assert any("no attention kernel" in line for line in explanations(_receipt(regions=(none,)), Inputs(())))
+
+
+def test_equal_kernels_are_no_reason() -> None:
+    same = Region("attention", 1e-3, 1e-3, 1e-3, 8, 8, 8, "flash_fwd", "flash_fwd", "flash_fwd")
+    assert not any("attention" in line for line in explanations(_receipt(regions=(same,)), Inputs(())))
+
+
+def test_what_is_left_is_told_by_part() -> None:
+    assert any(line.startswith("layers.* ×3:") and line.endswith("a cure") for line in remaining(_receipt()))
+
+
+def test_the_table_is_in_the_text_the_json_and_the_page() -> None:
+    receipt = _receipt()
+    assert "Time by part of the model" in str(receipt) and "a cure" in str(receipt)
+    again = Receipt.from_dict(json.loads(receipt.to_json()))
+    assert again.parts == receipt.parts and again.regions == receipt.regions
+    assert '"basis":"measured"' in render_receipt(receipt.to_dict()).replace(" ", "")
+
+
+def test_kernels_are_counted_by_kind_and_the_longest_is_named() -> None:
+    found = tallied([("void pytorch_flash::flash_fwd_kernel<T>(P)", 2.0), ("fmha_other", 1.0), ("nvjet_tst", 1.0)])
+    assert found["attention"].num == 2 and found["attention"].main == "flash_fwd_kernel"
+    assert short_name("void at::native::vectorized_elementwise_kernel<4, f>(int)") == "vectorized_elementwise_kernel"
