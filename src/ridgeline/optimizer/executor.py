@@ -156,11 +156,20 @@ def _uncollected() -> Iterator[None]:
 def _answering(told: bool) -> Iterator[None]:
     """What code hears that asks whether a capture is under way: some takes a slower way through the model then."""
     asked = torch.cuda.is_current_stream_capturing
-    torch.cuda.is_current_stream_capturing = lambda: told
+    torch.cuda.is_current_stream_capturing = _yes if told else _no
     try:
         yield
     finally:
         torch.cuda.is_current_stream_capturing = asked
+
+
+def _yes() -> bool:
+    """The same function every time: compiled code that asks is bound to whom it asked."""
+    return True
+
+
+def _no() -> bool:
+    return False
 
 
 _STREAMS: dict[torch.device, Any] = {}
