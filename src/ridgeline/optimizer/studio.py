@@ -197,6 +197,25 @@ class Studio:
 
 
 @contextmanager
+def uncached_casts() -> Iterator[None]:
+    """Under autocast, casts of weights happen inside a recording rather than before it.
+
+    Where autocast is off its cache is left alone: compiled code has a guard on the setting, and would be compiled anew.
+    A model that turns autocast on for itself begins and ends with an empty cache.
+    """
+    if not any(torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu")):
+        yield
+        return
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+@contextmanager
 def restoring(watch: Watch) -> Iterator[None]:
     """A refusal leaves the model as it was, and every failure to record is a refusal."""
     try:

@@ -22,7 +22,7 @@ from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import executor_for
 from ridgeline.optimizer.graphed import Graphed, graph_inference
 from ridgeline.optimizer.statics import Statics
-from ridgeline.optimizer.studio import Studio
+from ridgeline.optimizer.studio import Studio, uncached_casts
 from ridgeline.optimizer.tree import flatten
 from ridgeline.optimizer.watch import Watch
 
@@ -171,3 +171,24 @@ def test_what_others_do_when_garbage_is_collected_is_no_act_of_the_model() -> No
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(clock)
+
+
+def test_recording_compiled_code_does_not_compile_it_again() -> None:
+    torch._dynamo.reset()
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8)
+    graphs: list[Any] = []
+
+    def counting(gm: Any, inputs: Any) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    fast = torch.compile(model, backend=counting)
+    with torch.no_grad():
+        fast(x)
+    assert len(graphs) == 1
+    with uncached_casts(), torch.no_grad():
+        fast(x)
+    assert len(graphs) == 1, "the setting of autocast's cache is guarded, and is left alone where autocast is off"
+    with torch.autocast("cpu", torch.bfloat16), uncached_casts():
+        assert not torch.is_autocast_cache_enabled()
+    assert torch.is_autocast_cache_enabled()
