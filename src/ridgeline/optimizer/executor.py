@@ -142,25 +142,6 @@ class CudaExecutor:
 
 
 @contextmanager
-def uncached_casts() -> Iterator[None]:
-    """Where autocast is on: weights are cast inside of recordings, not once before them.
-
-    Elsewhere nothing is switched: traced code is guarded by the switch, and would be traced and compiled once more. A
-    model that turns autocast on itself has its casts forgotten when it turns it off.
-    """
-    if not any(torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu")):
-        yield
-        return
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    torch.clear_autocast_cache()
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
-
-
-@contextmanager
 def _uncollected() -> Iterator[None]:
     """No garbage collection: a graph that is destroyed while another is captured invalidates the capture."""
     was = gc.isenabled()
