@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.executor import Executor, Recording, executor_for, uncached_casts
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
@@ -242,14 +242,8 @@ def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No gradients, no inference tensors, and casts of weights inside the recording rather than before it."""
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    torch.clear_autocast_cache()
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
+    with uncached_casts(), torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class InferenceStudio(Studio):

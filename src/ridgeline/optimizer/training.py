@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.dice import draw, indifferent, served
-from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.executor import Executor, Recording, executor_for, uncached_casts
 from ridgeline.optimizer.inputs import leaves
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import Observation, Values, restored_random
@@ -269,17 +269,6 @@ def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         with restoring(watch):
             tracks = studio.record_training(signature.flat)
     return GraphedTraining(call, signature, studio, tracks)
-
-
-@contextmanager
-def uncached_casts() -> Iterator[None]:
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    torch.clear_autocast_cache()
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
 
 
 class TrainingStudio(Studio):
