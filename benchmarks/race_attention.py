@@ -125,7 +125,7 @@ def paged_by(programs: int, keys: int, warps: int, stages: int, registers: int =
     """Inside, paged attention splits and stages as told."""
     from ridgeline.kernels.paged_attention import config
 
-    def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Any:
+    def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int, itemsize: int) -> Any:
         shares = config.shares_of(batch * key_heads, longest, keys, programs * num_sms)
         return config.Paged(keys, shares, warps, stages, max_registers=registers)
 

@@ -54,6 +54,12 @@ def test_through_registers_the_next_block_is_on_its_way_without_spills(monkeypat
     assert facts.num("LDGSTS") == 0 and facts.num("LDG.E.EF.128") + facts.num("LDG.E.128") >= 16
 
 
+def test_caches_of_some_tens_of_megabytes_go_through_registers_and_others_do_not():
+    assert config.choose(1, 8, 20480, 128, 132).num_stages == 1
+    assert config.choose(1, 8, 2048, 128, 132).num_stages == config.choose(1, 8, 32768, 128, 132).num_stages == 3
+    assert config.choose(1, 8, 20480, 64, 132).num_stages == config.choose(1, 8, 20480, 128, 132, 4).num_stages == 3
+
+
 def test_few_sequences_are_shared_by_many_programs_and_many_by_one():
     assert config.choose(1, 8, 32768, 128, 132).shares == 66
     assert config.choose(128, 32, 1024, 128, 132).shares == 1

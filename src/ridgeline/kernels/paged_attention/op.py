@@ -94,7 +94,8 @@ class _Plan:
         longest = table.shape[1] * page
         sizes = {"batch": batch, "key_heads": key_heads, "longest": longest, "head_dim": dim}
         device = query.get_device()
-        chosen = tuning.choose("paged_attention", sizes, config.choose(**sizes, num_sms=num_sms(device)))
+        default = config.choose(**sizes, num_sms=num_sms(device), itemsize=query.element_size())
+        chosen = tuning.choose("paged_attention", sizes, default)
         self.shares, self.shape = chosen.shares, (batch, heads, chosen.shares, dim)
         self.apart = query.dtype == torch.float32
         strides = (*query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], table.stride(0))
