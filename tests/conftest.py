@@ -22,8 +22,9 @@ except ImportError:  # a GPU host has what its image has, and the tests there ne
     pass
 else:
     # Examples are derived from the test, not drawn anew: a failure on one machine is a failure on all.
-    settings.register_profile("steady", derandomize=True, deadline=None, max_examples=60,
-                              suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "steady", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("steady")
 
 

@@ -252,3 +252,27 @@ def test_the_profiler_and_the_race_agree_but_for_launches_and_events():
     rows = [Row(**row) for row in found["race"] if row["contender"] == "ridgeline" and row["phase"] != "call"]
     gaps = [row.median_s - inside[row.primitive, row.sizes, row.phase] for row in rows]
     assert len(gaps) == 54 and 2e-6 < statistics.median(gaps) < 4e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "sizes", "stated"),
+    [
+        ("softmax", "fwd", {"cols": 65536}, 0.84),
+        ("softmax", "bwd", {"cols": 262144}, 0.97),
+        ("adamw_8bit", "fwd", {"list": "gpt2"}, 0.92),
+        ("quantize", "fwd", {"cols": 14336}, 0.95),
+        ("layer_norm_quant", "fwd", {"cols": 768}, 0.70),
+    ],
+)
+def test_the_seventh_race_reached_the_stated_share_of_the_copy(name, phase, sizes, stated):
+    copy = recorded("kernels_race7.json.gz")["copy_bytes_per_s"]
+    row = figures("kernels_race7.json.gz", name, phase, **sizes)["ridgeline"]
+    assert row.bytes_per_s / copy == pytest.approx(stated, abs=0.006)
+
+
+def test_the_one_wrong_check_of_the_seventh_run_is_the_one_its_note_names():
+    found = recorded("kernels_race7.json.gz")
+    wrong = [(check["primitive"], check["case"]) for check in found["check"] if not check.get("ok", True)]
+    assert wrong == [("rms_norm", "float32 rows=300 cols=24576")]
+    assert len(found["mistakes"]) == 23 and all(mistake["ok"] for mistake in found["mistakes"])
+    assert all("WRONG" not in entry["outcome"] for entry in found["special"]) and len(found["special"]) == 2

@@ -202,4 +202,16 @@ with pytest.raises(TypeError):
 with pytest.raises(RuntimeError, match="no words"):
     contract.primitive("rms_norm").direct.add(b"short", None)
 assert Path(direct.build(files.cache_folder())).exists()
+
+# A backward pass that cannot be repeated, since its second kernel starts early, is noted once and never again: it runs
+# in Python, and it runs once.
+launcher.OVERLAPPED_BYTES = 0
+launcher.forget_plans()
+for _ in range(5):
+    torch.autograd.grad(rk.rms_norm(xg, wg, 1e-6), (xg, wg), dy)
+y = rk.rms_norm(xg, wg, 1e-6)
+before = fake.fake_num_launches()
+torch.autograd.grad(y, (xg, wg), dy)
+assert fake.fake_num_launches() - before == 2, "the gradient and the column sum"
+
 print("repeated")
