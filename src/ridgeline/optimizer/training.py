@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.dice import draw, indifferent, served
-from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.executor import Executor, Recording, executor_for, uncached_casts
 from ridgeline.optimizer.inputs import leaves
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import Observation, Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Statics
-from ridgeline.optimizer.studio import LENT_BYTES, Miss, Studio, counts, own_copies, restoring, uncached_casts
+from ridgeline.optimizer.studio import LENT_BYTES, Miss, Studio, counts, own_copies, restoring
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
