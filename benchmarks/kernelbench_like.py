@@ -1148,10 +1148,10 @@ def contests() -> dict[str, Any]:
         for each in (chains, halves, lengths, windows)
         for key, seconds in each.CONTEST.seconds.items()
     }
-    rounded = {str(key): nearest for key, nearest in chains._rounding.items()}
+    rounded = {str(key): found.rounding for key, found in chains._accuracy.items()}
     for each in (chains, halves, lengths, windows):
         each.CONTEST.seconds.clear()
-    return {"seconds": found, "nearest": rounded}
+    return {"seconds": found, "rounding": rounded}
 
 
 def alike(found: Tensor, meant: Tensor, tolerance: float = 1e-3) -> tuple[bool, float]:

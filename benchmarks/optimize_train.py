@@ -124,7 +124,7 @@ def _line(found: dict[str, Any]) -> str:
         return f"{shown}  {found['winner']}  memory {found['peak_bytes']}"
     if "distances" in found:
         return str(found["distances"])
-    return f"{found.get('error')}: {found['log'][-600:]!r}"
+    return f"{found.get('error')}: {found.get('log', '')[-600:]!r}"
 
 
 def _table(path: Path) -> list[str]:

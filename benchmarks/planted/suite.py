@@ -5,6 +5,7 @@ from __future__ import annotations
 import again
 import fresh
 import healthy
+import third
 from cases import CASES
 
-__all__ = ["CASES", "again", "fresh", "healthy"]
+__all__ = ["CASES", "again", "fresh", "healthy", "third"]

@@ -137,7 +137,7 @@ def _plan_of(cluster: Cluster, choices: Mapping[str, Any]) -> Plan:
     inner = math.prod(max(1, choices.get(axis, 1)) for axis in ("tp", "pp", "cp"))
     dp = max(1, choices.get("dp") or cluster.num_devices // inner)
     given = {"dp": dp, "global_batch": dp * choices.get("micro_batch", 1), **choices}
-    if dp > 1 and "zero" not in choices:
+    if dp * max(1, choices.get("cp", 1)) > 1 and "zero" not in choices:
         given["zero"] = 1
     if choices.get("vp", 1) > 1 and "schedule" not in choices:
         given["schedule"] = "interleaved"

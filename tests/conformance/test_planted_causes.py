@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from ridgeline.errors import InputError
-from ridgeline.findings.score import GENERAL, NAMES, score
-from ridgeline.profiler.recordings import planted_cases
+from ridgeline.findings.score import GENERAL, NAMES, Score, found_in, score
+from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder
+
+NO_CAUSE = {"messages_indexed"}
+"""Planted, but the fix made it slower (few indices are the same): rules must stay silent."""
+TRUE = {
+    ("pageable_copy", "exposed-copies"),  # the batch is copied on the compute stream
+    ("small_copies", "exposed-copies"),
+    ("frames_pageable", "exposed-copies"),
+    ("padded_to_limit", "padding"),  # a quarter of the tokens
+    ("adam_tensor_by_tensor", "pointwise-chains"),  # gates over channels and SiLU in eager mode
+    ("gradients_clamped_one_by_one", "pointwise-chains"),
+    ("rotary_decode", "pointwise-chains"),  # rotary positions in eager mode
+    ("vocab_32001", "pointwise-chains"),
+    ("healthy_rotary_training", "pointwise-chains"),
+    ("healthy_graph_decode", "pointwise-chains"),
+    ("clicks_on_two_cores", "misaligned-sizes"),  # towers of 142, 884, 85 and 164 inputs
+    ("clicks_two_workers", "misaligned-sizes"),
+    ("columns_one_by_one", "misaligned-sizes"),
+    ("tables_zeroed", "misaligned-sizes"),
+    ("healthy_ranker", "misaligned-sizes"),
+}
+"""What is found in programs without a planted cause and is so: `benchmarks/2026-11-15-findings.md` says how we know."""
 
 
-@pytest.fixture(scope="module")
-def scores():
+@pytest.fixture(scope="module", params=["planted", "fresh"])
+def scores(request) -> list[Score]:
     try:
-        cases = planted_cases()
+        cases = planted_cases(planted_folder(suite=request.param))
     except InputError as error:
         pytest.skip(str(error))
-    return [score(case) for case in cases]
+    return [score(case) for case in cases if case.name not in NO_CAUSE]
 
 
 def test_nine_of_ten_causes_are_named_first_or_second(scores):
@@ -28,17 +51,32 @@ def test_four_of_five_intervals_hold_the_realized_gain(scores):
     assert len(missed) <= len(scores) // 5, missed
 
 
+def test_half_of_the_intervals_are_narrower_than_four_fifths_of_the_gain(scores):
+    assert statistics.median(found.width for found in scores if found.width is not None) < 0.8
+
+
 def test_a_cause_is_no_longer_named_once_it_is_fixed(scores):
     """Padding is halved by its fix, not gone; a host-bound program may stay host-bound."""
     still = [found.case for found in scores if found.still_named and found.cause not in ("padding", "host-bound")]
     assert still == []
 
 
-def test_fixed_runs_have_next_to_no_other_findings(scores):
-    """What is left is true: copies on the compute stream, padding that remains, and a slow host."""
-    others = [(found.case, rule) for found in scores for rule, _ in found.others if rule not in GENERAL]
-    assert len(others) <= 4, others
+def test_what_fixed_runs_are_told_beside_a_slow_host_is_true_of_them(scores):
+    others = {(found.case, rule) for found in scores for rule, _ in found.others if rule not in GENERAL}
+    assert others <= TRUE, others - TRUE
 
 
 def test_every_planted_cause_has_a_rule(scores):
     assert {found.cause for found in scores} <= NAMES.keys()
+
+
+@pytest.mark.parametrize("program", healthy_programs(planted_folder(suite="fresh")), ids=lambda program: program.name)
+def test_healthy_programs_are_told_nothing_that_is_not_so(program):
+    found = {(program.name, rule) for rule, _ in found_in(program)}
+    assert found <= TRUE, found - TRUE
+
+
+def test_a_cause_that_costs_nothing_is_not_found():
+    cases = planted_cases(planted_folder(suite="fresh"))
+    for case in (case for case in cases if case.name in NO_CAUSE):
+        assert case.gain_s < 0 and score(case).place is None

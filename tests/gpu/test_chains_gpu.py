@@ -30,7 +30,7 @@ def test_every_way_to_convolve_is_as_accurate_as_the_library(transposed, inputs,
     args = (x, weight, bias, vectors, settings, "gelu scales@0")
     ways = chains._ways(("test", transposed, inputs, x.device), *args)
     own = error(ways["library"](*args[:4]), meant)
-    assert own < 2e-3 and len(ways) >= 3
+    assert own < 2e-3 and len(ways) >= 2
     for name, way in ways.items():
         assert error(way(*args[:4]), meant) <= 2 * own + 1e-6, name
 

@@ -13,7 +13,7 @@ from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, build
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.measure import Track
-from ridgeline.optimizer.parts import partition, recorded, split
+from ridgeline.optimizer.parts import IDLE, partition, recorded, split
 
 
 class Block(nn.Module):
@@ -56,7 +56,8 @@ def test_the_receipt_has_parts_that_make_up_the_call(model: Net, mode: str) -> N
     assert receipt.parts, receipt.notes
     assert sum(part.eager_s for part in receipt.parts) == pytest.approx(receipt.eager_s, rel=0.15)
     mlp = next(part for part in receipt.parts if part.name.startswith("layers.*.mlp"))
-    assert mlp.eager_s > 0.4 * receipt.eager_s and mlp.floor_s is not None and mlp.basis
+    busy_s = sum(part.eager_s for part in receipt.parts if part.name != IDLE)  # the host may be what eager waits for
+    assert mlp.eager_s > 0.4 * busy_s and mlp.floor_s is not None and mlp.basis
     assert mlp.final_s is not None and mlp.final_s > 0.9 * mlp.floor_s
 
 

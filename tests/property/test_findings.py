@@ -85,7 +85,7 @@ def test_dropping_waits_and_host_time_never_makes_a_run_longer(stage):
     scene = stage.scene()
     edit = scene.no_edit()
     freed = replace(edit, freed=np.ones(scene.program.num_calls, dtype=bool))
-    cut = replace(edit, cut_before_s=0.5 * np.maximum(0.0, scene.program.gap_s))
+    cut = replace(edit, cut_before=np.full(scene.program.num_calls, 0.5))
     base_s = scene.base.end_s
     assert run(edited(scene.program, freed)).end_s <= base_s + 1e-12
     assert run(edited(scene.program, cut)).end_s <= base_s + 1e-12

@@ -182,11 +182,12 @@ def calibrate(
 
 @app.command()
 def validate(
-    file: Annotated[
-        Path,
+    files: Annotated[
+        list[Path],
         typer.Argument(
+            metavar="FILE…",
             help="CSV with the columns kind, dtype, phase, library, shape, measured_s and optionally cache;"
-            " or a file of published results (collectives, training, inference, serving)."
+            " or a file of published results (collectives, training, inference, serving). Several give a line each."
         ),
     ],
     on: Annotated[str, typer.Option("--on", help="Device the operators were measured on.")] = "h200",
@@ -200,9 +201,10 @@ def validate(
     ] = True,
 ) -> None:
     """Compare predictions with measurements of yours, or with published results."""
-    from ridgeline.cli.validate import validate_and_show
+    from ridgeline.cli.validate import Wish, validate_files
 
-    validate_and_show(file, on, worst, json, against, keep)
+    if validate_files(files, Wish(on, worst, json, against, keep)):
+        raise typer.Exit(1)
 
 
 @app.command()

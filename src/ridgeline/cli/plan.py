@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline.cli import draw
-from ridgeline.cli.step_view import unit_of
 from ridgeline.journeys import plans
 from ridgeline.sim.search import Search, Space
 from ridgeline.units import show_bytes, show_seconds
@@ -81,7 +80,7 @@ def show_search(found: Search, wish: Wish) -> None:
 
 
 def _best_table(found: Search) -> Table:
-    rate = "samples/s/device" if unit_of(found.best[0]) == "sample" else "tok/s/device"
+    rate = "samples/s/device" if found.best[0].unit == "sample" else "tok/s/device"
     made = draw.table("Best plans", ("plan", "left"), ("step", "right"), ("MFU", "right"), (rate, "right"),
                       ("memory", "right"), ("exposed", "right"), ("bubble", "right"), ("$", "right"))  # fmt: skip
     for step in found.best:

@@ -49,14 +49,9 @@ def summary(step: Step, width: int) -> RenderableType:
     return Panel(body, title=title, title_align="left", box=box.ROUNDED, border_style="cyan", padding=(0, 1))
 
 
-def unit_of(step: Step) -> str:
-    """What the step's ``tokens`` are: images and other samples have none inside."""
-    return "sample" if step.tokens == step.plan.global_batch else "token"
-
-
 def _batch(step: Step) -> str:
     batch, num = step.plan.global_batch, step.plan.num_micro_batches
-    held = f"{batch:,} samples" if unit_of(step) == "sample" else f"{batch:,} sequences, {step.tokens:,} tokens"
+    held = f"{batch:,} samples" if step.unit == "sample" else f"{batch:,} sequences, {step.tokens:,} tokens"
     return f"{held}, {num:,} micro-batch{'' if num == 1 else 'es'} a rank"
 
 
@@ -67,7 +62,7 @@ def _time_lines(step: Step) -> list[draw.Line]:
         ("utilization", Text.assemble((f"MFU {draw.percent(step.mfu_frac)}", "bold"),
                                       (f"  HFU {draw.percent(step.hfu_frac)}, "
                                        f"{show_flops(step.flops_per_s_per_device)}/s a device", draw.DIM))),
-        ("throughput", f"{step.tokens_per_s_per_device:,.0f} {unit_of(step)}s/s a device, "
+        ("throughput", f"{step.tokens_per_s_per_device:,.0f} {step.unit}s/s a device, "
                        f"{step.tokens_per_s_per_device * step.plan.world:,.0f} in all"),
         ("exposed traffic", f"{show_seconds(step.exposed_s)} ({draw.percent(step.exposed_s / step.step_s)})"),
         ("bubble", f"{show_seconds(step.parts['bubble'])} ({draw.percent(step.bubble_frac)})"),
@@ -86,7 +81,7 @@ def _need_lines(step: Step) -> list[draw.Line]:
                                  verdict)),
         ("batch", _batch(step)),
         ("parameters", f"{step.num_params / 1e9:,.2f} billion"),
-        ("energy", f"{step.energy_j / 3.6e6:,.3g} kWh a step, {step.energy_j / step.tokens:.3g} J a {unit_of(step)}"),
+        ("energy", f"{step.energy_j / 3.6e6:,.3g} kWh a step, {step.energy_j / step.tokens:.3g} J a {step.unit}"),
         ("money", f"{draw.money(step.usd)} a step at {draw.money(hourly)} a device-hour"),
         ("basis", Text.assemble(draw.basis(step.basis), (f"  software: {step.stack.title}"
                                                         f" ({step.stack.basis} on {step.stack.device})", draw.DIM))),

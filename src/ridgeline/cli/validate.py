@@ -2,15 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from ridgeline.cli import draw
 from ridgeline.cost.check import Check, CheckedRow, Score
-from ridgeline.journeys import validate
+from ridgeline.errors import InputError, RidgelineError
+from ridgeline.journeys import validate, validate_published
 from ridgeline.units import show_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was asked for on the command line, for every file alike."""
+
+    on: str
+    worst: int
+    as_json: bool
+    against: str | None
+    keep: bool
+
+
+def validate_files(paths: Sequence[Path], wish: Wish) -> int:
+    """One file in full; of several a line each. The number of files that could not be compared with anything."""
+    if len(paths) == 1:
+        validate_and_show(paths[0], wish.on, wish.worst, wish.as_json, wish.against, wish.keep)
+        return 0
+    if wish.against:
+        raise InputError("--against lists what changed in one file: name one")
+    found: dict[str, dict[str, Any]] = {}
+    refused: dict[str, str] = {}
+    for path in paths:
+        try:
+            found[str(path)] = _checked(path, wish)
+        except RidgelineError as error:
+            refused[str(path)] = str(error)
+    if wish.as_json:
+        draw.print_json({"files": found, "refused": refused})
+    else:
+        _show_files(found, refused)
+    return len(refused)
+
+
+def _checked(path: Path, wish: Wish) -> dict[str, Any]:
+    from ridgeline.sim.published.registry import published_kind
+
+    if published_kind(path) is None:
+        return validate(path, wish.on).to_dict()
+    return validate_published(path, keep=wish.keep)[0].to_dict()
+
+
+def _show_files(found: Mapping[str, Mapping[str, Any]], refused: Mapping[str, str]) -> None:
+    out = draw.console()
+    made = draw.table(
+        "Predicted against measured", ("file", "left"), ("n", "right"), ("mean error", "right"), ("median", "right"),
+        ("bias", "right"), ("inside 90 %", "right"), ("not used", "right"),
+    )  # fmt: skip
+    for name, check in found.items():
+        scores = check["all"]
+        cells = _score_cells(Score(**scores)) if scores else ["0", "–", "–", "–", "–"]
+        made.add_row(Path(name).name, *cells, f"{len(check.get('unused', check.get('skipped', []))):,}")
+    out.print(made)
+    for name, why in refused.items():
+        out.print(Text(why if name in why else f"{name}: {why}", style="yellow"))
+    out.print("name one file for its sources and its worst rows", style=draw.DIM)
 
 
 def validate_and_show(path: Path, on: str, worst: int, as_json: bool, against: str | None, keep: bool) -> None:

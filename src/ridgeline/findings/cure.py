@@ -94,10 +94,12 @@ class HostClock:
     end_ns: NDArray[np.int64]
 
     def cut(self, host: Intervals, keep: float) -> tuple[Seconds, Seconds]:
-        """Seconds cut before and inside each call when only a share of this time is kept."""
-        before = covered_within(host, self.gap_start_ns, self.start_ns) / 1e9
-        inside = covered_within(host, self.start_ns, self.end_ns) / 1e9
-        return before * (1.0 - keep), inside * (1.0 - keep)
+        """Shares cut of the time before and inside each call when only a share of this host time is kept."""
+        before = covered_within(host, self.gap_start_ns, self.start_ns) / np.maximum(
+            1, self.start_ns - self.gap_start_ns
+        )
+        inside = covered_within(host, self.start_ns, self.end_ns) / np.maximum(1, self.end_ns - self.start_ns)
+        return np.asarray(before * (1.0 - keep)), np.asarray(inside * (1.0 - keep))
 
 
 def edit_of(cure: Cure, program: Program, clock: HostClock, *, best: bool) -> Edit:
@@ -109,5 +111,5 @@ def edit_of(cure: Cure, program: Program, clock: HostClock, *, best: bool) -> Ed
     if best or cure.aside_at_worst:
         aside[cure.aside] = True
     freed[cure.freed] = True
-    before_s, inside_s = clock.cut(cure.host, cure.host_best if best else cure.host_worst)
-    return replace(edit, cut_before_s=before_s, cut_inside_s=inside_s)
+    before, inside = clock.cut(cure.host, cure.host_best if best else cure.host_worst)
+    return replace(edit, cut_before=before, cut_inside=inside)

@@ -15,6 +15,8 @@ from ridgeline.findings.scene import Candidate, Scene
 LATER_FRAC, LATER_STEP_FRAC = 0.1, 0.03
 """A gain that only shows once the findings above are fixed is worth one from this share of what is then left on, and
 of the step."""
+MEDIAN_FRAC = 0.5
+"""What two medians of a dozen steps differ by, of what single steps vary by."""
 LEAST_SHARE = 0.25
 MAX_FINDINGS = 12
 
@@ -107,9 +109,10 @@ def _capped(finding: Finding, share: float, step_ms: float) -> Finding:
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     trusted = trust(found.rule.name)
     step_s = scene.unrecorded_step_s
-    most_s = min(step_s, max(found.best_s * scene.pace, scene.most_s(found.candidate.cure)))
+    most_s = min(step_s, scene.most_s(found.candidate.cure))
+    most_s = most_s if scene.is_timed else max(found.best_s, most_s)
     best_s = min(trusted.high * found.best_s * scene.pace, most_s)
-    spread_s = min(scene.spread_s, best_s)
+    spread_s = min(MEDIAN_FRAC * scene.spread_s, best_s)
     high_s = min(step_s, best_s + spread_s)
     low_s = max(0.0, min(best_s, trusted.low * found.worst_s * scene.pace) - spread_s)
     candidate = found.candidate

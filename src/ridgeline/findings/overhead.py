@@ -15,9 +15,13 @@ USUAL_FRAC = 0.45
 on an H200 whose step the host decides, half of them below 0.5."""
 UNKNOWN_FRAC = 0.7
 """The same where nobody measured the step: such recordings often have no shapes, and cost less."""
-HIDDEN = 0.97
+HIDDEN = 0.92
 LEAST_FRAC = 0.35
 """No recording makes a launch three times as long; a larger difference has other reasons."""
+LEAST_WHOLE_FRAC = 0.1
+"""A process on too few cores is slowed by what records it as well."""
+CLEARLY = 1.05
+"""From here on a recorded step was slowed by more than what its device varies by."""
 MOST_S = 15e-6
 """No recorded op costs its host more than this (3 to 6 µs with shapes, up to 12 inside compiled regions)."""
 CALL_COST, KEPT_FRAC = 0.5, 0.15
@@ -47,10 +51,15 @@ def unrecorded(program: Program, ops: Seconds, step_s: float | None, loop: Loop,
     main = program if alike is None else _stretched(program, alike, long_s)
     if step_s is None:
         return Hosts(main, 1.0, (_stretched(main, UNKNOWN_FRAC, long_s),))
+    if alike in (None, LEAST_FRAC):  # launching alone does not explain it: whatever the host does may have been slowed
+        whole = _solved(lambda frac: _stretched(program, frac, np.inf), 1.0, LEAST_WHOLE_FRAC, step_s, loop)
+        if whole is not None and whole > LEAST_WHOLE_FRAC and loop.step_s(program) > CLEARLY * step_s:
+            return Hosts(_stretched(program, whole, np.inf), whole, ())
     if alike is None:
         return Hosts(main, 1.0, _hidden(main, loop, long_s))
     each_s = _solved(lambda cost_s: _charged(program, ops, cost_s), 0.0, MOST_S, step_s, loop)
-    return Hosts(main, alike, (_charged(program, ops, each_s),) if each_s is not None else ())
+    charged = (_charged(program, ops, each_s),) if each_s is not None else ()
+    return Hosts(main, alike, charged + (_hidden(main, loop, long_s, USUAL_FRAC / alike) if alike > USUAL_FRAC else ()))
 
 
 def usual(program: Program, long_s: float) -> Program:
@@ -58,9 +67,9 @@ def usual(program: Program, long_s: float) -> Program:
     return _stretched(program, USUAL_FRAC, long_s)
 
 
-def _hidden(program: Program, loop: Loop, long_s: float) -> tuple[Program, ...]:
+def _hidden(program: Program, loop: Loop, long_s: float, frac: float = USUAL_FRAC) -> tuple[Program, ...]:
     """A faster host, if that hardly changes the step: a cure that shortens the device's part would run into it."""
-    faster = usual(program, long_s)
+    faster = _stretched(program, frac, long_s)
     return (faster,) if loop.step_s(faster) >= HIDDEN * loop.step_s(program) else ()
 
 

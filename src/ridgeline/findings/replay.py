@@ -108,12 +108,12 @@ def run(program: Program) -> Schedule:
 class Edit:
     """One change to a program: host time cut, work made faster, waits dropped, work moved out of the way.
 
-    ``cut_before_s`` and ``cut_inside_s`` are the host time saved before and inside each call; ``scale`` multiplies
+    ``cut_before`` and ``cut_inside`` are the shares of host time saved before and inside a call; ``scale`` multiplies
     the duration of each piece of work.
     """
 
-    cut_before_s: Seconds
-    cut_inside_s: Seconds
+    cut_before: Seconds
+    cut_inside: Seconds
     scale: Seconds
     freed: Mask  # calls that no longer wait
     aside: Mask  # work that moves to a stream of its own kind, beside the one it held up
@@ -122,8 +122,8 @@ class Edit:
     def __or__(self, other: Edit) -> Edit:
         """Both changes; the time they cut must be different time, which the ledger sees to."""
         return Edit(
-            cut_before_s=self.cut_before_s + other.cut_before_s,
-            cut_inside_s=self.cut_inside_s + other.cut_inside_s,
+            cut_before=self.cut_before + other.cut_before,
+            cut_inside=self.cut_inside + other.cut_inside,
             scale=self.scale * other.scale,
             freed=self.freed | other.freed,
             aside=self.aside | other.aside,
@@ -134,8 +134,8 @@ class Edit:
 def no_edit(program: Program) -> Edit:
     calls, works = program.num_calls, program.num_works
     return Edit(
-        cut_before_s=np.zeros(calls),
-        cut_inside_s=np.zeros(calls),
+        cut_before=np.zeros(calls),
+        cut_inside=np.zeros(calls),
         scale=np.ones(works),
         freed=np.zeros(calls, dtype=bool),
         aside=np.zeros(works, dtype=bool),
@@ -146,10 +146,11 @@ def no_edit(program: Program) -> Edit:
 def edited(program: Program, edit: Edit) -> Program:
     """The program after the change; no time is cut below nothing."""
     at_once = (edit.scale == 0.0) | edit.closed
+    left_before = np.maximum(0.0, 1.0 - edit.cut_before)
     return replace(
         program,
-        gap_s=np.where(edit.cut_before_s > 0.0, np.maximum(0.0, program.gap_s - edit.cut_before_s), program.gap_s),
-        own_s=np.maximum(0.0, program.own_s - edit.cut_inside_s),
+        gap_s=np.where(edit.cut_before > 0.0, np.maximum(0.0, program.gap_s) * left_before, program.gap_s),
+        own_s=program.own_s * np.maximum(0.0, 1.0 - edit.cut_inside),
         waits_for=np.where(edit.freed, NONE, program.waits_for),
         duration_s=program.duration_s * edit.scale,
         latency_s=np.where(edit.closed, np.minimum(0.0, program.latency_s), program.latency_s),

@@ -17,7 +17,7 @@ from ridgeline.findings.finding import Where
 from ridgeline.findings.kernelname import KernelName, kernel_name
 from ridgeline.findings.loop import Loop, loop_of
 from ridgeline.findings.overhead import Hosts, unrecorded, usual
-from ridgeline.findings.program import Wiring, wire
+from ridgeline.findings.program import BACK_TO_BACK_S, Wiring, wire
 from ridgeline.findings.replay import Edit, Index, Mask, Schedule, Seconds, edited, no_edit, run
 from ridgeline.findings.window import Window, window_of
 from ridgeline.hardware import Device
@@ -30,10 +30,9 @@ HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.PYTHON, Kind.RUNTIME, Kind.STEP, Ki
 
 LOADER = r"dataloader.*(__next__|next)|_next_data|data_?loading|fetch_batch|DataPipe"
 FED_LATE_FRAC, FED_LATE_S = 0.05, 2e-3
-"""Waiting for a batch in every step, of the step and at least, from which on workers set the pace."""
+"""Waiting for batches, of a step and at least, from which on workers set the pace."""
 MAX_DEPTH = 64
 MANY_WORKS = 20_000
-MAX_PACE = 1.6
 FORWARD_OPS = (
     r"^aten::(linear|layer_norm|rms_norm|group_norm|batch_norm|scaled_dot_product_attention|gelu|silu|relu|softmax|dropout"
     r"|conv\dd|embedding)$"
@@ -178,6 +177,17 @@ class Scene:
         return self.wiring.call_start_ns[self.program.call]
 
     @cached_property
+    def launched_late(self) -> Index:
+        """Works that a call of their own launched after their stream had run dry."""
+        order = np.lexsort((self.base.work_start_s, self.program.stream))
+        same = np.concatenate(([False], self.program.stream[order][1:] == self.program.stream[order][:-1]))
+        freed_s = np.concatenate(([0.0], self.base.work_end_s[order][:-1]))
+        dry = np.zeros(len(order), dtype=bool)
+        dry[order] = same & (self.base.work_start_s[order] - freed_s > BACK_TO_BACK_S)
+        alone = np.bincount(self.program.call, minlength=self.program.num_calls)[self.program.call] == 1
+        return np.flatnonzero(dry & alone & self.linked)
+
+    @cached_property
     def linked(self) -> Mask:
         return self.trace.launch[self.rows] >= 0
 
@@ -233,7 +243,7 @@ class Scene:
     @cached_property
     def _away(self) -> Mask:
         """Calls before which the host did something else for long; preparing an optimizer's step is launching."""
-        clock, long = self.clock, self.program.gap_s >= LONG_GAP_S
+        clock, long = self.clock, self.wiring.program.gap_s >= LONG_GAP_S
         optimizer = self.time_of(self.host_spans(r"^Optimizer\.step"))
         held = covered_within(optimizer, clock.gap_start_ns, clock.start_ns) > 0.5 * (
             clock.start_ns - clock.gap_start_ns
@@ -264,7 +274,9 @@ class Scene:
     def host_s_a_launch(self) -> float:
         """What the host usually needs from one launch to the next."""
         gaps_s = self.program.gap_s + self.program.own_s
-        usual = gaps_s[(self.program.gap_s < LONG_GAP_S) & (self.wiring.call_rows >= 0) & (self.program.waits_for < 0)]
+        usual = gaps_s[
+            (self.wiring.program.gap_s < LONG_GAP_S) & (self.wiring.call_rows >= 0) & (self.program.waits_for < 0)
+        ]
         return float(np.median(usual)) if len(usual) else 0.0
 
     def stalls(self, spans: Index) -> tuple[Index, float]:
@@ -317,6 +329,10 @@ class Scene:
         works = self._copies_under.get(int(self.trace.parent[row]), ())
         return max((int(moved[self.rows[work]]) for work in works), default=0)
 
+    def copies_of(self, wait: Wait) -> Sequence[int]:
+        """The copies made under the op that a wait belongs to."""
+        return self._copies_under.get(int(self.trace.parent[wait.row]), ()) if self.trace.parent[wait.row] >= 0 else ()
+
     @cached_property
     def _copies_under(self) -> dict[int, list[int]]:
         found = dict[int, list[int]]()
@@ -335,9 +351,14 @@ class Scene:
             call = followers[0]
             if self.wiring.call_rows[call] < 0 and call == self.program.num_calls - 1:
                 return None  # the end of the window
-            if float(self.program.gap_s[call]) > 100e-6 or self._launches[call]:
+            if float(self.wiring.program.gap_s[call]) > 100e-6 or self._launches[call]:
                 return call
         return call
+
+    def launches_between(self, first: int, last: int) -> bool:
+        """Whether kernels are launched between two calls."""
+        kernels = self.program.call[self.work_kind == int(Kind.KERNEL)]
+        return bool(((kernels > first) & (kernels < last)).any())
 
     @cached_property
     def _followers(self) -> dict[int, list[int]]:
@@ -435,7 +456,8 @@ class Scene:
         waited_s = self.base.call_end_s - self.base.call_start_s
         waits_s = np.maximum(self.program.stream_gap_s, self.program.latency_s)
         works_s[saved.closed] += np.maximum(0.0, waits_s[saved.closed])
-        host_s = float(saved.cut_before_s.sum() + saved.cut_inside_s.sum()) + float(waited_s[saved.freed].sum())
+        gap_s, own_s = np.maximum(0.0, self.program.gap_s), self.program.own_s
+        host_s = float((gap_s * saved.cut_before + own_s * saved.cut_inside).sum()) + float(waited_s[saved.freed].sum())
         return (float(works_s.sum()) + host_s) / self.num_steps
 
     def no_edit(self) -> Edit:
@@ -456,18 +478,17 @@ class Scene:
 
     @cached_property
     def _is_fed_late(self) -> bool:
-        """Every step waits for batches that workers make at their own pace: what is saved elsewhere is waited for."""
+        """Steps wait for batches that workers make at their own pace: what is saved elsewhere is waited for."""
         if self.loads_itself or not len(self.loading):
             return False
         time = self.time_of(self.loading)
-        bounds = np.array([self.window.start_ns, *self.window.marks_ns, self.window.end_ns])
-        waited_s = covered_within(time, bounds[:-1], bounds[1:]) / 1e9
-        return bool((waited_s > max(FED_LATE_FRAC * self.step_s, FED_LATE_S)).all())
+        return time.total / 1e9 / self.num_steps > max(FED_LATE_FRAC * self.step_s, FED_LATE_S)
 
     def _feeds(self, edit: Edit) -> bool:
         """Whether a change takes away most of the wait for batches."""
-        before_s, _ = self.clock.cut(self.time_of(self.loading), 0.0)
-        return float(np.minimum(edit.cut_before_s, before_s).sum()) >= 0.5 * float(before_s.sum())
+        before, _ = self.clock.cut(self.time_of(self.loading), 0.0)
+        waited_s = np.maximum(0.0, self.program.gap_s)
+        return float((np.minimum(edit.cut_before, before) * waited_s).sum()) >= 0.5 * float((before * waited_s).sum())
 
     def usual_gain_s(self, edit: Edit) -> float:
         """Seconds of a step that a change saves if the host is as fast as it usually is unrecorded, and what that frees
@@ -481,10 +502,9 @@ class Scene:
 
     @property
     def pace(self) -> float:
-        """An unrecorded step over the replayed one, where both are known and comparable."""
+        """An unrecorded step over the replayed one, where both are known."""
         known_s = self._unrecorded_step_s()
-        ratio = known_s / self.step_s if known_s and self.step_s > 0 else 1.0
-        return ratio if 1 / MAX_PACE < ratio < MAX_PACE else 1.0
+        return known_s / self.step_s if known_s and self.step_s > 0 else 1.0
 
     # what is around a piece of work
 

@@ -81,13 +81,14 @@ def product_of(op: str, shapes: str) -> Product | None:
     return Product(prod(a[:-2]), a[-2], b[-1], a[-1])
 
 
+def dtype_named(word: Any) -> str:
+    """A recorded dtype in our words; empty if unknown."""
+    return DTYPES.get(str(word).lower(), "")
+
+
 def first_dtype(dtypes: str) -> str:
     """The dtype of the first tensor, in our words; empty if unknown."""
-    for word in parsed(dtypes):
-        name = DTYPES.get(str(word).lower())
-        if name:
-            return name
-    return ""
+    return next((name for name in map(dtype_named, parsed(dtypes)) if name), "")
 
 
 def first_shape(shapes: str) -> tuple[int, ...]:

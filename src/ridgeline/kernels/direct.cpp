@@ -292,8 +292,9 @@ struct Gradient : public Node {
         tensors[num++] = t;
       }
     PlanPointer found;
-    if (plain && words.ok && plan->backward->find(words, found) && found) return replayed(*found, tensors, num);
-    return asked(plain && words.ok ? &words : nullptr, kept, grads);
+    bool known = plain && words.ok && plan->backward->find(words, found);
+    if (found) return replayed(*found, tensors, num);
+    return asked(plain && words.ok && !known ? &words : nullptr, kept, grads); /* known without a plan: never noted again */
   }
 
   variable_list replayed(const Plan &back, Tensor *tensors, int num) {

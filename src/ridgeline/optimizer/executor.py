@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -154,13 +155,28 @@ def _uncollected() -> Iterator[None]:
 
 @contextmanager
 def _answering(told: bool) -> Iterator[None]:
-    """What code hears that asks whether a capture is under way: some takes a slower way through the model then."""
-    asked = torch.cuda.is_current_stream_capturing
-    torch.cuda.is_current_stream_capturing = lambda: told
+    """What code hears that asks whether a capture is under way: some takes a slower way through the model then.
+
+    The answer is changed where PyTorch's function takes it from. Traced code is guarded by the function itself, and
+    would be traced and compiled once more for another one.
+    """
+    home, name = _ANSWER
+    asked = getattr(home, name)
+    setattr(home, name, lambda: told)
     try:
         yield
     finally:
-        torch.cuda.is_current_stream_capturing = asked
+        setattr(home, name, asked)
+
+
+def _answer() -> tuple[Any, str]:
+    """Where code that asks gets its answer: the name PyTorch's function calls, or the function."""
+    inner = "_cuda_isCurrentStreamCapturing"
+    home = sys.modules.get(torch.cuda.is_current_stream_capturing.__module__)
+    return (home, inner) if hasattr(home, inner) else (torch.cuda, "is_current_stream_capturing")
+
+
+_ANSWER = _answer()
 
 
 _STREAMS: dict[torch.device, Any] = {}

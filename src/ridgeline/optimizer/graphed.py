@@ -26,7 +26,17 @@ from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Group, Statics, grouped
-from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Miss, Studio, alias, counts, own_copies, restoring
+from ridgeline.optimizer.studio import (
+    LENT_BYTES,
+    PINNED_BYTES,
+    Miss,
+    Studio,
+    alias,
+    counts,
+    own_copies,
+    restoring,
+    uncached_casts,
+)
 from ridgeline.optimizer.training import GraphedTraining, graph_training
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
@@ -242,14 +252,8 @@ def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No gradients, no inference tensors, and casts of weights inside the recording rather than before it."""
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    torch.clear_autocast_cache()
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
+    with uncached_casts(), torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class InferenceStudio(Studio):

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 ALIGNED = 8
 """Elements of 16 bits in 16 bytes, the widest piece a thread moves."""
 WHOLE = 64
-LEAST_ROWS, LEAST_WEIGHTS = 128, 1 << 18
-"""Below these, the copies cost what the product gains."""
+LEAST_ROWS, LEAST_WEIGHTS = 128, 1 << 22
+"""Below these, the copies cost what the product gains: 1,024 outputs of 479 inputs take 0.90 ms padded and 0.45 plain,
+50,257 of 1,024 take 2.9 and 10.4 (8,192 and 4,096 rows, forward and backward, H200)."""
 _NARROW = (torch.bfloat16, torch.float16)
 
 

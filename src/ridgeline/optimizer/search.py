@@ -71,8 +71,9 @@ COMPILING_S = 45.0
 """A budget in which something will be compiled, so that the compiler may as well be imported before all else."""
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
-WORKSPACE_BYTES = 64 << 20
-"""A recording has workspaces of the libraries of its own; eager's are there before anything is measured."""
+GRAPH_SLACK, WORKSPACE_BYTES = 1.05, 64 << 20
+"""A recording's pool keeps its gaps for good, where eager's move and grow; and it has workspaces of the libraries of
+its own, where eager's are there before anything is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -475,6 +476,7 @@ class Search:
         self._stilled()
         self._tracked()
         timed, stock = self._last_race()
+        self._tell_memory()
         eager, best = timed["eager"], timed[self.best.candidate.name]
         over_eager = compare(eager, best)
         rivals = [eager, *([timed[stock.candidate.name]] if stock else [])]
@@ -583,9 +585,16 @@ class Search:
         """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to."""
         if peak is None or not self.limit_bytes or peak <= MEMORY_SLACK * self.limit_bytes:
             return True
-        allowed = MEMORY_SLACK * self.eager_reserved + WORKSPACE_BYTES
+        allowed = GRAPH_SLACK * self.eager_reserved + WORKSPACE_BYTES
         own_limit = self.problem.memory_limit_bytes is None
         return own_limit and built.candidate.graphed and built.reserved_bytes <= allowed
+
+    def _tell_memory(self) -> None:
+        """A pool is compared with what eager's allocator holds, not with what eager uses of that: say so."""
+        peak = self.entries[self.best.candidate.name].peak_bytes
+        if self.best.candidate.graphed and peak is not None and self.limit_bytes and peak > self.limit_bytes:
+            held, eager = self.best.reserved_bytes / 1e9, self.eager_reserved / 1e9
+            self.notes.append(f"memory: {held:.2f} GB reserved with its graphs, gaps included, {eager:.2f} GB by eager")
 
     def _why_large(self, built: Built) -> str:
         limit = f"{(self.limit_bytes or 0) / 1e9:.2f} GB"

@@ -29,7 +29,7 @@ from ridgeline.optimizer.observe import Observation, Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Statics
-from ridgeline.optimizer.studio import LENT_BYTES, Miss, Studio, counts, own_copies, restoring
+from ridgeline.optimizer.studio import LENT_BYTES, Miss, Studio, counts, own_copies, restoring, uncached_casts
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
@@ -269,17 +269,6 @@ def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         with restoring(watch):
             tracks = studio.record_training(signature.flat)
     return GraphedTraining(call, signature, studio, tracks)
-
-
-@contextmanager
-def uncached_casts() -> Iterator[None]:
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    torch.clear_autocast_cache()
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
 
 
 class TrainingStudio(Studio):

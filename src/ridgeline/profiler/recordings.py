@@ -101,15 +101,22 @@ def healthy_programs(folder: Path) -> tuple[Healthy, ...]:
 
 
 @cache
-def second_fixes(folder: Path, first: Path) -> tuple[Planted, ...]:
-    """What is still found in fixed programs of the first suite, done as well: their traces are those fixed ones."""
+def second_fixes(folder: Path, *traced: Path) -> tuple[Planted, ...]:
+    """What is still found in fixed and healthy programs of other suites, done: their traces are those."""
     return tuple(
         Planted(
             row["name"], row["cause"], row["change"], Measured(**row["planted"]), Measured(**row["fixed"]),
-            {"planted": first / f"{row['of']}.fixed.json.xz"},
+            {"planted": _first_with(f"{row['of']}.fixed.json.xz", traced)},
         )
         for row in _listing(folder).get("again", ())
     )  # fmt: skip
+
+
+def _first_with(name: str, folders: tuple[Path, ...]) -> Path:
+    found = next((folder / name for folder in folders if (folder / name).exists()), None)
+    if found is None:
+        raise InputError(f"no {name} in {', '.join(map(str, folders))}: give the folders of the suites it is of")
+    return found
 
 
 def _listing(folder: Path) -> dict[str, Any]:

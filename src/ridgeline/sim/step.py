@@ -13,6 +13,7 @@ from ridgeline.basis import Basis, worst
 from ridgeline.cost import energy, interval
 from ridgeline.cost.estimate import Walk
 from ridgeline.cost.price import pricer_of
+from ridgeline.errors import PlanError
 from ridgeline.graph import Graph, Phase
 from ridgeline.hardware import Cluster
 from ridgeline.plan import Plan, partition
@@ -82,6 +83,11 @@ class Step:
         return self.run.energy_j()
 
     @property
+    def unit(self) -> str:
+        """What ``tokens`` counts: images and other samples have none inside."""
+        return "sample" if self.tokens == self.plan.global_batch else "token"
+
+    @property
     def tokens_per_s_per_device(self) -> float:
         return self.tokens / self.step_s / self.plan.world
 
@@ -131,7 +137,7 @@ class Step:
         return {
             "model": self.model, "cluster": self.cluster.name, "num_devices": self.plan.world,
             "plan": self.plan.to_dict(), "stack": self.stack.name, "step_s": self.step_s,
-            "interval_s": list(self.interval_s), "basis": str(self.basis), "tokens": self.tokens,
+            "interval_s": list(self.interval_s), "basis": str(self.basis), "tokens": self.tokens, "unit": self.unit,
             "tokens_per_s_per_device": self.tokens_per_s_per_device, "mfu_frac": self.mfu_frac,
             "hfu_frac": self.hfu_frac, "flops_per_s_per_device": self.flops_per_s_per_device,
             "model_flops": self.model_flops, "num_params": self.num_params, "parts_s": dict(self.parts),
@@ -211,6 +217,8 @@ class StepRun:
                  trouble: Trouble | None, stretch: float = 1.0) -> None:  # fmt: skip
         self.graph, self.plan, self.cluster, self.stack, self.priced = graph, plan, cluster, stack, priced
         self.trouble, self.stretch = trouble or Trouble(), stretch
+        if not 0 <= self.trouble.stage < plan.pp:
+            raise PlanError(f"no stage {self.trouble.stage}: the plan has {plan.pp}, counted from 0")
         factor = priced.wall_factor if stretch == 1.0 or plan.world > 1 else wall_factor(priced, stretch)
         self.setting = Setting(plan, cluster, stack, groups_of(cluster, plan), stretch, factor)
         self.order = schedule(plan.schedule, plan.pp, 2 * plan.pp, plan.vp)  # for where chunks lie
@@ -262,7 +270,7 @@ class StepRun:
 
     def _run(self) -> tuple[Schedule, Timeline]:
         plan, self.slow = self.plan, [1.0] * self.plan.pp
-        self.slow[self.trouble.stage % plan.pp] = self.trouble.slow_compute
+        self.slow[self.trouble.stage] = self.trouble.slow_compute
         return run_steady(plan.schedule, plan.pp, plan.num_micro_batches, plan.vp, self.passes, self.slow)
 
     def _gradients(self, stage: int) -> float:

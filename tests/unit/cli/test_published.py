@@ -55,3 +55,17 @@ def test_results_are_kept_unless_told_not_to(file: Path, ridgeline) -> None:
 def test_an_unknown_date_is_named(file: Path, ridgeline) -> None:
     ran = ridgeline("validate", str(file), "--against", "1999")
     assert ran.code == 2 and "no kept validation" in ran.err
+
+
+def test_several_files_give_a_line_each_and_name_what_is_no_file_of_results(file: Path, ridgeline) -> None:
+    other, junk = file.with_name("again.csv"), file.with_name("junk.csv")
+    other.write_text(file.read_text())
+    junk.write_text("a,b\n1,2\n")
+    both = ridgeline("validate", str(file), str(other))
+    assert both.code == 0 and "collectives.csv" in both.out and "again.csv" in both.out
+    ran = ridgeline("validate", str(file), str(junk))
+    assert ran.code == 1 and "has no column 'kind'" in " ".join(ran.out.split())
+    found = json.loads(ridgeline("validate", str(file), str(junk), "--json").out)
+    assert found["files"][str(file)]["all"]["n"] == 1 and str(junk) in found["refused"]
+    refused = ridgeline("validate", str(file), str(other), "--against", "last")
+    assert refused.code == 2 and "name one" in refused.err

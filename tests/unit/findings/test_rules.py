@@ -410,3 +410,98 @@ def test_every_rule_is_played():
 
 def test_there_are_more_than_twenty_rules():
     assert len(rules()) >= 20
+
+
+def _twice(play) -> Stage:
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            play(stage)
+    return stage
+
+
+def _laid_out(stage: Stage, dtypes: list[str]) -> None:
+    """Convolutions, each with a copy of a 4-D tensor before it."""
+    for _ in range(12):
+        with stage.span("aten::conv2d"), stage.span("aten::contiguous"):
+            stage.kernel(
+                "direct_copy_kernel_cuda", 120.0, op="aten::copy_", shapes=[[512, 512, 3, 3]] * 2, dtypes=dtypes
+            )
+        healthy(stage, 1, 300.0)
+
+
+def test_a_copy_into_another_layout_is_no_cast():
+    same = _twice(lambda stage: _laid_out(stage, ["c10::BFloat16", "c10::BFloat16"])).findings()
+    cast = _twice(lambda stage: _laid_out(stage, ["c10::BFloat16", "float"])).findings()
+    assert "weight-casts" not in rules_of(same) and rules_of(cast)[0] == "weight-casts"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("dgrad2d_c1_k1_nhwc_specialized", "float"), ("sm80_xmma_sgemm_ffma", "c10::BFloat16")]
+)
+def test_depthwise_and_16_bit_work_is_no_product_without_tensor_cores(name, dtype):
+    def play(stage: Stage) -> None:
+        healthy(stage, 4)
+        for _ in range(6):
+            stage.kernel(name, 300.0, op="aten::convolution_backward", dtypes=[dtype] * 2, shapes=[[8, 64, 56, 56]] * 2)
+
+    assert "tensor-cores-unused" not in rules_of(_twice(play).findings())
+
+
+def test_all_kernels_of_an_fp32_convolution_go_with_its_product():
+    def play(stage: Stage) -> None:
+        for _ in range(6):
+            with stage.span("aten::convolution_backward", extra={"shapes": "[[8, 64, 56, 56]]", "dtypes": '["float"]'}):
+                for name in (
+                    "nchwToNhwcKernel<float>",
+                    "cudnn::detail::dgrad_engine<float, 512>",
+                    "fft2d_c2r_32x32<float>",
+                ):
+                    stage.work(5)
+                    stage._launch(
+                        name, 200.0, 7, Kind.KERNEL, "aten::convolution_backward", 100, "", None, "cudaLaunchKernel"
+                    )
+
+    found = _twice(play).findings()[0]
+    assert found.rule == "tensor-cores-unused" and found.high_ms > 6 * 0.4
+
+
+def test_sparse_gradients_have_no_fused_optimizer():
+    def play(stage: Stage, sparse: bool) -> None:
+        healthy(stage, 4)
+        with stage.span("Optimizer.step#Adagrad.step", Kind.ANNOTATION):
+            if sparse:
+                stage.host("aten::coalesce", 5)
+            for _ in range(80):
+                stage.kernel("vectorized_elementwise_kernel<Mul>", 8.0, op="aten::mul", host_us=12.0)
+
+    assert "unfused-optimizer" in rules_of(_twice(lambda stage: play(stage, False)).findings())
+    assert "unfused-optimizer" not in rules_of(_twice(lambda stage: play(stage, True)).findings())
+
+
+def test_values_that_are_read_are_no_exposed_copies():
+    def play(stage: Stage) -> None:
+        healthy(stage, 4)
+        for _ in range(300):
+            with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+                facts = {"copy": "DtoH pinned", "bytes": 4}
+                stage._launch("Memcpy DtoH", 2.0, 7, Kind.MEMCPY, "aten::copy_", 0, "", facts, "cudaMemcpyAsync")
+                stage.wait()
+
+    found = rules_of(_twice(play).findings())
+    assert "exposed-copies" not in found and set(found) & {"value-read", "logging"}
+
+
+def test_where_launching_does_not_explain_the_step_all_the_host_was_slowed():
+    """A collection of 9 ms was recorded; the whole step takes 6 without the recording."""
+
+    def play(stage: Stage) -> None:
+        stage.facts = {"unprofiled_step_s": 6e-3}
+        for _ in range(20):
+            stage.kernel("nvjet_tst_64x8", 20.0, op="aten::mm", host_us=40.0)
+        stage.host("python gc generation 2", 9000, Kind.GC)
+
+    stage = _twice(play)
+    found = stage.findings()[0]
+    assert stage.scene().step_s == pytest.approx(6e-3, rel=0.02)
+    assert found.rule == "garbage-collection" and found.high_ms <= 6.0

@@ -183,3 +183,26 @@ def test_attention_too_wide_for_fused_kernels_is_two_products(width: int, causal
     found, meant, whats = ran(attend, inputs, "wide-attention")
     torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-5)
     assert len(whats) == num
+
+
+@pytest.mark.parametrize(
+    ("library", "rounding", "agreeing"),
+    [
+        ("exact", "exact", {"a"}),
+        ("nearest", "nearest", {"a", "b"}),
+        ("cut", "cut", {"a", "b"}),
+        ("own", "cut", {"a", "b"}),
+    ],
+)
+def test_a_convolution_is_as_accurate_as_pytorchs_and_so_are_its_rivals(
+    monkeypatch: pytest.MonkeyPatch, library: str, rounding: str, agreeing: set[str]
+) -> None:
+    results = {"exact": 1.0, "nearest": 1.001, "cut": 0.9995, "own": 0.9996}
+    monkeypatch.setattr(chains, "may_time", lambda device: True)
+    monkeypatch.setattr(chains, "_library", lambda settings, chain, *given: torch.tensor(results[library]))
+    monkeypatch.setattr(chains, "_ours", lambda settings, chain, tile, *given: torch.tensor(results[tile.rounding]))
+    monkeypatch.setattr(chains, "_accuracy", {})
+    others: Any = {"a": lambda *given: torch.tensor(1.0), "b": lambda *given: torch.tensor(1.002)}
+    tile = chains.config.Tile(128, 128)
+    found = chains._accuracy_of(("key", torch.device("cpu")), (1, 2, 3, 4), (), "", tile, others)  # type: ignore[arg-type]
+    assert found == chains.Accuracy(rounding, frozenset(agreeing))

@@ -20,7 +20,7 @@ from torch import nn
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import executor_for
-from ridgeline.optimizer.graphed import Graphed, graph_inference
+from ridgeline.optimizer.graphed import Graphed, graph_inference, graph_training
 from ridgeline.optimizer.statics import Statics
 from ridgeline.optimizer.studio import Studio
 from ridgeline.optimizer.tree import flatten
@@ -171,3 +171,23 @@ def test_what_others_do_when_garbage_is_collected_is_no_act_of_the_model() -> No
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(clock)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_compiled_code_is_not_compiled_anew_to_be_recorded(training: bool) -> None:
+    compiled: list[Any] = []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        compiled.append(gm)
+        return gm.forward
+
+    torch._dynamo.reset()
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch.randn(4, 8)
+    call = torch.compile(model, backend=backend)
+    with torch.set_grad_enabled(training):
+        call(x)
+        record = graph_training if training else graph_inference
+        graphed = record(call, (x,), {}, model, executor=TapeExecutor())
+        other = torch.randn(4, 8)
+        assert torch.equal(graphed(other), model(other)) and graphed.replays == 1
+    assert len(compiled) == 1

@@ -39,14 +39,14 @@ def test_gradients_of_gradients_are_those_of_the_plain_product() -> None:
 def test_only_large_odd_layers_of_sixteen_bits_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "RUNS_ON", frozenset({"cpu"}))
     model = nn.ModuleDict({
-        "odd": nn.Linear(512, 1001), "deep": nn.Linear(1001, 512), "even": nn.Linear(512, 1024),
-        "small": nn.Linear(64, 101), "wide": nn.Linear(512, 1001),
+        "odd": nn.Linear(2048, 2051), "deep": nn.Linear(2051, 2048), "even": nn.Linear(2048, 2056),
+        "small": nn.Linear(479, 1024), "wide": nn.Linear(2048, 2051),
     }).bfloat16()  # fmt: skip
     model["wide"].float()
     assert [name for name, module in model.named_children() if is_odd(module)] == ["odd", "deep"]
     done = apply(model, ("padding",))
     assert [each.where for each in done.replaced] == ["odd", "deep"]
-    x = torch.randn(160, 512, dtype=torch.bfloat16)
+    x = torch.randn(160, 2048, dtype=torch.bfloat16)
     torch.testing.assert_close(model["odd"](x), nn.functional.linear(x, model["odd"].weight, model["odd"].bias))
     assert model["odd"](x[:2]).grad_fn.name() == "AddmmBackward0"  # few rows: as it was
     assert "_Padded" in model["odd"](x).grad_fn.name()

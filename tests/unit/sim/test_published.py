@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ridgeline.errors import InputError
+from ridgeline.sim.published import collectives
 from ridgeline.sim.published.registry import PUBLISHED, check_published, published_kind
 from ridgeline.sim.published.verdict import Judged, Row
 
@@ -65,6 +66,17 @@ def test_scores_are_by_source_and_the_worst_first(file: Path) -> None:
     assert found["all"]["n"] == 3 and not found["rows"][1]["inside"]
 
 
+def test_a_profiler_adds_waiting_but_for_the_smallest_messages_of_a_pair() -> None:
+    def predicted(num: int, size: int) -> float:
+        columns = dict(zip(HEADER.lower().split(","), GOOD.split(","), strict=True))
+        columns |= {"num_devices": str(num), "devices_per_node": str(num), "message_bytes": str(size)}
+        (verdict,) = collectives.judge([Row(2, columns | {"software": "torch profiler kernel time"})])
+        assert isinstance(verdict, Judged)
+        return verdict.predicted
+
+    assert predicted(2, 2048) < 15e-6 and predicted(4, 2048) >= 40e-6 and predicted(2, 1_000_000) >= 40e-6
+
+
 def test_numbers_of_a_row_are_numbers_or_nothing() -> None:
     row = Row(2, {"a": "1,024", "b": "n/s", "c": "nan"})
     assert (row.number("a"), row.number("b"), row.number("c"), row.number("d")) == (1024.0, None, None, None)
@@ -74,7 +86,7 @@ def test_published_collectives_hold(shared_published: Path) -> None:
     """The figure of the issue: a mean absolute error of at most 12 %."""
     check = check_published(shared_published / "collectives.csv")
     assert check.all is not None
-    assert check.all.n >= 620 and check.all.mape < 0.10 and abs(check.all.bias) < 0.03
+    assert check.all.n >= 620 and check.all.mape < 0.08 and abs(check.all.bias) < 0.03
     assert 0.85 < check.all.coverage < 0.97
 
 

@@ -69,7 +69,8 @@ def test_images_are_planned_as_replicas_in_batches_that_fill_a_device():
     found = rl.plans("resnet50", "h100-sxm*8", global_batch=2048)
     best = found.best[0]
     assert (best.plan.dp, best.plan.tp, best.plan.cp) == (8, 1, 1) and best.plan.micro_batch >= 64
-    assert best.tokens == 2048 and "selective" not in {step.plan.recompute for step in found.best}
+    assert (best.tokens, best.unit) == (2048, "sample")
+    assert "selective" not in {step.plan.recompute for step in found.best}
 
 
 def test_one_device_recomputes_what_cannot_be_split():

@@ -62,6 +62,7 @@ def test_experts_said_to_be_sliced_finer_than_their_scales_are_dealt_out_whole()
         ({"model_path": "nobody/NoModel-9B"}, "no language model"),
         ({"silicon_tpot_ms": "0"}, "no measured latency"),
         ({"tp_size": "32.0", "moe_tp_size": "32.0"}, "32 devices in one aggregated instance"),
+        ({"silicon_ttft_ms": "2500"}, "a limit on running ones is not given"),
     ],
 )
 def test_rows_that_cannot_be_used_say_why(changes, why):
@@ -150,6 +151,8 @@ def test_maximum_load_is_set_up_as_the_engines_overview_says():
     assert sparse.deployment.engine.memory_frac == 0.9
     dense = inference_llm.case_of(Row(2, {**STATIC, **LOADED, "model": "Llama-3.3-70B"}))
     assert dense.deployment.pool.layout.tp == 8 and dense.deployment.pool.layout.attention_dp == 1
+    said = inference_llm.case_of(Row(2, {**STATIC, **LOADED, "notes": "parallelism label TEP8"})).deployment.pool.layout
+    assert (said.tp, said.attention_dp, said.ep) == (8, 1, 8)
 
 
 def test_caches_of_gpt_oss_are_narrow_on_blackwell_alone():

@@ -176,3 +176,15 @@ def test_json_is_plain(step):
     text = json.dumps(step.to_dict(), allow_nan=False)
     assert json.loads(text)["plan"]["tp"] == 4
     assert replace(step.plan) == step.plan
+
+
+def test_trouble_in_a_stage_that_is_not_there_is_refused():
+    with pytest.raises(PlanError, match="no stage 4: the plan has 4, counted from 0"):
+        rl.simulate("llama3-8b", "h100-sxm*16", tp=4, pp=4, global_batch=8, seq=2048,
+                    trouble=Trouble(stage=4, slow_compute=2.0))  # fmt: skip
+
+
+def test_states_are_shared_out_over_context_ranks_unless_told():
+    step = rl.simulate("llama3-8b", "h100-sxm*8", cp=8, global_batch=1, seq=32768, recompute="full")
+    whole = rl.simulate("llama3-8b", "h100-sxm*8", cp=8, global_batch=1, seq=32768, recompute="full", zero=0)
+    assert step.plan.zero == 1 and step.peak_bytes < 0.6 * whole.peak_bytes

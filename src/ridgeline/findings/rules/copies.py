@@ -18,6 +18,8 @@ LINK_BYTES_PER_S = 12e9
 LINK_FRAC = 0.85
 """Share of a host link's rate that large copies from pinned memory reach (55 of 64 GB/s on an H200)."""
 SMALL_BYTES, MANY = 1e6, 32
+VALUE_BYTES = 4096
+"""Less is a value that somebody reads, not data that is moved."""
 STREAMED_FRAC = 0.3
 STREAMED_BYTES = 64e6
 
@@ -135,9 +137,10 @@ def pageable_copies(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("exposed-copies", order=32)
+@rule("exposed-copies", version=2, order=32)
 def exposed_copies(scene: Scene) -> Candidate | None:
     works = np.flatnonzero((scene.copies("htod") & ~scene.copies("htod", "pageable")) | scene.copies("dtoh", "pinned"))
+    works = works[_bytes(scene, works) > VALUE_BYTES]
     if not len(works) or _exposed(scene, works) < 0.5:
         return None
     calls = _calls_of(scene, works)

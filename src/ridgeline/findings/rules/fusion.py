@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from ridgeline.findings.cure import Cure
-from ridgeline.findings.replay import Index, Mask
+from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
-from ridgeline.findings.shapes import first_dtype, first_shape, shaped_ops
+from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, parsed, shaped_ops
 
 AROUND = 8
 """Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
+OPERANDS = 3
 CHAIN = 4
 """Pointwise kernels in a row from which on a compiler pays; eager PyTorch has two or three between products by
 nature."""
@@ -30,16 +31,18 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
     return starts, ends
 
 
-@rule("unfused-attention", order=44)
+@rule("unfused-attention", version=2, order=44)
 def unfused_attention(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     product, softmax = scene.family("gemm")[order], scene.family("softmax")[order]
     light = (scene.family(*LIGHT, "softmax", "index") | scene.is_on_device_copy)[order]
+    copied = scene.family("copy")[order]
     chosen = np.zeros(len(order), dtype=bool)
     for at in np.flatnonzero(softmax).tolist():
         before, after = _reach(product, light, at, -1), _reach(product, light, at, +1)
         if before is not None and after is not None:
-            chosen[_further(product, before, -1) : _further(product, after, +1) + 1] = True
+            first, last = _further(product, before, -1), _further(product, after, +1)
+            chosen[_along(copied, first, -1) : _along(copied, last, +1) + 1] = True
     works = np.sort(order[chosen])
     works = works[~scene.family("loss", "attention")[works]]
     if not len(works) or not _is_batched(scene, works):
@@ -51,17 +54,32 @@ def unfused_attention(scene: Scene) -> Candidate | None:
         change="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=…) instead of matmul, softmax, "
         "matmul",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=0.06, keep_worst=0.35),
+        cure=_fused(scene, works, 0.06, 0.35),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the mask, bias or dropout has a fused form",),
     )
 
 
+def _fused(scene: Scene, works: Index, best: Seconds | float, worst: Seconds | float) -> Cure:
+    """One kernel instead of many: most of their time on the device goes, and most of what the host needs for them."""
+    return Cure(works=works, keep_best=best, keep_worst=worst, host=scene.op_time(works), host_best=0.1, host_worst=0.5)
+
+
 def _further(product: Mask, at: int, step: int) -> int:
     """A product right beside this one belongs to it: a backward pass has them in pairs."""
     place = at + step
     return place if 0 <= place < len(product) and product[place] else at
+
+
+def _along(copied: Mask, at: int, step: int) -> int:
+    """The last of a few copies right beside a product: operands laid out for it, which a fused kernel reads as they
+    are."""
+    for _ in range(OPERANDS):
+        if not 0 <= at + step < len(copied) or not copied[at + step]:
+            break
+        at += step
+    return at
 
 
 def _reach(product: Mask, light: Mask, at: int, step: int) -> int | None:
@@ -121,7 +139,7 @@ def _dense_mask(shapes: str) -> bool:
     return any(shape[-2:] == [q[-2], k[-2]] and shape[-2] > 1 and shape not in (q, k) for shape in given[3:])
 
 
-@rule("weight-casts", order=46)
+@rule("weight-casts", version=2, order=46)
 def weight_casts(scene: Scene) -> Candidate | None:
     """The same tensors are converted to another dtype again and again."""
     casts = scene.family("copy") & scene.named(r"bfloat16_copy|float16_copy|direct_copy|copy_kernel")
@@ -170,11 +188,12 @@ def _reads_fp32(scene: Scene) -> Mask:
 
 
 def _is_weight_cast(scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarray) -> bool:
-    """A two-dimensional (or convolution) tensor that has the shape of a weight: nothing in it is the batch."""
+    """An fp32 tensor that has the shape of a weight (nothing in it is the batch) becomes another type."""
     shape = first_shape(scene.trace.words[int(shapes[op])])
-    kinds = scene.trace.words[int(dtypes[op])].lower()
+    kinds = [word for word in map(dtype_named, parsed(scene.trace.words[int(dtypes[op])])) if word]
+    converted = kinds[-1:] == ["fp32"] and (len(kinds) < 2 or kinds[0] != "fp32")  # copy_(into, from)
     under_autocast = scene.is_under(op, r"aten::(linear|matmul|addmm|mm|bmm|conv\w*|convolution|embedding)$")
-    return len(shape) in (1, 2, 4) and "float" in kinds and under_autocast and len(shape) != 3
+    return len(shape) in (1, 2, 4) and converted and under_autocast
 
 
 @rule("tensor-loop", order=18)
@@ -202,7 +221,7 @@ def tensor_loop(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("pointwise-chains", order=50)
+@rule("pointwise-chains", version=2, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random")[order]
@@ -223,7 +242,7 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         change="torch.compile the module (or just these functions); use the fused op (F.layer_norm, F.rms_norm, "
         "F.gelu) where one exists",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=np.maximum(0.06, 1.2 / lengths), keep_worst=np.maximum(0.35, 2.5 / lengths)),
+        cure=_fused(scene, works, np.maximum(0.06, 1.2 / lengths), np.maximum(0.35, 2.5 / lengths)),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )

@@ -49,7 +49,7 @@ def cpu_affinity(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("data-loader", order=10)
+@rule("data-loader", version=2, order=10)
 def data_loader(scene: Scene) -> Candidate | None:
     spans = scene.loading
     if not len(spans):
@@ -145,7 +145,7 @@ def allocator(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("graph-breaks", order=60)
+@rule("graph-breaks", version=2, order=60)
 def graph_breaks(scene: Scene) -> Candidate | None:
     regions = scene.host_spans(r"Torch-Compiled Region|CompiledFunction\b|CompiledFxGraph|## Call CompiledFxGraph")
     outer = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
@@ -183,7 +183,7 @@ def graph_breaks(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("launch-bound", order=90)
+@rule("launch-bound", version=2, order=90)
 def launch_bound(scene: Scene) -> Candidate | None:
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     if len(kernels) < 8 or not scene.linked.any():
@@ -202,7 +202,12 @@ def launch_bound(scene: Scene) -> Candidate | None:
         change="CUDA graphs (torch.compile(mode='reduce-overhead') or torch.cuda.graph), torch.compile to fuse, or "
         "a larger batch",
         where=scene.where(kernels),
-        cure=Cure(host=scene.launching, host_best=GRAPH_HOST_FRAC if scene.is_timed else RECORDED_FRAC, host_worst=0.5),
+        cure=Cure(
+            host=scene.launching,
+            host_best=GRAPH_HOST_FRAC if scene.is_timed else RECORDED_FRAC,
+            host_worst=0.5,
+            closed=scene.launched_late,  # in a graph they follow each other at once
+        ),
         evidence=scene.evidence(kernels),
         spans=tuple(scene.rows[kernels[:200]].tolist()),
         unchecked=RECORDED if scene.of_kind(Kind.RUNTIME).any() and scene.recorded_frac == 1.0 else (),

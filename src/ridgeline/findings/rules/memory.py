@@ -7,7 +7,7 @@ import numpy as np
 from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
-from ridgeline.findings.shapes import first_shape, shaped_ops
+from ridgeline.findings.shapes import first_dtype, first_shape, is_shape, parsed, shaped_ops
 
 TABLE = 5e8
 """Values of a lookup table from which on its dense gradient matters; vocabularies of language models stay below."""
@@ -52,7 +52,7 @@ def _is_logits(shapes: str) -> bool:
     return len(shape) >= 2 and shape[-1] >= LARGE_VOCAB and int(np.prod(shape[:-1])) >= 256
 
 
-@rule("index-backward", order=48)
+@rule("index-backward", version=2, order=48)
 def index_backward(scene: Scene) -> Candidate | None:
     """Gradients of ``table[index]`` sort the indices and add row by row."""
     works = np.flatnonzero(
@@ -64,6 +64,9 @@ def index_backward(scene: Scene) -> Candidate | None:
     )
     indexed = len(works) > 0 and bool(scene.named(r"indexing_backward|index_put")[works].any())
     if scene.frac(scene.per_step_s(works)) < (0.02 if indexed else 0.1):
+        return None
+    least = _least_frac(scene, works) if indexed else 0.0
+    if least > 0.6:  # it runs as fast as memory allows: few indices are the same
         return None
     change = "F.embedding(index, table) instead of table[index]: its backward does not sort element by element"
     if not indexed:
@@ -77,13 +80,37 @@ def index_backward(scene: Scene) -> Candidate | None:
         else "embedding backward by sorting",
         change=change,
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=0.1, keep_worst=0.6, host=scene.op_time(works), host_best=0.4, host_worst=1.0),
+        cure=Cure(
+            works=works,
+            keep_best=max(0.1, least),
+            keep_worst=max(0.6, least),
+            host=scene.op_time(works),
+            host_best=0.4,
+            host_worst=1.0,
+        ),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
 
 
-@rule("dense-embedding-gradient", order=8)
+def _least_frac(scene: Scene, works: np.ndarray) -> float:
+    """What reading the gradients once and adding them to their rows takes, as a share of what it took."""
+    if scene.device is None:
+        return 0.0
+    shapes, dtypes = scene.trace.optional("shapes"), scene.trace.optional("dtypes")
+    ops = shaped_ops(scene.trace, scene.rows[works])
+    moved_bytes = 0.0
+    for op in np.unique(ops[ops >= 0]).tolist():
+        sizes = [
+            float(np.prod(shape)) for shape in parsed(scene.trace.words[int(shapes[op])]) if is_shape(shape) and shape
+        ]
+        wide = 2 if first_dtype(scene.trace.words[int(dtypes[op])]) in ("bf16", "fp16") else 4
+        moved_bytes += 3.0 * wide * max(sizes, default=0.0)
+    taken_s = float(scene.work_s[works].sum())
+    return moved_bytes / scene.device.dram.bandwidth_bytes_per_s / taken_s if taken_s > 0 else 0.0
+
+
+@rule("dense-embedding-gradient", version=2, order=8)
 def dense_embedding_gradient(scene: Scene) -> Candidate | None:
     """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in
     full."""
@@ -91,7 +118,7 @@ def dense_embedding_gradient(scene: Scene) -> Candidate | None:
         scene.family("pointwise", "fill", "foreach", "optimizer", "copy", "embedding") | (scene.work_kind == 4)
     )
     largest = _table_elements(scene)
-    if largest < TABLE:
+    if largest < TABLE or len(scene.host_spans(r"embedding(_bag)?_sparse_backward$")):
         return None
     tables = scene.under(r"embedding|EmbeddingBag") | scene.launched_in(
         scene.time_of(scene.host_spans(r"^Optimizer\."))

@@ -13,12 +13,12 @@ MANY = 32
 """Kernels of one optimizer step from which on it is not fused: a fused one needs a few for any number of tensors."""
 
 
-@rule("unfused-optimizer", order=15)
+@rule("unfused-optimizer", version=2, order=15)
 def unfused_optimizer(scene: Scene) -> Candidate | None:
     spans = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
     time = scene.time_of(spans)
     works = np.flatnonzero(scene.launched_in(time) & ~scene.family("optimizer", "communication"))
-    if not len(works) or len(works) / scene.num_steps < MANY:
+    if not len(works) or len(works) / scene.num_steps < MANY or _is_sparse(scene):
         return None
     foreach = scene.per_step_s(works[scene.family("foreach")[works]]) > 0.5 * scene.per_step_s(works)
     how = "foreach: several passes over all weights" if foreach else "one tensor after another"
@@ -39,6 +39,12 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
         evidence=scene.evidence(works),
         spans=tuple(spans[:200].tolist()),
     )
+
+
+def _is_sparse(scene: Scene) -> bool:
+    """Gradients of rows alone: no fused optimizer takes them."""
+    spans = scene.host_spans(r"^aten::(_?coalesce|sparse_mask)$", Kind.OP)
+    return bool(scene.spans_under(spans, r"^Optimizer\.step").any())
 
 
 @rule("zero-grad", order=16)

@@ -19,6 +19,8 @@ NO_TENSOR_CORES = ("pascal", "maxwell", "kepler")
 NHWC_NORM, NHWC_CONV = (0.4, 0.85), (0.75, 1.0)
 """Share of the time of norms and of convolutions that is left in channels_last (0.43 and 0.82 for a ResNet-50 on an
 H200)."""
+NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct"
+"""Sums after products, and convolutions of single channels: no Tensor Core takes them."""
 MOST = 0.5
 """A share of kernel time that deserves a word even when something else holds the step."""
 RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
@@ -58,11 +60,12 @@ def _ratios(
     return np.array([otherwise if ratio is None else ratio for ratio in found])
 
 
-@rule("tensor-cores-unused", order=40)
+@rule("tensor-cores-unused", version=2, order=40)
 def tensor_cores_unused(scene: Scene) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
-    mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(r"splitkreduce|reduce_1block")
-    works = np.flatnonzero(mask)
+    mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(NO_PRODUCT)
+    mask[mask] = [dtype not in ("bf16", "fp16") for dtype in _dtypes(scene, np.flatnonzero(mask))]
+    works = np.flatnonzero(_whole_convolutions(scene, mask))
     if not len(works) or not _has_tensor_cores(scene):
         return None
     has_tf32 = scene.device is None or ("tensor", "tf32") in scene.device.peaks
@@ -73,7 +76,8 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
         products, lambda p: product_ratio(scene.device, p, "fp32", "tf32") if has_tf32 else None, min(0.75, 2 * tf32)
     )
     best = np.minimum(worst, _ratios(products, lambda p: product_ratio(scene.device, p, "fp32", "bf16"), half))
-    share = scene.per_step_s(works) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
+    best[~mask[works] | scene.named(r"fft", "name")[works]] = 0.0  # another algorithm has no such parts
+    share = scene.per_step_s(mask) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
     high = 'torch.set_float32_matmul_precision("high") (TF32), or ' if has_tf32 else ""
     return Candidate(
         what=f"Tensor Cores unused: {share:.0%} of kernel time is fp32 products without them",
@@ -87,6 +91,14 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
         + (() if any(products) else ("shapes were not recorded: the gain is from peak rates",)),
         least_frac=0.01 if share > MOST else 0.02,
     )
+
+
+def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
+    """With its fp32 product goes all that a convolution does around it: transforms of its operands, FFTs, sums."""
+    convolution = scene.named(r"conv", "op")
+    launch = scene.trace.launch[scene.rows]
+    op = np.where(launch >= 0, scene.trace.parent[np.maximum(launch, 0)], -1)
+    return np.asarray(mask | (convolution & (op >= 0) & np.isin(op, op[mask & convolution])), dtype=bool)
 
 
 @rule("misaligned-sizes", order=41)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.finding import Where
+from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene, Wait
 from ridgeline.trace.intervals import Intervals, union
@@ -40,7 +41,7 @@ def _is_upload(wait: Wait) -> bool:
     return "htod" in wait.copy
 
 
-@rule("logging", order=14)
+@rule("logging", version=2, order=14)
 def logging(scene: Scene) -> Candidate | None:
     """Values read back, formatted and written in every step."""
     scalars = [
@@ -64,13 +65,16 @@ def logging(scene: Scene) -> Candidate | None:
             host_best=0.0,
             host_worst=0.3,
             freed=np.array([wait.call for wait in waits], dtype=np.int64),
+            works=_read_back(scene, waits),
+            keep_best=0.0,
+            keep_worst=0.3,
         ),
         evidence=scene.host_evidence(np.concatenate((spans, _rows(waits)))),
         spans=tuple(spans[:200].tolist()),
     )
 
 
-@rule("host-round-trip", order=19)
+@rule("host-round-trip", version=2, order=19)
 def host_round_trip(scene: Scene) -> Candidate | None:
     """A tensor goes to the host, is computed on there, and comes back."""
     waits, time = _followed(
@@ -91,13 +95,19 @@ def host_round_trip(scene: Scene) -> Candidate | None:
 
 
 def _followed(scene: Scene, waits: list[Wait]) -> tuple[list[Wait], Intervals]:
-    """Those of the waits after which the host is busy for long before it launches again, and that time."""
+    """Those of the waits after which the host is busy for long before it launches again, with the waits right before
+    them, and that time."""
     clock, kept, calls = scene.clock, list[Wait](), list[int]()
+    series = list[Wait]()
     for wait in waits:
+        if series and scene.launches_between(series[-1].call, wait.call):
+            series = []
+        series.append(wait)
         call = scene.next_launch(wait.call)
-        if call is not None and float(scene.program.gap_s[call]) > BUSY_S:
-            kept.append(wait)
+        if call is not None and float(scene.wiring.program.gap_s[call]) > BUSY_S:
+            kept += series
             calls.append(call)
+            series = []
     return kept, union(clock.gap_start_ns[calls], clock.start_ns[calls])
 
 
@@ -105,7 +115,7 @@ def _is_copy_back(wait: Wait) -> bool:
     return bool(COPIES_BACK.search(wait.copy))
 
 
-@rule("value-read", order=20)
+@rule("value-read", version=2, order=20)
 def value_read(scene: Scene) -> Candidate | None:
     waits = [wait for wait in scene.waits if _is_read(wait) and not _is_upload(wait)]
     if not waits:
@@ -123,6 +133,9 @@ def value_read(scene: Scene) -> Candidate | None:
             host=scene.time_of(scene.outermost(_rows(waits), READ_SPANS)),
             host_best=0.0,
             host_worst=0.3,
+            works=_read_back(scene, waits),
+            keep_best=0.0,
+            keep_worst=0.3,
         ),
         evidence=scene.host_evidence(_rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
@@ -156,6 +169,12 @@ def synchronize(scene: Scene) -> Candidate | None:
         spans=tuple(_rows(waits)[:200].tolist()),
         unchecked=("whether the program needs the order that the synchronization gives",),
     )
+
+
+def _read_back(scene: Scene, waits: list[Wait]) -> Index:
+    """The copies of a value or two that these waits are for."""
+    works = np.array(sorted({work for wait in waits for work in scene.copies_of(wait)}), dtype=np.int64)
+    return works[scene.copies("dtoh")[works]] if len(works) else works
 
 
 def _rows(waits: list[Wait]) -> np.ndarray:

@@ -339,7 +339,7 @@ VARIANTS = (
     *(case("bfloat16", b=1, h=4, k=2, l=rows, s=rows, d=d, causal=causal, cap=cap, window=window)
       for rows, d, causal, cap, window in (
           (400, 128, True, 5.0, None), (333, 64, False, 30.0, None), (300, 256, True, 5.0, (99, 0)))),
-    *(case("bfloat16", b=2, h=6, k=2, l=rows, s=rows, d=d, causal=causal, sinks=True, window=window)
+    *(case("bfloat16", b=2, h=24, k=8, l=rows, s=rows, d=d, causal=causal, sinks=True, window=window)
       for rows, d, causal, window in ((300, 64, True, (127, 0)), (500, 128, False, None))),
     *(case("bfloat16", b=1, h=4, k=4, l=rows, s=keys, d=d, dv=dv, causal=causal)
       for rows, keys, d, dv, causal in (

@@ -145,8 +145,8 @@ def embedding_keys(
 
 @triton.jit
 def applied(
-    g, row, w, weight_ptr, first_ptr, second_ptr, m, v, s, col, mask, dim, lr, eps, decay, keep1, keep2, fix1, fix2,
-    OPTIMIZER: tl.constexpr,
+    g, row, w, weight_ptr, first_ptr, second_ptr, m, v, s, col, mask, dim, lr, eps, decay, keep1, keep2, add1, add2,
+    fix1, fix2, OPTIMIZER: tl.constexpr,
 ):  # fmt: skip
     """One row's summed gradient, stored (0) or applied: SGD (1), row-wise Adagrad (2), Adam (3)."""
     to = weight_ptr + row * dim + col
@@ -161,8 +161,8 @@ def applied(
             tl.store(first_ptr + row, s)
             w -= lr * tl.div_rn(g, tl.sqrt_rn(s) + eps)
         if OPTIMIZER == 3:
-            m = m * keep1 + g * (1.0 - keep1)
-            v = v * keep2 + g * g * (1.0 - keep2)
+            m = m * keep1 + g * add1
+            v = v * keep2 + g * g * add2
             tl.store(first_ptr + row * dim + col, m, mask=mask)
             tl.store(second_ptr + row * dim + col, v, mask=mask)
             w -= lr * tl.div_rn(m * fix1, tl.sqrt_rn(v * fix2) + eps)
@@ -174,11 +174,16 @@ def fixes(step_ptr, log2_keep1, log2_keep2, OPTIMIZER: tl.constexpr):
     """Adam's bias corrections, in float64 as long as it matters."""
     fix1 = 1.0
     fix2 = 1.0
+    add1 = 0.0
+    add2 = 0.0
     if OPTIMIZER == 3:
         step = tl.load(step_ptr).to(tl.float64)
         fix1 = (1.0 / (1.0 - tl.exp2(step * log2_keep1))).to(tl.float32)
         fix2 = (1.0 / (1.0 - tl.exp2(step * log2_keep2))).to(tl.float32)
-    return fix1, fix2
+        one = 0.0 * step + 1.0  # in float64: 1 - 0.999 in float32 is off by thirteen millionths of itself
+        add1 = (1.0 - tl.exp2(one * log2_keep1)).to(tl.float32)
+        add2 = (1.0 - tl.exp2(one * log2_keep2)).to(tl.float32)
+    return fix1, fix2, add1, add2
 
 
 @triton.jit
@@ -220,7 +225,7 @@ def embedding_update(
     end = tl.minimum(begin + length, num_indices)
     col = tl.arange(0, DIM)
     fits = col < dim
-    fix1, fix2 = fixes(step_ptr, log2_keep1, log2_keep2, OPTIMIZER)
+    fix1, fix2, add1, add2 = fixes(step_ptr, log2_keep1, log2_keep2, OPTIMIZER)
     before = tl.load(key_ptr + begin - 1, mask=begin > 0, other=-1).to(tl.int64)
     acc = tl.zeros([DIM], tl.float32)
     for i in range(begin, end, AHEAD):
@@ -272,7 +277,7 @@ def embedding_update(
                 else:
                     applied(
                         acc, row, weights[u], weight_ptr, first_ptr, second_ptr, ms[u], vs[u], ss[u], col, fits, dim,
-                        lr, eps, decay, keep1, keep2, fix1, fix2, OPTIMIZER,
+                        lr, eps, decay, keep1, keep2, add1, add2, fix1, fix2, OPTIMIZER,
                     )  # fmt: skip
                 acc = tl.zeros([DIM], tl.float32)
     row = tl.load(key_ptr + end - 1).to(tl.int64)
@@ -330,7 +335,7 @@ def embedding_merge(
             inside = (at <= last)[:, None] & fits[None, :]
             acc += tl.load(part_ptr + (at * 2 * dim)[:, None] + col[None, :], mask=inside, other=0.0)
         g = tl.load(part_ptr + (chunk * 2 + 1) * dim + col, mask=fits, other=0.0) + tl.sum(acc, axis=0)
-        fix1, fix2 = fixes(step_ptr, log2_keep1, log2_keep2, OPTIMIZER)
+        fix1, fix2, add1, add2 = fixes(step_ptr, log2_keep1, log2_keep2, OPTIMIZER)
         w = g
         m = g
         v = g
@@ -343,7 +348,8 @@ def embedding_merge(
             m = tl.load(first_ptr + row * dim + col, mask=fits, other=0.0)
             v = tl.load(second_ptr + row * dim + col, mask=fits, other=0.0)
         applied(
-            g, row, w, weight_ptr, first_ptr, second_ptr, m, v, s, col, fits, dim, lr, eps, decay, keep1, keep2, fix1,
+            g, row, w, weight_ptr, first_ptr, second_ptr, m, v, s, col, fits, dim, lr, eps, decay, keep1, keep2, add1,
+            add2, fix1,
             fix2, OPTIMIZER,
         )  # fmt: skip
 

@@ -150,7 +150,10 @@ def eager(
     pad = None if padding < 0 else padding
     if scale_shift is not None:
         weight = weight * scale_shift[:, :1] + scale_shift[:, 1:]
+    dtype = weight.dtype
+    if weights is not None and dtype == torch.bfloat16:  # on a GPU PyTorch has no gradient of bfloat16 sample weights
+        weight, weights = weight.float(), weights.float()
     out = F.embedding_bag(rows, weight, offsets.long(), mode=mode, per_sample_weights=weights, include_last_offset=True,
                           padding_idx=pad)  # fmt: skip
     batch = (offsets.numel() - 1) // num_tables
-    return out.reshape(num_tables, batch, -1).transpose(0, 1).reshape(batch, -1)
+    return out.to(dtype).reshape(num_tables, batch, -1).transpose(0, 1).reshape(batch, -1)

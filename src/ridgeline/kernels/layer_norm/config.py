@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.kernels.rms_norm import config as rms
-from ridgeline.kernels.rms_norm.config import LONG_BLOCK, Backward, Forward, streamed_backward
+from ridgeline.kernels.rms_norm.config import LONG_BLOCK, Backward, Forward
 from ridgeline.kernels.rows import cdiv
 
-__all__ = ["LONG_BLOCK", "Backward", "Forward", "backward", "forward", "streamed_backward"]
+__all__ = ["LONG_BLOCK", "Backward", "Forward", "backward", "forward"]
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Forward:

@@ -10,11 +10,10 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, is_widest, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
-from ridgeline.kernels.rms_norm.op import plan_reduce, plan_streamed
+from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
-from ridgeline.kernels.shares import Streamed
 
 _FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.layer_norm_forward_long, vectors=("cols", "x_stride"))
@@ -226,19 +225,9 @@ def _plan_backward(
     on = x.get_device()
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
-    streamable = is_widest(vector, min(dx.element_size(), dy.element_size())) and not (has_dh or INTERPRETING)
-    streaming = config.streamed_backward(cols, size) if streamable else None
-    chosen: Any = tuning.choose(
-        "layer_norm.backward",
-        {"rows": rows, "cols": cols, "dtype": dx.dtype},
-        streaming or config.backward(rows, cols, size),
+    chosen = tuning.choose(
+        "layer_norm.backward", {"rows": rows, "cols": cols, "dtype": dx.dtype}, config.backward(rows, cols, size)
     )
-    if isinstance(chosen, Streamed):
-        wanted = bool(want & WANT_WEIGHT), bool(want & WANT_BIAS)
-        through = plan_streamed(chosen, dy, x, weight, (mean, rstd), dx, stride, wanted, vector, centered=True)
-        if through is not None:
-            return lambda dy, x, w, mean, rstd, _, dx, dw, db: through(dy, x, w, mean, rstd, dx, dw, db, 0.0)
-        chosen = config.backward(rows, cols, size)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
         return _plan_backward_long(dy, x, w, mean, rstd, dh, dx, rows, cols, stride, want, flags, vector)

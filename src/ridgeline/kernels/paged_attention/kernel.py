@@ -44,7 +44,7 @@ def paged_share(
     table_ptr,  # [B, pages of the longest] int32
     lens_ptr,  # [B] int32
     out_ptr,  # [B, H, D], or [B, H, shares, D] fp32
-    lse_ptr,  # [B, H, shares] fp32, base 2
+    lse_ptr,  # [B, H, shares] fp32, base 2; APART: [2, B, H, shares], maxima in base 2 and sums
     scale,  # softmax scale · log2(e)
     key_heads,
     q_b, q_h, k_page, k_slot, k_head, v_page, v_slot, v_head, table_b, pages, d,
@@ -57,13 +57,15 @@ def paged_share(
     WHOLE: tl.constexpr,
     EARLY: tl.constexpr,
     STAGED: tl.constexpr,
+    APART: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over this program's keys; the whole answer where one program has them all.
 
     EARLY lets the joining kernel, which waits for the results itself, start with this one (1) or when programs have
     read their last key (2). STAGED leaves it to the compiler to copy blocks ahead into shared memory; otherwise the
     next block is read into registers while this one is worked on, and what is read leaves the L2 first, so that
-    nothing else has to.
+    nothing else has to. APART, for float32, keeps sums over blocks apart until they are whole (half the rounding of
+    one long sum), and maxima and sums of shares as two numbers (a logarithm of both is off by 3e-7 of what it says).
     """
     if EARLY == 1:
         gdc_launch_dependents()
@@ -108,7 +110,11 @@ def paged_share(
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s * scale - (m_new * scale)[:, None])  # one rounding: the product and the difference are fused
         alpha = tl.exp2((m - m_new) * scale)
-        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
+        if APART:  # the condition holds; without it the compiler would add every product to the sum, one by one
+            block = tl.dot(p, v, input_precision="ieee")
+            acc = acc * alpha[:, None] + tl.where((m_new != float("-inf"))[:, None], block, 0.0)
+        else:
+            acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         total = total * alpha + tl.sum(p, 1)
         m = m_new
     if EARLY == 2:
@@ -118,13 +124,18 @@ def paged_share(
     place = b.to(tl.int64) * key_heads * R + head
     if not WHOLE:
         place = place * shares + share
-        tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m * scale + tl.log2(total)), mask=row < R)
+        if APART:
+            tl.store(lse_ptr + place, m * scale, mask=row < R)
+            tl.store(lse_ptr + tl.num_programs(0).to(tl.int64) * R * shares + place, total, mask=row < R)
+        else:
+            tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m * scale + tl.log2(total)), mask=row < R)
     tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def paged_join(
-    part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr
+    part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
+    APART: tl.constexpr,
 ):  # fmt: skip
     """The shares of one head, weighted by what each saw."""
     if EARLY:
@@ -137,6 +148,9 @@ def paged_join(
     lse = tl.load(lse_ptr + place * shares + share, mask=share < shares, other=float("-inf"))
     top = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
+    if APART:
+        totals = lse_ptr + tl.num_programs(0).to(tl.int64) * shares
+        weight *= tl.load(totals + place * shares + share, mask=share < shares, other=0.0)
     whole = tl.sum(weight, 0)
     out = tl.sum(part * weight[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
     tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)

@@ -64,14 +64,14 @@ def _forward(
     return out
 
 
-def bind_join(part: Tensor, lse: Tensor, out: Tensor, shares: int) -> Any:
+def bind_join(part: Tensor, lse: Tensor, out: Tensor, shares: int, apart: bool = False) -> Any:
     """The launch that joins [batch, heads, shares, dim] partial results, at most 128 columns a program."""
     batch, heads, dim = out.shape
     wide = min(JOINED_COLUMNS, max(16, power_of_two(dim)))
     return _JOIN.bind(
         (part, lse, out, shares, dim),
         grid=(batch * heads, cdiv(dim, wide)),
-        constants={"SHARES": power_of_two(shares), "D": wide, "EARLY": not INTERPRETING},
+        constants={"SHARES": power_of_two(shares), "D": wide, "EARLY": not INTERPRETING, "APART": apart},
         num_warps=4,
         device=out.get_device(),
         vector=vector_of(out.element_size(), 0, dim),
@@ -96,6 +96,7 @@ class _Plan:
         device = query.get_device()
         chosen = tuning.choose("paged_attention", sizes, config.choose(**sizes, num_sms=num_sms(device)))
         self.shares, self.shape = chosen.shares, (batch, heads, chosen.shares, dim)
+        self.apart = query.dtype == torch.float32
         strides = (*query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], table.stride(0))
         self.rest = (key_heads, *strides, table.shape[1], dim, chosen.shares)
         part, lse = self._partial(out)
@@ -106,7 +107,7 @@ class _Plan:
             constants={
                 "R": heads // key_heads, "ROWS": config.rows_of(heads // key_heads), "D": wide, "P": page,
                 "KEYS": chosen.keys, "WHOLE": chosen.shares == 1, "STAGED": chosen.num_stages > 1,
-                "EARLY": chosen.early if chosen.shares > 1 and not INTERPRETING else 0,
+                "EARLY": chosen.early if chosen.shares > 1 and not INTERPRETING else 0, "APART": self.apart,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -118,13 +119,14 @@ class _Plan:
         )  # fmt: skip
         self.join = None
         if chosen.shares > 1:
-            self.join = bind_join(part, lse, out, chosen.shares)
+            self.join = bind_join(part, lse, out, chosen.shares, self.apart)
 
     def _partial(self, out: Tensor) -> tuple[Tensor, Tensor]:
         if self.shares == 1:
             return out, out
         part = torch.empty(self.shape, dtype=torch.float32, device=out.device)
-        return part, torch.empty(self.shape[:3], dtype=torch.float32, device=out.device)
+        shape = (2, *self.shape[:3]) if self.apart else self.shape[:3]
+        return part, torch.empty(shape, dtype=torch.float32, device=out.device)
 
     def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
         part, lse = self._partial(out)

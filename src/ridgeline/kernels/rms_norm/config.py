@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
-from ridgeline.kernels.shares import Streamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +101,3 @@ def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward
     if cols <= 16384 and itemsize == 2:
         return Backward(1, 2, 8192, 32, 1, 1, False)
     return Backward(1, 0, 0, 16, 1, 1, False)
-
-
-def streamed_backward(cols: int, itemsize: int) -> Streamed | None:
-    """Rows too long for one program's registers pass through shared memory: sixteen elements a thread at a time."""
-    if backward(1, cols, itemsize).chunks:
-        return None
-    return Streamed(itemsize, 16, 12 // itemsize, 1)

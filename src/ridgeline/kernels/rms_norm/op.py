@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import KernelError
-from ridgeline.kernels import device, shares, tuning
-from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
+from ridgeline.kernels import device, tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, is_widest, launchable, num_sms, overlaps, vector_of
-from ridgeline.kernels.rms_norm import config, kernel, reference, streamed
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.rms_norm import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
 _FORWARD = Kernel(kernel.rms_norm_forward, vectors=("cols", "x_stride"))
@@ -20,9 +19,6 @@ _FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"
 _BACKWARD = Kernel(kernel.rms_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.rms_norm_backward_long, vectors=("cols", "x_stride"))
 _WEIGHT_SHARE = Kernel(kernel.rms_norm_weight_share, vectors=("cols", "x_stride"))
-_STREAMED = Kernel(
-    streamed.norm_backward_streamed, vectors=("cols", "length", "x_stride"), loose=("word_ptr",), cooperative=True
-)
 REDUCE = Kernel(device.reduce_partials, vectors=("cols",))
 
 _infer_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
@@ -213,18 +209,9 @@ def _plan_backward(
     w = x if weight is None else weight
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
-    streamable = is_widest(vector, min(dx.element_size(), dy.element_size())) and not (has_dh or INTERPRETING)
-    streaming = config.streamed_backward(cols, size) if streamable else None
-    chosen: Any = tuning.choose(
-        "rms_norm.backward",
-        {"rows": rows, "cols": cols, "dtype": dx.dtype},
-        streaming or config.backward(rows, cols, size),
+    chosen = tuning.choose(
+        "rms_norm.backward", {"rows": rows, "cols": cols, "dtype": dx.dtype}, config.backward(rows, cols, size)
     )
-    if isinstance(chosen, shares.Streamed):
-        through = plan_streamed(chosen, dy, x, weight, (rstd, rstd), dx, stride, (want_dw, False), vector)
-        if through is not None:
-            return lambda dy, x, w, rstd, _, dx, dw, offset: through(dy, x, w, rstd, rstd, dx, dw, dw, offset)
-        chosen = config.backward(rows, cols, size)
     common = {"device": x.get_device(), "vector": vector, "num_warps": chosen.num_warps}
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
@@ -249,37 +236,6 @@ def _plan_backward(
         run(dy, x, w, rstd, dh, dx, shares, rows, cols, stride, offset)
         if want_dw:
             reduce(shares, dw, dw, programs, cols)
-
-    return plan
-
-
-def plan_streamed(
-    chosen: shares.Streamed, dy: Tensor, x: Tensor, weight: Tensor | None, stats: tuple[Tensor, Tensor], dx: Tensor,
-    stride: int, wanted: tuple[bool, bool], vector: int, centered: bool = False,
-) -> Any:  # fmt: skip
-    """Gradients of a norm whose rows pass through shared memory; ``wanted``: the weight's and the bias's. Or None."""
-    cols, on = dx.shape[-1], x.get_device()
-    rows = dx.numel() // cols
-    narrow = POINTER_ALIGNMENT_BYTES // max(x.element_size(), dy.element_size())
-    found = shares.cut(chosen, rows, cols, on, vector=narrow)
-    if found is None:
-        return None
-    w = x if weight is None else weight
-    partial = template((2, found.groups, cols), torch.float32, x.device)
-    run = shares.bind(
-        _STREAMED, chosen, found, (dy, x, w, *stats, dx, partial), rows, cols, (stride, 0.0),
-        {"HAS_WEIGHT": weight is not None, "CENTERED": centered, "WANT_DW": wanted[0], "WANT_DB": wanted[1]},
-        {"device": on, "vector": vector},
-    )  # fmt: skip
-    reduce = plan_reduce(partial, w, found.groups, cols, on, second=w if centered else None)
-
-    def plan(
-        dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dx: Tensor, dw: Tensor, db: Tensor, offset: float
-    ) -> None:
-        sums = torch.empty_like(partial, memory_format=torch.contiguous_format) if any(wanted) else dx
-        run(dy, x, w, mean, rstd, dx, sums, stride, offset)
-        if any(wanted):
-            reduce(sums, dw, db, found.groups, cols)
 
     return plan
 

@@ -6,8 +6,9 @@ algorithm made by timing too; so a convolution behind this rewrite is never slow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,7 @@ AGREED = 1e-5
 CONTEST = Contest()
 MOST_EXACT = 128 * 128
 """Elements of a tile whose sums are carried twice."""
-_rounding: dict[Any, str] = {}
+_accuracy: dict[Any, Accuracy] = {}
 _decided: dict[Any, Any] = {}
 _active_modes = torch._C._len_torch_dispatch_stack
 
@@ -84,42 +85,69 @@ Way = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 def _ways(
     key: Any, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, settings: Settings, chain: str
 ) -> dict[str, Way]:
-    """The library's way and ours with every tile worth trying: called with the tensors."""
+    """The library's way and others that are as accurate, ours with every tile worth trying: called with the tensors."""
     found: dict[str, Way] = {"library": partial(_library, settings, chain)}
+    others: dict[str, Way] = {"library, timed": partial(_timed, settings, chain)}
     sizes = Sizes(x, weight, *settings)
     if x.dim() in _LAST and sizes.groups == 1 and min(sizes.inputs, sizes.outputs) >= LEAST_LAST:
-        found["channels last"] = partial(_channels_last, settings, chain)
-    if sizes.is_depthwise:
+        others["channels last"] = partial(_channels_last, settings, chain)
+    depthwise, given = sizes.is_depthwise, (x, weight, bias, vectors)
+    tiles = () if depthwise else config.tiles(sizes.outputs, sizes.phase_pixels, pooled="|" in chain)
+    accuracy = _accuracy_of(key, given, settings, chain, tiles[0] if tiles else None, others)
+    found |= {name: way for name, way in others.items() if name in accuracy.agreeing}
+    if depthwise:
         return found | {"ours": partial(_ours, settings, chain, None)}
-    tiles = config.tiles(sizes.outputs, sizes.phase_pixels, pooled="|" in chain)
-    rounding = _rounding_of(key, (x, weight, bias, vectors), settings, chain, tiles[0])
     for tile in tiles:
-        if rounding != "exact" or tile.pixels * tile.channels <= MOST_EXACT:
-            found[str(tile)] = partial(_ours, settings, chain, replace(tile, rounding=rounding))
+        if accuracy.rounding != "exact" or tile.pixels * tile.channels <= MOST_EXACT:
+            found[str(tile)] = partial(_ours, settings, chain, replace(tile, rounding=accuracy.rounding))
     return found
 
 
-def _rounding_of(key: Any, given: tuple[Any, ...], settings: Settings, chain: str, tile: config.Tile) -> str:
-    """What the library does to factors: rounds them to TensorFloat-32, cuts them off, or nothing. We do as it does.
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """What PyTorch does to the factors of a convolution, and which other ways are as accurate."""
 
-    A way that agrees with it but for the order of sums is taken at once; of those that do not, the closer one.
+    rounding: str = "nearest"
+    agreeing: frozenset[str] = frozenset()
+
+
+def _accuracy_of(
+    key: Any, given: tuple[Any, ...], settings: Settings, chain: str, tile: config.Tile | None, others: dict[str, Way]
+) -> Accuracy:
+    """What eager PyTorch does to factors: rounds them to TensorFloat-32, cuts them off, or nothing. We do as it does.
+
+    A way that agrees with it but for the order of sums is taken at once; of those that do not, the closer one. Where it
+    computes in float32, so must cuDNN's other algorithms, which need not.
     """
-    if key in _rounding or not may_time(key[-1]):
-        return _rounding.get(key, "nearest")
-    reference, apart = _library(settings, chain, *given), {}
-    largest = float(reference.abs().max())
+    if key in _accuracy or not may_time(key[-1]):
+        return _accuracy.get(key, Accuracy())
+    reference = _library(settings, chain, *given)
+    near = AGREED * float(reference.abs().max())
+    rounding = "exact" if tile is None else _rounding_of(reference, near, given, settings, chain, tile)
+    agreeing = frozenset(
+        name for name, way in others.items() if rounding != "exact" or _apart(way, given, reference) <= near
+    )
+    _accuracy[key] = Accuracy(rounding, agreeing)
+    return _accuracy[key]
+
+
+def _rounding_of(
+    reference: Tensor, near: float, given: tuple[Any, ...], settings: Settings, chain: str, tile: config.Tile
+) -> str:
+    apart: dict[str, float] = {}
     for rounding in ("nearest", "exact", "cut"):
-        try:
-            found = _ours(settings, chain, replace(tile, rounding=rounding), *given)
-        except Exception:  # a tile that does not fit loses its race too
-            continue
-        apart[rounding] = float((found - reference).abs().max())
-        if apart[rounding] <= AGREED * largest:
-            _rounding[key] = rounding
+        apart[rounding] = _apart(partial(_ours, settings, chain, replace(tile, rounding=rounding)), given, reference)
+        if apart[rounding] <= near:
             return rounding
-    apart.pop("exact", None)  # the library rounds in some way of its own, and so may we
-    _rounding[key] = min(apart, key=lambda each: apart[each], default="nearest")
-    return _rounding[key]
+    return "nearest" if apart["nearest"] <= apart["cut"] else "cut"  # it rounds in a way of its own, and so may we
+
+
+def _apart(way: Way, given: tuple[Any, ...], reference: Tensor) -> float:
+    """The largest difference of a way from what it is to agree with; infinite where it does not run."""
+    try:
+        return float((way(*given) - reference).abs().max())
+    except Exception:  # a tile that does not fit, no algorithm: it loses its race too
+        return math.inf
 
 
 def _ours(
@@ -131,15 +159,19 @@ def _ours(
 def _library(
     settings: Settings, chain: str, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None
 ) -> Tensor:
-    """cuDNN with algorithms timed once a shape, then the chain in place."""
+    """The convolution as eager PyTorch computes it, then the chain in place."""
+    links, _, pool = chain.partition("|")
+    return POOLS[pool](link_(convolved(x, weight, bias, *settings).contiguous(), vectors, links))
+
+
+def _timed(settings: Settings, chain: str, *given: Any) -> Tensor:
+    """The same with cuDNN's algorithm chosen by timing, once a shape."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
-        found = convolved(x, weight, bias, *settings)
+        return _library(settings, chain, *given)
     finally:
         torch.backends.cudnn.benchmark = before
-    links, _, pool = chain.partition("|")
-    return POOLS[pool](link_(found.contiguous(), vectors, links))
 
 
 def _channels_last(

@@ -21,6 +21,9 @@ SKEW_S = {"nvlink3": 60e-6}
 SKEW_DEFAULT_S = 40e-6
 """A kernel's time taken by a profiler includes waiting for the last rank to arrive: no all-reduce of vidur's tables on
 four or eight GPUs is shorter (60 µs on its A100 host, 40 µs on its H100 host)."""
+PAIR_BYTES = {"nvlink3": 64e3}
+PAIR_DEFAULT_BYTES = 256e3
+"""But for the smallest messages between two GPUs, which take 8 to 10 µs there, as they do without a profiler."""
 _BUS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -198,7 +201,10 @@ def _host_s(row: Row, found: CollectiveTime, place: Cluster) -> float:
     if "torch" not in software or found.kind == "send_recv":
         return 0.0
     if "profiler" in software:
-        return max(0.0, SKEW_S.get(place.scale_up.kind, SKEW_DEFAULT_S) - found.expected_s)
+        link = place.scale_up.kind
+        if row.number("num_devices") == 2 and message_bytes(row) <= PAIR_BYTES.get(link, PAIR_DEFAULT_BYTES):
+            return 0.0
+        return max(0.0, SKEW_S.get(link, SKEW_DEFAULT_S) - found.expected_s)
     return TORCH_CALL_S
 
 

@@ -130,8 +130,9 @@ def _unwindowed(made: Anatomy) -> Anatomy:
 
 
 def _benched(made: Anatomy, layout: Layout) -> Layout:
-    """As the performance overview ran it: whole experts on a rank and attention data parallel, whatever the label."""
-    if not made.is_sparse or layout.attention_dp > 1:
+    """As the performance overview ran what it labels with a tensor width alone: whole experts on a rank and attention
+    data parallel."""
+    if not made.is_sparse or layout.attention_dp > 1 or layout.ep > 1:
         return layout
     return Layout(tp=1, pp=layout.pp, attention_dp=layout.tp, ep=layout.tp)
 

@@ -65,10 +65,10 @@ function cards() {
   const list = [
     card("Step", seconds(S.step_s), `90 % interval ${seconds(S.interval_s[0])} … ${seconds(S.interval_s[1])}, basis ${S.basis}`),
     card("Model FLOP utilization", percent(S.mfu_frac), `HFU ${percent(S.hfu_frac)}, ${flops(S.flops_per_s_per_device)}/s a device`),
-    card("Throughput", `${count(S.tokens_per_s_per_device)} tokens/s`, `a device; ${count(S.tokens_per_s_per_device * S.num_devices)} in all, ${count(S.tokens)} a step`),
+    card("Throughput", `${count(S.tokens_per_s_per_device)} ${S.unit}s/s`, `a device; ${count(S.tokens_per_s_per_device * S.num_devices)} in all, ${count(S.tokens)} a step`),
     card("Memory of a rank", bytes(S.peak_bytes), `of ${bytes(S.capacity_bytes)}: ${S.fits ? "fits" : "does not fit"}`, S.fits ? (S.peak_bytes > 0.95 * S.capacity_bytes ? "warn" : "") : "bad"),
     card("Exposed communication", percent(S.exposed_s / S.step_s), `${seconds(S.exposed_s)}; pipeline bubble ${percent(S.bubble_frac)}`),
-    card("Energy and money", usd(S.usd), `a step at ${usd(S.price_usd_per_hour)} a device-hour; ${Number((S.energy_j / 3.6e6).toPrecision(3))} kWh, ${Number((S.energy_j / S.tokens).toPrecision(3))} J a token`),
+    card("Energy and money", usd(S.usd), `a step at ${usd(S.price_usd_per_hour)} a device-hour; ${Number((S.energy_j / 3.6e6).toPrecision(3))} kWh, ${Number((S.energy_j / S.tokens).toPrecision(3))} J a ${S.unit}`),
   ];
   const r = D.run;
   if (r) list.push(
@@ -224,7 +224,7 @@ function search() {
   for (let i = 0; i <= 5; i++) {
     const v = y0 + (y1 - y0) * i / 5, m = x0 + (x1 - x0) * i / 5;
     chart.append(svg("line", { class: "grid", x1: left, x2: w - 10, y1: y(v), y2: y(v) }), svg("text", { x: 0, y: y(v) + 4 }, seconds(v)),
-      svg("text", { x: x(m), y: h - 12, "text-anchor": "middle" }, bytes(m)));
+      svg("text", { x: x(m), y: h - 12, "text-anchor": i === 5 ? "end" : "middle" }, bytes(m)));
   }
   for (const [t, b] of all) if (b <= x1 && t <= y1) {
     const dot = svg("circle", { cx: x(b), cy: y(t), r: 3, fill: b > S.capacity_bytes ? "var(--bad)" : "var(--accent)", "fill-opacity": 0.45 });
@@ -240,7 +240,7 @@ function search() {
   }
   chart.append(svg("line", { x1: x(S.capacity_bytes), x2: x(S.capacity_bytes), y1: 4, y2: h - bottom, stroke: "var(--bad)", "stroke-dasharray": "5 4" }));
   $("frontier").replaceChildren(chart);
-  $("best").replaceChildren(table(["plan", "step", "MFU", "tokens/s/device", "memory", "exposed", "bubble", "$ a step"],
+  $("best").replaceChildren(table(["plan", "step", "MFU", `${S.unit}s/s/device`, "memory", "exposed", "bubble", "$ a step"],
     Q.best.map((b) => [b.plan, seconds(b.step_s), percent(b.mfu_frac), count(b.tokens_per_s_per_device), bytes(b.peak_bytes), percent(b.exposed_s / b.step_s), percent(b.bubble_frac), usd(b.usd)])));
   $("sensitivity").replaceChildren(table(["change", "step", "", "because"], Q.sensitivity.map((s) => [`${s.choice} ${s.from} → ${s.to}`, s.step_s === null ? "–" : seconds(s.step_s), s.step_s === null ? "" : `${(100 * (s.step_s / S.step_s - 1)).toFixed(1)} %`, s.why])));
 }
