@@ -344,7 +344,8 @@ class Ladder:
         entry = search.entries.get(search.best.candidate.name)
         if not self.facts.forecast or entry is None or entry.status not in MEASURED or not entry.measured_s:
             return False
-        return entry.measured_s <= FLOOR_REACHED * self.facts.forecast.floor_s
+        floor_s = self.facts.forecast.floor_s  # below it, it is the floor of work that is no longer done
+        return floor_s <= entry.measured_s <= FLOOR_REACHED * floor_s
 
     def _compile_s(self, scope: str) -> float:
         """Seconds to compile: some anyway, some for every kernel, more for every kernel that is not like another.

@@ -650,11 +650,19 @@ class Search:
             self.best.on()
         self.track.restore()
 
+    def _floor_s(self, final_s: float) -> float | None:
+        """The floor of the model as it is written; none where a rewrite does with less work than that."""
+        if self.forecast is None or self.forecast.floor_s <= final_s:
+            return self.forecast.floor_s if self.forecast else None
+        written_ms = 1e3 * self.forecast.floor_s
+        self.notes.append(f"no floor: as the model is written it is {written_ms:.3g} ms, and the result does less work")
+        return None
+
     def _receipt(
         self, eager: Timed, best: Timed, stock: Timed | None, over_eager: Comparison, over_best: float
     ) -> Receipt:
         problem, winner = self.problem, self.entries[self.best.candidate.name]
-        floor_s = self.forecast.floor_s if self.forecast else None
+        floor_s = self._floor_s(best.median_s)
         scale = eager.median_s / self.eager_s  # rungs were measured at other times: all are shown beside one eager
         between = [Step(step.name, scale * step.measured_s) for step in self.steps[1:]
                    if best.median_s < scale * step.measured_s and step.name != self.best.candidate.name]  # fmt: skip

@@ -17,6 +17,7 @@ from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer import search as searching
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Blocks, Built, Candidate, Layout, build
+from ridgeline.optimizer.forecast import Forecast
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.receipt import Receipt
@@ -404,3 +405,25 @@ def test_blocks_that_only_look_alike_are_not_compiled_one_by_one() -> None:
     with pytest.raises(OptimizeError, match="graphs"):
         build(candidate, model, Inputs((torch.randn(2, 8),)), "infer")
     assert all("forward" not in vars(block) for block in model)
+
+
+def test_a_search_ends_at_the_floor_and_not_below_it_where_the_floor_is_of_other_work() -> None:
+    forecast = Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)
+    ladder, climber = Ladder(_facts(forecast=forecast)), Climbing()
+
+    class Entry:
+        status, measured_s = "winner", 10.2e-3
+
+    climber.entries["eager"] = Entry()
+    assert ladder._at_the_floor(climber)
+    for measured_s in (12e-3, 7e-3):
+        Entry.measured_s = measured_s
+        assert not ladder._at_the_floor(climber)
+
+
+def test_no_floor_is_told_where_the_result_does_less_work() -> None:
+    problem = Problem(model=Slow(), inputs=Inputs((torch.randn(4, 8),)), mode="infer", device=torch.device("cpu"))
+    search = Search(problem)
+    search.forecast = Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)
+    assert search._floor_s(11e-3) == 10e-3 and not search.notes
+    assert search._floor_s(7e-3) is None and "10 ms" in search.notes[0]
