@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -141,6 +142,25 @@ class CudaExecutor:
 
 
 @contextmanager
+def uncached_casts() -> Iterator[None]:
+    """Where autocast is on: weights are cast inside of recordings, not once before them.
+
+    Elsewhere nothing is switched: traced code is guarded by the switch, and would be traced and compiled once more. A
+    model that turns autocast on itself has its casts forgotten when it turns it off.
+    """
+    if not any(torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu")):
+        yield
+        return
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+@contextmanager
 def _uncollected() -> Iterator[None]:
     """No garbage collection: a graph that is destroyed while another is captured invalidates the capture."""
     was = gc.isenabled()
@@ -154,13 +174,28 @@ def _uncollected() -> Iterator[None]:
 
 @contextmanager
 def _answering(told: bool) -> Iterator[None]:
-    """What code hears that asks whether a capture is under way: some takes a slower way through the model then."""
-    asked = torch.cuda.is_current_stream_capturing
-    torch.cuda.is_current_stream_capturing = lambda: told
+    """What code hears that asks whether a capture is under way: some takes a slower way through the model then.
+
+    The answer is changed where PyTorch's function takes it from. Traced code is guarded by the function itself, and
+    would be traced and compiled once more for another one.
+    """
+    home, name = _ANSWER
+    asked = getattr(home, name)
+    setattr(home, name, lambda: told)
     try:
         yield
     finally:
-        torch.cuda.is_current_stream_capturing = asked
+        setattr(home, name, asked)
+
+
+def _answer() -> tuple[Any, str]:
+    """Where code that asks gets its answer: the name PyTorch's function calls, or the function."""
+    inner = "_cuda_isCurrentStreamCapturing"
+    home = sys.modules.get(torch.cuda.is_current_stream_capturing.__module__)
+    return (home, inner) if hasattr(home, inner) else (torch.cuda, "is_current_stream_capturing")
+
+
+_ANSWER = _answer()
 
 
 _STREAMS: dict[torch.device, Any] = {}

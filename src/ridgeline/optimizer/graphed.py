@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.executor import Executor, Recording, executor_for, uncached_casts
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.dice import draw, indifferent, served
-from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.executor import Executor, Recording, executor_for, uncached_casts
 from ridgeline.optimizer.inputs import leaves
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import Observation, Values, restored_random

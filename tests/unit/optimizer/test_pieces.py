@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
 
+from recorder import TapeExecutor
 from torch import Tensor, nn
 
 from ridgeline.optimizer import pieces
 from ridgeline.optimizer.backend import Report, Traced, rewritten
+from ridgeline.optimizer.executor import uncached_casts
+from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.training import graph_training
 
 WIDTH, NUM_LAYERS = 8, 6
 
@@ -201,3 +208,38 @@ def test_what_was_made_for_a_way_goes_with_its_call() -> None:
     del first
     assert len(graphs[0].calls) == 1
     second(x)
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+
+class Asked(Small):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+
+class Taught(Small):  # the stand-in makes the tracer skip code it has seen, so that each mode has code of its own
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_recording_a_compiled_call_traces_nothing_again(mode: str) -> None:
+    model, x = Asked() if mode == "infer" else Taught(), torch.randn(2, 8)
+    report = Report()
+    fast = Traced(model).lowered(rewrites=(), report=report)
+    with torch.set_grad_enabled(mode == "train"):
+        expected = fast(x)
+        record = graph_inference if mode == "infer" else graph_training
+        graphed = record(fast, (x,), {}, model, executor=TapeExecutor())
+        assert torch.equal(graphed(x), expected) and report.graphs == 1
+
+
+def test_casts_are_made_inside_a_recording_where_autocast_is_on() -> None:
+    with torch.autocast("cpu", torch.bfloat16), uncached_casts():
+        assert not torch.is_autocast_cache_enabled()
+    with uncached_casts():
+        assert torch.is_autocast_cache_enabled()
