@@ -112,6 +112,9 @@ def _kernels(receipt: Receipt) -> Iterator[str]:
 
 def remaining(receipt: Receipt) -> Iterator[str]:
     """What stands between the result and the floor."""
+    if receipt.floor_s and receipt.final_s < receipt.floor_s and not receipt.narrowed:
+        shown = show_seconds(receipt.floor_s)
+        yield f"below the floor of {shown}, which is that of the ops as the model writes them: fused, they move less"
     if receipt.floor_s and receipt.final_s > receipt.floor_s:
         gap_s = receipt.final_s - receipt.floor_s
         yield f"{show_seconds(gap_s)} above the floor of {show_seconds(receipt.floor_s)}"

@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from ridgeline.optimizer.labels import labeled
 from ridgeline.optimizer.measure import Track
 from ridgeline.optimizer.receipt import Part
 from ridgeline.optimizer.regions import ATTENTION, CONVOLUTIONS, PRODUCTS, groups, kind_of
+from ridgeline.profiler.marks import modules_marked
 from ridgeline.trace import Kind, Trace
 from ridgeline.units import show_seconds
 
@@ -31,6 +32,8 @@ SURE_FRAC = 0.9
 LEAST_SEEN_FRAC = 0.5
 """Recordings that see less of a call than this say nothing about it: code of a compiler that the host runs, say."""
 CLOSE = 1.1
+LEAST_GAP_FRAC = 0.01
+"""Of the result's time, the gap of a part that is worth a word."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 Times = dict[tuple[str, str], float]
@@ -123,7 +126,7 @@ def recorded(track: Track, built: Built) -> Spent:
     for switch in switches:
         switch.on()
     try:
-        with labeled() if compiles else nullcontext():
+        with labeled() if compiles else nullcontext(), _around_blocks(built, track.model):
             track.turn_s(call, 1)  # the first of its kind may set things up
             run = Run(folder / "trace.json", track.model, wanted)
             track.once(call, run)
@@ -132,6 +135,16 @@ def recorded(track: Track, built: Built) -> Spent:
         for switch in reversed(switches):
             switch.off()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _around_blocks(built: Built, model: nn.Module) -> AbstractContextManager[Any]:
+    """Names for what runs as it is around blocks that are compiled alone."""
+    if not built.candidate.compiles or built.candidate.scope != "blocks":
+        return nullcontext()
+    inside = [path for group in groups(model) for path in group.paths]
+    root = type(model).__name__
+    return modules_marked([model], lambda path: path != root and not any(
+        path == block or path.startswith(f"{block}.") for block in inside))  # fmt: skip
 
 
 def _uncaptured(built: Built, model: nn.Module) -> Callable[..., Any]:
@@ -171,7 +184,7 @@ def split(run: Spent, parts: Partition, root: str) -> Times:
     """Seconds by part and kind, of a run whose every module has its name."""
     found: Times = {}
     for path, kind, seconds in run.spent:
-        key = (OUTSIDE if path == root else parts.of(path), kind)
+        key = (OUTSIDE if path in ("", root) else parts.of(path), kind)
         found[key] = found.get(key, 0.0) + seconds
     return found
 
@@ -192,6 +205,14 @@ def shared(run: Spent, parts: Partition, root: str, before: Times) -> tuple[Time
         for part, frac in _shares(before, inside, kind).items():
             found[part, kind] = found.get((part, kind), 0.0) + frac * seconds
     return found, sure
+
+
+def _told(run: Spent, parts: Partition, root: str, before: Times, built: Built) -> tuple[Times, dict[str, float]]:
+    """Names as they are where no compiler's kernels span modules; else shared out."""
+    if built.candidate.compiler != "none":
+        return shared(run, parts, root, before)
+    found = split(run, parts, root)
+    return found, _totals(found)
 
 
 def _shares(before: Times, inside: list[str], kind: str) -> dict[str, float]:
@@ -221,7 +242,7 @@ def parts_of(track: Track, eager: Built, final: Built, walls_s: tuple[float, flo
     if final is not eager:
         last = recorded(track, final).within(walls_s[1])
         seen = track.device.type == "cuda" or last.busy_s >= LEAST_SEEN_FRAC * walls_s[1]
-        after, sure = shared(last, found, root, before) if seen else ({}, {})
+        after, sure = _told(last, found, root, before, final) if seen else ({}, {})
     rows = _rows(found, before, after, light, sure)
     idle = _idle(walls_s, sum(before.values()), sum(after.values()), final.candidate.graphed) if after else None
     return (*rows, *([idle] if idle else []))
@@ -231,15 +252,16 @@ def _rows(parts: Partition, before: Times, after: Times, light: Times | None, su
     totals, ends = _totals(before), _totals(after)
     floors = _totals(light) if light is not None else {}
     order = sorted({*totals, *ends}, key=lambda part: -max(totals.get(part, 0.0), ends.get(part, 0.0)))
-    rows = []
+    rows, least_s = [], LEAST_GAP_FRAC * sum(ends.values())
     for part in order[:MOST_PARTS]:
         final_s = ends.get(part, 0.0) if after else None
         by_kind = {kind: s for (each, kind), s in after.items() if each == part}
         its_light = {kind: s for (each, kind), s in (light or {}).items() if each == part}
         floor_s = floors.get(part, 0.0) if light is not None else None
         basis = "" if final_s is None else "measured" if sure.get(part, 0.0) >= SURE_FRAC * final_s else "shared out"
+        worth = final_s is not None and final_s - (floor_s or 0.0) >= least_s
         rows.append(Part(name=parts.shown(part), eager_s=totals.get(part, 0.0), final_s=final_s, floor_s=floor_s,
-                         basis=basis, cure=cure(by_kind, its_light, floor_s)))  # fmt: skip
+                         basis=basis, cure=cure(by_kind, its_light, floor_s) if worth else ""))  # fmt: skip
     return [*rows, *_rest(order[MOST_PARTS:], totals, ends, floors if light is not None else None, bool(after))]
 
 

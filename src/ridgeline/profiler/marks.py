@@ -74,11 +74,14 @@ def _free(path: str, taken: dict[str, nn.Module]) -> str:
 
 
 @contextmanager
-def modules_marked(models: Iterable[nn.Module]) -> Iterator[int]:
-    """While open, every forward pass of a module is a range named by its path; gives the number of modules."""
+def modules_marked(models: Iterable[nn.Module], only: Callable[[str], bool] | None = None) -> Iterator[int]:
+    """While open, every forward pass of a module is a range named by its path; gives the number of modules.
+
+    ``only`` chooses by path: a hook on a module that is compiled would have it compiled anew.
+    """
     opened = threading.local()
     handles = []
-    named = paths(models)
+    named = {path: module for path, module in paths(models).items() if only is None or only(path)}
     for path, module in named.items():
         enter, leave = _pair(path, opened)
         handles.append(module.register_forward_pre_hook(enter))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +31,6 @@ from ridgeline.optimizer.parts import (
     parts_of,
     recorded,
     shared,
-    split,
 )
 from ridgeline.optimizer.receipt import Entry, Part, Receipt, Region
 from ridgeline.optimizer.regions import short_name, tallied
@@ -102,10 +103,12 @@ def test_a_kernel_of_nobody_is_divided_among_all() -> None:
 def test_rewritten_code_is_recorded_under_the_names_of_modules(track: Track, scope: str) -> None:
     candidate = Candidate(name="rewrites", rewrites=("views",), scope=scope)
     built = build(candidate, track.model, track.inputs, "infer")
-    found = split(recorded(track, built), PARTS, "Net")
-    wide = found["layers.*.mlp", "products"]
-    assert wide > 2 * found["layers.*.attn", "products"] > 0  # 16 times the work
-    assert sum(s for (part, _), s in found.items() if part == OUTSIDE) < 0.2 * sum(found.values())
+    run = recorded(track, built)
+    parts_seen = {PARTS.of(path) for path, kind, _ in run.spent if kind == "products"}
+    assert parts_seen == {"layers.*.attn", "layers.*.mlp", "head", "stem"}, "every product under its module's name"
+    products = [PARTS.of(path) for path, kind, _ in run.spent if kind == "products"]
+    num = {part: products.count(part) for part in parts_seen}
+    assert num["layers.*.mlp"] == 2 * num["layers.*.attn"] == 6 * num["head"], "two in each of three blocks"
     x = torch.randn(512, 16)
     torch.testing.assert_close(built.call(x), track.model(x))
 
@@ -182,3 +185,26 @@ def test_kernels_are_counted_by_kind_and_the_longest_is_named() -> None:
     found = tallied([("void pytorch_flash::flash_fwd_kernel<T>(P)", 2.0), ("fmha_other", 1.0), ("nvjet_tst", 1.0)])
     assert found["attention"].num == 2 and found["attention"].main == "flash_fwd_kernel"
     assert short_name("void at::native::vectorized_elementwise_kernel<4, f>(int)") == "vectorized_elementwise_kernel"
+
+
+def test_a_result_below_the_floor_of_its_ops_is_explained() -> None:
+    assert any("fused, they move less" in line for line in remaining(_receipt(floor_s=3e-3)))
+    assert not any("fused, they move less" in line for line in remaining(_receipt()))
+
+
+RECORDED = Path(__file__).parents[3] / "data" / "recordings" / "h200" / "optimize_parts.json.gz"
+
+
+def test_recorded_receipts_of_an_h200_have_parts_that_make_up_their_calls() -> None:
+    with gzip.open(RECORDED, "rt", encoding="utf-8") as file:
+        recorded_receipts = {row["model"]: Receipt.from_dict(row["receipt"]) for row in json.load(file)["receipts"]}
+    assert len(recorded_receipts) == 3
+    for receipt in recorded_receipts.values():
+        assert sum(part.eager_s for part in receipt.parts) == pytest.approx(receipt.eager_s, rel=1e-3)
+        assert sum(part.final_s or 0.0 for part in receipt.parts) == pytest.approx(receipt.final_s, rel=1e-3)
+        assert sum(part.floor_s or 0.0 for part in receipt.parts) == pytest.approx(receipt.floor_s, rel=1e-3)
+        assert "Time by part of the model" in str(receipt) and '"parts":' in render_receipt(receipt.to_dict())
+    note = (RECORDED.parents[3] / "benchmarks" / "2026-11-15-optimize-parts.md").read_text(encoding="utf-8")
+    for receipt in recorded_receipts.values():
+        largest = max(receipt.parts, key=lambda part: part.final_s or 0.0)
+        assert f"{1e3 * (largest.final_s or 0.0):.2f}" in note, "the note says what was recorded"
