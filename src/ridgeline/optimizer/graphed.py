@@ -26,7 +26,17 @@ from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Group, Statics, grouped
-from ridgeline.optimizer.studio import LENT_BYTES, PINNED_BYTES, Miss, Studio, alias, counts, own_copies, restoring
+from ridgeline.optimizer.studio import (
+    LENT_BYTES,
+    PINNED_BYTES,
+    Miss,
+    Studio,
+    alias,
+    counts,
+    own_copies,
+    restoring,
+    uncached_casts,
+)
 from ridgeline.optimizer.training import GraphedTraining, graph_training
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch

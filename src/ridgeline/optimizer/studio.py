@@ -197,6 +197,24 @@ class Studio:
 
 
 @contextmanager
+def uncached_casts() -> Iterator[None]:
+    """Casts of weights under autocast happen inside a recording, not before it.
+
+    Without autocast nothing is switched: compiled code asks for this switch too, and would be compiled anew.
+    """
+    if not any(torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu")):
+        yield
+        return
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+@contextmanager
 def restoring(watch: Watch) -> Iterator[None]:
     """A refusal leaves the model as it was, and every failure to record is a refusal."""
     try:

@@ -29,7 +29,7 @@ from ridgeline.optimizer.observe import Observation, Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Statics
-from ridgeline.optimizer.studio import LENT_BYTES, Miss, Studio, counts, own_copies, restoring
+from ridgeline.optimizer.studio import LENT_BYTES, Miss, Studio, counts, own_copies, restoring, uncached_casts
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
