@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn
 
-from ridgeline.optimizer import pieces
+from ridgeline.optimizer import backend, pieces
 from ridgeline.optimizer.backend import Report, Traced, rewritten
 
 WIDTH, NUM_LAYERS = 8, 6
@@ -201,3 +201,52 @@ def test_what_was_made_for_a_way_goes_with_its_call() -> None:
     del first
     assert len(graphs[0].calls) == 1
     second(x)
+
+
+def _decoder() -> tuple[nn.Module, dict[str, Any]]:
+    from transformers import Qwen3Config, Qwen3Model
+
+    config = Qwen3Config(hidden_size=32, intermediate_size=64, num_hidden_layers=5, num_attention_heads=4,
+                         num_key_value_heads=2, head_dim=8, vocab_size=99)  # fmt: skip
+    return Qwen3Model(config), {"input_ids": torch.randint(0, 99, (2, 12)), "use_cache": False}
+
+
+def _both() -> tuple[nn.Module, dict[str, Any]]:
+    from transformers import T5Config, T5Model
+
+    config = T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=5, num_heads=4, vocab_size=99, dropout_rate=0.0)
+    ids = torch.randint(0, 99, (2, 10))
+    return T5Model(config), {"input_ids": ids, "decoder_input_ids": ids[:, :6]}
+
+
+@pytest.mark.parametrize("make", [_decoder, _both])
+@pytest.mark.parametrize("training", [False, True])
+def test_networks_in_pieces_compute_what_they_do_whole(
+    make: Callable[[], tuple[nn.Module, dict[str, Any]]], training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    from torch._dynamo.backends.debugging import aot_eager
+
+    compiled: list[int] = []
+
+    def lowered(scene: Any, inputs: Any, compiler: str, options: Any) -> Callable[..., Any]:
+        chain = pieces.compiled_in_pieces(scene, lambda gm, ex: (compiled.append(1), aot_eager(gm, ex))[1])
+        assert chain is not None
+        return chain
+
+    monkeypatch.setattr(backend, "_lowered", lowered)
+    torch.manual_seed(0)
+    model, kwargs = make()
+    model.train(training)
+    fast = backend.compiled(model, compiler="inductor")
+    with torch.set_grad_enabled(training):
+        expected, found = model(**kwargs)[0], fast(**kwargs)[0]
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        assert 3 <= len(compiled) <= 5, "what is before, between and behind, and a layer of each kind"
+        if training:
+            weights = list(model.parameters())
+            probe = torch.randn_like(expected)
+            wanted = torch.autograd.grad((expected * probe).sum(), weights)
+            given = torch.autograd.grad((found * probe).sum(), weights)
+            for a, b in zip(given, wanted, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
