@@ -38,6 +38,7 @@ from ridgeline.kernels.rms_norm import config as norm
 from ridgeline.kernels.scan import config as scan
 from ridgeline.kernels.scan.op import SMALL as SCANS
 from ridgeline.kernels.selective_scan import config as selective
+from ridgeline.kernels.selective_scan import reference as scans
 from ridgeline.kernels.softmax import config as softmax
 
 warnings.simplefilter("ignore")  # numpy's, on the padding of blocks
@@ -296,3 +297,14 @@ if len(sys.argv) == 1 or "cache_append" in sys.argv[1:]:
         torch.testing.assert_close(turned, right)
         torch.testing.assert_close(found, meant)
         assert turned.stride() == right.stride()
+
+    from ridgeline.kernels import selective_scan  # what is no number stays none, and nothing overflows on its way to 0
+
+    odd = torch.tensor([float("nan"), float("inf"), -float("inf"), 200.0, -200.0, 1.0, -1.0, 0.0])
+    rows, ones = odd.expand(2, 1, 8).transpose(1, 2).contiguous(), torch.ones(2, 8, 1)
+    state = (-torch.ones(8, 1), torch.ones(2, 1, 1), torch.ones(2, 1, 1))
+    for z, delta, softplus in ((None, rows, True), (rows, ones, False)):
+        args = (ones, delta, *state, None, z, None)
+        wide = (t if t is None else t.double() for t in args)
+        found, meant = selective_scan(*args, softplus)[0], scans.forward(*wide, softplus)[0]
+        torch.testing.assert_close(found, meant.float(), rtol=1e-6, atol=1e-37, equal_nan=True)

@@ -15,9 +15,9 @@ LN2_HIGH, LN2_LOW = tl.constexpr(0.693145751953125), tl.constexpr(1.428606765330
 
 
 @triton.jit
-def exponential(x):
+def exponential(given):
     """exp(x) to a unit in the last place, between the ends of float32: the hardware's is off by up to three."""
-    x = tl.minimum(tl.maximum(x, -LAST), LAST)
+    x = tl.minimum(tl.maximum(given, -LAST), LAST)
     power = tl.floor(x * LOG2_E + 0.5)
     r = x - power * LN2_HIGH
     r = r - power * LN2_LOW
@@ -27,7 +27,9 @@ def exponential(x):
     p = p * r + 1.0 / 6.0
     p = p * r + 0.5
     p = p * (r * r) + r + 1.0
-    return p * ((power.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+    p = p * ((power.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+    p = tl.where(given < -LAST, 0.0, tl.where(given > LAST, float("inf"), p))
+    return tl.where(given == given, p, given)  # the ends would hide what is no number
 
 
 @triton.jit
@@ -42,7 +44,7 @@ def softplus(x):
     p = p * square + 1.0 / 7.0
     p = p * square + 1.0 / 5.0
     p = p * square + 1.0 / 3.0
-    return tl.where(x > FAR, x, tl.maximum(x, 0.0) + (2.0 * s + 2.0 * s * square * p))
+    return tl.where((x > FAR) | (x != x), x, tl.maximum(x, 0.0) + (2.0 * s + 2.0 * s * square * p))
 
 
 @triton.jit
