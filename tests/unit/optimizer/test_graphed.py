@@ -19,6 +19,7 @@ from recorder import TapeExecutor
 from torch import nn
 
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer import executor
 from ridgeline.optimizer.executor import executor_for
 from ridgeline.optimizer.graphed import Graphed, graph_inference, graph_training
 from ridgeline.optimizer.statics import Statics
@@ -191,3 +192,10 @@ def test_compiled_code_is_not_compiled_anew_to_be_recorded(training: bool) -> No
         other = torch.randn(4, 8)
         assert torch.equal(graphed(other), model(other)) and graphed.replays == 1
     assert len(compiled) == 1
+
+
+def test_who_asks_for_a_capture_hears_what_is_told_and_asks_the_same_function() -> None:
+    asked = torch.cuda.is_current_stream_capturing
+    for told in (True, False):
+        with executor._answering(told):
+            assert torch.cuda.is_current_stream_capturing is asked and asked() is told
