@@ -18,7 +18,7 @@ from ridgeline.optimizer.labels import nameable
 from ridgeline.optimizer.pieces import compiled_in_pieces
 from ridgeline.optimizer.rewrites import autocast, chosen, recommended
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Rewrite
-from ridgeline.optimizer.rewrites.scene import Extra, Scene, is_removable
+from ridgeline.optimizer.rewrites.scene import Extra, Scene, is_removable, stand_in, tracing_mode
 
 COMPILERS = ("none", "inductor", "inductor-autotune")
 OWN_OPTIONS = ("attention", "narrow", "pieces")
@@ -166,7 +166,7 @@ class Graph:
 
     def __init__(self, traced: Traced, gm: fx.GraphModule) -> None:
         self.traced, self.gm = traced, _copied(gm)  # the tracer strips its own of what it knows
-        self.mode = _tracing_mode()
+        self.mode = tracing_mode()
         self.calls: weakref.WeakKeyDictionary[Way, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
     def __call__(self, *args: Any) -> Any:
@@ -190,11 +190,6 @@ class Graph:
         if self.mode is None:
             return contextlib.nullcontext()
         return torch._guards.tracing(torch._guards.TracingContext(self.mode))
-
-
-def _tracing_mode() -> Any:
-    context = torch._guards.TracingContext.try_get()
-    return None if context is None else context.fake_mode
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -393,15 +388,11 @@ def _stand_ins(scene: Scene, inputs: Sequence[Any]) -> list[Tensor]:
 
     Outside a tracer's context there is no mode to make stand-ins in, and the tensors themselves are given.
     """
-    mode = _tracing_mode()
+    mode = tracing_mode()
     if mode is None:
         return [extra.current(inputs) for extra in scene.extras]
-    found = []
-    for node in scene.graph.find_nodes(op="placeholder")[len(inputs) :]:
-        like = scene.value(node)
-        with mode:
-            found.append(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device))
-    return found
+    further = scene.graph.find_nodes(op="placeholder")[len(inputs) :]
+    return [stand_in(scene.value(node), mode) for node in further]
 
 
 def _fed(call: Callable[..., Any], scene: Scene, fallback: Callable[..., Any]) -> Callable[..., Any]:

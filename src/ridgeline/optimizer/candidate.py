@@ -30,7 +30,6 @@ from ridgeline.optimizer.training import graph_training
 
 Call = Callable[..., Any]
 COMPILERS = ("none", "stock", "stock-autotune", "inductor", "inductor-autotune")
-SCOPES = ("model", "blocks")
 LAYOUTS = ("keep", "channels_last")
 RECOMPILE_LIMIT = 64
 MOST_VARIANTS = 6

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ridgeline.optimizer.rewrites.scene import Scene, is_switch, where
+from ridgeline.optimizer.rewrites.scene import Scene, is_switch, stand_in, tracing_mode, where
 from ridgeline.optimizer.rewrites.words import call
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -263,26 +263,12 @@ def _compiled(scene: Scene, piece: Piece, compiler: Compiler) -> Callable[..., A
         table[node] = graph.node_copy(node, lambda each: table[each])
     graph.output(tuple(table[node] for node in piece.outputs))
     module = fx.GraphModule(scene.gm, graph)
-    mode = _tracer()
-    examples = [_example(_value(scene, node), mode) for node in piece.inputs]
+    mode = tracing_mode()
+    examples = [_value(scene, node) if mode is None else stand_in(_value(scene, node), mode) for node in piece.inputs]
     if mode is None:
         return compiler(module, examples)
     with torch._guards.tracing(torch._guards.TracingContext(mode)):
         return compiler(module, examples)
-
-
-def _tracer() -> Any:
-    context = torch._guards.TracingContext.try_get()
-    return None if context is None else context.fake_mode
-
-
-def _example(value: Any, mode: Any) -> Any:
-    """A tensor of the same sizes and layout that is nobody's result."""
-    if mode is None:
-        return value
-    with mode:
-        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return made.requires_grad_(value.requires_grad) if value.requires_grad else made
 
 
 def _chained(scene: Scene, pieces: list[Piece], runs: list[Callable[..., Any]]) -> Callable[..., Any]:

@@ -62,7 +62,6 @@ def test_experts_said_to_be_sliced_finer_than_their_scales_are_dealt_out_whole()
         ({"model_path": "nobody/NoModel-9B"}, "no language model"),
         ({"silicon_tpot_ms": "0"}, "no measured latency"),
         ({"tp_size": "32.0", "moe_tp_size": "32.0"}, "32 devices in one aggregated instance"),
-        ({"silicon_ttft_ms": "2500"}, "a limit on running ones is not given"),
     ],
 )
 def test_rows_that_cannot_be_used_say_why(changes, why):

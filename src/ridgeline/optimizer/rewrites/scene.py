@@ -308,15 +308,6 @@ class Scene:
         with mode:
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
 
-    def drop_extras(self, *nodes: fx.Node) -> None:
-        """Take back further inputs that nothing uses."""
-        for node in nodes:
-            if not node.users:
-                self.extras.remove(node.meta["extra"])
-                self.graph.erase_node(node)
-        self._positions.clear()
-        self.notes.pop("inputs", None)
-
     def refuse(self, node: fx.Node, why: str) -> None:
         """Remember why something that looked right was left alone."""
         self.refusals.append((self._rewrite, where(node), why))
@@ -428,6 +419,19 @@ _INPLACE_FLAG = {
     "feature_alpha_dropout": 3, "threshold": 3, "rrelu": 4, "batch_norm": 5, "instance_norm": 5,
 }  # fmt: skip
 """Where functions take the flag that makes them write: batch norm writes its running statistics in training."""
+
+
+def tracing_mode() -> Any:
+    """The mode in which the compilation around us makes its stand-ins; None outside of one."""
+    context = torch._guards.TracingContext.try_get()
+    return None if context is None else context.fake_mode
+
+
+def stand_in(like: Tensor, mode: Any) -> Tensor:
+    """A tensor without memory, of the same sizes, layout and type, that is nobody's result."""
+    with mode:
+        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    return made.requires_grad_() if like.requires_grad else made
 
 
 def is_switch(node: fx.Node) -> bool:

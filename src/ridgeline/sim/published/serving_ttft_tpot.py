@@ -27,9 +27,6 @@ ONE_HOST = 8
 """Devices of the hosts on which the aggregated runs were made; more is the total of several instances."""
 LENGTH_RATIO = 0.8
 """The benchmark client draws lengths evenly from this share of the nominal one up to it, ten requests a slot."""
-MOST_WAITING = 3.0
-"""First token over all others, in time. By Little's law, beyond this fewer than a quarter of the requests in flight
-were running: some setting kept them waiting, and no column holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +134,6 @@ def run_of_row(row: Mapping[str, str]) -> Run:
         repaired = repaired or bent
     else:
         pool, repaired = _pool(row, "")
-        if ttft_s > MOST_WAITING * tpot_s * osl * (1 + LENGTH_RATIO) / 2:
-            raise InputError("nearly all in flight wait for a first token: a limit on running ones is not given")
         if pool.num_devices > ONE_HOST:
             raise InputError(f"{pool.num_devices} devices in one aggregated instance: widths are inconsistent")
         deployment = Deployment(made, device, formats, recipe.engine, pool, speculation=recipe.speculation)
