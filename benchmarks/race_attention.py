@@ -26,27 +26,45 @@ from pathlib import Path
 from typing import Any
 
 PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
-         "orders", "reading", "decode", "special")  # fmt: skip
+         "orders", "reading", "decode", "special", "leaving", "products")  # fmt: skip
 HEADS = (64, 8, 128)
-PAGED = ((4, 64, 4, 3, 0), (4, 32, 4, 1, 128), (2, 64, 8, 1, 128), (2, 64, 4, 1, 0))
-"""Programs a multiprocessor, keys of a block, warps, stages (1: read into registers, gone from the L2 first), and
-registers of a thread."""
+PAGED = ((2, 64, 4, 4, 2, False), (2, 64, 4, 4, 1, False), (3, 64, 4, 3, 2, False), (4, 32, 4, 4, 2, False),
+         (3, 32, 4, 5, 2, False), (2, 64, 8, 4, 2, False), (2, 32, 4, 7, 2, False), (1, 128, 8, 4, 2, False),
+         (2, 64, 4, 3, 2, False), (4, 32, 4, 1, 2, True), (3, 32, 4, 1, 2, True),
+         (0, 64, 4, 4, 0, False))  # fmt: skip
+"""Programs a multiprocessor (0: one a sequence and key head), keys of a block, warps, stages (1: through registers),
+when the joining kernel may start, and whether what is read leaves the L2 first."""
+
+PAGED_FEW = (0, 2, 3, 5, 11)
+"""Of those, the ones that are tried beyond the first shapes."""
+
+LEAVING = ((2, 64, 4, 4, 2, True), (2, 64, 4, 4, 2, False), (3, 64, 4, 3, 2, True), (4, 32, 4, 4, 2, True))
+"""The same, in a process of their own: nobody has yet run asynchronous copies with a policy here."""
 
 DECODE = ((2, 64, 4, 3, 2), (2, 64, 4, 4, 2), (4, 32, 4, 4, 2))
 """Over a contiguous cache: the same, and when the joining kernel may start (0 after it, 1 at once, 2 late)."""
 
 DECODE_CASES = ((1, 32, 8, 2048), (1, 32, 32, 2048), (8, 32, 8, 2048), (1, 32, 8, 16384), (8, 32, 8, 8192))
 
-LATENT = ((64, 64, 8, 2, 1), (16, 32, 4, 3, 2))
-"""Heads of a program, keys of a block, warps, stages, programs a multiprocessor; the default is tried beside them."""
+LATENT = ((32, 2, 4, 3), (32, 1, 4, 5), (64, 1, 8, 2), (32, 2, 4, 2))
+"""Keys of a block, programs a multiprocessor, warps and stages for few heads; the kernel for many is tried beside."""
 
-PAGED_CASES = ((1, 32, 8, 20480, 16), (1, 32, 8, 32768, 16), (8, 32, 8, 8192, 16), (32, 32, 8, 4096, 64),
-               (64, 64, 8, 4096, 16))  # fmt: skip
+LATENT_CASES = ((64, 16, 4096, 64, False), (16, 16, 8192, 64, False), (9, 16, 11000, 64, False),
+                (40, 16, 3001, 16, False), (100, 16, 2000, 64, True), (1, 16, 65536, 64, False))  # fmt: skip
+"""Batch, heads, keys, page, uneven lengths."""
+
+PAGED_CASES = ((1, 32, 8, 16400, 16, False), (1, 32, 8, 20480, 16, False), (3, 32, 8, 9001, 16, False),
+               (1, 32, 8, 32768, 16, False), (5, 32, 8, 9100, 16, False), (8, 32, 8, 8192, 16, False),
+               (24, 32, 8, 8192, 16, True), (19, 32, 8, 7001, 16, False), (7, 32, 8, 5001, 64, False),
+               (32, 32, 8, 4096, 64, False), (64, 64, 8, 4096, 16, False), (100, 64, 8, 1200, 16, True),
+               (128, 32, 32, 1024, 16, False))  # fmt: skip
+"""Batch, heads, key heads, keys, page, uneven lengths; the first eight are one kernel."""
 
 STAGES = ((128, 128, 2, 2), (128, 128, 3, 2), (128, 64, 4, 2))
 """Rows and keys of a tile, stages of keys and of queries, in the forward pass of narrow heads."""
 
-READING = ((4, 4096, 4, ""), (8, 4096, 1, ""), (8, 4096, 1, "evict_first"))
+READING = ((4, 4096, 4, ""), (8, 4096, 1, ""), (8, 4096, 1, "evict_first"), (16, 4096, 1, "evict_first"),
+           (8, 8192, 1, "evict_first"))  # fmt: skip
 """Programs a multiprocessor, numbers of a block, stages, policy, where memory is read and nothing else is done."""
 
 
@@ -59,25 +77,55 @@ def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
     if brief:
         for name, i, _ in checks(parts, brief) if "checks" in parts else ():
             found += variants_of(name, [checked_cases(name)[i]])
-        found += variants_of("attention", raced_cases(parts))
+        if set(parts) - {"checks", "paged", "leaving", "latent", "decode", "products", "reading", "special"}:
+            found += variants_of("attention", raced_cases(parts))
     else:
         for name in ("attention", "varlen_attention", "paged_attention", "decode_attention", "paged_latent_attention"):
             found += variants_of(name)
-    for chosen in PAGED if "paged" in parts else ():
+    for of in PAGED_CASES if "paged" in parts else ():
+        for chosen in paged_configs(of):
+            with paged_by(*chosen):
+                found += variants_of("paged_attention", [paged_case(*of)])
+    for chosen in LEAVING if "leaving" in parts else ():
         with paged_by(*chosen):
-            found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES])
+            found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES[:8]])
+    if {"paged", "latent", "products"} & set(parts):
+        found += tested_variants(parts)
     for chosen in DECODE if "decode" in parts else ():
         with decode_by(*chosen):
             found += variants_of("decode_attention", [decode_case(*of) for of in DECODE_CASES])
-    for chosen in LATENT if "latent" in parts else ():
-        with latent_by(*chosen):
-            found += variants_of("paged_latent_attention", latent_cases(chosen[0]))
-    if "latent" in parts:
-        found += variants_of("paged_latent_attention", trials()["paged_latent_attention"][1].races)
+    for of in LATENT_CASES if "latent" in parts else ():
+        for chosen in (None, *LATENT):
+            with latent_by(chosen):
+                found += variants_of("paged_latent_attention", [latent_case(*of)])
     for chosen in STAGES if "stages" in parts else ():
         with forward_by(*chosen):
             found += [v for v in variants_of("attention", narrow()) if v.kernel == "attention_forward"]
     return list(dict.fromkeys(found))
+
+
+def tested_variants(parts: Sequence[str]) -> list[Any]:
+    """What the GPU tests of these families launch."""
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.variants import variants_of
+
+    found: list[Any] = []
+    names = {"paged": "paged_attention", "latent": "paged_latent_attention", "products": "matmul"}
+    for name in (names[part] for part in parts if part in names):
+        trial = trials()[name][1]
+        found += variants_of(name, [*trial.checks, *trial.races])
+        odd = [of for of in trial.checks if of.dtype == "bfloat16"][1:5] if trial.layouts else []
+        found += variants_of(name, odd, aligned=False)
+    if "special" in parts:  # caches that were never written
+        found += variants_of("paged_attention", [paged_case(4, 32, 8, 700, 64, False)])
+        found += variants_of("paged_latent_attention", [latent_case(4, h, 700, 64, False) for h in (8, 128)])
+    return found
+
+
+def paged_configs(of: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Configurations of paged attention that are tried on a case; a program a sequence only where there are many."""
+    tried = PAGED if of in PAGED_CASES[:8] else tuple(PAGED[i] for i in PAGED_FEW)
+    return [chosen for chosen in tried if chosen[0] or of[0] * of[2] >= 256]
 
 
 def raced_cases(parts: Sequence[str]) -> list[Any]:
@@ -121,13 +169,13 @@ def instead(module: Any, name: str, value: Any) -> Iterator[None]:
         forget_plans()
 
 
-def paged_by(programs: int, keys: int, warps: int, stages: int, registers: int = 0) -> Any:
+def paged_by(programs: int, keys: int, warps: int, stages: int, early: int, leaves: bool) -> Any:
     """Inside, paged attention splits and stages as told."""
     from ridgeline.kernels.paged_attention import config
 
-    def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int, itemsize: int) -> Any:
-        shares = config.shares_of(batch * key_heads, longest, keys, programs * num_sms)
-        return config.Paged(keys, shares, warps, stages, max_registers=registers)
+    def choose(*sizes: Any, num_sms: int, **named: Any) -> Any:
+        registers = 65536 // (32 * warps * programs) // 8 * 8 if stages == 1 else 0
+        return config.Paged(keys, programs * num_sms, warps, stages, early, leaves, registers)
 
     return instead(config, "choose", choose)
 
@@ -144,19 +192,18 @@ def decode_by(programs: int, keys: int, warps: int, stages: int, early: int) -> 
     return instead(config, "choose", choose)
 
 
-def latent_by(rows: int, keys: int, warps: int, stages: int, programs: int) -> Any:
-    """Inside, latent attention does."""
+def latent_by(chosen: tuple[int, int, int, int] | None) -> Any:
+    """Inside, latent attention of few heads does; None: it takes the kernel for many."""
     from ridgeline.kernels.latent_attention import config
-    from ridgeline.kernels.rows import cdiv
 
-    def choose(batch: int, heads: int, longest: int, num_sms: int) -> Any:
-        shares = config.shares_of(batch * cdiv(heads, rows), longest, keys, programs * num_sms)
-        return config.Latent(rows, keys, shares, warps, stages)
+    if chosen is None:
+        return instead(config, "takes_few", lambda *sizes: False)
+    keys, programs, warps, stages = chosen
 
-    both = contextlib.ExitStack()
-    for name in ("choose", "choose_blocks"):
-        both.enter_context(instead(config, name, choose))
-    return both
+    def choose(*sizes: Any, num_sms: int, **named: Any) -> Any:
+        return config.Few(keys, programs * num_sms, warps, stages)
+
+    return instead(config, "choose_few", choose)
 
 
 def narrow() -> list[Any]:
@@ -173,10 +220,10 @@ def forward_by(*chosen: int) -> Any:
     return instead(config, "forward", lambda *sizes: config.Attention(*chosen))
 
 
-def paged_case(b: int, h: int, k: int, s: int, page: int) -> Any:
+def paged_case(b: int, h: int, k: int, s: int, page: int, uneven: bool) -> Any:
     from ridgeline.kernels.contract import case
 
-    return case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
+    return case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=page, uneven=uneven)
 
 
 def decode_case(b: int, h: int, k: int, s: int) -> Any:
@@ -185,11 +232,10 @@ def decode_case(b: int, h: int, k: int, s: int) -> Any:
     return case("bfloat16", b=b, h=h, k=k, s=s, d=128, hide="")
 
 
-def latent_cases(rows: int) -> list[Any]:
-    """Cases whose heads fill programs of this many."""
-    from ridgeline.kernels.contract import trials
+def latent_case(b: int, h: int, s: int, page: int, uneven: bool) -> Any:
+    from ridgeline.kernels.contract import case
 
-    return [of for of in trials()["paged_latent_attention"][1].races if (of["h"] >= 64) == (rows >= 64)]
+    return case("bfloat16", b=b, h=h, s=s, d=512, e=64, page=page, uneven=uneven)
 
 
 def compile_all(parts: Sequence[str], jobs: int, brief: bool) -> dict[str, Any]:
@@ -625,30 +671,57 @@ def clean_course(rounds: int) -> Any:
 
 
 def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """Every configuration at every size, as a share of what a copy reaches."""
+    """Every configuration at every size in turns, as a share of what a copy reaches."""
+    yield from _paged(budget_s, {of: paged_configs(of) for of in PAGED_CASES})
+
+
+def part_leaving(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """The same for copies that leave the L2 first."""
+    yield from _paged(budget_s, dict.fromkeys(PAGED_CASES[:8], LEAVING))
+
+
+def _paged(budget_s: float, cases: dict[tuple[Any, ...], Sequence[tuple[Any, ...]]]) -> Iterator[dict[str, Any]]:
     import torch
 
     from ridgeline.bench.race import Course, copy_bandwidth
     from ridgeline.kernels.contract import trials
 
-    course, end = Course(torch.device("cuda"), rounds=15), time.perf_counter() + budget_s
-    clean = clean_course(15)
-    trial = trials()["paged_attention"][1]
-    copied = copy_bandwidth(course)
-    yield {"what": "copy", "bytes_per_s": copied, "clean_bytes_per_s": copy_bandwidth(clean)}
-    for sizes in PAGED_CASES:
+    courses = {"dirty": Course(torch.device("cuda"), rounds=21, budget_s=1.0), "clean": clean_course(21)}
+    end, trial = time.perf_counter() + budget_s, trials()["paged_attention"][1]
+    copied = copy_bandwidth(courses["dirty"])
+    yield {"what": "copy", "bytes_per_s": copied, "clean_bytes_per_s": copy_bandwidth(courses["clean"])}
+    for of, configs in cases.items():
         if time.perf_counter() > end:
             return
-        args = trial.make(paged_case(*sizes), course.device, torch.Generator("cuda").manual_seed(2))
-        num_bytes, meant = trial.forward_bytes(args), trial.call(*args).float()
-        for chosen in PAGED:
+        args = trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
+        num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
+        runs = {}
+        for chosen in configs:
             with paged_by(*chosen):
-                runs = {str(chosen): _no_grad(partial(trial.call, *args))}
-                off = float((trial.call(*args).float() - meant).norm() / meant.norm())
-                yield {"what": f"{chosen} against the default", "case": str(sizes), "ok": off < 0.01, "note": str(off)}
-                for lines, on in (("dirty", course), ("clean", clean)):
-                    for row in timed(on, runs, phase="fwd", case=str(sizes), num_bytes=num_bytes, lines=lines):
-                        yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
+                runs[str(chosen)] = planned(args)
+            found = [runs[str(chosen)]().clone() for _ in range(3)]
+            off = float((found[0].float() - meant).norm() / meant.norm())
+            same = all(torch.equal(found[0], x) for x in found[1:])
+            yield {"what": f"{chosen} against eager", "case": str(of), "ok": off < 0.01 and same, "note": f"{off} {same}"}
+        for lines, on in courses.items():
+            for row in timed(on, runs, phase="fwd", case=str(of), num_bytes=num_bytes, lines=lines):
+                yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
+
+
+def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
+    """A call of paged attention as it is configured now, whatever is configured later."""
+    import torch
+
+    from ridgeline.kernels.paged_attention import op
+
+    scale, out = args[0].shape[-1] ** -0.5, torch.empty_like(args[0])
+    plan = op._Plan(args, out, scale)
+
+    def run() -> Any:
+        plan.run(args, out, scale)
+        return out
+
+    return run
 
 
 def part_decode(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
@@ -676,29 +749,53 @@ def part_decode(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
 
 
 def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """Every configuration of latent decoding, and eager PyTorch."""
+    """Every configuration of latent decoding with few heads, and the kernel for many."""
     import torch
 
     from ridgeline.bench.race import Course
     from ridgeline.kernels.contract import trials
 
-    course, end = Course(torch.device("cuda"), rounds=9), time.perf_counter() + budget_s
-    trial = trials()["paged_latent_attention"][1]
-    for of in trial.races:
+    courses = {"dirty": Course(torch.device("cuda"), rounds=15), "clean": clean_course(15)}
+    end, trial = time.perf_counter() + budget_s, trials()["paged_latent_attention"][1]
+    for of in LATENT_CASES:
         if time.perf_counter() > end:
             return
-        args = trial.make(of, course.device, torch.Generator("cuda").manual_seed(2))
+        args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         facts = {"phase": "fwd", "case": str(of), "num_bytes": trial.forward_bytes(args)}
-        facts["flops"] = 2 * of["b"] * of["h"] * of["s"] * (2 * of["d"] + of["e"])
         meant = trial.eager(*args).float()
         for chosen in (None, *LATENT):
-            if chosen and of not in latent_cases(chosen[0]):
-                continue
-            with latent_by(*chosen) if chosen else contextlib.nullcontext():
-                off = float((trial.call(*args).float() - meant).norm() / meant.norm())
-                yield {"what": f"{chosen} against eager", "case": str(of), "ok": off < 0.01, "note": str(off)}
-                yield from timed(course, {str(chosen or "default"): _no_grad(partial(trial.call, *args))}, **facts)
-        yield from timed(course, {"eager": _no_grad(partial(trial.eager, *args))}, **facts)
+            with latent_by(chosen):
+                name = str(chosen or "many")
+                found = [trial.call(*args) for _ in range(3)]
+                off = float((found[0].float() - meant).norm() / meant.norm())
+                same = all(torch.equal(found[0], x) for x in found[1:])
+                yield {"what": f"{name} against eager", "case": str(of), "ok": off < 0.01 and same,
+                       "note": f"{off} {same}"}  # fmt: skip
+                for lines, on in courses.items():
+                    yield from timed(on, {name: _no_grad(partial(trial.call, *args))}, lines=lines, **facts)
+
+
+def part_products(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Float32 products beside PyTorch's, and what both miss of the float64 product."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels.contract import case, trials
+
+    course, end = Course(torch.device("cuda"), rounds=9), time.perf_counter() + budget_s
+    trial = trials()["matmul"][1]
+    long = [case("float32", m=m, n=n, k=16384, weight=weight, positive=positive) for positive in (True, False)
+            for m, n, weight in ((33, 257, True), (300, 200, False), (200, 1000, True))]  # fmt: skip
+    for of in (*trial.races, *trial.checks, *long):
+        if time.perf_counter() > end:
+            return
+        args = trial.make(of, course.device, torch.Generator("cuda").manual_seed(4))
+        meant = args[0].double() @ args[1].double() + (0.0 if args[2] is None else args[2])
+        off = [float((y.double() - meant).norm() / meant.norm()) for y in (trial.call(*args), trial.eager(*args))]
+        yield {"what": "error against float64, ours and PyTorch's", "case": str(of), "ok": off[0] <= 2 * off[1] + 3e-8,
+               "note": str(off)}  # fmt: skip
+        runs = {"ridgeline": _no_grad(partial(trial.call, *args)), "PyTorch": _no_grad(partial(trial.eager, *args))}
+        yield from timed(course, runs, phase="fwd", case=str(of))
 
 
 def orders(module: Any) -> Iterator[tuple[str, Any]]:
@@ -777,6 +874,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=150.0)
     parser.add_argument("--jobs", type=int, default=14)
     parser.add_argument("--parts", nargs="+", default=list(PARTS[:8]), choices=PARTS)
+    parser.add_argument("--file", default="attention.json", help="what the results are called")
     parser.add_argument("--brief", action="store_true", help="one check of a kind")
     parser.add_argument("--write-pack", type=Path, help="compile what the parts need into this folder, and end")
     options = parser.parse_args()
@@ -789,7 +887,7 @@ def main() -> None:
     found: dict[str, Any] = {"parts": {}}
 
     def write() -> None:
-        (options.out / "attention.json").write_text(json.dumps(found, indent=1))
+        (options.out / options.file).write_text(json.dumps(found, indent=1))
 
     def give_up() -> None:
         found["note"] = "stopped: something never ended"

@@ -43,27 +43,47 @@ def test_keys_come_by_asynchronous_16_byte_copies_and_nothing_spills():
             assert facts.num("LDGSTS.E.BYPASS.128") >= 16 and facts.num("HMMA") > 0
 
 
-def test_through_registers_the_next_block_is_on_its_way_without_spills(monkeypatch):
-    monkeypatch.setattr(config, "choose", lambda *sizes, **named: config.Paged(32, 8, 4, 1, max_registers=128))
-    launcher.forget_plans()
-    of = case("bfloat16", b=1, h=32, k=8, s=32768, d=128, page=16, uneven=False)
+def share_of(of, chosen=None, monkeypatch=None):
+    """The kernel that reads the cache, and what the compiler made of it."""
+    if chosen is not None:
+        monkeypatch.setattr(config, "choose", lambda *sizes, **named: chosen)
+        launcher.forget_plans()
     (variant,) = (v for v in variants_of("paged_attention", [of]) if v.kernel == "paged_share")
     launcher.forget_plans()
-    facts = facts_of(launcher.kernel(variant.kernel).function, variant)
-    assert facts.num_registers <= 128 and facts.num_spills == 0, "four programs fit on a multiprocessor"
-    assert facts.num("LDGSTS") == 0 and facts.num("LDG.E.EF.128") + facts.num("LDG.E.128") >= 16
+    return variant, facts_of(launcher.kernel(variant.kernel).function, variant)
 
 
-def test_caches_of_some_tens_of_megabytes_go_through_registers_and_others_do_not():
-    assert config.choose(1, 8, 20480, 128, 132).num_stages == 1
-    assert config.choose(1, 8, 2048, 128, 132).num_stages == config.choose(1, 8, 32768, 128, 132).num_stages == 3
-    assert config.choose(1, 8, 20480, 64, 132).num_stages == config.choose(1, 8, 20480, 128, 132, 4).num_stages == 3
+LONG = case("bfloat16", b=1, h=32, k=8, s=32768, d=128, page=16, uneven=False)
 
 
-def test_few_sequences_are_shared_by_many_programs_and_many_by_one():
-    assert config.choose(1, 8, 32768, 128, 132).shares == 66
-    assert config.choose(128, 32, 1024, 128, 132).shares == 1
-    assert config.choose(1, 1, 100, 128, 132).shares == 1
+def test_two_blocks_are_on_their_way_in_every_program_that_fits():
+    variant, facts = share_of(LONG)
+    block = facts.num("LDGSTS") // variant.num_stages
+    assert variant.num_stages == 4 and block >= 16, "three blocks before the loop, one in it"
+    programs = config.choose(1, 8, 32768, 128, 132).programs // 132
+    assert facts.shared_bytes >= 3 * config.BLOCK_BYTES
+    assert programs * (facts.shared_bytes + 1024) <= 228 * 1024
+    assert programs * 32 * variant.num_warps * facts.num_registers <= 65536
+
+
+def test_through_registers_the_next_block_is_on_its_way_without_spills(monkeypatch):
+    _, facts = share_of(LONG, config.Paged(32, 396, 4, 1, 2, True, 168), monkeypatch)
+    assert facts.num_registers <= 168 and facts.num_spills == 0, "three programs fit on a multiprocessor"
+    assert facts.num("LDGSTS") == 0 and facts.num("LDG.E.EF.128") >= 16
+
+
+@pytest.mark.parametrize(("dtype", "d", "h"), [("float32", 128, 32), ("bfloat16", 256, 32), ("bfloat16", 64, 512)], ids=str)
+def test_wide_heads_float32_and_many_heads_a_key_fit(dtype, d, h):
+    sizes = {"b": 2, "k": 8, "s": 3000, "page": 16, "uneven": False}
+    _, facts = share_of(case(dtype, d=d, h=h, **sizes))
+    assert facts.shared_bytes <= 227 * 1024 and facts.num_spills <= 8
+
+
+def test_the_line_is_cut_for_every_multiprocessor_and_long_batches_by_sequence():
+    assert config.choose(1, 8, 32768, 128, 132).programs == config.choose(256, 8, 300, 128, 132).programs == 264
+    assert config.choose(1025, 8, 300, 128, 132).programs == 0
+    assert [config.lined(batch) for batch in (1, 32, 33, 1000)] == [32, 32, 128, 1024]
+    assert [config.parts_of(264, n) for n in (1, 8, 9, 64)] == [64, 64, 32, 8]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.kernels.paged_attention.config import MAX_SHARES, START_BLOCKS, shares_of
+from ridgeline.kernels.paged_attention.config import LEAST_BLOCKS, MAX_LINED, MAX_SHARES, START_BLOCKS, shares_of
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
 MAX_ROWS = 64
@@ -22,6 +22,32 @@ class Latent:
     num_stages: int = 5
     early: int = 2
     fed: bool = False
+
+
+FEW_HEADS = 16
+"""Heads up to which they are columns of the products: 64 rows would be mostly padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Few:
+    """Keys of a block, programs, warps, stages, when the joining kernel starts, whether the cache leaves the L2 first,
+    and the fewest blocks of a program."""
+
+    keys: int
+    programs: int
+    num_warps: int = 4
+    num_stages: int = 3
+    early: int = 2
+    leaves: bool = False
+    least: int = LEAST_BLOCKS
+
+
+def takes_few(batch: int, heads: int) -> bool:
+    return heads <= FEW_HEADS and batch <= MAX_LINED
+
+
+def choose_few(batch: int, heads: int, longest: int, num_sms: int) -> Few:
+    return Few(32, 2 * num_sms)
 
 
 FED_KEYS, FED_DIM, FED_MORE, FED_HEADS = 64, 512, 64, 16

@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from ridgeline.kernels.attention.kernel import _barriers, _store
+from ridgeline.kernels.paged_attention.kernel import _line, _pages, _prefetch_table, _stretch_of
 
 
 @triton.jit
@@ -90,6 +91,89 @@ def latent_share(
         tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m * scale + tl.log2(total)), mask=head < heads)
     inside = (head < heads)[:, None] & (col < d)[None, :]
     tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def latent_few(
+    q_ptr,  # [B, H, D + E]
+    cache_ptr,  # [pages, P, D + E] by strides
+    table_ptr,  # [B, pages of the longest] int32
+    lens_ptr,  # [B] int32
+    out_ptr,  # [B, H, D]
+    part_ptr,  # [programs, 2, H, D] fp32
+    seen_ptr,  # [programs, 2, 2, H] fp32
+    scale,  # softmax scale · log2(e)
+    batch, heads, q_b, q_h, c_page, c_slot, table_b, pages, d, e,
+    COLS: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    P: tl.constexpr,
+    KEYS: tl.constexpr,
+    BATCH: tl.constexpr,
+    LEAST: tl.constexpr,
+    EARLY: tl.constexpr,
+    LEAVES: tl.constexpr,
+):  # fmt: skip
+    """All heads of a stretch of the line that paged attention cuts; keys are rows of the products and heads columns, of
+    which the matrix units take as few as there are."""
+    pid = tl.program_id(0)
+    head = tl.arange(0, COLS)
+    col = tl.arange(0, D)
+    more = tl.arange(0, E)
+    policy: tl.constexpr = "evict_first" if LEAVES else ""
+    if EARLY == 1:
+        gdc_launch_dependents()
+    if EARLY:
+        _prefetch_table(table_ptr, table_b, pages, batch)
+    i, blocks, ends = _line(lens_ptr, batch, 1, KEYS, BATCH)
+    b, first, left = _stretch_of(blocks, ends, batch, LEAST)
+    while left > 0:
+        length = tl.load(lens_ptr + b)
+        last = tl.minimum(first + left, tl.cdiv(length, KEYS))
+        q_at = q_ptr + b.to(tl.int64) * q_b + head[None, :] * q_h
+        q = tl.load(q_at + col[:, None], mask=(head < heads)[None, :] & (col < d)[:, None], other=0.0)
+        q_more = tl.load(q_at + d + more[:, None], mask=(head < heads)[None, :] & (more < e)[:, None], other=0.0)
+        table = table_ptr + b.to(tl.int64) * table_b
+        m = tl.full([COLS], float("-inf"), tl.float32)
+        total = tl.zeros([COLS], tl.float32)
+        acc = tl.zeros([D, COLS], tl.float32)
+        now = _pages(table, first, length, KEYS, P)
+        for block in range(first, last):
+            after = _pages(table, block + 1, length, KEYS, P)
+            key = block * KEYS + tl.arange(0, KEYS)
+            seen = key < length
+            from_c = cache_ptr + (now.to(tl.int64) * c_page + (key % P) * c_slot)[:, None]
+            c = tl.load(
+                from_c + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0, eviction_policy=policy
+            )
+            c_more = tl.load(
+                from_c + d + more[None, :], mask=seen[:, None] & (more < e)[None, :], other=0.0, eviction_policy=policy
+            )
+            now = after
+            s = tl.dot(c, q)
+            s = tl.dot(c_more, q_more, s)
+            s = tl.where(seen[:, None], s, float("-inf"))
+            m_new = tl.maximum(m, tl.max(s, 0))
+            p = tl.exp2(s * scale - (m_new * scale)[None, :])
+            alpha = tl.exp2((m - m_new) * scale)
+            acc = tl.dot(tl.trans(c), p.to(c.dtype), acc * alpha[None, :])
+            total = total * alpha + tl.sum(p, 0)
+            m = m_new
+        inside = (head < heads)[None, :] & (col < d)[:, None]
+        if (first == 0) & (last == tl.cdiv(length, KEYS)):
+            place = b.to(tl.int64) * heads + head
+            whole = acc / tl.where(total == 0.0, 1.0, total)[None, :]
+            tl.store(out_ptr + place[None, :] * d + col[:, None], whole.to(out_ptr.dtype.element_ty), mask=inside)
+        else:
+            half = pid * 2 + (first == 0).to(tl.int32)
+            tl.store(seen_ptr + half * 2 * heads + head, m * scale, mask=head < heads)
+            tl.store(seen_ptr + (half * 2 + 1) * heads + head, total, mask=head < heads)
+            tl.store(part_ptr + (half * heads + head)[None, :] * d + col[:, None], acc, mask=inside)
+        left -= last - first
+        first = first * 0
+        b += 1
+    if EARLY == 2:
+        gdc_launch_dependents()
 
 
 @gluon.jit

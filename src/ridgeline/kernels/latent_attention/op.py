@@ -12,12 +12,16 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.latent_attention import config, kernel, reference
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.paged_attention.op import bind_join, dense
+from ridgeline.kernels.paged_attention.config import lined
+from ridgeline.kernels.paged_attention.op import Parts, bind_join, dense
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
 MAX_VALUE_DIM, MAX_KEY_DIM = 512, 128
 _SHARE = Kernel(kernel.latent_share, vectors=("q_b", "q_h", "c_page", "c_slot", "d", "e"))
+_FEW = Kernel(
+    kernel.latent_few, vectors=("q_b", "q_h", "c_page", "c_slot", "d", "e"), loose=("table_ptr", "lens_ptr")
+)
 _BLOCKS = Kernel(kernel.latent_blocks, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 BLOCK_VECTOR = 8
 """16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
@@ -60,7 +64,8 @@ def _forward(
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
-        plan = _plans[key] = _Plan(args, out, scale)
+        few = query.element_size() == 2 and config.takes_few(*query.shape[:2])
+        plan = _plans[key] = (_FewPlan if few else _Plan)(args, out, scale)
     plan.run(args, out, scale)
     return out
 
@@ -159,6 +164,41 @@ class _Plan:
         self.share(*given, part, lse, scale * LOG2_E, *self.rest)
         if self.join is not None:
             self.join(part, lse, out, self.shares, self.shape[3])
+
+
+class _FewPlan:
+    """The same for few heads: keys of all sequences in one line, cut evenly."""
+
+    def __init__(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, cache, table, lens = args
+        (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
+        LATENT_ATTENTION.check(*args, dim, scale)
+        device = query.get_device()
+        sizes = {"batch": batch, "heads": heads, "longest": table.shape[1] * page}
+        chosen = tuning.choose("latent_attention.few", sizes, config.choose_few(**sizes, num_sms=num_sms(device)))
+        self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens)
+        strides = (*query.stride()[:2], *cache.stride()[:2])
+        self.rest = (batch, heads, *strides, table.stride(0), table.shape[1], dim, width - dim)
+        self.share = _FEW.bind(
+            (query, cache, table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
+            grid=(chosen.programs,),
+            constants={
+                "COLS": max(16, power_of_two(heads)), "D": max(16, power_of_two(dim)),
+                "E": max(16, power_of_two(width - dim)), "P": page, "KEYS": chosen.keys, "BATCH": lined(batch),
+                "LEAST": chosen.least, "EARLY": 0 if INTERPRETING else chosen.early, "LEAVES": chosen.leaves,
+            },
+            num_warps=chosen.num_warps,
+            num_stages=chosen.num_stages,
+            device=device,
+            vector=vector_of(
+                query.element_size(), query.data_ptr() | cache.data_ptr(), *strides, dim, width - dim
+            ),
+        )  # fmt: skip
+
+    def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        part, seen = self.parts.room(out)
+        self.share(*args, out, part, seen, scale * LOG2_E, *self.rest)
+        self.parts.join(part, seen, args[3], out)
 
 
 def _support(

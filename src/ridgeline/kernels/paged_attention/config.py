@@ -1,4 +1,4 @@
-"""How many programs share a sequence's keys, and how many keys they take at once."""
+"""How many programs share the keys of all sequences, and how many keys they take at once."""
 
 from __future__ import annotations
 
@@ -6,38 +6,57 @@ from dataclasses import dataclass
 
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
-PROGRAMS_PER_SM = 4
-"""Four of three stages take 50, 83 and 143 µs at 134, 269 and 537 MB of cache, two of five stages 52, 87 and 153."""
+PROGRAMS_PER_SM = 2
+
+BLOCK_BYTES = 32768
+"""Of keys and values that are asked for at once; a program holds three blocks, two of them on their way."""
 
 START_BLOCKS = 2
 """What a program's first lookups and its last sums take, in blocks of keys."""
 
 MAX_SHARES = 128
+LINED = (32, 128, 1024)
+MAX_LINED = LINED[-1]
+"""Sequences whose lengths every program adds up; of more, each key head of each is a program of its own."""
+
+JOINED = (8, 32, 64)
+LEAST_BLOCKS = 2
+"""Blocks below which a stretch is not worth a program and its part in the joining."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Keys of a block, shares of a sequence, warps, stages (1: through registers), when the joining kernel starts."""
+    """Keys of a block, programs (0: one a sequence and key head), warps, stages (1: through registers), when the joining
+    kernel starts, whether the cache leaves the L2 first, registers of a thread, the fewest blocks of a program."""
 
     keys: int
-    shares: int
+    programs: int
     num_warps: int = 4
-    num_stages: int = 3
+    num_stages: int = 4
     early: int = 2
+    leaves: bool = False
     max_registers: int = 0
+    least: int = LEAST_BLOCKS
 
 
-SMALL_BYTES = range(32_000_000, 100_000_000)
-"""Caches that go through registers: 33.5 µs against 38.5 at 84 MB behind a flush that leaves dirty lines, 32.3 against
-30.5 behind one that does not; at 134 MB they are even."""
+def choose(
+    batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int, itemsize: int = 2, ratio: int = 1
+) -> Paged:
+    keys = clamp(BLOCK_BYTES // (2 * max(16, power_of_two(head_dim)) * itemsize), 32, 128)
+    programs = 0 if batch > MAX_LINED else PROGRAMS_PER_SM * num_sms
+    if itemsize == 4 or rows_of(ratio) >= 64:  # sums of more registers than four warps have
+        return Paged(keys, programs, 8, 3)
+    return Paged(keys, programs)
 
 
-def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int, itemsize: int = 2) -> Paged:
-    cache_bytes = 2 * batch * key_heads * longest * head_dim * itemsize
-    if head_dim == 128 and itemsize == 2 and cache_bytes in SMALL_BYTES:
-        return Paged(32, shares_of(batch * key_heads, longest, 32, 4 * num_sms), 4, 1, max_registers=128)
-    keys = 64 if head_dim <= 128 else 32
-    return Paged(keys, shares_of(batch * key_heads, longest, keys, PROGRAMS_PER_SM * num_sms))
+def lined(batch: int) -> int:
+    """Lengths that are added up, of which some belong to nobody: few sizes, so that there are few kernels."""
+    return next(size for size in LINED if size >= batch)
+
+
+def parts_of(programs: int, sequences: int) -> int:
+    """Parts that are joined at once: those of sequences of even lengths, where they are few enough."""
+    return next(size for size in JOINED if size > cdiv(programs, sequences) or size == JOINED[-1])
 
 
 def shares_of(sequences: int, longest: int, keys: int, slots: int) -> int:
