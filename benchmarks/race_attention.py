@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
-         "orders", "reading", "decode", "special", "leaving", "products")  # fmt: skip
+         "orders", "reading", "decode", "special", "leaving", "products", "fed",
+         "columns")  # fmt: skip
 HEADS = (64, 8, 128)
 PAGED = ((2, 64, 4, 4, 2, False), (2, 64, 4, 4, 1, False), (3, 64, 4, 3, 2, False), (4, 32, 4, 4, 2, False),
          (3, 32, 4, 5, 2, False), (2, 64, 8, 4, 2, False), (2, 32, 4, 7, 2, False), (1, 128, 8, 4, 2, False),
@@ -37,6 +38,10 @@ when the joining kernel may start, and whether what is read leaves the L2 first.
 
 PAGED_FEW = (0, 2, 3, 5, 11)
 """Of those, the ones that are tried beyond the first shapes."""
+
+FED = ((1, 64, 4, 6, 2, False, True), (2, 64, 4, 3, 2, False, True), (1, 64, 4, 6, 2, True, True),
+       (2, 64, 4, 3, 2, True, True), (2, 64, 4, 4, 2, False), (3, 32, 4, 1, 2, True))  # fmt: skip
+"""The same with a kernel that the copy engine feeds, and two without beside them."""
 
 LEAVING = ((2, 64, 4, 4, 2, True), (2, 64, 4, 4, 2, False), (3, 64, 4, 3, 2, True), (4, 32, 4, 4, 2, True))
 """The same, in a process of their own: nobody has yet run asynchronous copies with a policy here."""
@@ -49,9 +54,14 @@ DECODE_CASES = ((1, 32, 8, 2048), (1, 32, 32, 2048), (8, 32, 8, 2048), (1, 32, 8
 LATENT = ((32, 2, 4, 3), (32, 1, 4, 5), (64, 1, 8, 2), (32, 2, 4, 2))
 """Keys of a block, programs a multiprocessor, warps and stages for few heads; the kernel for many is tried beside."""
 
+LATENT_FED = ((64, 1, 4, 2, False, True), (64, 1, 4, 2, True, True), (32, 2, 4, 3))
+"""The same, whether the cache leaves the L2 first, and whether the copy engine feeds the kernel."""
+
 LATENT_CASES = ((64, 16, 4096, 64, False), (16, 16, 8192, 64, False), (9, 16, 11000, 64, False),
                 (40, 16, 3001, 16, False), (100, 16, 2000, 64, True), (1, 16, 65536, 64, False))  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
+
+FED_LATENT_CASES = tuple(of for of in LATENT_CASES if of[3] == 64)
 
 PAGED_CASES = ((1, 32, 8, 16400, 16, False), (1, 32, 8, 20480, 16, False), (3, 32, 8, 9001, 16, False),
                (1, 32, 8, 32768, 16, False), (5, 32, 8, 9100, 16, False), (8, 32, 8, 8192, 16, False),
@@ -70,14 +80,14 @@ READING = ((4, 4096, 4, ""), (8, 4096, 1, ""), (8, 4096, 1, "evict_first"), (16,
 
 def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
     """Everything these parts launch, all configurations included."""
-    from ridgeline.kernels.contract import trials
     from ridgeline.kernels.variants import variants_of
 
     found: list[Any] = []
     if brief:
         for name, i, _ in checks(parts, brief) if "checks" in parts else ():
             found += variants_of(name, [checked_cases(name)[i]])
-        if set(parts) - {"checks", "paged", "leaving", "latent", "decode", "products", "reading", "special"}:
+        if set(parts) - {"checks", "paged", "leaving", "latent", "decode", "products", "reading", "special",
+                         "fed", "columns"}:
             found += variants_of("attention", raced_cases(parts))
     else:
         for name in ("attention", "varlen_attention", "paged_attention", "decode_attention", "paged_latent_attention"):
@@ -86,9 +96,10 @@ def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
         for chosen in paged_configs(of):
             with paged_by(*chosen):
                 found += variants_of("paged_attention", [paged_case(*of)])
-    for chosen in LEAVING if "leaving" in parts else ():
-        with paged_by(*chosen):
-            found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES[:8]])
+    for part, tried in (("leaving", LEAVING), ("fed", FED)):
+        for chosen in tried if part in parts else ():
+            with paged_by(*chosen):
+                found += variants_of("paged_attention", [paged_case(*of) for of in tried_cases(part)])
     if {"paged", "latent", "products"} & set(parts):
         found += tested_variants(parts)
     for chosen in DECODE if "decode" in parts else ():
@@ -96,6 +107,10 @@ def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
             found += variants_of("decode_attention", [decode_case(*of) for of in DECODE_CASES])
     for of in LATENT_CASES if "latent" in parts else ():
         for chosen in (None, *LATENT):
+            with latent_by(chosen):
+                found += variants_of("paged_latent_attention", [latent_case(*of)])
+    for of in FED_LATENT_CASES if "columns" in parts else ():
+        for chosen in LATENT_FED:
             with latent_by(chosen):
                 found += variants_of("paged_latent_attention", [latent_case(*of)])
     for chosen in STAGES if "stages" in parts else ():
@@ -120,6 +135,11 @@ def tested_variants(parts: Sequence[str]) -> list[Any]:
         found += variants_of("paged_attention", [paged_case(4, 32, 8, 700, 64, False)])
         found += variants_of("paged_latent_attention", [latent_case(4, h, 700, 64, False) for h in (8, 128)])
     return found
+
+
+def tried_cases(part: str) -> list[tuple[Any, ...]]:
+    """Cases of a part of paged attention: caches that leave the L2 by the first eight, the copy engine by all."""
+    return list(PAGED_CASES[:8] if part == "leaving" else PAGED_CASES)
 
 
 def paged_configs(of: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -169,13 +189,15 @@ def instead(module: Any, name: str, value: Any) -> Iterator[None]:
         forget_plans()
 
 
-def paged_by(programs: int, keys: int, warps: int, stages: int, early: int, leaves: bool) -> Any:
+def paged_by(
+    programs: int, keys: int, warps: int, stages: int, early: int, leaves: bool, fed: bool = False
+) -> Any:
     """Inside, paged attention splits and stages as told."""
     from ridgeline.kernels.paged_attention import config
 
     def choose(*sizes: Any, num_sms: int, **named: Any) -> Any:
-        registers = 65536 // (32 * warps * programs) // 8 * 8 if stages == 1 else 0
-        return config.Paged(keys, programs * num_sms, warps, stages, early, leaves, registers)
+        registers = 65536 // (32 * warps * programs) // 8 * 8 if stages == 1 else config.FED_REGISTERS if fed else 0
+        return config.Paged(keys, programs * num_sms, warps, stages, early, leaves, registers, fed=fed)
 
     return instead(config, "choose", choose)
 
@@ -192,16 +214,16 @@ def decode_by(programs: int, keys: int, warps: int, stages: int, early: int) -> 
     return instead(config, "choose", choose)
 
 
-def latent_by(chosen: tuple[int, int, int, int] | None) -> Any:
+def latent_by(chosen: tuple[Any, ...] | None) -> Any:
     """Inside, latent attention of few heads does; None: it takes the kernel for many."""
     from ridgeline.kernels.latent_attention import config
 
     if chosen is None:
         return instead(config, "takes_few", lambda *sizes: False)
-    keys, programs, warps, stages = chosen
+    keys, programs, warps, stages, leaves, fed = (*chosen, False, False)[:6]
 
     def choose(*sizes: Any, num_sms: int, **named: Any) -> Any:
-        return config.Few(keys, programs * num_sms, warps, stages)
+        return config.Few(keys, programs * num_sms, warps, stages, leaves=leaves, fed=fed)
 
     return instead(config, "choose_few", choose)
 
@@ -677,7 +699,12 @@ def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
 
 def part_leaving(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     """The same for copies that leave the L2 first."""
-    yield from _paged(budget_s, dict.fromkeys(PAGED_CASES[:8], LEAVING))
+    yield from _paged(budget_s, dict.fromkeys(tried_cases("leaving"), LEAVING))
+
+
+def part_fed(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """The same with a kernel that the copy engine feeds."""
+    yield from _paged(min(budget_s, 20.0), dict.fromkeys(tried_cases("fed"), FED))
 
 
 def _paged(budget_s: float, cases: dict[tuple[Any, ...], Sequence[tuple[Any, ...]]]) -> Iterator[dict[str, Any]]:
@@ -702,7 +729,8 @@ def _paged(budget_s: float, cases: dict[tuple[Any, ...], Sequence[tuple[Any, ...
             found = [runs[str(chosen)]().clone() for _ in range(3)]
             off = float((found[0].float() - meant).norm() / meant.norm())
             same = all(torch.equal(found[0], x) for x in found[1:])
-            yield {"what": f"{chosen} against eager", "case": str(of), "ok": off < 0.01 and same, "note": f"{off} {same}"}
+            yield {"what": f"{chosen} against eager", "case": str(of), "ok": off < 0.01 and same,
+                   "note": f"{off} {same}"}  # fmt: skip
         for lines, on in courses.items():
             for row in timed(on, runs, phase="fwd", case=str(of), num_bytes=num_bytes, lines=lines):
                 yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
@@ -750,6 +778,15 @@ def part_decode(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
 
 def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     """Every configuration of latent decoding with few heads, and the kernel for many."""
+    yield from _latent(budget_s, LATENT_CASES, (None, *LATENT))
+
+
+def part_columns(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """The same with a kernel that the copy engine feeds."""
+    yield from _latent(budget_s, FED_LATENT_CASES, LATENT_FED)
+
+
+def _latent(budget_s: float, cases: Sequence[Any], configs: Sequence[Any]) -> Iterator[dict[str, Any]]:
     import torch
 
     from ridgeline.bench.race import Course
@@ -757,13 +794,13 @@ def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
 
     courses = {"dirty": Course(torch.device("cuda"), rounds=15), "clean": clean_course(15)}
     end, trial = time.perf_counter() + budget_s, trials()["paged_latent_attention"][1]
-    for of in LATENT_CASES:
+    for of in cases:
         if time.perf_counter() > end:
             return
         args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         facts = {"phase": "fwd", "case": str(of), "num_bytes": trial.forward_bytes(args)}
         meant = trial.eager(*args).float()
-        for chosen in (None, *LATENT):
+        for chosen in configs:
             with latent_by(chosen):
                 name = str(chosen or "many")
                 found = [trial.call(*args) for _ in range(3)]

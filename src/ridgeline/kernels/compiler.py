@@ -23,7 +23,9 @@ POINTER_ALIGNMENT_BYTES = 16
 LEAVES = "LEAVES"
 """The constant by which a kernel says that what it copies ahead leaves the L2 first."""
 
-_COPY = re.compile(r"cp\.async\.cg\.shared\.global (\[[^;]*);")
+_COPY = re.compile(
+    r"(cp\.async\.cg\.shared\.global|cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global[\w.:]*) (\[[^;]*);"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +112,12 @@ def compile_variant(function: Any, variant: Variant) -> Compiled:
 
 
 def hinted(ptx: str) -> str:
-    """Asynchronous copies with the policy "evict first", which Triton takes for loads and drops when it copies ahead."""
+    """Asynchronous copies with the policy "evict first", which Triton has for loads and not for copies."""
     body = ptx.index("{", ptx.index(".visible .entry"))
     first = ptx.index("ld.param", body)
     policy = "createpolicy.fractional.L2::evict_first.b64 %leaves, 1.0;\n\t"
     ptx = f"{ptx[: body + 1]}\n\t.reg .b64 %leaves;{ptx[body + 1 : first]}{policy}{ptx[first:]}"
-    return _COPY.sub(r"cp.async.cg.shared.global.L2::cache_hint \1, %leaves;", ptx)
+    return _COPY.sub(r"\1.L2::cache_hint \2, %leaves;", ptx)
 
 
 def _assembled(ptx: str, arch: int) -> bytes:
@@ -125,7 +127,8 @@ def _assembled(ptx: str, arch: int) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
-        command = [get_ptxas(arch).path, "-lineinfo", f"--gpu-name={sm_arch_from_capability(arch)}", source, "-o", target]
+        chip = f"--gpu-name={sm_arch_from_capability(arch)}"
+        command = [get_ptxas(arch).path, "-lineinfo", chip, str(source), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise KernelError(f"ptxas refused a kernel: {done.stderr.strip()[-500:]}")

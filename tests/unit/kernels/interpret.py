@@ -204,7 +204,10 @@ CASES["paged_latent_attention"] = [
     case("float32", b=2, h=20, s=77, d=24, e=8, page=16, uneven=True),
     case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
 ]
-FORCED["paged_latent_attention"] = [{"latent_attention": latent.Latent(16, 16, shares, 1, 1)} for shares in (1, 3)]
+FORCED["paged_latent_attention"] = [
+    {"latent_attention": latent.Latent(16, 16, num, 1, 1), "latent_attention.few": latent.Few(16, num, 1, 1)}
+    for num in (1, 3)
+]
 CASES["selective_scan"] = [
     case("float32", b=2, d=3, l=11, n=5, all=True),
     case("float16", b=1, d=2, l=8, n=4, all=False),

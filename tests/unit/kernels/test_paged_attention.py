@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from ridgeline.kernels import launcher, paged_attention, supports
-from ridgeline.kernels.compiler import facts_of
+from ridgeline.kernels.compiler import compile_variant, facts_of, facts_of_cubin, hinted, triton_kernel
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.paged_attention import config, reference
 from ridgeline.kernels.variants import variants_of
@@ -72,7 +72,24 @@ def test_through_registers_the_next_block_is_on_its_way_without_spills(monkeypat
     assert facts.num("LDGSTS") == 0 and facts.num("LDG.E.EF.128") >= 16
 
 
-@pytest.mark.parametrize(("dtype", "d", "h"), [("float32", 128, 32), ("bfloat16", 256, 32), ("bfloat16", 64, 512)], ids=str)
+def test_the_copy_engine_feeds_six_blocks_and_what_it_reads_leaves_first(monkeypatch):
+    chosen = config.Paged(64, 132, 4, 6, leaves=True, max_registers=config.FED_REGISTERS, fed=True)
+    monkeypatch.setattr(config, "choose", lambda *sizes, **named: chosen)
+    launcher.forget_plans()
+    (variant,) = (v for v in variants_of("paged_attention", [LONG]) if v.kernel == "paged_columns")
+    launcher.forget_plans()
+    made = compile_variant(launcher.kernel(variant.kernel).function, variant)
+    facts = facts_of_cubin(made)
+    assert facts.num("HGMMA") == 8 + 8 and facts.num_spills == 0, "heads are columns: scores and sums of 64 keys"
+    assert facts.num("UTMALDG") == 2 + 2 * 8, "queries, and 16 keys by 64 columns of keys and values a copy"
+    assert 6 * config.BLOCK_BYTES <= facts.shared_bytes <= 227 * 1024
+    ptx = triton_kernel(launcher.kernel(variant.kernel).function, variant).asm["ptx"]
+    assert hinted(ptx).count("L2::cache_hint") == 18 and "cache_hint" not in ptx
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "h"), [("float32", 128, 32), ("bfloat16", 256, 32), ("bfloat16", 64, 512)], ids=str
+)
 def test_wide_heads_float32_and_many_heads_a_key_fit(dtype, d, h):
     sizes = {"b": 2, "k": 8, "s": 3000, "page": 16, "uneven": False}
     _, facts = share_of(case(dtype, d=d, h=h, **sizes))

@@ -31,7 +31,7 @@ FEW_HEADS = 16
 @dataclass(frozen=True, slots=True)
 class Few:
     """Keys of a block, programs, warps, stages, when the joining kernel starts, whether the cache leaves the L2 first,
-    and the fewest blocks of a program."""
+    the fewest blocks of a program; ``fed`` through the copy engine."""
 
     keys: int
     programs: int
@@ -40,13 +40,19 @@ class Few:
     early: int = 2
     leaves: bool = False
     least: int = LEAST_BLOCKS
+    fed: bool = False
 
 
 def takes_few(batch: int, heads: int) -> bool:
     return heads <= FEW_HEADS and batch <= MAX_LINED
 
 
-def choose_few(batch: int, heads: int, longest: int, num_sms: int) -> Few:
+def columns_fit(heads: int, dim: int, more: int, page: int) -> bool:
+    """Whether the copy engine can feed few heads: as for many, however few they are."""
+    return takes_blocks(FED_HEADS, dim, more, page)
+
+
+def choose_few(batch: int, heads: int, longest: int, num_sms: int, fed: bool = False) -> Few:
     return Few(32, 2 * num_sms)
 
 

@@ -26,7 +26,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from ridgeline.kernels.attention.kernel import _barriers, _store
-from ridgeline.kernels.paged_attention.kernel import _line, _pages, _prefetch_table, _stretch_of
+from ridgeline.kernels.paged_attention.kernel import (
+    _first_of,
+    _lengths,
+    _line,
+    _pages,
+    _prefetch_table,
+    _stretch_of,
+    _without_the_rest,
+)
 
 
 @triton.jit
@@ -212,17 +220,6 @@ def _feed_latent(
 
 
 @gluon.jit
-def _without_the_rest(values, num, KEYS: gl.constexpr, WIDTH: gl.constexpr):
-    """Zeros in the rows past a sequence's end: what lies there may be no number, and nothing times that is not 0."""
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, L)), 1)
-    for j in gl.static_range(WIDTH // 64):
-        part = values.slice(j * 64, 64, dim=1)
-        found = part.load(L)
-        part.store(gl.where(row < num, found, 0.0).to(found.dtype))
-
-
-@gluon.jit
 def _latent_rows(
     c: gl.constexpr, q_smem, q2_smem, c_smem, c2_smem, top_smem, bars, lens_ptr, out_ptr, lse_ptr, scale, heads, groups,
     d, shares,
@@ -324,4 +321,140 @@ def latent_blocks(
                         heads, groups, d, shares, D, E, KEYS, STAGES, WHOLE, DTYPE)),
         (_feed_latent, (q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr,
                         table_b, groups, shares, D, E, P, KEYS, STAGES)),
+    ], [4, 1], [240, 24])  # fmt: skip
+
+
+@gluon.jit
+def _feed_columns(
+    q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr, table_b, b, first,
+    left,
+    D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
+):
+    """Queries of the next sequence and blocks of the cache, as soon as there is room."""
+    q_full, q_empty, c_full, c_empty = bars
+    turn, num = left * 0, left * 0
+    while left > 0:
+        length = gl.load(lens_ptr + b)
+        last = min(first + left, (length + KEYS - 1) // KEYS)
+        if last > first:
+            table = table_ptr + b.to(gl.int64) * table_b
+            page = gl.load(table + first * KEYS // P)
+            half = turn % 2
+            mbarrier.wait(q_empty.index(half), ((turn // 2) & 1) ^ 1)
+            mbarrier.expect(q_full.index(half), COLS * (D + E) * 2)
+            tma.async_copy_global_to_shared(q_desc, [b, 0, 0], q_full.index(half), q_smem.index(half))
+            tma.async_copy_global_to_shared(q2_desc, [b, 0, D], q_full.index(half), q2_smem.index(half))
+            for block in range(first, last):
+                at = page
+                page = gl.load(table + (block + 1) * KEYS // P, mask=block + 1 < last, other=0)
+                slot, key = num % STAGES, block * KEYS
+                mbarrier.wait(c_empty.index(slot), ((num // STAGES) & 1) ^ 1)
+                mbarrier.expect(c_full.index(slot), KEYS * (D + E) * 2)
+                tma.async_copy_global_to_shared(c_desc, [at, key % P, 0], c_full.index(slot), c_smem.index(slot))
+                tma.async_copy_global_to_shared(c2_desc, [at, key % P, D], c_full.index(slot), c2_smem.index(slot))
+                num += 1
+            turn += 1
+        left -= last - first
+        first = first * 0
+        b += 1
+
+
+@gluon.jit
+def _latent_columns(
+    c: gl.constexpr, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale,
+    heads, d, b, first, left,
+    D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
+    DTYPE: gl.constexpr,
+):
+    """One group of four warps: all scores of every block, keys as rows, and half of the columns of the sums, turned."""
+    q_full, q_empty, c_full, c_empty = bars
+    WIDTH: gl.constexpr = D // 2
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
+    HEAD: gl.constexpr = gl.SliceLayout(0, L)
+    head = gl.arange(0, COLS, HEAD)
+    row = gl.arange(0, KEYS, gl.SliceLayout(1, L))
+    none = gl.zeros([KEYS, COLS], gl.float32, L)
+    turn, num = left * 0, left * 0
+    while left > 0:
+        length = gl.load(lens_ptr + b)
+        blocks = (length + KEYS - 1) // KEYS
+        last = min(first + left, blocks)
+        if last > first:
+            half = turn % 2
+            q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
+            q2 = q2_smem.index(half).reshape([COLS, E]).permute((1, 0))
+            top = gl.full([COLS], float("-inf"), gl.float32, HEAD)
+            sums = gl.zeros([KEYS, COLS], gl.float32, L)
+            o = gl.zeros([WIDTH, COLS], gl.float32, L)
+            mbarrier.wait(q_full.index(half), (turn // 2) & 1)
+            for block in range(first, last):
+                slot = num % STAGES
+                there = c_smem.index(slot).reshape([KEYS, D])
+                mbarrier.wait(c_full.index(slot), (num // STAGES) & 1)
+                s = warpgroup_mma(there, q, none, use_acc=False, is_async=True)
+                s = warpgroup_mma(c2_smem.index(slot).reshape([KEYS, E]), q2, s, is_async=True)
+                s = warpgroup_mma_wait(0, [s])
+                rest = length - block * KEYS
+                s = gl.where(gl.expand_dims(row < rest, 1), s, float("-inf"))
+                raised = gl.maximum(top, gl.max(s, 0))
+                alpha = gl.exp2((top - raised) * scale)
+                p = gl.exp2(s * scale - gl.expand_dims(raised * scale, 0))
+                sums = sums * gl.expand_dims(alpha, 0) + p
+                top = raised
+                p_smem.index(c).store(p.to(DTYPE))
+                values = there.slice(c * WIDTH, WIDTH, dim=1)
+                if rest < KEYS:
+                    _without_the_rest(values, rest, KEYS, WIDTH)
+                fence_async_shared()
+                o = o * gl.expand_dims(alpha, 0)
+                o = warpgroup_mma(values.permute((1, 0)), p_smem.index(c), o, is_async=True)
+                o = warpgroup_mma_wait(0, [o])
+                mbarrier.arrive(c_empty.index(slot), count=1)
+                num += 1
+            mbarrier.arrive(q_empty.index(half), count=1)
+            turn += 1
+            total = gl.sum(sums, 0)
+            col = c * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(1, L))
+            inside = gl.expand_dims(head < heads, 0) & gl.expand_dims(col < d, 1)
+            if (first == 0) & (last == blocks):
+                whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
+                at = gl.expand_dims((b.to(gl.int64) * heads + head) * d, 0) + gl.expand_dims(col, 1)
+                gl.store(out_ptr + at, whole.to(out_ptr.dtype.element_ty), mask=inside)
+            else:
+                place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
+                at = gl.expand_dims((place.to(gl.int64) * heads + head) * d, 0) + gl.expand_dims(col, 1)
+                gl.store(part_ptr + at, o, mask=inside)
+                if c == 0:
+                    gl.store(seen_ptr + place * 2 * heads + head, top * scale, mask=head < heads)
+                    gl.store(seen_ptr + (place * 2 + 1) * heads + head, total, mask=head < heads)
+        left -= last - first
+        first = first * 0
+        b += 1
+
+
+@gluon.jit
+def latent_columns(
+    q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, d,
+    D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
+    BATCH: gl.constexpr, LEAST: gl.constexpr, LEAVES: gl.constexpr,
+):
+    """``latent_few`` for 512 + 64 dims and pages of whole blocks: one warp feeds two groups through the copy engine."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    gl.static_assert(P % KEYS == 0)
+    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
+    lens = _lengths(lens_ptr, batch, BATCH)
+    q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, D], q_desc.layout)
+    q2_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, E], q2_desc.layout)
+    c_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, KEYS, D], c_desc.layout)
+    c2_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, KEYS, E], c2_desc.layout)
+    p_smem = gl.allocate_shared_memory(DTYPE, [2, KEYS, COLS], P_L)
+    bars = (_barriers(2, 1), _barriers(2, 2), _barriers(STAGES, 1), _barriers(STAGES, 2))
+    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)
+    gl.warp_specialize([
+        (_latent_columns, (0, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
+                           scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, DTYPE)),
+        (_latent_columns, (1, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
+                           scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, DTYPE)),
+        (_feed_columns, (q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr,
+                         table_b, b, first, left, D, E, P, KEYS, COLS, STAGES)),
     ], [4, 1], [240, 24])  # fmt: skip

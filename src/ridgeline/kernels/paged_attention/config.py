@@ -20,14 +20,21 @@ MAX_LINED = LINED[-1]
 """Sequences whose lengths every program adds up; of more, each key head of each is a program of its own."""
 
 JOINED = (8, 32, 64)
+COLUMNS = 16
+"""Heads that share keys, as columns of the products."""
+
+FED_REGISTERS = 128
+"""Of a thread when eight warps start; the computing group takes more from there, the feeding warp gives up its own."""
+
 LEAST_BLOCKS = 2
 """Blocks below which a stretch is not worth a program and its part in the joining."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Keys of a block, programs (0: one a sequence and key head), warps, stages (1: through registers), when the joining
-    kernel starts, whether the cache leaves the L2 first, registers of a thread, the fewest blocks of a program."""
+    """Keys of a block, programs (0: one a sequence and key head), warps, stages (1: through registers), when the
+    joining kernel starts, whether the cache leaves the L2 first, registers of a thread, the fewest blocks of a program;
+    ``fed`` through the copy engine."""
 
     keys: int
     programs: int
@@ -37,10 +44,23 @@ class Paged:
     leaves: bool = False
     max_registers: int = 0
     least: int = LEAST_BLOCKS
+    fed: bool = False
+
+
+def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
+    """Whether the kernel that the copy engine feeds is written for these."""
+    return batch <= MAX_LINED and ratio <= COLUMNS and head_dim in (64, 128, 256) and page % 16 == 0
 
 
 def choose(
-    batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int, itemsize: int = 2, ratio: int = 1
+    batch: int,
+    key_heads: int,
+    longest: int,
+    head_dim: int,
+    num_sms: int,
+    itemsize: int = 2,
+    ratio: int = 1,
+    fed: bool = False,
 ) -> Paged:
     keys = clamp(BLOCK_BYTES // (2 * max(16, power_of_two(head_dim)) * itemsize), 32, 128)
     programs = 0 if batch > MAX_LINED else PROGRAMS_PER_SM * num_sms

@@ -12,7 +12,18 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.attention.kernel import _barriers
 
 
 @triton.jit
@@ -81,7 +92,7 @@ def _pages(table, block, length, KEYS: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def _product(a, b):
-    """A product in float32 by sums of 16 terms, which are then added up: one chain of all terms rounds twice as much."""
+    """A product in float32 by sums of 16 terms, which are then added up: one chain of all terms rounds more."""
     num: tl.constexpr = a.shape[1] // 16
     left = tl.permute(tl.reshape(a, (a.shape[0], num, 16)), (1, 0, 2))
     return tl.sum(tl.dot(left, tl.reshape(b, (num, 16, b.shape[1])), input_precision="ieee"), 0)
@@ -284,3 +295,208 @@ def shares_join(
     whole = tl.sum(weight, 0)
     out = tl.sum(part * weight[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
     tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
+def _lengths(lens_ptr, batch, BATCH: gl.constexpr):
+    """All lengths; asked for first of all, since everything waits for them."""
+    i = gl.arange(0, BATCH, gl.BlockedLayout([1], [32], [4], [0]))
+    return gl.load(lens_ptr + i, mask=i < batch, other=0)
+
+
+@gluon.jit
+def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
+    """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has."""
+    blocks = (lens + KEYS - 1) // KEYS * key_heads
+    ends = gl.associative_scan(blocks, 0, _add)
+    total = gl.sum(blocks, 0)
+    num = max(min(gl.num_programs(0), total // LEAST), 1)
+    each, longer, pid = total // num, total % num, gl.program_id(0)
+    start = pid * each + min(pid, longer)
+    b = min(gl.sum((ends <= start).to(gl.int32), 0), batch - 1)
+    within = start - gl.sum(gl.where(ends <= start, blocks, 0), 0)
+    left = each
+    if pid < longer:
+        left = each + 1
+    if pid >= num:
+        left = each * 0
+    return b, within, left
+
+
+@gluon.jit
+def _without_the_rest(values, num, KEYS: gl.constexpr, WIDTH: gl.constexpr):
+    """Zeros in the rows past a sequence's end: what lies there may be no number, and nothing times that is not 0."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, L)), 1)
+    for j in gl.static_range(WIDTH // 64):
+        part = values.slice(j * 64, 64, dim=1)
+        found = part.load(L)
+        part.store(gl.where(row < num, found, 0.0).to(found.dtype))
+
+
+@gluon.jit
+def _four_pages(table, key, end, P: gl.constexpr, ROWS: gl.constexpr):
+    """Pages of keys that are ROWS apart; page 0 past the end."""
+    a = gl.load(table + key // P, mask=key < end, other=0)
+    b = gl.load(table + (key + ROWS) // P, mask=key + ROWS < end, other=0)
+    c = gl.load(table + (key + 2 * ROWS) // P, mask=key + 2 * ROWS < end, other=0)
+    d = gl.load(table + (key + 3 * ROWS) // P, mask=key + 3 * ROWS < end, other=0)
+    return a, b, c, d
+
+
+@gluon.jit
+def _fill(
+    desc, smem, full, pages, key, kh, slot, P: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr
+):
+    """Copies of a block, ROWS keys of a page and 64 columns each: one after the other they are as the products want."""
+    a, b, c, d = pages
+    for j in gl.static_range(KEYS // ROWS):
+        page = a if j == 0 else b if j == 1 else c if j == 2 else d
+        for h in gl.static_range(D // 64):
+            at = [page, (key + j * ROWS) % P, kh, h * 64]
+            tile = smem.index((slot * (D // 64) + h) * (KEYS // ROWS) + j)
+            tma.async_copy_global_to_shared(desc, at, full.index(slot), tile)
+
+
+@gluon.jit
+def _feed_columns(
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead."""
+    q_full, q_empty, full, empty = bars
+    turn, num = left * 0, left * 0
+    while left > 0:
+        length = gl.load(lens_ptr + b)
+        last = min(first + left, (length + KEYS - 1) // KEYS)
+        if last > first:
+            table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
+            after = _four_pages(table, first * KEYS, end, P, ROWS)
+            half = turn % 2
+            mbarrier.wait(q_empty.index(half), ((turn // 2) & 1) ^ 1)
+            mbarrier.expect(q_full.index(half), COLS * D * 2)
+            tma.async_copy_global_to_shared(q_desc, [b, kh * R, 0], q_full.index(half), q_smem.index(half))
+            for block in range(first, last):
+                slot, parity, key = num % STAGES, ((num // STAGES) & 1) ^ 1, block * KEYS
+                here = after
+                after = _four_pages(table, key + KEYS, end, P, ROWS)
+                mbarrier.wait(empty.index(slot), parity)
+                mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)
+                _fill(k_desc, k_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
+                _fill(v_desc, v_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
+                num += 1
+            turn += 1
+        left -= last - first
+        first = first * 0
+        kh += 1
+        if kh == key_heads:
+            kh = kh * 0
+            b += 1
+
+
+@gluon.jit
+def _columns(
+    q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh, first,
+    left,
+    R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    STAGES: gl.constexpr, DTYPE: gl.constexpr,
+):
+    """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
+    q_full, q_empty, full, empty = bars
+    TILES: gl.constexpr = D // 64 * (KEYS // ROWS)
+    BLOCK_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], DTYPE)
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
+    head = gl.arange(0, COLS, gl.SliceLayout(0, L))
+    row = gl.arange(0, KEYS, gl.SliceLayout(1, L))
+    col = gl.arange(0, D, gl.SliceLayout(1, L))
+    none = gl.zeros([KEYS, COLS], gl.float32, L)
+    turn, num = left * 0, left * 0
+    while left > 0:
+        length = gl.load(lens_ptr + b)
+        blocks = (length + KEYS - 1) // KEYS
+        last = min(first + left, blocks)
+        if last > first:
+            half = turn % 2
+            q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
+            top = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
+            sums = gl.zeros([KEYS, COLS], gl.float32, L)
+            o = gl.zeros([D, COLS], gl.float32, L)
+            mbarrier.wait(q_full.index(half), (turn // 2) & 1)
+            for block in range(first, last):
+                slot, parity = num % STAGES, (num // STAGES) & 1
+                keys = k_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
+                values = v_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
+                mbarrier.wait(full.index(slot), parity)
+                s = warpgroup_mma(keys, q, none, use_acc=False, is_async=True)
+                s = warpgroup_mma_wait(0, [s])
+                rest = length - block * KEYS
+                s = gl.where(gl.expand_dims(row < rest, 1), s, float("-inf"))
+                raised = gl.maximum(top, gl.max(s, 0))
+                alpha = gl.exp2((top - raised) * scale)
+                p = gl.exp2(s * scale - gl.expand_dims(raised * scale, 0))
+                sums = sums * gl.expand_dims(alpha, 0) + p
+                top = raised
+                p_smem.store(p.to(DTYPE))
+                if rest < KEYS:
+                    _without_the_rest(values, rest, KEYS, D)
+                fence_async_shared()
+                o = o * gl.expand_dims(alpha, 0)
+                o = warpgroup_mma(values.permute((1, 0)), p_smem, o, is_async=True)
+                o = warpgroup_mma_wait(0, [o])
+                mbarrier.arrive(empty.index(slot), count=1)
+                num += 1
+            mbarrier.arrive(q_empty.index(half), count=1)
+            turn += 1
+            total = gl.sum(sums, 0)
+            inside = gl.expand_dims(head < R, 0) & gl.expand_dims(col < d, 1)
+            if (first == 0) & (last == blocks):
+                whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
+                at = gl.expand_dims(((b.to(gl.int64) * key_heads + kh) * R + head) * d, 0) + gl.expand_dims(col, 1)
+                gl.store(out_ptr + at, whole.to(out_ptr.dtype.element_ty), mask=inside)
+            else:
+                place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
+                at = gl.expand_dims((place.to(gl.int64) * R + head) * d, 0) + gl.expand_dims(col, 1)
+                gl.store(part_ptr + at, o, mask=inside)
+                gl.store(seen_ptr + place * 2 * R + head, top * scale, mask=head < R)
+                gl.store(seen_ptr + (place * 2 + 1) * R + head, total, mask=head < R)
+        left -= last - first
+        first = first * 0
+        kh += 1
+        if kh == key_heads:
+            kh = kh * 0
+            b += 1
+
+
+@gluon.jit
+def paged_columns(
+    q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, key_heads, table_b, d,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, LEAVES: gl.constexpr,
+):
+    """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
+    the copy engine, many blocks ahead and from one sequence into the next."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    gl.static_assert(P % ROWS == 0)
+    TILES: gl.constexpr = STAGES * (D // 64) * (KEYS // ROWS)
+    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
+    lens = _lengths(lens_ptr, batch, BATCH)
+    q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, D], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
+    p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
+    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
+    b, within, left = _first_of(lens, batch, key_heads, KEYS, LEAST)
+    of_head = max((gl.load(lens_ptr + b) + KEYS - 1) // KEYS, 1)
+    kh, first = within // of_head, within % of_head
+    gl.warp_specialize([
+        (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b,
+                    kh, first, left, R, D, KEYS, ROWS, COLS, STAGES, DTYPE)),
+        (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
+                         b, kh, first, left, R, D, P, KEYS, ROWS, COLS, STAGES)),
+    ], [1], [24])  # fmt: skip

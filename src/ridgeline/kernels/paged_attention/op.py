@@ -10,18 +10,22 @@ from torch import Tensor
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention import config, kernel, reference
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
 MAX_HEAD_DIM, MAX_FLOAT32_HEAD_DIM = 256, 128
 JOINED_COLUMNS = 128
+BLOCK_VECTOR = 8
+"""16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
+
 _SHARE = Kernel(
     kernel.paged_share,
     vectors=("q_b", "q_h", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "d"),
     loose=("table_ptr", "lens_ptr"),
 )
+_COLUMNS = Kernel(kernel.paged_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _JOIN = Kernel(kernel.paged_join, vectors=("d",), loose=("lens_ptr",), dependent=True)
 _SHARES = Kernel(kernel.shares_join, vectors=("d",), dependent=True)
 _plans = Plans()
@@ -114,40 +118,86 @@ class Parts:
         self.launch(part, seen, lens, out, *self.sizes)
 
 
+def _fed(args: tuple[Tensor, ...]) -> bool:
+    """Whether the copy engine can feed a kernel that was written for these sizes."""
+    query, keys, values = args[:3]
+    steps = (*query.stride()[:2], *keys.stride()[:3], *values.stride()[:3])
+    pointers = 0 if query.is_meta else query.data_ptr() | keys.data_ptr() | values.data_ptr()
+    reachable = not any(step % BLOCK_VECTOR for step in steps) and pointers % 16 == 0
+    ratio = query.shape[1] // keys.shape[2]
+    return (
+        not INTERPRETING and query.element_size() == 2 and reachable
+        and config.takes_columns(query.shape[0], ratio, query.shape[2], keys.shape[1])
+    )  # fmt: skip
+
+
+def _blocks(x: Tensor, block: tuple[int, ...]) -> Blocks:
+    """Blocks of a tensor whose last dim is dense; a dim of one element may be any step apart."""
+    strides = (step if size > 1 else BLOCK_VECTOR for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True))
+    return Blocks(x, tuple(x.shape), (*strides, 1), block)
+
+
 class _Plan:
     """Launches for one set of shapes; parts are allocated anew each time, from PyTorch's own pool."""
 
     def __init__(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        query, keys, values, table, lens = args
+        query, keys, _, table, lens = args
         PAGED_ATTENTION.check(*args, scale)
         batch, heads, dim = query.shape
         page, key_heads = keys.shape[1], keys.shape[2]
         sizes = {"batch": batch, "key_heads": key_heads, "longest": table.shape[1] * page, "head_dim": dim}
-        device, ratio = query.get_device(), heads // key_heads
-        default = config.choose(
-            **sizes, num_sms=num_sms(device), itemsize=query.element_size(), ratio=ratio
-        )
+        rest = {"itemsize": query.element_size(), "ratio": heads // key_heads, "fed": _fed(args)}
+        default = config.choose(**sizes, num_sms=num_sms(query.get_device()), **rest)
         chosen = tuning.choose("paged_attention", sizes, default)
         num = chosen.programs
         self.parts = Parts(chosen.keys, num, chosen.least, key_heads, out, lens) if num else None
+        bind = self._bind_columns if chosen.fed else self._bind
+        bind(chosen, args, out, scale)
+
+    def _bind(self, chosen: config.Paged, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, keys, values, table, lens = args
+        batch, heads, dim = query.shape
+        page, key_heads, num = keys.shape[1], keys.shape[2], chosen.programs
         strides = (*query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], table.stride(0))
         self.rest = (batch, key_heads, *strides, table.shape[1], dim)
         self.share = _SHARE.bind(
             (query, keys, values, table, lens, out, *self._room(out), scale * LOG2_E, *self.rest),
             grid=(num or batch * key_heads,),
             constants={
-                "R": ratio, "ROWS": config.rows_of(ratio), "D": max(16, power_of_two(dim)), "P": page,
-                "KEYS": chosen.keys, "BATCH": config.lined(batch) if num else 0, "LEAST": chosen.least,
+                "R": heads // key_heads, "ROWS": config.rows_of(heads // key_heads), "D": max(16, power_of_two(dim)),
+                "P": page, "KEYS": chosen.keys, "BATCH": config.lined(batch) if num else 0, "LEAST": chosen.least,
                 "EARLY": chosen.early if num and not INTERPRETING else 0, "LEAVES": chosen.leaves,
                 "HELD": chosen.num_stages == 1, "APART": query.dtype == torch.float32,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
             max_registers=chosen.max_registers,
-            device=device,
+            device=query.get_device(),
             vector=vector_of(
                 query.element_size(), query.data_ptr() | keys.data_ptr() | values.data_ptr(), *strides[:-1], dim
             ),
+        )  # fmt: skip
+
+    def _bind_columns(self, chosen: config.Paged, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, keys, values, table, lens = args
+        batch, heads, dim = query.shape
+        page, key_heads = keys.shape[1], keys.shape[2]
+        rows = math.gcd(page, chosen.keys)
+        self.rest = (batch, key_heads, table.stride(0), dim)
+        caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
+        self.share = _COLUMNS.bind(
+            (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out), scale * LOG2_E,
+             *self.rest),
+            grid=(chosen.programs,),
+            constants={
+                "R": heads // key_heads, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
+                "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
+                "LEAST": chosen.least, "LEAVES": chosen.leaves,
+            },
+            num_warps=chosen.num_warps,
+            max_registers=chosen.max_registers,
+            device=query.get_device(),
+            vector=BLOCK_VECTOR,
         )  # fmt: skip
 
     def _room(self, out: Tensor) -> tuple[Tensor, Tensor]:
