@@ -4,7 +4,7 @@ Every row of a and every column of b is scaled by a power of two, so that its la
 float16 holds, and written as high + low, two float16 numbers of 22 bits together. high·high + high·low + low·high
 misses less than float32 sums of hundreds of terms do. Tensor cores cut off where float32 rounds, and cutting off a
 thousand times in one direction shows: so a sum is carried there over one block of terms only, and the blocks are added
-by the ordinary units, sixteen of them before they go into the whole.
+by the ordinary units, some of them together before they go into the whole.
 
 Where a has few rows, taking b apart beforehand would take longer than the product: there b is read once, as it is, and
 taken apart in registers into two TensorFloat-32 numbers, which need no scaling.
@@ -16,9 +16,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-TOGETHER = tl.constexpr(16)
-"""Blocks whose sums are added up before they go into the whole: one chain of K / 32 sums rounds more than PyTorch."""
 
 
 @triton.jit
@@ -97,6 +94,7 @@ def matmul_halves(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    TOGETHER: tl.constexpr,  # blocks whose sums are added up before they go into the whole
     GROUP: tl.constexpr,
     A_TURNED: tl.constexpr,  # whether M is the dense dim of a
     B_TURNED: tl.constexpr,  # whether K is the dense dim of b
@@ -190,6 +188,7 @@ def matmul_thin(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    TOGETHER: tl.constexpr,
     EVEN: tl.constexpr,
     BIAS: tl.constexpr,
 ):
