@@ -27,8 +27,10 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from ridgeline.kernels.attention.kernel import _barriers, _store
 from ridgeline.kernels.paged_attention.kernel import (
+    _fetch_table,
     _first_of,
     _lengths,
+    _let_join_start,
     _line,
     _pages,
     _prefetch_table,
@@ -364,7 +366,7 @@ def _latent_columns(
     c: gl.constexpr, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale,
     heads, d, b, first, left,
     D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
-    DTYPE: gl.constexpr,
+    EARLY: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """One group of four warps: all scores of every block, keys as rows, and half of the columns of the sums, turned."""
     q_full, q_empty, c_full, c_empty = bars
@@ -430,19 +432,23 @@ def _latent_columns(
         left -= last - first
         first = first * 0
         b += 1
+    _let_join_start(EARLY == 2)
 
 
 @gluon.jit
 def latent_columns(
-    q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, d,
+    q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b,
+    pages, d,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
-    BATCH: gl.constexpr, LEAST: gl.constexpr, LEAVES: gl.constexpr,
+    BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
 ):
     """``latent_few`` for 512 + 64 dims and pages of whole blocks: one warp feeds two groups through the copy engine."""
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % KEYS == 0)
     P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
+    _let_join_start(EARLY == 1)
     lens = _lengths(lens_ptr, batch, BATCH)
+    _fetch_table(table_ptr, table_b, pages, batch)
     q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, D], q_desc.layout)
     q2_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, E], q2_desc.layout)
     c_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, KEYS, D], c_desc.layout)
@@ -452,9 +458,9 @@ def latent_columns(
     b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)
     gl.warp_specialize([
         (_latent_columns, (0, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
-                           scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, DTYPE)),
+                           scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, EARLY, DTYPE)),
         (_latent_columns, (1, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
-                           scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, DTYPE)),
+                           scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, EARLY, DTYPE)),
         (_feed_columns, (q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr,
                          table_b, b, first, left, D, E, P, KEYS, COLS, STAGES)),
     ], [4, 1], [240, 24])  # fmt: skip

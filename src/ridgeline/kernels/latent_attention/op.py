@@ -207,7 +207,7 @@ class _FewPlan:
     def _bind_columns(self, chosen: config.Few, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
         query, cache, table, lens = args
         (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
-        self.rest = (batch, heads, table.stride(0), dim)
+        self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
         blocks = [
             _blocks(x, rows, wide)
             for x, rows in ((query, config.FEW_HEADS), (cache, chosen.keys))
@@ -218,7 +218,8 @@ class _FewPlan:
             grid=(chosen.programs,),
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "COLS": config.FEW_HEADS,
-                "STAGES": chosen.num_stages, "BATCH": lined(batch), "LEAST": chosen.least, "LEAVES": chosen.leaves,
+                "STAGES": chosen.num_stages, "BATCH": lined(batch), "LEAST": chosen.least,
+                "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=config.MAX_REGISTERS,

@@ -45,6 +45,7 @@ class Paged:
     max_registers: int = 0
     least: int = LEAST_BLOCKS
     fed: bool = False
+    warm: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:

@@ -298,6 +298,28 @@ def shares_join(
 
 
 @gluon.jit
+def _let_join_start(NOW: gl.constexpr):
+    """Lets the joining kernel start, which waits for results itself."""
+    if NOW:
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
+def _fetch_table(table_ptr, table_b, pages, batch):
+    """A line of the table each, into the L2, while the lengths are on their way."""
+    lines = (pages + 31) // 32
+    line = gl.program_id(0)
+    if line < batch * lines:
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l",
+            [table_ptr + (line // lines).to(gl.int64) * table_b + line % lines * 32],
+            dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@gluon.jit
 def _add(a, b):
     return a + b
 
@@ -402,10 +424,10 @@ def _feed_columns(
 
 @gluon.jit
 def _columns(
-    q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh, first,
-    left,
+    q_smem, k_smem, v_smem, p_smem, bars, warm, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
+    first, left,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, DTYPE: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, WARM: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
     q_full, q_empty, full, empty = bars
@@ -471,13 +493,18 @@ def _columns(
         if kh == key_heads:
             kh = kh * 0
             b += 1
+    _let_join_start(EARLY == 2)
+    if WARM:
+        mbarrier.wait(warm.index(0), 0)
 
 
 @gluon.jit
 def paged_columns(
-    q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, key_heads, table_b, d,
+    q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, key_heads, table_b, pages,
+    d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, LEAVES: gl.constexpr,
+    STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
+    WARM: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next."""
@@ -485,18 +512,26 @@ def paged_columns(
     gl.static_assert(P % ROWS == 0)
     TILES: gl.constexpr = STAGES * (D // 64) * (KEYS // ROWS)
     P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
+    _let_join_start(EARLY == 1)
     lens = _lengths(lens_ptr, batch, BATCH)
+    _fetch_table(table_ptr, table_b, pages, batch)
     q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, D], q_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
+    warm = _barriers(1, 1)
+    if WARM:  # copies of nothing in particular, so that where caches lie is known when the first block is asked for
+        room = gl.allocate_shared_memory(DTYPE, [1, 1, ROWS, 1, 64], k_desc.layout)
+        mbarrier.expect(warm.index(0), 2 * ROWS * 64 * 2)
+        tma.async_copy_global_to_shared(k_desc, [0, 0, 0, 0], warm.index(0), room.index(0))
+        tma.async_copy_global_to_shared(v_desc, [0, 0, 0, 0], warm.index(0), room.index(0))
     b, within, left = _first_of(lens, batch, key_heads, KEYS, LEAST)
     of_head = max((gl.load(lens_ptr + b) + KEYS - 1) // KEYS, 1)
     kh, first = within // of_head, within % of_head
     gl.warp_specialize([
-        (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b,
-                    kh, first, left, R, D, KEYS, ROWS, COLS, STAGES, DTYPE)),
+        (_columns, (q_smem, k_smem, v_smem, p_smem, bars, warm, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads,
+                    d, b, kh, first, left, R, D, KEYS, ROWS, COLS, STAGES, EARLY, WARM, DTYPE)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
                          b, kh, first, left, R, D, P, KEYS, ROWS, COLS, STAGES)),
     ], [1], [24])  # fmt: skip

@@ -183,7 +183,7 @@ class _Plan:
         batch, heads, dim = query.shape
         page, key_heads = keys.shape[1], keys.shape[2]
         rows = math.gcd(page, chosen.keys)
-        self.rest = (batch, key_heads, table.stride(0), dim)
+        self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
         self.share = _COLUMNS.bind(
             (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out), scale * LOG2_E,
@@ -192,7 +192,7 @@ class _Plan:
             constants={
                 "R": heads // key_heads, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
-                "LEAST": chosen.least, "LEAVES": chosen.leaves,
+                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves, "WARM": chosen.warm,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
