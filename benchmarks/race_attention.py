@@ -26,55 +26,36 @@ from pathlib import Path
 from typing import Any
 
 PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
-         "orders", "reading", "decode", "special", "leaving", "products", "fed",
-         "columns")  # fmt: skip
+         "orders", "reading", "decode", "special", "products")  # fmt: skip
 HEADS = (64, 8, 128)
-PAGED = ((2, 64, 4, 4, 2, False), (2, 64, 4, 4, 1, False), (3, 64, 4, 3, 2, False), (4, 32, 4, 4, 2, False),
-         (3, 32, 4, 5, 2, False), (2, 64, 8, 4, 2, False), (2, 32, 4, 7, 2, False), (1, 128, 8, 4, 2, False),
-         (2, 64, 4, 3, 2, False), (4, 32, 4, 1, 2, True), (3, 32, 4, 1, 2, True),
-         (0, 64, 4, 4, 0, False))  # fmt: skip
-"""Programs a multiprocessor (0: one a sequence and key head), keys of a block, warps, stages (1: through registers),
-when the joining kernel may start, and whether what is read leaves the L2 first."""
-
-PAGED_FEW = (0, 2, 3, 5, 11)
-"""Of those, the ones that are tried beyond the first shapes."""
-
-FED = ((1, 64, 4, 6, 2, False, True), (2, 64, 4, 3, 2, False, True), (1, 64, 4, 6, 2, True, True),
-       (2, 64, 4, 3, 2, True, True), (2, 64, 4, 4, 2, False), (3, 32, 4, 1, 2, True))  # fmt: skip
-"""The same with a kernel that the copy engine feeds, and two without beside them."""
-
-LEAVING = ((2, 64, 4, 4, 2, True), (2, 64, 4, 4, 2, False), (3, 64, 4, 3, 2, True), (4, 32, 4, 4, 2, True))
-"""The same, in a process of their own: nobody has yet run asynchronous copies with a policy here."""
+PAGED = ((2, 64, 4, 3, 2, "leaves"), (2, 64, 4, 3, 2, "leaves warm"), (2, 64, 4, 3, 1, "leaves warm"),
+         (2, 64, 4, 3, 0, "leaves"), (2, 64, 4, 3, 2, "stays"), (1, 128, 4, 3, 2, "leaves"), (3, 64, 4, 2, 2, "leaves"),
+         (3, 64, 4, 3, 2, ""))  # fmt: skip
+"""Programs a multiprocessor (0: one a sequence and key head), keys of a block, warps, stages, when the joining kernel
+may start, and what becomes of the cache in the L2 where the copy engine reads it (empty: threads do)."""
 
 DECODE = ((2, 64, 4, 3, 2), (2, 64, 4, 4, 2), (4, 32, 4, 4, 2))
 """Over a contiguous cache: the same, and when the joining kernel may start (0 after it, 1 at once, 2 late)."""
 
 DECODE_CASES = ((1, 32, 8, 2048), (1, 32, 32, 2048), (8, 32, 8, 2048), (1, 32, 8, 16384), (8, 32, 8, 8192))
 
-LATENT = ((32, 2, 4, 3), (32, 1, 4, 5), (64, 1, 8, 2), (32, 2, 4, 2))
-"""Keys of a block, programs a multiprocessor, warps and stages for few heads; the kernel for many is tried beside."""
-
-LATENT_FED = ((64, 1, 4, 2, False, True), (64, 1, 4, 2, True, True), (32, 2, 4, 3))
-"""The same, whether the cache leaves the L2 first, and whether the copy engine feeds the kernel."""
+LATENT = ((64, 1, 4, 2, "leaves"), (64, 1, 4, 2, "stays"), (32, 2, 4, 3, ""))
+"""Keys of a block, programs a multiprocessor, warps, stages and the same for few heads; the kernel for many beside."""
 
 LATENT_CASES = ((64, 16, 4096, 64, False), (16, 16, 8192, 64, False), (9, 16, 11000, 64, False),
                 (40, 16, 3001, 16, False), (100, 16, 2000, 64, True), (1, 16, 65536, 64, False))  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
 
-FED_LATENT_CASES = tuple(of for of in LATENT_CASES if of[3] == 64)
-
-PAGED_CASES = ((1, 32, 8, 16400, 16, False), (1, 32, 8, 20480, 16, False), (3, 32, 8, 9001, 16, False),
-               (1, 32, 8, 32768, 16, False), (5, 32, 8, 9100, 16, False), (8, 32, 8, 8192, 16, False),
-               (24, 32, 8, 8192, 16, True), (19, 32, 8, 7001, 16, False), (7, 32, 8, 5001, 64, False),
-               (32, 32, 8, 4096, 64, False), (64, 64, 8, 4096, 16, False), (100, 64, 8, 1200, 16, True),
-               (128, 32, 32, 1024, 16, False))  # fmt: skip
-"""Batch, heads, key heads, keys, page, uneven lengths; the first eight are one kernel."""
+PAGED_CASES = ((1, 32, 8, 16400, 16, False), (3, 32, 8, 9001, 16, False), (1, 32, 8, 32768, 16, False),
+               (5, 32, 8, 9100, 16, False), (8, 32, 8, 8192, 16, False), (24, 32, 8, 8192, 16, True),
+               (19, 32, 8, 7001, 16, False), (1, 32, 8, 2048, 16, False), (4, 32, 8, 1000, 16, False),
+               (16, 32, 8, 700, 16, True), (7, 32, 8, 5001, 64, False), (100, 64, 8, 1200, 16, True))  # fmt: skip
+"""Batch, heads, key heads, keys, page, uneven lengths."""
 
 STAGES = ((128, 128, 2, 2), (128, 128, 3, 2), (128, 64, 4, 2))
 """Rows and keys of a tile, stages of keys and of queries, in the forward pass of narrow heads."""
 
-READING = ((4, 4096, 4, ""), (8, 4096, 1, ""), (8, 4096, 1, "evict_first"), (16, 4096, 1, "evict_first"),
-           (8, 8192, 1, "evict_first"))  # fmt: skip
+READING = ((8, 4096, 1, ""), (8, 4096, 1, "evict_first"), (16, 4096, 1, "evict_first"))
 """Programs a multiprocessor, numbers of a block, stages, policy, where memory is read and nothing else is done."""
 
 
@@ -86,20 +67,14 @@ def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
     if brief:
         for name, i, _ in checks(parts, brief) if "checks" in parts else ():
             found += variants_of(name, [checked_cases(name)[i]])
-        if set(parts) - {"checks", "paged", "leaving", "latent", "decode", "products", "reading", "special",
-                         "fed", "columns"}:
+        if set(parts) - {"checks", "paged", "latent", "decode", "products", "reading", "special"}:
             found += variants_of("attention", raced_cases(parts))
     else:
         for name in ("attention", "varlen_attention", "paged_attention", "decode_attention", "paged_latent_attention"):
             found += variants_of(name)
-    for of in PAGED_CASES if "paged" in parts else ():
-        for chosen in paged_configs(of):
-            with paged_by(*chosen):
-                found += variants_of("paged_attention", [paged_case(*of)])
-    for part, tried in (("leaving", LEAVING), ("fed", FED)):
-        for chosen in tried if part in parts else ():
-            with paged_by(*chosen):
-                found += variants_of("paged_attention", [paged_case(*of) for of in tried_cases(part)])
+    for chosen in PAGED if "paged" in parts else ():
+        with paged_by(*chosen):
+            found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES])
     if {"paged", "latent", "products"} & set(parts):
         found += tested_variants(parts)
     for chosen in DECODE if "decode" in parts else ():
@@ -107,10 +82,6 @@ def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
             found += variants_of("decode_attention", [decode_case(*of) for of in DECODE_CASES])
     for of in LATENT_CASES if "latent" in parts else ():
         for chosen in (None, *LATENT):
-            with latent_by(chosen):
-                found += variants_of("paged_latent_attention", [latent_case(*of)])
-    for of in FED_LATENT_CASES if "columns" in parts else ():
-        for chosen in LATENT_FED:
             with latent_by(chosen):
                 found += variants_of("paged_latent_attention", [latent_case(*of)])
     for chosen in STAGES if "stages" in parts else ():
@@ -135,17 +106,6 @@ def tested_variants(parts: Sequence[str]) -> list[Any]:
         found += variants_of("paged_attention", [paged_case(4, 32, 8, 700, 64, False)])
         found += variants_of("paged_latent_attention", [latent_case(4, h, 700, 64, False) for h in (8, 128)])
     return found
-
-
-def tried_cases(part: str) -> list[tuple[Any, ...]]:
-    """Cases of a part of paged attention: caches that leave the L2 by the first eight, the copy engine by all."""
-    return list(PAGED_CASES[:8] if part == "leaving" else PAGED_CASES)
-
-
-def paged_configs(of: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Configurations of paged attention that are tried on a case; a program a sequence only where there are many."""
-    tried = PAGED if of in PAGED_CASES[:8] else tuple(PAGED[i] for i in PAGED_FEW)
-    return [chosen for chosen in tried if chosen[0] or of[0] * of[2] >= 256]
 
 
 def raced_cases(parts: Sequence[str]) -> list[Any]:
@@ -189,15 +149,17 @@ def instead(module: Any, name: str, value: Any) -> Iterator[None]:
         forget_plans()
 
 
-def paged_by(
-    programs: int, keys: int, warps: int, stages: int, early: int, leaves: bool, fed: bool = False
-) -> Any:
+def paged_by(programs: int, keys: int, warps: int, stages: int, early: int, words: str) -> Any:
     """Inside, paged attention splits and stages as told."""
     from ridgeline.kernels.paged_attention import config
 
+    fed: dict[str, Any] = {}
+    if words:
+        registers = 80 if programs == 3 else config.FED_REGISTERS
+        fed = {"fed": True, "leaves": "leaves" in words, "warm": "warm" in words, "max_registers": registers}
+
     def choose(*sizes: Any, num_sms: int, **named: Any) -> Any:
-        registers = 65536 // (32 * warps * programs) // 8 * 8 if stages == 1 else config.FED_REGISTERS if fed else 0
-        return config.Paged(keys, programs * num_sms, warps, stages, early, leaves, registers, fed=fed)
+        return config.Paged(keys, programs * num_sms, warps, stages, early, **fed)
 
     return instead(config, "choose", choose)
 
@@ -220,12 +182,17 @@ def latent_by(chosen: tuple[Any, ...] | None) -> Any:
 
     if chosen is None:
         return instead(config, "takes_few", lambda *sizes: False)
-    keys, programs, warps, stages, leaves, fed = (*chosen, False, False)[:6]
+    keys, programs, warps, stages, words = chosen
 
-    def choose(*sizes: Any, num_sms: int, **named: Any) -> Any:
-        return config.Few(keys, programs * num_sms, warps, stages, leaves=leaves, fed=fed)
+    def choose(*sizes: Any, num_sms: int, fed: bool, **named: Any) -> Any:
+        if words and fed:
+            return config.Few(keys, programs * num_sms, warps, stages, fed=True, leaves=words == "leaves")
+        return config.Few(32, 2 * num_sms)
 
-    return instead(config, "choose_few", choose)
+    both = contextlib.ExitStack()
+    both.enter_context(instead(config, "takes_few", lambda *sizes: True))
+    both.enter_context(instead(config, "choose_few", choose))
+    return both
 
 
 def narrow() -> list[Any]:
@@ -694,46 +661,43 @@ def clean_course(rounds: int) -> Any:
 
 def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     """Every configuration at every size in turns, as a share of what a copy reaches."""
-    yield from _paged(budget_s, {of: paged_configs(of) for of in PAGED_CASES})
-
-
-def part_leaving(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """The same for copies that leave the L2 first."""
-    yield from _paged(budget_s, dict.fromkeys(tried_cases("leaving"), LEAVING))
-
-
-def part_fed(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """The same with a kernel that the copy engine feeds."""
-    yield from _paged(min(budget_s, 20.0), dict.fromkeys(tried_cases("fed"), FED))
-
-
-def _paged(budget_s: float, cases: dict[tuple[Any, ...], Sequence[tuple[Any, ...]]]) -> Iterator[dict[str, Any]]:
     import torch
 
     from ridgeline.bench.race import Course, copy_bandwidth
-    from ridgeline.kernels.contract import trials
 
     courses = {"dirty": Course(torch.device("cuda"), rounds=21, budget_s=1.0), "clean": clean_course(21)}
-    end, trial = time.perf_counter() + budget_s, trials()["paged_attention"][1]
+    end = time.perf_counter() + budget_s
     copied = copy_bandwidth(courses["dirty"])
     yield {"what": "copy", "bytes_per_s": copied, "clean_bytes_per_s": copy_bandwidth(courses["clean"])}
-    for of, configs in cases.items():
+    for of in PAGED_CASES:
         if time.perf_counter() > end:
             return
-        args = trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
-        num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
-        runs = {}
-        for chosen in configs:
-            with paged_by(*chosen):
-                runs[str(chosen)] = planned(args)
-            found = [runs[str(chosen)]().clone() for _ in range(3)]
-            off = float((found[0].float() - meant).norm() / meant.norm())
-            same = all(torch.equal(found[0], x) for x in found[1:])
-            yield {"what": f"{chosen} against eager", "case": str(of), "ok": off < 0.01 and same,
-                   "note": f"{off} {same}"}  # fmt: skip
-        for lines, on in courses.items():
-            for row in timed(on, runs, phase="fwd", case=str(of), num_bytes=num_bytes, lines=lines):
-                yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
+        yield from _paged(of, courses, copied)
+
+
+def _paged(of: tuple[Any, ...], courses: dict[str, Any], copied: float) -> Iterator[dict[str, Any]]:
+    """All configurations on one case, the default as it is called, and eager PyTorch where it takes no time."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()["paged_attention"][1]
+    args = trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
+    num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
+    runs = {"default": _no_grad(partial(trial.call, *args))}
+    for chosen in PAGED:
+        with paged_by(*chosen):
+            runs[str(chosen)] = planned(args)
+    for name, run in runs.items():
+        found = [run().clone() for _ in range(3)]
+        off = float((found[0].float() - meant).norm() / meant.norm())
+        same = all(torch.equal(found[0], x) for x in found[1:])
+        yield {"what": f"{name} against eager", "case": str(of), "ok": off < 0.01 and same, "note": f"{off} {same}"}
+    if num_bytes < 64_000_000:
+        runs["eager"] = _no_grad(partial(trial.eager, *args))
+    for lines, on in courses.items():
+        for row in timed(on, runs, phase="fwd", case=str(of), num_bytes=num_bytes, lines=lines):
+            yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
 
 
 def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -778,15 +742,6 @@ def part_decode(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
 
 def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     """Every configuration of latent decoding with few heads, and the kernel for many."""
-    yield from _latent(budget_s, LATENT_CASES, (None, *LATENT))
-
-
-def part_columns(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """The same with a kernel that the copy engine feeds."""
-    yield from _latent(budget_s, FED_LATENT_CASES, LATENT_FED)
-
-
-def _latent(budget_s: float, cases: Sequence[Any], configs: Sequence[Any]) -> Iterator[dict[str, Any]]:
     import torch
 
     from ridgeline.bench.race import Course
@@ -794,13 +749,13 @@ def _latent(budget_s: float, cases: Sequence[Any], configs: Sequence[Any]) -> It
 
     courses = {"dirty": Course(torch.device("cuda"), rounds=15), "clean": clean_course(15)}
     end, trial = time.perf_counter() + budget_s, trials()["paged_latent_attention"][1]
-    for of in cases:
+    for of in LATENT_CASES:
         if time.perf_counter() > end:
             return
         args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         facts = {"phase": "fwd", "case": str(of), "num_bytes": trial.forward_bytes(args)}
         meant = trial.eager(*args).float()
-        for chosen in configs:
+        for chosen in (None, *LATENT):
             with latent_by(chosen):
                 name = str(chosen or "many")
                 found = [trial.call(*args) for _ in range(3)]
@@ -876,7 +831,7 @@ def part_reading(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     course, clean, end = Course(torch.device("cuda"), rounds=15), clean_course(15), time.perf_counter() + budget_s
     for lines, on in (("dirty", course), ("clean", clean)):
         yield {"what": "copy", "lines": lines, "bytes_per_s": copy_bandwidth(on)}
-        for num_bytes in (4096, 67_108_864, 134_217_728, 268_435_456, 536_870_912):
+        for num_bytes in (4096, 67_174_400, 134_217_728, 268_435_456, 545_000_000):
             if time.perf_counter() > end:
                 return
             data = torch.randint(0, 99, (num_bytes // 4,), dtype=torch.int32, device="cuda")

@@ -21,11 +21,9 @@ from ridgeline.errors import KernelError
 SM_90 = 90
 POINTER_ALIGNMENT_BYTES = 16
 LEAVES = "LEAVES"
-"""The constant by which a kernel says that what it copies ahead leaves the L2 first."""
+"""The constant by which a kernel says that what the copy engine reads leaves the L2 first."""
 
-_COPY = re.compile(
-    r"(cp\.async\.cg\.shared\.global|cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global[\w.:]*) (\[[^;]*);"
-)
+_COPY = re.compile(r"(cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global[\w.:]*) (\[[^;]*);")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +104,16 @@ def compile_variant(function: Any, variant: Variant) -> Compiled:
     if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
         raise KernelError(f"kernel {variant.kernel} asks for scratch memory, which the launcher does not provide")
     cubin = made.asm["cubin"]
-    if dict(variant.constants).get(LEAVES) and _COPY.search(made.asm["ptx"]):
+    if dict(variant.constants).get(LEAVES):
         cubin = _assembled(hinted(made.asm["ptx"]), variant.arch)
     return Compiled(made.metadata.name, cubin, made.metadata.num_warps, made.metadata.shared)
 
 
 def hinted(ptx: str) -> str:
-    """Asynchronous copies with the policy "evict first", which Triton has for loads and not for copies."""
+    """The copy engine's copies with the policy "evict first", which Triton has for loads only.
+
+    Not those of threads (``cp.async``): ptxas 12.8 and 12.9 make an instruction of them that Hopper calls illegal.
+    """
     body = ptx.index("{", ptx.index(".visible .entry"))
     first = ptx.index("ld.param", body)
     policy = "createpolicy.fractional.L2::evict_first.b64 %leaves, 1.0;\n\t"

@@ -122,7 +122,6 @@ def latent_few(
     BATCH: tl.constexpr,
     LEAST: tl.constexpr,
     EARLY: tl.constexpr,
-    LEAVES: tl.constexpr,
 ):  # fmt: skip
     """All heads of a stretch of the line that paged attention cuts; keys are rows of the products and heads columns, of
     which the matrix units take as few as there are."""
@@ -130,7 +129,6 @@ def latent_few(
     head = tl.arange(0, COLS)
     col = tl.arange(0, D)
     more = tl.arange(0, E)
-    policy: tl.constexpr = "evict_first" if LEAVES else ""
     if EARLY == 1:
         gdc_launch_dependents()
     if EARLY:
@@ -153,12 +151,8 @@ def latent_few(
             key = block * KEYS + tl.arange(0, KEYS)
             seen = key < length
             from_c = cache_ptr + (now.to(tl.int64) * c_page + (key % P) * c_slot)[:, None]
-            c = tl.load(
-                from_c + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0, eviction_policy=policy
-            )
-            c_more = tl.load(
-                from_c + d + more[None, :], mask=seen[:, None] & (more < e)[None, :], other=0.0, eviction_policy=policy
-            )
+            c = tl.load(from_c + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0)
+            c_more = tl.load(from_c + d + more[None, :], mask=seen[:, None] & (more < e)[None, :], other=0.0)
             now = after
             s = tl.dot(c, q)
             s = tl.dot(c_more, q_more, s)

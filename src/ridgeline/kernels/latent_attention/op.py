@@ -66,7 +66,9 @@ def _forward(
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
-        few = query.element_size() == 2 and config.takes_few(*query.shape[:2])
+        fed = _fed(query, cache, value_dim, config.columns_fit)
+        longest = block_table.shape[1] * cache.shape[1]
+        few = query.element_size() == 2 and config.takes_few(*query.shape[:2], longest, fed)
         plan = _plans[key] = (_FewPlan if few else _Plan)(args, out, scale)
     plan.run(args, out, scale)
     return out
@@ -194,7 +196,7 @@ class _FewPlan:
             constants={
                 "COLS": max(16, power_of_two(heads)), "D": max(16, power_of_two(dim)),
                 "E": max(16, power_of_two(width - dim)), "P": page, "KEYS": chosen.keys, "BATCH": lined(batch),
-                "LEAST": chosen.least, "EARLY": 0 if INTERPRETING else chosen.early, "LEAVES": chosen.leaves,
+                "LEAST": chosen.least, "EARLY": 0 if INTERPRETING else chosen.early,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,

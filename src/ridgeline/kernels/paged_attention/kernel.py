@@ -99,51 +99,37 @@ def _product(a, b):
 
 
 @triton.jit
-def _block(k_ptr, v_ptr, page, key, end, col, d, k_page, k_slot, v_page, v_slot, P: tl.constexpr, POLICY: tl.constexpr):
+def _block(k_ptr, v_ptr, page, key, end, col, d, k_page, k_slot, v_page, v_slot, P: tl.constexpr):
     """A block of keys, one a column, and of values, one a row."""
     slot = key % P
     k_at = page.to(tl.int64) * k_page + slot * k_slot
     v_at = page.to(tl.int64) * v_page + slot * v_slot
     there, used = key < end, col < d
-    k = tl.load(k_ptr + k_at[None, :] + col[:, None], mask=there[None, :] & used[:, None], other=0.0,
-                eviction_policy=POLICY)  # fmt: skip
-    v = tl.load(v_ptr + v_at[:, None] + col[None, :], mask=there[:, None] & used[None, :], other=0.0,
-                eviction_policy=POLICY)  # fmt: skip
+    k = tl.load(k_ptr + k_at[None, :] + col[:, None], mask=there[None, :] & used[:, None], other=0.0)
+    v = tl.load(v_ptr + v_at[:, None] + col[None, :], mask=there[:, None] & used[None, :], other=0.0)
     return k, v
 
 
 @triton.jit
 def _attend(
     q, k_ptr, v_ptr, table, first, last, length, scale, col, d, k_page, k_slot, v_page, v_slot,
-    P: tl.constexpr, KEYS: tl.constexpr, POLICY: tl.constexpr, HELD: tl.constexpr, APART: tl.constexpr,
+    P: tl.constexpr, KEYS: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over some blocks of a sequence: (maxima, sums, weighted values), none of them divided.
 
-    Blocks are copied ahead into shared memory by the compiler, which takes pages looked up a block before, ahead of the
-    block itself; or, HELD, the next block is read into registers while this one is worked on. APART, for float32, sums
-    few terms at a time.
+    Pages are looked up a block before, ahead of the block itself: only then does the compiler copy more than one block
+    ahead. APART, for float32, sums few terms at a time.
     """
     m = tl.full([q.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([q.shape[0]], tl.float32)
     acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32)
     end = tl.minimum(last * KEYS, length)
-    key = first * KEYS + tl.arange(0, KEYS)
     now = _pages(table, first, end, KEYS, P)
-    if HELD:
-        after = _pages(table, first + 1, end, KEYS, P)
-        next_k, next_v = _block(k_ptr, v_ptr, now, key, end, col, d, k_page, k_slot, v_page, v_slot, P, POLICY)
     for block in range(first, last):
+        after = _pages(table, block + 1, end, KEYS, P)
         key = block * KEYS + tl.arange(0, KEYS)
-        if HELD:
-            k, v = next_k, next_v
-            next_k, next_v = _block(
-                k_ptr, v_ptr, after, key + KEYS, end, col, d, k_page, k_slot, v_page, v_slot, P, POLICY
-            )
-            after = _pages(table, block + 2, end, KEYS, P)
-        else:
-            after = _pages(table, block + 1, end, KEYS, P)
-            k, v = _block(k_ptr, v_ptr, now, key, end, col, d, k_page, k_slot, v_page, v_slot, P, POLICY)
-            now = after
+        k, v = _block(k_ptr, v_ptr, now, key, end, col, d, k_page, k_slot, v_page, v_slot, P)
+        now = after
         s = _product(q, k) if APART else tl.dot(q, k)
         s = tl.where((key < end)[None, :], s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
@@ -178,20 +164,17 @@ def paged_share(
     BATCH: tl.constexpr,  # a power of two no less than the batch; 0: a program takes one key head of one sequence
     LEAST: tl.constexpr,  # blocks of a program, where there are as many
     EARLY: tl.constexpr,
-    LEAVES: tl.constexpr,
-    HELD: tl.constexpr,
     APART: tl.constexpr,
 ):  # fmt: skip
     """A stretch of the line, sequence by sequence; lens and tables are looked up by everybody at once.
 
     EARLY lets the joining kernel, which waits for the results itself, start with this one (1) or when programs have
-    read their last key (2). LEAVES: what is read leaves the L2 first, so that nothing else has to.
+    read their last key (2).
     """
     pid = tl.program_id(0)
     row = tl.arange(0, ROWS)
     col = tl.arange(0, D)
     inside = (row < R)[:, None] & (col < d)[None, :]
-    policy: tl.constexpr = "evict_first" if LEAVES else ""
     if EARLY == 1:
         gdc_launch_dependents()
     if BATCH == 0:
@@ -216,7 +199,7 @@ def paged_share(
         m, total, acc = _attend(
             q, k_ptr + kh.to(tl.int64) * k_head, v_ptr + kh.to(tl.int64) * v_head,
             table_ptr + b.to(tl.int64) * table_b, first, last, length, scale, col, d, k_page, k_slot, v_page, v_slot,
-            P, KEYS, policy, HELD, APART,
+            P, KEYS, APART,
         )  # fmt: skip
         if (first == 0) & (last == of_head):
             place = b.to(tl.int64) * key_heads * R + head
@@ -362,13 +345,23 @@ def _without_the_rest(values, num, KEYS: gl.constexpr, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def _four_pages(table, key, end, P: gl.constexpr, ROWS: gl.constexpr):
-    """Pages of keys that are ROWS apart; page 0 past the end."""
-    a = gl.load(table + key // P, mask=key < end, other=0)
-    b = gl.load(table + (key + ROWS) // P, mask=key + ROWS < end, other=0)
-    c = gl.load(table + (key + 2 * ROWS) // P, mask=key + 2 * ROWS < end, other=0)
-    d = gl.load(table + (key + 3 * ROWS) // P, mask=key + 3 * ROWS < end, other=0)
-    return a, b, c, d
+def _page_of(table, key, end, P: gl.constexpr, WANTED: gl.constexpr):
+    """The page of a key; page 0 past the end."""
+    page = key * 0
+    if WANTED:
+        page = gl.load(table + key // P, mask=key < end, other=0)
+    return page
+
+
+@gluon.jit
+def _pages_of(table, key, end, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr):
+    """Pages of up to eight keys that are ROWS apart."""
+    return (
+        _page_of(table, key, end, P, True), _page_of(table, key + ROWS, end, P, NUM > 1),
+        _page_of(table, key + 2 * ROWS, end, P, NUM > 2), _page_of(table, key + 3 * ROWS, end, P, NUM > 3),
+        _page_of(table, key + 4 * ROWS, end, P, NUM > 4), _page_of(table, key + 5 * ROWS, end, P, NUM > 5),
+        _page_of(table, key + 6 * ROWS, end, P, NUM > 6), _page_of(table, key + 7 * ROWS, end, P, NUM > 7),
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -376,11 +369,9 @@ def _fill(
     desc, smem, full, pages, key, kh, slot, P: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr
 ):
     """Copies of a block, ROWS keys of a page and 64 columns each: one after the other they are as the products want."""
-    a, b, c, d = pages
     for j in gl.static_range(KEYS // ROWS):
-        page = a if j == 0 else b if j == 1 else c if j == 2 else d
         for h in gl.static_range(D // 64):
-            at = [page, (key + j * ROWS) % P, kh, h * 64]
+            at = [pages[j], (key + j * ROWS) % P, kh, h * 64]
             tile = smem.index((slot * (D // 64) + h) * (KEYS // ROWS) + j)
             tma.async_copy_global_to_shared(desc, at, full.index(slot), tile)
 
@@ -388,6 +379,7 @@ def _fill(
 @gluon.jit
 def _feed_columns(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
+    length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -395,11 +387,10 @@ def _feed_columns(
     q_full, q_empty, full, empty = bars
     turn, num = left * 0, left * 0
     while left > 0:
-        length = gl.load(lens_ptr + b)
         last = min(first + left, (length + KEYS - 1) // KEYS)
         if last > first:
             table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
-            after = _four_pages(table, first * KEYS, end, P, ROWS)
+            after = _pages_of(table, first * KEYS, end, P, ROWS, KEYS // ROWS)
             half = turn % 2
             mbarrier.wait(q_empty.index(half), ((turn // 2) & 1) ^ 1)
             mbarrier.expect(q_full.index(half), COLS * D * 2)
@@ -407,7 +398,7 @@ def _feed_columns(
             for block in range(first, last):
                 slot, parity, key = num % STAGES, ((num // STAGES) & 1) ^ 1, block * KEYS
                 here = after
-                after = _four_pages(table, key + KEYS, end, P, ROWS)
+                after = _pages_of(table, key + KEYS, end, P, ROWS, KEYS // ROWS)
                 mbarrier.wait(empty.index(slot), parity)
                 mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)
                 _fill(k_desc, k_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
@@ -420,12 +411,13 @@ def _feed_columns(
         if kh == key_heads:
             kh = kh * 0
             b += 1
+            length = gl.load(lens_ptr + b, mask=left > 0, other=0)
 
 
 @gluon.jit
 def _columns(
     q_smem, k_smem, v_smem, p_smem, bars, warm, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
-    first, left,
+    first, left, length,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, WARM: gl.constexpr, DTYPE: gl.constexpr,
 ):
@@ -440,7 +432,6 @@ def _columns(
     none = gl.zeros([KEYS, COLS], gl.float32, L)
     turn, num = left * 0, left * 0
     while left > 0:
-        length = gl.load(lens_ptr + b)
         blocks = (length + KEYS - 1) // KEYS
         last = min(first + left, blocks)
         if last > first:
@@ -493,6 +484,7 @@ def _columns(
         if kh == key_heads:
             kh = kh * 0
             b += 1
+            length = gl.load(lens_ptr + b, mask=left > 0, other=0)
     _let_join_start(EARLY == 2)
     if WARM:
         mbarrier.wait(warm.index(0), 0)
@@ -507,7 +499,10 @@ def paged_columns(
     WARM: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
-    the copy engine, many blocks ahead and from one sequence into the next."""
+    the copy engine, many blocks ahead and from one sequence into the next.
+
+    LEAVES: what is read leaves the L2 first, so that nothing else has to. WARM: see below.
+    """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
     TILES: gl.constexpr = STAGES * (D // 64) * (KEYS // ROWS)
@@ -527,11 +522,12 @@ def paged_columns(
         tma.async_copy_global_to_shared(k_desc, [0, 0, 0, 0], warm.index(0), room.index(0))
         tma.async_copy_global_to_shared(v_desc, [0, 0, 0, 0], warm.index(0), room.index(0))
     b, within, left = _first_of(lens, batch, key_heads, KEYS, LEAST)
-    of_head = max((gl.load(lens_ptr + b) + KEYS - 1) // KEYS, 1)
+    length = gl.load(lens_ptr + b)
+    of_head = max((length + KEYS - 1) // KEYS, 1)
     kh, first = within // of_head, within % of_head
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, warm, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads,
-                    d, b, kh, first, left, R, D, KEYS, ROWS, COLS, STAGES, EARLY, WARM, DTYPE)),
+                    d, b, kh, first, left, length, R, D, KEYS, ROWS, COLS, STAGES, EARLY, WARM, DTYPE)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
-                         b, kh, first, left, R, D, P, KEYS, ROWS, COLS, STAGES)),
-    ], [1], [24])  # fmt: skip
+                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES)),
+    ], [1], [40])  # fmt: skip

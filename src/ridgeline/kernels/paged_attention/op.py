@@ -97,7 +97,7 @@ class Parts:
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.sizes = (batch, key_heads, dim, keys, programs)
-        wide = min(JOINED_COLUMNS, max(16, power_of_two(dim)))
+        wide = min(config.joined_columns(batch * heads), max(16, power_of_two(dim)))
         self.launch = _JOIN.bind(
             (*self.room(out), lens, out, *self.sizes),
             grid=(batch * heads, cdiv(dim, wide)),
@@ -166,12 +166,10 @@ class _Plan:
             constants={
                 "R": heads // key_heads, "ROWS": config.rows_of(heads // key_heads), "D": max(16, power_of_two(dim)),
                 "P": page, "KEYS": chosen.keys, "BATCH": config.lined(batch) if num else 0, "LEAST": chosen.least,
-                "EARLY": chosen.early if num and not INTERPRETING else 0, "LEAVES": chosen.leaves,
-                "HELD": chosen.num_stages == 1, "APART": query.dtype == torch.float32,
+                "EARLY": chosen.early if num and not INTERPRETING else 0, "APART": query.dtype == torch.float32,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
-            max_registers=chosen.max_registers,
             device=query.get_device(),
             vector=vector_of(
                 query.element_size(), query.data_ptr() | keys.data_ptr() | values.data_ptr(), *strides[:-1], dim
