@@ -1,5 +1,5 @@
-"""Networks of the fourth suite of planted causes: speech with cross-attention, windows with a bias, segmentation, video,
-experts found by their mask, policies; each habit that costs time is behind a switch."""
+"""Networks of the fourth suite of planted causes: speech with cross-attention, windows with a bias, segmentation,
+video, experts found by their mask, policies; each habit that costs time is behind a switch."""
 
 from __future__ import annotations
 
