@@ -357,12 +357,12 @@ class Scene:
                 return call
         return call
 
-    def launches_between(self, first: int, last: int, but: Index) -> bool:
+    def launches_between(self, first: int, last: int, but: Sequence[int] = ()) -> bool:
         """Whether kernels are launched between two calls, beside some that do not count."""
-        low, high = np.searchsorted(self.program.call, (first + 1, last))
-        counted = self.work_kind[low:high] == int(Kind.KERNEL)
-        counted[but[(but >= low) & (but < high)] - low] = False
-        return bool(counted.any())
+        low, high = np.searchsorted(self.program.call, (first + 1, last)).tolist()
+        counted = int((self.work_kind[low:high] == int(Kind.KERNEL)).sum())
+        aside = {work for work in but if low <= work < high and self.work_kind[work] == int(Kind.KERNEL)}
+        return counted > len(aside)
 
     @cached_property
     def stream_order(self) -> tuple[Index, Index]:

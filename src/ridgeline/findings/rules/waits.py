@@ -104,10 +104,11 @@ def _followed(
     """Those of the waits after which the host is busy for a while before it launches again, with the waits right before
     them, and that time; ``beside`` is host time that does not count."""
     clock, kept, calls = scene.clock, list[Wait](), list[int]()
+    made = _makers(scene, waits)
     busy_s = scene.wiring.program.gap_s - covered_within(beside, clock.gap_start_ns, clock.start_ns) / 1e9
     series = list[Wait]()
     for wait in waits:
-        if series and scene.launches_between(series[-1].call, wait.call, but=_made_for(scene, [wait])):
+        if series and scene.launches_between(series[-1].call, wait.call, but=made.get(wait.call, ())):
             series = []
         series.append(wait)
         call = scene.next_launch(wait.call)
@@ -187,19 +188,24 @@ def _unread(scene: Scene, waits: list[Wait], host: Intervals) -> Cure:
 
 
 def _made_for(scene: Scene, waits: list[Wait]) -> Index:
-    """Kernels right before the copy of a value that reduce a tensor to it."""
+    """Kernels that reduce a tensor to what these waits are for."""
+    return np.array(sorted({work for chain in _makers(scene, waits).values() for work in chain}), dtype=np.int64)
+
+
+def _makers(scene: Scene, waits: list[Wait]) -> dict[int, list[int]]:
+    """For each waiting call the kernels right before its copy that reduce a tensor to the value it reads."""
     order, place = scene.stream_order
-    looks = scene.looks_like(WATCHES)
-    reduces = scene.family("reduce")
-    found = set[int]()
-    for copy in _read_back(scene, waits).tolist():
-        chain, at = list[int](), int(place[copy]) - 1
-        while at >= 0 and len(chain) < MADE and looks[order[at]]:
-            chain.append(int(order[at]))
-            at -= 1
-        if any(reduces[work] for work in chain[:3]):
-            found.update(chain)
-    return np.array(sorted(found), dtype=np.int64)
+    looks, reduces, back = scene.looks_like(WATCHES), scene.family("reduce"), scene.copies("dtoh")
+    found = dict[int, list[int]]()
+    for wait in waits:
+        for copy in (work for work in scene.copies_of(wait) if back[work]):
+            chain, at = list[int](), int(place[copy]) - 1
+            while at >= 0 and len(chain) < MADE and looks[order[at]]:
+                chain.append(int(order[at]))
+                at -= 1
+            if any(reduces[work] for work in chain[:3]):
+                found.setdefault(wait.call, []).extend(chain)
+    return found
 
 
 def _read_back(scene: Scene, waits: list[Wait]) -> Index:
