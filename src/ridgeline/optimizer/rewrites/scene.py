@@ -285,6 +285,11 @@ class Scene:
         for each in inputs:
             self.discard(each)
 
+    def retire(self, node: fx.Node) -> None:
+        """Erase a node whose work another does now: one that draws at random would else run beside it, for nothing."""
+        node.meta["ridgeline"] = self._rewrite or "replaced"
+        self.discard(node)
+
     def extra_input(self, like: Tensor, extra: Extra) -> fx.Node:
         """A further placeholder of the graph, fed before every run by ``extra``."""
         last = list(self.graph.find_nodes(op="placeholder"))[-1]
