@@ -249,8 +249,19 @@ def _searched(asked: argparse.Namespace) -> None:
            "winner": receipt.winner, "receipt": receipt.to_dict(), "text": str(receipt),
            "phases_s": spent_s})  # fmt: skip
     _beside(work, fast, optimizer, eager_bytes, asked, turn)
-    _tell({"fallbacks": type(fast).fallbacks.fget(fast)})
+    _tell({"fallbacks": type(fast).fallbacks.fget(fast), "updates": _updates(fast)})
     turn.give()
+
+
+def _updates(fast: Any) -> dict[str, Any]:
+    """How often ``train_step`` replayed the optimizer's update and the two passes before it, and why it could not."""
+    from ridgeline.optimizer.optimized import _state
+
+    update = _state(fast).update
+    if update is None:
+        return {}
+    passes = {"replays": update.graphed.replays, "misses": update.graphed.misses}
+    return {"replays": update.replays, "misses": update.misses, "passes": passes}
 
 
 def _clocked(kind: Any) -> dict[str, float]:

@@ -16,7 +16,7 @@ from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.measure import Comparison, Timed, compare
 from ridgeline.optimizer.optimized import Optimized, plain_step, replay_updates
 from ridgeline.optimizer.steps import GraphedUpdate
-from ridgeline.optimizer.tracking import STEPS, Step, Tracked, compared
+from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, Step, Tracked, compared
 from ridgeline.optimizer.training import GraphedTraining
 
 FUSED = "the optimizer updates all parameters in one kernel (fused=True)"
@@ -56,9 +56,10 @@ def _settled(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, 
     update = recorded(made, optimizer)
     if not faster and update is None:
         return []
-    if affordable < 1:
-        raise _Unproved(f"{STEPS} steps to prove it take {1 / max(affordable, 1e-3):.1f} times what is left")
-    found = _tracked(made, given, optimizer, inputs, loss)
+    steps = min(STEPS, int(affordable * STEPS))
+    if steps < LEAST_STEPS:
+        raise _Unproved(f"{LEAST_STEPS} steps to prove it take longer than what is left")
+    found = _tracked(made, given, optimizer, inputs, loss, steps)
     if not found.ok:
         raise _Unproved(str(found))
     replay_updates(made, update)
@@ -148,7 +149,7 @@ def _step_s(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
 
 
 def _tracked(made: Optimized, given: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, inputs: Inputs,
-             loss: Callable[..., Any] | None) -> Tracked:  # fmt: skip
+             loss: Callable[..., Any] | None, steps: int) -> Tracked:  # fmt: skip
     """A run of eager steps with the optimizer as it was beside one of the result's, with the optimizer as it is now."""
     model: Any = made.original
     value = Loss(loss)
@@ -161,7 +162,7 @@ def _tracked(made: Optimized, given: torch.optim.Optimizer, optimizer: torch.opt
         return _step(made, trial, inputs, value, recorded(made, trial))
 
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return compared(eager, result, parameters, State(model), optimizer=type(given).__name__)
+    return compared(eager, result, parameters, State(model), steps, type(given).__name__)
 
 
 def _step(call: Callable[..., Any], optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Loss,

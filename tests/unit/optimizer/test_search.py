@@ -309,6 +309,18 @@ def test_in_training_torch_compile_is_measured_before_blocks_are_refined() -> No
     assert [name for name in names if name in order] == order
 
 
+def test_training_without_blocks_is_torch_compile_first_and_compiled_only_where_something_matches() -> None:
+    found = _climbed(_facts(mode="train", convolves=True), lambda c: "slower")
+    names = [c.name for c in found]
+    assert names.index("torch.compile") < names.index("torch.compile + graph") < names.index("compiled + graph")
+    (whole,) = [c for c in found if c.name == "compiled + graph"]
+    assert dict(whole.options) == {"matched": True}
+    assert {c.name for c in found if c.tries_convolutions} >= {"graph", "torch.compile + graph"}
+    assert not any(c.tries_convolutions for c in found if c.name == "torch.compile")
+    large = _climbed(_facts(mode="train"), lambda c: "too large" if c.compiler == "stock" else "slower")
+    assert [dict(c.options) for c in large if c.name == "compiled + graph"] == [{}]
+
+
 def test_what_needs_too_much_memory_in_training_is_tried_with_recomputation() -> None:
     found = _climbed(_facts(mode="train"), lambda c: "too large" if c.compiler == "inductor" else "slower")
     assert [c.name for c in found if c.name.startswith("compiled")] == [
