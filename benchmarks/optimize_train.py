@@ -35,7 +35,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 MARK = "RESULT "
-DRIFT = "drift"
+DRIFT, STEPS = "drift", "steps"
 DEFAULT = ("gpt2-medium-train-8x512", "resnet50-train-64-nhwc", "bert-large-train-16x512", "llama1b-train-4x1024",
            "vit-base-train-64", "dit-xl2-train-16", "t5-base-train-8x512", "convnext-tiny-train-64",
            "qwen3moe-4l-train-2x1024", "dlrm-train-4096", "efficientnet-b0-train-64", "whisper-base-train-8",
@@ -80,10 +80,10 @@ def _arguments() -> argparse.Namespace:
 def _parent(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     began, logs = time.monotonic(), Path(tempfile.mkdtemp())
-    waiting, running, done = list(asked.only), {}, {}
+    waiting, running, done = list(asked.only), {STEPS: _started(STEPS, asked, logs, began + asked.total_s)}, {}
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
-        while waiting and len(running) < asked.jobs and left_s > LEAST_S + RIVALS_S:
+        while waiting and len(running) - (STEPS in running) < asked.jobs and left_s > LEAST_S + RIVALS_S:
             name = waiting.pop(0)
             running[name] = _started(name, asked, logs, began + asked.total_s)
         if left_s < 3 or not running:
@@ -92,6 +92,8 @@ def _parent(asked: argparse.Namespace) -> None:
             if process.poll() is not None:
                 del running[name]
                 done[name] = _collected(logs / name, f"ended with {process.returncode}")
+                if name == STEPS and not done[name].get("right"):
+                    (logs / "lock.no-kernel").touch()  # a kernel that is wrong or fails must not spoil the rest
                 _write(asked, done, began)
                 print(f"{time.monotonic() - began:6.1f} s  {name}: {_line(done[name])}", flush=True)
         time.sleep(0.2)
@@ -135,8 +137,8 @@ def _line(found: dict[str, Any]) -> str:
     if "loop" in found:
         shown = "  ".join(f"{who} {s * 1e3:.2f} ms" for who, s in found["loop"].items())
         return f"{shown}  {found.get('winner')}  memory {found.get('peak_bytes')}"
-    if "distances" in found:
-        return str(found["distances"])
+    if "distances" in found or "updates_s" in found:
+        return str(found.get("distances") or {k: found[k] for k in ("updates_s", "apart", "right")})
     return f"{found.get('error')}: {found.get('log', '')[-600:]!r}"
 
 
@@ -144,7 +146,7 @@ def _table(path: Path) -> list[str]:
     """What was found, as Markdown."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         parts = json.load(file)["parts"]
-    rows = {name: found for name, found in parts.items() if name != DRIFT}
+    rows = {name: found for name, found in parts.items() if name not in (DRIFT, STEPS)}
     heads = ("model", "eager", "torch.compile", "result", "best of both / result", "train_step", "its optimizer not "
              "passed", "memory: eager, torch.compile, result", "kept", "searched")  # fmt: skip
     lines = [_cells(*heads), _cells(*["---"] * len(heads)), *(_row(name, found) for name, found in rows.items())]
@@ -152,8 +154,23 @@ def _table(path: Path) -> list[str]:
     lines += [_cells("forward and backward", "eager", "torch.compile", "result", "memory by its receipt")]
     lines += [_cells(*["---"] * 5)]
     lines += [_raced(name, found["receipt"]) for name, found in rows.items() if "receipt" in found]
+    lines += ["", *_step_table(parts.get(STEPS, {}))]
     drift = parts.get(DRIFT)
     return lines + (["", *_drift_table(drift)] if drift and "trails" in drift else [])
+
+
+def _step_table(found: dict[str, Any]) -> list[str]:
+    """AdamW's step alone."""
+    if "updates_s" not in found:
+        return []
+    lines = ["| AdamW, bf16, all parameters | default | fused | ours | TB/s of ours | apart from fused |"]
+    lines += [_cells(*["---"] * 6)]
+    for name, ways in found["updates_s"].items():
+        rate = 14 * found["numbers"][name] / ways["kernel"] / 1e12
+        shown = [f"{1e3 * ways[way]:.3f} ms" for way in ("given", "fused", "kernel")]
+        lines.append(_cells(f"{name}, {found['numbers'][name] / 1e6:.0f} million", *shown, f"{rate:.2f}",
+                            f"{found['apart'][name]:.1e}"))  # fmt: skip
+    return lines
 
 
 def _means(rows: dict[str, dict[str, Any]]) -> list[str]:
@@ -207,7 +224,7 @@ def _raced(name: str, receipt: dict[str, Any]) -> str:
 
 def _child(asked: argparse.Namespace) -> None:
     try:
-        (_drifted if asked.one == DRIFT else _searched)(asked)
+        {DRIFT: _drifted, STEPS: _steps}.get(asked.one, _searched)(asked)
         _tell({"finished": True})
     except Exception as error:
         said = f"{type(error).__name__}: {error}"[:400]
@@ -218,11 +235,64 @@ def _tell(found: dict[str, Any]) -> None:
     print(MARK + json.dumps(found), flush=True)
 
 
+def _steps(asked: argparse.Namespace) -> None:
+    """AdamW's step as PyTorch takes it, fused and by our kernel: seconds, and how far the kernel's weights are off."""
+    import optimize_models
+    import torch
+
+    from ridgeline.optimizer import update
+
+    turn, on = optimize_models.Turn(asked.lock), torch.device(asked.device)
+    sizes = {"GPT-2 medium": [(50257, 1024), (1024, 1024), *[(1024, 3072), (1024, 4096), (4096, 1024), (1024,)] * 24],
+             "Llama 1B": [(128256, 2048), *[(2048, 8192), (8192, 2048), (2048, 8192), (2048, 2048)] * 16]}  # fmt: skip
+    found: dict[str, Any] = {"updates_s": {}, "numbers": {}, "apart": {}}
+    for name, shapes in sizes.items() if on.type == "cuda" else ():
+        turn.take()
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(s, device=on, dtype=torch.bfloat16)) for s in shapes]
+        found["apart"][name] = _steps_apart(params)
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        ways = update._ways(torch.optim.AdamW(params), list(update.WAYS))
+        found["updates_s"][name] = {way: s.median_s for way, s in update._timed(ways, on).items()}
+        found["numbers"][name] = sum(p.numel() for p in params)
+        del params, ways
+        torch.cuda.empty_cache()
+        turn.give()
+    right = all(apart < 1e-2 for apart in found["apart"].values())  # a rounding of bf16 is 2e-3
+    _tell({**found, "right": right})
+
+
+def _steps_apart(params: list[Any]) -> float:
+    """Relative distance of the change after three steps by the kernel from that by PyTorch's fused one, at worst."""
+    import torch
+
+    from ridgeline.optimizer import stepping
+
+    kept, ends = [p.detach().clone() for p in params], []
+    for taken in (False, True):
+        optimizer = torch.optim.AdamW(params, lr=1e-2, fused=True)
+        if taken:
+            stepping.take_over(optimizer)
+        for i in range(3):
+            for j, p in enumerate(params):
+                generator = torch.Generator(p.device).manual_seed(100 * i + j)
+                p.grad = torch.randn(p.shape, device=p.device, dtype=torch.bfloat16, generator=generator)
+            optimizer.step()
+        ends.append([p.detach().clone() for p in params])
+        with torch.no_grad():
+            for p, was in zip(params, kept, strict=True):
+                p.copy_(was)
+    return max(float((a.float() - b.float()).norm() / (a.float() - w.float()).norm())
+               for a, b, w in zip(*ends, kept, strict=True))  # fmt: skip
+
+
 def _searched(asked: argparse.Namespace) -> None:
     import optimize_models
 
     import ridgeline as rl
     from ridgeline.optimizer import search as searching
+    from ridgeline.optimizer import update
 
     turn = optimize_models.Turn(asked.lock)
     work = _built(asked.one, asked.device)
@@ -233,6 +303,14 @@ def _searched(asked: argparse.Namespace) -> None:
         return min(left_s(search) + turn.waited_s, until - RIVALS_S - time.monotonic())
 
     searching.Search.left_s = left
+    settle = update.settle
+
+    def settled(*args: Any) -> Any:
+        if Path(f"{asked.lock}.no-kernel").exists():
+            update.WAYS = ("fused",)
+        return settle(*args)
+
+    update.settle = settled
     searching.build = turn.around(searching.build)
     spent_s = _clocked(searching.Search)
     _overheard(searching.Search)
@@ -328,6 +406,8 @@ def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked
     _warmed(ways, {}, failed, names=("result, its optimizer not passed",))
     alone = _in_turns({"eager": _stepping(work, model, work["optimizer"](model))} | ways, 3)
     _tell({"loop": alone, "peak_bytes": peaks, "loop_failed": failed})
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # others may need it
     turn.give()
     base_bytes = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
     fresh = _built(asked.one, asked.device)

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import ridgeline as rl
+from ridgeline.optimizer import stepping
 from ridgeline.optimizer.candidate import Candidate, build
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly, plain_step
@@ -98,6 +99,34 @@ def test_an_optimizer_and_its_model_are_optimized_together() -> None:
     assert losses[-1] < losses[0]
     del out
     assert _peak_bytes(lambda: fast.train_step(**kwargs)) <= eager_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_adamw_by_our_kernel_takes_pytorchs_steps_recorded_or_not(dtype: Any) -> None:
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(129, 300), nn.GELU(), nn.Linear(300, 7)).to("cuda", dtype) for _ in range(3)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    x = torch.randn(32, 129, device="cuda", dtype=dtype)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True) for model in models]
+    calls: list[Any] = [models[0], models[1], None]
+    graphed = graph_training(models[2], (x,), {}, models[2])
+    calls[2] = Optimized(models[2], [Plan(graphed.signature, graphed)], mode="train")
+    for optimizer in optimizers[1:]:
+        assert stepping.takes(optimizer)
+        stepping.take_over(optimizer)
+    update = GraphedUpdate(optimizers[2], graphed)
+    for i in range(8):
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = 1e-2 if i < 4 else 1e-2 / i  # a schedule from the middle on
+        for call, optimizer, taken in zip(calls, optimizers, (None, None, update), strict=True):
+            plain_step(call, optimizer, lambda y: y.float().square().mean(), (x,), {}, taken)
+    assert update.replays >= 6, update.misses
+    assert any(found is not None for found in vars(optimizers[1])["_ridgeline_launches"].values())
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-4
+    for model in models[1:]:
+        for p, q in zip(models[0].parameters(), model.parameters(), strict=True):
+            assert float((p - q).detach().norm() / p.detach().norm()) < tolerance
 
 
 class Convolved(nn.Module):
