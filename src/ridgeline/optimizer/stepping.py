@@ -16,27 +16,29 @@ from torch import Tensor
 from torch.optim import optimizer as _optimizers
 
 from ridgeline.errors import KernelError
-from ridgeline.kernels.adamw.op import State, planned
+from ridgeline.kernels.adamw.op import State, Steps
 from ridgeline.kernels.adamw.reference import Rule
 
-Launch = Callable[[Rule, Tensor | None], None]
 ON_DEVICE = ("cuda",)
-MOST_PLANS = 16
-"""Lists of gradients that are known where they lie; a loop reuses a few."""
+MOST_PLANS = 8
+"""Sets of parameters, states and kinds of gradients that are known; a loop has one or two."""
 _MARK = "_ridgeline_launches"
 
 
 @dataclass(slots=True)
 class Launches:
-    """What one step launches: a group's settings are read when it does."""
+    """What a step launches for each group, whose settings are read when it does; ``tables`` if gradients stay."""
 
-    groups: list[tuple[dict[str, Any], Launch]]
+    groups: list[tuple[dict[str, Any], Steps]]
+    tables: list[tuple[Tensor, ...]] | None = None
 
     def __call__(self) -> None:
-        for group, launch in self.groups:
+        for i, (group, steps) in enumerate(self.groups):
+            params = [p for p in group["params"] if p.grad is not None]
+            tables = steps.tables([p.grad for p in params]) if self.tables is None else self.tables[i]
             lr = group["lr"]
-            launch(_rule(group), lr if isinstance(lr, Tensor) and lr.is_cuda else None)
-            torch.autograd.graph.increment_version([p for p in group["params"] if p.grad is not None])
+            steps(tables, _rule(group), lr if isinstance(lr, Tensor) and lr.is_cuda else None)
+            torch.autograd.graph.increment_version(params)
 
 
 def takes(optimizer: torch.optim.Optimizer) -> bool:
@@ -70,21 +72,27 @@ def is_taken(optimizer: torch.optim.Optimizer) -> bool:
     return _MARK in vars(optimizer)
 
 
-def launches_of(optimizer: Any) -> Launches | None:
-    """A step over the gradients as they lie now, its tables made anew for whoever keeps it; None where it is not ours.
+def staying(optimizer: Any) -> Launches | None:
+    """A step over the gradients as they lie now, to be recorded by whoever keeps it; None where it is not ours.
 
     None too before the optimizer's first step, which makes its state, and where somebody watches steps or scales
     gradients.
     """
-    if _watched(optimizer):
-        return None
+    found = None if _watched(optimizer) else _made(optimizer)
+    if found is not None:
+        found.tables = [steps.tables([p.grad for p in group["params"] if p.grad is not None])
+                        for group, steps in found.groups]  # fmt: skip
+    return found
+
+
+def _made(optimizer: Any) -> Launches | None:
     found = []
     try:
         for group in optimizer.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             states = [_state(optimizer.state.get(p)) for p in params]
             if params:
-                found.append((group, planned(params, [p.grad for p in params], states, group["maximize"])))
+                found.append((group, Steps(params, [p.grad for p in params], states, group["maximize"])))
     except (KernelError, LookupError):
         return None
     return Launches(found)
@@ -116,27 +124,31 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 
 
 def _known(optimizer: Any) -> Launches | None:
-    """The launches for gradients where they lie now, and state as it is now."""
+    """The launches for state as it is now and gradients of these kinds."""
     plans = getattr(optimizer, _MARK)
-    key = _places(optimizer)
+    try:
+        key = _places(optimizer)
+    except RuntimeError:  # a gradient that is no stretch of memory, a sparse one say
+        return None
     if key not in plans:
         if len(plans) >= MOST_PLANS:
             plans.clear()
-        plans[key] = launches_of(optimizer)
+        plans[key] = _made(optimizer)
     found: Launches | None = plans[key]
     return found
 
 
 def _places(optimizer: Any) -> tuple[Any, ...]:
-    """Where everything lies that a step reads and writes; 0 where there is nothing."""
-    found: list[int] = []
+    """Where everything lies that a step writes, and how gradients lie, wherever."""
+    found: list[Any] = []
     state = optimizer.state
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if p.grad is not None:
+            grad = p.grad
+            if grad is not None:
                 box = state.get(p)
                 kept = (box["exp_avg"], box["exp_avg_sq"], box["step"]) if box else ()
-                found += [t.data_ptr() for t in (p, p.grad, *kept)]
+                found += [p.data_ptr(), *(t.data_ptr() for t in kept), grad.data_ptr() & 15, grad.stride(), grad.dtype]
     return tuple(found)
 
 

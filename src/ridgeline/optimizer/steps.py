@@ -18,7 +18,7 @@ from torch import Tensor
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import Recording
 from ridgeline.optimizer.observe import restored_random
-from ridgeline.optimizer.stepping import Launches, is_taken, launches_of
+from ridgeline.optimizer.stepping import Launches, is_taken, staying
 from ridgeline.optimizer.training import GraphedTraining
 
 _COUNTING = (torch.optim.Adam, torch.optim.AdamW)
@@ -141,7 +141,7 @@ class GraphedUpdate:
 
     def _recorded(self) -> Recording:
         gc.collect()  # recordings that nobody holds any more must not be destroyed while another is made
-        launches = launches_of(self.optimizer) if is_taken(self.optimizer) else None
+        launches = staying(self.optimizer) if is_taken(self.optimizer) else None
         step = self.optimizer.step if launches is None else launches
         with self._as_recorded(), restored_random(), self.graphed.keeping_gradients():
             recording, _ = self.graphed.executor.record(step, told=False)

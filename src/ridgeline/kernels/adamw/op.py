@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -244,27 +244,30 @@ def _adamw(
     return stepped(params, grads, states, rule, max_norm)
 
 
-def planned(
-    params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], maximize: bool = False
-) -> Callable[[Rule, Tensor | None], None]:
-    """Steps without clipping over these very tensors: the call launches and does nothing else, so it may be recorded.
+class Steps:
+    """Steps without clipping over parameters and states that stay where they are; gradients may lie anywhere.
 
-    Raises KernelError where kernels cannot take them. Only tables are held: the tensors must stay where they are.
-    Kernels are compiled and loaded here, for rates that are numbers and for rates in float32 on the device.
+    Raises KernelError where kernels cannot take them. Kernels are compiled and loaded here, for rates that are numbers
+    and for rates in float32 on the device, and only tables are held: a call launches, and may be recorded.
     """
-    reason = state_reason(params, grads, states)
-    if reason is not None:
-        raise KernelError(f"adamw: {reason}")
-    plan = UpdatePlan(params, grads, states)
-    tables = plan.layout.tables(lists.addresses(grads))
-    kinds = [[torch.empty(8, dtype=t.dtype, device=t.device) for t in each] for each in (params, grads)]
-    for rate in (None, torch.zeros((), device=params[0].device)):
-        plan.bind(kinds[0], kinds[1], None, rate, None, maximize)
 
-    def run(rule: Rule, lr: Tensor | None = None) -> None:
-        plan.run(kinds[0], kinds[1], tables, None, rule, -1.0, lr)
+    def __init__(
+        self, params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], maximize: bool = False
+    ) -> None:
+        reason = state_reason(params, grads, states)
+        if reason is not None:
+            raise KernelError(f"adamw: {reason}")
+        self._plan = UpdatePlan(params, grads, states)
+        self._kinds = [[torch.empty(8, dtype=t.dtype, device=t.device) for t in each] for each in (params, grads)]
+        for rate in (None, torch.zeros((), device=params[0].device)):
+            self._plan.bind(self._kinds[0], self._kinds[1], None, rate, None, maximize)
 
-    return run
+    def tables(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Where these gradients lie, on the device: of the types and alignment of the first ones."""
+        return self._plan.layout.tables(lists.addresses(grads))
+
+    def __call__(self, tables: Sequence[Tensor], rule: Rule, lr: Tensor | None = None) -> None:
+        self._plan.run(self._kinds[0], self._kinds[1], tables, None, rule, -1.0, lr)
 
 
 def stepped(params: list[Tensor], grads: list[Tensor], states: list[State], rule: Rule, max_norm: float) -> Tensor:
@@ -439,9 +442,11 @@ def _own_laps(sizes: Sequence[int], dtype: torch.dtype, on: torch.device, genera
     """Moments of the parameters' type on both sides: what ``torch.optim.AdamW`` does with 16-bit parameters."""
     ours, theirs = (_params(sizes, dtype, on, generator) for _ in range(2))
     states = [State(torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device=on)) for p in ours]
-    run = planned([p.detach() for p in ours], [p.grad for p in ours], states)  # type: ignore[misc]
+    grads = [p.grad for p in ours if p.grad is not None]
+    steps = Steps([p.detach() for p in ours], grads, states)
+    tables = steps.tables(grads)
     fused = torch.optim.AdamW(theirs, 1e-4, fused=True)
-    return Laps({"ridgeline": lambda: run(RULE, None), "eager": fused.step}, 7 * dtype.itemsize * sum(sizes))
+    return Laps({"ridgeline": lambda: steps(tables, RULE), "eager": fused.step}, 7 * dtype.itemsize * sum(sizes))
 
 
 CHECKS = tuple(
