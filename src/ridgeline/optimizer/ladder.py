@@ -329,8 +329,10 @@ class Ladder:
         plain = replace(best, graphed=False) if best.compiler == "inductor" else plain
         cost_s = self._compile_s(plain.scope)
         few_products = forecast is not None and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC
-        if few_products or self.facts.mode == "train":  # products of many rows are the library's, three times as many
-            yield from self._family(search, replace(plain, name="tuned", options=GENERATED_TUNED), 2 * cost_s)
+        training = self.facts.mode == "train"
+        if few_products or training:  # products of many rows are the library's, and there are three times as many
+            times = 4 if training else 2
+            yield from self._family(search, replace(plain, name="tuned", options=GENERATED_TUNED), times * cost_s)
             return
         tuned = replace(plain, name="tuned", compiler="inductor-autotune", options=_known(PRODUCTS_TUNED))
         yield from self._family(search, tuned, cost_s + self._tune_s())
