@@ -502,7 +502,8 @@ def _t5() -> Any:
     import workloads
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_heads=12, vocab_size=32128)
+    config = T5Config(d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_heads=12, vocab_size=32128,
+                      pad_token_id=0, decoder_start_token_id=0)  # fmt: skip
     ids, labels = workloads._ids(32128, 8, 512), workloads._ids(32128, 8, 128)
     return T5ForConditionalGeneration(config), (), {"input_ids": ids, "labels": labels, "use_cache": False}
 
