@@ -519,6 +519,15 @@ def _whisper() -> Any:
     return WhisperForConditionalGeneration(config), (), kwargs
 
 
+def _masked_words() -> Any:
+    """BERT with its head, called without a mask as many do."""
+    import workloads
+    from transformers import BertConfig, BertForMaskedLM
+
+    ids = workloads._ids(30522, 32, 128)
+    return BertForMaskedLM(BertConfig()), (), {"input_ids": ids, "labels": ids}
+
+
 def _timm(name: str, batch: int) -> Any:
     def make() -> Any:
         import workloads
@@ -530,7 +539,7 @@ def _timm(name: str, batch: int) -> Any:
 
 TRAINED = {
     "t5-base-train-8x512": _t5, "whisper-base-train-8": _whisper, "convnext-tiny-train-64": _timm("convnext_tiny", 64),
-    "efficientnet-b0-train-64": _timm("efficientnet_b0", 64),
+    "efficientnet-b0-train-64": _timm("efficientnet_b0", 64), "bert-base-words-train-32x128": _masked_words,
     "swin-tiny-train-32": _timm("swin_tiny_patch4_window7_224", 32),
 }  # fmt: skip
 
