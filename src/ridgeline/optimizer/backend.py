@@ -17,14 +17,18 @@ from ridgeline.errors import OptimizeError, nearest
 from ridgeline.optimizer.labels import nameable
 from ridgeline.optimizer.pieces import compiled_in_pieces
 from ridgeline.optimizer.rewrites import autocast, chosen, recommended
+from ridgeline.optimizer.rewrites import rewrites as all_rewrites
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Rewrite
-from ridgeline.optimizer.rewrites.scene import Extra, Scene, is_removable, stand_in, tracing_mode
+from ridgeline.optimizer.rewrites.scene import LOWERED_BY, Extra, Scene, is_removable, stand_in, tracing_mode
 
 COMPILERS = ("none", "inductor", "inductor-autotune")
-OWN_OPTIONS = ("attention", "narrow", "pieces")
-"""Options that rewrites read; the others are a compiler's."""
+OWN_OPTIONS = ("attention", "matched", "narrow", "pieces")
+"""Options that rewrites read, and ``matched``, which wants a graph left alone that none changes; the others are a
+compiler's."""
 AUTOTUNED: Mapping[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 """Inductor's options behind ``inductor-autotune``, without its CUDA graphs: those are ours."""
+LEAST_NODES = 50
+"""Below, a graph is what is left between the breaks of a model, and says nothing about the rest of it."""
 RECOMPILE_LIMIT = 64
 """Dynamo keeps this many compiled variants of a function before it gives up: a search makes more than its usual 8."""
 
@@ -218,6 +222,8 @@ def lower(
     report = Report() if report is None else report
     chosen_options = dict(options or {})
     scene = rewritten(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=chosen_options, report=report)
+    if chosen_options.get("matched") and len(gm.graph.nodes) >= LEAST_NODES and not _changes(report):
+        raise OptimizeError("no rewrite matched that changes what is computed: it would be torch.compile")
     with _as_written(scene):
         call = _lowered(scene, example_inputs, compiler, chosen_options)
     if scene.casts is not None and autocast.active():
@@ -226,6 +232,11 @@ def lower(
         return call
     report.undos.extend(extra.undo for extra in scene.extras if extra.undo is not None)
     return _fed(call, scene, gm.forward)
+
+
+def _changes(report: Report) -> bool:
+    """Whether a rewrite matched that does more than leave out what does nothing."""
+    return any(all_rewrites()[match.rewrite].exact != "bits" for match in report.matches)
 
 
 def rewritten(
@@ -239,6 +250,7 @@ def rewritten(
 ) -> Scene:
     """The scene of a graph after its rewrites. The given module is left as it was; what fails is left out."""
     report = Report() if report is None else report
+    options = {**(options or {}), LOWERED_BY: compiler}
     training = is_training(example_inputs)
     names = recommended(_mode(training), compiler, _device(example_inputs)) if rewrites is None else rewrites
     report.graphs += 1

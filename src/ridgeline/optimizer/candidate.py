@@ -109,6 +109,7 @@ class Switch:
     on: Callable[[], Any]
     off: Callable[[], Any]
     outlives_capture: bool
+    while_recording: bool = False  # about the process, not the model: on for the backward too while both are recorded
 
 
 @dataclass(slots=True)
@@ -244,14 +245,15 @@ def _trying_convolutions() -> Switch:
     def off() -> None:
         torch.backends.cudnn.benchmark = kept.pop()
 
-    return Switch(on, off, outlives_capture=False)
+    return Switch(on, off, outlives_capture=False, while_recording=True)
 
 
 def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built | None, traces: Traces) -> None:
     """What is called, compiled if the candidate compiles; of a base, what it compiled."""
     if base is not None:
         built.call = built.inner = base.call if base.inner is None else base.inner
-        built.switches = list(base.makings or base.switches)
+        own = [switch for switch in built.switches if switch.while_recording]
+        built.switches = [*(s for s in base.makings or base.switches if not s.while_recording), *own]
         return
     built.call = built.inner = _compiled(built, model, traces)
     if built.candidate.compiles:
@@ -273,10 +275,11 @@ def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str, los
 def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
     """Record the call with everything on; afterwards the graph needs only the weights where they were."""
     built.makings = tuple(built.switches)
-    passing = [switch for switch in built.switches if not switch.outlives_capture]
+    around = [switch for switch in built.switches if switch.while_recording]
+    passing = [switch for switch in built.switches if not switch.outlives_capture and not switch.while_recording]
     built.switches = [switch for switch in built.switches if switch.outlives_capture]
     ready = inputs.reused()
-    with built.switched(), torch.set_grad_enabled(mode != "infer"):
+    with built.switched(), switched_on(around), torch.set_grad_enabled(mode != "infer"):
         call = _around(built.call, passing)
         if mode == "infer":
             built.call = graph_inference(call, ready.args, dict(ready.kwargs), model)
@@ -285,19 +288,25 @@ def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Ca
         built.places = places_of(model)
 
 
+@contextlib.contextmanager
+def switched_on(switches: list[Switch]) -> Iterator[None]:
+    for switch in switches:
+        switch.on()
+    try:
+        yield
+    finally:
+        for switch in reversed(switches):
+            switch.off()
+
+
 def _around(call: Call, switches: list[Switch]) -> Call:
     """The call with switches on during it, so that whoever watches the model sees it as it is."""
     if not switches:
         return call
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        for switch in switches:
-            switch.on()
-        try:
+        with switched_on(switches):
             return call(*args, **kwargs)
-        finally:
-            for switch in reversed(switches):
-                switch.off()
 
     return run
 

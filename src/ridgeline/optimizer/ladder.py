@@ -60,6 +60,7 @@ class Facts:
     num_products: int = 6  # of different sizes, in one block of each kind
     num_threads: int = 16  # that compile beside each other
     input_bytes: int = 0
+    convolves: bool = False  # whether there are convolutions at all, in whatever layout
 
     @property
     def copies_s(self) -> float:
@@ -116,12 +117,18 @@ class Ladder:
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
             return
+        alone = training and not self.facts.groups  # compiled whole or not at all: torch.compile, but for what matches
+        if alone:
+            yield from self._stock(search)
+            if search.entries[STOCK].status in MEASURED:
+                whole = replace(whole, options=(("matched", True),))
         if training or not self.facts.groups:
             yield from self._family(search, whole, self._whole_s())
         early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
         if early:  # few products, each tuned once
             yield from self._tuned(search, layout)
-        yield from self._stock(search)
+        if not alone:
+            yield from self._stock(search)
         if training:  # the backward doubles what compilers take: torch.compile is measured before anything is refined
             yield from self._ablations(search, "blocks")
         elif self.facts.groups and not self._at_the_floor(search):
@@ -282,7 +289,7 @@ class Ladder:
         stock = Candidate(name=STOCK, compiler="stock")
         yield self._rung(stock, self._compile_s("model"), "compiled")
         if self.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED, LARGE):
-            yield self._graphed(stock, CAPTURE_S)
+            yield self._graphed(replace(stock, tries_convolutions=self._tries()), CAPTURE_S)
 
     def _inductor(self, name: str, layout: str, scope: str) -> Candidate:
         chosen = recommended(self.kind, "inductor", self.device)
@@ -291,7 +298,7 @@ class Ladder:
 
     def _tries(self) -> bool:
         """In a graph cuDNN's choice is made once, so it may take its time; a call made anew would choose anew."""
-        return self.facts.has_conv and self.facts.mode == "infer" and self.facts.cuda
+        return (self.facts.has_conv or self.facts.convolves) and self.facts.cuda
 
     def _ablations(self, search: Climber, scope: str) -> Iterator[Rung]:
         """Without one family at a time, from the best so far, where it is a compiled candidate with several.
@@ -321,8 +328,11 @@ class Ladder:
         plain = self._blocks(layout) if self.facts.groups else self._inductor("", layout, "model")
         plain = replace(best, graphed=False) if best.compiler == "inductor" else plain
         cost_s = self._compile_s(plain.scope)
-        if forecast and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC:
-            yield from self._family(search, replace(plain, name="tuned", options=GENERATED_TUNED), 2 * cost_s)
+        few_products = forecast is not None and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC
+        training = self.facts.mode == "train"
+        if few_products or training:  # products of many rows are the library's, and there are three times as many
+            times = 4 if training else 2
+            yield from self._family(search, replace(plain, name="tuned", options=GENERATED_TUNED), times * cost_s)
             return
         tuned = replace(plain, name="tuned", compiler="inductor-autotune", options=_known(PRODUCTS_TUNED))
         yield from self._family(search, tuned, cost_s + self._tune_s())

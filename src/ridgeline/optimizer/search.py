@@ -46,7 +46,7 @@ from ridgeline.optimizer.regions import groups, num_products, regions_of, unlike
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
-from ridgeline.optimizer.tracking import STEPS, track
+from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
 
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 """Shares of the budget for one candidate's race and for the last one."""
@@ -64,6 +64,7 @@ RESERVE_FRAC = 0.5
 LENIENCY = 1.2
 NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
 FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with 375 objects that are never collected."""
@@ -204,6 +205,7 @@ class Search:
             unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
+            convolves=any(isinstance(module, CONVOLUTIONS) for module in model.modules()),
             substitutable=() if self.track.state.rebinds else substitutable(model, self.problem.device),
             has_cache=self.problem.inputs.has_cache,
             unmasked=simplified(model, self.problem.inputs.args, self.problem.inputs.kwargs) is not None,
@@ -302,12 +304,12 @@ class Search:
 
     def _built(self, candidate: Candidate) -> Built:
         """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
-        family = replace(candidate, name="", graphed=False)
+        family = replace(candidate, name="", graphed=False, tries_convolutions=False)
         if candidate.layout != "keep" and self.layout is None:
             self.layout = Layout(self.problem.model)
         if candidate.compiles and family not in self.families:
-            self.families[family] = self._made(replace(candidate, graphed=False), None)
-            if not candidate.graphed:
+            self.families[family] = self._made(replace(candidate, graphed=False, tries_convolutions=False), None)
+            if not candidate.graphed and not candidate.tries_convolutions:
                 return self.families[family]
         built = self._made(candidate, self.families.get(family))
         built.build_s += self.families[family].build_s if candidate.compiles else 0.0
@@ -557,19 +559,20 @@ class Search:
 
     def _tracked(self) -> None:
         """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""
-        steps_s = TRACK_TIMES * STEPS * self.eager_s
         if self.problem.mode != "train" or self.best is self.eager:
             return
-        if steps_s > self.left_s():
-            left_s = max(0.0, self.left_s())
-            self.notes.append(f"no run of {STEPS} steps: about {steps_s:.0f} s are needed, {left_s:.0f} s left")
+        left_s = max(0.0, self.left_s())
+        steps = min(STEPS, int(left_s / (TRACK_TIMES * self.eager_s)))
+        if steps < LEAST_STEPS:
+            needed_s = TRACK_TIMES * LEAST_STEPS * self.eager_s
+            self.notes.append(f"no run of steps: {LEAST_STEPS} take about {needed_s:.0f} s, {left_s:.0f} s are left")
             return
         problem, track_ = self.problem, self.track
         try:
             with self.best.switched() as call:
-                found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+                found = track(problem.model, call, problem.inputs, track_.loss, track_.state, steps)
         except torch.OutOfMemoryError:
-            self.notes.append(f"no run of {STEPS} steps: an optimizer's state does not fit beside the model")
+            self.notes.append("no run of steps: an optimizer's state does not fit beside the model")
             return
         self.notes.append(str(found))
         if not found.ok:

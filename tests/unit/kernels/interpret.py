@@ -122,6 +122,7 @@ for name in ("adamw", "adamw_8bit"):
         case("float32", list="few", step=1, max_norm=-1.0),
         case("float16", list="few", step=100, max_norm=1.0),
     ]
+CASES["adamw"].append(case("float16", list="few", step=100, max_norm=-1.0, own=True))
 quantize.LONG_BLOCK = 64
 FORCED["quantize"] = [
     {"quantize.rows": rows, "quantize.tensor": quantize.Flat(64, 1, 2)}
