@@ -10,9 +10,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ridgeline.errors import OptimizeError
-from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.backend import Report, Traced, compiled
 from ridgeline.optimizer.rewrites import rewrites
 
 ALL = tuple(rewrites())
@@ -273,3 +274,23 @@ def test_our_attention_is_chosen_where_it_was_measured_faster() -> None:
         assert not wins(narrow, causal=True, masked=False, training=False)
         assert wins(narrow, causal=False, masked=True, training=True)
         assert not wins(one, causal=False, masked=True, training=False)
+
+
+def test_a_graph_lowered_a_second_time_has_fixed_sizes() -> None:
+    """Compilers that are handed tensors in place of the tracer's stand-ins take every size for a variable one."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    x = torch.randn(2, 3, 9, 9)
+    traced = Traced(model)
+    seen: list[Any] = []
+
+    def noting(gm: Any, inputs: list[Any], **given: Any) -> Any:
+        seen.extend(inputs)
+        return gm.forward
+
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        traced.lowered(rewrites=(), compiler="none")(x)
+        patch.setattr("torch._inductor.compile_fx.compile_fx", noting)
+        traced.lowered(rewrites=(), compiler="inductor")(x)
+    assert seen and all(isinstance(each, FakeTensor) for each in seen)
+    assert all(type(size) is int for each in seen for size in each.shape)
+    assert (2, 3, 9, 9) in [tuple(each.shape) for each in seen]
