@@ -212,6 +212,7 @@ class Search:
             num_products=num_products(model, groups(model)),
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
+            convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
         )
 
     @property
@@ -287,7 +288,7 @@ class Search:
             return
         ladder.took(rung, built.build_s)
         self._recapture()
-        if built.candidate.graphed and built.moved(self.problem.model):
+        if built.candidate.holds_places and built.moved(self.problem.model):
             self._capture_again(built)
         self._judge(built, rung)
 
@@ -414,7 +415,7 @@ class Search:
     def _recapture(self) -> None:
         """Graphs hold the addresses of weights: those captured before a candidate moved them are captured again."""
         problem = self.problem
-        for built in {id(b): b for b in (self.best, self.stock) if b is not None and b.candidate.graphed}.values():
+        for built in {id(b): b for b in (self.best, self.stock) if b is not None and b.candidate.holds_places}.values():
             try:
                 if built.moved(problem.model):
                     capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)
