@@ -77,6 +77,13 @@ def test_what_follows_a_convolution_goes_into_it(layer: Any, function: Any, chai
     assert len(whats) == 1 and whats[0].endswith(f", {chain}" if chain else ")")
 
 
+def test_a_convolution_of_a_convolution_goes_into_a_kernel_too() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 6, 1), nn.ReLU())
+    found, meant, whats = ran(model, (torch.randn(2, 4, 12, 12),), "convolution-chain")
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
+    assert len(whats) == 2 and whats[1].endswith(", relu")
+
+
 def test_networks_of_many_convolutions_keep_their_own() -> None:
     sizes = (3, 4, 5, 6, 7, 8)
     model = nn.Sequential(*(nn.Conv2d(a, b, 3) for a, b in itertools.pairwise(sizes)))
