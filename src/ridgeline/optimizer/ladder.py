@@ -23,6 +23,8 @@ PRODUCTS_TUNED = (("coordinate_descent_tuning", False), ("triton.enable_persiste
 CONVOLUTIONS_TIMED = (("timed_convolutions", True),)
 OWN_CONVOLUTIONS = ("convolution-chain", "conv-activation")
 """Rewrites that take convolutions away from Inductor, which lays out what surrounds cuDNN's as they want it."""
+EAGERS_DICE = (("fallback_random", True),)
+"""Inductor draws the numbers that eager PyTorch would draw: the same seed gives the same result."""
 FLOOR_REACHED = 1.05
 """This close to the floor there is nothing left to search for."""
 KERNELS_A_LEAF = 2.5
@@ -64,6 +66,7 @@ class Facts:
     num_threads: int = 16  # that compile beside each other
     input_bytes: int = 0
     convolves: bool = False
+    random: bool = False  # whether results depend on random numbers
 
     @property
     def copies_s(self) -> float:
@@ -166,13 +169,14 @@ class Ladder:
                 yield self._graphed(replace(candidate, straight=False), CAPTURE_S)
         if facts.convolves:
             yield from self._convolving(whole)
-        tuned = replace(whole, name="tuned", options=GENERATED_TUNED)
+        tuned = replace(whole, name="tuned", options=(*whole.options, *GENERATED_TUNED))
         yield self._rung(tuned, 2 * self._compile_s("model"), "compiled")
 
     def _convolving(self, whole: Candidate) -> Iterator[Rung]:
         """cuDNN's convolutions where Inductor wants them, their algorithms chosen by timing; and channels last."""
         library = tuple(name for name in whole.rewrites if name not in OWN_CONVOLUTIONS)
-        timed = replace(whole, name="compiled, convolutions timed", rewrites=library, options=CONVOLUTIONS_TIMED)
+        options = (*whole.options, *CONVOLUTIONS_TIMED)
+        timed = replace(whole, name="compiled, convolutions timed", rewrites=library, options=options)
         yield self._rung(timed, self._compile_s("model"), "compiled")
         if self.facts.has_conv:
             last = replace(whole, name="compiled channels last", layout="channels_last")
@@ -296,7 +300,8 @@ class Ladder:
 
     def _inductor(self, name: str, layout: str, scope: str) -> Candidate:
         chosen = recommended(self.kind, "inductor", self.device)
-        return Candidate(name=name, rewrites=chosen, compiler="inductor", layout=layout, scope=scope,
+        own_dice = EAGERS_DICE if self.facts.random and self.facts.mode == "infer" else ()
+        return Candidate(name=name, rewrites=chosen, compiler="inductor", layout=layout, scope=scope, options=own_dice,
                          tries_convolutions=self._tries())  # fmt: skip
 
     def _tries(self) -> bool:

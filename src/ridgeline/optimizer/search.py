@@ -213,6 +213,7 @@ class Search:
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
             convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
+            random=self.random,
         )
 
     @property
