@@ -1248,6 +1248,8 @@ def _share_the_device(turn: Turn) -> None:
         return left_s(self) + turn.waited_s - self.__dict__.setdefault("waited_before_s", turn.waited_s)
 
     searching.build, searching.Search.left_s = built, left
+    searching.Search._regions = lambda self, stock: ()  # breakdowns are for people to read, and are not timed here
+    searching.Search._parts = lambda self, eager, best: ()
     contest.raced = turn.here(contest.raced)
 
 

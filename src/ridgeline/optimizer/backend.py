@@ -177,7 +177,8 @@ _listening = threading.local()
 def hearing() -> Iterator[list[Heard]]:
     """Inside, every compiled graph of ours that runs on this thread is noted."""
     before = getattr(_listening, "heard", None)
-    _listening.heard = found = []
+    found: list[Heard] = []
+    _listening.heard = found
     try:
         yield found
     finally:

@@ -53,6 +53,8 @@ RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 LEAST_RACE_S, MOST_RACE_S = 0.3, 4.0
 REFERENCE_TIMES = 40
 """A call in float64 takes about this many of eager's."""
+MOST_TWICE_BYTES = 2 << 30
+"""Inputs above this are proved once: half a billion numbers say what two times as many would."""
 TRACK_TIMES = 3.0
 """Steps of the optimizer and both runs, in eager calls."""
 TRACK_FRAC = 0.15
@@ -223,6 +225,7 @@ class Search:
             problem = self.problem
             subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
             cheap = 2 * REFERENCE_TIMES * self.eager_s < 0.2 * self.problem.budget_s
+            cheap = cheap and sum(tensor.nbytes for tensor in problem.inputs.tensors()) < MOST_TWICE_BYTES
             affordable = int(DRAWS_FRAC * self.problem.budget_s / max(self.eager_s, 1e-6))
             self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random,
                                   num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
