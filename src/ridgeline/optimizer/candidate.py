@@ -106,7 +106,8 @@ class Candidate:
             named = ", ".join(f"{name} ×{num}" for name, num in (matched or {}).items())
             found += [f"rewrites: {named}" if named else "rewrites" if matched is None else "no rewrite matched"]
         found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
-        found += ["called past the compiler's guards, the model watched instead"] if self.straight else []
+        past = self.straight and not self.graphed
+        found += ["called past the compiler's guards, the model watched instead"] if past else []
         return found + (["the whole call as one CUDA graph"] if self.graphed else []) or ["nothing"]
 
 

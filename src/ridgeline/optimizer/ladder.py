@@ -40,6 +40,8 @@ COPY_BYTES_PER_S = 4.0e12
 MOST_COPIED_FRAC = 0.02
 HOST_S = 3e-4
 """Calls much longer than what the host needs for a few launches gain nothing from being recorded."""
+HOST_FRAC = 0.3
+"""Longer ones do where the host is busy for this share of them: recurrent layers start thousands of kernels."""
 KEPT_FRAC = 0.5
 STOCK = "torch.compile"
 OWED_TIMES = 2.5
@@ -67,6 +69,7 @@ class Facts:
     input_bytes: int = 0
     convolves: bool = False
     random: bool = False  # whether results depend on random numbers
+    host_s: float = 0.0  # until an eager call returns
 
     @property
     def copies_s(self) -> float:
@@ -153,7 +156,8 @@ class Ladder:
         """
         facts = self.facts
         copies_little = facts.copies_s <= MOST_COPIED_FRAC * facts.eager_s
-        records = facts.cuda and copies_little and facts.eager_s < 20 * HOST_S
+        host_shows = facts.eager_s < 20 * HOST_S or facts.host_s > HOST_FRAC * facts.eager_s
+        records = facts.cuda and copies_little and host_shows
         if records:
             plain = Candidate(name=PLAIN, graphed=True, tries_convolutions=self._tries())
             yield self._rung(plain, CAPTURE_S, "cudagraph")
@@ -165,8 +169,10 @@ class Ladder:
             (whole, self._compile_s("model")),
         ):
             yield self._rung(candidate, cost_s, "compiled")
-            if records and search.entries[candidate.name].status not in (FAILED, SKIPPED):
-                yield self._graphed(replace(candidate, straight=False), CAPTURE_S)
+            entry = search.entries[candidate.name]
+            changed = candidate.compiler != "none" or bool(entry.rewrites)
+            if records and changed and entry.status not in (FAILED, SKIPPED):
+                yield self._graphed(candidate, CAPTURE_S)
         if facts.convolves:
             yield from self._convolving(whole)
         tuned = replace(whole, name="tuned", options=(*whole.options, *GENERATED_TUNED))

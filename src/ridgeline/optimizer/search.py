@@ -216,6 +216,7 @@ class Search:
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
             convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
             random=self.random,
+            host_s=self.track.host_s(model) if self.problem.mode == "infer" else 0.0,
         )
 
     @property
