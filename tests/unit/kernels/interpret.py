@@ -172,6 +172,8 @@ CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),
     case("float32", m=16, n=20, k=256, z=2),
+    case("float32", m=16, n=24, k=256, z=2, cut=True),
+    case("float32", m=17, n=20, k=256, z=2, cut=True, weight=True),
     case("float32", m=20, n=40, k=70, weight=True, bias=True),
 ]
 FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1)}]
