@@ -1,4 +1,4 @@
-"""Extremes along a dim that is not the last: a program goes down its columns, many rows at a time, and joins in the end.
+"""Extremes along a dim that is not the last: programs go down their columns, many rows at a time.
 
 A place is found as the largest of words that hold the element, as an integer of the same order, above the place counted
 backwards: of equal elements the first wins, and what is no number wins over all, as in PyTorch.

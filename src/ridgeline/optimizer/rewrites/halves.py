@@ -68,10 +68,10 @@ def num_pieces(a: Tensor, b: Tensor) -> int:
     if a.dim() != 2 or b.dim() != 2:
         return 1
     tiles = -(-a.shape[0] // TILE) * -(-b.shape[1] // TILE)
-    found = 1
-    while 2 * found * tiles <= PIECES_TOGETHER and a.shape[1] % (2 * found) == 0:
+    found, terms = 1, a.shape[1]
+    while 2 * found * tiles <= PIECES_TOGETHER and terms % (2 * found) == 0 and terms >= 2 * found * LEAST_PIECE:
         found *= 2
-    return found if a.shape[1] // found >= LEAST_PIECE else 1
+    return found
 
 
 def _in_pieces(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
