@@ -70,19 +70,25 @@ class Shortcut:
         feed = self._feed.copy()
         for at, place in self._places:
             feed[at] = flat.tensors[place]
-        recorded = torch.is_grad_enabled()
-        if recorded:
-            torch._C._set_grad_enabled(False)
-        try:
-            found = self._graph(*feed)
-        finally:
-            if recorded:
-                torch._C._set_grad_enabled(True)
+        found = self._ran(feed, flat)
         if self._pure and not self.watch.same():
             return self._stale()
         if self._single >= 0:
             return found[self._single]
         return self._maker([found[i] for i in self._outputs], flat.tensors, flat.containers)
+
+    def _ran(self, feed: list[Any], flat: Flat) -> Any:
+        """The graph without gradients, and outside of inference mode, as it was compiled, unless inputs are made in it."""
+        if torch.is_inference_mode_enabled() and not any(tensor.is_inference() for tensor in flat.tensors):
+            with torch.inference_mode(False), torch.no_grad():
+                return self._graph(*feed)
+        if not torch.is_grad_enabled():
+            return self._graph(*feed)
+        torch._C._set_grad_enabled(False)
+        try:
+            return self._graph(*feed)
+        finally:
+            torch._C._set_grad_enabled(True)
 
     def _stale(self) -> Miss:
         self._pure = False

@@ -59,6 +59,16 @@ def test_several_results_come_in_the_containers_they_came_in_and_inputs_are_the_
     same(found["parts"][0], meant["parts"][0].detach())
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_results_are_the_same_in_every_mode_and_carry_no_gradients(mode: Any) -> None:
+    model, x = Scaled(), torch.randn(3, 6)
+    fast = made(model, x)
+    with mode():
+        found = fast(x)
+        same(found, model(x).detach())
+    assert not found.requires_grad and not fast.misses
+
+
 def test_weights_that_change_in_place_are_seen_and_no_miss() -> None:
     model, x = Scaled(), torch.randn(3, 6)
     fast = made(model, x)
