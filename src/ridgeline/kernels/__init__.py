@@ -28,6 +28,7 @@ from ridgeline.kernels.dot_interaction.op import dot_interaction
 from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.embedding_bag.module import EmbeddingBags
 from ridgeline.kernels.embedding_bag.op import embedding_bag, embedding_bags
+from ridgeline.kernels.extremum.op import extreme
 from ridgeline.kernels.gated.op import geglu, swiglu
 from ridgeline.kernels.grad_norm.op import clip_grad_norm_, grad_norm
 from ridgeline.kernels.group_norm.op import group_norm
@@ -71,6 +72,7 @@ __all__ = [
     "dropout_add",
     "embedding_bag",
     "embedding_bags",
+    "extreme",
     "geglu",
     "grad_norm",
     "group_norm",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ridgeline.errors import OptimizeError
+from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.bank import Bank, Narrowed
@@ -24,6 +24,7 @@ from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.labels import in_block
 from ridgeline.optimizer.regions import Group, groups
+from ridgeline.optimizer.shortcut import shortcut
 from ridgeline.optimizer.slots import Place
 from ridgeline.optimizer.substitution import apply, revert
 from ridgeline.optimizer.training import graph_training
@@ -53,10 +54,16 @@ class Candidate:
     unmasked: bool = False  # masks that hide nothing are left out, and looked at before every call
     tries_convolutions: bool = False  # cuDNN times its algorithms before one is recorded
     narrow: tuple[tuple[str, str], ...] = ()  # linear layers in fewer bits, and their formats
+    straight: bool = False  # the compiled graph is called without its guards, where it is one
 
     @property
     def compiles(self) -> bool:
         return self.compiler != "none" or bool(self.rewrites)
+
+    @property
+    def holds_places(self) -> bool:
+        """Whether it knows weights by their addresses, and has to be made again where they have moved."""
+        return self.graphed or self.straight
 
     @property
     def complexity(self) -> int:
@@ -99,6 +106,8 @@ class Candidate:
             named = ", ".join(f"{name} ×{num}" for name, num in (matched or {}).items())
             found += [f"rewrites: {named}" if named else "rewrites" if matched is None else "no rewrite matched"]
         found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
+        past = self.straight and not self.graphed
+        found += ["called past the compiler's guards, the model watched instead"] if past else []
         return found + (["the whole call as one CUDA graph"] if self.graphed else []) or ["nothing"]
 
 
@@ -204,6 +213,8 @@ def build(
             _make(built, model, given, mode, base, traces or Traces())
             if candidate.graphed:
                 _capture(built, model, given, mode, loss)
+            elif candidate.straight:
+                _straighten(built, model, given)
     except BaseException:
         if base is None:
             built.undo()
@@ -297,6 +308,14 @@ def switched_on(switches: list[Switch]) -> Iterator[None]:
     finally:
         for switch in reversed(switches):
             switch.off()
+
+
+def _straighten(built: Built, model: nn.Module, inputs: Inputs) -> None:
+    """Past the guards where the call is one graph; where it is not, as it is."""
+    ready = inputs.reused()
+    with built.switched(), contextlib.suppress(NotGraphable):
+        built.call = shortcut(built.call, ready.args, dict(ready.kwargs), model)
+    built.places = places_of(model)
 
 
 def _around(call: Call, switches: list[Switch]) -> Call:

@@ -53,6 +53,8 @@ RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 LEAST_RACE_S, MOST_RACE_S = 0.3, 4.0
 REFERENCE_TIMES = 40
 """A call in float64 takes about this many of eager's."""
+MOST_TWICE_BYTES = 2 << 30
+"""Inputs above this are proved once: half a billion numbers say what two times as many would."""
 TRACK_TIMES = 3.0
 """Steps of the optimizer and both runs, in eager calls."""
 TRACK_FRAC = 0.15
@@ -214,6 +216,9 @@ class Search:
             num_products=num_products(model, groups(model)),
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
+            convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
+            random=self.random,
+            host_s=self.track.host_s(model) if self.problem.mode == "infer" else 0.0,
         )
 
     @property
@@ -223,6 +228,7 @@ class Search:
             problem = self.problem
             subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
             cheap = 2 * REFERENCE_TIMES * self.eager_s < 0.2 * self.problem.budget_s
+            cheap = cheap and sum(tensor.nbytes for tensor in problem.inputs.tensors()) < MOST_TWICE_BYTES
             affordable = int(DRAWS_FRAC * self.problem.budget_s / max(self.eager_s, 1e-6))
             self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random,
                                   num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
@@ -289,7 +295,7 @@ class Search:
             return
         ladder.took(rung, built.build_s)
         self._recapture()
-        if built.candidate.graphed and built.moved(self.problem.model):
+        if built.candidate.holds_places and built.moved(self.problem.model):
             self._capture_again(built)
         self._judge(built, rung)
 
@@ -416,7 +422,7 @@ class Search:
     def _recapture(self) -> None:
         """Graphs hold the addresses of weights: those captured before a candidate moved them are captured again."""
         problem = self.problem
-        for built in {id(b): b for b in (self.best, self.stock) if b is not None and b.candidate.graphed}.values():
+        for built in {id(b): b for b in (self.best, self.stock) if b is not None and b.candidate.holds_places}.values():
             try:
                 if built.moved(problem.model):
                     capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)

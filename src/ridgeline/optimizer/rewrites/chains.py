@@ -215,11 +215,12 @@ def _(
 def convolution_chain(scene: Scene) -> list[Match]:
     if scene.training or scene.autocast or not torch.backends.cudnn.allow_tf32 or not torch.backends.cudnn.enabled:
         return []
-    layers = [read for node in scene.nodes if (read := _layer(scene, node)) is not None]
     every = [read for node in scene.nodes if (read := call(node)) is not None and read.op in CONVOLUTIONS]
     shapes = {(scene.shape(read["input"]), scene.shape(read["weight"])) for read in every}
     if len(shapes) > MOST_SHAPES:
         return []
+    nodes = [read.node for read in every]  # read again in turn: what one is made from may just have been replaced
+    layers = (read for node in nodes if (read := _layer(scene, node)) is not None)
     return [match for read in layers if (match := _put(scene, read)) is not None]
 
 
