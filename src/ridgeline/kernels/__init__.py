@@ -29,6 +29,7 @@ from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.embedding_bag.module import EmbeddingBags
 from ridgeline.kernels.embedding_bag.op import embedding_bag, embedding_bags
 from ridgeline.kernels.gated.op import geglu, swiglu
+from ridgeline.kernels.gelu.op import gelu
 from ridgeline.kernels.grad_norm.op import clip_grad_norm_, grad_norm
 from ridgeline.kernels.group_norm.op import group_norm
 from ridgeline.kernels.latent_attention.op import paged_latent_attention
@@ -72,6 +73,7 @@ __all__ = [
     "embedding_bag",
     "embedding_bags",
     "geglu",
+    "gelu",
     "grad_norm",
     "group_norm",
     "layer_norm",

@@ -227,7 +227,7 @@ class Ladder:
         vocabulary in training makes several float32 copies of the logits, and an odd one slows the last product.
         """
         wanted = [] if self.facts.unmasked or self.facts.has_cache else ["attention"]
-        wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding"]
+        wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding", "patches"]
         return tuple(part for part in wanted if part in self.facts.substitutable)
 
     def narrow_rungs(self, search: Climber, name: str, narrow: tuple[tuple[str, str], ...]) -> Iterator[Rung]:

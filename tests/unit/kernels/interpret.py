@@ -83,6 +83,7 @@ FORCED = {
         for num in (1, 3)
     ],
     "gated": [{"gated.forward": gated.Pointwise(16, 1), "gated.backward": gated.Pointwise(16, 1)}],
+    "gelu": [{"gelu.forward": gated.Pointwise(16, 1), "gelu.backward": gated.Pointwise(16, 1)}],
     "relu2": [{"relu2.forward": gated.Pointwise(16, 1), "relu2.backward": gated.Pointwise(16, 1)}],
 }
 cross_entropy.SHORTEST_STRETCHED = 64
