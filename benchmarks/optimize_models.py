@@ -243,6 +243,7 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "optimize_s": optimize_s, "receipt": fast.receipt.to_dict(), "text": str(fast.receipt),
         "fallbacks": type(fast).fallbacks.fget(fast) if hasattr(type(fast), "fallbacks") else {},
     }  # fmt: skip
+    found["contests"] = _contests()
     if "decode-static" in asked.one and track.device.type == "cuda":
         found["split"] = _split(work, fast)
     turn.give()
@@ -255,6 +256,19 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
         found["again_s"] = time.perf_counter() - began
         yield found
+
+
+def _contests() -> dict[str, Any]:
+    """Milliseconds of every way that was raced when a shape was first run, by rewrite and problem."""
+    from ridgeline.optimizer.rewrites import chains, epilogue, pointwise
+
+    return {
+        module.__name__.rpartition(".")[2]: {
+            str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}
+            for key, found in module.CONTEST.seconds.items()
+        }
+        for module in (chains, epilogue, pointwise)
+    }
 
 
 def _split(work: dict[str, Any], fast: Any) -> dict[str, Any]:

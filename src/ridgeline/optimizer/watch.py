@@ -308,9 +308,7 @@ class Watch:
 
     def addressed(self) -> bool:
         """Whether every tensor is where it was."""
-        if _bulk is not None:
-            return _bulk(self._tensors, self._addresses, self._indices)
-        return list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+        return at_places(self._tensors, self._addresses, self._indices)
 
     def changes(self) -> list[str]:
         """What has changed, by name; equal plain values are no change, nor are hooks that only collect."""
@@ -380,6 +378,16 @@ class Watch:
     def buffers(self) -> list[Tensor]:
         """The tensors held that are not parameters: those a call may write to."""
         return [tensor for tensor in self._tensors if not isinstance(tensor, nn.Parameter)]
+
+
+def at_places(tensors: list[Tensor], places: list[int], indices: list[int]) -> bool:
+    """Whether the tensors of these indices lie where ``places`` says, asked at once where PyTorch can be."""
+    if _bulk is not None:
+        return _bulk(tensors, places, indices)
+    for i in indices:  # noqa: SIM110 a generator would take longer
+        if tensors[i].data_ptr() != places[i]:
+            return False
+    return True
 
 
 _contents = attrgetter("cell_contents")

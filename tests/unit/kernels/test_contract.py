@@ -110,9 +110,18 @@ SAMPLES = {
         True,
     ),
     "dense": lambda: (
-        drawn(8, 16).bfloat16(), drawn(24, 16).bfloat16(), None, drawn(8, 24).bfloat16(), drawn(24), drawn(24).abs(),
-        drawn(24), None, 1e-5, "relu", False,
-    ),  # fmt: skip
+        drawn(8, 16).bfloat16(),
+        drawn(24, 16).bfloat16(),
+        None,
+        drawn(8, 24).bfloat16(),
+        drawn(24),
+        drawn(24).abs(),
+        drawn(24),
+        None,
+        1e-5,
+        "relu",
+        False,
+    ),
     "matmul": lambda: (drawn(3, 4, 256), drawn(256, 8), drawn(8)),
     "convolution": lambda: (
         drawn(2, 3, 6, 5),

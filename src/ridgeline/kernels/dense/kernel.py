@@ -43,8 +43,20 @@ def activated(y, ACT: tl.constexpr):
 
 
 @triton.jit
-def columns(bias_ptr, mean_ptr, var_ptr, gamma_ptr, beta_ptr, col, inside, eps, BIAS: tl.constexpr,
-            NORM: tl.constexpr, GAMMA: tl.constexpr, BETA: tl.constexpr):
+def columns(
+    bias_ptr,
+    mean_ptr,
+    var_ptr,
+    gamma_ptr,
+    beta_ptr,
+    col,
+    inside,
+    eps,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    GAMMA: tl.constexpr,
+    BETA: tl.constexpr,
+):
     """What a column is multiplied with and what is added to it."""
     scale = tl.full(col.shape, 1.0, tl.float32)
     shift = tl.zeros(col.shape, tl.float32)
@@ -61,8 +73,21 @@ def columns(bias_ptr, mean_ptr, var_ptr, gamma_ptr, beta_ptr, col, inside, eps, 
 
 
 @triton.jit
-def few_columns(bias_ptr, mean_ptr, var_ptr, gamma_ptr, beta_ptr, first, n, eps, BN: tl.constexpr, BIAS: tl.constexpr,
-                NORM: tl.constexpr, GAMMA: tl.constexpr, BETA: tl.constexpr):
+def few_columns(
+    bias_ptr,
+    mean_ptr,
+    var_ptr,
+    gamma_ptr,
+    beta_ptr,
+    first,
+    n,
+    eps,
+    BN: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    GAMMA: tl.constexpr,
+    BETA: tl.constexpr,
+):
     """The same for the columns of a tile, each worked out by one thread and handed to the others.
 
     Left to itself the compiler lets every thread read all it needs, and a hundred registers hold what is read: a sum
@@ -109,8 +134,9 @@ def dense_forward(
         acc = tl.dot(x, w, acc)
         x_at += BK
         w_at += BK
-    scale, shift = few_columns(bias_ptr, mean_ptr, var_ptr, gamma_ptr, beta_ptr, tile_n * BN, n, eps, BN, BIAS, NORM,
-                               GAMMA, BETA)
+    scale, shift = few_columns(
+        bias_ptr, mean_ptr, var_ptr, gamma_ptr, beta_ptr, tile_n * BN, n, eps, BN, BIAS, NORM, GAMMA, BETA
+    )
     y = acc * scale[None, :] + shift[None, :]
     if ADDED:
         added = tl.load(added_ptr + row.to(tl.int64)[:, None] * added_step + col[None, :], mask=real, other=0.0)

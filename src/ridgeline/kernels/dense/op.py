@@ -101,7 +101,7 @@ def finished(
     """What follows a product, in place of it and in one pass; ``y`` and ``added`` are dense [rows, outputs]."""
     if not launchable(y):
         wide = [None if t is None else t.float() for t in (y, bias, added, mean, var, gamma, beta)]
-        return y.copy_(reference.finish(*wide, eps, activation, last))  # type: ignore[arg-type]
+        return y.copy_(reference.finish(*wide, eps, activation, last))  # type: ignore[call-arg, arg-type]
     m, n = y.shape
     columns = (bias, mean, var, gamma, beta)
     kinds = tuple(None if each is None else each.dtype for each in columns)

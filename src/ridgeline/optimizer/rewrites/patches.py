@@ -42,4 +42,4 @@ def _cuts(scene: Scene, read: Call) -> bool:
     if settings is None or settings[5] or x is None or weight is None or not isinstance(read["weight"], fx.Node):
         return False
     stride, padding, dilation, _, groups, _ = settings
-    return x.device.type == "cuda" and fits(x, weight) and is_patching(weight, stride, padding, dilation, groups)
+    return fits(x, weight) and is_patching(weight, stride, padding, dilation, groups)
