@@ -13,7 +13,7 @@ from torch import nn
 
 from ridgeline.optimizer import patches
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import epilogue, pointwise
+from ridgeline.optimizer.rewrites import epilogue, pointwise, stems
 from ridgeline.optimizer.substitution import apply, revert
 
 
@@ -115,3 +115,17 @@ def test_gelu_of_extremes_is_pytorchs() -> None:
     x = torch.tensor([float("inf"), float("-inf"), float("nan"), -3e38, 3e38, 0.0, -0.0, 13.5, -13.5], device="cuda")
     for dtype in (torch.bfloat16, torch.float16):
         torch.testing.assert_close(gelu(x.to(dtype)), F.gelu(x.to(dtype)), equal_nan=True)
+
+
+@pytest.mark.parametrize(("side", "filters", "padding"), [(224, 7, 3), (225, 3, 1)])
+def test_a_stem_over_squares_is_as_right_as_cudnn(side: int, filters: int, padding: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, side, side, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(64, 3, filters, filters, device="cuda", dtype=torch.bfloat16)
+    w = w.contiguous(memory_format=torch.channels_last)
+    meant = F.conv2d(x.double(), w.double(), None, 2, padding)
+    own, found = F.conv2d(x, w, None, 2, padding), stems.stem(x, w, None, [padding, padding])
+    assert found.stride() == own.stride()
+    assert _error(stems.squares(x, w, None, [padding, padding]), meant) < 1.1 * _error(own, meant) + 1e-4
+    assert _error(found, meant) < 1.1 * _error(own, meant) + 1e-4
+    assert any(set(found) == {"library", "squares"} for found in stems.CONTEST.seconds.values())

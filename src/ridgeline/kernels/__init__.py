@@ -53,6 +53,7 @@ from ridgeline.kernels.rope.tables import rope_tables
 from ridgeline.kernels.scan.op import scan
 from ridgeline.kernels.selective_scan.op import selective_scan
 from ridgeline.kernels.softmax.op import softmax
+from ridgeline.kernels.unshuffle.op import unshuffle
 
 __all__ = [
     "AdamW",
@@ -103,6 +104,7 @@ __all__ = [
     "softmax",
     "supports",
     "swiglu",
+    "unshuffle",
     "varlen_attention",
 ]
 

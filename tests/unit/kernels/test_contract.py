@@ -109,6 +109,7 @@ SAMPLES = {
         None,
         True,
     ),
+    "unshuffle": lambda: (drawn(2, 3, 5, 8), 4, 6, 1, 2),
     "dense": lambda: (
         drawn(8, 16).bfloat16(),
         drawn(24, 16).bfloat16(),

@@ -13,7 +13,7 @@ from torch import nn
 
 from ridgeline.optimizer import hooks, patches
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import pointwise
+from ridgeline.optimizer.rewrites import pointwise, stems
 from ridgeline.optimizer.substitution import apply, revert
 
 SHAPES = [((2, 3, 37, 32), (8, 3, 16, 16)), ((3, 4, 10), (5, 4, 5)), ((2, 2, 4, 6, 6), (6, 2, 2, 3, 3))]
@@ -161,3 +161,40 @@ def test_a_result_that_is_read_twice_stays(monkeypatch: pytest.MonkeyPatch) -> N
         found = compiled(model, rewrites=("pointwise",), report=report)(x)
         torch.testing.assert_close(found, model(x), rtol=3e-2, atol=3e-2)
     assert [match.what for match in report.matches] == ["(8, 16, 1, 1) with norm and none"]
+
+
+@pytest.mark.parametrize(
+    ("sides", "filters", "padding"),
+    [((21, 30), (7, 7), [3, 3]), ((16, 17), (3, 3), [1, 1]), ((18, 12), (4, 5), [0, 2]), ((13, 9), (3, 6), [0, 0])],
+)
+def test_a_stem_over_squares_is_the_convolution(sides: Any, filters: Any, padding: Any) -> None:
+    torch.manual_seed(0)
+    x, w, b = torch.randn(2, 3, *sides), torch.randn(8, 3, *filters), torch.randn(8)
+    meant = F.conv2d(x, w, b, 2, padding)
+    found = stems.squares(x, w, b, padding)
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("names", [("stem",), ("convolution-end",)])
+def test_the_first_convolution_of_a_network_is_found(names: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stems, "LEAST_NUMBERS", 0)
+    monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
+    torch.manual_seed(0)
+    model = _settled(nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU()))
+    x, report = torch.randn(2, 3, 20, 24).bfloat16(), Report()
+    with torch.no_grad():
+        found, own = compiled(model, rewrites=names, report=report)(x), model(x)
+        meant = model.float()(x.float())
+    assert report.counts() == {names[0]: 1}, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
+
+
+def test_a_stem_that_does_not_halve_or_has_many_channels_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stems, "LEAST_NUMBERS", 0)
+    report = Report()
+    for layer, channels in ((nn.Conv2d(3, 8, 3, 1), 3), (nn.Conv2d(8, 8, 3, 2), 8), (nn.Conv2d(3, 8, 1, 2), 3)):
+        with torch.no_grad():
+            compiled(_settled(layer), rewrites=("stem",), report=report)(torch.randn(2, channels, 12, 12).bfloat16())
+    assert report.counts() == {}

@@ -32,16 +32,14 @@ class Finish:
 
 
 def tiles(m: int, n: int, k: int) -> tuple[Tile, ...]:
-    """Tiles worth trying: small ones, several to a multiprocessor, and where sums are long large ones.
+    """Tiles worth trying: small ones, several to a multiprocessor, and where sums are long larger ones.
 
     Few forms for all sizes: each is a kernel to compile.
     """
     narrow, middle = Tile(128, 64, num_warps=4), Tile(128, 128)
     if n <= 64:
-        return narrow, Tile(64, 64, num_warps=4)
-    if n <= 128 or k <= 256:
-        return narrow, middle
-    return middle, Tile(128, 256)
+        return (narrow,)
+    return (narrow, middle) if k <= 256 else (middle,)
 
 
 def default(m: int, n: int, k: int) -> Tile:

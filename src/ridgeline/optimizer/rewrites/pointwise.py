@@ -22,6 +22,7 @@ from ridgeline.optimizer.contest import Contest
 from ridgeline.optimizer.rewrites.layers import Ints, settings_of
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
+from ridgeline.optimizer.rewrites.stems import MOST_CHANNELS, is_stem, stem
 from ridgeline.optimizer.rewrites.words import Call, call
 
 LEAST_NUMBERS = 1 << 18
@@ -51,9 +52,7 @@ def _ended(
     if not x.is_cuda:
         return _on_host(x, weight, ends, stride, padding, dilation, groups)
     if not is_product(weight, stride, padding, groups):
-        made = F.conv2d(x, weight, None, stride, padding, dilation, groups).contiguous(
-            memory_format=torch.channels_last
-        )
+        made = _convolved(x, weight, stride, padding, dilation, groups)
         finished(_rows(made), *ends)  # type: ignore[arg-type]
         return made
     rows, filters = _rows(x), weight.flatten(1)
@@ -61,6 +60,14 @@ def _ended(
     key = (rows.shape, filters.shape, x.dtype, activation, *(each is None for each in ends[:6]), x.device)
     made = CONTEST.run(key, _ways(rows, filters, ends), x.device)
     return made.view(x.shape[0], *x.shape[2:], -1).permute(0, 3, 1, 2)
+
+
+def _convolved(x: Tensor, weight: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:
+    """A convolution by itself, channels last."""
+    if is_stem(x, weight, (stride, padding, dilation, [0, 0], groups, False)):
+        return stem(x, weight, None, padding)
+    made = F.conv2d(x, weight, None, stride, padding, dilation, groups)
+    return made.contiguous(memory_format=torch.channels_last)
 
 
 def _ways(rows: Tensor, filters: Tensor, ends: tuple[Any, ...]) -> dict[str, Any]:
@@ -176,10 +183,12 @@ def _fits(scene: Scene, layer: Call) -> bool:
     if x is None or weight is None or out is None or x.dim() != 4 or scene.shape(layer.node) is None:
         return False
     bias = layer.get("bias")
-    lies = x.is_contiguous(memory_format=torch.channels_last) and out.is_contiguous(memory_format=torch.channels_last)
-    return lies and x.dtype in NARROW and weight.dtype == x.dtype and out.numel() >= LEAST_NUMBERS and (
-        x.shape[1] % VECTOR == out.shape[1] % VECTOR == 0 and (bias is None or isinstance(bias, fx.Node))
-    )  # fmt: skip
+    last = torch.channels_last
+    lies = (x.shape[1] % VECTOR == 0 and x.is_contiguous(memory_format=last)) or x.shape[1] <= MOST_CHANNELS
+    fits = (
+        lies and out.is_contiguous(memory_format=last) and out.shape[1] % VECTOR == 0 and out.numel() >= LEAST_NUMBERS
+    )
+    return fits and x.dtype in NARROW and weight.dtype == x.dtype and (bias is None or isinstance(bias, fx.Node))
 
 
 def _chain(scene: Scene, layer: Call) -> Chain:
