@@ -26,6 +26,7 @@ from ridgeline.optimizer.labels import in_block
 from ridgeline.optimizer.regions import Group, groups
 from ridgeline.optimizer.shortcut import shortcut
 from ridgeline.optimizer.slots import Place
+from ridgeline.optimizer.streams import entry_of
 from ridgeline.optimizer.substitution import apply, revert
 from ridgeline.optimizer.training import graph_training
 
@@ -465,12 +466,14 @@ class Blocks:
 
     def _fork(self, run: Call, block: nn.Module, before: Call | None, path: str) -> Call:
         here, own, place = self.here, before or partial(type(block).forward, block), Place(block)
+        laid = entry_of(block)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(here, "inside", False):
                 self._check_variants()
                 with in_block(path):
-                    return place.call(run, block, args, kwargs)
+                    given, named = tuple(map(laid, args)), {name: laid(value) for name, value in kwargs.items()}
+                    return place.call(run, block, given, named)
             return own(*args, **kwargs)
 
         forward.is_fork = True  # type: ignore[attr-defined]

@@ -114,6 +114,9 @@ class Ladder:
             return
         yield from self._captured(search)
         layout = search.best.candidate.layout
+        convnet = self.facts.has_conv and self.facts.mode == "infer" and not self.facts.groups
+        if convnet:  # seconds, and most of what a compiler would bring to a network of convolutions
+            yield from self._rewritten(search, layout)
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
         training = self.facts.mode == "train"
         if training:  # a second's work each, and what is compiled has to beat it
@@ -142,8 +145,8 @@ class Ladder:
             yield from self._ablations(search, "blocks")
         elif self.facts.groups and not self._at_the_floor(search):
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
-        if not self.facts.groups and not self.facts.has_cache:
-            yield from self._rewritten(search)
+        if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
+            yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too
         if not early:
             yield from self._tuned(search, layout)
         for scope in ("blocks", "model"):
@@ -217,10 +220,11 @@ class Ladder:
             last = Candidate(name="channels last", layout="channels_last", tries_convolutions=self._tries())
             yield self._graphed(last, CAPTURE_S)
 
-    def _rewritten(self, search: Climber) -> Iterator[Rung]:
+    def _rewritten(self, search: Climber, layout: str = "keep") -> Iterator[Rung]:
         chosen = recommended(self.kind, "none", self.device)
-        if chosen:
-            yield from self._family(search, Candidate(name="rewrites", rewrites=chosen), self._trace_s("model"))
+        if chosen and not search.entries.keys() & {"rewrites", "rewrites" + GRAPHED}:
+            whole = Candidate(name="rewrites", rewrites=chosen, layout=layout, tries_convolutions=self._tries())
+            yield from self._family(search, whole, self._trace_s("model"))
 
     def _block_rungs(self, search: Climber, layout: str) -> Iterator[Rung]:
         chosen = recommended(self.kind, "none", self.device)
@@ -253,7 +257,7 @@ class Ladder:
         vocabulary in training makes several float32 copies of the logits, and an odd one slows the last product.
         """
         wanted = [] if self.facts.unmasked or self.facts.has_cache else ["attention"]
-        wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding"]
+        wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding", "patches"]
         return tuple(part for part in wanted if part in self.facts.substitutable)
 
     def narrow_rungs(self, search: Climber, name: str, narrow: tuple[tuple[str, str], ...]) -> Iterator[Rung]:

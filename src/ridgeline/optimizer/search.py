@@ -21,7 +21,7 @@ from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, buil
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import CAPTURE_S, Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import CAPTURE_S, PLAIN, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -68,6 +68,8 @@ NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
+PRICED_FRAC = 0.6
+"""Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""
 FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with 375 objects that are never collected."""
 COMPILING_S = 45.0
@@ -165,7 +167,10 @@ class Search:
         self.eager_s = timed.median_s
         self._note(self.eager, WINNER, "", timed=timed, peak=self.eager_bytes, comparison=compare(timed, timed))
         self.steps.append(Step("eager", self.eager_s))
-        self._price()
+        if self.left_s() > PRICED_FRAC * problem.budget_s:
+            self._price()
+        else:
+            self.notes.append("not priced: what is left of the budget is for candidates")
 
     def _draws_random(self, before: RandomState) -> bool:
         before.restore()
@@ -281,6 +286,7 @@ class Search:
         spare_s = self.left_s() - reserve_s - (ladder.owed_s(rung, self) if rung.cost_s > 2 * CAPTURE_S else 0.0)
         compiled = any(built.candidate.compiler != "none" for built in self.families.values())
         first = rung.candidate.compiler != "none" and not compiled  # estimates are rough: the first gets its chance
+        first = first or (rung.candidate.name == PLAIN and self.left_s() > 0)  # what takes the host out takes a second
         if rung.cost_s > (max(spare_s, LENIENCY * self.left_s()) if first else spare_s):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
@@ -699,7 +705,7 @@ def explained(receipt: Receipt, inputs: Inputs) -> Receipt:
 @contextlib.contextmanager
 def _undisturbed(budget_s: float) -> Iterator[None]:
     """Rubbish is looked for among what the search makes: half a second less for each of dozens of collections."""
-    for name in COMPILERS if budget_s >= COMPILING_S else COMPILERS[:1]:
+    for name in COMPILERS if budget_s >= COMPILING_S else ():
         importlib.import_module(name)
     own = gc.get_freeze_count() < FROZEN_BY_PYTHON  # else somebody has reasons of their own
     if own:
