@@ -59,8 +59,10 @@ def clusters_at_once(num_sms: int, size: int) -> int:
     return max(1, fitting * num_sms // sum(_GPC_SMS))
 
 
-def _peak_macs(chip: Chip, dtype: str) -> float:
-    return chip.tensor_flops_per_s[dtype] / (2.0 * chip.num_sms * chip.clock_hz)
+def _peak_macs(chip: Chip, dtype: str, way: str) -> float:
+    """Multiplications an SM does in a clock, on its matrix units or its vector ones."""
+    flops_per_s = chip.vector_flops_per_s if way in VECTOR else chip.tensor_flops_per_s[dtype]
+    return flops_per_s / (2.0 * chip.num_sms * chip.clock_hz)
 
 
 def _memory_cycles(chip: Chip, coef: Coef, problem: Problem) -> float:
@@ -98,7 +100,7 @@ def clustered_s(chip: Chip, coef: Coef, problem: Problem, choice: Choice, dtype:
     area, steps = high * wide / _SQUARE, problem.taps * -(-problem.channels // deep)
     waves = waves_of(chip, problem, choice)
     over = -(-across // choice.cluster_columns) * choice.cluster_columns / across - 1.0
-    step = high * wide * deep / (coef["frac"] * _peak_macs(chip, dtype)) + coef["step"]
+    step = high * wide * deep / (coef["frac"] * _peak_macs(chip, dtype, choice.way)) + coef["step"]
     step += (high * coef["high"] + wide * coef["wide"]) * deep * problem.itemsize
     step *= (1.0 + coef["idle"] * over / choice.cluster_rows**2) * _ragged(coef, problem.channels, deep)
     tile, extra = steps * step + coef["tile"] * area, 0.0
@@ -120,7 +122,7 @@ def copied_s(chip: Chip, coef: Coef, problem: Problem, choice: Choice, dtype: st
     tiles = -(-problem.rows // high) * -(-problem.columns // wide) * problem.repeat * choice.split
     steps = max(1.0, -(-problem.taps * -(-problem.channels // deep) // choice.split))
     loaded = (high + wide) * deep * problem.itemsize
-    step = max(high * wide * deep / (coef["frac"] * _peak_macs(chip, dtype)), loaded / coef["bytes"])
+    step = max(high * wide * deep / (coef["frac"] * _peak_macs(chip, dtype, choice.way)), loaded / coef["bytes"])
     per_sm = -(-tiles // chip.num_sms)
     rounds = -(-per_sm // max(1, min(4, int(2.0 / area))))
     chain = coef["step"] * area**0.25
@@ -139,3 +141,4 @@ def implicit_s(chip: Chip, coef: Coef, problem: Problem, choice: Choice, dtype: 
 
 
 CLUSTERED = ("tma", "tma_strided")
+VECTOR = ("simt", "vector", "indexed", "scatter", "atomic")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -131,6 +131,7 @@ def text_of(choice: Choice) -> str:
 SLICED = ("copy", "warp", "warp_strided", "plain")
 
 
+@lru_cache(maxsize=4096)
 def choose(s: Shape) -> Choice | None:
     """What the library takes, or None for a pass that nothing was learned of."""
     selector = _selector(pool_of(s))
