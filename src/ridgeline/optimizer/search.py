@@ -212,7 +212,6 @@ class Search:
             unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
-            convolves=any(isinstance(module, CONVOLUTIONS) for module in model.modules()),
             substitutable=() if self.track.state.rebinds else substitutable(model, self.problem.device),
             has_cache=self.problem.inputs.has_cache,
             unmasked=simplified(model, self.problem.inputs.args, self.problem.inputs.kwargs) is not None,
