@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from cases import CASES, Prefetch, Program, Setting, case, end_workers, graphed, precision
 from cases import training as train
 from healthy import HEALTHY, healthy
+from third import Padded, swapped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -732,8 +733,6 @@ def again_long_encoder_by_hand(s: Setting, fixed: bool) -> Program:
 def again_columns_one_by_one(s: Setting, fixed: bool) -> Program:
     if not fixed:
         return _was("columns_one_by_one", s)
-    from third import Padded
-
     batch, tables, rows = s.pick(8192, 8), s.pick(40, 3), s.pick(20_000, 100)
     model = fresh.ranker(s, rows, 64, tables, tower=4096, layers=4)
     first = model.top[0]
@@ -748,3 +747,13 @@ def again_columns_one_by_one(s: Setting, fixed: bool) -> Program:
         optimizer.zero_grad(set_to_none=True)
 
     return Program(step)
+
+
+@case("unfused pointwise chain", "torch.compile the rotation", compiles=True, rounds=1, steps=12, stack=False)
+def again_rotary_decode(s: Setting, fixed: bool) -> Program:
+    """Tokens from a CUDA graph in both; what is left between the products of the token is the rotation."""
+    if not fixed:
+        return _was("rotary_decode", s)
+    turned = torch.compile(nets.rotated, backend=cases.compiler(s), dynamic=False)
+    with swapped("rotated", turned):
+        return _was("rotary_decode", s)

@@ -65,7 +65,7 @@ FOURTH = (
     "policy_updated_in_small_steps averages_by_name slides_in_pieces "
     "healthy_graphed_training healthy_gpt_training healthy_resnet healthy_embedding_server healthy_fed_training "
     "again_denoised_eagerly again_spectrograms_pageable again_documents_one_by_one again_long_encoder_by_hand "
-    "again_columns_one_by_one healthy_compiled_block"
+    "again_columns_one_by_one healthy_compiled_block again_rotary_decode"
 ).split()
 SUITES = {"first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH}
 
