@@ -78,7 +78,7 @@ class Shortcut:
         return self._maker([found[i] for i in self._outputs], flat.tensors, flat.containers)
 
     def _ran(self, feed: list[Any], flat: Flat) -> Any:
-        """The graph without gradients, and outside of inference mode, as it was compiled, unless inputs are made in it."""
+        """The graph without gradients, and outside of inference mode, as it was compiled, unless inputs are of it."""
         if torch.is_inference_mode_enabled() and not any(tensor.is_inference() for tensor in flat.tensors):
             with torch.inference_mode(False), torch.no_grad():
                 return self._graph(*feed)

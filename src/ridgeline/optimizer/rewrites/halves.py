@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.kernels.matmul.op import MATMUL, is_thin, planned, thin_fits
-from ridgeline.optimizer.contest import Contest
+from ridgeline.optimizer.contest import Contest, may_time, prepared
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import Call, call
@@ -54,6 +54,9 @@ def _raced(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         names.append("halves")
     if num_pieces(a, b) > 1:
         names.append("pieces")
+    if may_time(a.device):
+        thin = [each == "digits" for each in names if each in ("digits", "halves")]
+        prepared(partial(planned, a, b, bias, thin=each) for each in thin)
     return CONTEST.run(key, {each: partial(_WAYS[each], a, b, bias) for each in names}, a.device)
 
 
