@@ -92,21 +92,31 @@ def test_patches_are_as_right_as_cudnn_and_lie_channels_last(size: tuple[int, ..
     assert patches.is_patch_layer(layer)
 
 
+@pytest.mark.parametrize("rewrite", ["gelu", "linear-activation"])
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
-def test_gelu_between_products_is_ours_and_as_right_as_eager(compiler: str, approximate: str) -> None:
+def test_gelu_between_products_is_as_right_as_eager(compiler: str, approximate: str, rewrite: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(approximate), nn.Linear(1024, 256)).cuda().bfloat16()
     x = torch.randn(1000, 256, device="cuda", dtype=torch.bfloat16)
     report = Report()
-    names = ("gelu",) if approximate == "none" else ("linear-activation",)
     with torch.no_grad():
-        found, own = compiled(model, rewrites=names, compiler=compiler, report=report)(x), model(x)
+        found, own = compiled(model, rewrites=(rewrite,), compiler=compiler, report=report)(x), model(x)
         meant = model.double()(x.double())
-    assert report.counts() == {names[0]: 1}, report.refusals
+    assert report.counts() == {rewrite: 1}, report.refusals
     assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-4
-    if approximate == "tanh":
-        assert set(next(iter(epilogue.CONTEST.seconds.values()))) == {"apart", "together"}
+
+
+@pytest.mark.parametrize("kind", ["relu", "gelu", "gelu_tanh"])
+def test_every_way_of_an_activated_product_agrees(kind: str) -> None:
+    torch.manual_seed(0)
+    x, w, b = (torch.randn(*s, device="cuda").bfloat16() for s in ((3001, 128), (512, 128), (512,)))
+    ways = epilogue._ways(b, x, w.t(), kind)
+    assert set(ways) == {"apart", "128x64x64", "128x128x64"} | ({"together"} if kind != "gelu" else set())
+    act = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda y: F.gelu(y, approximate="tanh")}[kind]
+    meant = act(F.linear(x.double(), w.double(), b.double()))
+    for name, way in ways.items():
+        assert _error(way(), meant) < 5e-3, name
 
 
 def test_gelu_of_extremes_is_pytorchs() -> None:

@@ -964,8 +964,13 @@ def a_gelu_of_float32() -> Any:
     return nn.Sequential(nn.Linear(WIDTH, 20), nn.GELU(), nn.Linear(20, 8)), (_x(),)
 
 
+@spelled("linear-activation", training=False, dtypes=(torch.bfloat16,))
+def a_linear_layer_and_an_exact_gelu() -> Any:
+    return nn.Sequential(nn.Linear(WIDTH, 20), nn.GELU()), (_x(),)
+
+
 @missed("linear-activation")
-def an_exact_gelu_has_no_epilogue() -> Any:
+def an_exact_gelu_of_float32_has_no_epilogue() -> Any:
     return nn.Sequential(nn.Linear(WIDTH, 20), nn.GELU()), (_x(),)
 
 

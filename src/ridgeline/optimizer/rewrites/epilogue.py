@@ -1,7 +1,8 @@
 """Activations behind products: in the product's last step, or as a kernel that memory alone holds up.
 
-Whether cuBLASLt's last step or a kernel behind its plain product is faster is decided by a race when a shape is first
-run on the device.
+Whether cuBLASLt's last step, ours, or a kernel behind cuBLASLt's plain product is fastest is decided by a race when a
+shape is first run on the device. Where sums are short, as in the first stages of image networks, a pass over the result
+costs more than the product.
 """
 
 from __future__ import annotations
@@ -13,80 +14,93 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from ridgeline.kernels.dense import config
+from ridgeline.kernels.dense.op import DENSE, NARROW, tiled
 from ridgeline.kernels.gelu.op import GELU, gelu
 from ridgeline.optimizer.contest import Contest
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
-from ridgeline.optimizer.rewrites.scene import Scene
+from ridgeline.optimizer.rewrites.scene import SMALL, Scene
 from ridgeline.optimizer.rewrites.words import Call, call
 
 CONTEST = Contest()
-_NARROW = (torch.bfloat16, torch.float16)
 _PRODUCTS = ("linear", "addmm", "matmul", "mm", "bmm", "conv1d", "conv2d", "conv3d")
 _ROOMS = ("view", "reshape", "flatten", "unflatten", "contiguous", "permute", "transpose", "unsqueeze", "squeeze")
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
-def activated_product(bias: Tensor, x: Tensor, weight: Tensor, by_tanh: bool) -> Tensor:
-    """gelu (by tanh) or relu of ``x @ weight + bias``, in one kernel of cuBLASLt on a GPU or in two, as is faster.
+def activated_product(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> Tensor:
+    """``relu``, ``gelu_tanh`` or ``gelu`` of ``x @ weight + bias``: on a GPU the fastest of a few ways to compute it.
 
     Tracers see one opaque op: taken apart again, the activation would be a pass over memory of its own.
     """
     if type(x) is Tensor and not _active_modes():
-        return _activated(bias, x, weight, by_tanh)
-    return torch.ops.ridgeline_optimizer.activated_product(bias, x, weight, by_tanh)
+        return _activated(bias, x, weight, kind)
+    return torch.ops.ridgeline_optimizer.activated_product(bias, x, weight, kind)
 
 
-def _activated(bias: Tensor, x: Tensor, weight: Tensor, by_tanh: bool) -> Tensor:
+def _activated(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> Tensor:
     if not x.is_cuda:
-        return _apart(bias, x, weight, by_tanh)
-    key = (x.shape, x.stride(), weight.shape, weight.stride(), x.dtype, by_tanh, x.device)
-    given = (bias, x, weight, by_tanh)
-    return CONTEST.run(key, {"apart": partial(_apart, *given), "together": partial(_together, *given)}, x.device)
+        return _apart(bias, x, weight, kind)
+    key = (x.shape, x.stride(), weight.shape, weight.stride(), x.dtype, kind, x.device)
+    return CONTEST.run(key, _ways(bias, x, weight, kind), x.device)
 
 
-def _together(bias: Tensor, x: Tensor, weight: Tensor, by_tanh: bool) -> Tensor:
-    return torch._addmm_activation(bias, x, weight, use_gelu=by_tanh)
+def _ways(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> dict[str, Any]:
+    """The library's product and a kernel behind it; the library's with the activation; ours with it."""
+    found: dict[str, Any] = {"apart": partial(_apart, bias, x, weight, kind)}
+    if kind != "gelu":
+        found["together"] = partial(torch._addmm_activation, bias, x, weight, use_gelu=kind == "gelu_tanh")
+    ends = (bias, None, None, None, None, None, 1e-5, kind, False)
+    if x.shape[0] * weight.shape[1] >= SMALL and DENSE.support(x, weight.t(), *ends) is None:
+        for tile in config.tiles(x.shape[0], weight.shape[1], x.shape[1]):
+            found[str(tile)] = partial(tiled, x, weight.t(), *ends, tile=tile)  # type: ignore[arg-type]
+    return found
 
 
-def _apart(bias: Tensor, x: Tensor, weight: Tensor, by_tanh: bool) -> Tensor:
+def _apart(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> Tensor:
     product = torch.addmm(bias, x, weight)
-    if not by_tanh:
+    if kind == "relu":
         return torch.relu_(product)
-    return gelu(product, "tanh") if x.is_cuda and x.dtype in _NARROW else F.gelu(product, approximate="tanh")
+    approximate = "tanh" if kind == "gelu_tanh" else "none"
+    return gelu(product, approximate) if x.is_cuda and x.dtype in NARROW else F.gelu(product, approximate=approximate)
 
 
 _op = torch.library.custom_op("ridgeline_optimizer::activated_product", _activated, mutates_args=())
 
 
 @_op.register_fake
-def _(bias: Tensor, x: Tensor, weight: Tensor, by_tanh: bool) -> Tensor:
+def _(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[1])
 
 
 @rewrite(
     "linear-activation",
-    summary="ReLU or tanh-GELU behind a product with a bias is computed in the product's last step",
+    summary="ReLU or GELU behind a product with a bias is computed in the product's last step, where that is faster",
     modes=(INFERENCE,),
-    worth=Worth(eager=1.1, compiled=1.05, basis="a pass over the activations less; cuBLASLt's epilogues"),
+    worth=Worth(eager=1.1, compiled=1.05, basis="a pass over the activations less; raced when first run"),
 )
 def linear_activation(scene: Scene) -> list[Match]:
     found = []
     for node in scene.nodes:
         read = call(node)
-        kind = None if read is None or scene.autocast or scene.training else _kind(read)
-        match = None if kind is None else _joined(scene, read, kind == "gelu")  # type: ignore[arg-type]
+        kind = None if read is None or scene.autocast or scene.training else _kind(scene, read)
+        match = None if kind is None else _joined(scene, read, kind)  # type: ignore[arg-type]
         if match is not None:
             found.append(match)
     return found
 
 
-def _kind(read: Call) -> str | None:
+def _kind(scene: Scene, read: Call) -> str | None:
     if read.op == "relu":
         return "relu"
-    return "gelu" if read.op == "gelu" and read.get("approximate", "none") == "tanh" else None
+    if read.op != "gelu":
+        return None
+    if read.get("approximate", "none") == "tanh":
+        return "gelu_tanh"
+    return "gelu" if scene.dtype(read.node) in NARROW else None  # no library has it, and our kernels are for 16 bits
 
 
-def _joined(scene: Scene, act: Call, by_tanh: bool) -> Match | None:
+def _joined(scene: Scene, act: Call, kind: str) -> Match | None:
     source, steps = _before_views(act["input"])
     product = None if len(source.users) != 1 else _product(scene, source)
     shape = scene.shape(act.node)
@@ -104,12 +118,12 @@ def _joined(scene: Scene, act: Call, by_tanh: bool) -> Match | None:
         return None
     flat = scene.emit(act.node, torch.reshape, x, (-1, (scene.shape(x) or (0,))[-1]))
     columns = scene.emit(act.node, torch.t, weight) if turned else weight
-    made = scene.emit(act.node, activated_product, bias, flat, columns, by_tanh)
+    made = scene.emit(act.node, activated_product, bias, flat, columns, kind)
     new = scene.emit(act.node, torch.reshape, made, shape)
     if not scene.replace(act.node, new):
         return None
     scene.discard(act.node)
-    return scene.match(new, f"{'GELU' if by_tanh else 'ReLU'} of {width} columns")
+    return scene.match(new, f"{kind} of {width} columns")
 
 
 def _before_views(node: Any) -> tuple[fx.Node, tuple[fx.Node, ...]]:
@@ -150,7 +164,7 @@ def plain_gelu(scene: Scene) -> list[Match]:
             continue
         source, approximate = read["input"], read.get("approximate", "none")
         value = scene.tensor(source)
-        if value is None or value.dtype not in _NARROW or GELU.support(value) is not None:
+        if value is None or value.dtype not in NARROW or GELU.support(value) is not None:
             continue
         new = scene.emit(node, gelu, source, approximate)
         if scene.replace(node, new):
