@@ -139,3 +139,14 @@ def test_a_stem_over_squares_is_as_right_as_cudnn(side: int, filters: int, paddi
     assert _error(stems.squares(x, w, None, [padding, padding]), meant) < 1.1 * _error(own, meant) + 1e-4
     assert _error(found, meant) < 1.1 * _error(own, meant) + 1e-4
     assert any(set(found) == {"library", "squares"} for found in stems.CONTEST.seconds.values())
+
+
+def test_rows_off_sixteen_bytes_take_the_library() -> None:
+    rows = torch.randn(4001 * 64 + 1, device="cuda").bfloat16()[1:].view(4001, 64)
+    filters = torch.randn(128, 64, device="cuda").bfloat16()
+    ends = (None, None, None, None, None, None, 1e-5, "relu", False)
+    assert set(pointwise._ways(rows, filters, ends)) == {"library"}
+    even = rows.clone()
+    pointwise.tiled(even, filters, *ends)
+    with pytest.raises(Exception, match="16 bytes"):
+        pointwise.tiled(rows, filters, *ends)

@@ -489,6 +489,10 @@ def _block_runner(kind: type[nn.Module]) -> Call:
     return run
 
 
+_IMAGED = (nn.Conv2d, nn.ConvTranspose2d, nn.Conv3d, nn.ConvTranspose3d)
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 class Layout:
     """Convolution weights in two places, contiguous and channels last: parameters are pointed at one or the other."""
 
@@ -496,8 +500,8 @@ class Layout:
         self.pairs: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
         for module in model.modules():
             weight = getattr(module, "weight", None)
-            if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and isinstance(weight, nn.Parameter):
-                last = weight.data.contiguous(memory_format=torch.channels_last)
+            if isinstance(module, _IMAGED) and isinstance(weight, nn.Parameter):
+                last = weight.data.contiguous(memory_format=_LAST[weight.dim()])
                 if last.stride() != weight.stride():
                     self.pairs.append((weight, weight.data, last))
 

@@ -198,3 +198,18 @@ def test_a_stem_that_does_not_halve_or_has_many_channels_is_left_alone(monkeypat
         with torch.no_grad():
             compiled(_settled(layer), rewrites=("stem",), report=report)(torch.randn(2, channels, 12, 12).bfloat16())
     assert report.counts() == {}
+
+
+def test_weights_of_clips_are_laid_channels_last_too() -> None:
+    from ridgeline.optimizer.candidate import Layout
+
+    model = nn.Sequential(nn.Conv3d(4, 8, 3), nn.Conv2d(4, 8, 3), nn.Conv1d(4, 8, 3))
+    layout = Layout(model)
+    assert len(layout.pairs) == 2
+    layout.on()
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert model[1].weight.is_contiguous(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 5, 6, 7)
+    assert model[0](x).is_contiguous(memory_format=torch.channels_last_3d)
+    layout.off()
+    assert model[0].weight.is_contiguous()

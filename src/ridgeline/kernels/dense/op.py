@@ -56,7 +56,8 @@ def tiled(
     columns = (bias, mean, var, gamma, beta)
     steps = (x.stride(0), w.stride(0), n if added is None else added.stride(0))
     kinds = tuple(None if each is None else each.dtype for each in columns)
-    key = (m, n, k, x.dtype, steps, kinds, added is None, activation, last, tile, x.get_device())
+    pointers = x.data_ptr() | w.data_ptr() | (0 if added is None else added.data_ptr())
+    key = (m, n, k, x.dtype, steps, kinds, added is None, activation, last, tile, x.get_device(), pointers & 15)
     run = _plans.get(key)
     if run is None:
         DENSE.check(x, w, bias, added, mean, var, gamma, beta, eps, activation, last)
