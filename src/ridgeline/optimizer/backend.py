@@ -27,6 +27,7 @@ OWN_OPTIONS = ("attention", "matched", "narrow", "pieces", "timed_convolutions")
 compiler's."""
 AUTOTUNED: Mapping[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 """Inductor's options behind ``inductor-autotune``, without its CUDA graphs: those are ours."""
+UNCHANGED = "no rewrite matched that changes what is computed: it would be torch.compile"
 LEAST_NODES = 50
 """Below, a graph is what is left between the breaks of a model, and says nothing about the rest of it."""
 RECOMPILE_LIMIT = 64
@@ -257,7 +258,7 @@ def lower(
     chosen_options = dict(options or {})
     scene = rewritten(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=chosen_options, report=report)
     if chosen_options.get("matched") and len(gm.graph.nodes) >= LEAST_NODES and not _changes(report):
-        raise OptimizeError("no rewrite matched that changes what is computed: it would be torch.compile")
+        raise OptimizeError(UNCHANGED)
     with _as_written(scene):
         call = _lowered(scene, example_inputs, compiler, chosen_options)
     if scene.casts is not None and autocast.active():

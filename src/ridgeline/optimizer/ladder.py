@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ridgeline.optimizer.backend import UNCHANGED
 from ridgeline.optimizer.candidate import ACTIVATION_BUDGET, Built, Candidate
 from ridgeline.optimizer.forecast import Forecast
 from ridgeline.optimizer.receipt import FAILED, LARGE, MEASURED, SKIPPED, Entry
@@ -286,10 +287,11 @@ class Ladder:
             return
         graphed = self._graphed(candidate, cost_s)
         yield graphed
-        status = search.entries[graphed.candidate.name].status
+        entry = search.entries[graphed.candidate.name]
+        status = entry.status
         if status == LARGE and self.facts.mode == "train":
             yield from self._uncaptured(search, candidate, CAPTURE_S)
-        elif status == FAILED:
+        elif status == FAILED and UNCHANGED not in entry.reason:
             yield self._rung(candidate, CAPTURE_S, "compiled")
 
     def _uncaptured(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:

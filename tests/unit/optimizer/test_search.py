@@ -256,7 +256,7 @@ def _names(facts: Facts) -> list[str]:
 
 def replace_status(rung: Rung) -> Any:
     class Entry:
-        status, measured_s = "slower", 1.0
+        status, measured_s, reason = "slower", 1.0, ""
 
     return Entry()
 
@@ -288,7 +288,7 @@ def _climbed(facts: Facts, status_of: Callable[[Candidate], str]) -> list[Candid
         found.append(rung.candidate)
 
         class Entry:
-            status, measured_s = status_of(rung.candidate), 1.0
+            status, measured_s, reason = status_of(rung.candidate), 1.0, ""
 
         climber.entries[rung.candidate.name] = Entry()
     return found
