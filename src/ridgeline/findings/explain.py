@@ -84,11 +84,17 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
 
 
 def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
-    """Findings that together promise at most the step: what exceeds it is taken from all but the first alike."""
+    """Findings that together promise at most the step: what exceeds it is taken from what the first allows for noise,
+    then from all but the first alike."""
     total_ms = sum(finding.high_ms for finding in made)
     if total_ms <= step_ms or len(made) < 2:
         return made
     first, rest = made[0], made[1:]
+    allowed_ms = max(0.0, first.high_ms - max(first.low_ms, first.step_frac * step_ms))
+    given_ms = min(allowed_ms, total_ms - step_ms)
+    first, total_ms = replace(first, high_ms=first.high_ms - given_ms), total_ms - given_ms
+    if total_ms <= step_ms:
+        return [first, *rest]
     share = max(0.0, step_ms - first.high_ms) / (total_ms - first.high_ms)
     share = max(share, LEAST_SHARE)
     if share == LEAST_SHARE:  # the first alone promises nearly all: it gives some of it up as well
