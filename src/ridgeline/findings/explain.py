@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ridgeline.findings.calibration import slack, trust
+from ridgeline.findings.calibration import UNMEASURED_FRAC, slack, trust
 from ridgeline.findings.cure import open_ledger
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.replay import Edit
@@ -118,7 +118,8 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     most_s = most_s if scene.is_timed else max(found.best_s, most_s)
     best_s = min(trusted.high * found.best_s * scene.pace, most_s)
     worst_s = min(best_s, trusted.low * found.worst_s * scene.pace)
-    noise_s, more = min(scene.noise_s, best_s), slack(found.rule.name)
+    noise_s = min(scene.noise_s, max(best_s, UNMEASURED_FRAC * step_s))
+    more = slack(found.rule.name)
     high_s = min(step_s, (1.0 + more) * best_s + noise_s)
     low_s = max(0.0, (1.0 - more) * worst_s - noise_s)
     candidate = found.candidate
