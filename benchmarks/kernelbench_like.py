@@ -1256,7 +1256,7 @@ def _share_the_device(turn: Turn) -> None:
 def parent(asked: argparse.Namespace) -> None:
     """Start the processes, gather their lines, and say what came out."""
     asked.out.mkdir(parents=True, exist_ok=True)
-    lock = str(Path(tempfile.mkdtemp()) / "device.lock")
+    lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(Path(tempfile.mkdtemp()) / "device.lock")
     until = time.time() + asked.budget_s
     names = [problem.name for problem in chosen(asked)]
     shares = [names[i :: asked.jobs] for i in range(asked.jobs)]

@@ -17,14 +17,19 @@ from ridgeline.errors import OptimizeError, nearest
 from ridgeline.optimizer.labels import nameable
 from ridgeline.optimizer.pieces import compiled_in_pieces
 from ridgeline.optimizer.rewrites import autocast, chosen, recommended
+from ridgeline.optimizer.rewrites import rewrites as all_rewrites
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Rewrite
-from ridgeline.optimizer.rewrites.scene import Extra, Scene, is_removable, stand_in, tracing_mode
+from ridgeline.optimizer.rewrites.scene import LOWERED_BY, Extra, Scene, is_removable, stand_in, tracing_mode
 
 COMPILERS = ("none", "inductor", "inductor-autotune")
-OWN_OPTIONS = ("attention", "narrow", "pieces", "timed_convolutions")
-"""Options that rewrites read; the others are a compiler's."""
+OWN_OPTIONS = ("attention", "matched", "narrow", "pieces", "timed_convolutions")
+"""Options that rewrites read, and ``matched``, which wants a graph left alone that none changes; the others are a
+compiler's."""
 AUTOTUNED: Mapping[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 """Inductor's options behind ``inductor-autotune``, without its CUDA graphs: those are ours."""
+UNCHANGED = "no rewrite matched that changes what is computed: it would be torch.compile"
+LEAST_NODES = 50
+"""Below, a graph is what is left between the breaks of a model, and says nothing about the rest of it."""
 RECOMPILE_LIMIT = 64
 """Dynamo keeps this many compiled variants of a function before it gives up: a search makes more than its usual 8."""
 
@@ -215,9 +220,19 @@ class Graph:
         return call
 
     def _stand_ins(self, inputs: Sequence[Any]) -> list[Any]:
-        """The inputs as the tracer knew them; of others a compiler would not know that their sizes never change."""
+        """The inputs as the tracer knew them: of tensors a compiler would not know that their sizes never change.
+
+        Parameters that were laid out anew since, which guards do not notice, are taken as they lie now.
+        """
         known = [node.meta.get("example_value") for node in self.gm.graph.find_nodes(op="placeholder")]
-        return [given if value is None else value for given, value in zip(inputs, known, strict=True)]
+        return [self._stand_in(given, value) for given, value in zip(inputs, known, strict=True)]
+
+    def _stand_in(self, given: Any, known: Any) -> Any:
+        if not isinstance(given, Tensor) or not isinstance(known, Tensor):
+            return given if known is None else known
+        if self.mode is None or (given.shape == known.shape and given.stride() == known.stride()):
+            return known
+        return stand_in(given, self.mode)
 
     def _tracing(self) -> contextlib.AbstractContextManager[Any]:
         """The tracer's context as compilers look for it, made again."""
@@ -252,6 +267,8 @@ def lower(
     report = Report() if report is None else report
     chosen_options = dict(options or {})
     scene = rewritten(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=chosen_options, report=report)
+    if chosen_options.get("matched") and len(gm.graph.nodes) >= LEAST_NODES and not _changes(report):
+        raise OptimizeError(UNCHANGED)
     with _as_written(scene):
         call = _lowered(scene, example_inputs, compiler, chosen_options)
     if scene.casts is not None and autocast.active():
@@ -262,6 +279,11 @@ def lower(
         return call
     report.undos.extend(extra.undo for extra in scene.extras if extra.undo is not None)
     return _fed(call, scene, gm.forward)
+
+
+def _changes(report: Report) -> bool:
+    """Whether a rewrite matched that does more than leave out what does nothing."""
+    return any(all_rewrites()[match.rewrite].exact != "bits" for match in report.matches)
 
 
 def rewritten(
@@ -275,6 +297,7 @@ def rewritten(
 ) -> Scene:
     """The scene of a graph after its rewrites. The given module is left as it was; what fails is left out."""
     report = Report() if report is None else report
+    options = {**(options or {}), LOWERED_BY: compiler}
     training = is_training(example_inputs)
     names = recommended(_mode(training), compiler, _device(example_inputs)) if rewrites is None else rewrites
     report.graphs += 1

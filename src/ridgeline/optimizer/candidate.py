@@ -26,6 +26,7 @@ from ridgeline.optimizer.labels import in_block
 from ridgeline.optimizer.regions import Group, groups
 from ridgeline.optimizer.shortcut import shortcut
 from ridgeline.optimizer.slots import Place
+from ridgeline.optimizer.streams import entry_of
 from ridgeline.optimizer.substitution import apply, revert
 from ridgeline.optimizer.training import graph_training
 
@@ -118,6 +119,7 @@ class Switch:
     on: Callable[[], Any]
     off: Callable[[], Any]
     outlives_capture: bool
+    while_recording: bool = False  # about the process, not the model: on for the backward too while both are recorded
 
 
 @dataclass(slots=True)
@@ -255,14 +257,15 @@ def _trying_convolutions() -> Switch:
     def off() -> None:
         torch.backends.cudnn.benchmark = kept.pop()
 
-    return Switch(on, off, outlives_capture=False)
+    return Switch(on, off, outlives_capture=False, while_recording=True)
 
 
 def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built | None, traces: Traces) -> None:
     """What is called, compiled if the candidate compiles; of a base, what it compiled."""
     if base is not None:
         built.call = built.inner = base.call if base.inner is None else base.inner
-        built.switches = list(base.makings or base.switches)
+        own = [switch for switch in built.switches if switch.while_recording]
+        built.switches = [*(s for s in base.makings or base.switches if not s.while_recording), *own]
         return
     built.call = built.inner = _compiled(built, model, traces)
     if built.candidate.compiles:
@@ -284,16 +287,28 @@ def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str, los
 def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
     """Record the call with everything on; afterwards the graph needs only the weights where they were."""
     built.makings = tuple(built.switches)
-    passing = [switch for switch in built.switches if not switch.outlives_capture]
+    around = [switch for switch in built.switches if switch.while_recording]
+    passing = [switch for switch in built.switches if not switch.outlives_capture and not switch.while_recording]
     built.switches = [switch for switch in built.switches if switch.outlives_capture]
     ready = inputs.reused()
-    with built.switched(), torch.set_grad_enabled(mode != "infer"):
+    with built.switched(), switched_on(around), torch.set_grad_enabled(mode != "infer"):
         call = _around(built.call, passing)
         if mode == "infer":
             built.call = graph_inference(call, ready.args, dict(ready.kwargs), model)
         else:
             built.call = graph_training(call, ready.args, dict(ready.kwargs), model, loss=loss)
         built.places = places_of(model)
+
+
+@contextlib.contextmanager
+def switched_on(switches: list[Switch]) -> Iterator[None]:
+    for switch in switches:
+        switch.on()
+    try:
+        yield
+    finally:
+        for switch in reversed(switches):
+            switch.off()
 
 
 def _straighten(built: Built, model: nn.Module, inputs: Inputs) -> None:
@@ -310,13 +325,8 @@ def _around(call: Call, switches: list[Switch]) -> Call:
         return call
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        for switch in switches:
-            switch.on()
-        try:
+        with switched_on(switches):
             return call(*args, **kwargs)
-        finally:
-            for switch in reversed(switches):
-                switch.off()
 
     return run
 
@@ -456,12 +466,14 @@ class Blocks:
 
     def _fork(self, run: Call, block: nn.Module, before: Call | None, path: str) -> Call:
         here, own, place = self.here, before or partial(type(block).forward, block), Place(block)
+        laid = entry_of(block)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(here, "inside", False):
                 self._check_variants()
                 with in_block(path):
-                    return place.call(run, block, args, kwargs)
+                    given, named = tuple(map(laid, args)), {name: laid(value) for name, value in kwargs.items()}
+                    return place.call(run, block, given, named)
             return own(*args, **kwargs)
 
         forward.is_fork = True  # type: ignore[attr-defined]
@@ -477,6 +489,10 @@ def _block_runner(kind: type[nn.Module]) -> Call:
     return run
 
 
+_IMAGED = (nn.Conv2d, nn.ConvTranspose2d, nn.Conv3d, nn.ConvTranspose3d)
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 class Layout:
     """Convolution weights in two places, contiguous and channels last: parameters are pointed at one or the other."""
 
@@ -484,8 +500,8 @@ class Layout:
         self.pairs: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
         for module in model.modules():
             weight = getattr(module, "weight", None)
-            if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and isinstance(weight, nn.Parameter):
-                last = weight.data.contiguous(memory_format=torch.channels_last)
+            if isinstance(module, _IMAGED) and isinstance(weight, nn.Parameter):
+                last = weight.data.contiguous(memory_format=_LAST[weight.dim()])
                 if last.stride() != weight.stride():
                     self.pairs.append((weight, weight.data, last))
 

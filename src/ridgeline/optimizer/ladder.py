@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ridgeline.optimizer.backend import UNCHANGED
 from ridgeline.optimizer.candidate import ACTIVATION_BUDGET, Built, Candidate
 from ridgeline.optimizer.forecast import Forecast
 from ridgeline.optimizer.receipt import FAILED, LARGE, MEASURED, SKIPPED, Entry
@@ -67,7 +68,7 @@ class Facts:
     num_products: int = 6  # of different sizes, in one block of each kind
     num_threads: int = 16  # that compile beside each other
     input_bytes: int = 0
-    convolves: bool = False
+    convolves: bool = False  # whether there are convolutions at all, in whatever layout
     random: bool = False  # whether results depend on random numbers
     host_s: float = 0.0  # until an eager call returns
 
@@ -114,6 +115,9 @@ class Ladder:
             return
         yield from self._captured(search)
         layout = search.best.candidate.layout
+        convnet = self.facts.has_conv and self.facts.mode == "infer" and not self.facts.groups
+        if convnet:  # seconds, and most of what a compiler would bring to a network of convolutions
+            yield from self._rewritten(search, layout)
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
         training = self.facts.mode == "train"
         if training:  # a second's work each, and what is compiled has to beat it
@@ -126,18 +130,24 @@ class Ladder:
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
             return
+        alone = training and not self.facts.groups  # compiled whole or not at all: torch.compile, but for what matches
+        if alone:
+            yield from self._stock(search)
+            if search.entries[STOCK].status in MEASURED:
+                whole = replace(whole, options=(("matched", True),))
         if training or not self.facts.groups:
             yield from self._family(search, whole, self._whole_s())
         early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
         if early:  # few products, each tuned once
             yield from self._tuned(search, layout)
-        yield from self._stock(search)
+        if not alone:
+            yield from self._stock(search)
         if training:  # the backward doubles what compilers take: torch.compile is measured before anything is refined
             yield from self._ablations(search, "blocks")
         elif self.facts.groups and not self._at_the_floor(search):
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
-        if not self.facts.groups and not self.facts.has_cache:
-            yield from self._rewritten(search)
+        if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
+            yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too
         if not early:
             yield from self._tuned(search, layout)
         for scope in ("blocks", "model"):
@@ -211,10 +221,11 @@ class Ladder:
             last = Candidate(name="channels last", layout="channels_last", tries_convolutions=self._tries())
             yield self._graphed(last, CAPTURE_S)
 
-    def _rewritten(self, search: Climber) -> Iterator[Rung]:
+    def _rewritten(self, search: Climber, layout: str = "keep") -> Iterator[Rung]:
         chosen = recommended(self.kind, "none", self.device)
-        if chosen:
-            yield from self._family(search, Candidate(name="rewrites", rewrites=chosen), self._trace_s("model"))
+        if chosen and not search.entries.keys() & {"rewrites", "rewrites" + GRAPHED}:
+            whole = Candidate(name="rewrites", rewrites=chosen, layout=layout, tries_convolutions=self._tries())
+            yield from self._family(search, whole, self._trace_s("model"))
 
     def _block_rungs(self, search: Climber, layout: str) -> Iterator[Rung]:
         chosen = recommended(self.kind, "none", self.device)
@@ -247,7 +258,7 @@ class Ladder:
         vocabulary in training makes several float32 copies of the logits, and an odd one slows the last product.
         """
         wanted = [] if self.facts.unmasked or self.facts.has_cache else ["attention"]
-        wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding"]
+        wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding", "patches"]
         return tuple(part for part in wanted if part in self.facts.substitutable)
 
     def narrow_rungs(self, search: Climber, name: str, narrow: tuple[tuple[str, str], ...]) -> Iterator[Rung]:
@@ -276,10 +287,11 @@ class Ladder:
             return
         graphed = self._graphed(candidate, cost_s)
         yield graphed
-        status = search.entries[graphed.candidate.name].status
+        entry = search.entries[graphed.candidate.name]
+        status = entry.status
         if status == LARGE and self.facts.mode == "train":
             yield from self._uncaptured(search, candidate, CAPTURE_S)
-        elif status == FAILED:
+        elif status == FAILED and UNCHANGED not in entry.reason:
             yield self._rung(candidate, CAPTURE_S, "compiled")
 
     def _uncaptured(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
@@ -302,7 +314,7 @@ class Ladder:
         stock = Candidate(name=STOCK, compiler="stock")
         yield self._rung(stock, self._compile_s("model"), "compiled")
         if self.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED, LARGE):
-            yield self._graphed(stock, CAPTURE_S)
+            yield self._graphed(replace(stock, tries_convolutions=self._tries()), CAPTURE_S)
 
     def _inductor(self, name: str, layout: str, scope: str) -> Candidate:
         chosen = recommended(self.kind, "inductor", self.device)
@@ -312,7 +324,7 @@ class Ladder:
 
     def _tries(self) -> bool:
         """In a graph cuDNN's choice is made once, so it may take its time; a call made anew would choose anew."""
-        return self.facts.has_conv and self.facts.mode == "infer" and self.facts.cuda
+        return (self.facts.has_conv or self.facts.convolves) and self.facts.cuda
 
     def _ablations(self, search: Climber, scope: str) -> Iterator[Rung]:
         """Without one family at a time, from the best so far, where it is a compiled candidate with several.
@@ -342,8 +354,11 @@ class Ladder:
         plain = self._blocks(layout) if self.facts.groups else self._inductor("", layout, "model")
         plain = replace(best, graphed=False) if best.compiler == "inductor" else plain
         cost_s = self._compile_s(plain.scope)
-        if forecast and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC:
-            yield from self._family(search, replace(plain, name="tuned", options=GENERATED_TUNED), 2 * cost_s)
+        few_products = forecast is not None and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC
+        training = self.facts.mode == "train"
+        if few_products or training:  # products of many rows are the library's, and there are three times as many
+            times = 4 if training else 2
+            yield from self._family(search, replace(plain, name="tuned", options=GENERATED_TUNED), times * cost_s)
             return
         tuned = replace(plain, name="tuned", compiler="inductor-autotune", options=_known(PRODUCTS_TUNED))
         yield from self._family(search, tuned, cost_s + self._tune_s())

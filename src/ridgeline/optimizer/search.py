@@ -21,7 +21,7 @@ from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, buil
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import CAPTURE_S, Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import CAPTURE_S, PLAIN, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -46,7 +46,7 @@ from ridgeline.optimizer.regions import groups, num_products, regions_of, unlike
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
-from ridgeline.optimizer.tracking import STEPS, track
+from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
 
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 """Shares of the budget for one candidate's race and for the last one."""
@@ -66,7 +66,10 @@ RESERVE_FRAC = 0.5
 LENIENCY = 1.2
 NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
+PRICED_FRAC = 0.6
+"""Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""
 FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with 375 objects that are never collected."""
 COMPILING_S = 45.0
@@ -164,7 +167,10 @@ class Search:
         self.eager_s = timed.median_s
         self._note(self.eager, WINNER, "", timed=timed, peak=self.eager_bytes, comparison=compare(timed, timed))
         self.steps.append(Step("eager", self.eager_s))
-        self._price()
+        if self.left_s() > PRICED_FRAC * problem.budget_s:
+            self._price()
+        else:
+            self.notes.append("not priced: what is left of the budget is for candidates")
 
     def _draws_random(self, before: RandomState) -> bool:
         before.restore()
@@ -279,6 +285,7 @@ class Search:
         spare_s = self.left_s() - reserve_s - (ladder.owed_s(rung, self) if rung.cost_s > 2 * CAPTURE_S else 0.0)
         compiled = any(built.candidate.compiler != "none" for built in self.families.values())
         first = rung.candidate.compiler != "none" and not compiled  # estimates are rough: the first gets its chance
+        first = first or (rung.candidate.name == PLAIN and self.left_s() > 0)  # what takes the host out takes a second
         if rung.cost_s > (max(spare_s, LENIENCY * self.left_s()) if first else spare_s):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
@@ -308,12 +315,12 @@ class Search:
 
     def _built(self, candidate: Candidate) -> Built:
         """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
-        family = replace(candidate, name="", graphed=False)
+        family = replace(candidate, name="", graphed=False, tries_convolutions=False)
         if candidate.layout != "keep" and self.layout is None:
             self.layout = Layout(self.problem.model)
         if candidate.compiles and family not in self.families:
-            self.families[family] = self._made(replace(candidate, graphed=False), None)
-            if not candidate.graphed:
+            self.families[family] = self._made(replace(candidate, graphed=False, tries_convolutions=False), None)
+            if not candidate.graphed and not candidate.tries_convolutions:
                 return self.families[family]
         built = self._made(candidate, self.families.get(family))
         built.build_s += self.families[family].build_s if candidate.compiles else 0.0
@@ -563,19 +570,20 @@ class Search:
 
     def _tracked(self) -> None:
         """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""
-        steps_s = TRACK_TIMES * STEPS * self.eager_s
         if self.problem.mode != "train" or self.best is self.eager:
             return
-        if steps_s > self.left_s():
-            left_s = max(0.0, self.left_s())
-            self.notes.append(f"no run of {STEPS} steps: about {steps_s:.0f} s are needed, {left_s:.0f} s left")
+        left_s = max(0.0, self.left_s())
+        steps = min(STEPS, int(left_s / (TRACK_TIMES * self.eager_s)))
+        if steps < LEAST_STEPS:
+            needed_s = TRACK_TIMES * LEAST_STEPS * self.eager_s
+            self.notes.append(f"no run of steps: {LEAST_STEPS} take about {needed_s:.0f} s, {left_s:.0f} s are left")
             return
         problem, track_ = self.problem, self.track
         try:
             with self.best.switched() as call:
-                found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+                found = track(problem.model, call, problem.inputs, track_.loss, track_.state, steps)
         except torch.OutOfMemoryError:
-            self.notes.append(f"no run of {STEPS} steps: an optimizer's state does not fit beside the model")
+            self.notes.append("no run of steps: an optimizer's state does not fit beside the model")
             return
         self.notes.append(str(found))
         if not found.ok:
@@ -696,7 +704,7 @@ def explained(receipt: Receipt, inputs: Inputs) -> Receipt:
 @contextlib.contextmanager
 def _undisturbed(budget_s: float) -> Iterator[None]:
     """Rubbish is looked for among what the search makes: half a second less for each of dozens of collections."""
-    for name in COMPILERS if budget_s >= COMPILING_S else COMPILERS[:1]:
+    for name in COMPILERS if budget_s >= COMPILING_S else ():
         importlib.import_module(name)
     own = gc.get_freeze_count() < FROZEN_BY_PYTHON  # else somebody has reasons of their own
     if own:
