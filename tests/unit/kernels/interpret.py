@@ -202,7 +202,10 @@ pooling.BLOCK = 32
 CASES["extreme"] = list(EXTREMES)
 FORCED["extreme"] = [{"extremum": extremum.Tile(8, 16, 1)}]
 CASES["long_norm"] = list(LONG)
-FORCED["long_norm"] = [{"long_norm": long_norm.Shared(16, 8, 1, 8)}]
+FORCED["long_norm"] = [
+    {"long_norm.held": long_norm.Held(16, 1, 8, 0)},
+    {"long_norm.held": long_norm.Held(16, 1, 0, 0), "long_norm": long_norm.Shared(16, 8, 1, 8)},
+]
 CASES["linear"] = [
     case("float32", rows=3, k=70, n=20, parts="bnr", gated=False),
     case("float16", rows=5, k=64, n=33, parts="n", gated=False),
