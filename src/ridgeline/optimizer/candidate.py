@@ -20,7 +20,7 @@ from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.bank import Bank, Narrowed
-from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.graphed import Graphed, graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.labels import in_block
 from ridgeline.optimizer.regions import Group, groups
@@ -227,10 +227,21 @@ class Unmasked:
         self.model, self.call, self.inputs = model, _gone, Inputs(args, kwargs)
         self.names = frozenset(name for name in inputs.kwargs if name not in kwargs)
         self.places = frozenset(i for i, value in enumerate(inputs.args) if args[i] is not value)
+        self.lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.call, Graphed) and self.call.is_pure:
+            with self.lock:
+                answer = self.holds.asked(args, kwargs)
+                if answer is not None:  # what changes nothing outside may start before the masks are known
+                    result = self._bare(args, kwargs)
+                    return result if answer() else self.model(*args, **kwargs)
         if not self.holds(args, kwargs):
             return self.model(*args, **kwargs)
+        return self._bare(args, kwargs)
+
+    def _bare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call without its masks."""
         kept = [None if i in self.places else value for i, value in enumerate(args)]
         return self.call(*kept, **{name: value for name, value in kwargs.items() if name not in self.names})
 
