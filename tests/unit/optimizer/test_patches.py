@@ -70,7 +70,7 @@ def test_a_patch_embedding_is_rewritten_and_what_follows_sees_the_new_layout(mon
     class Embedding(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.proj, self.norm = nn.Conv2d(3, 8, 16, 16), nn.LayerNorm(8)
+            self.proj, self.norm = nn.Conv2d(3, 8, 16, 16, padding="valid"), nn.LayerNorm(8)
 
         def forward(self, x: Any) -> Any:
             return self.norm(self.proj(x).flatten(2).transpose(1, 2)) + 1.0
