@@ -74,7 +74,7 @@ def _arguments() -> argparse.Namespace:
 def _parent(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    lock = str(Path(tempfile.mkdtemp()) / "device.lock")
+    lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(Path(tempfile.mkdtemp()) / "device.lock")
     waiting, running, done = list(asked.models), {}, []
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)

@@ -29,6 +29,7 @@ from ridgeline.kernels.dot_interaction.op import dot_interaction
 from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.embedding_bag.module import EmbeddingBags
 from ridgeline.kernels.embedding_bag.op import embedding_bag, embedding_bags
+from ridgeline.kernels.extremum.op import extreme
 from ridgeline.kernels.gated.op import geglu, swiglu
 from ridgeline.kernels.gelu.op import gelu
 from ridgeline.kernels.grad_norm.op import clip_grad_norm_, grad_norm
@@ -75,6 +76,7 @@ __all__ = [
     "dropout_add",
     "embedding_bag",
     "embedding_bags",
+    "extreme",
     "geglu",
     "gelu",
     "grad_norm",

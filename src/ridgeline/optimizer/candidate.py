@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ridgeline.errors import OptimizeError
+from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.bank import Bank, Narrowed
@@ -24,6 +24,7 @@ from ridgeline.optimizer.graphed import Graphed, graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.labels import in_block
 from ridgeline.optimizer.regions import Group, groups
+from ridgeline.optimizer.shortcut import shortcut
 from ridgeline.optimizer.slots import Place
 from ridgeline.optimizer.streams import entry_of
 from ridgeline.optimizer.substitution import apply, revert
@@ -54,10 +55,16 @@ class Candidate:
     unmasked: bool = False  # masks that hide nothing are left out, and looked at before every call
     tries_convolutions: bool = False  # cuDNN times its algorithms before one is recorded
     narrow: tuple[tuple[str, str], ...] = ()  # linear layers in fewer bits, and their formats
+    straight: bool = False  # the compiled graph is called without its guards, where it is one
 
     @property
     def compiles(self) -> bool:
         return self.compiler != "none" or bool(self.rewrites)
+
+    @property
+    def holds_places(self) -> bool:
+        """Whether it knows weights by their addresses, and has to be made again where they have moved."""
+        return self.graphed or self.straight
 
     @property
     def complexity(self) -> int:
@@ -100,6 +107,8 @@ class Candidate:
             named = ", ".join(f"{name} ×{num}" for name, num in (matched or {}).items())
             found += [f"rewrites: {named}" if named else "rewrites" if matched is None else "no rewrite matched"]
         found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
+        past = self.straight and not self.graphed
+        found += ["called past the compiler's guards, the model watched instead"] if past else []
         return found + (["the whole call as one CUDA graph"] if self.graphed else []) or ["nothing"]
 
 
@@ -110,6 +119,7 @@ class Switch:
     on: Callable[[], Any]
     off: Callable[[], Any]
     outlives_capture: bool
+    while_recording: bool = False  # about the process, not the model: on for the backward too while both are recorded
 
 
 @dataclass(slots=True)
@@ -204,6 +214,8 @@ def build(
             _make(built, model, given, mode, base, traces or Traces())
             if candidate.graphed:
                 _capture(built, model, given, mode, loss)
+            elif candidate.straight:
+                _straighten(built, model, given)
     except BaseException:
         if base is None:
             built.undo()
@@ -256,14 +268,15 @@ def _trying_convolutions() -> Switch:
     def off() -> None:
         torch.backends.cudnn.benchmark = kept.pop()
 
-    return Switch(on, off, outlives_capture=False)
+    return Switch(on, off, outlives_capture=False, while_recording=True)
 
 
 def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built | None, traces: Traces) -> None:
     """What is called, compiled if the candidate compiles; of a base, what it compiled."""
     if base is not None:
         built.call = built.inner = base.call if base.inner is None else base.inner
-        built.switches = list(base.makings or base.switches)
+        own = [switch for switch in built.switches if switch.while_recording]
+        built.switches = [*(s for s in base.makings or base.switches if not s.while_recording), *own]
         return
     built.call = built.inner = _compiled(built, model, traces)
     if built.candidate.compiles:
@@ -285,10 +298,11 @@ def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str, los
 def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
     """Record the call with everything on; afterwards the graph needs only the weights where they were."""
     built.makings = tuple(built.switches)
-    passing = [switch for switch in built.switches if not switch.outlives_capture]
+    around = [switch for switch in built.switches if switch.while_recording]
+    passing = [switch for switch in built.switches if not switch.outlives_capture and not switch.while_recording]
     built.switches = [switch for switch in built.switches if switch.outlives_capture]
     ready = inputs.reused()
-    with built.switched(), torch.set_grad_enabled(mode != "infer"):
+    with built.switched(), switched_on(around), torch.set_grad_enabled(mode != "infer"):
         call = _around(built.call, passing)
         if mode == "infer":
             built.call = graph_inference(call, ready.args, dict(ready.kwargs), model)
@@ -297,19 +311,33 @@ def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Ca
         built.places = places_of(model)
 
 
+@contextlib.contextmanager
+def switched_on(switches: list[Switch]) -> Iterator[None]:
+    for switch in switches:
+        switch.on()
+    try:
+        yield
+    finally:
+        for switch in reversed(switches):
+            switch.off()
+
+
+def _straighten(built: Built, model: nn.Module, inputs: Inputs) -> None:
+    """Past the guards where the call is one graph; where it is not, as it is."""
+    ready = inputs.reused()
+    with built.switched(), contextlib.suppress(NotGraphable):
+        built.call = shortcut(built.call, ready.args, dict(ready.kwargs), model)
+    built.places = places_of(model)
+
+
 def _around(call: Call, switches: list[Switch]) -> Call:
     """The call with switches on during it, so that whoever watches the model sees it as it is."""
     if not switches:
         return call
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        for switch in switches:
-            switch.on()
-        try:
+        with switched_on(switches):
             return call(*args, **kwargs)
-        finally:
-            for switch in reversed(switches):
-                switch.off()
 
     return run
 

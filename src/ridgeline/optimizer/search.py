@@ -46,13 +46,15 @@ from ridgeline.optimizer.regions import groups, num_products, regions_of, unlike
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
-from ridgeline.optimizer.tracking import STEPS, track
+from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
 
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 """Shares of the budget for one candidate's race and for the last one."""
 LEAST_RACE_S, MOST_RACE_S = 0.3, 4.0
 REFERENCE_TIMES = 40
 """A call in float64 takes about this many of eager's."""
+MOST_TWICE_BYTES = 2 << 30
+"""Inputs above this are proved once: half a billion numbers say what two times as many would."""
 TRACK_TIMES = 3.0
 """Steps of the optimizer and both runs, in eager calls."""
 TRACK_FRAC = 0.15
@@ -64,6 +66,7 @@ RESERVE_FRAC = 0.5
 LENIENCY = 1.2
 NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
 PRICED_FRAC = 0.6
 """Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""
@@ -217,6 +220,9 @@ class Search:
             num_products=num_products(model, groups(model)),
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
+            convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
+            random=self.random,
+            host_s=self.track.host_s(model) if self.problem.mode == "infer" else 0.0,
         )
 
     @property
@@ -226,6 +232,7 @@ class Search:
             problem = self.problem
             subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
             cheap = 2 * REFERENCE_TIMES * self.eager_s < 0.2 * self.problem.budget_s
+            cheap = cheap and sum(tensor.nbytes for tensor in problem.inputs.tensors()) < MOST_TWICE_BYTES
             affordable = int(DRAWS_FRAC * self.problem.budget_s / max(self.eager_s, 1e-6))
             self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random,
                                   num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
@@ -293,7 +300,7 @@ class Search:
             return
         ladder.took(rung, built.build_s)
         self._recapture()
-        if built.candidate.graphed and built.moved(self.problem.model):
+        if built.candidate.holds_places and built.moved(self.problem.model):
             self._capture_again(built)
         self._judge(built, rung)
 
@@ -308,12 +315,12 @@ class Search:
 
     def _built(self, candidate: Candidate) -> Built:
         """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
-        family = replace(candidate, name="", graphed=False)
+        family = replace(candidate, name="", graphed=False, tries_convolutions=False)
         if candidate.layout != "keep" and self.layout is None:
             self.layout = Layout(self.problem.model)
         if candidate.compiles and family not in self.families:
-            self.families[family] = self._made(replace(candidate, graphed=False), None)
-            if not candidate.graphed:
+            self.families[family] = self._made(replace(candidate, graphed=False, tries_convolutions=False), None)
+            if not candidate.graphed and not candidate.tries_convolutions:
                 return self.families[family]
         built = self._made(candidate, self.families.get(family))
         built.build_s += self.families[family].build_s if candidate.compiles else 0.0
@@ -420,7 +427,7 @@ class Search:
     def _recapture(self) -> None:
         """Graphs hold the addresses of weights: those captured before a candidate moved them are captured again."""
         problem = self.problem
-        for built in {id(b): b for b in (self.best, self.stock) if b is not None and b.candidate.graphed}.values():
+        for built in {id(b): b for b in (self.best, self.stock) if b is not None and b.candidate.holds_places}.values():
             try:
                 if built.moved(problem.model):
                     capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)
@@ -563,19 +570,20 @@ class Search:
 
     def _tracked(self) -> None:
         """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""
-        steps_s = TRACK_TIMES * STEPS * self.eager_s
         if self.problem.mode != "train" or self.best is self.eager:
             return
-        if steps_s > self.left_s():
-            left_s = max(0.0, self.left_s())
-            self.notes.append(f"no run of {STEPS} steps: about {steps_s:.0f} s are needed, {left_s:.0f} s left")
+        left_s = max(0.0, self.left_s())
+        steps = min(STEPS, int(left_s / (TRACK_TIMES * self.eager_s)))
+        if steps < LEAST_STEPS:
+            needed_s = TRACK_TIMES * LEAST_STEPS * self.eager_s
+            self.notes.append(f"no run of steps: {LEAST_STEPS} take about {needed_s:.0f} s, {left_s:.0f} s are left")
             return
         problem, track_ = self.problem, self.track
         try:
             with self.best.switched() as call:
-                found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+                found = track(problem.model, call, problem.inputs, track_.loss, track_.state, steps)
         except torch.OutOfMemoryError:
-            self.notes.append(f"no run of {STEPS} steps: an optimizer's state does not fit beside the model")
+            self.notes.append("no run of steps: an optimizer's state does not fit beside the model")
             return
         self.notes.append(str(found))
         if not found.ok:

@@ -370,13 +370,15 @@ def _scan(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _put_loss(model: nn.Module, done: Applied) -> None:
     """The causal and the masked loss of transformers on the logits as they are, without a float32 copy of them."""
+    named = [(path, module) for path, module in model.named_modules()
+             if isinstance(getattr(type(module), "loss_function", None), property)]  # fmt: skip
+    if not named:  # nothing of transformers', whose import takes seconds
+        return
     try:
         from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
     except ImportError:
         return
-    for path, module in model.named_modules():
-        if not isinstance(getattr(type(module), "loss_function", None), property):
-            continue
+    for path, module in named:
         if "_loss_function" in module.__dict__ or not _uses(module, "loss_function"):
             continue
         present = _loss_of(module)

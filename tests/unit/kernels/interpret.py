@@ -23,6 +23,8 @@ from ridgeline.kernels.cross_layer import config as cross_layer
 from ridgeline.kernels.decode_attention import config as decode
 from ridgeline.kernels.dense import config as dense
 from ridgeline.kernels.embedding_bag import config as embedding
+from ridgeline.kernels.extremum import config as extremum
+from ridgeline.kernels.extremum.op import SMALL as EXTREMES
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
@@ -124,6 +126,7 @@ for name in ("adamw", "adamw_8bit"):
         case("float32", list="few", step=1, max_norm=-1.0),
         case("float16", list="few", step=100, max_norm=1.0),
     ]
+CASES["adamw"].append(case("float16", list="few", step=100, max_norm=-1.0, own=True))
 quantize.LONG_BLOCK = 64
 FORCED["quantize"] = [
     {"quantize.rows": rows, "quantize.tensor": quantize.Flat(64, 1, 2)}
@@ -183,6 +186,8 @@ CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),
     case("float32", m=16, n=20, k=256, z=2),
+    case("float32", m=16, n=24, k=256, z=2, cut=True),
+    case("float32", m=17, n=20, k=256, z=2, cut=True, weight=True),
     case("float32", m=20, n=40, k=70, weight=True, bias=True),
 ]
 FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1)}]
@@ -194,6 +199,8 @@ CASES["scan"] = list(SCANS)
 FORCED["scan"] = [{"scan": scan.Scan(16, 4, 1, 1)}]
 CASES["pool"] = list(pooling.SMALL)
 pooling.BLOCK = 32
+CASES["extreme"] = list(EXTREMES)
+FORCED["extreme"] = [{"extremum": extremum.Tile(8, 16, 1)}]
 CASES["long_norm"] = list(LONG)
 FORCED["long_norm"] = [{"long_norm": long_norm.Shared(16, 8, 1, 8)}]
 CASES["linear"] = [

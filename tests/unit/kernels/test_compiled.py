@@ -132,11 +132,12 @@ def of_trial(name, kernel, number=0):
     return facts(next(v for v in variants_of(name, [trial.races[number]]) if v.kernel == kernel))
 
 
-@pytest.mark.parametrize("number", [0, 3])  # float32; bfloat16 with master weights
+@pytest.mark.parametrize("number", [0, 3, 5])  # float32; bfloat16 with master weights, with moments of its own
 def test_adamw_moves_every_stream_in_one_layout(number):
     made = of_trial("adamw", "adamw_update", number)
     assert made.num_spills == 0 and made.shared_bytes == 0, "no stream is rearranged for another"
-    assert made.num("LDG.E.128") >= 6 and made.num("STG.E.128") >= 6
+    times = 1 if number == 5 else 2  # blocks of as many elements are half as many accesses
+    assert made.num("LDG.E.128") >= 3 * times and made.num("STG.E.128") >= 3 * times
     assert made.num_registers * 128 * 8 <= 65536, "eight programs a multiprocessor"
 
 

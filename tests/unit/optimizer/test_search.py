@@ -256,7 +256,7 @@ def _names(facts: Facts) -> list[str]:
 
 def replace_status(rung: Rung) -> Any:
     class Entry:
-        status, measured_s = "slower", 1.0
+        status, measured_s, reason = "slower", 1.0, ""
 
     return Entry()
 
@@ -288,7 +288,7 @@ def _climbed(facts: Facts, status_of: Callable[[Candidate], str]) -> list[Candid
         found.append(rung.candidate)
 
         class Entry:
-            status, measured_s = status_of(rung.candidate), 1.0
+            status, measured_s, reason = status_of(rung.candidate), 1.0, ""
 
         climber.entries[rung.candidate.name] = Entry()
     return found
@@ -307,6 +307,34 @@ def test_in_training_torch_compile_is_measured_before_blocks_are_refined() -> No
     order = ["graph", "kernels + graph", "rewritten blocks + graph", "blocks and loss + graph",
              "compiled + graph", "torch.compile"]  # fmt: skip
     assert [name for name in names if name in order] == order
+
+
+def test_memory_above_eager_is_refused_but_for_the_gaps_of_a_graph_and_never_above_a_given_limit() -> None:
+    model = nn.Linear(4, 4)
+    given = {"model": model, "inputs": Inputs((torch.randn(2, 4),), {}), "mode": "train", "device": torch.device("cpu")}
+    search = Search(Problem(**given))
+    search.limit_bytes, search.eager_reserved = 10_000_000_000, 11_000_000_000
+    plain = Built(Candidate(name="compiled"), model, Report())
+    graphed = Built(Candidate(name="graph", graphed=True), model, Report(), reserved_bytes=11_500_000_000)
+    assert search._fits(plain, 10_000_000_000) and not search._fits(plain, 10_200_000_000)
+    assert search._fits(graphed, 10_900_000_000)  # its pool is within a twentieth of what eager's allocator holds
+    graphed.reserved_bytes = 11_700_000_000
+    assert not search._fits(graphed, 10_900_000_000)
+    limited = Search(Problem(**given, memory_limit_bytes=10_000_000_000))
+    limited.eager_reserved, graphed.reserved_bytes = 20_000_000_000, 10_900_000_000
+    assert not limited._fits(graphed, 10_900_000_000)
+
+
+def test_training_without_blocks_is_torch_compile_first_and_compiled_only_where_something_matches() -> None:
+    found = _climbed(_facts(mode="train", convolves=True), lambda c: "slower")
+    names = [c.name for c in found]
+    assert names.index("torch.compile") < names.index("torch.compile + graph") < names.index("compiled + graph")
+    (whole,) = [c for c in found if c.name == "compiled + graph"]
+    assert dict(whole.options) == {"matched": True}
+    assert {c.name for c in found if c.tries_convolutions} >= {"graph", "torch.compile + graph"}
+    assert not any(c.tries_convolutions for c in found if c.name == "torch.compile")
+    large = _climbed(_facts(mode="train"), lambda c: "too large" if c.compiler == "stock" else "slower")
+    assert [dict(c.options) for c in large if c.name == "compiled + graph"] == [{}]
 
 
 def test_what_needs_too_much_memory_in_training_is_tried_with_recomputation() -> None:

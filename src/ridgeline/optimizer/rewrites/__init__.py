@@ -5,7 +5,8 @@ from ridgeline.optimizer.rewrites import algebra, patches, streams, fold, length
 from ridgeline.optimizer.rewrites import rotary, loss, rows  # noqa: F401
 from ridgeline.optimizer.rewrites import narrow, recommender, dropout  # noqa: F401
 from ridgeline.optimizer.rewrites import horizontal, decoding, products, caches, halves  # noqa: F401
-from ridgeline.optimizer.rewrites import chains, windows, pointwise, stems, epilogue, convolution  # noqa: F401
+from ridgeline.optimizer.rewrites import chains, windows, pointwise, stems, extremes  # noqa: F401
+from ridgeline.optimizer.rewrites import epilogue, convolution  # noqa: F401
 from ridgeline.optimizer.rewrites.registry import (
     Match,
     Rewrite,

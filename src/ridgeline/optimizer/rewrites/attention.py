@@ -498,7 +498,7 @@ def _recalled(
         scene.discard(new)
         return None
     scene.relaid(old.node, new)
-    scene.discard(old.node)
+    scene.retire(old.node)
     return new
 
 
