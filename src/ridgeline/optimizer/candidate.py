@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -508,6 +509,7 @@ class Layout:
     """Convolution weights in two places, contiguous and channels last: parameters are pointed at one or the other."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self.pairs: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
         for module in model.modules():
             weight = getattr(module, "weight", None)
@@ -525,9 +527,28 @@ class Layout:
             parameter.data = kept
 
     def settle(self, last: bool) -> None:
-        """Point at one place for good and let go of the other."""
+        """Point at one place for good and let go of the other; code compiled for the other is not kept."""
+        moved = last and bool(self.pairs)
         (self.on if last else self.off)()
         self.pairs.clear()
+        if moved:
+            forget_compiled(self.model)
+
+
+def forget_compiled(model: nn.Module) -> None:
+    """Have the tracer forget what it compiled of this model's code, a person's own ``torch.compile`` included.
+
+    Parameters are guarded as objects. Compiled code that meets one of them with other strides fails an assertion.
+    """
+    tracer: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if tracer is None:
+        return
+    for kind in {type(module) for module in model.modules()}:
+        for part in kind.__mro__:
+            function = vars(part).get("forward")
+            while isinstance(function, types.FunctionType):
+                tracer.reset_code(function.__code__)
+                function = getattr(function, "__wrapped__", None)
 
 
 @contextlib.contextmanager
