@@ -142,8 +142,7 @@ GELU = declare(
     trials={
         "gelu": Trial(
             make=_make, call=gelu, eager=reference.exact, reference=reference.exact,
-            mistakes={"sigmoid form": reference.quick, "tanh form": reference.by_tanh}, checks=CHECKS, races=RACES,
-            times_eager=1.15,  # the tanh form, 1.3 times as far in float16, is another function
+            mistakes={"sigmoid form": reference.quick, "no tail": reference.rectified}, checks=CHECKS, races=RACES,
         ),
         "gelu_tanh": Trial(
             make=_make, call=lambda x: gelu(x, "tanh"), eager=reference.by_tanh, reference=reference.by_tanh,
