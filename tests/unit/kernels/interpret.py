@@ -171,6 +171,7 @@ CASES["decode_attention"] = [
     case("float32", b=1, h=4, k=2, s=33, d=16, hide="added"),
 ]
 FORCED["decode_attention"] = [{"decode_attention": decode.Decode(16, shares, 1, 1)} for shares in (1, 3)]
+CASES["gelu"] = [case("float16", rows=3, cols=37), case("float16", rows=5, cols=64)]
 CASES["unshuffle"] = [
     case("float16", b=2, c=3, y=5, x=8, h=4, w=6, top=1, left=2),
     case("float32", b=1, c=4, y=6, x=4, h=3, w=2, top=0, left=0),
