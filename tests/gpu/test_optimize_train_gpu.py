@@ -21,6 +21,7 @@ from ridgeline.optimizer.candidate import Candidate, build
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly, plain_step
 from ridgeline.optimizer.padding import padded_linear
+from ridgeline.optimizer.search import WORKSPACE_BYTES
 from ridgeline.optimizer.steps import GraphedUpdate
 from ridgeline.optimizer.training import graph_training
 
@@ -99,7 +100,7 @@ def test_an_optimizer_and_its_model_are_optimized_together() -> None:
         out.loss.backward()
     assert losses[-1] < losses[0]
     del out
-    assert _peak_bytes(lambda: fast.train_step(**kwargs)) <= eager_bytes
+    assert _peak_bytes(lambda: fast.train_step(**kwargs)) <= eager_bytes + WORKSPACE_BYTES
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
