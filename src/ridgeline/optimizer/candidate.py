@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ridgeline.errors import OptimizeError
+from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.bank import Bank, Narrowed
@@ -24,7 +24,9 @@ from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.labels import in_block
 from ridgeline.optimizer.regions import Group, groups
+from ridgeline.optimizer.shortcut import shortcut
 from ridgeline.optimizer.slots import Place
+from ridgeline.optimizer.streams import entry_of
 from ridgeline.optimizer.substitution import apply, revert
 from ridgeline.optimizer.training import graph_training
 
@@ -53,10 +55,16 @@ class Candidate:
     unmasked: bool = False  # masks that hide nothing are left out, and looked at before every call
     tries_convolutions: bool = False  # cuDNN times its algorithms before one is recorded
     narrow: tuple[tuple[str, str], ...] = ()  # linear layers in fewer bits, and their formats
+    straight: bool = False  # the compiled graph is called without its guards, where it is one
 
     @property
     def compiles(self) -> bool:
         return self.compiler != "none" or bool(self.rewrites)
+
+    @property
+    def holds_places(self) -> bool:
+        """Whether it knows weights by their addresses, and has to be made again where they have moved."""
+        return self.graphed or self.straight
 
     @property
     def complexity(self) -> int:
@@ -99,6 +107,8 @@ class Candidate:
             named = ", ".join(f"{name} ×{num}" for name, num in (matched or {}).items())
             found += [f"rewrites: {named}" if named else "rewrites" if matched is None else "no rewrite matched"]
         found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
+        past = self.straight and not self.graphed
+        found += ["called past the compiler's guards, the model watched instead"] if past else []
         return found + (["the whole call as one CUDA graph"] if self.graphed else []) or ["nothing"]
 
 
@@ -204,6 +214,8 @@ def build(
             _make(built, model, given, mode, base, traces or Traces())
             if candidate.graphed:
                 _capture(built, model, given, mode, loss)
+            elif candidate.straight:
+                _straighten(built, model, given)
     except BaseException:
         if base is None:
             built.undo()
@@ -297,6 +309,14 @@ def switched_on(switches: list[Switch]) -> Iterator[None]:
     finally:
         for switch in reversed(switches):
             switch.off()
+
+
+def _straighten(built: Built, model: nn.Module, inputs: Inputs) -> None:
+    """Past the guards where the call is one graph; where it is not, as it is."""
+    ready = inputs.reused()
+    with built.switched(), contextlib.suppress(NotGraphable):
+        built.call = shortcut(built.call, ready.args, dict(ready.kwargs), model)
+    built.places = places_of(model)
 
 
 def _around(call: Call, switches: list[Switch]) -> Call:
@@ -446,12 +466,14 @@ class Blocks:
 
     def _fork(self, run: Call, block: nn.Module, before: Call | None, path: str) -> Call:
         here, own, place = self.here, before or partial(type(block).forward, block), Place(block)
+        laid = entry_of(block)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(here, "inside", False):
                 self._check_variants()
                 with in_block(path):
-                    return place.call(run, block, args, kwargs)
+                    given, named = tuple(map(laid, args)), {name: laid(value) for name, value in kwargs.items()}
+                    return place.call(run, block, given, named)
             return own(*args, **kwargs)
 
         forward.is_fork = True  # type: ignore[attr-defined]
@@ -467,6 +489,10 @@ def _block_runner(kind: type[nn.Module]) -> Call:
     return run
 
 
+_IMAGED = (nn.Conv2d, nn.ConvTranspose2d, nn.Conv3d, nn.ConvTranspose3d)
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 class Layout:
     """Convolution weights in two places, contiguous and channels last: parameters are pointed at one or the other."""
 
@@ -474,8 +500,8 @@ class Layout:
         self.pairs: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
         for module in model.modules():
             weight = getattr(module, "weight", None)
-            if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and isinstance(weight, nn.Parameter):
-                last = weight.data.contiguous(memory_format=torch.channels_last)
+            if isinstance(module, _IMAGED) and isinstance(weight, nn.Parameter):
+                last = weight.data.contiguous(memory_format=_LAST[weight.dim()])
                 if last.stride() != weight.stride():
                     self.pairs.append((weight, weight.data, last))
 

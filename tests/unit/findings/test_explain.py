@@ -283,7 +283,7 @@ def test_facts_that_are_not_what_they_are_called_are_passed_over(value):
     with stage.step():
         healthy(stage)
     scene = stage.scene()
-    assert scene.spread_s == 0.0 and not scene.is_timed and scene.memory_frac is None
+    assert scene.noise_s == pytest.approx(0.012 * scene.step_s) and not scene.is_timed and scene.memory_frac is None
     assert findings_of(scene) == []
 
 

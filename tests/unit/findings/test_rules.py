@@ -505,3 +505,74 @@ def test_where_launching_does_not_explain_the_step_all_the_host_was_slowed():
     found = stage.findings()[0]
     assert stage.scene().step_s == pytest.approx(6e-3, rel=0.02)
     assert found.rule == "garbage-collection" and found.high_ms <= 6.0
+
+
+def _looked_at(stage: Stage, num: int, kernel_us: float, op: str) -> None:
+    """Values made by a reduction of a tensor and read one by one, in the middle of products."""
+    for _ in range(num):
+        healthy(stage, 2, 60.0)
+        stage.kernel("void at::native::reduce_kernel<512, 1>", kernel_us, op=op)
+        with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+            facts = {"copy": "DtoH pinned", "bytes": 4}
+            stage._launch("Memcpy DtoH", 2.0, 7, Kind.MEMCPY, "aten::copy_", 0, "", facts, "cudaMemcpyAsync")
+            stage.wait()
+        stage.work(40)
+
+
+@pytest.mark.parametrize(("op", "goes"), [("aten::linalg_vector_norm", True), ("aten::layer_norm", False)])
+def test_at_best_what_is_only_computed_to_be_read_goes_with_the_read(op, goes):
+    short = _twice(lambda stage: _looked_at(stage, 10, 10.0, op)).findings()[0]
+    long = _twice(lambda stage: _looked_at(stage, 10, 60.0, op)).findings()[0]
+    assert short.rule == long.rule == "value-read"
+    assert (long.high_ms - short.high_ms > 10 * 0.045) is goes
+    assert long.low_ms - short.low_ms < 10 * 0.045
+
+
+def test_norms_of_every_gradient_that_are_written_to_a_file_are_one_log():
+    def play(stage: Stage) -> None:
+        healthy(stage, 10, 300.0)
+        for _ in range(30):
+            stage.kernel("void at::native::reduce_kernel<512, 1>", 5.0, op="aten::linalg_vector_norm")
+            with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+                facts = {"copy": "DtoH pinned", "bytes": 4}
+                stage._launch("Memcpy DtoH", 2.0, 7, Kind.MEMCPY, "aten::copy_", 0, "", facts, "cudaMemcpyAsync")
+                stage.wait()
+        stage.work(250)
+        healthy(stage, 2, 60.0)
+
+    found = _twice(play).findings()
+    assert found[0].rule == "logging" and found[0].what.startswith("Logging in the step: 30 reads")
+
+
+def test_preparing_many_tensors_for_one_launch_is_no_log():
+    def play(stage: Stage) -> None:
+        healthy(stage, 10, 300.0)
+        for _ in range(30):
+            stage.kernel("void at::native::reduce_kernel<512, 1>", 5.0, op="aten::linalg_vector_norm")
+            with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+                facts = {"copy": "DtoH pinned", "bytes": 4}
+                stage._launch("Memcpy DtoH", 2.0, 7, Kind.MEMCPY, "aten::copy_", 0, "", facts, "cudaMemcpyAsync")
+                stage.wait()
+        stage.kernel("multi_tensor_apply_kernel<Mul>", 40.0, op="aten::_foreach_mul_", host_us=600.0)
+
+    found = rules_of(_twice(play).findings())
+    assert "value-read" in found and "logging" not in found
+
+
+@pytest.mark.parametrize(
+    ("shapes", "norm", "named"),
+    [
+        ([[8, 64, 56, 56], [64, 64, 3, 3]], "", True),
+        ([[8, 64, 1, 512], [64, 64, 1, 5]], "", False),  # a convolution along one axis
+        ([[8, 64, 56, 56], [64, 64, 3, 3]], "ComputeFusedParamsCUDAKernel<c10::BFloat16>", False),  # group norms
+    ],
+)
+def test_channels_last_is_asked_only_of_what_gains_by_it(shapes, norm, named):
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            for kernel, us in (("nchwToNhwcKernel<bf16>", 60.0), ("sm90_xmma_fprop_implicit_gemm_bf16_nhwc", 200.0)):
+                stage.kernel(kernel, us, op="aten::cudnn_convolution", shapes=shapes)
+            if norm:
+                stage.kernel(norm, 5.0, op="aten::native_group_norm")
+
+    assert ("channels-first" in rules_of(_twice(play).findings())) is named

@@ -21,7 +21,10 @@ from ridgeline.kernels.convolution.op import SMALL as CONVOLUTIONS
 from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.cross_layer import config as cross_layer
 from ridgeline.kernels.decode_attention import config as decode
+from ridgeline.kernels.dense import config as dense
 from ridgeline.kernels.embedding_bag import config as embedding
+from ridgeline.kernels.extremum import config as extremum
+from ridgeline.kernels.extremum.op import SMALL as EXTREMES
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
@@ -83,6 +86,7 @@ FORCED = {
         for num in (1, 3)
     ],
     "gated": [{"gated.forward": gated.Pointwise(16, 1), "gated.backward": gated.Pointwise(16, 1)}],
+    "gelu": [{"gelu.forward": gated.Pointwise(16, 1), "gelu.backward": gated.Pointwise(16, 1)}],
     "relu2": [{"relu2.forward": gated.Pointwise(16, 1), "relu2.backward": gated.Pointwise(16, 1)}],
 }
 cross_entropy.SHORTEST_STRETCHED = 64
@@ -167,10 +171,23 @@ CASES["decode_attention"] = [
     case("float32", b=1, h=4, k=2, s=33, d=16, hide="added"),
 ]
 FORCED["decode_attention"] = [{"decode_attention": decode.Decode(16, shares, 1, 1)} for shares in (1, 3)]
+CASES["unshuffle"] = [
+    case("float16", b=2, c=3, y=5, x=8, h=4, w=6, top=1, left=2),
+    case("float32", b=1, c=4, y=6, x=4, h=3, w=2, top=0, left=0),
+]
+CASES["dense"] = [
+    case("float16", m=21, n=24, k=40, parts="nagep", activation="relu"),
+    case("float16", m=35, n=16, k=64, parts="ngea", activation="silu"),
+    case("float16", m=7, n=40, k=16, parts="bal", activation="gelu"),
+    case("float16", m=16, n=32, k=32, parts="n", activation="hardswish"),
+]
+FORCED["dense"] = [{"dense": dense.Tile(16, 16, 32, 2, 1, 1)}]
 CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),
     case("float32", m=16, n=20, k=256, z=2),
+    case("float32", m=16, n=24, k=256, z=2, cut=True),
+    case("float32", m=17, n=20, k=256, z=2, cut=True, weight=True),
     case("float32", m=20, n=40, k=70, weight=True, bias=True),
 ]
 FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1)}]
@@ -182,6 +199,8 @@ CASES["scan"] = list(SCANS)
 FORCED["scan"] = [{"scan": scan.Scan(16, 4, 1, 1)}]
 CASES["pool"] = list(pooling.SMALL)
 pooling.BLOCK = 32
+CASES["extreme"] = list(EXTREMES)
+FORCED["extreme"] = [{"extremum": extremum.Tile(8, 16, 1)}]
 CASES["long_norm"] = list(LONG)
 FORCED["long_norm"] = [{"long_norm": long_norm.Shared(16, 8, 1, 8)}]
 CASES["linear"] = [

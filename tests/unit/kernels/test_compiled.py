@@ -43,6 +43,7 @@ def test_rms_norm_backward_keeps_rows_on_their_way_and_spills_nothing(cols):
         (kernels.softmax, "softmax_forward", 16384),
         (lambda x: kernels.swiglu(x, x), "gated_forward", 14336),
         (kernels.relu2, "relu2_forward", 4096),
+        (kernels.gelu, "gelu_forward", 4096),
     ],
 )
 def test_forward_kernels_read_and_write_sixteen_bytes_at_a_time(call, kernel, cols):

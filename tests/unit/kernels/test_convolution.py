@@ -40,7 +40,6 @@ def test_it_is_a_convolution_and_what_follows():
     ("args", "words"),
     [
         ((drawn(1, 3, 8).half(), drawn(4, 3, 3).half(), None, None, [1], [0], [1], [0], 1, False, ""), "float32"),
-        ((drawn(1, 3, 8), drawn(3, 4, 3), None, None, [2], [0], [2], [0], 1, True, ""), "a stride or a dilation"),
         ((drawn(1, 3, 8), drawn(4, 3, 3), None, None, [1], [0], [1], [0], 1, False, "cosine"), "no link 'cosine'"),
         ((drawn(1, 3, 8), drawn(4, 3, 3), None, None, [1], [0], [1], [0], 1, False, "scales@0"), "reads vectors"),
         ((drawn(1, 3, 2), drawn(4, 3, 3), None, None, [1], [0], [1], [0], 1, False, ""), "no pixels"),

@@ -10,9 +10,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ridgeline.errors import OptimizeError
-from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.backend import Report, Traced, compiled
 from ridgeline.optimizer.rewrites import rewrites
 
 ALL = tuple(rewrites())
@@ -302,3 +303,23 @@ def test_a_norm_without_weights_is_left_to_a_compiler_that_fuses_it() -> None:
         x = torch.randn(8, 64, requires_grad=True)
         torch.compile(lambda x: nn.functional.layer_norm(x, (64,)), backend=keep)(x)
     assert found == {"none": 1, "inductor": 0}
+
+
+def test_a_graph_lowered_a_second_time_has_fixed_sizes() -> None:
+    """Compilers that are handed tensors in place of the tracer's stand-ins take every size for a variable one."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    x = torch.randn(2, 3, 9, 9)
+    traced = Traced(model)
+    seen: list[Any] = []
+
+    def noting(gm: Any, inputs: list[Any], **given: Any) -> Any:
+        seen.extend(inputs)
+        return gm.forward
+
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        traced.lowered(rewrites=(), compiler="none")(x)
+        patch.setattr("torch._inductor.compile_fx.compile_fx", noting)
+        traced.lowered(rewrites=(), compiler="inductor")(x)
+    assert seen and all(isinstance(each, FakeTensor) for each in seen)
+    assert all(type(size) is int for each in seen for size in each.shape)
+    assert (2, 3, 9, 9) in [tuple(each.shape) for each in seen]

@@ -151,12 +151,19 @@ def _dtypes(scene: Scene, works: Index) -> list[str]:
     return [first_dtype(trace.words[int(words[op])]) if op >= 0 else "" for op in ops.tolist()]
 
 
-@rule("channels-first", order=42)
+@rule("channels-first", version=2, order=42)
 def channels_first(scene: Scene) -> Candidate | None:
-    """Convolutions in NCHW: transforms around them, and norms and pools that walk planes."""
+    """Convolutions in NCHW: transforms around them, and norms and pools that walk planes.
+
+    Not those along one axis, which have no channels_last; and not those between group norms, which bring every input
+    back to NCHW on a GPU, so that a model in channels_last has as many transforms.
+    """
     convs = scene.family("conv")
     transforms = scene.family("layout")
-    if not convs.any() or not transforms.any():
+    if not convs.any() or not transforms.any() or _between_group_norms(scene):
+        return None
+    transforms[transforms] = ~_along_one_axis(scene, np.flatnonzero(transforms))
+    if not transforms.any():
         return None
     if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(scene.work_kind == 1):
         return None
@@ -174,6 +181,31 @@ def channels_first(scene: Scene) -> Candidate | None:
         evidence=scene.evidence(moved),
         spans=tuple(scene.rows[moved[:200]].tolist()),
     )
+
+
+def _along_one_axis(scene: Scene, works: Index) -> Mask:
+    """Whether each is of a convolution, or of its gradient, whose weight has one dim of space: recorded as three dims,
+    or as four with a height of one."""
+    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
+    shapes = trace.optional("shapes")
+    flat = {
+        op: "conv" in trace.words[int(trace.name[op])] and _is_flat(trace.words[int(shapes[op])])
+        for op in np.unique(ops[ops >= 0]).tolist()
+    }
+    return np.array([flat.get(op, False) for op in ops.tolist()], dtype=bool)
+
+
+def _is_flat(shapes: str) -> bool:
+    given = [shape for shape in parsed(shapes) if is_shape(shape) and len(shape) >= 3]
+    weight = given[-1] if given else []
+    return len(weight) == 3 or (len(weight) == 4 and weight[2] == 1 and weight[3] > 1)
+
+
+def _between_group_norms(scene: Scene) -> bool:
+    """At least one group norm for every two convolutions of a forward pass, by the kernel that only they have."""
+    norms = int(scene.named(r"ComputeFusedParamsCUDAKernel|group_?norm").sum())
+    forward = scene.family("conv") & scene.named(r"fprop|cutlass|convolve|conv.*fwd")
+    return norms > 0 and 2 * norms >= int(forward.sum())
 
 
 def _around_convs(scene: Scene) -> Mask:

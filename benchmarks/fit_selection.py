@@ -1,0 +1,180 @@
+"""Grows the trees of ``cost/selection.py`` from answers of cuDNN's heuristic (``ask_cudnn.py``) and writes them.
+
+    python benchmarks/fit_selection.py ANSWERS.jsonl.gz... [--share 0.9] [--most 6000] [--write]
+
+Needs scikit-learn, here alone. ``--share`` of the answers is grown from and the rest judges; ``--most`` bounds the leaves
+of a tree; without ``--write`` it only reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ridgeline.cost.implicit import CLUSTERED, Choice
+from ridgeline.cost.selection import FILE, LEAF, SLICED, Shape, features, pool_of, text_of
+from ridgeline.resources import data_dir
+
+SIDES = {0: (128, 128), 1: (128, 64), 2: (128, 32), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256),
+         7: (64, 128), 8: (64, 32), 9: (64, 256), 10: (64, 16), 11: (32, 16), 12: (32, 32), 14: (16, 64), 15: (128, 16),
+         16: (256, 32), 18: (64, 192), 19: (128, 192), 20: (256, 96), 23: (32, 128)}  # fmt: skip
+"""Tiles by the value of the tile-size knob, as the names of the kernels that ran say."""
+DEPTHS, BLOCKS = {0: 32, 1: 64, 2: 16}, {2: 16, 3: 32, 4: 64}
+"""Depths of a step by the knobs that give it to one kind of kernel and the other."""
+TILE, STAGE_DEPTH, BLOCK_DEPTH, SPLIT, SLICE, WORKSPACE, DOWN, ACROSS = 2, 13, 5, 0, 17, 25, 27, 28
+ENGINES = {
+    "fwd": {"tma": (62, 67), "copy": (45, 46), "analytic": (27, 35), "warp": (22, 23, 38, 41), "plain": (47, 48),
+            "vector": (28,), "indexed": (1,), "direct": (0,), "simt": (70,)},
+    "dgrad": {"tma": (67, 71), "tma_strided": (73, 76), "copy": (57, 58), "copy_strided": (64, 65), "analytic": (59, 60),
+              "warp": (22, 28), "warp_strided": (40, 43, 46, 56), "direct": (0,), "scatter": (25, 2, 1, 3), "simt": (74,)},
+    "wgrad": {"tma": (65, 68, 63), "copy": (49, 50, 33, 34, 47, 48, 45), "warp": (9, 10, 23, 30),
+              "plain": (37, 39, 40), "direct": (0,), "atomic": (20,), "indexed": (1,), "simt": (67,)},
+}  # fmt: skip
+"""What the engines' kernels are, by the names that ran for 6,000 recorded convolutions."""
+WAY = {op: {engine: way for way, engines in ways.items() for engine in engines} for op, ways in ENGINES.items()}
+TILED = (*CLUSTERED, "copy", "copy_strided", "analytic", "warp", "warp_strided", "plain", "simt")
+STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+"""Slices told apart: finer ones change no time."""
+
+
+def choice_of(op: str, engine: int, knobs: Iterable[Sequence[int]], channels: int) -> Choice:
+    """An engine and its knobs in the terms of the time model."""
+    values = {kind: value for kind, value in knobs}
+    way = WAY[op].get(engine, "vector")
+    if way not in TILED:
+        return Choice(way)
+    if values.get(TILE) not in SIDES:
+        return Choice("direct")  # an engine without tiles, taken twice in 80,000 answers
+    rows, columns = SIDES[values[TILE]]
+    depth = DEPTHS[values[STAGE_DEPTH]] if STAGE_DEPTH in values else BLOCKS.get(values.get(BLOCK_DEPTH, 0), 8)
+    shared = way in CLUSTERED and values.get(WORKSPACE, 1) == 0
+    return Choice(way, rows, columns, depth, values.get(DOWN, 1), values.get(ACROSS, 1), shared,
+                  _slices(op, way, values, channels))  # fmt: skip
+
+
+def _slices(op: str, way: str, values: dict[int, int], channels: int) -> int:
+    """Slices of the inner loop: a number, or, outside weight gradients, the channels of each."""
+    if way not in SLICED:
+        return 1
+    if SLICE in values and op != "wgrad":
+        return max(1, -(-channels // max(1, values[SLICE])))
+    return max(1, values.get(SLICE, values.get(SPLIT, 1)))
+
+
+def shape_of(op: str, dtype: str, x: Sequence[int], w: Sequence[int], y: Sequence[int], stride: Sequence[int],
+             padding: Sequence[int], last: int) -> Shape:  # fmt: skip
+    return Shape(op, dtype, bool(last), x[0], x[1], w[0], x[1] // w[1], math.prod(w[2:]), w[-1], stride[-1],
+                 padding[-1], math.prod(x[2:-1]), x[-1], math.prod(y[2:]))  # fmt: skip
+
+
+def answers(files: Sequence[Path]) -> Iterator[tuple[Shape, Choice]]:
+    for file in files:
+        with gzip.open(file, "rt") as lines:
+            for line in lines:
+                row = json.loads(line)
+                if isinstance(row, list) and row[8]:
+                    shape, (engine, knobs, _) = shape_of(*row[:8]), row[8]
+                    channels = shape.c if shape.op == "fwd" else shape.o
+                    yield shape, choice_of(shape.op, engine, knobs, channels)
+
+
+def _grown(values: np.ndarray, labels: np.ndarray, most: int) -> Any:
+    try:
+        from sklearn.tree import DecisionTreeClassifier
+    except ImportError:
+        raise SystemExit("growing trees needs scikit-learn: pip install scikit-learn") from None
+    return DecisionTreeClassifier(criterion="entropy", max_leaf_nodes=most, random_state=0).fit(values, labels)
+
+
+def _flat(grown: Any, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The tree in walking order; leaves with the same answer under one node become one."""
+    tree = grown.tree_
+    best = [numbers[int(np.argmax(tree.value[node][0]))] for node in range(tree.node_count)]
+    feature: list[int] = []
+    limit: list[float] = []
+    right: list[int] = []
+
+    def alike(node: int) -> bool:
+        left, other = tree.children_left[node], tree.children_right[node]
+        return left < 0 or (alike(left) and alike(other) and leaf[left] == leaf[other])
+
+    leaf: dict[int, int] = {}
+    for node in range(tree.node_count - 1, -1, -1):  # children come after their parent
+        left, other = tree.children_left[node], tree.children_right[node]
+        if left < 0:
+            leaf[node] = best[node]
+        elif leaf.get(left, -1) == leaf.get(other, -2):
+            leaf[node] = leaf[left]
+    stack: list[tuple[int, int]] = [(0, -1)]
+    while stack:
+        node, parent = stack.pop()
+        if parent >= 0:
+            right[parent] = len(feature)
+        if node in leaf:
+            feature.append(LEAF), limit.append(0.0), right.append(leaf[node])
+            continue
+        feature.append(int(tree.feature[node])), limit.append(float(tree.threshold[node])), right.append(0)
+        stack.append((int(tree.children_right[node]), len(feature) - 1))
+        stack.append((int(tree.children_left[node]), -1))
+    return np.array(feature, np.uint8), np.array(limit, np.float32), np.array(right, np.uint16)
+
+
+def _put(arrays: dict[str, np.ndarray], name: str, flat: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    for part, array in zip(("feature", "limit", "right"), flat, strict=True):
+        arrays[f"{name}.{part}"] = array
+
+
+def _pool(arrays: dict[str, np.ndarray], pool: str, rows: list[tuple[Shape, Choice]], share: float, most: int) -> None:
+    values = np.array([features(shape) for shape, _ in rows], np.float32)
+    texts = [text_of(choice) for _, choice in rows]
+    known = sorted(set(texts))
+    labels = np.array([known.index(text) for text in texts])
+    cut = int(len(rows) * share)
+    grown = _grown(values[:cut], labels[:cut], most)
+    flat = _flat(grown, [int(k) for k in grown.classes_])
+    _put(arrays, pool, flat)
+    arrays[f"{pool}.choices"] = np.array(known)
+    line = f"{pool:22s} {len(rows):7d} answers, {len(known):3d} choices, {len(flat[0]):6d} nodes"
+    if cut < len(rows):
+        told = grown.predict(values[cut:])
+        ways = np.array([text.split()[0] for text in known])
+        line += f", right {np.mean(told == labels[cut:]):.1%}, way {np.mean(ways[told] == ways[labels[cut:]]):.1%}"
+    sliced = [i for i, (_, choice) in enumerate(rows[:cut]) if choice.way in SLICED]
+    counts = np.array([min(STEPS, key=lambda s: abs(math.log(s / rows[i][1].split))) for i in sliced])
+    if len(set(counts)) > 1:
+        slices = _grown(values[sliced], counts, most // 4)
+        _put(arrays, f"{pool}.slices", _flat(slices, [int(k) for k in slices.classes_]))
+    print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("answers", type=Path, nargs="+")
+    parser.add_argument("--share", type=float, default=0.9)
+    parser.add_argument("--most", type=int, default=12000, help="leaves of a tree at most")
+    parser.add_argument("--only", default="", help="pools whose names contain this")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    pools: dict[str, list[tuple[Shape, Choice]]] = defaultdict(list)
+    for shape, choice in answers(args.answers):
+        pools[pool_of(shape)].append((shape, choice))
+    print(Counter({pool: len(rows) for pool, rows in pools.items()}))
+    arrays: dict[str, np.ndarray] = {}
+    for pool in sorted(pools):
+        if args.only in pool:
+            _pool(arrays, pool, pools[pool], args.share, args.most)
+    if args.write:
+        np.savez_compressed(data_dir() / FILE, **arrays)
+        print(f"{(data_dir() / FILE).stat().st_size / 1e3:.0f} kB in {FILE}")
+
+
+if __name__ == "__main__":
+    main()
