@@ -102,9 +102,11 @@ def _arrays() -> dict[str, np.ndarray]:
 
 
 def pool_of(s: Shape) -> str:
-    """The trees are grown apart by pass, type and whether there are groups."""
+    """The trees are grown apart by pass, type and whether there are groups, or one tap that could be a product."""
     kind = s.dtype if s.dtype in ("tf32", "fp32") else "half"
-    return f"{s.op}.{kind}.{'groups' if s.groups > 1 else 'dense'}"
+    if s.groups > 1:
+        return f"{s.op}.{kind}.groups"
+    return f"{s.op}.{kind}.{'point' if s.taps == 1 and s.stride == 1 else 'dense'}"
 
 
 @cache
