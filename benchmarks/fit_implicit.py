@@ -3,8 +3,8 @@
     python benchmarks/fit_implicit.py [--only tma.fwd,copy.fwd] [--out FILE]
 
 Each recorded kernel is known by name and by the engine and knobs that cuDNN's heuristic gives for its shape
-(``data/recordings/h200/cudnn_answers.jsonl.gz``, written by ``ask_cudnn.py --recorded``). Prints the error of each way and pass
-and the coefficients, as they stand in ``cost/conv.py``.
+(``data/recordings/h200/cudnn_answers.jsonl.gz``, written by ``ask_cudnn.py --recorded``). Prints the error of each way
+and pass; ``--out`` has the coefficients, as they stand in ``cost/conv.py``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,10 @@ def fit(group: str, given: list[Kernel]) -> dict[str, float]:
     best = least_squares(residuals, at, loss="soft_l1", f_scale=0.08, max_nfev=12, diff_step=0.03)
     off = np.abs(np.exp(logs(best.x)) - 1.0)
     before = np.abs(np.exp(logs(at)) - 1.0)
-    print(f"{group:20s} n {len(given):4d}  mape {before.mean():.1%} -> {off.mean():.1%}  median {np.median(off):.1%}", flush=True)
+    print(
+        f"{group:20s} n {len(given):4d}  mape {before.mean():.1%} -> {off.mean():.1%}  median {np.median(off):.1%}",
+        flush=True,
+    )
     return {**start, **{name: float(f"{value:.3g}") for name, value in zip(names, np.exp(best.x), strict=True)}}
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/fit_selection.py ANSWERS.jsonl.gz... [--share 0.9] [--most 6000] [--write]
 
-Needs scikit-learn, here alone. ``--share`` of the answers is grown from and the rest judges; ``--most`` bounds the leaves
-of a tree; without ``--write`` it only reports.
+Needs scikit-learn, here alone. ``--share`` of the answers is grown from and the rest judges; ``--most`` bounds the
+leaves of a tree; without ``--write`` it only reports.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ TILE, STAGE_DEPTH, BLOCK_DEPTH, SPLIT, SLICE, WORKSPACE, DOWN, ACROSS = 2, 13, 5
 ENGINES = {
     "fwd": {"tma": (62, 67), "copy": (45, 46), "analytic": (27, 35), "warp": (22, 23, 38, 41), "plain": (47, 48),
             "vector": (28,), "indexed": (1,), "direct": (0,), "simt": (70,)},
-    "dgrad": {"tma": (67, 71), "tma_strided": (73, 76), "copy": (57, 58), "copy_strided": (64, 65), "analytic": (59, 60),
-              "warp": (22, 28), "warp_strided": (40, 43, 46, 56), "direct": (0,), "scatter": (25, 2, 1, 3), "simt": (74,)},
+    "dgrad": {"tma": (67, 71), "tma_strided": (73, 76), "copy": (57, 58), "copy_strided": (64, 65),
+              "analytic": (59, 60), "warp": (22, 28), "warp_strided": (40, 43, 46, 56), "direct": (0,),
+              "scatter": (25, 2, 1, 3), "simt": (74,)},
     "wgrad": {"tma": (65, 68, 63), "copy": (49, 50, 33, 34, 47, 48, 45), "warp": (9, 10, 23, 30),
               "plain": (37, 39, 40), "direct": (0,), "atomic": (20,), "indexed": (1,), "simt": (67,)},
 }  # fmt: skip
@@ -45,9 +46,9 @@ STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 """Slices told apart: finer ones change no time."""
 
 
-def choice_of(op: str, engine: int, knobs: Iterable[Sequence[int]], channels: int) -> Choice:
+def choice_of(op: str, engine: int, knobs: Iterable[tuple[int, int]], channels: int) -> Choice:
     """An engine and its knobs in the terms of the time model."""
-    values = {kind: value for kind, value in knobs}
+    values = dict(knobs)
     way = WAY[op].get(engine, "vector")
     if way not in TILED:
         return Choice(way)
@@ -75,7 +76,8 @@ def shape_of(op: str, dtype: str, x: Sequence[int], w: Sequence[int], y: Sequenc
                  padding[-1], math.prod(x[2:-1]), x[-1], math.prod(y[2:]))  # fmt: skip
 
 
-def answers(files: Sequence[Path]) -> Iterator[tuple[Shape, Choice]]:
+def answers(files: Sequence[Path], described: bool = False) -> Iterator[tuple[Shape, Choice]]:
+    """Shapes and choices; ``described`` takes a described device's word even where a present one would differ."""
     for file in files:
         present = False
         with gzip.open(file, "rt") as lines:
@@ -83,7 +85,7 @@ def answers(files: Sequence[Path]) -> Iterator[tuple[Shape, Choice]]:
                 row = json.loads(line)
                 if isinstance(row, dict):
                     present = bool(row["present"])
-                elif row[8] and (present or not told_by_devices(row)):
+                elif row[8] and (present or described or not told_by_devices(row)):
                     shape, (engine, knobs, _) = shape_of(*row[:8]), row[8]
                     channels = shape.c if shape.op == "fwd" else shape.o
                     yield shape, choice_of(shape.op, engine, knobs, channels)
@@ -104,42 +106,32 @@ def _grown(values: np.ndarray, labels: np.ndarray, most: int) -> Any:
     return DecisionTreeClassifier(criterion="entropy", max_leaf_nodes=most, random_state=0).fit(values, labels)
 
 
-def _flat(grown: Any, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _flat(grown: Any, numbers: Sequence[int]) -> dict[str, np.ndarray]:
     """The tree in walking order; leaves with the same answer under one node become one."""
     tree = grown.tree_
-    best = [numbers[int(np.argmax(tree.value[node][0]))] for node in range(tree.node_count)]
-    feature: list[int] = []
-    limit: list[float] = []
-    right: list[int] = []
-
-    def alike(node: int) -> bool:
-        left, other = tree.children_left[node], tree.children_right[node]
-        return left < 0 or (alike(left) and alike(other) and leaf[left] == leaf[other])
-
     leaf: dict[int, int] = {}
     for node in range(tree.node_count - 1, -1, -1):  # children come after their parent
         left, other = tree.children_left[node], tree.children_right[node]
         if left < 0:
-            leaf[node] = best[node]
-        elif leaf.get(left, -1) == leaf.get(other, -2):
+            leaf[node] = numbers[int(np.argmax(tree.value[node][0]))]
+        elif left in leaf and leaf[left] == leaf.get(other):
             leaf[node] = leaf[left]
-    stack: list[tuple[int, int]] = [(0, -1)]
+    feature, limits, stack = list[int](), list[float](), [0]
     while stack:
-        node, parent = stack.pop()
-        if parent >= 0:
-            right[parent] = len(feature)
-        if node in leaf:
-            feature.append(LEAF), limit.append(0.0), right.append(leaf[node])
-            continue
-        feature.append(int(tree.feature[node])), limit.append(float(tree.threshold[node])), right.append(0)
-        stack.append((int(tree.children_right[node]), len(feature) - 1))
-        stack.append((int(tree.children_left[node]), -1))
-    return np.array(feature, np.uint8), np.array(limit, np.float32), np.array(right, np.uint16)
+        node = stack.pop()
+        feature.append(LEAF if node in leaf else int(tree.feature[node]))
+        limits.append(float(leaf[node]) if node in leaf else float(np.float32(tree.threshold[node])))
+        if node not in leaf:
+            stack += [int(tree.children_right[node]), int(tree.children_left[node])]
+    table = sorted({limit for kind, limit in zip(feature, limits, strict=True) if kind != LEAF})
+    place = {limit: number for number, limit in enumerate(table)}
+    value = [int(limit) if kind == LEAF else place[limit] for kind, limit in zip(feature, limits, strict=True)]
+    return {"feature": np.array(feature, np.uint8), "value": np.array(value, np.uint16),
+            "limits": np.array(table, np.float32)}  # fmt: skip
 
 
-def _put(arrays: dict[str, np.ndarray], name: str, flat: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-    for part, array in zip(("feature", "limit", "right"), flat, strict=True):
-        arrays[f"{name}.{part}"] = array
+def _put(arrays: dict[str, np.ndarray], name: str, flat: dict[str, np.ndarray]) -> None:
+    arrays.update({f"{name}.{part}": array for part, array in flat.items()})
 
 
 def _pool(arrays: dict[str, np.ndarray], pool: str, rows: list[tuple[Shape, Choice]], share: float, most: int) -> None:
@@ -152,7 +144,7 @@ def _pool(arrays: dict[str, np.ndarray], pool: str, rows: list[tuple[Shape, Choi
     flat = _flat(grown, [int(k) for k in grown.classes_])
     _put(arrays, pool, flat)
     arrays[f"{pool}.choices"] = np.array(known)
-    line = f"{pool:22s} {len(rows):7d} answers, {len(known):3d} choices, {len(flat[0]):6d} nodes"
+    line = f"{pool:22s} {len(rows):7d} answers, {len(known):3d} choices, {len(flat['feature']):6d} nodes"
     if cut < len(rows):
         told = grown.predict(values[cut:])
         ways = np.array([text.split()[0] for text in known])
@@ -171,10 +163,11 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.9)
     parser.add_argument("--most", type=int, default=12000, help="leaves of a tree at most")
     parser.add_argument("--only", default="", help="pools whose names contain this")
+    parser.add_argument("--described", action="store_true", help="take described devices' word for every pool")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     pools: dict[str, list[tuple[Shape, Choice]]] = defaultdict(list)
-    for shape, choice in answers(args.answers):
+    for shape, choice in answers(args.answers, args.described):
         pools[pool_of(shape)].append((shape, choice))
     print(Counter({pool: len(rows) for pool, rows in pools.items()}))
     arrays: dict[str, np.ndarray] = {}

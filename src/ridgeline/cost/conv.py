@@ -724,8 +724,8 @@ def _kernel(site: Site, conv: Conv, choice: Choice, op: str, problem: Problem) -
         return main
     if choice.way == "copy" and op == "wgrad":
         partial = choice.split * problem.rows * problem.columns * 4.0
-        reduce_s = site.cycles_s(site.coef["reduce_cycles"]) + partial / (site.coef["reduce_frac"] * site.chip.l2_bytes_per_s)
-        return _sum(_memset(site), main, (reduce_s, 1))
+        added_s = partial / (site.coef["reduce_frac"] * site.chip.l2_bytes_per_s)
+        return _sum(_memset(site), main, (site.cycles_s(site.coef["reduce_cycles"]) + added_s, 1))
     return _sum(_memset(site), main)
 
 
@@ -739,8 +739,8 @@ def _tiles(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
         return main
     widened = _sum(_widened(site, conv, conv.in_px, conv.c), _widened(site, conv, conv.out_px, conv.o))
     odd = _odd_filters(site, conv) if op != "wgrad" else (0.0, 0)
-    cleared = [_memset(site)] * (2 * (conv.c % 8 > 0) if not conv.channels_last else int(bool(conv.c % 8 or conv.o % 8)))
-    return _sum(main, widened, odd, *cleared)
+    num_cleared = int(bool(conv.c % 8 or conv.o % 8)) if conv.channels_last else 2 * (conv.c % 8 > 0)
+    return _sum(main, widened, odd, *[_memset(site)] * num_cleared)
 
 
 _VECTOR_TILES = {"vector.fwd": (64, 32), "indexed.fwd": (256, 64), "scatter.dgrad": (64, 64), "atomic.wgrad": (32, 32),
@@ -798,7 +798,7 @@ _BLOCK = 64
 
 
 def _group_problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
-    """All groups in one kernel: several to a tile of 64 channels where a group is narrow, else each in tiles of its own."""
+    """All groups in one kernel: several to a tile of 64 channels where they are narrow, else each in its own tiles."""
     size = _group_size(conv)
     whole = _problem(site, conv, choice, op)
     wide, tall = _padded(conv.c // conv.groups), _padded(conv.o // conv.groups)
@@ -1354,7 +1354,7 @@ def _vector_pass(site: Site, conv: Conv) -> Cost:
 
 
 def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
-    """A dense pass by the kernel that cuDNN is known to take; None where that is not known or is a library's product."""
+    """A dense pass by the kernel cuDNN is known to take; None where that is not known or is a library's product."""
     choice = _chosen(site, conv, op)
     if choice is None or choice.way == "product":
         return None
@@ -1368,7 +1368,7 @@ def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
 
 
 def _transformed(conv: Conv, op: str) -> bool:
-    """Single precision for which the library has Fourier transforms or Winograd's: engines that only a device tells of."""
+    """Single precision for which the library may take Fourier transforms or Winograd's, which only a device tells."""
     return _fourier(conv) if op != "wgrad" else conv.side == 3 and conv.stride == 1 and min(conv.c, conv.o) > 16
 
 

@@ -1,8 +1,8 @@
 """What cuDNN takes for a convolution: learned from a few hundred thousand answers of its own heuristic.
 
-The heuristic is itself a set of decision trees over the sizes of the problem and what they leave over when divided by
-tile sides; ``benchmarks/fit_selection.py`` grows trees over the same features from its answers (asked without a GPU, see
-``benchmarks/ask_cudnn.py``) and prunes what changes no time. They are of cuDNN 9.19 on a Hopper chip with 132 SMs.
+The heuristic behaves like decision trees over the sizes of the problem and what they leave over when divided by tile
+sides; ``benchmarks/fit_selection.py`` grows trees over such features from its answers, which cuDNN also gives where
+there is no GPU (``benchmarks/ask_cudnn.py``). They are of cuDNN 9.19 on a Hopper chip with 132 SMs.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def features(s: Shape) -> list[float]:
     wide, tall, in_px = s.c // s.groups, s.o // s.groups, s.height * s.width
     rows_in, rows_out, deep, high = s.n * in_px, s.n * s.out_px, wide * s.taps, tall * s.taps
     rows, columns = {"fwd": (rows_out, tall), "dgrad": (rows_in, wide), "wgrad": (tall, deep)}[s.op]
-    found = [float(s.dtype == "fp16"), float(s.last), s.n, s.c, s.o, s.groups, s.side, s.stride, s.pad, s.height, s.width,
-             in_px, s.out_px, rows_in, rows_out, wide, tall, deep, high, rows_out * tall, rows_in * wide,
+    found = [float(s.dtype == "fp16"), float(s.last), s.n, s.c, s.o, s.groups, s.side, s.stride, s.pad, s.height,
+             s.width, in_px, s.out_px, rows_in, rows_out, wide, tall, deep, high, rows_out * tall, rows_in * wide,
              rows_out * tall * deep, rows / columns, rows_out / deep, s.n * s.height]  # fmt: skip
     found += _left(rows_in, (32, 64, 128, 256)) + _left(rows_out, (32, 64, 128, 256))
     found += _left(wide, (8, 16, 32, 64, 128, 256)) + _left(tall, (8, 16, 32, 64, 128, 256))
@@ -89,10 +89,21 @@ class Selector:
 
 
 def _tree(arrays: dict[str, np.ndarray], name: str) -> Tree | None:
+    """A tree as the file has it: nodes in walking order, a limit's number or a leaf's answer for each."""
     if f"{name}.feature" not in arrays:
         return None
-    feature, limit, right = (arrays[f"{name}.{part}"] for part in ("feature", "limit", "right"))
-    return Tree(tuple(feature.tolist()), tuple(limit.astype(float).tolist()), tuple(right.tolist()))
+    feature, value = arrays[f"{name}.feature"].tolist(), arrays[f"{name}.value"].tolist()
+    table = arrays[f"{name}.limits"].astype(float).tolist()
+    limit, right, open_nodes = [0.0] * len(feature), [0] * len(feature), list[int]()
+    for at, kind in enumerate(feature):
+        if kind != LEAF:
+            limit[at] = table[value[at]]
+            open_nodes.append(at)
+            continue
+        right[at] = value[at]
+        if open_nodes and at + 1 < len(feature):
+            right[open_nodes.pop()] = at + 1
+    return Tree(tuple(feature), tuple(limit), tuple(right))
 
 
 @cache
@@ -115,7 +126,9 @@ def _selector(pool: str) -> Selector | None:
     tree = _tree(arrays, pool)
     if tree is None:
         return None
-    return Selector(tree, tuple(choice_of(str(text)) for text in arrays[f"{pool}.choices"]), _tree(arrays, pool + ".slices"))
+    return Selector(
+        tree, tuple(choice_of(str(text)) for text in arrays[f"{pool}.choices"]), _tree(arrays, pool + ".slices")
+    )
 
 
 def choice_of(text: str) -> Choice:

@@ -29,7 +29,9 @@ def test_a_choice_is_read_back_from_its_text():
 
 
 def test_features_do_not_depend_on_what_the_library_is_not_told():
-    assert len({len(features(s)) for s in (SHAPE, Shape("wgrad", "fp32", False, 1, 3, 64, 1, 49, 7, 2, 3, 9, 9, 25))}) == 1
+    assert (
+        len({len(features(s)) for s in (SHAPE, Shape("wgrad", "fp32", False, 1, 3, 64, 1, 49, 7, 2, 3, 9, 9, 25))}) == 1
+    )
 
 
 def test_the_trees_fit_into_the_repository():
@@ -59,8 +61,8 @@ def test_the_tile_that_ran_is_the_one_told_in_nine_of_ten_recordings():
             continue
         pad, k, stride = d["k"] // 2, d["k"], d["stride"]
         out = ((d["h"] + 2 * pad - k) // stride + 1) * ((d["w"] + 2 * pad - k) // stride + 1)
-        told = choose(Shape("fwd", row["dtype"], bool(d.get("nhwc", 0)), d["n"], d["c"], d["o"], 1, k * k, k, stride, pad,
-                            d["h"], d["w"], out))  # fmt: skip
+        told = choose(Shape("fwd", row["dtype"], bool(d.get("nhwc", 0)), d["n"], d["c"], d["o"], 1, k * k, k, stride,
+                            pad, d["h"], d["w"], out))  # fmt: skip
         right += told is not None and (told.rows, told.columns, told.depth) == tiles[0]
         total += 1
     assert total > 60
