@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.bench.fitting import FEW_KERNELS, elapsed_s
 from ridgeline.cost import conv
 from ridgeline.cost.call import Call, call
 from ridgeline.cost.chip import Chip
@@ -64,22 +65,14 @@ class Point:
 
 def _event_s(row: dict[str, Any]) -> float:
     """Kernel durations with the event's overhead, averaged with the event itself where the host kept up."""
-    kernels_s = _elapsed_s(row) + EVENT_S + GAP_S * (len(row["kernels"]) - 1)
+    kernels_s = elapsed_s(row["kernels"]) + EVENT_S + GAP_S * (len(row["kernels"]) - 1)
     event_s = row.get("cold_s", 0.0)
-    if row["phase"] == "fwd" and 0.0 < event_s < 0.8 * kernels_s:  # kernels ran beside each other
+    if row["phase"] == "fwd" and 0.0 < event_s < 0.8 * kernels_s and len(row["kernels"]) <= FEW_KERNELS:
+        # kernels ran beside each other
         return float(event_s)
     if row["phase"] == "fwd" and 0.8 < event_s / kernels_s < 1.25:
         return math.sqrt(kernels_s * event_s)
     return float(kernels_s)
-
-
-def _elapsed_s(row: dict[str, Any]) -> float:
-    """Kernel durations one after another; the pieces of a large filter on vector units run beside each other."""
-    total = sum(k[1] for k in row["kernels"])
-    pieces = [k[1] for k in row["kernels"] if "convolve_sgemm" in k[0] or "kern_precompute" in k[0]]
-    if row["shape"].get("groups", 1) > 1 or not any("kern_precompute" in k[0] for k in row["kernels"]):
-        return float(total)
-    return float(total - sum(pieces) + max(pieces))
 
 
 def _trains(row: dict[str, Any], file: Path) -> bool:
