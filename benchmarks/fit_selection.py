@@ -32,12 +32,14 @@ DEPTHS, BLOCKS = {0: 32, 1: 64, 2: 16}, {2: 16, 3: 32, 4: 64}
 TILE, STAGE_DEPTH, BLOCK_DEPTH, SPLIT, SLICE, WORKSPACE, DOWN, ACROSS = 2, 13, 5, 0, 17, 25, 27, 28
 ENGINES = {
     "fwd": {"tma": (62, 67), "copy": (45, 46), "analytic": (27, 35), "warp": (22, 23, 38, 41), "plain": (47, 48),
-            "vector": (28,), "indexed": (1,), "direct": (0,), "simt": (70,)},
+            "vector": (28,), "indexed": (1,), "direct": (0,), "simt": (70,), "product": (58,), "fourier": (3,),
+            "winograd": (6,)},
     "dgrad": {"tma": (67, 71), "tma_strided": (73, 76), "copy": (57, 58), "copy_strided": (64, 65),
               "analytic": (59, 60), "warp": (22, 28), "warp_strided": (40, 43, 46, 56), "direct": (0,),
-              "scatter": (25, 2, 1, 3), "simt": (74,)},
+              "scatter": (25, 2, 1, 3), "simt": (74,), "product": (63,), "fourier": (50,), "winograd": (7,)},
     "wgrad": {"tma": (65, 68, 63), "copy": (49, 50, 33, 34, 47, 48, 45), "warp": (9, 10, 23, 30),
-              "plain": (37, 39, 40), "direct": (0,), "atomic": (20,), "indexed": (1,), "simt": (67,)},
+              "plain": (37, 39, 40), "direct": (0, 16), "atomic": (20,), "indexed": (1,), "simt": (67,), "product": (62,),
+              "fourier": (18,), "winograd": (17, 19)},
 }  # fmt: skip
 """What the engines' kernels are, by the names that ran for 6,000 recorded convolutions."""
 WAY = {op: {engine: way for way, engines in ways.items() for engine in engines} for op, ways in ENGINES.items()}

@@ -83,6 +83,7 @@ DEFAULTS: Coef = {
     "simt_grad_step_cycles": 130.0,  # and its time for one output channel in a lone block
     "simt_atomic_frac": 0.107,  # share of the vector peak, weight gradient by atomics, one tap
     "simt_atomic_taps": 0.201,  # the same with more taps, whose input is reused
+    "fourier_bytes": 12.0,  # bytes moved by the transforms over the tensors' own
     "fourier_gain": 0.558,  # work saved, and share of the peak reached, by Fourier transforms of large problems
     "winograd_gain": 3.6,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
     "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
@@ -981,6 +982,17 @@ def _fourier(conv: Conv) -> bool:
     return conv.side == 3 and conv.stride == 1 and conv.flops > _FOURIER_FLOPS
 
 
+def _saving(site: Site, conv: Conv, way: str) -> Cost:
+    """Ways that save multiplications: tiles are transformed, multiplied by a library's product, and transformed back."""
+    own = conv.input_bytes + conv.output_bytes + conv.weight_bytes
+    work_s = conv.flops / (site.coef[f"{way}_gain"] * site.chip.vector_flops_per_s)
+    seconds, _ = _vector(site, work_s, site.coef[f"{way}_bytes"] * own)
+    seconds += 4.0 * site.cycles_s(site.coef["simt_start_cycles"])
+    if not conv.channels_last:
+        return seconds, 5
+    return _sum(_x(site, conv), _w(site, conv), (seconds, 5), _y(site, conv, fresh=True))
+
+
 def _simt_forward(site: Site, conv: Conv) -> Cost:
     if _fourier(conv):
         return conv.flops / (site.coef["fourier_gain"] * site.chip.vector_flops_per_s), 4
@@ -1362,14 +1374,11 @@ def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
         return _tiles(site, conv, choice, op)
     if choice.way == "direct":
         return _direct_groups(site, conv, {"fwd": "forward", "dgrad": "input", "wgrad": "weight"}[op])
-    if choice.way in VECTOR and not (conv.dtype == "fp32" and _transformed(conv, op)):
+    if choice.way in VECTOR:
         return _vector_way(site, conv, choice, op)
+    if choice.way in ("fourier", "winograd"):
+        return _saving(site, conv, choice.way)
     return None
-
-
-def _transformed(conv: Conv, op: str) -> bool:
-    """Single precision for which the library may take Fourier transforms or Winograd's, which only a device tells."""
-    return _fourier(conv) if op != "wgrad" else conv.side == 3 and conv.stride == 1 and min(conv.c, conv.o) > 16
 
 
 def _forward(site: Site, conv: Conv) -> Cost:
