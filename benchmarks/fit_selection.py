@@ -14,6 +14,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,11 @@ ENGINES = {
 """What the engines' kernels are, by the names that ran for 6,000 recorded convolutions."""
 WAY = {op: {engine: way for way, engines in ways.items() for engine in engines} for op, ways in ENGINES.items()}
 TILED = (*CLUSTERED, "copy", "copy_strided", "analytic", "warp", "warp_strided", "plain", "simt")
+SAVING = ("fourier", "winograd")
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 """Slices told apart: finer ones change no time."""
+MOST_SLICES = 4000
+"""Leaves of a tree that tells slices."""
 
 
 def choice_of(op: str, engine: int, knobs: Iterable[tuple[int, int]], channels: int) -> Choice:
@@ -89,8 +93,9 @@ def answers(files: Sequence[Path], described: bool = False) -> Iterator[tuple[Sh
                     present = bool(row["present"])
                 elif row[8] and (present or described or not told_by_devices(row)):
                     shape, (engine, knobs, _) = shape_of(*row[:8]), row[8]
-                    channels = shape.c if shape.op == "fwd" else shape.o
-                    yield shape, choice_of(shape.op, engine, knobs, channels)
+                    choice = choice_of(shape.op, engine, knobs, shape.c if shape.op == "fwd" else shape.o)
+                    if choice.way not in SAVING or told_by_devices(row):  # else one answer of three hundred, or untold
+                        yield shape, choice
 
 
 def told_by_devices(row: Sequence[Any]) -> bool:
@@ -132,31 +137,63 @@ def _flat(grown: Any, numbers: Sequence[int]) -> dict[str, np.ndarray]:
             "limits": np.array(table, np.float32)}  # fmt: skip
 
 
-def _put(arrays: dict[str, np.ndarray], name: str, flat: dict[str, np.ndarray]) -> None:
-    arrays.update({f"{name}.{part}": array for part, array in flat.items()})
+@dataclass
+class Grown:
+    """All trees, in the order in which they are written."""
+
+    feature: list[np.ndarray] = field(default_factory=list)
+    value: list[np.ndarray] = field(default_factory=list)
+    limits: list[np.ndarray] = field(default_factory=list)
+    places: dict[str, list[int]] = field(default_factory=dict)
+    choices: dict[str, list[str]] = field(default_factory=dict)
+
+    def put(self, name: str, flat: dict[str, np.ndarray]) -> None:
+        nodes, limits = sum(map(len, self.feature)), sum(map(len, self.limits))
+        self.places[name] = [nodes, nodes + len(flat["feature"]), limits, limits + len(flat["limits"])]
+        self.feature.append(flat["feature"])
+        self.value.append(flat["value"])
+        self.limits.append(flat["limits"])
+
+    def write(self, path: Path) -> None:
+        index = json.dumps({"places": self.places, "choices": self.choices}, separators=(",", ":"))
+        np.savez_compressed(path, feature=np.concatenate(self.feature), value=np.concatenate(self.value),
+                            limits=np.concatenate(self.limits), index=np.array(index))  # fmt: skip
 
 
-def _pool(arrays: dict[str, np.ndarray], pool: str, rows: list[tuple[Shape, Choice]], share: float, most: int) -> None:
+def _pool(grown: Grown, pool: str, rows: list[tuple[Shape, Choice]], share: float, most: int) -> None:
     values = np.array([features(shape) for shape, _ in rows], np.float32)
     texts = [text_of(choice) for _, choice in rows]
     known = sorted(set(texts))
-    labels = np.array([known.index(text) for text in texts])
-    cut = int(len(rows) * share)
-    grown = _grown(values[:cut], labels[:cut], most)
-    flat = _flat(grown, [int(k) for k in grown.classes_])
-    _put(arrays, pool, flat)
-    arrays[f"{pool}.choices"] = np.array(known)
+    numbers = {text: number for number, text in enumerate(known)}
+    labels, cut = np.array([numbers[text] for text in texts]), int(len(rows) * share)
+    tree = _grown(values[:cut], labels[:cut], most)
+    flat = _flat(tree, [int(k) for k in tree.classes_])
+    grown.put(pool, flat)
+    grown.choices[pool] = known
     line = f"{pool:22s} {len(rows):7d} answers, {len(known):3d} choices, {len(flat['feature']):6d} nodes"
     if cut < len(rows):
-        told = grown.predict(values[cut:])
+        told = tree.predict(values[cut:])
         ways = np.array([text.split()[0] for text in known])
         line += f", right {np.mean(told == labels[cut:]):.1%}, way {np.mean(ways[told] == ways[labels[cut:]]):.1%}"
-    sliced = [i for i, (_, choice) in enumerate(rows[:cut]) if choice.way in SLICED]
+    print(line + _slice(grown, pool, rows, values, labels, cut), flush=True)
+
+
+def _slice(grown: Grown, pool: str, rows: list[tuple[Shape, Choice]], values: np.ndarray, labels: np.ndarray,
+           cut: int) -> str:  # fmt: skip
+    """The tree that tells slices from the shape and the choice."""
+    sliced = [i for i, (_, choice) in enumerate(rows) if choice.way in SLICED]
     counts = np.array([min(STEPS, key=lambda s: abs(math.log(s / rows[i][1].split))) for i in sliced])
-    if len(set(counts)) > 1:
-        slices = _grown(values[sliced], counts, most // 4)
-        _put(arrays, f"{pool}.slices", _flat(slices, [int(k) for k in slices.classes_]))
-    print(line, flush=True)
+    if len(set(counts)) < 2:
+        return ""
+    with_choice = np.column_stack([values[sliced], labels[sliced]])
+    grow = np.array(sliced) < cut
+    tree = _grown(with_choice[grow], counts[grow], MOST_SLICES)
+    flat = _flat(tree, [int(k) for k in tree.classes_])
+    grown.put(f"{pool}.slices", flat)
+    if grow.all():
+        return f", slices {len(flat['feature'])} nodes"
+    off = np.abs(np.log(tree.predict(with_choice[~grow]) / counts[~grow]))
+    return f", slices {len(flat['feature'])} nodes, off by {np.exp(off.mean()) - 1.0:.0%}"
 
 
 def main() -> None:
@@ -172,12 +209,12 @@ def main() -> None:
     for shape, choice in answers(args.answers, args.described):
         pools[pool_of(shape)].append((shape, choice))
     print(Counter({pool: len(rows) for pool, rows in pools.items()}))
-    arrays: dict[str, np.ndarray] = {}
+    grown = Grown()
     for pool in sorted(pools):
         if args.only in pool:
-            _pool(arrays, pool, pools[pool], args.share, args.most)
+            _pool(grown, pool, pools[pool], args.share, args.most)
     if args.write:
-        np.savez_compressed(data_dir() / FILE, **arrays)
+        grown.write(data_dir() / FILE)
         print(f"{(data_dir() / FILE).stat().st_size / 1e3:.0f} kB in {FILE}")
 
 

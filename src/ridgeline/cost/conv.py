@@ -156,6 +156,8 @@ DEFAULTS: Coef = {
     "direct_weight_point_per_s": 3.72e+11,
     "direct_weight_last_per_s": 1.2e+11,
     "direct_weight_last_point_per_s": 5.22e+10,
+    "direct_weight_held_per_s": 1.6e12,  # weight gradient of images held in shared memory
+    "direct_weight_held_last_per_s": 1.0e12,
     # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/classic.py for the names.
     "odd1.depth_area": 10090.0, "odd1.depth_s": 2.211e-08, "odd1.dram_frac": 0.3575, "odd1.eff_frac": 0.1811,
     "odd1.exposed_frac": 0.6416, "odd1.half_area": 10490.0, "odd1.l2_frac": 0.5833, "odd1.launch_s": 1.525e-06,
@@ -1132,6 +1134,8 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
 
 _MEASURED_VECTOR_FLOPS_PER_S = 66.9e12
 """Of the chip whose direct kernels were measured: others follow their vector peak."""
+_HELD_PX = 1024
+"""Pixels of an output image up to which a weight gradient is made from shared memory (16 of 17 recordings)."""
 _FAR_FASTER = 0.3
 """Share of the usual way's time below which the direct kernel is taken (least mean error over 1,700 recordings)."""
 _WIDEST_GROUP, _MANY_FILTERS = 82, 1344
@@ -1239,8 +1243,16 @@ def _direct_groups(site: Site, conv: Conv, way: str = "forward") -> Cost:
     """One kernel that takes any groups, an output element a thread."""
     name = f"direct_{way}{'_last' if conv.channels_last else ''}{'_point' if conv.taps == 1 else ''}_per_s"
     rate = site.coef["direct_input_strided_per_s" if way == "input" and conv.stride > 1 else name]
+    if way == "weight" and _held_whole(conv):
+        rate = site.coef["direct_weight_held_last_per_s" if conv.channels_last else "direct_weight_held_per_s"]
     scale = site.chip.vector_flops_per_s / _MEASURED_VECTOR_FLOPS_PER_S
     return site.coef["direct_start_s"] + conv.flops / (2.0 * rate * scale), 1
+
+
+def _held_whole(conv: Conv) -> bool:
+    """Weight gradients of 16 bits whose images are small enough to be held in shared memory."""
+    small = conv.out_px <= _HELD_PX and conv.stride <= 2 and 1 < conv.side <= _WIDE_SIDE
+    return conv.itemsize <= 2 and small and conv.o // conv.groups > 12
 
 
 def _unless_direct(usual: Cost, direct: Cost) -> Cost:

@@ -7,6 +7,7 @@ there is no GPU (``benchmarks/ask_cudnn.py``). They are of cuDNN 9.19 on a Hoppe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -88,28 +89,40 @@ class Selector:
     slices: Tree | None
 
 
-def _tree(arrays: dict[str, np.ndarray], name: str) -> Tree | None:
-    """A tree as the file has it: nodes in walking order, a limit's number or a leaf's answer for each."""
-    if f"{name}.feature" not in arrays:
-        return None
-    feature, value = arrays[f"{name}.feature"].tolist(), arrays[f"{name}.value"].tolist()
-    table = arrays[f"{name}.limits"].astype(float).tolist()
-    limit, right, open_nodes = [0.0] * len(feature), [0] * len(feature), list[int]()
-    for at, kind in enumerate(feature):
-        if kind != LEAF:
-            limit[at] = table[value[at]]
-            open_nodes.append(at)
-            continue
-        right[at] = value[at]
-        if open_nodes and at + 1 < len(feature):
-            right[open_nodes.pop()] = at + 1
-    return Tree(tuple(feature), tuple(limit), tuple(right))
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """The file: all trees' nodes one after another, where each begins and ends, and what the answers' numbers mean."""
+
+    feature: np.ndarray
+    value: np.ndarray
+    limits: np.ndarray
+    places: dict[str, list[int]]
+    choices: dict[str, list[str]]
+
+    def tree(self, name: str) -> Tree | None:
+        """A tree from its nodes in walking order: a limit's number, or a leaf's answer, for each."""
+        if name not in self.places:
+            return None
+        first, last, first_limit, last_limit = self.places[name]
+        feature, value = self.feature[first:last].tolist(), self.value[first:last].tolist()
+        table = self.limits[first_limit:last_limit].astype(float).tolist()
+        limit, right, open_nodes = [0.0] * len(feature), [0] * len(feature), list[int]()
+        for at, kind in enumerate(feature):
+            if kind != LEAF:
+                limit[at] = table[value[at]]
+                open_nodes.append(at)
+                continue
+            right[at] = value[at]
+            if open_nodes:
+                right[open_nodes.pop()] = at + 1
+        return Tree(tuple(feature), tuple(limit), tuple(right))
 
 
 @cache
-def _arrays() -> dict[str, np.ndarray]:
+def _forest() -> Forest:
     with np.load(data_dir() / FILE, allow_pickle=False) as file:
-        return dict(file)
+        index = json.loads(str(file["index"]))
+        return Forest(file["feature"], file["value"], file["limits"], index["places"], index["choices"])
 
 
 def pool_of(s: Shape) -> str:
@@ -122,13 +135,11 @@ def pool_of(s: Shape) -> str:
 
 @cache
 def _selector(pool: str) -> Selector | None:
-    arrays = _arrays()
-    tree = _tree(arrays, pool)
+    forest = _forest()
+    tree = forest.tree(pool)
     if tree is None:
         return None
-    return Selector(
-        tree, tuple(choice_of(str(text)) for text in arrays[f"{pool}.choices"]), _tree(arrays, pool + ".slices")
-    )
+    return Selector(tree, tuple(choice_of(text) for text in forest.choices[pool]), forest.tree(f"{pool}.slices"))
 
 
 def choice_of(text: str) -> Choice:
@@ -153,7 +164,8 @@ def choose(s: Shape) -> Choice | None:
     if selector is None:
         return None
     values = features(s)
-    choice = selector.choices[selector.tree.answer(values)]
+    number = selector.tree.answer(values)
+    choice = selector.choices[number]
     if selector.slices is None or choice.way not in SLICED:
         return choice
-    return replace(choice, split=selector.slices.answer(values))
+    return replace(choice, split=selector.slices.answer([*values, number]))
