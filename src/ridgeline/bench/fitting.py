@@ -31,7 +31,7 @@ GAP_S = host.DEFAULTS["event_gap_s"]
 STEPS = (0.8, 1.25, 0.93, 1.075)
 MAX_ROWS = 160  # of a family that are fitted: enough for its few coefficients, little enough for minutes
 COVER = 0.9
-FEW_KERNELS = 12  # beyond, the host launches kernels so slowly that events tell of the host alone
+FEW_KERNELS = 12  # beyond, convolutions in groups run on several streams
 SHORT_OF = 12  # fewer rows than this get no interval of their own
 
 
@@ -64,8 +64,7 @@ def sample(row: dict[str, Any]) -> Sample:
     """
     busy_s, num = elapsed_s(row["kernels"]), len(row["kernels"])
     seen_s = row.get("cold_s", 0.0) - EVENT_S - GAP_S * (num - 1)
-    least = 0.78 if num > FEW_KERNELS else 0.05
-    agrees = row["phase"] == "fwd" and least < seen_s / busy_s < 1.28
+    agrees = row["phase"] == "fwd" and 0.05 < seen_s / busy_s < 1.28
     call = Call(row["kind"], row["dtype"], row["phase"], row["library"], tuple(row["shape"].items()))
     return Sample(call, seen_s if agrees else busy_s, num)
 

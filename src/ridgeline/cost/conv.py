@@ -21,18 +21,18 @@ from ridgeline.errors import CostError
 
 DEFAULTS: Coef = {
     # Layout transforms: a block moves a tile of 32 channels by 32 pixels through shared memory.
-    "transform_start_cycles": 2870.0,  # launch to last exit of a transform with nothing to move
+    "transform_start_cycles": 2730.0,  # launch to last exit of a transform with nothing to move
     "transform_miss_cycles": 1020.0,  # added when the source is not in L2
     "transform_tile_cycles": 399.0,  # one SM's time for a tile, however full it is
-    "transform_back": 0.19,  # extra tile time towards channels-first when the source is not in L2
-    "transform_dram_frac": 0.835,  # share of the DRAM bandwidth
+    "transform_back": 0.152,  # extra tile time towards channels-first when the source is not in L2
+    "transform_dram_frac": 0.898,  # share of the DRAM bandwidth
     "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
     "generic_tile_cycles": 2410.0,  # tile time of the generic transform that pads or splits groups
     "generic_start_cycles": 14300.0,  # its start
-    "filter_start_cycles": 15000.0,  # generic transform of an odd number of filters
-    "filter_cycles": 0.00852,  # and per element
-    "pad_cycles": 0.633,  # one SM's time for an element of a tensor widened to whole eights of channels
-    "memset_cycles": 1900.0,  # one small memset
+    "filter_start_cycles": 16100.0,  # generic transform of an odd number of filters
+    "filter_cycles": 0.0106,  # and per element
+    "pad_cycles": 0.68,  # one SM's time for an element of a tensor widened to whole eights of channels
+    "memset_cycles": 2490.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
     "tma_start_cycles": 9210.0,  # launch, descriptors, pipeline fill, epilogue drain
@@ -83,10 +83,10 @@ DEFAULTS: Coef = {
     "simt_grad_step_cycles": 130.0,  # and its time for one output channel in a lone block
     "simt_atomic_frac": 0.107,  # share of the vector peak, weight gradient by atomics, one tap
     "simt_atomic_taps": 0.201,  # the same with more taps, whose input is reused
-    "fourier_bytes": 12.0,  # bytes moved by the transforms over the tensors' own
-    "fourier_gain": 0.558,  # work saved, and share of the peak reached, by Fourier transforms of large problems
+    "fourier_bytes": 8.35,  # bytes moved by the transforms over the tensors' own
+    "fourier_gain": 0.561,  # work saved, and share of the peak reached, by Fourier transforms of large problems
     "winograd_gain": 3.6,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
-    "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
+    "winograd_bytes": 13.8,  # bytes moved by the transforms over the tensors' own
     "vector_depth_cycles": 163.0,  # one element of the inner loop of a lone block of such an image
     "simt_image_frac": 0.202,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
     # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
@@ -269,9 +269,10 @@ DEFAULTS: Coef = {
     "warp_strided.dgrad.l2": 2.38, "warp_strided.dgrad.even": 0.0501, "warp_strided.dgrad.odd": 0.168,
     "warp_strided.dgrad.split": 2.23e+04, "warp_strided.dgrad.split_each": 0.102,
     "packed_fwd": 0.9, "packed_dgrad": 0.85, "packed_wgrad": 1.0,  # several groups to a tile, over one
-    "share_init_cycles": 4500.0,  # clearing what SMs that share a tile add up in
+    "streams": 3.0,  # groups that run beside each other
+    "share_init_cycles": 3180.0,  # clearing what SMs that share a tile add up in
     "reduce_cycles": 4000.0,  # adding up the slices of a weight gradient
-    "reduce_frac": 0.3,  # and the share of the L2 bandwidth its bytes reach
+    "reduce_frac": 0.375,  # and the share of the L2 bandwidth its bytes reach
 }
 
 _TMA_ARCHS = ("hopper", "blackwell")
@@ -836,7 +837,16 @@ def _apart_groups(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
     moved = _sum(order[0](site, one), order[1](site, one, fresh=True))
     if not conv.channels_last or op == "wgrad":
         moved = _sum(moved, order[2](site, one))
-    return conv.groups * (main[0] + moved[0] + start_s), conv.groups * (main[1] + moved[1])
+    problem = _problem(site, one, choice, op)
+    tiles = -(-problem.rows // choice.rows) * -(-problem.columns // choice.columns) * choice.split
+    serial_s = conv.groups * (main[0] + moved[0] + start_s)
+    return serial_s / _beside(site, conv.groups, tiles), conv.groups * (main[1] + moved[1])
+
+
+def _beside(site: Site, groups: int, tiles: int) -> float:
+    """How many groups run beside each other: the library puts them on several streams, where a chip has room."""
+    room = 2.0 * site.chip.num_sms / max(1, tiles)
+    return max(1.0, min(float(groups), site.coef["streams"], room))
 
 
 def _groups_by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
@@ -985,7 +995,7 @@ def _fourier(conv: Conv) -> bool:
 
 
 def _saving(site: Site, conv: Conv, way: str) -> Cost:
-    """Ways that save multiplications: tiles are transformed, multiplied by a library's product, and transformed back."""
+    """Ways that save multiplications: tiles are transformed, multiplied by a library's product, transformed back."""
     own = conv.input_bytes + conv.output_bytes + conv.weight_bytes
     work_s = conv.flops / (site.coef[f"{way}_gain"] * site.chip.vector_flops_per_s)
     seconds, _ = _vector(site, work_s, site.coef[f"{way}_bytes"] * own)
@@ -1228,15 +1238,18 @@ def _vector_groups(site: Site, conv: Conv) -> Cost:
     one, coef = _one_group(conv), site.coef
     depth, rows = one.c * conv.taps, conv.n * conv.out_px
     work_s = 2.0 * rows * -(-one.o // 16) * 16 * depth / (coef["group_vector_frac"] * site.chip.vector_flops_per_s)
-    each = site.cycles_s(coef["group_vector_start_cycles"])
-    return conv.groups * (each + max(work_s, site.cycles_s(coef["group_depth_cycles"] * depth))), conv.groups
+    each_s = site.cycles_s(coef["group_vector_start_cycles"])
+    each_s += max(work_s, site.cycles_s(coef["group_depth_cycles"] * depth))
+    tiles = -(-rows // 64) * -(-one.o // 32)
+    return conv.groups * each_s / _beside(site, conv.groups, tiles // 4), conv.groups
 
 
 def _engine_groups(site: Site, conv: Conv) -> Cost:
     """The same over channels-last tensors, by a kernel that takes one output pixel a thread."""
     depth, rows = conv.c // conv.groups * conv.taps, conv.n * conv.out_px
     work = max(site.coef["group_engine_depth_cycles"] * depth, rows * depth * site.coef["group_engine_row_cycles"])
-    return conv.groups * site.cycles_s(site.coef["group_start_cycles"] + work), conv.groups
+    beside = _beside(site, conv.groups, -(-rows // 64) * -(-(conv.o // conv.groups) // 32) // 4)
+    return conv.groups * site.cycles_s(site.coef["group_start_cycles"] + work) / beside, conv.groups
 
 
 def _direct_groups(site: Site, conv: Conv, way: str = "forward") -> Cost:
@@ -1399,8 +1412,8 @@ def _forward(site: Site, conv: Conv) -> Cost:
     if conv.groups == 1 and (known := _by_choice(site, conv, "fwd")) is not None:
         return known
     if conv.groups > 1:
-        usual = _groups_by_choice(site, conv, "fwd") or _grouped_forward(site, conv)
-        return _unless_direct(usual, _direct_groups(site, conv))
+        known = _groups_by_choice(site, conv, "fwd")
+        return known or _unless_direct(_grouped_forward(site, conv), _direct_groups(site, conv))
     if not site.on_matrix_units(conv):
         plain = _simt_forward(site, conv)
         if not conv.channels_last or (conv.c <= 16 and not conv.pointwise):  # few channels: read where they lie
@@ -1441,8 +1454,8 @@ def _input_grad(site: Site, conv: Conv) -> Cost:
     if conv.groups == 1 and (known := _by_choice(site, conv, "dgrad")) is not None:
         return known
     if conv.groups > 1:
-        usual = _groups_by_choice(site, conv, "dgrad") or _grouped_input_grad(site, conv)
-        return _unless_direct(usual, _direct_groups(site, conv, "input"))
+        known = _groups_by_choice(site, conv, "dgrad")
+        return known or _unless_direct(_grouped_input_grad(site, conv), _direct_groups(site, conv, "input"))
     if not site.on_matrix_units(conv):
         plain = _simt_input_grad(site, conv)
         return _sum(_y(site, conv), _w(site, conv), plain, _x(site, conv, fresh=True)) if conv.channels_last else plain
@@ -1461,8 +1474,8 @@ def _weight_grad(site: Site, conv: Conv) -> Cost:
     if conv.groups == 1 and (known := _by_choice(site, conv, "wgrad")) is not None:
         return known
     if conv.groups > 1:
-        usual = _groups_by_choice(site, conv, "wgrad") or _grouped_weight_grad(site, conv)
-        return _unless_direct(usual, _direct_groups(site, conv, "weight"))
+        known = _groups_by_choice(site, conv, "wgrad")
+        return known or _unless_direct(_grouped_weight_grad(site, conv), _direct_groups(site, conv, "weight"))
     if not site.on_matrix_units(conv):
         return _simt_weight_grad(site, conv)
     if conv.pointwise and not _transposed_product(conv):
