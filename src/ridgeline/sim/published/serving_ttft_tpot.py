@@ -226,11 +226,6 @@ class Launch:
     said_ep: int  # expert parallelism as the file records it
 
     @property
-    def is_late_kimi(self) -> bool:
-        """The script of April 20, 2026, with which the configuration stopped naming an expert parallelism of tp 4."""
-        return self.name.startswith("kimi") and self.form == "nvfp4" and self.said_ep == 1
-
-    @property
     def name(self) -> str:
         return self.anatomy.name
 
@@ -275,8 +270,8 @@ def _vllm_layout(run: Launch, layout: Layout) -> Layout:
         layout = Layout(tp=layout.attention_dp * layout.tp, pp=layout.pp, ep=layout.ep)
     if run.name.startswith("kimi"):
         return replace(layout, ep=1)  # the script passes tensor parallelism alone
-    if run.name.startswith("minimax") and not run.new and layout.tp == 8:
-        return replace(layout, ep=8)  # the script's test for expert parallelism is always true
+    if run.name.startswith("minimax") and (run.version.startswith("0.17.") if run.new else layout.tp == 8):
+        return replace(layout, ep=layout.tp)  # the script's test for expert parallelism was always true
     return layout
 
 
@@ -308,12 +303,13 @@ def recipe_of(run: Launch, device: Device, layout: Layout) -> Recipe:
     base = engine(generation(run), device)
     draft = _speculation(run, layout)
     kv, settings = {"vllm": _vllm, "sglang": _sglang}.get(run.backend, _trtllm)(run, layout, draft)
-    if run.backend == "sglang" and run.form == "nvfp4" and base.name == "sglang-0.5.6":
-        settings["cold_chunk_s"] = COLD_CHUNK_S
+    if base.name == "sglang-0.5.6" and run.form in COLD_S:
+        settings |= COLD_S[run.form]
     return Recipe(base.change(**settings), kv, draft)
 
 
-COLD_CHUNK_S = 65  # SGLang up to 0.5.6 with nvfp4 experts on Blackwell; docs/design/serving.md
+COLD_S = {"nvfp4": {"cold_s": 3, "cold_chunk_s": 65}, "fp8_block": {"cold_chunk_s": 16}}
+"""SGLang up to 0.5.6 on Blackwell; docs/design/serving.md."""
 
 
 def generation(run: Launch) -> str:
@@ -347,23 +343,24 @@ ACCEPT_FRAC = 0.62
 
 def _vllm(run: Launch, layout: Layout, _: Speculation | None) -> tuple[str, dict[str, Any]]:
     name, settings = run.name, {}  # type: tuple[str, dict[str, Any]]
-    wide = name.startswith("llama") or (run.new and name.startswith(("gpt-oss", "minimax")) and not run.is_early)
-    kv = "fp8" if wide or (name.startswith("kimi") and run.form == "nvfp4") else "bf16"
-    if not name.startswith(("llama", "gpt-oss", "kimi", "minimax")):
-        kv = "fp8"
-    if run.new and name.startswith("minimax"):
-        settings["chunk_tokens"] = max(2048, 2 * run.isl)
+    kimi = name.startswith("kimi") and run.form == "nvfp4"
+    tuned = run.new and name.startswith("minimax") and not run.version.startswith("0.17.")  # from April 2026 on
+    tuned |= kimi and run.said_ep == 1 and layout.tp == 4
+    if tuned:
+        settings |= {"chunk_tokens": max(2048, 2 * run.isl), "graph_tokens": 2048}
+    if name.startswith("gpt-oss"):
+        settings["graph_tokens"] = 2048  # max-cudagraph-capture-size
     if run.new and name.startswith("llama"):
         settings["graphed_prompts"] = False
-    if name.startswith("gpt-oss") or (run.new and name.startswith("minimax")) or run.is_late_kimi:
-        settings["graph_tokens"] = 2048  # max-cudagraph-capture-size
     if name.startswith("minimax") and not run.new and layout.tp == 4 and layout.ep == 4:
         settings["max_sequences"] = 256
     if run.new and name.startswith(("llama", "gpt-oss")):
         settings["max_sequences"] = 512
-    if run.form == "int4_wo" or (name.startswith("minimax") and not run.new and layout.tp == 8):
+    if run.form == "int4_wo" or (name.startswith("minimax") and not tuned and layout.ep != 4):
         settings["memory_frac"] = 0.95
-    return kv, settings
+    late_oss = run.new and name.startswith("gpt-oss") and not run.is_early
+    others = not name.startswith(("gpt-oss", "kimi", "minimax"))
+    return "fp8" if tuned or kimi or late_oss or others else "bf16", settings
 
 
 def _sglang(run: Launch, layout: Layout, draft: Speculation | None) -> tuple[str, dict[str, Any]]:
@@ -398,45 +395,41 @@ def _trtllm(run: Launch, layout: Layout, draft: Speculation | None) -> tuple[str
         held = {"hold_steps": 20} if run.lengths == "1k1k" and layout.tp < 8 else {}
         return "fp8", {"chunk_tokens": 16384, **held}
     if name.startswith("gpt-oss"):
-        held = {"hold_steps": 50, "hold_prompts": groups} if groups > 1 else {}
+        held = {"hold_steps": 50, "hold_prompts": all_served(groups)} if groups > 1 else {}
         return "fp8" if run.new and not run.is_early else "bf16", {"chunk_tokens": 20000, "max_sequences": 512, **held}
     return "fp8", _trtllm_deepseek(run, layout, draft)
 
 
 def _trtllm_deepseek(run: Launch, layout: Layout, draft: Speculation | None) -> dict[str, Any]:
+    """DeepSeek's budgets, and graphs of pieces, which leave attention and drafts to the host."""
     groups, conc = layout.attention_dp, run.concurrency
-    settings: dict[str, Any] = {"hold_steps": 60, "hold_prompts": groups} if groups > 1 else {}
+    settings: dict[str, Any] = {"hold_steps": 60, "hold_prompts": all_served(groups)} if groups > 1 else {}
     later = run.version.startswith("1.2.0rc6")
+    settings["compiled"] = later and groups == 1 and _in_pieces(run, layout, draft)
     if draft and not run.disaggregated:
         share = (8 if run.form == "fp8_block" else 4) if later else groups
         batch = max(1, conc // share) if groups > 1 else conc
-        settings |= {"max_sequences": batch, "chunk_tokens": _rounded((draft.draft + 1) * batch + run.isl)}
-        if later and groups == 1:
-            settings["graphed_prompts"] = _drafts_graphed(run)
-        return settings
+        return settings | {"max_sequences": batch, "chunk_tokens": _rounded((draft.draft + 1) * batch + run.isl)}
     settings["chunk_tokens"] = max(8192 if later or run.disaggregated else 0, _rounded(conc + run.isl))
-    if run.version == "1.2.0rc6.post2" and not run.disaggregated:
-        settings |= _late_settings(run, layout)
+    if run.version == "1.2.0rc6.post2" and run.form == "fp8_block" and run.lengths == "1k1k" and conc >= 64:
+        settings["hold_steps"] = 40
     return settings
+
+
+def all_served(groups: int) -> int:
+    """Requests that have to finish, in any order, until every attention group has room for a new one."""
+    return round(groups * sum(1 / k for k in range(1, groups + 1)))
+
+
+def _in_pieces(run: Launch, layout: Layout, draft: Speculation | None) -> bool:
+    """Whether the scripts of February 2026 turned graphs of pieces on."""
+    conc, lengths = run.concurrency, run.lengths
+    if run.form == "fp8_block":
+        return conc > {"1k1k": 4, "1k8k": 8}.get(lengths, 16) if draft else conc >= (128 if lengths == "1k8k" else 64)
+    if draft:
+        return conc in {"1k1k": (32, 64, 128), "1k8k": (64,)}.get(lengths, ())
+    return lengths == "1k1k" and layout.tp == layout.ep == 8
 
 
 def _rounded(tokens: int) -> int:
     return (tokens + 64 + 63) // 64 * 64
-
-
-def _drafts_graphed(run: Launch) -> bool:
-    if run.form == "fp8_block":
-        return run.concurrency > {"1k1k": 4, "1k8k": 8}.get(run.lengths, 16)
-    return run.concurrency in {"1k1k": (32, 64, 128), "1k8k": (64,)}.get(run.lengths, ())
-
-
-def _late_settings(run: Launch, layout: Layout) -> dict[str, Any]:
-    """TensorRT-LLM 1.2 release candidates, February 2026: prompts from graphs under load, and held back for others."""
-    if run.form == "fp8_block":
-        settings: dict[str, Any] = {"graphed_prompts": run.concurrency >= (128 if run.lengths == "1k8k" else 64)}
-        if layout.attention_dp > 1:
-            settings["graphed_prompts"] = False
-        if run.lengths == "1k1k" and run.concurrency >= 64:
-            settings |= {"hold_steps": 40}
-        return settings
-    return {"graphed_prompts": run.lengths == "1k1k" and layout.tp == layout.ep == 8}

@@ -56,7 +56,9 @@ class Engine:
     poll_steps: int = 1  # decoding steps between looks at the queue
     hold_steps: int = 0  # decoding steps a lone prompt is held back for others to join it
     hold_prompts: int = 0  # prompts that end the wait; 0 is as many as fill an iteration
+    compiled: bool = False  # the model's operators are compiled together: the host sees little but kernels
     own_kernels: bool = False  # compiled for the model; else those of the libraries that all engines share
+    cold_s: int = 0  # compiling kernels at the first prompt, on a fresh server
     cold_chunk_s: int = 0  # compiling kernels when an iteration is first full of prompt tokens, on a fresh server
     coef: Mapping[str, float] = field(default_factory=dict, hash=False)
     basis: Basis = Basis.ASSUMED

@@ -27,6 +27,11 @@ USUAL_LAYERS = 60
 """The depth for which an engine's extra cost of prompts is stated; it grows with the depth."""
 MANY_TOKENS = 256
 """Tokens at which a factor is halfway (in logarithms) between those of few and of thousands."""
+COMPILED_VIEWS_FRAC = 1 / 3
+"""How much of a host's work besides launches is left where operators are compiled together: calls of whole attention
+layers stay calls."""
+DRAFT_HOST_FRAC = 0.12
+"""What every draft's own pass adds to the host's time for an iteration outside graphs."""
 SPREAD = 1.15
 """Neighboring exact points of a table are at most this far apart, above the smallest sizes."""
 
@@ -148,7 +153,7 @@ def oracle(
         nonlocal calls
         points = knots(largest)
         total = side(rank, points)
-        calls += total.calls
+        calls += total.calls + total.views * (COMPILED_VIEWS_FRAC if engine.compiled else 1.0)
         never_less = np.maximum.accumulate(_weighed(total, points, coef))  # for more tokens
         return spread_over(never_less, points, largest)
 
@@ -166,7 +171,7 @@ def oracle(
         spread_over(head_s(rank, heads) * coef["gemm"], heads, int(heads[-1])),
         [tuple(float(c[i]) for c in columns) for i in whole],
         spread_over(lengths, prompts, int(prompts[-1])), _past_s(rank, coef["prefill"]),
-        calls * coef["call_s"],
+        calls * coef["call_s"] * (1 + DRAFT_HOST_FRAC * (tokens_each - 1)),
         _peak_shares(rank), _weights_s(rank), stages, _hop_s(rank),
         coef["iteration_s"] + coef["rank_s"] * (rank.layout.num_devices - 1),
     )  # fmt: skip
