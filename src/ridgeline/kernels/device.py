@@ -22,6 +22,15 @@ def wait_for_last(DEPENDENT: tl.constexpr):
 
 
 @triton.jit
+def store_shifted(to, value, position, lead, end, VECTOR: tl.constexpr):
+    """Positions lead to end of a row that starts inside an access: whole accesses at once, what is left one by one."""
+    access = position // VECTOR * VECTOR
+    whole = (access >= lead) & (access + VECTOR <= end)
+    tl.store(to, value, mask=whole)
+    tl.store(to, value, mask=(position >= lead) & (position < end) & (whole == 0))
+
+
+@triton.jit
 def reduce_partials(
     partial_ptr,  # [1 or 2, P, C] fp32
     out_ptr,  # [C]

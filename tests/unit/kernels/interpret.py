@@ -52,6 +52,9 @@ ROWS = [case("float32", rows=5, cols=33), case("float16", rows=3, cols=16)]
 CLASSES = [
     case("float32", rows=4, cols=70, smoothing=0.1, z=0.01),
     case("float16", rows=3, cols=16, smoothing=0.0, z=0.0),
+    case("float16", rows=6, cols=131, smoothing=0.1, z=0.01),  # rows start inside accesses
+    case("float32", rows=7, cols=63, smoothing=0.1, z=0.0),
+    case("float16", rows=9, cols=37, smoothing=0.0, z=0.01),
 ]
 HEADS = [
     case("float32", batch=2, seq=2, heads=3, keys=1, dim=8),
@@ -86,6 +89,8 @@ FORCED = {
     "relu2": [{"relu2.forward": gated.Pointwise(16, 1), "relu2.backward": gated.Pointwise(16, 1)}],
 }
 cross_entropy.SHORTEST_STRETCHED = 64
+cross_entropy.LEAST_FLAT = 32
+FORCED["cross_entropy"].append({"cross_entropy.short": cross_entropy.Short(2, 4, 16, 1, 1, 1)})
 PRODUCTS = [case("float32", rows=9, cols=33, hidden=16)]
 FORCED["linear_cross_entropy"] = [FORCED["cross_entropy"][0] | {"linear_cross_entropy": linear.Chunks(4)}]
 IMAGES = [

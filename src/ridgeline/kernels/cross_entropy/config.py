@@ -40,6 +40,8 @@ class Short:
 
 MAX_STRETCHES = 64
 SHORTEST_STRETCHED = 2048
+LEAST_FLAT = 256
+"""Dense rows of at least so many columns are one stream backward where they start inside accesses."""
 
 
 def forward(rows: int, cols: int, itemsize: int, sms: int) -> Forward:
