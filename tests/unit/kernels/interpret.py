@@ -48,7 +48,7 @@ verdict.TIMES_EAGER = 4.0  # numpy's float32 exponential is off by up to 2.5 uni
 norm.LONG_BLOCK = 16
 ridgeline.kernels.layer_norm.__globals__["config"].LONG_BLOCK = 16
 
-ROWS = [case("float32", rows=5, cols=33), case("float16", rows=3, cols=16)]
+ROWS = [case("float32", rows=5, cols=33), case("float16", rows=3, cols=16), case("float16", rows=11, cols=45)]
 CLASSES = [
     case("float32", rows=4, cols=70, smoothing=0.1, z=0.01),
     case("float16", rows=3, cols=16, smoothing=0.0, z=0.0),
@@ -63,10 +63,11 @@ HEADS = [
 held = {"forward": norm.Forward(2, 3, 16, 1), "backward": norm.Backward(2, 3, 16, 1, 2, 1, True)}
 reloaded = {"forward": norm.Forward(1, 1, 64, 1), "backward": norm.Backward(1, 1, 64, 1, 1, 2, False)}
 long = {"forward": norm.Forward(1, 0, 0, 1), "backward": norm.Backward(1, 0, 0, 1, 1, 1, False)}
+apart = {"forward": norm.Forward(1, 3, 16, 1), "backward": norm.Backward(1, 3, 16, 1, 2, 8, True)}
 FORCED = {
     **{
         f"{op}_norm": [
-            {f"{op}_norm.{phase}": config for phase, config in given.items()} for given in (held, reloaded, long)
+            {f"{op}_norm.{phase}": config for phase, config in given.items()} for given in (held, reloaded, long, apart)
         ]
         for op in ("rms", "layer")
     },

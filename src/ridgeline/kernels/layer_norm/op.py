@@ -12,7 +12,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
-from ridgeline.kernels.rms_norm.op import plan_reduce
+from ridgeline.kernels.rms_norm.op import pieces_of, plan_reduce
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
 
 _FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
@@ -171,9 +171,12 @@ def _plan_forward(
         "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": has_residual, "SAVE": save,
     }  # fmt: skip
     kind = _FORWARD_LONG
+    vector = vector_of(size, pointers, cols, stride)
     if chosen.chunks:
         kind = _FORWARD
-        constants |= {"ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block}
+        vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
+        constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
+                      "VECTOR": vector}  # fmt: skip
     else:
         constants |= {"BLOCK": config.LONG_BLOCK}
     run = kind.bind(
@@ -182,7 +185,7 @@ def _plan_forward(
         constants=constants,
         num_warps=chosen.num_warps,
         device=x.get_device(),
-        vector=vector_of(size, pointers, cols, stride),
+        vector=vector,
     )
     return run, rows, cols, stats
 
@@ -232,6 +235,11 @@ def _plan_backward(
     if not chosen.chunks:
         return _plan_backward_long(dy, x, w, mean, rstd, dh, dx, rows, cols, stride, want, flags, vector)
     programs = max(1, min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(on)))
+    shifted, chunks = False, chosen.chunks
+    if chosen.rows == 1:
+        narrow = min(dx.element_size(), dy.element_size())
+        vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
+        programs = max(1, programs // vector) * vector if shifted else programs
     partial = template((2, programs, cols), torch.float32, x.device)
     early = overlaps(dx.nbytes)
     run = _BACKWARD.bind(
@@ -239,8 +247,8 @@ def _plan_backward(
         grid=(programs,),
         constants=flags
         | {"WANT_DW": bool(want & WANT_WEIGHT), "WANT_DB": bool(want & WANT_BIAS), "KEEP_WEIGHT": chosen.keep_weight,
-           "ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
-           "EARLY": bool(want) and early},
+           "ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
+           "EARLY": bool(want) and early, "SHIFTED": shifted, "VECTOR": vector},
         num_stages=chosen.num_stages,
         num_warps=chosen.num_warps,
         device=on,
