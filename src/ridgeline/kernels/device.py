@@ -36,19 +36,28 @@ def row_lead(row, stride, VECTOR: tl.constexpr):
 
 @triton.jit
 def load_part(
-    at, position, there, lead, end, I: tl.constexpr, CHUNKS: tl.constexpr, SHIFTED: tl.constexpr, VECTOR: tl.constexpr
+    at,
+    position,
+    there,
+    lead,
+    end,
+    I: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    VECTOR: tl.constexpr,
+    OTHER: tl.constexpr = 0.0,
 ):
-    """Positions lead to end of a row, of which this is piece I of CHUNKS, zeros elsewhere.
+    """Positions lead to end of a row, of which this is piece I of CHUNKS, and OTHER elsewhere.
 
     An access holds an element of the row or is not made, so that nothing is read but the neighbors' elements.
     """
     if SHIFTED:
-        x = tl.load(at, mask=there & (position // VECTOR * VECTOR < end), other=0.0)
+        x = tl.load(at, mask=there & (position // VECTOR * VECTOR < end), other=OTHER)
         if I == 0 or I >= CHUNKS - 2:  # a row's length less than an access more or less decides where it ends
-            x = tl.where((position >= lead) & (position < end), x, 0.0)
+            x = tl.where((position >= lead) & (position < end), x, OTHER)
         return x
     else:
-        return tl.load(at, mask=there & (position < end), other=0.0)
+        return tl.load(at, mask=there & (position < end), other=OTHER)
 
 
 @triton.jit
