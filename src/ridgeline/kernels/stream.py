@@ -14,6 +14,19 @@ def spread(VECTOR, NUM_WARPS):
     return gl.BlockedLayout([1, VECTOR], [1, 32], [1, NUM_WARPS], [1, 0])
 
 
+@gluon.constexpr_function
+def by_piece(VECTOR, BLOCK, NUM_WARPS):
+    """One access of VECTOR elements a lane; a piece of BLOCK elements belongs to one warp, or to part of one."""
+    lanes = min(32, BLOCK // VECTOR)
+    return gl.BlockedLayout([1, VECTOR], [32 // lanes, lanes], [NUM_WARPS, 1], [1, 0])
+
+
+@gluon.jit
+def sum_of(x, SIZE: gl.constexpr):
+    """The sum of a tile: a thread adds what it has before it meets any other."""
+    return gl.sum(x.reshape([SIZE]), axis=0)
+
+
 @gluon.jit
 def columns(CHUNKS: gl.constexpr, BLOCK: gl.constexpr, L: gl.constexpr):
     """Where in a share the elements of a tile [CHUNKS, BLOCK] lie."""

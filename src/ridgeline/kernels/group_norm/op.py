@@ -127,13 +127,13 @@ def _streaming(
         pointers |= tensor.data_ptr()
     narrow = min(tensor.element_size() for tensor in tensors)
     streamable = is_widest(vector_of(narrow, pointers, positions), narrow)
-    default = config.streamed(tensors[0].nbytes, positions, wide, len(tensors)) if streamable else None
+    default = config.streamed(tensors[0].nbytes, len(tensors)) if streamable else None
     if default is None or INTERPRETING or not rows:
         return None, None
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
     chosen = tuning.choose(kernel, sizes, default)
     on, vector = tensors[0].get_device(), POINTER_ALIGNMENT_BYTES // wide
-    return chosen, shares.cut(chosen, rows, length, on, vector=vector, whole_blocks=True)
+    return chosen, shares.cut(chosen, rows, length, on, vector=vector, piece=config.piece(positions, vector))
 
 
 def _plan_streamed(
