@@ -35,6 +35,7 @@ from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.pooling import op as pooling
 from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
+from ridgeline.kernels.rms_norm_quant import config as narrow
 from ridgeline.kernels.scan import config as scan
 from ridgeline.kernels.scan.op import SMALL as SCANS
 from ridgeline.kernels.selective_scan import config as selective
@@ -101,8 +102,8 @@ IMAGES = [
 FORCED["group_norm"] = [{"group_norm": groups.Groups(16, 1, num, 8, 1)} for num in (1, 2)]
 # The interpreter rounds float8 toward zero.
 NARROW = [case("float32", rows=5, cols=96, kind=kind, block=b) for kind in ("int8",) for b in (0, 32)]
-FORCED["rms_norm_quant"] = [{"rms_norm_quant": norm.Forward(2, 3, 32, 1)}]
-FORCED["layer_norm_quant"] = [{"layer_norm_quant": norm.Forward(2, 3, 32, 1)}]
+for name in ("rms_norm_quant", "layer_norm_quant"):
+    FORCED[name] = [{name: narrow.Tile(2, 3, 32, 1)}, {name: narrow.Tile(1, 3, 32, 1, 2, 2)}]
 CASES = {
     "dropout_add": [case("float32", rows=3, cols=50, p=0.3), case("float32", rows=3, cols=1500, p=0.5)],
     "rms_norm_quant": NARROW,
