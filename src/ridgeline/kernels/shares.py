@@ -48,8 +48,9 @@ def cut(
 ) -> Cut | None:
     """As many shares as a row's length asks for, or more where rows are few, in accesses of ``vector`` elements a lane.
 
-    ``piece``: a share is made of whole pieces of so many elements. ``shifted``: rows start inside accesses, and rows that are
-    worked on at once are a multiple of what an access holds. None where a row takes more programs than there are.
+    ``piece``: a share is made of whole pieces of so many elements. ``shifted``: rows start inside accesses, and rows
+    that are worked on at once are a multiple of what an access holds. None where a row takes more programs than there
+    are.
     """
     programs = chosen.programs_per_sm * num_sms(device)
     cols = cols + vector - 1 if shifted else cols

@@ -316,7 +316,7 @@ def cross_entropy_finish(
 
 @triton.jit
 def row_numbers(target_ptr, lse_ptr, grad_ptr, weight_ptr, row, rows, cols, ignore_index, PER_ROW: tl.constexpr):
-    """What a row's gradient needs: its lse in two parts, the column of its target, its factor, and whether it counts."""
+    """What a row's gradient needs: its lse in two parts, its target's column, its factor, and whether it counts."""
     target = tl.load(target_ptr + row).to(tl.int64)
     top = tl.load(lse_ptr + row)
     log_sum = tl.load(lse_ptr + rows + row)

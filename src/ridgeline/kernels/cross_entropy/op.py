@@ -348,13 +348,14 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols, smoothing, z in ((1, 3, 0.0, 0.0), (5, 7, 0.1, 0.0), (64, 1000, 0.0, 0.0), (257, 4096, 0.1, 1e-3),
                                      (300, 32000, 0.0, 0.0), (17, 50257, 0.1, 0.0), (9, 128256, 0.0, 1e-3),
-                                     (2, 262144, 0.1, 1e-3))
+                                     (2, 262144, 0.1, 1e-3), (9000, 1001, 0.1, 1e-3), (1030, 2051, 0.0, 0.0))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype, rows, cols in (
         ("bfloat16", 8192, 32000), ("bfloat16", 4096, 128256), ("bfloat16", 2048, 151936), ("bfloat16", 1024, 262144),
         ("bfloat16", 65536, 1000), ("float32", 4096, 32000),
+        ("bfloat16", 8192, 50257), ("bfloat16", 131072, 1001), ("bfloat16", 262144, 256), ("float32", 4096, 50257),
     )
 )  # fmt: skip
 SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((8, 4096), (128, 1000)))

@@ -94,6 +94,6 @@ def layer_norm_quantized(
                 y = tl.where(in_cols, y, 0.0)  # the padding of a row is no candidate for its largest
             normed = normed + (y,)
         write_quantized(
-            normed, 0.0 * rstd + 1.0, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, INTEGER, GROUP, PARTS, ROWS,
-            CHUNKS, BLOCK,
+            normed, 0.0 * rstd + 1.0, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, INTEGER, GROUP, PARTS,
+            ROWS, CHUNKS, BLOCK,
         )  # fmt: skip

@@ -396,7 +396,8 @@ CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype in DTYPES
     for rows, cols in ((1, 2), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
-                       (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576))
+                       (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
+                       (900, 4099), (3000, 1001))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
@@ -404,6 +405,7 @@ RACES = tuple(
         ("bfloat16", 16384, 4096), ("bfloat16", 8192, 8192), ("bfloat16", 4096, 16384), ("bfloat16", 8192, 5120),
         ("bfloat16", 2048, 4096), ("bfloat16", 131072, 128), ("bfloat16", 32768, 1024), ("bfloat16", 8192, 128),
         ("bfloat16", 16384, 2048), ("float32", 8192, 4096), ("float16", 16384, 3072),
+        ("bfloat16", 65536, 2048), ("bfloat16", 32768, 4099),
     )
 )  # fmt: skip
 SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096), (16, 4096), (128, 1024)))

@@ -204,13 +204,15 @@ CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (33, 5120), (9, 32768), (5, 50257),
-                       (3, 65536), (2, 262144), (300, 40968), (1, 131072), (70, 150016), (140, 50260))
+                       (3, 65536), (2, 262144), (300, 40968), (1, 131072), (70, 150016), (140, 50260),
+                       (900, 4097), (300, 20001), (600, 50257), (70, 131075))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype, rows, cols in (
         ("bfloat16", 16384, 4096), ("bfloat16", 65536, 1024), ("bfloat16", 8192, 16384), ("bfloat16", 4096, 32768),
         ("bfloat16", 2048, 65536), ("bfloat16", 1024, 131072), ("bfloat16", 512, 262144), ("float32", 8192, 4096),
+        ("bfloat16", 4096, 50257), ("bfloat16", 8192, 20000), ("bfloat16", 32768, 4097),
     )
 )  # fmt: skip
 SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096), (128, 1024)))

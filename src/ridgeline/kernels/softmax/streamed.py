@@ -129,6 +129,7 @@ def softmax_forward_streamed(
                 k, tops, totals = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
                 top = gl.max(gl.where(k < num_shares, tops, LOWEST), axis=0)
                 total = gl.sum(gl.where(k < num_shares, totals * gl.exp(tops - top), 0.0), axis=0)
+                total = gl.where(total < 0.5, 0.0, total)  # nothing but −inf: what is left is the words' lowest bits
             if LAG or not NARROW:
                 e = power(smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32), top, NARROW)
                 mine = top
