@@ -115,9 +115,7 @@ def shift_of(itemsize: int, pointers: int, cols: int, stride: int) -> tuple[int,
     return vector, shifted
 
 
-def _constants(
-    chosen: config.Softmax, cols: int, vector: int, shifted: bool, staged: bool = True
-) -> dict[str, Any]:
+def _constants(chosen: config.Softmax, cols: int, vector: int, shifted: bool, staged: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = {"BLOCK": chosen.block}
     if chosen.chunks:
         chunks = cdiv(cols + vector - 1, chosen.block) if shifted else chosen.chunks
