@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def copy_time(floor: list[dict[str, Any]], num_bytes: int) -> float:
     points = sorted((entry["moved_bytes"], entry["s"]) for entry in floor)
     if not points or num_bytes < points[0][0]:
         return math.nan
-    pairs = list(zip(points, points[1:], strict=False))
+    pairs = list(pairwise(points))
     (a, s), (b, t) = next((pair for pair in pairs if num_bytes <= pair[1][0]), pairs[-1])
     return s + (t - s) * (num_bytes - a) / (b - a)
 
