@@ -309,7 +309,7 @@ def access_of(itemsize: int, pointers: int, *lengths: int) -> tuple[int, bool]:
     """As ``vector_of``; and whether rows start inside accesses, which are then the widest all the same: a kernel reads
     from the access in which a row starts to the one in which it ends, and leaves out what belongs to its neighbors."""
     vector, widest = vector_of(itemsize, pointers, *lengths), vector_of(itemsize, pointers)
-    return (widest, True) if vector < widest else (vector, False)
+    return (widest, True) if vector < widest and min(lengths) >= 2 * widest else (vector, False)
 
 
 def is_widest(vector: int, itemsize: int) -> bool:

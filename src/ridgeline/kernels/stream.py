@@ -1,4 +1,9 @@
-"""Pieces of Gluon device code for rows that pass through shared memory, and for programs that share a row."""
+"""Pieces of Gluon device code for rows that pass through shared memory, and for programs that share a row.
+
+What a loop carries from turn to turn must not start as the same value under two names (``before = now``): Triton 3.6
+looks for what a turn changes by comparing values, finds that the second name has the value of the first as it had
+before, and leaves it for ever as it began.
+"""
 
 from __future__ import annotations
 

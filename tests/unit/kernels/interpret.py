@@ -91,7 +91,7 @@ FORCED = {
     "relu2": [{"relu2.forward": gated.Pointwise(16, 1), "relu2.backward": gated.Pointwise(16, 1)}],
 }
 cross_entropy.SHORTEST_STRETCHED = 64
-cross_entropy.LEAST_FLAT = 32
+cross_entropy.LONGEST_TILED, cross_entropy.LONGEST_TILED_SHIFTED = 16, 64
 FORCED["cross_entropy"].append({"cross_entropy.short": cross_entropy.Short(2, 4, 16, 1, 1, 1)})
 PRODUCTS = [case("float32", rows=9, cols=33, hidden=16)]
 FORCED["linear_cross_entropy"] = [FORCED["cross_entropy"][0] | {"linear_cross_entropy": linear.Chunks(4)}]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.device import let_next_start, wait_for_last
+from ridgeline.kernels.device import let_next_start, load_part, row_lead, row_start, store_part, wait_for_last
 
 LOWEST = tl.constexpr(-2.0e38)  # still a number when multiplied by LOG2E
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -370,6 +370,43 @@ def cross_entropy_backward(
     )
     dx = gradient_of(x, c, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
     tl.store(dx_ptr + row * dx_stride + c, dx.to(dx_ptr.dtype.element_ty), mask=c < cols)
+
+
+@triton.jit
+def cross_entropy_backward_rows(
+    x_ptr,  # [N, V], rows x_stride apart
+    target_ptr,  # [N]
+    lse_ptr,  # [2, N] fp32
+    grad_ptr,  # [] or [N]: gradient of the loss
+    weight_ptr,  # [] fp32
+    dx_ptr,  # [N, V], dense; may be x itself
+    rows,
+    cols,
+    x_stride,
+    ignore_index,
+    smoothing,
+    z_weight,
+    PER_ROW: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least a row
+    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    VECTOR: tl.constexpr,
+):
+    """The same for short rows, several a program."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
+    lead = 0
+    if SHIFTED:
+        lead = row_lead(row, cols, VECTOR)
+    end = lead + cols
+    x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
+    dx_at = dx_ptr + row_start(row, cols, SHIFTED, VECTOR) + col
+    x = load_part(x_at, col, row < rows, lead, end, 0, 1, SHIFTED, VECTOR).to(tl.float32)
+    top, log_sum, hit, scale, counts = row_numbers(
+        target_ptr, lse_ptr, grad_ptr, weight_ptr, tl.minimum(row, rows - 1), rows, cols, ignore_index, PER_ROW
+    )
+    dx = gradient_of(x, col - lead, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
+    store_part(dx_at, dx.to(dx_ptr.dtype.element_ty), col, row < rows, lead, end, 0, 1, SHIFTED, VECTOR)
 
 
 @triton.jit

@@ -22,6 +22,11 @@ _SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"), loose=
 _FINISH = Kernel(kernel.cross_entropy_finish, vectors=("num",), loose=("out_ptr", "weight_ptr"))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
 _BACKWARD_FLAT = Kernel(kernel.cross_entropy_backward_flat, loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"))
+_BACKWARD_ROWS = Kernel(
+    kernel.cross_entropy_backward_rows,
+    vectors=("cols", "x_stride"),
+    loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"),
+)
 _forward_plans, _row_plans, _backward_plans = Plans(), Plans(), Plans()
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -151,7 +156,7 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     chosen = tuning.choose(
         "cross_entropy.forward",
         {"rows": rows, "cols": cols, "dtype": x.dtype},
-        config.forward(rows, cols, x.element_size(), num_sms(on)),
+        config.forward(rows, cols, x.element_size(), num_sms(on), shifted),
     )
     most = cols + vector - 1 if shifted else cols
     length = cdiv(cdiv(most, chosen.num_stretches), chosen.block) * chosen.block
@@ -263,13 +268,30 @@ def write_gradient(
 def _plan_backward(
     grad: Tensor, x: Tensor, target: Tensor, lse: Tensor, weight: Tensor, dx: Tensor, stride: int
 ) -> Any:
-    """A block of a row a program; where dense rows start inside accesses, a block of the whole."""
+    """A block of a row a program; several short rows; where dense rows start inside accesses, a block of the whole."""
     rows, cols = x.shape
     sizes = {"rows": rows, "cols": cols, "dtype": x.dtype}
     chosen = tuning.choose("cross_entropy.backward", sizes, config.backward(cols, x.element_size()))
     pointers = x.data_ptr() | dx.data_ptr()
     vector, shifted = access_of(x.element_size(), pointers, cols, stride)
-    if shifted and stride == cols >= config.LEAST_FLAT:
+    if shifted and (stride - cols) % vector:
+        vector, shifted = vector_of(x.element_size(), pointers, cols, stride), False
+    short = config.backward_rows(cols, vector, shifted)
+    if short is not None:
+        tile = tuning.choose("cross_entropy.backward_rows", sizes, short)
+        several = _BACKWARD_ROWS.bind(
+            (x, target, lse, grad, weight, dx, rows, cols, stride, -100, 0.0, 0.0),
+            grid=(cdiv(rows, tile.rows),),
+            constants={"PER_ROW": grad.dim() > 0, "ROWS": tile.rows, "BLOCK": tile.block, "SHIFTED": shifted,
+                       "VECTOR": vector},
+            num_warps=tile.num_warps,
+            device=x.get_device(),
+            vector=vector,
+        )  # fmt: skip
+        return lambda x, target, lse, grad, weight, dx, *scalars: several(
+            x, target, lse, grad, weight, dx, rows, cols, stride, *scalars
+        )
+    if shifted and stride == cols:
         block = min(chosen.block, power_of_two(cols + 1) // 2)
         flat = _BACKWARD_FLAT.bind(
             (x, target, lse, grad, weight, dx, rows, cols, -100, 0.0, 0.0),

@@ -20,7 +20,6 @@ class Product:
     num_warps: int
     num_stages: int
     early: bool = False  # what the epilogue reads is asked for before the product begins
-    fetch: bool = False  # what the epilogue reads is brought into the L2 while the product is computed
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,6 @@ import triton.language as tl
 
 
 @triton.jit
-def fetch_tile(ptr, row, first_col, m, n, BN: tl.constexpr):
-    """A tile on its way into the L2, a line of 128 bytes a lane; nobody waits for it, and no register holds it."""
-    LINE: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth
-    col = tl.minimum(first_col + tl.arange(0, BN // LINE) * LINE, n - 1)
-    at = ptr + (row % m).to(tl.int64)[:, None] * n + col[None, :]
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-    )  # fmt: skip
-
-
-@triton.jit
 def cross_product(
     a_ptr,  # [M, K]
     w_ptr,  # [N, K], or [K, N] where TURNED
@@ -38,7 +27,6 @@ def cross_product(
     SAVE: tl.constexpr,
     EVEN: tl.constexpr,
     EARLY: tl.constexpr,  # x0 and x are asked for before the product begins
-    FETCH: tl.constexpr,  # they are brought into the L2 meanwhile
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -59,10 +47,6 @@ def cross_product(
         w_at = w_ptr + inner.to(tl.int64)[:, None] * n + (col % n)[None, :]
     else:
         w_at = w_ptr + (col % n).to(tl.int64)[None, :] * k + inner[:, None]
-    if FETCH:
-        fetch_tile(x_ptr, row, tile_n * BN, m, n, BN)
-        if CROSS:
-            fetch_tile(x0_ptr, row, tile_n * BN, m, n, BN)
     if EARLY:
         at = row.to(tl.int64)[:, None] * n + col[None, :]
         inside = (row < m)[:, None] & (col < n)[None, :]

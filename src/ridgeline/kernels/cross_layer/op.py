@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_layer import config, kernel, reference
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, clamp, float_reason, power_of_two, template
 
@@ -99,8 +99,8 @@ def _plan_product(
         (a, weight, x0, x, x if bias is None else bias, x, x, m, n, k),
         grid=(cdiv(m, chosen.bm) * cdiv(n, chosen.bn),),
         constants={"TURNED": turned, "CROSS": cross, "HAS_BIAS": bias is not None, "SAVE": save,
-                   "EVEN": k % chosen.bk == 0, "EARLY": chosen.early, "FETCH": chosen.fetch and not INTERPRETING,
-                   "BM": chosen.bm, "BN": chosen.bn, "BK": chosen.bk, "STAGES": chosen.num_stages},
+                   "EVEN": k % chosen.bk == 0, "EARLY": chosen.early, "BM": chosen.bm, "BN": chosen.bn, "BK": chosen.bk,
+                   "STAGES": chosen.num_stages},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),

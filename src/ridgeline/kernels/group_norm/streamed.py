@@ -188,10 +188,10 @@ def group_norm_backward_streamed(
     b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
     mean = gl.load(mean_ptr + start)
     rstd = gl.load(rstd_ptr + start)
-    w_done = w
-    b_done = b
-    mean_done = mean
-    rstd_done = rstd
+    w_done = w + 0.0  # not the same values: see stream.py
+    b_done = b + 0.0
+    mean_done = mean + 0.0
+    rstd_done = rstd + 0.0
     for turn in range(num_turns + LAG):
         row = start + gl.minimum(turn, num_turns - 1) * num_groups
         channel = row % groups * per_group + inside

@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import pieces_of, plan_reduce
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
@@ -228,8 +228,11 @@ def _plan_backward(
     on = x.get_device()
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
+    shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
     chosen = tuning.choose(
-        "layer_norm.backward", {"rows": rows, "cols": cols, "dtype": dx.dtype}, config.backward(rows, cols, size)
+        "layer_norm.backward",
+        {"rows": rows, "cols": cols, "dtype": dx.dtype},
+        config.backward(rows, cols, size, shifts),
     )
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:

@@ -25,6 +25,18 @@ def power(x, top, NARROW: gl.constexpr):
 
 
 @gluon.jit
+def inside(access, low, left, SHIFTED: gl.constexpr):
+    """Which accesses belong to the row as a whole."""
+    return (access >= low) & (access < left) if SHIFTED else access < left
+
+
+@gluon.jit
+def part_of(e, total, NARROW: gl.constexpr):
+    """e / total, rounded once where it shows."""
+    return e / total if NARROW else gl.div_rn(e, total)
+
+
+@gluon.jit
 def edge_positions(lead, end, first, length, VECTOR: gl.constexpr, NUM_WARPS: gl.constexpr):
     """Columns of a row's first and last access where these belong to neighbors as well, and which are the row's own.
 
@@ -99,12 +111,12 @@ def softmax_forward_streamed(
         y_step = y_step // VECTOR * VECTOR
     word_step = num_groups.to(gl.int64) * num_shares
     for turn in gl.static_range(SLOTS - LAG):
-        there = (access >= low) & (access < gl.where(turn < num_turns, left, 0))
+        there = inside(access, low, gl.where(turn < num_turns, left, 0), SHIFTED)
         async_copy.async_copy_global_to_shared(smem.index(turn), x_at + turn * x_step, mask=there)
         async_copy.commit_group()
     if SHIFTED:
         edge_now = gl.load(x_edge, mask=own, other=float("-inf")).to(gl.float32)
-        edge_before = edge_now
+        edge_before = edge_now + 0.0  # not the same value: see stream.py
     for turn in range(num_turns + LAG):
         if SHIFTED:
             edge_next = x_edge + (turn + 1) * x_step
@@ -112,7 +124,7 @@ def softmax_forward_streamed(
         async_copy.wait_group(SLOTS - LAG - 1)
         x = smem.index(turn % SLOTS).load(L).to(gl.float32)
         if not EVEN:
-            x = gl.where((access >= low) & (access < left), x, float("-inf"))
+            x = gl.where(inside(access, low, left, SHIFTED), x, float("-inf"))
         top = gl.maximum(gl.max(gl.max(x, axis=0), axis=0), LOWEST)
         if SHIFTED:
             top = gl.maximum(top, gl.max(edge_now, axis=0))
@@ -136,16 +148,17 @@ def softmax_forward_streamed(
         if NARROW:
             y = e * (gl.exp(mine - top) / total)
         else:
-            y = e / total  # a product with the inverse would round twice
-        there = (access >= low) & (access < gl.where(done >= 0, left, 0))
+            y = part_of(e, total + gl.zeros_like(e), NARROW)  # a product with the inverse would round twice
+        there = inside(access, low, gl.where(done >= 0, left, 0), SHIFTED)
         if SHIFTED:
-            at_edge = power(edge_before if LAG else edge_now, top, NARROW) / total
+            at_edge = power(edge_before if LAG else edge_now, top, NARROW)
+            at_edge = part_of(at_edge, total + gl.zeros_like(at_edge), NARROW)
             gl.store(y_edge + done * y_step, at_edge.to(y_ptr.dtype.element_ty), mask=own & (done >= 0))
             edge_before = edge_now
             edge_now = edge_next
         gl.store(y_at + done * y_step, y.to(y_ptr.dtype.element_ty), mask=there)
         ahead = done + SLOTS
-        there = (access >= low) & (access < gl.where(ahead < num_turns, left, 0))
+        there = inside(access, low, gl.where(ahead < num_turns, left, 0), SHIFTED)
         async_copy.async_copy_global_to_shared(smem.index(ahead % SLOTS), x_at + ahead * x_step, mask=there)
         async_copy.commit_group()
 
@@ -204,15 +217,15 @@ def softmax_backward_streamed(
     word_row = word_ptr + group.to(gl.int64) * num_shares
     word_step = num_groups.to(gl.int64) * num_shares
     for turn in gl.static_range(SLOTS - LAG):
-        there = (access >= low) & (access < gl.where(turn < num_turns, left, 0))
+        there = inside(access, low, gl.where(turn < num_turns, left, 0), SHIFTED)
         async_copy.async_copy_global_to_shared(y_smem.index(turn), y_ptr + at + turn * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(turn), dy_ptr + at + turn * step, mask=there)
         async_copy.commit_group()
     if SHIFTED:
         y_now = gl.load(y_ptr + edge, mask=own, other=0.0).to(gl.float32)
         dy_now = gl.load(dy_ptr + edge, mask=own, other=0.0).to(gl.float32)
-        y_before = y_now
-        dy_before = dy_now
+        y_before = y_now + 0.0
+        dy_before = dy_now + 0.0
     for turn in range(num_turns + LAG):
         if SHIFTED:
             more = own & (turn + 1 < num_turns)
@@ -234,7 +247,7 @@ def softmax_backward_streamed(
         if LAG:
             y = y_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
             dy = dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
-        there = (access >= low) & (access < gl.where(done >= 0, left, 0))
+        there = inside(access, low, gl.where(done >= 0, left, 0), SHIFTED)
         if SHIFTED:
             dx_edge = (y_before if LAG else y_now) * ((dy_before if LAG else dy_now) - level)
             gl.store(dx_ptr + edge + done * step, dx_edge.to(dx_ptr.dtype.element_ty), mask=own & (done >= 0))
@@ -244,7 +257,7 @@ def softmax_backward_streamed(
             dy_now = dy_next
         gl.store(dx_ptr + at + done * step, (y * (dy - level)).to(dx_ptr.dtype.element_ty), mask=there)
         ahead = done + SLOTS
-        there = (access >= low) & (access < gl.where(ahead < num_turns, left, 0))
+        there = inside(access, low, gl.where(ahead < num_turns, left, 0), SHIFTED)
         async_copy.async_copy_global_to_shared(y_smem.index(ahead % SLOTS), y_ptr + at + ahead * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(ahead % SLOTS), dy_ptr + at + ahead * step, mask=there)
         async_copy.commit_group()
