@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=300.0)
     parser.add_argument("--go", type=Path, help="races begin when this file is there")
     parser.add_argument("--race-s", type=float, default=30.0, help="seconds the races may take")
+    parser.add_argument("--most", type=int, default=9, help="cases of a function")
     parser.add_argument("--names", default=",".join(CASES))
     parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
     parser.add_argument("--child", default="")
@@ -129,13 +130,13 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     go = asked.go or work / "go"
     if asked.child:
-        return child(work, asked.child, list(CASES[asked.child]), go, asked.until_s)
+        return child(work, asked.child, list(CASES[asked.child])[: asked.most], go, asked.until_s)
     until_s = time.time() + asked.budget_s
     names = asked.names.split(",")
     env = dict(os.environ) | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work / "inductor"))
     command = [sys.executable, __file__, "--out", str(asked.out), "--work", str(work), "--go", str(go)]
-    command += [f"--path={folder}" for folder in asked.path] + ["--until-s", str(until_s)]
+    command += [f"--path={folder}" for folder in asked.path] + ["--until-s", str(until_s), "--most", str(asked.most)]
     logs = [(work / f"{name}.log").open("w") for name in names]
     runs = [
         subprocess.Popen([*command, "--child", name], env=env, stdout=log, stderr=log)

@@ -476,7 +476,9 @@ def part_split(book: Book, names: list[str], limit_s: float) -> None:
                 print(f"split {name:15s} {of!s:50s} {phase} {cells}", flush=True)
 
 
-def part_race(book: Book, names: list[str], compiled_cases: int, limit_s: float, part: str = "race") -> None:
+def part_race(
+    book: Book, names: list[str], compiled_cases: int, limit_s: float, part: str = "race", alone: tuple[str, ...] = ()
+) -> None:
     import torch
 
     from ridgeline.bench.race import Course, copy_bandwidth, race
@@ -497,7 +499,10 @@ def part_race(book: Book, names: list[str], compiled_cases: int, limit_s: float,
                 book.add("skipped", f"race {name} {of}")
                 continue
             began = time.perf_counter()
-            rows = book.attempt(f"race {name} {of}", race, name, of, course, phases=which, compiled=timely)
+            with_liger = name not in alone
+            rows = book.attempt(
+                f"race {name} {of}", race, name, of, course, phases=which, compiled=timely, liger=with_liger
+            )
             torch.cuda.empty_cache()
             for row in rows or []:
                 book.add(part, row.to_dict())
@@ -618,6 +623,7 @@ def main() -> None:
     parser.add_argument("--stages", default="", help="parts in processes of their own: 'pack=70;host,check=60;race'")
     parser.add_argument("--pack", type=Path, help="a pack made elsewhere, with part 'build' instead of 'pack'")
     parser.add_argument("--compiled-names", default="", help="whose first case part 'compiled' races again")
+    parser.add_argument("--without-liger", default="", help="whom Liger does not race: it compiles ten seconds a case")
     parser.add_argument("--check-names", default="", help="what is checked, where that is not what is raced")
     parser.add_argument("--pack-for", default="", help="further parts whose kernels the pack holds")
     parser.add_argument(
@@ -659,6 +665,8 @@ def main() -> None:
 
     limits = {name: float(s) for name, _, s in (pair.partition("=") for pair in asked.limits.split(",") if pair)}
 
+    alone = tuple(asked.without_liger.split(","))
+
     def share(part: str, wanted: float) -> float:
         """Seconds of a part: as given, else of the time left; all but a little of it where nothing follows."""
         if part in limits:
@@ -673,7 +681,7 @@ def main() -> None:
         ("sweep", lambda: part_sweep(book, names, share("sweep", 0.75))),
         ("memory", lambda: part_memory(book)),
         ("ladder", lambda: part_ladder(book)),
-        ("race", lambda: part_race(book, names, asked.compiled, share("race", 0.9))),
+        ("race", lambda: part_race(book, names, asked.compiled, share("race", 0.9), alone=alone)),
         ("split", lambda: part_split(book, names, book.left_s() - 3)),
         ("compiled", lambda: part_race(book, compiling, 1, book.left_s() - 15, "compiled")),
     ]

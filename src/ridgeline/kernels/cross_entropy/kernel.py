@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.device import let_next_start, load_part, row_lead, row_start, store_part, wait_for_last
+from ridgeline.kernels.device import let_next_start, row_lead, row_start, wait_for_last
 
 LOWEST = tl.constexpr(-2.0e38)  # still a number when multiplied by LOG2E
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -392,21 +392,32 @@ def cross_entropy_backward_rows(
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
 ):
-    """The same for short rows, several a program."""
+    """The same for short rows, several a program. Where they start inside accesses, whole accesses first, then what is
+    left of the first and the last access of each row."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
+    there = row < rows
     lead = 0
     if SHIFTED:
         lead = row_lead(row, cols, VECTOR)
     end = lead + cols
-    x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
-    dx_at = dx_ptr + row_start(row, cols, SHIFTED, VECTOR) + col
-    x = load_part(x_at, col, row < rows, lead, end, 0, 1, SHIFTED, VECTOR).to(tl.float32)
+    x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR)
+    dx_at = dx_ptr + row_start(row, cols, SHIFTED, VECTOR)
+    first = col // VECTOR * VECTOR
+    whole = there & (first >= lead) & (first + VECTOR <= end) if SHIFTED else there & (col < cols)
+    x = tl.load(x_at + col, mask=whole, other=0.0).to(tl.float32)
     top, log_sum, hit, scale, counts = row_numbers(
         target_ptr, lse_ptr, grad_ptr, weight_ptr, tl.minimum(row, rows - 1), rows, cols, ignore_index, PER_ROW
     )
     dx = gradient_of(x, col - lead, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
-    store_part(dx_at, dx.to(dx_ptr.dtype.element_ty), col, row < rows, lead, end, 0, 1, SHIFTED, VECTOR)
+    if SHIFTED:
+        k = tl.arange(0, 2 * VECTOR)[None, :] + tl.zeros([ROWS, 2 * VECTOR], tl.int32)
+        at = tl.where(k < VECTOR, k, end // VECTOR * VECTOR + k - VECTOR)
+        own = there & (at >= lead) & (at < end) & ((k >= VECTOR) | (lead > 0))
+        rest = tl.load(x_at + at, mask=own, other=0.0).to(tl.float32)
+        rest = gradient_of(rest, at - lead, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
+        tl.store(dx_at + at, rest.to(dx_ptr.dtype.element_ty), mask=own)
+    tl.store(dx_at + col, dx.to(dx_ptr.dtype.element_ty), mask=whole)
 
 
 @triton.jit
