@@ -41,11 +41,12 @@ class Promise:
     @property
     def score(self) -> float:
         """Past the nearer end, as a share of it; negative inside."""
-        noise_ms = max(0.0, NOISE - self.allowed) * self.case.planted.spread_s * 1e3
-        gain_ms = self.case.gain_s * 1e3
+        spread_ms, gain_ms = self.case.planted.spread_s * 1e3, self.case.gain_s * 1e3
+        noise_ms = max(0.0, NOISE - self.allowed) * spread_ms
         above = (gain_ms - self.high_ms - noise_ms) / self.high_ms if self.high_ms > 0 else math.inf
-        below = (self.low_ms - noise_ms - gain_ms) / self.low_ms if self.low_ms > 0 else -math.inf
-        return max(above, below)
+        if self.low_ms > 0:
+            return max(above, (self.low_ms - noise_ms - gain_ms) / self.low_ms)
+        return above if gain_ms >= -spread_ms else math.inf  # nothing was promised for sure
 
 
 def main() -> None:

@@ -72,7 +72,13 @@ REST = (
     "again_spectrograms_pageable healthy_embedding_server healthy_fed_training healthy_compiled_block"
 ).split()
 """Of the fourth, what its first run had no time for, or what it left to ask."""
-SUITES = {"first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST}
+FIFTH = (
+    "levels_asked answers_attend_by_hand hidden_5461 committee_one_by_one momentum_tensor_by_tensor features_pageable "
+    "gates_recomputed pictures_embedded_under_autocast words_zeroed photos_two_workers served_channels_first "
+    "neighbors_sought_on_host segmenter_collected again_healthy_graphed_training healthy_embedding_server "
+    "healthy_fed_training again_policy_updated_in_small_steps again_columns_one_by_one"
+).split()
+SUITES = {"first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH}
 
 
 class Phase:

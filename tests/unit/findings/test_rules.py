@@ -612,15 +612,13 @@ def test_a_round_trip_takes_its_copies_along():
     assert long.low_ms - short.low_ms > 3.5
 
 
-def test_short_products_promise_nothing_for_sure():
+def test_products_that_take_as_long_as_it_takes_to_start_are_left_alone():
     def play(stage: Stage, us: float) -> None:
         for _ in range(40):
             stage.kernel("cutlass_80_simt_sgemm_128x32_8x5_nt_align1", us, op="aten::mm", host_us=4.0)
 
-    (short,) = [found for found in _twice(lambda stage: play(stage, 8.0)).findings() if found.rule.startswith("tensor")]
-    (long,) = [found for found in _twice(lambda stage: play(stage, 80.0)).findings() if found.rule.startswith("tensor")]
-    assert short.low_ms == 0.0 and short.high_ms < 40 * 0.008
-    assert long.low_ms > 0.5 * 40 * 0.08
+    assert "tensor-cores-unused" not in rules_of(_twice(lambda stage: play(stage, 8.0)).findings())
+    assert "tensor-cores-unused" in rules_of(_twice(lambda stage: play(stage, 80.0)).findings())
 
 
 def test_sizes_that_no_tensor_has_are_no_shapes():
