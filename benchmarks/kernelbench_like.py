@@ -13,6 +13,8 @@ spread over ``--jobs`` processes, and whoever is not compiling holds a lock, so 
 
 ``--folder`` takes the public benchmark's own problems instead, from a checkout of it: ``level1`` to ``level3``, files
 with a ``Model``, ``get_inputs`` and ``get_init_inputs``. They are named by level and number, ``2/33``.
+
+Searches take shorter turns in their races here than they do by themselves, because the lock is what all wait for.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import gzip
+import importlib
 import itertools
 import json
 import math
@@ -76,6 +79,8 @@ class Result:
             return "WRONG"
         if math.isnan(self.ours_s):
             return "refused"
+        if math.isnan(self.compiled_s):
+            return "no rival"
         ratio = self.best_s / self.ours_s
         return "faster" if ratio > 1 + NOISE_FRAC else "slower" if ratio < 1 - NOISE_FRAC else "even"
 
@@ -1090,20 +1095,12 @@ def interleaved(calls: dict[str, Callable[[], Any]], device: torch.device) -> di
 
 def run(problem: Problem, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Result:
     """One problem, three ways."""
+    if asked.way == "search":
+        return searched(problem, device, asked, turn)
     began = time.perf_counter()
     turn.take()
     torch.manual_seed(0)
-    with torch.device(device):
-        model, args = problem.make(Scale(asked.scale))
-    model, args = model.to(device), tuple(x.to(device) if isinstance(x, Tensor) else x for x in args)
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-    def fresh(call: Callable[..., Any]) -> Any:
-        """A call that begins with the same running statistics and random numbers."""
-        model.load_state_dict(state)
-        torch.manual_seed(7)
-        return call(*args)
-
+    model, args, fresh = made(problem, device, asked)
     with torch.no_grad():
         meant = fresh(model)
         calls: dict[str, Callable[[], Any]] = {"eager": lambda: model(*args)}
@@ -1112,8 +1109,7 @@ def run(problem: Problem, device: torch.device, asked: argparse.Namespace, turn:
             with turn.apart():
                 stock(*args)
             calls["compiled"] = lambda: stock(*args)
-        way = searched if asked.way == "search" else rewritten
-        ours, winner, more = way(model, args, device, asked, turn)
+        ours, winner, more = rewritten(model, args, device, asked, turn)
         errors = {name: alike(fresh(call), meant) for name, call in ours.items()}
         calls |= {name: (lambda call=call: call(*args)) for name, call in ours.items()}
         times = interleaved(calls, device)
@@ -1130,15 +1126,40 @@ def run(problem: Problem, device: torch.device, asked: argparse.Namespace, turn:
 Found = tuple[dict[str, Callable[..., Any]], str, dict[str, Any]]
 
 
-def searched(model: nn.Module, args: Any, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Found:
-    """What ``ridgeline.optimize`` returns."""
+def made(problem: Problem, device: torch.device, asked: argparse.Namespace) -> tuple[nn.Module, Any, Any]:
+    """Model, inputs, and a way to call with the same running statistics and random numbers every time."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model, args = problem.make(Scale(asked.scale))
+    model, args = model.to(device), tuple(x.to(device) if isinstance(x, Tensor) else x for x in args)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def fresh(call: Callable[..., Any]) -> Any:
+        model.load_state_dict(state)
+        torch.manual_seed(7)
+        return call(*args)
+
+    return model, args, fresh
+
+
+def searched(problem: Problem, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Result:
+    """What ``ridgeline.optimize`` returns; times are those of its last race, in turns, each call waited for."""
     import ridgeline
 
-    fast = ridgeline.optimize(model, args, budget_s=asked.each_s, use_cache=False)
+    began = time.perf_counter()
+    model, args, fresh = made(problem, device, asked)
+    with torch.no_grad():
+        meant = fresh(model)
+        fast = ridgeline.optimize(model, args, budget_s=asked.each_s, use_cache=False)
+        right, error = alike(fresh(fast), meant)
     receipt = fast.receipt
     tried = [{"name": e.name, "status": e.status, "reason": e.reason, "s": e.measured_s, "build_s": e.build_s,
               "rewrites": dict(e.rewrites)} for e in receipt.entries]  # fmt: skip
-    return {"ours": fast}, receipt.winner, {"tried": tried, "notes": list(receipt.notes), "contests": contests()}
+    more = {"tried": tried, "notes": list(receipt.notes), "contests": contests(), "searched_s": receipt.spent_s,
+            "verdict": receipt.verdict}  # fmt: skip
+    stock_s = math.nan if receipt.stock_s is None else receipt.stock_s
+    return Result(problem.level, problem.name, receipt.eager_s, stock_s, receipt.final_s, receipt.winner, right, error,
+                  spent_s=time.perf_counter() - began, more=more)  # fmt: skip
 
 
 def rewritten(model: nn.Module, args: Any, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Found:
@@ -1234,22 +1255,23 @@ MARK = "RESULT "
 
 
 def _share_the_device(turn: Turn) -> None:
-    """While candidates are compiled others may use the device; races have it to themselves."""
-    from ridgeline.optimizer import contest
+    """Whoever times or proves has the device; all others may compile, trace and record meanwhile."""
+    from ridgeline.optimizer import contest, proof
     from ridgeline.optimizer import search as searching
 
-    build, left_s = searching.build, searching.Search.left_s
-
-    def built(candidate: Any, *args: Any, **kwargs: Any) -> Any:
-        with turn.apart(candidate.compiles and kwargs.get("base") is None):
-            return build(candidate, *args, **kwargs)
+    for name in searching.COMPILERS:  # once a process, before any budget
+        importlib.import_module(name)
+    left_s = searching.Search.left_s
 
     def left(self: Any) -> float:
         return left_s(self) + turn.waited_s - self.__dict__.setdefault("waited_before_s", turn.waited_s)
 
-    searching.build, searching.Search.left_s = built, left
+    searching.Search.left_s = left
     searching.Search._regions = lambda self, stock: ()  # breakdowns are for people to read, and are not timed here
     searching.Search._parts = lambda self, eager, best: ()
+    searching.LEAST_RACE_S, searching.RACE_FRAC, searching.LAST_RACE_FRAC = 0.12, 0.01, 0.03
+    searching.Track.race = turn.here(searching.Track.race)
+    proof.Subject.observe = turn.here(proof.Subject.observe)
     contest.raced = turn.here(contest.raced)
 
 
@@ -1315,7 +1337,7 @@ def _summed_up(results: list[dict[str, Any]]) -> None:
             f"  ours {r['ours_s'] * 1e3:9.3f}  {r['verdict']:8} {r['winner']:28} {r['error']:.1e}"
             f"  {r['spent_s']:.0f} s {r['note']}"
         )
-    words = ("faster", "even", "slower", "WRONG", "refused")
+    words = ("faster", "even", "slower", "WRONG", "refused", "no rival")
     counts = {word: sum(r["verdict"] == word for r in results) for word in words}
     print(f"{len(results)} problems: " + ", ".join(f"{num} {word}" for word, num in counts.items()))
 

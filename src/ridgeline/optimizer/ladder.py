@@ -189,14 +189,14 @@ class Ladder:
         yield self._rung(tuned, 2 * self._compile_s("model"), "compiled")
 
     def _convolving(self, whole: Candidate) -> Iterator[Rung]:
-        """cuDNN's convolutions where Inductor wants them, their algorithms chosen by timing; and channels last."""
+        """cuDNN's convolutions where Inductor wants them, their algorithms chosen by timing.
+
+        Inductor lays channels last by itself; the model's own weights stay as they are, for whoever calls it beside.
+        """
         library = tuple(name for name in whole.rewrites if name not in OWN_CONVOLUTIONS)
         options = (*whole.options, *CONVOLUTIONS_TIMED)
         timed = replace(whole, name="compiled, convolutions timed", rewrites=library, options=options)
         yield self._rung(timed, self._compile_s("model"), "compiled")
-        if self.facts.has_conv:
-            last = replace(whole, name="compiled channels last", layout="channels_last")
-            yield self._rung(last, self._compile_s("model"), "compiled")
 
     def owed_s(self, rung: Rung, search: Climber) -> float:
         """Seconds to keep for torch.compile while it is not measured: the guarantee rests on it.

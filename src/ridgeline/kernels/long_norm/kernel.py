@@ -2,8 +2,8 @@
 
 Each program publishes two numbers about its share of a row, goes on with the next row, and then finishes the share
 before, whose row is known by then. Between its two readings of a share a program reads one other: what all of them hold
-so is a fraction of the L2. All programs must be on the device at once. Where all of them together hold a row and the next
-in registers, nothing is read twice.
+so is a fraction of the L2. All programs must be on the device at once. Where all of them together hold a row and the
+next in registers, nothing is read twice.
 
 Shapes: R rows, C columns, S shares of a row.
 """
@@ -211,7 +211,7 @@ def long_norm_held(
     origin = tl.load(x_ptr + row * cols)
     if PUBLISH:
         tell_share(x, origin, inside, word_ptr, row, share, num_shares, KIND)
-    for turn in range(tl.program_id(0) // num_shares + num_groups, rows, num_groups):
+    for _turn in range(tl.program_id(0) // num_shares + num_groups, rows, num_groups):
         later = tl.load(x_ptr + (row + num_groups) * cols + c, mask=inside, other=EMPTY)
         later_origin = tl.load(x_ptr + (row + num_groups) * cols)
         if FINISH:
