@@ -1,18 +1,21 @@
 """Training steps through ``rl.optimize`` on one GPU beside eager and ``torch.compile``: time, memory, what was tried.
 
-    python benchmarks/optimize_train.py --out OUT --total-s 150 --budget-s 95 --jobs 4
+    python benchmarks/optimize_train.py --out OUT --total-s 150 --budget-s 60 --jobs 4 --brief
     python benchmarks/optimize_train.py --out OUT --only drift vit-base-train-64
 
-Each model is searched in a process of its own, several side by side: whoever does not compile holds the device alone.
-Then whole steps are timed in a plain loop (gradients cleared, forward, loss, backward, the optimizer's step), in turns:
-eager and ``torch.compile`` with default settings on a second model that no search has touched, with the optimizer as
-it was written; the result with the optimizer that was passed to the search, called in the same loop and through
-``train_step``; and the result with an optimizer that no search has seen. Memory is the most that a step allocates, of
-eager before the search and of the result after it in the same process, weights and the optimizer's state included.
+Each model is searched in a process of its own, while another compiles it as anyone does (``torch.compile``, default
+settings); several models go side by side, and whoever does not compile holds the device alone. When both are ready they
+take turns: whole steps in a plain loop (gradients cleared, forward, loss, backward, the optimizer's step) of eager and
+``torch.compile`` with the optimizer as it was written; of the result with the optimizer that was passed to the search,
+called in the same loop and through ``train_step``; and of the result with an optimizer that no search has seen. Memory
+is the most that a step allocates and reserves, weights and the optimizer's state included: of eager in the searching
+process before the search, of the result after it. ``--brief`` leaves ``torch.compile`` out of searches over models made
+of repeated blocks: it is measured beside them, and takes most of a short search.
 
-``drift`` is that of fifty steps of GPT-2 from the same weights: eager beside eager, beside eager from weights one
-rounding away, and beside recorded steps, with PyTorch's usual kernels and with deterministic ones; with it come linear
-layers of odd sizes, plain and padded, forward and backward. Everything is written as it is found.
+``steps`` are AdamW's alone. ``drift`` is that of fifty steps of GPT-2 from the same weights: eager beside eager, beside
+eager from weights one rounding away, and beside recorded steps, with PyTorch's usual kernels and with deterministic
+ones; with it come linear layers of odd sizes, plain and padded, forward and backward. Everything is written as it is
+found.
 """
 
 from __future__ import annotations
@@ -35,13 +38,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 MARK = "RESULT "
-DRIFT, STEPS = "drift", "steps"
-DEFAULT = ("gpt2-medium-train-8x512", "resnet50-train-64-nhwc", "bert-large-train-16x512", "llama1b-train-4x1024",
-           "vit-base-train-64", "dit-xl2-train-16", "t5-base-train-8x512", "convnext-tiny-train-64",
-           "qwen3moe-4l-train-2x1024", "dlrm-train-4096", "efficientnet-b0-train-64", "whisper-base-train-8",
-           DRIFT)  # fmt: skip
-LEAST_S, RIVALS_S = 40.0, 30.0
-"""Seconds below which no search is begun, and those kept after a search for its rivals."""
+DRIFT, STEPS, STOCK = "drift", "steps", "stock:"
+DEFAULT = (STEPS, "gpt2-medium-train-8x512", "resnet50-train-64-nhwc", "bert-large-train-16x512",
+           "llama1b-train-4x1024", "vit-base-train-64", "dit-xl2-train-16", "t5-base-train-8x512",
+           "convnext-tiny-train-64", "qwen3moe-4l-train-2x1024", "dlrm-train-4096", "efficientnet-b0-train-64",
+           "whisper-base-train-8", DRIFT)  # fmt: skip
+LEAST_S, RIVALS_S, LAST_S = 35.0, 20.0, 9.0
+"""Seconds below which no search is begun, those kept after a search, and those for the last turns."""
 PHASES = ("_prepare", "_made", "_peak_bytes", "_raced", "_proved", "_recapture", "_stilled", "_tracked", "_last_race",
           "_regions", "_parts", "_settle_winner")  # fmt: skip
 ODD = ((4096, 1024, 50257), (8192, 1024, 30522), (4096, 1280, 51866), (8192, 479, 1024))
@@ -67,6 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=list(DEFAULT))
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--brief", action="store_true", help="Searches over repeated blocks leave torch.compile out.")
     parser.add_argument("--table", type=Path, default=None, help="Only print what a file of results says.")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
@@ -80,14 +84,14 @@ def _arguments() -> argparse.Namespace:
 def _parent(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     began, logs = time.monotonic(), Path(tempfile.mkdtemp())
-    if shared := os.environ.get("RIDGELINE_DEVICE_LOCK"):  # with whom the device is shared
-        (logs / "lock").symlink_to(shared)
-    waiting, running, done = list(asked.only), {STEPS: _started(STEPS, asked, logs, began + asked.total_s)}, {}
+    waiting, running, done = list(asked.only), {}, {}
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
-        while waiting and len(running) - (STEPS in running) < asked.jobs and left_s > LEAST_S + RIVALS_S:
-            name = waiting.pop(0)
-            running[name] = _started(name, asked, logs, began + asked.total_s)
+        models = {name.removeprefix(STOCK) for name in running} - {STEPS}
+        while waiting and len(models) < asked.jobs and left_s > LEAST_S + RIVALS_S:
+            models.add(waiting[0])
+            for name in _sides(waiting.pop(0)):
+                running[name] = _started(name, asked, logs, began + asked.total_s)
         if left_s < 3 or not running:
             break
         for name, process in list(running.items()):
@@ -107,10 +111,16 @@ def _parent(asked: argparse.Namespace) -> None:
     _write(asked, done | {name: {"error": "not started: out of time"} for name in waiting}, began)
 
 
+def _sides(name: str) -> tuple[str, ...]:
+    """The processes of a part: a model is searched in one and compiled in another."""
+    return (name,) if name in (DRIFT, STEPS) else (name, f"{STOCK}{name}")
+
+
 def _started(name: str, asked: argparse.Namespace, logs: Path, until: float) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(asked.budget_s), "--device",
-               asked.device, "--lock", str(logs / "lock"), "--until", str(until)]  # fmt: skip
-    threads = max(2, (os.cpu_count() or 8) // asked.jobs)
+               asked.device, "--lock", str(logs / "lock"), "--until", str(until),
+               *(["--brief"] if asked.brief else [])]  # fmt: skip
+    threads = max(2, (os.cpu_count() or 8) // (2 * asked.jobs))
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
     if name == DRIFT:
@@ -148,7 +158,8 @@ def _table(path: Path) -> list[str]:
     """What was found, as Markdown."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         parts = json.load(file)["parts"]
-    rows = {name: found for name, found in parts.items() if name not in (DRIFT, STEPS)}
+    rows = {name: _joined(found, parts.get(f"{STOCK}{name}", {})) for name, found in parts.items()
+            if name not in (DRIFT, STEPS) and not name.startswith(STOCK)}  # fmt: skip
     heads = ("model", "eager", "torch.compile", "result", "best of both / result", "train_step", "its optimizer not "
              "passed", "memory: eager, torch.compile, result", "kept", "searched")  # fmt: skip
     lines = [_cells(*heads), _cells(*["---"] * len(heads)), *(_row(name, found) for name, found in rows.items())]
@@ -175,11 +186,19 @@ def _step_table(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _joined(found: dict[str, Any], stock: dict[str, Any]) -> dict[str, Any]:
+    """A model's row: eager and torch.compile from their own process, where it got so far."""
+    if "loop" not in stock:
+        return found
+    peaks = {"torch.compile": stock["peak_bytes"].get("torch.compile"), **found.get("peak_bytes", {})}
+    return found | {"loop": {**found.get("loop", {}), **stock["loop"]}, "peak_bytes": peaks}
+
+
 def _means(rows: dict[str, dict[str, Any]]) -> list[str]:
     """Geometric means over the rows that have both sides."""
     found = []
     for who in ("result", "train_step", "result, its optimizer not passed"):
-        full = {name: row["loop"] for name, row in rows.items() if {"torch.compile", who} <= set(row.get("loop", {}))}
+        full = {name: row["loop"] for name, row in rows.items() if {"torch.compile", who} <= row.get("loop", {}).keys()}
         ratios = {name: min(loop["eager"], loop["torch.compile"]) / loop[who] for name, loop in full.items()}
         if ratios:
             mean, worst = statistics.geometric_mean(ratios.values()), min(ratios, key=lambda name: ratios[name])
@@ -202,7 +221,7 @@ def _cells(*values: str) -> str:
 
 def _row(name: str, found: dict[str, Any]) -> str:
     loop, peaks = found.get("loop", {}), found.get("peak_bytes", {})
-    if not loop:
+    if "result" not in loop:
         return _cells(name, *["–"] * 7, found.get("error", ""), "–")
     ms = {who: f"{1e3 * seconds:.2f}" for who, seconds in loop.items()}
     both = {"eager", "torch.compile"} <= set(loop)
@@ -226,7 +245,8 @@ def _raced(name: str, receipt: dict[str, Any]) -> str:
 
 def _child(asked: argparse.Namespace) -> None:
     try:
-        {DRIFT: _drifted, STEPS: _steps}.get(asked.one, _searched)(asked)
+        kind = STOCK if asked.one.startswith(STOCK) else asked.one
+        {DRIFT: _drifted, STEPS: _steps, STOCK: _stock}.get(kind, _searched)(asked)
         _tell({"finished": True})
     except Exception as error:
         said = f"{type(error).__name__}: {error}"[:400]
@@ -293,8 +313,8 @@ def _searched(asked: argparse.Namespace) -> None:
     import optimize_models
 
     import ridgeline as rl
+    from ridgeline.optimizer import ladder, update
     from ridgeline.optimizer import search as searching
-    from ridgeline.optimizer import update
 
     turn = optimize_models.Turn(asked.lock)
     work = _built(asked.one, asked.device)
@@ -313,6 +333,10 @@ def _searched(asked: argparse.Namespace) -> None:
         return settle(*args)
 
     update.settle = settled
+    if asked.brief:
+        stock = ladder.Ladder._stock
+        ladder.Ladder._stock = lambda self, search: iter(()) if self.facts.groups else stock(self, search)
+        ladder.Ladder.owed_s = lambda self, rung, search: 0.0
     searching.build = turn.around(searching.build)
     spent_s = _clocked(searching.Search)
     _overheard(searching.Search)
@@ -330,7 +354,6 @@ def _searched(asked: argparse.Namespace) -> None:
            "phases_s": spent_s})  # fmt: skip
     _beside(work, fast, optimizer, eager_bytes, asked, turn)
     _tell({"fallbacks": type(fast).fallbacks.fget(fast), "updates": _updates(fast)})
-    turn.give()
 
 
 def _updates(fast: Any) -> dict[str, Any]:
@@ -395,9 +418,7 @@ def _eager_bytes(work: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked: Any, turn: Any) -> None:
-    """Whole steps of every way in turns: told first with eager on the searched model, then with both rivals."""
-    import torch
-
+    """Whole steps of the result's ways: told first with eager on the searched model, then in turns with the rivals."""
     model = work["model"]
     ways = {"result": _stepping(work, fast, given)}
     ways["train_step"] = lambda: fast.train_step(*work["args"], **work["kwargs"])
@@ -408,25 +429,52 @@ def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked
     _warmed(ways, {}, failed, names=("result, its optimizer not passed",))
     alone = _in_turns({"eager": _stepping(work, model, work["optimizer"](model))} | ways, 3)
     _tell({"loop": alone, "peak_bytes": peaks, "loop_failed": failed})
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # others may need it
+    _freed()
     turn.give()
-    base_bytes = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-    fresh = _built(asked.one, asked.device)
-    optimizer = fresh["optimizer"](fresh["model"])
+    met = _met(asked, asked.one, "result", "stock")
+    _tell({"loop": {"eager": alone["eager"]} | _in_turns(ways, ROUNDS, turn), "met": met})
+
+
+def _stock(asked: argparse.Namespace) -> None:
+    """The rivals: eager and ``torch.compile`` with default settings, the optimizer as it was written."""
+    import optimize_models
+    import torch
+
+    turn, name = optimize_models.Turn(asked.lock), asked.one.removeprefix(STOCK)
+    work = _built(name, asked.device)
+    optimizer = work["optimizer"](work["model"])
+    ways = {"eager": _stepping(work, work["model"], optimizer)}
+    ways["torch.compile"] = _stepping(work, torch.compile(work["model"]), optimizer)
     began = time.perf_counter()
-    rivals = {"eager": _stepping(fresh, fresh["model"], optimizer)}
-    rivals["torch.compile"] = _stepping(fresh, torch.compile(fresh["model"]), optimizer)
-    rivals["torch.compile"]()
-    compile_s = time.perf_counter() - began
+    ways["torch.compile"]()
+    _tell({"compile_s": time.perf_counter() - began})
+    peaks: dict[str, Any] = {}
+    failed: dict[str, str] = {}
     turn.take()
-    fresh_peaks: dict[str, Any] = {}
-    _warmed(rivals, fresh_peaks, failed, names=tuple(rivals))
-    own = {who: None if found is None else (found[0] - base_bytes, found[1]) for who, found in fresh_peaks.items()}
-    loop = _in_turns(rivals | ways, ROUNDS)
-    peaks = {**own, **{who: found for who, found in peaks.items() if found is not None}}
-    _tell({"loop": loop, "peak_bytes": peaks, "loop_failed": failed, "compile_s": compile_s,
-           "eager_beside_bytes": own.get("eager")})  # fmt: skip
+    _warmed(ways, peaks, failed, names=tuple(ways))
+    _freed()
+    turn.give()
+    _tell({"peak_bytes": peaks, "loop_failed": failed, "met": (met := _met(asked, name, "stock", "result"))})
+    _tell({"loop": _in_turns(ways, ROUNDS, turn), "met": met})
+
+
+def _met(asked: Any, name: str, mine: str, other: str) -> bool:
+    """Wait until the other process is ready too, or there is time for the last turns only."""
+    until = (asked.until or time.monotonic() + 600) - LAST_S
+    Path(f"{asked.lock}.{name}.{mine}").touch()
+    there = Path(f"{asked.lock}.{name}.{other}")
+    while asked.lock and not there.exists() and time.monotonic() < until:
+        time.sleep(0.2)
+    return there.exists()
+
+
+def _freed() -> None:
+    """Others may need what this process holds and does not use."""
+    import torch
+
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _stepping(work: dict[str, Any], call: Any, optimizer: Any) -> Callable[[], Any]:
@@ -457,15 +505,19 @@ def _warmed(ways: dict[str, Any], peaks: dict[str, Any], failed: dict[str, str],
             del ways[who]
 
 
-def _in_turns(ways: dict[str, Any], rounds: int) -> dict[str, float]:
-    """Seconds a step of each, the median of rounds."""
+def _in_turns(ways: dict[str, Any], rounds: int, turn: Any = None) -> dict[str, float]:
+    """Seconds a step of each, the median of rounds; with ``turn`` others have the device between rounds."""
     found: dict[str, list[float]] = {who: [] for who in ways}
-    for step in ways.values():
-        _timed(step, 2)
-    for _ in range(rounds):
+    for _ in range(rounds + 1):
+        if turn is not None:
+            turn.take()
         for who, step in ways.items():
+            _timed(step, 1)  # the way before had the caches
             found[who].append(_timed(step, 3))
-    return {who: statistics.median(seconds) for who, seconds in found.items()}
+        if turn is not None:
+            turn.give()
+            time.sleep(0.05)  # so that who waits gets it
+    return {who: statistics.median(seconds[1:]) for who, seconds in found.items()}
 
 
 # The models: those of workloads.py, and some that are trained here alone.

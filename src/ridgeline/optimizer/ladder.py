@@ -387,9 +387,11 @@ class Ladder:
         """Seconds to compile: some anyway, some for every kernel, more for every kernel that is not like another.
 
         Measured on a host with a GPU: ResNet-50 21 s (404 kernels, all different), a decoding step of 32 equal layers
-        36 s (1,700), eight layers of prefill 24 s (330), three others compiling beside. Where C++ is compiled, more.
+        36 s (1,700), eight layers of prefill 24 s (330), three others compiling beside. Where C++ is compiled, more; in
+        training too: ResNet-50 44 s (813), GPT-2 medium 57 s (1,749).
         """
         first_s, each_s, unlike_s = (6.0, 0.015, 0.03) if self.facts.cuda else (6.0, 0.02, 0.06)
+        each_s *= 5 / 3 if self.facts.mode == "train" else 1
         return self.scale * (first_s + each_s * self._kernels(scope) + unlike_s * self._kernels("blocks"))
 
     def _whole_s(self) -> float:

@@ -42,17 +42,20 @@ class Launches:
 
 
 def takes(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether our kernel can take this optimizer's steps at all: plain AdamW over parameters on one GPU."""
-    groups = optimizer.param_groups
-    parameters = [p for group in groups for p in group["params"]]
-    plain = type(optimizer) is torch.optim.AdamW and all(
-        not group["amsgrad"] and not group["differentiable"] and not group["foreach"] and group["fused"] is not False
-        and not any(isinstance(value, Tensor) for value in (*group["betas"], group["weight_decay"], group["eps"]))
-        for group in groups
-    )  # fmt: skip
+    """Whether our kernel can take this optimizer's steps at all: plain Adam or AdamW over parameters on one GPU."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kinds = (torch.float32, torch.bfloat16, torch.float16)
     fit = all(p.device.type in ON_DEVICE and p.dtype in kinds and type(p) is torch.nn.Parameter for p in parameters)
-    return plain and fit and len({p.device for p in parameters}) == 1
+    known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+    return known and fit and len({p.device for p in parameters}) == 1 and all(map(_plain, optimizer.param_groups))
+
+
+def _plain(group: dict[str, Any]) -> bool:
+    """Whether a group's settings are the kernel's: decay of the weights, not in the gradient, and numbers."""
+    other = group["amsgrad"] or group["differentiable"] or group["foreach"] or group["fused"] is False
+    numbers = (*group["betas"], group["weight_decay"], group["eps"])
+    decays = group.get("decoupled_weight_decay", False) or not group["weight_decay"]
+    return not other and decays and not any(isinstance(value, Tensor) for value in numbers)
 
 
 def take_over(optimizer: torch.optim.Optimizer) -> None:
@@ -99,11 +102,12 @@ def _made(optimizer: Any) -> Launches | None:
 
 
 def _watched(optimizer: Any) -> bool:
-    """Whether hooks wait for this step, or a gradient scaler has left its numbers for it."""
+    """Whether settings are no longer the kernel's, hooks wait for this step, or a gradient scaler left its numbers."""
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
              _optimizers._global_optimizer_pre_hooks, _optimizers._global_optimizer_post_hooks)  # fmt: skip
     scaled = (getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None))
-    return any(hooks) or any(number is not None for number in scaled)
+    changed = not all(map(_plain, optimizer.param_groups))
+    return changed or any(hooks) or any(number is not None for number in scaled)
 
 
 def _state(box: dict[str, Any] | None) -> State:

@@ -27,6 +27,19 @@ def test_parameters_on_a_host_are_left_to_pytorch() -> None:
     assert not stepping.takes(torch.optim.AdamW(_model().parameters()))
 
 
+def test_decay_in_the_gradient_is_left_to_pytorch(monkeypatch: Any) -> None:
+    monkeypatch.setattr(stepping, "ON_DEVICE", ("cpu",))
+    parameters = list(_model().parameters())
+    taken = [torch.optim.AdamW(parameters, weight_decay=0.1), torch.optim.Adam(parameters)]
+    assert all(map(stepping.takes, taken))
+    left = [torch.optim.Adam(parameters, weight_decay=0.1), torch.optim.AdamW(parameters, amsgrad=True),
+            torch.optim.AdamW(parameters, foreach=True), torch.optim.SGD(parameters)]  # fmt: skip
+    assert not any(map(stepping.takes, left))
+    optimizer = torch.optim.Adam(parameters)
+    optimizer.param_groups[0]["weight_decay"] = 0.1  # later than it was taken over
+    assert stepping._watched(optimizer)
+
+
 def test_an_optimizer_that_was_taken_over_and_given_back_is_its_own() -> None:
     optimizer = torch.optim.AdamW(_model().parameters())
     stepping.take_over(optimizer)

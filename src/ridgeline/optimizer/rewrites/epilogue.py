@@ -18,7 +18,7 @@ from ridgeline.kernels.dense import config
 from ridgeline.kernels.dense.op import DENSE, NARROW, tiled
 from ridgeline.kernels.gelu.op import GELU, gelu
 from ridgeline.optimizer.contest import Contest
-from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import SMALL, Scene
 from ridgeline.optimizer.rewrites.words import Call, call
 
@@ -151,7 +151,7 @@ def _product(scene: Scene, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, bo
 @rewrite(
     "gelu",
     summary="GELU between products becomes our kernel, which computes no longer than memory takes",
-    modes=(INFERENCE,),
+    modes=(INFERENCE, TRAINING),
     worth=Worth(eager=1.4, compiled=1.4, basis="PyTorch's and Inductor's take 74 and 71 µs for 206 MB: erf"),
     needs_kernels=True,
 )
