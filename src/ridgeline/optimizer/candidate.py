@@ -509,7 +509,6 @@ class Layout:
     """Convolution weights in two places, contiguous and channels last: parameters are pointed at one or the other."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
         self.pairs: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
         for module in model.modules():
             weight = getattr(module, "weight", None)
@@ -526,13 +525,12 @@ class Layout:
         for parameter, kept, _ in self.pairs:
             parameter.data = kept
 
-    def settle(self, last: bool) -> None:
-        """Point at one place for good and let go of the other; code compiled for the other is not kept."""
+    def settle(self, last: bool) -> bool:
+        """Point at one place for good and let go of the other; whether weights lie elsewhere than they did."""
         moved = last and bool(self.pairs)
         (self.on if last else self.off)()
         self.pairs.clear()
-        if moved:
-            forget_compiled(self.model)
+        return moved
 
 
 def forget_compiled(model: nn.Module) -> None:

@@ -17,7 +17,7 @@ from ridgeline.bench.environment import environment
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, build, capture_again
+from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, build, capture_again, forget_compiled
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
@@ -657,9 +657,10 @@ class Search:
             for built in self.families.values():
                 if built.report is not self.best.report:
                     built.undo()
-        if self.layout is not None:
-            self.layout.settle(self.best.candidate.layout != "keep")
+        moved = self.layout is not None and self.layout.settle(self.best.candidate.layout != "keep")
         self._recapture()
+        if moved:
+            forget_compiled(self.problem.model)
         if any(not switch.outlives_capture for switch in self.best.switches):
             self.best.on()
         self.track.restore()

@@ -78,3 +78,42 @@ def test_what_is_not_normalized_along_its_columns_is_left_as_it_lies() -> None:
     assert streams.entry_of(nn.Conv1d(20, 20, 3))(turned) is turned
     image = torch.randn(2, 16, 4, 4).contiguous(memory_format=torch.channels_last)
     assert not streams.lies_across(image)
+
+
+class Attending(nn.Module):
+    """As in Whisper: queries scaled beforehand, all three laid dense."""
+
+    def __init__(self, width: int, heads: int, factor: float) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(width, width, bias=False), nn.Linear(width, width)
+        self.heads, self.factor = heads, factor
+
+    def forward(self, x: Any) -> Any:
+        b, rows, width = x.shape
+        shape = (b, rows, self.heads, width // self.heads)
+        q = (self.q(x) * self.factor).view(shape).transpose(1, 2).contiguous()
+        k, v = (layer(x).view(shape).transpose(1, 2).contiguous() for layer in (self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, scale=1.0)
+        return y.transpose(1, 2).reshape(b, rows, width)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("factor", [0.25, 0.3])
+def test_attention_reads_heads_where_they_lie_and_scales_itself(dtype: Any, factor: float) -> None:
+    torch.manual_seed(0)
+    model, x = Attending(64, 4, factor).eval(), torch.randn(2, 12, 64)
+    meant = model(x)
+    model, report = model.to(dtype), Report()
+    with torch.no_grad():
+        found, own = compiled(model, rewrites=("attention-layout",), report=report)(x.to(dtype)), model(x.to(dtype))
+    assert [match.what for match in report.matches] == ["3 copies and a scaling less"], report.refusals
+    assert found.stride() == own.stride()
+    error, eager = ((y.float() - meant).norm() / meant.norm() for y in (found, own))
+    assert error < 1.3 * eager + 1e-4
+
+
+def test_attention_in_float32_is_left_as_it_is() -> None:
+    report = Report()
+    with torch.no_grad():
+        compiled(Attending(64, 4, 0.25), rewrites=("attention-layout",), report=report)(torch.randn(2, 12, 64))
+    assert report.counts() == {}

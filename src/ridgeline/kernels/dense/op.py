@@ -50,9 +50,20 @@ def tiled(
     tile: config.Tile | None = None,
 ) -> Tensor:  # fmt: skip
     """The product by one kernel, with this tile or the usual one."""
+    out = x.new_empty((x.shape[0], w.shape[0]))
+    run, numbers = planned(x, w, bias, added, mean, var, gamma, beta, eps, activation, last, tile)
+    run(x, w, out, *(out if each is None else each for each in (added, bias, mean, var, gamma, beta)), *numbers)
+    return out
+
+
+def planned(
+    x: Tensor, w: Tensor, bias: Tensor | None, added: Tensor | None, mean: Tensor | None, var: Tensor | None,
+    gamma: Tensor | None, beta: Tensor | None, eps: float, activation: str, last: bool,
+    tile: config.Tile | None = None,
+) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
+    """The launch of a product, compiled, and the numbers it is launched with."""
     m, k = x.shape
     n = w.shape[0]
-    out = x.new_empty((m, n))
     columns = (bias, mean, var, gamma, beta)
     steps = (x.stride(0), w.stride(0), n if added is None else added.stride(0))
     kinds = tuple(None if each is None else each.dtype for each in columns)
@@ -62,10 +73,9 @@ def tiled(
     if run is None:
         DENSE.check(x, w, bias, added, mean, var, gamma, beta, eps, activation, last)
         chosen = tile or tuning.choose("dense", {"m": m, "n": n, "k": k}, config.default(m, n, k))
+        out = x.new_empty((1, n))
         run = _plans[key] = _bound(x, w, out, added, columns, (m, n, k, *steps, eps), activation, last, chosen)
-    given = (out if each is None else each for each in (added, *columns))
-    run(x, w, out, *given, m, n, k, *steps, eps)
-    return out
+    return run, (m, n, k, *steps, eps)
 
 
 def _bound(
@@ -190,6 +200,12 @@ def _call(
                  last=last)  # fmt: skip
 
 
+PACKS = tuple(
+    case("bfloat16", m=4096, n=128, k=k, parts=parts, activation=activation)
+    for parts, activation in (("nge", "relu"), ("ngea", "relu"), ("nge", "none"), ("ngea", "none"), ("nge", "silu"),
+                              ("b", "gelu"))
+    for k in (64, 512)
+)  # fmt: skip
 CHECKS = (
     case("bfloat16", m=1000, n=256, k=64, parts="nagep", activation="relu"),
     case("bfloat16", m=1568, n=64, k=256, parts="nge", activation="relu"),
@@ -230,6 +246,7 @@ DENSE = declare(
         mistakes={"norm forgotten": reference.unscaled, "sum lost": reference.sum_lost},
         checks=CHECKS,
         races=RACES,
+        packs=PACKS,
         phases=("fwd",),
         constants=tuple(range(8)),
         layouts=False,

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.kernels.dense import config
-from ridgeline.kernels.dense.op import DENSE, NARROW, VECTOR, finished, tiled
+from ridgeline.kernels.dense.op import DENSE, NARROW, VECTOR, finished, planned, tiled
 from ridgeline.kernels.dense.reference import finish
-from ridgeline.optimizer.contest import Contest
+from ridgeline.optimizer.contest import Contest, prepared
 from ridgeline.optimizer.rewrites.layers import Ints, settings_of
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
@@ -58,6 +58,9 @@ def _ended(
     rows, filters = _rows(x), weight.flatten(1)
     assert rows is not None
     key = (rows.shape, filters.shape, x.dtype, activation, *(each is None for each in ends[:6]), x.device)
+    if key not in CONTEST.won and DENSE.support(rows, filters, *ends) is None:  # compiled beside each other
+        tiles = config.tiles(rows.shape[0], *filters.shape)
+        prepared(partial(planned, rows, filters, *ends, tile=tile) for tile in tiles)  # type: ignore[misc]
     made = CONTEST.run(key, _ways(rows, filters, ends), x.device)
     return made.view(x.shape[0], *x.shape[2:], -1).permute(0, 3, 1, 2)
 
