@@ -8,6 +8,7 @@ answer whose numerical notes are allowed. Without a device, engines that call cu
     pip download --no-deps nvidia-cudnn-cu13==9.19.0.56   # and nvidia-cublas; unpack, DIR is the folder of libcudnn
     LD_LIBRARY_PATH=... python benchmarks/ask_cudnn.py --lib DIR --num 240000 --out FOLDER   # no GPU: 3 ms a shape
     python benchmarks/ask_cudnn.py --device --seconds 35 --workers 12 --out FOLDER           # on a GPU host
+    LD_LIBRARY_PATH=... python benchmarks/ask_cudnn.py --lib DIR --recorded --out data/recordings/h200
 """
 
 from __future__ import annotations
@@ -345,6 +346,24 @@ def work(job: tuple[str, int, int, float, bool, str]) -> int:
     return count
 
 
+def recorded(cudnn: Cudnn, folder: Path) -> int:
+    """The answers for every recorded convolution: file, line, answer."""
+    count = 0
+    with gzip.open(folder / "cudnn_answers.jsonl.gz", "wt") as out:
+        for path in sorted(folder.glob("operators_seed*.jsonl.gz")):
+            with gzip.open(path, "rt") as lines:
+                rows = [json.loads(line) for line in lines]
+            for place, row in enumerate(rows):
+                for q in questions(row) if str(row.get("kind", "")).startswith("conv") else ():
+                    found = cudnn.ask(q)
+                    if found:
+                        told = [found[0].engine, found[0].knobs, found[0].fallback]
+                        asked = [q.op, q.dtype, q.x, q.w, q.y, q.stride, q.padding, int(q.last), told]
+                        out.write(json.dumps([path.name, place, asked], separators=(",", ":")) + "\n")
+                        count += 1
+    return count
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lib", default="", help="folder of libcudnn.so.9")
@@ -354,7 +373,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="folder of the answers")
+    parser.add_argument("--recorded", action="store_true", help="ask for the recorded convolutions in --out instead")
     args = parser.parse_args()
+    if args.recorded:
+        print(recorded(Cudnn(Path(args.lib), H200), args.out), "answers")
+        return
     args.out.mkdir(parents=True, exist_ok=True)
     parts = [args.out / f"part{i}.jsonl.gz" for i in range(args.workers)]
     jobs = [(args.lib, args.seed * 1000 + i, args.num, args.seconds, args.device, str(p)) for i, p in enumerate(parts)]

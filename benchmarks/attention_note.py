@@ -64,13 +64,14 @@ def main() -> None:
     checks = [row for row in parts.get("checks", []) if "ok" in row]
     print(f"{len(checks)} checks, {sum(not row['ok'] for row in checks)} failed\n")
     for name in ("backward", "forward", "encoders", "variants", "stages", "latent"):
-        rows = raced(parts.get(name, []), "tflops")
+        rows = raced([row for row in parts.get(name, []) if row.get("tflops")], "tflops")
         if rows:
             ours = {"backward": "two kernels", "stages": None, "latent": None}.get(name, "ridgeline")
             print(f"## {name} (TFLOP/s)\n\n{table(rows, ours)}\n")
-    rows = raced(parts.get("paged", []), "us")
-    if rows:
-        print(f"## paged (µs)\n\n{table(rows, None)}\n")
+    for name in ("paged", "fed", "leaving", "latent", "columns", "products", "reading"):
+        rows = raced([row for row in parts.get(name, []) if not row.get("tflops")], "us")
+        if rows:
+            print(f"## {name} (µs)\n\n{table(rows, None)}\n")
 
 
 if __name__ == "__main__":

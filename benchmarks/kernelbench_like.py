@@ -1164,15 +1164,15 @@ def rewritten(model: nn.Module, args: Any, device: torch.device, asked: argparse
 
 def contests() -> dict[str, Any]:
     """What races inside of rewrites have said since the last look."""
-    from ridgeline.optimizer.rewrites import chains, extremes, halves, lengths, windows
+    from ridgeline.optimizer.rewrites import chains, extremes, halves, lengths, vectors, windows
 
     found = {
         str(key): seconds
-        for each in (chains, extremes, halves, lengths, windows)
+        for each in (chains, extremes, halves, lengths, vectors, windows)
         for key, seconds in each.CONTEST.seconds.items()
     }
     rounded = {str(key): found.rounding for key, found in chains._accuracy.items()}
-    for each in (chains, extremes, halves, lengths, windows):
+    for each in (chains, extremes, halves, lengths, vectors, windows):
         each.CONTEST.seconds.clear()
     return {"seconds": found, "rounding": rounded}
 

@@ -7,7 +7,7 @@ what a search finds as it finds it, to ``progress.jsonl``; a search that would r
     python benchmarks/optimize_models.py --out OUT --total-s 290 --budget-s 35
 
 After the search the result is timed again by a loop that knows nothing of it (same inputs every call, synchronized at
-both ends), beside eager and torch.compile with default settings, and its output is compared with eager's. With
+both ends), beside eager, and its output is compared with eager's. With
 ``--rivals`` eager, torch.compile and torch.compile(mode="max-autotune") are timed on a second model that no search has
 touched, as far as the time goes; what was found before is kept where it does not.
 """
@@ -167,36 +167,22 @@ class Turn:
     def __init__(self, path: str) -> None:
         self.file = open(path, "w") if path else None  # noqa: SIM115  (held as long as the process lives)
         self.waited_s = 0.0
-        self.held = False
 
     def take(self) -> None:
         began = time.perf_counter()
         if self.file:
             fcntl.flock(self.file, fcntl.LOCK_EX)
         self.waited_s += time.perf_counter() - began
-        self.held = True
 
     def give(self) -> None:
         if self.file:
             fcntl.flock(self.file, fcntl.LOCK_UN)
-        self.held = False
-
-    def alone(self, run: Any) -> Any:
-        """``run`` with the device to itself: races of kernels happen while candidates are built."""
-
-        def ran(*args: Any, **kwargs: Any) -> Any:
-            if self.held:
-                return run(*args, **kwargs)
-            self.take()
-            try:
-                return run(*args, **kwargs)
-            finally:
-                self.give()
-
-        return ran
 
     def around(self, build: Any) -> Any:
-        """``build`` of a candidate, with the device given to others while it compiles."""
+        """``build`` of a candidate, with the device given to others while it compiles.
+
+        Kernels that race when they are first run do so meanwhile, and others' kernels may disturb them.
+        """
 
         def built(candidate: Any, *args: Any, **kwargs: Any) -> Any:
             if not candidate.compiles or kwargs.get("base") is not None:
@@ -226,13 +212,11 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import torch
 
     import ridgeline as rl
-    from ridgeline.optimizer import contest
     from ridgeline.optimizer import search as searching
     from ridgeline.optimizer.inputs import Inputs
     from ridgeline.optimizer.measure import Track
 
     turn = Turn(asked.lock)
-    contest.raced = turn.alone(contest.raced)
     work = built(asked.one, asked.device)
     inputs = Inputs(work["args"], work["kwargs"])
     searching.build = turn.around(searching.build)
@@ -252,10 +236,7 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     track = Track(work["model"], inputs, work["mode"], None, torch.device(asked.device))
     track.settle(work["model"])
     track.copies = [inputs]
-    contenders = {"eager": work["model"], "ridgeline": fast}
-    if fast.receipt.stock_s is not None and not asked.rivals:
-        contenders["torch.compile"] = torch.compile(work["model"])
-    loop, peaks = _loop(track, contenders)
+    loop, peaks = _loop(track, {"eager": work["model"], "ridgeline": fast})
     rms = _distance(track, work["model"], fast, inputs) if work["mode"] == "infer" else None
     found = {
         "model": asked.one, "mode": work["mode"], "loop": loop, "peak_bytes": peaks, "rms": rms,
@@ -270,7 +251,7 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if asked.rivals:
         yield from _with_rivals(asked, found, track, fast, turn)
     if asked.again:
-        del fast, contenders
+        del fast
         began = time.perf_counter()
         rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
         found["again_s"] = time.perf_counter() - began

@@ -26,58 +26,86 @@ from pathlib import Path
 from typing import Any
 
 PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
-         "orders", "reading", "decode", "special")  # fmt: skip
+         "orders", "reading", "decode", "special", "products")  # fmt: skip
 HEADS = (64, 8, 128)
-PAGED = ((4, 64, 4, 3, 0), (4, 32, 4, 1, 128), (2, 64, 8, 1, 128), (2, 64, 4, 1, 0))
-"""Programs a multiprocessor, keys of a block, warps, stages (1: read into registers, gone from the L2 first), and
-registers of a thread."""
+PAGED = ((2, 64, 4, 3, 2, "leaves"), (2, 64, 4, 3, 2, "leaves warm"), (2, 64, 4, 3, 1, "leaves warm"),
+         (2, 64, 4, 3, 0, "leaves"), (2, 64, 4, 3, 2, "stays"), (1, 128, 4, 3, 2, "leaves"), (3, 64, 4, 2, 2, "leaves"),
+         (3, 64, 4, 3, 2, ""))  # fmt: skip
+"""Programs a multiprocessor (0: one a sequence and key head), keys of a block, warps, stages, when the joining kernel
+may start, and what becomes of the cache in the L2 where the copy engine reads it (empty: threads do)."""
 
 DECODE = ((2, 64, 4, 3, 2), (2, 64, 4, 4, 2), (4, 32, 4, 4, 2))
 """Over a contiguous cache: the same, and when the joining kernel may start (0 after it, 1 at once, 2 late)."""
 
 DECODE_CASES = ((1, 32, 8, 2048), (1, 32, 32, 2048), (8, 32, 8, 2048), (1, 32, 8, 16384), (8, 32, 8, 8192))
 
-LATENT = ((64, 64, 8, 2, 1), (16, 32, 4, 3, 2))
-"""Heads of a program, keys of a block, warps, stages, programs a multiprocessor; the default is tried beside them."""
+LATENT = ((64, 1, 4, 2, "leaves"), (64, 1, 4, 2, "stays"), (32, 2, 4, 3, ""))
+"""Keys of a block, programs a multiprocessor, warps, stages and the same for few heads; the kernel for many beside."""
 
-PAGED_CASES = ((1, 32, 8, 20480, 16), (1, 32, 8, 32768, 16), (8, 32, 8, 8192, 16), (32, 32, 8, 4096, 64),
-               (64, 64, 8, 4096, 16))  # fmt: skip
+LATENT_CASES = ((64, 16, 4096, 64, False), (16, 16, 8192, 64, False), (9, 16, 11000, 64, False),
+                (40, 16, 3001, 16, False), (100, 16, 2000, 64, True), (1, 16, 65536, 64, False))  # fmt: skip
+"""Batch, heads, keys, page, uneven lengths."""
+
+PAGED_CASES = ((1, 32, 8, 16400, 16, False), (3, 32, 8, 9001, 16, False), (1, 32, 8, 32768, 16, False),
+               (5, 32, 8, 9100, 16, False), (8, 32, 8, 8192, 16, False), (24, 32, 8, 8192, 16, True),
+               (19, 32, 8, 7001, 16, False), (1, 32, 8, 2048, 16, False), (4, 32, 8, 1000, 16, False),
+               (16, 32, 8, 700, 16, True), (7, 32, 8, 5001, 64, False), (100, 64, 8, 1200, 16, True))  # fmt: skip
+"""Batch, heads, key heads, keys, page, uneven lengths."""
 
 STAGES = ((128, 128, 2, 2), (128, 128, 3, 2), (128, 64, 4, 2))
 """Rows and keys of a tile, stages of keys and of queries, in the forward pass of narrow heads."""
 
-READING = ((4, 4096, 4, ""), (8, 4096, 1, ""), (8, 4096, 1, "evict_first"))
+READING = ((8, 4096, 1, ""), (8, 4096, 1, "evict_first"), (16, 4096, 1, "evict_first"))
 """Programs a multiprocessor, numbers of a block, stages, policy, where memory is read and nothing else is done."""
 
 
 def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
     """Everything these parts launch, all configurations included."""
-    from ridgeline.kernels.contract import trials
     from ridgeline.kernels.variants import variants_of
 
     found: list[Any] = []
     if brief:
         for name, i, _ in checks(parts, brief) if "checks" in parts else ():
             found += variants_of(name, [checked_cases(name)[i]])
-        found += variants_of("attention", raced_cases(parts))
+        if set(parts) - {"checks", "paged", "latent", "decode", "products", "reading", "special"}:
+            found += variants_of("attention", raced_cases(parts))
     else:
         for name in ("attention", "varlen_attention", "paged_attention", "decode_attention", "paged_latent_attention"):
             found += variants_of(name)
     for chosen in PAGED if "paged" in parts else ():
         with paged_by(*chosen):
             found += variants_of("paged_attention", [paged_case(*of) for of in PAGED_CASES])
+    if {"paged", "latent", "products"} & set(parts):
+        found += tested_variants(parts)
     for chosen in DECODE if "decode" in parts else ():
         with decode_by(*chosen):
             found += variants_of("decode_attention", [decode_case(*of) for of in DECODE_CASES])
-    for chosen in LATENT if "latent" in parts else ():
-        with latent_by(*chosen):
-            found += variants_of("paged_latent_attention", latent_cases(chosen[0]))
-    if "latent" in parts:
-        found += variants_of("paged_latent_attention", trials()["paged_latent_attention"][1].races)
+    for of in LATENT_CASES if "latent" in parts else ():
+        for chosen in (None, *LATENT):
+            with latent_by(chosen):
+                found += variants_of("paged_latent_attention", [latent_case(*of)])
     for chosen in STAGES if "stages" in parts else ():
         with forward_by(*chosen):
             found += [v for v in variants_of("attention", narrow()) if v.kernel == "attention_forward"]
     return list(dict.fromkeys(found))
+
+
+def tested_variants(parts: Sequence[str]) -> list[Any]:
+    """What the GPU tests of these families launch."""
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.variants import variants_of
+
+    found: list[Any] = []
+    names = {"paged": "paged_attention", "latent": "paged_latent_attention", "products": "matmul"}
+    for name in (names[part] for part in parts if part in names):
+        trial = trials()[name][1]
+        found += variants_of(name, [*trial.checks, *trial.races])
+        odd = [of for of in trial.checks if of.dtype == "bfloat16"][1:5] if trial.layouts else []
+        found += variants_of(name, odd, aligned=False)
+    if "special" in parts:  # caches that were never written
+        found += variants_of("paged_attention", [paged_case(4, 32, 8, 700, 64, False)])
+        found += variants_of("paged_latent_attention", [latent_case(4, h, 700, 64, False) for h in (8, 128)])
+    return found
 
 
 def raced_cases(parts: Sequence[str]) -> list[Any]:
@@ -121,13 +149,17 @@ def instead(module: Any, name: str, value: Any) -> Iterator[None]:
         forget_plans()
 
 
-def paged_by(programs: int, keys: int, warps: int, stages: int, registers: int = 0) -> Any:
+def paged_by(programs: int, keys: int, warps: int, stages: int, early: int, words: str) -> Any:
     """Inside, paged attention splits and stages as told."""
     from ridgeline.kernels.paged_attention import config
 
-    def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int, itemsize: int) -> Any:
-        shares = config.shares_of(batch * key_heads, longest, keys, programs * num_sms)
-        return config.Paged(keys, shares, warps, stages, max_registers=registers)
+    fed: dict[str, Any] = {}
+    if words:
+        registers = 80 if programs == 3 else config.FED_REGISTERS
+        fed = {"fed": True, "leaves": "leaves" in words, "warm": "warm" in words, "max_registers": registers}
+
+    def choose(*sizes: Any, num_sms: int, **named: Any) -> Any:
+        return config.Paged(keys, programs * num_sms, warps, stages, early, **fed)
 
     return instead(config, "choose", choose)
 
@@ -144,18 +176,22 @@ def decode_by(programs: int, keys: int, warps: int, stages: int, early: int) -> 
     return instead(config, "choose", choose)
 
 
-def latent_by(rows: int, keys: int, warps: int, stages: int, programs: int) -> Any:
-    """Inside, latent attention does."""
+def latent_by(chosen: tuple[Any, ...] | None) -> Any:
+    """Inside, latent attention of few heads does; None: it takes the kernel for many."""
     from ridgeline.kernels.latent_attention import config
-    from ridgeline.kernels.rows import cdiv
 
-    def choose(batch: int, heads: int, longest: int, num_sms: int) -> Any:
-        shares = config.shares_of(batch * cdiv(heads, rows), longest, keys, programs * num_sms)
-        return config.Latent(rows, keys, shares, warps, stages)
+    if chosen is None:
+        return instead(config, "takes_few", lambda *sizes: False)
+    keys, programs, warps, stages, words = chosen
+
+    def choose(*sizes: Any, num_sms: int, fed: bool, **named: Any) -> Any:
+        if words and fed:
+            return config.Few(keys, programs * num_sms, warps, stages, fed=True, leaves=words == "leaves")
+        return config.Few(32, 2 * num_sms)
 
     both = contextlib.ExitStack()
-    for name in ("choose", "choose_blocks"):
-        both.enter_context(instead(config, name, choose))
+    both.enter_context(instead(config, "takes_few", lambda *sizes: True))
+    both.enter_context(instead(config, "choose_few", choose))
     return both
 
 
@@ -173,10 +209,10 @@ def forward_by(*chosen: int) -> Any:
     return instead(config, "forward", lambda *sizes: config.Attention(*chosen))
 
 
-def paged_case(b: int, h: int, k: int, s: int, page: int) -> Any:
+def paged_case(b: int, h: int, k: int, s: int, page: int, uneven: bool) -> Any:
     from ridgeline.kernels.contract import case
 
-    return case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
+    return case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=page, uneven=uneven)
 
 
 def decode_case(b: int, h: int, k: int, s: int) -> Any:
@@ -185,11 +221,10 @@ def decode_case(b: int, h: int, k: int, s: int) -> Any:
     return case("bfloat16", b=b, h=h, k=k, s=s, d=128, hide="")
 
 
-def latent_cases(rows: int) -> list[Any]:
-    """Cases whose heads fill programs of this many."""
-    from ridgeline.kernels.contract import trials
+def latent_case(b: int, h: int, s: int, page: int, uneven: bool) -> Any:
+    from ridgeline.kernels.contract import case
 
-    return [of for of in trials()["paged_latent_attention"][1].races if (of["h"] >= 64) == (rows >= 64)]
+    return case("bfloat16", b=b, h=h, s=s, d=512, e=64, page=page, uneven=uneven)
 
 
 def compile_all(parts: Sequence[str], jobs: int, brief: bool) -> dict[str, Any]:
@@ -625,30 +660,60 @@ def clean_course(rounds: int) -> Any:
 
 
 def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """Every configuration at every size, as a share of what a copy reaches."""
+    """Every configuration at every size in turns, as a share of what a copy reaches."""
     import torch
 
     from ridgeline.bench.race import Course, copy_bandwidth
-    from ridgeline.kernels.contract import trials
 
-    course, end = Course(torch.device("cuda"), rounds=15), time.perf_counter() + budget_s
-    clean = clean_course(15)
-    trial = trials()["paged_attention"][1]
-    copied = copy_bandwidth(course)
-    yield {"what": "copy", "bytes_per_s": copied, "clean_bytes_per_s": copy_bandwidth(clean)}
-    for sizes in PAGED_CASES:
+    courses = {"dirty": Course(torch.device("cuda"), rounds=21, budget_s=1.0), "clean": clean_course(21)}
+    end = time.perf_counter() + budget_s
+    copied = copy_bandwidth(courses["dirty"])
+    yield {"what": "copy", "bytes_per_s": copied, "clean_bytes_per_s": copy_bandwidth(courses["clean"])}
+    for of in PAGED_CASES:
         if time.perf_counter() > end:
             return
-        args = trial.make(paged_case(*sizes), course.device, torch.Generator("cuda").manual_seed(2))
-        num_bytes, meant = trial.forward_bytes(args), trial.call(*args).float()
-        for chosen in PAGED:
-            with paged_by(*chosen):
-                runs = {str(chosen): _no_grad(partial(trial.call, *args))}
-                off = float((trial.call(*args).float() - meant).norm() / meant.norm())
-                yield {"what": f"{chosen} against the default", "case": str(sizes), "ok": off < 0.01, "note": str(off)}
-                for lines, on in (("dirty", course), ("clean", clean)):
-                    for row in timed(on, runs, phase="fwd", case=str(sizes), num_bytes=num_bytes, lines=lines):
-                        yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
+        yield from _paged(of, courses, copied)
+
+
+def _paged(of: tuple[Any, ...], courses: dict[str, Any], copied: float) -> Iterator[dict[str, Any]]:
+    """All configurations on one case, the default as it is called, and eager PyTorch where it takes no time."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()["paged_attention"][1]
+    args = trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
+    num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
+    runs = {"default": _no_grad(partial(trial.call, *args))}
+    for chosen in PAGED:
+        with paged_by(*chosen):
+            runs[str(chosen)] = planned(args)
+    for name, run in runs.items():
+        found = [run().clone() for _ in range(3)]
+        off = float((found[0].float() - meant).norm() / meant.norm())
+        same = all(torch.equal(found[0], x) for x in found[1:])
+        yield {"what": f"{name} against eager", "case": str(of), "ok": off < 0.01 and same, "note": f"{off} {same}"}
+    if num_bytes < 64_000_000:
+        runs["eager"] = _no_grad(partial(trial.eager, *args))
+    for lines, on in courses.items():
+        for row in timed(on, runs, phase="fwd", case=str(of), num_bytes=num_bytes, lines=lines):
+            yield {**row, "share_frac": row.get("bytes_per_s", math.nan) / copied, "num_bytes": num_bytes}
+
+
+def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
+    """A call of paged attention as it is configured now, whatever is configured later."""
+    import torch
+
+    from ridgeline.kernels.paged_attention import op
+
+    scale, out = args[0].shape[-1] ** -0.5, torch.empty_like(args[0])
+    plan = op._Plan(args, out, scale)
+
+    def run() -> Any:
+        plan.run(args, out, scale)
+        return out
+
+    return run
 
 
 def part_decode(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
@@ -676,29 +741,53 @@ def part_decode(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
 
 
 def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """Every configuration of latent decoding, and eager PyTorch."""
+    """Every configuration of latent decoding with few heads, and the kernel for many."""
     import torch
 
     from ridgeline.bench.race import Course
     from ridgeline.kernels.contract import trials
 
-    course, end = Course(torch.device("cuda"), rounds=9), time.perf_counter() + budget_s
-    trial = trials()["paged_latent_attention"][1]
-    for of in trial.races:
+    courses = {"dirty": Course(torch.device("cuda"), rounds=15), "clean": clean_course(15)}
+    end, trial = time.perf_counter() + budget_s, trials()["paged_latent_attention"][1]
+    for of in LATENT_CASES:
         if time.perf_counter() > end:
             return
-        args = trial.make(of, course.device, torch.Generator("cuda").manual_seed(2))
+        args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         facts = {"phase": "fwd", "case": str(of), "num_bytes": trial.forward_bytes(args)}
-        facts["flops"] = 2 * of["b"] * of["h"] * of["s"] * (2 * of["d"] + of["e"])
         meant = trial.eager(*args).float()
         for chosen in (None, *LATENT):
-            if chosen and of not in latent_cases(chosen[0]):
-                continue
-            with latent_by(*chosen) if chosen else contextlib.nullcontext():
-                off = float((trial.call(*args).float() - meant).norm() / meant.norm())
-                yield {"what": f"{chosen} against eager", "case": str(of), "ok": off < 0.01, "note": str(off)}
-                yield from timed(course, {str(chosen or "default"): _no_grad(partial(trial.call, *args))}, **facts)
-        yield from timed(course, {"eager": _no_grad(partial(trial.eager, *args))}, **facts)
+            with latent_by(chosen):
+                name = str(chosen or "many")
+                found = [trial.call(*args) for _ in range(3)]
+                off = float((found[0].float() - meant).norm() / meant.norm())
+                same = all(torch.equal(found[0], x) for x in found[1:])
+                yield {"what": f"{name} against eager", "case": str(of), "ok": off < 0.01 and same,
+                       "note": f"{off} {same}"}  # fmt: skip
+                for lines, on in courses.items():
+                    yield from timed(on, {name: _no_grad(partial(trial.call, *args))}, lines=lines, **facts)
+
+
+def part_products(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Float32 products beside PyTorch's, and what both miss of the float64 product."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels.contract import case, trials
+
+    course, end = Course(torch.device("cuda"), rounds=9), time.perf_counter() + budget_s
+    trial = trials()["matmul"][1]
+    long = [case("float32", m=m, n=n, k=16384, weight=weight, positive=positive) for positive in (True, False)
+            for m, n, weight in ((33, 257, True), (300, 200, False), (200, 1000, True))]  # fmt: skip
+    for of in (*trial.races, *trial.checks, *long):
+        if time.perf_counter() > end:
+            return
+        args = trial.make(of, course.device, torch.Generator("cuda").manual_seed(4))
+        meant = args[0].double() @ args[1].double() + (0.0 if args[2] is None else args[2])
+        off = [float((y.double() - meant).norm() / meant.norm()) for y in (trial.call(*args), trial.eager(*args))]
+        yield {"what": "error against float64, ours and PyTorch's", "case": str(of), "ok": off[0] <= 2 * off[1] + 3e-8,
+               "note": str(off)}  # fmt: skip
+        runs = {"ridgeline": _no_grad(partial(trial.call, *args)), "PyTorch": _no_grad(partial(trial.eager, *args))}
+        yield from timed(course, runs, phase="fwd", case=str(of))
 
 
 def orders(module: Any) -> Iterator[tuple[str, Any]]:
@@ -742,7 +831,7 @@ def part_reading(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
     course, clean, end = Course(torch.device("cuda"), rounds=15), clean_course(15), time.perf_counter() + budget_s
     for lines, on in (("dirty", course), ("clean", clean)):
         yield {"what": "copy", "lines": lines, "bytes_per_s": copy_bandwidth(on)}
-        for num_bytes in (4096, 67_108_864, 134_217_728, 268_435_456, 536_870_912):
+        for num_bytes in (4096, 67_174_400, 134_217_728, 268_435_456, 545_000_000):
             if time.perf_counter() > end:
                 return
             data = torch.randint(0, 99, (num_bytes // 4,), dtype=torch.int32, device="cuda")
@@ -777,6 +866,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=150.0)
     parser.add_argument("--jobs", type=int, default=14)
     parser.add_argument("--parts", nargs="+", default=list(PARTS[:8]), choices=PARTS)
+    parser.add_argument("--file", default="attention.json", help="what the results are called")
     parser.add_argument("--brief", action="store_true", help="one check of a kind")
     parser.add_argument("--write-pack", type=Path, help="compile what the parts need into this folder, and end")
     options = parser.parse_args()
@@ -789,7 +879,7 @@ def main() -> None:
     found: dict[str, Any] = {"parts": {}}
 
     def write() -> None:
-        (options.out / "attention.json").write_text(json.dumps(found, indent=1))
+        (options.out / options.file).write_text(json.dumps(found, indent=1))
 
     def give_up() -> None:
         found["note"] = "stopped: something never ended"

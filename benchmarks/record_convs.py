@@ -2,8 +2,8 @@
 
     python benchmarks/record_convs.py --out FOLDER [--seconds 60] [--seed 4001]
 
-Groups run one after another are put on several streams, so that the sum of their kernels' durations is up to five times what
-passes between two events. A spin before the first event lets the host enqueue everything first. Writes
+Groups run one after another are put on several streams, so that the sum of their kernels' durations is up to five
+times what passes between two events. A spin before the first event lets the host enqueue everything first. Writes
 ``FOLDER/convs_seed*.jsonl.gz``, a row a shape and phase; ``--dry`` draws the shapes and measures nothing.
 """
 

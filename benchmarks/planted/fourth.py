@@ -757,3 +757,31 @@ def again_rotary_decode(s: Setting, fixed: bool) -> Program:
     turned = torch.compile(nets.rotated, backend=cases.compiler(s), dynamic=False)
     with swapped("rotated", turned):
         return _was("rotary_decode", s)
+
+
+@case("NCHW convolution", "patches and pictures in channels_last", stack=False)
+def again_healthy_graphed_training(s: Setting, fixed: bool) -> Program:
+    """The transforms around the one convolution of a vision transformer."""
+    if not fixed:
+        return _was("healthy_graphed_training", s)
+    side, batch = s.pick(192, 32), s.pick(128, 2)
+    model = fresh.nhwc(s.place(lambda: firstnets.Vit(s.shape(width=768, layers=8, heads=12, causal=False), side)))
+    pictures = fresh.nhwc(torch.zeros(batch, 3, side, side, dtype=torch.uint8, device=s.device))
+    labels = torch.zeros(batch, dtype=torch.long, device=s.device)
+    once = again._whole_step(s, model, again._capturable(model), (pictures, labels))
+    host = [(s.pinned(fresh.nhwc(torch.zeros(pictures.shape, dtype=torch.uint8))), s.pinned(labels.cpu()))] * 2
+    feed = iter(Prefetch(s, itertools.cycle(host)))
+
+    def step() -> None:
+        for into, new in zip((pictures, labels), next(feed), strict=True):
+            into.copy_(new)
+        once()
+
+    return Program(step)
+
+
+@case("fp32 matmul", 'torch.set_float32_matmul_precision("high")', stack=False)
+def again_policy_updated_in_small_steps(s: Setting, fixed: bool) -> Program:
+    """Products of a few microseconds in a CUDA graph."""
+    with precision("high" if fixed else "highest"):
+        return _was("policy_updated_in_small_steps", s)

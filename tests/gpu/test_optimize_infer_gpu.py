@@ -150,3 +150,33 @@ def test_rows_off_sixteen_bytes_take_the_library() -> None:
     pointwise.tiled(even, filters, *ends)
     with pytest.raises(Exception, match="16 bytes"):
         pointwise.tiled(rows, filters, *ends)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x: Any, attention_mask: Any = None) -> Any:
+        y = self.inner(x)
+        return y if attention_mask is None else y * attention_mask.unsqueeze(-1).to(y.dtype)
+
+
+def test_a_mask_is_looked_at_while_the_call_is_already_queued() -> None:
+    from ridgeline.optimizer.candidate import Candidate, build
+    from ridgeline.optimizer.inputs import Inputs
+
+    torch.manual_seed(0)
+    model = Masked().cuda().eval()
+    ones = torch.ones(4, 8, dtype=torch.int64, device="cuda")
+    some = ones.clone()
+    some[1, 5:] = 0
+    x, y = (torch.randn(4, 8, 64, device="cuda") for _ in range(2))
+    inputs = Inputs((x,), {"attention_mask": ones})
+    built = build(Candidate(name="a", graphed=True, unmasked=True), model, inputs, "infer")
+    with torch.no_grad(), built.switched() as call:
+        assert call.call.is_pure and call.holds.asked((x,), {"attention_mask": some})() is False
+        for mask in (ones, some, ones, some.bool(), None):
+            torch.testing.assert_close(call(y, attention_mask=mask), model(y, attention_mask=mask))
+    assert call.call.replays >= 4
+    built.undo()

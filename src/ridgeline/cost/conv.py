@@ -21,18 +21,18 @@ from ridgeline.errors import CostError
 
 DEFAULTS: Coef = {
     # Layout transforms: a block moves a tile of 32 channels by 32 pixels through shared memory.
-    "transform_start_cycles": 2870.0,  # launch to last exit of a transform with nothing to move
+    "transform_start_cycles": 2730.0,  # launch to last exit of a transform with nothing to move
     "transform_miss_cycles": 1020.0,  # added when the source is not in L2
     "transform_tile_cycles": 399.0,  # one SM's time for a tile, however full it is
-    "transform_back": 0.19,  # extra tile time towards channels-first when the source is not in L2
-    "transform_dram_frac": 0.835,  # share of the DRAM bandwidth
+    "transform_back": 0.152,  # extra tile time towards channels-first when the source is not in L2
+    "transform_dram_frac": 0.898,  # share of the DRAM bandwidth
     "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
     "generic_tile_cycles": 2410.0,  # tile time of the generic transform that pads or splits groups
     "generic_start_cycles": 14300.0,  # its start
-    "filter_start_cycles": 15000.0,  # generic transform of an odd number of filters
-    "filter_cycles": 0.00852,  # and per element
-    "pad_cycles": 0.633,  # one SM's time for an element of a tensor widened to whole eights of channels
-    "memset_cycles": 1900.0,  # one small memset
+    "filter_start_cycles": 16100.0,  # generic transform of an odd number of filters
+    "filter_cycles": 0.0106,  # and per element
+    "pad_cycles": 0.68,  # one SM's time for an element of a tensor widened to whole eights of channels
+    "memset_cycles": 2490.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
     "tma_start_cycles": 9210.0,  # launch, descriptors, pipeline fill, epilogue drain
@@ -83,9 +83,10 @@ DEFAULTS: Coef = {
     "simt_grad_step_cycles": 130.0,  # and its time for one output channel in a lone block
     "simt_atomic_frac": 0.107,  # share of the vector peak, weight gradient by atomics, one tap
     "simt_atomic_taps": 0.201,  # the same with more taps, whose input is reused
-    "fourier_gain": 0.558,  # work saved, and share of the peak reached, by Fourier transforms of large problems
+    "fourier_bytes": 8.35,  # bytes moved by the transforms over the tensors' own
+    "fourier_gain": 0.561,  # work saved, and share of the peak reached, by Fourier transforms of large problems
     "winograd_gain": 3.6,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
-    "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
+    "winograd_bytes": 13.8,  # bytes moved by the transforms over the tensors' own
     "vector_depth_cycles": 163.0,  # one element of the inner loop of a lone block of such an image
     "simt_image_frac": 0.202,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
     # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
@@ -155,6 +156,8 @@ DEFAULTS: Coef = {
     "direct_weight_point_per_s": 3.72e+11,
     "direct_weight_last_per_s": 1.2e+11,
     "direct_weight_last_point_per_s": 5.22e+10,
+    "direct_weight_held_per_s": 1.6e12,  # weight gradient of images held in shared memory
+    "direct_weight_held_last_per_s": 1.0e12,
     # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/classic.py for the names.
     "odd1.depth_area": 10090.0, "odd1.depth_s": 2.211e-08, "odd1.dram_frac": 0.3575, "odd1.eff_frac": 0.1811,
     "odd1.exposed_frac": 0.6416, "odd1.half_area": 10490.0, "odd1.l2_frac": 0.5833, "odd1.launch_s": 1.525e-06,
@@ -166,108 +169,110 @@ DEFAULTS: Coef = {
     "odd2.power_frac": 0.9, "odd2.ramp_bytes": 1289000.0, "odd2.ramp_s": 5.178e-06, "odd2.splitk_s": 3e-06,
     "odd2.start_area": 69.7, "odd2.start_s": 2.536e-07, "odd2.store_s": 4.137e-11,
     # What cuDNN is known to take, by way and pass: see cost/implicit.py for the names.
-    "analytic.dgrad.start": 5870, "analytic.dgrad.fill": 293, "analytic.dgrad.tile": 2190,
-    "analytic.dgrad.dram": 0.387, "analytic.dgrad.ramp": 4000, "analytic.dgrad.frac": 0.523,
-    "analytic.dgrad.bytes": 33.9, "analytic.dgrad.step": 180, "analytic.dgrad.power": 1.62, "analytic.dgrad.l2": 3.82,
-    "analytic.dgrad.even": 0.0398, "analytic.dgrad.odd": 0.0581, "analytic.dgrad.split": 3000,
-    "analytic.dgrad.split_each": 0.1,
-    "analytic.fwd.start": 5370, "analytic.fwd.fill": 188, "analytic.fwd.tile": 2740, "analytic.fwd.dram": 1.12,
-    "analytic.fwd.ramp": 2830, "analytic.fwd.frac": 0.548, "analytic.fwd.bytes": 34.1, "analytic.fwd.step": 180,
-    "analytic.fwd.power": 1.15, "analytic.fwd.l2": 16.6, "analytic.fwd.even": 0.0412, "analytic.fwd.odd": 0.0727,
+    "analytic.dgrad.start": 8860, "analytic.dgrad.fill": 302, "analytic.dgrad.tile": 2180, "analytic.dgrad.dram": 1.2,
+    "analytic.dgrad.ramp": 4000, "analytic.dgrad.frac": 0.25, "analytic.dgrad.bytes": 45, "analytic.dgrad.step": 180,
+    "analytic.dgrad.power": 2.99, "analytic.dgrad.l2": 1.69, "analytic.dgrad.even": 0.05, "analytic.dgrad.odd": 0.1,
+    "analytic.dgrad.split": 3000, "analytic.dgrad.split_each": 0.1,
+    "analytic.fwd.start": 8860, "analytic.fwd.fill": 302, "analytic.fwd.tile": 2180, "analytic.fwd.dram": 1.2,
+    "analytic.fwd.ramp": 4000, "analytic.fwd.frac": 0.25, "analytic.fwd.bytes": 45, "analytic.fwd.step": 180,
+    "analytic.fwd.power": 2.99, "analytic.fwd.l2": 1.69, "analytic.fwd.even": 0.05, "analytic.fwd.odd": 0.1,
     "analytic.fwd.split": 3000, "analytic.fwd.split_each": 0.1,
-    "copy.dgrad.start": 5870, "copy.dgrad.fill": 293, "copy.dgrad.tile": 2190, "copy.dgrad.dram": 0.387,
-    "copy.dgrad.ramp": 4000, "copy.dgrad.frac": 0.523, "copy.dgrad.bytes": 33.9, "copy.dgrad.step": 180,
-    "copy.dgrad.power": 1.62, "copy.dgrad.l2": 3.82, "copy.dgrad.even": 0.0398, "copy.dgrad.odd": 0.0581,
-    "copy.dgrad.split": 3000, "copy.dgrad.split_each": 0.1,
-    "copy.fwd.start": 5370, "copy.fwd.fill": 188, "copy.fwd.tile": 2740, "copy.fwd.dram": 1.12, "copy.fwd.ramp": 2830,
-    "copy.fwd.frac": 0.548, "copy.fwd.bytes": 34.1, "copy.fwd.step": 180, "copy.fwd.power": 1.15, "copy.fwd.l2": 16.6,
-    "copy.fwd.even": 0.0412, "copy.fwd.odd": 0.0727, "copy.fwd.split": 3000, "copy.fwd.split_each": 0.1,
-    "copy.wgrad.start": 6360, "copy.wgrad.fill": 282, "copy.wgrad.tile": 2040, "copy.wgrad.dram": 1.77,
-    "copy.wgrad.ramp": 3800, "copy.wgrad.frac": 0.338, "copy.wgrad.bytes": 24.9, "copy.wgrad.step": 180,
-    "copy.wgrad.power": 2.07, "copy.wgrad.l2": 1.22, "copy.wgrad.even": 1e-09, "copy.wgrad.odd": 1e-09,
-    "copy.wgrad.split": 2570, "copy.wgrad.split_each": 0.105,
-    "copy_strided.dgrad.start": 1.13e+04, "copy_strided.dgrad.fill": 301, "copy_strided.dgrad.tile": 7070,
-    "copy_strided.dgrad.dram": 1.17, "copy_strided.dgrad.ramp": 4020, "copy_strided.dgrad.frac": 0.494,
-    "copy_strided.dgrad.bytes": 28.3, "copy_strided.dgrad.step": 180, "copy_strided.dgrad.power": 3.77,
-    "copy_strided.dgrad.l2": 2.08, "copy_strided.dgrad.even": 0.0458, "copy_strided.dgrad.odd": 0.0483,
-    "copy_strided.dgrad.split": 3000, "copy_strided.dgrad.split_each": 0.1,
-    "plain.fwd.start": 5610, "plain.fwd.fill": 322, "plain.fwd.tile": 3420, "plain.fwd.dram": 1.01,
-    "plain.fwd.ramp": 4170, "plain.fwd.frac": 0.488, "plain.fwd.bytes": 33.3, "plain.fwd.step": 180,
-    "plain.fwd.power": 1.92, "plain.fwd.l2": 3.72, "plain.fwd.even": 0.0653, "plain.fwd.odd": 0.232,
-    "plain.fwd.split": 1.38e+04, "plain.fwd.split_each": 0.11,
-    "plain.wgrad.start": 5850, "plain.wgrad.fill": 300, "plain.wgrad.tile": 2210, "plain.wgrad.dram": 1.19,
-    "plain.wgrad.ramp": 4000, "plain.wgrad.frac": 0.494, "plain.wgrad.bytes": 29.2, "plain.wgrad.step": 180,
-    "plain.wgrad.power": 2.47, "plain.wgrad.l2": 1.49, "plain.wgrad.even": 1e-09, "plain.wgrad.odd": 1e-09,
-    "plain.wgrad.split": 3060, "plain.wgrad.split_each": 0.1,
-    "tma.dgrad.start": 8170, "tma.dgrad.fill": 2800, "tma.dgrad.tile": 1280, "tma.dgrad.dram": 6.6,
-    "tma.dgrad.ramp": 8530, "tma.dgrad.idle": 0.136, "tma.dgrad.even": 0.169, "tma.dgrad.odd": 0.324,
-    "tma.dgrad.l2": 1.84, "tma.dgrad.power": 1.21, "tma.dgrad.share": 1.29e+04, "tma.dgrad.share_loop": 1.34,
-    "tma.dgrad.frac": 1.99, "tma.dgrad.step": 43.7, "tma.dgrad.high": 0.0052, "tma.dgrad.wide": 0.00227,
-    "tma.fwd.start": 8910, "tma.fwd.fill": 375, "tma.fwd.tile": 1770, "tma.fwd.dram": 4.19, "tma.fwd.ramp": 4730,
-    "tma.fwd.idle": 0.0635, "tma.fwd.even": 0.12, "tma.fwd.odd": 0.331, "tma.fwd.l2": 1.61, "tma.fwd.power": 1.28,
-    "tma.fwd.share": 1.39e+04, "tma.fwd.share_loop": 1.46, "tma.fwd.frac": 1.58, "tma.fwd.step": 60.1,
-    "tma.fwd.high": 0.00292, "tma.fwd.wide": 0.000722,
-    "tma.wgrad.start": 8590, "tma.wgrad.fill": 366, "tma.wgrad.tile": 1460, "tma.wgrad.dram": 3.04,
-    "tma.wgrad.ramp": 3130, "tma.wgrad.idle": 0.0245, "tma.wgrad.even": 1e-09, "tma.wgrad.odd": 1e-09,
-    "tma.wgrad.l2": 1.28, "tma.wgrad.power": 1.85, "tma.wgrad.share": 1.73e+04, "tma.wgrad.share_loop": 1.17,
-    "tma.wgrad.frac": 1.19, "tma.wgrad.step": 53.2, "tma.wgrad.high": 0.00124, "tma.wgrad.wide": 0.00213,
-    "tma_strided.dgrad.start": 1.33e+04, "tma_strided.dgrad.fill": 401, "tma_strided.dgrad.tile": 1840,
-    "tma_strided.dgrad.dram": 1.52, "tma_strided.dgrad.ramp": 2.55e+04, "tma_strided.dgrad.idle": 0.522,
-    "tma_strided.dgrad.even": 0.156, "tma_strided.dgrad.odd": 0.216, "tma_strided.dgrad.l2": 1.08,
-    "tma_strided.dgrad.power": 1.59, "tma_strided.dgrad.share": 1.2e+04, "tma_strided.dgrad.share_loop": 1.2,
-    "tma_strided.dgrad.frac": 2.44, "tma_strided.dgrad.step": 212, "tma_strided.dgrad.high": 0.00629,
-    "tma_strided.dgrad.wide": 0.00332,
-    "warp.dgrad.start": 6090, "warp.dgrad.fill": 272, "warp.dgrad.tile": 4980, "warp.dgrad.dram": 0.733,
-    "warp.dgrad.ramp": 4840, "warp.dgrad.frac": 0.5, "warp.dgrad.bytes": 33.7, "warp.dgrad.step": 180,
-    "warp.dgrad.power": 2.46, "warp.dgrad.l2": 2.54, "warp.dgrad.even": 0.0368, "warp.dgrad.odd": 0.141,
-    "warp.dgrad.split": 3000, "warp.dgrad.split_each": 0.1,
-    "warp.fwd.start": 5610, "warp.fwd.fill": 322, "warp.fwd.tile": 3420, "warp.fwd.dram": 1.01, "warp.fwd.ramp": 4170,
-    "warp.fwd.frac": 0.488, "warp.fwd.bytes": 33.3, "warp.fwd.step": 180, "warp.fwd.power": 1.92, "warp.fwd.l2": 3.72,
-    "warp.fwd.even": 0.0653, "warp.fwd.odd": 0.232, "warp.fwd.split": 1.38e+04, "warp.fwd.split_each": 0.11,
-    "warp.wgrad.start": 5850, "warp.wgrad.fill": 300, "warp.wgrad.tile": 2210, "warp.wgrad.dram": 1.19,
-    "warp.wgrad.ramp": 4000, "warp.wgrad.frac": 0.494, "warp.wgrad.bytes": 29.2, "warp.wgrad.step": 180,
-    "warp.wgrad.power": 2.47, "warp.wgrad.l2": 1.49, "warp.wgrad.even": 1e-09, "warp.wgrad.odd": 1e-09,
-    "warp.wgrad.split": 3060, "warp.wgrad.split_each": 0.1,
-    "warp_strided.dgrad.start": 8360, "warp_strided.dgrad.fill": 308, "warp_strided.dgrad.tile": 6400,
-    "warp_strided.dgrad.dram": 1.2, "warp_strided.dgrad.ramp": 4000, "warp_strided.dgrad.frac": 0.47,
-    "warp_strided.dgrad.bytes": 33.5, "warp_strided.dgrad.step": 180, "warp_strided.dgrad.power": 3.61,
-    "warp_strided.dgrad.l2": 2.05, "warp_strided.dgrad.even": 0.052, "warp_strided.dgrad.odd": 0.169,
-    "warp_strided.dgrad.split": 2.27e+04, "warp_strided.dgrad.split_each": 0.102,
-    "atomic.wgrad.start": 2.01e+04, "atomic.wgrad.fill": 301, "atomic.wgrad.tile": 507, "atomic.wgrad.dram": 0.475,
-    "atomic.wgrad.ramp": 3360, "atomic.wgrad.frac": 0.401, "atomic.wgrad.bytes": 1e+05, "atomic.wgrad.step": 839,
-    "atomic.wgrad.power": 1.19, "atomic.wgrad.l2": 1.53, "atomic.wgrad.even": 0, "atomic.wgrad.odd": 0,
+    "atomic.wgrad.start": 2.24e+04, "atomic.wgrad.fill": 301, "atomic.wgrad.tile": 506, "atomic.wgrad.dram": 0.462,
+    "atomic.wgrad.ramp": 3730, "atomic.wgrad.frac": 0.696, "atomic.wgrad.bytes": 1e+05, "atomic.wgrad.step": 505,
+    "atomic.wgrad.power": 0.833, "atomic.wgrad.l2": 1.39, "atomic.wgrad.even": 0, "atomic.wgrad.odd": 0,
     "atomic.wgrad.split": 0, "atomic.wgrad.split_each": 0,
-    "indexed.fwd.start": 6990, "indexed.fwd.fill": 304, "indexed.fwd.tile": 8150, "indexed.fwd.dram": 0.816,
+    "copy.dgrad.start": 5920, "copy.dgrad.fill": 279, "copy.dgrad.tile": 2140, "copy.dgrad.dram": 0.385,
+    "copy.dgrad.ramp": 3840, "copy.dgrad.frac": 0.522, "copy.dgrad.bytes": 33.9, "copy.dgrad.step": 180,
+    "copy.dgrad.power": 1.58, "copy.dgrad.l2": 4.39, "copy.dgrad.even": 0.0356, "copy.dgrad.odd": 0.0518,
+    "copy.dgrad.split": 3000, "copy.dgrad.split_each": 0.1,
+    "copy.fwd.start": 5480, "copy.fwd.fill": 145, "copy.fwd.tile": 2560, "copy.fwd.dram": 0.928,
+    "copy.fwd.ramp": 7910, "copy.fwd.frac": 0.542, "copy.fwd.bytes": 34.2, "copy.fwd.step": 180,
+    "copy.fwd.power": 1.14, "copy.fwd.l2": 29.5, "copy.fwd.even": 0.0382, "copy.fwd.odd": 0.0654,
+    "copy.fwd.split": 3000, "copy.fwd.split_each": 0.1,
+    "copy.wgrad.start": 6360, "copy.wgrad.fill": 282, "copy.wgrad.tile": 2040, "copy.wgrad.dram": 1.77,
+    "copy.wgrad.ramp": 3800, "copy.wgrad.frac": 0.341, "copy.wgrad.bytes": 24.7, "copy.wgrad.step": 180,
+    "copy.wgrad.power": 2.07, "copy.wgrad.l2": 1.22, "copy.wgrad.even": 0, "copy.wgrad.odd": 0,
+    "copy.wgrad.split": 2570, "copy.wgrad.split_each": 0.105,
+    "copy_strided.dgrad.start": 1.12e+04, "copy_strided.dgrad.fill": 300, "copy_strided.dgrad.tile": 7100,
+    "copy_strided.dgrad.dram": 1.16, "copy_strided.dgrad.ramp": 4030, "copy_strided.dgrad.frac": 0.494,
+    "copy_strided.dgrad.bytes": 27.6, "copy_strided.dgrad.step": 180, "copy_strided.dgrad.power": 4.31,
+    "copy_strided.dgrad.l2": 2.31, "copy_strided.dgrad.even": 0.0389, "copy_strided.dgrad.odd": 0.03,
+    "copy_strided.dgrad.split": 3000, "copy_strided.dgrad.split_each": 0.1,
+    "indexed.fwd.start": 6900, "indexed.fwd.fill": 304, "indexed.fwd.tile": 8200, "indexed.fwd.dram": 0.776,
     "indexed.fwd.ramp": 2940, "indexed.fwd.frac": 0.467, "indexed.fwd.bytes": 1e+05, "indexed.fwd.step": 1000,
-    "indexed.fwd.power": 3.18, "indexed.fwd.l2": 1.47, "indexed.fwd.even": 0, "indexed.fwd.odd": 0,
+    "indexed.fwd.power": 2.9, "indexed.fwd.l2": 1.47, "indexed.fwd.even": 0, "indexed.fwd.odd": 0,
     "indexed.fwd.split": 0, "indexed.fwd.split_each": 0,
-    "indexed.wgrad.start": 5740, "indexed.wgrad.fill": 300, "indexed.wgrad.tile": 549, "indexed.wgrad.dram": 0.401,
-    "indexed.wgrad.ramp": 3180, "indexed.wgrad.frac": 0.433, "indexed.wgrad.bytes": 1e+05, "indexed.wgrad.step": 1260,
-    "indexed.wgrad.power": 1.01, "indexed.wgrad.l2": 1.44, "indexed.wgrad.even": 0, "indexed.wgrad.odd": 0,
+    "indexed.wgrad.start": 3370, "indexed.wgrad.fill": 297, "indexed.wgrad.tile": 510, "indexed.wgrad.dram": 0.359,
+    "indexed.wgrad.ramp": 3200, "indexed.wgrad.frac": 0.436, "indexed.wgrad.bytes": 1e+05, "indexed.wgrad.step": 1530,
+    "indexed.wgrad.power": 0.928, "indexed.wgrad.l2": 1.88, "indexed.wgrad.even": 0, "indexed.wgrad.odd": 0,
     "indexed.wgrad.split": 0, "indexed.wgrad.split_each": 0,
-    "scatter.dgrad.start": 8320, "scatter.dgrad.fill": 302, "scatter.dgrad.tile": 2.07e+04,
-    "scatter.dgrad.dram": 0.523, "scatter.dgrad.ramp": 3020, "scatter.dgrad.frac": 0.636,
-    "scatter.dgrad.bytes": 1e+05, "scatter.dgrad.step": 1390, "scatter.dgrad.power": 1.51, "scatter.dgrad.l2": 1.67,
-    "scatter.dgrad.even": 0, "scatter.dgrad.odd": 0, "scatter.dgrad.split": 0, "scatter.dgrad.split_each": 0,
-    "simt.dgrad.start": 6890, "simt.dgrad.fill": 300, "simt.dgrad.tile": 1090, "simt.dgrad.dram": 0.194,
-    "simt.dgrad.ramp": 2130, "simt.dgrad.frac": 0.336, "simt.dgrad.bytes": 1e+05, "simt.dgrad.step": 1100,
-    "simt.dgrad.power": 2.24, "simt.dgrad.l2": 1.51, "simt.dgrad.even": 0, "simt.dgrad.odd": 0, "simt.dgrad.split": 0,
+    "plain.fwd.start": 5290, "plain.fwd.fill": 299, "plain.fwd.tile": 4250, "plain.fwd.dram": 0.759,
+    "plain.fwd.ramp": 4470, "plain.fwd.frac": 0.675, "plain.fwd.bytes": 95, "plain.fwd.step": 600,
+    "plain.fwd.power": 2.28, "plain.fwd.l2": 1.76, "plain.fwd.even": 0.0563, "plain.fwd.odd": 0.0574,
+    "plain.fwd.split": 3000, "plain.fwd.split_each": 0.1,
+    "plain.wgrad.start": 1.06e+04, "plain.wgrad.fill": 300, "plain.wgrad.tile": 1860, "plain.wgrad.dram": 0.541,
+    "plain.wgrad.ramp": 4100, "plain.wgrad.frac": 0.5, "plain.wgrad.bytes": 8.36, "plain.wgrad.step": 180,
+    "plain.wgrad.power": 1.7, "plain.wgrad.l2": 1.68, "plain.wgrad.even": 0, "plain.wgrad.odd": 0,
+    "plain.wgrad.split": 2000, "plain.wgrad.split_each": 0.125,
+    "scatter.dgrad.start": 6250, "scatter.dgrad.fill": 301, "scatter.dgrad.tile": 2.21e+04,
+    "scatter.dgrad.dram": 0.32, "scatter.dgrad.ramp": 2980, "scatter.dgrad.frac": 0.601, "scatter.dgrad.bytes": 1e+05,
+    "scatter.dgrad.step": 1440, "scatter.dgrad.power": 4.36, "scatter.dgrad.l2": 1.67, "scatter.dgrad.even": 0,
+    "scatter.dgrad.odd": 0, "scatter.dgrad.split": 0, "scatter.dgrad.split_each": 0,
+    "simt.dgrad.start": 5730, "simt.dgrad.fill": 300, "simt.dgrad.tile": 1.24e+04, "simt.dgrad.dram": 0.621,
+    "simt.dgrad.ramp": 1920, "simt.dgrad.frac": 0.369, "simt.dgrad.bytes": 1e+05, "simt.dgrad.step": 1120,
+    "simt.dgrad.power": 4.33, "simt.dgrad.l2": 1.57, "simt.dgrad.even": 0, "simt.dgrad.odd": 0, "simt.dgrad.split": 0,
     "simt.dgrad.split_each": 0,
-    "simt.fwd.start": 6300, "simt.fwd.fill": 325, "simt.fwd.tile": 970, "simt.fwd.dram": 0.4, "simt.fwd.ramp": 2730,
-    "simt.fwd.frac": 0.607, "simt.fwd.bytes": 1e+05, "simt.fwd.step": 1040, "simt.fwd.power": 1.8,
-    "simt.fwd.l2": 0.391, "simt.fwd.even": 0, "simt.fwd.odd": 0, "simt.fwd.split": 0, "simt.fwd.split_each": 0,
-    "simt.wgrad.start": 5410, "simt.wgrad.fill": 300, "simt.wgrad.tile": 517, "simt.wgrad.dram": 0.579,
-    "simt.wgrad.ramp": 3020, "simt.wgrad.frac": 0.519, "simt.wgrad.bytes": 1e+05, "simt.wgrad.step": 798,
-    "simt.wgrad.power": 2.08, "simt.wgrad.l2": 1.51, "simt.wgrad.even": 0, "simt.wgrad.odd": 0, "simt.wgrad.split": 0,
+    "simt.fwd.start": 5930, "simt.fwd.fill": 576, "simt.fwd.tile": 5040, "simt.fwd.dram": 0.44, "simt.fwd.ramp": 3070,
+    "simt.fwd.frac": 0.631, "simt.fwd.bytes": 1e+05, "simt.fwd.step": 1050, "simt.fwd.power": 2.26,
+    "simt.fwd.l2": 0.331, "simt.fwd.even": 0, "simt.fwd.odd": 0, "simt.fwd.split": 0, "simt.fwd.split_each": 0,
+    "simt.wgrad.start": 5390, "simt.wgrad.fill": 300, "simt.wgrad.tile": 443, "simt.wgrad.dram": 0.75,
+    "simt.wgrad.ramp": 2980, "simt.wgrad.frac": 0.651, "simt.wgrad.bytes": 1e+05, "simt.wgrad.step": 666,
+    "simt.wgrad.power": 1.06, "simt.wgrad.l2": 1.85, "simt.wgrad.even": 0, "simt.wgrad.odd": 0, "simt.wgrad.split": 0,
     "simt.wgrad.split_each": 0,
-    "vector.fwd.start": 6480, "vector.fwd.fill": 296, "vector.fwd.tile": 5980, "vector.fwd.dram": 0.314,
-    "vector.fwd.ramp": 1580, "vector.fwd.frac": 0.328, "vector.fwd.bytes": 1e+05, "vector.fwd.step": 1960,
-    "vector.fwd.power": 1.39, "vector.fwd.l2": 2.42, "vector.fwd.even": 0, "vector.fwd.odd": 0, "vector.fwd.split": 0,
+    "tma.dgrad.start": 7930, "tma.dgrad.fill": 3330, "tma.dgrad.tile": 1100, "tma.dgrad.dram": 11.3,
+    "tma.dgrad.ramp": 7630, "tma.dgrad.idle": 0.109, "tma.dgrad.even": 0.179, "tma.dgrad.odd": 0.318,
+    "tma.dgrad.l2": 1.89, "tma.dgrad.power": 1.15, "tma.dgrad.share": 1.42e+04, "tma.dgrad.share_loop": 1.42,
+    "tma.dgrad.frac": 1.96, "tma.dgrad.step": 46, "tma.dgrad.high": 0.00501, "tma.dgrad.wide": 0.00184,
+    "tma.fwd.start": 8890, "tma.fwd.fill": 520, "tma.fwd.tile": 1780, "tma.fwd.dram": 1.4, "tma.fwd.ramp": 9990,
+    "tma.fwd.idle": 0.0427, "tma.fwd.even": 0.113, "tma.fwd.odd": 0.321, "tma.fwd.l2": 1.16, "tma.fwd.power": 1.79,
+    "tma.fwd.share": 1.95e+04, "tma.fwd.share_loop": 1.42, "tma.fwd.frac": 1.43, "tma.fwd.step": 63,
+    "tma.fwd.high": 0.00231, "tma.fwd.wide": 0.000502,
+    "tma.wgrad.start": 8440, "tma.wgrad.fill": 437, "tma.wgrad.tile": 1370, "tma.wgrad.dram": 1.45,
+    "tma.wgrad.ramp": 2.88e+04, "tma.wgrad.idle": 0.0115, "tma.wgrad.even": 0, "tma.wgrad.odd": 0,
+    "tma.wgrad.l2": 1.06, "tma.wgrad.power": 2.38, "tma.wgrad.share": 1.95e+04, "tma.wgrad.share_loop": 1.21,
+    "tma.wgrad.frac": 1.13, "tma.wgrad.step": 58.5, "tma.wgrad.high": 0.001, "tma.wgrad.wide": 0.0014,
+    "tma_strided.dgrad.start": 1.21e+04, "tma_strided.dgrad.fill": 1780, "tma_strided.dgrad.tile": 1860,
+    "tma_strided.dgrad.dram": 1.49, "tma_strided.dgrad.ramp": 2.86e+04, "tma_strided.dgrad.idle": 0.542,
+    "tma_strided.dgrad.even": 0.152, "tma_strided.dgrad.odd": 0.195, "tma_strided.dgrad.l2": 0.999,
+    "tma_strided.dgrad.power": 1.7, "tma_strided.dgrad.share": 1.2e+04, "tma_strided.dgrad.share_loop": 1.2,
+    "tma_strided.dgrad.frac": 2.68, "tma_strided.dgrad.step": 236, "tma_strided.dgrad.high": 0.00648,
+    "tma_strided.dgrad.wide": 0.00328,
+    "vector.fwd.start": 5990, "vector.fwd.fill": 295, "vector.fwd.tile": 4310, "vector.fwd.dram": 0.231,
+    "vector.fwd.ramp": 1520, "vector.fwd.frac": 0.343, "vector.fwd.bytes": 1e+05, "vector.fwd.step": 2050,
+    "vector.fwd.power": 1.41, "vector.fwd.l2": 2.25, "vector.fwd.even": 0, "vector.fwd.odd": 0, "vector.fwd.split": 0,
     "vector.fwd.split_each": 0,
+    "warp.dgrad.start": 6070, "warp.dgrad.fill": 233, "warp.dgrad.tile": 5060, "warp.dgrad.dram": 0.699,
+    "warp.dgrad.ramp": 4860, "warp.dgrad.frac": 0.5, "warp.dgrad.bytes": 33.5, "warp.dgrad.step": 180,
+    "warp.dgrad.power": 3.06, "warp.dgrad.l2": 2.98, "warp.dgrad.even": 0.0301, "warp.dgrad.odd": 0.141,
+    "warp.dgrad.split": 3000, "warp.dgrad.split_each": 0.1,
+    "warp.fwd.start": 5590, "warp.fwd.fill": 359, "warp.fwd.tile": 3370, "warp.fwd.dram": 0.465,
+    "warp.fwd.ramp": 5940, "warp.fwd.frac": 0.479, "warp.fwd.bytes": 33, "warp.fwd.step": 180, "warp.fwd.power": 2.89,
+    "warp.fwd.l2": 3.78, "warp.fwd.even": 0.0719, "warp.fwd.odd": 0.238, "warp.fwd.split": 1.38e+04,
+    "warp.fwd.split_each": 0.138,
+    "warp.wgrad.start": 5440, "warp.wgrad.fill": 289, "warp.wgrad.tile": 3140, "warp.wgrad.dram": 0.998,
+    "warp.wgrad.ramp": 3970, "warp.wgrad.frac": 0.477, "warp.wgrad.bytes": 28.1, "warp.wgrad.step": 180,
+    "warp.wgrad.power": 1.63, "warp.wgrad.l2": 3.03, "warp.wgrad.even": 0, "warp.wgrad.odd": 0,
+    "warp.wgrad.split": 3.24e+04, "warp.wgrad.split_each": 0.116,
+    "warp_strided.dgrad.start": 8490, "warp_strided.dgrad.fill": 319, "warp_strided.dgrad.tile": 7450,
+    "warp_strided.dgrad.dram": 1.2, "warp_strided.dgrad.ramp": 4000, "warp_strided.dgrad.frac": 0.475,
+    "warp_strided.dgrad.bytes": 33.2, "warp_strided.dgrad.step": 180, "warp_strided.dgrad.power": 4.35,
+    "warp_strided.dgrad.l2": 2.38, "warp_strided.dgrad.even": 0.0501, "warp_strided.dgrad.odd": 0.168,
+    "warp_strided.dgrad.split": 2.23e+04, "warp_strided.dgrad.split_each": 0.102,
     "packed_fwd": 0.9, "packed_dgrad": 0.85, "packed_wgrad": 1.0,  # several groups to a tile, over one
-    "share_init_cycles": 4500.0,  # clearing what SMs that share a tile add up in
+    "streams": 3.0,  # groups that run beside each other
+    "share_init_cycles": 3180.0,  # clearing what SMs that share a tile add up in
     "reduce_cycles": 4000.0,  # adding up the slices of a weight gradient
-    "reduce_frac": 0.3,  # and the share of the L2 bandwidth its bytes reach
+    "reduce_frac": 0.375,  # and the share of the L2 bandwidth its bytes reach
 }
 
 _TMA_ARCHS = ("hopper", "blackwell")
@@ -723,8 +728,8 @@ def _kernel(site: Site, conv: Conv, choice: Choice, op: str, problem: Problem) -
         return main
     if choice.way == "copy" and op == "wgrad":
         partial = choice.split * problem.rows * problem.columns * 4.0
-        reduce_s = site.cycles_s(site.coef["reduce_cycles"]) + partial / (site.coef["reduce_frac"] * site.chip.l2_bytes_per_s)
-        return _sum(_memset(site), main, (reduce_s, 1))
+        added_s = partial / (site.coef["reduce_frac"] * site.chip.l2_bytes_per_s)
+        return _sum(_memset(site), main, (site.cycles_s(site.coef["reduce_cycles"]) + added_s, 1))
     return _sum(_memset(site), main)
 
 
@@ -738,8 +743,8 @@ def _tiles(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
         return main
     widened = _sum(_widened(site, conv, conv.in_px, conv.c), _widened(site, conv, conv.out_px, conv.o))
     odd = _odd_filters(site, conv) if op != "wgrad" else (0.0, 0)
-    cleared = [_memset(site)] * (2 * (conv.c % 8 > 0) if not conv.channels_last else int(bool(conv.c % 8 or conv.o % 8)))
-    return _sum(main, widened, odd, *cleared)
+    num_cleared = int(bool(conv.c % 8 or conv.o % 8)) if conv.channels_last else 2 * (conv.c % 8 > 0)
+    return _sum(main, widened, odd, *[_memset(site)] * num_cleared)
 
 
 _VECTOR_TILES = {"vector.fwd": (64, 32), "indexed.fwd": (256, 64), "scatter.dgrad": (64, 64), "atomic.wgrad": (32, 32),
@@ -751,28 +756,34 @@ _VECTOR_DEPTH, _FEWEST = 8, 264
 
 def _vector_problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
     """The same on vector units, where taps and channels make one inner loop and nothing is padded."""
-    reads = (1.0 - site.warm_frac) * (conv.touched_bytes + conv.output_bytes + conv.weight_bytes)
-    out, inner = conv.n * conv.out_px, conv.c * conv.taps
+    cold, out, inner = 1.0 - site.warm_frac, conv.n * conv.out_px, conv.c * conv.taps
+    x, y, w = conv.touched_bytes, conv.output_bytes, conv.weight_bytes
     if op == "fwd":
-        return Problem(out, conv.o, inner, 1.0, reads - conv.output_bytes, conv.output_bytes, conv.itemsize)
+        return Problem(out, conv.o, inner, 1.0, cold * (x + w), y, conv.itemsize)
     if op == "wgrad":
-        return Problem(conv.o, inner, out, 1.0, reads - conv.weight_bytes, conv.weight_bytes, conv.itemsize)
-    rows, columns, depth = (out, inner, conv.o) if choice.way == "scatter" else (conv.n * conv.in_px, conv.c, conv.o * conv.taps)
-    return Problem(rows, columns, depth, 1.0, reads - conv.touched_bytes, conv.input_bytes, conv.itemsize)
+        return Problem(conv.o, inner, out, 1.0, cold * (x + y), w, conv.itemsize)
+    deep = conv.o * conv.taps
+    rows, columns, depth = (out, inner, conv.o) if choice.way == "scatter" else (conv.n * conv.in_px, conv.c, deep)
+    return Problem(rows, columns, depth, 1.0, cold * (y + w), conv.input_bytes, conv.itemsize)
 
 
-def _vector_kernel(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+def _vector_choice(site: Site, conv: Conv, choice: Choice, op: str) -> tuple[Choice, Problem]:
+    """The choice with its tile and slices, and what it works on."""
     group, problem = f"{choice.way}.{op}", _vector_problem(site, conv, choice, op)
     rows, columns = _VECTOR_TILES.get(group) or (choice.rows, choice.columns)
     split = 1
     if group in ("atomic.wgrad", "indexed.wgrad"):
         tiles = -(-problem.rows // rows) * -(-problem.columns // columns)
         split = max(1, min(-(-problem.channels // 256), -(-_FEWEST // tiles)))
-    taken = Choice(choice.way, rows, columns, _VECTOR_DEPTH, split=split)
-    main = implicit_s(site.chip, _pass(site.coef, group), problem, taken, conv.dtype), 1
+    return Choice(choice.way, rows, columns, _VECTOR_DEPTH, split=split), problem
+
+
+def _vector_kernel(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    taken, problem = _vector_choice(site, conv, choice, op)
+    main = implicit_s(site.chip, _pass(site.coef, f"{choice.way}.{op}"), problem, taken, conv.dtype), 1
     if choice.way == "scatter":
         return _sum(_memset(site, conv.input_bytes), main)
-    return _sum(_memset(site), main) if split > 1 else main
+    return _sum(_memset(site), main) if taken.split > 1 else main
 
 
 def _vector_way(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
@@ -791,7 +802,7 @@ _BLOCK = 64
 
 
 def _group_problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
-    """All groups in one kernel: several to a tile of 64 channels where a group is narrow, else each in tiles of its own."""
+    """All groups in one kernel: several to a tile of 64 channels where they are narrow, else each in its own tiles."""
     size = _group_size(conv)
     whole = _problem(site, conv, choice, op)
     wide, tall = _padded(conv.c // conv.groups), _padded(conv.o // conv.groups)
@@ -826,7 +837,16 @@ def _apart_groups(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
     moved = _sum(order[0](site, one), order[1](site, one, fresh=True))
     if not conv.channels_last or op == "wgrad":
         moved = _sum(moved, order[2](site, one))
-    return conv.groups * (main[0] + moved[0] + start_s), conv.groups * (main[1] + moved[1])
+    problem = _problem(site, one, choice, op)
+    tiles = -(-problem.rows // choice.rows) * -(-problem.columns // choice.columns) * choice.split
+    serial_s = conv.groups * (main[0] + moved[0] + start_s)
+    return serial_s / _beside(site, conv.groups, tiles), conv.groups * (main[1] + moved[1])
+
+
+def _beside(site: Site, groups: int, tiles: int) -> float:
+    """How many groups run beside each other: the library puts them on several streams, where a chip has room."""
+    room = 2.0 * site.chip.num_sms / max(1, tiles)
+    return max(1.0, min(float(groups), site.coef["streams"], room))
 
 
 def _groups_by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
@@ -974,6 +994,17 @@ def _fourier(conv: Conv) -> bool:
     return conv.side == 3 and conv.stride == 1 and conv.flops > _FOURIER_FLOPS
 
 
+def _saving(site: Site, conv: Conv, way: str) -> Cost:
+    """Ways that save multiplications: tiles are transformed, multiplied by a library's product, transformed back."""
+    own = conv.input_bytes + conv.output_bytes + conv.weight_bytes
+    work_s = conv.flops / (site.coef[f"{way}_gain"] * site.chip.vector_flops_per_s)
+    seconds, _ = _vector(site, work_s, site.coef[f"{way}_bytes"] * own)
+    seconds += 4.0 * site.cycles_s(site.coef["simt_start_cycles"])
+    if not conv.channels_last:
+        return seconds, 5
+    return _sum(_x(site, conv), _w(site, conv), (seconds, 5), _y(site, conv, fresh=True))
+
+
 def _simt_forward(site: Site, conv: Conv) -> Cost:
     if _fourier(conv):
         return conv.flops / (site.coef["fourier_gain"] * site.chip.vector_flops_per_s), 4
@@ -1113,6 +1144,8 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
 
 _MEASURED_VECTOR_FLOPS_PER_S = 66.9e12
 """Of the chip whose direct kernels were measured: others follow their vector peak."""
+_HELD_PX = 1024
+"""Pixels of an output image up to which a weight gradient is made from shared memory (16 of 17 recordings)."""
 _FAR_FASTER = 0.3
 """Share of the usual way's time below which the direct kernel is taken (least mean error over 1,700 recordings)."""
 _WIDEST_GROUP, _MANY_FILTERS = 82, 1344
@@ -1205,23 +1238,34 @@ def _vector_groups(site: Site, conv: Conv) -> Cost:
     one, coef = _one_group(conv), site.coef
     depth, rows = one.c * conv.taps, conv.n * conv.out_px
     work_s = 2.0 * rows * -(-one.o // 16) * 16 * depth / (coef["group_vector_frac"] * site.chip.vector_flops_per_s)
-    each = site.cycles_s(coef["group_vector_start_cycles"])
-    return conv.groups * (each + max(work_s, site.cycles_s(coef["group_depth_cycles"] * depth))), conv.groups
+    each_s = site.cycles_s(coef["group_vector_start_cycles"])
+    each_s += max(work_s, site.cycles_s(coef["group_depth_cycles"] * depth))
+    tiles = -(-rows // 64) * -(-one.o // 32)
+    return conv.groups * each_s / _beside(site, conv.groups, tiles // 4), conv.groups
 
 
 def _engine_groups(site: Site, conv: Conv) -> Cost:
     """The same over channels-last tensors, by a kernel that takes one output pixel a thread."""
     depth, rows = conv.c // conv.groups * conv.taps, conv.n * conv.out_px
     work = max(site.coef["group_engine_depth_cycles"] * depth, rows * depth * site.coef["group_engine_row_cycles"])
-    return conv.groups * site.cycles_s(site.coef["group_start_cycles"] + work), conv.groups
+    beside = _beside(site, conv.groups, -(-rows // 64) * -(-(conv.o // conv.groups) // 32) // 4)
+    return conv.groups * site.cycles_s(site.coef["group_start_cycles"] + work) / beside, conv.groups
 
 
 def _direct_groups(site: Site, conv: Conv, way: str = "forward") -> Cost:
     """One kernel that takes any groups, an output element a thread."""
     name = f"direct_{way}{'_last' if conv.channels_last else ''}{'_point' if conv.taps == 1 else ''}_per_s"
     rate = site.coef["direct_input_strided_per_s" if way == "input" and conv.stride > 1 else name]
+    if way == "weight" and _held_whole(conv):
+        rate = site.coef["direct_weight_held_last_per_s" if conv.channels_last else "direct_weight_held_per_s"]
     scale = site.chip.vector_flops_per_s / _MEASURED_VECTOR_FLOPS_PER_S
     return site.coef["direct_start_s"] + conv.flops / (2.0 * rate * scale), 1
+
+
+def _held_whole(conv: Conv) -> bool:
+    """Weight gradients of 16 bits whose images are small enough to be held in shared memory."""
+    small = conv.out_px <= _HELD_PX and conv.stride <= 2 and 1 < conv.side <= _WIDE_SIDE
+    return conv.itemsize <= 2 and small and conv.o // conv.groups > 12
 
 
 def _unless_direct(usual: Cost, direct: Cost) -> Cost:
@@ -1347,21 +1391,19 @@ def _vector_pass(site: Site, conv: Conv) -> Cost:
 
 
 def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
-    """A dense pass by the kernel that cuDNN is known to take; None where that is not known or is a library's product."""
-    if (conv.pointwise and site.on_matrix_units(conv)) or (choice := _chosen(site, conv, op)) is None:
+    """A dense pass by the kernel cuDNN is known to take; None where that is not known or is a library's product."""
+    choice = _chosen(site, conv, op)
+    if choice is None or choice.way == "product":
         return None
     if choice.way in _TILED and site.on_matrix_units(conv):
         return _tiles(site, conv, choice, op)
     if choice.way == "direct":
         return _direct_groups(site, conv, {"fwd": "forward", "dgrad": "input", "wgrad": "weight"}[op])
-    if choice.way in VECTOR and not (conv.dtype == "fp32" and _transformed(conv, op)):
+    if choice.way in VECTOR:
         return _vector_way(site, conv, choice, op)
+    if choice.way in ("fourier", "winograd"):
+        return _saving(site, conv, choice.way)
     return None
-
-
-def _transformed(conv: Conv, op: str) -> bool:
-    """Single precision for which the library has Fourier transforms or Winograd's: engines that only a device tells of."""
-    return _fourier(conv) if op != "wgrad" else conv.side == 3 and conv.stride == 1 and min(conv.c, conv.o) > 16
 
 
 def _forward(site: Site, conv: Conv) -> Cost:

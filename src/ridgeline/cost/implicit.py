@@ -17,7 +17,7 @@ from ridgeline.cost.chip import Chip
 Coef = Mapping[str, float]
 
 _GPC_SMS = (18, 18, 18, 18, 16, 16, 16, 12)
-"""SMs of the measured chip's GPCs: 15 clusters of eight run at once, 31 of four, 23 of five (read off where waves begin)."""
+"""SMs of the measured chip's GPCs: 15 clusters of eight run at once, 31 of four, 23 of five, by where waves begin."""
 _RAMP_BYTES = 20e6
 """Read traffic at which half of the DRAM ramp has been lost."""
 _SQUARE = 16384.0
@@ -26,7 +26,7 @@ _SQUARE = 16384.0
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the library takes: a way of computing, a tile (rows, columns, depth), a cluster of tiles, slices of depth."""
+    """What the library takes: a way of computing, a tile (rows, columns, depth), a cluster of tiles, slices."""
 
     way: str
     rows: int = 0

@@ -1,12 +1,13 @@
 """What cuDNN takes for a convolution: learned from a few hundred thousand answers of its own heuristic.
 
-The heuristic is itself a set of decision trees over the sizes of the problem and what they leave over when divided by
-tile sides; ``benchmarks/fit_selection.py`` grows trees over the same features from its answers (asked without a GPU, see
-``benchmarks/ask_cudnn.py``) and prunes what changes no time. They are of cuDNN 9.19 on a Hopper chip with 132 SMs.
+The heuristic behaves like decision trees over the sizes of the problem and what they leave over when divided by tile
+sides; ``benchmarks/fit_selection.py`` grows trees over such features from its answers, which cuDNN also gives where
+there is no GPU (``benchmarks/ask_cudnn.py``). They are of cuDNN 9.19 on a Hopper chip with 132 SMs.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -52,8 +53,8 @@ def features(s: Shape) -> list[float]:
     wide, tall, in_px = s.c // s.groups, s.o // s.groups, s.height * s.width
     rows_in, rows_out, deep, high = s.n * in_px, s.n * s.out_px, wide * s.taps, tall * s.taps
     rows, columns = {"fwd": (rows_out, tall), "dgrad": (rows_in, wide), "wgrad": (tall, deep)}[s.op]
-    found = [float(s.dtype == "fp16"), float(s.last), s.n, s.c, s.o, s.groups, s.side, s.stride, s.pad, s.height, s.width,
-             in_px, s.out_px, rows_in, rows_out, wide, tall, deep, high, rows_out * tall, rows_in * wide,
+    found = [float(s.dtype == "fp16"), float(s.last), s.n, s.c, s.o, s.groups, s.side, s.stride, s.pad, s.height,
+             s.width, in_px, s.out_px, rows_in, rows_out, wide, tall, deep, high, rows_out * tall, rows_in * wide,
              rows_out * tall * deep, rows / columns, rows_out / deep, s.n * s.height]  # fmt: skip
     found += _left(rows_in, (32, 64, 128, 256)) + _left(rows_out, (32, 64, 128, 256))
     found += _left(wide, (8, 16, 32, 64, 128, 256)) + _left(tall, (8, 16, 32, 64, 128, 256))
@@ -88,32 +89,57 @@ class Selector:
     slices: Tree | None
 
 
-def _tree(arrays: dict[str, np.ndarray], name: str) -> Tree | None:
-    if f"{name}.feature" not in arrays:
-        return None
-    feature, limit, right = (arrays[f"{name}.{part}"] for part in ("feature", "limit", "right"))
-    return Tree(tuple(feature.tolist()), tuple(limit.astype(float).tolist()), tuple(right.tolist()))
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """The file: all trees' nodes one after another, where each begins and ends, and what the answers' numbers mean."""
+
+    feature: np.ndarray
+    value: np.ndarray
+    limits: np.ndarray
+    places: dict[str, list[int]]
+    choices: dict[str, list[str]]
+
+    def tree(self, name: str) -> Tree | None:
+        """A tree from its nodes in walking order: a limit's number, or a leaf's answer, for each."""
+        if name not in self.places:
+            return None
+        first, last, first_limit, last_limit = self.places[name]
+        feature, value = self.feature[first:last].tolist(), self.value[first:last].tolist()
+        table = self.limits[first_limit:last_limit].astype(float).tolist()
+        limit, right, open_nodes = [0.0] * len(feature), [0] * len(feature), list[int]()
+        for at, kind in enumerate(feature):
+            if kind != LEAF:
+                limit[at] = table[value[at]]
+                open_nodes.append(at)
+                continue
+            right[at] = value[at]
+            if open_nodes:
+                right[open_nodes.pop()] = at + 1
+        return Tree(tuple(feature), tuple(limit), tuple(right))
 
 
 @cache
-def _arrays() -> dict[str, np.ndarray]:
+def _forest() -> Forest:
     with np.load(data_dir() / FILE, allow_pickle=False) as file:
-        return dict(file)
+        index = json.loads(str(file["index"]))
+        return Forest(file["feature"], file["value"], file["limits"], index["places"], index["choices"])
 
 
 def pool_of(s: Shape) -> str:
-    """The trees are grown apart by pass, type and whether there are groups."""
+    """The trees are grown apart by pass, type and whether there are groups, or one tap that could be a product."""
     kind = s.dtype if s.dtype in ("tf32", "fp32") else "half"
-    return f"{s.op}.{kind}.{'groups' if s.groups > 1 else 'dense'}"
+    if s.groups > 1:
+        return f"{s.op}.{kind}.groups"
+    return f"{s.op}.{kind}.{'point' if s.taps == 1 and s.stride == 1 else 'dense'}"
 
 
 @cache
 def _selector(pool: str) -> Selector | None:
-    arrays = _arrays()
-    tree = _tree(arrays, pool)
+    forest = _forest()
+    tree = forest.tree(pool)
     if tree is None:
         return None
-    return Selector(tree, tuple(choice_of(str(text)) for text in arrays[f"{pool}.choices"]), _tree(arrays, pool + ".slices"))
+    return Selector(tree, tuple(choice_of(text) for text in forest.choices[pool]), forest.tree(f"{pool}.slices"))
 
 
 def choice_of(text: str) -> Choice:
@@ -138,7 +164,8 @@ def choose(s: Shape) -> Choice | None:
     if selector is None:
         return None
     values = features(s)
-    choice = selector.choices[selector.tree.answer(values)]
+    number = selector.tree.answer(values)
+    choice = selector.choices[number]
     if selector.slices is None or choice.way not in SLICED:
         return choice
-    return replace(choice, split=selector.slices.answer(values))
+    return replace(choice, split=selector.slices.answer([*values, number]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ridgeline.findings.calibration import slack, trust
+from ridgeline.findings.calibration import UNMEASURED_FRAC, slack, trust
 from ridgeline.findings.cure import open_ledger
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.replay import Edit
@@ -84,11 +84,17 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
 
 
 def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
-    """Findings that together promise at most the step: what exceeds it is taken from all but the first alike."""
+    """Findings that together promise at most the step: what exceeds it is taken from what the first allows for noise,
+    then from all but the first alike."""
     total_ms = sum(finding.high_ms for finding in made)
     if total_ms <= step_ms or len(made) < 2:
         return made
     first, rest = made[0], made[1:]
+    allowed_ms = max(0.0, first.high_ms - max(first.low_ms, first.step_frac * step_ms))
+    given_ms = min(allowed_ms, total_ms - step_ms)
+    first, total_ms = replace(first, high_ms=first.high_ms - given_ms), total_ms - given_ms
+    if total_ms <= step_ms:
+        return [first, *rest]
     share = max(0.0, step_ms - first.high_ms) / (total_ms - first.high_ms)
     share = max(share, LEAST_SHARE)
     if share == LEAST_SHARE:  # the first alone promises nearly all: it gives some of it up as well
@@ -112,7 +118,8 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     most_s = most_s if scene.is_timed else max(found.best_s, most_s)
     best_s = min(trusted.high * found.best_s * scene.pace, most_s)
     worst_s = min(best_s, trusted.low * found.worst_s * scene.pace)
-    noise_s, more = min(scene.noise_s, best_s), slack(found.rule.name)
+    noise_s = min(scene.noise_s, max(best_s, UNMEASURED_FRAC * step_s))
+    more = slack(found.rule.name)
     high_s = min(step_s, (1.0 + more) * best_s + noise_s)
     low_s = max(0.0, (1.0 - more) * worst_s - noise_s)
     candidate = found.candidate

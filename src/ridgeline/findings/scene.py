@@ -260,6 +260,26 @@ class Scene:
         )
         return spans[np.isin(self.trace.thread[spans], self.main_threads)]
 
+    @cached_property
+    def between_epochs(self) -> Intervals:
+        """Time from one fetch to the next with nothing launched in between: the first found no more batches, and before
+        the second the loader began again."""
+        spans = self.loading[np.argsort(self.start_ns[self.loading], kind="stable")]
+        starts, ends, launches = self.start_ns[spans], self.end_ns[spans], np.sort(self.launch_ns)
+        if self._is_quiet(launches, ends[:-1], starts[1:]).any():  # so it does before the first and after the last step
+            starts = np.concatenate((starts, [self.window.host_end_ns]))
+            ends = np.concatenate(([self.window.start_ns], ends))
+        else:
+            starts, ends = starts[:0], ends[:0]
+        quiet = self._is_quiet(launches, ends, starts)
+        return union(ends[quiet], starts[quiet])
+
+    @staticmethod
+    def _is_quiet(launches: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Mask:
+        """Whether nothing is launched from each start to its end."""
+        none = np.searchsorted(launches, starts) == np.searchsorted(launches, ends)
+        return np.asarray(none & (ends > starts), dtype=bool)
+
     @property
     def loads_itself(self) -> bool:
         """Whether batches are made by the thread that fetches them."""

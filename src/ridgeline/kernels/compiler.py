@@ -20,6 +20,10 @@ from ridgeline.errors import KernelError
 
 SM_90 = 90
 POINTER_ALIGNMENT_BYTES = 16
+LEAVES = "LEAVES"
+"""The constant by which a kernel says that what the copy engine reads leaves the L2 first."""
+
+_COPY = re.compile(r"(cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global[\w.:]*) (\[[^;]*);")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,37 @@ def compile_variant(function: Any, variant: Variant) -> Compiled:
     made = triton_kernel(function, variant)
     if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
         raise KernelError(f"kernel {variant.kernel} asks for scratch memory, which the launcher does not provide")
-    return Compiled(made.metadata.name, made.asm["cubin"], made.metadata.num_warps, made.metadata.shared)
+    cubin = made.asm["cubin"]
+    if dict(variant.constants).get(LEAVES):
+        cubin = _assembled(hinted(made.asm["ptx"]), variant.arch)
+    return Compiled(made.metadata.name, cubin, made.metadata.num_warps, made.metadata.shared)
+
+
+def hinted(ptx: str) -> str:
+    """The copy engine's copies with the policy "evict first", which Triton has for loads only.
+
+    Not those of threads (``cp.async``): ptxas 12.8 and 12.9 make an instruction of them that Hopper calls illegal.
+    """
+    body = ptx.index("{", ptx.index(".visible .entry"))
+    first = ptx.index("ld.param", body)
+    policy = "createpolicy.fractional.L2::evict_first.b64 %leaves, 1.0;\n\t"
+    ptx = f"{ptx[: body + 1]}\n\t.reg .b64 %leaves;{ptx[body + 1 : first]}{policy}{ptx[first:]}"
+    return _COPY.sub(r"\1.L2::cache_hint \2, %leaves;", ptx)
+
+
+def _assembled(ptx: str, arch: int) -> bytes:
+    """PTX to a cubin, as Triton has it done."""
+    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(ptx)
+        chip = f"--gpu-name={sm_arch_from_capability(arch)}"
+        command = [get_ptxas(arch).path, "-lineinfo", chip, str(source), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise KernelError(f"ptxas refused a kernel: {done.stderr.strip()[-500:]}")
+        return target.read_bytes()
 
 
 def triton_kernel(function: Any, variant: Variant) -> Any:

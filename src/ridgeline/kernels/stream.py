@@ -1,4 +1,9 @@
-"""Pieces of Gluon device code for rows that pass through shared memory, and for programs that share a row."""
+"""Pieces of Gluon device code for rows that pass through shared memory, and for programs that share a row.
+
+What a loop carries from turn to turn must not start as the same value under two names (``before = now``): Triton 3.6
+looks for what a turn changes by comparing values, finds that the second name has the value of the first as it had
+before, and leaves it for ever as it began.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,19 @@ PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 def spread(VECTOR, NUM_WARPS):
     """One access of VECTOR elements a lane; a thread has the same columns of every piece."""
     return gl.BlockedLayout([1, VECTOR], [1, 32], [1, NUM_WARPS], [1, 0])
+
+
+@gluon.constexpr_function
+def by_piece(VECTOR, BLOCK, NUM_WARPS):
+    """One access of VECTOR elements a lane; a piece of BLOCK elements belongs to one warp, or to part of one."""
+    lanes = min(32, BLOCK // VECTOR)
+    return gl.BlockedLayout([1, VECTOR], [32 // lanes, lanes], [NUM_WARPS, 1], [1, 0])
+
+
+@gluon.jit
+def sum_of(x, SIZE: gl.constexpr):
+    """The sum of a tile: a thread adds what it has before it meets any other."""
+    return gl.sum(x.reshape([SIZE]), axis=0)
 
 
 @gluon.jit

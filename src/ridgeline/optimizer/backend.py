@@ -220,9 +220,19 @@ class Graph:
         return call
 
     def _stand_ins(self, inputs: Sequence[Any]) -> list[Any]:
-        """The inputs as the tracer knew them; of others a compiler would not know that their sizes never change."""
+        """The inputs as the tracer knew them: of tensors a compiler would not know that their sizes never change.
+
+        Parameters that were laid out anew since, which guards do not notice, are taken as they lie now.
+        """
         known = [node.meta.get("example_value") for node in self.gm.graph.find_nodes(op="placeholder")]
-        return [given if value is None else value for given, value in zip(inputs, known, strict=True)]
+        return [self._stand_in(given, value) for given, value in zip(inputs, known, strict=True)]
+
+    def _stand_in(self, given: Any, known: Any) -> Any:
+        if not isinstance(given, Tensor) or not isinstance(known, Tensor):
+            return given if known is None else known
+        if self.mode is None or (given.shape == known.shape and given.stride() == known.stride()):
+            return known
+        return stand_in(given, self.mode)
 
     def _tracing(self) -> contextlib.AbstractContextManager[Any]:
         """The tracer's context as compilers look for it, made again."""

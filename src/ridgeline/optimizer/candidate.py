@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.bank import Bank, Narrowed
-from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.graphed import Graphed, graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.labels import in_block
 from ridgeline.optimizer.regions import Group, groups
@@ -239,10 +240,21 @@ class Unmasked:
         self.model, self.call, self.inputs = model, _gone, Inputs(args, kwargs)
         self.names = frozenset(name for name in inputs.kwargs if name not in kwargs)
         self.places = frozenset(i for i, value in enumerate(inputs.args) if args[i] is not value)
+        self.lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.call, Graphed) and self.call.is_pure:
+            with self.lock:
+                answer = self.holds.asked(args, kwargs)
+                if answer is not None:  # what changes nothing outside may start before the masks are known
+                    result = self._bare(args, kwargs)
+                    return result if answer() else self.model(*args, **kwargs)
         if not self.holds(args, kwargs):
             return self.model(*args, **kwargs)
+        return self._bare(args, kwargs)
+
+    def _bare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call without its masks."""
         kept = [None if i in self.places else value for i, value in enumerate(args)]
         return self.call(*kept, **{name: value for name, value in kwargs.items() if name not in self.names})
 
@@ -497,6 +509,7 @@ class Layout:
     """Convolution weights in two places, contiguous and channels last: parameters are pointed at one or the other."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self.pairs: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
         for module in model.modules():
             weight = getattr(module, "weight", None)
@@ -514,9 +527,28 @@ class Layout:
             parameter.data = kept
 
     def settle(self, last: bool) -> None:
-        """Point at one place for good and let go of the other."""
+        """Point at one place for good and let go of the other; code compiled for the other is not kept."""
+        moved = last and bool(self.pairs)
         (self.on if last else self.off)()
         self.pairs.clear()
+        if moved:
+            forget_compiled(self.model)
+
+
+def forget_compiled(model: nn.Module) -> None:
+    """Have the tracer forget what it compiled of this model's code, a person's own ``torch.compile`` included.
+
+    Parameters are guarded as objects. Compiled code that meets one of them with other strides fails an assertion.
+    """
+    tracer: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if tracer is None:
+        return
+    for kind in {type(module) for module in model.modules()}:
+        for part in kind.__mro__:
+            function = vars(part).get("forward")
+            while isinstance(function, types.FunctionType):
+                tracer.reset_code(function.__code__)
+                function = getattr(function, "__wrapped__", None)
 
 
 @contextlib.contextmanager

@@ -183,6 +183,11 @@ class Graphed:
             self.replays += 1
             return result
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether a replay changes nothing but the memory of its own results."""
+        return self._pure
+
     def pool_bytes(self) -> int:
         """Memory that the recordings hold besides the caller's."""
         return self._studio.executor.pool_bytes()

@@ -10,8 +10,9 @@ from stage import Stage, healthy, rules_of
 
 from ridgeline.errors import FindingError, InputError
 from ridgeline.findings.critical import critical_path
-from ridgeline.findings.explain import findings_of
+from ridgeline.findings.explain import _fitted, findings_of
 from ridgeline.findings.explanation import explained, summary_of
+from ridgeline.findings.finding import Finding, Where
 from ridgeline.findings.kernelname import kernel_name
 from ridgeline.findings.whatif import what_if
 from ridgeline.journeys import annotated, explain
@@ -292,3 +293,24 @@ def test_a_change_without_an_amount_says_how_to_write_it():
     healthy(stage)
     with pytest.raises(FindingError, match="workers=4"):
         what_if(stage.scene(), ["workers"])
+
+
+def _promise(rule: str, low_ms: float, high_ms: float, step_frac: float) -> Finding:
+    return Finding(
+        rule=rule, version=1, what="", where=Where(), cause="", change="", low_ms=low_ms, high_ms=high_ms,
+        expected_ms=(low_ms + high_ms) / 2, later_ms=high_ms, step_frac=step_frac,
+    )  # fmt: skip
+
+
+def test_what_the_first_allows_for_noise_is_given_up_before_others_are_cut():
+    first, second = _promise("first", 40.0, 96.0, 0.90), _promise("second", 2.0, 8.0, 0.08)
+    made = _fitted([first, second], 100.0)
+    assert made[0].high_ms == pytest.approx(92.0) and made[1] == second
+    assert _fitted([first], 100.0) == [first]
+
+
+def test_beyond_the_noise_of_the_first_all_others_are_cut_alike():
+    others = [_promise("a", 0.0, 12.0, 0.1), _promise("b", 0.0, 8.0, 0.1)]
+    made = _fitted([_promise("first", 40.0, 96.0, 0.90), *others], 100.0)
+    assert [round(finding.high_ms, 6) for finding in made] == [90.0, 6.0, 4.0]
+    assert sum(finding.high_ms for finding in made) == pytest.approx(100.0)

@@ -560,14 +560,14 @@ def test_preparing_many_tensors_for_one_launch_is_no_log():
 
 
 @pytest.mark.parametrize(
-    ("shapes", "norm", "named"),
+    ("shapes", "norm", "sure", "change"),
     [
-        ([[8, 64, 56, 56], [64, 64, 3, 3]], "", True),
-        ([[8, 64, 1, 512], [64, 64, 1, 5]], "", False),  # a convolution along one axis
-        ([[8, 64, 56, 56], [64, 64, 3, 3]], "ComputeFusedParamsCUDAKernel<c10::BFloat16>", False),  # group norms
+        ([[8, 64, 56, 56], [64, 64, 3, 3]], "", True, "model.to(memory_format"),
+        ([[8, 64, 1, 512], [64, 64, 1, 5]], "", False, "convolutions along one axis as Conv2d"),
+        ([[8, 64, 56, 56], [64, 64, 3, 3]], "ComputeFusedParamsCUDAKernel<c10::BFloat16>", False, "model.to("),
     ],
 )
-def test_channels_last_is_asked_only_of_what_gains_by_it(shapes, norm, named):
+def test_channels_last_promises_nothing_for_sure_along_one_axis_and_between_group_norms(shapes, norm, sure, change):
     def play(stage: Stage) -> None:
         for _ in range(10):
             for kernel, us in (("nchwToNhwcKernel<bf16>", 60.0), ("sm90_xmma_fprop_implicit_gemm_bf16_nhwc", 200.0)):
@@ -575,4 +575,58 @@ def test_channels_last_is_asked_only_of_what_gains_by_it(shapes, norm, named):
             if norm:
                 stage.kernel(norm, 5.0, op="aten::native_group_norm")
 
-    assert ("channels-first" in rules_of(_twice(play).findings())) is named
+    found = next(finding for finding in _twice(play).findings() if finding.rule == "channels-first")
+    assert (found.low_ms > 0.4) is sure and found.change.startswith(change)
+    assert found.high_ms > 0.3
+
+
+def test_workers_that_are_started_anew_belong_to_the_loader():
+    """An epoch ends in every step: the last fetch finds nothing, workers end and begin, and the first batch is late."""
+    name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+    def play(stage: Stage, anew_us: float) -> None:
+        stage.work(anew_us)
+        for _ in range(3):
+            stage.host(name, 3000.0, Kind.DATALOADER)
+            healthy(stage, 10, 100.0)
+        stage.host(name, 200.0, Kind.DATALOADER)
+
+    kept, anew = (_twice(lambda stage, us=us: play(stage, us)).findings()[0] for us in (50.0, 40_000.0))
+    assert kept.rule == anew.rule == "data-loader"
+    assert "started anew" in anew.cause and "persistent_workers=True" in anew.change
+    assert "started anew" not in kept.cause and anew.low_ms > 20.0 > kept.high_ms
+
+
+def test_a_round_trip_takes_its_copies_along():
+    def play(stage: Stage, copy_us: float) -> None:
+        healthy(stage, 10, 100.0)
+        for _ in range(2):  # two tensors in another type, then work on both
+            stage.kernel("direct_copy_kernel<float>", 10.0, op="aten::copy_")
+            with stage.span("aten::to"):
+                stage.copy("DtoH pageable", 30_000_000, copy_us, waits=True)
+        stage.work(5000)
+        healthy(stage, 2, 100.0)
+
+    short, long = (_twice(lambda stage, us=us: play(stage, us)).findings()[0] for us in (500.0, 3000.0))
+    assert short.rule == long.rule == "host-round-trip"
+    assert long.low_ms - short.low_ms > 3.5
+
+
+def test_short_products_promise_nothing_for_sure():
+    def play(stage: Stage, us: float) -> None:
+        for _ in range(40):
+            stage.kernel("cutlass_80_simt_sgemm_128x32_8x5_nt_align1", us, op="aten::mm", host_us=4.0)
+
+    (short,) = [found for found in _twice(lambda stage: play(stage, 8.0)).findings() if found.rule.startswith("tensor")]
+    (long,) = [found for found in _twice(lambda stage: play(stage, 80.0)).findings() if found.rule.startswith("tensor")]
+    assert short.low_ms == 0.0 and short.high_ms < 40 * 0.008
+    assert long.low_ms > 0.5 * 40 * 0.08
+
+
+def test_sizes_that_no_tensor_has_are_no_shapes():
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            shapes = [[8, 10**400], [10**400, 8]]
+            stage.kernel("nvjet_tst_64x8", 80.0, op="aten::mm", shapes=shapes, dtypes=["c10::BFloat16"] * 2)
+
+    assert _twice(play).scene().num_steps == 2 and isinstance(_twice(play).findings(), list)

@@ -38,6 +38,7 @@ from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.pooling import op as pooling
 from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
+from ridgeline.kernels.rms_norm_quant import config as narrow
 from ridgeline.kernels.scan import config as scan
 from ridgeline.kernels.scan.op import SMALL as SCANS
 from ridgeline.kernels.selective_scan import config as selective
@@ -51,10 +52,13 @@ verdict.TIMES_EAGER = 4.0  # numpy's float32 exponential is off by up to 2.5 uni
 norm.LONG_BLOCK = 16
 ridgeline.kernels.layer_norm.__globals__["config"].LONG_BLOCK = 16
 
-ROWS = [case("float32", rows=5, cols=33), case("float16", rows=3, cols=16)]
+ROWS = [case("float32", rows=5, cols=33), case("float16", rows=3, cols=16), case("float16", rows=11, cols=45)]
 CLASSES = [
     case("float32", rows=4, cols=70, smoothing=0.1, z=0.01),
     case("float16", rows=3, cols=16, smoothing=0.0, z=0.0),
+    case("float16", rows=6, cols=131, smoothing=0.1, z=0.01),  # rows start inside accesses
+    case("float32", rows=7, cols=63, smoothing=0.1, z=0.0),
+    case("float16", rows=9, cols=37, smoothing=0.0, z=0.01),
 ]
 HEADS = [
     case("float32", batch=2, seq=2, heads=3, keys=1, dim=8),
@@ -63,10 +67,11 @@ HEADS = [
 held = {"forward": norm.Forward(2, 3, 16, 1), "backward": norm.Backward(2, 3, 16, 1, 2, 1, True)}
 reloaded = {"forward": norm.Forward(1, 1, 64, 1), "backward": norm.Backward(1, 1, 64, 1, 1, 2, False)}
 long = {"forward": norm.Forward(1, 0, 0, 1), "backward": norm.Backward(1, 0, 0, 1, 1, 1, False)}
+apart = {"forward": norm.Forward(1, 3, 16, 1), "backward": norm.Backward(1, 3, 16, 1, 2, 8, True)}
 FORCED = {
     **{
         f"{op}_norm": [
-            {f"{op}_norm.{phase}": config for phase, config in given.items()} for given in (held, reloaded, long)
+            {f"{op}_norm.{phase}": config for phase, config in given.items()} for given in (held, reloaded, long, apart)
         ]
         for op in ("rms", "layer")
     },
@@ -90,6 +95,8 @@ FORCED = {
     "relu2": [{"relu2.forward": gated.Pointwise(16, 1), "relu2.backward": gated.Pointwise(16, 1)}],
 }
 cross_entropy.SHORTEST_STRETCHED = 64
+cross_entropy.LONGEST_TILED, cross_entropy.LONGEST_TILED_SHIFTED = 16, 64
+FORCED["cross_entropy"].append({"cross_entropy.short": cross_entropy.Short(2, 4, 16, 1, 1, 1)})
 PRODUCTS = [case("float32", rows=9, cols=33, hidden=16)]
 FORCED["linear_cross_entropy"] = [FORCED["cross_entropy"][0] | {"linear_cross_entropy": linear.Chunks(4)}]
 IMAGES = [
@@ -99,8 +106,8 @@ IMAGES = [
 FORCED["group_norm"] = [{"group_norm": groups.Groups(16, 1, num, 8, 1)} for num in (1, 2)]
 # The interpreter rounds float8 toward zero.
 NARROW = [case("float32", rows=5, cols=96, kind=kind, block=b) for kind in ("int8",) for b in (0, 32)]
-FORCED["rms_norm_quant"] = [{"rms_norm_quant": norm.Forward(2, 3, 32, 1)}]
-FORCED["layer_norm_quant"] = [{"layer_norm_quant": norm.Forward(2, 3, 32, 1)}]
+for name in ("rms_norm_quant", "layer_norm_quant"):
+    FORCED[name] = [{name: narrow.Tile(2, 3, 32, 1)}, {name: narrow.Tile(1, 3, 32, 1, 2, 2)}]
 CASES = {
     "dropout_add": [case("float32", rows=3, cols=50, p=0.3), case("float32", rows=3, cols=1500, p=0.5)],
     "rms_norm_quant": NARROW,
@@ -157,20 +164,29 @@ CASES["embedding_bags_update"] = [
 ]
 CASES["dot_interaction"] = [case("float32", batch=3, tables=5, dim=12), case("float16", batch=2, tables=17, dim=16)]
 FORCED["cross_layer"] = [
-    {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}
-    for tile in ((0, 0, 0, 0, 0), (16, 16, 16, 1, 1), (16, 16, 16, 1, 1, True))
+    {
+        "cross_layer.product": cross_layer.Product(*tile),
+        "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1),
+        "cross_layer.gradient": cross_layer.Gradient(*rows),
+    }
+    for tile, rows in (
+        ((0, 0, 0, 0, 0), (0, 0, 0, 0)),
+        ((16, 16, 16, 1, 1), (16, 16, 1, 2)),
+        ((16, 16, 16, 1, 1, True), (16, 32, 1, 1)),
+    )
 ]
 CASES["cross_layer"] = [
     case("float32", batch=9, dim=24, rank=0),
     case("float16", batch=17, dim=40, rank=18),
 ]
-FORCED["paged_attention"] = [{"paged_attention": paged.Paged(16, shares, 1, 1)} for shares in (1, 3)]
+FORCED["paged_attention"] = [{"paged_attention": paged.Paged(16, num, 1, 1)} for num in (0, 3)]
 CASES["decode_attention"] = [
     case("float32", b=2, h=8, k=2, s=77, d=24, hide="lengths"),
     case("float16", b=1, h=4, k=4, s=150, d=16, hide="mask"),
     case("float32", b=1, h=4, k=2, s=33, d=16, hide="added"),
 ]
 FORCED["decode_attention"] = [{"decode_attention": decode.Decode(16, shares, 1, 1)} for shares in (1, 3)]
+CASES["gelu"] = [case("float16", rows=3, cols=37), case("float16", rows=5, cols=64)]
 CASES["unshuffle"] = [
     case("float16", b=2, c=3, y=5, x=8, h=4, w=6, top=1, left=2),
     case("float32", b=1, c=4, y=6, x=4, h=3, w=2, top=0, left=0),
@@ -202,7 +218,10 @@ pooling.BLOCK = 32
 CASES["extreme"] = list(EXTREMES)
 FORCED["extreme"] = [{"extremum": extremum.Tile(8, 16, 1)}]
 CASES["long_norm"] = list(LONG)
-FORCED["long_norm"] = [{"long_norm": long_norm.Shared(16, 8, 1, 8)}]
+FORCED["long_norm"] = [
+    {"long_norm.held": long_norm.Held(16, 1, 8, 0)},
+    {"long_norm.held": long_norm.Held(16, 1, 0, 0), "long_norm": long_norm.Shared(16, 8, 1, 8)},
+]
 CASES["linear"] = [
     case("float32", rows=3, k=70, n=20, parts="bnr", gated=False),
     case("float16", rows=5, k=64, n=33, parts="n", gated=False),
@@ -224,7 +243,10 @@ CASES["paged_latent_attention"] = [
     case("float32", b=2, h=20, s=77, d=24, e=8, page=16, uneven=True),
     case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
 ]
-FORCED["paged_latent_attention"] = [{"latent_attention": latent.Latent(16, 16, shares, 1, 1)} for shares in (1, 3)]
+FORCED["paged_latent_attention"] = [
+    {"latent_attention": latent.Latent(16, 16, num, 1, 1), "latent_attention.few": latent.Few(16, num, 1, 1)}
+    for num in (1, 3)
+]
 CASES["selective_scan"] = [
     case("float32", b=2, d=3, l=11, n=5, all=True),
     case("float16", b=1, d=2, l=8, n=4, all=False),

@@ -195,7 +195,7 @@ SAMPLES = {
         0.0,
         2,
     ),
-    "gelu": lambda: (leaf(*X), "none"),
+    "gelu": lambda: (leaf(*X).detach().bfloat16().requires_grad_(), "none"),
     "relu2": lambda: (leaf(*X),),
     "rope": lambda: (leaf(2, 3, 5, 8), leaf(2, 1, 5, 8), drawn(5, 4), drawn(5, 4), False, 2),
 }

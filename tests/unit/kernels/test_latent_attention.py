@@ -53,7 +53,22 @@ def test_two_groups_share_the_scores_without_spills():
     assert facts.num_spills == 0 and facts.shared_bytes <= 227 * 1024
 
 
-@pytest.mark.parametrize("sizes", [{"page": 16}, {"e": 32}, {"d": 256}, {"h": 8}], ids=str)
+def test_few_heads_are_columns_of_the_products():
+    name, facts = compiled_for(h=16, b=16, page=16)
+    assert name == "latent_few" and facts.num("HGMMA") == 8 * 2, "512 columns by 32 keys: no head is padded to 64"
+    assert facts.num_spills == 0 and 2 * (facts.shared_bytes + 1024) <= 228 * 1024
+    name, facts = compiled_for(h=16, b=16)
+    assert name == "latent_columns" and facts.num("HGMMA") == 2 * (36 + 16), "each group has half of the columns"
+    assert facts.num_spills == 0 and facts.shared_bytes <= 227 * 1024
+
+
+def test_sixteen_heads_of_a_large_cache_are_rows():
+    assert config.takes_few(16, 16, 8192, True) and not config.takes_few(64, 16, 4096, True)
+    assert config.takes_few(64, 8, 4096, True) and config.takes_few(64, 16, 4096, False)
+    assert not config.takes_few(1, 17, 512, True) and not config.takes_few(1025, 16, 64, True)
+
+
+@pytest.mark.parametrize("sizes", [{"page": 16}, {"e": 32}, {"d": 256}, {"h": 17, "page": 16}], ids=str)
 def test_what_blocks_were_not_written_for_takes_the_general_kernel(sizes):
     of = case("bfloat16", **{"b": 1, "h": 64, "s": 512, "d": 512, "e": 64, "page": 64, "uneven": False, **sizes})
     assert "latent_share" in {v.kernel for v in variants_of("paged_latent_attention", [of])}

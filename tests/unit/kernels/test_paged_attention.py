@@ -1,12 +1,14 @@
 """Paged decoding without a GPU: the reference, what is refused, and what the compiler makes of it."""
 
+import dataclasses
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from ridgeline.kernels import launcher, paged_attention, supports
-from ridgeline.kernels.compiler import facts_of
+from ridgeline.kernels.compiler import facts_of, hinted, triton_kernel
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.paged_attention import config, reference
 from ridgeline.kernels.variants import variants_of
@@ -35,35 +37,76 @@ def test_a_sequence_without_keys_gets_zeros():
     assert torch.equal(paged_attention(q, k, v, table, lens)[1], torch.zeros(4, 16))
 
 
-def test_keys_come_by_asynchronous_16_byte_copies_and_nothing_spills():
-    for variant in variants_of("paged_attention", TRIAL.races[1:2]):
-        facts = facts_of(launcher.kernel(variant.kernel).function, variant)
-        assert facts.num_spills == 0
-        if variant.kernel.endswith("share"):
-            assert facts.num("LDGSTS.E.BYPASS.128") >= 16 and facts.num("HMMA") > 0
+LONG = case("bfloat16", b=1, h=32, k=8, s=32768, d=128, page=16, uneven=False)
 
 
-def test_through_registers_the_next_block_is_on_its_way_without_spills(monkeypatch):
-    monkeypatch.setattr(config, "choose", lambda *sizes, **named: config.Paged(32, 8, 4, 1, max_registers=128))
+def compiled_for(of, monkeypatch=None, chosen=None):
+    """The kernel that reads the cache, and what the compiler made of it."""
+    if chosen is not None:
+        monkeypatch.setattr(config, "choose", lambda *sizes, **named: chosen)
+        launcher.forget_plans()
+    (variant,) = (v for v in variants_of("paged_attention", [of]) if v.kernel != "paged_join")
     launcher.forget_plans()
-    of = case("bfloat16", b=1, h=32, k=8, s=32768, d=128, page=16, uneven=False)
-    (variant,) = (v for v in variants_of("paged_attention", [of]) if v.kernel == "paged_share")
-    launcher.forget_plans()
-    facts = facts_of(launcher.kernel(variant.kernel).function, variant)
-    assert facts.num_registers <= 128 and facts.num_spills == 0, "four programs fit on a multiprocessor"
-    assert facts.num("LDGSTS") == 0 and facts.num("LDG.E.EF.128") + facts.num("LDG.E.128") >= 16
+    return variant, facts_of(launcher.kernel(variant.kernel).function, variant)
 
 
-def test_caches_of_some_tens_of_megabytes_go_through_registers_and_others_do_not():
-    assert config.choose(1, 8, 20480, 128, 132).num_stages == 1
-    assert config.choose(1, 8, 2048, 128, 132).num_stages == config.choose(1, 8, 32768, 128, 132).num_stages == 3
-    assert config.choose(1, 8, 20480, 64, 132).num_stages == config.choose(1, 8, 20480, 128, 132, 4).num_stages == 3
+def test_threads_copy_a_block_ahead_in_every_program_that_fits(monkeypatch):
+    chosen = config.choose(1, 8, 32768, 128, 132)
+    variant, facts = compiled_for(LONG, monkeypatch, chosen)
+    assert variant.kernel == "paged_share" and facts.num_spills == 0 and facts.num("HMMA") > 0
+    assert facts.num("LDGSTS.E.BYPASS.128") == chosen.num_stages * 16, "two blocks before the loop, one in it"
+    assert facts.shared_bytes >= 2 * config.BLOCK_BYTES
+    programs = chosen.programs // 132
+    assert programs * (facts.shared_bytes + 1024) <= 228 * 1024
+    assert programs * 32 * variant.num_warps * facts.num_registers <= 65536
 
 
-def test_few_sequences_are_shared_by_many_programs_and_many_by_one():
-    assert config.choose(1, 8, 32768, 128, 132).shares == 66
-    assert config.choose(128, 32, 1024, 128, 132).shares == 1
-    assert config.choose(1, 1, 100, 128, 132).shares == 1
+@pytest.mark.parametrize(("d", "page"), [(128, 16), (128, 64), (64, 32), (256, 128)])
+def test_the_copy_engine_feeds_as_many_blocks_as_fit(d, page):
+    of = case("bfloat16", b=1, h=32, k=8, s=4096, d=d, page=page, uneven=False)
+    variant, facts = compiled_for(of)
+    assert variant.kernel == "paged_columns" and facts.num_spills == 0
+    assert facts.num("HGMMA") == 2 * d // 16, "heads are columns: scores and sums of 64 keys"
+    copies = d // 64 * (64 // min(page, 64))
+    assert facts.num("UTMALDG") == d // 64 + 2 * copies, "queries, keys and values"
+    programs = config.choose(1, 8, 4096, d, 132, fed=True).programs // 132
+    assert programs * (facts.shared_bytes + 1024) <= 228 * 1024
+    assert programs * 256 * config.FED_REGISTERS <= 65536
+
+
+def test_what_the_copy_engine_reads_leaves_the_l2_first_up_to_some_size():
+    (variant,) = (v for v in variants_of("paged_attention", [LONG]) if v.kernel == "paged_columns")
+    ptx = triton_kernel(launcher.kernel(variant.kernel).function, variant).asm["ptx"]
+    assert hinted(ptx).count("L2::cache_hint") == 18 and "cache_hint" not in ptx
+    plain, leaving = (
+        facts_of(launcher.kernel(variant.kernel).function, v).instructions
+        for v in (replaced(variant, LEAVES=False), variant)
+    )
+    assert plain["UTMALDG.4D"] == leaving["UTMALDG.4D"] == 16
+    sizes = (config.choose(1, 8, keys, 128, 132, fed=True).leaves for keys in (32768, 1 << 20))
+    assert list(sizes) == [True, False]
+
+
+def replaced(variant, **constants):
+    return dataclasses.replace(variant, constants=tuple((dict(variant.constants) | constants).items()))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "h"), [("float32", 128, 32), ("bfloat16", 80, 32), ("bfloat16", 64, 512)], ids=str
+)
+def test_odd_heads_float32_and_many_heads_a_key_are_read_by_threads_and_fit(dtype, d, h):
+    of = case(dtype, b=2, h=h, k=8, s=3000, d=d, page=16, uneven=False)
+    variant, facts = compiled_for(of)
+    assert variant.kernel == "paged_share"
+    assert facts.shared_bytes <= 227 * 1024 and facts.num_spills <= 8
+
+
+def test_the_line_is_cut_for_every_multiprocessor_and_long_batches_by_sequence():
+    assert config.choose(1, 8, 32768, 128, 132).programs == config.choose(256, 8, 300, 128, 132).programs == 396
+    assert config.choose(1, 8, 32768, 128, 132, fed=True).programs == 264
+    assert config.choose(1025, 8, 300, 128, 132).programs == 0 and not config.takes_columns(1025, 4, 128, 16)
+    assert [config.lined(batch) for batch in (1, 32, 33, 1000)] == [32, 32, 128, 1024]
+    assert [config.parts_of(264, n) for n in (1, 8, 9, 64)] == [64, 64, 32, 8]
 
 
 @pytest.mark.parametrize(

@@ -323,3 +323,16 @@ def test_a_graph_lowered_a_second_time_has_fixed_sizes() -> None:
     assert seen and all(isinstance(each, FakeTensor) for each in seen)
     assert all(type(size) is int for each in seen for size in each.shape)
     assert (2, 3, 9, 9) in [tuple(each.shape) for each in seen]
+
+
+def test_a_graph_lowered_again_is_compiled_for_weights_as_they_lie_now() -> None:
+    """Guards know parameters by identity: channels last, they are the same ones."""
+    model = nn.Conv2d(4, 8, 3)
+    x = torch.randn(2, 4, 9, 9)
+    traced = Traced(model)
+    with torch.no_grad():
+        traced.lowered(rewrites=(), compiler="none")(x)
+        meant = model(x)
+        model.weight.data = model.weight.data.contiguous(memory_format=torch.channels_last)
+        found = traced.lowered(rewrites=(), compiler="inductor")(x)
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)

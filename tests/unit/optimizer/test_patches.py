@@ -70,7 +70,7 @@ def test_a_patch_embedding_is_rewritten_and_what_follows_sees_the_new_layout(mon
     class Embedding(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.proj, self.norm = nn.Conv2d(3, 8, 16, 16), nn.LayerNorm(8)
+            self.proj, self.norm = nn.Conv2d(3, 8, 16, 16, padding="valid"), nn.LayerNorm(8)
 
         def forward(self, x: Any) -> Any:
             return self.norm(self.proj(x).flatten(2).transpose(1, 2)) + 1.0
@@ -213,3 +213,29 @@ def test_weights_of_clips_are_laid_channels_last_too() -> None:
     assert model[0](x).is_contiguous(memory_format=torch.channels_last_3d)
     layout.off()
     assert model[0].weight.is_contiguous()
+
+
+def test_code_compiled_for_the_old_layout_is_forgotten() -> None:
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    from ridgeline.optimizer.candidate import Layout
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 8, 3)
+
+        def forward(self, x: Any) -> Any:
+            return torch.relu(self.conv(x))
+
+    model, x = Small().eval(), torch.randn(2, 4, 8, 8)
+    code = Small.forward.__code__
+    with torch.no_grad():
+        own = torch.compile(model, backend="eager")  # what a person may have made before
+        own(x)
+        assert len(_debug_get_cache_entry_list(code)) == 1
+        Layout(model).settle(False)
+        assert len(_debug_get_cache_entry_list(code)) == 1  # nothing has moved
+        Layout(model).settle(True)
+        assert len(_debug_get_cache_entry_list(code)) == 0
+        torch.testing.assert_close(own(x), model(x))

@@ -15,7 +15,7 @@ from torch import nn
 
 from ridgeline.optimizer import backend
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import halves
+from ridgeline.optimizer.rewrites import halves, vectors
 from ridgeline.optimizer.rewrites.decoding import attended, num_seen
 from ridgeline.optimizer.rewrites.scene import Scene
 
@@ -478,3 +478,29 @@ def test_long_sums_are_cut_where_the_result_is_small(weight: bool, monkeypatch: 
 @pytest.mark.parametrize(("m", "k", "n"), [(1024, 8192, 8192), (96, 1024, 64), (96, 65537, 64)])
 def test_other_sums_stay_in_one_piece(m: int, k: int, n: int) -> None:
     assert halves.num_pieces(torch.empty(m, k, device="meta"), torch.empty(k, n, device="meta")) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "num"),
+    [
+        (lambda a, b: a @ b, ((32, 48), (48, 1)), 1),
+        (torch.mv, ((32, 48), (48,)), 1),
+        (lambda a, b: torch.matmul(a, b) + 1, ((32, 48), (48,)), 1),
+        (lambda a, b: a @ b, ((32, 48), (48, 2)), 0),
+        (lambda a, b: a @ b, ((2, 32, 48), (48,)), 0),
+        (lambda a, b: a.T @ b, ((48, 32), (48, 1)), 0),
+        (lambda a, b: a @ b, ((48,), (48, 1)), 0),
+    ],
+)
+def test_a_large_matrix_times_a_vector_is_a_product_of_one_row(
+    function: Any, shapes: Any, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "LEAST_ELEMENTS", 1)
+    torch._dynamo.reset()
+    args, report = [torch.randn(*shape) for shape in shapes], Report()
+    with torch.no_grad():
+        found = compiled(function, rewrites=("vectors",), report=report)(*args)
+    torch.testing.assert_close(found, function(*args), rtol=1e-4, atol=1e-5)
+    assert report.counts().get("vectors", 0) == num and not report.refusals
+    if num:
+        torch.testing.assert_close(vectors._ours(*args), args[0] @ args[1], rtol=1e-4, atol=1e-5)

@@ -256,7 +256,7 @@ def _names(facts: Facts) -> list[str]:
 
 def replace_status(rung: Rung) -> Any:
     class Entry:
-        status, measured_s, reason = "slower", 1.0, ""
+        status, measured_s, reason, rewrites = "slower", 1.0, "", {"halves": 1}
 
     return Entry()
 
@@ -282,13 +282,33 @@ def test_convolutions_are_tried_channels_last() -> None:
     assert "channels last + graph" not in _names(_facts())
 
 
+def test_a_short_call_is_tried_past_its_guards_and_recorded_only_where_that_copies_little() -> None:
+    short = {"num_leaves": 2, "convolves": True}
+    names = _names(_facts(**short))
+    assert names[:3] == ["graph", "rewrites", "rewrites + graph"] and "torch.compile" in names
+    assert "compiled, convolutions timed" in names and "compiled channels last" not in names
+    assert "compiled channels last" in _names(_facts(**short, has_conv=True))
+    large = _climbed(_facts(**short, input_bytes=1 << 30), lambda c: "slower")
+    assert not any(c.graphed for c in large) and {c.name for c in large if c.straight} >= {"rewrites", "compiled"}
+    assert not any(c.graphed for c in _climbed(_facts(**short, eager_s=0.05), lambda c: "slower"))
+    busy = _climbed(_facts(**short, eager_s=0.05, host_s=0.04), lambda c: "slower")
+    assert busy[0].name == "graph" and busy[0].graphed
+
+
+def test_random_inference_keeps_eagers_dice_under_inductor() -> None:
+    found = _climbed(_facts(num_leaves=2, random=True), lambda c: "slower")
+    compiled = [c for c in found if c.compiler == "inductor"]
+    assert compiled and all(dict(c.options).get("fallback_random") is True for c in compiled)
+    assert not any("fallback_random" in dict(c.options) for c in _climbed(_facts(num_leaves=2), lambda c: "slower"))
+
+
 def _climbed(facts: Facts, status_of: Callable[[Candidate], str]) -> list[Candidate]:
     climber, found = Climbing(), []
     for rung in Ladder(facts).rungs(climber):
         found.append(rung.candidate)
 
         class Entry:
-            status, measured_s, reason = status_of(rung.candidate), 1.0, ""
+            status, measured_s, reason, rewrites = status_of(rung.candidate), 1.0, "", {"halves": 1}
 
         climber.entries[rung.candidate.name] = Entry()
     return found

@@ -167,3 +167,16 @@ def test_a_drop_in_calls_past_the_guards_and_says_when_a_hook_sends_it_back() ->
         model.fc.register_forward_hook(lambda module, given, out: out + 100)
         with pytest.warns(UserWarning, match="runs as the original model"):
             same(fast(x), model(x))
+
+
+def test_dropout_under_inductor_drops_what_eager_would_with_the_same_seed() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.4)), torch.randn(3, 6)
+    candidate = Candidate(name="compiled", compiler="inductor", options=(("fallback_random", True),), straight=True)
+    with torch.no_grad():
+        built = build(candidate, model, Inputs((x,), {}), "infer", traces=Traces())
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            meant = model(x)
+            torch.manual_seed(seed)
+            same(built.call(x), meant)
+    assert isinstance(built.call, Shortcut)

@@ -21,6 +21,10 @@ NHWC_NORM, NHWC_CONV = (0.4, 0.85), (0.75, 1.0)
 H200)."""
 NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct"
 """Sums after products, and convolutions of single channels: no Tensor Core takes them."""
+SHORTEST_S = 3e-6
+"""No product takes less, on Tensor Cores or not: the smallest of recorded programs take 2.5 to 4 µs."""
+SHORT_S = 12e-6
+"""Products up to here may gain nothing: they take as long as it takes to start and to fetch."""
 MOST = 0.5
 """A share of kernel time that deserves a word even when something else holds the step."""
 RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
@@ -77,6 +81,8 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
     )
     best = np.minimum(worst, _ratios(products, lambda p: product_ratio(scene.device, p, "fp32", "bf16"), half))
     best[~mask[works] | scene.named(r"fft", "name")[works]] = 0.0  # another algorithm has no such parts
+    least = np.minimum(1.0, SHORTEST_S / np.maximum(scene.work_s[works], 1e-12))
+    best, worst = np.maximum(best, least), np.where(scene.work_s[works] < SHORT_S, 1.0, np.maximum(worst, least))
     share = scene.per_step_s(mask) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
     high = 'torch.set_float32_matmul_precision("high") (TF32), or ' if has_tf32 else ""
     return Candidate(
@@ -153,34 +159,42 @@ def _dtypes(scene: Scene, works: Index) -> list[str]:
 
 @rule("channels-first", version=2, order=42)
 def channels_first(scene: Scene) -> Candidate | None:
-    """Convolutions in NCHW: transforms around them, and norms and pools that walk planes.
-
-    Not those along one axis, which have no channels_last; and not those between group norms, which bring every input
-    back to NCHW on a GPU, so that a model in channels_last has as many transforms.
-    """
+    """Convolutions in NCHW: transforms around them, and norms and pools that walk planes."""
     convs = scene.family("conv")
     transforms = scene.family("layout")
-    if not convs.any() or not transforms.any() or _between_group_norms(scene):
-        return None
-    transforms[transforms] = ~_along_one_axis(scene, np.flatnonzero(transforms))
-    if not transforms.any():
+    if not convs.any() or not transforms.any():
         return None
     if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(scene.work_kind == 1):
         return None
     moved, others = np.flatnonzero(transforms), np.flatnonzero(convs | _around_convs(scene))
-    works = np.concatenate((moved, others))
-    norms = scene.family("norm")[others]
-    best = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
-    worst = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
+    flat = scene.per_step_s(moved[_along_one_axis(scene, moved)]) > 0.5 * scene.per_step_s(moved)
+    change = "model.to(memory_format=torch.channels_last) and images.to(memory_format=torch.channels_last)"
+    if flat:
+        change = "convolutions along one axis as Conv2d over pictures of height one, in channels_last"
     return Candidate(
         what=f"{len(moved) / scene.num_steps:.3g} layout transforms a step around the convolutions",
         cause="NCHW convolutions: Tensor-Core kernels want NHWC, so every convolution transposes its operands",
-        change="model.to(memory_format=torch.channels_last) and images.to(memory_format=torch.channels_last)",
+        change=change,
         where=scene.where(moved),
-        cure=Cure(works=works, keep_best=best, keep_worst=worst),
+        cure=_in_channels_last(scene, moved, others, flat=flat),
         evidence=scene.evidence(moved),
         spans=tuple(scene.rows[moved[:200]].tolist()),
     )
+
+
+def _in_channels_last(scene: Scene, moved: Index, others: Index, *, flat: bool) -> Cure:
+    """No transforms, and faster norms and convolutions.
+
+    Convolutions along one axis have no such layout of their own: somebody else may have to transform. Group norms bring
+    every input back to NCHW on a GPU: at best half of the transforms go, at worst none.
+    """
+    works = np.concatenate((moved, others))
+    if _between_group_norms(scene):
+        return Cure(works=works, keep_best=np.where(np.isin(works, moved), 0.5, 1.0), keep_worst=np.ones(len(works)))
+    norms = scene.family("norm")[others]
+    best = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
+    worst = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
+    return Cure(works=works, keep_best=best, keep_worst=np.ones(len(works)) if flat else worst)
 
 
 def _along_one_axis(scene: Scene, works: Index) -> Mask:

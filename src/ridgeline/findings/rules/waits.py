@@ -78,7 +78,7 @@ def logging(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-round-trip", version=2, order=19)
+@rule("host-round-trip", version=3, order=19)
 def host_round_trip(scene: Scene) -> Candidate | None:
     """A tensor goes to the host, is computed on there, and comes back."""
     waits, time = _followed(
@@ -92,7 +92,15 @@ def host_round_trip(scene: Scene) -> Candidate | None:
         cause="a round trip through the host: computation on CPU tensors in the middle of the step",
         change="keep it on the device: sample, mask and sort with CUDA tensors; move only what leaves the program",
         where=_place(waits),
-        cure=Cure(host=time, host_best=0.02, host_worst=0.15, freed=np.array([wait.call for wait in waits])),
+        cure=Cure(
+            host=joined(time, scene.time_of(_rows(waits))),
+            host_best=0.02,
+            host_worst=0.15,
+            freed=np.array([wait.call for wait in waits], dtype=np.int64),
+            works=_read_back(scene, waits),
+            keep_best=0.0,
+            keep_worst=0.15,
+        ),
         evidence=scene.host_evidence(_rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
     )
@@ -193,7 +201,8 @@ def _made_for(scene: Scene, waits: list[Wait]) -> Index:
 
 
 def _makers(scene: Scene, waits: list[Wait]) -> dict[int, list[int]]:
-    """For each waiting call the kernels right before its copy that reduce a tensor to the value it reads."""
+    """For each waiting call the kernels right before its copy that make what it reads: a value from a tensor, or the
+    tensor in another type."""
     order, place = scene.stream_order
     looks, reduces, back = scene.looks_like(WATCHES), scene.family("reduce"), scene.copies("dtoh")
     found = dict[int, list[int]]()
@@ -203,7 +212,7 @@ def _makers(scene: Scene, waits: list[Wait]) -> dict[int, list[int]]:
             while at >= 0 and len(chain) < MADE and looks[order[at]]:
                 chain.append(int(order[at]))
                 at -= 1
-            if any(reduces[work] for work in chain[:3]):
+            if wait.num_bytes >= TENSOR_BYTES or any(reduces[work] for work in chain[:3]):
                 found.setdefault(wait.call, []).extend(chain)
     return found
 

@@ -13,7 +13,6 @@ import triton.language as tl
 
 ERF = tl.constexpr(0)
 TANH = tl.constexpr(1)
-EXACT = tl.constexpr(2)
 FAR = tl.constexpr(13.0)
 """From here on Φ is one to float32."""
 
@@ -35,16 +34,12 @@ def gelu_of(x, KIND: tl.constexpr):
         small, density = tail(a)
         y = tl.where(x > FAR, x, tl.where(x < 0.0, 0.0, x) - a * small)  # NaN stays one, and infinity infinite
         slope = tl.where(x < 0.0, small, 1.0 - small) + x * density
-    elif KIND == TANH:
+    else:
         # (1 + tanh(u)) / 2 is the sigmoid of 2u, and as that it loses nothing where it is small
         u = 1.5957691216057308 * (x + 0.044715 * x * x * x)
         s = 1.0 / (1.0 + tl.exp(-u))
         y = x * s
         slope = s + y * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
-    else:
-        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
-        y = x * share
-        slope = share + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
     return y, slope
 
 

@@ -28,3 +28,8 @@ def by_tanh(x: Tensor) -> Tensor:
 def quick(x: Tensor) -> Tensor:
     """The sigmoid stand-in for GELU."""
     return x * torch.sigmoid(1.702 * x)
+
+
+def rectified(x: Tensor) -> Tensor:
+    """Without the tail."""
+    return F.relu(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.kernels.paged_attention.config import MAX_SHARES, START_BLOCKS, shares_of
+from ridgeline.kernels.paged_attention.config import LEAST_BLOCKS, MAX_LINED, MAX_SHARES, START_BLOCKS, shares_of
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
 MAX_ROWS = 64
@@ -22,6 +22,50 @@ class Latent:
     num_stages: int = 5
     early: int = 2
     fed: bool = False
+
+
+LEAVING_KEYS = 350_000
+"""Keys of caches that leave the L2 first, as in paged attention."""
+
+FEW_HEADS = 16
+"""Heads up to which they are columns of the products: 64 rows would be mostly padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Few:
+    """Keys of a block, programs, warps, stages, when the joining kernel starts, the fewest blocks of a program; ``fed``
+    through the copy engine, where the cache may leave the L2 first."""
+
+    keys: int
+    programs: int
+    num_warps: int = 4
+    num_stages: int = 3
+    early: int = 2
+    least: int = LEAST_BLOCKS
+    fed: bool = False
+    leaves: bool = False
+
+
+MOST_COLUMNS_KEYS = 220_000
+"""Keys of all sequences (256 MB) beyond which 64 rows of mostly padding, fed by the copy engine, are faster: 91 µs
+against 95 at 302 MB; at 151 MB 53 against 50, at 114 MB 45 against 40, and 77 against 64 with uneven lengths."""
+
+
+def takes_few(batch: int, heads: int, longest: int, fed: bool) -> bool:
+    """Whether heads are columns: where they are few, and where rows would not be faster."""
+    many = fed and heads == FED_HEADS and batch * longest > MOST_COLUMNS_KEYS
+    return heads <= FEW_HEADS and batch <= MAX_LINED and not many
+
+
+def columns_fit(heads: int, dim: int, more: int, page: int) -> bool:
+    """Whether the copy engine can feed few heads: as for many, however few they are."""
+    return takes_blocks(FED_HEADS, dim, more, page)
+
+
+def choose_few(batch: int, heads: int, longest: int, num_sms: int, fed: bool = False) -> Few:
+    if fed:
+        return Few(FED_KEYS, num_sms, 4, 2, leaves=batch * longest <= LEAVING_KEYS, fed=True)
+    return Few(32, 2 * num_sms)
 
 
 FED_KEYS, FED_DIM, FED_MORE, FED_HEADS = 64, 512, 64, 16

@@ -26,6 +26,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from ridgeline.kernels.attention.kernel import _barriers, _store
+from ridgeline.kernels.paged_attention.kernel import (
+    _fetch_table,
+    _first_of,
+    _lengths,
+    _let_join_start,
+    _line,
+    _pages,
+    _prefetch_table,
+    _stretch_of,
+    _without_the_rest,
+)
 
 
 @triton.jit
@@ -92,6 +103,83 @@ def latent_share(
     tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def latent_few(
+    q_ptr,  # [B, H, D + E]
+    cache_ptr,  # [pages, P, D + E] by strides
+    table_ptr,  # [B, pages of the longest] int32
+    lens_ptr,  # [B] int32
+    out_ptr,  # [B, H, D]
+    part_ptr,  # [programs, 2, H, D] fp32
+    seen_ptr,  # [programs, 2, 2, H] fp32
+    scale,  # softmax scale · log2(e)
+    batch, heads, q_b, q_h, c_page, c_slot, table_b, pages, d, e,
+    COLS: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    P: tl.constexpr,
+    KEYS: tl.constexpr,
+    BATCH: tl.constexpr,
+    LEAST: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """All heads of a stretch of the line that paged attention cuts; keys are rows of the products and heads columns, of
+    which the matrix units take as few as there are."""
+    pid = tl.program_id(0)
+    head = tl.arange(0, COLS)
+    col = tl.arange(0, D)
+    more = tl.arange(0, E)
+    if EARLY == 1:
+        gdc_launch_dependents()
+    if EARLY:
+        _prefetch_table(table_ptr, table_b, pages, batch)
+    i, blocks, ends = _line(lens_ptr, batch, 1, KEYS, BATCH)
+    b, first, left = _stretch_of(blocks, ends, batch, LEAST)
+    while left > 0:
+        length = tl.load(lens_ptr + b)
+        last = tl.minimum(first + left, tl.cdiv(length, KEYS))
+        q_at = q_ptr + b.to(tl.int64) * q_b + head[None, :] * q_h
+        q = tl.load(q_at + col[:, None], mask=(head < heads)[None, :] & (col < d)[:, None], other=0.0)
+        q_more = tl.load(q_at + d + more[:, None], mask=(head < heads)[None, :] & (more < e)[:, None], other=0.0)
+        table = table_ptr + b.to(tl.int64) * table_b
+        m = tl.full([COLS], float("-inf"), tl.float32)
+        total = tl.zeros([COLS], tl.float32)
+        acc = tl.zeros([D, COLS], tl.float32)
+        now = _pages(table, first, length, KEYS, P)
+        for block in range(first, last):
+            after = _pages(table, block + 1, length, KEYS, P)
+            key = block * KEYS + tl.arange(0, KEYS)
+            seen = key < length
+            from_c = cache_ptr + (now.to(tl.int64) * c_page + (key % P) * c_slot)[:, None]
+            c = tl.load(from_c + col[None, :], mask=seen[:, None] & (col < d)[None, :], other=0.0)
+            c_more = tl.load(from_c + d + more[None, :], mask=seen[:, None] & (more < e)[None, :], other=0.0)
+            now = after
+            s = tl.dot(c, q)
+            s = tl.dot(c_more, q_more, s)
+            s = tl.where(seen[:, None], s, float("-inf"))
+            m_new = tl.maximum(m, tl.max(s, 0))
+            p = tl.exp2(s * scale - (m_new * scale)[None, :])
+            alpha = tl.exp2((m - m_new) * scale)
+            acc = tl.dot(tl.trans(c), p.to(c.dtype), acc * alpha[None, :])
+            total = total * alpha + tl.sum(p, 0)
+            m = m_new
+        inside = (head < heads)[None, :] & (col < d)[:, None]
+        if (first == 0) & (last == tl.cdiv(length, KEYS)):
+            place = b.to(tl.int64) * heads + head
+            whole = acc / tl.where(total == 0.0, 1.0, total)[None, :]
+            tl.store(out_ptr + place[None, :] * d + col[:, None], whole.to(out_ptr.dtype.element_ty), mask=inside)
+        else:
+            half = pid * 2 + (first == 0).to(tl.int32)
+            tl.store(seen_ptr + half * 2 * heads + head, m * scale, mask=head < heads)
+            tl.store(seen_ptr + (half * 2 + 1) * heads + head, total, mask=head < heads)
+            tl.store(part_ptr + (half * heads + head)[None, :] * d + col[:, None], acc, mask=inside)
+        left -= last - first
+        first = first * 0
+        b += 1
+    if EARLY == 2:
+        gdc_launch_dependents()
+
+
 @gluon.jit
 def _blocks_of(lens_ptr, b, shares, KEYS: gl.constexpr):
     """This program's first key, one past its last, and how many blocks they are."""
@@ -125,17 +213,6 @@ def _feed_latent(
         mbarrier.expect(c_full.index(slot), KEYS * (D + E) * 2)
         tma.async_copy_global_to_shared(c_desc, [at, key % P, 0], c_full.index(slot), c_smem.index(slot))
         tma.async_copy_global_to_shared(c2_desc, [at, key % P, D], c_full.index(slot), c2_smem.index(slot))
-
-
-@gluon.jit
-def _without_the_rest(values, num, KEYS: gl.constexpr, WIDTH: gl.constexpr):
-    """Zeros in the rows past a sequence's end: what lies there may be no number, and nothing times that is not 0."""
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, L)), 1)
-    for j in gl.static_range(WIDTH // 64):
-        part = values.slice(j * 64, 64, dim=1)
-        found = part.load(L)
-        part.store(gl.where(row < num, found, 0.0).to(found.dtype))
 
 
 @gluon.jit
@@ -240,4 +317,144 @@ def latent_blocks(
                         heads, groups, d, shares, D, E, KEYS, STAGES, WHOLE, DTYPE)),
         (_feed_latent, (q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr,
                         table_b, groups, shares, D, E, P, KEYS, STAGES)),
+    ], [4, 1], [240, 24])  # fmt: skip
+
+
+@gluon.jit
+def _feed_columns(
+    q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr, table_b, b, first,
+    left,
+    D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
+):
+    """Queries of the next sequence and blocks of the cache, as soon as there is room."""
+    q_full, q_empty, c_full, c_empty = bars
+    turn, num = left * 0, left * 0
+    while left > 0:
+        length = gl.load(lens_ptr + b)
+        last = min(first + left, (length + KEYS - 1) // KEYS)
+        if last > first:
+            table = table_ptr + b.to(gl.int64) * table_b
+            page = gl.load(table + first * KEYS // P)
+            half = turn % 2
+            mbarrier.wait(q_empty.index(half), ((turn // 2) & 1) ^ 1)
+            mbarrier.expect(q_full.index(half), COLS * (D + E) * 2)
+            tma.async_copy_global_to_shared(q_desc, [b, 0, 0], q_full.index(half), q_smem.index(half))
+            tma.async_copy_global_to_shared(q2_desc, [b, 0, D], q_full.index(half), q2_smem.index(half))
+            for block in range(first, last):
+                at = page
+                page = gl.load(table + (block + 1) * KEYS // P, mask=block + 1 < last, other=0)
+                slot, key = num % STAGES, block * KEYS
+                mbarrier.wait(c_empty.index(slot), ((num // STAGES) & 1) ^ 1)
+                mbarrier.expect(c_full.index(slot), KEYS * (D + E) * 2)
+                tma.async_copy_global_to_shared(c_desc, [at, key % P, 0], c_full.index(slot), c_smem.index(slot))
+                tma.async_copy_global_to_shared(c2_desc, [at, key % P, D], c_full.index(slot), c2_smem.index(slot))
+                num += 1
+            turn += 1
+        left -= last - first
+        first = first * 0
+        b += 1
+
+
+@gluon.jit
+def _latent_columns(
+    c: gl.constexpr, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale,
+    heads, d, b, first, left,
+    D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
+    EARLY: gl.constexpr, DTYPE: gl.constexpr,
+):
+    """One group of four warps: all scores of every block, keys as rows, and half of the columns of the sums, turned."""
+    q_full, q_empty, c_full, c_empty = bars
+    WIDTH: gl.constexpr = D // 2
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
+    HEAD: gl.constexpr = gl.SliceLayout(0, L)
+    head = gl.arange(0, COLS, HEAD)
+    row = gl.arange(0, KEYS, gl.SliceLayout(1, L))
+    none = gl.zeros([KEYS, COLS], gl.float32, L)
+    turn, num = left * 0, left * 0
+    while left > 0:
+        length = gl.load(lens_ptr + b)
+        blocks = (length + KEYS - 1) // KEYS
+        last = min(first + left, blocks)
+        if last > first:
+            half = turn % 2
+            q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
+            q2 = q2_smem.index(half).reshape([COLS, E]).permute((1, 0))
+            top = gl.full([COLS], float("-inf"), gl.float32, HEAD)
+            sums = gl.zeros([KEYS, COLS], gl.float32, L)
+            o = gl.zeros([WIDTH, COLS], gl.float32, L)
+            mbarrier.wait(q_full.index(half), (turn // 2) & 1)
+            for block in range(first, last):
+                slot = num % STAGES
+                there = c_smem.index(slot).reshape([KEYS, D])
+                mbarrier.wait(c_full.index(slot), (num // STAGES) & 1)
+                s = warpgroup_mma(there, q, none, use_acc=False, is_async=True)
+                s = warpgroup_mma(c2_smem.index(slot).reshape([KEYS, E]), q2, s, is_async=True)
+                s = warpgroup_mma_wait(0, [s])
+                rest = length - block * KEYS
+                s = gl.where(gl.expand_dims(row < rest, 1), s, float("-inf"))
+                raised = gl.maximum(top, gl.max(s, 0))
+                alpha = gl.exp2((top - raised) * scale)
+                p = gl.exp2(s * scale - gl.expand_dims(raised * scale, 0))
+                sums = sums * gl.expand_dims(alpha, 0) + p
+                top = raised
+                p_smem.index(c).store(p.to(DTYPE))
+                values = there.slice(c * WIDTH, WIDTH, dim=1)
+                if rest < KEYS:
+                    _without_the_rest(values, rest, KEYS, WIDTH)
+                fence_async_shared()
+                o = o * gl.expand_dims(alpha, 0)
+                o = warpgroup_mma(values.permute((1, 0)), p_smem.index(c), o, is_async=True)
+                o = warpgroup_mma_wait(0, [o])
+                mbarrier.arrive(c_empty.index(slot), count=1)
+                num += 1
+            mbarrier.arrive(q_empty.index(half), count=1)
+            turn += 1
+            total = gl.sum(sums, 0)
+            col = c * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(1, L))
+            inside = gl.expand_dims(head < heads, 0) & gl.expand_dims(col < d, 1)
+            if (first == 0) & (last == blocks):
+                whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
+                at = gl.expand_dims((b.to(gl.int64) * heads + head) * d, 0) + gl.expand_dims(col, 1)
+                gl.store(out_ptr + at, whole.to(out_ptr.dtype.element_ty), mask=inside)
+            else:
+                place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
+                at = gl.expand_dims((place.to(gl.int64) * heads + head) * d, 0) + gl.expand_dims(col, 1)
+                gl.store(part_ptr + at, o, mask=inside)
+                if c == 0:
+                    gl.store(seen_ptr + place * 2 * heads + head, top * scale, mask=head < heads)
+                    gl.store(seen_ptr + (place * 2 + 1) * heads + head, total, mask=head < heads)
+        left -= last - first
+        first = first * 0
+        b += 1
+    _let_join_start(EARLY == 2)
+
+
+@gluon.jit
+def latent_columns(
+    q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b,
+    pages, d,
+    D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
+    BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
+):
+    """``latent_few`` for 512 + 64 dims and pages of whole blocks: one warp feeds two groups through the copy engine."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    gl.static_assert(P % KEYS == 0)
+    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
+    _let_join_start(EARLY == 1)
+    lens = _lengths(lens_ptr, batch, BATCH)
+    _fetch_table(table_ptr, table_b, pages, batch)
+    q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, D], q_desc.layout)
+    q2_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, E], q2_desc.layout)
+    c_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, KEYS, D], c_desc.layout)
+    c2_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, KEYS, E], c2_desc.layout)
+    p_smem = gl.allocate_shared_memory(DTYPE, [2, KEYS, COLS], P_L)
+    bars = (_barriers(2, 1), _barriers(2, 2), _barriers(STAGES, 1), _barriers(STAGES, 2))
+    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)
+    gl.warp_specialize([
+        (_latent_columns, (0, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
+                           scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, EARLY, DTYPE)),
+        (_latent_columns, (1, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
+                           scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, EARLY, DTYPE)),
+        (_feed_columns, (q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr,
+                         table_b, b, first, left, D, E, P, KEYS, COLS, STAGES)),
     ], [4, 1], [240, 24])  # fmt: skip

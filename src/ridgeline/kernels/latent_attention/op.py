@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,12 +13,17 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.latent_attention import config, kernel, reference
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.paged_attention.op import bind_join, dense
+from ridgeline.kernels.paged_attention.config import lined
+from ridgeline.kernels.paged_attention.op import Parts, bind_join, dense
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
 MAX_VALUE_DIM, MAX_KEY_DIM = 512, 128
 _SHARE = Kernel(kernel.latent_share, vectors=("q_b", "q_h", "c_page", "c_slot", "d", "e"))
+_FEW = Kernel(
+    kernel.latent_few, vectors=("q_b", "q_h", "c_page", "c_slot", "d", "e"), loose=("table_ptr", "lens_ptr")
+)
+_COLUMNS = Kernel(kernel.latent_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _BLOCKS = Kernel(kernel.latent_blocks, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 BLOCK_VECTOR = 8
 """16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
@@ -60,18 +66,21 @@ def _forward(
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
-        plan = _plans[key] = _Plan(args, out, scale)
+        fed = _fed(query, cache, value_dim, config.columns_fit)
+        longest = block_table.shape[1] * cache.shape[1]
+        few = query.element_size() == 2 and config.takes_few(*query.shape[:2], longest, fed)
+        plan = _plans[key] = (_FewPlan if few else _Plan)(args, out, scale)
     plan.run(args, out, scale)
     return out
 
 
-def _fed(query: Tensor, cache: Tensor, dim: int) -> bool:
+def _fed(query: Tensor, cache: Tensor, dim: int, fit: Callable[[int, int, int, int], bool]) -> bool:
     """Whether the copy engine can feed a kernel that was written for these sizes."""
     steps = (*query.stride()[:2], *cache.stride()[:2])
     pointers = 0 if query.is_meta else query.data_ptr() | cache.data_ptr()
     reachable = not any(step % BLOCK_VECTOR for step in steps) and pointers % 16 == 0
     sizes = query.shape[1], dim, query.shape[2] - dim, cache.shape[1]
-    return not INTERPRETING and query.element_size() == 2 and reachable and config.takes_blocks(*sizes)
+    return not INTERPRETING and query.element_size() == 2 and reachable and fit(*sizes)
 
 
 def _blocks(x: Tensor, rows: int, width: int) -> Blocks:
@@ -89,7 +98,7 @@ class _Plan:
         LATENT_ATTENTION.check(*args, dim, scale)
         page, device = cache.shape[1], query.get_device()
         sizes = {"batch": batch, "heads": heads, "longest": table.shape[1] * page}
-        pick = config.choose_blocks if _fed(query, cache, dim) else config.choose
+        pick = config.choose_blocks if _fed(query, cache, dim, config.takes_blocks) else config.choose
         chosen = tuning.choose("latent_attention", sizes, pick(**sizes, num_sms=num_sms(device)))
         self.shares, self.shape = chosen.shares, (batch, heads, chosen.shares, dim)
         self.fed = chosen.fed
@@ -159,6 +168,73 @@ class _Plan:
         self.share(*given, part, lse, scale * LOG2_E, *self.rest)
         if self.join is not None:
             self.join(part, lse, out, self.shares, self.shape[3])
+
+
+class _FewPlan:
+    """The same for few heads: keys of all sequences in one line, cut evenly."""
+
+    def __init__(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, cache, table, lens = args
+        (batch, heads, _), dim, page = query.shape, out.shape[2], cache.shape[1]
+        LATENT_ATTENTION.check(*args, dim, scale)
+        sizes = {"batch": batch, "heads": heads, "longest": table.shape[1] * page}
+        fed = _fed(query, cache, dim, config.columns_fit)
+        default = config.choose_few(**sizes, num_sms=num_sms(query.get_device()), fed=fed)
+        chosen = tuning.choose("latent_attention.few", sizes, default)
+        self.parts, self.fed = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens), chosen.fed
+        bind = self._bind_columns if chosen.fed else self._bind
+        bind(chosen, args, out, scale)
+
+    def _bind(self, chosen: config.Few, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, cache, table, lens = args
+        (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
+        strides = (*query.stride()[:2], *cache.stride()[:2])
+        self.rest = (batch, heads, *strides, table.stride(0), table.shape[1], dim, width - dim)
+        self.share = _FEW.bind(
+            (query, cache, table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
+            grid=(chosen.programs,),
+            constants={
+                "COLS": max(16, power_of_two(heads)), "D": max(16, power_of_two(dim)),
+                "E": max(16, power_of_two(width - dim)), "P": page, "KEYS": chosen.keys, "BATCH": lined(batch),
+                "LEAST": chosen.least, "EARLY": 0 if INTERPRETING else chosen.early,
+            },
+            num_warps=chosen.num_warps,
+            num_stages=chosen.num_stages,
+            device=query.get_device(),
+            vector=vector_of(
+                query.element_size(), query.data_ptr() | cache.data_ptr(), *strides, dim, width - dim
+            ),
+        )  # fmt: skip
+
+    def _bind_columns(self, chosen: config.Few, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, cache, table, lens = args
+        (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
+        self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
+        blocks = [
+            _blocks(x, rows, wide)
+            for x, rows in ((query, config.FEW_HEADS), (cache, chosen.keys))
+            for wide in (dim, width - dim)
+        ]
+        self.share = _COLUMNS.bind(
+            (*blocks, table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
+            grid=(chosen.programs,),
+            constants={
+                "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "COLS": config.FEW_HEADS,
+                "STAGES": chosen.num_stages, "BATCH": lined(batch), "LEAST": chosen.least,
+                "EARLY": chosen.early, "LEAVES": chosen.leaves,
+            },
+            num_warps=chosen.num_warps,
+            max_registers=config.MAX_REGISTERS,
+            device=query.get_device(),
+            vector=BLOCK_VECTOR,
+        )  # fmt: skip
+
+    def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        part, seen = self.parts.room(out)
+        query, cache, *rest = args
+        given = (query, query, cache, cache, *rest) if self.fed else args
+        self.share(*given, out, part, seen, scale * LOG2_E, *self.rest)
+        self.parts.join(part, seen, args[3], out)
 
 
 def _support(

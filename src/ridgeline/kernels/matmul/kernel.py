@@ -4,7 +4,7 @@ Every row of a and every column of b is scaled by a power of two, so that its la
 float16 holds, and written as high + low, two float16 numbers of 22 bits together. high·high + high·low + low·high
 misses less than float32 sums of hundreds of terms do. Tensor cores cut off where float32 rounds, and cutting off a
 thousand times in one direction shows: so a sum is carried there over one block of terms only, and the blocks are added
-by the ordinary units.
+by the ordinary units, some of them together before they go into the whole.
 
 Where a has few rows, taking b apart beforehand would take longer than the product: there b is read once, as it is, and
 taken apart in registers into two TensorFloat-32 numbers, which need no scaling.
@@ -94,6 +94,7 @@ def matmul_halves(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    TOGETHER: tl.constexpr,  # blocks whose sums are added up before they go into the whole
     GROUP: tl.constexpr,
     A_TURNED: tl.constexpr,  # whether M is the dense dim of a
     B_TURNED: tl.constexpr,  # whether K is the dense dim of b
@@ -126,6 +127,7 @@ def matmul_halves(
         b_at = z * b_z + term.to(tl.int64)[:, None] * b_step + col[None, :]
         b_ahead = BK * b_step.to(tl.int64)
     acc = tl.zeros([BM, BN], tl.float32)
+    sums = tl.zeros([BM, BN], tl.float32)
     for first in range(0, k, BK):
         a_inside = (row < filled_m)[:, None]
         b_inside = (col < filled_n)[None, :]
@@ -139,9 +141,13 @@ def matmul_halves(
         part = tl.dot(al, bh)
         part = tl.dot(ah, bl, part)
         part = tl.dot(ah, bh, part)
-        acc += part
+        sums += part
+        if first // BK % TOGETHER == TOGETHER - 1:
+            acc += sums
+            sums = tl.zeros([BM, BN], tl.float32)
         a_at += a_ahead
         b_at += b_ahead
+    acc += sums
     if WIDE:
         n = n // 8 * 8  # the same number, known to the compiler as a multiple
     acc *= tl.load(a_scale_ptr + z * m + row, mask=row < m, other=0.0)[:, None]
@@ -182,6 +188,7 @@ def matmul_thin(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    TOGETHER: tl.constexpr,
     EVEN: tl.constexpr,
     BIAS: tl.constexpr,
 ):
@@ -192,6 +199,7 @@ def matmul_thin(
     w_at = w_ptr + col.to(tl.int64)[:, None] * k + term[None, :]
     x_at = row.to(tl.int64)[None, :] * k + term[:, None]
     acc = tl.zeros([BN, BM], tl.float32)
+    sums = tl.zeros([BN, BM], tl.float32)
     for first in range(0, k, BK):
         w_inside = (col < n)[:, None]
         x_inside = (row < m)[None, :]
@@ -206,9 +214,13 @@ def matmul_thin(
         part = tl.dot(low, xh, input_precision="tf32")
         part = tl.dot(high, xl, part, input_precision="tf32")
         part = tl.dot(high, xh, part, input_precision="tf32")
-        acc += part
+        sums += part
+        if first // BK % TOGETHER == TOGETHER - 1:
+            acc += sums
+            sums = tl.zeros([BN, BM], tl.float32)
         w_at += BK
         x_at += BK
+    acc += sums
     if BIAS:
         acc += tl.load(bias_ptr + col, mask=col < n, other=0.0)[:, None]
     real = (col < n)[:, None] & (row < m)[None, :]

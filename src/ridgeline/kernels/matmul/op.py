@@ -88,8 +88,8 @@ class _Thin:
         self.launch = _THIN.bind(
             (b, out, out, out if bias is None else bias, out, *self.rest),
             grid=(cdiv(n, chosen.cols), cdiv(m, chosen.rows)),
-            constants={"BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "EVEN": k % chosen.depth == 0,
-                       "BIAS": bias is not None},
+            constants={"BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "TOGETHER": config.TOGETHER,
+                       "EVEN": k % chosen.depth == 0, "BIAS": bias is not None},
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
             device=device,
@@ -174,7 +174,8 @@ class _Plan:
             (half, half, half, half, number, number, number if bias is None else bias, number, *self.rest),
             grid=(cdiv(self.a.outer, chosen.rows) * cdiv(self.b.outer, chosen.cols), self.a.num),
             constants={
-                "BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "GROUP": chosen.group,
+                "BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "TOGETHER": config.TOGETHER,
+                "GROUP": chosen.group,
                 "A_TURNED": self.a.turned, "B_TURNED": not self.b.turned,
                 "EVEN": self.a.filled_k % chosen.depth == 0, "WIDE": self.b.outer % FILL == 0, "BIAS": bias is not None,
             },

@@ -1,4 +1,4 @@
-"""How many programs share a sequence's keys, and how many keys they take at once."""
+"""How many programs share the keys of all sequences, and how many keys they take at once."""
 
 from __future__ import annotations
 
@@ -6,38 +6,101 @@ from dataclasses import dataclass
 
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
-PROGRAMS_PER_SM = 4
-"""Four of three stages take 50, 83 and 143 µs at 134, 269 and 537 MB of cache, two of five stages 52, 87 and 153."""
+PROGRAMS_PER_SM = 3
+"""Three of two blocks take 30, 46, 78 and 142 µs at 67, 134, 269 and 545 MB of cache, two of three blocks 32, 46, 80
+and 145; with uneven lengths (414 MB) 114 and 125."""
+
+BLOCK_BYTES = 32768
+"""Of keys and values that are asked for at once; a program holds three blocks, two of them on their way."""
 
 START_BLOCKS = 2
 """What a program's first lookups and its last sums take, in blocks of keys."""
 
 MAX_SHARES = 128
+LINED = (32, 128, 1024)
+MAX_LINED = LINED[-1]
+"""Sequences whose lengths every program adds up; of more, each key head of each is a program of its own."""
+
+JOINED = (8, 32, 64)
+COLUMNS = 16
+"""Heads that share keys, as columns of the products."""
+
+FED_KEYS, FED_PROGRAMS, FED_BYTES = 64, 2, 6 << 15
+"""Keys of a block, programs a multiprocessor and bytes of their blocks where the copy engine feeds them: two programs
+of three blocks take 27, 42, 73 and 137 µs at 67, 134, 269 and 545 MB, one of six blocks 28, 46, 78 and 149: a block is
+worked on for a microsecond, which is as long as it takes to read."""
+
+LEAVING_BYTES = 400_000_000
+"""Caches up to this leave the L2 first. Behind a flush that leaves dirty lines 30 against 33 µs at 67 MB, 47 against 51
+at 134, 80 against 82 at 269, but 151 against 147 at 545; behind one that does not one per cent better everywhere."""
+
+FED_REGISTERS = 128
+"""Of a thread when eight warps start; the computing group takes more from there, the feeding warp gives up its own."""
+
+LEAST_BLOCKS = 2
+"""Blocks below which a stretch is not worth a program and its part in the joining."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Keys of a block, shares of a sequence, warps, stages (1: through registers), when the joining kernel starts."""
+    """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
+    fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first, threads start
+    with so many registers, and ``warm`` copies something before it knows what."""
 
     keys: int
-    shares: int
+    programs: int
     num_warps: int = 4
     num_stages: int = 3
     early: int = 2
+    least: int = LEAST_BLOCKS
+    fed: bool = False
+    leaves: bool = False
     max_registers: int = 0
+    warm: bool = False
 
 
-SMALL_BYTES = range(32_000_000, 100_000_000)
-"""Caches that go through registers: 33.5 µs against 38.5 at 84 MB behind a flush that leaves dirty lines, 32.3 against
-30.5 behind one that does not; at 134 MB they are even."""
+def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
+    """Whether the kernel that the copy engine feeds is written for these."""
+    return batch <= MAX_LINED and ratio <= COLUMNS and head_dim in (64, 128, 256) and page % 16 == 0
 
 
-def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int, itemsize: int = 2) -> Paged:
-    cache_bytes = 2 * batch * key_heads * longest * head_dim * itemsize
-    if head_dim == 128 and itemsize == 2 and cache_bytes in SMALL_BYTES:
-        return Paged(32, shares_of(batch * key_heads, longest, 32, 4 * num_sms), 4, 1, max_registers=128)
-    keys = 64 if head_dim <= 128 else 32
-    return Paged(keys, shares_of(batch * key_heads, longest, keys, PROGRAMS_PER_SM * num_sms))
+def choose(
+    batch: int,
+    key_heads: int,
+    longest: int,
+    head_dim: int,
+    num_sms: int,
+    itemsize: int = 2,
+    ratio: int = 1,
+    fed: bool = False,
+) -> Paged:
+    keys = clamp(BLOCK_BYTES // (2 * max(16, power_of_two(head_dim)) * itemsize), 32, 128)
+    programs = 0 if batch > MAX_LINED else 2 * num_sms
+    if fed:
+        blocks = FED_BYTES // (2 * FED_KEYS * head_dim * itemsize)
+        leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
+        num = FED_PROGRAMS if blocks >= 2 * FED_PROGRAMS else 1
+        return Paged(
+            FED_KEYS, num * num_sms, 4, blocks // num, fed=True, leaves=leaves, max_registers=FED_REGISTERS
+        )
+    if itemsize == 4 or rows_of(ratio) >= 64:  # sums of more registers than four warps have
+        return Paged(keys, programs, 8, 3)
+    return Paged(keys, PROGRAMS_PER_SM * num_sms if programs else 0)
+
+
+def lined(batch: int) -> int:
+    """Lengths that are added up, of which some belong to nobody: few sizes, so that there are few kernels."""
+    return next(size for size in LINED if size >= batch)
+
+
+def parts_of(programs: int, sequences: int) -> int:
+    """Parts that are joined at once: those of sequences of even lengths, where they are few enough."""
+    return next(size for size in JOINED if size > cdiv(programs, sequences) or size == JOINED[-1])
+
+
+def joined_columns(heads: int) -> int:
+    """Columns of a head that a joining program takes: few where there are few heads, so that more programs join."""
+    return 32 if heads <= 64 else 128
 
 
 def shares_of(sequences: int, longest: int, keys: int, slots: int) -> int:

@@ -1,15 +1,29 @@
 """One query row a sequence against its paged keys and values: the cache is read once, by many programs at a time.
 
 Shapes: B sequences, H query heads, K key heads, R = H / K heads that share keys, D head dim, P keys a page.
-A program takes one key head of one sequence and a share of its keys; all R heads that share them are rows of one
-product, padded to the 16 that a tensor core wants. A second kernel joins the shares.
+All R heads that share keys are rows of one product, padded to the 16 that a tensor core wants.
+
+The work is cut evenly whatever the lengths are: blocks of keys of all sequences and key heads stand in one line, and
+every program takes an equal stretch of it, which begins and ends anywhere. A sequence that lies inside one stretch is
+finished there; of one that crosses a border every program leaves its part, and a second kernel joins the parts.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.attention.kernel import _barriers
 
 
 @triton.jit
@@ -21,19 +35,113 @@ def _prefetch(ptr):
 
 
 @triton.jit
-def _keys(k_ptr, page, key, end, col, d, k_page, k_slot, P: tl.constexpr, POLICY: tl.constexpr):
-    """A block of keys, one a column."""
-    at = page.to(tl.int64) * k_page + (key % P) * k_slot
-    inside = (key < end)[None, :] & (col < d)[:, None]
-    return tl.load(k_ptr + at[None, :] + col[:, None], mask=inside, other=0.0, eviction_policy=POLICY)
+def _line(lens_ptr, batch, key_heads, keys, BATCH: tl.constexpr):
+    """Of every sequence: its number, the blocks of its key heads, and where they end in the line."""
+    i = tl.arange(0, BATCH)
+    blocks = tl.cdiv(tl.load(lens_ptr + i, mask=i < batch, other=0), keys) * key_heads
+    return i, blocks, tl.cumsum(blocks, 0)
 
 
 @triton.jit
-def _values(v_ptr, page, key, end, col, d, v_page, v_slot, P: tl.constexpr, POLICY: tl.constexpr):
-    """A block of values, one a row."""
-    at = page.to(tl.int64) * v_page + (key % P) * v_slot
-    inside = (key < end)[:, None] & (col < d)[None, :]
-    return tl.load(v_ptr + at[:, None] + col[None, :], mask=inside, other=0.0, eviction_policy=POLICY)
+def _stretches(blocks, programs, LEAST: tl.constexpr):
+    """How many programs share the line, the fewest blocks of one, and how many of them, the first, have one more."""
+    total = tl.sum(blocks, 0)
+    num = tl.maximum(tl.minimum(programs, total // LEAST), 1)
+    return num, total // num, total % num
+
+
+@triton.jit
+def _stretch_of(blocks, ends, batch, LEAST: tl.constexpr):
+    """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has.
+
+    Blocks of a sequence are counted through its key heads.
+    """
+    pid = tl.program_id(0)
+    num, each, longer = _stretches(blocks, tl.num_programs(0), LEAST)
+    start = pid * each + tl.minimum(pid, longer)
+    left = tl.where(pid < num, each + (pid < longer).to(tl.int32), 0)
+    b = tl.sum((ends <= start).to(tl.int32), 0)
+    return tl.minimum(b, batch - 1), start - tl.sum(tl.where(ends <= start, blocks, 0), 0), left
+
+
+@triton.jit
+def _prefetch_table(table_ptr, table_b, pages, batch):
+    """A line of the table each, while the lengths are on their way."""
+    lines = tl.cdiv(pages, 32)
+    line = tl.program_id(0)
+    if line < batch * lines:
+        _prefetch(table_ptr + (line // lines).to(tl.int64) * table_b + line % lines * 32)
+
+
+@triton.jit
+def _program_of(block, each, longer):
+    """Whose stretch a block belongs to."""
+    border = longer * (each + 1)
+    return tl.where(block < border, block // (each + 1), longer + (block - border) // tl.maximum(each, 1))
+
+
+@triton.jit
+def _pages(table, block, length, KEYS: tl.constexpr, P: tl.constexpr):
+    """Where the keys of a block lie, one page for all of them or one each; page 0 past the end."""
+    if P % KEYS == 0:
+        key = block * KEYS
+    else:
+        key = block * KEYS + tl.arange(0, KEYS)
+    return tl.load(table + key // P, mask=key < length, other=0)
+
+
+@triton.jit
+def _product(a, b):
+    """A product in float32 by sums of 16 terms, which are then added up: one chain of all terms rounds more."""
+    num: tl.constexpr = a.shape[1] // 16
+    left = tl.permute(tl.reshape(a, (a.shape[0], num, 16)), (1, 0, 2))
+    return tl.sum(tl.dot(left, tl.reshape(b, (num, 16, b.shape[1])), input_precision="ieee"), 0)
+
+
+@triton.jit
+def _block(k_ptr, v_ptr, page, key, end, col, d, k_page, k_slot, v_page, v_slot, P: tl.constexpr):
+    """A block of keys, one a column, and of values, one a row."""
+    slot = key % P
+    k_at = page.to(tl.int64) * k_page + slot * k_slot
+    v_at = page.to(tl.int64) * v_page + slot * v_slot
+    there, used = key < end, col < d
+    k = tl.load(k_ptr + k_at[None, :] + col[:, None], mask=there[None, :] & used[:, None], other=0.0)
+    v = tl.load(v_ptr + v_at[:, None] + col[None, :], mask=there[:, None] & used[None, :], other=0.0)
+    return k, v
+
+
+@triton.jit
+def _attend(
+    q, k_ptr, v_ptr, table, first, last, length, scale, col, d, k_page, k_slot, v_page, v_slot,
+    P: tl.constexpr, KEYS: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over some blocks of a sequence: (maxima, sums, weighted values), none of them divided.
+
+    Pages are looked up a block before, ahead of the block itself: only then does the compiler copy more than one block
+    ahead. APART, for float32, sums few terms at a time.
+    """
+    m = tl.full([q.shape[0]], float("-inf"), tl.float32)
+    total = tl.zeros([q.shape[0]], tl.float32)
+    acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32)
+    end = tl.minimum(last * KEYS, length)
+    now = _pages(table, first, end, KEYS, P)
+    for block in range(first, last):
+        after = _pages(table, block + 1, end, KEYS, P)
+        key = block * KEYS + tl.arange(0, KEYS)
+        k, v = _block(k_ptr, v_ptr, now, key, end, col, d, k_page, k_slot, v_page, v_slot, P)
+        now = after
+        s = _product(q, k) if APART else tl.dot(q, k)
+        s = tl.where((key < end)[None, :], s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp2(s * scale - (m_new * scale)[:, None])  # one rounding: the product and the difference are fused
+        alpha = tl.exp2((m - m_new) * scale)
+        if APART:
+            acc = acc * alpha[:, None] + _product(p, v)
+        else:
+            acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+        total = total * alpha + tl.sum(p, 1)
+        m = m_new
+    return m, total, acc
 
 
 @triton.jit
@@ -43,101 +151,120 @@ def paged_share(
     v_ptr,
     table_ptr,  # [B, pages of the longest] int32
     lens_ptr,  # [B] int32
-    out_ptr,  # [B, H, D], or [B, H, shares, D] fp32
-    lse_ptr,  # [B, H, shares] fp32, base 2; APART: [2, B, H, shares], maxima in base 2 and sums
+    out_ptr,  # [B, H, D]
+    part_ptr,  # [programs, 2, R, D] fp32: of a sequence that began before, and of one that goes on
+    seen_ptr,  # [programs, 2, 2, R] fp32: maxima in base 2, and sums
     scale,  # softmax scale · log2(e)
-    key_heads,
-    q_b, q_h, k_page, k_slot, k_head, v_page, v_slot, v_head, table_b, pages, d,
-    shares,
+    batch, key_heads, q_b, q_h, k_page, k_slot, k_head, v_page, v_slot, v_head, table_b, pages, d,
     R: tl.constexpr,
     ROWS: tl.constexpr,
     D: tl.constexpr,
     P: tl.constexpr,
     KEYS: tl.constexpr,
-    WHOLE: tl.constexpr,
+    BATCH: tl.constexpr,  # a power of two no less than the batch; 0: a program takes one key head of one sequence
+    LEAST: tl.constexpr,  # blocks of a program, where there are as many
     EARLY: tl.constexpr,
-    STAGED: tl.constexpr,
     APART: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over this program's keys; the whole answer where one program has them all.
+    """A stretch of the line, sequence by sequence; lens and tables are looked up by everybody at once.
 
     EARLY lets the joining kernel, which waits for the results itself, start with this one (1) or when programs have
-    read their last key (2). STAGED leaves it to the compiler to copy blocks ahead into shared memory; otherwise the
-    next block is read into registers while this one is worked on, and what is read leaves the L2 first, so that
-    nothing else has to. APART, for float32, keeps sums over blocks apart until they are whole (half the rounding of
-    one long sum), and maxima and sums of shares as two numbers (a logarithm of both is off by 3e-7 of what it says).
+    read their last key (2).
     """
-    if EARLY == 1:
-        gdc_launch_dependents()
-    b = tl.program_id(0) // key_heads
-    kh = tl.program_id(0) % key_heads
-    share = tl.program_id(1)
-    table = table_ptr + b * table_b
-    if EARLY:  # where a full sequence's share would begin: looked up while the length is on its way
-        _prefetch(table + tl.minimum(share * tl.cdiv(pages, shares), pages - 1))
-    length = tl.load(lens_ptr + b)
-    mine = tl.cdiv(length, shares)
-    start = share * mine
-    end = tl.minimum(start + mine, length)
+    pid = tl.program_id(0)
     row = tl.arange(0, ROWS)
     col = tl.arange(0, D)
     inside = (row < R)[:, None] & (col < d)[None, :]
-    head = kh * R + row
-    q = tl.load(q_ptr + b.to(tl.int64) * q_b + head[:, None] * q_h + col[None, :], mask=inside, other=0.0)
-    m = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, D], tl.float32)
-    k_ptr += kh.to(tl.int64) * k_head
-    v_ptr += kh.to(tl.int64) * v_head
-    if not STAGED:
-        key = start + tl.arange(0, KEYS)
-        page = tl.load(table + key // P, mask=key < end, other=0)
-        next_k = _keys(k_ptr, page, key, end, col, d, k_page, k_slot, P, "evict_first")
-        next_v = _values(v_ptr, page, key, end, col, d, v_page, v_slot, P, "evict_first")
-        page = tl.load(table + (key + KEYS) // P, mask=key + KEYS < end, other=0)
-    for first in range(start, end, KEYS):
-        key = first + tl.arange(0, KEYS)
-        if STAGED:
-            page = tl.load(table + key // P, mask=key < end, other=0)
-            k = _keys(k_ptr, page, key, end, col, d, k_page, k_slot, P, "")
-            v = _values(v_ptr, page, key, end, col, d, v_page, v_slot, P, "")
+    if EARLY == 1:
+        gdc_launch_dependents()
+    if BATCH == 0:
+        b = pid // key_heads
+        kh = pid % key_heads
+        first = pid * 0
+        left = tl.maximum(tl.cdiv(tl.load(lens_ptr + b), KEYS), 1)
+    else:
+        if EARLY:
+            _prefetch_table(table_ptr, table_b, pages, batch)
+        i, blocks, ends = _line(lens_ptr, batch, key_heads, KEYS, BATCH)
+        b, within, left = _stretch_of(blocks, ends, batch, LEAST)
+        of_head = tl.maximum(tl.cdiv(tl.load(lens_ptr + b), KEYS), 1)
+        kh = within // of_head
+        first = within % of_head
+    while left > 0:
+        length = tl.load(lens_ptr + b)
+        of_head = tl.cdiv(length, KEYS)
+        last = tl.minimum(first + left, of_head)
+        head = kh * R + row
+        q = tl.load(q_ptr + b.to(tl.int64) * q_b + head[:, None] * q_h + col[None, :], mask=inside, other=0.0)
+        m, total, acc = _attend(
+            q, k_ptr + kh.to(tl.int64) * k_head, v_ptr + kh.to(tl.int64) * v_head,
+            table_ptr + b.to(tl.int64) * table_b, first, last, length, scale, col, d, k_page, k_slot, v_page, v_slot,
+            P, KEYS, APART,
+        )  # fmt: skip
+        if (first == 0) & (last == of_head):
+            place = b.to(tl.int64) * key_heads * R + head
+            whole = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            tl.store(out_ptr + place[:, None] * d + col[None, :], whole.to(out_ptr.dtype.element_ty), mask=inside)
         else:
-            k, v = next_k, next_v
-            next_k = _keys(k_ptr, page, key + KEYS, end, col, d, k_page, k_slot, P, "evict_first")
-            next_v = _values(v_ptr, page, key + KEYS, end, col, d, v_page, v_slot, P, "evict_first")
-            page = tl.load(table + (key + 2 * KEYS) // P, mask=key + 2 * KEYS < end, other=0)
-        s = tl.where((key < end)[None, :], tl.dot(q, k, input_precision="ieee"), float("-inf"))
-        m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s * scale - (m_new * scale)[:, None])  # one rounding: the product and the difference are fused
-        alpha = tl.exp2((m - m_new) * scale)
-        if APART:  # the condition holds; without it the compiler would add every product to the sum, one by one
-            block = tl.dot(p, v, input_precision="ieee")
-            acc = acc * alpha[:, None] + tl.where((m_new != float("-inf"))[:, None], block, 0.0)
-        else:
-            acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
-        total = total * alpha + tl.sum(p, 1)
-        m = m_new
+            half = pid * 2 + (first == 0).to(tl.int32)
+            tl.store(seen_ptr + half * 2 * R + row, m * scale, mask=row < R)
+            tl.store(seen_ptr + (half * 2 + 1) * R + row, total, mask=row < R)
+            tl.store(part_ptr + (half * R + row)[:, None] * d + col[None, :], acc, mask=inside)
+        left -= tl.maximum(last - first, (BATCH == 0) * 1)
+        first = first * 0
+        kh += 1
+        b += (kh == key_heads).to(tl.int32)
+        kh = tl.where(kh == key_heads, 0, kh)
     if EARLY == 2:
         gdc_launch_dependents()
-    nothing = total == 0.0
-    acc = acc / tl.where(nothing, 1.0, total)[:, None]
-    place = b.to(tl.int64) * key_heads * R + head
-    if not WHOLE:
-        place = place * shares + share
-        if APART:
-            tl.store(lse_ptr + place, m * scale, mask=row < R)
-            tl.store(lse_ptr + tl.num_programs(0).to(tl.int64) * R * shares + place, total, mask=row < R)
-        else:
-            tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m * scale + tl.log2(total)), mask=row < R)
-    tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def paged_join(
-    part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
-    APART: tl.constexpr,
+    part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
+    R: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr, D: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The shares of one head, weighted by what each saw."""
+    """The parts of one head, in the order of their keys, weighted by what each saw; zeros where there is no key."""
+    place = tl.program_id(0)
+    col = tl.program_id(1) * D + tl.arange(0, D)
+    b = place // (key_heads * R)
+    head = place % (key_heads * R)
+    i, blocks, ends = _line(lens_ptr, batch, key_heads, keys, BATCH)
+    num, each, longer = _stretches(blocks, programs, LEAST)
+    of_head = tl.cdiv(tl.load(lens_ptr + b), keys)
+    start = tl.sum(tl.where(i < b, blocks, 0), 0) + head // R * of_head
+    first = _program_of(start, each, longer)
+    last = _program_of(start + of_head - 1, each, longer)
+    if EARLY:
+        gdc_wait()
+    if (of_head == 0) | (first < last):
+        top = tl.full([], float("-inf"), tl.float32)
+        whole = tl.zeros([], tl.float32)
+        acc = tl.zeros([D], tl.float32)
+        for one in range(first, tl.where(of_head == 0, first, last + 1), PARTS):
+            part = one + tl.arange(0, PARTS)
+            there = part <= last
+            at = part * 2 + (part == first).to(tl.int32)
+            m = tl.load(seen_ptr + at * 2 * R + head % R, mask=there, other=float("-inf"))
+            total = tl.load(seen_ptr + (at * 2 + 1) * R + head % R, mask=there, other=0.0)
+            sums = tl.load(part_ptr + (at * R + head % R)[:, None] * d + col[None, :],
+                           mask=there[:, None] & (col < d)[None, :], other=0.0)  # fmt: skip
+            raised = tl.maximum(top, tl.max(m, 0))
+            weight = tl.exp2(m - raised)
+            alpha = tl.exp2(top - raised)
+            acc = acc * alpha + tl.sum(sums * weight[:, None], 0)
+            whole = whole * alpha + tl.sum(total * weight, 0)
+            top = raised
+        out = acc / tl.where(whole == 0.0, 1.0, whole)
+        tl.store(out_ptr + place.to(tl.int64) * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)
+
+
+@triton.jit
+def shares_join(
+    part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    """Where every sequence has the same number of shares: those of one head, weighted by what each saw."""
     if EARLY:
         gdc_wait()
     place = tl.program_id(0).to(tl.int64)
@@ -148,9 +275,259 @@ def paged_join(
     lse = tl.load(lse_ptr + place * shares + share, mask=share < shares, other=float("-inf"))
     top = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
-    if APART:
-        totals = lse_ptr + tl.num_programs(0).to(tl.int64) * shares
-        weight *= tl.load(totals + place * shares + share, mask=share < shares, other=0.0)
     whole = tl.sum(weight, 0)
     out = tl.sum(part * weight[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
     tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)
+
+
+@gluon.jit
+def _let_join_start(NOW: gl.constexpr):
+    """Lets the joining kernel start, which waits for results itself."""
+    if NOW:
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
+def _fetch_table(table_ptr, table_b, pages, batch):
+    """A line of the table each, into the L2, while the lengths are on their way."""
+    lines = (pages + 31) // 32
+    line = gl.program_id(0)
+    if line < batch * lines:
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l",
+            [table_ptr + (line // lines).to(gl.int64) * table_b + line % lines * 32],
+            dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
+def _lengths(lens_ptr, batch, BATCH: gl.constexpr):
+    """All lengths; asked for first of all, since everything waits for them."""
+    i = gl.arange(0, BATCH, gl.BlockedLayout([1], [32], [4], [0]))
+    return gl.load(lens_ptr + i, mask=i < batch, other=0)
+
+
+@gluon.jit
+def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
+    """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has."""
+    blocks = (lens + KEYS - 1) // KEYS * key_heads
+    ends = gl.associative_scan(blocks, 0, _add)
+    total = gl.sum(blocks, 0)
+    num = max(min(gl.num_programs(0), total // LEAST), 1)
+    each, longer, pid = total // num, total % num, gl.program_id(0)
+    start = pid * each + min(pid, longer)
+    b = min(gl.sum((ends <= start).to(gl.int32), 0), batch - 1)
+    within = start - gl.sum(gl.where(ends <= start, blocks, 0), 0)
+    left = each
+    if pid < longer:
+        left = each + 1
+    if pid >= num:
+        left = each * 0
+    return b, within, left
+
+
+@gluon.jit
+def _without_the_rest(values, num, KEYS: gl.constexpr, WIDTH: gl.constexpr):
+    """Zeros in the rows past a sequence's end: what lies there may be no number, and nothing times that is not 0."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, L)), 1)
+    for j in gl.static_range(WIDTH // 64):
+        part = values.slice(j * 64, 64, dim=1)
+        found = part.load(L)
+        part.store(gl.where(row < num, found, 0.0).to(found.dtype))
+
+
+@gluon.jit
+def _page_of(table, key, end, P: gl.constexpr, WANTED: gl.constexpr):
+    """The page of a key; page 0 past the end."""
+    page = key * 0
+    if WANTED:
+        page = gl.load(table + key // P, mask=key < end, other=0)
+    return page
+
+
+@gluon.jit
+def _pages_of(table, key, end, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr):
+    """Pages of up to eight keys that are ROWS apart."""
+    return (
+        _page_of(table, key, end, P, True), _page_of(table, key + ROWS, end, P, NUM > 1),
+        _page_of(table, key + 2 * ROWS, end, P, NUM > 2), _page_of(table, key + 3 * ROWS, end, P, NUM > 3),
+        _page_of(table, key + 4 * ROWS, end, P, NUM > 4), _page_of(table, key + 5 * ROWS, end, P, NUM > 5),
+        _page_of(table, key + 6 * ROWS, end, P, NUM > 6), _page_of(table, key + 7 * ROWS, end, P, NUM > 7),
+    )  # fmt: skip
+
+
+@gluon.jit
+def _fill(
+    desc, smem, full, pages, key, kh, slot, P: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr
+):
+    """Copies of a block, ROWS keys of a page and 64 columns each: one after the other they are as the products want."""
+    for j in gl.static_range(KEYS // ROWS):
+        for h in gl.static_range(D // 64):
+            at = [pages[j], (key + j * ROWS) % P, kh, h * 64]
+            tile = smem.index((slot * (D // 64) + h) * (KEYS // ROWS) + j)
+            tma.async_copy_global_to_shared(desc, at, full.index(slot), tile)
+
+
+@gluon.jit
+def _feed_columns(
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
+    length,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead."""
+    q_full, q_empty, full, empty = bars
+    turn, num = left * 0, left * 0
+    while left > 0:
+        last = min(first + left, (length + KEYS - 1) // KEYS)
+        if last > first:
+            table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
+            after = _pages_of(table, first * KEYS, end, P, ROWS, KEYS // ROWS)
+            half = turn % 2
+            mbarrier.wait(q_empty.index(half), ((turn // 2) & 1) ^ 1)
+            mbarrier.expect(q_full.index(half), COLS * D * 2)
+            tma.async_copy_global_to_shared(q_desc, [b, kh * R, 0], q_full.index(half), q_smem.index(half))
+            for block in range(first, last):
+                slot, parity, key = num % STAGES, ((num // STAGES) & 1) ^ 1, block * KEYS
+                here = after
+                after = _pages_of(table, key + KEYS, end, P, ROWS, KEYS // ROWS)
+                mbarrier.wait(empty.index(slot), parity)
+                mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)
+                _fill(k_desc, k_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
+                _fill(v_desc, v_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
+                num += 1
+            turn += 1
+        left -= last - first
+        first = first * 0
+        kh += 1
+        if kh == key_heads:
+            kh = kh * 0
+            b += 1
+            length = gl.load(lens_ptr + b, mask=left > 0, other=0)
+
+
+@gluon.jit
+def _columns(
+    q_smem, k_smem, v_smem, p_smem, bars, warm, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
+    first, left, length,
+    R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, WARM: gl.constexpr, DTYPE: gl.constexpr,
+):
+    """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
+    q_full, q_empty, full, empty = bars
+    TILES: gl.constexpr = D // 64 * (KEYS // ROWS)
+    BLOCK_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], DTYPE)
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
+    head = gl.arange(0, COLS, gl.SliceLayout(0, L))
+    row = gl.arange(0, KEYS, gl.SliceLayout(1, L))
+    col = gl.arange(0, D, gl.SliceLayout(1, L))
+    none = gl.zeros([KEYS, COLS], gl.float32, L)
+    turn, num = left * 0, left * 0
+    while left > 0:
+        blocks = (length + KEYS - 1) // KEYS
+        last = min(first + left, blocks)
+        if last > first:
+            half = turn % 2
+            q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
+            top = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
+            sums = gl.zeros([KEYS, COLS], gl.float32, L)
+            o = gl.zeros([D, COLS], gl.float32, L)
+            mbarrier.wait(q_full.index(half), (turn // 2) & 1)
+            for block in range(first, last):
+                slot, parity = num % STAGES, (num // STAGES) & 1
+                keys = k_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
+                values = v_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
+                mbarrier.wait(full.index(slot), parity)
+                s = warpgroup_mma(keys, q, none, use_acc=False, is_async=True)
+                s = warpgroup_mma_wait(0, [s])
+                rest = length - block * KEYS
+                s = gl.where(gl.expand_dims(row < rest, 1), s, float("-inf"))
+                raised = gl.maximum(top, gl.max(s, 0))
+                alpha = gl.exp2((top - raised) * scale)
+                p = gl.exp2(s * scale - gl.expand_dims(raised * scale, 0))
+                sums = sums * gl.expand_dims(alpha, 0) + p
+                top = raised
+                p_smem.store(p.to(DTYPE))
+                if rest < KEYS:
+                    _without_the_rest(values, rest, KEYS, D)
+                fence_async_shared()
+                o = o * gl.expand_dims(alpha, 0)
+                o = warpgroup_mma(values.permute((1, 0)), p_smem, o, is_async=True)
+                o = warpgroup_mma_wait(0, [o])
+                mbarrier.arrive(empty.index(slot), count=1)
+                num += 1
+            mbarrier.arrive(q_empty.index(half), count=1)
+            turn += 1
+            total = gl.sum(sums, 0)
+            inside = gl.expand_dims(head < R, 0) & gl.expand_dims(col < d, 1)
+            if (first == 0) & (last == blocks):
+                whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
+                at = gl.expand_dims(((b.to(gl.int64) * key_heads + kh) * R + head) * d, 0) + gl.expand_dims(col, 1)
+                gl.store(out_ptr + at, whole.to(out_ptr.dtype.element_ty), mask=inside)
+            else:
+                place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
+                at = gl.expand_dims((place.to(gl.int64) * R + head) * d, 0) + gl.expand_dims(col, 1)
+                gl.store(part_ptr + at, o, mask=inside)
+                gl.store(seen_ptr + place * 2 * R + head, top * scale, mask=head < R)
+                gl.store(seen_ptr + (place * 2 + 1) * R + head, total, mask=head < R)
+        left -= last - first
+        first = first * 0
+        kh += 1
+        if kh == key_heads:
+            kh = kh * 0
+            b += 1
+            length = gl.load(lens_ptr + b, mask=left > 0, other=0)
+    _let_join_start(EARLY == 2)
+    if WARM:
+        mbarrier.wait(warm.index(0), 0)
+
+
+@gluon.jit
+def paged_columns(
+    q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, key_heads, table_b, pages,
+    d,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
+    WARM: gl.constexpr,
+):
+    """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
+    the copy engine, many blocks ahead and from one sequence into the next.
+
+    LEAVES: what is read leaves the L2 first, so that nothing else has to. WARM: see below.
+    """
+    DTYPE: gl.constexpr = q_desc.dtype
+    gl.static_assert(P % ROWS == 0)
+    TILES: gl.constexpr = STAGES * (D // 64) * (KEYS // ROWS)
+    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
+    _let_join_start(EARLY == 1)
+    lens = _lengths(lens_ptr, batch, BATCH)
+    _fetch_table(table_ptr, table_b, pages, batch)
+    q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, D], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
+    p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
+    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
+    warm = _barriers(1, 1)
+    if WARM:  # copies of nothing in particular, so that where caches lie is known when the first block is asked for
+        room = gl.allocate_shared_memory(DTYPE, [1, 1, ROWS, 1, 64], k_desc.layout)
+        mbarrier.expect(warm.index(0), 2 * ROWS * 64 * 2)
+        tma.async_copy_global_to_shared(k_desc, [0, 0, 0, 0], warm.index(0), room.index(0))
+        tma.async_copy_global_to_shared(v_desc, [0, 0, 0, 0], warm.index(0), room.index(0))
+    b, within, left = _first_of(lens, batch, key_heads, KEYS, LEAST)
+    length = gl.load(lens_ptr + b)
+    of_head = max((length + KEYS - 1) // KEYS, 1)
+    kh, first = within // of_head, within % of_head
+    gl.warp_specialize([
+        (_columns, (q_smem, k_smem, v_smem, p_smem, bars, warm, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads,
+                    d, b, kh, first, left, length, R, D, KEYS, ROWS, COLS, STAGES, EARLY, WARM, DTYPE)),
+        (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
+                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES)),
+    ], [1], [40])  # fmt: skip

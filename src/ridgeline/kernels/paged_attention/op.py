@@ -10,18 +10,24 @@ from torch import Tensor
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention import config, kernel, reference
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
 MAX_HEAD_DIM, MAX_FLOAT32_HEAD_DIM = 256, 128
 JOINED_COLUMNS = 128
+BLOCK_VECTOR = 8
+"""16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
+
 _SHARE = Kernel(
     kernel.paged_share,
     vectors=("q_b", "q_h", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "d"),
+    loose=("table_ptr", "lens_ptr"),
 )
-_JOIN = Kernel(kernel.paged_join, vectors=("d",), dependent=True)
+_COLUMNS = Kernel(kernel.paged_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
+_JOIN = Kernel(kernel.paged_join, vectors=("d",), loose=("lens_ptr",), dependent=True)
+_SHARES = Kernel(kernel.shares_join, vectors=("d",), dependent=True)
 _plans = Plans()
 
 
@@ -64,14 +70,14 @@ def _forward(
     return out
 
 
-def bind_join(part: Tensor, lse: Tensor, out: Tensor, shares: int, apart: bool = False) -> Any:
+def bind_join(part: Tensor, lse: Tensor, out: Tensor, shares: int) -> Any:
     """The launch that joins [batch, heads, shares, dim] partial results, at most 128 columns a program."""
     batch, heads, dim = out.shape
     wide = min(JOINED_COLUMNS, max(16, power_of_two(dim)))
-    return _JOIN.bind(
+    return _SHARES.bind(
         (part, lse, out, shares, dim),
         grid=(batch * heads, cdiv(dim, wide)),
-        constants={"SHARES": power_of_two(shares), "D": wide, "EARLY": not INTERPRETING, "APART": apart},
+        constants={"SHARES": power_of_two(shares), "D": wide, "EARLY": not INTERPRETING},
         num_warps=4,
         device=out.get_device(),
         vector=vector_of(out.element_size(), 0, dim),
@@ -83,57 +89,123 @@ def dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
+class Parts:
+    """Room for the parts of sequences that lie in several programs' stretches, and the launch that joins them."""
+
+    def __init__(self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor) -> None:
+        batch, heads, dim = out.shape
+        ratio = heads // key_heads
+        self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
+        self.sizes = (batch, key_heads, dim, keys, programs)
+        wide = min(config.joined_columns(batch * heads), max(16, power_of_two(dim)))
+        self.launch = _JOIN.bind(
+            (*self.room(out), lens, out, *self.sizes),
+            grid=(batch * heads, cdiv(dim, wide)),
+            constants={
+                "R": ratio, "BATCH": config.lined(batch), "LEAST": least,
+                "PARTS": config.parts_of(programs, batch * key_heads), "D": wide, "EARLY": not INTERPRETING,
+            },
+            num_warps=4,
+            device=out.get_device(),
+            vector=vector_of(out.element_size(), 0, dim),
+        )  # fmt: skip
+
+    def room(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        part, seen = (torch.empty(x, dtype=torch.float32, device=out.device) for x in (self.shape, self.seen_shape))
+        return part, seen
+
+    def join(self, part: Tensor, seen: Tensor, lens: Tensor, out: Tensor) -> None:
+        self.launch(part, seen, lens, out, *self.sizes)
+
+
+def _fed(args: tuple[Tensor, ...]) -> bool:
+    """Whether the copy engine can feed a kernel that was written for these sizes."""
+    query, keys, values = args[:3]
+    steps = (*query.stride()[:2], *keys.stride()[:3], *values.stride()[:3])
+    pointers = 0 if query.is_meta else query.data_ptr() | keys.data_ptr() | values.data_ptr()
+    reachable = not any(step % BLOCK_VECTOR for step in steps) and pointers % 16 == 0
+    ratio = query.shape[1] // keys.shape[2]
+    return (
+        not INTERPRETING and query.element_size() == 2 and reachable
+        and config.takes_columns(query.shape[0], ratio, query.shape[2], keys.shape[1])
+    )  # fmt: skip
+
+
+def _blocks(x: Tensor, block: tuple[int, ...]) -> Blocks:
+    """Blocks of a tensor whose last dim is dense; a dim of one element may be any step apart."""
+    strides = (step if size > 1 else BLOCK_VECTOR for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True))
+    return Blocks(x, tuple(x.shape), (*strides, 1), block)
+
+
 class _Plan:
-    """Launches for one set of shapes; partial results are allocated anew each time, from PyTorch's own pool."""
+    """Launches for one set of shapes; parts are allocated anew each time, from PyTorch's own pool."""
 
     def __init__(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        query, keys, values, table, lens = args
+        query, keys, _, table, lens = args
         PAGED_ATTENTION.check(*args, scale)
         batch, heads, dim = query.shape
         page, key_heads = keys.shape[1], keys.shape[2]
-        longest = table.shape[1] * page
-        sizes = {"batch": batch, "key_heads": key_heads, "longest": longest, "head_dim": dim}
-        device = query.get_device()
-        default = config.choose(**sizes, num_sms=num_sms(device), itemsize=query.element_size())
+        sizes = {"batch": batch, "key_heads": key_heads, "longest": table.shape[1] * page, "head_dim": dim}
+        rest = {"itemsize": query.element_size(), "ratio": heads // key_heads, "fed": _fed(args)}
+        default = config.choose(**sizes, num_sms=num_sms(query.get_device()), **rest)
         chosen = tuning.choose("paged_attention", sizes, default)
-        self.shares, self.shape = chosen.shares, (batch, heads, chosen.shares, dim)
-        self.apart = query.dtype == torch.float32
+        num = chosen.programs
+        self.parts = Parts(chosen.keys, num, chosen.least, key_heads, out, lens) if num else None
+        bind = self._bind_columns if chosen.fed else self._bind
+        bind(chosen, args, out, scale)
+
+    def _bind(self, chosen: config.Paged, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, keys, values, table, lens = args
+        batch, heads, dim = query.shape
+        page, key_heads, num = keys.shape[1], keys.shape[2], chosen.programs
         strides = (*query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], table.stride(0))
-        self.rest = (key_heads, *strides, table.shape[1], dim, chosen.shares)
-        part, lse = self._partial(out)
-        wide = max(16, power_of_two(dim))
+        self.rest = (batch, key_heads, *strides, table.shape[1], dim)
         self.share = _SHARE.bind(
-            (query, keys, values, table, lens, part, lse, scale * LOG2_E, *self.rest),
-            grid=(batch * key_heads, chosen.shares),
+            (query, keys, values, table, lens, out, *self._room(out), scale * LOG2_E, *self.rest),
+            grid=(num or batch * key_heads,),
             constants={
-                "R": heads // key_heads, "ROWS": config.rows_of(heads // key_heads), "D": wide, "P": page,
-                "KEYS": chosen.keys, "WHOLE": chosen.shares == 1, "STAGED": chosen.num_stages > 1,
-                "EARLY": chosen.early if chosen.shares > 1 and not INTERPRETING else 0, "APART": self.apart,
+                "R": heads // key_heads, "ROWS": config.rows_of(heads // key_heads), "D": max(16, power_of_two(dim)),
+                "P": page, "KEYS": chosen.keys, "BATCH": config.lined(batch) if num else 0, "LEAST": chosen.least,
+                "EARLY": chosen.early if num and not INTERPRETING else 0, "APART": query.dtype == torch.float32,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
-            max_registers=chosen.max_registers,
-            device=device,
+            device=query.get_device(),
             vector=vector_of(
                 query.element_size(), query.data_ptr() | keys.data_ptr() | values.data_ptr(), *strides[:-1], dim
             ),
         )  # fmt: skip
-        self.join = None
-        if chosen.shares > 1:
-            self.join = bind_join(part, lse, out, chosen.shares, self.apart)
 
-    def _partial(self, out: Tensor) -> tuple[Tensor, Tensor]:
-        if self.shares == 1:
-            return out, out
-        part = torch.empty(self.shape, dtype=torch.float32, device=out.device)
-        shape = (2, *self.shape[:3]) if self.apart else self.shape[:3]
-        return part, torch.empty(shape, dtype=torch.float32, device=out.device)
+    def _bind_columns(self, chosen: config.Paged, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, keys, values, table, lens = args
+        batch, heads, dim = query.shape
+        page, key_heads = keys.shape[1], keys.shape[2]
+        rows = math.gcd(page, chosen.keys)
+        self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
+        caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
+        self.share = _COLUMNS.bind(
+            (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out), scale * LOG2_E,
+             *self.rest),
+            grid=(chosen.programs,),
+            constants={
+                "R": heads // key_heads, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
+                "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
+                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves, "WARM": chosen.warm,
+            },
+            num_warps=chosen.num_warps,
+            max_registers=chosen.max_registers,
+            device=query.get_device(),
+            vector=BLOCK_VECTOR,
+        )  # fmt: skip
+
+    def _room(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        return self.parts.room(out) if self.parts else (out, out)
 
     def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        part, lse = self._partial(out)
-        self.share(*args, part, lse, scale * LOG2_E, *self.rest)
-        if self.join is not None:
-            self.join(part, lse, out, self.shares, self.shape[3])
+        part, seen = self._room(out)
+        self.share(*args, out, part, seen, scale * LOG2_E, *self.rest)
+        if self.parts is not None:
+            self.parts.join(part, seen, args[4], out)
 
 
 def _support(

@@ -83,7 +83,8 @@ def _on_host(
     x: Tensor, weight: Tensor, ends: tuple[Any, ...], stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> Tensor:
     made = F.conv2d(x, weight, None, stride, padding, dilation, groups).permute(0, 2, 3, 1)
-    flat = finish(made.reshape(-1, made.shape[3]), *ends)
+    wide = [each.float() if isinstance(each, Tensor) else each for each in ends]
+    flat = finish(made.reshape(-1, made.shape[3]).float(), *wide)
     return flat.to(x.dtype).view(made.shape).permute(0, 3, 1, 2)
 
 
