@@ -43,13 +43,13 @@ DEFAULT = (STEPS, "gpt2-medium-train-8x512", "resnet50-train-64-nhwc", "bert-lar
            "llama1b-train-4x1024", "vit-base-train-64", "dit-xl2-train-16", "t5-base-train-8x512",
            "convnext-tiny-train-64", "qwen3moe-4l-train-2x1024", "dlrm-train-4096", "efficientnet-b0-train-64",
            "whisper-base-train-8", DRIFT)  # fmt: skip
-LEAST_S, RIVALS_S, LAST_S = 35.0, 20.0, 9.0
+LEAST_S, RIVALS_S, LAST_S = 35.0, 25.0, 16.0
 """Seconds below which no search is begun, those kept after a search, and those for the last turns."""
 PHASES = ("_prepare", "_made", "_peak_bytes", "_raced", "_proved", "_recapture", "_stilled", "_tracked", "_last_race",
           "_regions", "_parts", "_settle_winner")  # fmt: skip
 ODD = ((4096, 1024, 50257), (8192, 1024, 30522), (4096, 1280, 51866), (8192, 479, 1024))
 """Rows, inputs and outputs of linear layers of odd sizes: GPT-2's, BERT's and Whisper's heads, a DLRM's layer."""
-ROUNDS = 7
+ROUNDS = 6
 
 
 def main() -> None:
@@ -432,7 +432,7 @@ def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked
     _freed()
     turn.give()
     met = _met(asked, asked.one, "result", "stock")
-    _tell({"loop": {"eager": alone["eager"]} | _in_turns(ways, ROUNDS, turn), "met": met})
+    _in_turns(ways, ROUNDS, turn, lambda loop: _tell({"loop": {"eager": alone["eager"]} | loop, "met": met}))
 
 
 def _stock(asked: argparse.Namespace) -> None:
@@ -454,8 +454,9 @@ def _stock(asked: argparse.Namespace) -> None:
     _warmed(ways, peaks, failed, names=tuple(ways))
     _freed()
     turn.give()
-    _tell({"peak_bytes": peaks, "loop_failed": failed, "met": (met := _met(asked, name, "stock", "result"))})
-    _tell({"loop": _in_turns(ways, ROUNDS, turn), "met": met})
+    _tell({"peak_bytes": peaks, "loop_failed": failed})
+    met = _met(asked, name, "stock", "result")
+    _in_turns(ways, ROUNDS, turn, lambda loop: _tell({"loop": loop, "met": met}))
 
 
 def _met(asked: Any, name: str, mine: str, other: str) -> bool:
@@ -505,10 +506,13 @@ def _warmed(ways: dict[str, Any], peaks: dict[str, Any], failed: dict[str, str],
             del ways[who]
 
 
-def _in_turns(ways: dict[str, Any], rounds: int, turn: Any = None) -> dict[str, float]:
-    """Seconds a step of each, the median of rounds; with ``turn`` others have the device between rounds."""
+def _in_turns(ways: dict[str, Any], rounds: int, turn: Any = None, told: Any = None) -> dict[str, float]:
+    """Seconds a step of each, the median of rounds; with ``turn`` others have the device between rounds.
+
+    ``told`` is called with what was found so far.
+    """
     found: dict[str, list[float]] = {who: [] for who in ways}
-    for _ in range(rounds + 1):
+    for i in range(rounds + 1):
         if turn is not None:
             turn.take()
         for who, step in ways.items():
@@ -517,6 +521,12 @@ def _in_turns(ways: dict[str, Any], rounds: int, turn: Any = None) -> dict[str, 
         if turn is not None:
             turn.give()
             time.sleep(0.05)  # so that who waits gets it
+        if told is not None and i >= 2:
+            told(_medians(found))
+    return _medians(found)
+
+
+def _medians(found: dict[str, list[float]]) -> dict[str, float]:
     return {who: statistics.median(seconds[1:]) for who, seconds in found.items()}
 
 
