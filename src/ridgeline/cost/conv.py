@@ -27,8 +27,8 @@ DEFAULTS: Coef = {
     "transform_back": 0.152,  # extra tile time towards channels-first when the source is not in L2
     "transform_dram_frac": 0.898,  # share of the DRAM bandwidth
     "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
-    "generic_tile_cycles": 2410.0,  # tile time of the generic transform that pads or splits groups
-    "generic_start_cycles": 14300.0,  # its start
+    "generic_tile_cycles": 2140.0,  # tile time of the generic transform that pads or splits groups
+    "generic_start_cycles": 15100.0,  # its start
     "filter_start_cycles": 16100.0,  # generic transform of an odd number of filters
     "filter_cycles": 0.0106,  # and per element
     "pad_cycles": 0.68,  # one SM's time for an element of a tensor widened to whole eights of channels
@@ -70,8 +70,8 @@ DEFAULTS: Coef = {
     "gemm_unaligned": 14.4,  # and when they are not even that
     "gemm_odd": 2.06,  # slowdown of the bytes when channels do not come in eights
     "gemm_odd_frac": 0.154,  # share of the matrix peak then
-    "gemm_split_depth": 318.0,  # shortest inner loop that a weight gradient is split into
-    "gemm_reduce_cycles": 4110.0,  # kernel that adds the partial weight gradients
+    "gemm_split_depth": 455.0,  # shortest inner loop that a weight gradient is split into
+    "gemm_reduce_cycles": 3530.0,  # kernel that adds the partial weight gradients
     # Single precision on the vector units.
     "simt_start_cycles": 6290.0,  # launch and drain
     "simt_wide_frac": 0.633,  # share of the vector peak, 256 x 64 tiles
@@ -131,33 +131,33 @@ DEFAULTS: Coef = {
     "stencil_tiled_weight_tap_cycles": 0.0716,  # and per tap
     "stencil_direct_tap_cycles": 1.76,  # weight gradient, channels last, single precision, per tap
     # Groups.
-    "group_start_cycles": 2260.0,  # added to each group's kernel when groups run one after another
-    "group_vector_start_cycles": 9390.0,  # one group's vector kernel, nothing to do
-    "group_vector_frac": 0.101,  # its share of the vector peak
-    "group_depth_cycles": 189.0,  # and its time for one element of the inner loop
-    "group_engine_depth_cycles": 230.0,  # the channels-last kernel's time for one element of the inner loop
-    "group_engine_row_cycles": 0.0187,  # and, the chip being full, for one of one output pixel
-    "group_matrix_cycles": 23100.0,  # one group's kernels for a pointwise gradient
+    "group_start_cycles": 3240.0,  # added to each group's kernel when groups run one after another
+    "group_vector_start_cycles": 13400.0,  # one group's vector kernel, nothing to do
+    "group_vector_frac": 0.145,  # its share of the vector peak
+    "group_depth_cycles": 252.0,  # and its time for one element of the inner loop
+    "group_engine_depth_cycles": 160.0,  # the channels-last kernel's time for one element of the inner loop
+    "group_engine_row_cycles": 0.0144,  # and, the chip being full, for one of one output pixel
+    "group_matrix_cycles": 32600.0,  # one group's kernels for a pointwise gradient
     "group_row_cycles": 0.669,  # and per pixel
-    "group_grad_cycles": 25500.0,  # one group's kernels for a gradient in single precision
-    "group_transpose_bytes_per_s": 6.11e+10,  # rate of the transposes of pointwise ones
+    "group_grad_cycles": 23700.0,  # one group's kernels for a gradient in single precision
+    "group_transpose_bytes_per_s": 87500000000.0,  # rate of the transposes of pointwise ones
     # The kernel that takes any groups directly: multiplications a second it reaches.
-    "direct_start_s": 4.58e-06,  # launch to exit with little to do
-    "direct_forward_per_s": 9.16e+11,  # channels first, several taps
-    "direct_forward_point_per_s": 2.12e+11,  # one tap
-    "direct_forward_last_per_s": 1.78e+11,  # channels last, several taps
-    "direct_forward_last_point_per_s": 1.88e+11,  # one tap
-    "direct_input_per_s": 9.38e+11,  # input gradient, in the same order
-    "direct_input_point_per_s": 2.11e+11,
-    "direct_input_last_per_s": 2.75e+11,
-    "direct_input_last_point_per_s": 1.5e11,
-    "direct_input_strided_per_s": 1.77e+11,  # any of them under a stride
-    "direct_weight_per_s": 3.91e+11,  # weight gradient, in the same order
-    "direct_weight_point_per_s": 3.72e+11,
-    "direct_weight_last_per_s": 1.2e+11,
-    "direct_weight_last_point_per_s": 5.22e+10,
-    "direct_weight_held_per_s": 1.6e12,  # weight gradient of images held in shared memory
-    "direct_weight_held_last_per_s": 1.0e12,
+    "direct_start_s": 3.9e-06,  # launch to exit with little to do
+    "direct_forward_per_s": 1030000000000.0,  # channels first, several taps
+    "direct_forward_point_per_s": 204000000000.0,  # one tap
+    "direct_forward_last_per_s": 191000000000.0,  # channels last, several taps
+    "direct_forward_last_point_per_s": 188000000000.0,  # one tap
+    "direct_input_per_s": 829000000000.0,  # input gradient, in the same order
+    "direct_input_point_per_s": 184000000000.0,
+    "direct_input_last_per_s": 370000000000.0,
+    "direct_input_last_point_per_s": 150000000000.0,
+    "direct_input_strided_per_s": 156000000000.0,  # any of them under a stride
+    "direct_weight_per_s": 432000000000.0,  # weight gradient, in the same order
+    "direct_weight_point_per_s": 465000000000.0,
+    "direct_weight_last_per_s": 150000000000.0,
+    "direct_weight_last_point_per_s": 52200000000.0,
+    "direct_weight_held_per_s": 1110000000000.0,  # weight gradient of images held in shared memory
+    "direct_weight_held_last_per_s": 1360000000000.0,
     # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/classic.py for the names.
     "odd1.depth_area": 10090.0, "odd1.depth_s": 2.211e-08, "odd1.dram_frac": 0.3575, "odd1.eff_frac": 0.1811,
     "odd1.exposed_frac": 0.6416, "odd1.half_area": 10490.0, "odd1.l2_frac": 0.5833, "odd1.launch_s": 1.525e-06,
@@ -268,8 +268,8 @@ DEFAULTS: Coef = {
     "warp_strided.dgrad.bytes": 33.2, "warp_strided.dgrad.step": 180, "warp_strided.dgrad.power": 4.35,
     "warp_strided.dgrad.l2": 2.38, "warp_strided.dgrad.even": 0.0501, "warp_strided.dgrad.odd": 0.168,
     "warp_strided.dgrad.split": 2.23e+04, "warp_strided.dgrad.split_each": 0.102,
-    "packed_fwd": 0.9, "packed_dgrad": 0.85, "packed_wgrad": 1.0,  # several groups to a tile, over one
-    "streams": 3.0,  # groups that run beside each other
+    "packed_fwd": 0.886, "packed_dgrad": 0.725, "packed_wgrad": 0.749,  # several groups to a tile, over one
+    "streams": 2.09,  # groups that run beside each other
     "share_init_cycles": 3180.0,  # clearing what SMs that share a tile add up in
     "reduce_cycles": 4000.0,  # adding up the slices of a weight gradient
     "reduce_frac": 0.375,  # and the share of the L2 bandwidth its bytes reach
