@@ -17,7 +17,7 @@ from ridgeline.sim.serving.deployment import Layout, cache_bytes_per_token, chec
 from ridgeline.sim.serving.engine import engine, engines, kernel_factors
 from ridgeline.sim.serving.experts import crowding
 from ridgeline.sim.serving.metrics import Slo, metrics
-from ridgeline.sim.serving.oracle import knots
+from ridgeline.sim.serving.oracle import coefficients_of, knots, weighed
 from ridgeline.sim.serving.search import Need, search
 from ridgeline.sim.serving.simulate import oracle_of, simulate
 from ridgeline.sim.serving.step import attention_side, decode_attention_s, expert_side, rank_of
@@ -100,11 +100,10 @@ def test_a_larger_batch_costs_more_and_a_wider_group_less():
 def test_tables_are_close_to_exact_points_between_their_knots():
     deployment = deployed("minimax-m2.5", "h200*4", tp=4, precision="fp8_block")
     table = oracle_of(deployment, deployment.pool, closed(64, 1024, 64)).joint_s
-    coef = deployment.engine.coef
     where = np.array([n for n in range(20, len(table) - 1, 97) if n not in set(knots(len(table) - 1))], dtype=float)
     rank = rank_of(deployment.anatomy, deployment.device, deployment.pool.layout, deployment.precision)
     total = expert_side(rank, where)
-    exact = sum(total.parts[p] * coef.get(p, 1.0) for p in total.parts) + total.kernels * coef["kernel_s"]
+    exact = weighed(total, where, coefficients_of(rank, deployment.engine))
     error = np.abs(np.array([table[int(n)] for n in where]) / exact - 1)
     assert error.max() < 0.05 and error.mean() < 0.012
 

@@ -330,7 +330,7 @@ def _speculation(run: Launch, layout: Layout) -> Speculation | None:
     drafted, draft = False, 1 if layout.attention_dp > 1 else 3
     if run.backend == "trtllm" and run.is_deepseek:
         drafted = run.version == "1.2.0rc6.post3" or (run.version == "1.1.0rc2.post2" and run.name.endswith("r1"))
-    if run.backend == "sglang" and run.new and run.form == "fp8_block":
+    if run.backend == "sglang" and run.new and run.form == "fp8_block" and not run.disaggregated:
         if run.name.startswith("qwen3.5"):
             drafted = (layout.tp, layout.ep) == (4, 1)
         elif run.is_deepseek and run.version == "0.5.9" and layout.tp == 8:

@@ -154,7 +154,7 @@ def oracle(
         points = knots(largest)
         total = side(rank, points)
         calls += total.calls + total.views * (COMPILED_VIEWS_FRAC if engine.compiled else 1.0)
-        never_less = np.maximum.accumulate(_weighed(total, points, coef))  # for more tokens
+        never_less = np.maximum.accumulate(weighed(total, points, coef))  # for more tokens
         return spread_over(never_less, points, largest)
 
     group_s, joint_s = table(attention_side, tokens), table(expert_side, tokens * groups)
@@ -186,7 +186,7 @@ def coefficients_of(rank: Rank, engine: Engine) -> dict[str, float]:
     return {name: value * factors.get(name, 1.0) for name, value in engine.coef.items()}
 
 
-def _weighed(total: Sum, tokens: Floats, coef: Mapping[str, float]) -> Floats:
+def weighed(total: Sum, tokens: Floats, coef: Mapping[str, float]) -> Floats:
     """Seconds by part under the engine's coefficients, short kernels with their fixed cost."""
     many = tokens / (tokens + MANY_TOKENS)
     factor = {part: coef[part] * coef[f"{part}_many"] ** many for part in ("gemm", "experts", "link")}
