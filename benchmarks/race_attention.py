@@ -29,7 +29,7 @@ PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forwar
          "orders", "reading", "decode", "special", "products")  # fmt: skip
 HEADS = (64, 8, 128)
 PAGED = ((2, 64, 4, 3, 2, "leaves"), (2, 64, 4, 3, 2, "leaves warm"), (2, 64, 4, 3, 1, "leaves warm"),
-         (2, 64, 4, 3, 0, "leaves"), (2, 64, 4, 3, 2, "stays"), (1, 128, 4, 3, 2, "leaves"), (3, 64, 4, 2, 2, "leaves"),
+         (2, 64, 4, 3, 1, "leaves"), (1, 128, 4, 3, 1, "leaves"), (3, 64, 4, 2, 2, "leaves"),
          (3, 64, 4, 3, 2, ""))  # fmt: skip
 """Programs a multiprocessor (0: one a sequence and key head), keys of a block, warps, stages, when the joining kernel
 may start, and what becomes of the cache in the L2 where the copy engine reads it (empty: threads do)."""

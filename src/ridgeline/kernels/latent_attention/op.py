@@ -68,7 +68,7 @@ def _forward(
     if plan is None:
         fed = _fed(query, cache, value_dim, config.columns_fit)
         longest = block_table.shape[1] * cache.shape[1]
-        few = query.element_size() == 2 and config.takes_few(*query.shape[:2], longest, fed)
+        few = query.element_size() == 2 and config.takes_few(query.shape[0], query.shape[1], longest, fed)
         plan = _plans[key] = (_FewPlan if few else _Plan)(args, out, scale)
     plan.run(args, out, scale)
     return out

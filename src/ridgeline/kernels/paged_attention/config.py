@@ -34,7 +34,7 @@ LEAVING_BYTES = 400_000_000
 """Caches up to this leave the L2 first. Behind a flush that leaves dirty lines 30 against 33 µs at 67 MB, 47 against 51
 at 134, 80 against 82 at 269, but 151 against 147 at 545; behind one that does not one per cent better everywhere."""
 
-FED_REGISTERS = 128
+FED_REGISTERS = 104
 """Of a thread when eight warps start; the computing group takes more from there, the feeding warp gives up its own."""
 
 LEAST_BLOCKS = 2
@@ -96,6 +96,11 @@ def lined(batch: int) -> int:
 def parts_of(programs: int, sequences: int) -> int:
     """Parts that are joined at once: those of sequences of even lengths, where they are few enough."""
     return next(size for size in JOINED if size > cdiv(programs, sequences) or size == JOINED[-1])
+
+
+MANY_HEADS = 2048
+"""Heads of a batch beyond which a joining program takes all that share keys: most of them find nothing to join, and
+finding that out takes a microsecond."""
 
 
 def joined_columns(heads: int) -> int:

@@ -222,14 +222,14 @@ def paged_share(
 @triton.jit
 def paged_join(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
-    R: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr, D: tl.constexpr,
-    EARLY: tl.constexpr,
+    R: tl.constexpr, HEADS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
+    D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The parts of one head, in the order of their keys, weighted by what each saw; zeros where there is no key."""
-    place = tl.program_id(0)
+    """The parts of HEADS heads that share keys, one or all R, in the order of their keys and weighted by what each saw;
+    zeros where there is no key, and nothing where a sequence lies in one stretch."""
     col = tl.program_id(1) * D + tl.arange(0, D)
-    b = place // (key_heads * R)
-    head = place % (key_heads * R)
+    b = tl.program_id(0) * HEADS // (key_heads * R)
+    head = tl.program_id(0) * HEADS % (key_heads * R)
     i, blocks, ends = _line(lens_ptr, batch, key_heads, keys, BATCH)
     num, each, longer = _stretches(blocks, programs, LEAST)
     of_head = tl.cdiv(tl.load(lens_ptr + b), keys)
@@ -239,25 +239,28 @@ def paged_join(
     if EARLY:
         gdc_wait()
     if (of_head == 0) | (first < last):
-        top = tl.full([], float("-inf"), tl.float32)
-        whole = tl.zeros([], tl.float32)
-        acc = tl.zeros([D], tl.float32)
-        for one in range(first, tl.where(of_head == 0, first, last + 1), PARTS):
-            part = one + tl.arange(0, PARTS)
-            there = part <= last
-            at = part * 2 + (part == first).to(tl.int32)
-            m = tl.load(seen_ptr + at * 2 * R + head % R, mask=there, other=float("-inf"))
-            total = tl.load(seen_ptr + (at * 2 + 1) * R + head % R, mask=there, other=0.0)
-            sums = tl.load(part_ptr + (at * R + head % R)[:, None] * d + col[None, :],
-                           mask=there[:, None] & (col < d)[None, :], other=0.0)  # fmt: skip
-            raised = tl.maximum(top, tl.max(m, 0))
-            weight = tl.exp2(m - raised)
-            alpha = tl.exp2(top - raised)
-            acc = acc * alpha + tl.sum(sums * weight[:, None], 0)
-            whole = whole * alpha + tl.sum(total * weight, 0)
-            top = raised
-        out = acc / tl.where(whole == 0.0, 1.0, whole)
-        tl.store(out_ptr + place.to(tl.int64) * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)
+        for h in range(head, head + HEADS):
+            row = h % R
+            top = tl.full([], float("-inf"), tl.float32)
+            whole = tl.zeros([], tl.float32)
+            acc = tl.zeros([D], tl.float32)
+            for one in range(first, tl.where(of_head == 0, first, last + 1), PARTS):
+                part = one + tl.arange(0, PARTS)
+                there = part <= last
+                at = part * 2 + (part == first).to(tl.int32)
+                m = tl.load(seen_ptr + at * 2 * R + row, mask=there, other=float("-inf"))
+                total = tl.load(seen_ptr + (at * 2 + 1) * R + row, mask=there, other=0.0)
+                sums = tl.load(part_ptr + (at * R + row)[:, None] * d + col[None, :],
+                               mask=there[:, None] & (col < d)[None, :], other=0.0)  # fmt: skip
+                raised = tl.maximum(top, tl.max(m, 0))
+                weight = tl.exp2(m - raised)
+                alpha = tl.exp2(top - raised)
+                acc = acc * alpha + tl.sum(sums * weight[:, None], 0)
+                whole = whole * alpha + tl.sum(total * weight, 0)
+                top = raised
+            out = acc / tl.where(whole == 0.0, 1.0, whole)
+            place = b.to(tl.int64) * key_heads * R + h
+            tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)
 
 
 @triton.jit

@@ -98,11 +98,12 @@ class Parts:
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.sizes = (batch, key_heads, dim, keys, programs)
         wide = min(config.joined_columns(batch * heads), max(16, power_of_two(dim)))
+        together = ratio if batch * heads > config.MANY_HEADS else 1
         self.launch = _JOIN.bind(
             (*self.room(out), lens, out, *self.sizes),
-            grid=(batch * heads, cdiv(dim, wide)),
+            grid=(batch * heads // together, cdiv(dim, wide)),
             constants={
-                "R": ratio, "BATCH": config.lined(batch), "LEAST": least,
+                "R": ratio, "HEADS": together, "BATCH": config.lined(batch), "LEAST": least,
                 "PARTS": config.parts_of(programs, batch * key_heads), "D": wide, "EARLY": not INTERPRETING,
             },
             num_warps=4,
