@@ -104,6 +104,8 @@ def floors(found: dict[str, Any]) -> Iterator[str]:
             f"| {entry['moved_bytes'] / 1e6:.0f} | {1e6 * entry['s']:.1f} |"
             f" {entry['moved_bytes'] / entry['s'] / 1e12:.2f} |"
         )
+    if found.get("floor"):
+        yield ""
 
 
 def host(found: dict[str, Any]) -> Iterator[str]:

@@ -112,6 +112,8 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     yield soft("fwd", 4096, 50257, T(4, 8, 3, 4))
     yield soft("bwd", 4096, 65536, T(4, 8, 3, 2), T(4, 4, 3, 4))
     yield soft("bwd", 4096, 50257, T(4, 4, 3, 4))
+    yield soft("bwd", 16384, 4096, S(1, 2, 2048, 8), S(1, 1, 4096, 8), S(1, 1, 4096, 16))
+    yield soft("bwd", 8192, 16384, S(1, 2, 8192, 32), S(1, 4, 4096, 16))
     yield soft("fwd", 32768, 4097, S(1, 3, 2048, 8), S(1, 9, 512, 2))
     wide = case("bfloat16", batch=4, channels=512, side=128, groups=32)
     yield "group_norm.streamed", "group_norm", "fwd", wide, [T(4, 4, 6, 4), T(8, 4, 2, 6)]
