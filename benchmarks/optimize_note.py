@@ -49,6 +49,8 @@ def row(found: dict[str, Any]) -> str:
 def table(document: dict[str, Any]) -> str:
     rows = [row(found) for found in document["models"]]
     ratios = [f["loop"]["eager"] / f["loop"]["ridgeline"] for f in document["models"] if "loop" in f]
+    if not ratios:
+        return "\n".join([HEAD, *rows, "", "No model got to its loop."])
     mean = f"Geometric mean against eager: {statistics.geometric_mean(ratios):.2f} over {len(ratios)} models."
     return "\n".join([HEAD, *rows, "", mean])
 

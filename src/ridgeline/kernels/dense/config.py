@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.kernels.rows import clamp, power_of_two
-
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -46,7 +44,5 @@ def default(m: int, n: int, k: int) -> Tile:
     return tiles(m, n, k)[0]
 
 
-def finish(n: int) -> Finish:
-    """Sixteen elements a thread."""
-    cols = clamp(power_of_two(n), 8, 1024)
-    return Finish(2048 // cols, cols)
+FINISH = Finish(32, 64)
+"""Sixteen elements a thread, 128 bytes of a row: one form for all widths, since each is a kernel to compile."""

@@ -121,7 +121,7 @@ def finished(
     run = _finish_plans.get(key)
     given = [y if each is None else each for each in (added, *columns)]
     if run is None:
-        chosen = tuning.choose("dense.finish", {"m": m, "n": n}, config.finish(n))
+        chosen = tuning.choose("dense.finish", {"m": m, "n": n}, config.FINISH)
         run = _finish_plans[key] = _FINISH.bind(
             (y, y, *given, m, n, eps),
             grid=(cdiv(m, chosen.rows), cdiv(n, chosen.cols)),
