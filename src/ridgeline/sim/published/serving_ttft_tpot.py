@@ -342,7 +342,8 @@ ACCEPT_FRAC = 0.62
 
 
 def _vllm(run: Launch, layout: Layout, _: Speculation | None) -> tuple[str, dict[str, Any]]:
-    name, settings = run.name, {}  # type: tuple[str, dict[str, Any]]
+    name = run.name
+    settings: dict[str, Any] = {}
     kimi = name.startswith("kimi") and run.form == "nvfp4"
     tuned = run.new and name.startswith("minimax") and not run.version.startswith("0.17.")  # from April 2026 on
     tuned |= kimi and run.said_ep == 1 and layout.tp == 4
