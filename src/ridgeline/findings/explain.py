@@ -84,31 +84,25 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
 
 
 def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
-    """Findings that together promise at most the step: what exceeds it is taken from what the first allows for noise,
-    then from all but the first alike."""
+    """Findings that together promise at most the step: what exceeds it is taken from all but the first alike."""
     total_ms = sum(finding.high_ms for finding in made)
     if total_ms <= step_ms or len(made) < 2:
         return made
     first, rest = made[0], made[1:]
-    allowed_ms = max(0.0, first.high_ms - max(first.low_ms, first.step_frac * step_ms))
-    given_ms = min(allowed_ms, total_ms - step_ms)
-    first, total_ms = replace(first, high_ms=first.high_ms - given_ms), total_ms - given_ms
-    if total_ms <= step_ms:
-        return [first, *rest]
     share = max(0.0, step_ms - first.high_ms) / (total_ms - first.high_ms)
     share = max(share, LEAST_SHARE)
     if share == LEAST_SHARE:  # the first alone promises nearly all: it gives some of it up as well
         left_ms = step_ms - share * (total_ms - first.high_ms)
-        first = _capped(first, left_ms / first.high_ms, step_ms)
-    return [first, *(_capped(finding, share, step_ms) for finding in rest)]
+        first = _capped(first, left_ms / first.high_ms)
+    return [first, *(_capped(finding, share) for finding in rest)]
 
 
-def _capped(finding: Finding, share: float, step_ms: float) -> Finding:
+def _capped(finding: Finding, share: float) -> Finding:
+    """A smaller promise; what the change would bring on its own stays what it is."""
     high_ms = finding.high_ms * min(1.0, share)
     low_ms = min(finding.low_ms, high_ms)
-    frac = min(finding.step_frac, high_ms / step_ms) if step_ms > 0 else 0.0
     expected_ms = min(finding.expected_ms, (low_ms + high_ms) / 2)
-    return replace(finding, low_ms=low_ms, high_ms=high_ms, expected_ms=expected_ms, step_frac=frac)
+    return replace(finding, low_ms=low_ms, high_ms=high_ms, expected_ms=expected_ms)
 
 
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:

@@ -302,15 +302,14 @@ def _promise(rule: str, low_ms: float, high_ms: float, step_frac: float) -> Find
     )  # fmt: skip
 
 
-def test_what_the_first_allows_for_noise_is_given_up_before_others_are_cut():
-    first, second = _promise("first", 40.0, 96.0, 0.90), _promise("second", 2.0, 8.0, 0.08)
-    made = _fitted([first, second], 100.0)
-    assert made[0].high_ms == pytest.approx(92.0) and made[1] == second
-    assert _fitted([first], 100.0) == [first]
-
-
-def test_beyond_the_noise_of_the_first_all_others_are_cut_alike():
-    others = [_promise("a", 0.0, 12.0, 0.1), _promise("b", 0.0, 8.0, 0.1)]
-    made = _fitted([_promise("first", 40.0, 96.0, 0.90), *others], 100.0)
+def test_what_exceeds_the_step_is_taken_from_all_but_the_first_alike():
+    others = [_promise("a", 0.0, 12.0, 0.1), _promise("b", 0.0, 8.0, 0.07)]
+    made = _fitted([_promise("first", 40.0, 90.0, 0.85), *others], 100.0)
     assert [round(finding.high_ms, 6) for finding in made] == [90.0, 6.0, 4.0]
-    assert sum(finding.high_ms for finding in made) == pytest.approx(100.0)
+    assert [finding.step_frac for finding in made] == [0.85, 0.1, 0.07]  # what each brings on its own
+    assert _fitted(others, 100.0) == others
+
+
+def test_the_first_gives_way_where_others_would_keep_less_than_a_quarter():
+    made = _fitted([_promise("first", 40.0, 99.0, 0.85), _promise("a", 0.0, 20.0, 0.1)], 100.0)
+    assert [round(finding.high_ms, 6) for finding in made] == [95.0, 5.0]

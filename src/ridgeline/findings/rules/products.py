@@ -66,8 +66,9 @@ def _ratios(
 def tensor_cores_unused(scene: Scene) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
     mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(NO_PRODUCT)
-    mask &= scene.work_s > SHORT_S
     mask[mask] = [dtype not in ("bf16", "fp16") for dtype in _dtypes(scene, np.flatnonzero(mask))]
+    share = scene.per_step_s(mask) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
+    mask &= scene.work_s > SHORT_S
     works = np.flatnonzero(_whole_convolutions(scene, mask))
     if not len(works) or not _has_tensor_cores(scene):
         return None
@@ -80,7 +81,6 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
     )
     best = np.minimum(worst, _ratios(products, lambda p: product_ratio(scene.device, p, "fp32", "bf16"), half))
     best[~mask[works] | scene.named(r"fft", "name")[works]] = 0.0  # another algorithm has no such parts
-    share = scene.per_step_s(mask) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
     high = 'torch.set_float32_matmul_precision("high") (TF32), or ' if has_tf32 else ""
     return Candidate(
         what=f"Tensor Cores unused: {share:.0%} of kernel time is fp32 products without them",
