@@ -44,7 +44,7 @@ def test_shares_cover_a_row_and_their_programs_fit_on_the_device(chosen, rows, c
 def test_one_long_row_is_the_work_of_many_programs():
     found = shares.cut(softmax.streamed_forward(262144, 2), 1, 262144, NOWHERE, vector=8)
     assert found.shares >= 64
-    assert shares.cut(softmax.streamed_forward(262144, 2), 4096, 262144, NOWHERE, vector=8).shares == 16
+    assert shares.cut(softmax.streamed_forward(262144, 2), 4096, 262144, NOWHERE, vector=8).shares == 32
 
 
 def test_a_row_too_long_for_all_programs_together_is_refused():
