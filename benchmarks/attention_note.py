@@ -68,7 +68,7 @@ def main() -> None:
         if rows:
             ours = {"backward": "two kernels", "stages": None, "latent": None}.get(name, "ridgeline")
             print(f"## {name} (TFLOP/s)\n\n{table(rows, ours)}\n")
-    for name in ("paged", "fed", "leaving", "latent", "columns", "products", "reading"):
+    for name in ("paged", "fed", "leaving", "latent", "columns", "products", "reading", "pieces"):
         rows = raced([row for row in parts.get(name, []) if not row.get("tflops")], "us")
         if rows:
             print(f"## {name} (µs)\n\n{table(rows, None)}\n")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
-         "orders", "reading", "decode", "special", "products")  # fmt: skip
+         "orders", "reading", "decode", "special", "products", "pieces")  # fmt: skip
 HEADS = (64, 8, 128)
 PAGED = ((2, 64, 4, 3, 2, "leaves"), (2, 64, 4, 3, 2, "leaves warm"), (2, 64, 4, 3, 1, "leaves warm"),
          (2, 64, 4, 3, 1, "leaves"), (1, 128, 4, 3, 1, "leaves"), (3, 64, 4, 2, 2, "leaves"),
@@ -67,7 +67,8 @@ def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
     if brief:
         for name, i, _ in checks(parts, brief) if "checks" in parts else ():
             found += variants_of(name, [checked_cases(name)[i]])
-        if set(parts) - {"checks", "paged", "latent", "decode", "products", "reading", "special"}:
+        if set(parts) - {"checks", "paged", "latent", "decode", "products", "reading", "special",
+                         "pieces"}:
             found += variants_of("attention", raced_cases(parts))
     else:
         for name in ("attention", "varlen_attention", "paged_attention", "decode_attention", "paged_latent_attention"):
@@ -714,6 +715,38 @@ def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
         return out
 
     return run
+
+
+def part_pieces(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
+    """Where the microseconds go: reading alone, joining alone, no key at all, a block or two a program."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.paged_attention import op
+
+    trial, courses = trials()["paged_attention"][1], {"dirty": Course(torch.device("cuda"), rounds=31, budget_s=1.0)}
+    courses["clean"] = clean_course(31)
+    args = trial.make(paged_case(1, 32, 8, 32768, 16, False), torch.device("cuda"), torch.Generator("cuda"))
+    out, scale = torch.empty_like(args[0]), 128**-0.5
+    plan = op._Plan(args, out, scale)
+    part, seen = plan._room(out)
+    assert plan.parts is not None
+
+    def reading(lens: Any) -> Callable[[], Any]:
+        return lambda: plan.share(*args[:4], lens, out, part, seen, scale * op.LOG2_E, *plan.rest)
+
+    def whole(lens: Any) -> Callable[[], Any]:
+        return lambda: plan.run((*args[:4], lens), out, scale)
+
+    lengths = {keys: torch.full_like(args[4], keys) for keys in (0, 2112, 4224, 16384, 32768)}
+    runs = {f"reading {keys}": reading(lens) for keys, lens in lengths.items()}
+    runs |= {f"whole {keys}": whole(lens) for keys, lens in lengths.items()}
+    runs["joining"] = lambda: plan.parts.join(part, seen, args[4], out)
+    word = torch.zeros(1, device="cuda")
+    runs["a kernel of PyTorch's"] = lambda: word.fill_(1.0)
+    for lines, on in courses.items():
+        yield from timed(on, runs, phase="fwd", case="pieces", lines=lines)
 
 
 def part_decode(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
