@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.bench.fitting import FEW_KERNELS, elapsed_s
 from ridgeline.cost import conv
 from ridgeline.cost.call import Call, call
 from ridgeline.cost.chip import Chip
@@ -64,11 +65,18 @@ class Point:
 
 def _event_s(row: dict[str, Any]) -> float:
     """Kernel durations with the event's overhead, averaged with the event itself where the host kept up."""
-    kernels_s = sum(k[1] for k in row["kernels"]) + EVENT_S + GAP_S * (len(row["kernels"]) - 1)
+    kernels_s = elapsed_s(row["kernels"]) + EVENT_S + GAP_S * (len(row["kernels"]) - 1)
     event_s = row.get("cold_s", 0.0)
+    if row["phase"] == "fwd" and 0.0 < event_s < 0.8 * kernels_s:  # kernels ran beside each other
+        return float(event_s)
     if row["phase"] == "fwd" and 0.8 < event_s / kernels_s < 1.25:
         return math.sqrt(kernels_s * event_s)
     return float(kernels_s)
+
+
+def _untold(row: dict[str, Any]) -> bool:
+    """Groups one after another, on several streams, of which only the sum of the kernels was recorded."""
+    return len(row["kernels"]) > FEW_KERNELS and not (row["phase"] == "fwd" and row.get("cold_s", 0.0) > 0.0)
 
 
 def _trains(row: dict[str, Any], file: Path) -> bool:
@@ -83,7 +91,7 @@ def points() -> list[Point]:
         with gzip.open(file, "rt") as lines:
             rows = [json.loads(line) for line in lines][1:]
         for row in rows:
-            if row["kind"].startswith("conv") and "error" not in row and "kernels" in row:
+            if row["kind"].startswith("conv") and "error" not in row and "kernels" in row and not _untold(row):
                 made = call(row["kind"], row["dtype"], row["phase"], row["library"], **row["shape"])
                 found.append(Point(made, _event_s(row), _trains(row, file), tuple(k[0] for k in row["kernels"])))
     return found
@@ -103,27 +111,20 @@ def _dense(p: Point, phase: str, sixteen: bool) -> bool:
 
 
 STAGES: list[tuple[str, str, Callable[[Point], bool]]] = [
-    ("tiles",
-     "tma_start_cycles tma_fill_cycles tma_frac tma_bytes_per_cycle tma_ragged tma_tile_cycles "
-     "copy_start_cycles copy_frac copy_bytes_per_cycle copy_step_cycles copy_tile_cycles loop_l2_frac "
-     "loop_dram_frac ramp_cycles segment_cycles pad_cycles filter_start_cycles filter_cycles",
-     lambda p: _dense(p, "fwd", True) and not p.pointwise and p.shape["c"] > 4),
+    ("around",
+     "transform_start_cycles transform_tile_cycles transform_back transform_dram_frac transform_held pad_cycles "
+     "filter_start_cycles filter_cycles memset_cycles share_init_cycles reduce_cycles reduce_frac",
+     lambda p: p.sort == "dense" and _sixteen(p) and not p.pointwise),
     ("products",
      "gemm_start_cycles gemm_frac gemm_bytes_per_cycle gemm_half_aligned gemm_unaligned gemm_dram_frac "
      "gemm_odd gemm_odd_frac simt_image_frac vector_depth_cycles",
      lambda p: _dense(p, "fwd", True) and (p.pointwise or p.shape["c"] <= 16)),
-    ("gradients",
-     "strided_grad small_grad weight_grad weight_segment_cycles weight_segment_loop",
-     lambda p: _dense(p, "bwd", True) and not p.pointwise),
     ("product-gradients",
      "gemm_reduce_cycles gemm_split_depth",
      lambda p: _dense(p, "bwd", True) and p.pointwise),
-    ("single",
-     "simt_start_cycles simt_wide_frac simt_narrow_frac simt_step_cycles simt_store_cycles fourier_gain",
-     lambda p: _dense(p, "fwd", False)),
-    ("single-gradients",
-     "simt_grad_frac simt_grad_channels simt_grad_step_cycles simt_atomic_frac simt_atomic_taps winograd_gain",
-     lambda p: _dense(p, "bwd", False)),
+    ("saving",
+     "fourier_gain fourier_bytes winograd_gain winograd_bytes",
+     lambda p: p.sort == "dense" and p.call.dtype in ("fp32", "tf32")),
     ("stencils-last",
      "stencil_last_cycles stencil_last_tap_cycles stencil_last_grad_cycles stencil_last_grad_tap_cycles "
      "stencil_last_weight_cycles stencil_last_weight_tap_cycles stencil_last_large stencil_last_first_cycles "
@@ -147,7 +148,8 @@ STAGES: list[tuple[str, str, Callable[[Point], bool]]] = [
      "direct_forward_per_s direct_forward_point_per_s direct_forward_last_per_s "
      "direct_forward_last_point_per_s direct_input_per_s direct_input_point_per_s direct_input_last_per_s "
      "direct_input_last_point_per_s direct_input_strided_per_s direct_weight_per_s direct_weight_point_per_s "
-     "direct_weight_last_per_s direct_weight_last_point_per_s",
+     "direct_weight_last_per_s direct_weight_last_point_per_s packed_fwd packed_dgrad packed_wgrad streams "
+     "direct_weight_held_per_s direct_weight_held_last_per_s",
      lambda p: p.sort == "grouped"),
 ]  # fmt: skip
 """Coefficients fitted together and the points that decide them.

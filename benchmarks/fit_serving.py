@@ -1,14 +1,12 @@
-"""Fit the software costs of serving engines to published runs; one set an engine generation and architecture.
+"""Fit the software costs of compiled serving engines to published runs; one set an engine and architecture.
 
-    python benchmarks/fit_serving.py ../shared/published --group vllm/hopper [--rows 44] [--rounds 3] [--write]
+    python benchmarks/fit_serving.py ../shared/published --group trtllm-engine/hopper [--rows 44] [--rounds 3] [--write]
     python benchmarks/fit_serving.py ../shared/published --all --write
-    python benchmarks/fit_serving.py ../shared/published --all --widths --write
 
-Rows are drawn at random (duplicates once) from serving_ttft_tpot.csv and, for compiled engines, inference_llm.csv. A
-robust Gauss-Newton search moves twelve coefficients away from physical starting values, each held by a prior, so that
-what no row depends on stays where it began. Leaving out one model at a time, with the same derivatives, says how well a
-set carries over to models it has not seen. Intervals come from all rows of a group, fitted or not (``--widths``).
-Simulations take about 30 ms a row, a group one to three minutes.
+Rows are drawn at random from inference_llm.csv. A robust Gauss-Newton search moves ten coefficients away from physical
+starting values, each held by a prior, so that what no row depends on stays where it began. Leaving out one model at a
+time, with the same derivatives, says how well a set carries over to models it has not seen. A row takes about 30 ms, a
+group one to three minutes. Engines that were served under load are fitted together by fit_engines.py.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from numpy.typing import NDArray
 from ridgeline.cost.measurements import read_table
 from ridgeline.errors import RidgelineError
 from ridgeline.resources import data_dir
-from ridgeline.sim.published import inference_llm, serving_ttft_tpot
+from ridgeline.sim.published import inference_llm
 from ridgeline.sim.published.verdict import Row
 from ridgeline.sim.serving.engine import COEFFICIENTS, DEFAULTS, engine
 from ridgeline.sim.serving.metrics import metrics
@@ -33,7 +31,8 @@ from ridgeline.sim.serving.simulate import Deployment, simulate
 from ridgeline.sim.serving.workload import Workload
 
 Floats = NDArray[np.float64]
-NAMES = tuple(COEFFICIENTS)
+LATER = ("rank_s", "draft_s", "gemm_many", "experts_many", "link_many")  # of engines that were served
+NAMES = tuple(name for name in COEFFICIENTS if name not in LATER)
 OFFLINE = ("request_s", "token_s")  # what runs without a server do not show
 SPREAD = {
     "gemm": 0.35, "experts": 0.35, "decode": 0.4, "prefill": 0.4, "link": 0.4, "kernel_s": 0.6, "iteration_s": 1.0,
@@ -44,13 +43,9 @@ BOUNDS = {
     "kernel_s": (2e-7, 6e-6), "iteration_s": (2e-5, 1e-2), "sequence_s": (1e-8, 5e-5), "mixed_s": (1e-5, 5e-2),
     "call_s": (2e-6, 1.5e-4), "request_s": (2e-3, 0.3), "token_s": (1e-8, 2e-5),
 }  # fmt: skip
-SERVED = ("vllm/hopper", "vllm/blackwell", "sglang/hopper", "sglang/blackwell", "trtllm/hopper", "trtllm/blackwell",
-          "trtllm-1.1/hopper", "trtllm-1.1/blackwell",
-          "vllm-0.17/hopper", "vllm-0.17/blackwell", "sglang-0.5.6/blackwell")  # fmt: skip
 COMPILED = ("fastertransformer/ampere", "trtllm-engine/ampere", "trtllm-engine/ada", "trtllm-engine/hopper")
 START = {"fastertransformer": {"call_s": 5e-6, "iteration_s": 2e-4, "mixed_s": 2e-4, "sequence_s": 3e-7}}
-STEP, SOFT, PRIOR, TTFT_WEIGHT = 0.08, 0.12, 0.02, 0.6
-MAX_CONCURRENCY = 128
+STEP, SOFT, PRIOR = 0.08, 0.12, 0.02
 
 
 @dataclass(frozen=True)
@@ -62,25 +57,6 @@ class Sample:
     deployment: Deployment
     workload: Workload
     compare: Callable[[Deployment], tuple[float, ...]]
-
-
-def served_samples(folder: Path, group: str, most: int = MAX_CONCURRENCY) -> list[Sample]:
-    found: dict[tuple[float, float], Sample] = {}
-    for _, record in read_table(folder / "serving_ttft_tpot.csv")[1]:
-        try:
-            run = serving_ttft_tpot.run_of_row(record)
-        except (RidgelineError, ValueError, KeyError):
-            continue
-        if run.group == f"agg/{group}" and run.workload.concurrency <= most:
-            compare = lambda d, run=run: _served(d, run)
-            model = run.deployment.anatomy.name
-            found[run.ttft_s, run.tpot_s] = Sample(run.key, model, run.deployment, run.workload, compare)
-    return list(found.values())
-
-
-def _served(deployment: Deployment, run: serving_ttft_tpot.Run) -> tuple[float, float]:
-    seen = metrics(simulate(deployment, run.workload))
-    return TTFT_WEIGHT * np.log(seen.ttft_s.mean / run.ttft_s), np.log(seen.tpot_s.mean / run.tpot_s)
 
 
 def compiled_samples(folder: Path, group: str) -> list[Sample]:
@@ -148,8 +124,8 @@ class Fit:
 
 
 def fit(group: str, samples: list[Sample], rounds: int) -> Fit:
-    name, compiled = group.partition("/")[0], group in COMPILED
-    names = [n for n in NAMES if not (compiled and n in OFFLINE)]
+    name = group.partition("/")[0]
+    names = [n for n in NAMES if n not in OFFLINE]
     base = {**DEFAULTS, **START.get(name, {})}
     known = engine(name, samples[0].deployment.device).coef
     start = np.log([base[n] for n in names])
@@ -206,35 +182,8 @@ def left_out(state: Fit) -> Floats:
 
 def told(rest: Floats) -> str:
     """Mean and median absolute errors in words."""
-    scale = (TTFT_WEIGHT, 1.0) if rest.shape[1] == 2 else (1.0,)
-    parts = []
-    for i, name in enumerate(("ttft", "tpot") if len(scale) == 2 else ("time",)):
-        missed = np.abs(np.expm1(rest[:, i] / scale[i]))
-        parts.append(f"{name} mean {missed.mean():.1%} median {np.median(missed):.1%}")
-    return ", ".join(parts)
-
-
-def widths(folder: Path, group: str) -> tuple[float, float]:
-    """Log half-widths that hold nine of ten published runs of a group: first tokens, and all others."""
-    samples = served_samples(folder, group, most=10**9)
-    missed = np.array([found for found in (_missed(sample) for sample in samples) if found])
-    first, other = np.quantile(np.abs(missed / (TTFT_WEIGHT, 1.0)), 0.9, axis=0)
-    return float(first), float(other)
-
-
-def _missed(sample: Sample) -> tuple[float, ...]:
-    try:
-        return sample.compare(sample.deployment)
-    except RidgelineError:
-        return ()
-
-
-def write_widths(group: str, first: float, other: float) -> None:
-    path = data_dir() / "engines.toml"
-    head = re.escape(f"[{_title(group)}.coef.{group.partition('/')[2]}]")
-    new = f"width = {other:.2f}\nfirst_width = {first:.2f}\n"
-    pattern = rf"({head}\n(?:(?!width|first_width)[a-z_]+ = .*\n)*)(?:(?:first_)?width = .*\n)*"
-    path.write_text(re.sub(pattern, lambda found: found[1] + new, path.read_text()))
+    missed = np.abs(np.expm1(rest[:, 0]))
+    return f"time mean {missed.mean():.1%} median {np.median(missed):.1%}"
 
 
 def _title(group: str) -> str:
@@ -266,18 +215,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=44)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--widths", action="store_true", help="intervals alone, of runs that were served")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    for group in (SERVED if options.all else options.group) if options.widths else ():
-        first, other = widths(options.published, group)
-        print(f"{group}: first tokens {first:.2f}, others {other:.2f}", flush=True)
-        if options.write:
-            write_widths(group, first, other)
-    if options.widths:
-        return
-    for group in SERVED + COMPILED if options.all else options.group:
-        made = (compiled_samples if group in COMPILED else served_samples)(options.published, group)
+    for group in COMPILED if options.all else options.group:
+        made = compiled_samples(options.published, group)
         np.random.default_rng(options.seed).shuffle(made)  # type: ignore[arg-type]
         state = fit(group, made[: options.rows], options.rounds)
         print(f"  models left out one at a time: {told(left_out(state))}")

@@ -10,6 +10,11 @@ loses by more than 2 %. ``--sample`` takes every n-th problem; ``--scale`` shrin
 ``--way search`` is ``ridgeline.optimize`` with ``--each-s`` seconds. ``--way rewrites`` measures the rewrites alone,
 with ``--graphs`` recorded too, in a fraction of the time: what the search would have to choose from. Problems are
 spread over ``--jobs`` processes, and whoever is not compiling holds a lock, so that nobody else uses the device.
+
+``--folder`` takes the public benchmark's own problems instead, from a checkout of it: ``level1`` to ``level3``, files
+with a ``Model``, ``get_inputs`` and ``get_init_inputs``. They are named by level and number, ``2/33``.
+
+Searches take shorter turns in their races here than they do by themselves, because the lock is what all wait for.
 """
 
 from __future__ import annotations
@@ -17,10 +22,12 @@ from __future__ import annotations
 import argparse
 import fcntl
 import gzip
+import importlib
 import itertools
 import json
 import math
 import os
+import runpy
 import statistics
 import subprocess
 import sys
@@ -37,6 +44,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 NOISE_FRAC = 0.02
+SPARE_BYTES = 4 << 30
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 
 
@@ -71,6 +79,8 @@ class Result:
             return "WRONG"
         if math.isnan(self.ours_s):
             return "refused"
+        if math.isnan(self.compiled_s):
+            return "no rival"
         ratio = self.best_s / self.ours_s
         return "faster" if ratio > 1 + NOISE_FRAC else "slower" if ratio < 1 - NOISE_FRAC else "even"
 
@@ -993,6 +1003,19 @@ add(3, "lstm in both directions", lambda m, x: m.net(x)[0], lambda s: ((10, s(51
     net=lambda s: nn.LSTM(128, 256, 6, batch_first=True, bidirectional=True))  # fmt: skip
 
 
+def read_folder(folder: Path) -> None:
+    """The problems of a checkout of the public benchmark in place of ours."""
+    PROBLEMS.clear()
+    for path in sorted(folder.glob("level[123]/*.py"), key=lambda path: int(path.name.split("_")[0])):
+        level = int(path.parent.name[-1])
+        PROBLEMS.append(Problem(level, f"{level}/{path.name.split('_')[0]}", lambda s, path=path: _of_file(path)))
+
+
+def _of_file(path: Path) -> Made:
+    named = runpy.run_path(str(path))
+    return named["Model"](*named["get_init_inputs"]()), tuple(named["get_inputs"]())
+
+
 # running them -------------------------------------------------------------------------------------------------------
 
 
@@ -1012,6 +1035,9 @@ class Turn:
 
     def give(self) -> None:
         if self.file and self.held:
+            spare = torch.cuda.memory_reserved() - torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+            if spare > SPARE_BYTES:  # others need the room
+                torch.cuda.empty_cache()
             fcntl.flock(self.file, fcntl.LOCK_UN)
         self.held = False
 
@@ -1042,7 +1068,7 @@ class Turn:
         return run
 
 
-def seconds(call: Callable[[], Any], device: torch.device, least_s: float = 0.12) -> float:
+def seconds(call: Callable[[], Any], device: torch.device, least_s: float = 0.08) -> float:
     """Median seconds of a call, device work included."""
     sync = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     for _ in range(2):
@@ -1059,9 +1085,9 @@ def seconds(call: Callable[[], Any], device: torch.device, least_s: float = 0.12
 
 
 def interleaved(calls: dict[str, Callable[[], Any]], device: torch.device) -> dict[str, float]:
-    """The better of two visits to each, in turn: clocks drift."""
+    """The best of three visits to each, in turn: clocks drift, and others' compilers may use the device."""
     found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(2):
+    for _ in range(3):
         for name, call in calls.items():
             found[name].append(seconds(call, device))
     return {name: min(samples) for name, samples in found.items()}
@@ -1069,18 +1095,12 @@ def interleaved(calls: dict[str, Callable[[], Any]], device: torch.device) -> di
 
 def run(problem: Problem, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Result:
     """One problem, three ways."""
+    if asked.way == "search":
+        return searched(problem, device, asked, turn)
     began = time.perf_counter()
     turn.take()
     torch.manual_seed(0)
-    with torch.device(device):
-        model, args = problem.make(Scale(asked.scale))
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-    def fresh(call: Callable[..., Any]) -> Any:
-        """A call that begins with the same running statistics."""
-        model.load_state_dict(state)
-        return call(*args)
-
+    model, args, fresh = made(problem, device, asked)
     with torch.no_grad():
         meant = fresh(model)
         calls: dict[str, Callable[[], Any]] = {"eager": lambda: model(*args)}
@@ -1089,8 +1109,7 @@ def run(problem: Problem, device: torch.device, asked: argparse.Namespace, turn:
             with turn.apart():
                 stock(*args)
             calls["compiled"] = lambda: stock(*args)
-        way = searched if asked.way == "search" else rewritten
-        ours, winner, more = way(model, args, device, asked, turn)
+        ours, winner, more = rewritten(model, args, device, asked, turn)
         errors = {name: alike(fresh(call), meant) for name, call in ours.items()}
         calls |= {name: (lambda call=call: call(*args)) for name, call in ours.items()}
         times = interleaved(calls, device)
@@ -1107,15 +1126,40 @@ def run(problem: Problem, device: torch.device, asked: argparse.Namespace, turn:
 Found = tuple[dict[str, Callable[..., Any]], str, dict[str, Any]]
 
 
-def searched(model: nn.Module, args: Any, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Found:
-    """What ``ridgeline.optimize`` returns."""
+def made(problem: Problem, device: torch.device, asked: argparse.Namespace) -> tuple[nn.Module, Any, Any]:
+    """Model, inputs, and a way to call with the same running statistics and random numbers every time."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model, args = problem.make(Scale(asked.scale))
+    model, args = model.to(device), tuple(x.to(device) if isinstance(x, Tensor) else x for x in args)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def fresh(call: Callable[..., Any]) -> Any:
+        model.load_state_dict(state)
+        torch.manual_seed(7)
+        return call(*args)
+
+    return model, args, fresh
+
+
+def searched(problem: Problem, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Result:
+    """What ``ridgeline.optimize`` returns; times are those of its last race, in turns, each call waited for."""
     import ridgeline
 
-    fast = ridgeline.optimize(model, args, budget_s=asked.each_s, use_cache=False)
+    began = time.perf_counter()
+    model, args, fresh = made(problem, device, asked)
+    with torch.no_grad():
+        meant = fresh(model)
+        fast = ridgeline.optimize(model, args, budget_s=asked.each_s, use_cache=False)
+        right, error = alike(fresh(fast), meant)
     receipt = fast.receipt
     tried = [{"name": e.name, "status": e.status, "reason": e.reason, "s": e.measured_s, "build_s": e.build_s,
               "rewrites": dict(e.rewrites)} for e in receipt.entries]  # fmt: skip
-    return {"ours": fast}, receipt.winner, {"tried": tried, "notes": list(receipt.notes), "contests": contests()}
+    more = {"tried": tried, "notes": list(receipt.notes), "contests": contests(), "searched_s": receipt.spent_s,
+            "verdict": receipt.verdict}  # fmt: skip
+    stock_s = math.nan if receipt.stock_s is None else receipt.stock_s
+    return Result(problem.level, problem.name, receipt.eager_s, stock_s, receipt.final_s, receipt.winner, right, error,
+                  spent_s=time.perf_counter() - began, more=more)  # fmt: skip
 
 
 def rewritten(model: nn.Module, args: Any, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Found:
@@ -1141,22 +1185,28 @@ def rewritten(model: nn.Module, args: Any, device: torch.device, asked: argparse
 
 def contests() -> dict[str, Any]:
     """What races inside of rewrites have said since the last look."""
-    from ridgeline.optimizer.rewrites import chains, halves, lengths, windows
+    from ridgeline.optimizer.rewrites import chains, extremes, halves, lengths, vectors, windows
 
     found = {
         str(key): seconds
-        for each in (chains, halves, lengths, windows)
+        for each in (chains, extremes, halves, lengths, vectors, windows)
         for key, seconds in each.CONTEST.seconds.items()
     }
     rounded = {str(key): found.rounding for key, found in chains._accuracy.items()}
-    for each in (chains, halves, lengths, windows):
+    for each in (chains, extremes, halves, lengths, vectors, windows):
         each.CONTEST.seconds.clear()
     return {"seconds": found, "rounding": rounded}
 
 
-def alike(found: Tensor, meant: Tensor, tolerance: float = 1e-3) -> tuple[bool, float]:
-    """Whether two results agree, and the largest difference relative to the largest value."""
-    if found.shape != meant.shape or found.dtype != meant.dtype:
+def alike(found: Any, meant: Any, tolerance: float = 1e-3) -> tuple[bool, float]:
+    """Whether two results agree in every tensor, and the largest difference relative to the largest value."""
+    pairs = list(itertools.zip_longest(*(torch.utils._pytree.tree_leaves(each) for each in (found, meant))))
+    judged = [_alike(a, b, tolerance) for a, b in pairs if isinstance(b, Tensor)]
+    return all(right for right, _ in judged), max((error for _, error in judged), default=0.0)
+
+
+def _alike(found: Tensor, meant: Tensor, tolerance: float) -> tuple[bool, float]:
+    if not isinstance(found, Tensor) or found.shape != meant.shape or found.dtype != meant.dtype:
         return False, math.inf
     if not meant.is_floating_point():
         return bool(torch.equal(found, meant)), float((found != meant).float().mean())
@@ -1205,27 +1255,30 @@ MARK = "RESULT "
 
 
 def _share_the_device(turn: Turn) -> None:
-    """While candidates are compiled others may use the device; races have it to themselves."""
-    from ridgeline.optimizer import contest
+    """Whoever times or proves has the device; all others may compile, trace and record meanwhile."""
+    from ridgeline.optimizer import contest, proof
     from ridgeline.optimizer import search as searching
 
-    build, left_s = searching.build, searching.Search.left_s
-
-    def built(candidate: Any, *args: Any, **kwargs: Any) -> Any:
-        with turn.apart(candidate.compiles and kwargs.get("base") is None):
-            return build(candidate, *args, **kwargs)
+    for name in searching.COMPILERS:  # once a process, before any budget
+        importlib.import_module(name)
+    left_s = searching.Search.left_s
 
     def left(self: Any) -> float:
         return left_s(self) + turn.waited_s - self.__dict__.setdefault("waited_before_s", turn.waited_s)
 
-    searching.build, searching.Search.left_s = built, left
+    searching.Search.left_s = left
+    searching.Search._regions = lambda self, stock: ()  # breakdowns are for people to read, and are not timed here
+    searching.Search._parts = lambda self, eager, best: ()
+    searching.LEAST_RACE_S, searching.RACE_FRAC, searching.LAST_RACE_FRAC = 0.12, 0.01, 0.03
+    searching.Track.race = turn.here(searching.Track.race)
+    proof.Subject.observe = turn.here(proof.Subject.observe)
     contest.raced = turn.here(contest.raced)
 
 
 def parent(asked: argparse.Namespace) -> None:
     """Start the processes, gather their lines, and say what came out."""
     asked.out.mkdir(parents=True, exist_ok=True)
-    lock = str(Path(tempfile.mkdtemp()) / "device.lock")
+    lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(Path(tempfile.mkdtemp()) / "device.lock")
     until = time.time() + asked.budget_s
     names = [problem.name for problem in chosen(asked)]
     shares = [names[i :: asked.jobs] for i in range(asked.jobs)]
@@ -1252,6 +1305,7 @@ def _started(
 ) -> subprocess.Popen[bytes]:
     passed = ["--each-s", str(asked.each_s), "--scale", str(asked.scale), "--way", asked.way, "--out", str(asked.out)]
     passed += ["--searched", str(asked.searched)]
+    passed += ["--folder", str(asked.folder)] if asked.folder else []
     passed += ["--graphs"] if asked.graphs else []
     passed += ["--without-compile"] if asked.without_compile else []
     command = [sys.executable, __file__, "--names", json.dumps(names), "--lock", lock, "--until", str(until), *passed]
@@ -1283,7 +1337,7 @@ def _summed_up(results: list[dict[str, Any]]) -> None:
             f"  ours {r['ours_s'] * 1e3:9.3f}  {r['verdict']:8} {r['winner']:28} {r['error']:.1e}"
             f"  {r['spent_s']:.0f} s {r['note']}"
         )
-    words = ("faster", "even", "slower", "WRONG", "refused")
+    words = ("faster", "even", "slower", "WRONG", "refused", "no rival")
     counts = {word: sum(r["verdict"] == word for r in results) for word in words}
     print(f"{len(results)} problems: " + ", ".join(f"{num} {word}" for word, num in counts.items()))
 
@@ -1291,6 +1345,7 @@ def _summed_up(results: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, help="a checkout of the public benchmark, whose problems are taken")
     parser.add_argument("--budget-s", type=float, default=600.0)
     parser.add_argument("--each-s", type=float, default=15.0)
     parser.add_argument("--jobs", type=int, default=3)
@@ -1308,6 +1363,8 @@ def main() -> None:
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.folder:
+        read_folder(asked.folder)
     child(asked) if asked.names else parent(asked)
 
 

@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,25 @@ def sizes_of(text: str) -> str:
     return " ".join(value if name in ("rows", "cols") else f"{name}={value}" for name, value in parts)
 
 
-def every_row(rows: list[Row], copy_bytes_per_s: float, title: str = "Every row") -> Iterator[str]:
+def copy_time(floor: list[dict[str, Any]], num_bytes: int) -> float:
+    """Seconds that a bare copy of so many bytes takes by the race's clock, between those that were timed."""
+    points = sorted((entry["moved_bytes"], entry["s"]) for entry in floor)
+    if not points or num_bytes < points[0][0]:
+        return math.nan
+    pairs = list(pairwise(points))
+    (a, s), (b, t) = next((pair for pair in pairs if num_bytes <= pair[1][0]), pairs[-1])
+    return s + (t - s) * (num_bytes - a) / (b - a)
+
+
+def every_row(
+    rows: list[Row], copy_bytes_per_s: float, title: str = "Every row", floor: list[dict[str, Any]] | None = None
+) -> Iterator[str]:
     if not rows:
         return
     yield f"\n### {title}\n"
     yield "Times in µs: median, for ours also the 10th and 90th percentile.\n"
-    yield from table(*"function case phase ridgeline TB/s of_copy eager compiled Liger ×_best".split())
+    columns = "function case phase ridgeline TB/s of_copy of_a_copy_as_large eager compiled Liger ×_best".split()
+    yield from table(*(name for name in columns if floor or name != "of_a_copy_as_large"))
     cases: dict[tuple[str, str, str, str], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         cases[row.primitive, row.dtype, row.sizes, row.phase][row.contender] = row
@@ -66,16 +80,32 @@ def every_row(rows: list[Row], copy_bytes_per_s: float, title: str = "Every row"
             continue
         rivals = [r.median_s for who, r in together.items() if who != "ridgeline" and not math.isnan(r.median_s)]
         moved = phase != "call" and name != "linear_cross_entropy"
+        alike = copy_time(floor or [], ours.num_bytes) / ours.median_s
+        shown = "–" if math.isnan(alike) or not moved else f"{alike:.0%}"
         yield "| " + " | ".join(
             [
                 name, f"{SHORT[dtype]} {sizes_of(sizes)}", phase,
                 f"{1e6 * ours.median_s:.1f} ({1e6 * ours.low_s:.1f}–{1e6 * ours.high_s:.1f})",
                 f"{ours.bytes_per_s / 1e12:.2f}" if moved else "–",
                 f"{ours.bytes_per_s / copy_bytes_per_s:.0%}" if moved else "–",
+                *([shown] if floor else []),
                 *(microseconds(together.get(who)) for who in ("eager", "compiled", "liger")),
                 f"{min(rivals) / ours.median_s:.2f}" if rivals else "–",
             ]
         ) + " |"  # fmt: skip
+
+
+def floors(found: dict[str, Any]) -> Iterator[str]:
+    if found.get("floor"):
+        yield "\n### A bare copy by the same clock\n"
+        yield from table("MB read and written", "µs", "TB/s")
+    for entry in found.get("floor", []):
+        yield (
+            f"| {entry['moved_bytes'] / 1e6:.0f} | {1e6 * entry['s']:.1f} |"
+            f" {entry['moved_bytes'] / entry['s'] / 1e12:.2f} |"
+        )
+    if found.get("floor"):
+        yield ""
 
 
 def host(found: dict[str, Any]) -> Iterator[str]:
@@ -183,7 +213,7 @@ def main() -> None:
     if rows:
         print(f"Copy bandwidth in the same run: {copy_bytes_per_s / 1e12:.2f} TB/s (1 GiB, read and write).\n")
     parts = (
-        summary(rows), every_row(rows, copy_bytes_per_s),
+        floors(found), summary(rows), every_row(rows, copy_bytes_per_s, floor=found.get("floor")),
         every_row(compiled, copy_bytes_per_s, "With torch.compile (max-autotune), first case of each"),
         memory(found), host(found), correctness(found), split(found), rest(found),
     )  # fmt: skip

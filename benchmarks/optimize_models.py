@@ -7,7 +7,7 @@ what a search finds as it finds it, to ``progress.jsonl``; a search that would r
     python benchmarks/optimize_models.py --out OUT --total-s 290 --budget-s 35
 
 After the search the result is timed again by a loop that knows nothing of it (same inputs every call, synchronized at
-both ends), beside eager and torch.compile with default settings, and its output is compared with eager's. With
+both ends), beside eager, and its output is compared with eager's. With
 ``--rivals`` eager, torch.compile and torch.compile(mode="max-autotune") are timed on a second model that no search has
 touched, as far as the time goes; what was found before is kept where it does not.
 """
@@ -74,7 +74,7 @@ def _arguments() -> argparse.Namespace:
 def _parent(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    lock = str(Path(tempfile.mkdtemp()) / "device.lock")
+    lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(Path(tempfile.mkdtemp()) / "device.lock")
     waiting, running, done = list(asked.models), {}, []
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
@@ -179,7 +179,10 @@ class Turn:
             fcntl.flock(self.file, fcntl.LOCK_UN)
 
     def around(self, build: Any) -> Any:
-        """``build`` of a candidate, with the device given to others while it compiles."""
+        """``build`` of a candidate, with the device given to others while it compiles.
+
+        Kernels that race when they are first run do so meanwhile, and others' kernels may disturb them.
+        """
 
         def built(candidate: Any, *args: Any, **kwargs: Any) -> Any:
             if not candidate.compiles or kwargs.get("base") is not None:
@@ -233,16 +236,14 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     track = Track(work["model"], inputs, work["mode"], None, torch.device(asked.device))
     track.settle(work["model"])
     track.copies = [inputs]
-    contenders = {"eager": work["model"], "ridgeline": fast}
-    if fast.receipt.stock_s is not None and not asked.rivals:
-        contenders["torch.compile"] = torch.compile(work["model"])
-    loop, peaks = _loop(track, contenders)
+    loop, peaks = _loop(track, {"eager": work["model"], "ridgeline": fast})
     rms = _distance(track, work["model"], fast, inputs) if work["mode"] == "infer" else None
     found = {
         "model": asked.one, "mode": work["mode"], "loop": loop, "peak_bytes": peaks, "rms": rms,
         "optimize_s": optimize_s, "receipt": fast.receipt.to_dict(), "text": str(fast.receipt),
         "fallbacks": type(fast).fallbacks.fget(fast) if hasattr(type(fast), "fallbacks") else {},
     }  # fmt: skip
+    found["contests"] = _contests()
     if "decode-static" in asked.one and track.device.type == "cuda":
         found["split"] = _split(work, fast)
     turn.give()
@@ -250,11 +251,24 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if asked.rivals:
         yield from _with_rivals(asked, found, track, fast, turn)
     if asked.again:
-        del fast, contenders
+        del fast
         began = time.perf_counter()
         rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
         found["again_s"] = time.perf_counter() - began
         yield found
+
+
+def _contests() -> dict[str, Any]:
+    """Milliseconds of every way that was raced when a shape was first run, by rewrite and problem."""
+    from ridgeline.optimizer.rewrites import chains, epilogue, pointwise, stems
+
+    return {
+        module.__name__.rpartition(".")[2]: {
+            str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}
+            for key, found in module.CONTEST.seconds.items()
+        }
+        for module in (chains, epilogue, pointwise, stems)
+    }
 
 
 def _split(work: dict[str, Any], fast: Any) -> dict[str, Any]:

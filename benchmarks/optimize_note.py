@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 _PATH = re.compile(r"(?:/[\w.+-]+){2,}/")
-HEAD = "| model | eager | torch.compile | result | best/result | kept | searched |\n|---|---|---|---|---|---|---|"
+HEAD = (
+    "| model | eager | torch.compile | max-autotune | result | best/result | kept | searched |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -33,12 +36,12 @@ def cleaned(value: Any) -> Any:
 def row(found: dict[str, Any]) -> str:
     """One model: milliseconds in a plain loop, the better rival over the result, what was kept, seconds of search."""
     if "loop" not in found:
-        return f"| {found['model']} | – | – | – | – | {found['error'].splitlines()[0][:90]} | – |"
+        return f"| {found['model']} | – | – | – | – | – | {found['error'].splitlines()[0][:90]} | – |"
     loop = found["loop"]
-    stock = f"{1e3 * loop['torch.compile']:.2f}" if "torch.compile" in loop else "–"
+    stock, tuned = (f"{1e3 * loop[who]:.2f}" if who in loop else "–" for who in ("torch.compile", "max-autotune"))
     best = min(seconds for who, seconds in loop.items() if who != "ridgeline")
     return (
-        f"| {found['model']} | {1e3 * loop['eager']:.2f} | {stock} | {1e3 * loop['ridgeline']:.2f} | "
+        f"| {found['model']} | {1e3 * loop['eager']:.2f} | {stock} | {tuned} | {1e3 * loop['ridgeline']:.2f} | "
         f"{best / loop['ridgeline']:.2f} | {found['receipt']['winner']} | {found['optimize_s']:.0f} s |"
     )
 
@@ -46,6 +49,8 @@ def row(found: dict[str, Any]) -> str:
 def table(document: dict[str, Any]) -> str:
     rows = [row(found) for found in document["models"]]
     ratios = [f["loop"]["eager"] / f["loop"]["ridgeline"] for f in document["models"] if "loop" in f]
+    if not ratios:
+        return "\n".join([HEAD, *rows, "", "No model got to its loop."])
     mean = f"Geometric mean against eager: {statistics.geometric_mean(ratios):.2f} over {len(ratios)} models."
     return "\n".join([HEAD, *rows, "", mean])
 

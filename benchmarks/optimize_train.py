@@ -1,14 +1,21 @@
-"""Training steps through ``rl.optimize`` on one GPU: time, memory, what was tried; and how far recorded steps drift.
+"""Training steps through ``rl.optimize`` on one GPU beside eager and ``torch.compile``: time, memory, what was tried.
 
-    python benchmarks/optimize_train.py --out OUT --total-s 200 --budget-s 75 --jobs 3
-    python benchmarks/optimize_train.py --out OUT --only drift stock:vit-base-train-64
+    python benchmarks/optimize_train.py --out OUT --total-s 150 --budget-s 60 --jobs 4 --brief
+    python benchmarks/optimize_train.py --out OUT --only drift vit-base-train-64
 
-Each model is searched in a process of its own. Afterwards a plain loop (gradients cleared, forward, loss, backward,
-AdamW) times eager, the result called the same way, and the result's own ``train_step``; ``stock:`` before a model
-compiles it as anyone does and times that loop, for searches too short to get there. The drift is that of fifty
-steps of GPT-2 from the same weights: eager beside eager, beside eager from weights one rounding away, and beside
-recorded steps, with PyTorch's usual kernels and with deterministic ones; with it come linear layers of odd sizes,
-plain and padded, forward and backward. Everything is written as it is found.
+Each model is searched in a process of its own, while another compiles it as anyone does (``torch.compile``, default
+settings); several models go side by side, and whoever does not compile holds the device alone. When both are ready they
+take turns: whole steps in a plain loop (gradients cleared, forward, loss, backward, the optimizer's step) of eager and
+``torch.compile`` with the optimizer as it was written; of the result with the optimizer that was passed to the search,
+called in the same loop and through ``train_step``; and of the result with an optimizer that no search has seen. Memory
+is the most that a step allocates and reserves, weights and the optimizer's state included: of eager in the searching
+process before the search, of the result after it. ``--brief`` leaves ``torch.compile`` out of searches over models made
+of repeated blocks: it is measured beside them, and takes most of a short search.
+
+``steps`` are AdamW's alone. ``drift`` is that of fifty steps of GPT-2 from the same weights: eager beside eager, beside
+eager from weights one rounding away, and beside recorded steps, with PyTorch's usual kernels and with deterministic
+ones; with it come linear layers of odd sizes, plain and padded, forward and backward. Everything is written as it is
+found.
 """
 
 from __future__ import annotations
@@ -24,19 +31,25 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 MARK = "RESULT "
-DRIFT, STOCK = "drift", "stock:"
-DEFAULT = (DRIFT, "bert-large-train-16x512", "vit-base-train-64", "resnet50-train-64-nhwc",
-           f"{STOCK}vit-base-train-64", f"{STOCK}resnet50-train-64-nhwc", "gpt2-medium-train-8x512", "dlrm-train-4096",
-           f"{STOCK}bert-large-train-16x512", "llama1b-train-4x1024", "dit-xl2-train-16")  # fmt: skip
+DRIFT, STEPS, STOCK = "drift", "steps", "stock:"
+DEFAULT = (STEPS, "gpt2-medium-train-8x512", "resnet50-train-64-nhwc", "bert-large-train-16x512",
+           "llama1b-train-4x1024", "vit-base-train-64", "dit-xl2-train-16", "t5-base-train-8x512",
+           "convnext-tiny-train-64", "qwen3moe-4l-train-2x1024", "dlrm-train-4096", "efficientnet-b0-train-64",
+           "whisper-base-train-8", DRIFT)  # fmt: skip
+LEAST_S, RIVALS_S, LAST_S = 35.0, 25.0, 16.0
+"""Seconds below which no search is begun, those kept after a search, and those for the last turns."""
+PHASES = ("_prepare", "_made", "_peak_bytes", "_raced", "_proved", "_recapture", "_stilled", "_tracked", "_last_race",
+          "_regions", "_parts", "_settle_winner")  # fmt: skip
 ODD = ((4096, 1024, 50257), (8192, 1024, 30522), (4096, 1280, 51866), (8192, 479, 1024))
 """Rows, inputs and outputs of linear layers of odd sizes: GPT-2's, BERT's and Whisper's heads, a DLRM's layer."""
-ROUNDS = 7
+ROUNDS = 6
 
 
 def main() -> None:
@@ -52,14 +65,16 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("."))
-    parser.add_argument("--total-s", type=float, default=200.0, help="Everything ends within this.")
-    parser.add_argument("--budget-s", type=float, default=75.0, help="Of each search.")
+    parser.add_argument("--total-s", type=float, default=150.0, help="Everything ends within this.")
+    parser.add_argument("--budget-s", type=float, default=95.0, help="Of each search.")
     parser.add_argument("--only", nargs="*", default=list(DEFAULT))
-    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--brief", action="store_true", help="Searches over repeated blocks leave torch.compile out.")
     parser.add_argument("--table", type=Path, default=None, help="Only print what a file of results says.")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -72,29 +87,41 @@ def _parent(asked: argparse.Namespace) -> None:
     waiting, running, done = list(asked.only), {}, {}
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
-        while waiting and len(running) < asked.jobs and left_s > 45:
-            name = waiting.pop(0)
-            running[name] = _started(name, asked, logs, min(asked.budget_s, left_s - 40))
+        models = {name.removeprefix(STOCK) for name in running} - {STEPS}
+        while waiting and len(models) < asked.jobs and left_s > LEAST_S + RIVALS_S:
+            models.add(waiting[0])
+            for name in _sides(waiting.pop(0)):
+                running[name] = _started(name, asked, logs, began + asked.total_s)
         if left_s < 3 or not running:
             break
         for name, process in list(running.items()):
             if process.poll() is not None:
                 del running[name]
                 done[name] = _collected(logs / name, f"ended with {process.returncode}")
+                if name == STEPS and not done[name].get("right"):
+                    (logs / "lock.no-kernel").touch()  # a kernel that is wrong or fails must not spoil the rest
                 _write(asked, done, began)
                 print(f"{time.monotonic() - began:6.1f} s  {name}: {_line(done[name])}", flush=True)
         time.sleep(0.2)
     for name, process in running.items():
         process.kill()
+        process.wait()
         done[name] = _collected(logs / name, "out of time")
         print(f"{name}: {_line(done[name])}", flush=True)
     _write(asked, done | {name: {"error": "not started: out of time"} for name in waiting}, began)
 
 
-def _started(name: str, asked: argparse.Namespace, logs: Path, budget_s: float) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(budget_s), "--device", asked.device,
-               "--lock", str(logs / "lock")]  # fmt: skip
-    settings = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
+def _sides(name: str) -> tuple[str, ...]:
+    """The processes of a part: a model is searched in one and compiled in another."""
+    return (name,) if name in (DRIFT, STEPS) else (name, f"{STOCK}{name}")
+
+
+def _started(name: str, asked: argparse.Namespace, logs: Path, until: float) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(asked.budget_s), "--device",
+               asked.device, "--lock", str(logs / "lock"), "--until", str(until),
+               *(["--brief"] if asked.brief else [])]  # fmt: skip
+    threads = max(2, (os.cpu_count() or 8) // (2 * asked.jobs))
+    settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
     if name == DRIFT:
         settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic products ask for it
@@ -121,9 +148,9 @@ def _write(asked: argparse.Namespace, done: dict[str, Any], began: float) -> Non
 def _line(found: dict[str, Any]) -> str:
     if "loop" in found:
         shown = "  ".join(f"{who} {s * 1e3:.2f} ms" for who, s in found["loop"].items())
-        return f"{shown}  {found['winner']}  memory {found['peak_bytes']}"
-    if "distances" in found:
-        return str(found["distances"])
+        return f"{shown}  {found.get('winner')}  memory {found.get('peak_bytes')}"
+    if "distances" in found or "updates_s" in found:
+        return str(found.get("distances") or {k: found[k] for k in ("updates_s", "apart", "right")})
     return f"{found.get('error')}: {found.get('log', '')[-600:]!r}"
 
 
@@ -131,15 +158,57 @@ def _table(path: Path) -> list[str]:
     """What was found, as Markdown."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         parts = json.load(file)["parts"]
-    heads = ("model", "eager", "torch.compile", "result", "× eager", "kept", "memory, eager → result",
-             "step: eager → result → with its optimizer", "searched")  # fmt: skip
-    lines = [_cells(*heads), _cells(*["---"] * len(heads))]
-    lines += [_row(name, found) for name, found in parts.items() if name != DRIFT and not name.startswith(STOCK)]
-    stock = {name: found for name, found in parts.items() if name.startswith(STOCK)}
-    lines += ["", *(f"{name}: {_line(found)}, compiled in {found.get('compile_s', 0):.0f} s"
-                    for name, found in stock.items())]  # fmt: skip
-    drift = parts.get(DRIFT, {})
-    lines += ["", "| steps | farthest from eager's loss |", "|---|---|"]
+    rows = {name: _joined(found, parts.get(f"{STOCK}{name}", {})) for name, found in parts.items()
+            if name not in (DRIFT, STEPS) and not name.startswith(STOCK)}  # fmt: skip
+    heads = ("model", "eager", "torch.compile", "result", "best of both / result", "train_step", "its optimizer not "
+             "passed", "memory: eager, torch.compile, result", "kept", "searched")  # fmt: skip
+    lines = [_cells(*heads), _cells(*["---"] * len(heads)), *(_row(name, found) for name, found in rows.items())]
+    lines += ["", *_means(rows), ""]
+    lines += [_cells("forward and backward", "eager", "torch.compile", "result", "memory by its receipt")]
+    lines += [_cells(*["---"] * 5)]
+    lines += [_raced(name, found["receipt"]) for name, found in rows.items() if "receipt" in found]
+    lines += ["", *_step_table(parts.get(STEPS, {}))]
+    drift = parts.get(DRIFT)
+    return lines + (["", *_drift_table(drift)] if drift and "trails" in drift else [])
+
+
+def _step_table(found: dict[str, Any]) -> list[str]:
+    """AdamW's step alone."""
+    if "updates_s" not in found:
+        return []
+    lines = ["| AdamW, bf16, all parameters | default | fused | ours | TB/s of ours | apart from fused |"]
+    lines += [_cells(*["---"] * 6)]
+    for name, ways in found["updates_s"].items():
+        rate = 14 * found["numbers"][name] / ways["kernel"] / 1e12
+        shown = [f"{1e3 * ways[way]:.3f} ms" for way in ("given", "fused", "kernel")]
+        lines.append(_cells(f"{name}, {found['numbers'][name] / 1e6:.0f} million", *shown, f"{rate:.2f}",
+                            f"{found['apart'][name]:.1e}"))  # fmt: skip
+    return lines
+
+
+def _joined(found: dict[str, Any], stock: dict[str, Any]) -> dict[str, Any]:
+    """A model's row: eager and torch.compile from their own process, where it got so far."""
+    if "loop" not in stock:
+        return found
+    peaks = {"torch.compile": stock["peak_bytes"].get("torch.compile"), **found.get("peak_bytes", {})}
+    return found | {"loop": {**found.get("loop", {}), **stock["loop"]}, "peak_bytes": peaks}
+
+
+def _means(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """Geometric means over the rows that have both sides."""
+    found = []
+    for who in ("result", "train_step", "result, its optimizer not passed"):
+        full = {name: row["loop"] for name, row in rows.items() if {"torch.compile", who} <= row.get("loop", {}).keys()}
+        ratios = {name: min(loop["eager"], loop["torch.compile"]) / loop[who] for name, loop in full.items()}
+        if ratios:
+            mean, worst = statistics.geometric_mean(ratios.values()), min(ratios, key=lambda name: ratios[name])
+            found.append(f"Best of eager and torch.compile over {who}: geometric mean {mean:.2f} of {len(ratios)}, "
+                         f"least {ratios[worst]:.2f} ({worst}).")  # fmt: skip
+    return found
+
+
+def _drift_table(drift: dict[str, Any]) -> list[str]:
+    lines = ["| steps | farthest from eager's loss |", "|---|---|"]
     lines += [f"| {name} | {distance:.2e} |" for name, distance in drift.get("distances", {}).items()]
     lines += ["", "| rows × inputs × outputs | plain | padded | apart |", "|---|---|---|---|"]
     return lines + [_cells(f"{o['rows']} × {o['inputs']} × {o['outputs']}", f"{o['plain_ms']:.2f} ms",
@@ -151,16 +220,24 @@ def _cells(*values: str) -> str:
 
 
 def _row(name: str, found: dict[str, Any]) -> str:
-    receipt = found.get("receipt")
-    if receipt is None:
-        return _cells(name, "–", "–", "–", "–", found.get("error", ""), "–", "–", "–")
-    stock_s, final_bytes = receipt["stock_s"], receipt["final_bytes"] or receipt["eager_bytes"]
-    loop = found.get("loop", {})
-    whole = " → ".join(f"{loop[who] * 1e3:.1f}" for who in ("eager", "result", "result, its optimizer") if who in loop)
+    loop, peaks = found.get("loop", {}), found.get("peak_bytes", {})
+    if "result" not in loop:
+        return _cells(name, *["–"] * 7, found.get("error", ""), "–")
+    ms = {who: f"{1e3 * seconds:.2f}" for who, seconds in loop.items()}
+    both = {"eager", "torch.compile"} <= set(loop)
+    over = f"{min(loop['eager'], loop['torch.compile']) / loop['result']:.2f}" if both else "–"
+    memory = ", ".join(f"{peaks[who][0] / 1e9:.2f}" if peaks.get(who) else "–" for who in
+                       ("eager", "torch.compile", "result"))  # fmt: skip
+    shown = (ms.get(who, "–") for who in ("eager", "torch.compile", "result"))
+    rest = (ms.get(who, "–") for who in ("train_step", "result, its optimizer not passed"))
+    return _cells(name, *shown, over, *rest, f"{memory} GB", found.get("winner", ""), f"{found['optimize_s']:.0f} s")
+
+
+def _raced(name: str, receipt: dict[str, Any]) -> str:
+    times = [f"{s * 1e3:.2f}" if s else "–" for s in (receipt["eager_s"], receipt["stock_s"], receipt["final_s"])]
+    final_bytes = receipt["final_bytes"] or receipt["eager_bytes"]
     memory = "–" if not final_bytes else f"{receipt['eager_bytes'] / 1e9:.2f} → {final_bytes / 1e9:.2f} GB"
-    times = [f"{s * 1e3:.1f}" if s else "–" for s in (receipt["eager_s"], stock_s, receipt["final_s"])]
-    return _cells(name, *times, f"{receipt['speedup']:.2f}", receipt["winner"], memory, whole or "–",
-                  f"{receipt['spent_s']:.0f} s")  # fmt: skip
+    return _cells(name, *times, memory)
 
 
 # A child does one part.
@@ -168,7 +245,8 @@ def _row(name: str, found: dict[str, Any]) -> str:
 
 def _child(asked: argparse.Namespace) -> None:
     try:
-        (_drifted if asked.one == DRIFT else _stock if asked.one.startswith(STOCK) else _searched)(asked)
+        kind = STOCK if asked.one.startswith(STOCK) else asked.one
+        {DRIFT: _drifted, STEPS: _steps, STOCK: _stock}.get(kind, _searched)(asked)
         _tell({"finished": True})
     except Exception as error:
         said = f"{type(error).__name__}: {error}"[:400]
@@ -179,66 +257,133 @@ def _tell(found: dict[str, Any]) -> None:
     print(MARK + json.dumps(found), flush=True)
 
 
-def _searched(asked: argparse.Namespace) -> None:
+def _steps(asked: argparse.Namespace) -> None:
+    """AdamW's step as PyTorch takes it, fused and by our kernel: seconds, and how far the kernel's weights are off."""
     import optimize_models
     import torch
 
+    from ridgeline.optimizer import update
+
+    turn, on = optimize_models.Turn(asked.lock), torch.device(asked.device)
+    sizes = {"GPT-2 medium": [(50257, 1024), (1024, 1024), *[(1024, 3072), (1024, 4096), (4096, 1024), (1024,)] * 24],
+             "Llama 1B": [(128256, 2048), *[(2048, 8192), (8192, 2048), (2048, 8192), (2048, 2048)] * 16]}  # fmt: skip
+    found: dict[str, Any] = {"updates_s": {}, "numbers": {}, "apart": {}}
+    for name, shapes in sizes.items() if on.type == "cuda" else ():
+        turn.take()
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(s, device=on, dtype=torch.bfloat16)) for s in shapes]
+        found["apart"][name] = _steps_apart(params)
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        ways = update._ways(torch.optim.AdamW(params), list(update.WAYS))
+        found["updates_s"][name] = {way: s.median_s for way, s in update._timed(ways, on).items()}
+        found["numbers"][name] = sum(p.numel() for p in params)
+        del params, ways
+        torch.cuda.empty_cache()
+        turn.give()
+    right = all(apart < 1e-2 for apart in found["apart"].values())  # a rounding of bf16 is 2e-3
+    _tell({**found, "right": right})
+
+
+def _steps_apart(params: list[Any]) -> float:
+    """Relative distance of the change after three steps by the kernel from that by PyTorch's fused one, at worst."""
+    import torch
+
+    from ridgeline.optimizer import stepping
+
+    kept, ends = [p.detach().clone() for p in params], []
+    for taken in (False, True):
+        optimizer = torch.optim.AdamW(params, lr=1e-2, fused=True)
+        if taken:
+            stepping.take_over(optimizer)
+        for i in range(3):
+            for j, p in enumerate(params):
+                generator = torch.Generator(p.device).manual_seed(100 * i + j)
+                p.grad = torch.randn(p.shape, device=p.device, dtype=torch.bfloat16, generator=generator)
+            optimizer.step()
+        ends.append([p.detach().clone() for p in params])
+        with torch.no_grad():
+            for p, was in zip(params, kept, strict=True):
+                p.copy_(was)
+    return max(float((a.float() - b.float()).norm() / (a.float() - w.float()).norm())
+               for a, b, w in zip(*ends, kept, strict=True))  # fmt: skip
+
+
+def _searched(asked: argparse.Namespace) -> None:
+    import optimize_models
+
     import ridgeline as rl
+    from ridgeline.optimizer import ladder, update
     from ridgeline.optimizer import search as searching
 
     turn = optimize_models.Turn(asked.lock)
-    work = optimize_models.built(asked.one, asked.device)
-    searching.build = turn.around(searching.build)
+    work = _built(asked.one, asked.device)
+    until = asked.until or time.monotonic() + 10 * asked.budget_s
     left_s = searching.Search.left_s
-    searching.Search.left_s = lambda self: left_s(self) + turn.waited_s  # waiting for others is no searching
+
+    def left(search: Any) -> float:  # waiting for others is no searching, unless everything ends
+        return min(left_s(search) + turn.waited_s, until - RIVALS_S - time.monotonic())
+
+    searching.Search.left_s = left
+    settle = update.settle
+
+    def settled(*args: Any) -> Any:
+        if Path(f"{asked.lock}.no-kernel").exists():
+            update.WAYS = ("fused",)
+        return settle(*args)
+
+    update.settle = settled
+    if asked.brief:
+        stock = ladder.Ladder._stock
+        ladder.Ladder._stock = lambda self, search: iter(()) if self.facts.groups else stock(self, search)
+        ladder.Ladder.owed_s = lambda self, rung, search: 0.0
+    searching.build = turn.around(searching.build)
+    spent_s = _clocked(searching.Search)
     _overheard(searching.Search)
     turn.take()
     turn.waited_s = 0.0
+    eager_bytes = _eager_bytes(work)
     began = time.perf_counter()
-    parameters = [p for p in work["model"].parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-5)
+    optimizer = work["optimizer"](work["model"])
+    budget_s = max(LEAST_S, min(asked.budget_s, until - RIVALS_S - time.monotonic()))
     fast = rl.optimize(work["model"], work["args"], work["kwargs"], mode="train", optimizer=optimizer,
-                       budget_s=asked.budget_s)  # fmt: skip
+                       loss=work["loss"], budget_s=budget_s)  # fmt: skip
     receipt = fast.receipt
-    _tell({"optimize_s": time.perf_counter() - began, "waited_s": turn.waited_s, "winner": receipt.winner,
-           "receipt": receipt.to_dict(), "text": str(receipt)})  # fmt: skip
-    _tell(_loop(work, fast, optimizer))
-    _tell({"fallbacks": type(fast).fallbacks.fget(fast)})
-    turn.give()
+    _tell({"optimize_s": time.perf_counter() - began - turn.waited_s, "waited_s": turn.waited_s,
+           "winner": receipt.winner, "receipt": receipt.to_dict(), "text": str(receipt),
+           "phases_s": spent_s})  # fmt: skip
+    _beside(work, fast, optimizer, eager_bytes, asked, turn)
+    _tell({"fallbacks": type(fast).fallbacks.fget(fast), "updates": _updates(fast)})
 
 
-def _stock(asked: argparse.Namespace) -> None:
-    """``torch.compile`` with default settings: seconds of forward and backward and of a whole step, beside eager's."""
-    import optimize_models
-    import torch
+def _updates(fast: Any) -> dict[str, Any]:
+    """How often ``train_step`` replayed the optimizer's update and the two passes before it, and why it could not."""
+    from ridgeline.optimizer.optimized import _state
 
-    from ridgeline.optimizer.loss import Loss
+    update = _state(fast).update
+    if update is None:
+        return {}
+    passes = {"replays": update.graphed.replays, "misses": update.graphed.misses}
+    return {"replays": update.replays, "misses": update.misses, "passes": passes}
 
-    turn = optimize_models.Turn(asked.lock)
-    work = optimize_models.built(asked.one.removeprefix(STOCK), asked.device)
-    model, loss = work["model"], Loss(None)
-    compiled, began = torch.compile(model), time.perf_counter()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
 
-    def stepping(call: Any, updates: bool) -> Any:
-        def step() -> None:
-            optimizer.zero_grad(set_to_none=True)
-            loss(call(*work["args"], **work["kwargs"])).backward()
-            if updates:
-                optimizer.step()
+def _clocked(kind: Any) -> dict[str, float]:
+    """Seconds that a search spends in each of its phases, filled as it runs."""
+    spent_s: dict[str, float] = dict.fromkeys(PHASES, 0.0)
 
-        return step
+    def around(name: str, method: Any) -> Any:
+        def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                spent_s[name] += time.perf_counter() - began
 
-    stepping(compiled, updates=True)()
-    _tell({"compile_s": time.perf_counter() - began})
-    turn.take()
-    ways = {f"{who}{what}": stepping(call, updates) for who, call in (("eager", model), ("torch.compile", compiled))
-            for what, updates in (("", False), (", step", True))}  # fmt: skip
-    for step in ways.values():
-        _timed(step, 3)
-    seconds = {who: statistics.median(_timed(step, 3) for _ in range(ROUNDS)) for who, step in ways.items()}
-    _tell({"loop": seconds, "winner": "", "peak_bytes": {who: _peak(step) for who, step in ways.items()}})
-    turn.give()
+        return timed
+
+    for name in PHASES:
+        setattr(kind, name, around(name, getattr(kind, name)))
+    return spent_s
 
 
 def _overheard(kind: Any) -> None:
@@ -251,52 +396,216 @@ def _overheard(kind: Any) -> None:
         ms = f"{entry.measured_s * 1e3:.2f} ms" if entry.measured_s else ""
         gigabytes = f"{entry.peak_bytes / 1e9:.2f} GB" if entry.peak_bytes else ""
         print(f"{time.perf_counter() - began:6.1f} s  {entry.name}: {status} {ms} {gigabytes} "
-              f"built in {entry.build_s or 0:.1f} s  {reason}", flush=True)  # fmt: skip
+              f"built in {entry.build_s or 0:.1f} s  {reason}  ({self.left_s():.0f} s left)", flush=True)  # fmt: skip
 
     kind._note = noted
 
 
-def _loop(work: dict[str, Any], fast: Any, given: Any) -> dict[str, Any]:
-    """Seconds of a whole step in a plain loop, and the most memory of each way; AdamW as anyone makes it, then ours."""
+def _eager_bytes(work: dict[str, Any]) -> tuple[int, int] | None:
+    """The most that eager steps allocate and reserve, before anything else was done in this process."""
     import torch
+
+    kept = [p.detach().clone().cpu() for p in work["model"].parameters()]
+    step = _stepping(work, work["model"], work["optimizer"](work["model"]))
+    for _ in range(2):
+        step()
+    found = _peak(step)
+    work["model"].zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for parameter, was in zip(work["model"].parameters(), kept, strict=True):
+            parameter.copy_(was)
+    return found
+
+
+def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked: Any, turn: Any) -> None:
+    """Whole steps of the result's ways: told first with eager on the searched model, then in turns with the rivals."""
+    model = work["model"]
+    ways = {"result": _stepping(work, fast, given)}
+    ways["train_step"] = lambda: fast.train_step(*work["args"], **work["kwargs"])
+    ways["result, its optimizer not passed"] = _stepping(work, fast, work["optimizer"](model))
+    peaks: dict[str, Any] = {"eager": eager_bytes}
+    failed: dict[str, str] = {}
+    _warmed(ways, peaks, failed, names=("result", "train_step"))
+    _warmed(ways, {}, failed, names=("result, its optimizer not passed",))
+    alone = _in_turns({"eager": _stepping(work, model, work["optimizer"](model))} | ways, 3)
+    _tell({"loop": alone, "peak_bytes": peaks, "loop_failed": failed})
+    _freed()
+    turn.give()
+    met = _met(asked, asked.one, "result", "stock")
+    _in_turns(ways, ROUNDS, turn, lambda loop: _tell({"loop": {"eager": alone["eager"]} | loop, "met": met}))
+
+
+def _stock(asked: argparse.Namespace) -> None:
+    """The rivals: eager and ``torch.compile`` with default settings, the optimizer as it was written."""
+    import optimize_models
+    import torch
+
+    turn, name = optimize_models.Turn(asked.lock), asked.one.removeprefix(STOCK)
+    work = _built(name, asked.device)
+    optimizer = work["optimizer"](work["model"])
+    ways = {"eager": _stepping(work, work["model"], optimizer)}
+    ways["torch.compile"] = _stepping(work, torch.compile(work["model"]), optimizer)
+    began = time.perf_counter()
+    ways["torch.compile"]()
+    _tell({"compile_s": time.perf_counter() - began})
+    peaks: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    turn.take()
+    _warmed(ways, peaks, failed, names=tuple(ways))
+    _freed()
+    turn.give()
+    _tell({"peak_bytes": peaks, "loop_failed": failed})
+    met = _met(asked, name, "stock", "result")
+    _in_turns(ways, ROUNDS, turn, lambda loop: _tell({"loop": loop, "met": met}))
+
+
+def _met(asked: Any, name: str, mine: str, other: str) -> bool:
+    """Wait until the other process is ready too, or there is time for the last turns only."""
+    until = (asked.until or time.monotonic() + 600) - LAST_S
+    Path(f"{asked.lock}.{name}.{mine}").touch()
+    there = Path(f"{asked.lock}.{name}.{other}")
+    while asked.lock and not there.exists() and time.monotonic() < until:
+        time.sleep(0.2)
+    return there.exists()
+
+
+def _freed() -> None:
+    """Others may need what this process holds and does not use."""
+    import torch
+
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _stepping(work: dict[str, Any], call: Any, optimizer: Any) -> Callable[[], Any]:
+    """A step as a person writes it."""
+    from ridgeline.optimizer.loss import Loss
+
+    loss = work["loss"] or Loss(None)
+
+    def step() -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        value = loss(call(*work["args"], **work["kwargs"]))
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    return step
+
+
+def _warmed(ways: dict[str, Any], peaks: dict[str, Any], failed: dict[str, str], names: tuple[str, ...]) -> None:
+    """Every way a few times, and the most memory it needs; one that fails is left out."""
+    for who in names:
+        try:
+            for _ in range(3):
+                ways[who]()
+            peaks[who] = _peak(ways[who])
+        except Exception as error:
+            failed[who] = f"{type(error).__name__}: {error}"[:300]
+            del ways[who]
+
+
+def _in_turns(ways: dict[str, Any], rounds: int, turn: Any = None, told: Any = None) -> dict[str, float]:
+    """Seconds a step of each, the median of rounds; with ``turn`` others have the device between rounds.
+
+    ``told`` is called with what was found so far.
+    """
+    found: dict[str, list[float]] = {who: [] for who in ways}
+    for i in range(rounds + 1):
+        if turn is not None:
+            turn.take()
+        for who, step in ways.items():
+            _timed(step, 1)  # the way before had the caches
+            found[who].append(_timed(step, 3))
+        if turn is not None:
+            turn.give()
+            time.sleep(0.05)  # so that who waits gets it
+        if told is not None and i >= 2:
+            told(_medians(found))
+    return _medians(found)
+
+
+def _medians(found: dict[str, list[float]]) -> dict[str, float]:
+    return {who: statistics.median(seconds[1:]) for who, seconds in found.items()}
+
+
+# The models: those of workloads.py, and some that are trained here alone.
+
+
+def _built(name: str, device: str) -> dict[str, Any]:
+    """A model on the device with its inputs, its loss (none where it has its own) and its optimizer as written."""
+    import optimize_models
+    import workloads
 
     from ridgeline.optimizer.loss import Loss
 
-    model, loss = work["model"], Loss(None)
-    plain = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
+    optimize_models.EXTRA |= {each: _training(make) for each, make in TRAINED.items()}
+    work = optimize_models.built(name, device)
+    kind = workloads.WORKLOADS[name].optimizer if name in workloads.WORKLOADS else "adamw"
+    return work | {"loss": None if "labels" in work["kwargs"] else Loss(None), "optimizer": _optimizer(str(kind))}
 
-    def stepping(call: Any, optimizer: Any) -> Any:
-        def step() -> Any:
-            optimizer.zero_grad(set_to_none=True)
-            value = loss(call(*work["args"], **work["kwargs"]))
-            value.backward()
-            optimizer.step()
-            return value.detach()
 
-        return step
+def _optimizer(kind: str) -> Callable[[Any], Any]:
+    import torch
 
-    def whole() -> Any:
-        return fast.train_step(*work["args"], **work["kwargs"])
+    def make(model: Any) -> Any:
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        if kind.startswith("sgd"):
+            return torch.optim.SGD(parameters, lr=1e-5, momentum=0.9 if kind.endswith("momentum") else 0.0)
+        return torch.optim.AdamW(parameters, lr=1e-5, fused=True if kind.endswith("fused") else None)
 
-    ways = {"eager": stepping(model, plain), "result": stepping(fast, plain), "result, its optimizer":
-            stepping(fast, given)}  # fmt: skip
-    if hasattr(model, "config"):  # its output has a loss, or one number
-        ways["train_step"] = whole
-    found: dict[str, list[float]] = {}
-    peaks, failed = {}, {}
-    for who, step in ways.items():
-        try:
-            for _ in range(3):
-                step()
-            peaks[who] = _peak(step)
-            found[who] = []
-        except Exception as error:
-            failed[who] = f"{type(error).__name__}: {error}"[:300]
-    for _ in range(ROUNDS):
-        for who in found:
-            found[who].append(_timed(ways[who], 3))
-    loop = {who: statistics.median(seconds) for who, seconds in found.items()}
-    return {"loop": loop, "peak_bytes": peaks, "loop_failed": failed}
+    return make
+
+
+def _training(make: Any) -> Any:
+    return lambda: (*make(), "train")
+
+
+def _t5() -> Any:
+    import workloads
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_heads=12, vocab_size=32128,
+                      pad_token_id=0, decoder_start_token_id=0)  # fmt: skip
+    ids, labels = workloads._ids(32128, 8, 512), workloads._ids(32128, 8, 128)
+    return T5ForConditionalGeneration(config), (), {"input_ids": ids, "labels": labels, "use_cache": False}
+
+
+def _whisper() -> Any:
+    import torch
+    import workloads
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    config = WhisperConfig(d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8,
+                           decoder_attention_heads=8, encoder_ffn_dim=2048, decoder_ffn_dim=2048)  # fmt: skip
+    kwargs = {"input_features": torch.randn(8, 80, 3000), "labels": workloads._ids(51865, 8, 128), "use_cache": False}
+    return WhisperForConditionalGeneration(config), (), kwargs
+
+
+def _masked_words() -> Any:
+    """BERT with its head, called without a mask as many do."""
+    import workloads
+    from transformers import BertConfig, BertForMaskedLM
+
+    ids = workloads._ids(30522, 32, 128)
+    return BertForMaskedLM(BertConfig()), (), {"input_ids": ids, "labels": ids}
+
+
+def _timm(name: str, batch: int) -> Any:
+    def make() -> Any:
+        import workloads
+
+        return workloads._timm(name, batch)
+
+    return make
+
+
+TRAINED = {
+    "t5-base-train-8x512": _t5, "whisper-base-train-8": _whisper, "convnext-tiny-train-64": _timm("convnext_tiny", 64),
+    "efficientnet-b0-train-64": _timm("efficientnet_b0", 64), "bert-base-words-train-32x128": _masked_words,
+    "swin-tiny-train-32": _timm("swin_tiny_patch4_window7_224", 32),
+}  # fmt: skip
 
 
 def _timed(step: Any, num: int) -> float:

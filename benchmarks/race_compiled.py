@@ -3,8 +3,8 @@
     python benchmarks/race_compiled.py --out results --budget-s 300 --go results/go
 
 Compiling needs a minute and more of many cores and hardly the GPU, racing needs the GPU alone and seconds: every
-process compiles its cases, says so, and waits until the file ``--go`` is there (no ``--go``: until all are ready). Then
-they race one after the other.
+process compiles its cases, says so, and waits until the file ``--go`` is there (no ``--go``: until all are ready, or
+only ``--race-s`` seconds are left). Then they race one after the other; who is not ready by then takes no part.
 """
 
 from __future__ import annotations
@@ -80,9 +80,11 @@ def child(out: Path, name: str, indices: list[int], go: Path, until_s: float) ->
             told(out, name, failed=str(of), error=f"{type(error).__name__}: {str(error)[:300]}",
                  trace=traceback.format_exc()[-1200:])  # fmt: skip
         torch.cuda.empty_cache()
+    if go.exists():
+        return told(out, name, failed="all", error="compiled after the race had begun")
     (out / f"{name}.ready").touch()
     while not go.exists() and time.time() < until_s:
-        time.sleep(0.2)
+        time.sleep(0.1)
     with (out / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         course = Course(device)
@@ -115,6 +117,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=300.0)
     parser.add_argument("--go", type=Path, help="races begin when this file is there")
+    parser.add_argument("--race-s", type=float, default=30.0, help="seconds the races may take")
+    parser.add_argument("--most", type=int, default=9, help="cases of a function")
     parser.add_argument("--names", default=",".join(CASES))
     parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
     parser.add_argument("--child", default="")
@@ -126,24 +130,28 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     go = asked.go or work / "go"
     if asked.child:
-        return child(work, asked.child, list(CASES[asked.child]), go, asked.until_s)
+        return child(work, asked.child, list(CASES[asked.child])[: asked.most], go, asked.until_s)
     until_s = time.time() + asked.budget_s
     names = asked.names.split(",")
     env = dict(os.environ) | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work / "inductor"))
     command = [sys.executable, __file__, "--out", str(asked.out), "--work", str(work), "--go", str(go)]
-    command += [f"--path={folder}" for folder in asked.path] + ["--until-s", str(until_s)]
+    command += [f"--path={folder}" for folder in asked.path] + ["--until-s", str(until_s), "--most", str(asked.most)]
     logs = [(work / f"{name}.log").open("w") for name in names]
     runs = [
         subprocess.Popen([*command, "--child", name], env=env, stdout=log, stderr=log)
         for name, log in zip(names, logs, strict=True)
     ]
-    while asked.go is None and time.time() < until_s and any(run.poll() is None for run in runs):
-        if all((work / f"{name}.ready").exists() or run.poll() is not None
-               for name, run in zip(names, runs, strict=True)):  # fmt: skip
-            go.touch()
+    pairs = list(zip(names, runs, strict=True))
+    while not go.exists() and time.time() < until_s - asked.race_s:
+        if asked.go is None and all((work / f"{name}.ready").exists() or run.poll() is not None for name, run in pairs):
             break
-        time.sleep(0.5)
+        time.sleep(0.2)
+    for name, run in pairs:  # still compiling: it would disturb the others
+        if not (work / f"{name}.ready").exists() and run.poll() is None:
+            run.kill()
+            told(work, name, failed="all", error="not compiled in time")
+    go.touch()
     for run in runs:
         try:
             run.wait(max(1.0, until_s + 20 - time.time()))

@@ -31,7 +31,8 @@ FILE = "kernels.json.gz"
 COMPILED_CASES = 2
 """Cases of each function in which torch.compile takes part: it needs seconds for each."""
 
-PARTS = ("pack", "build", "host", "check", "special", "sweep", "memory", "race", "split", "compiled", "ladder")
+PARTS = ("pack", "build", "host", "check", "special", "floor", "sweep", "memory", "race", "split", "compiled",
+         "ladder")  # fmt: skip
 
 
 class Book:
@@ -75,60 +76,58 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     """(kernel, function, phase, case, configurations): what the defaults are chosen from."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.cross_entropy import config as ce
-    from ridgeline.kernels.qk_norm_rope.config import Heads
     from ridgeline.kernels.rms_norm import config as rms
     from ridgeline.kernels.shares import Streamed as T
+    from ridgeline.kernels.softmax.config import Softmax as S
 
     def bf16(rows: int, cols: int) -> Any:
         return case("bfloat16", rows=rows, cols=cols)
 
-    F, B = rms.Forward, rms.Backward
-
     def fwd(op: str, rows: int, cols: int, *given: tuple[int, ...]) -> Any:
-        return f"{op}.forward", op, "fwd", bf16(rows, cols), [F(*values) for values in given]
+        return f"{op}.forward", op, "fwd", bf16(rows, cols), [rms.Forward(*values) for values in given]
 
     def bwd(op: str, rows: int, cols: int, *given: tuple[Any, ...]) -> Any:
-        return f"{op}.backward", op, "bwd", bf16(rows, cols), [B(*values) for values in given]
+        return f"{op}.backward", op, "bwd", bf16(rows, cols), [rms.Backward(*values) for values in given]
 
-    at_once = [T(8, 8, 3, 2, 0), T(4, 8, 3, 4, 0), T(8, 4, 3, 4, 0), T(4, 16, 3, 2, 0)]
-    for rows, cols in ((4096, 32768), (2048, 65536), (1024, 131072), (512, 262144)):
-        yield "softmax.forward", "softmax", "fwd", bf16(rows, cols), [*at_once, T(4, 32, 3, 1)][: 5 - (cols > 32768)]
-    yield "softmax.forward", "softmax", "fwd", case("float32", rows=2048, cols=32768), [*at_once[:2], T(4, 16, 3, 2)]
-    yield "softmax.backward", "softmax", "bwd", bf16(2048, 65536), [T(4, 8, 3, 2, 0)]
-    for rows, cols in ((65536, 1000), (262144, 256)):
-        tiles = ((4, 4, 256, 4, 1, 64), (4, 8, 128, 2, 1, 128), (8, 16, 64, 2, 1, 64), (8, 8, 128, 4, 1, 32))
-        few = ((4, 1, 256, 4, 1, 64), (8, 2, 128, 4, 1, 64), (32, 8, 32, 4, 1, 64))
-        given = [ce.Short(*values) for values in (tiles if cols == 1000 else few)]
-        yield "cross_entropy.short", "cross_entropy", "fwd", bf16(rows, cols), given
-    yield bwd("rms_norm", 8192, 5120, (1, 3, 2048, 8, 3, 2, False))
-    yield bwd("rms_norm", 32768, 1024)
-    yield bwd("layer_norm", 65536, 768)
+    def short(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
+        return "cross_entropy.short", "cross_entropy", "fwd", bf16(rows, cols), [ce.Short(*values) for values in given]
+
+    def long(phase: str, rows: int, cols: int, *given: Any) -> Any:
+        kernel = {"fwd": "forward", "bwd": "backward"}[phase]
+        return f"cross_entropy.{kernel}", "cross_entropy", phase, bf16(rows, cols), list(given)
+
+    def soft(phase: str, rows: int, cols: int, *given: Any) -> Any:
+        kernel = {"fwd": "forward", "bwd": "backward"}[phase]
+        return f"softmax.{kernel}", "softmax", phase, bf16(rows, cols), list(given)
+
+    yield short(65536, 1000, (2, 8, 128, 1, 1, 20), (4, 16, 64, 1, 1, 12))
+    yield long("fwd", 8192, 50257, ce.Forward(1024, 2, 1, 1), ce.Forward(2048, 8, 1, 1))
+    yield "cross_entropy.forward", "cross_entropy", "fwd", case("float32", rows=4096, cols=50257), [
+        ce.Forward(4096, 8, 1, 1), ce.Forward(8192, 8, 1, 1)
+    ]  # fmt: skip
+    for rows, cols, tile in ((262144, 256, ce.Rows(8, 256, 4)), (131072, 1001, ce.Rows(2, 1024, 2))):
+        yield "cross_entropy.backward_rows", "cross_entropy", "bwd", bf16(rows, cols), [tile]
+    yield soft("fwd", 4096, 32768, T(8, 4, 3, 4), S(1, 8, 4096, 16))
+    yield soft("fwd", 8192, 24576, S(1, 6, 4096, 16), S(1, 3, 8192, 32))
+    yield soft("fwd", 4096, 50257, T(4, 8, 3, 4))
+    yield soft("bwd", 4096, 65536, T(4, 8, 3, 2), T(4, 4, 3, 4))
+    yield soft("bwd", 4096, 50257, T(4, 4, 3, 4))
+    yield soft("bwd", 16384, 4096, S(1, 2, 2048, 8), S(1, 1, 4096, 8), S(1, 1, 4096, 16))
+    yield soft("bwd", 8192, 16384, S(1, 2, 8192, 32), S(1, 4, 4096, 16))
+    yield soft("fwd", 32768, 4097, S(1, 3, 2048, 8), S(1, 9, 512, 2))
     wide = case("bfloat16", batch=4, channels=512, side=128, groups=32)
-    images = [T(4, 8, 3, 4), T(8, 8, 3, 2, 0), T(4, 8, 3, 4, 0)]
-    yield "group_norm.streamed", "group_norm", "fwd", wide, images
-    yield "group_norm.backward_streamed", "group_norm", "bwd", wide, [T(4, 8, 3, 2, 0), T(2, 8, 3, 4), T(2, 8, 3, 4, 0)]
-    for batch, seq, num in ((4, 4096, 32), (2, 8192, 64)):
-        heads = case("bfloat16", batch=batch, seq=seq, heads=num, keys=8, dim=128)
-        yield "qk_norm_rope.forward", "qk_norm_rope", "fwd", heads, [Heads(2, 1)]
-        yield "qk_norm_rope.backward", "qk_norm_rope", "bwd", heads, [Heads(4, 3)]
-    for cols in (4099, 4100):
-        yield fwd("rms_norm", 32768, cols)
-        yield bwd("rms_norm", 32768, cols)
-    for cols in (50257, 50260):
-        yield "softmax.forward", "softmax", "fwd", bf16(4096, cols), []
-        yield "softmax.backward", "softmax", "bwd", bf16(4096, cols), []
-    yield "cross_entropy.forward", "cross_entropy", "fwd", bf16(8192, 50257), []
-    yield "cross_entropy.backward", "cross_entropy", "bwd", bf16(8192, 50257), []
+    yield "group_norm.streamed", "group_norm", "fwd", wide, [T(4, 4, 6, 4), T(8, 4, 2, 6)]
+    yield "group_norm.backward_streamed", "group_norm", "bwd", wide, [T(2, 8, 6, 2), T(2, 4, 6, 4)]
+    yield fwd("layer_norm", 32768, 4099, (1, 9, 512, 2))
+    yield bwd("layer_norm", 32768, 4099, (1, 5, 1024, 4, 3, 1, True))
     yield from list_sweeps()
 
 
 def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     """What runs over lists, tables and features."""
-    from ridgeline.kernels.adamw import config as adamw
     from ridgeline.kernels.contract import trials
     from ridgeline.kernels.cross_layer import config as cross
-    from ridgeline.kernels.dot_interaction import config as dot
-    from ridgeline.kernels.quantize import config as quantize
+    from ridgeline.kernels.rms_norm_quant import config as narrow
 
     def raced(name: str, i: int) -> Any:
         return trials()[name][1].races[i]
@@ -136,18 +135,11 @@ def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     def tried(kernel: str, name: str, i: int, kind: Any, *given: tuple[Any, ...], phase: str = "fwd") -> Any:
         return kernel, name, phase, raced(name, i), [kind(*values) for values in given]
 
-    yield tried("quantize.tensor", "quantize", 4, quantize.Flat, (4096, 8, 4), (2048, 4, 8))
-    yield tried("quantize.rows", "quantize", 0, quantize.Forward, (2, 4, 1024, 8))
-    for i in (0, 1):
-        yield tried("rms_norm_quant", "rms_norm_quant", i, quantize.Forward, (1, 8, 512, 2), (1, 2, 2048, 8))
-        yield tried("layer_norm_quant", "layer_norm_quant", i, quantize.Forward, (1, 8, 512, 2), (1, 2, 2048, 8))
-    yield tried("rms_norm_quant", "rms_norm_quant", 2, quantize.Forward, (1, 8, 1024, 4), (1, 2, 4096, 16))
-    yield tried("layer_norm_quant", "layer_norm_quant", 2, quantize.Forward, (2, 3, 256, 2), (8, 3, 256, 8))
-    yield tried("adamw", "adamw_8bit", 0, adamw.Update, (1024, 4, 4096))
-    yield tried("dot_interaction.backward", "dot_interaction", 2, dot.Sample, (1,), (8,), phase="bwd")
-    tiles = ((128, 128, 64, 8, 3), (128, 64, 64, 4, 3), (64, 64, 64, 4, 3), (128, 128, 32, 4, 4), (256, 64, 64, 8, 3))
-    for i in (0, 1, 3, 4):
-        yield tried("cross_layer.product", "cross_layer", i, cross.Product, *tiles)
+    yield tried("layer_norm_quant", "layer_norm_quant", 1, narrow.Tile, (1, 4, 1024, 4, 3, 3), (1, 2, 2048, 8, 3, 2))
+    rows = {0: ((64, 32, 16, 3), (64, 32, 8, 2)), 1: ((64, 32, 8, 3), (64, 32, 4, 3), (64, 64, 8, 2)),
+            3: ((64, 32, 8, 3), (64, 64, 8, 2)), 4: ((64, 128, 4, 3), (128, 64, 8, 3))}  # fmt: skip
+    for i, given in rows.items():
+        yield tried("cross_layer.gradient", "cross_layer", i, cross.Gradient, (0, 0, 0, 0), *given, phase="bwd")
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:
@@ -415,11 +407,31 @@ def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
                 line = f"{mark}{config!s:100s} {1e6 * seconds:8.1f} us {rate:5.2f} {off:.1e}"
                 print(f"sweep {kernel:22s} {of!s:34s} {line}", flush=True)
         best = min(times, key=times.__getitem__, default=default)
-        if best != default and times[default] > 1.015 * times[best]:
+        if best != default and type(best) is type(default) and times.get(default, 0.0) > 1.015 * times[best]:
             tuning.record(kernel, sizes, best)
             book.add(
                 "tuned", {"kernel": kernel, "sizes": {k: str(v) for k, v in sizes.items()}, "config": asdict(best)}
             )
+
+
+def part_floor(book: Book) -> None:
+    """What a bare copy takes by the clock of the race at the sizes of its cases: nobody can be faster."""
+    import statistics
+
+    import torch
+
+    from ridgeline.bench.race import Course
+
+    course = Course(torch.device("cuda"))
+    for megabytes in (33, 67, 100, 134, 201, 268, 403, 537, 805, 1074):
+        x = torch.randint(0, 1 << 20, (megabytes * 125_000,), dtype=torch.int32, device="cuda")
+        y = torch.empty_like(x)
+        samples = course.turns({"copy": lambda x=x, y=y: y.copy_(x)})["copy"]
+        entry = {"moved_bytes": 2 * x.nbytes, "s": statistics.median(samples)}
+        book.add("floor", entry)
+        print(f"floor {entry['moved_bytes'] / 1e6:7.0f} MB {1e6 * entry['s']:7.1f} us", flush=True)
+        del x, y
+        torch.cuda.empty_cache()
 
 
 def part_split(book: Book, names: list[str], limit_s: float) -> None:
@@ -466,7 +478,9 @@ def part_split(book: Book, names: list[str], limit_s: float) -> None:
                 print(f"split {name:15s} {of!s:50s} {phase} {cells}", flush=True)
 
 
-def part_race(book: Book, names: list[str], compiled_cases: int, limit_s: float, part: str = "race") -> None:
+def part_race(
+    book: Book, names: list[str], compiled_cases: int, limit_s: float, part: str = "race", alone: tuple[str, ...] = ()
+) -> None:
     import torch
 
     from ridgeline.bench.race import Course, copy_bandwidth, race
@@ -487,7 +501,10 @@ def part_race(book: Book, names: list[str], compiled_cases: int, limit_s: float,
                 book.add("skipped", f"race {name} {of}")
                 continue
             began = time.perf_counter()
-            rows = book.attempt(f"race {name} {of}", race, name, of, course, phases=which, compiled=timely)
+            with_liger = name not in alone
+            rows = book.attempt(
+                f"race {name} {of}", race, name, of, course, phases=which, compiled=timely, liger=with_liger
+            )
             torch.cuda.empty_cache()
             for row in rows or []:
                 book.add(part, row.to_dict())
@@ -608,6 +625,7 @@ def main() -> None:
     parser.add_argument("--stages", default="", help="parts in processes of their own: 'pack=70;host,check=60;race'")
     parser.add_argument("--pack", type=Path, help="a pack made elsewhere, with part 'build' instead of 'pack'")
     parser.add_argument("--compiled-names", default="", help="whose first case part 'compiled' races again")
+    parser.add_argument("--without-liger", default="", help="whom Liger does not race: it compiles ten seconds a case")
     parser.add_argument("--check-names", default="", help="what is checked, where that is not what is raced")
     parser.add_argument("--pack-for", default="", help="further parts whose kernels the pack holds")
     parser.add_argument(
@@ -649,6 +667,8 @@ def main() -> None:
 
     limits = {name: float(s) for name, _, s in (pair.partition("=") for pair in asked.limits.split(",") if pair)}
 
+    alone = tuple(asked.without_liger.split(","))
+
     def share(part: str, wanted: float) -> float:
         """Seconds of a part: as given, else of the time left; all but a little of it where nothing follows."""
         if part in limits:
@@ -659,10 +679,11 @@ def main() -> None:
         ("host", lambda: part_host(book, names)),
         ("check", lambda: part_check(book, checked, share("check", 0.4), asked.short)),
         ("special", lambda: part_special(book, asked.special)),
+        ("floor", lambda: part_floor(book)),
         ("sweep", lambda: part_sweep(book, names, share("sweep", 0.75))),
         ("memory", lambda: part_memory(book)),
         ("ladder", lambda: part_ladder(book)),
-        ("race", lambda: part_race(book, names, asked.compiled, share("race", 0.9))),
+        ("race", lambda: part_race(book, names, asked.compiled, share("race", 0.9), alone=alone)),
         ("split", lambda: part_split(book, names, book.left_s() - 3)),
         ("compiled", lambda: part_race(book, compiling, 1, book.left_s() - 15, "compiled")),
     ]

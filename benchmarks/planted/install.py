@@ -36,7 +36,7 @@ def main() -> None:
         environment = document["environment"]
         traced = _extract(outcome / "traces.tar", args.into)
         done = {name: fact for name, fact in document["timed"].items() if fact["event"] == "done"}
-        rows |= {name: _row(name, fact) for name, fact in done.items() if name in traced or not fact["traced"]}
+        rows |= {name: _row(name, fact) for name, fact in done.items() if name in traced or name.startswith(AGAIN)}
     listing = {"environment": environment} | _sorted(rows)
     (args.into / "cases.json").write_text(json.dumps(listing, indent=1) + "\n", encoding="utf-8")
     print(f"{len(rows)} programs, {sum(f.stat().st_size for f in args.into.iterdir()) / 1e6:.1f} MB in {args.into}")

@@ -57,7 +57,28 @@ THIRD = (
     "spectrograms_pageable norm_and_gelu_by_hand pictures_one_worker again_healthy_rotary_training "
     "again_logging_each_step again_padded_batch again_loader_no_workers"
 ).split()
-SUITES = {"first": ORDER, "fresh": FRESH, "third": THIRD}
+FOURTH = (
+    "infinities_looked_for experts_located losses_printed boxes_sorted_on_host pictures_scaled_on_host "
+    "reviews_without_workers workers_started_each_epoch clips_pageable series_in_line constants_made_anew "
+    "diffusion_in_fp32 segmenter_channels_first windows_by_hand norms_in_fp32 transcripts_of_51865 chances_in_fp32 "
+    "prompts_padded vision_checkpointed rates_for_each_layer cache_emptied_for_each_request transcript_token_by_token "
+    "policy_updated_in_small_steps averages_by_name slides_in_pieces "
+    "healthy_graphed_training healthy_gpt_training healthy_resnet healthy_embedding_server healthy_fed_training "
+    "again_denoised_eagerly again_spectrograms_pageable again_documents_one_by_one again_long_encoder_by_hand "
+    "again_columns_one_by_one healthy_compiled_block again_rotary_decode"
+).split()
+REST = (
+    "again_healthy_graphed_training again_policy_updated_in_small_steps again_columns_one_by_one "
+    "again_spectrograms_pageable healthy_embedding_server healthy_fed_training healthy_compiled_block"
+).split()
+"""Of the fourth, what its first run had no time for, or what it left to ask."""
+FIFTH = (
+    "levels_asked answers_attend_by_hand hidden_5461 committee_one_by_one momentum_tensor_by_tensor features_pageable "
+    "gates_recomputed pictures_embedded_under_autocast words_zeroed photos_two_workers served_channels_first "
+    "neighbors_sought_on_host segmenter_collected again_healthy_graphed_training healthy_embedding_server "
+    "healthy_fed_training again_policy_updated_in_small_steps again_columns_one_by_one"
+).split()
+SUITES = {"first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH}
 
 
 class Phase:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import again
+import fifth
+import fourth
 import fresh
 import healthy
 import third
 from cases import CASES
 
-__all__ = ["CASES", "again", "fresh", "healthy", "third"]
+__all__ = ["CASES", "again", "fifth", "fourth", "fresh", "healthy", "third"]

@@ -243,7 +243,7 @@ UNTRACED: dict[str, Any] = {"traced": False, "stack": False}
 
 
 @contextmanager
-def _swapped(name: str, value: Any) -> Iterator[None]:
+def swapped(name: str, value: Any) -> Iterator[None]:
     before = getattr(nets, name)
     setattr(nets, name, value)
     try:
@@ -260,7 +260,7 @@ def again_healthy_rotary_training(s: Setting, fixed: bool) -> Program:
     if not fixed:
         return Program(step)
     turned = torch.compile(nets.rotated, backend=fresh.compiler(s), dynamic=False)
-    return Program(step, lambda: _swapped("rotated", turned))
+    return Program(step, lambda: swapped("rotated", turned))
 
 
 @case("misaligned sizes", "pad the tower's input to a multiple of 8", **UNTRACED)

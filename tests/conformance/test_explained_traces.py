@@ -29,7 +29,7 @@ def test_the_loader_is_first_and_its_interval_holds_the_real_fix(resnet):
     first = resnet.findings[0]
     assert first.rule == "data-loader"
     assert first.low_ms <= REAL_FIX_MS <= first.high_ms
-    assert first.high_ms < 60  # removing the loader outright is the most there can be
+    assert "69.3 ms" in first.what and first.high_ms < 69.3  # no more than is waited for it
 
 
 def test_unused_tensor_cores_are_named_with_what_they_bring_later(resnet):

@@ -305,3 +305,38 @@ def test_the_one_wrong_check_of_the_seventh_run_is_the_one_its_note_names():
     assert wrong == [("rms_norm", "float32 rows=300 cols=24576")]
     assert len(found["mistakes"]) == 23 and all(mistake["ok"] for mistake in found["mistakes"])
     assert all("WRONG" not in entry["outcome"] for entry in found["special"]) and len(found["special"]) == 2
+
+
+def test_a_bare_copy_of_134_megabytes_reaches_four_fifths_of_the_copy_of_a_gigabyte():
+    found = recorded("kernels_race8.json.gz")
+    shares = {
+        round(entry["moved_bytes"] / 1e6): entry["moved_bytes"] / entry["s"] / found["copy_bytes_per_s"]
+        for entry in found["floor"]
+    }
+    assert shares[67] == pytest.approx(0.65, abs=0.006) and shares[134] == pytest.approx(0.81, abs=0.006)
+    assert shares[268] == pytest.approx(0.90, abs=0.006) and shares[537] == pytest.approx(0.97, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "sizes", "stated"),
+    [
+        ("cross_entropy", "fwd", {"cols": 50257, "rows": 8192}, 0.94),
+        ("cross_entropy", "bwd", {"cols": 50257, "rows": 8192}, 0.90),
+        ("cross_entropy", "fwd", {"cols": 1000}, 0.68),
+        ("group_norm", "fwd", {"batch": 4, "channels": 512}, 0.74),
+    ],
+)
+def test_the_eighth_race_reached_the_stated_share_of_the_copy(name, phase, sizes, stated):
+    copy = recorded("kernels_race8.json.gz")["copy_bytes_per_s"]
+    row = figures("kernels_race8.json.gz", name, phase, **sizes)["ridgeline"]
+    assert row.bytes_per_s / copy == pytest.approx(stated, abs=0.006)
+
+
+def test_torch_compile_took_part_in_the_eighth_race_and_won_only_what_the_log_says():
+    rows = [Row(**row) for row in recorded("kernels_race8.json.gz")["compiled"] if row["median_s"]]
+    cases = {(row.primitive, row.sizes, row.phase): {} for row in rows}
+    for row in rows:
+        cases[row.primitive, row.sizes, row.phase][row.contender] = row.median_s
+    lost = {name: found for name, found in cases.items() if found["compiled"] < 0.995 * found["ridgeline"]}
+    assert len(cases) == 17
+    assert {(name, phase) for name, _, phase in lost} == {("softmax", "bwd"), ("swiglu", "fwd"), ("swiglu", "bwd")}

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from ridgeline.optimizer.rewrites import chains, halves
+from ridgeline.optimizer.rewrites import chains, halves, vectors
 
 
 def error(found, meant):
@@ -56,3 +56,21 @@ def test_a_race_on_the_device_is_decided_once():
     again = chains.chained_convolution(x, weight, None, None, *settings, "relu")
     assert len(chains.CONTEST.won) == num and torch.equal(first, again)
     torch.testing.assert_close(first, F.relu(F.conv2d(x, weight)), rtol=1e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize(("m", "n", "k", "weight"), [(256, 256, 65536, False), (130, 200, 32768, True)])
+def test_long_sums_in_pieces_are_as_accurate_as_the_library(m, n, k, weight):
+    torch.manual_seed(0)
+    a, b = torch.rand(m, k, device="cuda"), torch.rand(n, k, device="cuda").t()
+    b = b if weight else b.contiguous()
+    meant = a.double() @ b.double()
+    assert halves.num_pieces(a, b) > 1
+    assert error(halves._in_pieces(a, b, None), meant) <= 2 * error(a @ b, meant) + 5e-7
+
+
+@pytest.mark.parametrize("shape", [(300, 70001), (2048, 65536)])
+def test_a_matrix_times_a_vector_is_as_accurate_as_the_library(shape):
+    torch.manual_seed(0)
+    a, b = torch.rand(shape, device="cuda"), torch.rand(shape[1], 1, device="cuda")
+    meant = a.double() @ b.double()
+    assert error(vectors._ours(a, b), meant) <= 2 * error(a @ b, meant) + 5e-7

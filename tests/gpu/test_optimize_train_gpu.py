@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,13 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import ridgeline as rl
-from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly
+from ridgeline.optimizer import stepping
+from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.candidate import Candidate, build
+from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly, plain_step
 from ridgeline.optimizer.padding import padded_linear
+from ridgeline.optimizer.search import WORKSPACE_BYTES
 from ridgeline.optimizer.steps import GraphedUpdate
 from ridgeline.optimizer.training import graph_training
 
@@ -66,8 +72,23 @@ def test_deterministic_steps_are_those_of_eager_training_bit_by_bit() -> None:
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
 
 
+def _peak_bytes(step: Any) -> int:
+    for _ in range(3):
+        step()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def _step_of(model: Any, kwargs: dict[str, Any], optimizer: Any) -> Any:
+    return lambda: plain_step(model, optimizer, None, (), kwargs)
+
+
 def test_an_optimizer_and_its_model_are_optimized_together() -> None:
     model, kwargs = _gpt()
+    eager_bytes = _peak_bytes(_step_of(model, kwargs, torch.optim.AdamW(model.parameters(), lr=0.0)))
+    model.zero_grad(set_to_none=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     fast = rl.optimize(model, (), kwargs, mode="train", optimizer=optimizer, budget_s=25)
     assert fast.receipt.speedup > 1.2, str(fast.receipt)
@@ -78,6 +99,104 @@ def test_an_optimizer_and_its_model_are_optimized_together() -> None:
         out = fast(**kwargs)
         out.loss.backward()
     assert losses[-1] < losses[0]
+    del out
+    assert _peak_bytes(lambda: fast.train_step(**kwargs)) <= eager_bytes + WORKSPACE_BYTES
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_adamw_by_our_kernel_takes_pytorchs_steps_recorded_or_not(dtype: Any) -> None:
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(129, 300), nn.GELU(), nn.Linear(300, 7)).to("cuda", dtype) for _ in range(3)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    x = torch.randn(32, 129, device="cuda", dtype=dtype)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True) for model in models]
+    calls: list[Any] = [models[0], models[1], None]
+    graphed = graph_training(models[2], (x,), {}, models[2])
+    calls[2] = Optimized(models[2], [Plan(graphed.signature, graphed)], mode="train")
+    for optimizer in optimizers[1:]:
+        assert stepping.takes(optimizer)
+        stepping.take_over(optimizer)
+    update = GraphedUpdate(optimizers[2], graphed)
+    for i in range(8):
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = 1e-2 if i < 4 else 1e-2 / i  # a schedule from the middle on
+        for call, optimizer, taken in zip(calls, optimizers, (None, None, update), strict=True):
+            plain_step(call, optimizer, lambda y: y.float().square().mean(), (x,), {}, taken)
+    assert update.replays >= 6, update.misses
+    assert any(found is not None for found in vars(optimizers[1])["_ridgeline_launches"].values())
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-4
+    for model in models[1:]:
+        for p, q in zip(models[0].parameters(), model.parameters(), strict=True):
+            assert float((p - q).detach().norm() / p.detach().norm()) < tolerance
+
+
+class Biased(nn.Module):
+    """Two layers of attention that share a learned bias, which lies across its rows as T5's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, 4)
+
+    def forward(self, q: Any, ids: Any) -> Any:
+        bias = self.table(ids).permute(2, 0, 1).unsqueeze(0)
+        x = nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=bias)
+        return nn.functional.scaled_dot_product_attention(x, q, q, attn_mask=bias)
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_a_learned_bias_keeps_its_gradient_in_fused_attention(compiler: str) -> None:
+    torch.manual_seed(0)
+    model: Any = Biased().to("cuda", torch.bfloat16)
+    q = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ids, weights = torch.randint(0, 32, (128, 128), device="cuda"), torch.linspace(-1, 1, q.numel(), device="cuda")
+    wide, report = copy.deepcopy(model).double(), Report()
+
+    def gradients(call: Any, of: Any, q: Any) -> list[Any]:
+        value = (call(q, ids).double().flatten() * weights).sum()
+        return [g.double() for g in torch.autograd.grad(value, (q, of.table.weight))]
+
+    expected = gradients(wide, wide, q.detach().double().requires_grad_())
+    fast = compiled(model, rewrites=("attention-bias",), compiler=compiler, report=report)
+    found = [gradients(call, of, q) for call, of in ((model, model), (fast, model))]
+    assert report.counts() == {"attention-bias": 2}
+    errors = [[float((a - b).norm() / b.norm()) for a, b in zip(each, expected, strict=True)] for each in found]
+    assert all(ours <= 2 * theirs + 1e-3 for theirs, ours in zip(*errors, strict=True)), errors
+
+
+class Convolved(nn.Module):
+    """A few convolutions with their norms, channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (8, 32, 64, 64)
+        layers = [nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
+                  for a, b in pairwise(widths)]  # fmt: skip
+        self.layers, self.last = nn.Sequential(*layers), nn.Linear(widths[-1], 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.layers(x).mean((2, 3)))
+
+
+def test_convolutions_recorded_with_timed_algorithms_have_eager_gradients() -> None:
+    torch.manual_seed(0)
+    model: Any = Convolved().to("cuda", torch.bfloat16, memory_format=torch.channels_last).train()
+    x = torch.randn(16, 8, 32, 32, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    wide = copy.deepcopy(model).double()
+    candidate = Candidate(name="graph", graphed=True, tries_convolutions=True)
+    built = build(candidate, model, Inputs((x,), {}), "train", loss=None)
+    assert not torch.backends.cudnn.benchmark
+    weights = torch.linspace(-1, 1, 160, device="cuda", dtype=torch.float64).reshape(16, 10)
+
+    def gradients(call: Any, of: Any, x: Any) -> list[Any]:
+        of.zero_grad(set_to_none=True)
+        (call(x).double() * weights).sum().backward()
+        return [p.grad.double() for p in of.parameters()]
+
+    expected = gradients(wide, wide, x.double())
+    errors = [[float((a - b).norm() / b.norm()) for a, b in zip(gradients(call, model, x), expected, strict=True)]
+              for call in (model, built.call)]  # fmt: skip
+    assert all(ours <= 1.5 * theirs + 1e-3 for theirs, ours in zip(*errors, strict=True)), errors
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(50257, 256), (1024, 479)])

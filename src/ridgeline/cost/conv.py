@@ -12,25 +12,27 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
+from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s, selection
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.classic import COEFFICIENTS, classic_timing
+from ridgeline.cost.implicit import CLUSTERED, VECTOR, Choice, Problem, implicit_s, is_shared, waves_of
+from ridgeline.cost.selection import Shape, choose
 from ridgeline.errors import CostError
 
 DEFAULTS: Coef = {
     # Layout transforms: a block moves a tile of 32 channels by 32 pixels through shared memory.
-    "transform_start_cycles": 2870.0,  # launch to last exit of a transform with nothing to move
+    "transform_start_cycles": 2730.0,  # launch to last exit of a transform with nothing to move
     "transform_miss_cycles": 1020.0,  # added when the source is not in L2
     "transform_tile_cycles": 399.0,  # one SM's time for a tile, however full it is
-    "transform_back": 0.19,  # extra tile time towards channels-first when the source is not in L2
-    "transform_dram_frac": 0.835,  # share of the DRAM bandwidth
+    "transform_back": 0.152,  # extra tile time towards channels-first when the source is not in L2
+    "transform_dram_frac": 0.898,  # share of the DRAM bandwidth
     "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
-    "generic_tile_cycles": 2410.0,  # tile time of the generic transform that pads or splits groups
-    "generic_start_cycles": 14300.0,  # its start
-    "filter_start_cycles": 15000.0,  # generic transform of an odd number of filters
-    "filter_cycles": 0.00852,  # and per element
-    "pad_cycles": 0.633,  # one SM's time for an element of a tensor widened to whole eights of channels
-    "memset_cycles": 1900.0,  # one small memset
+    "generic_tile_cycles": 2140.0,  # tile time of the generic transform that pads or splits groups
+    "generic_start_cycles": 15100.0,  # its start
+    "filter_start_cycles": 16100.0,  # generic transform of an odd number of filters
+    "filter_cycles": 0.0106,  # and per element
+    "pad_cycles": 0.68,  # one SM's time for an element of a tensor widened to whole eights of channels
+    "memset_cycles": 2490.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
     # Tensor-core implicit GEMM fed by TMA (Hopper and later).
     "tma_start_cycles": 9210.0,  # launch, descriptors, pipeline fill, epilogue drain
@@ -68,8 +70,8 @@ DEFAULTS: Coef = {
     "gemm_unaligned": 14.4,  # and when they are not even that
     "gemm_odd": 2.06,  # slowdown of the bytes when channels do not come in eights
     "gemm_odd_frac": 0.154,  # share of the matrix peak then
-    "gemm_split_depth": 318.0,  # shortest inner loop that a weight gradient is split into
-    "gemm_reduce_cycles": 4110.0,  # kernel that adds the partial weight gradients
+    "gemm_split_depth": 455.0,  # shortest inner loop that a weight gradient is split into
+    "gemm_reduce_cycles": 3530.0,  # kernel that adds the partial weight gradients
     # Single precision on the vector units.
     "simt_start_cycles": 6290.0,  # launch and drain
     "simt_wide_frac": 0.633,  # share of the vector peak, 256 x 64 tiles
@@ -81,9 +83,10 @@ DEFAULTS: Coef = {
     "simt_grad_step_cycles": 130.0,  # and its time for one output channel in a lone block
     "simt_atomic_frac": 0.107,  # share of the vector peak, weight gradient by atomics, one tap
     "simt_atomic_taps": 0.201,  # the same with more taps, whose input is reused
-    "fourier_gain": 0.558,  # work saved, and share of the peak reached, by Fourier transforms of large problems
+    "fourier_bytes": 8.35,  # bytes moved by the transforms over the tensors' own
+    "fourier_gain": 0.561,  # work saved, and share of the peak reached, by Fourier transforms of large problems
     "winograd_gain": 3.6,  # multiplications saved, and share of the peak reached, by transformed 3 x 3 filters
-    "winograd_bytes": 19.8,  # bytes moved by the transforms over the tensors' own
+    "winograd_bytes": 13.8,  # bytes moved by the transforms over the tensors' own
     "vector_depth_cycles": 163.0,  # one element of the inner loop of a lone block of such an image
     "simt_image_frac": 0.202,  # share of the vector peak when a 16-bit image has too few channels for a matrix unit
     # Depthwise stencils, in cycles of an SM for one element (and one tap of it).
@@ -128,31 +131,33 @@ DEFAULTS: Coef = {
     "stencil_tiled_weight_tap_cycles": 0.0716,  # and per tap
     "stencil_direct_tap_cycles": 1.76,  # weight gradient, channels last, single precision, per tap
     # Groups.
-    "group_start_cycles": 2260.0,  # added to each group's kernel when groups run one after another
-    "group_vector_start_cycles": 9390.0,  # one group's vector kernel, nothing to do
-    "group_vector_frac": 0.101,  # its share of the vector peak
-    "group_depth_cycles": 189.0,  # and its time for one element of the inner loop
-    "group_engine_depth_cycles": 230.0,  # the channels-last kernel's time for one element of the inner loop
-    "group_engine_row_cycles": 0.0187,  # and, the chip being full, for one of one output pixel
-    "group_matrix_cycles": 23100.0,  # one group's kernels for a pointwise gradient
+    "group_start_cycles": 3240.0,  # added to each group's kernel when groups run one after another
+    "group_vector_start_cycles": 13400.0,  # one group's vector kernel, nothing to do
+    "group_vector_frac": 0.145,  # its share of the vector peak
+    "group_depth_cycles": 252.0,  # and its time for one element of the inner loop
+    "group_engine_depth_cycles": 160.0,  # the channels-last kernel's time for one element of the inner loop
+    "group_engine_row_cycles": 0.0144,  # and, the chip being full, for one of one output pixel
+    "group_matrix_cycles": 32600.0,  # one group's kernels for a pointwise gradient
     "group_row_cycles": 0.669,  # and per pixel
-    "group_grad_cycles": 25500.0,  # one group's kernels for a gradient in single precision
-    "group_transpose_bytes_per_s": 6.11e+10,  # rate of the transposes of pointwise ones
+    "group_grad_cycles": 23700.0,  # one group's kernels for a gradient in single precision
+    "group_transpose_bytes_per_s": 87500000000.0,  # rate of the transposes of pointwise ones
     # The kernel that takes any groups directly: multiplications a second it reaches.
-    "direct_start_s": 4.58e-06,  # launch to exit with little to do
-    "direct_forward_per_s": 9.16e+11,  # channels first, several taps
-    "direct_forward_point_per_s": 2.12e+11,  # one tap
-    "direct_forward_last_per_s": 1.78e+11,  # channels last, several taps
-    "direct_forward_last_point_per_s": 1.88e+11,  # one tap
-    "direct_input_per_s": 9.38e+11,  # input gradient, in the same order
-    "direct_input_point_per_s": 2.11e+11,
-    "direct_input_last_per_s": 2.75e+11,
-    "direct_input_last_point_per_s": 1.5e11,
-    "direct_input_strided_per_s": 1.77e+11,  # any of them under a stride
-    "direct_weight_per_s": 3.91e+11,  # weight gradient, in the same order
-    "direct_weight_point_per_s": 3.72e+11,
-    "direct_weight_last_per_s": 1.2e+11,
-    "direct_weight_last_point_per_s": 5.22e+10,
+    "direct_start_s": 3.9e-06,  # launch to exit with little to do
+    "direct_forward_per_s": 1030000000000.0,  # channels first, several taps
+    "direct_forward_point_per_s": 204000000000.0,  # one tap
+    "direct_forward_last_per_s": 191000000000.0,  # channels last, several taps
+    "direct_forward_last_point_per_s": 188000000000.0,  # one tap
+    "direct_input_per_s": 829000000000.0,  # input gradient, in the same order
+    "direct_input_point_per_s": 184000000000.0,
+    "direct_input_last_per_s": 370000000000.0,
+    "direct_input_last_point_per_s": 150000000000.0,
+    "direct_input_strided_per_s": 156000000000.0,  # any of them under a stride
+    "direct_weight_per_s": 432000000000.0,  # weight gradient, in the same order
+    "direct_weight_point_per_s": 465000000000.0,
+    "direct_weight_last_per_s": 150000000000.0,
+    "direct_weight_last_point_per_s": 52200000000.0,
+    "direct_weight_held_per_s": 1110000000000.0,  # weight gradient of images held in shared memory
+    "direct_weight_held_last_per_s": 1360000000000.0,
     # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/classic.py for the names.
     "odd1.depth_area": 10090.0, "odd1.depth_s": 2.211e-08, "odd1.dram_frac": 0.3575, "odd1.eff_frac": 0.1811,
     "odd1.exposed_frac": 0.6416, "odd1.half_area": 10490.0, "odd1.l2_frac": 0.5833, "odd1.launch_s": 1.525e-06,
@@ -163,6 +168,111 @@ DEFAULTS: Coef = {
     "odd2.exposed_frac": 0.2791, "odd2.half_area": 6546.0, "odd2.l2_frac": 0.7, "odd2.launch_s": 1.117e-06,
     "odd2.power_frac": 0.9, "odd2.ramp_bytes": 1289000.0, "odd2.ramp_s": 5.178e-06, "odd2.splitk_s": 3e-06,
     "odd2.start_area": 69.7, "odd2.start_s": 2.536e-07, "odd2.store_s": 4.137e-11,
+    # What cuDNN is known to take, by way and pass: see cost/implicit.py for the names.
+    "analytic.dgrad.start": 8860, "analytic.dgrad.fill": 302, "analytic.dgrad.tile": 2180, "analytic.dgrad.dram": 1.2,
+    "analytic.dgrad.ramp": 4000, "analytic.dgrad.frac": 0.25, "analytic.dgrad.bytes": 45, "analytic.dgrad.step": 180,
+    "analytic.dgrad.power": 2.99, "analytic.dgrad.l2": 1.69, "analytic.dgrad.even": 0.05, "analytic.dgrad.odd": 0.1,
+    "analytic.dgrad.split": 3000, "analytic.dgrad.split_each": 0.1,
+    "analytic.fwd.start": 8860, "analytic.fwd.fill": 302, "analytic.fwd.tile": 2180, "analytic.fwd.dram": 1.2,
+    "analytic.fwd.ramp": 4000, "analytic.fwd.frac": 0.25, "analytic.fwd.bytes": 45, "analytic.fwd.step": 180,
+    "analytic.fwd.power": 2.99, "analytic.fwd.l2": 1.69, "analytic.fwd.even": 0.05, "analytic.fwd.odd": 0.1,
+    "analytic.fwd.split": 3000, "analytic.fwd.split_each": 0.1,
+    "atomic.wgrad.start": 2.24e+04, "atomic.wgrad.fill": 301, "atomic.wgrad.tile": 506, "atomic.wgrad.dram": 0.462,
+    "atomic.wgrad.ramp": 3730, "atomic.wgrad.frac": 0.696, "atomic.wgrad.bytes": 1e+05, "atomic.wgrad.step": 505,
+    "atomic.wgrad.power": 0.833, "atomic.wgrad.l2": 1.39, "atomic.wgrad.even": 0, "atomic.wgrad.odd": 0,
+    "atomic.wgrad.split": 0, "atomic.wgrad.split_each": 0,
+    "copy.dgrad.start": 5920, "copy.dgrad.fill": 279, "copy.dgrad.tile": 2140, "copy.dgrad.dram": 0.385,
+    "copy.dgrad.ramp": 3840, "copy.dgrad.frac": 0.522, "copy.dgrad.bytes": 33.9, "copy.dgrad.step": 180,
+    "copy.dgrad.power": 1.58, "copy.dgrad.l2": 4.39, "copy.dgrad.even": 0.0356, "copy.dgrad.odd": 0.0518,
+    "copy.dgrad.split": 3000, "copy.dgrad.split_each": 0.1,
+    "copy.fwd.start": 5480, "copy.fwd.fill": 145, "copy.fwd.tile": 2560, "copy.fwd.dram": 0.928,
+    "copy.fwd.ramp": 7910, "copy.fwd.frac": 0.542, "copy.fwd.bytes": 34.2, "copy.fwd.step": 180,
+    "copy.fwd.power": 1.14, "copy.fwd.l2": 29.5, "copy.fwd.even": 0.0382, "copy.fwd.odd": 0.0654,
+    "copy.fwd.split": 3000, "copy.fwd.split_each": 0.1,
+    "copy.wgrad.start": 6360, "copy.wgrad.fill": 282, "copy.wgrad.tile": 2040, "copy.wgrad.dram": 1.77,
+    "copy.wgrad.ramp": 3800, "copy.wgrad.frac": 0.341, "copy.wgrad.bytes": 24.7, "copy.wgrad.step": 180,
+    "copy.wgrad.power": 2.07, "copy.wgrad.l2": 1.22, "copy.wgrad.even": 0, "copy.wgrad.odd": 0,
+    "copy.wgrad.split": 2570, "copy.wgrad.split_each": 0.105,
+    "copy_strided.dgrad.start": 1.12e+04, "copy_strided.dgrad.fill": 300, "copy_strided.dgrad.tile": 7100,
+    "copy_strided.dgrad.dram": 1.16, "copy_strided.dgrad.ramp": 4030, "copy_strided.dgrad.frac": 0.494,
+    "copy_strided.dgrad.bytes": 27.6, "copy_strided.dgrad.step": 180, "copy_strided.dgrad.power": 4.31,
+    "copy_strided.dgrad.l2": 2.31, "copy_strided.dgrad.even": 0.0389, "copy_strided.dgrad.odd": 0.03,
+    "copy_strided.dgrad.split": 3000, "copy_strided.dgrad.split_each": 0.1,
+    "indexed.fwd.start": 6900, "indexed.fwd.fill": 304, "indexed.fwd.tile": 8200, "indexed.fwd.dram": 0.776,
+    "indexed.fwd.ramp": 2940, "indexed.fwd.frac": 0.467, "indexed.fwd.bytes": 1e+05, "indexed.fwd.step": 1000,
+    "indexed.fwd.power": 2.9, "indexed.fwd.l2": 1.47, "indexed.fwd.even": 0, "indexed.fwd.odd": 0,
+    "indexed.fwd.split": 0, "indexed.fwd.split_each": 0,
+    "indexed.wgrad.start": 3370, "indexed.wgrad.fill": 297, "indexed.wgrad.tile": 510, "indexed.wgrad.dram": 0.359,
+    "indexed.wgrad.ramp": 3200, "indexed.wgrad.frac": 0.436, "indexed.wgrad.bytes": 1e+05, "indexed.wgrad.step": 1530,
+    "indexed.wgrad.power": 0.928, "indexed.wgrad.l2": 1.88, "indexed.wgrad.even": 0, "indexed.wgrad.odd": 0,
+    "indexed.wgrad.split": 0, "indexed.wgrad.split_each": 0,
+    "plain.fwd.start": 5290, "plain.fwd.fill": 299, "plain.fwd.tile": 4250, "plain.fwd.dram": 0.759,
+    "plain.fwd.ramp": 4470, "plain.fwd.frac": 0.675, "plain.fwd.bytes": 95, "plain.fwd.step": 600,
+    "plain.fwd.power": 2.28, "plain.fwd.l2": 1.76, "plain.fwd.even": 0.0563, "plain.fwd.odd": 0.0574,
+    "plain.fwd.split": 3000, "plain.fwd.split_each": 0.1,
+    "plain.wgrad.start": 1.06e+04, "plain.wgrad.fill": 300, "plain.wgrad.tile": 1860, "plain.wgrad.dram": 0.541,
+    "plain.wgrad.ramp": 4100, "plain.wgrad.frac": 0.5, "plain.wgrad.bytes": 8.36, "plain.wgrad.step": 180,
+    "plain.wgrad.power": 1.7, "plain.wgrad.l2": 1.68, "plain.wgrad.even": 0, "plain.wgrad.odd": 0,
+    "plain.wgrad.split": 2000, "plain.wgrad.split_each": 0.125,
+    "scatter.dgrad.start": 6250, "scatter.dgrad.fill": 301, "scatter.dgrad.tile": 2.21e+04,
+    "scatter.dgrad.dram": 0.32, "scatter.dgrad.ramp": 2980, "scatter.dgrad.frac": 0.601, "scatter.dgrad.bytes": 1e+05,
+    "scatter.dgrad.step": 1440, "scatter.dgrad.power": 4.36, "scatter.dgrad.l2": 1.67, "scatter.dgrad.even": 0,
+    "scatter.dgrad.odd": 0, "scatter.dgrad.split": 0, "scatter.dgrad.split_each": 0,
+    "simt.dgrad.start": 5730, "simt.dgrad.fill": 300, "simt.dgrad.tile": 1.24e+04, "simt.dgrad.dram": 0.621,
+    "simt.dgrad.ramp": 1920, "simt.dgrad.frac": 0.369, "simt.dgrad.bytes": 1e+05, "simt.dgrad.step": 1120,
+    "simt.dgrad.power": 4.33, "simt.dgrad.l2": 1.57, "simt.dgrad.even": 0, "simt.dgrad.odd": 0, "simt.dgrad.split": 0,
+    "simt.dgrad.split_each": 0,
+    "simt.fwd.start": 5930, "simt.fwd.fill": 576, "simt.fwd.tile": 5040, "simt.fwd.dram": 0.44, "simt.fwd.ramp": 3070,
+    "simt.fwd.frac": 0.631, "simt.fwd.bytes": 1e+05, "simt.fwd.step": 1050, "simt.fwd.power": 2.26,
+    "simt.fwd.l2": 0.331, "simt.fwd.even": 0, "simt.fwd.odd": 0, "simt.fwd.split": 0, "simt.fwd.split_each": 0,
+    "simt.wgrad.start": 5390, "simt.wgrad.fill": 300, "simt.wgrad.tile": 443, "simt.wgrad.dram": 0.75,
+    "simt.wgrad.ramp": 2980, "simt.wgrad.frac": 0.651, "simt.wgrad.bytes": 1e+05, "simt.wgrad.step": 666,
+    "simt.wgrad.power": 1.06, "simt.wgrad.l2": 1.85, "simt.wgrad.even": 0, "simt.wgrad.odd": 0, "simt.wgrad.split": 0,
+    "simt.wgrad.split_each": 0,
+    "tma.dgrad.start": 7930, "tma.dgrad.fill": 3330, "tma.dgrad.tile": 1100, "tma.dgrad.dram": 11.3,
+    "tma.dgrad.ramp": 7630, "tma.dgrad.idle": 0.109, "tma.dgrad.even": 0.179, "tma.dgrad.odd": 0.318,
+    "tma.dgrad.l2": 1.89, "tma.dgrad.power": 1.15, "tma.dgrad.share": 1.42e+04, "tma.dgrad.share_loop": 1.42,
+    "tma.dgrad.frac": 1.96, "tma.dgrad.step": 46, "tma.dgrad.high": 0.00501, "tma.dgrad.wide": 0.00184,
+    "tma.fwd.start": 8890, "tma.fwd.fill": 520, "tma.fwd.tile": 1780, "tma.fwd.dram": 1.4, "tma.fwd.ramp": 9990,
+    "tma.fwd.idle": 0.0427, "tma.fwd.even": 0.113, "tma.fwd.odd": 0.321, "tma.fwd.l2": 1.16, "tma.fwd.power": 1.79,
+    "tma.fwd.share": 1.95e+04, "tma.fwd.share_loop": 1.42, "tma.fwd.frac": 1.43, "tma.fwd.step": 63,
+    "tma.fwd.high": 0.00231, "tma.fwd.wide": 0.000502,
+    "tma.wgrad.start": 8440, "tma.wgrad.fill": 437, "tma.wgrad.tile": 1370, "tma.wgrad.dram": 1.45,
+    "tma.wgrad.ramp": 2.88e+04, "tma.wgrad.idle": 0.0115, "tma.wgrad.even": 0, "tma.wgrad.odd": 0,
+    "tma.wgrad.l2": 1.06, "tma.wgrad.power": 2.38, "tma.wgrad.share": 1.95e+04, "tma.wgrad.share_loop": 1.21,
+    "tma.wgrad.frac": 1.13, "tma.wgrad.step": 58.5, "tma.wgrad.high": 0.001, "tma.wgrad.wide": 0.0014,
+    "tma_strided.dgrad.start": 1.21e+04, "tma_strided.dgrad.fill": 1780, "tma_strided.dgrad.tile": 1860,
+    "tma_strided.dgrad.dram": 1.49, "tma_strided.dgrad.ramp": 2.86e+04, "tma_strided.dgrad.idle": 0.542,
+    "tma_strided.dgrad.even": 0.152, "tma_strided.dgrad.odd": 0.195, "tma_strided.dgrad.l2": 0.999,
+    "tma_strided.dgrad.power": 1.7, "tma_strided.dgrad.share": 1.2e+04, "tma_strided.dgrad.share_loop": 1.2,
+    "tma_strided.dgrad.frac": 2.68, "tma_strided.dgrad.step": 236, "tma_strided.dgrad.high": 0.00648,
+    "tma_strided.dgrad.wide": 0.00328,
+    "vector.fwd.start": 5990, "vector.fwd.fill": 295, "vector.fwd.tile": 4310, "vector.fwd.dram": 0.231,
+    "vector.fwd.ramp": 1520, "vector.fwd.frac": 0.343, "vector.fwd.bytes": 1e+05, "vector.fwd.step": 2050,
+    "vector.fwd.power": 1.41, "vector.fwd.l2": 2.25, "vector.fwd.even": 0, "vector.fwd.odd": 0, "vector.fwd.split": 0,
+    "vector.fwd.split_each": 0,
+    "warp.dgrad.start": 6070, "warp.dgrad.fill": 233, "warp.dgrad.tile": 5060, "warp.dgrad.dram": 0.699,
+    "warp.dgrad.ramp": 4860, "warp.dgrad.frac": 0.5, "warp.dgrad.bytes": 33.5, "warp.dgrad.step": 180,
+    "warp.dgrad.power": 3.06, "warp.dgrad.l2": 2.98, "warp.dgrad.even": 0.0301, "warp.dgrad.odd": 0.141,
+    "warp.dgrad.split": 3000, "warp.dgrad.split_each": 0.1,
+    "warp.fwd.start": 5590, "warp.fwd.fill": 359, "warp.fwd.tile": 3370, "warp.fwd.dram": 0.465,
+    "warp.fwd.ramp": 5940, "warp.fwd.frac": 0.479, "warp.fwd.bytes": 33, "warp.fwd.step": 180, "warp.fwd.power": 2.89,
+    "warp.fwd.l2": 3.78, "warp.fwd.even": 0.0719, "warp.fwd.odd": 0.238, "warp.fwd.split": 1.38e+04,
+    "warp.fwd.split_each": 0.138,
+    "warp.wgrad.start": 5440, "warp.wgrad.fill": 289, "warp.wgrad.tile": 3140, "warp.wgrad.dram": 0.998,
+    "warp.wgrad.ramp": 3970, "warp.wgrad.frac": 0.477, "warp.wgrad.bytes": 28.1, "warp.wgrad.step": 180,
+    "warp.wgrad.power": 1.63, "warp.wgrad.l2": 3.03, "warp.wgrad.even": 0, "warp.wgrad.odd": 0,
+    "warp.wgrad.split": 3.24e+04, "warp.wgrad.split_each": 0.116,
+    "warp_strided.dgrad.start": 8490, "warp_strided.dgrad.fill": 319, "warp_strided.dgrad.tile": 7450,
+    "warp_strided.dgrad.dram": 1.2, "warp_strided.dgrad.ramp": 4000, "warp_strided.dgrad.frac": 0.475,
+    "warp_strided.dgrad.bytes": 33.2, "warp_strided.dgrad.step": 180, "warp_strided.dgrad.power": 4.35,
+    "warp_strided.dgrad.l2": 2.38, "warp_strided.dgrad.even": 0.0501, "warp_strided.dgrad.odd": 0.168,
+    "warp_strided.dgrad.split": 2.23e+04, "warp_strided.dgrad.split_each": 0.102,
+    "packed_fwd": 0.886, "packed_dgrad": 0.725, "packed_wgrad": 0.749,  # several groups to a tile, over one
+    "streams": 2.09,  # groups that run beside each other
+    "share_init_cycles": 3180.0,  # clearing what SMs that share a tile add up in
+    "reduce_cycles": 4000.0,  # adding up the slices of a weight gradient
+    "reduce_frac": 0.375,  # and the share of the L2 bandwidth its bytes reach
 }
 
 _TMA_ARCHS = ("hopper", "blackwell")
@@ -194,6 +304,7 @@ class Conv:
     dtype: str
     itemsize: float
     width: int  # of the input; that of a square one where only its pixels are known
+    pad: int = 0
 
     @property
     def depthwise(self) -> bool:
@@ -241,7 +352,7 @@ def _flat(call: Call, d: dict[str, int]) -> Conv:
     taps, rank = d["kernel_elems"], max(1, d["spatial_rank"])
     return Conv(d["n"], d["c"], d["o"], d["groups"], d["in_px"], d["out_px"], taps, round(taps ** (1.0 / rank)),
                 d["stride_max"], rank, bool(d["nhwc"]), call.dtype, ITEMSIZE[call.dtype],
-                round(d["in_px"] ** (1.0 / rank)))  # fmt: skip
+                d.get("width", round(d["in_px"] ** (1.0 / rank))), round(taps ** (1.0 / rank)) // 2)  # fmt: skip
 
 
 def _spatial(call: Call, d: dict[str, int]) -> Conv:
@@ -252,7 +363,7 @@ def _spatial(call: Call, d: dict[str, int]) -> Conv:
         in_px *= d[name]
         out_px *= max(0, (d[name] + 2 * pad - side) // stride + 1)
     return Conv(d["n"], d["c"], d["o"], d.get("groups", 1), in_px, out_px, side ** len(names), side, stride, len(names),
-                bool(d.get("nhwc", 0)), call.dtype, ITEMSIZE[call.dtype], d[names[-1]])  # fmt: skip
+                bool(d.get("nhwc", 0)), call.dtype, ITEMSIZE[call.dtype], d[names[-1]], pad)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,6 +678,191 @@ def _weight_tile(conv: Conv, tma: bool) -> Tile:
     return (64 if conv.o <= 64 else 128, 64 if columns <= 800 or conv.c <= 96 else 128, 64, True)
 
 
+# Kernels that cuDNN's heuristic is known to take
+
+
+_LEARNED_ARCH = "hopper"
+_TILED = ("tma", "tma_strided", "copy", "copy_strided", "analytic", "warp", "warp_strided", "plain")
+_SKIPPING = ("tma_strided", "copy", "copy_strided", "warp_strided")
+"""Input gradients that visit, under a stride, only the taps which meet a pixel."""
+
+
+@selection
+def _pass(coef: Coef, group: str) -> dict[str, float]:
+    """The coefficients of one pass by one way of computing, such as ``tma.fwd``."""
+    start = len(group) + 1
+    return {name[start:]: value for name, value in coef.items() if name.startswith(group + ".")}
+
+
+def _chosen(site: Site, conv: Conv, op: str) -> Choice | None:
+    """What cuDNN takes for a pass, where its heuristic has been asked."""
+    if site.chip.arch != _LEARNED_ARCH or conv.dtype not in ("bf16", "fp16", "tf32", "fp32"):
+        return None
+    return choose(Shape(op, conv.dtype, conv.channels_last, conv.n, conv.c, conv.o, conv.groups, conv.taps, conv.side,
+                        conv.stride, conv.pad, max(1, conv.in_px // conv.width), conv.width, conv.out_px))  # fmt: skip
+
+
+def _problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
+    """The implicit GEMM of a pass: rows are pixels, or output channels for the weight gradient."""
+    x, y, w = (_cold(site, conv, size) for size in (conv.touched_bytes, conv.output_bytes, conv.weight_bytes))
+    wide, size = _padded(conv.c), conv.itemsize
+    if op == "fwd":
+        return Problem(conv.n * conv.out_px, conv.o, wide, conv.taps, x + w, conv.output_bytes, size)
+    if op == "dgrad":
+        share = conv.stride**conv.rank if choice.way in _SKIPPING else 1
+        return Problem(conv.n * conv.in_px, wide, _padded(conv.o), conv.taps / share, y + w, conv.input_bytes, size)
+    columns, repeat = (wide, conv.taps) if choice.way in CLUSTERED else (wide * conv.taps, 1)
+    return Problem(conv.o, columns, conv.n * conv.out_px, 1.0, x + y, conv.weight_bytes, size, repeat)
+
+
+def _kernel(site: Site, conv: Conv, choice: Choice, op: str, problem: Problem) -> Cost:
+    """The kernel itself with what it needs cleared before and added up after."""
+    coef = _pass(site.coef, f"{choice.way}.{op}")
+    main = implicit_s(site.chip, coef, problem, choice, conv.dtype), 1
+    if choice.way in CLUSTERED:
+        waves, steps = waves_of(site.chip, problem, choice), problem.taps * -(-problem.channels // choice.depth)
+        if is_shared(choice, waves, steps):
+            return _sum((site.cycles_s(site.coef["share_init_cycles"]), 1), main)
+        return _sum(_memset(site), main) if waves > 2.0 else main
+    if choice.split == 1:
+        return main
+    if choice.way == "copy" and op == "wgrad":
+        partial = choice.split * problem.rows * problem.columns * 4.0
+        added_s = partial / (site.coef["reduce_frac"] * site.chip.l2_bytes_per_s)
+        return _sum(_memset(site), main, (site.cycles_s(site.coef["reduce_cycles"]) + added_s, 1))
+    return _sum(_memset(site), main)
+
+
+def _tiles(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    """A pass by tiles over channels-last tensors, between the transforms that make and unmake them."""
+    main = _kernel(site, conv, choice, op, _problem(site, conv, choice, op))
+    if not conv.channels_last:
+        order = {"fwd": (_x, _w, _y), "dgrad": (_w, _y, _x), "wgrad": (_x, _y, _w)}[op]
+        main = _sum(order[0](site, conv), order[1](site, conv), main, order[2](site, conv, fresh=True))
+    if choice.way == "plain":
+        return main
+    widened = _sum(_widened(site, conv, conv.in_px, conv.c), _widened(site, conv, conv.out_px, conv.o))
+    odd = _odd_filters(site, conv) if op != "wgrad" else (0.0, 0)
+    num_cleared = int(bool(conv.c % 8 or conv.o % 8)) if conv.channels_last else 2 * (conv.c % 8 > 0)
+    return _sum(main, widened, odd, *[_memset(site)] * num_cleared)
+
+
+_VECTOR_TILES = {"vector.fwd": (64, 32), "indexed.fwd": (256, 64), "scatter.dgrad": (64, 64), "atomic.wgrad": (32, 32),
+                 "indexed.wgrad": (128, 32)}  # fmt: skip
+"""Tiles of the older kernels of the vector units that suit their recorded times best."""
+_VECTOR_DEPTH, _FEWEST = 8, 264
+"""Depth of their steps, and blocks below which a weight gradient's inner loop is sliced."""
+
+
+def _vector_problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
+    """The same on vector units, where taps and channels make one inner loop and nothing is padded."""
+    cold, out, inner = 1.0 - site.warm_frac, conv.n * conv.out_px, conv.c * conv.taps
+    x, y, w = conv.touched_bytes, conv.output_bytes, conv.weight_bytes
+    if op == "fwd":
+        return Problem(out, conv.o, inner, 1.0, cold * (x + w), y, conv.itemsize)
+    if op == "wgrad":
+        return Problem(conv.o, inner, out, 1.0, cold * (x + y), w, conv.itemsize)
+    deep = conv.o * conv.taps
+    rows, columns, depth = (out, inner, conv.o) if choice.way == "scatter" else (conv.n * conv.in_px, conv.c, deep)
+    return Problem(rows, columns, depth, 1.0, cold * (y + w), conv.input_bytes, conv.itemsize)
+
+
+def _vector_choice(site: Site, conv: Conv, choice: Choice, op: str) -> tuple[Choice, Problem]:
+    """The choice with its tile and slices, and what it works on."""
+    group, problem = f"{choice.way}.{op}", _vector_problem(site, conv, choice, op)
+    rows, columns = _VECTOR_TILES.get(group) or (choice.rows, choice.columns)
+    split = 1
+    if group in ("atomic.wgrad", "indexed.wgrad"):
+        tiles = -(-problem.rows // rows) * -(-problem.columns // columns)
+        split = max(1, min(-(-problem.channels // 256), -(-_FEWEST // tiles)))
+    return Choice(choice.way, rows, columns, _VECTOR_DEPTH, split=split), problem
+
+
+def _vector_kernel(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    taken, problem = _vector_choice(site, conv, choice, op)
+    main = implicit_s(site.chip, _pass(site.coef, f"{choice.way}.{op}"), problem, taken, conv.dtype), 1
+    if choice.way == "scatter":
+        return _sum(_memset(site, conv.input_bytes), main)
+    return _sum(_memset(site), main) if taken.split > 1 else main
+
+
+def _vector_way(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    """A pass on the vector units, with the transforms to the layout it is written for."""
+    main = _vector_kernel(site, conv, choice, op)
+    as_first = op != "wgrad" and choice.way in ("simt", "indexed", "scatter")
+    as_last = op == "wgrad" and choice.way == "simt"
+    if (as_first and conv.channels_last) or (as_last and not conv.channels_last):
+        order = {"fwd": (_x, _w, _y), "dgrad": (_w, _y, _x), "wgrad": (_x, _y, _w)}[op]
+        return _sum(order[0](site, conv), order[1](site, conv), main, order[2](site, conv, fresh=True))
+    return main
+
+
+_BLOCK = 64
+"""Channels of a tile that packs several groups."""
+
+
+def _group_problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
+    """All groups in one kernel: several to a tile of 64 channels where they are narrow, else each in its own tiles."""
+    size = _group_size(conv)
+    whole = _problem(site, conv, choice, op)
+    wide, tall = _padded(conv.c // conv.groups), _padded(conv.o // conv.groups)
+    if size < _BLOCK and _BLOCK in (choice.rows, choice.columns):
+        blocks = -(-conv.groups // (_BLOCK // size))
+        if op == "wgrad":
+            return replace(whole, rows=_BLOCK, columns=_BLOCK, repeat=blocks * conv.taps)
+        return replace(whole, columns=_BLOCK, channels=_BLOCK, repeat=blocks)
+    if op == "wgrad":
+        return replace(whole, rows=tall, columns=wide, repeat=conv.groups * conv.taps)
+    columns, channels = (tall, wide) if op == "fwd" else (wide, tall)
+    return replace(whole, columns=columns, channels=channels, repeat=conv.groups)
+
+
+def _joint_groups(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    """All groups in one kernel, between the transforms that bring them to its width."""
+    wide, tall, size = conv.c // conv.groups, conv.o // conv.groups, _group_size(conv)
+    seconds, kernels = _kernel(site, conv, choice, op, _group_problem(site, conv, choice, op))
+    packed = size < _BLOCK and _BLOCK in (choice.rows, choice.columns)
+    if packed:
+        seconds *= site.coef[f"packed_{op}"]
+    whole_in, whole_out = (wide == size, tall == size) if packed else (wide % 8 == 0, tall % 8 == 0)
+    return _sum(_group_transforms(site, conv, whole_in, whole_out), (seconds, kernels))
+
+
+def _apart_groups(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    """One group after another: each is cut out or transposed, computed, and put back."""
+    one = _one_group(conv)
+    main = _kernel(site, one, choice, op, _problem(site, one, choice, op))
+    start_s = site.cycles_s(site.coef["group_start_cycles"])
+    order = {"fwd": (_x, _y, _w), "dgrad": (_y, _x, _w), "wgrad": (_x, _w, _y)}[op]
+    moved = _sum(order[0](site, one), order[1](site, one, fresh=True))
+    if not conv.channels_last or op == "wgrad":
+        moved = _sum(moved, order[2](site, one))
+    problem = _problem(site, one, choice, op)
+    tiles = -(-problem.rows // choice.rows) * -(-problem.columns // choice.columns) * choice.split
+    serial_s = conv.groups * (main[0] + moved[0] + start_s)
+    return serial_s / _beside(site, conv.groups, tiles), conv.groups * (main[1] + moved[1])
+
+
+def _beside(site: Site, groups: int, tiles: int) -> float:
+    """How many groups run beside each other: the library puts them on several streams, where a chip has room."""
+    room = 2.0 * site.chip.num_sms / max(1, tiles)
+    return max(1.0, min(float(groups), site.coef["streams"], room))
+
+
+def _groups_by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
+    """A pass in groups by the kernel that cuDNN is known to take; None where that is not known."""
+    if (choice := _chosen(site, conv, op)) is None:
+        return None
+    if choice.way == "direct":
+        return _direct_groups(site, conv, {"fwd": "forward", "dgrad": "input", "wgrad": "weight"}[op])
+    if choice.way in _TILED and site.on_matrix_units(conv):
+        joint = choice.way not in ("copy", "copy_strided", "analytic")
+        return (_joint_groups if joint else _apart_groups)(site, conv, choice, op)
+    if op == "fwd" and choice.way in ("vector", "indexed"):
+        return (_engine_groups if conv.channels_last else _vector_groups)(site, conv)
+    return None
+
+
 # Pointwise convolutions
 
 _GEMM_TILES = ((64, 32), (64, 64), (128, 128), (128, 256))
@@ -696,6 +992,17 @@ def _vector(site: Site, seconds: float, moved_bytes: float) -> Cost:
 
 def _fourier(conv: Conv) -> bool:
     return conv.side == 3 and conv.stride == 1 and conv.flops > _FOURIER_FLOPS
+
+
+def _saving(site: Site, conv: Conv, way: str) -> Cost:
+    """Ways that save multiplications: tiles are transformed, multiplied by a library's product, transformed back."""
+    own = conv.input_bytes + conv.output_bytes + conv.weight_bytes
+    work_s = conv.flops / (site.coef[f"{way}_gain"] * site.chip.vector_flops_per_s)
+    seconds, _ = _vector(site, work_s, site.coef[f"{way}_bytes"] * own)
+    seconds += 4.0 * site.cycles_s(site.coef["simt_start_cycles"])
+    if not conv.channels_last:
+        return seconds, 5
+    return _sum(_x(site, conv), _w(site, conv), (seconds, 5), _y(site, conv, fresh=True))
 
 
 def _simt_forward(site: Site, conv: Conv) -> Cost:
@@ -837,6 +1144,8 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
 
 _MEASURED_VECTOR_FLOPS_PER_S = 66.9e12
 """Of the chip whose direct kernels were measured: others follow their vector peak."""
+_HELD_PX = 1024
+"""Pixels of an output image up to which a weight gradient is made from shared memory (16 of 17 recordings)."""
 _FAR_FASTER = 0.3
 """Share of the usual way's time below which the direct kernel is taken (least mean error over 1,700 recordings)."""
 _WIDEST_GROUP, _MANY_FILTERS = 82, 1344
@@ -929,23 +1238,34 @@ def _vector_groups(site: Site, conv: Conv) -> Cost:
     one, coef = _one_group(conv), site.coef
     depth, rows = one.c * conv.taps, conv.n * conv.out_px
     work_s = 2.0 * rows * -(-one.o // 16) * 16 * depth / (coef["group_vector_frac"] * site.chip.vector_flops_per_s)
-    each = site.cycles_s(coef["group_vector_start_cycles"])
-    return conv.groups * (each + max(work_s, site.cycles_s(coef["group_depth_cycles"] * depth))), conv.groups
+    each_s = site.cycles_s(coef["group_vector_start_cycles"])
+    each_s += max(work_s, site.cycles_s(coef["group_depth_cycles"] * depth))
+    tiles = -(-rows // 64) * -(-one.o // 32)
+    return conv.groups * each_s / _beside(site, conv.groups, tiles // 4), conv.groups
 
 
 def _engine_groups(site: Site, conv: Conv) -> Cost:
     """The same over channels-last tensors, by a kernel that takes one output pixel a thread."""
     depth, rows = conv.c // conv.groups * conv.taps, conv.n * conv.out_px
     work = max(site.coef["group_engine_depth_cycles"] * depth, rows * depth * site.coef["group_engine_row_cycles"])
-    return conv.groups * site.cycles_s(site.coef["group_start_cycles"] + work), conv.groups
+    beside = _beside(site, conv.groups, -(-rows // 64) * -(-(conv.o // conv.groups) // 32) // 4)
+    return conv.groups * site.cycles_s(site.coef["group_start_cycles"] + work) / beside, conv.groups
 
 
 def _direct_groups(site: Site, conv: Conv, way: str = "forward") -> Cost:
     """One kernel that takes any groups, an output element a thread."""
     name = f"direct_{way}{'_last' if conv.channels_last else ''}{'_point' if conv.taps == 1 else ''}_per_s"
     rate = site.coef["direct_input_strided_per_s" if way == "input" and conv.stride > 1 else name]
+    if way == "weight" and _held_whole(conv):
+        rate = site.coef["direct_weight_held_last_per_s" if conv.channels_last else "direct_weight_held_per_s"]
     scale = site.chip.vector_flops_per_s / _MEASURED_VECTOR_FLOPS_PER_S
     return site.coef["direct_start_s"] + conv.flops / (2.0 * rate * scale), 1
+
+
+def _held_whole(conv: Conv) -> bool:
+    """Weight gradients of 16 bits whose images are small enough to be held in shared memory."""
+    small = conv.out_px <= _HELD_PX and conv.stride <= 2 and 1 < conv.side <= _WIDE_SIDE
+    return conv.itemsize <= 2 and small and conv.o // conv.groups > 12
 
 
 def _unless_direct(usual: Cost, direct: Cost) -> Cost:
@@ -1070,11 +1390,30 @@ def _vector_pass(site: Site, conv: Conv) -> Cost:
     return start_s + _both(seconds - start_s, depth_s), kernels
 
 
+def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
+    """A dense pass by the kernel cuDNN is known to take; None where that is not known or is a library's product."""
+    choice = _chosen(site, conv, op)
+    if choice is None or choice.way == "product":
+        return None
+    if choice.way in _TILED and site.on_matrix_units(conv):
+        return _tiles(site, conv, choice, op)
+    if choice.way == "direct":
+        return _direct_groups(site, conv, {"fwd": "forward", "dgrad": "input", "wgrad": "weight"}[op])
+    if choice.way in VECTOR:
+        return _vector_way(site, conv, choice, op)
+    if choice.way in ("fourier", "winograd"):
+        return _saving(site, conv, choice.way)
+    return None
+
+
 def _forward(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_forward(site, conv)
+    if conv.groups == 1 and (known := _by_choice(site, conv, "fwd")) is not None:
+        return known
     if conv.groups > 1:
-        return _unless_direct(_grouped_forward(site, conv), _direct_groups(site, conv))
+        known = _groups_by_choice(site, conv, "fwd")
+        return known or _unless_direct(_grouped_forward(site, conv), _direct_groups(site, conv))
     if not site.on_matrix_units(conv):
         plain = _simt_forward(site, conv)
         if not conv.channels_last or (conv.c <= 16 and not conv.pointwise):  # few channels: read where they lie
@@ -1112,8 +1451,11 @@ def _image_forward(site: Site, conv: Conv) -> Cost:
 def _input_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_input_grad(site, conv)
+    if conv.groups == 1 and (known := _by_choice(site, conv, "dgrad")) is not None:
+        return known
     if conv.groups > 1:
-        return _unless_direct(_grouped_input_grad(site, conv), _direct_groups(site, conv, "input"))
+        known = _groups_by_choice(site, conv, "dgrad")
+        return known or _unless_direct(_grouped_input_grad(site, conv), _direct_groups(site, conv, "input"))
     if not site.on_matrix_units(conv):
         plain = _simt_input_grad(site, conv)
         return _sum(_y(site, conv), _w(site, conv), plain, _x(site, conv, fresh=True)) if conv.channels_last else plain
@@ -1129,8 +1471,11 @@ def _grad_widened(site: Site, conv: Conv) -> Cost:
 def _weight_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
         return _stencil_weight_grad(site, conv)
+    if conv.groups == 1 and (known := _by_choice(site, conv, "wgrad")) is not None:
+        return known
     if conv.groups > 1:
-        return _unless_direct(_grouped_weight_grad(site, conv), _direct_groups(site, conv, "weight"))
+        known = _groups_by_choice(site, conv, "wgrad")
+        return known or _unless_direct(_grouped_weight_grad(site, conv), _direct_groups(site, conv, "weight"))
     if not site.on_matrix_units(conv):
         return _simt_weight_grad(site, conv)
     if conv.pointwise and not _transposed_product(conv):

@@ -101,6 +101,7 @@ def _conv(site: Site, arch: str) -> Calls:
             dgrad=int("input" in grads),
             wgrad=int("weight" in grads),
             spatial_rank=len(a["spatial"]),
+            width=a["spatial"][-1],
         )
     ]
     if a.get("bias") and not site.backward:

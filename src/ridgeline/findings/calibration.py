@@ -1,5 +1,5 @@
-"""How far replayed gains are from realized ones, rule by rule: factors on the worst and on the best case, with their
-basis."""
+"""How far replayed gains are from realized ones: factors on the worst and on the best case by rule, the noise of steps,
+and what is left, by what rules promised before they had seen a case."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ class Trust:
 
 
 USUAL = Trust(
-    0.9,
+    0.95,
+    1.2,
+    "fitted: of 86 causes planted on an H200, those that are removed on the device gained 0.95 times the replayed "
+    "worst to 1.2 times the best, beside what a step varies by itself and 3 %",
+)
+USUAL_OF_HOST = Trust(
+    1.0,
     1.25,
-    "fitted: of 67 causes planted on an H200, 55 gained what the replay has between its worst and its best, and all "
-    "0.9 to 1.25 times that, beside what a step varies by itself",
+    "fitted: of 86 causes planted on an H200, those that are removed on the host gained the replayed worst to 1.25 "
+    "times the best, beside what a step varies by itself and 10 %",
 )
 TRUST: Mapping[str, Trust] = {
     "data-loader": Trust(
@@ -48,5 +54,29 @@ TRUST: Mapping[str, Trust] = {
 """``benchmarks/planted_findings.py`` prints every case behind these."""
 
 
+NOISE = 1.0
+"""Of what half of the unrecorded steps lie within, on either side: the step that is measured after a change is another
+sample of the same host."""
+UNMEASURED_FRAC = 0.012
+"""Of the step where nobody measured how much it varies: what eight programs differed by between two runs, in the median
+(H200, the same day)."""
+HOST_RULES = frozenset({
+    "cpu-affinity", "data-loader", "garbage-collection", "recompilation", "allocator", "graph-breaks", "launch-bound",
+    "host-code", "micro-batches", "host-contention", "logging", "host-round-trip", "value-read", "synchronize",
+    "unfused-optimizer", "tensor-loop", "small-copies", "pageable-copies", "weight-casts",
+})  # fmt: skip
+"""Rules whose gain is mostly host time, which a recording stretches; the gain of the others is on the device."""
+HOST_SLACK, DEVICE_SLACK = 0.10, 0.03
+"""Split-conformal over 51 promises of rules that had not seen the cases (second and third suite): 41 hold with the
+noise alone, and in 45 the gain lies past the nearer end by at most 2 % of it. By family, shrunk to all by 20 cases:
+10 % of the end where the gain is host time (30 promises), 1 % on the device (21), where 3 are kept. No slack would hold
+the other six: their rules did not see the cause. ``benchmarks/planted_calibration.py --wanted 0.86``."""
+
+
+def slack(rule: str) -> float:
+    """Of either end of an interval, beyond the noise."""
+    return HOST_SLACK if rule in HOST_RULES else DEVICE_SLACK
+
+
 def trust(rule: str) -> Trust:
-    return TRUST.get(rule, USUAL)
+    return TRUST.get(rule, USUAL_OF_HOST if rule in HOST_RULES else USUAL)

@@ -29,6 +29,7 @@ class Cure:
     host: Intervals = NOWHERE
     host_best: float = 1.0
     host_worst: float = 1.0
+    spare: Intervals = NOWHERE  # host time that goes with it at best, and stays at worst
     freed: Index = field(default_factory=lambda: EMPTY)
     aside: Index = field(default_factory=lambda: EMPTY)
     aside_at_worst: bool = False
@@ -58,6 +59,7 @@ class Ledger:
             keep_best=_chosen(cure.keep_best, free),
             keep_worst=_chosen(cure.keep_worst, free),
             host=difference(cure.host, self.host),
+            spare=difference(difference(cure.spare, cure.host), self.host),
             freed=cure.freed[~self.calls[cure.freed]],
             aside=cure.aside[~self.works[cure.aside]],
         )
@@ -68,7 +70,7 @@ class Ledger:
         self.works[left.works] = True
         self.works[left.aside] = True
         self.calls[left.freed] = True
-        self.host = joined(self.host, left.host)
+        self.host = joined(self.host, left.host, left.spare)
         return left
 
 
@@ -112,4 +114,7 @@ def edit_of(cure: Cure, program: Program, clock: HostClock, *, best: bool) -> Ed
         aside[cure.aside] = True
     freed[cure.freed] = True
     before, inside = clock.cut(cure.host, cure.host_best if best else cure.host_worst)
+    if best and len(cure.spare.start):
+        more_before, more_inside = clock.cut(cure.spare, cure.host_best)
+        before, inside = before + more_before, inside + more_inside
     return replace(edit, cut_before=before, cut_inside=inside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ridgeline.findings.calibration import trust
+from ridgeline.findings.calibration import UNMEASURED_FRAC, slack, trust
 from ridgeline.findings.cure import open_ledger
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.replay import Edit
@@ -15,8 +15,6 @@ from ridgeline.findings.scene import Candidate, Scene
 LATER_FRAC, LATER_STEP_FRAC = 0.1, 0.03
 """A gain that only shows once the findings above are fixed is worth one from this share of what is then left on, and
 of the step."""
-MEDIAN_FRAC = 0.5
-"""What two medians of a dozen steps differ by, of what single steps vary by."""
 LEAST_SHARE = 0.25
 MAX_FINDINGS = 12
 
@@ -95,15 +93,16 @@ def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
     share = max(share, LEAST_SHARE)
     if share == LEAST_SHARE:  # the first alone promises nearly all: it gives some of it up as well
         left_ms = step_ms - share * (total_ms - first.high_ms)
-        first = _capped(first, left_ms / first.high_ms, step_ms)
-    return [first, *(_capped(finding, share, step_ms) for finding in rest)]
+        first = _capped(first, left_ms / first.high_ms)
+    return [first, *(_capped(finding, share) for finding in rest)]
 
 
-def _capped(finding: Finding, share: float, step_ms: float) -> Finding:
+def _capped(finding: Finding, share: float) -> Finding:
+    """A smaller promise; what the change would bring on its own stays what it is."""
     high_ms = finding.high_ms * min(1.0, share)
     low_ms = min(finding.low_ms, high_ms)
-    frac = min(finding.step_frac, high_ms / step_ms) if step_ms > 0 else 0.0
-    return replace(finding, low_ms=low_ms, high_ms=high_ms, expected_ms=(low_ms + high_ms) / 2, step_frac=frac)
+    expected_ms = min(finding.expected_ms, (low_ms + high_ms) / 2)
+    return replace(finding, low_ms=low_ms, high_ms=high_ms, expected_ms=expected_ms)
 
 
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
@@ -112,9 +111,11 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     most_s = min(step_s, scene.most_s(found.candidate.cure))
     most_s = most_s if scene.is_timed else max(found.best_s, most_s)
     best_s = min(trusted.high * found.best_s * scene.pace, most_s)
-    spread_s = min(MEDIAN_FRAC * scene.spread_s, best_s)
-    high_s = min(step_s, best_s + spread_s)
-    low_s = max(0.0, min(best_s, trusted.low * found.worst_s * scene.pace) - spread_s)
+    worst_s = min(best_s, trusted.low * found.worst_s * scene.pace)
+    noise_s = min(scene.noise_s, max(best_s, UNMEASURED_FRAC * step_s))
+    more = slack(found.rule.name)
+    high_s = min(step_s, (1.0 + more) * best_s + noise_s)
+    low_s = max(0.0, (1.0 - more) * worst_s - noise_s)
     candidate = found.candidate
     return Finding(
         rule=found.rule.name,
@@ -125,7 +126,7 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
         change=candidate.change,
         low_ms=low_s * 1e3,
         high_ms=high_s * 1e3,
-        expected_ms=(low_s + high_s) / 2 * 1e3,
+        expected_ms=min(high_s, (worst_s + best_s) / 2) * 1e3,
         later_ms=max(high_s, in_turn_s * scene.pace) * 1e3,
         step_frac=best_s / step_s if step_s > 0 else 0.0,
         evidence=candidate.evidence,

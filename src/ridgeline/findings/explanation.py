@@ -25,7 +25,7 @@ from ridgeline.trace.table import Trace
 MAX_PLACES = 5
 HEALTHY_FRAC = 0.9
 NAMED_FRAC = 0.02
-"""Of the step: findings below are listed for what they bring later, and not in the verdict."""
+"""Of the step: findings that bring less, now and once those above them are done, are not in the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,8 @@ def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Ma
             "No device work in this trace: it was recorded without GPU activities, or the program ran on the CPU alone."
         )
     if findings:
-        weighty = [finding for finding in findings[:2] if finding.step_frac >= NAMED_FRAC] or findings[:1]
+        least_ms = NAMED_FRAC * scene.unrecorded_step_s * 1e3
+        weighty = [finding for finding in findings[:2] if finding.later_ms >= least_ms] or findings[:1]
         named = [finding.cause.split(":")[0].split(" (")[0] for finding in weighty]
         share = min(1.0, sum(finding.expected_ms for finding in findings) / 1e3 / scene.unrecorded_step_s)
         causes = _capitalized(", and ".join(named))

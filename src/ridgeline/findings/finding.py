@@ -40,7 +40,7 @@ class Finding:
     high_ms: float
     expected_ms: float
     later_ms: float
-    step_frac: float  # high_ms as a share of the step
+    step_frac: float  # of the step, what it brings at best and on its own, without noise
     evidence: tuple[Mapping[str, Any], ...] = ()
     rows: tuple[int, ...] = ()  # spans of the trace that the evidence stands for
     unchecked: tuple[str, ...] = ()

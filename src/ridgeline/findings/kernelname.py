@@ -25,7 +25,7 @@ _FAMILIES: tuple[tuple[str, str], ...] = (
     ("conv", r"xmma_(fprop|dgrad|wgrad)|implicit_gemm|implicitgemm|s\d+(fprop|dgrad|wgrad)"),
     ("index", r"fbgemm_gpu|bounds_check"),
     ("layout", r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|tensortransformgeneric|converttensor|nchwaddpadding"),
-    ("attention", r"flash|fmha|attention|\bmha_|sdpa"),
+    ("attention", r"flash|fmha|attention|\bmha_|sdpa|convert_dq"),
     ("loss", r"nll_loss|cross_entropy|logsoftmax|log_softmax"),
     ("softmax", r"softmax"),
     ("optimizer", r"fused_?adam|fused_?sgd|adam_kernel|lamb_|multi_tensor_apply_kernel.*(adam|sgd|lamb)"),

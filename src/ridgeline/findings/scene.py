@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.findings.calibration import NOISE, UNMEASURED_FRAC
 from ridgeline.findings.cure import Cure, HostClock, edit_of, joined
 from ridgeline.findings.fact import positive
 from ridgeline.findings.finding import Where
@@ -110,9 +111,10 @@ class Scene:
         return self._unrecorded_step_s() is not None
 
     @property
-    def spread_s(self) -> float:
-        """What unrecorded steps vary by, if the recorder measured it."""
-        return self.number("unprofiled_spread_s") or 0.0
+    def noise_s(self) -> float:
+        """What the step may differ by when it is measured again: as unrecorded steps vary, else as others did."""
+        spread_s = self.number("unprofiled_spread_s")
+        return UNMEASURED_FRAC * self.unrecorded_step_s if spread_s is None else NOISE * spread_s
 
     @property
     def num_devices(self) -> int:
@@ -258,6 +260,26 @@ class Scene:
         )
         return spans[np.isin(self.trace.thread[spans], self.main_threads)]
 
+    @cached_property
+    def between_epochs(self) -> Intervals:
+        """Time from one fetch to the next with nothing launched in between: the first found no more batches, and before
+        the second the loader began again."""
+        spans = self.loading[np.argsort(self.start_ns[self.loading], kind="stable")]
+        starts, ends, launches = self.start_ns[spans], self.end_ns[spans], np.sort(self.launch_ns)
+        if self._is_quiet(launches, ends[:-1], starts[1:]).any():  # so it does before the first and after the last step
+            starts = np.concatenate((starts, [self.window.host_end_ns]))
+            ends = np.concatenate(([self.window.start_ns], ends))
+        else:
+            starts, ends = starts[:0], ends[:0]
+        quiet = self._is_quiet(launches, ends, starts)
+        return union(ends[quiet], starts[quiet])
+
+    @staticmethod
+    def _is_quiet(launches: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Mask:
+        """Whether nothing is launched from each start to its end."""
+        none = np.searchsorted(launches, starts) == np.searchsorted(launches, ends)
+        return np.asarray(none & (ends > starts), dtype=bool)
+
     @property
     def loads_itself(self) -> bool:
         """Whether batches are made by the thread that fetches them."""
@@ -355,10 +377,24 @@ class Scene:
                 return call
         return call
 
-    def launches_between(self, first: int, last: int) -> bool:
-        """Whether kernels are launched between two calls."""
-        kernels = self.program.call[self.work_kind == int(Kind.KERNEL)]
-        return bool(((kernels > first) & (kernels < last)).any())
+    def launches_between(self, first: int, last: int, but: Sequence[int] = ()) -> bool:
+        """Whether kernels are launched between two calls, beside some that do not count."""
+        low, high = np.searchsorted(self.program.call, (first + 1, last)).tolist()
+        counted = int((self.work_kind[low:high] == int(Kind.KERNEL)).sum())
+        aside = {work for work in but if low <= work < high and self.work_kind[work] == int(Kind.KERNEL)}
+        return counted > len(aside)
+
+    @cached_property
+    def stream_order(self) -> tuple[Index, Index]:
+        """Works in the order in which they ran, stream by stream, and the place of each in it."""
+        order = np.lexsort((self.base.work_start_s, self.program.stream))
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        return order, place
+
+    def looks_like(self, pattern: str) -> Mask:
+        """Kernels and memsets whose op has the pattern."""
+        return np.asarray(self.named(pattern, "op") & (self.work_kind != int(Kind.MEMCPY)), dtype=bool)
 
     @cached_property
     def _followers(self) -> dict[int, list[int]]:

@@ -56,6 +56,7 @@ class Score:
     case: str
     cause: str
     gain_ms: float
+    step_ms: float  # of the planted program, without a profiler
     place: int | None  # 0 is first; None is not named
     finding: Finding | None
     still_named: bool  # the cause is named in the fixed run as well
@@ -87,6 +88,7 @@ def score(case: Planted) -> Score:
         case.name,
         case.cause,
         case.gain_s * 1e3,
+        case.planted.median_s * 1e3,
         place,
         planted[place] if place is not None else None,
         any(finding.rule in rules and finding.step_frac > WEIGHTY_FRAC for finding in fixed),

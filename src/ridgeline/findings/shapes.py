@@ -13,6 +13,8 @@ from ridgeline.findings.replay import Index
 from ridgeline.trace.table import Trace
 
 MAX_DEPTH = 8
+LARGEST = 1 << 48
+"""No dim of a tensor is as large."""
 _PRODUCTS = {
     "aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::matmul": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2),
     "aten::linear": (0, 1), "aten::_addmm_activation": (1, 2), "aten::_scaled_mm": (0, 1),
@@ -60,7 +62,8 @@ def parsed(text: str) -> tuple[Any, ...]:
 
 
 def is_shape(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(size, int) for size in value)
+    """A list of sizes that a tensor can have; a damaged trace has others."""
+    return isinstance(value, list) and all(isinstance(size, int) and abs(size) < LARGEST for size in value)
 
 
 def product_of(op: str, shapes: str) -> Product | None:

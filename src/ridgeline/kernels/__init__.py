@@ -24,11 +24,14 @@ from ridgeline.kernels.convolution.op import convolution
 from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.cross_layer.op import cross_layer
 from ridgeline.kernels.decode_attention.op import decode_attention
+from ridgeline.kernels.dense.op import dense
 from ridgeline.kernels.dot_interaction.op import dot_interaction
 from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.embedding_bag.module import EmbeddingBags
 from ridgeline.kernels.embedding_bag.op import embedding_bag, embedding_bags
+from ridgeline.kernels.extremum.op import extreme
 from ridgeline.kernels.gated.op import geglu, swiglu
+from ridgeline.kernels.gelu.op import gelu
 from ridgeline.kernels.grad_norm.op import clip_grad_norm_, grad_norm
 from ridgeline.kernels.group_norm.op import group_norm
 from ridgeline.kernels.latent_attention.op import paged_latent_attention
@@ -51,6 +54,7 @@ from ridgeline.kernels.rope.tables import rope_tables
 from ridgeline.kernels.scan.op import scan
 from ridgeline.kernels.selective_scan.op import selective_scan
 from ridgeline.kernels.softmax.op import softmax
+from ridgeline.kernels.unshuffle.op import unshuffle
 
 __all__ = [
     "AdamW",
@@ -68,10 +72,13 @@ __all__ = [
     "dequantize",
     "dot_interaction",
     "decode_attention",
+    "dense",
     "dropout_add",
     "embedding_bag",
     "embedding_bags",
+    "extreme",
     "geglu",
+    "gelu",
     "grad_norm",
     "group_norm",
     "layer_norm",
@@ -99,6 +106,7 @@ __all__ = [
     "softmax",
     "supports",
     "swiglu",
+    "unshuffle",
     "varlen_attention",
 ]
 

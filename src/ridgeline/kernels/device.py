@@ -22,6 +22,71 @@ def wait_for_last(DEPENDENT: tl.constexpr):
 
 
 @triton.jit
+def row_start(row, stride, SHIFTED: tl.constexpr, VECTOR: tl.constexpr):
+    """Where a row starts; where rows start inside accesses, where the access begins in which it does."""
+    start = row.to(tl.int64) * stride
+    return start // VECTOR * VECTOR if SHIFTED else start
+
+
+@triton.jit
+def row_lead(row, stride, VECTOR: tl.constexpr):
+    """How many elements of a row's first access belong to the row before."""
+    return (row.to(tl.int64) * stride % VECTOR).to(tl.int32)
+
+
+@triton.jit
+def load_part(
+    at,
+    position,
+    there,
+    lead,
+    end,
+    I: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    VECTOR: tl.constexpr,
+    OTHER: tl.constexpr = 0.0,
+):
+    """Positions lead to end of a row, of which this is piece I of CHUNKS, and OTHER elsewhere.
+
+    An access holds an element of the row or is not made, so that nothing is read but the neighbors' elements.
+    """
+    if SHIFTED:
+        x = tl.load(at, mask=there & (position // VECTOR * VECTOR < end), other=OTHER)
+        if I == 0 or I >= CHUNKS - 2:  # a row's length less than an access more or less decides where it ends
+            x = tl.where((position >= lead) & (position < end), x, OTHER)
+        return x
+    else:
+        return tl.load(at, mask=there & (position < end), other=OTHER)
+
+
+@triton.jit
+def store_part(
+    to,
+    value,
+    position,
+    there,
+    lead,
+    end,
+    I: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Positions lead to end of a row: whole accesses at once, what is left of the first and the last one by one."""
+    if SHIFTED:
+        access = position // VECTOR * VECTOR
+        if I == 0 or I >= CHUNKS - 2:  # a row's length less than an access more or less decides where it ends
+            whole = (access >= lead) & (access + VECTOR <= end)
+            tl.store(to, value, mask=there & whole)
+            tl.store(to, value, mask=there & (position >= lead) & (position < end) & (whole == 0))
+        else:
+            tl.store(to, value, mask=there & (access < end))
+    else:
+        tl.store(to, value, mask=there & (position < end))
+
+
+@triton.jit
 def reduce_partials(
     partial_ptr,  # [1 or 2, P, C] fp32
     out_ptr,  # [C]

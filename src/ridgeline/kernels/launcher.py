@@ -190,7 +190,8 @@ class Kernel:
 
     ``vectors`` names the integer arguments (row lengths, strides) that must be multiples of a vector for wide accesses,
     ``loose`` the pointers that may lie anywhere: a slice of labels starts where it starts. A ``dependent`` kernel may
-    be started while the one before it in the stream still runs, and waits for its results itself.
+    be started while the one before it in the stream still runs, and waits for its results itself. A variant with the
+    constant ``SHIFTED`` is told nothing of row lengths and strides: its rows start anywhere inside an access.
     """
 
     def __init__(
@@ -261,16 +262,18 @@ class Kernel:
         divisible = tuple(
             (name, POINTER_ALIGNMENT_BYTES if kind.startswith("*") else vector)
             for name, kind in types
-            if vector > 1 and name not in self.loose and (kind.startswith("*") or name in self.vectors)
+            if vector > 1
+            and name not in self.loose
+            and (kind.startswith("*") or (name in self.vectors and not constants.get("SHIFTED", False)))
         )
         fixed = tuple(constants.items())
         return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, max_registers)
 
     def _load(self, device: int, variant: Variant) -> int:
+        compiled = pack.find(variant) or compile_variant(self.function, variant)  # others may compile theirs meanwhile
         with self._lock:
             found = self._handles.get((device, variant))
             if found is None:
-                compiled = pack.find(variant) or compile_variant(self.function, variant)
                 found = _load(device, compiled, self.cooperative)
                 self._handles[device, variant] = found
             return found
@@ -300,6 +303,13 @@ def vector_of(itemsize: int, pointers: int, *lengths: int) -> int:
     while any(length % vector for length in lengths):
         vector //= 2
     return vector
+
+
+def access_of(itemsize: int, pointers: int, *lengths: int) -> tuple[int, bool]:
+    """As ``vector_of``; and whether rows start inside accesses, which are then the widest all the same: a kernel reads
+    from the access in which a row starts to the one in which it ends, and leaves out what belongs to its neighbors."""
+    vector, widest = vector_of(itemsize, pointers, *lengths), vector_of(itemsize, pointers)
+    return (widest, True) if vector < widest and min(lengths) >= 2 * widest else (vector, False)
 
 
 def is_widest(vector: int, itemsize: int) -> bool:

@@ -43,20 +43,27 @@ class Cut:
     vector: int
 
 
-def cut(chosen: Streamed, rows: int, cols: int, device: int, *, vector: int, whole_blocks: bool = False) -> Cut | None:
+def cut(
+    chosen: Streamed, rows: int, cols: int, device: int, *, vector: int, piece: int = 0, shifted: bool = False
+) -> Cut | None:
     """As many shares as a row's length asks for, or more where rows are few, in accesses of ``vector`` elements a lane.
 
-    ``whole_blocks``: a share starts where a block does. None where a row takes more programs than there are.
+    ``piece``: a share is made of whole pieces of so many elements. ``shifted``: rows start inside accesses, and rows
+    that are worked on at once are a multiple of what an access holds. None where a row takes more programs than there
+    are.
     """
     programs = chosen.programs_per_sm * num_sms(device)
+    cols = cols + vector - 1 if shifted else cols
     block = 32 * chosen.num_warps * vector
-    step = block if whole_blocks else vector
+    step = piece or vector
     fewest = cdiv(cols, chosen.chunks * block)
     shares = clamp(programs // rows, fewest, max(fewest, cdiv(cols, block)))
     length = cdiv(cdiv(cols, shares), step) * step
     shares = cdiv(cols, length)
     groups = min(rows, programs // shares)
-    return Cut(length, shares, groups, block, vector) if groups else None
+    if shifted and groups < rows:
+        groups = groups // vector * vector
+    return Cut(length, shares, groups, piece or block, vector) if groups else None
 
 
 def bind(

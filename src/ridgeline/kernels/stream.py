@@ -1,4 +1,9 @@
-"""Pieces of Gluon device code for rows that pass through shared memory, and for programs that share a row."""
+"""Pieces of Gluon device code for rows that pass through shared memory, and for programs that share a row.
+
+What a loop carries from turn to turn must not start as the same value under two names (``before = now``): Triton 3.6
+looks for what a turn changes by comparing values, finds that the second name has the value of the first as it had
+before, and leaves it for ever as it began.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,19 @@ PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 def spread(VECTOR, NUM_WARPS):
     """One access of VECTOR elements a lane; a thread has the same columns of every piece."""
     return gl.BlockedLayout([1, VECTOR], [1, 32], [1, NUM_WARPS], [1, 0])
+
+
+@gluon.constexpr_function
+def by_piece(VECTOR, BLOCK, NUM_WARPS):
+    """One access of VECTOR elements a lane; a piece of BLOCK elements belongs to one warp, or to part of one."""
+    lanes = min(32, BLOCK // VECTOR)
+    return gl.BlockedLayout([1, VECTOR], [32 // lanes, lanes], [NUM_WARPS, 1], [1, 0])
+
+
+@gluon.jit
+def sum_of(x, SIZE: gl.constexpr):
+    """The sum of a tile: a thread adds what it has before it meets any other."""
+    return gl.sum(x.reshape([SIZE]), axis=0)
 
 
 @gluon.jit
@@ -30,10 +48,13 @@ def word_of(high, low):
 
 @gluon.jit
 def words_when_there(word_ptr, num, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """The words of all shares of a row, once the last of them is written: (which share, first numbers, second)."""
+    """The words of all shares of a row, once the last of them is written: (which share, first numbers, second).
+
+    The bit that says so is taken off again: a sum of nothing is zero, not the smallest number there is.
+    """
     k = gl.arange(0, SHARES, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
     words = gl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
     while gl.min((words != 0).to(gl.int32), axis=0) == 0:
         words = gl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
     high = (words >> 32).to(gl.int32).to(gl.float32, bitcast=True)
-    return k, high, words.to(gl.int32).to(gl.float32, bitcast=True)
+    return k, high, (words.to(gl.int32) & -2).to(gl.float32, bitcast=True)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +17,19 @@ from ridgeline.errors import OptimizeError, nearest
 from ridgeline.optimizer.labels import nameable
 from ridgeline.optimizer.pieces import compiled_in_pieces
 from ridgeline.optimizer.rewrites import autocast, chosen, recommended
+from ridgeline.optimizer.rewrites import rewrites as all_rewrites
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Rewrite
-from ridgeline.optimizer.rewrites.scene import Extra, Scene, is_removable, stand_in, tracing_mode
+from ridgeline.optimizer.rewrites.scene import LOWERED_BY, Extra, Scene, is_removable, stand_in, tracing_mode
 
 COMPILERS = ("none", "inductor", "inductor-autotune")
-OWN_OPTIONS = ("attention", "narrow", "pieces")
-"""Options that rewrites read; the others are a compiler's."""
+OWN_OPTIONS = ("attention", "matched", "narrow", "pieces", "timed_convolutions")
+"""Options that rewrites read, and ``matched``, which wants a graph left alone that none changes; the others are a
+compiler's."""
 AUTOTUNED: Mapping[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 """Inductor's options behind ``inductor-autotune``, without its CUDA graphs: those are ours."""
+UNCHANGED = "no rewrite matched that changes what is computed: it would be torch.compile"
+LEAST_NODES = 50
+"""Below, a graph is what is left between the breaks of a model, and says nothing about the rest of it."""
 RECOMPILE_LIMIT = 64
 """Dynamo keeps this many compiled variants of a function before it gives up: a search makes more than its usual 8."""
 
@@ -161,6 +166,30 @@ class Way:
     report: Report
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One run of a compiled graph: what ran, what it was given and what it returned."""
+
+    graph: Callable[..., Any]
+    given: tuple[Any, ...]
+    returned: Sequence[Any]
+
+
+_listening = threading.local()
+
+
+@contextlib.contextmanager
+def hearing() -> Iterator[list[Heard]]:
+    """Inside, every compiled graph of ours that runs on this thread is noted."""
+    before = getattr(_listening, "heard", None)
+    found: list[Heard] = []
+    _listening.heard = found
+    try:
+        yield found
+    finally:
+        _listening.heard = before
+
+
 class Graph:
     """A traced graph and what was made of it for each way that was asked for and is still held."""
 
@@ -173,8 +202,13 @@ class Graph:
         call = self.calls.get(self.traced.way())
         if call is None:
             with self._tracing():
-                call = self.lowered(args)
-        return call(*args)
+                call = self.lowered(self._stand_ins(args))
+        heard: list[Heard] | None = getattr(_listening, "heard", None)
+        if heard is None:
+            return call(*args)
+        returned = call(*args)
+        heard.append(Heard(call, args, returned))
+        return returned
 
     def lowered(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What this graph is for the way of the call in progress."""
@@ -184,6 +218,21 @@ class Graph:
         way.report.breaks = self.traced.breaks
         self.calls[way] = call
         return call
+
+    def _stand_ins(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs as the tracer knew them: of tensors a compiler would not know that their sizes never change.
+
+        Parameters that were laid out anew since, which guards do not notice, are taken as they lie now.
+        """
+        known = [node.meta.get("example_value") for node in self.gm.graph.find_nodes(op="placeholder")]
+        return [self._stand_in(given, value) for given, value in zip(inputs, known, strict=True)]
+
+    def _stand_in(self, given: Any, known: Any) -> Any:
+        if not isinstance(given, Tensor) or not isinstance(known, Tensor):
+            return given if known is None else known
+        if self.mode is None or (given.shape == known.shape and given.stride() == known.stride()):
+            return known
+        return stand_in(given, self.mode)
 
     def _tracing(self) -> contextlib.AbstractContextManager[Any]:
         """The tracer's context as compilers look for it, made again."""
@@ -218,14 +267,23 @@ def lower(
     report = Report() if report is None else report
     chosen_options = dict(options or {})
     scene = rewritten(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=chosen_options, report=report)
+    if chosen_options.get("matched") and len(gm.graph.nodes) >= LEAST_NODES and not _changes(report):
+        raise OptimizeError(UNCHANGED)
     with _as_written(scene):
         call = _lowered(scene, example_inputs, compiler, chosen_options)
     if scene.casts is not None and autocast.active():
         call = _without_autocast(call)
+    if chosen_options.get("timed_convolutions"):
+        call = _timing_convolutions(call)
     if not scene.extras and not scene.watches:
         return call
     report.undos.extend(extra.undo for extra in scene.extras if extra.undo is not None)
     return _fed(call, scene, gm.forward)
+
+
+def _changes(report: Report) -> bool:
+    """Whether a rewrite matched that does more than leave out what does nothing."""
+    return any(all_rewrites()[match.rewrite].exact != "bits" for match in report.matches)
 
 
 def rewritten(
@@ -239,6 +297,7 @@ def rewritten(
 ) -> Scene:
     """The scene of a graph after its rewrites. The given module is left as it was; what fails is left out."""
     report = Report() if report is None else report
+    options = {**(options or {}), LOWERED_BY: compiler}
     training = is_training(example_inputs)
     names = recommended(_mode(training), compiler, _device(example_inputs)) if rewrites is None else rewrites
     report.graphs += 1
@@ -362,6 +421,21 @@ def _signature(scene: Scene) -> list[tuple[Any, ...]]:
         else:
             found.append((type(value).__name__,))
     return found
+
+
+def _timing_convolutions(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call with cuDNN's algorithms chosen by timing, once a shape, whatever is set around it."""
+    read, write = torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark
+
+    def run(*args: Any) -> Any:
+        before = read()
+        write(True)
+        try:
+            return call(*args)
+        finally:
+            write(before)
+
+    return run
 
 
 def _is_impure(node: fx.Node) -> bool:

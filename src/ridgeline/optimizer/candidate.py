@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,15 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ridgeline.errors import OptimizeError
+from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.bank import Bank, Narrowed
-from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.graphed import Graphed, graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.labels import in_block
 from ridgeline.optimizer.regions import Group, groups
+from ridgeline.optimizer.shortcut import shortcut
 from ridgeline.optimizer.slots import Place
+from ridgeline.optimizer.streams import entry_of
 from ridgeline.optimizer.substitution import apply, revert
 from ridgeline.optimizer.training import graph_training
 
@@ -53,10 +56,16 @@ class Candidate:
     unmasked: bool = False  # masks that hide nothing are left out, and looked at before every call
     tries_convolutions: bool = False  # cuDNN times its algorithms before one is recorded
     narrow: tuple[tuple[str, str], ...] = ()  # linear layers in fewer bits, and their formats
+    straight: bool = False  # the compiled graph is called without its guards, where it is one
 
     @property
     def compiles(self) -> bool:
         return self.compiler != "none" or bool(self.rewrites)
+
+    @property
+    def holds_places(self) -> bool:
+        """Whether it knows weights by their addresses, and has to be made again where they have moved."""
+        return self.graphed or self.straight
 
     @property
     def complexity(self) -> int:
@@ -99,6 +108,8 @@ class Candidate:
             named = ", ".join(f"{name} ×{num}" for name, num in (matched or {}).items())
             found += [f"rewrites: {named}" if named else "rewrites" if matched is None else "no rewrite matched"]
         found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
+        past = self.straight and not self.graphed
+        found += ["called past the compiler's guards, the model watched instead"] if past else []
         return found + (["the whole call as one CUDA graph"] if self.graphed else []) or ["nothing"]
 
 
@@ -109,6 +120,7 @@ class Switch:
     on: Callable[[], Any]
     off: Callable[[], Any]
     outlives_capture: bool
+    while_recording: bool = False  # about the process, not the model: on for the backward too while both are recorded
 
 
 @dataclass(slots=True)
@@ -203,6 +215,8 @@ def build(
             _make(built, model, given, mode, base, traces or Traces())
             if candidate.graphed:
                 _capture(built, model, given, mode, loss)
+            elif candidate.straight:
+                _straighten(built, model, given)
     except BaseException:
         if base is None:
             built.undo()
@@ -226,10 +240,21 @@ class Unmasked:
         self.model, self.call, self.inputs = model, _gone, Inputs(args, kwargs)
         self.names = frozenset(name for name in inputs.kwargs if name not in kwargs)
         self.places = frozenset(i for i, value in enumerate(inputs.args) if args[i] is not value)
+        self.lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.call, Graphed) and self.call.is_pure:
+            with self.lock:
+                answer = self.holds.asked(args, kwargs)
+                if answer is not None:  # what changes nothing outside may start before the masks are known
+                    result = self._bare(args, kwargs)
+                    return result if answer() else self.model(*args, **kwargs)
         if not self.holds(args, kwargs):
             return self.model(*args, **kwargs)
+        return self._bare(args, kwargs)
+
+    def _bare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call without its masks."""
         kept = [None if i in self.places else value for i, value in enumerate(args)]
         return self.call(*kept, **{name: value for name, value in kwargs.items() if name not in self.names})
 
@@ -244,14 +269,15 @@ def _trying_convolutions() -> Switch:
     def off() -> None:
         torch.backends.cudnn.benchmark = kept.pop()
 
-    return Switch(on, off, outlives_capture=False)
+    return Switch(on, off, outlives_capture=False, while_recording=True)
 
 
 def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built | None, traces: Traces) -> None:
     """What is called, compiled if the candidate compiles; of a base, what it compiled."""
     if base is not None:
         built.call = built.inner = base.call if base.inner is None else base.inner
-        built.switches = list(base.makings or base.switches)
+        own = [switch for switch in built.switches if switch.while_recording]
+        built.switches = [*(s for s in base.makings or base.switches if not s.while_recording), *own]
         return
     built.call = built.inner = _compiled(built, model, traces)
     if built.candidate.compiles:
@@ -273,10 +299,11 @@ def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str, los
 def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
     """Record the call with everything on; afterwards the graph needs only the weights where they were."""
     built.makings = tuple(built.switches)
-    passing = [switch for switch in built.switches if not switch.outlives_capture]
+    around = [switch for switch in built.switches if switch.while_recording]
+    passing = [switch for switch in built.switches if not switch.outlives_capture and not switch.while_recording]
     built.switches = [switch for switch in built.switches if switch.outlives_capture]
     ready = inputs.reused()
-    with built.switched(), torch.set_grad_enabled(mode != "infer"):
+    with built.switched(), switched_on(around), torch.set_grad_enabled(mode != "infer"):
         call = _around(built.call, passing)
         if mode == "infer":
             built.call = graph_inference(call, ready.args, dict(ready.kwargs), model)
@@ -285,19 +312,33 @@ def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Ca
         built.places = places_of(model)
 
 
+@contextlib.contextmanager
+def switched_on(switches: list[Switch]) -> Iterator[None]:
+    for switch in switches:
+        switch.on()
+    try:
+        yield
+    finally:
+        for switch in reversed(switches):
+            switch.off()
+
+
+def _straighten(built: Built, model: nn.Module, inputs: Inputs) -> None:
+    """Past the guards where the call is one graph; where it is not, as it is."""
+    ready = inputs.reused()
+    with built.switched(), contextlib.suppress(NotGraphable):
+        built.call = shortcut(built.call, ready.args, dict(ready.kwargs), model)
+    built.places = places_of(model)
+
+
 def _around(call: Call, switches: list[Switch]) -> Call:
     """The call with switches on during it, so that whoever watches the model sees it as it is."""
     if not switches:
         return call
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        for switch in switches:
-            switch.on()
-        try:
+        with switched_on(switches):
             return call(*args, **kwargs)
-        finally:
-            for switch in reversed(switches):
-                switch.off()
 
     return run
 
@@ -437,12 +478,14 @@ class Blocks:
 
     def _fork(self, run: Call, block: nn.Module, before: Call | None, path: str) -> Call:
         here, own, place = self.here, before or partial(type(block).forward, block), Place(block)
+        laid = entry_of(block)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(here, "inside", False):
                 self._check_variants()
                 with in_block(path):
-                    return place.call(run, block, args, kwargs)
+                    given, named = tuple(map(laid, args)), {name: laid(value) for name, value in kwargs.items()}
+                    return place.call(run, block, given, named)
             return own(*args, **kwargs)
 
         forward.is_fork = True  # type: ignore[attr-defined]
@@ -458,6 +501,10 @@ def _block_runner(kind: type[nn.Module]) -> Call:
     return run
 
 
+_IMAGED = (nn.Conv2d, nn.ConvTranspose2d, nn.Conv3d, nn.ConvTranspose3d)
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 class Layout:
     """Convolution weights in two places, contiguous and channels last: parameters are pointed at one or the other."""
 
@@ -465,8 +512,8 @@ class Layout:
         self.pairs: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
         for module in model.modules():
             weight = getattr(module, "weight", None)
-            if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and isinstance(weight, nn.Parameter):
-                last = weight.data.contiguous(memory_format=torch.channels_last)
+            if isinstance(module, _IMAGED) and isinstance(weight, nn.Parameter):
+                last = weight.data.contiguous(memory_format=_LAST[weight.dim()])
                 if last.stride() != weight.stride():
                     self.pairs.append((weight, weight.data, last))
 
@@ -478,10 +525,28 @@ class Layout:
         for parameter, kept, _ in self.pairs:
             parameter.data = kept
 
-    def settle(self, last: bool) -> None:
-        """Point at one place for good and let go of the other."""
+    def settle(self, last: bool) -> bool:
+        """Point at one place for good and let go of the other; whether weights lie elsewhere than they did."""
+        moved = last and bool(self.pairs)
         (self.on if last else self.off)()
         self.pairs.clear()
+        return moved
+
+
+def forget_compiled(model: nn.Module) -> None:
+    """Have the tracer forget what it compiled of this model's code, a person's own ``torch.compile`` included.
+
+    Parameters are guarded as objects. Compiled code that meets one of them with other strides fails an assertion.
+    """
+    tracer: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if tracer is None:
+        return
+    for kind in {type(module) for module in model.modules()}:
+        for part in kind.__mro__:
+            function = vars(part).get("forward")
+            while isinstance(function, types.FunctionType):
+                tracer.reset_code(function.__code__)
+                function = getattr(function, "__wrapped__", None)
 
 
 @contextlib.contextmanager

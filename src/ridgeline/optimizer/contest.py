@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -33,6 +36,22 @@ class Contest:
             name = best if found.get(first, float("inf")) > MARGIN * found.get(best, float("inf")) else first
             self.won[key] = name
         return ways[name if name is not None and name in ways else first]()
+
+
+def prepared(plans: Iterable[Callable[[], Any]]) -> None:
+    """Launches planned beside each other, whose kernels are compiled on the way: most of it is not done in Python.
+
+    What cannot be planned is told when it is run.
+    """
+
+    def plan(made: Callable[[], Any]) -> None:
+        with contextlib.suppress(Exception), torch.no_grad():
+            made()
+
+    wanted = list(plans)
+    if len(wanted) > 1:
+        with ThreadPoolExecutor(max(2, min(len(wanted), os.cpu_count() or 1))) as pool:
+            list(pool.map(plan, wanted))
 
 
 def may_time(device: torch.device) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ridgeline.optimizer.backend import UNCHANGED
 from ridgeline.optimizer.candidate import ACTIVATION_BUDGET, Built, Candidate
 from ridgeline.optimizer.forecast import Forecast
 from ridgeline.optimizer.receipt import FAILED, LARGE, MEASURED, SKIPPED, Entry
@@ -20,6 +21,11 @@ GENERATED_TUNED = (("coordinate_descent_tuning", True), ("max_autotune_pointwise
 """Inductor tries more launch configurations of the kernels it generates."""
 PRODUCTS_TUNED = (("coordinate_descent_tuning", False), ("triton.enable_persistent_tma_matmul", True))
 """Products alone, in parallel processes: walking from one launch configuration to the next compiles one at a time."""
+CONVOLUTIONS_TIMED = (("timed_convolutions", True),)
+OWN_CONVOLUTIONS = ("convolution-chain", "conv-activation")
+"""Rewrites that take convolutions away from Inductor, which lays out what surrounds cuDNN's as they want it."""
+EAGERS_DICE = (("fallback_random", True),)
+"""Inductor draws the numbers that eager PyTorch would draw: the same seed gives the same result."""
 FLOOR_REACHED = 1.05
 """This close to the floor there is nothing left to search for."""
 KERNELS_A_LEAF = 2.5
@@ -35,6 +41,8 @@ COPY_BYTES_PER_S = 4.0e12
 MOST_COPIED_FRAC = 0.02
 HOST_S = 3e-4
 """Calls much longer than what the host needs for a few launches gain nothing from being recorded."""
+HOST_FRAC = 0.3
+"""Longer ones do where the host is busy for this share of them: recurrent layers start thousands of kernels."""
 KEPT_FRAC = 0.5
 STOCK = "torch.compile"
 OWED_TIMES = 2.5
@@ -51,7 +59,7 @@ class Facts:
     groups: tuple[Group, ...]
     num_leaves: int
     unlike_frac: float  # share of the kernels that are left when equal blocks are counted once
-    has_conv: bool
+    has_conv: bool  # whether weights can be laid channels last
     substitutable: tuple[str, ...]  # parts that kernels can be put in place of
     unmasked: bool  # whether a mask among the inputs hides nothing
     has_cache: bool  # whether a key-value cache is among the inputs
@@ -60,6 +68,9 @@ class Facts:
     num_products: int = 6  # of different sizes, in one block of each kind
     num_threads: int = 16  # that compile beside each other
     input_bytes: int = 0
+    convolves: bool = False  # whether there are convolutions at all, in whatever layout
+    random: bool = False  # whether results depend on random numbers
+    host_s: float = 0.0  # until an eager call returns
 
     @property
     def copies_s(self) -> float:
@@ -104,6 +115,9 @@ class Ladder:
             return
         yield from self._captured(search)
         layout = search.best.candidate.layout
+        convnet = self.facts.has_conv and self.facts.mode == "infer" and not self.facts.groups
+        if convnet:  # seconds, and most of what a compiler would bring to a network of convolutions
+            yield from self._rewritten(search, layout)
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
         training = self.facts.mode == "train"
         if training:  # a second's work each, and what is compiled has to beat it
@@ -116,18 +130,24 @@ class Ladder:
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
             return
+        alone = training and not self.facts.groups  # compiled whole or not at all: torch.compile, but for what matches
+        if alone:
+            yield from self._stock(search)
+            if search.entries[STOCK].status in MEASURED:
+                whole = replace(whole, options=(("matched", True),))
         if training or not self.facts.groups:
             yield from self._family(search, whole, self._whole_s())
         early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
         if early:  # few products, each tuned once
             yield from self._tuned(search, layout)
-        yield from self._stock(search)
+        if not alone:
+            yield from self._stock(search)
         if training:  # the backward doubles what compilers take: torch.compile is measured before anything is refined
             yield from self._ablations(search, "blocks")
         elif self.facts.groups and not self._at_the_floor(search):
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
-        if not self.facts.groups and not self.facts.has_cache:
-            yield from self._rewritten(search)
+        if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
+            yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too
         if not early:
             yield from self._tuned(search, layout)
         for scope in ("blocks", "model"):
@@ -145,28 +165,38 @@ class Ladder:
         A recorded call copies what lies elsewhere: large inputs of short calls are better read where they are.
         """
         facts = self.facts
-        records = facts.copies_s <= MOST_COPIED_FRAC * facts.eager_s and facts.eager_s < 20 * HOST_S
-        chosen = recommended(self.kind, "none", self.device)
-        stock = Candidate(name=STOCK, compiler="stock")
-        whole = self._inductor("compiled", "keep", "model")
-        firsts = [
-            (Candidate(name="rewrites", rewrites=chosen), self._trace_s("model")),
-            (stock, self._compile_s("model")),
-        ]
+        copies_little = facts.copies_s <= MOST_COPIED_FRAC * facts.eager_s
+        host_shows = facts.eager_s < 20 * HOST_S or facts.host_s > HOST_FRAC * facts.eager_s
+        records = facts.cuda and copies_little and host_shows
         if records:
-            yield self._rung(
-                Candidate(name="graph", graphed=True, tries_convolutions=self._tries()), CAPTURE_S, "cudagraph"
-            )
-        for candidate, cost_s in (*firsts, (whole, self._compile_s("model"))):
-            candidate = replace(candidate, tries_convolutions=False)
+            plain = Candidate(name=PLAIN, graphed=True, tries_convolutions=self._tries())
+            yield self._rung(plain, CAPTURE_S, "cudagraph")
+        chosen = recommended(self.kind, "none", self.device)
+        whole = replace(self._inductor("compiled", "keep", "model"), tries_convolutions=False, straight=True)
+        for candidate, cost_s in (
+            (Candidate(name="rewrites", rewrites=chosen, straight=True), self._trace_s("model")),
+            (Candidate(name=STOCK, compiler="stock"), self._compile_s("model")),
+            (whole, self._compile_s("model")),
+        ):
             yield self._rung(candidate, cost_s, "compiled")
-            if records and search.entries[candidate.name].status not in (FAILED, SKIPPED):
+            entry = search.entries[candidate.name]
+            changed = candidate.compiler != "none" or bool(entry.rewrites)
+            if records and changed and entry.status not in (FAILED, SKIPPED):
                 yield self._graphed(candidate, CAPTURE_S)
-        if facts.has_conv:
-            last = replace(whole, name="compiled channels last", layout="channels_last", tries_convolutions=False)
-            yield self._rung(last, self._compile_s("model"), "compiled")
-        tuned = replace(whole, name="tuned", options=GENERATED_TUNED, tries_convolutions=False)
+        if facts.convolves:
+            yield from self._convolving(whole)
+        tuned = replace(whole, name="tuned", options=(*whole.options, *GENERATED_TUNED))
         yield self._rung(tuned, 2 * self._compile_s("model"), "compiled")
+
+    def _convolving(self, whole: Candidate) -> Iterator[Rung]:
+        """cuDNN's convolutions where Inductor wants them, their algorithms chosen by timing.
+
+        Inductor lays channels last by itself; the model's own weights stay as they are, for whoever calls it beside.
+        """
+        library = tuple(name for name in whole.rewrites if name not in OWN_CONVOLUTIONS)
+        options = (*whole.options, *CONVOLUTIONS_TIMED)
+        timed = replace(whole, name="compiled, convolutions timed", rewrites=library, options=options)
+        yield self._rung(timed, self._compile_s("model"), "compiled")
 
     def owed_s(self, rung: Rung, search: Climber) -> float:
         """Seconds to keep for torch.compile while it is not measured: the guarantee rests on it.
@@ -191,10 +221,11 @@ class Ladder:
             last = Candidate(name="channels last", layout="channels_last", tries_convolutions=self._tries())
             yield self._graphed(last, CAPTURE_S)
 
-    def _rewritten(self, search: Climber) -> Iterator[Rung]:
+    def _rewritten(self, search: Climber, layout: str = "keep") -> Iterator[Rung]:
         chosen = recommended(self.kind, "none", self.device)
-        if chosen:
-            yield from self._family(search, Candidate(name="rewrites", rewrites=chosen), self._trace_s("model"))
+        if chosen and not search.entries.keys() & {"rewrites", "rewrites" + GRAPHED}:
+            whole = Candidate(name="rewrites", rewrites=chosen, layout=layout, tries_convolutions=self._tries())
+            yield from self._family(search, whole, self._trace_s("model"))
 
     def _block_rungs(self, search: Climber, layout: str) -> Iterator[Rung]:
         chosen = recommended(self.kind, "none", self.device)
@@ -227,7 +258,7 @@ class Ladder:
         vocabulary in training makes several float32 copies of the logits, and an odd one slows the last product.
         """
         wanted = [] if self.facts.unmasked or self.facts.has_cache else ["attention"]
-        wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding"]
+        wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding", "patches"]
         return tuple(part for part in wanted if part in self.facts.substitutable)
 
     def narrow_rungs(self, search: Climber, name: str, narrow: tuple[tuple[str, str], ...]) -> Iterator[Rung]:
@@ -256,10 +287,11 @@ class Ladder:
             return
         graphed = self._graphed(candidate, cost_s)
         yield graphed
-        status = search.entries[graphed.candidate.name].status
+        entry = search.entries[graphed.candidate.name]
+        status = entry.status
         if status == LARGE and self.facts.mode == "train":
             yield from self._uncaptured(search, candidate, CAPTURE_S)
-        elif status == FAILED:
+        elif status == FAILED and UNCHANGED not in entry.reason:
             yield self._rung(candidate, CAPTURE_S, "compiled")
 
     def _uncaptured(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
@@ -282,16 +314,17 @@ class Ladder:
         stock = Candidate(name=STOCK, compiler="stock")
         yield self._rung(stock, self._compile_s("model"), "compiled")
         if self.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED, LARGE):
-            yield self._graphed(stock, CAPTURE_S)
+            yield self._graphed(replace(stock, tries_convolutions=self._tries()), CAPTURE_S)
 
     def _inductor(self, name: str, layout: str, scope: str) -> Candidate:
         chosen = recommended(self.kind, "inductor", self.device)
-        return Candidate(name=name, rewrites=chosen, compiler="inductor", layout=layout, scope=scope,
+        own_dice = EAGERS_DICE if self.facts.random and self.facts.mode == "infer" else ()
+        return Candidate(name=name, rewrites=chosen, compiler="inductor", layout=layout, scope=scope, options=own_dice,
                          tries_convolutions=self._tries())  # fmt: skip
 
     def _tries(self) -> bool:
         """In a graph cuDNN's choice is made once, so it may take its time; a call made anew would choose anew."""
-        return self.facts.has_conv and self.facts.mode == "infer" and self.facts.cuda
+        return (self.facts.has_conv or self.facts.convolves) and self.facts.cuda
 
     def _ablations(self, search: Climber, scope: str) -> Iterator[Rung]:
         """Without one family at a time, from the best so far, where it is a compiled candidate with several.
@@ -321,8 +354,11 @@ class Ladder:
         plain = self._blocks(layout) if self.facts.groups else self._inductor("", layout, "model")
         plain = replace(best, graphed=False) if best.compiler == "inductor" else plain
         cost_s = self._compile_s(plain.scope)
-        if forecast and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC:
-            yield from self._family(search, replace(plain, name="tuned", options=GENERATED_TUNED), 2 * cost_s)
+        few_products = forecast is not None and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC
+        training = self.facts.mode == "train"
+        if few_products or training:  # products of many rows are the library's, and there are three times as many
+            times = 4 if training else 2
+            yield from self._family(search, replace(plain, name="tuned", options=GENERATED_TUNED), times * cost_s)
             return
         tuned = replace(plain, name="tuned", compiler="inductor-autotune", options=_known(PRODUCTS_TUNED))
         yield from self._family(search, tuned, cost_s + self._tune_s())
@@ -351,9 +387,11 @@ class Ladder:
         """Seconds to compile: some anyway, some for every kernel, more for every kernel that is not like another.
 
         Measured on a host with a GPU: ResNet-50 21 s (404 kernels, all different), a decoding step of 32 equal layers
-        36 s (1,700), eight layers of prefill 24 s (330), three others compiling beside. Where C++ is compiled, more.
+        36 s (1,700), eight layers of prefill 24 s (330), three others compiling beside. Where C++ is compiled, more; in
+        training too: ResNet-50 44 s (813), GPT-2 medium 57 s (1,749).
         """
         first_s, each_s, unlike_s = (6.0, 0.015, 0.03) if self.facts.cuda else (6.0, 0.02, 0.06)
+        each_s *= 5 / 3 if self.facts.mode == "train" else 1
         return self.scale * (first_s + each_s * self._kernels(scope) + unlike_s * self._kernels("blocks"))
 
     def _whole_s(self) -> float:

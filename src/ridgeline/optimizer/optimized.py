@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.graphed import Graphed, GraphedTraining, Miss
 from ridgeline.optimizer.matcher import Matcher
+from ridgeline.optimizer.shortcut import Shortcut
 from ridgeline.optimizer.signature import Signature, TooLarge, difference
 from ridgeline.optimizer.tree import Flat
 from ridgeline.optimizer.watch import Watch
@@ -27,6 +28,8 @@ from ridgeline.optimizer.watch import Watch
 _STATE = "_ridgeline_state"
 _MOST_MATCHERS = 4
 _MOST_REASONS = 8
+_REPLAYED = (Graphed, GraphedTraining, Shortcut)
+"""Calls that watch the model themselves, and say where they cannot answer."""
 
 
 class RunsEagerly(UserWarning):
@@ -83,7 +86,7 @@ class State:
             reason = "an input requires gradients, and the model was optimized for inference"
             return self.eager(reason, args, kwargs, 5)
         call = plan.call
-        if call.__class__ is Graphed or call.__class__ is GraphedTraining:
+        if call.__class__ in _REPLAYED:
             result = call.replay(flat)
             if result.__class__ is not Miss:
                 return result
@@ -154,7 +157,7 @@ class Optimized:
         state = _state(self)
         if plan.call is state.model:
             return
-        if plan.watch is None and not isinstance(plan.call, Graphed | GraphedTraining):
+        if plan.watch is None and plan.call.__class__ not in _REPLAYED:
             plan.watch = Watch(state.model, hooks_only=True)
         plan.matcher = plan.matcher or getattr(plan.call, "matcher", None) or Matcher.of(plan.signature)
         plan.signature = plan.signature.detached()

@@ -15,7 +15,7 @@ from ridgeline.bench.verdict import error_of
 from ridgeline.errors import NotGraphable, OptimizeError, nearest
 from ridgeline.optimizer import cache, update
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate, Layout, build
+from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, forget_compiled
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.later import Later
 from ridgeline.optimizer.measure import Track, compare
@@ -232,7 +232,8 @@ def _checked(problem: Problem, candidate: Candidate, receipt: Receipt, track: Tr
         built.undo()
         return None
     if layout is not None:
-        layout.settle(True)
+        if layout.settle(True):
+            forget_compiled(model)
     elif built.switches:
         built.on()
     return Outcome(built, receipt)

@@ -17,11 +17,11 @@ from ridgeline.bench.environment import environment
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, build, capture_again
+from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, build, capture_again, forget_compiled
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import CAPTURE_S, Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import CAPTURE_S, PLAIN, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -46,13 +46,15 @@ from ridgeline.optimizer.regions import groups, num_products, regions_of, unlike
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
-from ridgeline.optimizer.tracking import STEPS, track
+from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
 
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 """Shares of the budget for one candidate's race and for the last one."""
 LEAST_RACE_S, MOST_RACE_S = 0.3, 4.0
 REFERENCE_TIMES = 40
 """A call in float64 takes about this many of eager's."""
+MOST_TWICE_BYTES = 2 << 30
+"""Inputs above this are proved once: half a billion numbers say what two times as many would."""
 TRACK_TIMES = 3.0
 """Steps of the optimizer and both runs, in eager calls."""
 TRACK_FRAC = 0.15
@@ -64,7 +66,10 @@ RESERVE_FRAC = 0.5
 LENIENCY = 1.2
 NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
+PRICED_FRAC = 0.6
+"""Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""
 FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with 375 objects that are never collected."""
 COMPILING_S = 45.0
@@ -162,7 +167,10 @@ class Search:
         self.eager_s = timed.median_s
         self._note(self.eager, WINNER, "", timed=timed, peak=self.eager_bytes, comparison=compare(timed, timed))
         self.steps.append(Step("eager", self.eager_s))
-        self._price()
+        if self.left_s() > PRICED_FRAC * problem.budget_s:
+            self._price()
+        else:
+            self.notes.append("not priced: what is left of the budget is for candidates")
 
     def _draws_random(self, before: RandomState) -> bool:
         before.restore()
@@ -212,6 +220,9 @@ class Search:
             num_products=num_products(model, groups(model)),
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
+            convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
+            random=self.random,
+            host_s=self.track.host_s(model) if self.problem.mode == "infer" else 0.0,
         )
 
     @property
@@ -221,6 +232,7 @@ class Search:
             problem = self.problem
             subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
             cheap = 2 * REFERENCE_TIMES * self.eager_s < 0.2 * self.problem.budget_s
+            cheap = cheap and sum(tensor.nbytes for tensor in problem.inputs.tensors()) < MOST_TWICE_BYTES
             affordable = int(DRAWS_FRAC * self.problem.budget_s / max(self.eager_s, 1e-6))
             self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random,
                                   num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
@@ -273,6 +285,7 @@ class Search:
         spare_s = self.left_s() - reserve_s - (ladder.owed_s(rung, self) if rung.cost_s > 2 * CAPTURE_S else 0.0)
         compiled = any(built.candidate.compiler != "none" for built in self.families.values())
         first = rung.candidate.compiler != "none" and not compiled  # estimates are rough: the first gets its chance
+        first = first or (rung.candidate.name == PLAIN and self.left_s() > 0)  # what takes the host out takes a second
         if rung.cost_s > (max(spare_s, LENIENCY * self.left_s()) if first else spare_s):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
@@ -287,7 +300,7 @@ class Search:
             return
         ladder.took(rung, built.build_s)
         self._recapture()
-        if built.candidate.graphed and built.moved(self.problem.model):
+        if built.candidate.holds_places and built.moved(self.problem.model):
             self._capture_again(built)
         self._judge(built, rung)
 
@@ -302,12 +315,12 @@ class Search:
 
     def _built(self, candidate: Candidate) -> Built:
         """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
-        family = replace(candidate, name="", graphed=False)
+        family = replace(candidate, name="", graphed=False, tries_convolutions=False)
         if candidate.layout != "keep" and self.layout is None:
             self.layout = Layout(self.problem.model)
         if candidate.compiles and family not in self.families:
-            self.families[family] = self._made(replace(candidate, graphed=False), None)
-            if not candidate.graphed:
+            self.families[family] = self._made(replace(candidate, graphed=False, tries_convolutions=False), None)
+            if not candidate.graphed and not candidate.tries_convolutions:
                 return self.families[family]
         built = self._made(candidate, self.families.get(family))
         built.build_s += self.families[family].build_s if candidate.compiles else 0.0
@@ -414,7 +427,7 @@ class Search:
     def _recapture(self) -> None:
         """Graphs hold the addresses of weights: those captured before a candidate moved them are captured again."""
         problem = self.problem
-        for built in {id(b): b for b in (self.best, self.stock) if b is not None and b.candidate.graphed}.values():
+        for built in {id(b): b for b in (self.best, self.stock) if b is not None and b.candidate.holds_places}.values():
             try:
                 if built.moved(problem.model):
                     capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)
@@ -557,19 +570,20 @@ class Search:
 
     def _tracked(self) -> None:
         """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""
-        steps_s = TRACK_TIMES * STEPS * self.eager_s
         if self.problem.mode != "train" or self.best is self.eager:
             return
-        if steps_s > self.left_s():
-            left_s = max(0.0, self.left_s())
-            self.notes.append(f"no run of {STEPS} steps: about {steps_s:.0f} s are needed, {left_s:.0f} s left")
+        left_s = max(0.0, self.left_s())
+        steps = min(STEPS, int(left_s / (TRACK_TIMES * self.eager_s)))
+        if steps < LEAST_STEPS:
+            needed_s = TRACK_TIMES * LEAST_STEPS * self.eager_s
+            self.notes.append(f"no run of steps: {LEAST_STEPS} take about {needed_s:.0f} s, {left_s:.0f} s are left")
             return
         problem, track_ = self.problem, self.track
         try:
             with self.best.switched() as call:
-                found = track(problem.model, call, problem.inputs, track_.loss, track_.state)
+                found = track(problem.model, call, problem.inputs, track_.loss, track_.state, steps)
         except torch.OutOfMemoryError:
-            self.notes.append(f"no run of {STEPS} steps: an optimizer's state does not fit beside the model")
+            self.notes.append("no run of steps: an optimizer's state does not fit beside the model")
             return
         self.notes.append(str(found))
         if not found.ok:
@@ -643,9 +657,10 @@ class Search:
             for built in self.families.values():
                 if built.report is not self.best.report:
                     built.undo()
-        if self.layout is not None:
-            self.layout.settle(self.best.candidate.layout != "keep")
+        moved = self.layout is not None and self.layout.settle(self.best.candidate.layout != "keep")
         self._recapture()
+        if moved:
+            forget_compiled(self.problem.model)
         if any(not switch.outlives_capture for switch in self.best.switches):
             self.best.on()
         self.track.restore()
@@ -690,7 +705,7 @@ def explained(receipt: Receipt, inputs: Inputs) -> Receipt:
 @contextlib.contextmanager
 def _undisturbed(budget_s: float) -> Iterator[None]:
     """Rubbish is looked for among what the search makes: half a second less for each of dozens of collections."""
-    for name in COMPILERS if budget_s >= COMPILING_S else COMPILERS[:1]:
+    for name in COMPILERS if budget_s >= COMPILING_S else ():
         importlib.import_module(name)
     own = gc.get_freeze_count() < FROZEN_BY_PYTHON  # else somebody has reasons of their own
     if own:

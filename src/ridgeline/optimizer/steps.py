@@ -18,6 +18,7 @@ from torch import Tensor
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import Recording
 from ridgeline.optimizer.observe import restored_random
+from ridgeline.optimizer.stepping import Launches, is_taken, staying
 from ridgeline.optimizer.training import GraphedTraining
 
 _COUNTING = (torch.optim.Adam, torch.optim.AdamW)
@@ -40,6 +41,7 @@ class GraphedUpdate:
         self.replays = 0
         self.misses: dict[str, int] = {}
         self._recording: Recording | None = None
+        self._launches: Launches | None = None
         self._num_recordings, self._refusal = 0, ""
         self._places: list[tuple[Tensor, int | None]] = []
         self._state: tuple[list[Any], list[str], list[Any]] = ([], [], [])
@@ -139,8 +141,11 @@ class GraphedUpdate:
 
     def _recorded(self) -> Recording:
         gc.collect()  # recordings that nobody holds any more must not be destroyed while another is made
+        launches = staying(self.optimizer) if is_taken(self.optimizer) else None
+        step = self.optimizer.step if launches is None else launches
         with self._as_recorded(), restored_random(), self.graphed.keeping_gradients():
-            recording, _ = self.graphed.executor.record(self.optimizer.step, told=False)
+            recording, _ = self.graphed.executor.record(step, told=False)
+        self._launches = launches  # a recording reads its tables
         return recording
 
     @contextmanager

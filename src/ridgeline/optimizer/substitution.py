@@ -17,11 +17,11 @@ from ridgeline.errors import OptimizeError, nearest
 from ridgeline.kernels import geglu, layer_norm, rms_norm, rope, selective_scan, swiglu
 from ridgeline.kernels.contract import primitive
 from ridgeline.kernels.cross_entropy.op import CROSS_ENTROPY
-from ridgeline.optimizer import experts, hooks
+from ridgeline.optimizer import experts, hooks, patches
 from ridgeline.optimizer.padding import forward_of, is_odd
 from ridgeline.optimizer.recognition import Gated, Norm, gated_of, norm_of, rotary_of, scan_of
 
-PARTS = ("attention", "norm", "gate", "rotary", "loss", "padding", "scan", "experts")
+PARTS = ("attention", "norm", "gate", "rotary", "loss", "padding", "patches", "scan", "experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ _applied: weakref.WeakKeyDictionary[nn.Module, Applied] = weakref.WeakKeyDiction
 
 
 def apply(model: nn.Module, parts: Sequence[str] = PARTS) -> Applied:
-    """Put our kernels into a model in place: ``parts`` of attention, norm, gate, rotary, loss, padding, scan, experts.
+    """Put our kernels into a model in place: ``parts`` of attention, norm, gate, rotary, loss, padding, patches, scan,
+    experts.
 
     Modules are recognized by what they compute, tried on drawn inputs before anything is replaced. Attention goes
     through transformers' registries. Calls that a kernel does not take fall back to what the model came with.
@@ -282,6 +283,16 @@ def _put_padding(model: nn.Module, done: Applied) -> None:
             done.replaced.append(Replaced(path, "an odd linear layer", "padded_linear"))
 
 
+# convolutions whose windows lie side by side ------------------------------------------------------------------------
+
+
+def _put_patches(model: nn.Module, done: Applied) -> None:
+    for path, module in list(model.named_modules()):
+        if "forward" not in module.__dict__ and patches.is_patch_layer(module):
+            _override(module, patches.forward_of(type(module).forward, hooks.RUNS_ON), done)
+            done.replaced.append(Replaced(path, "a convolution that cuts patches", "patched"))
+
+
 # scan -------------------------------------------------------------------------------------------------------------
 
 
@@ -359,13 +370,15 @@ def _scan(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _put_loss(model: nn.Module, done: Applied) -> None:
     """The causal and the masked loss of transformers on the logits as they are, without a float32 copy of them."""
+    named = [(path, module) for path, module in model.named_modules()
+             if isinstance(getattr(type(module), "loss_function", None), property)]  # fmt: skip
+    if not named:  # nothing of transformers', whose import takes seconds
+        return
     try:
         from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
     except ImportError:
         return
-    for path, module in model.named_modules():
-        if not isinstance(getattr(type(module), "loss_function", None), property):
-            continue
+    for path, module in named:
         if "_loss_function" in module.__dict__ or not _uses(module, "loss_function"):
             continue
         present = _loss_of(module)
@@ -460,5 +473,6 @@ _PUT: dict[str, Callable[[nn.Module, Applied], None]] = {
     "loss": _put_loss,
     "experts": _put_experts,
     "padding": _put_padding,
+    "patches": _put_patches,
     "scan": _put_scan,
 }

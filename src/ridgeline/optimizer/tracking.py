@@ -15,7 +15,8 @@ from ridgeline.optimizer.inputs import Inputs, State
 
 Call = Callable[..., Any]
 Step = Callable[[], Tensor]
-STEPS = 50
+STEPS, LEAST_STEPS = 50, 8
+"""Where fifty take longer than what is left of a budget, fewer still tell: the second step shows a wrong first one."""
 LEARNING_RATE, WARM_STEPS = 3e-4, 10
 """Untrained models may spring away from a full first step, and then show nothing: the rate grows over the first."""
 TAIL = 10

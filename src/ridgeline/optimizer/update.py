@@ -11,15 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer import stepping
 from ridgeline.optimizer.inputs import Inputs, State
 from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.measure import Comparison, Timed, compare
 from ridgeline.optimizer.optimized import Optimized, plain_step, replay_updates
 from ridgeline.optimizer.steps import GraphedUpdate
-from ridgeline.optimizer.tracking import STEPS, Step, Tracked, compared
+from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, Step, Tracked, compared
 from ridgeline.optimizer.training import GraphedTraining
 
 FUSED = "the optimizer updates all parameters in one kernel (fused=True)"
+KERNEL = "the optimizer updates all parameters in our kernel"
+WAYS = ("fused", "kernel")
+"""Ways to step that are tried beside the given one: PyTorch's, and ours for AdamW."""
 RECORDED = "train_step replays the optimizer's update"
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _ROUNDS = 7
@@ -51,25 +55,27 @@ class _Unproved(Exception):
 def _settled(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Callable[..., Any] | None,
              affordable: float) -> list[str]:  # fmt: skip
     """``affordable`` is how many proofs there is time for."""
-    given, gain = cloned(optimizer), fused_gain(optimizer)
-    faster = gain is not None and gain.faster and fuse(optimizer)
+    given, (way, gain) = cloned(optimizer), fastest(optimizer)
+    adopt(optimizer, way)
     update = recorded(made, optimizer)
-    if not faster and update is None:
+    if way is None and update is None:
         return []
-    if affordable < 1:
-        raise _Unproved(f"{STEPS} steps to prove it take {1 / max(affordable, 1e-3):.1f} times what is left")
-    found = _tracked(made, given, optimizer, inputs, loss)
+    steps = min(STEPS, int(affordable * STEPS))
+    if steps < LEAST_STEPS:
+        raise _Unproved(f"{LEAST_STEPS} steps to prove it take longer than what is left")
+    found = _tracked(made, given, optimizer, inputs, loss, steps)
     if not found.ok:
         raise _Unproved(str(found))
     replay_updates(made, update)
-    how = [f"{FUSED}: {gain.speedup:.2f}× as fast"] if faster and gain else []
+    how = [f"{KERNEL if way == 'kernel' else FUSED}: {gain.speedup:.2f}× as fast"] if way and gain else []
     return [*how, *([RECORDED] if update else []), f"with this optimizer, {found}"]
 
 
 def again(made: Optimized, optimizer: torch.optim.Optimizer, notes: tuple[str, ...]) -> None:
     """What was proved before for this model and such an optimizer, as its receipt says."""
-    if any(note.startswith(FUSED) for note in notes):
-        fuse(optimizer)
+    for way, words in (("fused", FUSED), ("kernel", KERNEL)):
+        if any(note.startswith(words) for note in notes):
+            adopt(optimizer, way)
     replay_updates(made, recorded(made, optimizer) if RECORDED in notes else None)
 
 
@@ -90,6 +96,14 @@ def recorded(made: Optimized, optimizer: torch.optim.Optimizer) -> GraphedUpdate
             except NotGraphable:
                 return None
     return None
+
+
+def adopt(optimizer: torch.optim.Optimizer, way: str | None) -> None:
+    """Let an optimizer step this way from now on; None leaves it as it is."""
+    if way is not None:
+        fuse(optimizer)  # the kernel leaves the first step, which makes the state, to PyTorch's fused one
+    if way == "kernel" and stepping.takes(optimizer):
+        stepping.take_over(optimizer)
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> bool:
@@ -119,24 +133,50 @@ def cloned(optimizer: torch.optim.Optimizer, **changes: Any) -> torch.optim.Opti
     return kind([{**kept(group), "params": list(group["params"]), **changes} for group in optimizer.param_groups])
 
 
-def fused_gain(optimizer: torch.optim.Optimizer) -> Comparison | None:
-    """How many times as fast a fused step is; steps at a rate of zero, which change nothing."""
-    if not fusible(optimizer):
-        return None
-    ways = {name: cloned(optimizer, lr=0.0, weight_decay=0.0) for name in ("given", "fused")}
-    fuse(ways["fused"])
+def fastest(optimizer: torch.optim.Optimizer) -> tuple[str | None, Comparison | None]:
+    """The way to step that is faster than the given one beyond noise, if there is, and by how much.
+
+    Steps are taken at a rate of zero, which changes nothing; all ways share one state.
+    """
+    able = {"fused": fusible(optimizer), "kernel": stepping.takes(optimizer)}
+    names = [name for name in WAYS if able[name]]
+    if not names:
+        return None, None
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kept = [p.grad for p in parameters]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     try:
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(_ROUNDS + 2):
-            for name, way in ways.items():
-                seconds[name].append(_step_s(way, parameters[0].device))
+        timed = _timed(_ways(optimizer, names), parameters[0].device)
     finally:
-        for parameter in parameters:
-            parameter.grad = None
-    return compare(*(Timed(tuple(seconds[name][2:])) for name in ("given", "fused")))
+        for parameter, grad in zip(parameters, kept, strict=True):
+            parameter.grad = grad
+    best: str | None = None
+    for name in names:
+        if compare(timed[best or "given"], timed[name]).faster:
+            best = name
+    return best, compare(timed["given"], timed[best]) if best else None
+
+
+def _ways(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, torch.optim.Optimizer]:
+    """The optimizer as it is given and otherwise, at a rate of zero, over the moments of the first."""
+    given = cloned(optimizer, lr=0.0, weight_decay=0.0)
+    given.step()
+    found = {"given": given}
+    for name in names:
+        way = found[name] = cloned(optimizer, lr=0.0, weight_decay=0.0)
+        for parameter, box in given.state.items():
+            way.state[parameter] = {k: v.clone() if k == "step" else v for k, v in box.items()}
+        adopt(way, name)
+    return found
+
+
+def _timed(ways: dict[str, torch.optim.Optimizer], device: torch.device) -> dict[str, Timed]:
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(_ROUNDS + 2):
+        for name, way in ways.items():
+            seconds[name].append(_step_s(way, device))
+    return {name: Timed(tuple(found[2:])) for name, found in seconds.items()}
 
 
 def _step_s(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
@@ -148,7 +188,7 @@ def _step_s(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
 
 
 def _tracked(made: Optimized, given: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, inputs: Inputs,
-             loss: Callable[..., Any] | None) -> Tracked:  # fmt: skip
+             loss: Callable[..., Any] | None, steps: int) -> Tracked:  # fmt: skip
     """A run of eager steps with the optimizer as it was beside one of the result's, with the optimizer as it is now."""
     model: Any = made.original
     value = Loss(loss)
@@ -158,10 +198,12 @@ def _tracked(made: Optimized, given: torch.optim.Optimizer, optimizer: torch.opt
 
     def result() -> Step:
         trial = cloned(optimizer)
+        if stepping.is_taken(optimizer):
+            stepping.take_over(trial)
         return _step(made, trial, inputs, value, recorded(made, trial))
 
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return compared(eager, result, parameters, State(model), optimizer=type(given).__name__)
+    return compared(eager, result, parameters, State(model), steps, type(given).__name__)
 
 
 def _step(call: Callable[..., Any], optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Loss,
@@ -178,6 +220,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]], d
 
 
 def _put_back(optimizer: torch.optim.Optimizer, before: tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]) -> None:
+    stepping.give_back(optimizer)
     for group, was in zip(optimizer.param_groups, before[0], strict=True):
         group.update(was)
     for parameter, box in before[1].items():

@@ -102,14 +102,13 @@ def healthy_programs(folder: Path) -> tuple[Healthy, ...]:
 
 @cache
 def second_fixes(folder: Path, *traced: Path) -> tuple[Planted, ...]:
-    """What is still found in fixed and healthy programs of other suites, done: their traces are those."""
-    return tuple(
-        Planted(
-            row["name"], row["cause"], row["change"], Measured(**row["planted"]), Measured(**row["fixed"]),
-            {"planted": _first_with(f"{row['of']}.fixed.json.xz", traced)},
-        )
-        for row in _listing(folder).get("again", ())
-    )  # fmt: skip
+    """What is still found in fixed and healthy programs of other suites, done: with traces of their own, or those."""
+    return tuple(_second(row, folder, traced) for row in _listing(folder).get("again", ()))
+
+
+def _second(row: dict[str, Any], folder: Path, traced: tuple[Path, ...]) -> Planted:
+    case = _case(row, folder)
+    return case if case.files else replace(case, files={"planted": _first_with(f"{row['of']}.fixed.json.xz", traced)})
 
 
 def _first_with(name: str, folders: tuple[Path, ...]) -> Path:

@@ -10,8 +10,9 @@ from stage import Stage, healthy, rules_of
 
 from ridgeline.errors import FindingError, InputError
 from ridgeline.findings.critical import critical_path
-from ridgeline.findings.explain import findings_of
+from ridgeline.findings.explain import _fitted, findings_of
 from ridgeline.findings.explanation import explained, summary_of
+from ridgeline.findings.finding import Finding, Where
 from ridgeline.findings.kernelname import kernel_name
 from ridgeline.findings.whatif import what_if
 from ridgeline.journeys import annotated, explain
@@ -283,7 +284,7 @@ def test_facts_that_are_not_what_they_are_called_are_passed_over(value):
     with stage.step():
         healthy(stage)
     scene = stage.scene()
-    assert scene.spread_s == 0.0 and not scene.is_timed and scene.memory_frac is None
+    assert scene.noise_s == pytest.approx(0.012 * scene.step_s) and not scene.is_timed and scene.memory_frac is None
     assert findings_of(scene) == []
 
 
@@ -292,3 +293,23 @@ def test_a_change_without_an_amount_says_how_to_write_it():
     healthy(stage)
     with pytest.raises(FindingError, match="workers=4"):
         what_if(stage.scene(), ["workers"])
+
+
+def _promise(rule: str, low_ms: float, high_ms: float, step_frac: float) -> Finding:
+    return Finding(
+        rule=rule, version=1, what="", where=Where(), cause="", change="", low_ms=low_ms, high_ms=high_ms,
+        expected_ms=(low_ms + high_ms) / 2, later_ms=high_ms, step_frac=step_frac,
+    )  # fmt: skip
+
+
+def test_what_exceeds_the_step_is_taken_from_all_but_the_first_alike():
+    others = [_promise("a", 0.0, 12.0, 0.1), _promise("b", 0.0, 8.0, 0.07)]
+    made = _fitted([_promise("first", 40.0, 90.0, 0.85), *others], 100.0)
+    assert [round(finding.high_ms, 6) for finding in made] == [90.0, 6.0, 4.0]
+    assert [finding.step_frac for finding in made] == [0.85, 0.1, 0.07]  # what each brings on its own
+    assert _fitted(others, 100.0) == others
+
+
+def test_the_first_gives_way_where_others_would_keep_less_than_a_quarter():
+    made = _fitted([_promise("first", 40.0, 99.0, 0.85), _promise("a", 0.0, 20.0, 0.1)], 100.0)
+    assert [round(finding.high_ms, 6) for finding in made] == [95.0, 5.0]

@@ -505,3 +505,126 @@ def test_where_launching_does_not_explain_the_step_all_the_host_was_slowed():
     found = stage.findings()[0]
     assert stage.scene().step_s == pytest.approx(6e-3, rel=0.02)
     assert found.rule == "garbage-collection" and found.high_ms <= 6.0
+
+
+def _looked_at(stage: Stage, num: int, kernel_us: float, op: str) -> None:
+    """Values made by a reduction of a tensor and read one by one, in the middle of products."""
+    for _ in range(num):
+        healthy(stage, 2, 60.0)
+        stage.kernel("void at::native::reduce_kernel<512, 1>", kernel_us, op=op)
+        with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+            facts = {"copy": "DtoH pinned", "bytes": 4}
+            stage._launch("Memcpy DtoH", 2.0, 7, Kind.MEMCPY, "aten::copy_", 0, "", facts, "cudaMemcpyAsync")
+            stage.wait()
+        stage.work(40)
+
+
+@pytest.mark.parametrize(("op", "goes"), [("aten::linalg_vector_norm", True), ("aten::layer_norm", False)])
+def test_at_best_what_is_only_computed_to_be_read_goes_with_the_read(op, goes):
+    short = _twice(lambda stage: _looked_at(stage, 10, 10.0, op)).findings()[0]
+    long = _twice(lambda stage: _looked_at(stage, 10, 60.0, op)).findings()[0]
+    assert short.rule == long.rule == "value-read"
+    assert (long.high_ms - short.high_ms > 10 * 0.045) is goes
+    assert long.low_ms - short.low_ms < 10 * 0.045
+
+
+def test_norms_of_every_gradient_that_are_written_to_a_file_are_one_log():
+    def play(stage: Stage) -> None:
+        healthy(stage, 10, 300.0)
+        for _ in range(30):
+            stage.kernel("void at::native::reduce_kernel<512, 1>", 5.0, op="aten::linalg_vector_norm")
+            with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+                facts = {"copy": "DtoH pinned", "bytes": 4}
+                stage._launch("Memcpy DtoH", 2.0, 7, Kind.MEMCPY, "aten::copy_", 0, "", facts, "cudaMemcpyAsync")
+                stage.wait()
+        stage.work(250)
+        healthy(stage, 2, 60.0)
+
+    found = _twice(play).findings()
+    assert found[0].rule == "logging" and found[0].what.startswith("Logging in the step: 30 reads")
+
+
+def test_preparing_many_tensors_for_one_launch_is_no_log():
+    def play(stage: Stage) -> None:
+        healthy(stage, 10, 300.0)
+        for _ in range(30):
+            stage.kernel("void at::native::reduce_kernel<512, 1>", 5.0, op="aten::linalg_vector_norm")
+            with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+                facts = {"copy": "DtoH pinned", "bytes": 4}
+                stage._launch("Memcpy DtoH", 2.0, 7, Kind.MEMCPY, "aten::copy_", 0, "", facts, "cudaMemcpyAsync")
+                stage.wait()
+        stage.kernel("multi_tensor_apply_kernel<Mul>", 40.0, op="aten::_foreach_mul_", host_us=600.0)
+
+    found = rules_of(_twice(play).findings())
+    assert "value-read" in found and "logging" not in found
+
+
+@pytest.mark.parametrize(
+    ("shapes", "norm", "sure", "change"),
+    [
+        ([[8, 64, 56, 56], [64, 64, 3, 3]], "", True, "model.to(memory_format"),
+        ([[8, 64, 1, 512], [64, 64, 1, 5]], "", False, "convolutions along one axis as Conv2d"),
+        ([[8, 64, 56, 56], [64, 64, 3, 3]], "ComputeFusedParamsCUDAKernel<c10::BFloat16>", False, "model.to("),
+    ],
+)
+def test_channels_last_promises_nothing_for_sure_along_one_axis_and_between_group_norms(shapes, norm, sure, change):
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            for kernel, us in (("nchwToNhwcKernel<bf16>", 60.0), ("sm90_xmma_fprop_implicit_gemm_bf16_nhwc", 200.0)):
+                stage.kernel(kernel, us, op="aten::cudnn_convolution", shapes=shapes)
+            if norm:
+                stage.kernel(norm, 5.0, op="aten::native_group_norm")
+
+    found = next(finding for finding in _twice(play).findings() if finding.rule == "channels-first")
+    assert (found.low_ms > 0.4) is sure and found.change.startswith(change)
+    assert found.high_ms > 0.3
+
+
+def test_workers_that_are_started_anew_belong_to_the_loader():
+    """An epoch ends in every step: the last fetch finds nothing, workers end and begin, and the first batch is late."""
+    name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+    def play(stage: Stage, anew_us: float) -> None:
+        stage.work(anew_us)
+        for _ in range(3):
+            stage.host(name, 3000.0, Kind.DATALOADER)
+            healthy(stage, 10, 100.0)
+        stage.host(name, 200.0, Kind.DATALOADER)
+
+    kept, anew = (_twice(lambda stage, us=us: play(stage, us)).findings()[0] for us in (50.0, 40_000.0))
+    assert kept.rule == anew.rule == "data-loader"
+    assert "started anew" in anew.cause and "persistent_workers=True" in anew.change
+    assert "started anew" not in kept.cause and anew.low_ms > 20.0 > kept.high_ms
+
+
+def test_a_round_trip_takes_its_copies_along():
+    def play(stage: Stage, copy_us: float) -> None:
+        healthy(stage, 10, 100.0)
+        for _ in range(2):  # two tensors in another type, then work on both
+            stage.kernel("direct_copy_kernel<float>", 10.0, op="aten::copy_")
+            with stage.span("aten::to"):
+                stage.copy("DtoH pageable", 30_000_000, copy_us, waits=True)
+        stage.work(5000)
+        healthy(stage, 2, 100.0)
+
+    short, long = (_twice(lambda stage, us=us: play(stage, us)).findings()[0] for us in (500.0, 3000.0))
+    assert short.rule == long.rule == "host-round-trip"
+    assert long.low_ms - short.low_ms > 3.5
+
+
+def test_products_that_take_as_long_as_it_takes_to_start_are_left_alone():
+    def play(stage: Stage, us: float) -> None:
+        for _ in range(40):
+            stage.kernel("cutlass_80_simt_sgemm_128x32_8x5_nt_align1", us, op="aten::mm", host_us=4.0)
+
+    assert "tensor-cores-unused" not in rules_of(_twice(lambda stage: play(stage, 8.0)).findings())
+    assert "tensor-cores-unused" in rules_of(_twice(lambda stage: play(stage, 80.0)).findings())
+
+
+def test_sizes_that_no_tensor_has_are_no_shapes():
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            shapes = [[8, 10**400], [10**400, 8]]
+            stage.kernel("nvjet_tst_64x8", 80.0, op="aten::mm", shapes=shapes, dtypes=["c10::BFloat16"] * 2)
+
+    assert _twice(play).scene().num_steps == 2 and isinstance(_twice(play).findings(), list)

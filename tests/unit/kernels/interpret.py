@@ -21,7 +21,10 @@ from ridgeline.kernels.convolution.op import SMALL as CONVOLUTIONS
 from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.cross_layer import config as cross_layer
 from ridgeline.kernels.decode_attention import config as decode
+from ridgeline.kernels.dense import config as dense
 from ridgeline.kernels.embedding_bag import config as embedding
+from ridgeline.kernels.extremum import config as extremum
+from ridgeline.kernels.extremum.op import SMALL as EXTREMES
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
@@ -35,6 +38,7 @@ from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.pooling import op as pooling
 from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
+from ridgeline.kernels.rms_norm_quant import config as narrow
 from ridgeline.kernels.scan import config as scan
 from ridgeline.kernels.scan.op import SMALL as SCANS
 from ridgeline.kernels.selective_scan import config as selective
@@ -48,10 +52,13 @@ verdict.TIMES_EAGER = 4.0  # numpy's float32 exponential is off by up to 2.5 uni
 norm.LONG_BLOCK = 16
 ridgeline.kernels.layer_norm.__globals__["config"].LONG_BLOCK = 16
 
-ROWS = [case("float32", rows=5, cols=33), case("float16", rows=3, cols=16)]
+ROWS = [case("float32", rows=5, cols=33), case("float16", rows=3, cols=16), case("float16", rows=11, cols=45)]
 CLASSES = [
     case("float32", rows=4, cols=70, smoothing=0.1, z=0.01),
     case("float16", rows=3, cols=16, smoothing=0.0, z=0.0),
+    case("float16", rows=6, cols=131, smoothing=0.1, z=0.01),  # rows start inside accesses
+    case("float32", rows=7, cols=63, smoothing=0.1, z=0.0),
+    case("float16", rows=9, cols=37, smoothing=0.0, z=0.01),
 ]
 HEADS = [
     case("float32", batch=2, seq=2, heads=3, keys=1, dim=8),
@@ -60,10 +67,11 @@ HEADS = [
 held = {"forward": norm.Forward(2, 3, 16, 1), "backward": norm.Backward(2, 3, 16, 1, 2, 1, True)}
 reloaded = {"forward": norm.Forward(1, 1, 64, 1), "backward": norm.Backward(1, 1, 64, 1, 1, 2, False)}
 long = {"forward": norm.Forward(1, 0, 0, 1), "backward": norm.Backward(1, 0, 0, 1, 1, 1, False)}
+apart = {"forward": norm.Forward(1, 3, 16, 1), "backward": norm.Backward(1, 3, 16, 1, 2, 8, True)}
 FORCED = {
     **{
         f"{op}_norm": [
-            {f"{op}_norm.{phase}": config for phase, config in given.items()} for given in (held, reloaded, long)
+            {f"{op}_norm.{phase}": config for phase, config in given.items()} for given in (held, reloaded, long, apart)
         ]
         for op in ("rms", "layer")
     },
@@ -83,9 +91,12 @@ FORCED = {
         for num in (1, 3)
     ],
     "gated": [{"gated.forward": gated.Pointwise(16, 1), "gated.backward": gated.Pointwise(16, 1)}],
+    "gelu": [{"gelu.forward": gated.Pointwise(16, 1), "gelu.backward": gated.Pointwise(16, 1)}],
     "relu2": [{"relu2.forward": gated.Pointwise(16, 1), "relu2.backward": gated.Pointwise(16, 1)}],
 }
 cross_entropy.SHORTEST_STRETCHED = 64
+cross_entropy.LONGEST_TILED, cross_entropy.LONGEST_TILED_SHIFTED = 16, 64
+FORCED["cross_entropy"].append({"cross_entropy.short": cross_entropy.Short(2, 4, 16, 1, 1, 1)})
 PRODUCTS = [case("float32", rows=9, cols=33, hidden=16)]
 FORCED["linear_cross_entropy"] = [FORCED["cross_entropy"][0] | {"linear_cross_entropy": linear.Chunks(4)}]
 IMAGES = [
@@ -95,8 +106,8 @@ IMAGES = [
 FORCED["group_norm"] = [{"group_norm": groups.Groups(16, 1, num, 8, 1)} for num in (1, 2)]
 # The interpreter rounds float8 toward zero.
 NARROW = [case("float32", rows=5, cols=96, kind=kind, block=b) for kind in ("int8",) for b in (0, 32)]
-FORCED["rms_norm_quant"] = [{"rms_norm_quant": norm.Forward(2, 3, 32, 1)}]
-FORCED["layer_norm_quant"] = [{"layer_norm_quant": norm.Forward(2, 3, 32, 1)}]
+for name in ("rms_norm_quant", "layer_norm_quant"):
+    FORCED[name] = [{name: narrow.Tile(2, 3, 32, 1)}, {name: narrow.Tile(1, 3, 32, 1, 2, 2)}]
 CASES = {
     "dropout_add": [case("float32", rows=3, cols=50, p=0.3), case("float32", rows=3, cols=1500, p=0.5)],
     "rms_norm_quant": NARROW,
@@ -122,6 +133,7 @@ for name in ("adamw", "adamw_8bit"):
         case("float32", list="few", step=1, max_norm=-1.0),
         case("float16", list="few", step=100, max_norm=1.0),
     ]
+CASES["adamw"].append(case("float16", list="few", step=100, max_norm=-1.0, own=True))
 quantize.LONG_BLOCK = 64
 FORCED["quantize"] = [
     {"quantize.rows": rows, "quantize.tensor": quantize.Flat(64, 1, 2)}
@@ -152,8 +164,16 @@ CASES["embedding_bags_update"] = [
 ]
 CASES["dot_interaction"] = [case("float32", batch=3, tables=5, dim=12), case("float16", batch=2, tables=17, dim=16)]
 FORCED["cross_layer"] = [
-    {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}
-    for tile in ((0, 0, 0, 0, 0), (16, 16, 16, 1, 1), (16, 16, 16, 1, 1, True))
+    {
+        "cross_layer.product": cross_layer.Product(*tile),
+        "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1),
+        "cross_layer.gradient": cross_layer.Gradient(*rows),
+    }
+    for tile, rows in (
+        ((0, 0, 0, 0, 0), (0, 0, 0, 0)),
+        ((16, 16, 16, 1, 1), (16, 16, 1, 2)),
+        ((16, 16, 16, 1, 1, True), (16, 32, 1, 1)),
+    )
 ]
 CASES["cross_layer"] = [
     case("float32", batch=9, dim=24, rank=0),
@@ -166,10 +186,24 @@ CASES["decode_attention"] = [
     case("float32", b=1, h=4, k=2, s=33, d=16, hide="added"),
 ]
 FORCED["decode_attention"] = [{"decode_attention": decode.Decode(16, shares, 1, 1)} for shares in (1, 3)]
+CASES["gelu"] = [case("float16", rows=3, cols=37), case("float16", rows=5, cols=64)]
+CASES["unshuffle"] = [
+    case("float16", b=2, c=3, y=5, x=8, h=4, w=6, top=1, left=2),
+    case("float32", b=1, c=4, y=6, x=4, h=3, w=2, top=0, left=0),
+]
+CASES["dense"] = [
+    case("float16", m=21, n=24, k=40, parts="nagep", activation="relu"),
+    case("float16", m=35, n=16, k=64, parts="ngea", activation="silu"),
+    case("float16", m=7, n=40, k=16, parts="bal", activation="gelu"),
+    case("float16", m=16, n=32, k=32, parts="n", activation="hardswish"),
+]
+FORCED["dense"] = [{"dense": dense.Tile(16, 16, 32, 2, 1, 1)}]
 CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),
     case("float32", m=16, n=20, k=256, z=2),
+    case("float32", m=16, n=24, k=256, z=2, cut=True),
+    case("float32", m=17, n=20, k=256, z=2, cut=True, weight=True),
     case("float32", m=20, n=40, k=70, weight=True, bias=True),
 ]
 FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1)}]
@@ -181,8 +215,13 @@ CASES["scan"] = list(SCANS)
 FORCED["scan"] = [{"scan": scan.Scan(16, 4, 1, 1)}]
 CASES["pool"] = list(pooling.SMALL)
 pooling.BLOCK = 32
+CASES["extreme"] = list(EXTREMES)
+FORCED["extreme"] = [{"extremum": extremum.Tile(8, 16, 1)}]
 CASES["long_norm"] = list(LONG)
-FORCED["long_norm"] = [{"long_norm": long_norm.Shared(16, 8, 1, 8)}]
+FORCED["long_norm"] = [
+    {"long_norm.held": long_norm.Held(16, 1, 8, 0)},
+    {"long_norm.held": long_norm.Held(16, 1, 0, 0), "long_norm": long_norm.Shared(16, 8, 1, 8)},
+]
 CASES["linear"] = [
     case("float32", rows=3, k=70, n=20, parts="bnr", gated=False),
     case("float16", rows=5, k=64, n=33, parts="n", gated=False),
@@ -311,3 +350,16 @@ if len(sys.argv) == 1 or "cache_append" in sys.argv[1:]:
         wide = (t if t is None else t.double() for t in args)
         found, meant = selective_scan(*args, softplus)[0], scans.forward(*wide, softplus)[0]
         torch.testing.assert_close(found, meant.float(), rtol=1e-6, atol=1e-37, equal_nan=True)
+
+if len(sys.argv) == 1 or "softmax" in sys.argv[1:]:
+    from ridgeline.kernels import softmax as shared_alike
+
+    rows = torch.randn(5, 45)
+    rows[0], rows[1, :40], rows[2] = torch.finfo(torch.float32).min, torch.finfo(torch.float32).min, float("-inf")
+    rows[3, 9], rows[4, 9] = float("nan"), float("inf")
+    for given in FORCED["softmax"]:
+        for x in (rows, rows.bfloat16()):
+            with ExitStack() as stack:
+                for kernel, config in given.items():
+                    stack.enter_context(tuning.forced(kernel, config))
+                torch.testing.assert_close(shared_alike(x), torch.softmax(x, -1), equal_nan=True)

@@ -109,6 +109,20 @@ SAMPLES = {
         None,
         True,
     ),
+    "unshuffle": lambda: (drawn(2, 3, 5, 8), 4, 6, 1, 2),
+    "dense": lambda: (
+        drawn(8, 16).bfloat16(),
+        drawn(24, 16).bfloat16(),
+        None,
+        drawn(8, 24).bfloat16(),
+        drawn(24),
+        drawn(24).abs(),
+        drawn(24),
+        None,
+        1e-5,
+        "relu",
+        False,
+    ),
     "matmul": lambda: (drawn(3, 4, 256), drawn(256, 8), drawn(8)),
     "convolution": lambda: (
         drawn(2, 3, 6, 5),
@@ -125,6 +139,7 @@ SAMPLES = {
     ),
     "scan": lambda: (drawn(3, 5), drawn(3, 5) > 0, 1, False, True, False),
     "pool": lambda: (drawn(2, 3, 8, 7), [3, 2], [2, 1], [1, 0], [1, 2], False),
+    "extreme": lambda: (drawn(2, 5, 40), 1, True, False),
     "long_norm": lambda: (drawn(4, 12), "norm", 12, drawn(4), drawn(4), 2, 1e-5),
     "linear": lambda: (drawn(*X), drawn(12, 16), drawn(12), drawn(*W), drawn(4, 6), 1e-6, 0.0, "silu", True),
     "narrow_linear": lambda: (
@@ -180,6 +195,7 @@ SAMPLES = {
         0.0,
         2,
     ),
+    "gelu": lambda: (leaf(*X).detach().bfloat16().requires_grad_(), "none"),
     "relu2": lambda: (leaf(*X),),
     "rope": lambda: (leaf(2, 3, 5, 8), leaf(2, 1, 5, 8), drawn(5, 4), drawn(5, 4), False, 2),
 }

@@ -21,23 +21,30 @@ configs = st.builds(
 )
 
 
-@given(configs, st.integers(1, 10**6), st.integers(1, 2**22), st.sampled_from([4, 8]), st.booleans())
-def test_shares_cover_a_row_and_their_programs_fit_on_the_device(chosen, rows, cols, vector, whole_blocks):
-    cols = cols * vector if not whole_blocks else cols * 32 * chosen.num_warps * vector
-    found = shares.cut(chosen, rows, cols, NOWHERE, vector=vector, whole_blocks=whole_blocks)
+@given(
+    configs, st.integers(1, 10**6), st.integers(1, 2**22), st.sampled_from([4, 8]), st.sampled_from([0, 2, 32]),
+    st.booleans(),
+)  # fmt: skip
+def test_shares_cover_a_row_and_their_programs_fit_on_the_device(chosen, rows, cols, vector, accesses, odd):
+    piece, shifted = accesses * vector, odd and not accesses
+    cols = cols * (piece or vector) + shifted
+    found = shares.cut(chosen, rows, cols, NOWHERE, vector=vector, piece=piece, shifted=shifted)
+    fits = chosen.chunks * 32 * chosen.num_warps * vector
     if found is None:
-        assert cols > chosen.chunks * 32 * chosen.num_warps * vector * (chosen.programs_per_sm * 132 // 2)
+        assert cols > fits * (chosen.programs_per_sm * 132 // (2 * vector if shifted else 2))
         return
-    assert found.length <= chosen.chunks * found.block
-    assert (found.shares - 1) * found.length < cols <= found.shares * found.length, "no share is empty"
+    most = cols + vector - 1 if shifted else cols
+    assert found.length <= fits and found.block == (piece or 32 * chosen.num_warps * vector)
+    assert (found.shares - 1) * found.length < most <= found.shares * found.length, "no share is empty"
     assert 1 <= found.groups <= rows and found.groups * found.shares <= chosen.programs_per_sm * 132
-    assert found.length % (found.block if whole_blocks else vector) == 0
+    assert found.length % (piece or vector) == 0
+    assert not shifted or found.groups == rows or found.groups % vector == 0, "a program's rows start alike"
 
 
 def test_one_long_row_is_the_work_of_many_programs():
     found = shares.cut(softmax.streamed_forward(262144, 2), 1, 262144, NOWHERE, vector=8)
     assert found.shares >= 64
-    assert shares.cut(softmax.streamed_forward(262144, 2), 4096, 262144, NOWHERE, vector=8).shares == 16
+    assert shares.cut(softmax.streamed_forward(262144, 2), 4096, 262144, NOWHERE, vector=8).shares == 32
 
 
 def test_a_row_too_long_for_all_programs_together_is_refused():

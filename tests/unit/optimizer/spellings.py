@@ -945,8 +945,32 @@ def gpt2_product_and_gelu() -> Any:
     return Of(forward, weight=torch.randn(WIDTH, 20), bias=torch.randn(20)), (_x(),)
 
 
+@spelled("gelu", training=False, dtypes=(torch.bfloat16,))
+def an_exact_gelu_between_linear_layers() -> Any:
+    return nn.Sequential(nn.Linear(WIDTH, 20), nn.GELU(), nn.Linear(20, 8)), (_x(),)
+
+
+@spelled("gelu", training=False, dtypes=(torch.float16,))
+def a_gelu_by_tanh_between_products_seen_as_rows() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = F.gelu(torch.matmul(x.view(-1, WIDTH), self.weight).view(3, 7, 20), approximate="tanh")
+        return F.linear(y.reshape(21, 20), self.out)
+
+    return Of(forward, weight=torch.randn(WIDTH, 20), out=torch.randn(4, 20)), (_x(),)
+
+
+@missed("gelu")
+def a_gelu_of_float32() -> Any:
+    return nn.Sequential(nn.Linear(WIDTH, 20), nn.GELU(), nn.Linear(20, 8)), (_x(),)
+
+
+@spelled("linear-activation", training=False, dtypes=(torch.bfloat16,))
+def a_linear_layer_and_an_exact_gelu() -> Any:
+    return nn.Sequential(nn.Linear(WIDTH, 20), nn.GELU()), (_x(),)
+
+
 @missed("linear-activation")
-def an_exact_gelu_has_no_epilogue() -> Any:
+def an_exact_gelu_of_float32_has_no_epilogue() -> Any:
     return nn.Sequential(nn.Linear(WIDTH, 20), nn.GELU()), (_x(),)
 
 

@@ -10,9 +10,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ridgeline.errors import OptimizeError
-from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.backend import Report, Traced, compiled
 from ridgeline.optimizer.rewrites import rewrites
 
 ALL = tuple(rewrites())
@@ -273,3 +274,65 @@ def test_our_attention_is_chosen_where_it_was_measured_faster() -> None:
         assert not wins(narrow, causal=True, masked=False, training=False)
         assert wins(narrow, causal=False, masked=True, training=True)
         assert not wins(one, causal=False, masked=True, training=False)
+
+
+def test_a_graph_that_no_rewrite_changes_is_left_to_torch_compile_where_asked() -> None:
+    torch._dynamo.reset()
+    plain = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()) for _ in range(60)))
+    with pytest.raises(Exception, match=r"it would be torch\.compile"):
+        compiled(plain, compiler="inductor", options={"matched": True})(torch.randn(2, 4))
+    few = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+    report = Report()
+    compiled(few, rewrites=(), options={"matched": True}, report=report)(torch.randn(2, 4))
+    assert report.graphs == 1
+
+
+def test_a_norm_without_weights_is_left_to_a_compiler_that_fuses_it() -> None:
+    from ridgeline.optimizer.backend import rewritten
+
+    found: dict[str, int] = {}
+    for compiler in ("none", "inductor"):
+        torch._dynamo.reset()
+
+        def keep(gm: Any, inputs: Any, compiler: str = compiler) -> Any:
+            report = Report()
+            rewritten(gm, inputs, rewrites=["norm-call"], compiler=compiler, report=report)
+            found[compiler] = len(report.matches)
+            return gm.forward
+
+        x = torch.randn(8, 64, requires_grad=True)
+        torch.compile(lambda x: nn.functional.layer_norm(x, (64,)), backend=keep)(x)
+    assert found == {"none": 1, "inductor": 0}
+
+
+def test_a_graph_lowered_a_second_time_has_fixed_sizes() -> None:
+    """Compilers that are handed tensors in place of the tracer's stand-ins take every size for a variable one."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    x = torch.randn(2, 3, 9, 9)
+    traced = Traced(model)
+    seen: list[Any] = []
+
+    def noting(gm: Any, inputs: list[Any], **given: Any) -> Any:
+        seen.extend(inputs)
+        return gm.forward
+
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        traced.lowered(rewrites=(), compiler="none")(x)
+        patch.setattr("torch._inductor.compile_fx.compile_fx", noting)
+        traced.lowered(rewrites=(), compiler="inductor")(x)
+    assert seen and all(isinstance(each, FakeTensor) for each in seen)
+    assert all(type(size) is int for each in seen for size in each.shape)
+    assert (2, 3, 9, 9) in [tuple(each.shape) for each in seen]
+
+
+def test_a_graph_lowered_again_is_compiled_for_weights_as_they_lie_now() -> None:
+    """Guards know parameters by identity: channels last, they are the same ones."""
+    model = nn.Conv2d(4, 8, 3)
+    x = torch.randn(2, 4, 9, 9)
+    traced = Traced(model)
+    with torch.no_grad():
+        traced.lowered(rewrites=(), compiler="none")(x)
+        meant = model(x)
+        model.weight.data = model.weight.data.contiguous(memory_format=torch.channels_last)
+        found = traced.lowered(rewrites=(), compiler="inductor")(x)
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)

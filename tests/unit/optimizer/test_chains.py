@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import chains, lengths, windows
+from ridgeline.optimizer.rewrites import chains, extremes, lengths, windows
 from ridgeline.optimizer.rewrites.algebra import mean_convolved
 
 
@@ -20,7 +20,7 @@ from ridgeline.optimizer.rewrites.algebra import mean_convolved
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    for module in (chains, lengths, windows):
+    for module in (chains, extremes, lengths, windows):
         monkeypatch.setattr(module, "LEAST_ELEMENTS", 1)
     monkeypatch.setattr(lengths, "LEAST_COLS", 1)
 
@@ -77,6 +77,13 @@ def test_what_follows_a_convolution_goes_into_it(layer: Any, function: Any, chai
     assert len(whats) == 1 and whats[0].endswith(f", {chain}" if chain else ")")
 
 
+def test_a_convolution_of_a_convolution_goes_into_a_kernel_too() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 6, 1), nn.ReLU())
+    found, meant, whats = ran(model, (torch.randn(2, 4, 12, 12),), "convolution-chain")
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
+    assert len(whats) == 2 and whats[1].endswith(", relu")
+
+
 def test_networks_of_many_convolutions_keep_their_own() -> None:
     sizes = (3, 4, 5, 6, 7, 8)
     model = nn.Sequential(*(nn.Conv2d(a, b, 3) for a, b in itertools.pairwise(sizes)))
@@ -113,6 +120,30 @@ def test_scans_and_pools_are_found_as_people_write_them(function: Any, inputs: A
     found, meant, whats = ran(function, inputs, "scan", "pool")
     torch.testing.assert_close(found, meant)
     assert whats == [what]
+
+
+@pytest.mark.parametrize(
+    ("function", "num"),
+    [
+        (lambda x: torch.max(x, dim=1)[0], 1),
+        (lambda x: x.min(1, keepdim=True).values * 2, 1),
+        (lambda x: x.amax(dim=(1,), keepdim=True), 1),
+        (lambda x: torch.argmin(x, 0), 1),
+        (lambda x: x.argmax(dim=-2, keepdim=True), 1),
+        (lambda x: torch.max(x, 1), 0),
+        (lambda x: torch.max(x, 1)[1], 0),
+        (lambda x: x.amax((0, 1)), 0),
+        (lambda x: x.argmax(-1), 0),
+        (lambda x: x.argmax(), 0),
+        (lambda x: torch.max(x, torch.ones_like(x)), 0),
+    ],
+)
+def test_extremes_are_found_where_their_places_or_elements_alone_are_asked_for(function: Any, num: int) -> None:
+    x = torch.randn(3, 7, 40).round()  # many are equal
+    found, meant, whats = ran(function, (x,), "extremes")
+    assert len(whats) == num and type(found) is type(meant)
+    for a, b in zip(*((each if isinstance(each, tuple) else (each,)) for each in (found, meant)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(3, 2, ceil_mode=True), nn.AvgPool2d(3, 2, 1, count_include_pad=False)])

@@ -1,5 +1,6 @@
 """Races between ways to compute one thing, without a device: who is taken when, and who is left out."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -44,3 +45,16 @@ def test_a_way_that_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 
     found = contest.runnable({"library": lambda: torch.tensor(1), "ours": broken}, CPU)
     assert list(found) == ["library"]
+
+
+def test_plans_are_made_beside_each_other_without_gradients_and_one_that_fails_stops_nobody() -> None:
+    together, made = threading.Barrier(2, timeout=20), []
+
+    def plan(name: str) -> None:
+        together.wait()
+        made.append((name, torch.is_grad_enabled()))
+        if name == "b":
+            raise RuntimeError("no such tile")
+
+    contest.prepared([lambda: plan("a"), lambda: plan("b")])
+    assert sorted(made) == [("a", False), ("b", False)]

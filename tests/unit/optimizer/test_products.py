@@ -15,6 +15,7 @@ from torch import nn
 
 from ridgeline.optimizer import backend
 from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.rewrites import halves, vectors
 from ridgeline.optimizer.rewrites.decoding import attended, num_seen
 from ridgeline.optimizer.rewrites.scene import Scene
 
@@ -460,3 +461,46 @@ def test_numbers_beyond_the_keys_show_every_key_and_no_more_than_kernels_count_t
         torch.testing.assert_close(found, model(q, k, v, torch.tensor([number])), rtol=1e-5, atol=1e-6)
     assert min(number + 1, 30) <= int(num_seen(torch.tensor([number]), 1, 30)) <= 31
     assert num_seen(torch.tensor([[-(2**40)], [3]]), 1, 30).tolist() == [0, 4]
+
+
+@pytest.mark.parametrize("weight", [False, True])
+def test_long_sums_are_cut_where_the_result_is_small(weight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halves, "planned", lambda *given, thin: lambda a, b, bias: torch.bmm(a, b))  # no device
+    a, b = torch.randn(96, 65536, dtype=torch.float64), torch.randn(65536, 64, dtype=torch.float64)
+    left, right = a.float(), b.float().t().contiguous().t() if weight else b.float()
+    assert halves.num_pieces(left, right) == 32
+    torch.testing.assert_close(halves._in_pieces(left, right, None).double(), a @ b, rtol=1e-4, atol=1e-2)
+    bias = torch.randn(64)
+    with_bias = halves._in_pieces(left, right, bias)
+    torch.testing.assert_close(with_bias - bias, halves._in_pieces(left, right, None), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(1024, 8192, 8192), (96, 1024, 64), (96, 65537, 64)])
+def test_other_sums_stay_in_one_piece(m: int, k: int, n: int) -> None:
+    assert halves.num_pieces(torch.empty(m, k, device="meta"), torch.empty(k, n, device="meta")) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "num"),
+    [
+        (lambda a, b: a @ b, ((32, 48), (48, 1)), 1),
+        (torch.mv, ((32, 48), (48,)), 1),
+        (lambda a, b: torch.matmul(a, b) + 1, ((32, 48), (48,)), 1),
+        (lambda a, b: a @ b, ((32, 48), (48, 2)), 0),
+        (lambda a, b: a @ b, ((2, 32, 48), (48,)), 0),
+        (lambda a, b: a.T @ b, ((48, 32), (48, 1)), 0),
+        (lambda a, b: a @ b, ((48,), (48, 1)), 0),
+    ],
+)
+def test_a_large_matrix_times_a_vector_is_a_product_of_one_row(
+    function: Any, shapes: Any, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "LEAST_ELEMENTS", 1)
+    torch._dynamo.reset()
+    args, report = [torch.randn(*shape) for shape in shapes], Report()
+    with torch.no_grad():
+        found = compiled(function, rewrites=("vectors",), report=report)(*args)
+    torch.testing.assert_close(found, function(*args), rtol=1e-4, atol=1e-5)
+    assert report.counts().get("vectors", 0) == num and not report.refusals
+    if num:
+        torch.testing.assert_close(vectors._ours(*args), args[0] @ args[1], rtol=1e-4, atol=1e-5)

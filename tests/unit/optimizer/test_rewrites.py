@@ -132,3 +132,23 @@ def test_kernels_are_recommended_only_where_they_run() -> None:
     assert not any(rewrites()[name].needs_kernels for name in on_host)
     assert "attention" in on_host and "norm" in recommended("inference", "none", "cuda")
     assert "norm" not in recommended("inference", "inductor", "cuda")
+
+
+def test_attention_that_drops_weights_is_computed_once_after_its_mask_is_gone() -> None:
+    from ridgeline.optimizer.backend import rewritten
+
+    class Causal(torch.nn.Module):
+        def forward(self, q: Any) -> Any:
+            places = torch.arange(q.shape[-2])
+            seen = places[:, None] >= places[None, :]
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=seen, dropout_p=0.1)
+
+    found: list[Any] = []
+
+    def keep(gm: Any, inputs: Any) -> Any:
+        found.append(rewritten(gm, inputs, rewrites=["mask"]))
+        return found[-1].gm
+
+    torch.compile(Causal(), backend=keep)(torch.randn(2, 2, 8, 16, requires_grad=True))
+    calls = [node for node in found[0].graph.nodes if "attention" in str(node.target)]
+    assert len(calls) == 1 and calls[0].kwargs["is_causal"] and calls[0].kwargs["dropout_p"] == 0.1

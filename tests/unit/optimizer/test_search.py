@@ -256,7 +256,7 @@ def _names(facts: Facts) -> list[str]:
 
 def replace_status(rung: Rung) -> Any:
     class Entry:
-        status, measured_s = "slower", 1.0
+        status, measured_s, reason, rewrites = "slower", 1.0, "", {"halves": 1}
 
     return Entry()
 
@@ -282,13 +282,33 @@ def test_convolutions_are_tried_channels_last() -> None:
     assert "channels last + graph" not in _names(_facts())
 
 
+def test_a_short_call_is_tried_past_its_guards_and_recorded_only_where_that_copies_little() -> None:
+    short = {"num_leaves": 2, "convolves": True}
+    names = _names(_facts(**short))
+    assert names[:3] == ["graph", "rewrites", "rewrites + graph"] and "torch.compile" in names
+    assert "compiled, convolutions timed" in names
+    assert all(c.layout == "keep" for c in _climbed(_facts(**short, has_conv=True), lambda c: "slower"))
+    large = _climbed(_facts(**short, input_bytes=1 << 30), lambda c: "slower")
+    assert not any(c.graphed for c in large) and {c.name for c in large if c.straight} >= {"rewrites", "compiled"}
+    assert not any(c.graphed for c in _climbed(_facts(**short, eager_s=0.05), lambda c: "slower"))
+    busy = _climbed(_facts(**short, eager_s=0.05, host_s=0.04), lambda c: "slower")
+    assert busy[0].name == "graph" and busy[0].graphed
+
+
+def test_random_inference_keeps_eagers_dice_under_inductor() -> None:
+    found = _climbed(_facts(num_leaves=2, random=True), lambda c: "slower")
+    compiled = [c for c in found if c.compiler == "inductor"]
+    assert compiled and all(dict(c.options).get("fallback_random") is True for c in compiled)
+    assert not any("fallback_random" in dict(c.options) for c in _climbed(_facts(num_leaves=2), lambda c: "slower"))
+
+
 def _climbed(facts: Facts, status_of: Callable[[Candidate], str]) -> list[Candidate]:
     climber, found = Climbing(), []
     for rung in Ladder(facts).rungs(climber):
         found.append(rung.candidate)
 
         class Entry:
-            status, measured_s = status_of(rung.candidate), 1.0
+            status, measured_s, reason, rewrites = status_of(rung.candidate), 1.0, "", {"halves": 1}
 
         climber.entries[rung.candidate.name] = Entry()
     return found
@@ -307,6 +327,34 @@ def test_in_training_torch_compile_is_measured_before_blocks_are_refined() -> No
     order = ["graph", "kernels + graph", "rewritten blocks + graph", "blocks and loss + graph",
              "compiled + graph", "torch.compile"]  # fmt: skip
     assert [name for name in names if name in order] == order
+
+
+def test_memory_above_eager_is_refused_but_for_the_gaps_of_a_graph_and_never_above_a_given_limit() -> None:
+    model = nn.Linear(4, 4)
+    given = {"model": model, "inputs": Inputs((torch.randn(2, 4),), {}), "mode": "train", "device": torch.device("cpu")}
+    search = Search(Problem(**given))
+    search.limit_bytes, search.eager_reserved = 10_000_000_000, 11_000_000_000
+    plain = Built(Candidate(name="compiled"), model, Report())
+    graphed = Built(Candidate(name="graph", graphed=True), model, Report(), reserved_bytes=11_500_000_000)
+    assert search._fits(plain, 10_000_000_000) and not search._fits(plain, 10_200_000_000)
+    assert search._fits(graphed, 10_900_000_000)  # its pool is within a twentieth of what eager's allocator holds
+    graphed.reserved_bytes = 11_700_000_000
+    assert not search._fits(graphed, 10_900_000_000)
+    limited = Search(Problem(**given, memory_limit_bytes=10_000_000_000))
+    limited.eager_reserved, graphed.reserved_bytes = 20_000_000_000, 10_900_000_000
+    assert not limited._fits(graphed, 10_900_000_000)
+
+
+def test_training_without_blocks_is_torch_compile_first_and_compiled_only_where_something_matches() -> None:
+    found = _climbed(_facts(mode="train", convolves=True), lambda c: "slower")
+    names = [c.name for c in found]
+    assert names.index("torch.compile") < names.index("torch.compile + graph") < names.index("compiled + graph")
+    (whole,) = [c for c in found if c.name == "compiled + graph"]
+    assert dict(whole.options) == {"matched": True}
+    assert {c.name for c in found if c.tries_convolutions} >= {"graph", "torch.compile + graph"}
+    assert not any(c.tries_convolutions for c in found if c.name == "torch.compile")
+    large = _climbed(_facts(mode="train"), lambda c: "too large" if c.compiler == "stock" else "slower")
+    assert [dict(c.options) for c in large if c.name == "compiled + graph"] == [{}]
 
 
 def test_what_needs_too_much_memory_in_training_is_tried_with_recomputation() -> None:

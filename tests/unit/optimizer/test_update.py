@@ -68,7 +68,7 @@ def test_a_fused_step_that_strays_is_taken_back(monkeypatch: Any) -> None:
     made, inputs = _made()
     monkeypatch.setattr(update, "_KNOWN", (Straying,))
     monkeypatch.setattr(update, "fusible", lambda optimizer: optimizer.param_groups[0]["fused"] is None)
-    monkeypatch.setattr(update, "fused_gain", lambda optimizer: Comparison(2.0, 1.9, 2.1, 7))
+    monkeypatch.setattr(update, "fastest", lambda optimizer: ("fused", Comparison(2.0, 1.9, 2.1, 7)))
     optimizer = Straying(made.parameters(), lr=1e-2)
     (note,) = _settled(made, inputs, optimizer)
     assert "left as it is" in note and "50 steps" in note and optimizer.param_groups[0]["fused"] is None

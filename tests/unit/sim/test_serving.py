@@ -14,12 +14,13 @@ from ridgeline.journeys import serve, serving_timeline
 from ridgeline.sim.serving.anatomy import anatomy, of_config
 from ridgeline.sim.serving.compose import Wanted, deployment_of
 from ridgeline.sim.serving.deployment import Layout, cache_bytes_per_token, check, precision, weight_bytes
-from ridgeline.sim.serving.engine import engine, engines
+from ridgeline.sim.serving.engine import engine, engines, kernel_factors
+from ridgeline.sim.serving.experts import crowding
 from ridgeline.sim.serving.metrics import Slo, metrics
-from ridgeline.sim.serving.oracle import knots
+from ridgeline.sim.serving.oracle import coefficients_of, knots, weighed
 from ridgeline.sim.serving.search import Need, search
 from ridgeline.sim.serving.simulate import oracle_of, simulate
-from ridgeline.sim.serving.step import attention_side, expert_side, rank_of
+from ridgeline.sim.serving.step import attention_side, decode_attention_s, expert_side, rank_of
 from ridgeline.sim.serving.workload import Workload, closed, opened, recorded, static
 
 
@@ -99,13 +100,58 @@ def test_a_larger_batch_costs_more_and_a_wider_group_less():
 def test_tables_are_close_to_exact_points_between_their_knots():
     deployment = deployed("minimax-m2.5", "h200*4", tp=4, precision="fp8_block")
     table = oracle_of(deployment, deployment.pool, closed(64, 1024, 64)).joint_s
-    coef = deployment.engine.coef
     where = np.array([n for n in range(20, len(table) - 1, 97) if n not in set(knots(len(table) - 1))], dtype=float)
     rank = rank_of(deployment.anatomy, deployment.device, deployment.pool.layout, deployment.precision)
     total = expert_side(rank, where)
-    exact = sum(total.parts[p] * coef.get(p, 1.0) for p in total.parts) + total.kernels * coef["kernel_s"]
+    exact = weighed(total, where, coefficients_of(rank, deployment.engine))
     error = np.abs(np.array([table[int(n)] for n in where]) / exact - 1)
     assert error.max() < 0.05 and error.mean() < 0.012
+
+
+def test_more_tokens_never_take_less_time_whatever_the_factors_say():
+    made = deployed("gpt-oss-120b", "b200*2", tp=2, precision="mxfp4", engine="trtllm")
+    odd = {**made.engine.coef, "gemm_many": 0.3, "experts_many": 0.3, "link_many": 0.3}
+    tables = oracle_of(replace(made, engine=replace(made.engine, coef=odd)), made.pool, closed(64, 512, 64))
+    assert np.all(np.diff(tables.group_s) >= 0) and np.all(np.diff(tables.joint_s) >= 0)
+
+
+def test_kernels_that_were_not_fitted_are_as_the_cost_model_says():
+    assert set(kernel_factors("abacus", "fp8", "fp8", "grouped").values()) == {1.0}
+    assert kernel_factors("blackwell", "bf16", "fp8_block", "latent")["experts"] != 1.0
+
+
+def test_the_fullest_rank_has_more_than_its_share_of_tokens():
+    assert crowding(1, 128) == 1.0
+    assert 1.0 < crowding(2, 64) < crowding(8, 16) < 1.5
+    assert crowding(64, 16) == crowding(8, 16)  # wider groups move popular experts about
+
+
+def test_prompts_longer_than_the_largest_graph_wait_for_the_host():
+    made = deployed("deepseek-ai/DeepSeek-R1", "b200*8", tp=8, precision="nvfp4", engine="vllm")
+
+    def prompt_s(**settings):
+        changed = replace(made, engine=made.engine.change(**settings))
+        tables = oracle_of(changed, changed.pool, closed(4, 1024, 64))
+        return [tables.mixed_s(0, 1, 0.0, [(tokens, 0)], tokens, 1) for tokens in (64, 256, 1024)]
+
+    small, large = prompt_s(graph_tokens=512), prompt_s(graph_tokens=2048)
+    assert small[:2] == large[:2] and small[2] > 1.2 * large[2]
+
+
+def test_norms_over_all_heads_make_ranks_meet_once_more():
+    plain = anatomy("minimax-m2.5")
+    apart = replace(plain, layers=tuple(replace(g, mixer=replace(g.mixer, normed_across=False)) for g in plain.layers))
+    sums = []
+    for made in (plain, apart):
+        rank = rank_of(made, device("b200"), Layout(tp=4), precision("fp8_block", "fp8", sparse=True))
+        sums.append(attention_side(rank, np.array([4.0])))
+    assert sums[0].parts["link"][0] > 1.5 * sums[1].parts["link"][0] and sums[0].kernels > sums[1].kernels
+
+
+def test_a_recurrence_keeps_a_state_behind_every_draft():
+    rank = rank_of(anatomy("Qwen/Qwen3.5-397B-A17B"), device("b200"), Layout(tp=4), precision("fp8_block", "fp8"))
+    many, context = np.array([256.0]), np.array([128.0])
+    assert decode_attention_s(rank, many, context, 4)[0] > 1.8 * decode_attention_s(rank, many, context)[0]
 
 
 def test_a_static_batch_is_one_prefill_and_the_sum_of_its_steps():

@@ -39,8 +39,52 @@ def test_a_run_is_judged_by_its_first_and_its_other_tokens():
 def test_widths_that_were_multiplied_are_put_right():
     assert layout_of() == ((2, 1, 1), False)
     assert layout_of(tp_size="16.0", moe_tp_size="4.0", moe_ep_size="4.0") == ((4, 1, 4), True)
-    assert layout_of(tp_size="4.0", attention_dp_size="4.0", moe_tp_size="1.0", moe_ep_size="16.0") == ((1, 4, 4), True)
-    assert layout_of(tp_size="1.0", attention_dp_size="16.0", moe_tp_size="4.0", moe_ep_size="4.0") == ((1, 4, 4), True)
+    split = {"backend": "trtllm", "system": "b200_sxm", "backend_version": "1.2.0rc2"}
+    wide = {"tp_size": "4.0", "attention_dp_size": "4.0", "moe_tp_size": "1.0", "moe_ep_size": "16.0"}
+    assert layout_of(**split, **wide) == ((1, 4, 4), True)
+    assert layout_of(**wide) == ((4, 1, 4), True)  # of vLLM, whose scripts did not split requests
+    wide = {"tp_size": "1.0", "attention_dp_size": "16.0", "moe_tp_size": "4.0", "moe_ep_size": "4.0"}
+    assert layout_of(**split, **wide) == ((1, 4, 4), True)
+
+
+DEEPSEEK = {
+    "backend": "trtllm", "backend_version": "", "model_path": "deepseek-ai/DeepSeek-R1", "system": "b200_sxm",
+    "tp_size": "8", "moe_tp_size": "8", "osl": "1024",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "widths"),
+    [
+        ({"concurrency": "8"}, (8, 1, 1)),
+        ({"concurrency": "16"}, (8, 1, 8)),
+        ({"concurrency": "256"}, (1, 8, 8)),
+        ({"concurrency": "64", "isl": "8192"}, (1, 8, 8)),
+        ({"concurrency": "64", "isl": "8192", "backend_version": "1.2.0rc6.post2"}, (8, 1, 1)),
+        ({"moe_quant_mode": "fp8_block", "concurrency": "4"}, (8, 1, 8)),
+        ({"moe_quant_mode": "fp8_block", "concurrency": "64"}, (1, 8, 8)),
+        ({"moe_quant_mode": "fp8_block", "concurrency": "64", "system": "h200_sxm"}, (8, 1, 8)),
+        ({"model_path": "openai/gpt-oss-120b", "system": "h200_sxm"}, (8, 1, 8)),
+        ({"backend": "sglang"}, (8, 1, 8)),
+    ],
+)
+def test_widths_that_early_scripts_chose_unrecorded_are_theirs(changes, widths):
+    assert layout_of(**{**DEEPSEEK, **changes})[0] == widths
+
+
+def test_scripts_that_ignore_a_width_or_always_set_it_are_followed():
+    kimi = {"model_path": "moonshotai/Kimi-K2.5", "system": "b200_sxm", "backend_version": "0.17.0"}
+    assert layout_of(**kimi, tp_size="4", moe_tp_size="1", moe_ep_size="4")[0] == (4, 1, 1)
+    minimax = {"model_path": "MiniMaxAI/MiniMax-M2.5", "moe_quant_mode": "fp8_block"}
+    assert layout_of(**minimax, tp_size="8", moe_tp_size="8")[0] == (8, 1, 8)
+    assert layout_of(**minimax, tp_size="4", moe_tp_size="4")[0] == (4, 1, 1)
+
+
+def test_a_load_that_the_script_did_not_take_is_refused():
+    known = {**RUN, "system": "h100_sxm", "concurrency": "512", "silicon_tpot_ms": "5"}
+    (verdict,) = serving_ttft_tpot.judge([Row(2, {**known, "backend_version": "0.11.2"})])
+    assert isinstance(verdict, Unused) and "512 in flight whatever was asked" in verdict.why
+    assert all(isinstance(v, Judged) for v in serving_ttft_tpot.judge([Row(2, known)]))
 
 
 def test_experts_said_to_be_sliced_finer_than_their_scales_are_dealt_out_whole():
@@ -91,26 +135,42 @@ def test_measurements_that_two_others_contradict_are_set_aside():
     ]
 
 
+def engine_of(**changes):
+    return serving_ttft_tpot.run_of_row({**RUN, **changes}).deployment.engine
+
+
 def test_settings_are_those_of_the_launch_scripts():
-    deepseek = {"backend": "trtllm", "system": "b200_sxm", "model_path": "deepseek-ai/DeepSeek-R1", "isl": "8192"}
-    made = serving_ttft_tpot.run_of_row({**RUN, **deepseek, "backend_version": "1.2.0rc6.post3"})
-    assert made.deployment.engine.chunk_tokens >= 8192 + 4 and made.deployment.speculation.draft == 3
+    deepseek = {**DEEPSEEK, "isl": "8192", "backend_version": "1.2.0rc6.post3"}
+    made = serving_ttft_tpot.run_of_row({**RUN, **deepseek})
+    assert made.deployment.engine.chunk_tokens == 8320 and made.deployment.speculation.draft == 3
     assert made.deployment.precision.kv == "fp8"
-    polled = serving_ttft_tpot.run_of_row({**RUN, "backend": "sglang", "system": "b200_sxm", "concurrency": "64",
-                                           "model_path": "deepseek-ai/DeepSeek-V3"})  # fmt: skip
-    assert polled.deployment.engine.poll_steps == 30
+    assert engine_of(**DEEPSEEK, concurrency="64").chunk_tokens == 1152  # one prompt an iteration
+    assert engine_of(**{**DEEPSEEK, "backend_version": "1.2.0rc6.post2"}, concurrency="64").chunk_tokens == 8192
+    sglang = {**DEEPSEEK, "backend": "sglang", "backend_version": "0.5.9", "moe_quant_mode": "fp8_block"}
+    polled = engine_of(**sglang, concurrency="64")
+    assert (polled.poll_steps, polled.max_sequences, polled.chunk_tokens) == (30, 128, 32768)
+    drafted = serving_ttft_tpot.run_of_row({**RUN, **sglang, "concurrency": "256"}).deployment
+    assert drafted.speculation is not None and drafted.engine.max_sequences == 512
+
+
+def test_states_of_quantized_hybrids_are_short():
+    def state(**changes):
+        row = {**RUN, "backend": "sglang", "model_path": "Qwen/Qwen3.5-397B-A17B", "backend_version": "0.5.9"} | changes
+        made = serving_ttft_tpot.run_of_row({**row, "tp_size": "8", "moe_tp_size": "8"}).deployment.anatomy
+        return max(group.mixer.state_bytes(8) for group in made.layers)
+
+    assert state(moe_quant_mode="bf16", gemm_quant_mode="bf16") == 2 * state(moe_quant_mode="fp8_block")
 
 
 def test_generations_follow_versions():
     def named(backend, version, **more):
-        row = {**RUN, "backend": backend, "backend_version": version, **more}
-        return serving_ttft_tpot.generation(backend, row)
+        return engine_of(backend=backend, backend_version=version, **more).name
 
-    assert [named("vllm", v) for v in ("0.15.1", "0.16.0", "0.17.0", "0.19.0", "")] == [
-        "vllm", "vllm-0.17", "vllm-0.17", "vllm", "vllm",
+    assert [named("vllm", v) for v in ("", "0.11.2", "0.15.1", "0.16.0", "0.17.0", "0.19.0")] == [
+        "vllm-0.11", "vllm-0.11", "vllm-0.17", "vllm-0.17", "vllm-0.17", "vllm",
     ]  # fmt: skip
-    assert named("sglang", "", moe_ep_size="1") == "sglang-0.5.6" and named("sglang", "", moe_ep_size="8") == "sglang"
-    assert named("sglang", "0.5.9", moe_ep_size="1") == "sglang" and named("trtllm", "1.1.0rc2.post2") == "trtllm-1.1"
+    assert named("sglang", "") == named("sglang", "0.5.6") == "sglang-0.5.6" and named("sglang", "0.5.9") == "sglang"
+    assert [named("trtllm", v) for v in ("", "1.1.0rc2.post2", "1.2.0rc2")] == ["trtllm-1.1", "trtllm-1.1", "trtllm"]
 
 
 STATIC = {

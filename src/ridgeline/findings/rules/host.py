@@ -49,20 +49,24 @@ def cpu_affinity(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("data-loader", version=2, order=10)
+@rule("data-loader", version=3, order=10)
 def data_loader(scene: Scene) -> Candidate | None:
     spans = scene.loading
     if not len(spans):
         return None
-    time = scene.time_of(spans)
+    anew = scene.between_epochs
+    time = joined(scene.time_of(spans), anew)
     per_step_s = time.total / 1e9 / scene.num_steps
     single = scene.loads_itself
     cause = "the batch is made in the training process itself" if single else "the workers do not keep up"
+    if 2 * anew.total > time.total:
+        cause = "workers are started anew for every epoch"
     change = (
         "DataLoader(…, num_workers=4 or more, persistent_workers=True, pin_memory=True, prefetch_factor=4)"
         if single
         else "raise num_workers and prefetch_factor, move decoding or augmentation to the GPU, or cache decoded samples"
     )
+    change = f"DataLoader(…, persistent_workers=True); {change}" if anew.total and not single else change
     return Candidate(
         what=f"The step waits {per_step_s * 1e3:.3g} ms ({scene.frac(per_step_s):.0%}) for the data loader",
         cause=f"data loader: {cause}",

@@ -21,6 +21,8 @@ NHWC_NORM, NHWC_CONV = (0.4, 0.85), (0.75, 1.0)
 H200)."""
 NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct"
 """Sums after products, and convolutions of single channels: no Tensor Core takes them."""
+SHORT_S = 12e-6
+"""Products up to here take as long as it takes to start and to fetch, on Tensor Cores or not."""
 MOST = 0.5
 """A share of kernel time that deserves a word even when something else holds the step."""
 RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
@@ -60,11 +62,13 @@ def _ratios(
     return np.array([otherwise if ratio is None else ratio for ratio in found])
 
 
-@rule("tensor-cores-unused", version=2, order=40)
+@rule("tensor-cores-unused", version=3, order=40)
 def tensor_cores_unused(scene: Scene) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
     mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(NO_PRODUCT)
     mask[mask] = [dtype not in ("bf16", "fp16") for dtype in _dtypes(scene, np.flatnonzero(mask))]
+    share = scene.per_step_s(mask) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
+    mask &= scene.work_s > SHORT_S
     works = np.flatnonzero(_whole_convolutions(scene, mask))
     if not len(works) or not _has_tensor_cores(scene):
         return None
@@ -77,7 +81,6 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
     )
     best = np.minimum(worst, _ratios(products, lambda p: product_ratio(scene.device, p, "fp32", "bf16"), half))
     best[~mask[works] | scene.named(r"fft", "name")[works]] = 0.0  # another algorithm has no such parts
-    share = scene.per_step_s(mask) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
     high = 'torch.set_float32_matmul_precision("high") (TF32), or ' if has_tf32 else ""
     return Candidate(
         what=f"Tensor Cores unused: {share:.0%} of kernel time is fp32 products without them",
@@ -151,7 +154,7 @@ def _dtypes(scene: Scene, works: Index) -> list[str]:
     return [first_dtype(trace.words[int(words[op])]) if op >= 0 else "" for op in ops.tolist()]
 
 
-@rule("channels-first", order=42)
+@rule("channels-first", version=2, order=42)
 def channels_first(scene: Scene) -> Candidate | None:
     """Convolutions in NCHW: transforms around them, and norms and pools that walk planes."""
     convs = scene.family("conv")
@@ -161,19 +164,59 @@ def channels_first(scene: Scene) -> Candidate | None:
     if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(scene.work_kind == 1):
         return None
     moved, others = np.flatnonzero(transforms), np.flatnonzero(convs | _around_convs(scene))
-    works = np.concatenate((moved, others))
-    norms = scene.family("norm")[others]
-    best = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
-    worst = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
+    flat = scene.per_step_s(moved[_along_one_axis(scene, moved)]) > 0.5 * scene.per_step_s(moved)
+    change = "model.to(memory_format=torch.channels_last) and images.to(memory_format=torch.channels_last)"
+    if flat:
+        change = "convolutions along one axis as Conv2d over pictures of height one, in channels_last"
     return Candidate(
         what=f"{len(moved) / scene.num_steps:.3g} layout transforms a step around the convolutions",
         cause="NCHW convolutions: Tensor-Core kernels want NHWC, so every convolution transposes its operands",
-        change="model.to(memory_format=torch.channels_last) and images.to(memory_format=torch.channels_last)",
+        change=change,
         where=scene.where(moved),
-        cure=Cure(works=works, keep_best=best, keep_worst=worst),
+        cure=_in_channels_last(scene, moved, others, flat=flat),
         evidence=scene.evidence(moved),
         spans=tuple(scene.rows[moved[:200]].tolist()),
     )
+
+
+def _in_channels_last(scene: Scene, moved: Index, others: Index, *, flat: bool) -> Cure:
+    """No transforms, and faster norms and convolutions.
+
+    Convolutions along one axis have no such layout of their own: somebody else may have to transform. Group norms bring
+    every input back to NCHW on a GPU: at best half of the transforms go, at worst none.
+    """
+    works = np.concatenate((moved, others))
+    if _between_group_norms(scene):
+        return Cure(works=works, keep_best=np.where(np.isin(works, moved), 0.5, 1.0), keep_worst=np.ones(len(works)))
+    norms = scene.family("norm")[others]
+    best = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
+    worst = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
+    return Cure(works=works, keep_best=best, keep_worst=np.ones(len(works)) if flat else worst)
+
+
+def _along_one_axis(scene: Scene, works: Index) -> Mask:
+    """Whether each is of a convolution, or of its gradient, whose weight has one dim of space: recorded as three dims,
+    or as four with a height of one."""
+    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
+    shapes = trace.optional("shapes")
+    flat = {
+        op: "conv" in trace.words[int(trace.name[op])] and _is_flat(trace.words[int(shapes[op])])
+        for op in np.unique(ops[ops >= 0]).tolist()
+    }
+    return np.array([flat.get(op, False) for op in ops.tolist()], dtype=bool)
+
+
+def _is_flat(shapes: str) -> bool:
+    given = [shape for shape in parsed(shapes) if is_shape(shape) and len(shape) >= 3]
+    weight = given[-1] if given else []
+    return len(weight) == 3 or (len(weight) == 4 and weight[2] == 1 and weight[3] > 1)
+
+
+def _between_group_norms(scene: Scene) -> bool:
+    """At least one group norm for every two convolutions of a forward pass, by the kernel that only they have."""
+    norms = int(scene.named(r"ComputeFusedParamsCUDAKernel|group_?norm").sum())
+    forward = scene.family("conv") & scene.named(r"fprop|cutlass|convolve|conv.*fwd")
+    return norms > 0 and 2 * norms >= int(forward.sum())
 
 
 def _around_convs(scene: Scene) -> Mask:

@@ -16,9 +16,9 @@ GROUP = tl.constexpr(256)
 
 
 @triton.constexpr_function
-def four_elements(kind):
-    """Bytes of four: every stream is read four elements a lane, so that one layout serves all of them."""
-    return kind.element_ty.primitive_bitwidth // 2
+def bytes_of(kind, num):
+    """Bytes of so many elements: every stream is read as many a lane, so that one layout serves all of them."""
+    return kind.element_ty.primitive_bitwidth * num // 8
 
 
 @triton.jit
@@ -91,25 +91,25 @@ def adamw_block(
     """One block; without a mask its accesses are sixteen bytes wide whatever the tensor's length."""
     if MASKED:
         g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32) * factor
-        m = tl.load(m_ptr + at, mask=inside, other=0.0)
-        v = tl.load(v_ptr + at, mask=inside, other=0.0)
+        m = tl.load(m_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + at, mask=inside, other=0.0).to(tl.float32)
         p = tl.load(w_ptr + at, mask=inside, other=0.0).to(tl.float32)
     else:
         g = tl.load(g_ptr + at).to(tl.float32) * factor
-        m = tl.load(m_ptr + at)
-        v = tl.load(v_ptr + at)
+        m = tl.load(m_ptr + at).to(tl.float32)
+        v = tl.load(v_ptr + at).to(tl.float32)
         p = tl.load(w_ptr + at).to(tl.float32)
     m, v = moments(g, m, v, keep1, add1, keep2, add2)
     p = moved(p, m, v, step_size, root, decay, eps)
     if MASKED:
-        tl.store(m_ptr + at, m, mask=inside)
-        tl.store(v_ptr + at, v, mask=inside)
+        tl.store(m_ptr + at, m.to(m_ptr.dtype.element_ty), mask=inside)
+        tl.store(v_ptr + at, v.to(v_ptr.dtype.element_ty), mask=inside)
         tl.store(p_ptr + at, p.to(p_ptr.dtype.element_ty), mask=inside)
         if MASTER:
             tl.store(w_ptr + at, p, mask=inside)
     else:
-        tl.store(m_ptr + at, m)
-        tl.store(v_ptr + at, v)
+        tl.store(m_ptr + at, m.to(m_ptr.dtype.element_ty))
+        tl.store(v_ptr + at, v.to(v_ptr.dtype.element_ty))
         tl.store(p_ptr + at, p.to(p_ptr.dtype.element_ty))
         if MASTER:
             tl.store(w_ptr + at, p)
@@ -123,8 +123,9 @@ def adamw_update(
     chunks_ptr,  # [C, 2] i32
     factors_ptr,  # [T, 3]
     shared_ptr,  # [3]
-    p_like,  # a parameter and a gradient: their types are those of all
+    p_like,  # a parameter, a gradient and a moment: their types are those of all
     g_like,
+    m_like,
     length,
     keep1,
     add1,
@@ -134,6 +135,7 @@ def adamw_update(
     MASTER: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    LANE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     chunk = tl.program_id(0)
@@ -142,14 +144,14 @@ def adamw_update(
     n = tl.load(sizes_ptr + tensor)
     row = states_ptr + tensor * WIDTH
     p_ptr = tl.load(row).to(p_like.dtype)
-    m_ptr = tl.load(row + 1).to(tl.pointer_type(tl.float32))
-    v_ptr = tl.load(row + 2).to(tl.pointer_type(tl.float32))
+    m_ptr = tl.load(row + 1).to(m_like.dtype)
+    v_ptr = tl.load(row + 2).to(m_like.dtype)
     g_ptr = tl.load(grads_ptr + tensor).to(g_like.dtype)
     if ALIGNED:
-        p_ptr = tl.multiple_of(p_ptr, four_elements(p_like.dtype))
-        m_ptr = tl.multiple_of(m_ptr, 16)
-        v_ptr = tl.multiple_of(v_ptr, 16)
-        g_ptr = tl.multiple_of(g_ptr, four_elements(g_like.dtype))
+        p_ptr = tl.multiple_of(p_ptr, bytes_of(p_like.dtype, LANE))
+        m_ptr = tl.multiple_of(m_ptr, bytes_of(m_like.dtype, LANE))
+        v_ptr = tl.multiple_of(v_ptr, bytes_of(m_like.dtype, LANE))
+        g_ptr = tl.multiple_of(g_ptr, bytes_of(g_like.dtype, LANE))
     w_ptr = p_ptr
     if MASTER:
         w_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))
@@ -286,10 +288,10 @@ def adamw_update_8bit(
     v_scale_ptr = tl.load(row + 5).to(tl.pointer_type(tl.float32))
     g_ptr = tl.load(grads_ptr + tensor).to(g_like.dtype)
     if ALIGNED:
-        p_ptr = tl.multiple_of(p_ptr, four_elements(p_like.dtype))
+        p_ptr = tl.multiple_of(p_ptr, bytes_of(p_like.dtype, 4))
         m_ptr = tl.multiple_of(m_ptr, 4)
         v_ptr = tl.multiple_of(v_ptr, 4)
-        g_ptr = tl.multiple_of(g_ptr, four_elements(g_like.dtype))
+        g_ptr = tl.multiple_of(g_ptr, bytes_of(g_like.dtype, 4))
     w_ptr = p_ptr
     if MASTER:
         w_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))

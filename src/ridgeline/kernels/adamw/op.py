@@ -42,7 +42,8 @@ class State:
 
     @property
     def bits(self) -> int:
-        return 32 if self.exp_avg_scale is None else 8
+        """Of a moment: 32, 8 with scales, or 16 where they have the type of a 16-bit parameter."""
+        return 8 * self.exp_avg.element_size()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ class UpdatePlan:
             torch.empty(3 * len(group.members), dtype=torch.float32, device=on) for group in self.layout.groups
         ]
         self.shared = torch.empty(3, dtype=torch.float32, device=on)
+        firsts = [states[group.members[0]].exp_avg for group in self.layout.groups]
+        self.likes = [torch.empty(8, dtype=moment.dtype, device=on) for moment in firsts]
         self._prepares: dict[Any, list[Any]] = {}
         self._updates: dict[bool, list[Any]] = {}
 
@@ -84,7 +87,7 @@ class UpdatePlan:
         scaling: Scaling | None = None,
     ) -> None:
         """Count, work out factors, update; the norm is left in ``shared[0]`` where ``share`` has its parts."""
-        prepares, updates = self._bound(params, grads, share, lr, scaling, rule.maximize)
+        prepares, updates = self.bind(params, grads, share, lr, scaling, rule.maximize)
         none = self.shared
         numbers = (max_norm, rule.lr, rule.weight_decay, math.log2(rule.beta1), math.log2(rule.beta2))
         for prepare, rows, factors, group in zip(prepares, self.rows, self.factors, self.layout.groups, strict=True):
@@ -94,19 +97,20 @@ class UpdatePlan:
                 len(group.members), 0 if share is None else share.numel(), *numbers,
             )  # fmt: skip
         weights = (rule.beta1, 1 - rule.beta1, rule.beta2, 1 - rule.beta2, rule.eps)
-        for update, rows, factors, table, group in zip(
-            updates, self.rows, self.factors, tables, self.layout.groups, strict=True
+        for update, rows, factors, table, group, like in zip(
+            updates, self.rows, self.factors, tables, self.layout.groups, self.likes, strict=True
         ):
-            i = group.members[0]
+            i, kinds = group.members[0], () if like.element_size() == 1 else (like,)
             update(
-                rows, table, group.sizes, group.chunks.table, factors, self.shared, params[i], grads[i],
+                rows, table, group.sizes, group.chunks.table, factors, self.shared, params[i], grads[i], *kinds,
                 group.chunks.length, *weights,
             )  # fmt: skip
 
-    def _bound(
+    def bind(
         self, params: Sequence[Tensor], grads: Sequence[Tensor], share: Tensor | None, lr: Tensor | None,
         scaling: Scaling | None, maximize: bool,
     ) -> tuple[list[Any], list[Any]]:  # fmt: skip
+        """The launches for arguments of these kinds, ready to be made."""
         key = (share is not None, None if lr is None else lr.dtype, scaling is not None)
         if key not in self._prepares:
             self._prepares[key] = [self._bind_prepare(i, lr, *key) for i in range(len(self.rows))]
@@ -131,11 +135,16 @@ class UpdatePlan:
         kind: Any = group.kind
         _, _, master, bits, is_aligned = kind
         first, sizes, chunks = group.members[0], group.sizes, group.chunks
-        return (_UPDATE if bits == 32 else _UPDATE_8BIT).bind(
+        kinds: tuple[Tensor, ...] = ()
+        constants = {"MASTER": master, "MAXIMIZE": maximize, "ALIGNED": is_aligned}
+        if bits > 8:  # where all streams have 16 bits, lanes read eight elements of each
+            narrow = not master and max(params[first].element_size(), grads[first].element_size(), bits // 8) == 2
+            kinds, constants["LANE"] = (self.likes[i],), 8 if narrow else 4
+        return (_UPDATE_8BIT if bits == 8 else _UPDATE).bind(
             (self.rows[i], sizes, sizes, chunks.table, self.factors[i], self.shared, params[first], grads[first],
-             chunks.length, *(0.5,) * 5),
+             *kinds, chunks.length, *(0.5,) * 5),
             grid=(chunks.num,),
-            constants={"MASTER": master, "MAXIMIZE": maximize, "ALIGNED": is_aligned, "BLOCK": self.chosen.block},
+            constants={**constants, "BLOCK": self.chosen.block},
             num_warps=self.chosen.num_warps,
             device=self.device,
             vector=16,
@@ -167,8 +176,10 @@ def state_reason(params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequ
         like = [g, *([] if s.master is None else [s.master]), s.exp_avg, s.exp_avg_sq]
         if any(t.shape != p.shape or t.stride() != p.stride() for t in like):
             return f"parameter {i}, its gradient and its state differ in shape or in the order of their elements"
-        if s.bits == 32 and (s.exp_avg.dtype != torch.float32 or s.exp_avg_sq.dtype != torch.float32):
-            return f"the moments of parameter {i} are {s.exp_avg.dtype}; they are float32, or int8 and uint8 codes"
+        kinds = {s.exp_avg.dtype, s.exp_avg_sq.dtype}
+        if s.exp_avg_scale is None and kinds not in ({torch.float32}, {p.dtype}):
+            return (f"the moments of parameter {i} are {s.exp_avg.dtype}; they are float32, of the parameter's type, "
+                    "or int8 and uint8 codes")  # fmt: skip
         if s.step.dtype != torch.float32 or s.step.numel() != 1:
             return f"the step of parameter {i} is no float32 scalar"
     return None
@@ -231,6 +242,32 @@ def _adamw(
     rule = Rule(lr, beta1, beta2, eps, weight_decay, maximize)
     states = [State(m, v, step) for m, v, step in zip(exp_avgs, exp_avg_sqs, steps, strict=True)]
     return stepped(params, grads, states, rule, max_norm)
+
+
+class Steps:
+    """Steps without clipping over parameters and states that stay where they are; gradients may lie anywhere.
+
+    Raises KernelError where kernels cannot take them. Kernels are compiled and loaded here, for rates that are numbers
+    and for rates in float32 on the device, and only tables are held: a call launches, and may be recorded.
+    """
+
+    def __init__(
+        self, params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], maximize: bool = False
+    ) -> None:
+        reason = state_reason(params, grads, states)
+        if reason is not None:
+            raise KernelError(f"adamw: {reason}")
+        self._plan = UpdatePlan(params, grads, states)
+        self._kinds = [[torch.empty(8, dtype=t.dtype, device=t.device) for t in each] for each in (params, grads)]
+        for rate in (None, torch.zeros((), device=params[0].device)):
+            self._plan.bind(self._kinds[0], self._kinds[1], None, rate, None, maximize)
+
+    def tables(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Where these gradients lie, on the device: of the types and alignment of the first ones."""
+        return self._plan.layout.tables(lists.addresses(grads))
+
+    def __call__(self, tables: Sequence[Tensor], rule: Rule, lr: Tensor | None = None) -> None:
+        self._plan.run(self._kinds[0], self._kinds[1], tables, None, rule, -1.0, lr)
 
 
 def stepped(params: list[Tensor], grads: list[Tensor], states: list[State], rule: Rule, max_norm: float) -> Tensor:
@@ -309,6 +346,8 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
         return torch.randn(sum(sizes), device=on, dtype=torch.float32, generator=generator)
 
     p, g, m, v = drawn(), drawn(), 0.3 * drawn(), 0.5 * drawn().square()
+    if of.get("own", False):  # moments of the parameter's type, as torch.optim.AdamW keeps them
+        m, v = m.to(dtype), v.to(dtype)
     return p.to(dtype), g.to(dtype), m, v, sizes, of.get("step", 10), of["max_norm"], of.get("master", False)
 
 
@@ -374,6 +413,8 @@ def _laps(of: Case, on: torch.device, generator: torch.Generator) -> Laps:
     from ridgeline.kernels.adamw.optimizer import AdamW
 
     sizes, dtype, bits = sizes_of(of), getattr(torch, of.dtype), of.get("bits", 32)
+    if of.get("own", False):
+        return _own_laps(sizes, dtype, on, generator)
     bound = of["max_norm"] if of["max_norm"] >= 0 else None
     narrow = dtype != torch.float32
     ours = _params(sizes, dtype, on, generator)
@@ -397,16 +438,33 @@ def _laps(of: Case, on: torch.device, generator: torch.Generator) -> Laps:
     return Laps({"ridgeline": made.step, "eager": eager}, moved)
 
 
+def _own_laps(sizes: Sequence[int], dtype: torch.dtype, on: torch.device, generator: torch.Generator) -> Laps:
+    """Moments of the parameters' type on both sides: what ``torch.optim.AdamW`` does with 16-bit parameters."""
+    ours, theirs = (_params(sizes, dtype, on, generator) for _ in range(2))
+    states = [State(torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device=on)) for p in ours]
+    grads = [p.grad for p in ours if p.grad is not None]
+    steps = Steps([p.detach() for p in ours], grads, states)
+    tables = steps.tables(grads)
+    fused = torch.optim.AdamW(theirs, 1e-4, fused=True)
+    return Laps({"ridgeline": lambda: steps(tables, RULE), "eager": fused.step}, 7 * dtype.itemsize * sum(sizes))
+
+
 CHECKS = tuple(
     case(dtype, list=name, step=num, max_norm=bound, master=master and dtype != "float32")
     for dtype in DTYPES
     for name, num, bound, master in (("odd", 1, -1.0, False), ("odd", 3, 1.0, True), ("few", 1000, 1e4, False))
+)
+OWN_CHECKS = tuple(
+    case(dtype, list=name, step=num, max_norm=-1.0, own=True)
+    for dtype in ("bfloat16", "float16")
+    for name, num in (("odd", 3), ("few", 1000))
 )
 CONSTANTS = (0, 1, 2, 3)
 RACES = (
     case("float32", list="gpt2", max_norm=-1.0), case("float32", list="gpt2", max_norm=1.0),
     case("float32", list="resnet50", max_norm=-1.0), case("bfloat16", list="llama1b", max_norm=-1.0, master=True),
     case("bfloat16", list="llama1b", max_norm=1.0, master=True),
+    case("bfloat16", list="llama1b", max_norm=-1.0, own=True), case("bfloat16", list="gpt2", max_norm=-1.0, own=True),
 )  # fmt: skip
 
 ADAMW = declare(
@@ -430,7 +488,7 @@ ADAMW = declare(
             "bias not corrected": _form(reference.uncorrected, 32, True),
             "one step behind": _form(reference.behind, 32, True),
         },
-        checks=CHECKS,
+        checks=CHECKS + OWN_CHECKS,
         races=RACES,
         small=(case("float32", list="head", max_norm=-1.0),),
         phases=("fwd",),

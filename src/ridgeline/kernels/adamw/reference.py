@@ -76,7 +76,7 @@ def eager(p: Tensor, g: Tensor, m: Tensor, v: Tensor, num: float, rule: Rule) ->
     made.state[param] = {"step": counted, "exp_avg": m.float().clone(), "exp_avg_sq": v.float().clone()}
     made.step()
     state = made.state[param]
-    return param.detach().to(p.dtype), state["exp_avg"], state["exp_avg_sq"]
+    return param.detach().to(p.dtype), state["exp_avg"].to(m.dtype), state["exp_avg_sq"].to(v.dtype)
 
 
 def coupled(p: Tensor, g: Tensor, m: Tensor, v: Tensor, num: float, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:

@@ -76,10 +76,20 @@ def planned(
     plan = _plans.get(key)
     if plan is None:
         CONVOLUTION.check(x, weight, bias, vectors, *rest)
-        sizes = Sizes(x, weight, *settings[:4], *settings[4:6])
-        made = _Depthwise if sizes.is_depthwise else _Tiled
-        plan = _plans[key] = made(x, weight, bias, vectors, sizes, settings[6], tile)
+        plan = _plans[key] = _made(x, weight, bias, vectors, settings, tile)
     return plan
+
+
+def _made(
+    x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, settings: tuple[Any, ...],
+    tile: config.Tile | None,
+) -> Any:  # fmt: skip
+    stride, padding, dilation, output_padding, groups, transposed, chain = settings
+    if transposed and any(s > 1 and d > 1 for s, d in zip(stride, dilation, strict=True)):
+        return _Spread(x, weight, bias, vectors, settings, tile)
+    sizes = Sizes(x, weight, stride, padding, dilation, output_padding, groups, transposed)
+    kind = _Depthwise if sizes.is_depthwise else _Tiled
+    return kind(x, weight, bias, vectors, sizes, chain, tile)
 
 
 class Sizes:
@@ -149,6 +159,29 @@ def out_sizes(
         else:
             found.append((size + 2 * padding[i] - reach) // stride[i] + 1)
     return found
+
+
+class _Spread:
+    """A transposed convolution with both strides and gaps between taps: gaps become taps of zero, which add nothing."""
+
+    def __init__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, settings: tuple[Any, ...],
+        tile: config.Tile | None,
+    ) -> None:  # fmt: skip
+        stride, padding, dilation, *rest = settings
+        self.steps = [d if s > 1 else 1 for s, d in zip(stride, dilation, strict=True)]
+        left = tuple(1 if s > 1 else d for s, d in zip(stride, dilation, strict=True))
+        wide = self._spread(weight)
+        self.plan = _made(x, wide, bias, vectors, (stride, padding, left, *rest), tile)
+
+    def _spread(self, weight: Tensor) -> Tensor:
+        sizes = [step * (size - 1) + 1 for step, size in zip(self.steps, weight.shape[2:], strict=True)]
+        wide = weight.new_zeros(*weight.shape[:2], *sizes)
+        wide[(slice(None), slice(None), *(slice(None, None, step) for step in self.steps))] = weight
+        return wide
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None) -> Tensor:
+        return self.plan(x, self._spread(weight), bias, vectors)  # type: ignore[no-any-return]
 
 
 class _Tiled:
@@ -287,8 +320,6 @@ def _support(
         return "images and weights are float32: PyTorch's own convolutions are right for other types"
     if x.dim() not in (3, 4, 5) or weight.dim() != x.dim():
         return "images have one to three dims besides their number and channels"
-    if transposed and any(s > 1 and d > 1 for s, d in zip(stride, dilation, strict=True)):
-        return "transposed convolutions have a stride or a dilation, not both"
     if math.prod(x.shape[1:]) // groups > MOST_OFFSET or x.shape[0] * groups > MOST_IMAGES:
         return "an image has too many elements, or there are too many images"
     sizes = out_sizes(x.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, transposed)
@@ -352,6 +383,8 @@ SMALL = (
     case("float32", images=1, inputs=32, outputs=16, image=(3, 4, 3), taps=(3, 2, 3), stride=(2, 1, 2),
          padding=(1, 0, 1), turned=True, bias=True),
     case("float32", images=1, inputs=4, outputs=6, image=(11,), taps=(3,), dilation=(3,), padding=(1,), turned=True),
+    case("float32", images=1, inputs=8, outputs=6, image=(5, 6), taps=(3, 2), stride=(2, 3), dilation=(3, 2),
+         padding=(1, 1), groups=2, turned=True, bias=True),
     case("float32", images=2, inputs=8, outputs=12, image=(6, 7), taps=(3, 3), groups=4, chain="tanh"),
     case("float32", **_SMALL, image=(7, 6), taps=(3, 3), bias=True, chain="scale=0.1|min"),
     case("float32", images=1, inputs=32, outputs=17, image=(3, 4), taps=(3, 3), stride=(2, 2), turned=True,

@@ -38,16 +38,32 @@ class Short:
     programs_per_sm: int = 64
 
 
+LONGEST_TILED, LONGEST_TILED_SHIFTED = 512, 2048
+"""Columns up to which several rows are a program's work backward; and where rows start inside accesses."""
 MAX_STRETCHES = 64
 SHORTEST_STRETCHED = 2048
 
 
-def forward(rows: int, cols: int, itemsize: int, sms: int) -> Forward:
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows and columns of a tile that a program turns into gradients, and its warps."""
+
+    rows: int
+    block: int
+    num_warps: int
+
+
+def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False) -> Forward:
     """Thirty-two elements a thread, asked for at once; few rows are cut until there are eight waves of programs.
 
     One wave and a bit is the worst: 2048 rows of 151936 took 189 µs whole, 170 in larger blocks, 160 in four stretches.
+    Rows that start inside accesses pay for their first and last block: 8192×50257 206 µs in blocks of 2048, 209 of
+    4096, 220 of 8192.
     """
-    block = min(power_of_two(cols), 8192)
+    block = min(power_of_two(cols), 2048 if shifted else 8192)
+    if shifted:
+        enough = 8 * 8 * sms // max(rows, 1) if rows < 4096 else 1
+        return Forward(block, 4, 1, clamp(enough, 1, min(MAX_STRETCHES, cdiv(cols, 8 * block))))
     enough = 8 * 8 * sms // max(rows, 1) if rows < 4096 else 1
     stretches = clamp(enough, 1, min(MAX_STRETCHES, cdiv(cols, 2 * block)))
     return Forward(block, clamp(block // 1024, 1, 8), 1, stretches)
@@ -69,3 +85,14 @@ def backward(cols: int, itemsize: int) -> Backward:
     """Sixteen elements a thread; rows in one piece thirty-two (65536×1000: 67.3 µs, 68.3 with sixteen)."""
     block = min(power_of_two(cols), 4096)
     return Backward(block, clamp(block // (1024 if block <= 1024 else 512), 1, 8))
+
+
+def backward_rows(cols: int, vector: int, shifted: bool) -> Rows | None:
+    """Several short rows a program, 4096 elements for four warps; None where a row is enough for a program.
+
+    262144×256: one row a program takes 162 µs, a bare copy 70; 131072×1001 as one stream 160.
+    """
+    if cols > (LONGEST_TILED_SHIFTED if shifted else LONGEST_TILED):
+        return None
+    block = power_of_two(cols + vector - 1 if shifted else cols)
+    return Rows(max(1, 4096 // block), block, 4)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.device import let_next_start, wait_for_last
+from ridgeline.kernels.device import let_next_start, row_lead, row_start, wait_for_last
 
 LOWEST = tl.constexpr(-2.0e38)  # still a number when multiplied by LOG2E
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -41,27 +41,44 @@ def added(x, top, total, level, counted, SMOOTH: tl.constexpr, NARROW: tl.conste
 @triton.jit
 def sums_of(
     x_row,
+    lead,
     first,
     last,
     SMOOTH: tl.constexpr,
     GROUPS: tl.constexpr,
     VECTOR: tl.constexpr,
     STAGES: tl.constexpr,
+    SHIFTED: tl.constexpr,
 ):
-    """Maximum, sum of exp(x − maximum) and sum of x over a stretch; threads meet only at its end."""
+    """Maximum, sum of exp(x − maximum) and sum of x over a stretch; threads meet only at its end.
+
+    Where rows start inside accesses, positions count from the start of the row's first access, of which the first
+    ``lead`` elements belong to the row before.
+    """
     BLOCK: tl.constexpr = GROUPS * VECTOR
     NARROW: tl.constexpr = x_row.dtype.element_ty.primitive_bitwidth == 16
     at = tl.arange(0, GROUPS)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
     top = tl.full([GROUPS], LOWEST, tl.float32)
     total = tl.zeros([GROUPS], tl.float32)
     level = tl.zeros([GROUPS, VECTOR], tl.float32)
-    whole = first + (last - first) // BLOCK * BLOCK
+    if SHIFTED:
+        if first < lead:
+            inside = (at >= lead) & (at < last)
+            x = tl.load(x_row + at, mask=at // VECTOR * VECTOR < last, other=0.0).to(tl.float32)
+            x = tl.where(inside, x, float("-inf"))
+            top, total, level = added(x, top, total, level, inside, SMOOTH, NARROW)
+            first += BLOCK
+    whole = first + tl.maximum(last - first, 0) // BLOCK * BLOCK
     for start in tl.range(first, whole, BLOCK, num_stages=STAGES):
         x = tl.load(x_row + start + at).to(tl.float32)
         top, total, level = added(x, top, total, level, True, SMOOTH, NARROW)
     if whole < last:
         inside = whole + at < last
-        x = tl.load(x_row + whole + at, mask=inside, other=float("-inf")).to(tl.float32)
+        if SHIFTED:
+            x = tl.load(x_row + whole + at, mask=(whole + at) // VECTOR * VECTOR < last, other=0.0).to(tl.float32)
+            x = tl.where(inside, x, float("-inf"))
+        else:
+            x = tl.load(x_row + whole + at, mask=inside, other=float("-inf")).to(tl.float32)
         top, total, level = added(x, top, total, level, inside, SMOOTH, NARROW)
     best = tl.max(top, axis=0)
     return best, tl.sum(total * tl.exp(top - best), axis=0), tl.sum(tl.sum(level, axis=1), axis=0)
@@ -101,17 +118,24 @@ def cross_entropy_stretches(
     VECTOR: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
+    SHIFTED: tl.constexpr,  # rows start inside accesses
 ):
     """One program a stretch. What the end of a row needs besides its sums is asked for at the beginning."""
     pid = tl.program_id(0)
     row = (pid // num_stretches).to(tl.int64)
     first = (pid % num_stretches) * length
-    last = tl.minimum(first + length, cols)
     x_row = x_ptr + row * x_stride
+    begin = x_row
+    lead = 0
+    if SHIFTED:
+        first = first // VECTOR * VECTOR
+        begin = x_ptr + row * x_stride // VECTOR * VECTOR
+        lead = (row * x_stride % VECTOR).to(tl.int32)
+    last = tl.minimum(first + length, lead + cols)
     if WHOLE:
         target = tl.load(target_ptr + row).to(tl.int64)
         picked = tl.load(x_row + target, mask=(target >= 0) & (target < cols), other=0.0).to(tl.float32)
-    top, total, level = sums_of(x_row, first, last, SMOOTH, GROUPS, VECTOR, STAGES)
+    top, total, level = sums_of(begin, lead, first, last, SMOOTH, GROUPS, VECTOR, STAGES, SHIFTED)
     let_next_start(EARLY)
     if WHOLE:
         log_sum = tl.log(total)
@@ -188,33 +212,59 @@ def cross_entropy_short(
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    FULL: tl.constexpr,  # pieces that no row ends in
+    EVEN: tl.constexpr,  # every tile has all its rows
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
+    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    VECTOR: tl.constexpr,
 ):
     """Rows short enough to be held whole, ROWS at a time in CHUNKS pieces; a program takes every P-th tile of rows.
 
-    Where a sum is wanted, each program leaves one number: always of the same rows, in the same order.
+    Where a sum is wanted, each program leaves one number: always of the same rows, in the same order. Targets are asked
+    for one tile ahead: the logit they name is then asked for together with the row.
     """
     NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
     col = tl.arange(0, BLOCK)[None, :]
     losses = tl.zeros([ROWS, 1], tl.float32)
     counts = tl.zeros([ROWS, 1], tl.float32)
+    ahead = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    coming = tl.load(target_ptr + ahead, mask=ahead < rows, other=ignore_index).to(tl.int64)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
-        x_row = x_ptr + row.to(tl.int64) * x_stride
-        target = tl.load(target_ptr + row, mask=row < rows, other=ignore_index).to(tl.int64)
-        known = (target >= 0) & (target < cols) & (row < rows)
+        there = (row < rows) | EVEN
+        start = row.to(tl.int64) * x_stride
+        x_row = x_ptr + start
+        begin = x_row
+        lead = tl.zeros_like(row)
+        if SHIFTED:
+            begin = x_ptr + start // VECTOR * VECTOR
+            lead = (start % VECTOR).to(tl.int32)
+        end = lead + cols
+        target = coming
+        known = (target >= 0) & (target < cols) & there
+        picked = tl.load(x_row + target, mask=known, other=0.0).to(tl.float32)
+        ahead = row + tl.num_programs(0) * ROWS
+        coming = tl.load(target_ptr + ahead, mask=ahead < rows, other=ignore_index).to(tl.int64)
         held = ()
         highest = tl.full([ROWS, BLOCK], LOWEST, tl.float32)
         level = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
-            inside = (row < rows) & (i * BLOCK + col < cols)
-            x = tl.load(x_row + i * BLOCK + col, mask=inside, other=float("-inf")).to(tl.float32)
+            at = i * BLOCK + col
+            if i < FULL and EVEN:
+                x = tl.load(begin + at).to(tl.float32)
+            elif i < FULL:
+                x = tl.load(begin + at, mask=there & (at >= 0), other=float("-inf")).to(tl.float32)
+            elif SHIFTED:
+                x = tl.load(begin + at, mask=there & (at // VECTOR * VECTOR < end), other=float("-inf")).to(tl.float32)
+            else:
+                x = tl.load(begin + at, mask=there & (at < cols), other=float("-inf")).to(tl.float32)
+            if SHIFTED and (i == 0 or i >= FULL):
+                x = tl.where((at >= lead) & (at < end), x, float("-inf"))
             highest = tl.maximum(highest, x)
             if SMOOTH:
-                level += tl.where(inside, x, 0.0)
+                level += tl.where(there & (at >= lead) & (at < end), x, 0.0)
             held = held + (x,)
-        picked = tl.load(x_row + target, mask=known, other=0.0).to(tl.float32)
         top = tl.max(highest, axis=1, keep_dims=True)
         total = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
@@ -222,15 +272,15 @@ def cross_entropy_short(
         log_sum = tl.log(tl.sum(total, axis=1, keep_dims=True))
         mean = tl.sum(level, axis=1, keep_dims=True) / cols
         loss = loss_of(picked, top, log_sum, mean, target, cols, smoothing, z_weight, SMOOTH)
-        counted = (target != ignore_index) & (row < rows)
+        counted = (target != ignore_index) & there
         loss = tl.where(counted, loss, 0.0)
-        tl.store(lse_ptr + row, top, mask=row < rows)
-        tl.store(lse_ptr + rows + row, log_sum, mask=row < rows)
+        tl.store(lse_ptr + row, top, mask=there)
+        tl.store(lse_ptr + rows + row, log_sum, mask=there)
         if SUM:
             losses += loss
             counts += counted.to(tl.float32)
         else:
-            tl.store(loss_ptr + row, loss, mask=row < rows)
+            tl.store(loss_ptr + row, loss, mask=there)
     let_next_start(EARLY)
     if SUM:
         tl.store(loss_ptr + tl.program_id(0), tl.sum(tl.sum(losses, axis=1), axis=0))
@@ -265,6 +315,33 @@ def cross_entropy_finish(
 
 
 @triton.jit
+def row_numbers(target_ptr, lse_ptr, grad_ptr, weight_ptr, row, rows, cols, ignore_index, PER_ROW: tl.constexpr):
+    """What a row's gradient needs: its lse in two parts, its target's column, its factor, and whether it counts."""
+    target = tl.load(target_ptr + row).to(tl.int64)
+    top = tl.load(lse_ptr + row)
+    log_sum = tl.load(lse_ptr + rows + row)
+    if PER_ROW:
+        scale = tl.load(grad_ptr + row).to(tl.float32)
+    else:
+        scale = tl.load(grad_ptr).to(tl.float32) * tl.load(weight_ptr)
+    hit = tl.where((target >= 0) & (target < cols), target, -1).to(tl.int32)
+    return top, log_sum, hit, scale, target != ignore_index
+
+
+@triton.jit
+def gradient_of(x, c, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr):
+    """scale · (softmax·(1 + 2·z_weight·lse) − target), and zero where the row does not count."""
+    lse = top + log_sum
+    if x_ptr.dtype.element_ty.primitive_bitwidth == 16:
+        e = tl.exp2(x * LOG2E - lse * LOG2E)  # one multiply-add, as right as 16 bits are
+    else:
+        e = tl.exp((x - top) - log_sum)
+    p = e * (1.0 + 2.0 * z_weight * lse) - smoothing / cols
+    p = tl.where(c == hit, p - (1.0 - smoothing), p)
+    return tl.where(counts, p * scale, 0.0)
+
+
+@triton.jit
 def cross_entropy_backward(
     x_ptr,  # [N, V], rows x_stride apart
     target_ptr,  # [N]
@@ -287,20 +364,105 @@ def cross_entropy_backward(
     pid = tl.program_id(0)
     row = (pid // blocks_per_row).to(tl.int64)
     c = (pid % blocks_per_row) * BLOCK + tl.arange(0, BLOCK)
-    target = tl.load(target_ptr + row).to(tl.int64)
-    top = tl.load(lse_ptr + row)
-    log_sum = tl.load(lse_ptr + rows + row)
-    if PER_ROW:
-        scale = tl.load(grad_ptr + row).to(tl.float32)
-    else:
-        scale = tl.load(grad_ptr).to(tl.float32) * tl.load(weight_ptr)
     x = tl.load(x_ptr + row * x_stride + c, mask=c < cols, other=float("-inf")).to(tl.float32)
-    if x_ptr.dtype.element_ty.primitive_bitwidth == 16:
-        e = tl.exp2(x * LOG2E - (top + log_sum) * LOG2E)  # one multiply-add, as right as 16 bits are
-    else:
-        e = tl.exp((x - top) - log_sum)
-    hit = tl.where((target >= 0) & (target < cols), target, -1).to(tl.int32)
-    p = e * (1.0 + 2.0 * z_weight * (top + log_sum)) - smoothing / cols
-    p = tl.where(c == hit, p - (1.0 - smoothing), p)
-    dx = tl.where(target == ignore_index, 0.0, p * scale)
+    top, log_sum, hit, scale, counts = row_numbers(
+        target_ptr, lse_ptr, grad_ptr, weight_ptr, row, rows, cols, ignore_index, PER_ROW
+    )
+    dx = gradient_of(x, c, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
     tl.store(dx_ptr + row * dx_stride + c, dx.to(dx_ptr.dtype.element_ty), mask=c < cols)
+
+
+@triton.jit
+def cross_entropy_backward_rows(
+    x_ptr,  # [N, V], rows x_stride apart
+    target_ptr,  # [N]
+    lse_ptr,  # [2, N] fp32
+    grad_ptr,  # [] or [N]: gradient of the loss
+    weight_ptr,  # [] fp32
+    dx_ptr,  # [N, V], dense; may be x itself
+    rows,
+    cols,
+    x_stride,
+    ignore_index,
+    smoothing,
+    z_weight,
+    PER_ROW: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least a row
+    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    VECTOR: tl.constexpr,
+):
+    """The same for short rows, several a program. Where they start inside accesses, whole accesses first, then what is
+    left of the first and the last access of each row."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
+    there = row < rows
+    lead = 0
+    if SHIFTED:
+        lead = row_lead(row, cols, VECTOR)
+    end = lead + cols
+    x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR)
+    dx_at = dx_ptr + row_start(row, cols, SHIFTED, VECTOR)
+    first = col // VECTOR * VECTOR
+    whole = there & (first >= lead) & (first + VECTOR <= end) if SHIFTED else there & (col < cols)
+    x = tl.load(x_at + col, mask=whole, other=0.0).to(tl.float32)
+    top, log_sum, hit, scale, counts = row_numbers(
+        target_ptr, lse_ptr, grad_ptr, weight_ptr, tl.minimum(row, rows - 1), rows, cols, ignore_index, PER_ROW
+    )
+    dx = gradient_of(x, col - lead, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
+    if SHIFTED:
+        k = tl.arange(0, 2 * VECTOR)[None, :] + tl.zeros([ROWS, 2 * VECTOR], tl.int32)
+        at = tl.where(k < VECTOR, k, end // VECTOR * VECTOR + k - VECTOR)
+        own = there & (at >= lead) & (at < end) & ((k >= VECTOR) | (lead > 0))
+        rest = tl.load(x_at + at, mask=own, other=0.0).to(tl.float32)
+        rest = gradient_of(rest, at - lead, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
+        tl.store(dx_at + at, rest.to(dx_ptr.dtype.element_ty), mask=own)
+    tl.store(dx_at + col, dx.to(dx_ptr.dtype.element_ty), mask=whole)
+
+
+@triton.jit
+def cross_entropy_backward_flat(
+    x_ptr,  # [N, V], dense
+    target_ptr,  # [N]
+    lse_ptr,  # [2, N] fp32
+    grad_ptr,  # [] or [N]: gradient of the loss
+    weight_ptr,  # [] fp32
+    dx_ptr,  # [N, V], dense; may be x itself
+    rows,
+    cols,
+    ignore_index,
+    smoothing,
+    z_weight,
+    PER_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,  # at most V: a block lies in two rows at most
+    VECTOR: tl.constexpr,
+):
+    """The same for rows that start inside accesses: one stream of elements, of which a block may end a row."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    row = start // cols
+    at = tl.arange(0, BLOCK)
+    access = at // VECTOR * VECTOR
+    c = (start - row * cols).to(tl.int32) + at
+    left = tl.minimum(rows.to(tl.int64) * cols - start, BLOCK).to(tl.int32)
+    x = tl.load(x_ptr + start + at, mask=access < left, other=0.0).to(tl.float32)
+    top, log_sum, hit, scale, counts = row_numbers(
+        target_ptr, lse_ptr, grad_ptr, weight_ptr, row, rows, cols, ignore_index, PER_ROW
+    )
+    dx = gradient_of(x, c, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
+    if (row + 1) * cols - start < BLOCK:
+        top, log_sum, hit, scale, counts = row_numbers(
+            target_ptr, lse_ptr, grad_ptr, weight_ptr, tl.minimum(row + 1, rows - 1), rows, cols, ignore_index, PER_ROW
+        )
+        after = gradient_of(x, c - cols, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
+        dx = tl.where(c >= cols, after, dx)
+    dx = dx.to(dx_ptr.dtype.element_ty)
+    tl.store(dx_ptr + start + at, dx, mask=access + VECTOR <= left)
+    if left % VECTOR > 0:  # the last row's last elements
+        rest = left // VECTOR * VECTOR + tl.arange(0, VECTOR)
+        c_rest = (start + rest - (rows.to(tl.int64) - 1) * cols).to(tl.int32)
+        x_rest = tl.load(x_ptr + start + rest, mask=rest < left, other=0.0).to(tl.float32)
+        top, log_sum, hit, scale, counts = row_numbers(
+            target_ptr, lse_ptr, grad_ptr, weight_ptr, rows - 1, rows, cols, ignore_index, PER_ROW
+        )
+        dx_rest = gradient_of(x_rest, c_rest, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
+        tl.store(dx_ptr + start + rest, dx_rest.to(dx_ptr.dtype.element_ty), mask=rest < left)

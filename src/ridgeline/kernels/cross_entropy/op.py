@@ -12,7 +12,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_entropy import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, carved, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, access_of, carved, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
 _LOOSE = ("target_ptr", "loss_ptr", "count_ptr", "lse_ptr", "part_ptr")
@@ -21,6 +21,12 @@ _MERGE = Kernel(kernel.cross_entropy_merge)
 _SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"), loose=_LOOSE)
 _FINISH = Kernel(kernel.cross_entropy_finish, vectors=("num",), loose=("out_ptr", "weight_ptr"))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
+_BACKWARD_FLAT = Kernel(kernel.cross_entropy_backward_flat, loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"))
+_BACKWARD_ROWS = Kernel(
+    kernel.cross_entropy_backward_rows,
+    vectors=("cols", "x_stride"),
+    loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"),
+)
 _forward_plans, _row_plans, _backward_plans = Plans(), Plans(), Plans()
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -143,24 +149,26 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     """
     rows, cols = x.shape
     on = x.get_device()
-    vector = vector_of(x.element_size(), x.data_ptr(), cols, stride)
+    vector, shifted = access_of(x.element_size(), x.data_ptr(), cols, stride)
     numbers, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
     if cols <= config.SHORTEST_STRETCHED:
-        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector)
+        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted)
     chosen = tuning.choose(
         "cross_entropy.forward",
         {"rows": rows, "cols": cols, "dtype": x.dtype},
-        config.forward(rows, cols, x.element_size(), num_sms(on)),
+        config.forward(rows, cols, x.element_size(), num_sms(on), shifted),
     )
-    length = cdiv(cdiv(cols, chosen.num_stretches), chosen.block) * chosen.block
-    num = cdiv(cols, length)
+    most = cols + vector - 1 if shifted else cols
+    length = cdiv(cdiv(most, chosen.num_stretches), chosen.block) * chosen.block
+    num = cdiv(most, length)
     part = template((3, rows, num), torch.float32, x.device)
     width = min(chosen.block, POINTER_ALIGNMENT_BYTES // x.element_size())
     read = _STRETCHES.bind(
         (x, target, part, numbers, numbers, lse, rows, cols, stride, length, num, -100, 0.0, 0.0),
         grid=(rows * num,),
         constants={"SMOOTH": smooth, "WHOLE": num == 1, "COUNT": summed, "GROUPS": chosen.block // width,
-                   "VECTOR": width, "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and (summed or num > 1)},
+                   "VECTOR": width, "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and (summed or num > 1),
+                   "SHIFTED": shifted},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=on,
@@ -202,17 +210,21 @@ def row_losses(
 
 
 def _plan_short(
-    x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor, vector: int
-) -> tuple[Any, int]:
+    x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor, vector: int,
+    shifted: bool,
+) -> tuple[Any, int]:  # fmt: skip
     rows, cols = x.shape
     sizes = {"rows": rows, "cols": cols, "dtype": x.dtype}
     chosen = tuning.choose("cross_entropy.short", sizes, config.short(cols, x.element_size()))
+    most = cols + vector - 1 if shifted else cols
     programs = min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(x.get_device()))
     run = _SHORT.bind(
         (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
         grid=(programs,),
-        constants={"SMOOTH": smooth, "SUM": summed, "ROWS": chosen.rows, "CHUNKS": chosen.chunks,
-                   "BLOCK": chosen.block, "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and summed},
+        constants={"SMOOTH": smooth, "SUM": summed, "ROWS": chosen.rows, "CHUNKS": cdiv(most, chosen.block),
+                   "BLOCK": chosen.block, "FULL": cols // chosen.block, "EVEN": rows % chosen.rows == 0,
+                   "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and summed, "SHIFTED": shifted,
+                   "VECTOR": vector},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),
@@ -247,25 +259,63 @@ def write_gradient(
         x.dtype, dx.dtype, target.dtype, grad.dtype, rows, cols, stride, grad.dim(), x.get_device(),
         (x.data_ptr() | dx.data_ptr()) & 15,
     )  # fmt: skip
-    plan = _backward_plans.get(key)
-    if plan is None:
-        chosen = tuning.choose(
-            "cross_entropy.backward",
-            {"rows": rows, "cols": cols, "dtype": x.dtype},
-            config.backward(cols, x.element_size()),
-        )
-        blocks = cdiv(cols, chosen.block)
-        run = _BACKWARD.bind(
-            (x, target, lse, grad, weight, dx, rows, cols, stride, cols, blocks, -100, 0.0, 0.0),
-            grid=(rows * blocks,),
-            constants={"PER_ROW": grad.dim() > 0, "BLOCK": chosen.block},
-            num_warps=chosen.num_warps,
+    run = _backward_plans.get(key)
+    if run is None:
+        run = _backward_plans[key] = _plan_backward(grad, x, target, lse, weight, dx, stride)
+    run(x, target, lse, grad, weight, dx, ignore_index, smoothing, z_weight)
+
+
+def _plan_backward(
+    grad: Tensor, x: Tensor, target: Tensor, lse: Tensor, weight: Tensor, dx: Tensor, stride: int
+) -> Any:
+    """A block of a row a program; several short rows; where dense rows start inside accesses, a block of the whole."""
+    rows, cols = x.shape
+    sizes = {"rows": rows, "cols": cols, "dtype": x.dtype}
+    chosen = tuning.choose("cross_entropy.backward", sizes, config.backward(cols, x.element_size()))
+    pointers = x.data_ptr() | dx.data_ptr()
+    vector, shifted = access_of(x.element_size(), pointers, cols, stride)
+    if shifted and (stride - cols) % vector:
+        vector, shifted = vector_of(x.element_size(), pointers, cols, stride), False
+    short = config.backward_rows(cols, vector, shifted)
+    if short is not None:
+        tile = tuning.choose("cross_entropy.backward_rows", sizes, short)
+        several = _BACKWARD_ROWS.bind(
+            (x, target, lse, grad, weight, dx, rows, cols, stride, -100, 0.0, 0.0),
+            grid=(cdiv(rows, tile.rows),),
+            constants={"PER_ROW": grad.dim() > 0, "ROWS": tile.rows, "BLOCK": tile.block, "SHIFTED": shifted,
+                       "VECTOR": vector},
+            num_warps=tile.num_warps,
             device=x.get_device(),
-            vector=vector_of(x.element_size(), x.data_ptr() | dx.data_ptr(), cols, stride),
+            vector=vector,
+        )  # fmt: skip
+        return lambda x, target, lse, grad, weight, dx, *scalars: several(
+            x, target, lse, grad, weight, dx, rows, cols, stride, *scalars
         )
-        plan = _backward_plans[key] = (run, blocks)
-    run, blocks = plan
-    run(x, target, lse, grad, weight, dx, rows, cols, stride, cols, blocks, ignore_index, smoothing, z_weight)
+    if shifted and stride == cols:
+        block = min(chosen.block, power_of_two(cols + 1) // 2)
+        flat = _BACKWARD_FLAT.bind(
+            (x, target, lse, grad, weight, dx, rows, cols, -100, 0.0, 0.0),
+            grid=(cdiv(rows * cols, block),),
+            constants={"PER_ROW": grad.dim() > 0, "BLOCK": block, "VECTOR": vector},
+            num_warps=clamp(block // 512, 1, 8),
+            device=x.get_device(),
+            vector=vector,
+        )
+        return lambda x, target, lse, grad, weight, dx, *scalars: flat(
+            x, target, lse, grad, weight, dx, rows, cols, *scalars
+        )
+    blocks = cdiv(cols, chosen.block)
+    run = _BACKWARD.bind(
+        (x, target, lse, grad, weight, dx, rows, cols, stride, cols, blocks, -100, 0.0, 0.0),
+        grid=(rows * blocks,),
+        constants={"PER_ROW": grad.dim() > 0, "BLOCK": chosen.block},
+        num_warps=chosen.num_warps,
+        device=x.get_device(),
+        vector=vector_of(x.element_size(), pointers, cols, stride),
+    )
+    return lambda x, target, lse, grad, weight, dx, *scalars: run(
+        x, target, lse, grad, weight, dx, rows, cols, stride, cols, blocks, *scalars
+    )
 
 
 # --- the declaration ---------------------------------------------------------------------------------------------
@@ -320,13 +370,14 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols, smoothing, z in ((1, 3, 0.0, 0.0), (5, 7, 0.1, 0.0), (64, 1000, 0.0, 0.0), (257, 4096, 0.1, 1e-3),
                                      (300, 32000, 0.0, 0.0), (17, 50257, 0.1, 0.0), (9, 128256, 0.0, 1e-3),
-                                     (2, 262144, 0.1, 1e-3))
+                                     (2, 262144, 0.1, 1e-3), (9000, 1001, 0.1, 1e-3), (1030, 2051, 0.0, 0.0))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype, rows, cols in (
         ("bfloat16", 8192, 32000), ("bfloat16", 4096, 128256), ("bfloat16", 2048, 151936), ("bfloat16", 1024, 262144),
         ("bfloat16", 65536, 1000), ("float32", 4096, 32000),
+        ("bfloat16", 8192, 50257), ("bfloat16", 131072, 1001), ("bfloat16", 262144, 256), ("float32", 4096, 50257),
     )
 )  # fmt: skip
 SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((8, 4096), (128, 1000)))

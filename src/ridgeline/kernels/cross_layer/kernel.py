@@ -136,3 +136,51 @@ def cross_backward(
     if WANT_BIAS:
         out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + out, tl.sum(acc, axis=0), mask=out < n)
+
+
+@triton.jit
+def cross_gradient(
+    dy_ptr,  # [M, N]
+    u_ptr,  # [M, N]
+    x0_ptr,  # [M, N]
+    w_ptr,  # [N, K]
+    du_ptr,  # [M, N] dy · x0
+    dx0_ptr,  # [M, N] dy · u
+    out_ptr,  # [M, K] du W, and dy added to it where ADD
+    share_ptr,  # [P, N] fp32: each program's share of the bias's gradient
+    m,
+    n,
+    k,
+    ADD: tl.constexpr,
+    WANT_BIAS: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,  # all of K
+    BN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The pointwise part and the product that follows it as one: a program has whole rows, reads them once, and
+    multiplies what it has just written."""
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    out = tl.arange(0, BK)
+    there = (row < m)[:, None]
+    acc = tl.zeros([BM, BK], tl.float32)
+    for start in tl.range(0, n, BN, num_stages=STAGES):
+        col = start + tl.arange(0, BN)
+        at = row.to(tl.int64)[:, None] * n + col[None, :]
+        inside = there & (col < n)[None, :]
+        dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        u = tl.load(u_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        du = dy * tl.load(x0_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        w_at = w_ptr + col.to(tl.int64)[:, None] * k + out[None, :]
+        w = tl.load(w_at, mask=(col < n)[:, None] & (out < k)[None, :], other=0.0)
+        tl.store(dx0_ptr + at, (dy * u).to(dx0_ptr.dtype.element_ty), mask=inside)
+        if WANT_BIAS:
+            tl.store(share_ptr + tl.program_id(0).to(tl.int64) * n + col, tl.sum(du, axis=0), mask=col < n)
+        du = du.to(du_ptr.dtype.element_ty)
+        tl.store(du_ptr + at, du, mask=inside)
+        acc = tl.dot(du, w, acc)
+    to = row.to(tl.int64)[:, None] * k + out[None, :]
+    inside = there & (out < k)[None, :]
+    if ADD:
+        acc += tl.load(dy_ptr + to, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + to, acc.to(out_ptr.dtype.element_ty), mask=inside)

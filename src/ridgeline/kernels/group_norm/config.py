@@ -30,14 +30,17 @@ def default(groups: int, length: int, positions: int, sms: int) -> Groups:
     return Groups(block, clamp(block // 512, 1, 4), min(stretches, 64), out_block, clamp(out_block // 512, 1, 4))
 
 
-def streamed(num_bytes: int, positions: int, itemsize: int, num_inputs: int) -> Streamed | None:
-    """Three shares of 64 KB a multiprocessor, in blocks that end where channels do; None where there are none such.
+def streamed(num_bytes: int, num_inputs: int) -> Streamed | None:
+    """Three shares of 64 KB a multiprocessor; None where the image is small.
 
-    4×512×128×128: 44 µs with two programs of eight warps, 49 with one of sixteen, 60 in two reads; backward 75, 84, 91.
+    4×512×128×128: 43 µs with four programs of four warps, 45 with two of eight, 49 with one of sixteen, 60 in two
+    reads; backward 71, 71, 84, 91.
     """
     if num_bytes < STREAMED_BYTES:
         return None
-    for num_warps in (8, 4):
-        if positions % (32 * num_warps * 16 // itemsize) == 0:
-            return Streamed(8 // num_inputs, num_warps, 3, 16 // num_warps)
-    return None
+    return Streamed(8, 4, 3, 4) if num_inputs == 1 else Streamed(4, 8, 3, 2)
+
+
+def piece(positions: int, vector: int) -> int:
+    """Elements of a piece, which lies in one channel: as many as divide a channel, of one access of a warp at most."""
+    return min(32 * vector, positions & -positions)

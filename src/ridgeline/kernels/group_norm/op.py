@@ -127,13 +127,13 @@ def _streaming(
         pointers |= tensor.data_ptr()
     narrow = min(tensor.element_size() for tensor in tensors)
     streamable = is_widest(vector_of(narrow, pointers, positions), narrow)
-    default = config.streamed(tensors[0].nbytes, positions, wide, len(tensors)) if streamable else None
+    default = config.streamed(tensors[0].nbytes, len(tensors)) if streamable else None
     if default is None or INTERPRETING or not rows:
         return None, None
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
     chosen = tuning.choose(kernel, sizes, default)
     on, vector = tensors[0].get_device(), POINTER_ALIGNMENT_BYTES // wide
-    return chosen, shares.cut(chosen, rows, length, on, vector=vector, whole_blocks=True)
+    return chosen, shares.cut(chosen, rows, length, on, vector=vector, piece=config.piece(positions, vector))
 
 
 def _plan_streamed(
@@ -337,10 +337,11 @@ def _trial(call: Any, eager: Any, meant: Any, mistakes: dict[str, Any]) -> Trial
             _problem(dtype, *sizes)
             for dtype in DTYPES
             for sizes in ((1, 2, 2, 1), (2, 6, 5, 3), (2, 64, 16, 32), (1, 320, 33, 32), (1, 128, 96, 4),
-                          (4, 160, 128, 32), (10, 96, 96, 4), (16, 512, 32, 64))
+                          (4, 160, 128, 32), (10, 96, 96, 4), (16, 512, 32, 64), (24, 320, 56, 32), (90, 128, 28, 16))
         ),
         races=(_problem("bfloat16", 8, 320, 64, 32), _problem("bfloat16", 4, 512, 128, 32),
-               _problem("float32", 2, 256, 128, 32)),
+               _problem("float32", 2, 256, 128, 32), _problem("bfloat16", 16, 512, 128, 32),
+               _problem("bfloat16", 32, 320, 56, 32)),
         small=(_problem("bfloat16", 1, 320, 8, 32),),
     )  # fmt: skip
 

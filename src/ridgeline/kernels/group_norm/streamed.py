@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import PLAIN, columns, spread, word_of, words_when_there
+from ridgeline.kernels.stream import PLAIN, by_piece, columns, sum_of, word_of, words_when_there
 
 
 @gluon.jit
@@ -69,7 +69,7 @@ def group_norm_streamed(
 ):
     """Moments of a share relative to its own mean, then, one turn later where groups are shared, its results."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
-    L: gl.constexpr = spread(VECTOR, NUM_WARPS)
+    L: gl.constexpr = by_piece(VECTOR, BLOCK, NUM_WARPS)
     smem = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
     share = gl.program_id(0) % num_shares
     start = gl.program_id(0) // num_shares
@@ -87,15 +87,18 @@ def group_norm_streamed(
         async_copy.async_copy_global_to_shared(smem.index(turn), x_ptr + at + turn * step, mask=there)
         async_copy.commit_group()
     for turn in range(num_turns + LAG):
+        done = turn - LAG
+        row = start + done * num_groups
+        channel = gl.maximum(row, 0) % groups * per_group + inside
+        w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)  # long before they are needed
+        b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
         async_copy.wait_group(SLOTS - LAG - 1)
         x = smem.index(turn % SLOTS).load(L).to(gl.float32)  # what is past the end was copied as zeros
-        mean = gl.sum(gl.sum(x, axis=0), axis=0) / left
+        mean = sum_of(x, CHUNKS * BLOCK) / left
         off = x - mean
         if not EVEN:
             off = gl.where(c < left, off, 0.0)
-        spreads = gl.sum(gl.sum(off * off, axis=0), axis=0)
-        done = turn - LAG
-        row = start + done * num_groups
+        spreads = sum_of(off * off, CHUNKS * BLOCK)
         if MEET:
             if turn < num_turns:
                 gl.atomic_xchg(word_row + turn * word_step + share, word_of(mean, spreads), sem="relaxed")
@@ -112,9 +115,8 @@ def group_norm_streamed(
             if share == 0:
                 gl.store(mean_ptr + row, mean)
                 gl.store(rstd_ptr + row, rstd)
-        channel = (gl.maximum(row, 0) % groups) * per_group + inside
-        scale = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0) * rstd
-        shift = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0) - mean * scale
+        scale = w * rstd
+        shift = b - mean * scale
         y = x * scale[:, None] + shift[:, None]
         if SILU:
             y = y / (1.0 + gl.exp(-y))
@@ -157,7 +159,7 @@ def group_norm_backward_streamed(
 ):
     """Sums of every piece, which the weights' gradients are made of, then dx. Past the end everything is zero."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
-    L: gl.constexpr = spread(VECTOR, NUM_WARPS)
+    L: gl.constexpr = by_piece(VECTOR, BLOCK, NUM_WARPS)
     dy_smem = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
     x_smem = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [SLOTS, CHUNKS, BLOCK], PLAIN)
     share = gl.program_id(0) % num_shares
@@ -181,14 +183,25 @@ def group_norm_backward_streamed(
         async_copy.async_copy_global_to_shared(x_smem.index(turn), x_ptr + at + turn * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(turn), dy_ptr + at + turn * step, mask=there)
         async_copy.commit_group()
+    channel = start % groups * per_group + inside
+    w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)
+    b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
+    mean = gl.load(mean_ptr + start)
+    rstd = gl.load(rstd_ptr + start)
+    w_done = w + 0.0  # not the same values: see stream.py
+    b_done = b + 0.0
+    mean_done = mean + 0.0
+    rstd_done = rstd + 0.0
     for turn in range(num_turns + LAG):
-        async_copy.wait_group(SLOTS - LAG - 1)
         row = start + gl.minimum(turn, num_turns - 1) * num_groups
         channel = row % groups * per_group + inside
-        w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)
-        b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
-        mean = gl.load(mean_ptr + row)
-        rstd = gl.load(rstd_ptr + row)
+        following = start + gl.minimum(turn + 1, num_turns - 1) * num_groups  # its numbers are asked for a turn ahead
+        channel_next = following % groups * per_group + inside
+        w_next = channel_numbers(weight_ptr, channel_next, HAS_WEIGHT, 1.0)
+        b_next = channel_numbers(bias_ptr, channel_next, HAS_BIAS, 0.0)
+        mean_next = gl.load(mean_ptr + following)
+        rstd_next = gl.load(rstd_ptr + following)
+        async_copy.wait_group(SLOTS - LAG - 1)
         normed = (x_smem.index(turn % SLOTS).load(L).to(gl.float32) - mean) * rstd
         dy = dy_smem.index(turn % SLOTS).load(L).to(gl.float32)
         dy = through_silu(dy, normed, w[:, None], b[:, None], SILU)
@@ -209,16 +222,21 @@ def group_norm_backward_streamed(
                 slope = gl.sum(gl.where(k < num_shares, slopes, 0.0), axis=0)
                 shift = gl.sum(gl.where(k < num_shares, shifts, 0.0), axis=0)
         if LAG:
-            row = start + gl.maximum(done, 0) * num_groups
-            channel = row % groups * per_group + inside
-            w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)
-            b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
-            mean = gl.load(mean_ptr + row)
-            rstd = gl.load(rstd_ptr + row)
-            normed = (x_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32) - mean) * rstd
+            normed = (x_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32) - mean_done) * rstd_done
             dy = dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
-            dy = through_silu(dy, normed, w[:, None], b[:, None], SILU)
-        dx = (dy * w[:, None] - normed * (slope / cols) - shift / cols) * rstd
+            dy = through_silu(dy, normed, w_done[:, None], b_done[:, None], SILU)
+        else:
+            w_done = w
+            rstd_done = rstd
+        dx = (dy * w_done[:, None] - normed * (slope / cols) - shift / cols) * rstd_done
+        w_done = w
+        b_done = b
+        mean_done = mean
+        rstd_done = rstd
+        w = w_next
+        b = b_next
+        mean = mean_next
+        rstd = rstd_next
         gl.store(dx_ptr + at + done * step, dx.to(dx_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
         ahead = done + SLOTS
         there = c < gl.where(ahead < num_turns, left, 0)

@@ -18,8 +18,13 @@ def forward(rows: int, cols: int, itemsize: int) -> Forward:
     return rms.forward(rows, cols, itemsize)
 
 
-def backward(rows: int, cols: int, itemsize: int) -> Backward:
-    """As RMSNorm's; two column sums leave room for fewer programs, and for fewer rows on their way."""
+def backward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Backward:
+    """As RMSNorm's; two column sums leave room for fewer programs, and for fewer rows on their way.
+
+    Rows that start inside accesses reach into one piece more: 32768×4099 306 µs on four warps, 376 to 443 on eight.
+    """
+    if shifted and 2048 < cols <= 5112 and itemsize == 2:
+        return Backward(1, cdiv(cols, 1024), 1024, 4, 3, 2, False)
     chosen = rms.backward(rows, cols, itemsize, num_sums=2)
     if chosen.num_warps == 8 and chosen.chunks == 3:
         return replace(chosen, programs_per_sm=1)

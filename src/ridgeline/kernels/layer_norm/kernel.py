@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.device import let_next_start
+from ridgeline.kernels.device import let_next_start, load_part, row_lead, row_start, store_part
 
 
 @triton.jit
@@ -32,41 +32,51 @@ def layer_norm_forward(
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    VECTOR: tl.constexpr,
 ):
     """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
-    at = row.to(tl.int64) * cols + col
-    x_at = x_ptr + row.to(tl.int64) * x_stride + col
+    there = row < rows
+    lead = 0
+    if SHIFTED:
+        lead = row_lead(row, cols, VECTOR)
+    end = lead + cols
+    at = row_start(row, cols, SHIFTED, VECTOR) + col
+    x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
     held = ()
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
-        inside = (row < rows) & (i * BLOCK + col < cols)
-        x = tl.load(x_at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+        c = i * BLOCK + col
+        x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
         if HAS_RESIDUAL:
-            h = x + tl.load(residual_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
-            h = h.to(h_ptr.dtype.element_ty)
-            tl.store(h_ptr + at + i * BLOCK, h, mask=inside)
+            more = load_part(residual_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+            h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
+            store_part(h_ptr + at + i * BLOCK, h, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
             x = h.to(tl.float32)
         total += x
         held = held + (x,)
     mean = tl.sum(total, axis=1, keep_dims=True) / cols
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
-        centered = tl.where(i * BLOCK + col < cols, held[i] - mean, 0.0)
+        c = i * BLOCK + col
+        centered = tl.where((c >= lead) & (c < end) if SHIFTED else c < cols, held[i] - mean, 0.0)
         squares += centered * centered
     rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
     if SAVE:
         tl.store(mean_ptr + row, mean, mask=row < rows)
         tl.store(rstd_ptr + row, rstd, mask=row < rows)
     for i in tl.static_range(CHUNKS):
-        in_cols = i * BLOCK + col < cols
+        c = i * BLOCK + col
+        in_cols = (c >= lead) & (c < end) if SHIFTED else c < cols
         y = (held[i] - mean) * rstd
         if HAS_WEIGHT:
-            y *= tl.load(weight_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32)
+            y *= tl.load(weight_ptr + c - lead, mask=in_cols, other=0.0).to(tl.float32)
         if HAS_BIAS:
-            y += tl.load(bias_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32)
-        tl.store(y_ptr + at + i * BLOCK, y.to(y_ptr.dtype.element_ty), mask=(row < rows) & in_cols)
+            y += tl.load(bias_ptr + c - lead, mask=in_cols, other=0.0).to(tl.float32)
+        y = y.to(y_ptr.dtype.element_ty)
+        store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
 
 
 @triton.jit
@@ -156,8 +166,18 @@ def layer_norm_backward(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
+    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    VECTOR: tl.constexpr,
 ):
-    """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile."""
+    """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile.
+
+    Where rows start inside accesses, a tile is one row and the grid a multiple of VECTOR: all rows of a program start
+    at the same place of an access, and columns stay where they are in registers.
+    """
+    lead = 0
+    if SHIFTED:
+        lead = row_lead(tl.program_id(0), cols, VECTOR)
+    end = lead + cols
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
     first_row = tl.arange(0, BLOCK)[None, :]
     w_shares = ()
@@ -167,12 +187,14 @@ def layer_norm_backward(
         w_shares = w_shares + (tl.zeros([ROWS, BLOCK], tl.float32),)
         b_shares = b_shares + (tl.zeros([ROWS, BLOCK], tl.float32),)
         if HAS_WEIGHT and KEEP_WEIGHT:
-            w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0)
+            c = i * BLOCK + col
+            w = tl.load(weight_ptr + c - lead, mask=(c >= lead) & (c < end) if SHIFTED else c < cols, other=0.0)
             weights = weights + (w.to(tl.float32),)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
-        at = row.to(tl.int64) * cols + col
-        x_at = x_ptr + row.to(tl.int64) * x_stride + col
+        there = row < rows
+        at = row_start(row, cols, SHIFTED, VECTOR) + col
+        x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
         grads = ()
@@ -182,9 +204,10 @@ def layer_norm_backward(
         along = tl.zeros([ROWS, BLOCK], tl.float32)
         level = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
-            inside = (row < rows) & (i * BLOCK + col < cols)
-            n = (tl.load(x_at + i * BLOCK, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
-            g = tl.load(dy_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+            c = i * BLOCK + col
+            x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+            n = (x - mean) * rstd
+            g = load_part(dy_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
             if WANT_DW:
                 w_updated = w_updated + (w_shares[i] + g * n,)
             if WANT_DB:
@@ -193,7 +216,7 @@ def layer_norm_backward(
                 if KEEP_WEIGHT:
                     g *= weights[i]
                 else:
-                    w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0)
+                    w = tl.load(weight_ptr + c - lead, mask=(c >= lead) & (c < end) if SHIFTED else c < cols, other=0.0)
                     g *= w.to(tl.float32)
             along += g * n  # g is zero outside the row, so the sums need no mask
             level += g
@@ -206,15 +229,17 @@ def layer_norm_backward(
         slope = tl.sum(along, axis=1, keep_dims=True) / cols
         shift = tl.sum(level, axis=1, keep_dims=True) / cols
         for i in tl.static_range(CHUNKS):
-            inside = (row < rows) & (i * BLOCK + col < cols)
+            c = i * BLOCK + col
             dx = (grads[i] - normed[i] * slope - shift) * rstd
             if HAS_DH:
-                dx += tl.load(dh_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
-            tl.store(dx_ptr + at + i * BLOCK, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+                dx += load_part(dh_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+            dx = dx.to(dx_ptr.dtype.element_ty)
+            store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
     let_next_start(EARLY)
-    to = shares_ptr + tl.program_id(0).to(tl.int64) * cols + first_row
+    to = shares_ptr + tl.program_id(0).to(tl.int64) * cols + first_row - lead
     for i in tl.static_range(CHUNKS):
-        in_cols = i * BLOCK + first_row < cols
+        c = i * BLOCK + first_row
+        in_cols = (c >= lead) & (c < end) if SHIFTED else c < cols
         if WANT_DW:
             tl.store(to + i * BLOCK, tl.sum(w_shares[i], axis=0)[None, :], mask=in_cols)
         if WANT_DB:

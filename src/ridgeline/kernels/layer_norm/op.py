@@ -10,9 +10,9 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
-from ridgeline.kernels.rms_norm.op import plan_reduce
+from ridgeline.kernels.rms_norm.op import pieces_of, plan_reduce
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
 
 _FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
@@ -171,9 +171,12 @@ def _plan_forward(
         "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": has_residual, "SAVE": save,
     }  # fmt: skip
     kind = _FORWARD_LONG
+    vector = vector_of(size, pointers, cols, stride)
     if chosen.chunks:
         kind = _FORWARD
-        constants |= {"ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block}
+        vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
+        constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
+                      "VECTOR": vector}  # fmt: skip
     else:
         constants |= {"BLOCK": config.LONG_BLOCK}
     run = kind.bind(
@@ -182,7 +185,7 @@ def _plan_forward(
         constants=constants,
         num_warps=chosen.num_warps,
         device=x.get_device(),
-        vector=vector_of(size, pointers, cols, stride),
+        vector=vector,
     )
     return run, rows, cols, stats
 
@@ -225,13 +228,21 @@ def _plan_backward(
     on = x.get_device()
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
+    shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
     chosen = tuning.choose(
-        "layer_norm.backward", {"rows": rows, "cols": cols, "dtype": dx.dtype}, config.backward(rows, cols, size)
+        "layer_norm.backward",
+        {"rows": rows, "cols": cols, "dtype": dx.dtype},
+        config.backward(rows, cols, size, shifts),
     )
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
         return _plan_backward_long(dy, x, w, mean, rstd, dh, dx, rows, cols, stride, want, flags, vector)
     programs = max(1, min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(on)))
+    shifted, chunks = False, chosen.chunks
+    if chosen.rows == 1:
+        narrow = min(dx.element_size(), dy.element_size())
+        vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
+        programs = max(1, programs // vector) * vector if shifted else programs
     partial = template((2, programs, cols), torch.float32, x.device)
     early = overlaps(dx.nbytes)
     run = _BACKWARD.bind(
@@ -239,8 +250,8 @@ def _plan_backward(
         grid=(programs,),
         constants=flags
         | {"WANT_DW": bool(want & WANT_WEIGHT), "WANT_DB": bool(want & WANT_BIAS), "KEEP_WEIGHT": chosen.keep_weight,
-           "ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
-           "EARLY": bool(want) and early},
+           "ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
+           "EARLY": bool(want) and early, "SHIFTED": shifted, "VECTOR": vector},
         num_stages=chosen.num_stages,
         num_warps=chosen.num_warps,
         device=on,
@@ -396,13 +407,15 @@ CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
-                       (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576))
+                       (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
+                       (900, 4099), (3000, 1001))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype, rows, cols in (
         ("bfloat16", 16384, 4096), ("bfloat16", 8192, 8192), ("bfloat16", 4096, 12288), ("bfloat16", 32768, 1024),
         ("bfloat16", 1024, 12288), ("bfloat16", 65536, 768), ("float32", 8192, 4096),
+        ("bfloat16", 65536, 2048), ("bfloat16", 32768, 4099),
     )
 )  # fmt: skip
 SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096), (16, 4096), (128, 1024)))

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ridgeline.kernels.rms_norm_quant.config import Forward, default
+from ridgeline.kernels.rms_norm_quant.config import Tile, default
 
-__all__ = ["Forward", "default"]
+__all__ = ["Tile", "default"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.layer_norm_quant import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
 
@@ -81,14 +81,17 @@ def _plan(
     r = x if residual is None else residual
     w, b = x if weight is None else weight, x if bias is None else bias
     pointers = x.data_ptr() | r.data_ptr() | w.data_ptr() | b.data_ptr()
+    tiles = cdiv(rows, chosen.rows)
+    walking = chosen.programs_per_sm * num_sms(x.get_device())
     run = _QUANTIZED.bind(
         (x, r, w, b, q, scale, r, *numbers, 0.0, 0.0),
-        grid=(cdiv(rows, chosen.rows),),
+        grid=(min(tiles, walking) if walking else tiles,),
         constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
                    "INTEGER": kind == "int8", "GROUP": group, "PARTS": chosen.block // group if group else 1,
                    "ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block,
-                   "EVEN": cols == chosen.chunks * chosen.block},
+                   "EVEN": cols == chosen.chunks * chosen.block, "STAGES": chosen.num_stages, "KEEP": walking > 0},
         num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector_of(x.element_size(), pointers, cols, stride),
     )  # fmt: skip

@@ -19,6 +19,21 @@ class Shared:
     programs_per_sm: int = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Columns of a share that stay in registers, 16 a thread and as many of the next row; four programs a processor."""
+
+    share: int = 4096
+    num_warps: int = 8
+    programs_per_sm: int = 4
+    max_registers: int = 64
+
+
+def held(weighed: bool) -> Held:
+    """Weights of channels are looked up element by element, which takes registers: three programs then."""
+    return Held(programs_per_sm=3, max_registers=80) if weighed else Held()
+
+
 def shares(cols: int, num_programs: int, share: int) -> tuple[int, int]:
     """(number of shares of a row, columns of one): all programs together hold a row at least once."""
     length = max(share, -(-cols // min(num_programs, MOST_SHARES)))

@@ -2,7 +2,8 @@
 
 Each program publishes two numbers about its share of a row, goes on with the next row, and then finishes the share
 before, whose row is known by then. Between its two readings of a share a program reads one other: what all of them hold
-so is a fraction of the L2. All programs must be on the device at once.
+so is a fraction of the L2. All programs must be on the device at once. Where all of them together hold a row and the
+next in registers, nothing is read twice.
 
 Shapes: R rows, C columns, S shares of a row.
 """
@@ -119,17 +120,45 @@ def finish_share(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A share scaled by what its whole row says."""
+    x_row = x_ptr + row * cols
+    shift, scale = about_row(word_ptr, row, tl.load(x_row), cols, num_shares, eps, KIND, SHARES)
+    for start in range(first, last, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        inside = c < last
+        x = tl.load(x_row + c, mask=inside, other=0.0, eviction_policy="evict_first")
+        y = scaled(x, shift, scale, KIND)
+        at = (row % period).to(tl.int32) * channels + c // positions if CHANNELS else c
+        if WEIGHT:
+            y *= tl.load(weight_ptr + at, mask=inside, other=0.0)
+        if BIAS:
+            y += tl.load(bias_ptr + at, mask=inside, other=0.0)
+        tl.store(y_ptr + row * cols + c, y, mask=inside)
+
+
+@triton.jit
+def scaled(x, shift, scale, KIND: tl.constexpr):
+    if KIND == SOFTMAX:
+        y = tl.exp(x - shift) * scale
+    elif KIND == LOG_SOFTMAX:
+        y = x - shift
+    else:
+        y = (x - shift) * scale if KIND == NORM else x * scale
+    return y
+
+
+@triton.jit
+def about_row(word_ptr, row, origin, cols, num_shares, eps, KIND: tl.constexpr, SHARES: tl.constexpr):
+    """What is taken from every element of a row and what the rest is multiplied by, once all its shares have told."""
     k = tl.arange(0, SHARES)
     one = read_when_there(word_ptr + (2 * row) * num_shares, k, num_shares)
     two = read_when_there(word_ptr + (2 * row + 1) * num_shares, k, num_shares)
     real = k < num_shares
-    x_row = x_ptr + row * cols
     shift = 0.0
     scale = 1.0
     if KIND == NORM:
         off = tl.sum(tl.where(real, one, 0.0), 0) / cols
         spread = tl.sum(tl.where(real, two, 0.0), 0) / cols - off * off
-        shift = tl.load(x_row) + off
+        shift = origin + off
         scale = tl.rsqrt(tl.where(spread < 0, 0.0, spread) + eps)
     elif KIND == MEAN_SIZE:
         scale = cols / tl.sum(tl.where(real, one, 0.0), 0)
@@ -143,19 +172,92 @@ def finish_share(
             scale = 1.0 / total
         else:
             shift += tl.log(total)
-    for start in range(first, last, BLOCK):
-        c = start + tl.arange(0, BLOCK)
-        inside = c < last
-        x = tl.load(x_row + c, mask=inside, other=0.0, eviction_policy="evict_first")
-        if KIND == SOFTMAX:
-            y = tl.exp(x - shift) * scale
-        elif KIND == LOG_SOFTMAX:
-            y = x - shift
-        else:
-            y = (x - shift) * scale if KIND == NORM else x * scale
+    return shift, scale
+
+
+@triton.jit
+def long_norm_held(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    word_ptr,  # [R, 2, S], zero at first
+    rows,
+    cols,
+    num_shares,
+    num_groups,  # rows at a time, not more than there are
+    positions,
+    channels,
+    period,
+    eps,
+    KIND: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    SHARES: tl.constexpr,
+    WHOLE: tl.constexpr,  # whether a share lies in one channel
+    BLOCK: tl.constexpr,  # columns of a share
+    PUBLISH: tl.constexpr,
+    FINISH: tl.constexpr,
+):
+    """Shares that stay in registers: the next row's is on its way while that of the row before is finished."""
+    EMPTY: tl.constexpr = float("-inf") if KIND >= SOFTMAX else 0.0
+    share = tl.program_id(0) % num_shares
+    first = share * BLOCK
+    c = first + tl.arange(0, BLOCK)
+    inside = c < cols
+    row = (tl.program_id(0) // num_shares).to(tl.int64)
+    x = tl.load(x_ptr + row * cols + c, mask=inside, other=EMPTY)
+    origin = tl.load(x_ptr + row * cols)
+    if PUBLISH:
+        tell_share(x, origin, inside, word_ptr, row, share, num_shares, KIND)
+    for _turn in range(tl.program_id(0) // num_shares + num_groups, rows, num_groups):
+        later = tl.load(x_ptr + (row + num_groups) * cols + c, mask=inside, other=EMPTY)
+        later_origin = tl.load(x_ptr + (row + num_groups) * cols)
+        if FINISH:
+            finish_held(x, origin, first, c, inside, weight_ptr, bias_ptr, y_ptr, word_ptr, row, cols, num_shares,
+                        positions, channels, period, eps, KIND, WEIGHT, BIAS, CHANNELS, SHARES, WHOLE)  # fmt: skip
+        if PUBLISH:
+            tell_share(later, later_origin, inside, word_ptr, row + num_groups, share, num_shares, KIND)
+        x = later
+        origin = later_origin
+        row += num_groups
+    if FINISH:
+        finish_held(x, origin, first, c, inside, weight_ptr, bias_ptr, y_ptr, word_ptr, row, cols, num_shares,
+                    positions, channels, period, eps, KIND, WEIGHT, BIAS, CHANNELS, SHARES, WHOLE)  # fmt: skip
+
+
+@triton.jit
+def tell_share(x, origin, inside, word_ptr, row, share, num_shares, KIND: tl.constexpr):
+    """The two numbers about a share, as ``about_share`` has them."""
+    if KIND >= SOFTMAX:
+        a = tl.max(x, 0)
+        b = tl.sum(tl.exp(x - tl.where(a == float("-inf"), 0.0, a)), 0)
+    elif KIND == NORM:
+        off = tl.where(inside, x - origin, 0.0)
+        a = tl.sum(off, 0)
+        b = tl.sum(off * off, 0)
+    else:
+        a = tl.sum(tl.abs(x) if KIND == MEAN_SIZE else x * x, 0)
+        b = a
+    tl.atomic_xchg(word_ptr + (2 * row) * num_shares + share, published(a), sem="relaxed")
+    tl.atomic_xchg(word_ptr + (2 * row + 1) * num_shares + share, published(b), sem="relaxed")
+
+
+@triton.jit
+def finish_held(
+    x, origin, first, c, inside, weight_ptr, bias_ptr, y_ptr, word_ptr, row, cols, num_shares, positions, channels,
+    period, eps, KIND: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CHANNELS: tl.constexpr,
+    SHARES: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    shift, scale = about_row(word_ptr, row, origin, cols, num_shares, eps, KIND, SHARES)
+    y = scaled(x, shift, scale, KIND)
+    if WHOLE:
+        channel = (row % period).to(tl.int32) * channels + first // positions
+        y = y * tl.load(weight_ptr + channel) if WEIGHT else y
+        y = y + tl.load(bias_ptr + channel) if BIAS else y
+    else:
         at = (row % period).to(tl.int32) * channels + c // positions if CHANNELS else c
-        if WEIGHT:
-            y *= tl.load(weight_ptr + at, mask=inside, other=0.0)
-        if BIAS:
-            y += tl.load(bias_ptr + at, mask=inside, other=0.0)
-        tl.store(y_ptr + row * cols + c, y, mask=inside)
+        y = y * tl.load(weight_ptr + at, mask=inside, other=0.0) if WEIGHT else y
+        y = y + tl.load(bias_ptr + at, mask=inside, other=0.0) if BIAS else y
+    tl.store(y_ptr + row * cols + c, y, mask=inside, eviction_policy="evict_first")

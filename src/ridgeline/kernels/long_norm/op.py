@@ -18,6 +18,9 @@ _CLEAR = Kernel(kernel.clear_published)
 _ROWS = Kernel(
     kernel.long_norm_rows, vectors=("cols", "length"), loose=("weight_ptr", "bias_ptr", "word_ptr"), cooperative=True
 )
+_HELD = Kernel(
+    kernel.long_norm_held, vectors=("cols",), loose=("weight_ptr", "bias_ptr", "word_ptr"), cooperative=True
+)
 _plans = Plans()
 _CLEAR_BLOCK = 1024
 
@@ -55,9 +58,15 @@ class _Plan:
         self, x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int
     ) -> None:
         device, rows = x.get_device(), x.numel() // cols
-        chosen = tuning.choose("long_norm", {"cols": cols}, config.Shared())
+        whole = bool(channels) and (cols // channels) % config.Held().share == 0
+        weighed = (weight is not None or bias is not None) and not whole
+        held = tuning.choose("long_norm.held", {"cols": cols, "weighed": weighed}, config.held(weighed))
+        self.held = cdiv(cols, held.share) <= held.programs_per_sm * num_sms(device)
+        chosen: Any = held if self.held else tuning.choose("long_norm", {"cols": cols}, config.Shared())
         num_programs = chosen.programs_per_sm * num_sms(device)
         shares, length = config.shares(cols, num_programs, chosen.share)
+        if self.held:
+            shares, length = cdiv(cols, held.share), held.share
         groups = max(1, min(rows, num_programs // shares))
         self.words = template((rows, 2, shares), torch.int64, x.device)
         num_words = 2 * rows * shares
@@ -67,20 +76,30 @@ class _Plan:
         )  # fmt: skip
         of = weight if weight is not None else bias
         period = of.numel() // channels if channels and of is not None else 1
-        self.numbers = (rows, cols, length, shares, groups, cols // max(1, channels), channels, period)
-        halves = ((True, False), (False, True)) if INTERPRETING else ((True, True),)  # nothing is at once there
-        self.runs = [
-            _ROWS.bind(
+        cut = () if self.held else (length,)
+        self.numbers = (rows, cols, *cut, shares, groups, cols // max(1, channels), channels, period)
+        self.runs = self._bound(x, kind, weight, bias, channels, chosen, shares, length, groups)
+
+    def _bound(
+        self, x: Tensor, kind: str, weight: Tensor | None, bias: Tensor | None, channels: int, chosen: Any, shares: int,
+        length: int, groups: int,
+    ) -> list[Any]:  # fmt: skip
+        """One launch; two where programs run one after the other, and nothing is at once there."""
+        halves = ((True, False), (False, True)) if INTERPRETING else ((True, True),)
+        return [
+            (_HELD if self.held else _ROWS).bind(
                 (x, *_there(x, weight, bias), x, self.words, *self.numbers, 1e-5),
                 grid=(groups * shares,),
                 constants={
                     "KIND": KINDS.index(kind), "WEIGHT": weight is not None, "BIAS": bias is not None,
-                    "CHANNELS": channels > 0, "SHARES": power_of_two(shares), "BLOCK": chosen.block,
-                    "PUBLISH": publish, "FINISH": finish,
+                    "CHANNELS": channels > 0, "SHARES": power_of_two(shares),
+                    **({"WHOLE": bool(channels) and self.numbers[4] % chosen.share == 0} if self.held else {}),
+                    "BLOCK": chosen.share if self.held else chosen.block, "PUBLISH": publish, "FINISH": finish,
                 },
                 num_warps=chosen.num_warps,
-                device=device,
-                vector=vector_of(4, x.data_ptr(), cols, length),
+                device=x.get_device(),
+                vector=vector_of(4, x.data_ptr(), self.numbers[1], length),
+                max_registers=chosen.max_registers if self.held else 0,
             )
             for publish, finish in halves
         ]  # fmt: skip
@@ -128,6 +147,7 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
 SMALL = (
     case("float32", rows=5, cols=70, kind="norm", level=10.0),
     case("float32", rows=6, cols=64, kind="norm", channels=2, weights=4),
+    case("float32", rows=6, cols=60, kind="norm", channels=2, weights=4),
     case("float32", rows=3, cols=65, kind="norm", affine=True),
     case("float32", rows=4, cols=67, kind="l1"),
     case("float32", rows=4, cols=64, kind="l2"),
@@ -139,6 +159,8 @@ CHECKS = (
     case("float32", rows=70, cols=262144, kind="norm"),
     case("float32", rows=6, cols=524288, kind="norm", channels=4, weights=8, level=100.0),
     case("float32", rows=2, cols=4194304, kind="norm", affine=True),
+    case("float32", rows=12, cols=492156, kind="norm", channels=4, weights=16),
+    case("float32", rows=600, cols=60000, kind="norm", affine=True),
     case("float32", rows=100, cols=65535, kind="l1"),
     case("float32", rows=100, cols=65535, kind="l2"),
     case("float32", rows=40, cols=393216, kind="softmax"),

@@ -43,8 +43,8 @@ def thin(m: int) -> Thin:
     return Thin(128, 128) if m > 64 else Thin(64, 128)
 
 
-def choose(m: int, n: int, k: int, num_sms: int) -> Product:
-    """Smaller tiles where large ones would leave processors without work."""
-    if -(-m // 128) * -(-n // 128) >= num_sms // 2:
+def choose(m: int, n: int, k: int, num_sms: int, num: int = 1) -> Product:
+    """Smaller tiles where large ones, of ``num`` products together, would leave processors without work."""
+    if num * -(-m // 128) * -(-n // 128) >= num_sms // 2:
         return Product(128, 128, 64)
     return Product(64, 64, 64, num_warps=4)

@@ -153,7 +153,8 @@ class _Plan:
         self.flat = b.dim() == 2
         a, b = self._laid_out(a, b)
         sizes = {"m": a.shape[1], "n": b.shape[2], "k": a.shape[2]}
-        self.chosen = tuning.choose("matmul", sizes, config.choose(**sizes, num_sms=num_sms(self.device)))
+        likely = config.choose(**sizes, num_sms=num_sms(self.device), num=a.shape[0])
+        self.chosen = tuning.choose("matmul", sizes, likely)
         self.a, self.b = _Split(a, 1, 2), _Split(b, 2, 1)
         sizes_filled = (self.a.filled_outer, self.b.filled_outer, self.a.filled_k)
         self.rest = (self.a.outer, self.b.outer, *sizes_filled, *self.a.steps, *self.b.steps, self.b.outer)
@@ -196,12 +197,11 @@ class _Plan:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Memory without gaps, of which either dim of a matrix is dense; a copy where it is not."""
+    """Matrices of which either dim is dense, wherever their rows and they themselves begin; a copy where neither is."""
     rows, cols = x.shape[1:]
-    plain = x.stride(2) == 1 and x.stride(1) == cols
-    turned = x.stride(1) == 1 and x.stride(2) == rows and rows > 1
-    whole = x.shape[0] == 1 or x.stride(0) == rows * cols
-    return x if (plain or turned) and whole else x.contiguous()
+    plain = x.stride(2) == 1 and x.stride(1) >= cols
+    turned = x.stride(1) == 1 and x.stride(2) >= rows and rows > 1
+    return x if plain or turned else x.contiguous()
 
 
 def _support(a: Tensor, b: Tensor, bias: Tensor | None = None) -> str | None:
@@ -235,6 +235,9 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
             return torch.rand(*shape, device=on, generator=generator)
         return torch.randn(*shape, device=on, dtype=torch.float32, generator=generator)
 
+    if of.get("cut"):  # stretches of one long inner dim
+        left, right = draw(m, z * k).unflatten(1, (z, k)).transpose(0, 1), draw(n, z * k).t().unflatten(0, (z, k))
+        return left, right if of.get("weight") else right.contiguous(), None
     a = draw(*((z,) if z else ()), *((k, m) if of.get("turned") else (m, k)))
     b = draw(*((z,) if z else ()), *((n, k) if of.get("turned") or of.get("weight") else (k, n)))
     if of.get("turned"):
@@ -254,6 +257,8 @@ CHECKS = (
     case("float32", m=100, n=500, k=2000, weight=True, bias=True),
     case("float32", m=33, n=257, k=4099, weight=True, positive=True),
     case("float32", m=300, n=200, k=64),
+    case("float32", m=200, n=136, k=2048, z=8, cut=True, positive=True),
+    case("float32", m=130, n=100, k=512, z=4, cut=True, weight=True),
 )
 RACES = (
     case("float32", m=4096, n=4096, k=4096),

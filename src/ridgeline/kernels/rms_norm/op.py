@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import device, tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.rms_norm import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
@@ -151,9 +151,12 @@ def _plan_forward(
     pointers = x.data_ptr() | residual.data_ptr() | y.data_ptr() | h.data_ptr() | w.data_ptr()
     constants: dict[str, Any] = {"HAS_WEIGHT": weight is not None, "HAS_RESIDUAL": has_residual, "SAVE": save}
     kind = _FORWARD_LONG
+    vector = vector_of(size, pointers, cols, stride)
     if chosen.chunks:
         kind = _FORWARD
-        constants |= {"ROWS": chosen.rows, "CHUNKS": chosen.chunks, "BLOCK": chosen.block}
+        vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
+        constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
+                      "VECTOR": vector}  # fmt: skip
     else:
         constants |= {"BLOCK": config.LONG_BLOCK}
     run = kind.bind(
@@ -162,7 +165,7 @@ def _plan_forward(
         constants=constants,
         num_warps=chosen.num_warps,
         device=x.get_device(),
-        vector=vector_of(size, pointers, cols, stride),
+        vector=vector,
     )
     return run, rows, cols, stats
 
@@ -212,11 +215,16 @@ def _plan_backward(
     chosen = tuning.choose(
         "rms_norm.backward", {"rows": rows, "cols": cols, "dtype": dx.dtype}, config.backward(rows, cols, size)
     )
-    common = {"device": x.get_device(), "vector": vector, "num_warps": chosen.num_warps}
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
+        common = {"device": x.get_device(), "vector": vector, "num_warps": chosen.num_warps}
         return _plan_backward_long(dy, x, w, rstd, dh, dx, rows, cols, stride, want_dw, flags, common)
     programs = max(1, min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(x.get_device())))
+    shifted, chunks = False, chosen.chunks
+    if chosen.rows == 1:
+        narrow = min(dx.element_size(), dy.element_size())
+        vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
+        programs = max(1, programs // vector) * vector if shifted else programs
     partial = template((programs, cols), torch.float32, x.device)
     early = overlaps(dx.nbytes)
     run = _BACKWARD.bind(
@@ -224,10 +232,12 @@ def _plan_backward(
         grid=(programs,),
         constants=flags
         | {"WANT_DW": want_dw, "KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows,
-           "CHUNKS": chosen.chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
-           "EARLY": want_dw and early},
+           "CHUNKS": chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
+           "EARLY": want_dw and early, "SHIFTED": shifted, "VECTOR": vector},
+        num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
-        **common,
+        device=x.get_device(),
+        vector=vector,
     )  # fmt: skip
     reduce = plan_reduce(partial, w, programs, cols, x.get_device(), early=early)
 
@@ -238,6 +248,14 @@ def _plan_backward(
             reduce(shares, dw, dw, programs, cols)
 
     return plan
+
+
+def pieces_of(chosen: Any, itemsize: int, pointers: int, cols: int, stride: int) -> tuple[int, bool, int]:
+    """Elements of an access, whether rows start inside accesses, and how many pieces such a row may reach into."""
+    vector, shifted = access_of(itemsize, pointers, cols, stride)
+    if shifted and (stride - cols) % vector:  # what is read and what is written start at different places
+        return vector_of(itemsize, pointers, cols, stride), False, chosen.chunks
+    return vector, shifted, cdiv(cols + vector - 1, chosen.block) if shifted else chosen.chunks
 
 
 def _plan_backward_long(
@@ -378,7 +396,8 @@ CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype in DTYPES
     for rows, cols in ((1, 2), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
-                       (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576))
+                       (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
+                       (900, 4099), (3000, 1001))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
@@ -386,6 +405,7 @@ RACES = tuple(
         ("bfloat16", 16384, 4096), ("bfloat16", 8192, 8192), ("bfloat16", 4096, 16384), ("bfloat16", 8192, 5120),
         ("bfloat16", 2048, 4096), ("bfloat16", 131072, 128), ("bfloat16", 32768, 1024), ("bfloat16", 8192, 128),
         ("bfloat16", 16384, 2048), ("float32", 8192, 4096), ("float16", 16384, 3072),
+        ("bfloat16", 65536, 2048), ("bfloat16", 32768, 4099),
     )
 )  # fmt: skip
 SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096), (16, 4096), (128, 1024)))

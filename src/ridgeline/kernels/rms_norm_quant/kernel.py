@@ -37,7 +37,11 @@ def write_quantized(
         for i in tl.static_range(CHUNKS):
             top = tl.maximum(top, tl.abs(normed[i]))
         most = tl.maximum(tl.max(top, axis=1, keep_dims=True) * factor, 1e-12)
-        tl.store(scale_ptr + row, most / largest, mask=row < rows)
+        if ROWS == 1:  # as one number: a tile of one would be worked out again in a layout of its own
+            only = tl.max(tl.max(row, axis=1), axis=0)
+            tl.store(scale_ptr + only, tl.max(tl.max(most, axis=1), axis=0) / largest, mask=only < rows)
+        else:
+            tl.store(scale_ptr + row, most / largest, mask=row < rows)
         times = largest / most * factor  # one division a row: a multiplication's last bit does not show in eight
     for i in tl.static_range(CHUNKS):
         inside = (row < rows) & (i * BLOCK + col < cols)
@@ -76,28 +80,40 @@ def rms_norm_quantized(
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,  # rows fill their pieces
+    STAGES: tl.constexpr,
+    KEEP: tl.constexpr,  # programs walk over several tiles and keep the weight meanwhile
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    """A program takes every P-th tile of rows; with stages, the next ones are on their way meanwhile."""
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
-    at = row.to(tl.int64) * cols + col
-    held = ()
-    squares = tl.zeros([ROWS, BLOCK], tl.float32)
-    for i in tl.static_range(CHUNKS):
-        inside = (row < rows) & (i * BLOCK + col < cols)
-        x = tl.load(x_ptr + row.to(tl.int64) * x_stride + i * BLOCK + col, mask=inside, other=0.0).to(tl.float32)
-        if HAS_RESIDUAL:
-            h = x + tl.load(residual_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
-            h = h.to(h_ptr.dtype.element_ty)
-            tl.store(h_ptr + at + i * BLOCK, h, mask=inside)
-            x = h.to(tl.float32)
-        squares += x * x
-        held = held + (x,)
-    rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
-    normed = ()
-    for i in tl.static_range(CHUNKS):
-        w = tl.load(weight_ptr + i * BLOCK + col, mask=i * BLOCK + col < cols, other=0.0).to(tl.float32) + offset
-        normed = normed + (held[i] * w,)
-    write_quantized(
-        normed, rstd, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, INTEGER, GROUP, PARTS, ROWS, CHUNKS,
-        BLOCK,
-    )  # fmt: skip
+    weights = ()
+    for i in tl.static_range(CHUNKS if KEEP else 0):
+        w = tl.load(weight_ptr + i * BLOCK + col, mask=(i * BLOCK + col < cols) | EVEN, other=0.0)
+        weights = weights + (w.to(tl.float32) + offset,)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        at = row.to(tl.int64) * cols + col
+        held = ()
+        squares = tl.zeros([ROWS, BLOCK], tl.float32)
+        for i in tl.static_range(CHUNKS):
+            inside = (row < rows) & ((i * BLOCK + col < cols) | EVEN)
+            x = tl.load(x_ptr + row.to(tl.int64) * x_stride + i * BLOCK + col, mask=inside, other=0.0).to(tl.float32)
+            if HAS_RESIDUAL:
+                h = x + tl.load(residual_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+                h = h.to(h_ptr.dtype.element_ty)
+                tl.store(h_ptr + at + i * BLOCK, h, mask=inside)
+                x = h.to(tl.float32)
+            squares += x * x
+            held = held + (x,)
+        rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
+        normed = ()
+        for i in tl.static_range(CHUNKS):
+            if KEEP:
+                normed = normed + (held[i] * weights[i],)
+            else:
+                w = tl.load(weight_ptr + i * BLOCK + col, mask=(i * BLOCK + col < cols) | EVEN, other=0.0)
+                normed = normed + (held[i] * (w.to(tl.float32) + offset),)
+        write_quantized(
+            normed, rstd, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, INTEGER, GROUP, PARTS, ROWS, CHUNKS,
+            BLOCK,
+        )  # fmt: skip

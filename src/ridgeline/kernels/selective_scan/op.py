@@ -167,5 +167,6 @@ SELECTIVE_SCAN = declare(
         phases=("fwd",),
         layouts=False,
         constants=tuple(range(8)),
+        times_eager=2.5,  # the hardware's exponential is off by three units where the library's is by one
     ),
 )  # fmt: skip

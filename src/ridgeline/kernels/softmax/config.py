@@ -24,8 +24,9 @@ class Softmax:
 TWICE_FORWARD = 32768
 """From here on a row is read twice forward: 182 µs for 4096×32768, 191 held."""
 
-HELD_BYTES = 32768
-"""Longer rows pass through shared memory where their accesses can be sixteen bytes wide."""
+HELD_FORWARD_BYTES, HELD_BACKWARD_BYTES = 40960, 49152
+"""Longer rows pass through shared memory where their accesses can be sixteen bytes wide. 8192×20000: 170 µs held, 228
+through shared memory; backward 235 and 293."""
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Softmax:
@@ -33,7 +34,7 @@ def forward(rows: int, cols: int, itemsize: int) -> Softmax:
     short = short_tile(rows, cols, itemsize, 4)
     if short is not None:
         return Softmax(*short)
-    for num_warps, most in ((4, 5), (8, 4), (16, 4), (32, 3)):
+    for num_warps, most in ((4, 5), (8, 4), (16, 5), (32, 3)):
         chunks = cdiv(cols, 256 * num_warps)
         if chunks <= most and cols < TWICE_FORWARD:
             return Softmax(1, chunks, 256 * num_warps, num_warps)
@@ -60,13 +61,17 @@ def twice(itemsize: int) -> Softmax:
 
 
 def streamed_forward(cols: int, itemsize: int) -> Streamed | None:
-    """A row of 64 KB in one program (4096×32768: 142 to 146 µs); longer ones in shares of 32 KB, two programs a
-    multiprocessor: 151 to 155 µs, 169 to 173 with one of sixteen warps. None where a row fits in registers."""
-    if cols * itemsize <= HELD_BYTES:
+    """A row of 64 KB in one program (4096×32768: 142 to 146 µs); longer ones in shares of 16 KB, four programs of four
+    warps a multiprocessor: 2048×65536 148 µs, 151 to 164 with two of eight, 169 to 173 with one of sixteen; 4096×50257
+    260, 316. None where a row fits in registers."""
+    if cols * itemsize <= HELD_FORWARD_BYTES:
         return None
-    return Streamed(8, 16, 3, 1) if cols * itemsize <= 65536 else Streamed(8, 8, 3, 2)
+    return Streamed(8, 16, 3, 1) if cols * itemsize <= 65536 else Streamed(8, 4, 3, 4)
 
 
 def streamed_backward(cols: int, itemsize: int) -> Streamed | None:
-    """Shares of 32 KB of both inputs: 196 to 199 µs for 2¹⁷ KB at every length, 203 to 320 held or read twice."""
-    return None if cols * itemsize <= HELD_BYTES else Streamed(4, 16, 3, 1)
+    """Shares of 32 KB of both inputs: 196 to 199 µs for 2¹⁷ KB at every length, 203 to 320 held or read twice. Where
+    shares do not fill their place two programs of eight warps: 4096×50257 351 µs, 390 with one of sixteen."""
+    if cols * itemsize <= HELD_BACKWARD_BYTES:
+        return None
+    return Streamed(4, 16, 3, 1) if power_of_two(cols) == cols else Streamed(4, 8, 3, 2)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-2.0e38)  # still a number when multiplied by LOG2E
+from ridgeline.kernels.device import load_part, row_lead, row_start, store_part
+
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32: rows that a mask fills with it share alike
 FAR = tl.constexpr(20.0)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def power(x, top, NARROW: tl.constexpr):
-    """exp(x − top); for 16-bit numbers with one multiply-add, which is as right as they are."""
-    return tl.exp2(x * LOG2E - top * LOG2E) if NARROW else tl.exp(x - top)
+    """exp(x − top); for 16-bit numbers the power of two, which is as right as they are."""
+    return tl.exp2((x - top) * LOG2E) if NARROW else tl.exp(x - top)
 
 
 @triton.jit
@@ -37,18 +39,26 @@ def softmax_forward(
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    VECTOR: tl.constexpr,
 ):
     """A program takes every P-th tile of rows; with stages, the next tile is on its way meanwhile."""
     NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
     col = tl.arange(0, BLOCK)[None, :]
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
-        x_at = x_ptr + row.to(tl.int64) * x_stride + col
+        lead = 0
+        if SHIFTED:
+            lead = row_lead(row, cols, VECTOR)
+        end = lead + cols
+        x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
+        y_at = y_ptr + row_start(row, cols, SHIFTED, VECTOR) + col
         held = ()
         top = tl.full([ROWS, BLOCK], float("-inf"), tl.float32)
         for i in tl.static_range(CHUNKS):
-            inside = (row < rows) & (i * BLOCK + col < cols)
-            x = tl.load(x_at + i * BLOCK, mask=inside, other=float("-inf")).to(tl.float32)
+            c = i * BLOCK + col
+            x = load_part(x_at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, float("-inf"))
+            x = x.to(tl.float32)
             top = tl.maximum(top, x)
             held = held + (x,)
         best = tl.maximum(tl.max(top, axis=1, keep_dims=True), LOWEST)
@@ -60,9 +70,8 @@ def softmax_forward(
             powers = powers + (e,)
         all_powers = tl.sum(total, axis=1, keep_dims=True)
         for i in tl.static_range(CHUNKS):
-            inside = (row < rows) & (i * BLOCK + col < cols)
             y = part_of(powers[i], all_powers, NARROW).to(y_ptr.dtype.element_ty)
-            tl.store(y_ptr + row.to(tl.int64) * cols + i * BLOCK + col, y, mask=inside)
+            store_part(y_at + i * BLOCK, y, i * BLOCK + col, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR)
 
 
 @triton.jit
@@ -104,25 +113,40 @@ def softmax_forward_long(x_ptr, y_ptr, rows, cols, x_stride, BLOCK: tl.constexpr
 
 
 @triton.jit
-def softmax_backward(dy_ptr, y_ptr, dx_ptr, rows, cols, ROWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+def softmax_backward(
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    rows,
+    cols,
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
-    at = row.to(tl.int64) * cols + col
+    lead = 0
+    if SHIFTED:
+        lead = row_lead(row, cols, VECTOR)
+    end = lead + cols
+    at = row_start(row, cols, SHIFTED, VECTOR) + col
     outputs = ()
     grads = ()
     along = tl.zeros([ROWS, BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
-        inside = (row < rows) & (i * BLOCK + col < cols)
-        y = tl.load(y_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+        c = i * BLOCK + col
+        y = load_part(y_ptr + at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+        dy = load_part(dy_ptr + at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
         along += y * dy
         outputs = outputs + (y,)
         grads = grads + (dy,)
     level = tl.sum(along, axis=1, keep_dims=True)
     for i in tl.static_range(CHUNKS):
-        inside = (row < rows) & (i * BLOCK + col < cols)
-        dx = outputs[i] * (grads[i] - level)
-        tl.store(dx_ptr + at + i * BLOCK, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        dx = (outputs[i] * (grads[i] - level)).to(dx_ptr.dtype.element_ty)
+        c = i * BLOCK + col
+        store_part(dx_ptr + at + i * BLOCK, dx, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR)
 
 
 @triton.jit

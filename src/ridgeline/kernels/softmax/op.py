@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.kernels import shares, tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 from ridgeline.kernels.shares import Streamed
 from ridgeline.kernels.softmax import config, kernel, reference, streamed
@@ -75,26 +75,31 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     stride = stride or cols
     rows = y.numel() // cols
     size = y.element_size()
-    common = {"device": x.get_device(), "vector": vector_of(size, x.data_ptr() | y.data_ptr(), cols, stride)}
-    streaming = config.streamed_forward(cols, size) if streamable(common["vector"], size) else None
+    pointers = x.data_ptr() | y.data_ptr()
+    vector, shifted = shift_of(size, pointers, cols, stride)
+    common = {"device": x.get_device(), "vector": vector}
+    streaming = config.streamed_forward(cols, size) if streamable(vector, size) else None
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
         streaming or config.forward(rows, cols, size),
     )
     if isinstance(chosen, Streamed):
-        found = shares.cut(chosen, rows, cols, x.get_device(), vector=common["vector"])
+        found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector, shifted=shifted)
         if found is not None:
-            run = shares.bind(_FORWARD_STREAMED, chosen, found, (x, y), rows, cols, (stride,), {}, common)
+            flags = {"SHIFTED": shifted}
+            run = shares.bind(_FORWARD_STREAMED, chosen, found, (x, y), rows, cols, (stride,), flags, common)
             return lambda x, y: run(x, y, stride)
         chosen = config.forward(rows, cols, size)
     tiles = cdiv(rows, chosen.rows)
     walking = chosen.chunks and chosen.programs_per_sm
     programs = min(tiles, chosen.programs_per_sm * num_sms(x.get_device())) if walking else tiles
+    if not chosen.chunks:
+        common["vector"] = vector_of(size, pointers, cols, stride)
     run = (_FORWARD if chosen.chunks else _FORWARD_LONG).bind(
         (x, y, rows, cols, stride),
         grid=(programs,),
-        constants=_constants(chosen),
+        constants=_constants(chosen, cols, vector, shifted),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         **common,
@@ -102,10 +107,19 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     return lambda x, y: run(x, y, rows, cols, stride)
 
 
-def _constants(chosen: config.Softmax, staged: bool = True) -> dict[str, int]:
-    found = {"BLOCK": chosen.block}
+def shift_of(itemsize: int, pointers: int, cols: int, stride: int) -> tuple[int, bool]:
+    """Elements of an access, and whether rows start inside accesses, those read and those written at the same place."""
+    vector, shifted = access_of(itemsize, pointers, cols, stride)
+    if shifted and (stride - cols) % vector:
+        return vector_of(itemsize, pointers, cols, stride), False
+    return vector, shifted
+
+
+def _constants(chosen: config.Softmax, cols: int, vector: int, shifted: bool, staged: bool = True) -> dict[str, Any]:
+    found: dict[str, Any] = {"BLOCK": chosen.block}
     if chosen.chunks:
-        found |= {"ROWS": chosen.rows, "CHUNKS": chosen.chunks}
+        chunks = cdiv(cols + vector - 1, chosen.block) if shifted else chosen.chunks
+        found |= {"ROWS": chosen.rows, "CHUNKS": chunks, "SHIFTED": shifted, "VECTOR": vector}
     if staged or not chosen.chunks:
         found |= {"STAGES": chosen.num_stages}
     return found
@@ -130,9 +144,10 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
     rows = y.numel() // cols
     size = y.element_size()
     pointers = dy.data_ptr() | y.data_ptr() | dx.data_ptr()
-    common = {"device": y.get_device(), "vector": vector_of(min(size, dy.element_size()), pointers, cols)}
-    wide = max(size, dy.element_size())
-    narrow = streamable(common["vector"], min(size, dy.element_size()))
+    wide, least = max(size, dy.element_size()), min(size, dy.element_size())
+    vector, shifted = shift_of(least, pointers, cols, cols)
+    common = {"device": y.get_device(), "vector": vector}
+    narrow = streamable(vector, least) and not (shifted and wide != least)
     streaming = config.streamed_backward(cols, wide) if narrow else None
     chosen: Any = tuning.choose(
         "softmax.backward",
@@ -141,15 +156,18 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
     )
     if isinstance(chosen, Streamed):
         found = shares.cut(
-            chosen, rows, cols, y.get_device(), vector=min(common["vector"], POINTER_ALIGNMENT_BYTES // wide)
+            chosen, rows, cols, y.get_device(), vector=min(vector, POINTER_ALIGNMENT_BYTES // wide), shifted=shifted
         )
         if found is not None:
-            return shares.bind(_BACKWARD_STREAMED, chosen, found, (dy, y, dx), rows, cols, (), {}, common)
+            flags = {"SHIFTED": shifted}
+            return shares.bind(_BACKWARD_STREAMED, chosen, found, (dy, y, dx), rows, cols, (), flags, common)
         chosen = config.backward(rows, cols, size)
+    if not chosen.chunks:
+        common["vector"] = vector_of(least, pointers, cols)
     run = (_BACKWARD if chosen.chunks else _BACKWARD_LONG).bind(
         (dy, y, dx, rows, cols),
         grid=(cdiv(rows, chosen.rows),),
-        constants=_constants(chosen, staged=False),
+        constants=_constants(chosen, cols, vector, shifted, staged=False),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         **common,
@@ -184,13 +202,15 @@ CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (33, 5120), (9, 32768), (5, 50257),
-                       (3, 65536), (2, 262144), (300, 40968), (1, 131072), (70, 150016), (140, 50260))
+                       (3, 65536), (2, 262144), (300, 40968), (1, 131072), (70, 150016), (140, 50260),
+                       (900, 4097), (300, 20001), (600, 50257), (70, 131075))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype, rows, cols in (
         ("bfloat16", 16384, 4096), ("bfloat16", 65536, 1024), ("bfloat16", 8192, 16384), ("bfloat16", 4096, 32768),
         ("bfloat16", 2048, 65536), ("bfloat16", 1024, 131072), ("bfloat16", 512, 262144), ("float32", 8192, 4096),
+        ("bfloat16", 4096, 50257), ("bfloat16", 8192, 20000), ("bfloat16", 32768, 4097),
     )
 )  # fmt: skip
 SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096), (128, 1024)))

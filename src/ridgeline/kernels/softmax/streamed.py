@@ -14,14 +14,40 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from ridgeline.kernels.stream import PLAIN, columns, spread, word_of, words_when_there
 
-LOWEST = gl.constexpr(-2.0e38)  # still a number when multiplied by LOG2_E
+LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32: rows that a mask fills with it share alike
 LOG2_E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
 def power(x, top, NARROW: gl.constexpr):
-    """exp(x − top); for 16-bit numbers with one multiply-add, which is as right as they are."""
-    return gl.exp2(x * LOG2_E - top * LOG2_E) if NARROW else gl.exp(x - top)
+    """exp(x − top); for 16-bit numbers the power of two, which is as right as they are."""
+    return gl.exp2((x - top) * LOG2_E) if NARROW else gl.exp(x - top)
+
+
+@gluon.jit
+def inside(access, low, left, SHIFTED: gl.constexpr):
+    """Which accesses belong to the row as a whole."""
+    return (access >= low) & (access < left) if SHIFTED else access < left
+
+
+@gluon.jit
+def part_of(e, total, NARROW: gl.constexpr):
+    """e / total, rounded once where it shows."""
+    return e / total if NARROW else gl.div_rn(e, total)
+
+
+@gluon.jit
+def edge_positions(lead, end, first, length, VECTOR: gl.constexpr, NUM_WARPS: gl.constexpr):
+    """Columns of a row's first and last access where these belong to neighbors as well, and which are the row's own.
+
+    Shared memory takes whole accesses; these few elements are read, added and written one by one, by the program that
+    has the share they lie in.
+    """
+    k = gl.arange(0, 2 * VECTOR, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
+    last = end // VECTOR * VECTOR
+    at = gl.where(k < VECTOR, k, last + k - VECTOR)
+    own = (at >= lead) & (at < end) & (at >= first) & (at < first + length)
+    return at - lead, own & ((k >= VECTOR) | (lead > 0))
 
 
 @gluon.jit
@@ -43,6 +69,7 @@ def softmax_forward_streamed(
     BLOCK: gl.constexpr,
     SLOTS: gl.constexpr,
     VECTOR: gl.constexpr,
+    SHIFTED: gl.constexpr,  # rows start inside accesses; all rows of a program at the same place
 ):
     """A share's maximum and sum of powers, then, one turn later where rows are shared, its results."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
@@ -52,29 +79,61 @@ def softmax_forward_streamed(
     share = gl.program_id(0) % num_shares
     group = gl.program_id(0) // num_shares
     first = share * length
-    left = gl.minimum(length, cols - first)
+    lead = 0
+    low = 0
+    if SHIFTED:
+        lead = (group.to(gl.int64) * cols % VECTOR).to(gl.int32)
+        low = gl.maximum(lead - first, 0)
+    end = lead + cols
+    left = gl.minimum(length, end - first)
     num_turns = (rows - group + num_groups - 1) // num_groups
     c = columns(CHUNKS, BLOCK, L)
-    x_at = x_ptr + group.to(gl.int64) * x_stride + first + c
-    y_at = y_ptr + group.to(gl.int64) * cols + first + c
+    access = c
+    x_row = group.to(gl.int64) * x_stride
+    y_row = group.to(gl.int64) * cols
+    if SHIFTED:
+        access = c // VECTOR * VECTOR
+        first = first // VECTOR * VECTOR
+        low = (low + VECTOR - 1) // VECTOR * VECTOR
+        left = gl.maximum(left, 0) // VECTOR * VECTOR
+        edge, own = edge_positions(lead, end, first, length, VECTOR, NUM_WARPS)
+        x_edge = x_ptr + x_row + edge
+        y_edge = y_ptr + y_row + edge
+        x_row = x_row // VECTOR * VECTOR
+        y_row = y_row // VECTOR * VECTOR
+    x_at = x_ptr + x_row + first + c
+    y_at = y_ptr + y_row + first + c
     word_row = word_ptr + group.to(gl.int64) * num_shares
     x_step = num_groups.to(gl.int64) * x_stride
     y_step = num_groups.to(gl.int64) * cols
+    if SHIFTED:
+        x_step = x_step // VECTOR * VECTOR
+        y_step = y_step // VECTOR * VECTOR
     word_step = num_groups.to(gl.int64) * num_shares
     for turn in gl.static_range(SLOTS - LAG):
-        there = c < gl.where(turn < num_turns, left, 0)
+        there = inside(access, low, gl.where(turn < num_turns, left, 0), SHIFTED)
         async_copy.async_copy_global_to_shared(smem.index(turn), x_at + turn * x_step, mask=there)
         async_copy.commit_group()
+    if SHIFTED:
+        edge_now = gl.load(x_edge, mask=own, other=float("-inf")).to(gl.float32)
+        edge_before = edge_now + 0.0  # not the same value: see stream.py
     for turn in range(num_turns + LAG):
+        if SHIFTED:
+            edge_next = x_edge + (turn + 1) * x_step
+            edge_next = gl.load(edge_next, mask=own & (turn + 1 < num_turns), other=float("-inf")).to(gl.float32)
         async_copy.wait_group(SLOTS - LAG - 1)
         x = smem.index(turn % SLOTS).load(L).to(gl.float32)
         if not EVEN:
-            x = gl.where(c < left, x, float("-inf"))
+            x = gl.where(inside(access, low, left, SHIFTED), x, float("-inf"))
         top = gl.maximum(gl.max(gl.max(x, axis=0), axis=0), LOWEST)
+        if SHIFTED:
+            top = gl.maximum(top, gl.max(edge_now, axis=0))
         e = power(x, top, NARROW)
         total = gl.sum(gl.sum(e, axis=0), axis=0)
+        if SHIFTED:
+            total += gl.sum(power(edge_now, top, NARROW), axis=0)
         done = turn - LAG
-        own = top
+        mine = top
         if MEET:
             if turn < num_turns:
                 gl.atomic_xchg(word_row + turn * word_step + share, word_of(top, total), sem="relaxed")
@@ -82,16 +141,24 @@ def softmax_forward_streamed(
                 k, tops, totals = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
                 top = gl.max(gl.where(k < num_shares, tops, LOWEST), axis=0)
                 total = gl.sum(gl.where(k < num_shares, totals * gl.exp(tops - top), 0.0), axis=0)
+                total = gl.where(total < 0.5, 0.0, total)  # nothing but −inf: what is left is the words' lowest bits
             if LAG or not NARROW:
                 e = power(smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32), top, NARROW)
-                own = top
+                mine = top
         if NARROW:
-            y = e * (gl.exp(own - top) / total)
+            y = e * (gl.exp(mine - top) / total)
         else:
-            y = e / total  # a product with the inverse would round twice
-        gl.store(y_at + done * y_step, y.to(y_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
+            y = part_of(e, total + gl.zeros_like(e), NARROW)  # a product with the inverse would round twice
+        there = inside(access, low, gl.where(done >= 0, left, 0), SHIFTED)
+        if SHIFTED:
+            at_edge = power(edge_before if LAG else edge_now, top, NARROW)
+            at_edge = part_of(at_edge, total + gl.zeros_like(at_edge), NARROW)
+            gl.store(y_edge + done * y_step, at_edge.to(y_ptr.dtype.element_ty), mask=own & (done >= 0))
+            edge_before = edge_now
+            edge_now = edge_next
+        gl.store(y_at + done * y_step, y.to(y_ptr.dtype.element_ty), mask=there)
         ahead = done + SLOTS
-        there = c < gl.where(ahead < num_turns, left, 0)
+        there = inside(access, low, gl.where(ahead < num_turns, left, 0), SHIFTED)
         async_copy.async_copy_global_to_shared(smem.index(ahead % SLOTS), x_at + ahead * x_step, mask=there)
         async_copy.commit_group()
 
@@ -114,6 +181,7 @@ def softmax_backward_streamed(
     BLOCK: gl.constexpr,
     SLOTS: gl.constexpr,
     VECTOR: gl.constexpr,
+    SHIFTED: gl.constexpr,
 ):
     """dx = y·(dy − Σ y·dy). What is past the end was copied as zeros and adds nothing."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
@@ -123,23 +191,52 @@ def softmax_backward_streamed(
     share = gl.program_id(0) % num_shares
     group = gl.program_id(0) // num_shares
     first = share * length
-    left = gl.minimum(length, cols - first)
+    lead = 0
+    low = 0
+    if SHIFTED:
+        lead = (group.to(gl.int64) * cols % VECTOR).to(gl.int32)
+        low = gl.maximum(lead - first, 0)
+    end = lead + cols
+    left = gl.minimum(length, end - first)
     num_turns = (rows - group + num_groups - 1) // num_groups
     c = columns(CHUNKS, BLOCK, L)
-    at = group.to(gl.int64) * cols + first + c
+    access = c
+    row = group.to(gl.int64) * cols
+    if SHIFTED:
+        access = c // VECTOR * VECTOR
+        first = first // VECTOR * VECTOR
+        low = (low + VECTOR - 1) // VECTOR * VECTOR
+        left = gl.maximum(left, 0) // VECTOR * VECTOR
+        edge, own = edge_positions(lead, end, first, length, VECTOR, NUM_WARPS)
+        edge = row + edge
+        row = row // VECTOR * VECTOR
+    at = row + first + c
     step = num_groups.to(gl.int64) * cols
+    if SHIFTED:
+        step = step // VECTOR * VECTOR
     word_row = word_ptr + group.to(gl.int64) * num_shares
     word_step = num_groups.to(gl.int64) * num_shares
     for turn in gl.static_range(SLOTS - LAG):
-        there = c < gl.where(turn < num_turns, left, 0)
+        there = inside(access, low, gl.where(turn < num_turns, left, 0), SHIFTED)
         async_copy.async_copy_global_to_shared(y_smem.index(turn), y_ptr + at + turn * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(turn), dy_ptr + at + turn * step, mask=there)
         async_copy.commit_group()
+    if SHIFTED:
+        y_now = gl.load(y_ptr + edge, mask=own, other=0.0).to(gl.float32)
+        dy_now = gl.load(dy_ptr + edge, mask=own, other=0.0).to(gl.float32)
+        y_before = y_now + 0.0
+        dy_before = dy_now + 0.0
     for turn in range(num_turns + LAG):
+        if SHIFTED:
+            more = own & (turn + 1 < num_turns)
+            y_next = gl.load(y_ptr + edge + (turn + 1) * step, mask=more, other=0.0).to(gl.float32)
+            dy_next = gl.load(dy_ptr + edge + (turn + 1) * step, mask=more, other=0.0).to(gl.float32)
         async_copy.wait_group(SLOTS - LAG - 1)
         y = y_smem.index(turn % SLOTS).load(L).to(gl.float32)
         dy = dy_smem.index(turn % SLOTS).load(L).to(gl.float32)
         level = gl.sum(gl.sum(y * dy, axis=0), axis=0)
+        if SHIFTED:
+            level += gl.sum(y_now * dy_now, axis=0)
         done = turn - LAG
         if MEET:
             if turn < num_turns:
@@ -150,10 +247,17 @@ def softmax_backward_streamed(
         if LAG:
             y = y_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
             dy = dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
-        there = c < gl.where(done >= 0, left, 0)
+        there = inside(access, low, gl.where(done >= 0, left, 0), SHIFTED)
+        if SHIFTED:
+            dx_edge = (y_before if LAG else y_now) * ((dy_before if LAG else dy_now) - level)
+            gl.store(dx_ptr + edge + done * step, dx_edge.to(dx_ptr.dtype.element_ty), mask=own & (done >= 0))
+            y_before = y_now
+            dy_before = dy_now
+            y_now = y_next
+            dy_now = dy_next
         gl.store(dx_ptr + at + done * step, (y * (dy - level)).to(dx_ptr.dtype.element_ty), mask=there)
         ahead = done + SLOTS
-        there = c < gl.where(ahead < num_turns, left, 0)
+        there = inside(access, low, gl.where(ahead < num_turns, left, 0), SHIFTED)
         async_copy.async_copy_global_to_shared(y_smem.index(ahead % SLOTS), y_ptr + at + ahead * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(ahead % SLOTS), dy_ptr + at + ahead * step, mask=there)
         async_copy.commit_group()

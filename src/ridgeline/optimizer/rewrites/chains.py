@@ -7,7 +7,7 @@ algorithm made by timing too; so a convolution behind this rewrite is never slow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from ridgeline.kernels.convolution.links import POOLS
 from ridgeline.kernels.convolution.op import CONVOLUTION, Sizes, link_, planned, turn
 from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.kernels.convolution.reference import forward as meant
-from ridgeline.optimizer.contest import Contest, may_time
+from ridgeline.optimizer.contest import Contest, may_time, prepared
 from ridgeline.optimizer.rewrites.layers import CONVOLUTIONS, Ints, Settings, settings_of
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
@@ -93,14 +93,18 @@ def _ways(
         others["channels last"] = partial(_channels_last, settings, chain)
     depthwise, given = sizes.is_depthwise, (x, weight, bias, vectors)
     tiles = () if depthwise else config.tiles(sizes.outputs, sizes.phase_pixels, pooled="|" in chain)
+    unknown = bool(tiles) and key not in CONTEST.won and may_time(key[-1])
+    if unknown:
+        _prepare(given, settings, chain, [replace(tiles[0], rounding="exact"), *tiles])
     accuracy = _accuracy_of(key, given, settings, chain, tiles[0] if tiles else None, others)
     found |= {name: way for name, way in others.items() if name in accuracy.agreeing}
     if depthwise:
         return found | {"ours": partial(_ours, settings, chain, None)}
-    for tile in tiles:
-        if accuracy.rounding != "exact" or tile.pixels * tile.channels <= MOST_EXACT:
-            found[str(tile)] = partial(_ours, settings, chain, replace(tile, rounding=accuracy.rounding))
-    return found
+    fitting = [tile for tile in tiles if accuracy.rounding != "exact" or tile.pixels * tile.channels <= MOST_EXACT]
+    rounded = {str(tile): replace(tile, rounding=accuracy.rounding) for tile in fitting}
+    if unknown:
+        _prepare(given, settings, chain, rounded.values())
+    return found | {name: partial(_ours, settings, chain, tile) for name, tile in rounded.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,11 @@ def _accuracy_of(
     )
     _accuracy[key] = Accuracy(rounding, agreeing)
     return _accuracy[key]
+
+
+def _prepare(given: tuple[Any, ...], settings: Settings, chain: str, tiles: Iterable[config.Tile]) -> None:
+    """Kernels of several tiles compiled at the same time."""
+    prepared(partial(planned, *given, *settings, chain, tile=tile) for tile in tiles)
 
 
 def _rounding_of(
@@ -215,11 +224,12 @@ def _(
 def convolution_chain(scene: Scene) -> list[Match]:
     if scene.training or scene.autocast or not torch.backends.cudnn.allow_tf32 or not torch.backends.cudnn.enabled:
         return []
-    layers = [read for node in scene.nodes if (read := _layer(scene, node)) is not None]
     every = [read for node in scene.nodes if (read := call(node)) is not None and read.op in CONVOLUTIONS]
     shapes = {(scene.shape(read["input"]), scene.shape(read["weight"])) for read in every}
     if len(shapes) > MOST_SHAPES:
         return []
+    nodes = [read.node for read in every]  # read again in turn: what one is made from may just have been replaced
+    layers = (read for node in nodes if (read := _layer(scene, node)) is not None)
     return [match for read in layers if (match := _put(scene, read)) is not None]
 
 

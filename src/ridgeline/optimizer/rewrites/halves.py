@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.kernels.matmul.op import MATMUL, is_thin, planned, thin_fits
-from ridgeline.optimizer.contest import Contest
+from ridgeline.optimizer.contest import Contest, may_time, prepared
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import Call, call
@@ -22,6 +22,9 @@ from ridgeline.optimizer.rewrites.words import Call, call
 LEAST_BALANCE = 24.0
 """rows · columns / (rows + columns) from which a product may be worth more than the reading of its factors."""
 LEAST_FLOPS = 1e8
+TILE, PIECES_TOGETHER, LEAST_PIECE = 128, 264, 2048
+"""Sums are cut where tiles of the result are few: to twice as many pieces of them as an H200 has processors, each of so
+many terms that adding the pieces costs little."""
 CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 
@@ -49,6 +52,11 @@ def _raced(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         names.append("digits")
     if not is_thin(a, b) or a.shape[:-1].numel() > 64:
         names.append("halves")
+    if num_pieces(a, b) > 1:
+        names.append("pieces")
+    if may_time(a.device):
+        thin = [each == "digits" for each in names if each in ("digits", "halves")]
+        prepared(partial(planned, a, b, bias, thin=each) for each in thin)
     return CONTEST.run(key, {each: partial(_WAYS[each], a, b, bias) for each in names}, a.device)
 
 
@@ -58,10 +66,30 @@ def _library(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(a, b.t(), bias) if b.dim() == 2 else torch.matmul(a, b) + bias
 
 
+def num_pieces(a: Tensor, b: Tensor) -> int:
+    """Into how many pieces long sums are cut, whose products are added: as many as give processors enough to do."""
+    if a.dim() != 2 or b.dim() != 2:
+        return 1
+    tiles = -(-a.shape[0] // TILE) * -(-b.shape[1] // TILE)
+    found, terms = 1, a.shape[1]
+    while 2 * found * tiles <= PIECES_TOGETHER and terms % (2 * found) == 0 and terms >= 2 * found * LEAST_PIECE:
+        found *= 2
+    return found
+
+
+def _in_pieces(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """Products of stretches of the inner dim, added in float32."""
+    num = num_pieces(a, b)
+    left, right = a.unflatten(1, (num, -1)).transpose(0, 1), b.unflatten(0, (num, -1))
+    found = planned(left, right, None, thin=False)(left, right, None).sum(0)
+    return found if bias is None else found + bias
+
+
 _WAYS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "library": _library,
     "digits": lambda a, b, bias: planned(a, b, bias, thin=True)(a, b, bias),
     "halves": lambda a, b, bias: planned(a, b, bias, thin=False)(a, b, bias),
+    "pieces": _in_pieces,
 }
 
 

@@ -11,10 +11,11 @@ Settings = tuple[Ints, Ints, Ints, Ints, int, bool]
 
 
 def settings_of(layer: Call) -> Settings | None:
-    """(stride, padding, dilation, output padding, groups, transposed); None where padding is a word."""
+    """(stride, padding, dilation, output padding, groups, transposed); None where padding is "same"."""
     num, found = CONVOLUTIONS[layer.op], []
     for name, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
         value = layer.get(name, default)
+        value = 0 if value == "valid" else value
         each = [value] if isinstance(value, int) else list(value) if isinstance(value, (tuple, list)) else []
         if not all(isinstance(size, int) for size in each) or len(each) not in (1, num):
             return None

@@ -25,6 +25,8 @@ _IN_PLACE = (
 )  # fmt: skip
 
 
+LOWERED_BY = "lowered_by"
+"""The option that says which compiler will lower the graph: one that fuses is left what it does as well."""
 SMALL = 1 << 18
 """Below so many elements softmax and cross-entropy lose to PyTorch: 0.84-0.91x, benchmarks/2026-11-15-kernels.md."""
 
@@ -284,6 +286,11 @@ class Scene:
         self._positions.clear()
         for each in inputs:
             self.discard(each)
+
+    def retire(self, node: fx.Node) -> None:
+        """Erase a node whose work another does now: one that draws at random would else run beside it, for nothing."""
+        node.meta["ridgeline"] = self._rewrite or "replaced"
+        self.discard(node)
 
     def extra_input(self, like: Tensor, extra: Extra) -> fx.Node:
         """A further placeholder of the graph, fed before every run by ``extra``."""

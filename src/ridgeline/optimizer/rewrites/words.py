@@ -76,12 +76,16 @@ _both("var", "input dim correction keepdim")
 _both("std", "input dim correction keepdim")
 _both("logsumexp", "input dim keepdim")
 _both("amax", "input dim keepdim")
+_both("amin", "input dim keepdim")
+_both("argmax", "input dim keepdim")
+_both("argmin", "input dim keepdim")
 _both("max", "input dim keepdim")
 _both("min", "input dim keepdim")
 _spell("linalg_norm", "input ord dim keepdim dtype", torch.linalg.vector_norm)
 _spell("linear", "input weight bias", F.linear, torch._C._nn.linear)
 _spell("bmm", "input other", torch.bmm, "bmm")
 _spell("mm", "input other", torch.mm, "mm")
+_spell("mv", "input other", torch.mv, "mv")
 _spell("addmm", "bias input other", torch.addmm)
 _spell("conv1d", "input weight bias stride padding dilation groups", F.conv1d, torch.conv1d)
 _spell("conv2d", "input weight bias stride padding dilation groups", F.conv2d, torch.conv2d)
@@ -229,9 +233,14 @@ def _flat(rest: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(rest[0]) if len(rest) == 1 and isinstance(rest[0], (tuple, list, torch.Size)) else rest
 
 
+_SYNONYMS = {
+    "x": "input", "axis": "dim", "keepdims": "keepdim", "exponent": "other", "mat2": "other", "vec": "other",
+}  # fmt: skip
+
+
 def _synonym(name: str) -> str:
     """Keyword names that differ between a function, a method and our vocabulary."""
-    return {"x": "input", "axis": "dim", "keepdims": "keepdim", "exponent": "other", "mat2": "other"}.get(name, name)
+    return _SYNONYMS.get(name, name)
 
 
 def cast_target(found: Call) -> torch.dtype | None:

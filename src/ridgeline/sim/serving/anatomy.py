@@ -30,6 +30,7 @@ class Recurrence:
     key_heads: int
     value_heads: int
     dim: int
+    state_itemsize: int = 4  # bytes of an element of the state
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Mixer:
     index: Index | None = None
     recurrence: Recurrence | None = None
     gated: bool = False  # the output passes a gate that the query projection makes as well
+    normed_across: bool = False  # queries and keys are normed over all heads: ranks that share them have to meet
 
     def cache_bytes_per_token(self, itemsize: float, tp: int) -> float:
         """Bytes one token adds to the cache of one rank; a recurrence adds none."""
@@ -55,10 +57,11 @@ class Mixer:
         return 2 * max(1, self.kv_heads // tp) * self.dim * itemsize
 
     def state_bytes(self, tp: int) -> float:
-        """Bytes of recurrent state of one sequence on one rank, in fp32."""
+        """Bytes of recurrent state of one sequence on one rank."""
         if not self.recurrence:
             return 0.0
-        return max(1, self.recurrence.value_heads // tp) * self.recurrence.dim**2 * 4.0
+        r = self.recurrence
+        return max(1, r.value_heads // tp) * r.dim**2 * float(r.state_itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,14 @@ class Anatomy:
         """Whether experts hold most of the parameters."""
         return any(group.experts for group in self.layers)
 
+    @property
+    def attention(self) -> str:
+        """The kind of attention kernels it needs: that of its most unusual layers."""
+        mixers = [group.mixer for group in self.layers]
+        kinds = (("recurrent", any(m.recurrence for m in mixers)), ("windowed", any(m.window for m in mixers)),
+                 ("indexed", any(m.index for m in mixers)), ("latent", any(m.latent for m in mixers)))  # fmt: skip
+        return next((name for name, found in kinds if found), "grouped")
+
     def num_params(self) -> int:
         """Parameters of layers and head, without norms."""
         return sum(g.count * (self.mixer_params(g.mixer) + self.ffn_params(g)) for g in self.layers) + (
@@ -118,9 +129,14 @@ class Anatomy:
         return sides * self.hidden * (e.num * e.ffn + e.shared) + e.num * self.hidden
 
 
+NORMED_ACROSS = ("minimax-m2", "minimax-m2.5")
+"""Zoo decoders whose config.json says ``qk_norm_type: per_layer``."""
+
+
 def of_decoder(name: str, config: Decoder, source: str = "") -> Anatomy:
     """The anatomy of a zoo decoder."""
-    plain = Mixer(config.heads, config.hkv, config.d, latent=config.latent)
+    across = name in NORMED_ACROSS
+    plain = Mixer(config.heads, config.hkv, config.d, latent=config.latent, normed_across=across)
     dense = config.experts.dense_layers if config.experts else 0
     period = config.windows
     whole, rest = divmod(config.layers - dense, len(period))
@@ -279,7 +295,9 @@ def _of_words(name: str, c: Mapping[str, Any]) -> Anatomy:
     dim = int(c.get("head_dim") or c["hidden_size"] // heads)
     words = ("index_n_heads", "index_head_dim", "index_topk")
     index = Index(*(int(c[word]) for word in words)) if "index_topk" in c else None
-    mixer = Mixer(heads, int(c.get("num_key_value_heads") or heads), dim, latent=latent, index=index)
+    across = c.get("qk_norm_type") == "per_layer"
+    kv_heads = int(c.get("num_key_value_heads") or heads)
+    mixer = Mixer(heads, kv_heads, dim, latent=latent, index=index, normed_across=across)
     experts, dense = _experts_of_words(c)
     ffn, total = int(c["intermediate_size"]), int(c["num_hidden_layers"])
     groups = ([Layers(dense, mixer, ffn)] if dense else []) + [Layers(total - dense, mixer, ffn, experts)]

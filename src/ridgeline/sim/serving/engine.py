@@ -27,6 +27,11 @@ COEFFICIENTS = {
     "call_s": "host time an operator needs where an iteration is not replayed from a graph; they bind when longer",
     "request_s": "from a request's arrival to the scheduler and back with its first token, beside the iterations",
     "token_s": "serial front-end time a prompt token (tokenizer, transport)",
+    "rank_s": "once an iteration for every further device of an instance: inputs sent to it, and the wait for the last",
+    "draft_s": "host time each sequence needs in a step that checks drafts",
+    "gemm_many": "what the factor of dense products gains from few tokens to thousands",
+    "experts_many": "the same of fused experts",
+    "link_many": "the same of collectives",
 }
 
 
@@ -47,9 +52,13 @@ class Engine:
     graphed_steps: bool  # decoding steps are replayed from graphs
     reads_peers: bool  # sums small messages through peers' memory instead of the communication library
     block_tokens: int
+    graph_tokens: int = 0  # the most tokens an iteration that is replayed may hold; 0 is any number
     poll_steps: int = 1  # decoding steps between looks at the queue
     hold_steps: int = 0  # decoding steps a lone prompt is held back for others to join it
     hold_prompts: int = 0  # prompts that end the wait; 0 is as many as fill an iteration
+    compiled: bool = False  # the model's operators are compiled together: the host sees little but kernels
+    own_kernels: bool = False  # compiled for the model; else those of the libraries that all engines share
+    cold_s: int = 0  # compiling kernels at the first prompt, on a fresh server
     cold_chunk_s: int = 0  # compiling kernels when an iteration is first full of prompt tokens, on a fresh server
     coef: Mapping[str, float] = field(default_factory=dict, hash=False)
     basis: Basis = Basis.ASSUMED
@@ -68,13 +77,13 @@ class Engine:
         return replace(self, **settings)
 
 
-@lru_cache(maxsize=1)
-def _table() -> dict[str, Any]:
-    path = data_dir() / "engines.toml"
+@lru_cache(maxsize=2)
+def _table(file: str = "engines.toml") -> dict[str, Any]:
+    path = data_dir() / file
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise CalibrationError(f"engine table {path.name} cannot be read ({error}): reinstall ridgeline") from None
+        raise CalibrationError(f"table {path.name} cannot be read ({error}): reinstall ridgeline") from None
 
 
 def engines() -> list[str]:
@@ -102,4 +111,13 @@ def engine(name: str, device: Device) -> Engine:
 DEFAULTS: Mapping[str, float] = {
     "gemm": 1.0, "experts": 1.0, "decode": 1.0, "prefill": 1.0, "link": 1.0, "kernel_s": 1.6e-6,
     "iteration_s": 0.6e-3, "sequence_s": 3e-6, "mixed_s": 2e-3, "call_s": 25e-6, "request_s": 0.03, "token_s": 2e-6,
+    "rank_s": 0.0, "draft_s": 0.0, "gemm_many": 1.0, "experts_many": 1.0, "link_many": 1.0,
 }  # fmt: skip
+
+
+def kernel_factors(arch: str, dense: str, experts: str, attention: str) -> dict[str, float]:
+    """What kernels of these formats and this kind of attention take over what the cost model says, under any engine."""
+    table: dict[str, dict[str, float]] = _table("kernels.toml").get(arch, {})
+    kinds = {"gemm": dense, "gemm_many": dense, "experts": experts, "experts_many": experts, "decode": attention,
+             "prefill": attention}  # fmt: skip
+    return {part: float(table.get(part, {}).get(kind, 1.0)) for part, kind in kinds.items()}

@@ -15,8 +15,19 @@ GRAPH_LAUNCH_S = 10e-6
 """Two products replayed from a graph; the tables were timed with the host's launches in the way and say more. The short
 kernels around them (alignment, activation, quantization, sum) are counted with a layer's others."""
 SHORT_KERNELS = 4
+ROUTED_KERNELS = 1  # where routing, permutation and the sum belong to the products' own kernels, as on Blackwell
 EVENNESS = 1.5
 """Shape of the experts' popularity: infinite if all were picked alike; real routers on real batches are far from it."""
+
+
+EXPECTED_MOST = {1: 0.0, 2: 0.56, 4: 1.03, 8: 1.42}
+"""Of so many standard normal numbers, what the largest is on average; wider groups move popular experts about."""
+
+
+def crowding(ranks: int, num_local: float) -> float:
+    """Tokens of the fullest rank over the mean, when whole experts of uneven popularity are dealt out to ``ranks``."""
+    most = float(np.interp(min(ranks, 8), list(EXPECTED_MOST), list(EXPECTED_MOST.values())))
+    return 1.0 + most / float(np.sqrt(EVENNESS * num_local))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ridgeline.cost.chip import Floats
 from ridgeline.sim.serving.deployment import KV_BYTES, cache_bytes_per_token, weight_bytes
-from ridgeline.sim.serving.engine import Engine
+from ridgeline.sim.serving.engine import Engine, kernel_factors
 from ridgeline.sim.serving.link import fabric
 from ridgeline.sim.serving.step import (
     Rank,
@@ -25,6 +25,13 @@ from ridgeline.sim.serving.step import (
 CONTEXT_KNOTS = (1.0, 128.0, 512.0, 2048.0, 8192.0, 32768.0, 131072.0, 1048576.0)
 USUAL_LAYERS = 60
 """The depth for which an engine's extra cost of prompts is stated; it grows with the depth."""
+MANY_TOKENS = 256
+"""Tokens at which a factor is halfway (in logarithms) between those of few and of thousands."""
+COMPILED_VIEWS_FRAC = 1 / 3
+"""How much of a host's work besides launches is left where operators are compiled together: calls of whole attention
+layers stay calls."""
+DRAFT_HOST_FRAC = 0.12
+"""What every draft's own pass adds to the host's time for an iteration outside graphs."""
 SPREAD = 1.15
 """Neighboring exact points of a table are at most this far apart, above the smallest sizes."""
 
@@ -42,7 +49,7 @@ def spread_over(exact: Floats, points: Floats, largest: int) -> list[float]:
     """A table by whole number, straight between exact points; index 0 costs nothing."""
     filled = np.interp(np.arange(largest + 1), points, exact)
     filled[0] = 0.0
-    return [float(v) for v in filled]
+    return list(filled.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,7 @@ class Oracle:
     weight_peak_s: float  # DRAM seconds at peak for the weights an iteration reads
     stages: int
     hop_s: float  # activations from stage to stage, once through
+    host_s: float  # once an iteration, whatever is in it
 
     def decode_attention_s(self, sequences: int, context: float) -> float:
         """One step of a group's ``sequences`` at mean ``context``."""
@@ -89,7 +97,8 @@ class Oracle:
         fixed = self.group_s[self._cut(mine * tokens_each, self.group_s)]
         fixed += self.joint_s[self._cut(sequences * tokens_each, self.joint_s)] + self.hop_s
         fixed += self.head_s[self._cut(mine * tokens_each, self.head_s)]
-        fixed += coef["iteration_s"] + coef["sequence_s"] * mine  # each attention group has a host process of its own
+        fixed += self.host_s + coef["sequence_s"] * mine  # each attention group has a host process of its own
+        fixed += coef["draft_s"] * mine if tokens_each > 1 else 0.0
         attention = self.decode_attention_s(mine, context)
         if num > 1:
             attention = (attention + self.decode_attention_s(mine, context + num - 1)) / 2
@@ -112,21 +121,31 @@ class Oracle:
         busy += attention * (largest / max(new, 1)) / parts
         if not sequences:  # the pipeline fills and drains; where it is full of decoding, parts follow without a gap
             busy *= 1 + (parts - 1) / self.stages
-        busy = busy if self.engine.graphed_prompts else max(busy, self.host_floor_s)
+        if not self._is_replayed(mine * tokens_each + largest):
+            busy = max(busy, self.host_floor_s)
         more_s = coef["mixed_s"] * self.rank.anatomy.num_layers / USUAL_LAYERS
         hosted = -(-(sequences + len(prompts)) // groups)
-        return busy + coef["iteration_s"] + more_s + coef["sequence_s"] * hosted
+        drafts_s = coef["draft_s"] * mine if tokens_each > 1 else 0.0
+        return busy + self.host_s + more_s + coef["sequence_s"] * hosted + drafts_s
+
+    def _is_replayed(self, tokens: int) -> bool:
+        """Whether an iteration with prompts, so many tokens in all, comes from a graph."""
+        engine = self.engine
+        return engine.graphed_prompts and not 0 < engine.graph_tokens < tokens
 
     @staticmethod
     def _cut(index: int, table: list[float]) -> int:
         return index if index < len(table) else len(table) - 1
 
 
-def oracle(rank: Rank, engine: Engine, max_sequences: int, max_prompt: int, max_chunk: int) -> Oracle:
-    """Build the tables: a few dozen exact points each, straight lines between them."""
+def oracle(
+    rank: Rank, engine: Engine, max_sequences: int, max_prompt: int, max_chunk: int, tokens_each: int = 1
+) -> Oracle:
+    """Build the tables: a few dozen exact points each, straight lines between them. ``tokens_each`` is what a sequence
+    computes in a step, its drafts among it."""
     groups = rank.layout.attention_dp
     tokens = max_chunk + max_sequences
-    coef, stages = engine.coef, rank.layout.pp
+    coef, stages = coefficients_of(rank, engine), rank.layout.pp
 
     calls = 2.0 * rank.anatomy.num_layers
 
@@ -134,13 +153,14 @@ def oracle(rank: Rank, engine: Engine, max_sequences: int, max_prompt: int, max_
         nonlocal calls
         points = knots(largest)
         total = side(rank, points)
-        calls += total.calls
-        return spread_over(_weighed(total, coef), points, largest)
+        calls += total.calls + total.views * (COMPILED_VIEWS_FRAC if engine.compiled else 1.0)
+        never_less = np.maximum.accumulate(weighed(total, points, coef))  # for more tokens
+        return spread_over(never_less, points, largest)
 
     group_s, joint_s = table(attention_side, tokens), table(expert_side, tokens * groups)
     sequences = knots(max(1, -(-max_sequences // groups)))
     contexts = np.array(CONTEXT_KNOTS)
-    exact = decode_attention_s(rank, sequences[:, None], contexts[None, :]) * coef["decode"]
+    exact = decode_attention_s(rank, sequences[:, None], contexts[None, :], tokens_each) * coef["decode"]
     whole = np.arange(int(sequences[-1]) + 1)
     columns = [np.interp(whole, sequences, exact[:, i]) for i in range(len(contexts))]
     prompts = knots(max(2, max_prompt))
@@ -151,16 +171,27 @@ def oracle(rank: Rank, engine: Engine, max_sequences: int, max_prompt: int, max_
         spread_over(head_s(rank, heads) * coef["gemm"], heads, int(heads[-1])),
         [tuple(float(c[i]) for c in columns) for i in whole],
         spread_over(lengths, prompts, int(prompts[-1])), _past_s(rank, coef["prefill"]),
-        calls * coef["call_s"],
+        calls * coef["call_s"] * (1 + DRAFT_HOST_FRAC * (tokens_each - 1)),
         _peak_shares(rank), _weights_s(rank), stages, _hop_s(rank),
+        coef["iteration_s"] + coef["rank_s"] * (rank.layout.num_devices - 1),
     )  # fmt: skip
 
 
-def _weighed(total: Sum, coef: Mapping[str, float]) -> Floats:
+def coefficients_of(rank: Rank, engine: Engine) -> dict[str, float]:
+    """The engine's coefficients for this rank's kernels."""
+    if engine.own_kernels:
+        return dict(engine.coef)
+    precision = rank.precision
+    factors = kernel_factors(rank.chip.arch, precision.dense.name, precision.experts.name, rank.anatomy.attention)
+    return {name: value * factors.get(name, 1.0) for name, value in engine.coef.items()}
+
+
+def weighed(total: Sum, tokens: Floats, coef: Mapping[str, float]) -> Floats:
     """Seconds by part under the engine's coefficients, short kernels with their fixed cost."""
-    factor = {"gemm": coef["gemm"], "experts": coef["experts"], "link": coef["link"], "small": 1.0}
+    many = tokens / (tokens + MANY_TOKENS)
+    factor = {part: coef[part] * coef[f"{part}_many"] ** many for part in ("gemm", "experts", "link")}
     fixed = total.kernels * coef["kernel_s"]
-    return np.asarray(sum(seconds * factor[part] for part, seconds in total.parts.items()) + fixed)
+    return np.asarray(sum(seconds * factor.get(part, 1.0) for part, seconds in total.parts.items()) + fixed)
 
 
 def _past_s(rank: Rank, scale: float) -> float:

@@ -125,7 +125,8 @@ def oracle_of(deployment: Deployment, pool: Pool, workload: Workload) -> Oracle:
     most = min(most, workload.concurrency or most)
     slack = 0 if deployment.engine.chunked else int(workload.isl.max())
     chunk = min(deployment.engine.chunk_tokens, int(workload.isl[:most].sum()) + longest)
-    return oracle(rank, deployment.engine, most * spread, longest, chunk + slack)
+    beams = deployment.speculation is not None and deployment.speculation.is_beams
+    return oracle(rank, deployment.engine, most * spread, longest, chunk + slack, 1 if beams else spread)
 
 
 def _workers(

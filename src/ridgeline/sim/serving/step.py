@@ -17,7 +17,7 @@ from ridgeline.cost.price import STREAMING_FRAC
 from ridgeline.hardware import Device
 from ridgeline.sim.serving.anatomy import Anatomy, Layers, Mixer
 from ridgeline.sim.serving.deployment import KV_BYTES, Format, Layout, Precision
-from ridgeline.sim.serving.experts import SHORT_KERNELS, Grouped, coefficients, experts_s
+from ridgeline.sim.serving.experts import ROUTED_KERNELS, SHORT_KERNELS, Grouped, coefficients, crowding, experts_s
 from ridgeline.sim.serving.link import Fabric, fabric
 
 PARTS = ("gemm", "experts", "decode", "prefill", "link", "small")
@@ -32,9 +32,16 @@ LATENT_DRAM_FRAC, LATENT_TENSOR_FRAC, LATENT_S = 0.75, 0.55, 8e-6
 """Decoding over a latent cache, as FlashMLA and its kin do: published 660 TFLOP/s and 3,000 GB/s on an H800."""
 LATENT_TILE = 64
 SCORE_TENSOR_FRAC = 0.4  # share of the fp8 peak at which an index scores keys
-LATENT_VIEWS = 20  # splits, views and small copies around latent attention that only the host notices
+LATENT_VIEWS, RECURRENT_VIEWS = 60, 90
+"""Splits, views, small copies and checks around latent attention, and slow launches of a recurrence's chunk kernels:
+only a host without compiled graphs notices them. With 20 a layer, a prompt of DeepSeek took the hosts of two engines
+2.5 times as long an operator as one of gpt-oss. Set on published runs of DeepSeek, GLM-5 and Qwen3.5."""
 GATHERED_RANKS = 8  # up to so many, engines gather all tokens everywhere; wider groups send each where it is needed
-SCAN_TENSOR_FRAC = 0.25  # chunked gated recurrences reach this share of the matrix peak
+NORM_KERNELS = 4  # squares, their sum over ranks, and the scaling of queries and keys that are normed over all heads
+SCAN_HEAD_S, SCAN_TOKEN_S = 1.6e-9, 25e-9
+"""Chunked gated recurrences: a token and value head where many run side by side, and a token of one sequence, whose
+chunks follow each other. Kernel tables of ai-dynamo/aiconfigurator (gdn, TensorRT-LLM 1.3 and SGLang 0.5.14; B200 and
+H200 differ by 3 %): 8,192 tokens and 16 heads take 0.39 ms alone and 0.22 ms beside three others."""
 PIECES = Mapping[str, Floats]
 
 
@@ -93,6 +100,7 @@ class Sum:
     parts: dict[str, Floats]
     kernels: float = 0.0
     calls: float = 0.0  # operators a host without graphs has to launch
+    views: float = 0.0  # what it does besides where nothing is compiled
 
     def add(self, part: str, seconds: Floats, times: float = 1.0) -> None:
         self.parts[part] = self.parts.get(part, 0.0) + seconds * times
@@ -105,8 +113,14 @@ def attention_side(rank: Rank, tokens: Floats) -> Sum:
     for group in rank.anatomy.layers:
         _projections(rank, group, tokens, total)
         total.add("link", rank.inner.all_reduce_s(tokens * rank.anatomy.hidden * 2.0), group.count)
-        _stream(rank, total, tokens * rank.anatomy.hidden * 2.0 * 4, 1, group.count)
+        fused = _norms_fused(rank, rank.inner)
+        _stream(rank, total, tokens * rank.anatomy.hidden * 2.0 * 4, 0 if fused else 1, group.count)
     return total
+
+
+def _norms_fused(rank: Rank, group: Fabric) -> bool:
+    """Whether a sum over ranks ends in the next norm: kernels of Blackwell's libraries that every engine turned on."""
+    return rank.chip.arch == "blackwell" and group.num > 1 and group.has_peers
 
 
 def _stream(rank: Rank, total: Sum, num_bytes: Floats, kernels: float, times: float) -> None:
@@ -124,16 +138,20 @@ def _projections(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
         r = m.recurrence
         width, value = (2 * r.key_heads + 2 * r.value_heads) * r.dim / tp, r.value_heads * r.dim / tp
         shapes = ((width, h, 1.0), (2 * r.value_heads / tp, h, 1.0), (h, value, 1.0))
+        total.views += group.count * RECURRENT_VIEWS
         _stream(rank, total, tokens * width * 2 * 4, 9 + quants, group.count)
     elif m.latent:
         shapes = _latent_shapes(m, h, tp)
-        total.calls += group.count * (LATENT_VIEWS + (LATENT_VIEWS if m.index else 0))
+        total.views += group.count * LATENT_VIEWS
         _stream(rank, total, tokens * (m.latent.q_rank + h) * 2 * 2, 6 + quants + (8 if m.index else 0), group.count)
     else:
         kv = max(m.kv_heads, tp) / tp
         width = (m.heads / tp * (2 if m.gated else 1) + 2 * kv) * m.dim
         shapes = ((width, h, 1.0), (h, m.heads / tp * m.dim, 1.0))
         _stream(rank, total, tokens * width * 2 * 3, 2 + quants, group.count)
+    if m.normed_across:
+        total.add("link", rank.inner.all_reduce_s(tokens * 8.0), group.count)
+        _stream(rank, total, tokens * (m.heads + m.kv_heads) * m.dim / tp * 2.0 * 4, NORM_KERNELS, group.count)
     for n, k, b in shapes:
         total.add("gemm", product_s(rank, form, tokens, n, k, b), group.count)
 
@@ -160,7 +178,9 @@ def expert_side(rank: Rank, tokens: Floats) -> Sum:
     for group in rank.anatomy.layers:
         (_experts if group.experts else _feed_forward)(rank, group, tokens, total)
         _meet(rank, group, tokens, total)
-        _stream(rank, total, tokens / rank.layout.attention_dp * rank.anatomy.hidden * 2.0 * 4, 1, group.count)
+        fused = rank.layout.attention_dp == 1 and _norms_fused(rank, rank.outer)
+        own = tokens / rank.layout.attention_dp
+        _stream(rank, total, own * rank.anatomy.hidden * 2.0 * 4, 0 if fused else 1, group.count)
     return total
 
 
@@ -194,7 +214,8 @@ def _experts(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
     e, h, layout, form = group.experts, rank.anatomy.hidden, rank.layout, rank.precision.experts
     assert e is not None
     sides = 3 if rank.anatomy.gated else 2
-    local = Grouped(h, e.ffn / layout.moe_tp, e.num / layout.ep, e.top / layout.ep, sides)
+    here = e.num / layout.ep
+    local = Grouped(h, e.ffn / layout.moe_tp, here, e.top / layout.ep * crowding(layout.ep, here), sides)
     dtype = "fp8" if form.name == "mxfp4" and rank.chip.arch == "blackwell" else _dtype_of(rank, form)
     kind = form.name if dtype == form.dtype else "mxfp4"  # unpacked on the way, or with eight-bit inputs
     coef = coefficients(rank.chip.arch, kind)
@@ -203,7 +224,8 @@ def _experts(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
     router = Format("bf16", 2.0, "bf16")
     mine = tokens / layout.attention_dp
     total.add("gemm", product_s(rank, router, mine, e.num, h), group.count)
-    _stream(rank, total, mine * e.num * 4.0, 2 + SHORT_KERNELS, group.count)
+    short = ROUTED_KERNELS if rank.chip.arch == "blackwell" else SHORT_KERNELS
+    _stream(rank, total, mine * e.num * 4.0, 2 + short, group.count)
     if e.shared:
         _feed_forward(rank, group, tokens, total, width=e.shared)
 
@@ -217,21 +239,21 @@ def head_s(rank: Rank, sequences: Floats) -> Floats:
     return product_s(rank, form, sequences, n, rank.anatomy.hidden) + moved + read_s + 30e-6
 
 
-def decode_attention_s(rank: Rank, sequences: Floats, context: Floats) -> Floats:
-    """One new token for each of ``sequences`` with ``context`` tokens before it, over all layers."""
+def decode_attention_s(rank: Rank, sequences: Floats, context: Floats, tokens_each: int = 1) -> Floats:
+    """``tokens_each`` new tokens for each of ``sequences`` with ``context`` tokens before, over all layers."""
     b, ctx = np.broadcast_arrays(np.maximum(sequences, 1.0), np.maximum(context, 1.0))
     total = np.zeros(b.shape)
     for group in rank.anatomy.layers:
-        total += group.count * _decode_layer_s(rank, group.mixer, b, ctx)
+        total += group.count * _decode_layer_s(rank, group.mixer, b, ctx, tokens_each)
     return total
 
 
-def _decode_layer_s(rank: Rank, m: Mixer, b: Floats, ctx: Floats) -> Floats:
-    if m.recurrence:
-        moved = 2 * b * m.state_bytes(rank.layout.tp)
+def _decode_layer_s(rank: Rank, m: Mixer, b: Floats, ctx: Floats, tokens_each: int) -> Floats:
+    if m.recurrence:  # a state is kept behind every draft, for the ones that are refused
+        moved = (1 + tokens_each) * b * m.state_bytes(rank.layout.tp)
         return np.asarray(4e-6 + moved / (STREAM_FRAC * rank.chip.dram_bytes_per_s))
     if m.latent:
-        return _latent_decode_s(rank, m, b, ctx)
+        return _latent_decode_s(rank, m, b, ctx, tokens_each)
     entry, library = _attention_entry(rank, "decode", m.window)
     kv_dtype = "fp8" if KV_BYTES[rank.precision.kv] == 1 else "bf16"
     tp = rank.layout.tp
@@ -255,9 +277,9 @@ def _attention_entry(rank: Rank, phase: str, window: int) -> tuple[Mapping[str, 
     return {}, chosen
 
 
-def _latent_decode_s(rank: Rank, m: Mixer, b: Floats, ctx: Floats) -> Floats:
+def _latent_decode_s(rank: Rank, m: Mixer, b: Floats, ctx: Floats, tokens_each: int) -> Floats:
     """All heads share one compressed key-value row: heavy on arithmetic for a decoding kernel."""
-    low, heads, size = m.latent, m.heads / rank.layout.tp, KV_BYTES[rank.precision.kv]
+    low, heads, size = m.latent, m.heads / rank.layout.tp * tokens_each, KV_BYTES[rank.precision.kv]
     assert low is not None
     seen = np.minimum(ctx, m.index.top) if m.index else ctx
     wide = low.kv_rank + low.rope
@@ -285,9 +307,8 @@ def prefill_attention_s(rank: Rank, new: Floats, past: Floats) -> Floats:
 def _prefill_layer_s(rank: Rank, m: Mixer, s: Floats, past: Floats) -> Floats:
     tp = rank.layout.tp
     if m.recurrence:
-        r = m.recurrence
-        flops = 2 * s * r.value_heads / tp * r.dim * (3 * r.dim + 2 * 64)
-        return np.asarray(30e-6 + flops / (rank.chip.peak_flops_per_s("bf16") * SCAN_TENSOR_FRAC))
+        heads = m.recurrence.value_heads / tp * (m.recurrence.dim / 128)
+        return np.asarray(30e-6 + s * max(SCAN_HEAD_S * heads, SCAN_TOKEN_S))
     entry, library = _attention_entry(rank, "prefill", m.window)
     d, dv, hkv = float(m.dim), float(m.dim), max(m.kv_heads, tp) / tp
     if m.latent:

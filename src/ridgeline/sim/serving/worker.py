@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ridgeline.sim.serving.state import Requests
 
 
-FULL_FRAC = 0.85  # of an engine's token budget: prompts seldom end on it exactly
+FULL_FRAC = 0.95  # of an engine's token budget: prompts seldom end on it exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,8 @@ class Worker:
         sequences, each = self._sequences(decoding)
         mean = self.context / self.running if self.running else 0.0
         self.ends_s = now_s + self.oracle.mixed_s(sequences, groups, mean, shapes, max(loads), done, each)
+        if not self.iterations:
+            self.ends_s += engine.cold_s
         if engine.cold_chunk_s and not self.is_warm and max(loads) >= FULL_FRAC * engine.chunk_tokens:
             self.is_warm, self.ends_s = True, self.ends_s + engine.cold_chunk_s
         self.is_jump, self.steps = False, 1 if decoding else 0

@@ -1,0 +1,222 @@
+"""Grows the trees of ``cost/selection.py`` from answers of cuDNN's heuristic (``ask_cudnn.py``) and writes them.
+
+    python benchmarks/fit_selection.py ANSWERS.jsonl.gz... [--share 0.9] [--most 6000] [--write]
+
+Needs scikit-learn, here alone. ``--share`` of the answers is grown from and the rest judges; ``--most`` bounds the
+leaves of a tree; without ``--write`` it only reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ridgeline.cost.implicit import CLUSTERED, Choice
+from ridgeline.cost.selection import FILE, LEAF, SLICED, Shape, features, pool_of, text_of
+from ridgeline.resources import data_dir
+
+SIDES = {0: (128, 128), 1: (128, 64), 2: (128, 32), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256),
+         7: (64, 128), 8: (64, 32), 9: (64, 256), 10: (64, 16), 11: (32, 16), 12: (32, 32), 14: (16, 64), 15: (128, 16),
+         16: (256, 32), 18: (64, 192), 19: (128, 192), 20: (256, 96), 23: (32, 128)}  # fmt: skip
+"""Tiles by the value of the tile-size knob, as the names of the kernels that ran say."""
+DEPTHS, BLOCKS = {0: 32, 1: 64, 2: 16}, {2: 16, 3: 32, 4: 64}
+"""Depths of a step by the knobs that give it to one kind of kernel and the other."""
+TILE, STAGE_DEPTH, BLOCK_DEPTH, SPLIT, SLICE, WORKSPACE, DOWN, ACROSS = 2, 13, 5, 0, 17, 25, 27, 28
+ENGINES = {
+    "fwd": {"tma": (62, 67), "copy": (45, 46), "analytic": (27, 35), "warp": (22, 23, 38, 41), "plain": (47, 48),
+            "vector": (28,), "indexed": (1,), "direct": (0,), "simt": (70,), "product": (58,), "fourier": (3,),
+            "winograd": (6,)},
+    "dgrad": {"tma": (67, 71), "tma_strided": (73, 76), "copy": (57, 58), "copy_strided": (64, 65),
+              "analytic": (59, 60), "warp": (22, 28), "warp_strided": (40, 43, 46, 56), "direct": (0,),
+              "scatter": (25, 2, 1, 3), "simt": (74,), "product": (63,), "fourier": (50,), "winograd": (7,)},
+    "wgrad": {"tma": (65, 68, 63), "copy": (49, 50, 33, 34, 47, 48, 45), "warp": (9, 10, 23, 30),
+              "plain": (37, 39, 40), "direct": (0, 16), "atomic": (20,), "indexed": (1,), "simt": (67,), "product": (62,),
+              "fourier": (18,), "winograd": (17, 19)},
+}  # fmt: skip
+"""What the engines' kernels are, by the names that ran for 6,000 recorded convolutions."""
+WAY = {op: {engine: way for way, engines in ways.items() for engine in engines} for op, ways in ENGINES.items()}
+TILED = (*CLUSTERED, "copy", "copy_strided", "analytic", "warp", "warp_strided", "plain", "simt")
+SAVING = ("fourier", "winograd")
+STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+"""Slices told apart: finer ones change no time."""
+MOST_SLICES = 4000
+"""Leaves of a tree that tells slices."""
+
+
+def choice_of(op: str, engine: int, knobs: Iterable[tuple[int, int]], channels: int) -> Choice:
+    """An engine and its knobs in the terms of the time model."""
+    values = dict(knobs)
+    way = WAY[op].get(engine, "vector")
+    if way not in TILED:
+        return Choice(way)
+    if values.get(TILE) not in SIDES:
+        return Choice("direct")  # an engine without tiles, taken twice in 80,000 answers
+    rows, columns = SIDES[values[TILE]]
+    depth = DEPTHS[values[STAGE_DEPTH]] if STAGE_DEPTH in values else BLOCKS.get(values.get(BLOCK_DEPTH, 0), 8)
+    shared = way in CLUSTERED and values.get(WORKSPACE, 1) == 0
+    return Choice(way, rows, columns, depth, values.get(DOWN, 1), values.get(ACROSS, 1), shared,
+                  _slices(op, way, values, channels))  # fmt: skip
+
+
+def _slices(op: str, way: str, values: dict[int, int], channels: int) -> int:
+    """Slices of the inner loop: a number, or, outside weight gradients, the channels of each."""
+    if way not in SLICED:
+        return 1
+    if SLICE in values and op != "wgrad":
+        return max(1, -(-channels // max(1, values[SLICE])))
+    return max(1, values.get(SLICE, values.get(SPLIT, 1)))
+
+
+def shape_of(op: str, dtype: str, x: Sequence[int], w: Sequence[int], y: Sequence[int], stride: Sequence[int],
+             padding: Sequence[int], last: int) -> Shape:  # fmt: skip
+    return Shape(op, dtype, bool(last), x[0], x[1], w[0], x[1] // w[1], math.prod(w[2:]), w[-1], stride[-1],
+                 padding[-1], math.prod(x[2:-1]), x[-1], math.prod(y[2:]))  # fmt: skip
+
+
+def answers(files: Sequence[Path], described: bool = False) -> Iterator[tuple[Shape, Choice]]:
+    """Shapes and choices; ``described`` takes a described device's word even where a present one would differ."""
+    for file in files:
+        present = False
+        with gzip.open(file, "rt") as lines:
+            for line in lines:
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    present = bool(row["present"])
+                elif row[8] and (present or described or not told_by_devices(row)):
+                    shape, (engine, knobs, _) = shape_of(*row[:8]), row[8]
+                    choice = choice_of(shape.op, engine, knobs, shape.c if shape.op == "fwd" else shape.o)
+                    if choice.way not in SAVING or told_by_devices(row):  # else one answer of three hundred, or untold
+                        yield shape, choice
+
+
+def told_by_devices(row: Sequence[Any]) -> bool:
+    """Where an engine that calls cuBLAS may be taken, which a device that is only described does not offer."""
+    _, dtype, x, w, _, stride, *_ = row
+    dense = x[1] == w[1]
+    return dense and (dtype in ("fp32", "tf32") or (max(w[2:]) == 1 and max(stride) == 1))
+
+
+def _grown(values: np.ndarray, labels: np.ndarray, most: int) -> Any:
+    try:
+        from sklearn.tree import DecisionTreeClassifier
+    except ImportError:
+        raise SystemExit("growing trees needs scikit-learn: pip install scikit-learn") from None
+    return DecisionTreeClassifier(criterion="entropy", max_leaf_nodes=most, random_state=0).fit(values, labels)
+
+
+def _flat(grown: Any, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+    """The tree in walking order; leaves with the same answer under one node become one."""
+    tree = grown.tree_
+    leaf: dict[int, int] = {}
+    for node in range(tree.node_count - 1, -1, -1):  # children come after their parent
+        left, other = tree.children_left[node], tree.children_right[node]
+        if left < 0:
+            leaf[node] = numbers[int(np.argmax(tree.value[node][0]))]
+        elif left in leaf and leaf[left] == leaf.get(other):
+            leaf[node] = leaf[left]
+    feature, limits, stack = list[int](), list[float](), [0]
+    while stack:
+        node = stack.pop()
+        feature.append(LEAF if node in leaf else int(tree.feature[node]))
+        limits.append(float(leaf[node]) if node in leaf else float(np.float32(tree.threshold[node])))
+        if node not in leaf:
+            stack += [int(tree.children_right[node]), int(tree.children_left[node])]
+    table = sorted({limit for kind, limit in zip(feature, limits, strict=True) if kind != LEAF})
+    place = {limit: number for number, limit in enumerate(table)}
+    value = [int(limit) if kind == LEAF else place[limit] for kind, limit in zip(feature, limits, strict=True)]
+    return {"feature": np.array(feature, np.uint8), "value": np.array(value, np.uint16),
+            "limits": np.array(table, np.float32)}  # fmt: skip
+
+
+@dataclass
+class Grown:
+    """All trees, in the order in which they are written."""
+
+    feature: list[np.ndarray] = field(default_factory=list)
+    value: list[np.ndarray] = field(default_factory=list)
+    limits: list[np.ndarray] = field(default_factory=list)
+    places: dict[str, list[int]] = field(default_factory=dict)
+    choices: dict[str, list[str]] = field(default_factory=dict)
+
+    def put(self, name: str, flat: dict[str, np.ndarray]) -> None:
+        nodes, limits = sum(map(len, self.feature)), sum(map(len, self.limits))
+        self.places[name] = [nodes, nodes + len(flat["feature"]), limits, limits + len(flat["limits"])]
+        self.feature.append(flat["feature"])
+        self.value.append(flat["value"])
+        self.limits.append(flat["limits"])
+
+    def write(self, path: Path) -> None:
+        index = json.dumps({"places": self.places, "choices": self.choices}, separators=(",", ":"))
+        np.savez_compressed(path, feature=np.concatenate(self.feature), value=np.concatenate(self.value),
+                            limits=np.concatenate(self.limits), index=np.array(index))  # fmt: skip
+
+
+def _pool(grown: Grown, pool: str, rows: list[tuple[Shape, Choice]], share: float, most: int) -> None:
+    values = np.array([features(shape) for shape, _ in rows], np.float32)
+    texts = [text_of(choice) for _, choice in rows]
+    known = sorted(set(texts))
+    numbers = {text: number for number, text in enumerate(known)}
+    labels, cut = np.array([numbers[text] for text in texts]), int(len(rows) * share)
+    tree = _grown(values[:cut], labels[:cut], most)
+    flat = _flat(tree, [int(k) for k in tree.classes_])
+    grown.put(pool, flat)
+    grown.choices[pool] = known
+    line = f"{pool:22s} {len(rows):7d} answers, {len(known):3d} choices, {len(flat['feature']):6d} nodes"
+    if cut < len(rows):
+        told = tree.predict(values[cut:])
+        ways = np.array([text.split()[0] for text in known])
+        line += f", right {np.mean(told == labels[cut:]):.1%}, way {np.mean(ways[told] == ways[labels[cut:]]):.1%}"
+    print(line + _slice(grown, pool, rows, values, labels, cut), flush=True)
+
+
+def _slice(grown: Grown, pool: str, rows: list[tuple[Shape, Choice]], values: np.ndarray, labels: np.ndarray,
+           cut: int) -> str:  # fmt: skip
+    """The tree that tells slices from the shape and the choice."""
+    sliced = [i for i, (_, choice) in enumerate(rows) if choice.way in SLICED]
+    counts = np.array([min(STEPS, key=lambda s: abs(math.log(s / rows[i][1].split))) for i in sliced])
+    if len(set(counts)) < 2:
+        return ""
+    with_choice = np.column_stack([values[sliced], labels[sliced]])
+    grow = np.array(sliced) < cut
+    tree = _grown(with_choice[grow], counts[grow], MOST_SLICES)
+    flat = _flat(tree, [int(k) for k in tree.classes_])
+    grown.put(f"{pool}.slices", flat)
+    if grow.all():
+        return f", slices {len(flat['feature'])} nodes"
+    off = np.abs(np.log(tree.predict(with_choice[~grow]) / counts[~grow]))
+    return f", slices {len(flat['feature'])} nodes, off by {np.exp(off.mean()) - 1.0:.0%}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("answers", type=Path, nargs="+")
+    parser.add_argument("--share", type=float, default=0.9)
+    parser.add_argument("--most", type=int, default=12000, help="leaves of a tree at most")
+    parser.add_argument("--only", default="", help="pools whose names contain this")
+    parser.add_argument("--described", action="store_true", help="take described devices' word for every pool")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    pools: dict[str, list[tuple[Shape, Choice]]] = defaultdict(list)
+    for shape, choice in answers(args.answers, args.described):
+        pools[pool_of(shape)].append((shape, choice))
+    print(Counter({pool: len(rows) for pool, rows in pools.items()}))
+    grown = Grown()
+    for pool in sorted(pools):
+        if args.only in pool:
+            _pool(grown, pool, pools[pool], args.share, args.most)
+    if args.write:
+        grown.write(data_dir() / FILE)
+        print(f"{(data_dir() / FILE).stat().st_size / 1e3:.0f} kB in {FILE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Products of many rows with everything behind them in their last step: norm, bias, sum, activation."""

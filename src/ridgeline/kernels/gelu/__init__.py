@@ -1,0 +1,1 @@
+"""GELU, exact or by tanh, at the speed of memory."""

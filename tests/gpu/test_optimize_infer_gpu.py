@@ -1,0 +1,214 @@
+"""Rewrites of large inference on a GPU: patches, pointwise convolutions with their ends, GELU between products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F
+from torch import nn
+
+from ridgeline.optimizer import patches
+from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.rewrites import epilogue, pointwise, stems
+from ridgeline.optimizer.substitution import apply, revert
+
+
+def _error(found: Any, meant: Any) -> float:
+    return float((found.double() - meant.double()).square().mean().sqrt() / meant.double().square().mean().sqrt())
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, channels: int, inner: int, act: Any) -> None:
+        super().__init__()
+        self.reduce, self.see = nn.Conv2d(channels, inner, 1, bias=False), nn.Conv2d(inner, inner, 3, padding=1)
+        self.widen, self.act = nn.Conv2d(inner, channels, 1), act
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (inner, inner, channels))
+
+    def forward(self, x: Any) -> Any:
+        y = self.act(self.norms[0](self.reduce(x)))
+        y = self.act(self.norms[1](self.see(y)))
+        y = self.norms[2](self.widen(y))
+        y += x
+        return self.act(y)
+
+
+def _settled(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2.0)
+            module.weight.data.normal_()
+            module.bias.data.normal_()
+    return model.cuda().eval().bfloat16().to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+@pytest.mark.parametrize("act", [nn.ReLU(inplace=True), nn.SiLU()])
+def test_convolutions_with_their_ends_are_as_right_as_eager(compiler: str, act: Any) -> None:
+    torch.manual_seed(0)
+    model = _settled(nn.Sequential(Bottleneck(256, 64, act), Bottleneck(256, 96, act)))
+    x = torch.randn(8, 256, 30, 28, device="cuda").bfloat16().to(memory_format=torch.channels_last)
+    report = Report()
+    names = ("in-place", "pointwise", *(("convolution-end",) if compiler == "none" else ()))
+    with torch.no_grad():
+        fast = compiled(model, rewrites=names, compiler=compiler, report=report)
+        found, own = fast(x), model(x)
+        meant = model.double()(x.double())
+    assert report.counts()["pointwise"] == 4, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
+def test_every_way_of_a_pointwise_convolution_agrees() -> None:
+    torch.manual_seed(0)
+    rows, filters = (torch.randn(*s, device="cuda").bfloat16() for s in ((4001, 192), (384, 192)))
+    added, vectors = torch.randn(4001, 384, device="cuda").bfloat16(), torch.rand(5, 384, device="cuda") + 0.5
+    ends = (vectors[0], added, vectors[1], vectors[2], vectors[3], vectors[4], 1e-5, "silu", False)
+    ways = pointwise._ways(rows, filters, ends)
+    assert len(ways) == 3
+    wide = [t.double() if isinstance(t, torch.Tensor) else t for t in ends]
+    meant = pointwise.finish(F.linear(rows.double(), filters.double()), *wide)
+    for name, way in ways.items():
+        assert _error(way(), meant) < 5e-3, name
+
+
+@pytest.mark.parametrize("size", [(16, 3, 224, 224), (4, 3, 224, 220)])
+def test_patches_are_as_right_as_cudnn_and_lie_channels_last(size: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 256, 14, 14, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(size, device="cuda", dtype=torch.bfloat16)
+    model = nn.Sequential(layer)
+    with torch.no_grad():
+        own, meant = model(x), F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), stride=14)
+        apply(model, ("patches",))
+        found = model(x)
+        revert(model)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert _error(found, meant) <= 1.1 * _error(own, meant) + 1e-4
+    assert patches.is_patch_layer(layer)
+
+
+@pytest.mark.parametrize("rewrite", ["gelu", "linear-activation"])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_gelu_between_products_is_as_right_as_eager(compiler: str, approximate: str, rewrite: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(approximate), nn.Linear(1024, 256)).cuda().bfloat16()
+    x = torch.randn(1000, 256, device="cuda", dtype=torch.bfloat16)
+    report = Report()
+    with torch.no_grad():
+        found, own = compiled(model, rewrites=(rewrite,), compiler=compiler, report=report)(x), model(x)
+        meant = model.double()(x.double())
+    assert report.counts() == {rewrite: 1}, report.refusals
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-4
+
+
+@pytest.mark.parametrize("kind", ["relu", "gelu", "gelu_tanh"])
+def test_every_way_of_an_activated_product_agrees(kind: str) -> None:
+    torch.manual_seed(0)
+    x, w, b = (torch.randn(*s, device="cuda").bfloat16() for s in ((3001, 128), (512, 128), (512,)))
+    ways = epilogue._ways(b, x, w.t(), kind)
+    assert set(ways) == {"apart", "128x64x64", "128x128x64"} | ({"together"} if kind != "gelu" else set())
+    act = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda y: F.gelu(y, approximate="tanh")}[kind]
+    meant = act(F.linear(x.double(), w.double(), b.double()))
+    for name, way in ways.items():
+        assert _error(way(), meant) < 5e-3, name
+
+
+def test_gelu_of_extremes_is_pytorchs() -> None:
+    from ridgeline.kernels import gelu
+
+    x = torch.tensor([float("inf"), float("-inf"), float("nan"), -3e38, 3e38, 0.0, -0.0, 13.5, -13.5], device="cuda")
+    for dtype in (torch.bfloat16, torch.float16):
+        torch.testing.assert_close(gelu(x.to(dtype)), F.gelu(x.to(dtype)), equal_nan=True)
+
+
+@pytest.mark.parametrize(("side", "filters", "padding"), [(224, 7, 3), (225, 3, 1)])
+def test_a_stem_over_squares_is_as_right_as_cudnn(side: int, filters: int, padding: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, side, side, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(64, 3, filters, filters, device="cuda", dtype=torch.bfloat16)
+    w = w.contiguous(memory_format=torch.channels_last)
+    meant = F.conv2d(x.double(), w.double(), None, 2, padding)
+    own, found = F.conv2d(x, w, None, 2, padding), stems.stem(x, w, None, [padding, padding])
+    assert found.stride() == own.stride()
+    assert _error(stems.squares(x, w, None, [padding, padding]), meant) < 1.1 * _error(own, meant) + 1e-4
+    assert _error(found, meant) < 1.1 * _error(own, meant) + 1e-4
+    assert any(set(found) == {"library", "squares"} for found in stems.CONTEST.seconds.values())
+
+
+def test_rows_off_sixteen_bytes_take_the_library() -> None:
+    rows = torch.randn(4001 * 64 + 1, device="cuda").bfloat16()[1:].view(4001, 64)
+    filters = torch.randn(128, 64, device="cuda").bfloat16()
+    ends = (None, None, None, None, None, None, 1e-5, "relu", False)
+    assert set(pointwise._ways(rows, filters, ends)) == {"library"}
+    even = rows.clone()
+    pointwise.tiled(even, filters, *ends)
+    with pytest.raises(Exception, match="16 bytes"):
+        pointwise.tiled(rows, filters, *ends)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x: Any, attention_mask: Any = None) -> Any:
+        y = self.inner(x)
+        return y if attention_mask is None else y * attention_mask.unsqueeze(-1).to(y.dtype)
+
+
+def test_a_mask_is_looked_at_while_the_call_is_already_queued() -> None:
+    from ridgeline.optimizer.candidate import Candidate, build
+    from ridgeline.optimizer.inputs import Inputs
+
+    torch.manual_seed(0)
+    model = Masked().cuda().eval()
+    ones = torch.ones(4, 8, dtype=torch.int64, device="cuda")
+    some = ones.clone()
+    some[1, 5:] = 0
+    x, y = (torch.randn(4, 8, 64, device="cuda") for _ in range(2))
+    inputs = Inputs((x,), {"attention_mask": ones})
+    built = build(Candidate(name="a", graphed=True, unmasked=True), model, inputs, "infer")
+    with torch.no_grad(), built.switched() as call:
+        assert call.call.is_pure and call.holds.asked((x,), {"attention_mask": some})() is False
+        for mask in (ones, some, ones, some.bool(), None):
+            torch.testing.assert_close(call(y, attention_mask=mask), model(y, attention_mask=mask))
+    assert call.call.replays >= 4
+    built.undo()
+
+
+class Attending(nn.Module):
+    """As in Whisper: queries scaled beforehand, all three laid dense."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(width, width, bias=False), nn.Linear(width, width)
+        self.out, self.heads = nn.Linear(width, width), heads
+
+    def forward(self, x: Any) -> Any:
+        b, rows, width = x.shape
+        shape = (b, rows, self.heads, width // self.heads)
+        q = (self.q(x) * 0.125).view(shape).transpose(1, 2).contiguous()
+        k, v = (layer(x).view(shape).transpose(1, 2).contiguous() for layer in (self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2).contiguous()
+        return x + self.out(y.reshape(b, rows, width))
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_attention_that_reads_heads_in_place_is_as_right_as_eager(compiler: str) -> None:
+    torch.manual_seed(0)
+    model = Attending(512, 8).cuda().bfloat16()
+    x = torch.randn(4, 300, 512, device="cuda", dtype=torch.bfloat16)
+    report = Report()
+    names = ("attention-layout", "horizontal", "dense-rows")
+    with torch.no_grad():
+        found, own = compiled(model, rewrites=names, compiler=compiler, report=report)(x), model(x)
+        meant = model.double()(x.double())
+    assert report.counts()["attention-layout"] == 1, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-4

@@ -1,0 +1,55 @@
+"""Short calls on a device: past the guards they give what the model gives, and searches of them measure every rival."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+import torch.nn.functional as F
+from torch import nn
+
+import ridgeline
+from ridgeline.optimizer.backend import compiled
+from ridgeline.optimizer.shortcut import shortcut
+
+
+class Chained(nn.Module):
+    """A product and what follows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(512, 512)
+
+    def forward(self, x: Any) -> Any:
+        return F.gelu(F.mish(self.fc(x)) * 2.0)
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_past_the_guards_results_are_the_same_and_weights_are_read_anew(compiler: str) -> None:
+    model = Chained().cuda()
+    x = torch.randn(256, 512, device="cuda")
+    fast = shortcut(compiled(model, rewrites=(), compiler=compiler), (x,), {}, model)
+    with torch.no_grad():
+        for scale in (1.0, 3.0):
+            model.fc.weight.mul_(scale)
+            torch.testing.assert_close(fast(scale * x), model(scale * x), rtol=1e-5, atol=1e-5)
+        model.fc.weight.data = model.fc.weight.data.clone() * 2
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+    assert len(fast.misses) == 1
+
+
+def test_a_search_of_a_short_call_has_every_rival_in_its_receipt() -> None:
+    model = Chained().cuda()
+    x = torch.randn(256, 512, device="cuda")
+    fast = ridgeline.optimize(model, (x,), budget_s=40, use_cache=False)
+    tried = {entry.name: entry for entry in fast.receipt.entries}
+    assert {"eager", "torch.compile", "compiled"} <= {name for name, entry in tried.items() if entry.measured_s}
+    assert fast.receipt.over_best > 0.98
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)

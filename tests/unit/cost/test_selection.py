@@ -1,0 +1,69 @@
+"""What cuDNN takes: the learned trees against kernels that ran."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+
+import pytest
+
+from ridgeline.cost.selection import FILE, LEAF, Shape, Tree, choice_of, choose, features, text_of
+from ridgeline.resources import data_dir
+
+from .test_conv import RECORDINGS
+
+SHAPE = Shape("fwd", "bf16", True, 16, 128, 128, 1, 9, 3, 1, 1, 28, 28, 784)
+
+
+def test_a_tree_is_walked_left_where_the_value_is_at_most_the_limit():
+    tree = Tree((1, LEAF, 0, LEAF, LEAF), (5.0, 0.0, 2.0, 0.0, 0.0), (2, 7, 4, 8, 9))
+    assert [tree.answer(v) for v in ((0.0, 5.0), (2.0, 6.0), (3.0, 6.0))] == [7, 8, 9]
+
+
+def test_a_choice_is_read_back_from_its_text():
+    choice = choice_of("tma 128 256 64 2 4 1")
+    assert (choice.way, choice.rows, choice.columns, choice.depth) == ("tma", 128, 256, 64)
+    assert (choice.cluster_rows, choice.cluster_columns, choice.shared) == (2, 4, True)
+    assert text_of(choice) == "tma 128 256 64 2 4 1"
+
+
+def test_features_do_not_depend_on_what_the_library_is_not_told():
+    assert (
+        len({len(features(s)) for s in (SHAPE, Shape("wgrad", "fp32", False, 1, 3, 64, 1, 49, 7, 2, 3, 9, 9, 25))}) == 1
+    )
+
+
+def test_the_trees_fit_into_the_repository():
+    assert (data_dir() / FILE).stat().st_size < 400_000
+
+
+def test_a_batch_that_fills_the_chip_takes_larger_tiles_than_one_image():
+    one, many = choose(SHAPE), choose(Shape("fwd", "bf16", True, 100, 128, 128, 1, 9, 3, 1, 1, 28, 28, 784))
+    assert one is not None and many is not None
+    assert many.rows * many.columns >= one.rows * one.columns
+    assert many.way == "tma"
+
+
+@pytest.mark.skipif(not RECORDINGS.is_dir(), reason="the H200 recordings are not here")
+def test_the_tile_that_ran_is_the_one_told_in_nine_of_ten_recordings():
+    """Recordings nobody grew the trees from: forward, dense, 16 bits, tiles fed by TMA by the kernel's name."""
+    right = total = 0
+    with gzip.open(RECORDINGS / "operators_seed1.jsonl.gz", "rt") as lines:
+        rows = [json.loads(line) for line in lines][1:]
+    for row in rows:
+        d = row["shape"]
+        if row["kind"] != "conv2d" or row["phase"] != "fwd" or d.get("groups", 1) > 1 or "kernels" not in row:
+            continue
+        found = [re.search(r"sm90_xmma_fprop.*tilesize(\d+)x(\d+)x(\d+)", name) for name, _ in row["kernels"]]
+        tiles = [tuple(map(int, match.groups())) for match in found if match]
+        if not tiles or row["dtype"] not in ("bf16", "fp16"):
+            continue
+        pad, k, stride = d["k"] // 2, d["k"], d["stride"]
+        out = ((d["h"] + 2 * pad - k) // stride + 1) * ((d["w"] + 2 * pad - k) // stride + 1)
+        told = choose(Shape("fwd", row["dtype"], bool(d.get("nhwc", 0)), d["n"], d["c"], d["o"], 1, k * k, k, stride,
+                            pad, d["h"], d["w"], out))  # fmt: skip
+        right += told is not None and (told.rows, told.columns, told.depth) == tiles[0]
+        total += 1
+    assert total > 60
+    assert right / total > 0.88

@@ -1,0 +1,240 @@
+"""Convolutions as products: patches of images, and pointwise ones with what follows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F
+from torch import nn
+
+from ridgeline.optimizer import hooks, patches
+from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.rewrites import pointwise, stems
+from ridgeline.optimizer.substitution import apply, revert
+
+SHAPES = [((2, 3, 37, 32), (8, 3, 16, 16)), ((3, 4, 10), (5, 4, 5)), ((2, 2, 4, 6, 6), (6, 2, 2, 3, 3))]
+
+
+@pytest.mark.parametrize(("image", "filters"), SHAPES)
+@pytest.mark.parametrize("last", [False, True])
+def test_patches_multiplied_are_the_convolution(image: Any, filters: Any, last: bool) -> None:
+    torch.manual_seed(0)
+    x, w, b = (torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in (image, filters, filters[:1]))
+    conv: Any = (F.conv1d, F.conv2d, F.conv3d)[len(image) - 3]
+    given = x.contiguous(memory_format=torch.channels_last) if last and len(image) == 4 else x
+    found, meant = patches.patched(given, w, b), conv(given, w, b, stride=filters[2:])
+    torch.testing.assert_close(found, meant, rtol=1e-12, atol=1e-12)
+    weights = torch.randn_like(meant)
+    for ours, theirs in zip(
+        *(torch.autograd.grad((y * weights).sum(), (x, w, b)) for y in (found, meant)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_only_windows_of_few_channels_that_lie_side_by_side_are_products() -> None:
+    layers = {
+        "patches": nn.Conv2d(3, 8, 16, 16), "tubes": nn.Conv3d(24, 8, 2, 2), "overlapping": nn.Conv2d(3, 8, 16, 8),
+        "padded": nn.Conv2d(3, 8, 4, 4, padding=1), "many channels": nn.Conv2d(64, 8, 2, 2),
+        "apart": nn.Conv2d(4, 8, 4, 4, groups=2), "spread": nn.Conv2d(3, 8, 4, 4, dilation=2),
+        "mirrored": nn.Conv2d(3, 8, 4, 4, padding="valid", padding_mode="reflect"), "tiny": nn.Conv2d(3, 8, 2, 2),
+    }  # fmt: skip
+    found = [name for name, layer in layers.items() if patches.is_patch_layer(layer.bfloat16())]
+    assert found == ["patches", "tubes"]
+    assert not patches.is_patch_layer(nn.Conv2d(3, 8, 16, 16))  # in float32 PyTorch rounds convolutions to tf32
+
+
+def test_apply_puts_patches_in_and_revert_takes_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "RUNS_ON", frozenset({"cpu"}))
+    monkeypatch.setattr(patches, "LEAST_NUMBERS", 1000)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 16, 16), nn.Flatten(2)).bfloat16()
+    x = torch.randn(2, 3, 32, 48, dtype=torch.bfloat16)
+    meant = model(x)
+    done = apply(model, ("patches",))
+    assert [each.by for each in done.replaced] == ["patched"]
+    assert model[0](x).grad_fn.name() == "PermuteBackward0"  # a product seen as an image
+    torch.testing.assert_close(model(x), meant, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(model(x[:, :, :16, :16]), meant[:, :, :1])  # too small to matter: as it was
+    revert(model)
+    assert "forward" not in vars(model[0])
+
+
+def test_a_patch_embedding_is_rewritten_and_what_follows_sees_the_new_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "LEAST_NUMBERS", 1000)
+    torch.manual_seed(0)
+
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj, self.norm = nn.Conv2d(3, 8, 16, 16, padding="valid"), nn.LayerNorm(8)
+
+        def forward(self, x: Any) -> Any:
+            return self.norm(self.proj(x).flatten(2).transpose(1, 2)) + 1.0
+
+    model, x = Embedding().bfloat16(), torch.randn(2, 3, 32, 48, dtype=torch.bfloat16)
+    report = Report()
+    with torch.no_grad():
+        found = compiled(model, rewrites=("patches",), report=report)(x)
+        torch.testing.assert_close(found, model(x), rtol=3e-2, atol=3e-2)
+    assert report.counts() == {"patches": 1}
+
+
+class Bottleneck(nn.Module):
+    """As in ResNet: reduced, seen, widened, added, each with its norm."""
+
+    def __init__(self, channels: int, inner: int, act: nn.Module) -> None:
+        super().__init__()
+        self.reduce, self.see = nn.Conv2d(channels, inner, 1, bias=False), nn.Conv2d(inner, inner, 3, padding=1)
+        self.widen, self.act = nn.Conv2d(inner, channels, 1), act
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (inner, inner, channels))
+
+    def forward(self, x: Any) -> Any:
+        y = self.act(self.norms[0](self.reduce(x)))
+        y = self.act(self.norms[1](self.see(y)))
+        y = self.norms[2](self.widen(y))
+        y += x
+        return self.act(y)
+
+
+def _settled(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2.0)
+            module.weight.data.normal_()
+            module.bias.data.normal_()
+    return model.eval().bfloat16().to(memory_format=torch.channels_last)
+
+
+def _image(*size: int) -> Any:
+    return torch.randn(*size).bfloat16().to(memory_format=torch.channels_last)
+
+
+def _error(found: Any, meant: Any) -> float:
+    return float((found.float() - meant).square().mean().sqrt() / meant.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("act", [nn.ReLU(inplace=True), nn.SiLU(), nn.Hardswish(), nn.ReLU6(), nn.GELU()])
+def test_norm_sum_and_activation_go_into_convolutions(act: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
+    torch.manual_seed(0)
+    model, x = _settled(Bottleneck(32, 16, act)), _image(2, 32, 6, 5)
+    report = Report()
+    names = ("in-place", "pointwise", "convolution-end")
+    with torch.no_grad():
+        found, own = compiled(model, rewrites=names, report=report)(x), model(x)
+        meant = model.float()(x.float())
+    assert report.counts()["pointwise"] == 2 and report.counts()["convolution-end"] == 1, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
+
+
+def test_channels_that_lie_first_and_norms_in_training_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
+    model = _settled(nn.Sequential(nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8), nn.ReLU()))
+    report = Report()
+    with torch.no_grad():
+        compiled(model, rewrites=("pointwise",), report=report)(_image(2, 16, 6, 5).contiguous())
+        compiled(model.train(), rewrites=("pointwise",), report=report)(_image(2, 16, 6, 5))
+    assert report.counts() == {}
+
+
+def test_a_result_that_is_read_twice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8)
+
+        def forward(self, x: Any) -> Any:
+            y = self.norm(self.conv(x))
+            return F.relu(y) + y
+
+    torch.manual_seed(0)
+    model, x, report = _settled(Twice()), _image(2, 16, 6, 5), Report()
+    with torch.no_grad():
+        found = compiled(model, rewrites=("pointwise",), report=report)(x)
+        torch.testing.assert_close(found, model(x), rtol=3e-2, atol=3e-2)
+    assert [match.what for match in report.matches] == ["(8, 16, 1, 1) with norm and none"]
+
+
+@pytest.mark.parametrize(
+    ("sides", "filters", "padding"),
+    [((21, 30), (7, 7), [3, 3]), ((16, 17), (3, 3), [1, 1]), ((18, 12), (4, 5), [0, 2]), ((13, 9), (3, 6), [0, 0])],
+)
+def test_a_stem_over_squares_is_the_convolution(sides: Any, filters: Any, padding: Any) -> None:
+    torch.manual_seed(0)
+    x, w, b = torch.randn(2, 3, *sides), torch.randn(8, 3, *filters), torch.randn(8)
+    meant = F.conv2d(x, w, b, 2, padding)
+    found = stems.squares(x, w, b, padding)
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("names", [("stem",), ("convolution-end",)])
+def test_the_first_convolution_of_a_network_is_found(names: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stems, "LEAST_NUMBERS", 0)
+    monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
+    torch.manual_seed(0)
+    model = _settled(nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU()))
+    x, report = torch.randn(2, 3, 20, 24).bfloat16(), Report()
+    with torch.no_grad():
+        found, own = compiled(model, rewrites=names, report=report)(x), model(x)
+        meant = model.float()(x.float())
+    assert report.counts() == {names[0]: 1}, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
+
+
+def test_a_stem_that_does_not_halve_or_has_many_channels_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stems, "LEAST_NUMBERS", 0)
+    report = Report()
+    for layer, channels in ((nn.Conv2d(3, 8, 3, 1), 3), (nn.Conv2d(8, 8, 3, 2), 8), (nn.Conv2d(3, 8, 1, 2), 3)):
+        with torch.no_grad():
+            compiled(_settled(layer), rewrites=("stem",), report=report)(torch.randn(2, channels, 12, 12).bfloat16())
+    assert report.counts() == {}
+
+
+def test_weights_of_clips_are_laid_channels_last_too() -> None:
+    from ridgeline.optimizer.candidate import Layout
+
+    model = nn.Sequential(nn.Conv3d(4, 8, 3), nn.Conv2d(4, 8, 3), nn.Conv1d(4, 8, 3))
+    layout = Layout(model)
+    assert len(layout.pairs) == 2
+    layout.on()
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert model[1].weight.is_contiguous(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 5, 6, 7)
+    assert model[0](x).is_contiguous(memory_format=torch.channels_last_3d)
+    layout.off()
+    assert model[0].weight.is_contiguous()
+
+
+def test_code_compiled_for_the_old_layout_is_forgotten() -> None:
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    from ridgeline.optimizer.candidate import Layout, forget_compiled
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 8, 3)
+
+        def forward(self, x: Any) -> Any:
+            return torch.relu(self.conv(x))
+
+    model, x = Small().eval(), torch.randn(2, 4, 8, 8)
+    code = Small.forward.__code__
+    with torch.no_grad():
+        own = torch.compile(model, backend="eager")  # what a person may have made before
+        own(x)
+        assert len(_debug_get_cache_entry_list(code)) == 1
+        assert not Layout(model).settle(False) and Layout(model).settle(True)
+        forget_compiled(model)
+        assert len(_debug_get_cache_entry_list(code)) == 0
+        torch.testing.assert_close(own(x), model(x))
