@@ -44,8 +44,8 @@ LEAST_BLOCKS = 2
 @dataclass(frozen=True, slots=True)
 class Paged:
     """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
-    fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first, threads start
-    with so many registers, and ``warm`` copies something before it knows what."""
+    fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
+    start with so many registers."""
 
     keys: int
     programs: int
@@ -56,7 +56,6 @@ class Paged:
     fed: bool = False
     leaves: bool = False
     max_registers: int = 0
-    warm: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:

@@ -191,7 +191,7 @@ class _Plan:
             constants={
                 "R": heads // key_heads, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
-                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves, "WARM": chosen.warm,
+                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
