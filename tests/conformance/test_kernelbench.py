@@ -35,3 +35,25 @@ def test_a_float32_product_on_the_tensor_cores_never_lost_its_race_to_the_librar
     races = [race for found in RACE for race in found["more"].get("contests", {}).get("seconds", {}).values()]
     products = [race for race in races if "halves" in race]
     assert len(products) > 20 and all(min(race.values()) < race["library"] for race in products)
+
+
+SEARCH = results("kernelbench_search1.json.gz")
+
+
+@pytest.mark.parametrize("found", SEARCH, ids=lambda found: found["name"])
+def test_a_searched_problem_stands_in_the_note_and_was_right(found):
+    times = ["" if found[key] is None else f"{1e3 * found[key]:.2f}" for key in ("eager_s", "compiled_s", "ours_s")]
+    assert f"| {found['name']} | {' | '.join(times)} |" in NOTE
+    assert found["right"]
+
+
+def test_the_note_counts_what_searches_came_to():
+    words = ("faster", "even", "slower", "no rival")
+    num = {word: sum(found["verdict"] == word for found in SEARCH) for word in words}
+    told = f"{len(SEARCH)} problems: {num['faster']} faster, {num['even']} even, {num['slower']} slower"
+    assert f"{told}, {num['no rival']} without a rival, none wrong." in NOTE
+    assert num["faster"] >= (len(SEARCH) - num["no rival"]) / 2
+
+
+def test_no_result_of_a_search_is_slower_than_eager():
+    assert all(found["ours_s"] <= 1.02 * found["eager_s"] for found in SEARCH)

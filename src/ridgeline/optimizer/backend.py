@@ -202,7 +202,7 @@ class Graph:
         call = self.calls.get(self.traced.way())
         if call is None:
             with self._tracing():
-                call = self.lowered(self._stand_ins(args))
+                call = self.lowered(args, self._stand_ins(args))
         heard: list[Heard] | None = getattr(_listening, "heard", None)
         if heard is None:
             return call(*args)
@@ -210,11 +210,11 @@ class Graph:
         heard.append(Heard(call, args, returned))
         return returned
 
-    def lowered(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """What this graph is for the way of the call in progress."""
+    def lowered(self, inputs: Sequence[Any], stand_ins: Sequence[Any] | None = None) -> Callable[..., Any]:
+        """What this graph is for the way of the call in progress; rewrites look at tensors, compilers at stand-ins."""
         way = self.traced.way()
         call = lower(self.gm, inputs, rewrites=way.rewrites, compiler=way.compiler, options=way.options,
-                     report=way.report)  # fmt: skip
+                     report=way.report, stand_ins=stand_ins)  # fmt: skip
         way.report.breaks = self.traced.breaks
         self.calls[way] = call
         return call
@@ -261,8 +261,12 @@ def lower(
     compiler: str = "none",
     options: Mapping[str, Any] | None = None,
     report: Report | None = None,
+    stand_ins: Sequence[Any] | None = None,
 ) -> Callable[..., Any]:
-    """A callable that computes the graph: rewritten, then run as it is or handed to Inductor."""
+    """A callable that computes the graph: rewritten, then run as it is or handed to Inductor.
+
+    ``stand_ins`` are what a compiler is told of the inputs, where these are tensors of a call and no tracer is at work.
+    """
     _checked(compiler)
     report = Report() if report is None else report
     chosen_options = dict(options or {})
@@ -270,7 +274,7 @@ def lower(
     if chosen_options.get("matched") and len(gm.graph.nodes) >= LEAST_NODES and not _changes(report):
         raise OptimizeError(UNCHANGED)
     with _as_written(scene):
-        call = _lowered(scene, example_inputs, compiler, chosen_options)
+        call = _lowered(scene, example_inputs if stand_ins is None else stand_ins, compiler, chosen_options)
     if scene.casts is not None and autocast.active():
         call = _without_autocast(call)
     if chosen_options.get("timed_convolutions"):

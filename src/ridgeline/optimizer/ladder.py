@@ -173,11 +173,9 @@ class Ladder:
             yield self._rung(plain, CAPTURE_S, "cudagraph")
         chosen = recommended(self.kind, "none", self.device)
         whole = replace(self._inductor("compiled", "keep", "model"), tries_convolutions=False, straight=True)
-        for candidate, cost_s in (
-            (Candidate(name="rewrites", rewrites=chosen, straight=True), self._trace_s("model")),
-            (Candidate(name=STOCK, compiler="stock"), self._compile_s("model")),
-            (whole, self._compile_s("model")),
-        ):
+        rewritten = Candidate(name="rewrites", rewrites=chosen, straight=True)
+        for candidate in (rewritten, Candidate(name=STOCK, compiler="stock"), whole):
+            cost_s = self._trace_s("model") if candidate.compiler == "none" else self._compile_s("model")
             yield self._rung(candidate, cost_s, "compiled")
             entry = search.entries[candidate.name]
             changed = candidate.compiler != "none" or bool(entry.rewrites)

@@ -17,6 +17,7 @@ import ridgeline as rl
 from ridgeline.errors import OptimizeError
 from ridgeline.kernels.narrow_linear import reference
 from ridgeline.optimizer import narrowing, sensitivity
+from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.bank import Bank
 from ridgeline.optimizer.candidate import Candidate, build
 from ridgeline.optimizer.formats import FORMATS, Shape, options
@@ -200,6 +201,17 @@ def test_narrow_weights_follow_every_change_of_the_parameters() -> None:
         model.head.weight = nn.Parameter(torch.zeros_like(model.head.weight), requires_grad=False)
         zero = built.call(x)
     assert not torch.equal(before, doubled) and not zero.any()
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_layers_are_known_by_their_weights_in_a_graph_that_was_lowered_before(compiler: str) -> None:
+    model, x, report = _net(), _x(), Report()
+    traced = Traced(model)
+    with torch.no_grad():
+        traced.lowered(rewrites=())(x)
+        bank = Bank(model, dict.fromkeys(PLAN, "int8"))
+        found = traced.lowered(rewrites=("narrow",), compiler=compiler, options={"narrow": bank}, report=report)(x)
+        assert report.counts()["narrow"] and 0 < float((found - model(x)).norm() / model(x).norm()) < 0.03
 
 
 def test_the_bank_names_a_layer_it_does_not_know() -> None:
