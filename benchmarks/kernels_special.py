@@ -213,6 +213,8 @@ def strange_numbers() -> str:
             args = trial.make(case("float32", rows=6, cols=cols), torch.device("cuda"), torch.Generator("cuda"))
             x = args[0]
             x[0, 3], x[1, cols - 1], x[2, 5], x[3, :] = float("nan"), float("inf"), float("-inf"), float("-inf")
+            if name == "softmax":  # a row that a mask fills is shared alike
+                x[4, :] = torch.finfo(torch.float32).min
             ours, theirs = trial.call(*args), trial.eager(*args)
             same = torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.isinf(), theirs.isinf())
             if not same:

@@ -30,10 +30,13 @@ def word_of(high, low):
 
 @gluon.jit
 def words_when_there(word_ptr, num, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """The words of all shares of a row, once the last of them is written: (which share, first numbers, second)."""
+    """The words of all shares of a row, once the last of them is written: (which share, first numbers, second).
+
+    The bit that says so is taken off again: a sum of nothing is zero, not the smallest number there is.
+    """
     k = gl.arange(0, SHARES, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
     words = gl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
     while gl.min((words != 0).to(gl.int32), axis=0) == 0:
         words = gl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
     high = (words >> 32).to(gl.int32).to(gl.float32, bitcast=True)
-    return k, high, words.to(gl.int32).to(gl.float32, bitcast=True)
+    return k, high, (words.to(gl.int32) & -2).to(gl.float32, bitcast=True)

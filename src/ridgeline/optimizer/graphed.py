@@ -39,7 +39,7 @@ from ridgeline.optimizer.studio import (
 )
 from ridgeline.optimizer.training import GraphedTraining, graph_training
 from ridgeline.optimizer.tree import Flat, TooLarge
-from ridgeline.optimizer.watch import Watch
+from ridgeline.optimizer.watch import Watch, lie_at
 
 BRISK_S = 3e-3
 """A call shorter than this is worth sparing the host every copy."""
@@ -92,7 +92,7 @@ class Variant:
 
     pins: list[int]
     places: list[int]
-    """Addresses of the pinned inputs."""
+    """Addresses of all inputs when it was recorded; those of the pinned ones count."""
     statics: Statics
     written: list[Group]
     home: Take
@@ -100,10 +100,8 @@ class Variant:
     loans: list[Take]
     """Their results are handed out as they are, while nobody holds those of before."""
 
-    def fits(self, tensors: Sequence[Tensor]) -> bool:
-        if len(self.pins) == 1:
-            return tensors[self.pins[0]].data_ptr() == self.places[0]
-        return not self.pins or [tensors[i].data_ptr() for i in self.pins] == self.places
+    def fits(self, tensors: list[Tensor]) -> bool:
+        return not self.pins or lie_at(tensors, self.places, self.pins)
 
     def start(self, flat: Flat) -> Take:
         """Copies the inputs in and runs a recording whose results nobody holds."""
@@ -319,7 +317,7 @@ class InferenceStudio(Studio):
         tensors = {**statics.tensors, **{i: alias(flat.tensors[i]) for i in pins}}
         home, loans = self._takes(flat, tensors, lends)
         written = [g for g in free if self.is_written(g)]
-        return Variant(pins, [flat.tensors[i].data_ptr() for i in pins], statics, written, home, loans)
+        return Variant(pins, [tensor.data_ptr() for tensor in flat.tensors], statics, written, home, loans)
 
     def _takes(self, flat: Flat, tensors: dict[int, Tensor], lends: bool) -> tuple[Take, list[Take]]:
         """A recording whose results are copied, and some whose results are lent.

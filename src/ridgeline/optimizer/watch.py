@@ -54,6 +54,13 @@ _bulk: Callable[[list[Tensor], list[int], list[int]], bool] | None = getattr(
     torch._C, "_tensors_data_ptrs_at_indices_equal", None)  # fmt: skip
 
 
+def lie_at(tensors: list[Tensor], addresses: list[int], indices: list[int]) -> bool:
+    """Whether those tensors that are named lie at the addresses of the same number."""
+    if _bulk is not None:
+        return _bulk(tensors, addresses, indices)
+    return [tensors[i].data_ptr() for i in indices] == [addresses[i] for i in indices]
+
+
 @dataclass(slots=True)
 class _Name:
     """A name in a module's or a class's dictionary, and what it stood for; ``owner`` is the class."""
@@ -308,9 +315,7 @@ class Watch:
 
     def addressed(self) -> bool:
         """Whether every tensor is where it was."""
-        if _bulk is not None:
-            return _bulk(self._tensors, self._addresses, self._indices)
-        return list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+        return lie_at(self._tensors, self._addresses, self._indices)
 
     def changes(self) -> list[str]:
         """What has changed, by name; equal plain values are no change, nor are hooks that only collect."""

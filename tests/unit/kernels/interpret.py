@@ -308,3 +308,16 @@ if len(sys.argv) == 1 or "cache_append" in sys.argv[1:]:
         wide = (t if t is None else t.double() for t in args)
         found, meant = selective_scan(*args, softplus)[0], scans.forward(*wide, softplus)[0]
         torch.testing.assert_close(found, meant.float(), rtol=1e-6, atol=1e-37, equal_nan=True)
+
+if len(sys.argv) == 1 or "softmax" in sys.argv[1:]:
+    from ridgeline.kernels import softmax as shared_alike
+
+    rows = torch.randn(5, 45)
+    rows[0], rows[1, :40], rows[2] = torch.finfo(torch.float32).min, torch.finfo(torch.float32).min, float("-inf")
+    rows[3, 9], rows[4, 9] = float("nan"), float("inf")
+    for given in FORCED["softmax"]:
+        for x in (rows, rows.bfloat16()):
+            with ExitStack() as stack:
+                for kernel, config in given.items():
+                    stack.enter_context(tuning.forced(kernel, config))
+                torch.testing.assert_close(shared_alike(x), torch.softmax(x, -1), equal_nan=True)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-2.0e38)  # still a number when multiplied by LOG2E
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32: rows that a mask fills with it share alike
 FAR = tl.constexpr(20.0)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def power(x, top, NARROW: tl.constexpr):
-    """exp(x − top); for 16-bit numbers with one multiply-add, which is as right as they are."""
-    return tl.exp2(x * LOG2E - top * LOG2E) if NARROW else tl.exp(x - top)
+    """exp(x − top); for 16-bit numbers the power of two, which is as right as they are."""
+    return tl.exp2((x - top) * LOG2E) if NARROW else tl.exp(x - top)
 
 
 @triton.jit

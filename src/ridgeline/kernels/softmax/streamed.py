@@ -14,14 +14,14 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from ridgeline.kernels.stream import PLAIN, columns, spread, word_of, words_when_there
 
-LOWEST = gl.constexpr(-2.0e38)  # still a number when multiplied by LOG2_E
+LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32: rows that a mask fills with it share alike
 LOG2_E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
 def power(x, top, NARROW: gl.constexpr):
-    """exp(x − top); for 16-bit numbers with one multiply-add, which is as right as they are."""
-    return gl.exp2(x * LOG2_E - top * LOG2_E) if NARROW else gl.exp(x - top)
+    """exp(x − top); for 16-bit numbers the power of two, which is as right as they are."""
+    return gl.exp2((x - top) * LOG2_E) if NARROW else gl.exp(x - top)
 
 
 @gluon.jit
