@@ -17,7 +17,7 @@ START_BLOCKS = 2
 """What a program's first lookups and its last sums take, in blocks of keys."""
 
 MAX_SHARES = 128
-LINED = (32, 128, 1024)
+LINED = (32, 128)
 MAX_LINED = LINED[-1]
 """Sequences whose lengths every program adds up; of more, each key head of each is a program of its own."""
 
