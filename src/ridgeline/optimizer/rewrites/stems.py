@@ -1,8 +1,9 @@
 """A network's first convolution, of images with three channels: its squares of four pixels as twelve channels.
 
 cuDNN pads three channels to eight, with a pass of its own, and its tensor cores then work on zeros for the most part:
-0.96 ms of ResNet-50 at 128 images, where squares take 0.38. A convolution with stride two of an image is one with stride one of the image's squares,
-whose filter is the same numbers in another order. Which is faster is decided by a race when a shape is first run.
+0.96 ms of ResNet-50 at 128 images, where squares take 0.38. A convolution with stride two of an image is one with
+stride one of the image's squares, whose filter is the same numbers in another order. Which is faster is decided by a
+race when a shape is first run.
 """
 
 from __future__ import annotations
