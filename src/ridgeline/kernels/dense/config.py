@@ -29,19 +29,27 @@ class Finish:
     num_warps: int = 4
 
 
+LONGEST = 1000
+"""Terms beyond which cuBLAS and a pass won every race: 1,024 terms 31 µs against 34 and 55 against 62, 1,152 12 against
+16, 2,048 27 against 35; below, 26 of 27 were ours, by 1.03 to 1.86 times (benchmarks/2026-11-15-optimize.md)."""
+NARROW, MIDDLE = Tile(128, 64, num_warps=4), Tile(128, 128)
+
+
 def tiles(m: int, n: int, k: int) -> tuple[Tile, ...]:
-    """Tiles worth trying: small ones, several to a multiprocessor, and where sums are long larger ones.
+    """Tiles worth trying: small ones, several to a multiprocessor, and where sums are longer larger ones; none where
+    they are so long that the product takes all the time.
 
     Few forms for all sizes: each is a kernel to compile.
     """
-    narrow, middle = Tile(128, 64, num_warps=4), Tile(128, 128)
+    if k > LONGEST:
+        return ()
     if n <= 64:
-        return (narrow,)
-    return (narrow, middle) if k <= 256 else (middle,)
+        return (NARROW,)
+    return (NARROW, MIDDLE) if k <= 256 else (MIDDLE,)
 
 
 def default(m: int, n: int, k: int) -> Tile:
-    return tiles(m, n, k)[0]
+    return NARROW if k <= 256 else MIDDLE
 
 
 FINISH = Finish(32, 64)
