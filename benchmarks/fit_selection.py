@@ -39,13 +39,14 @@ ENGINES = {
               "analytic": (59, 60), "warp": (22, 28), "warp_strided": (40, 43, 46, 56), "direct": (0,),
               "scatter": (25, 2, 1, 3), "simt": (74,), "product": (63,), "fourier": (50,), "winograd": (7,)},
     "wgrad": {"tma": (65, 68, 63), "copy": (49, 50, 33, 34, 47, 48, 45), "warp": (9, 10, 23, 30),
-              "plain": (37, 39, 40), "direct": (0, 16), "atomic": (20,), "indexed": (1,), "simt": (67,), "product": (62,),
-              "fourier": (18,), "winograd": (17, 19)},
+              "plain": (37, 39, 40), "direct": (0, 16), "atomic": (20,), "indexed": (1,), "simt": (67,),
+              "product": (62,), "fourier": (18,), "winograd": (17, 19)},
 }  # fmt: skip
 """What the engines' kernels are, by the names that ran for 6,000 recorded convolutions."""
 WAY = {op: {engine: way for way, engines in ways.items() for engine in engines} for op, ways in ENGINES.items()}
 TILED = (*CLUSTERED, "copy", "copy_strided", "analytic", "warp", "warp_strided", "plain", "simt")
-SAVING = ("fourier", "winograd")
+LIBRARY = ("product", "fourier", "winograd")
+"""Ways that call cuBLAS."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 """Slices told apart: finer ones change no time."""
 MOST_SLICES = 4000
@@ -82,8 +83,8 @@ def shape_of(op: str, dtype: str, x: Sequence[int], w: Sequence[int], y: Sequenc
                  padding[-1], math.prod(x[2:-1]), x[-1], math.prod(y[2:]))  # fmt: skip
 
 
-def answers(files: Sequence[Path], described: bool = False) -> Iterator[tuple[Shape, Choice]]:
-    """Shapes and choices; ``described`` takes a described device's word even where a present one would differ."""
+def answers(files: Sequence[Path]) -> Iterator[tuple[Shape, Choice, bool]]:
+    """Shapes, choices, and whether a device that was there might have told otherwise."""
     for file in files:
         present = False
         with gzip.open(file, "rt") as lines:
@@ -91,11 +92,11 @@ def answers(files: Sequence[Path], described: bool = False) -> Iterator[tuple[Sh
                 row = json.loads(line)
                 if isinstance(row, dict):
                     present = bool(row["present"])
-                elif row[8] and (present or described or not told_by_devices(row)):
+                elif row[8]:
                     shape, (engine, knobs, _) = shape_of(*row[:8]), row[8]
                     choice = choice_of(shape.op, engine, knobs, shape.c if shape.op == "fwd" else shape.o)
-                    if choice.way not in SAVING or told_by_devices(row):  # else one answer of three hundred, or untold
-                        yield shape, choice
+                    if choice.way not in LIBRARY or told_by_devices(row):  # else one answer of three hundred
+                        yield shape, choice, not present and told_by_devices(row)
 
 
 def told_by_devices(row: Sequence[Any]) -> bool:
@@ -105,7 +106,7 @@ def told_by_devices(row: Sequence[Any]) -> bool:
     return dense and (dtype in ("fp32", "tf32") or (max(w[2:]) == 1 and max(stride) == 1))
 
 
-def _grown(values: np.ndarray, labels: np.ndarray, most: int) -> Any:
+def _grown(values: np.ndarray, labels: np.ndarray, most: int | None) -> Any:
     try:
         from sklearn.tree import DecisionTreeClassifier
     except ImportError:
@@ -160,6 +161,16 @@ class Grown:
                             limits=np.concatenate(self.limits), index=np.array(index))  # fmt: skip
 
 
+def _certain(told: list[tuple[Shape, Choice]], described: list[tuple[Shape, Choice]]) -> list[tuple[Shape, Choice]]:
+    """Answers for a described device at shapes where the devices' own say that no way through cuBLAS is taken."""
+    if not told:
+        return described
+    values = np.array([features(shape) for shape, _ in told], np.float32)
+    tree = _grown(values, np.array([choice.way for _, choice in told]), None)
+    ways = tree.predict(np.array([features(shape) for shape, _ in described], np.float32))
+    return [row for row, way in zip(described, ways, strict=True) if way not in LIBRARY]
+
+
 def _pool(grown: Grown, pool: str, rows: list[tuple[Shape, Choice]], share: float, most: int) -> None:
     values = np.array([features(shape) for shape, _ in rows], np.float32)
     texts = [text_of(choice) for _, choice in rows]
@@ -202,12 +213,15 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.9)
     parser.add_argument("--most", type=int, default=12000, help="leaves of a tree at most")
     parser.add_argument("--only", default="", help="pools whose names contain this")
-    parser.add_argument("--described", action="store_true", help="take described devices' word for every pool")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     pools: dict[str, list[tuple[Shape, Choice]]] = defaultdict(list)
-    for shape, choice in answers(args.answers, args.described):
-        pools[pool_of(shape)].append((shape, choice))
+    described: dict[str, list[tuple[Shape, Choice]]] = defaultdict(list)
+    for shape, choice, unsure in answers(args.answers):
+        (described if unsure else pools)[pool_of(shape)].append((shape, choice))
+    for pool, rows in described.items():
+        if "fp32" in pool or not pool.endswith(".point"):  # most of the others are products: those lost weigh too much
+            pools[pool] += _certain(pools[pool], rows)
     print(Counter({pool: len(rows) for pool, rows in pools.items()}))
     grown = Grown()
     for pool in sorted(pools):

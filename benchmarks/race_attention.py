@@ -28,8 +28,8 @@ from typing import Any
 PARTS = ("checks", "launching", "host", "backward", "encoders", "paged", "forward", "variants", "latent", "stages",
          "orders", "reading", "decode", "special", "products", "pieces")  # fmt: skip
 HEADS = (64, 8, 128)
-PAGED = ((2, 64, 4, 3, 2, "leaves"), (2, 64, 4, 3, 2, "leaves warm"), (2, 64, 4, 3, 1, "leaves warm"),
-         (2, 64, 4, 3, 1, "leaves"), (1, 128, 4, 3, 1, "leaves"), (3, 64, 4, 2, 2, "leaves"),
+PAGED = ((2, 64, 4, 3, 2, "leaves"), (2, 64, 4, 3, 1, "leaves"), (2, 64, 4, 3, 0, "leaves"),
+         (2, 64, 4, 3, 2, "stays"), (1, 128, 4, 3, 1, "leaves"), (3, 64, 4, 2, 2, "leaves"),
          (3, 64, 4, 3, 2, ""))  # fmt: skip
 """Programs a multiprocessor (0: one a sequence and key head), keys of a block, warps, stages, when the joining kernel
 may start, and what becomes of the cache in the L2 where the copy engine reads it (empty: threads do)."""
@@ -157,7 +157,7 @@ def paged_by(programs: int, keys: int, warps: int, stages: int, early: int, word
     fed: dict[str, Any] = {}
     if words:
         registers = 80 if programs == 3 else config.FED_REGISTERS
-        fed = {"fed": True, "leaves": "leaves" in words, "warm": "warm" in words, "max_registers": registers}
+        fed = {"fed": True, "leaves": words == "leaves", "max_registers": registers}
 
     def choose(*sizes: Any, num_sms: int, **named: Any) -> Any:
         return config.Paged(keys, programs * num_sms, warps, stages, early, **fed)

@@ -201,6 +201,35 @@ def test_a_bare_read_of_a_small_cache_stays_below_85_percent_of_a_copy():
     assert all(row["bytes_per_s"] < 0.8 * copied for row in rows)
 
 
+def decoding(name, part, contender, lines):
+    """Microseconds of a configuration of paged or latent decoding, by case."""
+    return {
+        row["case"]: row["median_s"] * 1e6
+        for row in recorded(name)["parts"][part]
+        if row.get("contender") == contender and row.get("lines") == lines
+    }
+
+
+def test_every_way_to_cut_and_read_a_paged_cache_was_right_in_the_fifth_attention_race():
+    parts = recorded("attention_race5.json.gz")["parts"]
+    checks = [row for rows in parts.values() for row in rows if "ok" in row]
+    assert len(checks) == 257 and all(row["ok"] for row in checks)
+    assert "illegal instruction" in parts["leaving"][1]["note"], "a policy on threads' own copies"
+
+
+def test_the_copy_engine_reads_a_paged_cache_faster_and_what_leaves_the_l2_first_even_more():
+    case = "(1, 32, 8, 32768, 16, False)"
+    ways = {"threads": "(2, 64, 4, 4, 2, False)", "stays": "(2, 64, 4, 3, 2, False, True)",
+            "leaves": "(2, 64, 4, 3, 2, True, True)"}  # fmt: skip
+    took = {
+        (way, lines): decoding("attention_race5.json.gz", "fed", contender, lines)[case]
+        for way, contender in ways.items()
+        for lines in ("dirty", "clean")
+    }
+    assert took["threads", "dirty"] > took["stays", "dirty"] > took["leaves", "dirty"] == pytest.approx(46.7, abs=0.1)
+    assert took["threads", "clean"] > took["stays", "clean"] > took["leaves", "clean"] == pytest.approx(41.6, abs=0.1)
+
+
 def test_what_was_checked_of_attention_was_right_but_for_one_case_that_is_named():
     checks = [row for row in recorded("attention_race2.json.gz")["parts"]["checks"] if "ok" in row]
     wrong = [row["case"] for row in checks if not row["ok"]]

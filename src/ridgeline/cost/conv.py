@@ -350,9 +350,10 @@ def _conv(call: Call, d: dict[str, int]) -> Conv:
 
 def _flat(call: Call, d: dict[str, int]) -> Conv:
     taps, rank = d["kernel_elems"], max(1, d["spatial_rank"])
-    return Conv(d["n"], d["c"], d["o"], d["groups"], d["in_px"], d["out_px"], taps, round(taps ** (1.0 / rank)),
-                d["stride_max"], rank, bool(d["nhwc"]), call.dtype, ITEMSIZE[call.dtype],
-                d.get("width", round(d["in_px"] ** (1.0 / rank))), round(taps ** (1.0 / rank)) // 2)  # fmt: skip
+    side, wide, out = (round(size ** (1.0 / rank)) for size in (taps, d["in_px"], d["out_px"]))
+    pad = max(0, ceil(((out - 1) * d["stride_max"] + side - wide) / 2))  # that of a square image
+    return Conv(d["n"], d["c"], d["o"], d["groups"], d["in_px"], d["out_px"], taps, side, d["stride_max"], rank,
+                bool(d["nhwc"]), call.dtype, ITEMSIZE[call.dtype], d.get("width", wide), pad)  # fmt: skip
 
 
 def _spatial(call: Call, d: dict[str, int]) -> Conv:

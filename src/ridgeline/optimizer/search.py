@@ -66,7 +66,6 @@ RESERVE_FRAC = 0.5
 LENIENCY = 1.2
 NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
 PRICED_FRAC = 0.6
 """Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""

@@ -41,6 +41,17 @@ def time(call_: Call, chip: Chip = H200, warm_frac: float = 0.0) -> Time:
     return model(call_, chip, DEFAULTS, warm_frac)
 
 
+@pytest.mark.parametrize(
+    ("size", "k", "stride", "pad"),
+    [(224, 7, 2, 3), (224, 16, 16, 0), (56, 3, 1, 1), (56, 3, 2, 1), (56, 1, 2, 0), (32, 2, 2, 0), (28, 5, 1, 0)],
+)
+def test_padding_is_found_again_where_only_pixels_are_known(size, k, stride, pad):
+    out = (size + 2 * pad - k) // stride + 1
+    flat = call("conv", "bf16", "fwd", "cudnn", n=8, c=64, o=64, groups=1, in_px=size**2, out_px=out**2,
+                kernel_elems=k * k, stride_max=stride, nhwc=1, spatial_rank=2, width=size)  # fmt: skip
+    assert _conv(flat, flat.dims()).pad == pad
+
+
 def test_every_kind_is_priced_by_this_family():
     assert {family_of(kind).name for kind in ("conv", "conv1d", "conv2d", "conv3d")} == {"conv"}
 

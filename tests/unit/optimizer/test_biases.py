@@ -45,16 +45,3 @@ def test_a_bias_that_is_written_between_two_readers_is_left_alone() -> None:
     found, meant, report = _ran(Biased(write=True))
     assert not report.counts()
     torch.testing.assert_close(found, meant)
-
-
-def test_a_learned_bias_keeps_its_gradient() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    model, report = Biased(), Report()
-    q, ids = torch.randn(2, 4, 6, 8, requires_grad=True), torch.randint(0, 7, (6, 6))
-    weights = torch.linspace(-1, 1, q.numel()).reshape(q.shape)
-    grads = []
-    for call in (model, compiled(model, rewrites=("attention-bias",), report=report)):
-        grads.append(torch.autograd.grad((call(q, ids) * weights).sum(), (q, model.table.weight)))
-    assert report.counts() == {"attention-bias": 2}
-    torch.testing.assert_close(grads[1], grads[0])

@@ -294,6 +294,9 @@ CHECKS = tuple(
         (2, 128, 1000, 512, 64, 64, True), (1, 16, 4097, 512, 64, 16, False), (3, 100, 77, 256, 32, 64, True),
         (1, 1, 1, 64, 16, 16, False), (3, 40, 333, 512, 64, 128, True), (1, 64, 9000, 512, 64, 64, False),
     )
+) + (
+    case("bfloat16", b=300, h=8, s=150, d=512, e=64, page=64, uneven=True),  # many sequences in one line
+    case("bfloat16", b=5, h=16, s=3000, d=512, e=64, page=64, uneven=True),
 )  # fmt: skip
 RACES = tuple(
     case("bfloat16", b=b, h=h, s=s, d=512, e=64, page=64, uneven=False)

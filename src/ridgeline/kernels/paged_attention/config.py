@@ -17,7 +17,7 @@ START_BLOCKS = 2
 """What a program's first lookups and its last sums take, in blocks of keys."""
 
 MAX_SHARES = 128
-LINED = (32, 128, 1024)
+LINED = (32, 128)
 MAX_LINED = LINED[-1]
 """Sequences whose lengths every program adds up; of more, each key head of each is a program of its own."""
 
@@ -44,8 +44,8 @@ LEAST_BLOCKS = 2
 @dataclass(frozen=True, slots=True)
 class Paged:
     """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
-    fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first, threads start
-    with so many registers, and ``warm`` copies something before it knows what."""
+    fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
+    start with so many registers."""
 
     keys: int
     programs: int
@@ -56,7 +56,6 @@ class Paged:
     fed: bool = False
     leaves: bool = False
     max_registers: int = 0
-    warm: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:

@@ -419,10 +419,10 @@ def _feed_columns(
 
 @gluon.jit
 def _columns(
-    q_smem, k_smem, v_smem, p_smem, bars, warm, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
+    q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
     first, left, length,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, EARLY: gl.constexpr, WARM: gl.constexpr, DTYPE: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
     q_full, q_empty, full, empty = bars
@@ -489,8 +489,6 @@ def _columns(
             b += 1
             length = gl.load(lens_ptr + b, mask=left > 0, other=0)
     _let_join_start(EARLY == 2)
-    if WARM:
-        mbarrier.wait(warm.index(0), 0)
 
 
 @gluon.jit
@@ -499,12 +497,11 @@ def paged_columns(
     d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
-    WARM: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
 
-    LEAVES: what is read leaves the L2 first, so that nothing else has to. WARM: see below.
+    LEAVES: what is read leaves the L2 first, so that nothing else has to.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
@@ -518,19 +515,13 @@ def paged_columns(
     v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
-    warm = _barriers(1, 1)
-    if WARM:  # copies of nothing in particular, so that where caches lie is known when the first block is asked for
-        room = gl.allocate_shared_memory(DTYPE, [1, 1, ROWS, 1, 64], k_desc.layout)
-        mbarrier.expect(warm.index(0), 2 * ROWS * 64 * 2)
-        tma.async_copy_global_to_shared(k_desc, [0, 0, 0, 0], warm.index(0), room.index(0))
-        tma.async_copy_global_to_shared(v_desc, [0, 0, 0, 0], warm.index(0), room.index(0))
     b, within, left = _first_of(lens, batch, key_heads, KEYS, LEAST)
     length = gl.load(lens_ptr + b)
     of_head = max((length + KEYS - 1) // KEYS, 1)
     kh, first = within // of_head, within % of_head
     gl.warp_specialize([
-        (_columns, (q_smem, k_smem, v_smem, p_smem, bars, warm, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads,
-                    d, b, kh, first, left, length, R, D, KEYS, ROWS, COLS, STAGES, EARLY, WARM, DTYPE)),
+        (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads,
+                    d, b, kh, first, left, length, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
                          b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES)),
     ], [1], [40])  # fmt: skip

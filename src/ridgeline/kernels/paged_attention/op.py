@@ -191,7 +191,7 @@ class _Plan:
             constants={
                 "R": heads // key_heads, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
-                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves, "WARM": chosen.warm,
+                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
@@ -265,6 +265,9 @@ CHECKS = tuple(
         (1, 8, 8, 4097, 128, 16, False), (2, 6, 2, 300, 80, 32, True), (1, 16, 1, 700, 256, 128, False),
     )
     if dtype != "float32" or d <= MAX_FLOAT32_HEAD_DIM
+) + (
+    case("bfloat16", b=300, h=8, k=2, s=100, d=128, page=16, uneven=True),  # many sequences in one line
+    case("float16", b=70, h=8, k=2, s=300, d=96, page=16, uneven=True),
 )  # fmt: skip
 RACES = tuple(
     case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)

@@ -484,7 +484,7 @@ def attention_call(node: fx.Node) -> Attention | None:
     return Attention(q, k, v, mask, float(p), causal, scale, gqa, node)
 
 
-def recalled(
+def _recalled(
     scene: Scene, old: Attention, target: Any = F.scaled_dot_product_attention, **changes: Any
 ) -> fx.Node | None:
     """The call with some arguments changed, put in its place; None where that would change more than its layout."""
@@ -519,7 +519,7 @@ def mask(scene: Scene) -> list[Match]:
         parts = taken_apart(scene, read.mask, rows, keys)
         if parts is None or parts.keys or parts.pattern.shift or parts.pattern.window is not None:
             continue
-        new = recalled(scene, read, mask=None, is_causal=parts.pattern.causal)
+        new = _recalled(scene, read, mask=None, is_causal=parts.pattern.causal)
         if new is not None:
             watch(scene, parts.buffers)
             found.append(scene.match(new, "causal mask" if parts.pattern.causal else "mask that hides nothing"))
@@ -547,7 +547,7 @@ def grouped_keys(scene: Scene) -> list[Match]:
             continue
         if not scene.unchanged((key, value), (read.key, read.value), node):
             continue
-        new = recalled(scene, read, key=key, value=value, enable_gqa=True)
+        new = _recalled(scene, read, key=key, value=value, enable_gqa=True)
         if new is not None:
             found.append(scene.match(new, f"{(scene.shape(key) or (0, 0))[1]} key heads shared"))
     return found
@@ -753,7 +753,7 @@ def attention_cudnn(scene: Scene) -> list[Match]:
         value = None if read is None else scene.tensor(read.query)
         if read is None or value is None or value.dtype not in (torch.bfloat16, torch.float16):
             continue
-        new = recalled(scene, read, target=cudnn_first)
+        new = _recalled(scene, read, target=cudnn_first)
         if new is not None:
             found.append(scene.match(new, f"attention {tuple(value.shape)}"))
     return found

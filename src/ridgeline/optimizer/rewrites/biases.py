@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ridgeline.optimizer.rewrites.attention import Attention, attention_call, recalled
+from ridgeline.optimizer.rewrites.attention import Attention, attention_call
 from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene, is_written
 
@@ -19,6 +17,8 @@ from ridgeline.optimizer.rewrites.scene import Scene, is_written
     exact="rounding",
 )
 def attention_bias(scene: Scene) -> list[Match]:
+    if scene.training:
+        return []
     made: dict[fx.Node, fx.Node] = {}
     found = []
     for node in scene.nodes:
@@ -27,31 +27,9 @@ def attention_bias(scene: Scene) -> list[Match]:
             continue
         if read.mask not in made:  # layers share a bias: it is laid out before the first that reads it
             made[read.mask] = scene.emit(node, along, read.mask)
-        what = f"bias {tuple(scene.shape(read.mask) or ())}"
-        if scene.training and _is_learned(scene, read):
-            new = recalled(scene, read, target=learned, mask=made[read.mask])
-            found += [scene.match(new, what)] if new is not None else []
-            continue
         node.replace_input_with(read.mask, made[read.mask])
-        found.append(scene.match(node, what))
+        found.append(scene.match(node, f"bias {tuple(scene.shape(read.mask) or ())}"))
     return found
-
-
-def _is_learned(scene: Scene, read: Attention) -> bool:
-    bias = scene.tensor(read.mask)
-    return bias is not None and bias.requires_grad
-
-
-def learned(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
-    """PyTorch's function by the one of its fused kernels that has a gradient for what is added to scores."""
-    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
-            enable_gqa=enable_gqa,
-        )  # fmt: skip
 
 
 def _lies_across(scene: Scene, read: Attention) -> bool:
