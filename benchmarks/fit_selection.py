@@ -49,7 +49,9 @@ LIBRARY = ("product", "fourier", "winograd")
 """Ways that call cuBLAS."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 """Slices told apart: finer ones change no time."""
-MOST_SLICES = 4000
+SLOW, SURE = ("indexed", "direct"), 12
+"""Ways that take many times as long as the usual ones, and the answers a leaf must hold to be believed on them."""
+MOST_SLICES = 2500
 """Leaves of a tree that tells slices."""
 
 
@@ -114,14 +116,31 @@ def _grown(values: np.ndarray, labels: np.ndarray, most: int | None) -> Any:
     return DecisionTreeClassifier(criterion="entropy", max_leaf_nodes=most, random_state=0).fit(values, labels)
 
 
-def _flat(grown: Any, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+def _best(tree: Any, above: np.ndarray, node: int, wary: np.ndarray) -> int:
+    """A leaf's answer; one that would be wrong by many times is taken only from a leaf that holds many answers."""
+    best = int(np.argmax(tree.value[node][0]))
+    if not wary[best] or tree.n_node_samples[node] >= SURE:
+        return best
+    while node >= 0:
+        other = np.where(wary, 0.0, tree.value[node][0])
+        if other.max() > 0.0:
+            return int(np.argmax(other))
+        node = above[node]
+    return best
+
+
+def _flat(grown: Any, numbers: Sequence[int], wary: Sequence[bool] = ()) -> dict[str, np.ndarray]:
     """The tree in walking order; leaves with the same answer under one node become one."""
     tree = grown.tree_
+    careful = np.array(wary, bool) if len(wary) else np.zeros(len(numbers), bool)
+    above = np.full(tree.node_count, -1)
+    for children in (tree.children_left, tree.children_right):
+        above[children[children >= 0]] = np.flatnonzero(children >= 0)
     leaf: dict[int, int] = {}
     for node in range(tree.node_count - 1, -1, -1):  # children come after their parent
         left, other = tree.children_left[node], tree.children_right[node]
         if left < 0:
-            leaf[node] = numbers[int(np.argmax(tree.value[node][0]))]
+            leaf[node] = numbers[_best(tree, above, node, careful)]
         elif left in leaf and leaf[left] == leaf.get(other):
             leaf[node] = leaf[left]
     feature, limits, stack = list[int](), list[float](), [0]
@@ -178,7 +197,8 @@ def _pool(grown: Grown, pool: str, rows: list[tuple[Shape, Choice]], share: floa
     numbers = {text: number for number, text in enumerate(known)}
     labels, cut = np.array([numbers[text] for text in texts]), int(len(rows) * share)
     tree = _grown(values[:cut], labels[:cut], most)
-    flat = _flat(tree, [int(k) for k in tree.classes_])
+    slow = [known[k].split()[0] in SLOW and pool.endswith("dense") for k in tree.classes_]
+    flat = _flat(tree, [int(k) for k in tree.classes_], slow)
     grown.put(pool, flat)
     grown.choices[pool] = known
     line = f"{pool:22s} {len(rows):7d} answers, {len(known):3d} choices, {len(flat['feature']):6d} nodes"

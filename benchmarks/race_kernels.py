@@ -136,10 +136,9 @@ def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
         return kernel, name, phase, raced(name, i), [kind(*values) for values in given]
 
     yield tried("layer_norm_quant", "layer_norm_quant", 1, narrow.Tile, (1, 4, 1024, 4, 3, 3), (1, 2, 2048, 8, 3, 2))
-    rows = {0: ((64, 32, 16, 3), (64, 32, 8, 2)), 1: ((64, 32, 8, 3), (64, 32, 4, 3), (64, 64, 8, 2)),
-            3: ((64, 32, 8, 3), (64, 64, 8, 2)), 4: ((64, 128, 4, 3), (128, 64, 8, 3))}  # fmt: skip
-    for i, given in rows.items():
-        yield tried("cross_layer.gradient", "cross_layer", i, cross.Gradient, (0, 0, 0, 0), *given, phase="bwd")
+    tiles = ((128, 128, 64, 4, 3), (128, 256, 64, 8, 3), (0, 0, 0, 0, 0))
+    for i in (0, 1, 3, 4):
+        yield tried("cross_layer.product", "cross_layer", i, cross.Product, *tiles)
 
 
 def wanted_variants(parts: set[str], names: list[str], short: bool) -> list[Any]:

@@ -1401,7 +1401,10 @@ def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
     if choice.way == "direct":
         return _direct_groups(site, conv, {"fwd": "forward", "dgrad": "input", "wgrad": "weight"}[op])
     if choice.way in VECTOR:
-        return _vector_way(site, conv, choice, op)
+        taken = _vector_way(site, conv, choice, op)
+        if op == "wgrad" and choice.way == "simt":  # one block's long loop: told wrongly, it is off by many times
+            return _unless_direct(taken, _vector_way(site, conv, Choice("atomic"), op))
+        return taken
     if choice.way in ("fourier", "winograd"):
         return _saving(site, conv, choice.way)
     return None

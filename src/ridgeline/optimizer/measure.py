@@ -74,6 +74,11 @@ class Comparison:
         return self.low > 1.0 and self.speedup > 1.0 + NOISE_FRAC
 
     @property
+    def ahead(self) -> bool:
+        """Faster by its median, whether chance explains it or not."""
+        return self.speedup > 1.0 + NOISE_FRAC
+
+    @property
     def slower(self) -> bool:
         return self.high < 1.0 and self.speedup < 1.0 - NOISE_FRAC
 

@@ -22,7 +22,7 @@ from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
 from ridgeline.optimizer.ladder import CAPTURE_S, PLAIN, Facts, Ladder, Rung
-from ridgeline.optimizer.measure import NOISE_FRAC, Comparison, Timed, Track, compare, held_bytes, reserved_bytes
+from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.parts import parts_of
@@ -512,8 +512,7 @@ class Search:
             if built is None or built is self.best:
                 continue
             against = compare(timed[self.best.candidate.name], timed[built.candidate.name])
-            ahead = against.speedup > 1.0 + NOISE_FRAC  # rivals are simpler: where the race cannot tell, they win
-            if ahead and self._may_win(built):
+            if against.ahead and self._may_win(built):  # rivals are simpler: where the race cannot tell, they win
                 entry = self.entries[self.best.candidate.name]
                 why = f"in the last race {built.candidate.name} was {against.speedup:.2f}× as fast"
                 self.entries[self.best.candidate.name] = replace(entry, status=BEATEN, reason=why)

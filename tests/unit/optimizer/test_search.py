@@ -20,6 +20,7 @@ from ridgeline.optimizer.candidate import Blocks, Built, Candidate, Layout, buil
 from ridgeline.optimizer.forecast import Forecast
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
+from ridgeline.optimizer.measure import Timed, compare
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.regions import Group, groups, kind_of
 from ridgeline.optimizer.search import Problem, Search
@@ -231,6 +232,27 @@ def test_channels_last_is_switched_without_moving_either_copy() -> None:
     assert model[0].weight.data_ptr() == place
     layout.settle(True)
     assert model[0].weight.stride() == (27, 1, 9, 3) and not layout.pairs
+
+
+def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch: Any) -> None:
+    race = searching.Track.race
+    last = {"eager": (9.0,) * 6, "torch.compile": (1.0, 1.2, 1.0, 1.2, 1.0, 1.0), "ours": (1.1,) * 6}
+
+    def raced(self: Any, runners: Any, *given: Any) -> Any:
+        if set(runners) == set(last):
+            return {name: Timed(last[name]) for name in runners}
+        return race(self, runners, *given)
+
+    monkeypatch.setattr(searching.Track, "race", raced)
+    monkeypatch.setattr(Search, "_raced", lambda self, built: race(
+        self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
+    layer = lambda model: model.layer
+    twice = lambda model: lambda x: (time.sleep(1e-3), model.layer(x))[1]
+    receipt, built = _searched(monkeypatch, {"torch.compile": twice, "ours": layer})
+    assert not compare(Timed(last["ours"]), Timed(last["torch.compile"])).faster
+    assert receipt.winner == built.candidate.name == "torch.compile"
+    (entry,) = [each for each in receipt.entries if each.name == "ours"]
+    assert entry.status == "beaten" and "last race" in entry.reason
 
 
 def _facts(**given: Any) -> Facts:

@@ -45,7 +45,7 @@ def _kept_if_right(monkeypatch: Any) -> None:
     last_race = Search._last_race
 
     def undecided(self: Search) -> Any:
-        monkeypatch.setattr(measure.Comparison, "faster", property(lambda self: False))
+        monkeypatch.setattr(measure.Comparison, "ahead", property(lambda self: False))
         return last_race(self)
 
     monkeypatch.setattr(Search, "_last_race", undecided)

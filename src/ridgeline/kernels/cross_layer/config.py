@@ -32,27 +32,6 @@ class Pass:
     programs_per_sm: int
 
 
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """Rows a program takes, columns of a step, warps and steps on their way; no rows: two passes."""
-
-    rows: int
-    block: int
-    num_warps: int
-    num_stages: int
-
-
-WIDEST_GRADIENT = 512
-"""Columns of a product of which a program holds whole rows."""
-
-
-def gradient(n: int, k: int, itemsize: int) -> Gradient:
-    """Rows of 64, whose results fit in registers: 128 numbers a thread at 512 columns."""
-    if itemsize != 2 or k > WIDEST_GRADIENT or min(n, k) < 16:
-        return Gradient(0, 0, 0, 0)
-    return Gradient(64, 32 if k > 256 else 64, 8 if k > 64 else 4, 3)
-
-
 def product(m: int, n: int, k: int, itemsize: int) -> Product:
     """128×128 tiles on eight warps, 64 of the inner dim three deep.
 

@@ -12,13 +12,12 @@ from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, dec
 from ridgeline.kernels.cross_layer import config, kernel, reference
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.rms_norm.op import plan_reduce
-from ridgeline.kernels.rows import cdiv, clamp, float_reason, power_of_two, template
+from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
 
 _PRODUCT = Kernel(kernel.cross_product, vectors=("n", "k"))
 _POINTWISE = Kernel(kernel.cross_pointwise)
 _BACKWARD = Kernel(kernel.cross_backward, vectors=("n",))
-_GRADIENT = Kernel(kernel.cross_gradient, vectors=("n", "k"))
-_product_plans, _pointwise_plans, _backward_plans, _gradient_plans = Plans(), Plans(), Plans(), Plans()
+_product_plans, _pointwise_plans, _backward_plans = Plans(), Plans(), Plans()
 POINTWISE_BLOCK = 2048
 
 
@@ -170,54 +169,6 @@ def _plan_backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[
     return run, plan_reduce(like, dy, groups, n, on), like, groups
 
 
-def _gradient(
-    dy: Tensor, u: Tensor, x0: Tensor, weight: Tensor, add: bool, want_bias: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the product, of x0 and of the bias, and the product with the weight, dy added to it where asked."""
-    if not launchable(dy):
-        return CROSS_LAYER_GRADIENT.on_host(dy, u, x0, weight, add, want_bias)
-    dy, u, x0 = dy.contiguous(), u.contiguous(), x0.contiguous()
-    key = (dy.shape, weight.shape, dy.dtype, u.dtype, x0.dtype, weight.dtype, add, want_bias, dy.get_device(),
-           weight.is_contiguous(), (dy.data_ptr() | u.data_ptr() | x0.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
-    if key not in _gradient_plans:
-        _gradient_plans[key] = _plan_gradient(dy, u, x0, weight, add, want_bias)
-    plan = _gradient_plans[key]
-    if plan is None:
-        du, dx0, db = _backward(dy, u, x0, want_bias)
-        return du, dx0, db, add_product(du, weight, dy) if add else du @ weight
-    run, reduce, like, programs = plan
-    (m, n), k = dy.shape, weight.shape[1]
-    du, dx0, out = torch.empty_like(dy), torch.empty_like(x0), dy.new_empty(m, k)
-    share = torch.empty_like(like, memory_format=torch.contiguous_format) if want_bias else du
-    run(dy, u, x0, weight, du, dx0, out, share, m, n, k)
-    db = dy.new_empty(n if want_bias else 0)
-    if want_bias:
-        reduce(share, db, db, programs, n)
-    return du, dx0, db, out
-
-
-def _plan_gradient(dy: Tensor, u: Tensor, x0: Tensor, weight: Tensor, add: bool, want_bias: bool) -> Any:
-    (m, n), k = dy.shape, weight.shape[1]
-    sizes = {"m": m, "n": n, "k": k, "dtype": dy.dtype}
-    chosen = tuning.choose("cross_layer.gradient", sizes, config.gradient(n, k, dy.element_size()))
-    if not chosen.rows or len({t.dtype for t in (dy, u, x0, weight)}) > 1 or not weight.is_contiguous():
-        return None
-    on, programs = dy.get_device(), cdiv(m, chosen.rows)
-    like = template((programs, n), torch.float32, dy.device)
-    pointers = dy.data_ptr() | u.data_ptr() | x0.data_ptr() | weight.data_ptr()
-    run = _GRADIENT.bind(
-        (dy, u, x0, weight, dy, x0, dy, like if want_bias else dy, m, n, k),
-        grid=(programs,),
-        constants={"ADD": add, "WANT_BIAS": want_bias, "BM": chosen.rows, "BK": max(16, power_of_two(k)),
-                   "BN": chosen.block, "STAGES": chosen.num_stages},
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
-        device=on,
-        vector=vector_of(dy.element_size(), pointers, n, k),
-    )  # fmt: skip
-    return run, plan_reduce(like, dy, programs, n, on), like, programs
-
-
 # --- the declaration ---------------------------------------------------------------------------------------------
 
 
@@ -256,17 +207,16 @@ def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 5
     x0, x, weight, down, u, inner = ctx.saved_tensors
+    du, dx0, db = CROSS_LAYER_BACKWARD(dy, u, x0, ctx.want_bias)
     want_x, want_weight, want_down = ctx.wants
+    dw = du.mT @ (x if down is None else inner) if want_weight else None
     dx = d_down = None
-    if not (want_x or want_down):
-        du, dx0, db = CROSS_LAYER_BACKWARD(dy, u, x0, ctx.want_bias)
-    elif down is None:
-        du, dx0, db, dx = CROSS_LAYER_GRADIENT(dy, u, x0, weight, True, ctx.want_bias)
-    else:
-        du, dx0, db, d_inner = CROSS_LAYER_GRADIENT(dy, u, x0, weight, False, ctx.want_bias)
+    if down is None:
+        dx = ADD_PRODUCT(du, weight, dy) if want_x else None
+    elif want_x or want_down:
+        d_inner = du @ weight
         dx = ADD_PRODUCT(d_inner, down, dy) if want_x else None
         d_down = d_inner.mT @ x if want_down else None
-    dw = du.mT @ (x if down is None else inner) if want_weight else None
     return dx0, dx, dw, db if ctx.want_bias else None, d_down
 
 
@@ -312,26 +262,6 @@ CROSS_LAYER_BACKWARD = declare(
     support=lambda dy, u, x0, *_: float_reason(dy=dy, u=u, x0=x0),
     cost=elementwise_cost(3.0),
     num_results=3,
-)
-CROSS_LAYER_GRADIENT: Primitive = declare(
-    name="cross_layer_gradient",
-    summary="the pointwise part of cross_layer's gradients and the product that follows it",
-    schema="(Tensor dy, Tensor u, Tensor x0, Tensor weight, bool add, bool want_bias)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    forward=_gradient,
-    fake=lambda dy, u, x0, weight, add, want_bias: (
-        torch.empty_like(dy, memory_format=torch.contiguous_format),
-        torch.empty_like(x0, memory_format=torch.contiguous_format),
-        dy.new_empty(dy.shape[1] if want_bias else 0),
-        dy.new_empty(dy.shape[0], weight.shape[1]),
-    ),
-    reference=reference.gradient,
-    support=lambda dy, u, x0, weight, *_: float_reason(dy=dy, u=u, x0=x0, weight=weight),
-    cost=lambda inputs, outputs, **_: {
-        "flops": 2.0 * inputs[0].numel * inputs[3].shape[1] + 3.0 * inputs[0].numel,
-        "matrix_flops": 2.0 * inputs[0].numel * inputs[3].shape[1],
-    },
-    num_results=4,
 )
 ADD_PRODUCT: Primitive = declare(
     name="add_product",

@@ -23,15 +23,6 @@ def backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[Tensor
     return du, dy * u, du.sum(0) if want_bias else du.new_empty(0)
 
 
-def gradient(
-    dy: Tensor, u: Tensor, x0: Tensor, weight: Tensor, add: bool, want_bias: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same, and the gradient of what was multiplied: where it is x itself, with what reaches x past the product."""
-    du, dx0, db = backward(dy, u, x0, want_bias)
-    out = du @ weight
-    return du, dx0, db, out + dy if add else out
-
-
 def eager(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor, down: Tensor | None = None) -> Tensor:
     return x0 * F.linear(x if down is None else F.linear(x, down), weight, bias) + x
 

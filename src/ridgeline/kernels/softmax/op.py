@@ -78,7 +78,8 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     pointers = x.data_ptr() | y.data_ptr()
     vector, shifted = shift_of(size, pointers, cols, stride)
     common = {"device": x.get_device(), "vector": vector}
-    streaming = config.streamed_forward(cols, size) if streamable(vector, size) else None
+    exact = shifted and size == 4  # a share's sum loses its lowest bit on the way: 5×50257 was 2 % past what is allowed
+    streaming = config.streamed_forward(cols, size) if streamable(vector, size) and not exact else None
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
