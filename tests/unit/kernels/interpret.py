@@ -350,7 +350,7 @@ if len(sys.argv) == 1 or "softmax" in sys.argv[1:]:
     rows[0], rows[1, :40], rows[2] = torch.finfo(torch.float32).min, torch.finfo(torch.float32).min, float("-inf")
     rows[3, 9], rows[4, 9] = float("nan"), float("inf")
     for given in FORCED["softmax"]:
-        for x in (rows, rows.bfloat16()):
+        for x in (rows, rows[:, 5:].bfloat16()):  # the interpreter has no bfloat16 constants, which 45 columns need
             with ExitStack() as stack:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))

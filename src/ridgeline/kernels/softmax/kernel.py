@@ -1,4 +1,4 @@
-"""Softmax on the device. Rows of up to 16k columns forward and 32k backward are held in registers and read once.
+"""Softmax on the device. 16-bit rows of up to 20k columns forward and 24k backward are held in registers, read once.
 
 Shapes: R rows, C columns. A held row lies in CHUNKS pieces of BLOCK columns. Longer rows pass through shared memory
 (streamed.py) or, where their accesses cannot be wide, are read twice, the second time from the L2.
