@@ -30,7 +30,7 @@ def main() -> None:
     for program in healthy_programs(folder):
         found = ", ".join(f"{rule} {share:.0%}" for rule, share in found_in(program)) or "nothing over 2 %"
         print(f"{program.name} ({program.measured.median_s * 1e3:.2f} ms): {found}")
-    again = second_fixes(folder, *(planted_folder(suite=name) for name in ("planted", "fresh", "third")))
+    again = second_fixes(folder, *(planted_folder(suite=name) for name in ("planted", "fresh", "third", "fourth")))
     if again:
         print("\nWhat is found in fixed and healthy programs, done:\n")
         _table([score(case) for case in again])

@@ -114,8 +114,8 @@ def momentum_tensor_by_tensor(s: Setting, fixed: bool) -> Program:
 def features_pageable(s: Setting, fixed: bool) -> Program:
     rows, width = s.pick(24576, 8), s.pick(1024, 16)
     sizes = [width, *([s.pick(4096, 32)] * s.pick(4, 2)), 8]
-    parts = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
-    model = s.place(lambda: nn.Sequential(*parts)).eval()
+    make = lambda: [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+    model = s.place(lambda: nn.Sequential(*make())).eval()
     host = [torch.randn(rows, width) for _ in range(2)]
     feed = itertools.cycle([s.pinned(part) for part in host] if fixed else host)
 

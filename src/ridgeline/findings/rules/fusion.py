@@ -12,6 +12,7 @@ from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, par
 
 AROUND = 8
 """Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
+SCORES_S = 12e-6
 OPERANDS = 3
 CHAIN = 4
 """Pointwise kernels in a row from which on a compiler pays; eager PyTorch has two or three between products by
@@ -96,13 +97,16 @@ def _reach(product: Mask, light: Mask, at: int, step: int) -> int | None:
 
 
 def _is_batched(scene: Scene, works: Index) -> bool:
-    """Attention multiplies batches; a classifier's softmax after a linear layer does not. Unknown counts as batched."""
+    """Attention multiplies batches; a classifier's softmax after a linear layer does not. Where ops are unknown, as in a
+    replayed graph, softmaxes of a few microseconds are not over scores."""
     products = works[scene.family("gemm")[works]]
     ops = shaped_ops(scene.trace, scene.rows[products])
     names = {scene.trace.words[int(scene.trace.name[op])] for op in ops.tolist() if op >= 0}
     names |= {scene.trace.words[int(word)] for word in np.unique(scene.trace.op[scene.rows[products]])}
     names -= {""}
-    return not names or bool(names & {"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum"})
+    if not names:
+        return float(np.median(scene.work_s[works[scene.family("softmax")[works]]])) > SCORES_S
+    return bool(names & {"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum"})
 
 
 @rule("masked-attention", order=45)
