@@ -89,7 +89,9 @@ def test_every_planted_cause_has_a_rule(scores):
     assert {found.cause for found in scores} <= NAMES.keys()
 
 
-HEALTHY = [program for suite in ("fresh", "fourth", "fifth") for program in healthy_programs(planted_folder(suite=suite))]
+HEALTHY = [
+    program for suite in ("fresh", "fourth", "fifth") for program in healthy_programs(planted_folder(suite=suite))
+]
 
 
 @pytest.mark.parametrize("program", HEALTHY, ids=lambda program: program.name)

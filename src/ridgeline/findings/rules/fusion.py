@@ -97,8 +97,8 @@ def _reach(product: Mask, light: Mask, at: int, step: int) -> int | None:
 
 
 def _is_batched(scene: Scene, works: Index) -> bool:
-    """Attention multiplies batches; a classifier's softmax after a linear layer does not. Where ops are unknown, as in a
-    replayed graph, softmaxes of a few microseconds are not over scores."""
+    """Attention multiplies batches; a classifier's softmax after a linear layer does not. Where ops are unknown, as in
+    a replayed graph, softmaxes of a few microseconds are not over scores."""
     products = works[scene.family("gemm")[works]]
     ops = shaped_ops(scene.trace, scene.rows[products])
     names = {scene.trace.words[int(scene.trace.name[op])] for op in ops.tolist() if op >= 0}

@@ -21,7 +21,7 @@ NHWC_NORM, NHWC_CONV = (0.4, 0.85), (0.75, 1.0)
 H200)."""
 NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct"
 """Sums after products, and convolutions of single channels: no Tensor Core takes them."""
-SHORTEST_S, SHORT_S = 3e-6, 12e-6
+SHORTEST_S, SHORT_S = 2.5e-6, 12e-6
 """No product takes less than the first, on Tensor Cores or not; below the second they may gain nothing (0.15 of 0.35 ms
 in products of 4 to 11 µs on an H200)."""
 MOST = 0.5
