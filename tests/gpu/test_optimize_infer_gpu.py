@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit" / "optimizer"))
 
 import torch.nn.functional as F
+from bottlenecks import Bottleneck, settled
 from torch import nn
 
 from ridgeline.optimizer import patches
@@ -21,36 +25,11 @@ def _error(found: Any, meant: Any) -> float:
     return float((found.double() - meant.double()).square().mean().sqrt() / meant.double().square().mean().sqrt())
 
 
-class Bottleneck(nn.Module):
-    def __init__(self, channels: int, inner: int, act: Any) -> None:
-        super().__init__()
-        self.reduce, self.see = nn.Conv2d(channels, inner, 1, bias=False), nn.Conv2d(inner, inner, 3, padding=1)
-        self.widen, self.act = nn.Conv2d(inner, channels, 1), act
-        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (inner, inner, channels))
-
-    def forward(self, x: Any) -> Any:
-        y = self.act(self.norms[0](self.reduce(x)))
-        y = self.act(self.norms[1](self.see(y)))
-        y = self.norms[2](self.widen(y))
-        y += x
-        return self.act(y)
-
-
-def _settled(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2.0)
-            module.weight.data.normal_()
-            module.bias.data.normal_()
-    return model.cuda().eval().bfloat16().to(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
 @pytest.mark.parametrize("act", [nn.ReLU(inplace=True), nn.SiLU()])
 def test_convolutions_with_their_ends_are_as_right_as_eager(compiler: str, act: Any) -> None:
     torch.manual_seed(0)
-    model = _settled(nn.Sequential(Bottleneck(256, 64, act), Bottleneck(256, 96, act)))
+    model = settled(nn.Sequential(Bottleneck(256, 64, act), Bottleneck(256, 96, act))).cuda()
     x = torch.randn(8, 256, 30, 28, device="cuda").bfloat16().to(memory_format=torch.channels_last)
     report = Report()
     names = ("in-place", "pointwise", *(("convolution-end",) if compiler == "none" else ()))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
 
 import torch.nn.functional as F
+from bottlenecks import Bottleneck, settled
 from torch import nn
 
 from ridgeline.optimizer import hooks, patches
@@ -83,33 +87,6 @@ def test_a_patch_embedding_is_rewritten_and_what_follows_sees_the_new_layout(mon
     assert report.counts() == {"patches": 1}
 
 
-class Bottleneck(nn.Module):
-    """As in ResNet: reduced, seen, widened, added, each with its norm."""
-
-    def __init__(self, channels: int, inner: int, act: nn.Module) -> None:
-        super().__init__()
-        self.reduce, self.see = nn.Conv2d(channels, inner, 1, bias=False), nn.Conv2d(inner, inner, 3, padding=1)
-        self.widen, self.act = nn.Conv2d(inner, channels, 1), act
-        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (inner, inner, channels))
-
-    def forward(self, x: Any) -> Any:
-        y = self.act(self.norms[0](self.reduce(x)))
-        y = self.act(self.norms[1](self.see(y)))
-        y = self.norms[2](self.widen(y))
-        y += x
-        return self.act(y)
-
-
-def _settled(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2.0)
-            module.weight.data.normal_()
-            module.bias.data.normal_()
-    return model.eval().bfloat16().to(memory_format=torch.channels_last)
-
-
 def _image(*size: int) -> Any:
     return torch.randn(*size).bfloat16().to(memory_format=torch.channels_last)
 
@@ -122,7 +99,7 @@ def _error(found: Any, meant: Any) -> float:
 def test_norm_sum_and_activation_go_into_convolutions(act: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
     torch.manual_seed(0)
-    model, x = _settled(Bottleneck(32, 16, act)), _image(2, 32, 6, 5)
+    model, x = settled(Bottleneck(32, 16, act)), _image(2, 32, 6, 5)
     report = Report()
     names = ("in-place", "pointwise", "convolution-end")
     with torch.no_grad():
@@ -135,7 +112,7 @@ def test_norm_sum_and_activation_go_into_convolutions(act: nn.Module, monkeypatc
 
 def test_channels_that_lie_first_and_norms_in_training_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
-    model = _settled(nn.Sequential(nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8), nn.ReLU()))
+    model = settled(nn.Sequential(nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8), nn.ReLU()))
     report = Report()
     with torch.no_grad():
         compiled(model, rewrites=("pointwise",), report=report)(_image(2, 16, 6, 5).contiguous())
@@ -156,7 +133,7 @@ def test_a_result_that_is_read_twice_stays(monkeypatch: pytest.MonkeyPatch) -> N
             return F.relu(y) + y
 
     torch.manual_seed(0)
-    model, x, report = _settled(Twice()), _image(2, 16, 6, 5), Report()
+    model, x, report = settled(Twice()), _image(2, 16, 6, 5), Report()
     with torch.no_grad():
         found = compiled(model, rewrites=("pointwise",), report=report)(x)
         torch.testing.assert_close(found, model(x), rtol=3e-2, atol=3e-2)
@@ -181,7 +158,7 @@ def test_the_first_convolution_of_a_network_is_found(names: Any, monkeypatch: py
     monkeypatch.setattr(stems, "LEAST_NUMBERS", 0)
     monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
     torch.manual_seed(0)
-    model = _settled(nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU()))
+    model = settled(nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU()))
     x, report = torch.randn(2, 3, 20, 24).bfloat16(), Report()
     with torch.no_grad():
         found, own = compiled(model, rewrites=names, report=report)(x), model(x)
@@ -196,7 +173,7 @@ def test_a_stem_that_does_not_halve_or_has_many_channels_is_left_alone(monkeypat
     report = Report()
     for layer, channels in ((nn.Conv2d(3, 8, 3, 1), 3), (nn.Conv2d(8, 8, 3, 2), 8), (nn.Conv2d(3, 8, 1, 2), 3)):
         with torch.no_grad():
-            compiled(_settled(layer), rewrites=("stem",), report=report)(torch.randn(2, channels, 12, 12).bfloat16())
+            compiled(settled(layer), rewrites=("stem",), report=report)(torch.randn(2, channels, 12, 12).bfloat16())
     assert report.counts() == {}
 
 
