@@ -20,7 +20,6 @@
 #define CACHED_MAPS 32 /* a power of two */
 #define MAX_PARAMS (MAX_ARGS + MAX_MAPS * 2 * MAX_RANK + 2)
 #define DEPENDENT_LAUNCH 6   /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
-#define L2_PROMOTION_128B 2  /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
 #define MAX_DYNAMIC_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 #define NUM_REGS 4           /* CU_FUNC_ATTRIBUTE_NUM_REGS */
 #define LOCAL_BYTES 3        /* CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES */
@@ -33,7 +32,7 @@ typedef struct {
 } Handle;
 /* How a tensor is cut into blocks, and the maps of the addresses seen so far. */
 typedef struct {
-  unsigned type, swizzle;
+  unsigned type, swizzle, promotion; /* CUtensorMapL2promotion: 2 is 128 bytes, 3 is 256 */
   int rank;
   uint64_t sizes[MAX_RANK], step_bytes[MAX_RANK]; /* innermost first */
   unsigned box[MAX_RANK];
@@ -180,12 +179,12 @@ static int fill(uint64_t *slot, PyObject *value) {
   return !PyErr_Occurred();
 }
 
-/* blocks(type, item bytes, swizzle, shape, strides, box) -> blocks: lists from the outermost dim to the innermost */
+/* blocks(type, item bytes, swizzle, promotion, shape, strides, box) -> blocks: lists from the outermost dim to the innermost */
 static PyObject *blocks(PyObject *self, PyObject *args) {
-  unsigned type, item, swizzle;
+  unsigned type, item, swizzle, promotion;
   PyObject *shape, *strides, *box;
-  if (!PyArg_ParseTuple(args, "IIIO!O!O!", &type, &item, &swizzle, &PyTuple_Type, &shape, &PyTuple_Type, &strides,
-                        &PyTuple_Type, &box))
+  if (!PyArg_ParseTuple(args, "IIIIO!O!O!", &type, &item, &swizzle, &promotion, &PyTuple_Type, &shape, &PyTuple_Type,
+                        &strides, &PyTuple_Type, &box))
     return NULL;
   Py_ssize_t rank = PyTuple_Size(shape);
   if (rank < 1 || rank > MAX_RANK || PyTuple_Size(strides) != rank || PyTuple_Size(box) != rank) {
@@ -197,6 +196,7 @@ static PyObject *blocks(PyObject *self, PyObject *args) {
   memset(made, 0, sizeof(Blocks));
   made->type = type;
   made->swizzle = swizzle;
+  made->promotion = promotion;
   made->rank = (int)rank;
   for (Py_ssize_t i = 0; i < rank; i++) {
     Py_ssize_t inner = rank - 1 - i;
@@ -223,7 +223,7 @@ static int put_map(Blocks *of, void *context, uint64_t address, unsigned char *t
     if (current != context) cuCtxPushCurrent(context);
     of->cached[at].address = 0;
     Result code = cuTensorMapEncodeTiled(of->cached[at].map, of->type, (unsigned)of->rank, (void *)address, of->sizes,
-                                         of->step_bytes, of->box, ones, 0, of->swizzle, L2_PROMOTION_128B, 0);
+                                         of->step_bytes, of->box, ones, 0, of->swizzle, of->promotion, 0);
     if (current != context) cuCtxPopCurrent(&popped);
     if (failed(code, "cuTensorMapEncodeTiled")) return 0;
     of->cached[at].address = address;
@@ -361,7 +361,7 @@ static PyObject *parts(PyObject *self, PyObject *number) {
 
 static PyMethodDef methods[] = {
     {"load", load, METH_VARARGS, "load(device, cubin, name, threads, shared, cooperative) -> (handle, registers, local)"},
-    {"blocks", blocks, METH_VARARGS, "blocks(type, item bytes, swizzle, shape, strides, box) -> blocks"},
+    {"blocks", blocks, METH_VARARGS, "blocks(type, item bytes, swizzle, promotion, shape, strides, box) -> blocks"},
     {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, stream_of, dependent, maps) -> plan"},
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(plan, *arguments)"},
     {"watch", watch, METH_O, "watch(callable or None)"},

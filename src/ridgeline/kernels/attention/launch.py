@@ -121,7 +121,7 @@ def key_of(
         pointers |= x.data_ptr()
         found.append(x.shape)
         found.append(x.stride())
-    kinds = [None if x is None else (x.dtype, x.stride()) for x in extras]
+    kinds = [None if x is None else (x.dtype, x.shape, x.stride()) for x in extras]
     first = tensors[0]
     return settings, first.dtype, first.get_device(), pointers % ALIGNMENT_BYTES, *found, *kinds
 

@@ -104,8 +104,8 @@ def _forward(
     indices, offsets = indices.contiguous(), offsets.contiguous()
     factors = None if factors is None else factors.contiguous()
     key = (weight.shape, weight.dtype, indices.shape, indices.dtype, offsets.shape, offsets.dtype, starts is None,
-           None if factors is None else factors.dtype, scale_shift is None, num_tables, mean, padding, kind,
-           weight.get_device(), weight.data_ptr() & 15)  # fmt: skip
+           None if factors is None else factors.dtype, num_tables, mean, padding, kind, weight.get_device(),
+           None if scale_shift is None else (scale_shift.shape, scale_shift.dtype), weight.data_ptr() & 15)  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
         EMBEDDING_BAG.check(weight, indices, offsets, starts, factors, scale_shift, num_tables, mean, padding, kind)
