@@ -150,7 +150,8 @@ class Primitive:
 
     def slow(self, *args: Any) -> Any:
         """The same in Python: the first calls of a shape, and whatever is unusual."""
-        needs_grad, looks = False, []
+        needs_grad = False
+        looks: list[Any] = []
         for value in args:
             kind = type(value)
             if kind is _Tensor or kind is _Parameter:

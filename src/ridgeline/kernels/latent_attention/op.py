@@ -46,6 +46,7 @@ def paged_latent_attention(
     gets zeros. The default ``scale`` is one over the square root of dim, which is not what a model with its own
     projections wants: give its own. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
     """
+    query = query.to(cache.dtype) if torch.is_autocast_enabled("cuda") else query
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return LATENT_ATTENTION(query, cache, block_table, seq_lens, value_dim, scale)
 
@@ -326,4 +327,5 @@ LATENT_ATTENTION = declare(
         constants=(0, 1),
         forward_bytes=lambda args: int(args[3].sum()) * args[1][0, 0].nbytes + 2 * args[0].nbytes,
     ),
+    repeats=True,
 )

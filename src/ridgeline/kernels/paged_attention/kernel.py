@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.attention.kernel import _barriers
+from ridgeline.kernels.attention.kernel import _barriers, _without_the_rest
 
 
 @triton.jit
@@ -334,17 +334,6 @@ def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
     if pid >= num:
         left = each * 0
     return b, within, left
-
-
-@gluon.jit
-def _without_the_rest(values, num, KEYS: gl.constexpr, WIDTH: gl.constexpr):
-    """Zeros in the rows past a sequence's end: what lies there may be no number, and nothing times that is not 0."""
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, L)), 1)
-    for j in gl.static_range(WIDTH // 64):
-        part = values.slice(j * 64, 64, dim=1)
-        found = part.load(L)
-        part.store(gl.where(row < num, found, 0.0).to(found.dtype))
 
 
 @gluon.jit

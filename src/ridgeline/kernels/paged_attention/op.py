@@ -44,6 +44,7 @@ def paged_attention(
     Caches are [pages, keys a page, key heads, head dim]; ``block_table`` [batch, pages] names each sequence's pages in
     order. A sequence of length 0 gets zeros. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
     """
+    query = query.to(key_cache.dtype) if torch.is_autocast_enabled("cuda") else query
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
 
@@ -300,5 +301,5 @@ PAGED_ATTENTION = declare(
         constants=(0, 1, 2),
         forward_bytes=lambda args: 2 * int(args[4].sum()) * args[1][0, 0].nbytes + 2 * args[0].nbytes,
     ),
+    repeats=True,
 )
-
