@@ -330,7 +330,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--budget-s", type=float, default=90.0)
     parser.add_argument("--jobs", type=int, default=14)
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--write-pack", type=Path)
     options = parser.parse_args()
