@@ -2,9 +2,10 @@
 
 An op is written once, in Python. Where it says that its calls only allocate and launch (``repeats=True`` in its
 declaration), the second call of a shape is noted as a plan: tensors to allocate, kernels to start (through the launcher
-where they take tensor maps or start early), which of the tensors go where, and what the backward pass keeps. Further calls with the same description (shapes, types, alignment,
-numbers) run direct.cpp alone, gradients included. That file needs PyTorch's headers and half a minute of a C++
-compiler, so it is built with a pack and never behind the user's back; without it every call takes the Python path.
+where they take tensor maps or start early), which of the tensors go where, and what the backward pass keeps. Further
+calls with the same description (shapes, types, alignment, numbers) run direct.cpp alone, gradients included. That file
+needs PyTorch's headers and half a minute of a C++ compiler, so it is built with a pack and never behind the user's
+back; without it every call takes the Python path.
 """
 
 from __future__ import annotations

@@ -196,8 +196,8 @@ def reason(
         return "indices and offsets are no vectors with one offset a bag, and one more at the end"
     if any(t.dtype not in (torch.int32, torch.int64) for t in (indices, offsets)):
         return f"indices are {indices.dtype} and offsets {offsets.dtype}; int32 and int64 are known"
-    if starts is not None and (starts.dtype != torch.int64 or starts.dim() != 1):
-        return "starts is no vector of int64"
+    if starts is not None and (starts.dtype != torch.int64 or starts.dim() != 1 or starts.numel() < num_tables):
+        return "starts is no vector of int64 with a first row for each table"
     if factors is not None and (factors.shape != indices.shape or factors.dtype not in FLOATS):
         return "weights of samples are no floating-point vector as long as indices"
     if (weight.dtype == torch.uint8) != (scale_shift is not None):
