@@ -32,6 +32,7 @@ OVER: dict[str, dict[str, Any]] = {
     "apart": {"early": 1, "knows": True, "apart": True, "wide": False},
     "wide": {"early": 1, "knows": True, "apart": False, "wide": True},
     "all": {"early": 1, "knows": True, "apart": True, "wide": True},
+    "three": {"early": 2, "knows": True, "apart": True, "wide": False, "max_registers": 80, "num_stages": 2},
 }
 """What is changed of the analytical default, by name."""
 
@@ -65,7 +66,10 @@ def changed(over: dict[str, Any]) -> Any:
 
     def choose(*sizes: Any, **named: Any) -> Any:
         found = before(*sizes, **named)
-        return dataclasses.replace(found, **over) if found.fed else found
+        if not found.fed or ("num_stages" in over and found.num_stages != 3):
+            return found
+        programs = found.programs * found.num_stages // over.get("num_stages", found.num_stages)
+        return dataclasses.replace(found, **over, programs=programs)
 
     return instead(config, "choose", choose)
 

@@ -382,6 +382,8 @@ VARLEN_CHECKS = tuple(
         (6, 2, 128, (10, 128, 256), (400, 128, 300), True, (100, 0), 0.0),
         (2, 1, 64, (300, 0, 5), (300, 20, 5), True, None, 20.0),
     )
+) + (
+    case("float16", h=4, k=2, d=128, q=(130, 77), kv=(200, 1), causal=True, window=None, cap=0.0),
 )  # fmt: skip
 _OPTIONS = "Tensor? sinks=None, int left=-1, int right=-1, float softcap=0.0, bool deterministic=True"
 _SETTINGS = f"bool is_causal, float scale, int shift, Tensor? key_mask=None, {_OPTIONS}"
