@@ -22,6 +22,7 @@
 #define CACHED_MAPS 32 /* a power of two */
 #define MAX_PARAMS (MAX_ARGS + MAX_MAPS * 2 * MAX_RANK + 2)
 #define DEPENDENT_LAUNCH 6   /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+#define L2_PROMOTION_128B 2  /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
 #define MAX_DYNAMIC_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 #define NUM_REGS 4           /* CU_FUNC_ATTRIBUTE_NUM_REGS */
 #define LOCAL_BYTES 3        /* CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES */
@@ -34,7 +35,8 @@ typedef struct {
 } Handle;
 /* How a tensor is cut into blocks, and the maps of the addresses seen so far. */
 typedef struct {
-  unsigned type, swizzle, promotion; /* CUtensorMapL2promotion: 2 is 128 bytes, 3 is 256 */
+  unsigned type, swizzle;
+  int wide; /* a miss brings 256 bytes into the L2, which is the next value of the driver's enumeration */
   int rank;
   uint64_t sizes[MAX_RANK], step_bytes[MAX_RANK]; /* innermost first */
   unsigned box[MAX_RANK];
@@ -181,11 +183,12 @@ static int fill(uint64_t *slot, PyObject *value) {
   return !PyErr_Occurred();
 }
 
-/* blocks(type, item bytes, swizzle, promotion, shape, strides, box) -> blocks: lists from the outermost dim to the innermost */
+/* blocks(type, item bytes, swizzle, wide, shape, strides, box) -> blocks: lists from the outermost dim to the innermost */
 static PyObject *blocks(PyObject *self, PyObject *args) {
-  unsigned type, item, swizzle, promotion;
+  unsigned type, item, swizzle;
+  int wide;
   PyObject *shape, *strides, *box;
-  if (!PyArg_ParseTuple(args, "IIIIO!O!O!", &type, &item, &swizzle, &promotion, &PyTuple_Type, &shape, &PyTuple_Type,
+  if (!PyArg_ParseTuple(args, "IIIpO!O!O!", &type, &item, &swizzle, &wide, &PyTuple_Type, &shape, &PyTuple_Type,
                         &strides, &PyTuple_Type, &box))
     return NULL;
   Py_ssize_t rank = PyTuple_Size(shape);
@@ -198,7 +201,7 @@ static PyObject *blocks(PyObject *self, PyObject *args) {
   memset(made, 0, sizeof(Blocks));
   made->type = type;
   made->swizzle = swizzle;
-  made->promotion = promotion;
+  made->wide = wide;
   made->rank = (int)rank;
   for (Py_ssize_t i = 0; i < rank; i++) {
     Py_ssize_t inner = rank - 1 - i;
@@ -225,7 +228,7 @@ static Result put_map(Blocks *of, uint64_t address, unsigned char *to) {
   if (of->cached[at].address != address || !address) {
     of->cached[at].address = 0;
     code = cuTensorMapEncodeTiled(of->cached[at].map, of->type, (unsigned)of->rank, (void *)address, of->sizes,
-                                  of->step_bytes, of->box, ones, 0, of->swizzle, of->promotion, 0);
+                                  of->step_bytes, of->box, ones, 0, of->swizzle, L2_PROMOTION_128B + of->wide, 0);
     if (!code) of->cached[at].address = address;
   }
   memcpy(to, of->cached[at].map, MAP_BYTES);
@@ -380,7 +383,7 @@ static PyObject *parts(PyObject *self, PyObject *number) {
 
 static PyMethodDef methods[] = {
     {"load", load, METH_VARARGS, "load(device, cubin, name, threads, shared, cooperative) -> (handle, registers, local)"},
-    {"blocks", blocks, METH_VARARGS, "blocks(type, item bytes, swizzle, promotion, shape, strides, box) -> blocks"},
+    {"blocks", blocks, METH_VARARGS, "blocks(type, item bytes, swizzle, wide, shape, strides, box) -> blocks"},
     {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, stream_of, dependent, maps) -> plan"},
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(plan, *arguments)"},
     {"watch", watch, METH_O, "watch(callable or None)"},

@@ -182,8 +182,8 @@ class Blocks:
     def described(self) -> int:
         """The launcher's own form of this."""
         code, swizzle = MAP_TYPE_OF[self.tensor.dtype], {0: 0, 32: 1, 64: 2, 128: 3}[self.swizzle_bytes]
-        size, promotion = self.tensor.element_size(), 3 if self.wide else 2
-        found: int = native().blocks(code, size, swizzle, promotion, self.shape, self.strides, self.box)
+        size = self.tensor.element_size()
+        found: int = native().blocks(code, size, swizzle, self.wide, self.shape, self.strides, self.box)
         return found
 
 
