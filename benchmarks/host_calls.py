@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from ridgeline import kernels
 from ridgeline.kernels import contract, direct
 from ridgeline.kernels.files import cache_folder
+from ridgeline.kernels.launcher import collecting
 
 
 def seconds(run: Callable[[], Any], calls: int = 200, repeats: int = 9) -> tuple[float, float]:
@@ -40,13 +41,13 @@ def seconds(run: Callable[[], Any], calls: int = 200, repeats: int = 9) -> tuple
     return statistics.median(whole), statistics.median(host)
 
 
-def drawn(*shape: int, grad: bool = False) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16).requires_grad_(grad)
-
-
-def calls() -> dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]]:
+def calls(on: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]]:
     """Ours and PyTorch's, by name; nothing where PyTorch has no such call."""
     found: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {}
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=on, dtype=torch.bfloat16)
+
     for rows, dim in ((64, 64), (256, 128)):
         q, k, v = (drawn(1, 8, rows, dim) for _ in range(3))
         leaves, seed = [x.clone().requires_grad_() for x in (q, k, v)], torch.randn_like(q)
@@ -69,15 +70,23 @@ def calls() -> dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]]:
         no_grad(lambda: F.scaled_dot_product_attention(row, *cache, enable_gqa=True)),
     )
     pages = [drawn(80, 16, 8, 128) for _ in range(2)]
-    table = torch.arange(64, device="cuda", dtype=torch.int32).view(2, 32)
-    lens = torch.tensor([500, 77], device="cuda", dtype=torch.int32)
+    table = torch.arange(64, device=on, dtype=torch.int32).view(2, 32)
+    lens = torch.tensor([500, 77], device=on, dtype=torch.int32)
     found["paged 2×32 over 8×512×128"] = (
         no_grad(lambda: kernels.paged_attention(row[:, :, 0], *pages, table, lens)), None
     )
     latent, wide = drawn(80, 64, 576), drawn(2, 16, 576)
-    few = torch.arange(16, device="cuda", dtype=torch.int32).view(2, 8)
+    few = torch.arange(16, device=on, dtype=torch.int32).view(2, 8)
     found["latent 2×16 over 512"] = no_grad(lambda: kernels.paged_latent_attention(wide, latent, few, lens)), None
     return found
+
+
+def wanted_variants() -> list[Any]:
+    """Everything of ours that is launched."""
+    with collecting() as found:
+        for ours, _ in calls("meta").values():
+            ours()
+    return list(dict.fromkeys(found))
 
 
 def no_grad(run: Callable[[], Any]) -> Callable[[], Any]:
@@ -95,7 +104,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     direct.build(cache_folder())
     rows: list[dict[str, Any]] = []
-    for name, (ours, theirs) in calls().items():
+    for name, (ours, theirs) in calls("cuda").items():
         row: dict[str, Any] = {"call": name}
         try:
             found = ours()
