@@ -140,6 +140,7 @@ class Primitive:
     op: Any = None
     function: Any = field(default=None, repr=False)
     repeats: bool = False
+    keyed: bool = False
     direct: Any = field(default=None, repr=False)
     known: set[tuple[Any, ...]] = field(default_factory=set, repr=False)
 
@@ -150,20 +151,20 @@ class Primitive:
 
     def slow(self, *args: Any) -> Any:
         """The same in Python: the first calls of a shape, and whatever is unusual."""
-        needs_grad = False
-        looks: list[Any] = []
+        needs_grad = here = elsewhere = False
         for value in args:
             kind = type(value)
             if kind is _Tensor or kind is _Parameter:
-                looks += (value.dtype, value.shape, value.get_device())
                 if value.requires_grad:
                     needs_grad = True
-            elif kind in _SCALARS:
-                looks.append(value is None)
-            else:  # a fake tensor, a distributed one, or another subclass
+                if value.is_cuda:
+                    here = True
+                else:
+                    elsewhere = True
+            elif kind not in _SCALARS:  # a fake tensor, a distributed one, or another subclass
                 return self.traced(*args)
-        if (seen := tuple(looks)) not in self.known:
-            self._meet(seen, args)
+        if not self.keyed or (here and elsewhere):
+            self._meet(args)
         if _active_transforms():
             return self.composed(*args)
         if _active_modes() and not noting():
@@ -172,8 +173,16 @@ class Primitive:
             return self._shown(self.function.apply(*args)) if self.function is not None else self.traced(*args)
         return self.infer(*args)
 
-    def _meet(self, looks: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-        """Types and shapes that were not seen yet are checked; launch plans are kept by less than all of them."""
+    def _meet(self, args: tuple[Any, ...]) -> None:
+        """Types, shapes and devices that were not seen yet are checked: launch plans are kept by less than all."""
+        looks: list[Any] = []
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                looks += (value.dtype, value.shape, value.get_device())
+            elif value is None:
+                looks.append(None)
+        if (seen := tuple(looks)) in self.known:
+            return
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
         if any(launchable(value) for value in tensors):
             self.check(*args)
@@ -181,19 +190,11 @@ class Primitive:
                 raise KernelError(f"{self.name}: {reason}")
         if len(self.known) >= MAX_KNOWN:
             self.known.clear()
-        self.known.add(looks)
+        self.known.add(seen)
 
     def checked(self, *args: Any) -> Tensors:
         """What the registered op runs: the forward function, on types and shapes that were checked."""
-        looks = tuple(
-            part
-            for value in args
-            for part in (
-                (value.dtype, value.shape, value.get_device()) if isinstance(value, torch.Tensor) else (value is None,)
-            )
-        )
-        if looks not in self.known:
-            self._meet(looks, args)
+        self._meet(args)
         return self.forward(*args)
 
     def traced(self, *args: Any) -> Any:
@@ -255,6 +256,7 @@ def declare(
     trial: Trial | None = None,
     trials: Mapping[str, Trial] | None = None,
     repeats: bool = False,
+    keyed: bool = False,
 ) -> Primitive:
     """Declare a primitive under ``ridgeline_kernels::name``; a second declaration of a name is an error.
 
@@ -262,6 +264,7 @@ def declare(
     ``setup`` and ``backward`` are those of ``torch.library.register_autograd``. One trial is named as the primitive;
     an op with several public functions gives ``trials`` by their names. ``repeats`` says that ``forward``, ``infer``
     and ``backward`` only allocate and launch through ``Kernel.bind``, so that calls may be repeated without Python.
+    ``keyed`` says that its plans are kept by the type and shape of every argument, so that nobody else has to look.
     """
     if name in _primitives:
         raise KernelError(f"primitive {name!r} is declared twice")
@@ -279,6 +282,7 @@ def declare(
         backward=backward,
         trials=({name: trial} if trial else {}) | dict(trials or {}),
         repeats=repeats,
+        keyed=keyed,
     )
     _registered(made)
     made.op = getattr(getattr(torch.ops, NAMESPACE), name).default

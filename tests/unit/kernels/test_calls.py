@@ -92,6 +92,7 @@ def test_a_loss_under_autocast_takes_weights_of_float32_and_is_float32():
 
 
 def test_tensors_on_different_devices_are_refused_before_a_kernel_looks_at_them():
-    q, k, v = (torch.empty(1, 2, 64, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    q, k, v = (torch.empty(64, 2, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    starts = torch.tensor([0, 64], dtype=torch.int32)
     with collecting(), torch.no_grad(), pytest.raises(KernelError, match="different devices"):
-        kernels.attention(q, k, v, key_mask=torch.ones(1, 64, dtype=torch.bool))
+        kernels.varlen_attention(q, k, v, starts, starts, 64, 64)

@@ -56,9 +56,10 @@ def _forward(
     if out.numel() == 0:
         return out
     known = (
-        query.dtype, query.shape, query.stride(), key.shape, key.stride(), value.stride(), query.get_device(),
+        query.dtype, key.dtype, value.dtype, query.shape, query.stride(), key.shape, key.stride(), value.shape,
+        value.stride(), query.get_device(),
         None if mask is None else (mask.dtype, mask.shape, mask.stride()),
-        None if lengths is None else (lengths.dtype, lengths.stride()),
+        None if lengths is None else (lengths.dtype, lengths.shape, lengths.stride()),
         (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15,
     )  # fmt: skip
     plan = _plans.get(known)
@@ -254,4 +255,5 @@ DECODE_ATTENTION = declare(
         constants=(0, 1, 2, 3),
     ),
     repeats=True,
+    keyed=True,
 )

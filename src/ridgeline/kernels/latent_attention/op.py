@@ -62,8 +62,9 @@ def _forward(
     if out.numel() == 0:
         return out
     key = (
-        query.dtype, query.shape, query.stride(), cache.shape, cache.stride(), block_table.shape[1],
-        block_table.stride(0), query.get_device(), value_dim, (query.data_ptr() | cache.data_ptr()) & 15,
+        query.dtype, cache.dtype, block_table.dtype, seq_lens.dtype, query.shape, query.stride(), cache.shape,
+        cache.stride(), block_table.shape, block_table.stride(), seq_lens.shape, seq_lens.stride(), query.get_device(),
+        value_dim, (query.data_ptr() | cache.data_ptr()) & 15,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
@@ -328,4 +329,5 @@ LATENT_ATTENTION = declare(
         forward_bytes=lambda args: int(args[3].sum()) * args[1][0, 0].nbytes + 2 * args[0].nbytes,
     ),
     repeats=True,
+    keyed=True,
 )

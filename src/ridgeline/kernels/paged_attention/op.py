@@ -60,8 +60,9 @@ def _forward(
     if out.numel() == 0:
         return out
     key = (
-        query.dtype, query.shape, query.stride(), key_cache.shape, key_cache.stride(), value_cache.stride(),
-        block_table.shape[1], block_table.stride(0), query.get_device(),
+        query.dtype, key_cache.dtype, value_cache.dtype, block_table.dtype, seq_lens.dtype, query.shape, query.stride(),
+        key_cache.shape, key_cache.stride(), value_cache.shape, value_cache.stride(), block_table.shape,
+        block_table.stride(), seq_lens.shape, seq_lens.stride(), query.get_device(),
         (query.data_ptr() | key_cache.data_ptr() | value_cache.data_ptr()) & 15,
     )  # fmt: skip
     plan = _plans.get(key)
@@ -302,4 +303,5 @@ PAGED_ATTENTION = declare(
         forward_bytes=lambda args: 2 * int(args[4].sum()) * args[1][0, 0].nbytes + 2 * args[0].nbytes,
     ),
     repeats=True,
+    keyed=True,
 )
