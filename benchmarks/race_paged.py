@@ -3,7 +3,8 @@
     python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases latent graphs pieces]
 
 Every case is checked first, against PyTorch in its own precision and for the same bits three times over. Rows are
-written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU.
+written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU; ``--show FILE`` prints a
+recording as tables.
 """
 
 from __future__ import annotations
@@ -329,6 +330,31 @@ def compile_missing(jobs: int) -> int:
     return sum(1 for _ in pack.compiled_all(wanted, jobs)) if wanted else 0
 
 
+def shown(recording: dict[str, Any]) -> Iterator[str]:
+    """A recording in tables: a case a row, microseconds and share of the copy bandwidth by configuration."""
+    yield f"{recording['device']}, torch {recording['torch']}, copy {recording['copy_bytes_per_s'] / 1e12:.2f} TB/s"
+    for part, rows in recording["parts"].items():
+        wrong = [row for row in rows if not row.get("ok", True)]
+        yield f"\n## {part}: {sum('ok' in row for row in rows)} checks, {len(wrong)} wrong"
+        yield from (f"WRONG {row}" for row in wrong)
+        timed_rows = [row for row in rows if "median_s" in row]
+        for lines in dict.fromkeys(row["lines"] for row in timed_rows):
+            yield from _table(lines, [row for row in timed_rows if row["lines"] == lines])
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Iterator[str]:
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    if len({row["case"] for row in rows}) == 1 and len(names) > 9:
+        yield f"\n{title}\n"
+        yield from (f"- {row['contender']}: {row['median_s'] * 1e6:.2f} µs" for row in rows)
+        return
+    yield f"\n| {title} | MB | {' | '.join(names)} |\n|{'---|' * (len(names) + 2)}"
+    for case in dict.fromkeys(row["case"] for row in rows):
+        mine = {row["contender"]: row for row in rows if row["case"] == case}
+        cells = [f"{mine[n]['median_s'] * 1e6:.1f} ({mine[n]['share_frac']:.2f})" if n in mine else "–" for n in names]
+        yield f"| {case} | {next(iter(mine.values()))['num_bytes'] / 1e6:.0f} | {' | '.join(cells)} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
@@ -337,7 +363,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--write-pack", type=Path)
+    parser.add_argument("--show", type=Path)
     options = parser.parse_args()
+    if options.show:
+        with gzip.open(options.show, "rt") as file:
+            print("\n".join(shown(json.load(file))))
+        return
     if options.write_pack:
         write_pack(options.write_pack, options.jobs)
         return
