@@ -146,6 +146,21 @@ def test_autocast_takes_float32_as_pytorchs_function_does(narrow):
     assert q.grad.dtype == torch.float32 and q.grad.shape == q.shape
 
 
+def test_decoding_writes_where_it_is_told():
+    for of in (PAGED[0], PAGED[4]):
+        args = trials()["paged_attention"][1].make(of, torch.device("cuda"), torch.Generator("cuda"))
+        out = torch.full_like(args[0], float("nan"))
+        found = paged_attention(*args, out=out)
+        assert found is out and torch.equal(out, paged_attention(*args))
+        with pytest.raises(KernelError, match="contiguous"):
+            paged_attention(*args, out=out.float())
+        with pytest.raises(KernelError, match="16 bytes"):
+            paged_attention(*args, out=torch.empty(out.numel() + 1, device="cuda", dtype=out.dtype)[1:].view(out.shape))
+    row, cache = drawn(2, 8, 1, 64), drawn(2, 2, 90, 64)
+    out = torch.full_like(row, float("nan"))
+    assert decode_attention(row, cache, cache, out=out) is out and torch.equal(out, decode_attention(row, cache, cache))
+
+
 def test_the_registered_ops_pass_opcheck():
     ops = torch.ops.ridgeline_kernels
     q, k, v = (drawn(1, n, 40, 64).requires_grad_() for n in (2, 1, 1))

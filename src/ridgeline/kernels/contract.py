@@ -22,6 +22,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ridgeline.errors import KernelError, nearest
 from ridgeline.graph.declared import CostFn, cost_of
+from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.direct import attach, noting
 from ridgeline.kernels.launcher import launchable
 
@@ -225,6 +226,17 @@ class Primitive:
         reason = self.support(*args)
         if reason is not None:
             raise KernelError(f"{self.name}: {reason}")
+
+    def check_out(self, out: torch.Tensor, *args: Any) -> None:
+        """Refuse a tensor for the result that is not exactly as the result would be, or where a gradient is wanted."""
+        self._meet(args)
+        meant, tensors = self.fake(*args), [value for value in args if isinstance(value, torch.Tensor)]
+        alike = (out.shape, out.dtype, out.device) == (meant.shape, meant.dtype, meant.device)
+        if not alike or not out.is_contiguous() or out.data_ptr() % POINTER_ALIGNMENT_BYTES:
+            kind = f"{meant.dtype} {tuple(meant.shape)} on {meant.device} that starts on {POINTER_ALIGNMENT_BYTES} bytes"
+            raise KernelError(f"{self.name}: out must be a contiguous {kind}, and is {out.dtype} {tuple(out.shape)}")
+        if _grad_enabled() and any(value.requires_grad for value in (out, *tensors)):
+            raise KernelError(f"{self.name}: out= does not record gradients; call it under torch.no_grad()")
 
     def on_host(self, *args: Any) -> Tensors:
         """The reference on CPU tensors, in float32 or better, with the types and layouts the kernel would return."""

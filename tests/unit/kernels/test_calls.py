@@ -96,3 +96,18 @@ def test_tensors_on_different_devices_are_refused_before_a_kernel_looks_at_them(
     starts = torch.tensor([0, 64], dtype=torch.int32)
     with collecting(), torch.no_grad(), pytest.raises(KernelError, match="different devices"):
         kernels.varlen_attention(q, k, v, starts, starts, 64, 64)
+
+
+def test_decoding_takes_a_tensor_for_its_result():
+    for name in ("paged_attention", "paged_latent_attention", "decode_attention"):
+        trial = trials()[name][1]
+        of = trial.checks[0]
+        args = trial.make(of, torch.device("cpu"), torch.Generator().manual_seed(0))
+        meant = trial.call(*args)
+        out = torch.full_like(meant, float("nan"))
+        assert trial.call(*args, out=out) is out and torch.equal(out, meant)
+        with collecting(), torch.no_grad():
+            there = trial.make(of, torch.device("meta"), None)
+            with pytest.raises(KernelError, match="out must be"):
+                trial.call(*there, out=torch.empty(1, device="meta"))
+            assert trial.call(*there, out=torch.empty_like(meant, device="meta")).shape == meant.shape

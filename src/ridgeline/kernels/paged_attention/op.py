@@ -38,25 +38,34 @@ def paged_attention(
     block_table: Tensor,
     seq_lens: Tensor,
     scale: float | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """One step of decoding: ``query`` [batch, heads, head dim] over the first ``seq_lens`` keys of each sequence.
 
     Caches are [pages, keys a page, key heads, head dim]; ``block_table`` [batch, pages] names each sequence's pages in
     order. A sequence of length 0 gets zeros. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
+    ``out`` takes the result.
     """
     query = query.to(key_cache.dtype) if torch.is_autocast_enabled("cuda") else query
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
+    if out is None or not launchable(query):
+        found: Tensor = PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
+        return found if out is None else out.copy_(found)
+    PAGED_ATTENTION.check_out(out, query, key_cache, value_cache, block_table, seq_lens, scale)
+    return _forward(query, key_cache, value_cache, block_table, seq_lens, scale, out)
 
 
 def _forward(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
-) -> Tensor:
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     query, key_cache, value_cache = (dense(x) for x in (query, key_cache, value_cache))
     args = (query, key_cache, value_cache, block_table, seq_lens)
     if not launchable(query):
         return PAGED_ATTENTION.on_host(*args, scale)  # type: ignore[return-value]
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if out is None:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if out.numel() == 0:
         return out
     key = (
