@@ -233,8 +233,8 @@ class Primitive:
         meant, tensors = self.fake(*args), [value for value in args if isinstance(value, torch.Tensor)]
         alike = (out.shape, out.dtype, out.device) == (meant.shape, meant.dtype, meant.device)
         if not alike or not out.is_contiguous() or out.data_ptr() % POINTER_ALIGNMENT_BYTES:
-            kind = f"{meant.dtype} {tuple(meant.shape)} on {meant.device} that starts on {POINTER_ALIGNMENT_BYTES} bytes"
-            raise KernelError(f"{self.name}: out must be a contiguous {kind}, and is {out.dtype} {tuple(out.shape)}")
+            kind = f"{meant.dtype} {tuple(meant.shape)} on {meant.device}, contiguous from a multiple of 16 bytes on"
+            raise KernelError(f"{self.name}: out must be {kind}, and is {out.dtype} {tuple(out.shape)} on {out.device}")
         if _grad_enabled() and any(value.requires_grad for value in (out, *tensors)):
             raise KernelError(f"{self.name}: out= does not record gradients; call it under torch.no_grad()")
 
