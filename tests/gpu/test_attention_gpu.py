@@ -28,17 +28,17 @@ DENSE = (
     heads(14, 2, 128, 300, 77, causal=True, lower_right=True), heads(14, 2, 192, 300, 77, causal=True),
     heads(6, 1, 256, 33, 500, causal=True, lower_right=True), heads(10, 2, 72, 500, 33),
     *(heads(6, 2, d, 200, 200, causal=causal, window=window, lower_right=True)
-      for d, causal, window in ((64, True, (3, 0)), (128, False, (0, 0)), (96, False, (5, 7)), (128, True, (17, 0)))),
+      for d, causal, window in ((64, True, (3, 0)), (128, False, (1, 0)), (96, False, (5, 7)), (128, True, (17, 0)))),
     heads(6, 2, 64, 130, 400, causal=True, window=(9, 0), lower_right=True, sinks=True, b=4),
     heads(12, 2, 128, 260, 260, causal=True, window=(40, 0), sinks=True, cap=12.0),
     heads(10, 2, 160, 150, 150, causal=True, cap=8.0), heads(6, 6, 192, 140, 140, dv=128, causal=True, mask=0.5),
-    heads(7, 7, 104, 129, 1, dtype="float16"), heads(3, 3, 248, 65, 66, dtype="float16", causal=True),
+    heads(7, 7, 104, 129, 3, dtype="float16"), heads(3, 3, 248, 65, 66, dtype="float16", causal=True),
 )  # fmt: skip
 VARLEN = tuple(
     case("bfloat16", h=h, k=k, d=d, q=q, kv=kv, causal=causal, window=window, cap=cap)
     for h, k, d, q, kv, causal, window, cap in (
         (6, 2, 80, (0, 5, 0, 129, 1), (7, 0, 0, 300, 64), True, None, 0.0),
-        (5, 1, 128, (64, 0, 0), (1, 0, 200), False, None, 0.0),
+        (5, 1, 128, (64, 0, 0), (3, 0, 200), False, None, 0.0),
         (7, 7, 256, (130, 3), (40, 190), True, (6, 0), 0.0), (6, 2, 64, (1,) * 40, (33,) * 40, True, None, 9.0),
     )
 )  # fmt: skip

@@ -111,3 +111,12 @@ def test_decoding_takes_a_tensor_for_its_result():
             with pytest.raises(KernelError, match="out must be"):
                 trial.call(*there, out=torch.empty(1, device="meta"))
             assert trial.call(*there, out=torch.empty_like(meant, device="meta")).shape == meant.shape
+
+
+def test_rows_of_a_sequence_without_keys_have_zeros_and_gradients():
+    q, k, v = (torch.randn(n, heads, 16).bfloat16().requires_grad_() for n, heads in ((9, 4), (6, 2), (6, 2)))
+    q_starts, k_starts = (torch.tensor(x, dtype=torch.int32) for x in ([0, 5, 9], [0, 0, 6]))
+    out = kernels.varlen_attention(q, k, v, q_starts, k_starts, 5, 6, True)
+    out.float().sum().backward()
+    assert torch.equal(out[:5], torch.zeros(5, 4, 16, dtype=torch.bfloat16)) and bool((q.grad[:5] == 0).all())
+    assert all(bool(x.grad.isfinite().all()) and x.grad.count_nonzero() for x in (q, k, v))
