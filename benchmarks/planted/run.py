@@ -78,7 +78,18 @@ FIFTH = (
     "neighbors_sought_on_host segmenter_collected again_healthy_graphed_training healthy_embedding_server "
     "healthy_fed_training again_policy_updated_in_small_steps again_columns_one_by_one"
 ).split()
-SUITES = {"first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH}
+SIXTH = (
+    "again_clips_pageable again_diffusion_in_fp32 again_experts_located again_workers_started_each_epoch "
+    "healthy_mixed_resnet healthy_mixed_gpt healthy_prefill healthy_wide_decode healthy_unet_training healthy_listener "
+    "healthy_sparse_ranker healthy_biased_windows healthy_orthogonal_updates healthy_averaged_training "
+    "launches_in_a_crowd weights_cast_for_each_piece vectors_pageable weights_needed_by_nobody "
+    "gradients_scaled_for_bf16 clips_channels_first norms_one_by_one logits_shifted_in_fp32 "
+    "again_slides_in_pieces again_cache_emptied_for_each_request again_averages_by_name "
+    "healthy_compiled_block again_policy_compiled again_rotary_decode healthy_compiled_training "
+    "again_frames_pageable again_padded_to_limit again_boxes_sorted_on_host again_losses_printed "
+    "again_prompts_padded again_pictures_embedded_under_autocast again_answers_attend_by_hand again_photos_two_workers"
+).split()
+SUITES = {"first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH}
 
 
 class Phase:
@@ -106,7 +117,7 @@ class Phase:
             left = [name for name in left if name not in self.done]
 
     def _start(self, cases: list[str]) -> subprocess.Popen[bytes]:
-        cache = tempfile.mkdtemp(dir=self.folder)
+        cache = self.folder / "compiled" if self.args.keep_compiled else tempfile.mkdtemp(dir=self.folder)
         env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
         if self.name == "trace":
             env["TORCH_TRACE"] = str(self.folder / "torch_trace")
@@ -117,7 +128,7 @@ class Phase:
         return subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
     def _overdue(self) -> bool:
-        return time.time() > self.end_s or time.time() - self.since_s > CASE_LIMIT_S
+        return time.time() > self.end_s or time.time() - self.since_s > self.args.case_limit
 
     def _stop(self, child: subprocess.Popen[bytes]) -> None:
         """The child and its loader workers are one session: they end together."""
@@ -164,6 +175,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="toy sizes, to try the control flow")
     parser.add_argument("--suite", choices=SUITES, default="first")
+    parser.add_argument("--case-limit", type=float, default=CASE_LIMIT_S, help="seconds for one case")
+    parser.add_argument(
+        "--keep-compiled", action="store_true", help="what timing compiled is there for tracing (unless compiling is timed)"
+    )
     parser.add_argument("--cases", nargs="+", help="these alone, in place of a suite")
     args = parser.parse_args()
     args.cases = args.cases or list(SUITES[args.suite])

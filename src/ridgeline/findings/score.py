@@ -42,6 +42,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "weights cast every step": ("weight-casts",),
     "weights streamed from the host": ("weight-streaming",),
     "host code": ("host-code",),
+    "cpu contention": ("host-contention",),
 }
 """The rules that name a planted cause."""
 GENERAL = ("launch-bound", "host-code")
