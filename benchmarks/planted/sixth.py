@@ -1,4 +1,4 @@
-"""A sixth suite: what is still found in fixed programs, done as well; healthy programs of many kinds; further causes."""
+"""A sixth suite: what is still found in fixed programs, done; healthy programs of many kinds; further causes."""
 
 from __future__ import annotations
 

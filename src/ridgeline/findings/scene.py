@@ -40,6 +40,11 @@ FORWARD_OPS = (
 )
 """Ops that only a forward pass calls: in a backward pass they are a second time."""
 BACKWARD = r"evaluate_function|Backward\d*$"
+LOSS_BACKWARD = (
+    r"^autograd::engine::evaluate_function: (NllLoss|CrossEntropy|MseLoss|L1Loss|SmoothL1|HuberLoss|BinaryCross|KlDiv)"
+)
+PASS_WORKS = 10
+"""Launches between the gradients of two losses from which on they are of two passes."""
 LONG_GAP_S = 2e-3
 """No op, and no fused optimizer over hundreds of tensors, needs this long between two launches: the host does
 something else."""
@@ -273,6 +278,11 @@ class Scene:
             starts, ends = starts[:0], ends[:0]
         quiet = self._is_quiet(launches, ends, starts)
         return union(ends[quiet], starts[quiet])
+
+    @cached_property
+    def first_fetches(self) -> Index:
+        """Fetches with which an epoch begins."""
+        return self.loading[np.isin(self.start_ns[self.loading], self.between_epochs.end)]
 
     @staticmethod
     def _is_quiet(launches: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Mask:
@@ -585,6 +595,16 @@ class Scene:
     def trains(self) -> bool:
         """Whether there is a backward pass or an optimizer in the trace."""
         return len(self.host_spans(r"Backward\d*$|^Optimizer\.step")) > 0
+
+    @cached_property
+    def num_passes(self) -> int:
+        """Backward passes of the window: losses of several tasks follow each other at once, those of several batches do
+        not."""
+        starts = np.sort(self.start_ns[self.host_spans(LOSS_BACKWARD, Kind.OP)])
+        if len(starts) < 2:
+            return len(starts)
+        between = np.diff(np.searchsorted(np.sort(self.launch_ns), starts))
+        return 1 + int((between >= PASS_WORKS).sum())
 
     @cached_property
     def recomputed(self) -> Mask:
