@@ -90,9 +90,8 @@ SIXTH = (
     "again_prompts_padded again_pictures_embedded_under_autocast again_answers_attend_by_hand again_photos_two_workers"
 ).split()
 SUITES = {
-    **{"first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST},
-    **{"fifth": FIFTH, "sixth": SIXTH},
-}
+    "first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH,
+}  # fmt: skip
 
 
 class Phase:
@@ -180,7 +179,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--suite", choices=SUITES, default="first")
     parser.add_argument("--case-limit", type=float, default=CASE_LIMIT_S, help="seconds for one case")
     parser.add_argument(
-        "--keep-compiled", action="store_true", help="tracing finds what timing has compiled (not where compiling is timed)"
+        "--keep-compiled", action="store_true", help="tracing finds what timing compiled (not where compiling is timed)"
     )
     parser.add_argument("--cases", nargs="+", help="these alone, in place of a suite")
     args = parser.parse_args()
