@@ -119,3 +119,13 @@ def test_the_first_batch_of_an_epoch_is_late_although_workers_are_kept():
     slow = _twice(lambda stage: play(stage, 3000.0, 3000.0)).findings()[0]
     assert late.rule == slow.rule == "data-loader"
     assert "endless epoch" in late.change and "num_workers" in slow.change
+
+
+def test_a_pause_of_a_millisecond_in_a_short_step_is_no_launching():
+    def play(stage: Stage, pause_us: float) -> None:
+        for _ in range(12):
+            stage.kernel("nvjet_tst_64x8", 50.0, op="aten::mm", host_us=15.0)
+        stage.work(pause_us)
+
+    assert rules_of(_twice(lambda stage: play(stage, 1200.0)).findings())[0] == "host-code"
+    assert rules_of(_twice(lambda stage: play(stage, 20.0)).findings()) == []
