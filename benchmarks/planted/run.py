@@ -102,11 +102,32 @@ class Phase:
         self.log, self.read = folder / f"{name}.jsonl", 0
         self.done: dict[str, dict[str, Any]] = {}
         self.current, self.since_s = "", time.time()
+        self.ready: subprocess.Popen[bytes] | None = None
+
+    def prepare(self) -> None:
+        """Start a child that imports what it needs, and waits to be told its cases: it opens no device before."""
+        self.ready = self._start([], "--after", str(self.folder / "awaited"))
+
+    def _begin(self, cases: list[str]) -> subprocess.Popen[bytes]:
+        child, self.ready = self.ready, None
+        if child is None:
+            return self._start(cases)
+        partial = self.folder / "awaited.part"
+        partial.write_text(" ".join(cases))
+        partial.rename(self.folder / "awaited")
+        self.current, self.since_s = "", time.time()
+        return child
+
+    def end(self) -> None:
+        """Nothing waits any longer."""
+        if self.ready is not None:
+            self._stop(self.ready)
+            self.ready = None
 
     def run(self, on_done: Any) -> None:
         left = list(self.args.cases)
         while left and time.time() < self.end_s:
-            child, before = self._start(left), len(self.done)
+            child, before = self._begin(left), len(self.done)
             while child.poll() is None and not self._overdue():
                 time.sleep(0.2)
                 self._collect(on_done)
@@ -118,13 +139,13 @@ class Phase:
                 self.done.setdefault(died, {"event": "failed", "error": "killed, crashed or out of time"})
             left = [name for name in left if name not in self.done]
 
-    def _start(self, cases: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, cases: list[str], *more: str) -> subprocess.Popen[bytes]:
         cache = self.folder / "compiled" if self.args.keep_compiled else tempfile.mkdtemp(dir=self.folder)
         env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
         if self.name == "trace":
             env["TORCH_TRACE"] = str(self.folder / "torch_trace")
         self.current, self.since_s = "", time.time()
-        command = [sys.executable, str(HERE / "measure.py"), self.name, *cases, "--folder", str(self.folder)]
+        command = [sys.executable, str(HERE / "measure.py"), self.name, *cases, "--folder", str(self.folder), *more]
         command += ["--device", self.args.device] + (["--tiny"] if self.args.tiny else [])
         output = (self.folder / f"{self.name}.out").open("ab")
         return subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -156,14 +177,16 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="planted-"))
     began = time.time()
     timing = Phase("time", folder, args, began + args.budget * TIMED_FRAC)
+    tracing = Phase("trace", folder, args, began + args.budget * 0.97)
+    tracing.prepare()
     timing.run(lambda fact: _write_timings(args, timing.done, {}))
     args.cases = [name for name in args.cases if timing.done.get(name, {}).get("traced")]
-    tracing = Phase("trace", folder, args, began + args.budget * 0.97)
     with ProcessPoolExecutor(6) as pool:
         jobs: list[Future[int]] = []
         tracing.run(lambda fact: jobs.extend(_shrink_jobs(pool, folder, fact, timing.done)))
         for job in jobs:
             job.result()
+    tracing.end()
     _pack(args, folder)
     _write_timings(args, timing.done, tracing.done)
     print(_table(timing.done, tracing.done))
