@@ -82,7 +82,7 @@ SIXTH = (
     "again_clips_pageable again_diffusion_in_fp32 again_experts_located again_workers_started_each_epoch "
     "healthy_mixed_resnet healthy_mixed_gpt healthy_prefill healthy_wide_decode healthy_unet_training healthy_listener "
     "healthy_sparse_ranker healthy_biased_windows healthy_orthogonal_updates healthy_averaged_training "
-    "launches_in_a_crowd weights_cast_for_each_piece vectors_pageable weights_needed_by_nobody "
+    "healthy_committee launches_in_a_crowd weights_cast_for_each_piece vectors_pageable weights_needed_by_nobody "
     "gradients_scaled_for_bf16 clips_channels_first norms_one_by_one logits_shifted_in_fp32 "
     "again_slides_in_pieces again_cache_emptied_for_each_request again_averages_by_name "
     "healthy_compiled_block again_policy_compiled again_rotary_decode healthy_compiled_training "

@@ -449,6 +449,12 @@ def healthy_averaged_training(s: Setting, fixed: bool) -> Program:
     return Program(step)
 
 
+@healthy
+def healthy_committee(s: Setting, fixed: bool) -> Program:
+    """The fixed program of the fifth suite whose small softmaxes were once taken for attention."""
+    return _was("committee_one_by_one", s)
+
+
 @case("none", "nothing", **HEALTHY | {"compiles": True, "rounds": 1})
 def healthy_compiled_training(s: Setting, fixed: bool) -> Program:
     """A block compiled once, forward and backward, for every layer; norms and gates are fused."""
