@@ -84,7 +84,7 @@ SIXTH = (
     "healthy_sparse_ranker healthy_biased_windows healthy_orthogonal_updates healthy_averaged_training "
     "healthy_committee launches_in_a_crowd weights_cast_for_each_piece vectors_pageable weights_needed_by_nobody "
     "gradients_scaled_for_bf16 clips_channels_first norms_one_by_one logits_shifted_in_fp32 "
-    "again_slides_in_pieces again_cache_emptied_for_each_request again_averages_by_name "
+    "again_slides_in_pieces again_cache_emptied_for_each_request again_averages_by_name again_vision_checkpointed "
     "healthy_compiled_block again_policy_compiled again_rotary_decode healthy_compiled_training "
     "again_frames_pageable again_padded_to_limit again_boxes_sorted_on_host again_losses_printed "
     "again_prompts_padded again_pictures_embedded_under_autocast again_answers_attend_by_hand again_photos_two_workers"

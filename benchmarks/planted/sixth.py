@@ -168,6 +168,18 @@ def again_padded_to_limit(s: Setting, fixed: bool) -> Program:
     return Program(step, facts={"padding": [{"argument": "mask", "real_frac": real}]})
 
 
+@case("NCHW convolution", "patches and pictures in channels_last", stack=False)
+def again_vision_checkpointed(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return _was("vision_checkpointed", s)
+    side, layers = s.pick(224, 32), s.pick(6, 2)
+    model = s.place(lambda: firstnets.Vit(s.shape(width=1024, layers=layers, heads=16, causal=False), side))
+    pictures = torch.randint(0, 255, (s.pick(64, 2), 3, side, side), dtype=torch.uint8, device=s.device)
+    model, pictures = fresh.nhwc(model, pictures)
+    labels = torch.randint(0, 1000, (pictures.shape[0],), device=s.device)
+    return Program(train(model, fresh.adamw(s, model), itertools.cycle([(pictures, labels)])))
+
+
 @case("unfused pointwise chain", "torch.compile the policy", compiles=True, rounds=1, steps=16, stack=False)
 def again_policy_compiled(s: Setting, fixed: bool) -> Program:
     """Updates from a CUDA graph in both."""
