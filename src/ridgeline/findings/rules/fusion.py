@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ridgeline.findings.cure import Cure
@@ -234,7 +236,7 @@ def tensor_loop(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("pointwise-chains", version=2, order=50)
+@rule("pointwise-chains", version=3, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random")[order]
@@ -255,7 +257,10 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         change="torch.compile the module (or just these functions); use the fused op (F.layer_norm, F.rms_norm, "
         "F.gelu) where one exists",
         where=scene.where(works),
-        cure=_fused(scene, works, np.maximum(0.06, 1.2 / lengths), np.maximum(0.35, 2.5 / lengths)),
+        cure=replace(
+            _fused(scene, works, np.maximum(0.06, 1.2 / lengths), np.maximum(0.35, 2.5 / lengths)),
+            closed=np.concatenate([piece[1:] for piece in pieces]),  # one kernel has no gaps inside
+        ),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
