@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from cases import CASES, Photos, Prefetch, Program, Setting, case, end_workers, graphed, precision
 from cases import training as train
 from healthy import HEALTHY, healthy
+from third import Padded, swapped
 from torch import Tensor, nn
 
 # ---------------------------------------------------------------- what is found in fixed programs, done
@@ -192,6 +193,71 @@ def again_policy_compiled(s: Setting, fixed: bool) -> Program:
         return _was("policy_updated_in_small_steps", s)
     finally:
         own.Policy.forward = before
+
+
+@case("unfused pointwise chain", "torch.compile the rotation", compiles=True, rounds=1, steps=12, stack=False)
+def again_healthy_graph_decode(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return _was("healthy_graph_decode", s)
+    turned = torch.compile(nets.rotated, backend=cases.compiler(s), dynamic=False)
+    with swapped("rotated", turned):
+        return _was("healthy_graph_decode", s)
+
+
+def _gate_in(z: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.silu(z)
+    return y, y.mean((2, 3), keepdim=True)
+
+
+def _gate_out(y: Tensor, gate: Tensor) -> Tensor:
+    return y * torch.sigmoid(gate)
+
+
+@contextmanager
+def _forward(kind: type[nn.Module], forward: Any) -> Iterator[None]:
+    """Modules of a kind with another forward pass."""
+    before = kind.forward
+    kind.forward = forward
+    try:
+        yield
+    finally:
+        kind.forward = before
+
+
+@case("unfused pointwise chain", "torch.compile the gates", compiles=True, rounds=1, steps=12, stack=False)
+def again_adam_tensor_by_tensor(s: Setting, fixed: bool) -> Program:
+    program = _was("adam_tensor_by_tensor", s)
+    if not fixed:
+        return program
+    torch._dynamo.reset()
+    enter, leave = (torch.compile(f, backend=cases.compiler(s), dynamic=True) for f in (_gate_in, _gate_out))
+
+    def forward(self: nets.Inverted, x: Tensor) -> Tensor:
+        y, mean = enter(self.bn2(self.each(F.silu(self.bn1(self.wide(x))))))
+        y = self.bn3(self.narrow(leave(y, self.excite(F.silu(self.squeeze(mean))))))
+        return x + y if self.keeps else y
+
+    return replace(program, scope=lambda: _forward(nets.Inverted, forward))
+
+
+@case("misaligned sizes", "pad the tower's input to a multiple of 8", stack=False)
+def again_tables_zeroed(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return _was("tables_zeroed", s)
+    batch, tables, rows = s.pick(16384, 8), s.pick(6, 3), s.pick(800_000, 100)
+    model = fresh.ranker(s, rows, 64, tables, tower=4096, layers=3)
+    first = model.top[0]
+    model.top[0] = Padded(first.in_features, first.out_features, -first.in_features % 8).to(first.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=s.cuda)
+    numbers, clicked = torch.randn(batch, 13, device=s.device), torch.rand(batch, device=s.device).round()
+    ids = torch.randint(0, rows, (tables, batch, 4), device=s.device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(numbers, ids, clicked).backward()
+        optimizer.step()
+
+    return Program(step)
 
 
 @case("host-bound", "replay the step from a CUDA graph", stack=False)
