@@ -6,8 +6,8 @@
 Products are captured into a graph that never runs: its nodes name every kernel with its grid, some ten thousand shapes
 a second, on whatever path the framework and the library take (products of vectors included). At the same time cuDNN is
 asked about convolutions in single precision (``ask_cudnn.py``). Then, alone on the device, products of the same
-distribution are timed as ``record_choices.py`` does (profiler, L2 flushed, median of three), and convolutions in single
-precision after them.
+distribution are timed between events (median of fifteen) and by the profiler (of three), the L2 flushed before each,
+and convolutions in single precision after them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ridgeline.bench.sampling import Point, between
 HERE = Path(__file__).resolve().parent
 BATCH = 400  # products captured into one graph
 MAX_ANSWERS = 180_000  # of one capturing process: what two of them write stays below five megabytes
-CHUNK, RUNS = 200, 3
+CHUNK, RUNS, REPEATS = 200, 3, 15
 ELEMENTS = 1 << 29  # of every operand's buffer
 KERNEL, MEMSET, RELAXED = 0, 2, 2  # numbers of the driver's interface
 DTYPES = ("bf16", "fp16", "fp32", "tf32", "fp8")
@@ -305,6 +305,7 @@ def time_many(path: Path, seed: int, seconds: float) -> None:
                 found = capture.nodes(operands.run(p) for p in points)
                 points = [p for p, nodes in zip(points, found, strict=True) if nodes]
                 found = [nodes for nodes in found if nodes]
+                seen = [_events_s(operands.run(point), flush) for point in points]
                 stretches = kernels_of(_runs(points, operands, flush))
             except (RuntimeError, ValueError) as error:
                 print("chunk lost:", error, flush=True)
@@ -314,7 +315,7 @@ def time_many(path: Path, seed: int, seconds: float) -> None:
                 continue
             for place, (point, nodes) in enumerate(zip(points, found, strict=True)):
                 kernels = _medians(stretches[RUNS * place : RUNS * (place + 1)])
-                row = {**asdict(point), "kernels": kernels, "grids": [size[:4] for _, size in nodes]}
+                row = {**asdict(point), **seen[place], "kernels": kernels, "grids": [size[:4] for _, size in nodes]}
                 out.write(json.dumps(row) + "\n")
             kept += len(points)
             print(f"{kept} timed, {end - time.monotonic():.0f} s left", flush=True)
@@ -323,6 +324,24 @@ def time_many(path: Path, seed: int, seconds: float) -> None:
 def _timed(operands: Operands, point: Point) -> bool:
     work = flops(point.shape)
     return operands.fits(point.shape, point.dtype) and work < (3e10 if point.dtype == "fp32" else 1.2e12)
+
+
+def _events_s(run: Callable[[], Any], flush: Any) -> dict[str, float]:
+    """Median, tenth and ninetieth percentile between events around a run, the L2 flushed before each."""
+    import torch
+
+    for _ in range(2):
+        run()
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
+    for start, end in pairs:
+        flush.zero_()
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    found = sorted(start.elapsed_time(end) * 1e-3 for start, end in pairs)
+    tenth = REPEATS // 10
+    return {"cold_s": found[REPEATS // 2], "cold_low_s": found[tenth], "cold_high_s": found[-1 - tenth]}
 
 
 def _runs(points: Any, operands: Operands, flush: Any) -> Iterator[Callable[[], Any]]:
