@@ -1,0 +1,204 @@
+"""Grows the trees of ``cost/residue.py``: what the structure of a product leaves over, on measured products.
+
+    python benchmarks/fit_products.py [--device h200] [--write]
+
+Every product of ``operators_seed*`` is priced without them; trees learn the logarithm of measured over predicted time,
+boosted with a clipped loss. Prints the error on a quarter held out while growing, and of the trees grown from
+everything on the two judging samples that were opened before (``unseen_seed*``, ``blind_seed1003``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from recordings import DATA, load_operators, update_calibration
+from validate_operators import errors
+
+from ridgeline.cost import matmul
+from ridgeline.cost.price import Pricer
+from ridgeline.cost.residue import BOUND, FILE, Boosted, boosted, features, pool_of
+from ridgeline.hardware import device
+
+TREES, DEPTH, RATE, CLIP, RIDGE = 240, 4, 0.06, 0.12, 10.0
+BINS, ROWS_FRAC, FEATURES_FRAC = 32, 0.8, 0.5
+POOLS = ("half", "half.odd", "fp32", "tf32", "fp8")
+JUDGES = ("unseen_seed*", "blind_seed1003")
+
+
+def problem_of(row: dict[str, Any]) -> matmul.Problem:
+    s = row["shape"]
+    layout = s.get("layout", "nn" if row["kind"] == "bmm" else "nt")
+    return s.get("b", 1), s["m"], s["n"], s["k"], layout
+
+
+def described(row: dict[str, Any]) -> tuple[str, list[float]]:
+    """Which trees a product asks, and its features."""
+    problem = problem_of(row)
+    aligned = matmul.alignment(problem, row["dtype"])
+    return pool_of(row["dtype"], aligned), features(problem, row["dtype"], aligned)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Features of products, what their structure says, what events add to that, and what was measured."""
+
+    rows: np.ndarray
+    busy_s: np.ndarray
+    more_s: np.ndarray
+    measured_s: np.ndarray
+
+    @property
+    def logs(self) -> np.ndarray:
+        """What trees learn: kernels' time over that of the structure."""
+        return np.asarray(np.log(np.maximum(self.measured_s - self.more_s, 0.3 * self.busy_s) / self.busy_s))
+
+    @property
+    def weight(self) -> np.ndarray:
+        """A call that is mostly the events' own time says little."""
+        return np.asarray(self.busy_s / (self.busy_s + self.more_s))
+
+    def missed(self, logs: np.ndarray | float) -> float:
+        told_s = self.busy_s * np.exp(np.clip(logs, -BOUND, BOUND)) + self.more_s
+        return float(np.mean(np.abs(told_s / self.measured_s - 1)))
+
+    def some(self, kept: np.ndarray) -> Measured:
+        return Measured(self.rows[kept], self.busy_s[kept], self.more_s[kept], self.measured_s[kept])
+
+
+def cuts_of(column: np.ndarray) -> np.ndarray:
+    seen = np.unique(column)
+    if len(seen) <= BINS:
+        return np.asarray((seen[1:] + seen[:-1]) / 2)
+    return np.unique(np.quantile(column, np.linspace(0, 1, BINS + 1)[1:-1]))
+
+
+def question(
+    binned: np.ndarray,
+    cuts: list[np.ndarray],
+    leaf: np.ndarray,
+    pulls: tuple[np.ndarray, np.ndarray],
+    asked: np.ndarray,
+) -> tuple[int, int]:
+    """The feature and cut that, asked in all branches at once, explain most."""
+    best, found, num = -1.0, (0, 0), int(leaf.max()) + 1
+    pull, weight = pulls
+    for at in asked:
+        width = len(cuts[at]) + 1
+        if width < 2:
+            continue
+        place = leaf * width + binned[:, at]
+        total = np.bincount(place, pull, num * width).reshape(num, width)
+        count = np.bincount(place, weight, num * width).reshape(num, width)
+        left, below = np.cumsum(total, 1)[:, :-1], np.cumsum(count, 1)[:, :-1]
+        right, above = total.sum(1, keepdims=True) - left, count.sum(1, keepdims=True) - below
+        score = (left**2 / (below + RIDGE) + right**2 / (above + RIDGE)).sum(0)
+        cut = int(np.argmax(score))
+        if score[cut] > best:
+            best, found = float(score[cut]), (int(at), cut)
+    return found
+
+
+def grow(given: Measured, seed: int = 0) -> Boosted:
+    """Trees one after another, each from most of the rows and half of the features, of what is left unexplained."""
+    rng, rows, weight = np.random.default_rng(seed), given.rows, given.weight
+    cuts = [cuts_of(column) for column in rows.T]
+    binned = np.stack([np.searchsorted(cut, column) for cut, column in zip(cuts, rows.T, strict=True)], axis=1)
+    told, parts = np.zeros(len(rows)), ([], [], [])  # type: ignore[var-annotated]
+    for _ in range(TREES):
+        left = np.clip(given.logs - told, -CLIP, CLIP) * weight
+        drawn = np.nonzero(rng.random(len(rows)) < ROWS_FRAC)[0]
+        asked = np.nonzero(rng.random(rows.shape[1]) < FEATURES_FRAC)[0]
+        leaf, asked_of, limits = np.zeros(len(rows), np.int64), [], []
+        for _ in range(DEPTH):
+            at, cut = question(binned[drawn], cuts, leaf[drawn], (left[drawn], weight[drawn]), asked)
+            leaf = leaf * 2 + (binned[:, at] > cut)
+            asked_of.append(at)
+            limits.append(cuts[at][cut])
+        total = np.bincount(leaf[drawn], left[drawn], 1 << DEPTH)
+        values = RATE * total / (np.bincount(leaf[drawn], weight[drawn], 1 << DEPTH) + RIDGE)
+        told += values[leaf]
+        for part, value in zip(parts, (asked_of, limits, values), strict=True):
+            part.append(value)
+    return boosted(*(np.array(part) for part in parts))
+
+
+def sets(rows: list[dict[str, Any]], pricer: Pricer) -> dict[str, Measured]:
+    """Measured products by pool."""
+    found: dict[str, list[tuple[list[float], float, float, float]]] = defaultdict(list)
+    for e in errors([r for r in rows if r["kind"] in ("gemm", "bmm") and r["phase"] == "fwd"], pricer):
+        pool, values = described(e["row"])
+        found[pool].append((values, e["busy_s"], math.exp(e["log"]) * e["measured_s"] - e["busy_s"], e["measured_s"]))
+    return {
+        pool: Measured(np.array([r[0] for r in some]), *(np.array([r[i] for r in some]) for i in (1, 2, 3)))
+        for pool, some in found.items()
+    }
+
+
+def without(pricer: Pricer) -> Pricer:
+    """The same prices with no trees behind them."""
+    for entry in pricer.calibration.families.get("gemm", {}).values():
+        entry["coef"].pop("residue_frac", None)
+    return pricer
+
+
+def save(path: Path, pools: dict[str, Boosted]) -> None:
+    at, index, parts = 0, [], ([], [], [])  # type: ignore[var-annotated]
+    for name, trees in pools.items():
+        num = len(trees.feature)
+        index.append([name, [at, at + num]])
+        at += num
+        for part, value in zip(
+            parts, (trees.feature.astype(np.uint8), trees.limit, trees.leaf.reshape(num, -1)), strict=True
+        ):
+            part.append(value)
+    feature, limit, leaf = (np.concatenate(part) for part in parts)
+    np.savez_compressed(
+        path,
+        feature=feature,
+        limit=limit.astype(np.float32),
+        leaf=leaf.astype(np.float32),
+        index=np.array(json.dumps(index)),
+    )
+    print(f"{path.name}: {path.stat().st_size} bytes, {at} trees")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="h200")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    pricer = without(Pricer(device(options.device)))
+    given = sets(load_operators(options.device), pricer)
+    judges = {name: sets(load_operators(options.device, name), pricer) for name in JUDGES}
+    pools = {}
+    for name in POOLS:
+        mine = given[name]
+        kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
+        held, part = mine.some(~kept), grow(mine.some(kept))
+        after = held.missed(part.logs(held.rows))
+        line = f"{name:9s} n {len(mine.rows):5d}  held out {held.missed(0.0):.2%} -> {after:.2%}"
+        pools[name] = grow(mine)
+        for judge, samples in judges.items():
+            if name in samples:
+                judged = samples[name]
+                after = judged.missed(pools[name].logs(judged.rows))
+                line += f"  {judge} ({len(judged.rows)}) {judged.missed(0.0):.2%} -> {after:.2%}"
+        print(line, flush=True)
+    if options.write:
+        save(DATA / FILE, pools)
+        known = json.loads((DATA / "calibrations" / f"{options.device}.json").read_text())["families"]["gemm"]
+        for dtype, entry in known.items():
+            if any(pool_of(dtype, aligned) in pools for aligned in (8, 1)):
+                entry["coef"]["residue_frac"] = 1.0
+        update_calibration(options.device, families={"gemm": known})
+
+
+if __name__ == "__main__":
+    main()
