@@ -1,10 +1,11 @@
 """Grows the trees of ``cost/residue.py``: what the structure of a product leaves over, on measured products.
 
-    python benchmarks/fit_products.py [--device h200] [--write]
+    python benchmarks/fit_products.py [--device h200] [--silicon ../shared/silicon] [--write]
 
 Every product of ``operators_seed*`` is priced without them; trees learn the logarithm of measured over predicted time,
 boosted with a clipped loss. Prints the error on a quarter held out while growing, and of the trees grown from
-everything on the two judging samples that were opened before (``unseen_seed*``, ``blind_seed1003``).
+everything on the two judging samples that were opened before (``unseen_seed*``, ``blind_seed1003``). ``--silicon`` also
+grows those of the devices known from serving frameworks' tables (``fit_silicon.py`` says where they come from).
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ import numpy as np
 from recordings import DATA, load_operators, update_calibration
 from validate_operators import errors
 
-from ridgeline.cost import matmul
+from ridgeline.cost import matmul, residue
+from ridgeline.cost.chip import chip_of
 from ridgeline.cost.price import Pricer
-from ridgeline.cost.residue import BOUND, FILE, Boosted, boosted, features, pool_of
+from ridgeline.cost.residue import BOUND, Boosted, boosted, features, pool_of
 from ridgeline.hardware import device
 
 TREES, DEPTH, RATE, CLIP, RIDGE = 240, 4, 0.06, 0.12, 10.0
 BINS, ROWS_FRAC, FEATURES_FRAC = 32, 0.8, 0.5
 POOLS = ("half", "half.odd", "fp32", "tf32", "fp8")
+MOST_ROWS = 9000  # of a table
+PATH = DATA / residue.FILE
 JUDGES = ("unseen_seed*", "blind_seed1003")
 
 
@@ -38,11 +42,11 @@ def problem_of(row: dict[str, Any]) -> matmul.Problem:
     return s.get("b", 1), s["m"], s["n"], s["k"], layout
 
 
-def described(row: dict[str, Any]) -> tuple[str, list[float]]:
+def described(row: dict[str, Any], num_sms: int) -> tuple[str, list[float]]:
     """Which trees a product asks, and its features."""
     problem = problem_of(row)
     aligned = matmul.alignment(problem, row["dtype"])
-    return pool_of(row["dtype"], aligned), features(problem, row["dtype"], aligned)
+    return pool_of(row["dtype"], aligned), features(problem, row["dtype"], aligned, num_sms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ def sets(rows: list[dict[str, Any]], pricer: Pricer) -> dict[str, Measured]:
     """Measured products by pool."""
     found: dict[str, list[tuple[list[float], float, float, float]]] = defaultdict(list)
     for e in errors([r for r in rows if r["kind"] in ("gemm", "bmm") and r["phase"] == "fwd"], pricer):
-        pool, values = described(e["row"])
+        pool, values = described(e["row"], pricer.chip.num_sms)
         found[pool].append((values, e["busy_s"], math.exp(e["log"]) * e["measured_s"] - e["busy_s"], e["measured_s"]))
     return {
         pool: Measured(np.array([r[0] for r in some]), *(np.array([r[i] for r in some]) for i in (1, 2, 3)))
@@ -163,41 +167,80 @@ def save(path: Path, pools: dict[str, Boosted]) -> None:
         path,
         feature=feature,
         limit=limit.astype(np.float32),
-        leaf=leaf.astype(np.float32),
+        leaf=leaf.astype(np.float16),
         index=np.array(json.dumps(index)),
     )
     print(f"{path.name}: {path.stat().st_size} bytes, {at} trees")
 
 
+def recorded(name: str) -> dict[str, Boosted]:
+    """Trees of a device whose products were recorded here."""
+    pricer = without(Pricer(device(name)))
+    given = sets(load_operators(name), pricer)
+    judges = {judge: sets(load_operators(name, judge), pricer) for judge in JUDGES}
+    pools = {}
+    for pool in POOLS:
+        pools[f"{name}/{pool}"] = trees = told(f"{name}/{pool}", given[pool])
+        for judge, samples in judges.items():
+            if pool in samples:
+                mine = samples[pool]
+                after = mine.missed(trees.logs(mine.rows))
+                print(f"{'':24s} {judge} ({len(mine.rows)}) {mine.missed(0.0):.2%} -> {after:.2%}", flush=True)
+    return pools
+
+
+def told(name: str, mine: Measured) -> Boosted:
+    """Trees grown from everything; the error printed is of those grown from three quarters, on the fourth."""
+    kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
+    held, part = mine.some(~kept), grow(mine.some(kept))
+    after = held.missed(part.logs(held.rows))
+    print(f"{name:24s} n {len(mine.rows):5d}  held out {held.missed(0.0):.2%} -> {after:.2%}", flush=True)
+    return grow(mine)
+
+
+def tabled(name: str, folder: Path) -> dict[str, Boosted]:
+    """Trees of a device known from serving frameworks' tables."""
+    import fit_silicon
+
+    chip = chip_of(device(name))
+    known = json.loads((DATA / "calibrations" / f"{name}.json").read_text())["families"]["gemm"]
+    pools = {}
+    for suite in fit_silicon.gemm_suites(name, folder / fit_silicon.FOLDERS[name], chip):
+        entry = known.get(suite.key, {})
+        if entry.get("source") != fit_silicon.SOURCE:
+            continue
+        rows = suite.rows.sample(min(MOST_ROWS, len(suite.rows)), random_state=0)
+        problems = [(1, int(m), int(n), int(k), "nt") for m, n, k in rows[["m", "n", "k"]].to_numpy()]
+        values = np.array([features(p, suite.key, matmul.alignment(p, suite.key), chip.num_sms) for p in problems])
+        busy_s = suite.predict({**entry["coef"], **entry["protocol"]}, rows)
+        measured = Measured(values, busy_s, np.zeros(len(rows)), rows["measured_s"].to_numpy())
+        pools[f"{name}/{pool_of(suite.key, 8)}"] = told(f"{name}/{suite.key}", measured)
+    return pools
+
+
+def write(pools: dict[str, Boosted]) -> None:
+    """The trees, beside those of devices that were not grown anew; and in calibrations, that there are some."""
+    kept = {name: trees for name, trees in residue._pools().items() if name not in pools} if PATH.is_file() else {}
+    save(PATH, kept | pools)
+    for name in {pool.partition("/")[0] for pool in pools}:
+        known = json.loads((DATA / "calibrations" / f"{name}.json").read_text())["families"]["gemm"]
+        for dtype, entry in known.items():
+            if any(f"{name}/{pool_of(dtype, aligned)}" in pools for aligned in (8, 1)):
+                entry["coef"]["residue_frac"] = 1.0
+        update_calibration(name, families={"gemm": known})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="h200")
+    parser.add_argument("--device", default="h200", help="recorded here; none for tables alone")
+    parser.add_argument("--silicon", type=Path, help="folder with one folder of tables for each device")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    pricer = without(Pricer(device(options.device)))
-    given = sets(load_operators(options.device), pricer)
-    judges = {name: sets(load_operators(options.device, name), pricer) for name in JUDGES}
-    pools = {}
-    for name in POOLS:
-        mine = given[name]
-        kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
-        held, part = mine.some(~kept), grow(mine.some(kept))
-        after = held.missed(part.logs(held.rows))
-        line = f"{name:9s} n {len(mine.rows):5d}  held out {held.missed(0.0):.2%} -> {after:.2%}"
-        pools[name] = grow(mine)
-        for judge, samples in judges.items():
-            if name in samples:
-                judged = samples[name]
-                after = judged.missed(pools[name].logs(judged.rows))
-                line += f"  {judge} ({len(judged.rows)}) {judged.missed(0.0):.2%} -> {after:.2%}"
-        print(line, flush=True)
+    pools = recorded(options.device) if options.device != "none" else {}
+    for name in ("h100-sxm", "a100-sxm-80gb", "b200", "gb200", "l40s") if options.silicon else ():
+        pools |= tabled(name, options.silicon)
     if options.write:
-        save(DATA / FILE, pools)
-        known = json.loads((DATA / "calibrations" / f"{options.device}.json").read_text())["families"]["gemm"]
-        for dtype, entry in known.items():
-            if any(pool_of(dtype, aligned) in pools for aligned in (8, 1)):
-                entry["coef"]["residue_frac"] = 1.0
-        update_calibration(options.device, families={"gemm": known})
+        write(pools)
 
 
 if __name__ == "__main__":

@@ -130,13 +130,13 @@ def _computed(dtype: str, chip: Chip) -> str:
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dtype = _computed(call.dtype, chip)
     timing = _classic(problem, dtype, chip, coef, warm_frac) or _newest(problem, dtype, chip, coef, warm_frac)
-    return _times(timing, [problem], dtype, coef)[0]
+    return _times(timing, [problem], dtype, chip, coef)[0]
 
 
-def _times(timing: Timing, problems: Sequence[Problem], dtype: str, coef: Coef) -> list[Time]:
+def _times(timing: Timing, problems: Sequence[Problem], dtype: str, chip: Chip, coef: Coef) -> list[Time]:
     """What the structure says, times what it leaves over; all of one alignment."""
     share = coef["residue_frac"]
-    left = logs(problems, dtype, alignment(problems[0], dtype)) if share else [0.0] * len(problems)
+    left = logs(problems, dtype, alignment(problems[0], dtype), chip) if share else [0.0] * len(problems)
     found = (timing.expected_s.tolist(), timing.floor_s.tolist(), timing.bound.tolist(), timing.num_kernels.tolist())
     return [
         Time(max(floor, expected * math.exp(share * log)), floor, BOUND_NAMES[bound], int(num))
@@ -160,4 +160,4 @@ def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[flo
     seen = replace(chip, arch=LEGACY) if dtype == "fp32" and len(coef) > len(DEFAULTS) else chip
     b, m, n, k = (list(column) for column in zip(*(p[:4] for p in problems), strict=True))
     timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=list(warm_fracs))
-    return _times(timing, problems, dtype, coef)
+    return _times(timing, problems, dtype, chip, coef)

@@ -18,19 +18,19 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.cost.chip import Chip
 from ridgeline.resources import data_dir
 
-FILE = "products.npz"
+FILE = "residue.npz"
 BOUND = 0.45
 """Largest logarithm of the factor."""
 _TILES = ((32, 32), (64, 64), (128, 64), (128, 128), (256, 128))
-_SMS = 132
 _LAYOUTS = ("nt", "nn", "tn", "tt")
 
 Problem = tuple[int, int, int, int, str]
 
 
-def features(problem: Problem, dtype: str, aligned: int) -> list[float]:
+def features(problem: Problem, dtype: str, aligned: int, num_sms: int) -> list[float]:
     """Sizes, products of sizes, what they leave over in tiles, and how full tiles and waves are."""
     b, m, n, k, layout = problem
     low, high, out = min(m, n), max(m, n), m * n
@@ -39,7 +39,7 @@ def features(problem: Problem, dtype: str, aligned: int) -> list[float]:
              m % 64, n % 64, k % 64, m % 128, n % 128]  # fmt: skip
     for across, down in _TILES:
         tiles = b * -(-m // down) * -(-n // across)
-        found += [tiles, tiles / (-(-tiles // _SMS) * _SMS), out * b / (tiles * down * across)]
+        found += [tiles, tiles / (-(-tiles // num_sms) * num_sms), out * b / (tiles * down * across)]
     return found
 
 
@@ -81,10 +81,11 @@ def _pools() -> dict[str, Boosted]:
         return {name: boosted(feature[at:end], limit[at:end], leaf[at:end]) for name, (at, end) in places}
 
 
-def logs(problems: Sequence[Problem], dtype: str, aligned: int) -> list[float]:
+def logs(problems: Sequence[Problem], dtype: str, aligned: int, chip: Chip) -> list[float]:
     """Logarithm of what each product, all of one alignment, takes over what its structure says."""
-    trees = _pools().get(pool_of(dtype, aligned))
+    trees = _pools().get(f"{chip.origin}/{pool_of(dtype, aligned)}")
     if trees is None:
         return [0.0] * len(problems)
-    found = trees.logs(np.array([features(problem, dtype, aligned) for problem in problems], dtype=np.float64))
+    rows = [features(problem, dtype, aligned, chip.num_sms) for problem in problems]
+    found = trees.logs(np.array(rows, dtype=np.float64))
     return [min(BOUND, max(-BOUND, log)) for log in found.tolist()]

@@ -6,11 +6,13 @@ harness rather than the kernel are kept apart in the calibration, under ``protoc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from ridgeline.cost import residue
 from ridgeline.cost.attention import attention_timing
 from ridgeline.cost.call import ITEMSIZE, Call, Time
 from ridgeline.cost.chip import BOUND_NAMES, Chip
@@ -46,7 +48,12 @@ def gemm(call: Call, chip: Chip, entry: Entry, warm_frac: float) -> Time:
         turns = -(-dims["k"] // 2048)
         row_s = protocol["quantize_row_s"] + protocol["quantize_block_s"] * (turns - 1)
         quantize_s = protocol["quantize_launch_s"] + dims["m"] * row_s
-    return Time(float(timing.expected_s[0]) + quantize_s, float(timing.floor_s[0]), BOUND_NAMES[int(timing.bound[0])])
+    floor_s, expected_s = float(timing.floor_s[0]), float(timing.expected_s[0]) + quantize_s
+    share = entry["coef"].get("residue_frac", 0.0)
+    if share:
+        problem = dims.get("b", 1), dims["m"], dims["n"], dims["k"], "nt"
+        expected_s *= math.exp(share * residue.logs([problem], call.dtype, 8, chip)[0])
+    return Time(max(floor_s, expected_s), floor_s, BOUND_NAMES[int(timing.bound[0])])
 
 
 def attention(call: Call, chip: Chip, entry: Entry, warm_frac: float) -> Time:
