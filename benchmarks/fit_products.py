@@ -23,12 +23,12 @@ from recordings import DATA, load_operators, update_calibration
 from validate_operators import errors
 
 from ridgeline.cost import matmul, residue
-from ridgeline.cost.chip import chip_of
+from ridgeline.cost.chip import Chip, chip_of
 from ridgeline.cost.price import Pricer
 from ridgeline.cost.residue import BOUND, Boosted, boosted, features, pool_of
 from ridgeline.hardware import device
 
-TREES, DEPTH, RATE, CLIP, RIDGE = 240, 4, 0.06, 0.12, 10.0
+TREES, DEPTH, RATE, CLIP, RIDGE = 150, 4, 0.1, 0.15, 10.0
 BINS, ROWS_FRAC, FEATURES_FRAC = 32, 0.8, 0.5
 POOLS = ("half", "half.odd", "fp32", "tf32", "fp8")
 MOST_ROWS = 9000  # of a table
@@ -215,7 +215,36 @@ def tabled(name: str, folder: Path) -> dict[str, Boosted]:
         busy_s = suite.predict({**entry["coef"], **entry["protocol"]}, rows)
         measured = Measured(values, busy_s, np.zeros(len(rows)), rows["measured_s"].to_numpy())
         pools[f"{name}/{pool_of(suite.key, 8)}"] = told(f"{name}/{suite.key}", measured)
+    return pools | tabled_attention(name, folder, chip)
+
+
+ATTENTION = ("prefill", "prefill_window", "decode", "decode_window")
+
+
+def tabled_attention(name: str, folder: Path, chip: Chip) -> dict[str, Boosted]:
+    """The same for attention with 16-bit keys and values."""
+    import fit_silicon
+
+    known = json.loads((DATA / "calibrations" / f"{name}.json").read_text())["families"]["attention"]
+    pools = {}
+    for suite in fit_silicon.attention_suites(name, folder / fit_silicon.FOLDERS[name], chip):
+        entry = known.get(suite.key, {})
+        if suite.key not in ATTENTION or entry.get("source") != fit_silicon.SOURCE:
+            continue
+        rows = suite.rows.sample(min(MOST_ROWS, len(suite.rows)), random_state=0)
+        sizes = ("batch_size", "num_heads", "hkv", "isl", "kv_length", "head_dim", "window_size")
+        values = [_attention_row(suite.key, row, chip) for row in rows[list(sizes)].astype(int).to_numpy().tolist()]
+        busy_s = suite.predict({**entry["coef"], **entry["protocol"]}, rows)
+        measured = Measured(np.array(values), busy_s, np.zeros(len(rows)), rows["measured_s"].to_numpy())
+        pools[f"{name}/{suite.key}"] = told(f"{name}/{suite.key}", measured)
     return pools
+
+
+def _attention_row(key: str, sizes: list[int], chip: Chip) -> list[float]:
+    b, h, hkv, s, kv_length, d, window = sizes
+    s, skv = (1, kv_length) if key.startswith("decode") else (s, s)
+    dims = {"b": b, "h": h, "hkv": hkv, "s": s, "skv": skv, "d": d, "window": window}
+    return residue.attention_features(dims, chip.num_sms)
 
 
 def write(pools: dict[str, Boosted]) -> None:
@@ -223,11 +252,11 @@ def write(pools: dict[str, Boosted]) -> None:
     kept = {name: trees for name, trees in residue._pools().items() if name not in pools} if PATH.is_file() else {}
     save(PATH, kept | pools)
     for name in {pool.partition("/")[0] for pool in pools}:
-        known = json.loads((DATA / "calibrations" / f"{name}.json").read_text())["families"]["gemm"]
-        for dtype, entry in known.items():
-            if any(f"{name}/{pool_of(dtype, aligned)}" in pools for aligned in (8, 1)):
+        families = json.loads((DATA / "calibrations" / f"{name}.json").read_text())["families"]
+        for key, entry in (*families["gemm"].items(), *families["attention"].items()):
+            if {f"{name}/{pool}" for pool in (key, pool_of(key, 8), pool_of(key, 1))} & set(pools):
                 entry["coef"]["residue_frac"] = 1.0
-        update_calibration(name, families={"gemm": known})
+        update_calibration(name, families={family: families[family] for family in ("gemm", "attention")})
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What the structure of a product leaves over: a bounded factor, learned from thousands of measured products.
+"""What the structure of a product or of attention leaves over: a bounded factor, learned from thousands measured.
 
 The time model of a product knows tiles, waves, splits and memory; what it misses is no noise but regular in the shape
 (which tile the library's heuristic takes where several are near, how a short inner loop fills its pipeline, how a few
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -43,6 +43,15 @@ def features(problem: Problem, dtype: str, aligned: int, num_sms: int) -> list[f
     return found
 
 
+def attention_features(dims: Mapping[str, int], num_sms: int) -> list[float]:
+    """The same for attention."""
+    b, h, hkv, s, skv, d = (dims[name] for name in ("b", "h", "hkv", "s", "skv", "d"))
+    short, long, lists = b * h * -(-s // 64) / num_sms, b * h * -(-s // 128) / num_sms, b * hkv / num_sms
+    return [b, h, hkv, h / hkv, s, skv, d, dims.get("window", 0), b * h, b * hkv, b * h * s, b * hkv * skv,
+            b * h * s * skv * d, b * hkv * skv * d, b * s * h * d, s % 64, s % 128, skv % 64, long, long % 1.0, lists,
+            lists % 1.0, short % 1.0]  # fmt: skip
+
+
 def pool_of(dtype: str, aligned: int) -> str:
     """Trees are grown apart by the kernels that products meet."""
     if dtype in ("bf16", "fp16"):
@@ -62,8 +71,8 @@ class Boosted:
 
     def logs(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """One logarithm for each row of features."""
-        above = rows[:, self.feature] > self.limit
-        return np.asarray(self.leaf[above @ self.weight + self.start].sum(axis=1))
+        above = rows.take(self.feature, axis=1) > self.limit
+        return np.asarray(self.leaf.take(above @ self.weight + self.start).sum(axis=1))
 
 
 def boosted(feature: NDArray[np.intp], limit: NDArray[np.float64], leaf: NDArray[np.float64]) -> Boosted:
@@ -86,6 +95,15 @@ def logs(problems: Sequence[Problem], dtype: str, aligned: int, chip: Chip) -> l
     trees = _pools().get(f"{chip.origin}/{pool_of(dtype, aligned)}")
     if trees is None:
         return [0.0] * len(problems)
-    rows = [features(problem, dtype, aligned, chip.num_sms) for problem in problems]
+    return _bounded(trees, [features(problem, dtype, aligned, chip.num_sms) for problem in problems])
+
+
+def attention_log(pool: str, dims: Mapping[str, int], chip: Chip) -> float:
+    """The same for attention as serving frameworks run it; ``pool`` is the calibration's entry, such as ``decode``."""
+    trees = _pools().get(f"{chip.origin}/{pool}")
+    return 0.0 if trees is None else _bounded(trees, [attention_features(dims, chip.num_sms)])[0]
+
+
+def _bounded(trees: Boosted, rows: list[list[float]]) -> list[float]:
     found = trees.logs(np.array(rows, dtype=np.float64))
     return [min(BOUND, max(-BOUND, log)) for log in found.tolist()]
