@@ -45,7 +45,8 @@ HOST_FRAC = 0.3
 """Longer ones do where the host is busy for this share of them: recurrent layers start thousands of kernels."""
 KEPT_FRAC = 0.5
 STOCK = "torch.compile"
-OWED_TIMES = 2.5
+OWED_TIMES = 2.0
+"""Where the budget is so many times its compilation, torch.compile's share of it is kept from all others."""
 PLAIN, GRAPHED = "graph", " + graph"
 
 
@@ -129,22 +130,22 @@ class Ladder:
         if not training and not self._scans():
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
-            return
-        alone = training and not self.facts.groups  # compiled whole or not at all: torch.compile, but for what matches
-        if alone:
             yield from self._stock(search)
-            if search.entries[STOCK].status in MEASURED:
+            return
+        if training:  # the backward doubles what compilers take: torch.compile is measured before all else they make
+            yield from self._stock(search)
+            if not self.facts.groups and search.entries[STOCK].status in MEASURED:  # the same, but for what matches
                 whole = replace(whole, options=(("matched", True),))
         if training or not self.facts.groups:
             yield from self._family(search, whole, self._whole_s())
         early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
         if early:  # few products, each tuned once
             yield from self._tuned(search, layout)
-        if not alone:
-            yield from self._stock(search)
-        if training:  # the backward doubles what compilers take: torch.compile is measured before anything is refined
+        if training:
             yield from self._ablations(search, "blocks")
-        elif self.facts.groups and not self._at_the_floor(search):
+        else:
+            yield from self._stock(search)
+        if not training and self.facts.groups and not self._at_the_floor(search):
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
         if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
             yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too

@@ -347,7 +347,7 @@ def test_in_training_torch_compile_is_measured_before_blocks_are_refined() -> No
     (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
     names = _names(_facts(mode="train", groups=(group,), substitutable=("loss", "norm")))
     order = ["graph", "kernels + graph", "rewritten blocks + graph", "blocks and loss + graph",
-             "compiled + graph", "torch.compile"]  # fmt: skip
+             "torch.compile", "torch.compile + graph", "compiled + graph"]  # fmt: skip
     assert [name for name in names if name in order] == order
 
 
@@ -489,6 +489,38 @@ def test_a_search_ends_at_the_floor_and_not_below_it_where_the_floor_is_of_other
     for measured_s in (12e-3, 7e-3):
         Entry.measured_s = measured_s
         assert not ladder._at_the_floor(climber)
+
+
+def test_torch_compile_is_measured_even_where_the_floor_is_reached() -> None:
+    found: list[str] = []
+    climber = Climbing()
+    ladder = Ladder(_facts(forecast=Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)))
+    climber.entries["eager"] = type("Entry", (), {"status": "winner", "measured_s": 10.2e-3})()
+    for rung in ladder.rungs(climber):
+        found.append(rung.candidate.name)
+        climber.entries[rung.candidate.name] = replace_status(rung)
+    assert "torch.compile" in found and "compiled + graph" not in found
+
+
+def test_a_rival_that_needs_too_much_memory_is_timed_and_never_returned(monkeypatch: Any) -> None:
+    fits = Search._fits
+    small = lambda self, built, peak: built.candidate.name != "torch.compile" and fits(self, built, peak)
+    monkeypatch.setattr(Search, "_fits", small)
+    receipt, built = _searched(monkeypatch, {"torch.compile": lambda model: model.layer})
+    (entry,) = [each for each in receipt.entries if each.name == "torch.compile"]
+    assert entry.status == "too large" and entry.measured_s and receipt.stock_s
+    assert receipt.stock_s < receipt.final_s and built.candidate.name == receipt.winner == "eager"
+    assert "too large" in receipt.guarantee and "torch.compile, both measured" not in receipt.guarantee
+
+
+def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
+    layer = lambda model: model.layer
+    costs = {"ours": 0.1, "others": 17.0, "torch.compile": 17.0}
+    receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
+    assert _status(receipt)["others"] == "skipped" and receipt.stock_s is not None
+    costs["torch.compile"] = 19.9
+    receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
+    assert _status(receipt)["torch.compile"] == "skipped" and "was not measured" in receipt.guarantee
 
 
 def test_no_floor_is_told_where_the_result_does_less_work() -> None:
