@@ -71,6 +71,7 @@ class Facts:
     input_bytes: int = 0
     convolves: bool = False  # whether there are convolutions at all, in whatever layout
     random: bool = False  # whether results depend on random numbers
+    headed: bool = False  # whether a vocabulary's head is outside of blocks, and no part of ours takes over its loss
     host_s: float = 0.0  # until an eager call returns
 
     @property
@@ -124,7 +125,7 @@ class Ladder:
         if training:  # a second's work each, and what is compiled has to beat it
             yield from self._kernels_in_place(search)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
-            yield from self._block_rungs(search, layout)
+            yield from self._block_rungs(search, layout, whole)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)
         if not training and not self._scans():
@@ -136,7 +137,7 @@ class Ladder:
             yield from self._stock(search)
             if not self.facts.groups and search.entries[STOCK].status in MEASURED:  # the same, but for what matches
                 whole = replace(whole, options=(("matched", True),))
-        if training or not self.facts.groups:
+        if (training or not self.facts.groups) and not search.entries.keys() & {whole.name, whole.name + GRAPHED}:
             yield from self._family(search, whole, self._whole_s())
         early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
         if early:  # few products, each tuned once
@@ -226,12 +227,22 @@ class Ladder:
             whole = Candidate(name="rewrites", rewrites=chosen, layout=layout, tries_convolutions=self._tries())
             yield from self._family(search, whole, self._trace_s("model"))
 
-    def _block_rungs(self, search: Climber, layout: str) -> Iterator[Rung]:
+    def _block_rungs(self, search: Climber, layout: str, whole: Candidate) -> Iterator[Rung]:
+        """Blocks rewritten, then compiled; with all that surrounds them where a training step spends much of it there.
+        """
         chosen = recommended(self.kind, "none", self.device)
         if chosen:
             rewritten = replace(self._blocks(layout), name="rewritten blocks", rewrites=chosen, compiler="none")
             yield from self._family(search, rewritten, self._trace_s("blocks"))
-        yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
+        if self.facts.headed and self.facts.mode == "train":
+            yield from self._family(search, whole, self._whole_s())
+        if not self._is_measured(search, whole):
+            yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
+
+    def _is_measured(self, search: Climber, candidate: Candidate) -> bool:
+        """Whether a candidate was timed, recorded or not."""
+        entries = [search.entries.get(name) for name in (candidate.name, candidate.name + GRAPHED)]
+        return any(entry is not None and entry.status in MEASURED for entry in entries)
 
     def _kernels_in_place(self, search: Climber) -> Iterator[Rung]:
         kernels = Candidate(name="kernels", substituted=self.facts.substitutable)

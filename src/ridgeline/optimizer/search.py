@@ -42,7 +42,7 @@ from ridgeline.optimizer.receipt import (
     Receipt,
     Step,
 )
-from ridgeline.optimizer.regions import groups, num_products, regions_of, unlike_frac
+from ridgeline.optimizer.regions import groups, has_head, num_products, regions_of, unlike_frac
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
@@ -203,6 +203,7 @@ class Search:
 
     def _facts(self) -> Facts:
         model = self.problem.model
+        parts = () if self.track.state.rebinds else substitutable(model, self.problem.device)
         return Facts(
             mode=self.problem.mode,
             cuda=self.problem.device.type == "cuda",
@@ -211,7 +212,7 @@ class Search:
             unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
-            substitutable=() if self.track.state.rebinds else substitutable(model, self.problem.device),
+            substitutable=parts,
             has_cache=self.problem.inputs.has_cache,
             unmasked=simplified(model, self.problem.inputs.args, self.problem.inputs.kwargs) is not None,
             forecast=self.forecast,
@@ -221,6 +222,7 @@ class Search:
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
             convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
             random=self.random,
+            headed="loss" not in parts and has_head(model),
             host_s=self.track.host_s(model) if self.problem.mode == "infer" else 0.0,
         )
 
@@ -289,7 +291,7 @@ class Search:
             spare_s = max(spare_s, LENIENCY * self.left_s())
         elif rung.candidate.name == STOCK:  # the guarantee rests on it: all but the last race and a few steps may wait
             spare_s = max(spare_s, self.left_s() - self._least_s())
-        if rung.cost_s > spare_s:
+        if rung.cost_s > spare_s and not self._records_best(rung.candidate):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
             return
@@ -306,6 +308,11 @@ class Search:
         if built.candidate.holds_places and built.moved(self.problem.model):
             self._capture_again(built)
         self._judge(built, rung)
+
+    def _records_best(self, candidate: Candidate) -> bool:
+        """Whether it is the best so far, recorded: a second's work that takes the host out, whatever time is left."""
+        bare = replace(candidate, name=self.best.candidate.name, graphed=False, tries_convolutions=False)
+        return candidate.graphed and bare == replace(self.best.candidate, tries_convolutions=False)
 
     def _capture_again(self, built: Built) -> None:
         problem = self.problem

@@ -22,7 +22,7 @@ from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Timed, compare
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.regions import Group, groups, kind_of
+from ridgeline.optimizer.regions import Group, groups, has_head, kind_of
 from ridgeline.optimizer.search import Problem, Search
 
 
@@ -349,6 +349,29 @@ def test_in_training_torch_compile_is_measured_before_blocks_are_refined() -> No
     order = ["graph", "kernels + graph", "rewritten blocks + graph", "blocks and loss + graph",
              "torch.compile", "torch.compile + graph", "compiled + graph"]  # fmt: skip
     assert [name for name in names if name in order] == order
+
+
+def test_where_a_vocabulary_is_outside_of_blocks_the_whole_is_compiled_in_their_place() -> None:
+    body = nn.Sequential(*[Block() for _ in range(4)])
+    (group,) = groups(body)
+    facts = _facts(mode="train", groups=(group,), headed=True)
+    names = _names(facts)
+    assert names.count("compiled + graph") == 1 and "blocks + graph" not in names
+    assert names.index("rewritten blocks + graph") < names.index("compiled + graph") < names.index("torch.compile")
+    failed = [c.name for c in _climbed(facts, lambda c: "failed" if c.name.startswith("compiled") else "slower")]
+    assert failed.index("compiled + graph") < failed.index("blocks + graph") < failed.index("torch.compile")
+    assert has_head(nn.Sequential(body, nn.Linear(8, 32000))) and not has_head(nn.Sequential(body, nn.Linear(8, 1000)))
+
+
+def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
+    search = Search(Problem(model=Slow(), inputs=Inputs((torch.randn(4, 8),)), mode="train",
+                            device=torch.device("cpu")))  # fmt: skip
+    stock = Candidate(name="torch.compile", compiler="stock")
+    recorded = replace(stock, name="torch.compile + graph", graphed=True, tries_convolutions=True)
+    assert not search._records_best(recorded)
+    search.best = Built(stock, search.problem.model, Report())
+    assert search._records_best(recorded) and not search._records_best(stock)
+    assert not search._records_best(replace(recorded, compiler="inductor"))
 
 
 def test_memory_above_eager_is_refused_but_for_the_gaps_of_a_graph_and_never_above_a_given_limit() -> None:
