@@ -23,6 +23,7 @@ from ridgeline.optimizer.optimized import Optimized, RunsEagerly, with_receipt
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
+from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.units import parse_quantity
 
 OPTIMIZER_FRAC = 0.15
@@ -213,7 +214,8 @@ def _deferred(problem: Problem, key: str, candidate: Candidate, receipt: Receipt
 def _rebuilt(problem: Problem, candidate: Candidate, receipt: Receipt) -> Outcome | None:
     track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device)
     try:
-        return _checked(problem, candidate, receipt, track)
+        with uncached_casts():  # as in the search: what is recorded is compiled once
+            return _checked(problem, candidate, receipt, track)
     finally:
         track.hand_back()
 

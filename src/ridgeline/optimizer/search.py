@@ -46,6 +46,7 @@ from ridgeline.optimizer.regions import groups, has_head, num_products, regions_
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
+from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
 
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
@@ -133,8 +134,12 @@ class Search:
         return self.problem.budget_s - (time.perf_counter() - self.began)
 
     def run(self) -> Outcome:
-        """Search until everything worth trying was tried or the time is spent."""
-        with _undisturbed(self.problem.budget_s):
+        """Search until everything worth trying was tried or the time is spent.
+
+        Recordings are made without autocast's cache, and compiled code is guarded by that switch: it is off for all, or
+        every candidate would be compiled a second time to be recorded.
+        """
+        with _undisturbed(self.problem.budget_s), uncached_casts():
             return self._run()
 
     def _run(self) -> Outcome:

@@ -24,6 +24,7 @@ from ridgeline.optimizer.measure import Timed, compare
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.regions import Group, groups, has_head, kind_of
 from ridgeline.optimizer.search import Problem, Search
+from ridgeline.optimizer.studio import uncached_casts
 
 
 class Slow(nn.Module):
@@ -372,6 +373,21 @@ def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
     search.best = Built(stock, search.problem.model, Report())
     assert search._records_best(recorded) and not search._records_best(stock)
     assert not search._records_best(replace(recorded, compiler="inductor"))
+
+
+def test_under_autocast_nothing_is_compiled_once_more_to_be_recorded(monkeypatch: Any) -> None:
+    compiled: list[bool] = []
+
+    def taught(model: nn.Module) -> Callable[..., Any]:
+        run = torch.compile(model.layer, backend=lambda gm, _: compiled.append(True) or gm)
+        with torch.no_grad(), uncached_casts():  # as recordings do
+            run(torch.randn(4, 8))
+        return run
+
+    with torch.autocast("cpu", torch.bfloat16):
+        receipt, _ = _searched(monkeypatch, {"ours": taught})
+        assert torch.is_autocast_cache_enabled()
+    assert _status(receipt)["ours"] == "winner" and compiled == [True]
 
 
 def test_memory_above_eager_is_refused_but_for_the_gaps_of_a_graph_and_never_above_a_given_limit() -> None:
