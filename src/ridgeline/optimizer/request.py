@@ -18,7 +18,7 @@ from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, forget_compiled
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.later import Later
-from ridgeline.optimizer.measure import Track, compare
+from ridgeline.optimizer.measure import Track, compare, reserved_bytes
 from ridgeline.optimizer.optimized import Optimized, RunsEagerly, with_receipt
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
@@ -63,6 +63,8 @@ def optimize(
     for plan in made.plans:
         if isinstance(plan.call, Later):
             plan.call.plan = plan
+    if not known:
+        reserved_bytes(problem.device)  # what a search and its proofs held is the caller's again
     if key:
         _alive[id(problem.model), key] = made
         if not known and outcome.receipt.entries:
