@@ -26,6 +26,7 @@ import argparse
 import contextlib
 import gc
 import gzip
+import importlib
 import json
 import os
 import statistics
@@ -360,6 +361,8 @@ def _searched(asked: argparse.Namespace) -> None:
         setattr(searching.Search, name, turn.given(getattr(searching.Search, name)))
     spent_s = _clocked(searching.Search)
     _overheard(searching.Search)
+    for name in searching.COMPILERS:  # seconds in which nobody else could have the device
+        importlib.import_module(name)
     turn.take()
     turn.waited_s = 0.0
     eager_bytes = _eager_bytes(work)
@@ -423,17 +426,11 @@ def _overheard(kind: Any) -> None:
 
 def _eager_bytes(work: dict[str, Any]) -> tuple[int, int] | None:
     """The most that eager steps allocate and reserve, before anything else was done in this process."""
-    import torch
-
-    kept = [p.detach().clone().cpu() for p in work["model"].parameters()]
     step = _stepping(work, work["model"], work["optimizer"](work["model"]))
     for _ in range(2):
         step()
     found = _peak(step)
     work["model"].zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for parameter, was in zip(work["model"].parameters(), kept, strict=True):
-            parameter.copy_(was)
     return found
 
 
@@ -447,11 +444,14 @@ def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked
     failed: dict[str, str] = {}
     _warmed(ways, peaks, failed, names=("result", "train_step"))
     _warmed(ways, {}, failed, names=("result, its optimizer not passed",))
-    alone = _in_turns({"eager": _stepping(work, model, work["optimizer"](model))} | ways, 2)
-    _tell({"loop": alone, "peak_bytes": peaks, "loop_failed": failed, "met": False})
+    _tell({"peak_bytes": peaks, "loop_failed": failed, "met": False})
     _freed()
     rivals = Rivals(asked)
     if not rivals.ready():
+        alone = {"eager": _stepping(work, model, work["optimizer"](model))} | ways
+        _tell({"loop": _in_turns(alone, 2)})
+        del alone
+        _freed()
         turn.give()
         rivals.wait()
         turn.take()
