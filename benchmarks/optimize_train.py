@@ -14,10 +14,11 @@ result after it. ``--brief`` leaves ``torch.compile`` out of searches over model
 measured beside them, and takes most of a short search), and the breakdown by kernel and part out of receipts. Models
 after ``--full`` are searched as anybody does it: 120 s, ``torch.compile`` inside, nothing compiled by another process.
 
-``steps`` are AdamW's alone. ``drift`` is that of fifty steps of GPT-2 from the same weights: eager beside eager, beside
-eager from weights one rounding away, and beside recorded steps, with PyTorch's usual kernels and with deterministic
-ones; with it come linear layers of odd sizes, plain and padded, forward and backward. Everything is written as it is
-found.
+``steps`` are AdamW's alone. ``memory`` is what recordings reserve beside eager passes, with segments as ever and with
+ranges that grow, and whether their gradients are eager's. ``drift`` is that of fifty steps of GPT-2 from the same
+weights: eager beside eager, beside eager from weights one rounding away, and beside recorded steps, with PyTorch's
+usual kernels and with deterministic ones; with it come linear layers of odd sizes, plain and padded, forward and
+backward. Everything is written as it is found.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 import optimize_models
 
 MARK = "RESULT "
-DRIFT, STEPS, STOCK = "drift", "steps", "stock:"
+DRIFT, STEPS, MEMORY, STOCK = "drift", "steps", "memory", "stock:"
 DEFAULT = (STEPS, "gpt2-medium-train-8x512", "resnet50-train-64-nhwc", "bert-large-train-16x512",
            "llama1b-train-4x1024", "vit-base-train-64", "dit-xl2-train-16", "t5-base-train-8x512",
            "convnext-tiny-train-64", "qwen3moe-4l-train-2x1024", "dlrm-train-4096", "efficientnet-b0-train-64",
@@ -101,7 +102,7 @@ def _parent(asked: argparse.Namespace) -> None:
     waiting, running, done = [*asked.full, *(name for name in asked.only if name not in asked.full)], {}, {}
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
-        models = {name.removeprefix(STOCK) for name in running} - {STEPS}
+        models = {name.removeprefix(STOCK) for name in running} - {STEPS, MEMORY}
         while waiting and len(models) < asked.jobs and left_s > LEAST_S + RIVALS_S:
             models.add(waiting[0])
             for name in _sides(waiting.pop(0)):
@@ -128,7 +129,7 @@ def _parent(asked: argparse.Namespace) -> None:
 
 def _sides(name: str) -> tuple[str, ...]:
     """The processes of a part: a model is searched in one and compiled in another."""
-    return (name,) if name in (DRIFT, STEPS) else (name, f"{STOCK}{name}")
+    return (name,) if name in (DRIFT, STEPS, MEMORY) else (name, f"{STOCK}{name}")
 
 
 def _started(name: str, asked: argparse.Namespace, logs: Path, until: float) -> subprocess.Popen[bytes]:
@@ -168,6 +169,8 @@ def _line(found: dict[str, Any]) -> str:
     if "loop" in found:
         shown = "  ".join(f"{who} {s * 1e3:.2f} ms" for who, s in found["loop"].items())
         return f"{shown}  {found.get('winner')}  memory {found.get('peak_bytes')}"
+    if "reserved_bytes" in found:
+        return str(found["reserved_bytes"])
     if "distances" in found or "updates_s" in found:
         return str(found.get("distances") or {k: found[k] for k in ("updates_s", "apart", "right")})
     return f"{found.get('error')}: {found.get('log', '')[-600:]!r}"
@@ -178,7 +181,7 @@ def _table(path: Path) -> list[str]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         parts = json.load(file)["parts"]
     rows = {name: _joined(found, parts.get(f"{STOCK}{name}", {})) for name, found in parts.items()
-            if name not in (DRIFT, STEPS) and not name.startswith(STOCK)}  # fmt: skip
+            if name not in (DRIFT, STEPS, MEMORY) and not name.startswith(STOCK)}  # fmt: skip
     heads = ("model", "eager", "torch.compile", "result", "best of both / result", "train_step", "its optimizer not "
              "passed", "memory: eager, torch.compile, result; allocated (reserved)", "kept", "searched")  # fmt: skip
     lines = [_cells(*heads), _cells(*["---"] * len(heads)), *(_row(name, found) for name, found in rows.items())]
@@ -267,7 +270,7 @@ def _raced(name: str, receipt: dict[str, Any]) -> str:
 def _child(asked: argparse.Namespace) -> None:
     try:
         kind = STOCK if asked.one.startswith(STOCK) else asked.one
-        {DRIFT: _drifted, STEPS: _steps, STOCK: _stock}.get(kind, _searched)(asked)
+        {DRIFT: _drifted, STEPS: _steps, MEMORY: _memory, STOCK: _stock}.get(kind, _searched)(asked)
         _tell({"finished": True})
     except Exception as error:
         said = f"{type(error).__name__}: {error}"[:400]
@@ -773,6 +776,59 @@ def _peak(step: Any) -> tuple[int, int] | None:
     step()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+
+# What recordings hold.
+
+
+def _memory(asked: argparse.Namespace) -> None:
+    """Bytes reserved by eager passes and by recordings of them, and how far the recordings' gradients are off."""
+    from ridgeline.optimizer import executor
+
+    found: dict[str, Any] = {}
+    for name in ("resnet50-train-64-nhwc", "gpt2-medium-train-8x512", "vit-base-train-64"):
+        work = _built(name, asked.device)
+        found[name] = {"eager": _reserved(work, work["model"])}
+        for way in (False, True):
+            executor.GROWS = way
+            found[name]["growing" if way else "segments"] = _recorded(work)
+            executor.GROWS = False
+        _tell({"reserved_bytes": found})
+        del work
+        _freed()
+
+
+def _reserved(work: dict[str, Any], call: Any) -> int:
+    """The most that the allocator holds for forward and backward, without the optimizer."""
+    import torch
+
+    step = _stepping(work, call, torch.optim.SGD(work["model"].parameters(), lr=0.0))
+    for _ in range(2):
+        step()
+    work["model"].zero_grad(set_to_none=True)
+    found = (_peak(step) or (0, 0))[1]
+    work["model"].zero_grad(set_to_none=True)
+    return found
+
+
+def _recorded(work: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from ridgeline.optimizer.training import graph_training
+
+    model, losses, norms = work["model"], [], []
+    call = graph_training(model, work["args"], work["kwargs"], model, loss=work["loss"])
+    held = _reserved(work, call)
+    for each in (model, call):
+        torch.manual_seed(1)
+        losses.append(float(_stepping(work, each, torch.optim.SGD(model.parameters(), lr=0.0))()))
+        grads = [p.grad.float().norm() for p in model.parameters() if p.grad is not None]
+        norms.append(float(torch.stack(grads).norm()))
+        model.zero_grad(set_to_none=True)
+    found = {"reserved": held, "pool": call.pool_bytes(), "losses": losses, "norms": norms, "misses": call.misses}
+    del call
+    _freed()
+    return found
 
 
 # The drift.
