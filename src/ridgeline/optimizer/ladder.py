@@ -124,6 +124,8 @@ class Ladder:
         training = self.facts.mode == "train"
         if training:  # a second's work each, and what is compiled has to beat it
             yield from self._kernels_in_place(search)
+        if training and not self.facts.groups:  # one trace, which what is compiled stands on too
+            yield from self._rewritten(search, layout)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout, whole)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together

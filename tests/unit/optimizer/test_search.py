@@ -410,6 +410,7 @@ def test_training_without_blocks_is_torch_compile_first_and_compiled_only_where_
     found = _climbed(_facts(mode="train", convolves=True), lambda c: "slower")
     names = [c.name for c in found]
     assert names.index("torch.compile") < names.index("torch.compile + graph") < names.index("compiled + graph")
+    assert names.index("graph") < names.index("rewrites + graph") < names.index("torch.compile")
     (whole,) = [c for c in found if c.name == "compiled + graph"]
     assert dict(whole.options) == {"matched": True}
     assert {c.name for c in found if c.tries_convolutions} >= {"graph", "torch.compile + graph"}
