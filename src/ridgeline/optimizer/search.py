@@ -42,7 +42,7 @@ from ridgeline.optimizer.receipt import (
     Receipt,
     Step,
 )
-from ridgeline.optimizer.regions import groups, has_head, num_products, regions_of, unlike_frac
+from ridgeline.optimizer.regions import groups, has_head, is_checkpointed, num_products, regions_of, unlike_frac
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
@@ -213,7 +213,7 @@ class Search:
             mode=self.problem.mode,
             cuda=self.problem.device.type == "cuda",
             eager_s=self.eager_s,
-            groups=() if self.track.state.rebinds else tuple(groups(model)),
+            groups=() if self.track.state.rebinds or is_checkpointed(model) else tuple(groups(model)),
             unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",

@@ -214,6 +214,16 @@ def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() ->
     assert all("forward" not in vars(block) for block in group.blocks)
 
 
+def test_blocks_that_are_computed_again_in_the_backward_are_not_compiled_alone() -> None:
+    model = nn.Sequential(*[Block() for _ in range(4)])
+    search = Search(Problem(model=model, inputs=Inputs((torch.randn(2, 8),)), mode="train",
+                            device=torch.device("cpu")))  # fmt: skip
+    search.random = False
+    assert search._facts().groups
+    model[1].gradient_checkpointing = True
+    assert not search._facts().groups
+
+
 def test_tables_do_not_keep_blocks_from_being_found() -> None:
     model = nn.ModuleDict({"table": nn.Embedding(100_000, 8), "blocks": nn.ModuleList(Block() for _ in range(3))})
     assert len(groups(model)) == 1
