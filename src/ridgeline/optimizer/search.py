@@ -376,7 +376,7 @@ class Search:
                                  "predicted": rung.predicted_s}  # fmt: skip
         if not fits:  # the rival is timed whatever it needs, so that everybody sees what was not taken
             self._note(built, LARGE, self._why_large(built), **shown)
-            return self._keep_or_drop(built)
+            return self._drop(built)
         simpler = built.candidate.complexity < self.best.candidate.complexity and not against.slower
         if against.faster or simpler:
             verdict = self._proved(built)
