@@ -71,6 +71,7 @@ class Facts:
     convolves: bool = False  # whether there are convolutions at all, in whatever layout
     random: bool = False  # whether results depend on random numbers
     host_s: float = 0.0  # until an eager call returns
+    recurrent: bool = False  # whether there are recurrent layers, which no compiler looks into
 
     @property
     def copies_s(self) -> float:
@@ -79,8 +80,9 @@ class Facts:
 
     @property
     def num_kernels(self) -> float:
+        """Kernels that a compiler would see: of recurrent layers it sees none of the thousands of their steps."""
         per_leaf = KERNELS_A_LEAF * (3 if self.mode == "train" else 1)
-        return self.forecast.num_kernels if self.forecast else per_leaf * self.num_leaves
+        return self.forecast.num_kernels if self.forecast and not self.recurrent else per_leaf * self.num_leaves
 
 
 @dataclass(frozen=True, slots=True)
