@@ -49,7 +49,8 @@ LAST_S, ROUNDS = 0.25, 40
 """Seconds of the last three-way comparison, and the most rounds of it."""
 SLICE_S = 4e-3
 LONGEST_STOP_S = 8.0
-DEVICE_BYTES = 125e9
+DEVICE_BYTES, AHEAD = 125e9, 60
+"""What is given out together, and how many of those that wait are looked at for one that fits."""
 RIGHT, CLOSE = 1e-3, 1e-4
 COMPILE_S = {1: 6.0, 2: 12.0, 3: 30.0}
 """What is left for torch.compile after a search that had no time for it."""
@@ -100,7 +101,7 @@ def signal_all(pids: Path, sent: signal.Signals, but: int = 0) -> None:
 
 
 def share_the_device(turn: Still) -> None:
-    """Searches whose races take turns, whose last race is alone, and whose clocks stand while others have the device."""
+    """Races take turns, last races are alone, and the clock of a search stands while others have the device."""
     from ridgeline.optimizer import contest, search
 
     for name in search.COMPILERS:
@@ -368,7 +369,8 @@ def needed_bytes(problem: like.Problem) -> float:
         with torch.device("meta"), torch.no_grad():
             model, args = problem.make(like.Scale(1.0))
             model, args = model.to("meta"), [x.to("meta") if isinstance(x, Tensor) else x for x in args]
-            outs = torch.utils._pytree.tree_leaves(model(*args))
+            recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())  # step by step, for seconds
+            outs = [] if recurrent else torch.utils._pytree.tree_leaves(model(*args))
         held = sum(p.nbytes for p in model.parameters())
         through = sum(x.nbytes for x in (*args, *outs) if isinstance(x, Tensor))
         return 2e9 + 3.0 * held + 4.0 * through
@@ -379,6 +381,8 @@ def needed_bytes(problem: like.Problem) -> float:
 def lead(asked: argparse.Namespace) -> None:
     """Start workers, hand out problems as there is room, gather what they say."""
     asked.out.mkdir(parents=True, exist_ok=True)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(f"{device}, torch {torch.__version__}, searches of {asked.each_s} s by level, {asked.jobs} workers")
     place = Path(tempfile.mkdtemp())
     lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(place / "device.lock")
     shared = place / "stopped"
@@ -415,7 +419,7 @@ def hand_out(
     for worker in workers:
         if not (worker.ready and worker.alive and not worker.doing):
             continue
-        fitting = [each for each in waiting[:24] if used == 0 or used + each[1] < DEVICE_BYTES]
+        fitting = [each for each in waiting[:AHEAD] if used == 0 or used + each[1] < DEVICE_BYTES]
         if fitting:
             waiting.remove(fitting[0])
             worker.tell(fitting[0][0])
@@ -447,8 +451,8 @@ def summed_up(rows: list[dict[str, Any]]) -> None:
         errors = max(r["errors"], default=math.nan)
         print(f"{r['name']:24} eager {r['eager_s'] * 1e3:8.3f} ms  compiled {r['compiled_s'] * 1e3:8.3f}  ours "
               f"{r['ours_s'] * 1e3:8.3f}  {r['verdict']:8} {r['over_eager']:6.2f} {r['over_compiled']:6.2f}  "
-              f"{r['winner']:28} {errors:.1e}{' ' if r['close'] else '!'} {r['spent_s']:4.0f} s ({r['waited_s']:.0f}, {r['stopped_s']:.0f})"
-              f" {r['note'][:90]}")  # fmt: skip
+              f"{r['winner']:28} {errors:.1e}{' ' if r['close'] else '!'} {r['spent_s']:4.0f} s "
+              f"({r['waited_s']:.0f}, {r['stopped_s']:.0f}) {r['note'][:90]}")  # fmt: skip
     words = ("faster", "even", "slower", "WRONG", "no rival", "failed")
     print(f"{len(rows)} problems: " + ", ".join(f"{sum(r['verdict'] == word for r in rows)} {word}" for word in words))
 

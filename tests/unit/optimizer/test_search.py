@@ -319,9 +319,11 @@ def test_a_short_call_is_tried_past_its_guards_and_recorded_only_where_that_copi
 
 def test_recurrent_layers_cost_a_compiler_nothing_since_it_does_not_look_into_them() -> None:
     seen = Forecast("H200", 1e-3, {}, 1e-3, 1e-3, 6000, 0.5, (), 0.0)
-    priced = {rung.candidate.name: rung.cost_s for rung in _rungs(_facts(num_leaves=2, forecast=seen))}
-    recurrent = {rung.candidate.name: rung.cost_s for rung in _rungs(_facts(num_leaves=2, forecast=seen, recurrent=True))}
-    assert recurrent["torch.compile"] < 10 < 100 < priced["torch.compile"]
+    cost_s = [
+        {rung.candidate.name: rung.cost_s for rung in _rungs(_facts(num_leaves=2, forecast=seen, recurrent=each))}
+        for each in (True, False)
+    ]
+    assert cost_s[0]["torch.compile"] < 10 < 100 < cost_s[1]["torch.compile"]
 
 
 def _rungs(facts: Facts) -> list[Rung]:
