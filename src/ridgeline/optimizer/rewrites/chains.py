@@ -92,7 +92,7 @@ def _ways(
     if x.dim() in _LAST and sizes.groups == 1 and min(sizes.inputs, sizes.outputs) >= LEAST_LAST:
         others["channels last"] = partial(_channels_last, settings, chain)
     depthwise, given = sizes.is_depthwise, (x, weight, bias, vectors)
-    tiles = () if depthwise else config.tiles(sizes.outputs, sizes.phase_pixels, pooled="|" in chain)
+    tiles = () if depthwise else config.tiles(sizes.outputs, sizes.phase_pixels, "|" in chain, sizes.num_terms)
     unknown = bool(tiles) and key not in CONTEST.won and may_time(key[-1])
     if unknown:
         _prepare(given, settings, chain, [replace(tiles[0], rounding="exact"), *tiles])
