@@ -231,8 +231,9 @@ def agreed(got: list[Tensor], meant: list[Tensor]) -> tuple[bool, bool, float]:
         return False, False, math.inf
     pairs = list(zip(got, meant, strict=True))
     judged = [like._alike(a, b, RIGHT) for a, b in pairs]
-    right = all(each for each, _ in judged)
-    return right, right and all(close(a, b) for a, b in pairs), max((error for _, error in judged), default=0.0)
+    near = [a.shape == b.shape and a.dtype == b.dtype and close(a, b) for a, b in pairs]
+    right = all(each or is_near for (each, _), is_near in zip(judged, near, strict=True))  # zero but for rounding
+    return right, all(near), max((error for _, error in judged), default=0.0)
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -254,6 +255,8 @@ def compiled(case: Case, receipt: Any, until: float) -> Any:
 
 def timed(case: Case, calls: dict[str, Any], turn: Still) -> dict[str, list[float]]:
     """Seconds a call of each, a number for every round, in turns, alone on the device; each call is waited for."""
+    from ridgeline.optimizer.measure import in_turn
+
     sync = torch.cuda.synchronize if case.device.type == "cuda" else (lambda: None)
 
     def visit(call: Callable[..., Any], num: int) -> float:
@@ -272,7 +275,7 @@ def timed(case: Case, calls: dict[str, Any], turn: Still) -> dict[str, list[floa
         num = {name: max(1, min(50, math.ceil(SLICE_S / visit(call, 2)))) for name, call in order}
         began = time.perf_counter()
         for i in range(ROUNDS):
-            for name, call in order[i % len(order) :] + order[: i % len(order)]:
+            for name, call in in_turn(order, i):
                 found[name].append(visit(call, num[name]))
             if i >= 4 and time.perf_counter() - began > LAST_S:
                 break

@@ -403,10 +403,17 @@ class Search:
         return None if extra is None else self.base_bytes + built.kept_bytes + extra
 
     def _raced(self, built: Built) -> dict[str, Timed]:
-        runners = {self.best.candidate.name: self.best, built.candidate.name: built}
+        """A race; where it cannot tell and the two seem apart, it goes on: few rounds of a busy machine say little."""
+        before, own = self.best.candidate.name, built.candidate.name
+        runners = {before: self.best, own: built}
         if self.eager_s * 3 * 7 < 2 * self._race_s():
             runners["eager"] = self.eager
-        return self.track.race(runners, self._race_s(), [(self.best.candidate.name, built.candidate.name)])
+        timed = self.track.race(runners, self._race_s(), [(before, own)])
+        against = compare(timed[before], timed[own])
+        if against.decided or not against.seems_apart or self.left_s() < self._reserve_s():
+            return timed
+        more = self.track.race(runners, 2 * self._race_s(), [(before, own)], least_rounds=LAST_ROUNDS)
+        return {name: Timed(timed[name].seconds + more[name].seconds) for name in timed}
 
     def _over_eager(self, timed: dict[str, Timed], built: Built) -> Comparison:
         if "eager" in timed:

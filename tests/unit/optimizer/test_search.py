@@ -307,7 +307,8 @@ def test_convolutions_are_tried_channels_last() -> None:
 def test_a_short_call_is_tried_past_its_guards_and_recorded_only_where_that_copies_little() -> None:
     short = {"num_leaves": 2, "convolves": True}
     names = _names(_facts(**short))
-    assert names[:3] == ["graph", "rewrites", "rewrites + graph"] and "torch.compile" in names
+    assert names[:3] == ["graph", "torch.compile", "torch.compile + graph"] and "rewrites + graph" in names
+    assert _names(_facts(**short, substitutable=("norm",))) == names != _names(_facts(**short, substitutable=("scan",)))
     assert "compiled, convolutions timed" in names
     assert all(c.layout == "keep" for c in _climbed(_facts(**short, has_conv=True), lambda c: "slower"))
     large = _climbed(_facts(**short, input_bytes=1 << 30), lambda c: "slower")
