@@ -73,6 +73,7 @@ class Facts:
     random: bool = False  # whether results depend on random numbers
     headed: bool = False  # whether a vocabulary's head is outside of blocks, and no part of ours takes over its loss
     host_s: float = 0.0  # until an eager call returns
+    recurrent: bool = False  # whether there are recurrent layers, which no compiler looks into
 
     @property
     def copies_s(self) -> float:
@@ -81,8 +82,9 @@ class Facts:
 
     @property
     def num_kernels(self) -> float:
+        """Kernels that a compiler would see: of recurrent layers it sees none of the thousands of their steps."""
         per_leaf = KERNELS_A_LEAF * (3 if self.mode == "train" else 1)
-        return self.forecast.num_kernels if self.forecast else per_leaf * self.num_leaves
+        return self.forecast.num_kernels if self.forecast and not self.recurrent else per_leaf * self.num_leaves
 
 
 @dataclass(frozen=True, slots=True)
