@@ -45,7 +45,8 @@ HOST_FRAC = 0.3
 """Longer ones do where the host is busy for this share of them: recurrent layers start thousands of kernels."""
 KEPT_FRAC = 0.5
 STOCK = "torch.compile"
-OWED_TIMES = 2.5
+OWED_TIMES = 2.0
+"""Where the budget is so many times its compilation, torch.compile's share of it is kept from all others."""
 PLAIN, GRAPHED = "graph", " + graph"
 
 
@@ -70,6 +71,7 @@ class Facts:
     input_bytes: int = 0
     convolves: bool = False  # whether there are convolutions at all, in whatever layout
     random: bool = False  # whether results depend on random numbers
+    headed: bool = False  # whether a vocabulary's head is outside of blocks, and no part of ours takes over its loss
     host_s: float = 0.0  # until an eager call returns
     recurrent: bool = False  # whether there are recurrent layers, which no compiler looks into
 
@@ -125,28 +127,28 @@ class Ladder:
         if training:  # a second's work each, and what is compiled has to beat it
             yield from self._kernels_in_place(search)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
-            yield from self._block_rungs(search, layout)
+            yield from self._block_rungs(search, layout, whole)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)
         if not training and not self._scans():
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
-            return
-        alone = training and not self.facts.groups  # compiled whole or not at all: torch.compile, but for what matches
-        if alone:
             yield from self._stock(search)
-            if search.entries[STOCK].status in MEASURED:
+            return
+        if training:  # the backward doubles what compilers take: torch.compile is measured before all else they make
+            yield from self._stock(search)
+            if not self.facts.groups and search.entries[STOCK].status in MEASURED:  # the same, but for what matches
                 whole = replace(whole, options=(("matched", True),))
-        if training or not self.facts.groups:
+        if (training or not self.facts.groups) and not search.entries.keys() & {whole.name, whole.name + GRAPHED}:
             yield from self._family(search, whole, self._whole_s())
         early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
         if early:  # few products, each tuned once
             yield from self._tuned(search, layout)
-        if not alone:
-            yield from self._stock(search)
-        if training:  # the backward doubles what compilers take: torch.compile is measured before anything is refined
+        if training:
             yield from self._ablations(search, "blocks")
-        elif self.facts.groups and not self._at_the_floor(search):
+        else:
+            yield from self._stock(search)
+        if not training and self.facts.groups and not self._at_the_floor(search):
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
         if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
             yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too
@@ -229,12 +231,22 @@ class Ladder:
             whole = Candidate(name="rewrites", rewrites=chosen, layout=layout, tries_convolutions=self._tries())
             yield from self._family(search, whole, self._trace_s("model"))
 
-    def _block_rungs(self, search: Climber, layout: str) -> Iterator[Rung]:
+    def _block_rungs(self, search: Climber, layout: str, whole: Candidate) -> Iterator[Rung]:
+        """Blocks rewritten, then compiled; with all that surrounds them where a training step spends much of it there.
+        """
         chosen = recommended(self.kind, "none", self.device)
         if chosen:
             rewritten = replace(self._blocks(layout), name="rewritten blocks", rewrites=chosen, compiler="none")
             yield from self._family(search, rewritten, self._trace_s("blocks"))
-        yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
+        if self.facts.headed and self.facts.mode == "train":
+            yield from self._family(search, whole, self._whole_s())
+        if not self._is_measured(search, whole):
+            yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
+
+    def _is_measured(self, search: Climber, candidate: Candidate) -> bool:
+        """Whether a candidate was timed, recorded or not."""
+        entries = [search.entries.get(name) for name in (candidate.name, candidate.name + GRAPHED)]
+        return any(entry is not None and entry.status in MEASURED for entry in entries)
 
     def _kernels_in_place(self, search: Climber) -> Iterator[Rung]:
         kernels = Candidate(name="kernels", substituted=self.facts.substitutable)
