@@ -216,7 +216,7 @@ def _is_wide(scene: Scene, read: Call) -> bool:
 
 
 def attention_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, turned: bool = False) -> Tensor:
-    """softmax(q kᵀ · scale) v, head by head; ``turned`` lays the heads of a position side by side, as some kernels do."""
+    """softmax(q kᵀ · scale) v, head by head; ``turned`` lays the heads of a position side by side."""
     heads = [each.flatten(0, 1) for each in (q, k, v)]
     scores = raced_product(heads[0], heads[1].transpose(1, 2), None)
     weights = torch.softmax(scores * scale, -1)
