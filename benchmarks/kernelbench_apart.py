@@ -1,15 +1,16 @@
 """Many problems of KernelBench searched at the same time, each then timed with everything else at a standstill.
 
-Workers import once and search one problem after another; tracing, compiling and proving go on beside each other, races
-wait for one lock. What decides is measured at the end of each search and after it: eager, ``torch.compile`` and what
-``ridgeline.optimize`` returned, in turns, while all other workers are stopped (SIGSTOP), so that nobody else's kernels
-and nobody else's Python are in it. The same standstill is around the last race of the search itself. Budgets are
-seconds of a worker that is neither waiting for the lock nor stopped.
+Workers import once and search one problem after another. One lock is held by whoever uses the device; while a candidate
+is traced and compiled it is given away, except for the races of single ops on the way. What decides is measured at the
+end of each search and after it: eager, ``torch.compile`` and what ``ridgeline.optimize`` returned, in turns, while all
+other workers are stopped (SIGSTOP), so that nobody else's kernels and nobody else's Python are in it. The same
+standstill is around the last race of the search itself. Budgets are seconds of a worker that is neither waiting for the
+lock nor stopped.
 
-Results are compared with eager PyTorch's on two other draws of the inputs: wrong beyond 1e-3 of the largest value, and
-noted as not *close* where an element differs by more than 1e-4, absolute and relative (the benchmark's own rule for
-float32, which eager PyTorch itself need not keep against float64: it convolves in TensorFloat-32). The search's own
-proof is against float64.
+Results are compared with eager PyTorch's on two other draws of the inputs: wrong where they are both more than 1e-3 of
+the largest value apart and not *close*, that is elementwise within 1e-4, absolute and relative (the benchmark's own
+rule for float32, which eager PyTorch itself need not keep against float64: it convolves in TensorFloat-32). The
+search's own proof is against float64.
 
 ``--folder`` is a checkout of the public benchmark (``level1`` to ``level3``); without it the problems of
 ``kernelbench_like.py`` are taken. ``--problems`` are names in order; without them every n-th of each level.
@@ -74,6 +75,20 @@ class Still(like.Turn):
         super().take()
         self.waited_s -= self.stopped_s - before  # counted where the stops are
 
+    def beside(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call while others may use the device."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            held = self.held
+            self.give()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if held:
+                    self.take()
+
+        return run
+
     @contextlib.contextmanager
     def apart(self, compiles: bool = True) -> Iterator[None]:
         """The device and the host for this process alone."""
@@ -101,7 +116,7 @@ def signal_all(pids: Path, sent: signal.Signals, but: int = 0) -> None:
 
 
 def share_the_device(turn: Still) -> None:
-    """Races take turns, last races are alone, and the clock of a search stands while others have the device."""
+    """Last races are alone, building is beside others, and a search's clock stands while others have the device."""
     from ridgeline.optimizer import contest, search
 
     for name in search.COMPILERS:
@@ -122,13 +137,13 @@ def share_the_device(turn: Still) -> None:
         if getattr(self, "is_last", False):
             with turn.apart():
                 return race(self, *args, **kwargs)
-        return turn.here(race)(self, *args, **kwargs)
+        return race(self, *args, **kwargs)
 
     search.Search.left_s, search.Search._last_race, search.Track.race = left, last, raced
     search.Search._regions = lambda self, stock: ()  # breakdowns are for people to read
     search.Search._parts = lambda self, eager, best: ()
     search.LEAST_RACE_S, search.RACE_FRAC, search.LAST_RACE_FRAC = 0.1, 0.01, 0.02
-    contest.raced = turn.here(contest.raced)
+    contest.raced, search.build = turn.here(contest.raced), turn.beside(search.build)
 
 
 @dataclass(slots=True)
@@ -185,6 +200,7 @@ def looked_at(problem: like.Problem, device: torch.device, asked: argparse.Names
 
     row, began = Row(problem.level, problem.name), time.perf_counter()
     waited_s, stopped_s = turn.waited_s, turn.stopped_s
+    turn.take()
     case = Case(problem, device, asked.scale)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -192,7 +208,7 @@ def looked_at(problem: like.Problem, device: torch.device, asked: argparse.Names
         row.winner, row.search = fast.receipt.winner, told(fast.receipt)
         row.right, row.close, row.errors = compared(case, fast)
         calls = {"eager": case.model, "ours": fast}
-        stock = compiled(case, fast.receipt, asked.until)
+        stock = turn.beside(compiled)(case, fast.receipt, asked.until)
         calls |= {"compiled": stock} if callable(stock) else {}
         row.note = stock if isinstance(stock, str) else ""
         judged(row, timed(case, calls, turn))
