@@ -73,6 +73,7 @@ class Facts:
     random: bool = False  # whether results depend on random numbers
     headed: bool = False  # whether a vocabulary's head is outside of blocks, and no part of ours takes over its loss
     host_s: float = 0.0  # until an eager call returns
+    recurrent: bool = False  # whether there are recurrent layers, which no compiler looks into
 
     @property
     def copies_s(self) -> float:
@@ -81,8 +82,9 @@ class Facts:
 
     @property
     def num_kernels(self) -> float:
+        """Kernels that a compiler would see: of recurrent layers it sees none of the thousands of their steps."""
         per_leaf = KERNELS_A_LEAF * (3 if self.mode == "train" else 1)
-        return self.forecast.num_kernels if self.forecast else per_leaf * self.num_leaves
+        return self.forecast.num_kernels if self.forecast and not self.recurrent else per_leaf * self.num_leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +163,14 @@ class Ladder:
     def _is_short(self) -> bool:
         facts = self.facts
         single = facts.mode == "infer" and facts.cuda and not facts.groups and not facts.has_cache
-        return single and not facts.substitutable and facts.num_kernels <= MOST_SHORT_KERNELS
+        return single and not self._scans() and facts.num_kernels <= MOST_SHORT_KERNELS
 
     def _short_rungs(self, search: Climber) -> Iterator[Rung]:
-        """Few kernels: our own first, then torch.compile, then both together; recorded where the host shows.
+        """Few kernels: torch.compile first, then our own, then both together; recorded where the host shows.
 
-        A recorded call copies what lies elsewhere: large inputs of short calls are better read where they are.
+        torch.compile takes a second or two of what is this small, and the guarantee rests on it: kernels of ours are
+        compiled and raced for longer, and would use up a short budget before it. A recorded call copies what lies
+        elsewhere: large inputs of short calls are better read where they are.
         """
         facts = self.facts
         copies_little = facts.copies_s <= MOST_COPIED_FRAC * facts.eager_s
@@ -178,7 +182,7 @@ class Ladder:
         chosen = recommended(self.kind, "none", self.device)
         whole = replace(self._inductor("compiled", "keep", "model"), tries_convolutions=False, straight=True)
         rewritten = Candidate(name="rewrites", rewrites=chosen, straight=True)
-        for candidate in (rewritten, Candidate(name=STOCK, compiler="stock"), whole):
+        for candidate in (Candidate(name=STOCK, compiler="stock"), rewritten, whole):
             cost_s = self._trace_s("model") if candidate.compiler == "none" else self._compile_s("model")
             yield self._rung(candidate, cost_s, "compiled")
             entry = search.entries[candidate.name]
