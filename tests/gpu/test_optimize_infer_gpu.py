@@ -42,6 +42,26 @@ def test_convolutions_with_their_ends_are_as_right_as_eager(compiler: str, act: 
     assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
 
 
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+@pytest.mark.parametrize(("channels", "side", "stride"), [(128, 7, 1), (144, 3, 2), (240, 5, 1)])
+def test_convolutions_that_keep_channels_apart_are_as_right_as_eager(
+    compiler: str, channels: int, side: int, stride: int
+) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(channels, channels, side, stride, padding=side // 2, groups=channels)]
+    layers += [nn.BatchNorm2d(channels), nn.SiLU()] if side < 7 else []
+    model = settled(nn.Sequential(*layers)).cuda()
+    x = torch.randn(8, channels, 56, 56, device="cuda").bfloat16().to(memory_format=torch.channels_last)
+    report = Report()
+    with torch.no_grad():
+        found = compiled(model, rewrites=("in-place", "depthwise"), compiler=compiler, report=report)(x)
+        own = model(x)
+        meant = model.double()(x.double())
+    assert report.counts()["depthwise"] == 1, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
 def test_every_way_of_a_pointwise_convolution_agrees() -> None:
     torch.manual_seed(0)
     rows, filters = (torch.randn(*s, device="cuda").bfloat16() for s in ((4001, 192), (384, 192)))

@@ -25,6 +25,7 @@ from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.cross_layer.op import cross_layer
 from ridgeline.kernels.decode_attention.op import decode_attention
 from ridgeline.kernels.dense.op import dense
+from ridgeline.kernels.depthwise.op import depthwise
 from ridgeline.kernels.dot_interaction.op import dot_interaction
 from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.embedding_bag.module import EmbeddingBags
@@ -69,6 +70,7 @@ __all__ = [
     "convolution",
     "cross_entropy",
     "cross_layer",
+    "depthwise",
     "dequantize",
     "dot_interaction",
     "decode_attention",

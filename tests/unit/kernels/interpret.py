@@ -22,6 +22,8 @@ from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.cross_layer import config as cross_layer
 from ridgeline.kernels.decode_attention import config as decode
 from ridgeline.kernels.dense import config as dense
+from ridgeline.kernels.depthwise import config as depthwise
+from ridgeline.kernels.depthwise.op import SMALL as DEPTHWISE
 from ridgeline.kernels.embedding_bag import config as embedding
 from ridgeline.kernels.extremum import config as extremum
 from ridgeline.kernels.extremum.op import SMALL as EXTREMES
@@ -190,6 +192,8 @@ CASES["dense"] = [
     case("float16", m=16, n=32, k=32, parts="n", activation="hardswish"),
 ]
 FORCED["dense"] = [{"dense": dense.Tile(16, 16, 32, 2, 1, 1)}]
+CASES["depthwise"] = list(DEPTHWISE)
+FORCED["depthwise"] = [{"depthwise": depthwise.Tile(strip, 8, 16, 1)} for strip in (3, 4)]
 CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),

@@ -110,6 +110,24 @@ def test_norm_sum_and_activation_go_into_convolutions(act: nn.Module, monkeypatc
     assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
 
 
+@pytest.mark.parametrize(("side", "stride"), [(7, 1), (3, 2), ((1, 5), 1)])
+def test_convolutions_that_keep_channels_apart_take_their_norm_and_activation(
+    side: Any, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(16, 16, side, stride, padding=2, groups=16), nn.BatchNorm2d(16), nn.SiLU()]
+    bare = nn.Conv2d(16, 16, side, padding=3, groups=16, bias=False)
+    model, x = settled(nn.Sequential(*layers, bare)), _image(2, 16, 11, 9)
+    report = Report()
+    with torch.no_grad():
+        found, own = compiled(model, rewrites=("in-place", "depthwise"), report=report)(x), model(x)
+        meant = model.float()(x.float())
+    assert report.counts()["depthwise"] == 2, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
+
+
 def test_channels_that_lie_first_and_norms_in_training_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
     model = settled(nn.Sequential(nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8), nn.ReLU()))
