@@ -62,6 +62,23 @@ def test_convolutions_that_keep_channels_apart_are_as_right_as_eager(
     assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
 
 
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+@pytest.mark.parametrize("kind", ["plain", "shifted", "called"])
+def test_windows_with_biases_are_as_right_as_eager(compiler: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import test_shifted
+
+    for name, size in (("BATCH", 96), ("WINDOWS", 16), ("ROWS", 49), ("DIM", 32)):
+        monkeypatch.setattr(test_shifted, name, size)
+    torch.manual_seed(0)
+    model, report = test_shifted.Windows(kind).cuda().bfloat16(), Report()
+    x = torch.randn(96, 49, 4 * 32, device="cuda").bfloat16()
+    with torch.no_grad():
+        found = compiled(model, rewrites=("window-attention",), compiler=compiler, report=report)(x)
+        own, meant = model(x), model.double()(x.double())
+    assert report.counts()["window-attention"] == 1, report.refusals
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
 def test_every_way_of_a_pointwise_convolution_agrees() -> None:
     torch.manual_seed(0)
     rows, filters = (torch.randn(*s, device="cuda").bfloat16() for s in ((4001, 192), (384, 192)))

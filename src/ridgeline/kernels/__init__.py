@@ -54,6 +54,7 @@ from ridgeline.kernels.rope.op import rope
 from ridgeline.kernels.rope.tables import rope_tables
 from ridgeline.kernels.scan.op import scan
 from ridgeline.kernels.selective_scan.op import selective_scan
+from ridgeline.kernels.short_attention.op import short_attention
 from ridgeline.kernels.softmax.op import softmax
 from ridgeline.kernels.unshuffle.op import unshuffle
 
@@ -105,6 +106,7 @@ __all__ = [
     "rope_tables",
     "scan",
     "selective_scan",
+    "short_attention",
     "softmax",
     "supports",
     "swiglu",

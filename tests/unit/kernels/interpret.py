@@ -45,6 +45,8 @@ from ridgeline.kernels.scan import config as scan
 from ridgeline.kernels.scan.op import SMALL as SCANS
 from ridgeline.kernels.selective_scan import config as selective
 from ridgeline.kernels.selective_scan import reference as scans
+from ridgeline.kernels.short_attention import config as short
+from ridgeline.kernels.short_attention.op import SMALL as SHORT
 from ridgeline.kernels.softmax import config as softmax
 
 warnings.simplefilter("ignore")  # numpy's, on the padding of blocks
@@ -194,6 +196,8 @@ CASES["dense"] = [
 FORCED["dense"] = [{"dense": dense.Tile(16, 16, 32, 2, 1, 1)}]
 CASES["depthwise"] = list(DEPTHWISE)
 FORCED["depthwise"] = [{"depthwise": depthwise.Tile(strip, 8, 16, 1)} for strip in (3, 4)]
+CASES["short_attention"] = list(SHORT)
+FORCED["short_attention"] = [{"short_attention": short.Short(16, chunk, 1)} for chunk in (1, 2)]
 CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),

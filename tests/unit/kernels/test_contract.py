@@ -136,6 +136,7 @@ SAMPLES = {
         [2, 1],
         [1, 1],
     ),
+    "short_attention": lambda: (*(drawn(4, 2, 9, 8).bfloat16() for _ in range(3)), drawn(2, 2, 9, 9).bfloat16(), 0.3),
     "matmul": lambda: (drawn(3, 4, 256), drawn(256, 8), drawn(8)),
     "convolution": lambda: (
         drawn(2, 3, 6, 5),
