@@ -79,6 +79,21 @@ def test_windows_with_biases_are_as_right_as_eager(compiler: str, kind: str, mon
     assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
 
 
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_group_norms_between_convolutions_are_as_right_as_eager_and_leave_channels_last(compiler: str) -> None:
+    from test_patches import Residual
+
+    torch.manual_seed(0)
+    model, report = Residual(320).cuda().bfloat16().eval().to(memory_format=torch.channels_last), Report()
+    x = torch.randn(2, 320, 64, 64, device="cuda").bfloat16().to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        found = compiled(model, rewrites=("group-norm-last",), compiler=compiler, report=report)(x)
+        own, meant = model(x), model.double()(x.double())
+    assert report.counts()["group-norm-last"] == 2, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
 def test_every_way_of_a_pointwise_convolution_agrees() -> None:
     torch.manual_seed(0)
     rows, filters = (torch.randn(*s, device="cuda").bfloat16() for s in ((4001, 192), (384, 192)))

@@ -69,6 +69,7 @@ class Facts:
     num_threads: int = 16  # that compile beside each other
     input_bytes: int = 0
     convolves: bool = False  # whether there are convolutions at all, in whatever layout
+    groups_channels: bool = False  # whether GroupNorm stands between them, which as it is undoes channels last
     random: bool = False  # whether results depend on random numbers
     host_s: float = 0.0  # until an eager call returns
 
@@ -114,7 +115,7 @@ class Ladder:
             yield from self._short_rungs(search)
             return
         yield from self._captured(search)
-        layout = search.best.candidate.layout
+        layout = self._layout(search)
         convnet = self.facts.has_conv and self.facts.mode == "infer" and not self.facts.groups
         if convnet:  # seconds, and most of what a compiler would bring to a network of convolutions
             yield from self._rewritten(search, layout)
@@ -124,6 +125,8 @@ class Ladder:
             yield from self._kernels_in_place(search)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout)
+            if not training and self._blocks_failed(search):  # seconds, and before compilers of the whole
+                yield from self._rewritten(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)
         if not training and not self._scans():
@@ -153,6 +156,16 @@ class Ladder:
         for scope in ("blocks", "model"):
             yield from self._ablations(search, scope)
         yield from self._rival()
+
+    def _layout(self, search: Climber) -> str:
+        """The layout that was faster; channels last where only rewrites make it so."""
+        wanted = self.facts.groups_channels and self.facts.has_conv and self.facts.mode == "infer" and self.facts.cuda
+        return "channels_last" if wanted else search.best.candidate.layout
+
+    def _blocks_failed(self, search: Climber) -> bool:
+        """Whether blocks that look alike could not be compiled as such."""
+        tried = [entry for name, entry in search.entries.items() if "blocks" in name]
+        return bool(tried) and all(entry.status == FAILED for entry in tried)
 
     def _is_short(self) -> bool:
         facts = self.facts

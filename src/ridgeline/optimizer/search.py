@@ -220,6 +220,7 @@ class Search:
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
             convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
+            groups_channels=any(isinstance(module, nn.GroupNorm) for module in model.modules()),
             random=self.random,
             host_s=self.track.host_s(model) if self.problem.mode == "infer" else 0.0,
         )

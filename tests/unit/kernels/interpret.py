@@ -30,6 +30,8 @@ from ridgeline.kernels.extremum.op import SMALL as EXTREMES
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
+from ridgeline.kernels.group_norm_last import config as last
+from ridgeline.kernels.group_norm_last.op import SMALL as LAST
 from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.linear_cross_entropy import config as linear
@@ -198,6 +200,8 @@ CASES["depthwise"] = list(DEPTHWISE)
 FORCED["depthwise"] = [{"depthwise": depthwise.Tile(strip, 8, 16, 1)} for strip in (3, 4)]
 CASES["short_attention"] = list(SHORT)
 FORCED["short_attention"] = [{"short_attention": short.Short(16, chunk, 1)} for chunk in (1, 2)]
+CASES["group_norm_last"] = list(LAST)
+FORCED["group_norm_last"] = [{"group_norm_last": last.Pass(4, 16, num, 1)} for num in (1, 3)]
 CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),

@@ -137,6 +137,14 @@ SAMPLES = {
         [1, 1],
     ),
     "short_attention": lambda: (*(drawn(4, 2, 9, 8).bfloat16() for _ in range(3)), drawn(2, 2, 9, 9).bfloat16(), 0.3),
+    "group_norm_last": lambda: (
+        drawn(2, 8, 6, 5).to(memory_format=torch.channels_last),
+        2,
+        drawn(8),
+        drawn(8),
+        1e-5,
+        True,
+    ),
     "matmul": lambda: (drawn(3, 4, 256), drawn(256, 8), drawn(8)),
     "convolution": lambda: (
         drawn(2, 3, 6, 5),

@@ -128,6 +128,33 @@ def test_convolutions_that_keep_channels_apart_take_their_norm_and_activation(
     assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
 
 
+class Residual(nn.Module):
+    """As diffusion networks have it: GroupNorm and SiLU before every convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(4, channels) for _ in range(2))
+        self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        h = self.convs[0](nn.functional.silu(self.norms[0](x)))
+        return x + self.convs[1](nn.functional.silu(self.norms[1](h)))
+
+
+@pytest.mark.parametrize(("last", "num"), [(True, 2), (False, 0)])
+def test_group_norms_between_convolutions_leave_channels_last(last: bool, num: int) -> None:
+    torch.manual_seed(0)
+    model, x, report = settled(Residual(16)), _image(2, 16, 8, 9), Report()
+    model = model.to(memory_format=torch.channels_last) if last else model
+    x = x if last else x.contiguous()
+    with torch.no_grad():
+        found, own = compiled(model, rewrites=("group-norm-last",), report=report)(x), model(x)
+        meant = model.float()(x.float())
+    assert report.counts().get("group-norm-last", 0) == num, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
+
+
 def test_channels_that_lie_first_and_norms_in_training_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
     model = settled(nn.Sequential(nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8), nn.ReLU()))

@@ -82,7 +82,8 @@ def _plan(
     images, channels, h, wide = x.shape
     out_h, out_w = out_sizes(x.shape[2:], w.shape[2:], stride, padding, (1, 1), (), False)
     usual = config.default(out_h, channels, w.shape[2])
-    chosen = tile or tuning.choose("depthwise", {"rows": out_h, "channels": channels, "taps": w.shape[2]}, usual)
+    sizes = {"rows": out_h, "channels": channels, "taps": w.shape[2]}
+    chosen = tile or tuning.choose("depthwise", sizes, usual)
     slots = images * cdiv(out_h, chosen.strip) * out_w
     numbers = (slots, channels, h, wide, out_h, out_w, eps)
     bias, mean, _, gamma, beta = columns
@@ -91,8 +92,8 @@ def _plan(
         grid=(cdiv(slots, chosen.slots), cdiv(channels, chosen.channels)),
         constants={
             "KH": w.shape[2], "KW": w.shape[3], "STRIDE_H": stride[0], "STRIDE_W": stride[1], "TOP": padding[0],
-            "LEFT": padding[1], "STRIP": chosen.strip, "SLOTS": chosen.slots, "BC": chosen.channels, "BIAS": bias is not None,
-            "NORM": mean is not None, "GAMMA": gamma is not None, "BETA": beta is not None,
+            "LEFT": padding[1], "STRIP": chosen.strip, "SLOTS": chosen.slots, "BC": chosen.channels,
+            "BIAS": bias is not None, "NORM": mean is not None, "GAMMA": gamma is not None, "BETA": beta is not None,
             "ACT": ACTIVATIONS[activation],
         },
         num_warps=chosen.num_warps,

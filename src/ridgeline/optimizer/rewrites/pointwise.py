@@ -1,8 +1,8 @@
 """Convolutions with the batch norm, the sum and the activation behind them.
 
 Channels lie last and numbers have 16 bits. A pointwise convolution is a product, and all that follows happens in its
-last step, where that is faster: decided by a race when a shape is first run on the device. So is one that keeps channels
-apart, by a kernel of ours. Other convolutions are cuDNN's, and one kernel does what follows in place.
+last step, where that is faster: decided by a race when a shape is first run on the device. One that keeps channels
+apart races with a kernel of ours. Other convolutions are cuDNN's, and one kernel does what follows in place.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _apart(x: Tensor, weight: Tensor, ends: tuple[Any, ...], stride: Ints, paddi
         return made
 
     ways: dict[str, Any] = {"library": library}
-    key = (x.shape, weight.shape, x.dtype, activation, *(each is None for each in ends[:6]), *stride, *padding, x.device)
+    absent = tuple(each is None for each in ends[:6])
+    key = (x.shape, weight.shape, x.dtype, activation, *absent, *stride, *padding, x.device)
     if added is None and DEPTHWISE.support(*given) is None:
         tiles = strips.tiles(_outs(x, weight, stride, padding)[0], x.shape[1], weight.shape[2])
         ways |= {str(tile): partial(apart.tiled, *given, tile=tile) for tile in tiles}  # type: ignore[misc]

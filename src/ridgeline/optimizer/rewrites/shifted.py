@@ -1,8 +1,9 @@
 """Attention of few rows with a bias on its scores, as windows of images have it: one kernel for scores and all.
 
-PyTorch's function takes a bias for every batch element and lays it out for itself; windows that are shifted add, besides
-the bias of their heads, a mask that repeats with every image, in a view of five dims. Both are one bias that repeats
-through the batch. Whether our kernel or PyTorch's function is faster is decided by a race when a shape is first run.
+PyTorch's function takes a bias for every batch element and lays it out for itself; windows that are shifted add,
+besides the bias of their heads, a mask that repeats with every image, in a view of five dims. Both are one bias that
+repeats through the batch. Whether our kernel or PyTorch's function is faster is decided by a race when a shape is first
+run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ridgeline.kernels.short_attention.op import MOST_DIM, MOST_KEYS, SHORT_ATTENTION, short_attention
+from ridgeline.kernels.short_attention.op import MOST_DIM, MOST_KEYS, NARROW, SHORT_ATTENTION, short_attention
 from ridgeline.kernels.short_attention.reference import library
 from ridgeline.optimizer.contest import Contest
 from ridgeline.optimizer.rewrites.attention import Attention, _product, _scaled, _untransposed, _weights, attention_call
@@ -85,7 +86,7 @@ def window_attention(scene: Scene) -> list[Match]:
 
 @dataclass(slots=True)
 class Found:
-    """Attention with biases: its last node, those inside, and what is added to its scores, each of four dims or less."""
+    """Attention with biases: its last node, those inside, what is added to its scores, each of four dims or less."""
 
     out: fx.Node
     query: fx.Node
@@ -121,9 +122,9 @@ def _put(scene: Scene, node: fx.Node) -> Match | None:
 def _fits(scene: Scene, found: Found) -> bool:
     """Few rows and keys, many problems, 16 bits, and biases that repeat evenly."""
     q, k, v = (scene.tensor(each) for each in (found.query, found.key, found.value))
-    if q is None or k is None or v is None or any(scene.shape(n) is None for n in (found.query, found.key, found.value)):
+    if q is None or k is None or v is None or None in map(scene.shape, (found.query, found.key, found.value)):
         return False
-    if q.dim() != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.dtype not in (torch.bfloat16, torch.float16):
+    if q.dim() != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.dtype not in NARROW:
         return False
     if max(q.shape[2], k.shape[2]) > MOST_KEYS or q.shape[3] > MOST_DIM or q.shape[0] * q.shape[1] < LEAST_PROBLEMS:
         return False
