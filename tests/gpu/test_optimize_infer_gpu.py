@@ -94,6 +94,22 @@ def test_group_norms_between_convolutions_are_as_right_as_eager_and_leave_channe
     assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
 
 
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_positions_along_sequences_are_as_right_as_eager(compiler: str) -> None:
+    from test_positions import Positions
+
+    torch.manual_seed(0)
+    model, report = Positions(1024, 128, 16).cuda().bfloat16().eval(), Report()
+    x = torch.randn(4, 499, 1024, device="cuda").bfloat16()
+    with torch.no_grad():
+        names = ("sequence-convolution", "weight-norm")
+        found = compiled(model, rewrites=names, compiler=compiler, report=report)(x)
+        own, meant = model(x), model.double()(x.double())
+    assert report.counts() == dict.fromkeys(names, 1), report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
 def test_every_way_of_a_pointwise_convolution_agrees() -> None:
     torch.manual_seed(0)
     rows, filters = (torch.randn(*s, device="cuda").bfloat16() for s in ((4001, 192), (384, 192)))

@@ -55,6 +55,7 @@ from ridgeline.kernels.rope.op import rope
 from ridgeline.kernels.rope.tables import rope_tables
 from ridgeline.kernels.scan.op import scan
 from ridgeline.kernels.selective_scan.op import selective_scan
+from ridgeline.kernels.sequence.op import sequence_convolution
 from ridgeline.kernels.short_attention.op import short_attention
 from ridgeline.kernels.softmax.op import softmax
 from ridgeline.kernels.unshuffle.op import unshuffle
@@ -108,6 +109,7 @@ __all__ = [
     "rope_tables",
     "scan",
     "selective_scan",
+    "sequence_convolution",
     "short_attention",
     "softmax",
     "supports",

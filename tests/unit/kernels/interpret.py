@@ -47,6 +47,8 @@ from ridgeline.kernels.scan import config as scan
 from ridgeline.kernels.scan.op import SMALL as SCANS
 from ridgeline.kernels.selective_scan import config as selective
 from ridgeline.kernels.selective_scan import reference as scans
+from ridgeline.kernels.sequence import config as sequence
+from ridgeline.kernels.sequence.op import SMALL as SEQUENCES
 from ridgeline.kernels.short_attention import config as short
 from ridgeline.kernels.short_attention.op import SMALL as SHORT
 from ridgeline.kernels.softmax import config as softmax
@@ -202,6 +204,8 @@ CASES["short_attention"] = list(SHORT)
 FORCED["short_attention"] = [{"short_attention": short.Short(16, chunk, 1)} for chunk in (1, 2)]
 CASES["group_norm_last"] = list(LAST)
 FORCED["group_norm_last"] = [{"group_norm_last": last.Pass(4, 16, num, 1)} for num in (1, 3)]
+CASES["sequence_convolution"] = list(SEQUENCES)
+FORCED["sequence_convolution"] = [{"sequence_convolution": sequence.Tile(16, 1, 1)}]
 CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),

@@ -145,6 +145,13 @@ SAMPLES = {
         1e-5,
         True,
     ),
+    "sequence_convolution": lambda: (
+        drawn(2, 9, 16).bfloat16().transpose(1, 2),
+        drawn(16, 8, 3).bfloat16(),
+        drawn(16),
+        1,
+        2,
+    ),
     "matmul": lambda: (drawn(3, 4, 256), drawn(256, 8), drawn(8)),
     "convolution": lambda: (
         drawn(2, 3, 6, 5),
