@@ -133,7 +133,6 @@ RACES = (
 
 GROUP_NORM_LAST = declare(
     name="group_norm_last",
-    repeats=True,
     summary="GroupNorm and SiLU of images whose channels lie last",
     schema="(Tensor x, int num_groups, Tensor? weight, Tensor? bias, float eps, bool silu) -> Tensor",
     forward=_forward,

@@ -80,7 +80,7 @@ def _apart(x: Tensor, weight: Tensor, ends: tuple[Any, ...], stride: Ints, paddi
         if bare:
             made = F.conv2d(x, weight, bias, stride, padding, groups=x.shape[1])
             return made.contiguous(memory_format=torch.channels_last)
-        made = _convolved(x, weight, stride, padding, (1, 1), x.shape[1])
+        made = _convolved(x, weight, stride, padding, [1, 1], x.shape[1])
         finished(_rows(made), *ends)  # type: ignore[arg-type]
         return made
 
