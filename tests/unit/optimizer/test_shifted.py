@@ -30,6 +30,10 @@ class Windows(nn.Module):
         if self.kind == "called":
             mask = self.mask.unsqueeze(1).repeat(BATCH // WINDOWS, 1, 1, 1)
             return self._out(F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias.unsqueeze(0) + mask))
+        if self.kind == "cosine":
+            scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+            scores = scores * self.bias[:, :1, :1].exp() + self.bias
+            return self._out(scores.softmax(-1) @ v)
         scores = (q * DIM**-0.5) @ k.transpose(-2, -1)
         if self.kind == "scaled late":
             scores = (scores + self.bias) * 0.5
@@ -48,7 +52,7 @@ class Windows(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "num"), [("plain", 1), ("shifted", 1), ("called", 1), ("scaled late", 0), ("kept", 0)]
+    ("kind", "num"), [("plain", 1), ("shifted", 1), ("called", 1), ("cosine", 1), ("scaled late", 0), ("kept", 0)]
 )
 def test_biases_go_into_one_call_where_they_are_added_to_scores_alone(
     kind: str, num: int, monkeypatch: pytest.MonkeyPatch

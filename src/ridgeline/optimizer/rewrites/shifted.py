@@ -93,6 +93,7 @@ class Found:
     key: fx.Node
     value: fx.Node
     scale: float
+    gain: fx.Node | None = None  # a factor of every head, as cosine attention learns it
     terms: list[Any] = field(default_factory=list)  # a node, and the shape it is seen in
     inside: list[fx.Node] = field(default_factory=list)
 
@@ -103,13 +104,15 @@ def _put(scene: Scene, node: fx.Node) -> Match | None:
     if found is None or not found.terms or not _fits(scene, found):
         return None
     terms = [term for term, _ in found.terms]
-    if not scene.unchanged((found.query, found.key, found.value, *terms), (*found.inside, found.out), found.out):
+    leaves = (found.query, found.key, found.value, found.gain, *terms)
+    if not scene.unchanged(leaves, (*found.inside, found.out), found.out):
         return None
     heads, dtype = (scene.shape(found.query) or (0, 0))[1], scene.dtype(found.query)
     seen = [term if scene.shape(term) == shape else scene.emit(found.out, torch.reshape, term, shape)
             for term, shape in found.terms]  # fmt: skip
     bias = scene.emit(found.out, total_bias, heads, dtype, *seen)
-    new = scene.emit(found.out, windowed, found.query, found.key, found.value, bias, found.scale)
+    query = found.query if found.gain is None else scene.emit(found.out, torch.mul, found.query, found.gain)
+    new = scene.emit(found.out, windowed, query, found.key, found.value, bias, found.scale)
     if not scene.alike_sizes(found.out, new):
         scene.discard(new)
         return None
@@ -192,13 +195,27 @@ def _followed(scene: Scene, node: fx.Node, found: Found) -> Call | None:
             node = read["input"]
         elif factor is not None:
             found.scale, node = found.scale * factor[0], factor[1]
-        elif read.op == "add" and read.given.get("alpha") in (None, 1) and found.scale == 1.0:
+        elif read.op == "mul" and found.gain is None and (gained := _gained(scene, read, whole)) is not None:
+            node, found.gain = gained
+        elif read.op == "add" and read.given.get("alpha") in (None, 1) and found.scale == 1.0 and not found.gain:
             step = _added(scene, read, found, whole)  # read backwards: nothing scales it behind the sum
             if step is None:
                 return None
             node = step
         else:
             return None
+    return None
+
+
+def _gained(scene: Scene, read: Call, whole: tuple[int, ...]) -> tuple[fx.Node, fx.Node] | None:
+    """(scores, factors) of scores that are multiplied with a number of every head, of the scores' own type."""
+    for scores, gain in ((read["input"], read["other"]), (read["other"], read["input"])):
+        if not isinstance(scores, fx.Node) or not isinstance(gain, fx.Node):
+            continue
+        shape = scene.shape(gain)
+        if scene.shape(scores) == whole and shape is not None and shape[-3:] == (whole[1], 1, 1):
+            same = all(size == 1 for size in shape[:-3]) and scene.dtype(gain) == scene.dtype(scores)
+            return (scores, gain) if same else None
     return None
 
 
