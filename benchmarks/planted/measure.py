@@ -28,7 +28,7 @@ def main() -> None:
     setting = Setting(args.device, args.tiny)
     note = Notes(args.folder / f"{args.phase}.jsonl")
     _settle()
-    for name in args.cases:
+    for name in _awaited(args.after) if args.after else args.cases:
         note(case=name, event="began")
         try:
             note(case=name, event="done", **_one(args, setting, CASES[name]))
@@ -46,11 +46,22 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("phase", choices=("time", "trace"))
-    parser.add_argument("cases", nargs="+")
+    parser.add_argument("cases", nargs="*")
+    parser.add_argument("--after", type=Path, help="get ready, and begin when this file names the cases")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
     return parser.parse_args()
+
+
+def _awaited(path: Path) -> list[str]:
+    """The cases to do, once they are known; none if whoever knows has gone."""
+    parent = os.getppid()
+    while not path.exists():
+        if os.getppid() != parent:
+            return []
+        time.sleep(0.05)
+    return path.read_text().split()
 
 
 class Notes:

@@ -49,7 +49,8 @@ HOST_FRAC = 0.3
 """Longer ones do where the host is busy for this share of them: recurrent layers start thousands of kernels."""
 KEPT_FRAC = 0.5
 STOCK = "torch.compile"
-OWED_TIMES = 2.5
+OWED_TIMES = 2.0
+"""Where the budget is so many times its compilation, torch.compile's share of it is kept from all others."""
 PLAIN, GRAPHED = "graph", " + graph"
 
 
@@ -76,7 +77,9 @@ class Facts:
     long_rows: bool = False  # whether norms have longer rows than Inductor holds in registers
     groups_channels: bool = False  # whether GroupNorm stands between them, which as it is undoes channels last
     random: bool = False  # whether results depend on random numbers
+    headed: bool = False  # whether a vocabulary's head is outside of blocks, and no part of ours takes over its loss
     host_s: float = 0.0  # until an eager call returns
+    recurrent: bool = False  # whether there are recurrent layers, which no compiler looks into
 
     @property
     def copies_s(self) -> float:
@@ -85,8 +88,9 @@ class Facts:
 
     @property
     def num_kernels(self) -> float:
+        """Kernels that a compiler would see: of recurrent layers it sees none of the thousands of their steps."""
         per_leaf = KERNELS_A_LEAF * (3 if self.mode == "train" else 1)
-        return self.forecast.num_kernels if self.forecast else per_leaf * self.num_leaves
+        return self.forecast.num_kernels if self.forecast and not self.recurrent else per_leaf * self.num_leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ class Ladder:
         if training:  # a second's work each, and what is compiled has to beat it
             yield from self._kernels_in_place(search)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
-            yield from self._block_rungs(search, layout)
+            yield from self._block_rungs(search, layout, whole)
             if not training and self._blocks_failed(search):  # seconds, and before compilers of the whole
                 yield from self._rewritten(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
@@ -137,22 +141,22 @@ class Ladder:
         if not training and not self._scans():
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
-            return
-        alone = training and not self.facts.groups  # compiled whole or not at all: torch.compile, but for what matches
-        if alone:
             yield from self._stock(search)
-            if search.entries[STOCK].status in MEASURED:
+            return
+        if training:  # the backward doubles what compilers take: torch.compile is measured before all else they make
+            yield from self._stock(search)
+            if not self.facts.groups and search.entries[STOCK].status in MEASURED:  # the same, but for what matches
                 whole = replace(whole, options=(("matched", True),))
-        if training or not self.facts.groups:
+        if (training or not self.facts.groups) and not search.entries.keys() & {whole.name, whole.name + GRAPHED}:
             yield from self._family(search, whole, self._whole_s())
         early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
         if early:  # few products, each tuned once
             yield from self._tuned(search, layout)
-        if not alone:
-            yield from self._stock(search)
-        if training:  # the backward doubles what compilers take: torch.compile is measured before anything is refined
+        if training:
             yield from self._ablations(search, "blocks")
-        elif self.facts.groups and not self._at_the_floor(search):
+        else:
+            yield from self._stock(search)
+        if not training and self.facts.groups and not self._at_the_floor(search):
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
         if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
             yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too
@@ -243,16 +247,29 @@ class Ladder:
             whole = Candidate(name="rewrites", rewrites=chosen, layout=layout, tries_convolutions=self._tries())
             yield from self._family(search, whole, self._trace_s("model"))
 
-    def _block_rungs(self, search: Climber, layout: str) -> Iterator[Rung]:
+    def _block_rungs(self, search: Climber, layout: str, whole: Candidate) -> Iterator[Rung]:
+        """Blocks rewritten, then compiled; with all that surrounds them where a training step spends much of it there.
+        """
         chosen = recommended(self.kind, "none", self.device)
         if chosen:
             rewritten = replace(self._blocks(layout), name="rewritten blocks", rewrites=chosen, compiler="none")
             yield from self._family(search, rewritten, self._trace_s("blocks"))
-        blocks = self._blocks(layout)
-        yield from self._family(search, blocks, self._compile_s("blocks"))
+        if self.facts.headed and self.facts.mode == "train":
+            yield from self._family(search, whole, self._whole_s())
+        if not self._is_measured(search, whole):
+            yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
         if self.facts.long_rows and self.facts.cuda and self.facts.mode == "infer":
-            held = replace(blocks, name=f"{blocks.name}, rows held", options=(*blocks.options, *_known(ROWS_HELD)))
-            yield from self._family(search, held, self._compile_s("blocks"))
+            yield from self._held(search, self._blocks(layout))
+
+    def _held(self, search: Climber, blocks: Candidate) -> Iterator[Rung]:
+        """The same with rows of norms in registers."""
+        held = replace(blocks, name=f"{blocks.name}, rows held", options=(*blocks.options, *_known(ROWS_HELD)))
+        yield from self._family(search, held, self._compile_s("blocks"))
+
+    def _is_measured(self, search: Climber, candidate: Candidate) -> bool:
+        """Whether a candidate was timed, recorded or not."""
+        entries = [search.entries.get(name) for name in (candidate.name, candidate.name + GRAPHED)]
+        return any(entry is not None and entry.status in MEASURED for entry in entries)
 
     def _kernels_in_place(self, search: Climber) -> Iterator[Rung]:
         kernels = Candidate(name="kernels", substituted=self.facts.substitutable)

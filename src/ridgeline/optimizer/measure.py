@@ -25,6 +25,10 @@ SLICE_S = 4e-3
 MAX_CALLS = 50
 HOST_ROUNDS = 3
 MIN_ROUNDS, MAX_ROUNDS = 5, 40
+LAST_ROUNDS = 12
+"""Rounds of a race that nothing comes after. Simulated (tests/unit/optimizer/test_guarantee.py): where every turn is
+slowed by a factor of 1.4 or not at random, five rounds overlook a rival that is 5 % ahead in one of ten races, twelve
+in one of a hundred."""
 CONFIDENCE = 0.95
 NOISE_FRAC = 0.005
 """Medians closer than this are taken as equal even where a test could tell them apart."""
@@ -67,6 +71,7 @@ class Comparison:
     low: float
     high: float
     num_rounds: int
+    undisturbed: float = 1.0  # how many times as fast in the fastest tenth of the rounds
 
     @property
     def faster(self) -> bool:
@@ -75,8 +80,11 @@ class Comparison:
 
     @property
     def ahead(self) -> bool:
-        """Faster by its median, whether chance explains it or not."""
-        return self.speedup > 1.0 + NOISE_FRAC
+        """Faster by the median of rounds or where least disturbed, whether chance explains it or not.
+
+        Medians of pairs see through drift, the fastest rounds through a machine that is slowed now and then.
+        """
+        return max(self.speedup, self.undisturbed) > 1.0 + NOISE_FRAC
 
     @property
     def slower(self) -> bool:
@@ -98,7 +106,7 @@ def compare(a: Timed, b: Timed) -> Comparison:
     drawn = np.random.default_rng(0).choice(ratios, size=(1000, len(ratios)))
     tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(np.median(drawn, axis=1), [tail, 100 - tail])
-    return Comparison(float(np.median(ratios)), float(low), float(high), len(ratios))
+    return Comparison(float(np.median(ratios)), float(low), float(high), len(ratios), a.low_s / b.low_s)
 
 
 class Track:
@@ -253,9 +261,13 @@ class Track:
                 self._keep(given)
 
     def race(
-        self, runners: Mapping[str, Contender], budget_s: float, pairs: Sequence[tuple[str, str]] = ()
+        self,
+        runners: Mapping[str, Contender],
+        budget_s: float,
+        pairs: Sequence[tuple[str, str]] = (),
+        least_rounds: int = MIN_ROUNDS,
     ) -> dict[str, Timed]:
-        """All contenders in turns, until ``pairs`` are clearly decided or the time is spent."""
+        """All contenders in turns, until ``pairs`` are clearly decided or the time is spent, at most twice over."""
         num = {}
         for name, runner in runners.items():
             with runner.switched() as call:
@@ -268,7 +280,7 @@ class Track:
                     found[name].append(self.turn_s(call, num[name]))
             spent_s = time.perf_counter() - began
             late = spent_s * (i + 2) / (i + 1) > budget_s
-            if i + 1 >= MIN_ROUNDS and (late or (pairs and _all_clear(found, pairs))):
+            if i + 1 >= least_rounds and (late or (pairs and _all_clear(found, pairs))):
                 break
             if late and i + 1 >= 3 and spent_s > 2 * budget_s:
                 break

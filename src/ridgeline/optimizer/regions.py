@@ -17,6 +17,7 @@ from ridgeline.optimizer.receipt import Region
 LEAST_REPEATS = 3
 HELD, MOST_HELD = 1024, 16384
 """Elements of a row that Inductor holds in registers by itself, and those it can."""
+VOCABULARY = 16384
 LEAST_SHARE = 0.5
 """Blocks are worth compiling alone where they hold at least this share of the parameters outside of tables."""
 
@@ -66,6 +67,13 @@ def num_products(model: nn.Module, found: list[Group]) -> int:
     parts = [part for group in found for part in group.blocks[0].modules()] if found else list(model.modules())
     weights = [vars(part).get("_parameters", {}).get("weight") for part in parts if not isinstance(part, nn.Embedding)]
     return len({tuple(weight.shape) for weight in weights if weight is not None and weight.dim() > 1})
+
+
+def has_head(model: nn.Module) -> bool:
+    """Whether a layer outside of repeated blocks has an output for every word of a vocabulary."""
+    inside = {id(part) for group in groups(model) for block in group.blocks for part in block.modules()}
+    return any(isinstance(part, nn.Linear) and part.out_features >= VOCABULARY for part in model.modules()
+               if id(part) not in inside)  # fmt: skip
 
 
 def _groups(module: nn.Module, path: str) -> Iterator[Group]:

@@ -41,6 +41,7 @@ class Planted:
     planted: Measured
     fixed: Measured
     files: Mapping[str, Path]
+    of: str = ""  # a second fix: the program in which its cause was still found
 
     @property
     def gain_s(self) -> float:
@@ -107,7 +108,7 @@ def second_fixes(folder: Path, *traced: Path) -> tuple[Planted, ...]:
 
 
 def _second(row: dict[str, Any], folder: Path, traced: tuple[Path, ...]) -> Planted:
-    case = _case(row, folder)
+    case = replace(_case(row, folder), of=row["of"])
     return case if case.files else replace(case, files={"planted": _first_with(f"{row['of']}.fixed.json.xz", traced)})
 
 

@@ -22,7 +22,7 @@ from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Timed, compare
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.regions import Group, groups, kind_of
+from ridgeline.optimizer.regions import Group, groups, has_head, kind_of
 from ridgeline.optimizer.search import Problem, Search
 
 
@@ -238,10 +238,10 @@ def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch:
     race = searching.Track.race
     last = {"eager": (9.0,) * 6, "torch.compile": (1.0, 1.2, 1.0, 1.2, 1.0, 1.0), "ours": (1.1,) * 6}
 
-    def raced(self: Any, runners: Any, *given: Any) -> Any:
+    def raced(self: Any, runners: Any, *given: Any, **limits: Any) -> Any:
         if set(runners) == set(last):
             return {name: Timed(last[name]) for name in runners}
-        return race(self, runners, *given)
+        return race(self, runners, *given, **limits)
 
     monkeypatch.setattr(searching.Track, "race", raced)
     monkeypatch.setattr(Search, "_raced", lambda self, built: race(
@@ -333,6 +333,21 @@ def test_blocks_that_cannot_be_compiled_alone_lead_to_the_whole_at_once() -> Non
     assert names.index("rewrites + graph") < names.index("torch.compile")
 
 
+def test_recurrent_layers_cost_a_compiler_nothing_since_it_does_not_look_into_them() -> None:
+    seen = Forecast("H200", 1e-3, {}, 1e-3, 1e-3, 6000, 0.5, (), 0.0)
+    priced = {rung.candidate.name: rung.cost_s for rung in _rungs(_facts(num_leaves=2, forecast=seen))}
+    recurrent = {rung.candidate.name: rung.cost_s for rung in _rungs(_facts(num_leaves=2, forecast=seen, recurrent=True))}
+    assert recurrent["torch.compile"] < 10 < 100 < priced["torch.compile"]
+
+
+def _rungs(facts: Facts) -> list[Rung]:
+    climber, found = Climbing(), []
+    for rung in Ladder(facts).rungs(climber):
+        found.append(rung)
+        climber.entries[rung.candidate.name] = replace_status(rung)
+    return found
+
+
 def test_random_inference_keeps_eagers_dice_under_inductor() -> None:
     found = _climbed(_facts(num_leaves=2, random=True), lambda c: "slower")
     compiled = [c for c in found if c.compiler == "inductor"]
@@ -363,8 +378,31 @@ def test_in_training_torch_compile_is_measured_before_blocks_are_refined() -> No
     (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
     names = _names(_facts(mode="train", groups=(group,), substitutable=("loss", "norm")))
     order = ["graph", "kernels + graph", "rewritten blocks + graph", "blocks and loss + graph",
-             "compiled + graph", "torch.compile"]  # fmt: skip
+             "torch.compile", "torch.compile + graph", "compiled + graph"]  # fmt: skip
     assert [name for name in names if name in order] == order
+
+
+def test_where_a_vocabulary_is_outside_of_blocks_the_whole_is_compiled_in_their_place() -> None:
+    body = nn.Sequential(*[Block() for _ in range(4)])
+    (group,) = groups(body)
+    facts = _facts(mode="train", groups=(group,), headed=True)
+    names = _names(facts)
+    assert names.count("compiled + graph") == 1 and "blocks + graph" not in names
+    assert names.index("rewritten blocks + graph") < names.index("compiled + graph") < names.index("torch.compile")
+    failed = [c.name for c in _climbed(facts, lambda c: "failed" if c.name.startswith("compiled") else "slower")]
+    assert failed.index("compiled + graph") < failed.index("blocks + graph") < failed.index("torch.compile")
+    assert has_head(nn.Sequential(body, nn.Linear(8, 32000))) and not has_head(nn.Sequential(body, nn.Linear(8, 1000)))
+
+
+def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
+    search = Search(Problem(model=Slow(), inputs=Inputs((torch.randn(4, 8),)), mode="train",
+                            device=torch.device("cpu")))  # fmt: skip
+    stock = Candidate(name="torch.compile", compiler="stock")
+    recorded = replace(stock, name="torch.compile + graph", graphed=True, tries_convolutions=True)
+    assert not search._records_best(recorded)
+    search.best = Built(stock, search.problem.model, Report())
+    assert search._records_best(recorded) and not search._records_best(stock)
+    assert not search._records_best(replace(recorded, compiler="inductor"))
 
 
 def test_memory_above_eager_is_refused_but_for_the_gaps_of_a_graph_and_never_above_a_given_limit() -> None:
@@ -505,6 +543,38 @@ def test_a_search_ends_at_the_floor_and_not_below_it_where_the_floor_is_of_other
     for measured_s in (12e-3, 7e-3):
         Entry.measured_s = measured_s
         assert not ladder._at_the_floor(climber)
+
+
+def test_torch_compile_is_measured_even_where_the_floor_is_reached() -> None:
+    found: list[str] = []
+    climber = Climbing()
+    ladder = Ladder(_facts(forecast=Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)))
+    climber.entries["eager"] = type("Entry", (), {"status": "winner", "measured_s": 10.2e-3})()
+    for rung in ladder.rungs(climber):
+        found.append(rung.candidate.name)
+        climber.entries[rung.candidate.name] = replace_status(rung)
+    assert "torch.compile" in found and "compiled + graph" not in found
+
+
+def test_a_rival_that_needs_too_much_memory_is_timed_and_never_returned(monkeypatch: Any) -> None:
+    fits = Search._fits
+    small = lambda self, built, peak: built.candidate.name != "torch.compile" and fits(self, built, peak)
+    monkeypatch.setattr(Search, "_fits", small)
+    receipt, built = _searched(monkeypatch, {"torch.compile": lambda model: model.layer})
+    (entry,) = [each for each in receipt.entries if each.name == "torch.compile"]
+    assert entry.status == "too large" and entry.measured_s and receipt.stock_s
+    assert receipt.stock_s < receipt.final_s and built.candidate.name == receipt.winner == "eager"
+    assert "too large" in receipt.guarantee and "torch.compile, both measured" not in receipt.guarantee
+
+
+def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
+    layer = lambda model: model.layer
+    costs = {"ours": 0.1, "others": 17.0, "torch.compile": 17.0}
+    receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
+    assert _status(receipt)["others"] == "skipped" and receipt.stock_s is not None
+    costs["torch.compile"] = 19.9
+    receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
+    assert _status(receipt)["torch.compile"] == "skipped" and "was not measured" in receipt.guarantee
 
 
 def test_no_floor_is_told_where_the_result_does_less_work() -> None:

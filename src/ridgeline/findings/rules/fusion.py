@@ -8,7 +8,7 @@ from ridgeline.findings.cure import Cure
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
-from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, parsed, shaped_ops
+from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, shaped_ops
 
 AROUND = 8
 """Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
@@ -109,7 +109,7 @@ def _is_batched(scene: Scene, works: Index) -> bool:
     return bool(names & {"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum"})
 
 
-@rule("masked-attention", order=45)
+@rule("masked-attention", version=2, order=45)
 def masked_attention(scene: Scene) -> Candidate | None:
     """Fused attention that reads a dense mask where a causal flag would do."""
     attention = np.flatnonzero(scene.family("attention"))
@@ -133,17 +133,18 @@ def masked_attention(scene: Scene) -> Candidate | None:
 
 
 def _dense_mask(shapes: str) -> bool:
-    """Beside q, k and v there is a tensor of query length by key length."""
-    from ridgeline.findings.shapes import is_shape, parsed
-
+    """Beside q, k and v there is a tensor of query length by key length, the same for all heads: one for each head is a
+    bias that no flag replaces."""
     given = [shape for shape in parsed(shapes) if is_shape(shape) and len(shape) == 4]
     if len(given) < 4:
         return False
     q, k = given[0], given[1]
-    return any(shape[-2:] == [q[-2], k[-2]] and shape[-2] > 1 and shape not in (q, k) for shape in given[3:])
+    return any(
+        shape[-2:] == [q[-2], k[-2]] and shape[-2] > 1 and shape[-3] == 1 and shape not in (q, k) for shape in given[3:]
+    )
 
 
-@rule("weight-casts", version=2, order=46)
+@rule("weight-casts", version=3, order=46)
 def weight_casts(scene: Scene) -> Candidate | None:
     """The same tensors are converted to another dtype again and again."""
     casts = scene.family("copy") & scene.named(r"bfloat16_copy|float16_copy|direct_copy|copy_kernel")
@@ -154,16 +155,24 @@ def weight_casts(scene: Scene) -> Candidate | None:
     works = works[weights] if len(works) else works
     if len(works) < 4 or scene.frac(scene.per_step_s(works)) < 0.02:
         return None
+    passes = scene.num_passes / scene.num_steps
+    if scene.trains and passes < 2:  # an optimizer wants them in fp32, and once a step they must be cast
+        return None
+    change = "one autocast region around all passes of a step: within it a weight is cast once"
     return Candidate(
         what=f"{len(works) / scene.num_steps:.3g} casts of weights a step",
         cause="autocast converts fp32 weights to the compute dtype in every pass",
-        change="keep the weights in bf16 for inference (model.bfloat16()); in training cast once a step, under one "
-        "autocast region",
+        change=change if scene.trains else "keep the weights in bf16 for inference (model.bfloat16())",
         where=scene.where(works),
-        cure=_weights_kept(scene, works),
+        cure=_cast_once(scene, works, 1.0 / passes) if scene.trains else _weights_kept(scene, works),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
+
+
+def _cast_once(scene: Scene, casts: Index, share: float) -> Cure:
+    """The casts of one pass remain."""
+    return Cure(works=casts, keep_best=share, keep_worst=share, host=scene.op_time(casts), host_best=share)
 
 
 def _weights_kept(scene: Scene, casts: Index) -> Cure:
