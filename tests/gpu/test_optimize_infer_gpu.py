@@ -110,6 +110,21 @@ def test_positions_along_sequences_are_as_right_as_eager(compiler: str) -> None:
     assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
 
 
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+@pytest.mark.parametrize("norms", [False, True])
+def test_convolutions_along_sequences_are_as_right_as_eager(compiler: str, norms: bool) -> None:
+    from test_positions import Front
+
+    torch.manual_seed(0)
+    model, report = Front(norms=norms, viewed=False).cuda().bfloat16().eval(), Report()
+    x = torch.randn(8, 64, 4001, device="cuda").bfloat16()
+    with torch.no_grad():
+        found = compiled(model, rewrites=("sequence-last",), compiler=compiler, report=report)(x)
+        own, meant = model(x), model.double()(x.double())
+    assert report.counts()["sequence-last"] == 3, report.refusals
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
 def test_every_way_of_a_pointwise_convolution_agrees() -> None:
     torch.manual_seed(0)
     rows, filters = (torch.randn(*s, device="cuda").bfloat16() for s in ((4001, 192), (384, 192)))
