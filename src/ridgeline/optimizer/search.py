@@ -42,7 +42,15 @@ from ridgeline.optimizer.receipt import (
     Receipt,
     Step,
 )
-from ridgeline.optimizer.regions import groups, has_head, is_checkpointed, num_products, regions_of, unlike_frac
+from ridgeline.optimizer.regions import (
+    groups,
+    has_head,
+    has_long_rows,
+    is_checkpointed,
+    num_products,
+    regions_of,
+    unlike_frac,
+)
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
@@ -226,6 +234,8 @@ class Search:
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
             convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
+            long_rows=has_long_rows(model),
+            groups_channels=any(isinstance(module, nn.GroupNorm) for module in model.modules()),
             random=self.random,
             headed="loss" not in parts and has_head(model),
             host_s=self.track.host_s(model) if self.problem.mode == "infer" else 0.0,

@@ -329,6 +329,22 @@ def test_a_short_call_is_tried_past_its_guards_and_recorded_only_where_that_copi
     assert busy[0].name == "graph" and busy[0].graphed
 
 
+def test_what_only_rewrites_make_fast_is_tried_whatever_was_faster_without_them() -> None:
+    """GroupNorm undoes channels last as it is; norms of long rows are read twice by a compiler left to itself."""
+    last = [c for c in _climbed(_facts(has_conv=True, groups_channels=True), lambda c: "slower") if c.rewrites]
+    assert last and all(c.layout == "channels_last" for c in last)
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    held = [c for c in _climbed(_facts(groups=(group,), long_rows=True), lambda c: "slower") if "held" in c.name]
+    assert held and all(dict(c.options)["triton.multi_kernel"] == 1 for c in held)
+
+
+def test_blocks_that_cannot_be_compiled_alone_lead_to_the_whole_at_once() -> None:
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    found = _climbed(_facts(groups=(group,)), lambda c: "failed" if "blocks" in c.name else "slower")
+    names = [c.name for c in found]
+    assert names.index("rewrites + graph") < names.index("torch.compile")
+
+
 def test_recurrent_layers_cost_a_compiler_nothing_since_it_does_not_look_into_them() -> None:
     seen = Forecast("H200", 1e-3, {}, 1e-3, 1e-3, 6000, 0.5, (), 0.0)
     cost_s = [
