@@ -19,6 +19,11 @@ REGISTERS, MOST_REGISTERS = 65536, 255
 """Of a multiprocessor, and of a thread."""
 
 
+def registers_of(num_warps: int, programs_per_sm: int) -> int:
+    """Registers a thread may have where so many programs are to be on a multiprocessor at once."""
+    return min(MOST_REGISTERS, REGISTERS // (32 * num_warps * programs_per_sm))
+
+
 @dataclass(frozen=True, slots=True)
 class Streamed:
     """Rows pass through shared memory: a share of a row is at most ``chunks`` accesses of every lane, and ``slots``
@@ -101,7 +106,7 @@ def bind(
             "VECTOR": found.vector,
         },
         num_warps=chosen.num_warps,
-        max_registers=min(MOST_REGISTERS, REGISTERS // (32 * chosen.num_warps * chosen.programs_per_sm)),
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
         **common,
     )
     num = len(tensors)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+MINUS_LOG2_E = gl.constexpr(-1.4426950408889634)
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
@@ -33,6 +34,13 @@ def sum_of(x, SIZE: gl.constexpr):
 
 
 @gluon.jit
+def sigmoid(x):
+    """1 / (1 + exp(−x)) in a product, a power of two, a sum and an inverse, each of them one instruction."""
+    inverse: gl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+    return gl.inline_asm_elementwise(inverse, "=f,f", [1.0 + gl.exp2(x * MINUS_LOG2_E)], gl.float32, True, 1)
+
+
+@gluon.jit
 def columns(CHUNKS: gl.constexpr, BLOCK: gl.constexpr, L: gl.constexpr):
     """Where in a share the elements of a tile [CHUNKS, BLOCK] lie."""
     piece = gl.arange(0, CHUNKS, gl.SliceLayout(1, L))[:, None]
@@ -41,8 +49,13 @@ def columns(CHUNKS: gl.constexpr, BLOCK: gl.constexpr, L: gl.constexpr):
 
 @gluon.jit
 def word_of(high, low):
-    """Two float32 in one word, which is written and read whole; its lowest bit says that it is there."""
-    low = low.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF
+    """Two float32 in one word, which is written and read whole; its lowest bit says that it is there.
+
+    The second number is rounded to make room for it, to even: what is rounded alike for all shares adds up.
+    """
+    bits = low.to(gl.int32, bitcast=True)
+    bits += gl.where(low == low, (bits >> 1) & 1, 0)  # a NaN of nothing but ones would become zero
+    low = bits.to(gl.int64) & 0xFFFFFFFE
     return (high.to(gl.int32, bitcast=True).to(gl.int64) << 32) | low | 1
 
 

@@ -16,24 +16,30 @@ from ridgeline.kernels.stream import PLAIN, columns, spread, word_of, words_when
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32: rows that a mask fills with it share alike
 LOG2_E = gl.constexpr(1.4426950408889634)
+HUGE = gl.constexpr(1e38)  # 16-bit numbers as large as this are equal, or so far apart that a power is zero
 
 
 @gluon.jit
-def power(x, top, NARROW: gl.constexpr):
-    """exp(x − top); for 16-bit numbers the power of two, which is as right as they are."""
-    return gl.exp2((x - top) * LOG2_E) if NARROW else gl.exp(x - top)
+def base_of(top, NARROW: gl.constexpr):
+    """What powers of two are taken of, a·x − b, and what they are to be multiplied by to be those of e, relative to top.
+
+    One product and sum an element; b is rounded, and what that changes for all of a row alike is put right once.
+    """
+    scale = gl.where((top > HUGE) | (top < -HUGE), 1.0, LOG2_E)
+    base = top * scale
+    return scale, base, gl.exp2(gl.fma(-top, scale, base)) if NARROW else 1.0
+
+
+@gluon.jit
+def power(x, top, scale, base, NARROW: gl.constexpr):
+    """exp(x − top), but for a factor; for 16-bit numbers the power of two, which is as right as they are."""
+    return gl.exp2(x * scale - base) if NARROW else gl.exp(x - top)
 
 
 @gluon.jit
 def inside(access, low, left, SHIFTED: gl.constexpr):
     """Which accesses belong to the row as a whole."""
     return (access >= low) & (access < left) if SHIFTED else access < left
-
-
-@gluon.jit
-def part_of(e, total, NARROW: gl.constexpr):
-    """e / total, rounded once where it shows."""
-    return e / total if NARROW else gl.div_rn(e, total)
 
 
 @gluon.jit
@@ -128,10 +134,12 @@ def softmax_forward_streamed(
         top = gl.maximum(gl.max(gl.max(x, axis=0), axis=0), LOWEST)
         if SHIFTED:
             top = gl.maximum(top, gl.max(edge_now, axis=0))
-        e = power(x, top, NARROW)
+        scale, base, factor = base_of(top, NARROW)
+        e = power(x, top, scale, base, NARROW)
         total = gl.sum(gl.sum(e, axis=0), axis=0)
         if SHIFTED:
-            total += gl.sum(power(edge_now, top, NARROW), axis=0)
+            total += gl.sum(power(edge_now, top, scale, base, NARROW), axis=0)
+        total *= factor
         done = turn - LAG
         mine = top
         if MEET:
@@ -143,16 +151,19 @@ def softmax_forward_streamed(
                 total = gl.sum(gl.where(k < num_shares, totals * gl.exp(tops - top), 0.0), axis=0)
                 total = gl.where(total < 0.5, 0.0, total)  # nothing but −inf: what is left is the words' lowest bits
             if LAG or not NARROW:
-                e = power(smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32), top, NARROW)
+                scale, base, factor = base_of(top, NARROW)
+                before = smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
+                e = power(before, top, scale, base, NARROW)
                 mine = top
         if NARROW:
-            y = e * (gl.exp(mine - top) / total)
+            factor *= gl.exp(mine - top) / total
+            y = e * factor
         else:
-            y = part_of(e, total + gl.zeros_like(e), NARROW)  # a product with the inverse would round twice
+            y = gl.div_rn(e, total + gl.zeros_like(e))  # a product with the inverse would round twice
         there = inside(access, low, gl.where(done >= 0, left, 0), SHIFTED)
         if SHIFTED:
-            at_edge = power(edge_before if LAG else edge_now, top, NARROW)
-            at_edge = part_of(at_edge, total + gl.zeros_like(at_edge), NARROW)
+            at_edge = power(edge_before if LAG else edge_now, top, scale, base, NARROW)
+            at_edge = at_edge * factor if NARROW else gl.div_rn(at_edge, total + gl.zeros_like(at_edge))
             gl.store(y_edge + done * y_step, at_edge.to(y_ptr.dtype.element_ty), mask=own & (done >= 0))
             edge_before = edge_now
             edge_now = edge_next
