@@ -51,5 +51,5 @@ def streamed(num_bytes: int, num_inputs: int) -> Images | None:
 
 
 def piece(positions: int, vector: int, accesses: int = 1) -> int:
-    """Elements of a piece, which lies in one channel: as many as divide a channel, of some accesses of a warp at most."""
+    """Elements of a piece, which lies in one channel: as many as divide it, of so many accesses of a warp at most."""
     return min(32 * vector * accesses, positions & -positions)

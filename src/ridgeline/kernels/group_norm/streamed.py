@@ -1,10 +1,10 @@
 """GroupNorm of large images on Hopper, in Gluon: groups pass through shared memory and are read once.
 
 Shapes as in kernel.py; a group is a row of (C/G)·H elements, cut into S shares as softmax cuts its rows (see there).
-H is a multiple of BLOCK, so that a piece of BLOCK elements lies in one channel. What bounds these kernels is instructions
-(a multiprocessor issues 41 a lane while memory brings a 16-bit element of both inputs of the backward pass and takes the
-result): pieces are as long as a warp has of a share, groups are counted along and not divided, SiLU's derivative is
-computed once and waits in shared memory.
+H is a multiple of BLOCK, so that a piece of BLOCK elements lies in one channel. What bounds these kernels is
+instructions (a multiprocessor issues 41 a lane while memory moves a 16-bit element of both inputs of the backward pass
+and of its result): pieces are as long as a warp has of a share, groups are counted along and not divided, SiLU's slope
+is computed once and waits in shared memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import PLAIN, by_piece, columns, sigmoid, sum_of, word_of, words_when_there
+from ridgeline.kernels.stream import PLAIN, by_piece, columns, sigmoid, sum_of, widened, word_of, words_when_there
 
 
 @gluon.jit
@@ -104,7 +104,7 @@ def group_norm_streamed(
         w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)  # long before they are needed
         b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
         async_copy.wait_group(SLOTS - LAG - 1)
-        x = smem.index(turn % SLOTS).load(L).to(gl.float32)  # what is past the end was copied as zeros
+        x = widened(smem.index(turn % SLOTS).load(L))  # what is past the end was copied as zeros
         mean = sum_of(x, CHUNKS * BLOCK) / left
         off = x - mean
         if not EVEN:
@@ -120,7 +120,7 @@ def group_norm_streamed(
                 parts = gl.where(k < num_shares, parts + counts * (means - mean) * (means - mean), 0.0)
                 spreads = gl.sum(parts, axis=0)
         if LAG:
-            x = smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
+            x = widened(smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
         rstd = gl.rsqrt(spreads / cols + eps)
         if done >= 0:
             if share == 0:
@@ -218,8 +218,8 @@ def group_norm_backward_streamed(
         mean_next = gl.load(mean_ptr + following)
         rstd_next = gl.load(rstd_ptr + following)
         async_copy.wait_group(SLOTS - LAG - 1)
-        x = x_smem.index(turn % SLOTS).load(L).to(gl.float32)
-        dy = dy_smem.index(turn % SLOTS).load(L).to(gl.float32)
+        x = widened(x_smem.index(turn % SLOTS).load(L))
+        dy = widened(dy_smem.index(turn % SLOTS).load(L))
         normed = x * rstd - mean * rstd
         if SILU:
             dy = through_silu(dy, normed * w[:, None] + b[:, None])
@@ -243,8 +243,8 @@ def group_norm_backward_streamed(
         if LAG:
             if KEPT:
                 dy_smem.index(turn % SLOTS).store(dy.to(dy_ptr.dtype.element_ty))
-            x = x_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
-            dy = dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
+            x = widened(x_smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
+            dy = widened(dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
             if SILU and not KEPT:
                 scale = w_done * rstd_done
                 offset = b_done - mean_done * scale

@@ -25,7 +25,7 @@ def walking(rows: int, whole: int, itemsize: int) -> Forward | None:
 
 
 def backward_ends(rows: int, whole: int, itemsize: int) -> Backward | None:
-    """Rows that start inside accesses, with ``whole`` columns in whole accesses: 32 of a row and of each sum a thread."""
+    """Rows that start inside accesses, ``whole`` columns of them in whole accesses: a thread has 32 of each vector."""
     if itemsize != 2 or rows < rms.LEAST_WALKED or not 512 <= whole <= 4096:
         return None
     if whole <= 1024:

@@ -112,8 +112,8 @@ def layer_norm_forward_ends(
     STAGES: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Rows that start inside accesses of VECTOR elements: a program takes every P-th, P a multiple of VECTOR, so that all
-    of its rows start at the same place and weights, which could only be read one by one, are read once."""
+    """Rows that start inside accesses of VECTOR elements: a program takes every P-th, P a multiple of VECTOR, so that
+    all of them start at the same place and weights, which could only be read one by one, are read once."""
     first = tl.program_id(0).to(tl.int64)
     step = tl.num_programs(0).to(tl.int64)
     col = tl.arange(0, BLOCK)

@@ -13,8 +13,8 @@ from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, d
 from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import ends_access, pieces_of, plan_reduce, walkers
-from ridgeline.kernels.shares import registers_of
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
+from ridgeline.kernels.shares import registers_of
 
 _FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.layer_norm_forward_long, vectors=("cols", "x_stride"))
@@ -431,7 +431,7 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
-                       (900, 4099), (3000, 1001))
+                       (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

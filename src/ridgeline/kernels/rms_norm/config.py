@@ -62,7 +62,7 @@ def short_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[int
     return num_warps * per_warp, chunks, block, num_warps
 
 
-LEAST_WALKED, LONGEST_WALKED = 8192, 8192
+LEAST_WALKED, LONGEST_WALKED = 4096, 8192
 """Rows that start inside accesses are walked over where there are so many, of so many columns at most."""
 
 

@@ -100,8 +100,8 @@ def rms_norm_forward_ends(
     STAGES: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Rows that start inside accesses of VECTOR elements: a program takes every P-th, P a multiple of VECTOR, so that all
-    of its rows start at the same place and the weight, which could only be read one by one, is read once."""
+    """Rows that start inside accesses of VECTOR elements: a program takes every P-th, P a multiple of VECTOR, so that
+    all of them start at the same place and the weight, which could only be read one by one, is read once."""
     first = tl.program_id(0).to(tl.int64)
     step = tl.num_programs(0).to(tl.int64)
     col = tl.arange(0, BLOCK)

@@ -12,8 +12,8 @@ from ridgeline.kernels import device, tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
 from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.rms_norm import config, kernel, reference
-from ridgeline.kernels.shares import registers_of
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
+from ridgeline.kernels.shares import registers_of
 
 _FORWARD = Kernel(kernel.rms_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"))
@@ -265,13 +265,13 @@ def _plan_backward(
 
 
 def ends_access(itemsize: int, pointers: int, cols: int, stride: int) -> int:
-    """Elements of an access where rows start inside accesses, those read and those written at the same place; else 0."""
+    """Elements of an access where rows start inside accesses, read and written ones at the same place; else 0."""
     vector, shifted = access_of(itemsize, pointers, cols, stride)
     return vector if shifted and not (stride - cols) % vector else 0
 
 
 def walkers(rows: int, chosen: Any, vector: int, device: int) -> int:
-    """Programs that walk over rows, a multiple of what an access holds: then every row of one starts at the same place."""
+    """Programs that walk over rows, a multiple of what an access holds: all rows of one start at the same place."""
     programs = min(rows, chosen.programs_per_sm * num_sms(device))
     return max(1, programs // vector) * vector
 
@@ -423,7 +423,7 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols in ((1, 2), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
-                       (900, 4099), (3000, 1001))
+                       (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

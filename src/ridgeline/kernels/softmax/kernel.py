@@ -93,7 +93,7 @@ def softmax_forward_ends(
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """A row that starts inside an access of VECTOR elements: whole accesses in CHUNKS pieces, and a few elements apart."""
+    """A row that starts inside an access of VECTOR elements: whole accesses in CHUNKS pieces, a few elements apart."""
     NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import PLAIN, columns, spread, word_of, words_when_there
+from ridgeline.kernels.stream import PLAIN, columns, spread, widened, word_of, words_when_there
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32: rows that a mask fills with it share alike
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -21,7 +21,7 @@ HUGE = gl.constexpr(1e38)  # 16-bit numbers as large as this are equal, or so fa
 
 @gluon.jit
 def base_of(top, NARROW: gl.constexpr):
-    """What powers of two are taken of, a·x − b, and what they are to be multiplied by to be those of e, relative to top.
+    """What powers of two are taken of, a·x − b: a, b, and what powers are multiplied by to be those of e, exp(x − top).
 
     One product and sum an element; b is rounded, and what that changes for all of a row alike is put right once.
     """
@@ -128,7 +128,7 @@ def softmax_forward_streamed(
             edge_next = x_edge + (turn + 1) * x_step
             edge_next = gl.load(edge_next, mask=own & (turn + 1 < num_turns), other=float("-inf")).to(gl.float32)
         async_copy.wait_group(SLOTS - LAG - 1)
-        x = smem.index(turn % SLOTS).load(L).to(gl.float32)
+        x = widened(smem.index(turn % SLOTS).load(L))
         if not EVEN:
             x = gl.where(inside(access, low, left, SHIFTED), x, float("-inf"))
         top = gl.maximum(gl.max(gl.max(x, axis=0), axis=0), LOWEST)
@@ -152,7 +152,7 @@ def softmax_forward_streamed(
                 total = gl.where(total < 0.5, 0.0, total)  # nothing but −inf: what is left is the words' lowest bits
             if LAG or not NARROW:
                 scale, base, factor = base_of(top, NARROW)
-                before = smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
+                before = widened(smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
                 e = power(before, top, scale, base, NARROW)
                 mine = top
         if NARROW:
@@ -243,8 +243,8 @@ def softmax_backward_streamed(
             y_next = gl.load(y_ptr + edge + (turn + 1) * step, mask=more, other=0.0).to(gl.float32)
             dy_next = gl.load(dy_ptr + edge + (turn + 1) * step, mask=more, other=0.0).to(gl.float32)
         async_copy.wait_group(SLOTS - LAG - 1)
-        y = y_smem.index(turn % SLOTS).load(L).to(gl.float32)
-        dy = dy_smem.index(turn % SLOTS).load(L).to(gl.float32)
+        y = widened(y_smem.index(turn % SLOTS).load(L))
+        dy = widened(dy_smem.index(turn % SLOTS).load(L))
         level = gl.sum(gl.sum(y * dy, axis=0), axis=0)
         if SHIFTED:
             level += gl.sum(y_now * dy_now, axis=0)
@@ -256,8 +256,8 @@ def softmax_backward_streamed(
                 k, parts, _ = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
                 level = gl.sum(gl.where(k < num_shares, parts, 0.0), axis=0)
         if LAG:
-            y = y_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
-            dy = dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
+            y = widened(y_smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
+            dy = widened(dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
         there = inside(access, low, gl.where(done >= 0, left, 0), SHIFTED)
         if SHIFTED:
             dx_edge = (y_before if LAG else y_now) * ((dy_before if LAG else dy_now) - level)
