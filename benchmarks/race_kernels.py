@@ -99,15 +99,18 @@ def image_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     for name in ("group_norm_silu", "group_norm"):
         for batch, channels, side in ((4, 512, 128), (16, 512, 128), (32, 320, 56)):
             of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
-            yield "group_norm.streamed", name, "fwd", of, [Im(8, 4, 3, 4, 1, 1), Im(8, 8, 3, 2), Im(4, 4, 3, 8)]
-            tried = [Im(4, 8, 3, 2, 1, 1), Im(4, 4, 3, 4), Im(8, 4, 3, 2), Im(2, 8, 3, 4)]
-            tried += [Im(4, 8, 3, 2, 1, 8, False)] if name == "group_norm_silu" else []
-            yield "group_norm.backward_streamed", name, "bwd", of, tried
+            ahead, back = [Im(8, 4, 3, 4, 1, 1)], [Im(4, 8, 3, 2, 1, 1), Im(4, 4, 3, 4)]
+            if batch == 4:
+                ahead += [Im(8, 8, 3, 2), Im(4, 4, 3, 8)]
+                back += [Im(8, 4, 3, 2), Im(2, 8, 3, 4), Im(4, 8, 3, 2, 1, 8, False)]
+            yield "group_norm.streamed", name, "fwd", of, ahead
+            yield "group_norm.backward_streamed", name, "bwd", of, back if name == "group_norm_silu" else back[:-1]
 
 
 def odd_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     """Rows that start inside accesses, their ends apart (the default) and not; heads fetched ahead."""
     from ridgeline.kernels.contract import case, trials
+    from ridgeline.kernels.cross_entropy.config import Rows
     from ridgeline.kernels.qk_norm_rope.config import Heads
     from ridgeline.kernels.rms_norm.config import Backward, Forward
     from ridgeline.kernels.softmax.config import Softmax as S
@@ -128,6 +131,8 @@ def odd_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     yield "layer_norm.backward", "layer_norm", "bwd", odd, [Backward(1, 5, 1024, 4, 3, 2, False), *held]
     held = [Backward(1, 4, 256, 1, 3, 8, True), Backward(1, 1, 1024, 4, 3, 4, True, True)]
     yield "layer_norm.backward", "layer_norm", "bwd", short, held
+    tried = [Rows(4, 1024, 4), Rows(1, 1024, 2, True)]
+    yield "cross_entropy.backward_rows", "cross_entropy", "bwd", short, tried
     for of in trials()["qk_norm_rope"][1].races:
         yield "qk_norm_rope.backward", "qk_norm_rope", "bwd", of, [Heads(8, 2, 1), Heads(8, 2, 2)]
 

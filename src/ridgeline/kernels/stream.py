@@ -35,7 +35,7 @@ def sum_of(x, SIZE: gl.constexpr):
 
 @gluon.jit
 def widened(x):
-    """16-bit numbers as float32, two of bfloat16 at a time, one instruction each: the compiler's own way takes three."""
+    """16-bit numbers as float32; two of bfloat16 at a time, an instruction each, where the compiler takes three."""
     halves: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
     if x.dtype == gl.bfloat16:
         return gl.inline_asm_elementwise(halves, "=r,=r,r", [x], gl.float32, True, 2)

@@ -99,7 +99,12 @@ FORCED = {
 }
 cross_entropy.SHORTEST_STRETCHED = 64
 cross_entropy.LONGEST_TILED, cross_entropy.LONGEST_TILED_SHIFTED = 16, 64
-FORCED["cross_entropy"].append({"cross_entropy.short": cross_entropy.Short(2, 4, 16, 1, 1, 1)})
+FORCED["cross_entropy"].append(
+    {
+        "cross_entropy.short": cross_entropy.Short(2, 4, 16, 1, 1, 1),
+        "cross_entropy.backward_rows": cross_entropy.Rows(2, 128, 1),
+    }
+)
 PRODUCTS = [case("float32", rows=9, cols=33, hidden=16)]
 FORCED["linear_cross_entropy"] = [FORCED["cross_entropy"][0] | {"linear_cross_entropy": linear.Chunks(4)}]
 IMAGES = [

@@ -77,6 +77,7 @@ TARGET = torch.zeros(4096, dtype=torch.long, device="meta")
         (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_forward_ends", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_backward", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 1001, "cross_entropy_short", "LDG.E.128"),
+        (lambda x: kernels.cross_entropy(x, TARGET), 1001, "cross_entropy_backward_ends", "LDG.E.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 50257, "cross_entropy_stretches", "LDG.E.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 50257, "cross_entropy_backward_flat", "LDG.E.128"),
     ],
