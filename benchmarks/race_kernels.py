@@ -132,6 +132,12 @@ def odd_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     yield "layer_norm.backward", "layer_norm", "bwd", odd, [Backward(1, 5, 1024, 4, 3, 2, False), *held]
     held = [Backward(1, 4, 256, 1, 3, 8, True), Backward(1, 1, 1024, 4, 3, 4, True, True)]
     yield "layer_norm.backward", "layer_norm", "bwd", short, held
+    wide = case("float32", rows=16384, cols=4099)
+    walks = [Forward(1, 8, 512, 4, 3, 3), Forward(1, 8, 512, 4, 3, 2), Forward(1, 4, 1024, 8, 3, 2)]
+    for name in ("layer_norm", "rms_norm"):
+        yield f"{name}.forward", name, "fwd", wide, walks
+    yield "layer_norm.backward", "layer_norm", "bwd", wide, [Backward(1, 8, 512, 4, 3, 2, True, True)]
+    yield "softmax.forward", "softmax", "fwd", case("float32", rows=2048, cols=50257), [S(1, 0, 4096, 16)]
     tried = [Rows(4, 1024, 4), Rows(1, 1024, 2, True)]
     yield "cross_entropy.backward_rows", "cross_entropy", "bwd", short, tried
     for of in trials()["qk_norm_rope"][1].races:
