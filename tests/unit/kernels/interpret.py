@@ -363,3 +363,23 @@ if len(sys.argv) == 1 or "softmax" in sys.argv[1:]:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))
                 torch.testing.assert_close(shared_alike(x), torch.softmax(x, -1), equal_nan=True)
+
+if len(sys.argv) == 1 or "rows apart" in sys.argv[1:]:
+    # Rows that start inside accesses and are some accesses apart: what is read and what is written starts elsewhere.
+    from torch.nn import functional
+
+    x = torch.randn(13, 53).half()[:, :45]
+    weight, bias = torch.randn(2, 45).half()
+    leaf, exact = x.detach().requires_grad_(), x.float().requires_grad_()
+    with ExitStack() as stack:
+        for name in ("softmax", "layer_norm", "rms_norm"):
+            for kernel, config in FORCED[name][-1].items():
+                stack.enter_context(tuning.forced(kernel, config))
+        found = ridgeline.kernels.softmax(x), ridgeline.kernels.rms_norm(x, weight, 1e-6)
+        y = ridgeline.kernels.layer_norm(leaf, weight, bias, 1e-5)
+        (dx,) = torch.autograd.grad(y, leaf, x)
+    y_exact = functional.layer_norm(exact, (45,), weight.float(), bias.float())
+    (dx_exact,) = torch.autograd.grad(y_exact, exact, x.float())
+    rms = functional.rms_norm(x.float(), (45,), weight.float(), 1e-6)
+    for ours, meant in zip((*found, y, dx), (torch.softmax(x.float(), -1), rms, y_exact, dx_exact), strict=True):
+        torch.testing.assert_close(ours.float(), meant, rtol=2e-3, atol=2e-3 * float(meant.abs().max()))
