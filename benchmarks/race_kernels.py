@@ -132,6 +132,10 @@ def odd_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     yield "layer_norm.backward", "layer_norm", "bwd", odd, [Backward(1, 5, 1024, 4, 3, 2, False), *held]
     held = [Backward(1, 4, 256, 1, 3, 8, True), Backward(1, 1, 1024, 4, 3, 4, True, True)]
     yield "layer_norm.backward", "layer_norm", "bwd", short, held
+    long = bf16(16384, 7001)
+    yield "layer_norm.forward", "layer_norm", "fwd", long, [Forward(1, 4, 2048, 8)]
+    held = [Backward(1, 4, 2048, 8, 3, 1, True, True), Backward(1, 2, 4096, 16, 3, 1, True, True)]
+    yield "layer_norm.backward", "layer_norm", "bwd", long, held
     wide = case("float32", rows=16384, cols=4099)
     walks = [Forward(1, 8, 512, 4, 3, 3), Forward(1, 8, 512, 4, 3, 2), Forward(1, 4, 1024, 8, 3, 2)]
     for name in ("layer_norm", "rms_norm"):
