@@ -122,6 +122,12 @@ class Sizes:
         return math.prod(self.taps)
 
     @property
+    def num_terms(self) -> int:
+        """Products that an output is the sum of, in the phase with most."""
+        steps = self.stride if self.transposed else (1, 1, 1)
+        return self.inputs * math.prod(cdiv(size, step) for size, step in zip(self.taps, steps, strict=True))
+
+    @property
     def num_phases(self) -> int:
         return math.prod(self.stride) if self.transposed else 1
 
