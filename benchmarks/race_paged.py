@@ -89,6 +89,16 @@ def _known(choose: Callable[..., Any], knows: bool, *sizes: Any, **named: Any) -
     return dataclasses.replace(choose(*sizes, **named), knows=knows)
 
 
+def joined_by(columns: int, warps: int) -> Any:
+    """Inside, a joining program takes so many columns of a head, and joins start before results are written."""
+    from ridgeline.kernels.paged_attention import config
+
+    both = contextlib.ExitStack()
+    both.enter_context(instead(config, "joined", lambda heads: (columns, warps)))
+    both.enter_context(changed(OVER["before writing"]))
+    return both
+
+
 def in_one_line(over: dict[str, Any]) -> Any:
     """Inside, more than 128 sequences stand in one line, too."""
     from ridgeline.kernels.paged_attention import config
@@ -103,7 +113,8 @@ def in_one_line(over: dict[str, Any]) -> Any:
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     """Configurations of a case by name."""
     if of[0] <= 128:
-        return {name: partial(changed, over) for name, over in OVER.items()}
+        found = {name: partial(changed, over) for name, over in OVER.items()}
+        return found | ({"small joins": partial(joined_by, 8, 1)} if of[0] * of[1] <= 256 else {})
     lined = {f"{name}, in one line": partial(in_one_line, OVER[name]) for name in ("as before", "knows")}
     return {"a program a sequence and head": contextlib.nullcontext} | lined
 
@@ -281,8 +292,8 @@ def part_graphs(end: float, track: Track) -> Iterator[dict[str, Any]]:
                 for i in range(IN_A_GRAPH)]  # fmt: skip
         num_bytes = trial.forward_bytes(sets[0])
         runs = {}
-        for name, over in OVER.items():
-            with changed(over):
+        for name, way in ways(of).items():
+            with way():
                 runs[name] = recorded([planned(args) for args in sets])
         runs["bare read"] = recorded([bare(num_bytes) for _ in sets])
         yield from track.rows(runs, num_bytes * IN_A_GRAPH, case=f"{IN_A_GRAPH} in a graph: {of}")
@@ -311,8 +322,9 @@ def part_pieces(end: float, track: Track) -> Iterator[dict[str, Any]]:
     args = trial.make(paged_case(1, 32, 8, 32768, 128, 16, False), torch.device("cuda"), torch.Generator("cuda"))
     out, scale, runs = torch.empty_like(args[0]), 128**-0.5, {}
     lengths = {keys: torch.full_like(args[4], keys) for keys in (0, 2112, 16384, 32768)}
-    for name in ("as before", "before writing", "apart"):
-        with changed(OVER[name]):
+    named = ways((1, 32))
+    for name in ("as before", "before writing", "small joins"):
+        with named[name]():
             plan = op._Plan(args, out, scale)
         room = plan._room(out)
         for keys, lens in lengths.items():

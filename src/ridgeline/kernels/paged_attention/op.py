@@ -108,7 +108,8 @@ class Parts:
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.sizes = (batch, key_heads, dim, keys, programs)
-        wide = min(config.joined_columns(batch * heads), max(16, power_of_two(dim)))
+        columns, warps = config.joined(batch * heads)
+        wide = min(columns, max(16, power_of_two(dim)))
         together = ratio if batch * heads > config.MANY_HEADS else 1
         self.launch = _JOIN.bind(
             (*self.room(out), lens, out, *self.sizes),
@@ -117,7 +118,7 @@ class Parts:
                 "R": ratio, "HEADS": together, "BATCH": config.lined(batch), "LEAST": least,
                 "PARTS": config.parts_of(programs, batch * key_heads), "D": wide, "EARLY": not INTERPRETING,
             },
-            num_warps=4,
+            num_warps=warps,
             device=out.get_device(),
             vector=vector_of(out.element_size(), 0, dim),
         )  # fmt: skip
