@@ -67,7 +67,7 @@ def planned(
     """The launch of a convolution, compiled, and the numbers it is launched with."""
     columns = (bias, mean, var, gamma, beta)
     kinds = tuple(None if each is None else each.dtype for each in columns)
-    key = (x.shape, w.shape[2:], x.dtype, kinds, eps, activation, *stride, *padding, tile, x.get_device())
+    key = (x.shape, w.shape, x.dtype, w.dtype, kinds, eps, activation, *stride, *padding, tile, x.get_device())
     plan = _plans.get(key)
     if plan is None:
         DEPTHWISE.check(x, w, *columns, eps, activation, stride, padding)
