@@ -21,7 +21,10 @@ from ridgeline.errors import KernelError
 SM_90 = 90
 POINTER_ALIGNMENT_BYTES = 16
 LEAVES = "LEAVES"
-"""The constant by which a kernel says that what the copy engine reads leaves the L2 first."""
+"""The constant by which a kernel says that what the copy engine reads leaves the L2 first (1), or comes and goes
+without changing the order in which the rest leaves (2)."""
+
+POLICIES = {1: "evict_first", 2: "evict_unchanged"}
 
 KNOWS = "KNOWS"
 """The constant by which a kernel says that the copy engine fetches its descriptors before anything else happens."""
@@ -109,18 +112,19 @@ def compile_variant(function: Any, variant: Variant) -> Compiled:
     if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
         raise KernelError(f"kernel {variant.kernel} asks for scratch memory, which the launcher does not provide")
     constants, ptx = dict(variant.constants), made.asm["ptx"]
-    edited = hinted(ptx) if constants.get(LEAVES) else ptx
+    edited = hinted(ptx, int(constants[LEAVES])) if constants.get(LEAVES) else ptx
     edited = knowing(edited) if constants.get(KNOWS) else edited
     cubin = made.asm["cubin"] if edited is ptx else _assembled(edited, variant.arch)
     return Compiled(made.metadata.name, cubin, made.metadata.num_warps, made.metadata.shared)
 
 
-def hinted(ptx: str) -> str:
-    """The copy engine's copies with the policy "evict first", which Triton has for loads only.
+def hinted(ptx: str, leaves: int = 1) -> str:
+    """The copy engine's copies with the policy "evict first" or another, which Triton has for loads only.
 
     Not those of threads (``cp.async``): ptxas 12.8 and 12.9 make an instruction of them that Hopper calls illegal.
     """
-    ptx = _begun(ptx, ".reg .b64 %leaves;", "createpolicy.fractional.L2::evict_first.b64 %leaves, 1.0;")
+    policy = f"createpolicy.fractional.L2::{POLICIES[leaves]}.b64 %leaves, 1.0;"
+    ptx = _begun(ptx, ".reg .b64 %leaves;", policy)
     return _COPY.sub(r"\1.L2::cache_hint \2, %leaves;", ptx)
 
 

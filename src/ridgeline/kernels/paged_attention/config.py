@@ -55,7 +55,7 @@ class Paged:
     early: int = 2
     least: int = LEAST_BLOCKS
     fed: bool = False
-    leaves: bool = False
+    leaves: int = 0
     max_registers: int = 0
     knows: bool = False
     apart: bool = False
