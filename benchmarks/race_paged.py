@@ -1,6 +1,6 @@
 """Paged decoding from 64 to 512 MB of cache: every configuration in turns with a bare read of as many bytes.
 
-    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases latent graphs pieces]
+    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases host rehearsal graphs latent pieces]
 
 Every case is checked first, against PyTorch in its own precision and for the same bits three times over. Rows are
 written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU; ``--show FILE`` prints a
@@ -18,28 +18,34 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("cases", "host", "graphs", "latent", "pieces")
-SHARES = {"cases": 0.6, "graphs": 0.8}
+PARTS = ("cases", "host", "rehearsal", "graphs", "latent", "pieces")
+SHARES = {"cases": 0.45, "rehearsal": 0.8, "graphs": 0.95}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
 OVER: dict[str, dict[str, Any]] = {
-    "as before": {"early": 2, "knows": False, "apart": False, "wide": False},
-    "two blocks before": {"early": 3, "knows": False, "apart": False, "wide": False},
-    "before writing": {"early": 4, "knows": False, "apart": False, "wide": False},
-    "knows": {"early": 4, "knows": True, "apart": False, "wide": False},
-    "apart": {"early": 2, "knows": False, "apart": True, "wide": False},
-    "wide": {"early": 2, "knows": False, "apart": False, "wide": True},
+    "as before": {"early": 2},
+    "two blocks before": {"early": 3},
+    "before writing": {"early": 4},
+    "knows": {"early": 4, "knows": True},
     "unchanged": {"early": 2, "leaves": 2},
 }
 """What is changed of the analytical default, by name: first when the joining kernel may start. At once (1) is 1 µs
 slower than at the end (2), measured at 8 to 134 MB of cache."""
+
+REHEARSED: dict[str, dict[str, Any]] = {
+    "as before": {"early": 2},
+    "rehearsed, at once": {"early": 1, "rehearsed": True},
+    "rehearsed, two blocks before": {"early": 3, "rehearsed": True},
+    "rehearsed, at the end": {"early": 2, "rehearsed": True},
+}
+"""The same with ends that are gone through once at the beginning."""
 
 CASES = (
     (1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (16, 32, 8, 3000, 128, 16, False),
@@ -90,14 +96,21 @@ def _known(choose: Callable[..., Any], knows: bool, *sizes: Any, **named: Any) -
     return dataclasses.replace(choose(*sizes, **named), knows=knows)
 
 
-def joined_by(columns: int, warps: int) -> Any:
-    """Inside, a joining program takes so many columns of a head, and joins start before results are written."""
+def joined_by(over: dict[str, Any]) -> Any:
+    """Inside, a joining program is a warp that takes eight columns of a head."""
     from ridgeline.kernels.paged_attention import config
 
     both = contextlib.ExitStack()
-    both.enter_context(instead(config, "joined", lambda heads: (columns, warps)))
-    both.enter_context(changed(OVER["before writing"]))
+    both.enter_context(instead(config, "joined", lambda heads: (8, 1)))
+    both.enter_context(changed(over))
     return both
+
+
+def rehearsed_ways(of: tuple[Any, ...]) -> dict[str, Any]:
+    """Configurations of a case whose ends are rehearsed, by name."""
+    found = {name: partial(changed, over) for name, over in REHEARSED.items()}
+    small = {f"{name}, small joins": partial(joined_by, REHEARSED[name]) for name in list(REHEARSED)[1:3]}
+    return found | (small if of[0] * of[1] <= 256 else {})
 
 
 def in_one_line(over: dict[str, Any]) -> Any:
@@ -115,7 +128,7 @@ def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     """Configurations of a case by name."""
     if of[0] <= 128:
         found = {name: partial(changed, over) for name, over in OVER.items()}
-        return found | ({"small joins": partial(joined_by, 8, 1)} if of[0] * of[1] <= 256 else {})
+        return found | ({"small joins": partial(joined_by, OVER["before writing"])} if of[0] * of[1] <= 256 else {})
     lined = {f"{name}, in one line": partial(in_one_line, OVER[name]) for name in ("as before", "knows")}
     return {"a program a sequence and head": contextlib.nullcontext} | lined
 
@@ -140,7 +153,7 @@ def wanted_variants() -> list[Any]:
 
     found: list[Any] = []
     for of in CASES:
-        for way in ways(of).values():
+        for way in (*ways(of).values(), *(rehearsed_ways(of).values() if of in CASES[:7] else ())):
             with way():
                 found += variants_of("paged_attention", [paged_case(*of)])
     for knows in (False, True):
@@ -204,18 +217,27 @@ def bare(num_bytes: int) -> Callable[[], None]:
 
 
 def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    yield from raced(CASES, ways, end, track)
+
+
+def part_rehearsal(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    yield from raced(CASES[:7], rehearsed_ways, end, track)
+
+
+def raced(cases: Sequence[Any], ways_of: Callable[..., Any], end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Every configuration of every case, checked, then in turns with a bare read."""
     import torch
 
     from ridgeline.kernels.contract import trials
 
     trial = trials()["paged_attention"][1]
-    for of in CASES:
+    for of in cases:
         if time.perf_counter() > end:
             return
         args = trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
         runs: dict[str, Callable[[], Any]] = {}
-        for name, way in ways(of).items():
+        for name, way in ways_of(of).items():
             with way():
                 runs[name] = planned(args)
         for name, run in list(runs.items()):
@@ -293,7 +315,7 @@ def part_graphs(end: float, track: Track) -> Iterator[dict[str, Any]]:
                 for i in range(IN_A_GRAPH)]  # fmt: skip
         num_bytes = trial.forward_bytes(sets[0])
         runs = {}
-        for name, way in ways(of).items():
+        for name, way in (rehearsed_ways(of) | ways(of)).items():
             with way():
                 runs[name] = recorded([planned(args) for args in sets])
         runs["bare read"] = recorded([bare(num_bytes) for _ in sets])
@@ -323,8 +345,8 @@ def part_pieces(end: float, track: Track) -> Iterator[dict[str, Any]]:
     args = trial.make(paged_case(1, 32, 8, 32768, 128, 16, False), torch.device("cuda"), torch.Generator("cuda"))
     out, scale, runs = torch.empty_like(args[0]), 128**-0.5, {}
     lengths = {keys: torch.full_like(args[4], keys) for keys in (0, 2112, 16384, 32768)}
-    named = ways((1, 32))
-    for name in ("as before", "before writing", "small joins"):
+    named = ways((1, 32)) | rehearsed_ways((1, 32))
+    for name in ("as before", "before writing", "rehearsed, two blocks before"):
         with named[name]():
             plan = op._Plan(args, out, scale)
         room = plan._room(out)

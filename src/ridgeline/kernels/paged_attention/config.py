@@ -46,7 +46,8 @@ class Paged:
     """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
     fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first, threads start
     with so many registers, descriptors may be fetched first of all, keys and values may arrive apart, and a miss may
-    bring 256 bytes into the L2 instead of 128."""
+    bring 256 bytes into the L2 instead of 128. ``rehearsed``: ends are gone through once at the beginning, so that
+    their instructions are not fetched from memory when everybody waits for them."""
 
     keys: int
     programs: int
@@ -60,6 +61,7 @@ class Paged:
     knows: bool = False
     apart: bool = False
     wide: bool = False
+    rehearsed: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:

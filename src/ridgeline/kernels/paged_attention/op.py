@@ -103,7 +103,9 @@ def dense(x: Tensor) -> Tensor:
 class Parts:
     """Room for the parts of sequences that lie in several programs' stretches, and the launch that joins them."""
 
-    def __init__(self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor) -> None:
+    def __init__(
+        self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, rehearsed: bool = False
+    ) -> None:
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
@@ -117,6 +119,7 @@ class Parts:
             constants={
                 "R": ratio, "HEADS": together, "BATCH": config.lined(batch), "LEAST": least,
                 "PARTS": config.parts_of(programs, batch * key_heads), "D": wide, "EARLY": not INTERPRETING,
+                "REHEARSED": rehearsed,
             },
             num_warps=warps,
             device=out.get_device(),
@@ -163,7 +166,8 @@ class _Plan:
         default = config.choose(**sizes, num_sms=num_sms(query.get_device()), **rest)
         chosen = tuning.choose("paged_attention", sizes, default)
         num = chosen.programs
-        self.parts = Parts(chosen.keys, num, chosen.least, key_heads, out, lens) if num else None
+        rest_of = (chosen.least, key_heads, out, lens, chosen.rehearsed)
+        self.parts = Parts(chosen.keys, num, *rest_of) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
@@ -204,7 +208,7 @@ class _Plan:
                 "R": heads // key_heads, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
                 "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves, "KNOWS": chosen.knows,
-                "APART": chosen.apart,
+                "APART": chosen.apart, "REHEARSED": chosen.rehearsed,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
