@@ -564,11 +564,13 @@ def test_a_rival_that_needs_too_much_memory_is_timed_and_never_returned(monkeypa
 
 
 def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
+    for name, seconds in (("left_s", 20.0), ("_reserve_s", 10.0), ("_least_s", 2.0)):
+        monkeypatch.setattr(Search, name, lambda self, seconds=seconds: seconds)
+    costs = {"ours": 0.1, "others": 12.0, "torch.compile": 12.0}
     layer = lambda model: model.layer
-    costs = {"ours": 0.1, "others": 17.0, "torch.compile": 17.0}
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["others"] == "skipped" and receipt.stock_s is not None
-    costs["torch.compile"] = 19.9
+    costs["torch.compile"] = 19.0
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["torch.compile"] == "skipped" and "was not measured" in receipt.guarantee
 
