@@ -106,12 +106,14 @@ def test_gradients_pass_where_a_rewrite_reaches_over_a_seam() -> None:
         assert chain is not None
         return chain
 
+    torch.manual_seed(0)
     model, x = Tower(), torch.randn(4, WIDTH)
     fast = torch.compile(model, backend=backend, dynamic=False)
     wanted = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
     found = torch.autograd.grad(fast(x).square().sum(), list(model.parameters()))
     assert len(seen) < NUM_LAYERS
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(wanted, found, strict=True))
+    apart = [float((a - b).norm() / a.norm()) for a, b in zip(wanted, found, strict=True)]
+    assert max(apart) < 1e-4, apart
 
 
 def test_layers_that_differ_in_a_number_are_compiled_apart() -> None:
