@@ -130,8 +130,8 @@ def test_blocks_under_autocast_are_compiled_once_and_take_eager_steps() -> None:
         with uncached_casts():  # as a search does
             built = build(candidate, model, Inputs((), kwargs), "train")
         graphs = built.report.graphs
-        losses = []
-        for each, call in ((eager, eager), (model, Optimized(model, [Plan(built.call.signature, built.call)]))):
+        fast, losses = Optimized(model, [Plan(built.call.signature, built.call)], mode="train"), []
+        for each, call in ((eager, eager), (model, fast)):
             optimizer = torch.optim.AdamW(each.parameters(), lr=1e-4, fused=True)
             losses.append([float(plain_step(call, optimizer, None, (), kwargs)) for _ in range(8)])
     assert built.call.replays >= 8 and built.report.graphs == graphs == 1, built.report.counts()
