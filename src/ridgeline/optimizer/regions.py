@@ -15,6 +15,8 @@ from ridgeline.optimizer.measure import Contender, Track
 from ridgeline.optimizer.receipt import Region
 
 LEAST_REPEATS = 3
+HELD, MOST_HELD = 1024, 16384
+"""Elements of a row that Inductor holds in registers by itself, and those it can."""
 VOCABULARY = 16384
 LEAST_SHARE = 0.5
 """Blocks are worth compiling alone where they hold at least this share of the parameters outside of tables."""
@@ -45,6 +47,19 @@ def groups(model: nn.Module) -> list[Group]:
 def unlike_frac(found: list[Group]) -> float:
     """About the share of a model that is left when equal blocks are counted once; the rest of it is a twentieth."""
     return min(1.0, sum(1 / len(group.blocks) for group in found) + 0.05) if found else 1.0
+
+
+def has_long_rows(model: nn.Module) -> bool:
+    """Whether a norm has rows that a compiler would read twice."""
+    others = (nn.GroupNorm, nn.modules.batchnorm._NormBase)
+    for part in model.modules():
+        if "norm" not in type(part).__name__.lower() or isinstance(part, others):
+            continue
+        weight = vars(part).get("_parameters", {}).get("weight")
+        shape = getattr(part, "normalized_shape", None) or (() if weight is None else weight.shape)
+        if isinstance(shape, tuple) and len(shape) == 1 and HELD < shape[0] <= MOST_HELD:
+            return True
+    return False
 
 
 def num_products(model: nn.Module, found: list[Group]) -> int:

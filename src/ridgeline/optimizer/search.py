@@ -22,7 +22,7 @@ from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
 from ridgeline.optimizer.ladder import CAPTURE_S, PLAIN, STOCK, Facts, Ladder, Rung
-from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
+from ridgeline.optimizer.measure import LAST_ROUNDS, Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.parts import parts_of
@@ -42,7 +42,15 @@ from ridgeline.optimizer.receipt import (
     Receipt,
     Step,
 )
-from ridgeline.optimizer.regions import groups, has_head, is_checkpointed, num_products, regions_of, unlike_frac
+from ridgeline.optimizer.regions import (
+    groups,
+    has_head,
+    has_long_rows,
+    is_checkpointed,
+    num_products,
+    regions_of,
+    unlike_frac,
+)
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
@@ -226,9 +234,12 @@ class Search:
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
             convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
+            long_rows=has_long_rows(model),
+            groups_channels=any(isinstance(module, nn.GroupNorm) for module in model.modules()),
             random=self.random,
             headed="loss" not in parts and has_head(model),
             host_s=self.track.host_s(model) if self.problem.mode == "infer" else 0.0,
+            recurrent=any(isinstance(module, nn.RNNBase) for module in model.modules()),
         )
 
     @property
@@ -422,10 +433,17 @@ class Search:
         return None if extra is None else self.base_bytes + built.kept_bytes + extra
 
     def _raced(self, built: Built) -> dict[str, Timed]:
-        runners = {self.best.candidate.name: self.best, built.candidate.name: built}
+        """A race; where it cannot tell and the two seem apart, it goes on: few rounds of a busy machine say little."""
+        before, own = self.best.candidate.name, built.candidate.name
+        runners = {before: self.best, own: built}
         if self.eager_s * 3 * 7 < 2 * self._race_s():
             runners["eager"] = self.eager
-        return self.track.race(runners, self._race_s(), [(self.best.candidate.name, built.candidate.name)])
+        timed = self.track.race(runners, self._race_s(), [(before, own)])
+        against = compare(timed[before], timed[own])
+        if against.decided or not against.seems_apart or self.left_s() < self._reserve_s():
+            return timed
+        more = self.track.race(runners, 2 * self._race_s(), [(before, own)], least_rounds=LAST_ROUNDS)
+        return {name: Timed(timed[name].seconds + more[name].seconds) for name in timed}
 
     def _over_eager(self, timed: dict[str, Timed], built: Built) -> Comparison:
         if "eager" in timed:
@@ -532,19 +550,23 @@ class Search:
         if self.best is not self.eager:
             runners[self.best.candidate.name] = handed(self.problem, self.best)
         budget_s = max(LEAST_RACE_S, min(2 * MOST_RACE_S, LAST_RACE_FRAC * self.problem.budget_s))
-        timed = self.track.race(runners, budget_s)
-        for built in [self.stock, self.eager]:
-            if built is None or built is self.best:
-                continue
-            against = compare(timed[self.best.candidate.name], timed[built.candidate.name])
-            if against.ahead and self._may_win(built):  # rivals are simpler: where the race cannot tell, they win
-                entry = self.entries[self.best.candidate.name]
-                why = f"in the last race {built.candidate.name} was {against.speedup:.2f}× as fast"
-                self.entries[self.best.candidate.name] = replace(entry, status=BEATEN, reason=why)
+        timed = self.track.race(runners, budget_s, least_rounds=LAST_ROUNDS)
+        self._give_way(timed)
+        return timed, self.stock
+
+    def _give_way(self, timed: dict[str, Timed]) -> None:
+        """A rival that is ahead of the winner takes its place: rivals are simpler, and win where a race cannot tell."""
+        before, own = self.best.candidate.name, timed[self.best.candidate.name]
+        rivals = [built for built in (self.stock, self.eager) if built is not None and built is not self.best]
+        found = [(compare(own, timed[built.candidate.name]), built) for built in rivals]
+        for against, built in sorted(found, key=lambda pair: -pair[0].speedup):
+            if against.ahead and self._may_win(built):
+                why = f"in the last race {built.candidate.name} was {_ahead_by(against)}"
+                self.entries[before] = replace(self.entries[before], status=BEATEN, reason=why)
                 self.best = built
                 kept = self.entries[built.candidate.name]
                 self.entries[built.candidate.name] = replace(kept, status=WINNER, reason="")
-        return timed, self.stock
+                return
 
     def _stilled(self) -> None:
         """A random winner once more without dropout, number by number, if the time allows; whoever is wrong goes."""
@@ -720,6 +742,12 @@ class Search:
             error_budget=problem.error_budget, narrowed=self._narrow_rows(),
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
+
+
+def _ahead_by(against: Comparison) -> str:
+    if against.speedup >= against.undisturbed:
+        return f"{against.speedup:.2f}× as fast"
+    return f"{against.speedup:.2f}× as fast, and {against.undisturbed:.2f}× in its fastest rounds"
 
 
 def explained(receipt: Receipt, inputs: Inputs) -> Receipt:
