@@ -17,9 +17,11 @@ from torch import nn
 import ridgeline as rl
 from ridgeline.optimizer import stepping
 from ridgeline.optimizer.candidate import Candidate, build
-from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.inputs import Inputs, State
+from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly, plain_step
 from ridgeline.optimizer.padding import padded_linear
+from ridgeline.optimizer.proof import Prover, Subject
 from ridgeline.optimizer.rewrites import recommended
 from ridgeline.optimizer.search import GRAPH_SLACK, WORKSPACE_BYTES
 from ridgeline.optimizer.steps import GraphedUpdate
@@ -119,6 +121,16 @@ def test_nothing_of_a_search_stays_in_the_allocator() -> None:
     for _ in range(3):
         plain_step(fast, torch.optim.SGD(model.parameters(), lr=0.0), None, (), kwargs)
     assert torch.cuda.max_memory_reserved() <= GRAPH_SLACK * eager_bytes + 2 * WORKSPACE_BYTES, str(fast.receipt)
+
+
+def test_a_whole_model_compiled_in_pieces_has_gradients_as_right_as_eagers() -> None:
+    model, kwargs = _gpt(**_still())
+    chosen = recommended("training", "inductor", "cuda")
+    built = build(Candidate(name="compiled", rewrites=chosen, compiler="inductor"), model, Inputs((), kwargs), "train")
+    assert built.report.counts()["norm-residual"] > 4, built.report.counts()  # they reach over the seams
+    subject = Subject(model, Inputs((), kwargs), "train", Loss(None), State(model))
+    verdict = Prover(subject, num_inputs=1).judge(built.call)
+    assert verdict, verdict.reason
 
 
 def test_blocks_under_autocast_are_compiled_once_and_take_eager_steps() -> None:
