@@ -408,6 +408,14 @@ def test_where_a_vocabulary_is_outside_of_blocks_the_whole_is_compiled_in_their_
     assert has_head(nn.Sequential(body, nn.Linear(8, 32000))) and not has_head(nn.Sequential(body, nn.Linear(8, 1000)))
 
 
+def test_in_training_too_blocks_that_fail_are_rewritten_with_the_whole() -> None:
+    (group,) = groups(nn.Sequential(*[Block() for _ in range(4)]))
+    facts = _facts(mode="train", groups=(group,))
+    names = [c.name for c in _climbed(facts, lambda c: "failed" if "blocks" in c.name else "slower")]
+    assert names.index("blocks + graph") < names.index("rewrites + graph") < names.index("torch.compile")
+    assert "rewrites + graph" not in _names(facts)
+
+
 def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
     search = Search(Problem(model=Slow(), inputs=Inputs((torch.randn(4, 8),)), mode="train",
                             device=torch.device("cpu")))  # fmt: skip
