@@ -617,6 +617,18 @@ def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
     assert _status(receipt)["torch.compile"] == "skipped" and "was not measured" in receipt.guarantee
 
 
+def test_a_run_of_steps_is_made_even_where_candidates_took_all_the_time(monkeypatch: Any) -> None:
+    finish = Search._finish
+
+    def late(self: Search) -> Any:
+        monkeypatch.setattr(Search, "left_s", lambda search: -5.0)
+        return finish(self)
+
+    monkeypatch.setattr(Search, "_finish", late)
+    receipt, _ = _searched(monkeypatch, {"ours": lambda model: model.layer}, mode="train", budget_s=60.0)
+    assert receipt.winner == "ours" and any("steps of AdamW" in note for note in receipt.notes), receipt.notes
+
+
 def test_no_floor_is_told_where_the_result_does_less_work() -> None:
     problem = Problem(model=Slow(), inputs=Inputs((torch.randn(4, 8),)), mode="infer", device=torch.device("cpu"))
     search = Search(problem)
