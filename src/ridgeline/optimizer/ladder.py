@@ -21,6 +21,10 @@ GENERATED_TUNED = (("coordinate_descent_tuning", True), ("max_autotune_pointwise
 """Inductor tries more launch configurations of the kernels it generates."""
 PRODUCTS_TUNED = (("coordinate_descent_tuning", False), ("triton.enable_persistent_tma_matmul", True))
 """Products alone, in parallel processes: walking from one launch configuration to the next compiles one at a time."""
+ROWS_HELD = (("triton.multi_kernel", 1),)
+"""Inductor makes a second form of its reductions, which holds a row in registers, and takes the faster when first run.
+By itself it does so up to 1,024 elements; DiT's norms (1,152) and Whisper's (1,280) read their rows twice: 1.8 of 15
+ms, and 3.9 ms where our kernels take 1.9 (H200)."""
 CONVOLUTIONS_TIMED = (("timed_convolutions", True),)
 OWN_CONVOLUTIONS = ("convolution-chain", "conv-activation")
 """Rewrites that take convolutions away from Inductor, which lays out what surrounds cuDNN's as they want it."""
@@ -70,6 +74,8 @@ class Facts:
     num_threads: int = 16  # that compile beside each other
     input_bytes: int = 0
     convolves: bool = False  # whether there are convolutions at all, in whatever layout
+    long_rows: bool = False  # whether norms have longer rows than Inductor holds in registers
+    groups_channels: bool = False  # whether GroupNorm stands between them, which as it is undoes channels last
     random: bool = False  # whether results depend on random numbers
     headed: bool = False  # whether a vocabulary's head is outside of blocks, and no part of ours takes over its loss
     host_s: float = 0.0  # until an eager call returns
@@ -118,7 +124,7 @@ class Ladder:
             yield from self._short_rungs(search)
             return
         yield from self._captured(search)
-        layout = search.best.candidate.layout
+        layout = self._layout(search)
         convnet = self.facts.has_conv and self.facts.mode == "infer" and not self.facts.groups
         if convnet:  # seconds, and most of what a compiler would bring to a network of convolutions
             yield from self._rewritten(search, layout)
@@ -126,8 +132,12 @@ class Ladder:
         training = self.facts.mode == "train"
         if training:  # a second's work each, and what is compiled has to beat it
             yield from self._kernels_in_place(search)
+        if training and not self.facts.groups:  # one trace, which what is compiled stands on too
+            yield from self._rewritten(search, layout)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout, whole)
+            if not training and self._blocks_failed(search):  # seconds, and before compilers of the whole
+                yield from self._rewritten(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)
         if not training and not self._scans():
@@ -157,6 +167,16 @@ class Ladder:
         for scope in ("blocks", "model"):
             yield from self._ablations(search, scope)
         yield from self._rival()
+
+    def _layout(self, search: Climber) -> str:
+        """The layout that was faster; channels last where only rewrites make it so."""
+        wanted = self.facts.groups_channels and self.facts.has_conv and self.facts.mode == "infer" and self.facts.cuda
+        return "channels_last" if wanted else search.best.candidate.layout
+
+    def _blocks_failed(self, search: Climber) -> bool:
+        """Whether blocks that look alike could not be compiled as such."""
+        tried = [entry for name, entry in search.entries.items() if "blocks" in name]
+        return bool(tried) and all(entry.status == FAILED for entry in tried)
 
     def _is_short(self) -> bool:
         facts = self.facts
@@ -242,6 +262,13 @@ class Ladder:
             yield from self._family(search, whole, self._whole_s())
         if not self._is_measured(search, whole):
             yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
+        if self.facts.long_rows and self.facts.cuda and self.facts.mode == "infer":
+            yield from self._held(search, self._blocks(layout))
+
+    def _held(self, search: Climber, blocks: Candidate) -> Iterator[Rung]:
+        """The same with rows of norms in registers."""
+        held = replace(blocks, name=f"{blocks.name}, rows held", options=(*blocks.options, *_known(ROWS_HELD)))
+        yield from self._family(search, held, self._compile_s("blocks"))
 
     def _is_measured(self, search: Climber, candidate: Candidate) -> bool:
         """Whether a candidate was timed, recorded or not."""

@@ -42,10 +42,19 @@ from ridgeline.optimizer.receipt import (
     Receipt,
     Step,
 )
-from ridgeline.optimizer.regions import groups, has_head, num_products, regions_of, unlike_frac
+from ridgeline.optimizer.regions import (
+    groups,
+    has_head,
+    has_long_rows,
+    is_checkpointed,
+    num_products,
+    regions_of,
+    unlike_frac,
+)
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
+from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
 
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
@@ -133,8 +142,12 @@ class Search:
         return self.problem.budget_s - (time.perf_counter() - self.began)
 
     def run(self) -> Outcome:
-        """Search until everything worth trying was tried or the time is spent."""
-        with _undisturbed(self.problem.budget_s):
+        """Search until everything worth trying was tried or the time is spent.
+
+        Recordings are made without autocast's cache, and compiled code is guarded by that switch: it is off for all, or
+        every candidate would be compiled a second time to be recorded.
+        """
+        with _undisturbed(self.problem.budget_s), uncached_casts():
             return self._run()
 
     def _run(self) -> Outcome:
@@ -208,7 +221,7 @@ class Search:
             mode=self.problem.mode,
             cuda=self.problem.device.type == "cuda",
             eager_s=self.eager_s,
-            groups=() if self.track.state.rebinds else tuple(groups(model)),
+            groups=() if self.track.state.rebinds or is_checkpointed(model) else tuple(groups(model)),
             unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
@@ -221,6 +234,8 @@ class Search:
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
             convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
+            long_rows=has_long_rows(model),
+            groups_channels=any(isinstance(module, nn.GroupNorm) for module in model.modules()),
             random=self.random,
             headed="loss" not in parts and has_head(model),
             host_s=self.track.host_s(model) if self.problem.mode == "infer" else 0.0,
@@ -372,7 +387,7 @@ class Search:
                                  "predicted": rung.predicted_s}  # fmt: skip
         if not fits:  # the rival is timed whatever it needs, so that everybody sees what was not taken
             self._note(built, LARGE, self._why_large(built), **shown)
-            return self._keep_or_drop(built)
+            return self._drop(built)
         simpler = built.candidate.complexity < self.best.candidate.complexity and not against.slower
         if against.faster or simpler:
             verdict = self._proved(built)
