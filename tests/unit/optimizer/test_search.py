@@ -266,6 +266,25 @@ def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch:
     assert entry.status == "beaten" and "last race" in entry.reason
 
 
+def test_a_rival_that_is_ahead_in_the_last_race_and_wrong_is_not_returned_and_that_is_said(monkeypatch: Any) -> None:
+    race = searching.Track.race
+    last = {"eager": 9.0, "torch.compile": 1.0, "ours": 1.1}
+
+    def raced(self: Any, runners: Any, *given: Any, **limits: Any) -> Any:
+        if set(runners) == set(last):
+            return {name: Timed((last[name],) * 6) for name in runners}
+        return race(self, runners, *given, **limits)
+
+    monkeypatch.setattr(searching.Track, "race", raced)
+    monkeypatch.setattr(Search, "_raced", lambda self, built: race(
+        self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
+    wrong = lambda model: lambda x: (time.sleep(1e-3), model.layer(x) + 1)[1]
+    receipt, built = _searched(monkeypatch, {"ours": lambda model: model.layer, "torch.compile": wrong})
+    assert receipt.winner == built.candidate.name == "ours"
+    (said,) = [note for note in receipt.notes if "last race" in note]
+    assert "torch.compile was 1.10× as fast" in said and "not returned: output" in said
+
+
 def _facts(**given: Any) -> Facts:
     plain = {"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "unlike_frac": 1.0,
              "has_conv": False, "substitutable": (), "unmasked": False, "has_cache": False, "forecast": None,
