@@ -136,7 +136,7 @@ class Ladder:
             yield from self._rewritten(search, layout)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout, whole)
-            if not training and self._blocks_failed(search):  # seconds, and before compilers of the whole
+            if self._blocks_failed(search):  # seconds, and before compilers of the whole
                 yield from self._rewritten(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)

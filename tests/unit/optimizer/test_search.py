@@ -427,6 +427,14 @@ def test_where_a_vocabulary_is_outside_of_blocks_the_whole_is_compiled_in_their_
     assert has_head(nn.Sequential(body, nn.Linear(8, 32000))) and not has_head(nn.Sequential(body, nn.Linear(8, 1000)))
 
 
+def test_in_training_too_blocks_that_fail_are_rewritten_with_the_whole() -> None:
+    (group,) = groups(nn.Sequential(*[Block() for _ in range(4)]))
+    facts = _facts(mode="train", groups=(group,))
+    names = [c.name for c in _climbed(facts, lambda c: "failed" if "blocks" in c.name else "slower")]
+    assert names.index("blocks + graph") < names.index("rewrites + graph") < names.index("torch.compile")
+    assert "rewrites + graph" not in _names(facts)
+
+
 def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
     search = Search(Problem(model=Slow(), inputs=Inputs((torch.randn(4, 8),)), mode="train",
                             device=torch.device("cpu")))  # fmt: skip
@@ -617,11 +625,13 @@ def test_a_rival_that_needs_too_much_memory_is_timed_and_never_returned(monkeypa
 
 
 def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
+    for name, seconds in (("left_s", 20.0), ("_reserve_s", 10.0), ("_least_s", 2.0)):
+        monkeypatch.setattr(Search, name, lambda self, seconds=seconds: seconds)
+    costs = {"ours": 0.1, "others": 12.0, "torch.compile": 12.0}
     layer = lambda model: model.layer
-    costs = {"ours": 0.1, "others": 17.0, "torch.compile": 17.0}
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["others"] == "skipped" and receipt.stock_s is not None
-    costs["torch.compile"] = 19.9
+    costs["torch.compile"] = 19.0
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["torch.compile"] == "skipped" and "was not measured" in receipt.guarantee
 
