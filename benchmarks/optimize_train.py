@@ -11,12 +11,14 @@ it was written; of the result with the optimizer that was passed to the search, 
 ``train_step``; and of the result with an optimizer that no search has seen. Memory is the most that a step allocates
 and reserves, weights and the optimizer's state included: of eager in the searching process before the search, of the
 result after it. ``--brief`` leaves ``torch.compile`` out of searches over models made of repeated blocks (it is
-measured beside them, and takes most of a short search), and the breakdown by kernel and part out of receipts.
+measured beside them, and takes most of a short search), and the breakdown by kernel and part out of receipts. Models
+after ``--full`` are searched as anybody does it: 120 s, ``torch.compile`` inside, nothing compiled by another process.
 
-``steps`` are AdamW's alone. ``drift`` is that of fifty steps of GPT-2 from the same weights: eager beside eager, beside
-eager from weights one rounding away, and beside recorded steps, with PyTorch's usual kernels and with deterministic
-ones; with it come linear layers of odd sizes, plain and padded, forward and backward. Everything is written as it is
-found.
+``steps`` are AdamW's alone. ``memory`` is what recordings reserve beside eager passes, with segments as ever and with
+ranges that grow, and whether their gradients are eager's. ``drift`` is that of fifty steps of GPT-2 from the same
+weights: eager beside eager, beside eager from weights one rounding away, and beside recorded steps, with PyTorch's
+usual kernels and with deterministic ones; with it come linear layers of odd sizes, plain and padded, forward and
+backward. Everything is written as it is found.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import argparse
 import contextlib
 import gc
 import gzip
+import importlib
 import json
 import os
 import statistics
@@ -42,7 +45,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 import optimize_models
 
 MARK = "RESULT "
-DRIFT, STEPS, STOCK = "drift", "steps", "stock:"
+DRIFT, STEPS, MEMORY, STOCK = "drift", "steps", "memory", "stock:"
 DEFAULT = (STEPS, "gpt2-medium-train-8x512", "resnet50-train-64-nhwc", "bert-large-train-16x512",
            "llama1b-train-4x1024", "vit-base-train-64", "dit-xl2-train-16", "t5-base-train-8x512",
            "convnext-tiny-train-64", "qwen3moe-4l-train-2x1024", "dlrm-train-4096", "efficientnet-b0-train-64",
@@ -57,6 +60,8 @@ ODD = ((4096, 1024, 50257), (8192, 1024, 30522), (4096, 1280, 51866), (8192, 479
 """Rows, inputs and outputs of linear layers of odd sizes: GPT-2's, BERT's and Whisper's heads, a DLRM's layer."""
 ROUNDS = 5
 POLL_S = 0.002
+FULL_S = 120.0
+"""The budget that nobody asked for."""
 
 
 def main() -> None:
@@ -79,6 +84,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--brief", action="store_true",
                         help="Searches over repeated blocks leave torch.compile out; no breakdowns.")  # fmt: skip
+    parser.add_argument("--full", nargs="*", default=[], help="Models searched with the default budget, not briefly.")
     parser.add_argument("--table", type=Path, default=None, help="Only print what a file of results says.")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
@@ -93,10 +99,10 @@ def _arguments() -> argparse.Namespace:
 def _parent(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     began, logs = time.monotonic(), Path(tempfile.mkdtemp())
-    waiting, running, done = list(asked.only), {}, {}
+    waiting, running, done = [*asked.full, *(name for name in asked.only if name not in asked.full)], {}, {}
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
-        models = {name.removeprefix(STOCK) for name in running} - {STEPS}
+        models = {name.removeprefix(STOCK) for name in running} - {STEPS, MEMORY}
         while waiting and len(models) < asked.jobs and left_s > LEAST_S + RIVALS_S:
             models.add(waiting[0])
             for name in _sides(waiting.pop(0)):
@@ -123,16 +129,20 @@ def _parent(asked: argparse.Namespace) -> None:
 
 def _sides(name: str) -> tuple[str, ...]:
     """The processes of a part: a model is searched in one and compiled in another."""
-    return (name,) if name in (DRIFT, STEPS) else (name, f"{STOCK}{name}")
+    return (name,) if name in (DRIFT, STEPS, MEMORY) else (name, f"{STOCK}{name}")
 
 
 def _started(name: str, asked: argparse.Namespace, logs: Path, until: float) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(asked.budget_s), "--device",
+    full = name in asked.full
+    budget_s = FULL_S if full else asked.budget_s
+    command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(budget_s), "--device",
                asked.device, "--lock", os.environ.get("RIDGELINE_DEVICE_LOCK") or str(logs / "lock"), "--marks",
-               str(logs), "--until", str(until), *(["--brief"] if asked.brief else [])]  # fmt: skip
+               str(logs), "--until", str(until), *(["--brief"] if asked.brief and not full else [])]  # fmt: skip
     threads = max(2, (os.cpu_count() or 8) // (2 * asked.jobs))
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
+    if full:
+        settings["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     if name == DRIFT:
         settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic products ask for it
     with (logs / name).open("w") as file:
@@ -159,6 +169,8 @@ def _line(found: dict[str, Any]) -> str:
     if "loop" in found:
         shown = "  ".join(f"{who} {s * 1e3:.2f} ms" for who, s in found["loop"].items())
         return f"{shown}  {found.get('winner')}  memory {found.get('peak_bytes')}"
+    if "reserved_bytes" in found:
+        return str(found["reserved_bytes"])
     if "distances" in found or "updates_s" in found:
         return str(found.get("distances") or {k: found[k] for k in ("updates_s", "apart", "right")})
     return f"{found.get('error')}: {found.get('log', '')[-600:]!r}"
@@ -169,9 +181,9 @@ def _table(path: Path) -> list[str]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         parts = json.load(file)["parts"]
     rows = {name: _joined(found, parts.get(f"{STOCK}{name}", {})) for name, found in parts.items()
-            if name not in (DRIFT, STEPS) and not name.startswith(STOCK)}  # fmt: skip
+            if name not in (DRIFT, STEPS, MEMORY) and not name.startswith(STOCK)}  # fmt: skip
     heads = ("model", "eager", "torch.compile", "result", "best of both / result", "train_step", "its optimizer not "
-             "passed", "memory: eager, torch.compile, result", "kept", "searched")  # fmt: skip
+             "passed", "memory: eager, torch.compile, result; allocated (reserved)", "kept", "searched")  # fmt: skip
     lines = [_cells(*heads), _cells(*["---"] * len(heads)), *(_row(name, found) for name, found in rows.items())]
     lines += ["", *_means(rows), ""]
     lines += [_cells("forward and backward", "eager", "torch.compile", "result", "memory by its receipt")]
@@ -238,7 +250,7 @@ def _row(name: str, found: dict[str, Any]) -> str:
     ms = {who: f"{1e3 * seconds:.2f}" for who, seconds in loop.items()}
     both = {"eager", "torch.compile"} <= set(loop)
     over = f"{min(loop['eager'], loop['torch.compile']) / loop['result']:.2f}" if both else "–"
-    memory = ", ".join(f"{peaks[who][0] / 1e9:.2f}" if peaks.get(who) else "–" for who in
+    memory = ", ".join(f"{peaks[who][0] / 1e9:.2f} ({peaks[who][1] / 1e9:.2f})" if peaks.get(who) else "–" for who in
                        ("eager", "torch.compile", "result"))  # fmt: skip
     shown = (ms.get(who, "–") for who in ("eager", "torch.compile", "result"))
     rest = (ms.get(who, "–") for who in ("train_step", "result, its optimizer not passed"))
@@ -258,7 +270,7 @@ def _raced(name: str, receipt: dict[str, Any]) -> str:
 def _child(asked: argparse.Namespace) -> None:
     try:
         kind = STOCK if asked.one.startswith(STOCK) else asked.one
-        {DRIFT: _drifted, STEPS: _steps, STOCK: _stock}.get(kind, _searched)(asked)
+        {DRIFT: _drifted, STEPS: _steps, MEMORY: _memory, STOCK: _stock}.get(kind, _searched)(asked)
         _tell({"finished": True})
     except Exception as error:
         said = f"{type(error).__name__}: {error}"[:400]
@@ -352,6 +364,8 @@ def _searched(asked: argparse.Namespace) -> None:
         setattr(searching.Search, name, turn.given(getattr(searching.Search, name)))
     spent_s = _clocked(searching.Search)
     _overheard(searching.Search)
+    for name in searching.COMPILERS:  # seconds in which nobody else could have the device
+        importlib.import_module(name)
     turn.take()
     turn.waited_s = 0.0
     eager_bytes = _eager_bytes(work)
@@ -415,17 +429,11 @@ def _overheard(kind: Any) -> None:
 
 def _eager_bytes(work: dict[str, Any]) -> tuple[int, int] | None:
     """The most that eager steps allocate and reserve, before anything else was done in this process."""
-    import torch
-
-    kept = [p.detach().clone().cpu() for p in work["model"].parameters()]
     step = _stepping(work, work["model"], work["optimizer"](work["model"]))
     for _ in range(2):
         step()
     found = _peak(step)
     work["model"].zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for parameter, was in zip(work["model"].parameters(), kept, strict=True):
-            parameter.copy_(was)
     return found
 
 
@@ -439,11 +447,14 @@ def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked
     failed: dict[str, str] = {}
     _warmed(ways, peaks, failed, names=("result", "train_step"))
     _warmed(ways, {}, failed, names=("result, its optimizer not passed",))
-    alone = _in_turns({"eager": _stepping(work, model, work["optimizer"](model))} | ways, 2)
-    _tell({"loop": alone, "peak_bytes": peaks, "loop_failed": failed, "met": False})
+    _tell({"peak_bytes": peaks, "loop_failed": failed, "met": False})
     _freed()
     rivals = Rivals(asked)
     if not rivals.ready():
+        alone = {"eager": _stepping(work, model, work["optimizer"](model))} | ways
+        _tell({"loop": _in_turns(alone, 2)})
+        del alone
+        _freed()
         turn.give()
         rivals.wait()
         turn.take()
@@ -765,6 +776,59 @@ def _peak(step: Any) -> tuple[int, int] | None:
     step()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+
+# What recordings hold.
+
+
+def _memory(asked: argparse.Namespace) -> None:
+    """Bytes reserved by eager passes and by recordings of them, and how far the recordings' gradients are off."""
+    from ridgeline.optimizer import executor
+
+    found: dict[str, Any] = {}
+    for name in ("resnet50-train-64-nhwc", "gpt2-medium-train-8x512", "vit-base-train-64"):
+        work = _built(name, asked.device)
+        found[name] = {"eager": _reserved(work, work["model"])}
+        for way in (False, True):
+            executor.GROWS = way
+            found[name]["growing" if way else "segments"] = _recorded(work)
+            executor.GROWS = False
+        _tell({"reserved_bytes": found})
+        del work
+        _freed()
+
+
+def _reserved(work: dict[str, Any], call: Any) -> int:
+    """The most that the allocator holds for forward and backward, without the optimizer."""
+    import torch
+
+    step = _stepping(work, call, torch.optim.SGD(work["model"].parameters(), lr=0.0))
+    for _ in range(2):
+        step()
+    work["model"].zero_grad(set_to_none=True)
+    found = (_peak(step) or (0, 0))[1]
+    work["model"].zero_grad(set_to_none=True)
+    return found
+
+
+def _recorded(work: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from ridgeline.optimizer.training import graph_training
+
+    model, losses, norms = work["model"], [], []
+    call = graph_training(model, work["args"], work["kwargs"], model, loss=work["loss"])
+    held = _reserved(work, call)
+    for each in (model, call):
+        torch.manual_seed(1)
+        losses.append(float(_stepping(work, each, torch.optim.SGD(model.parameters(), lr=0.0))()))
+        grads = [p.grad.float().norm() for p in model.parameters() if p.grad is not None]
+        norms.append(float(torch.stack(grads).norm()))
+        model.zero_grad(set_to_none=True)
+    found = {"reserved": held, "pool": call.pool_bytes(), "losses": losses, "norms": norms, "misses": call.misses}
+    del call
+    _freed()
+    return found
 
 
 # The drift.

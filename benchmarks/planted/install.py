@@ -21,7 +21,11 @@ from ridgeline.trace.pickled import plain_data
 
 KEPT = ("median_s", "low_s", "high_s", "num")
 AGAIN = "again_"
-OF = {"again_policy_compiled": "policy_updated_in_small_steps"}
+OF = {
+    "again_policy_compiled": "policy_updated_in_small_steps",
+    "again_diffusion_read_later": "again_diffusion_in_fp32",
+    "again_epochs_endless": "again_workers_started_each_epoch",
+}
 """Second fixes that are not called after the program they mend."""
 
 

@@ -45,7 +45,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("phase", choices=("time", "trace"))
+    parser.add_argument("phase", choices=("warm", "time", "trace"))
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--after", type=Path, help="get ready, and begin when this file names the cases")
     parser.add_argument("--folder", type=Path, required=True)
@@ -77,7 +77,7 @@ class Notes:
 
 def _one(args: argparse.Namespace, setting: Setting, case: Case) -> dict[str, Any]:
     began = time.perf_counter()
-    found = (times if args.phase == "time" else traces)(setting, case, args.folder)
+    found = {"warm": warmed, "time": times, "trace": traces}[args.phase](setting, case, args.folder)
     return found | {"case_s": time.perf_counter() - began}
 
 
@@ -103,6 +103,16 @@ def _forget(setting: Setting) -> None:
 def _build(setting: Setting, case: Case, fixed: bool) -> Program:
     torch.manual_seed(0)
     return case.build(setting, fixed)
+
+
+def warmed(setting: Setting, case: Case, folder: Path) -> dict[str, Any]:
+    """The fixed program for two steps, so that what it compiles lies in the cache."""
+    program = _build(setting, case, True)
+    with running([program]), program.scope():
+        for _ in range(2):
+            program.step()
+        setting.synchronize()
+    return {}
 
 
 # ---------------------------------------------------------------- step times, nothing attached

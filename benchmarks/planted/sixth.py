@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from cases import CASES, Photos, Prefetch, Program, Setting, case, end_workers, graphed, precision
 from cases import training as train
 from healthy import HEALTHY, healthy
+from third import Padded, swapped
 from torch import Tensor, nn
 
 # ---------------------------------------------------------------- what is found in fixed programs, done
@@ -168,6 +169,18 @@ def again_padded_to_limit(s: Setting, fixed: bool) -> Program:
     return Program(step, facts={"padding": [{"argument": "mask", "real_frac": real}]})
 
 
+@case("NCHW convolution", "patches and pictures in channels_last", stack=False)
+def again_vision_checkpointed(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return _was("vision_checkpointed", s)
+    side, layers = s.pick(224, 32), s.pick(6, 2)
+    model = s.place(lambda: firstnets.Vit(s.shape(width=1024, layers=layers, heads=16, causal=False), side))
+    pictures = torch.randint(0, 255, (s.pick(64, 2), 3, side, side), dtype=torch.uint8, device=s.device)
+    model, pictures = fresh.nhwc(model, pictures)
+    labels = torch.randint(0, 1000, (pictures.shape[0],), device=s.device)
+    return Program(train(model, fresh.adamw(s, model), itertools.cycle([(pictures, labels)])))
+
+
 @case("unfused pointwise chain", "torch.compile the policy", compiles=True, rounds=1, steps=16, stack=False)
 def again_policy_compiled(s: Setting, fixed: bool) -> Program:
     """Updates from a CUDA graph in both."""
@@ -180,6 +193,72 @@ def again_policy_compiled(s: Setting, fixed: bool) -> Program:
         return _was("policy_updated_in_small_steps", s)
     finally:
         own.Policy.forward = before
+
+
+@case("unfused pointwise chain", "torch.compile the rotation", compiles=True, rounds=1, steps=12, stack=False)
+def again_healthy_graph_decode(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return _was("healthy_graph_decode", s)
+    turned = torch.compile(nets.rotated, backend=cases.compiler(s), dynamic=False)
+    with swapped("rotated", turned):
+        return _was("healthy_graph_decode", s)
+
+
+def _gate_in(z: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.silu(z)
+    return y, y.mean((2, 3), keepdim=True)
+
+
+def _gate_out(y: Tensor, gate: Tensor) -> Tensor:
+    return y * torch.sigmoid(gate)
+
+
+@contextmanager
+def _forward(kind: type[nn.Module], forward: Any) -> Iterator[None]:
+    """Modules of a kind with another forward pass."""
+    before = kind.forward
+    kind.forward = forward
+    try:
+        yield
+    finally:
+        kind.forward = before
+
+
+@case("unfused pointwise chain", "torch.compile the gates", compiles=True, rounds=1, steps=12, stack=False)
+def again_adam_tensor_by_tensor(s: Setting, fixed: bool) -> Program:
+    return _gates_compiled(_was("adam_tensor_by_tensor", s), s) if fixed else _was("adam_tensor_by_tensor", s)
+
+
+def _gates_compiled(program: Program, s: Setting) -> Program:
+    torch._dynamo.reset()
+    enter, leave = (torch.compile(f, backend=cases.compiler(s), dynamic=True) for f in (_gate_in, _gate_out))
+
+    def forward(self: nets.Inverted, x: Tensor) -> Tensor:
+        y, mean = enter(self.bn2(self.each(F.silu(self.bn1(self.wide(x))))))
+        y = self.bn3(self.narrow(leave(y, self.excite(F.silu(self.squeeze(mean))))))
+        return x + y if self.keeps else y
+
+    return replace(program, scope=lambda: _forward(nets.Inverted, forward))
+
+
+@case("misaligned sizes", "pad the tower's input to a multiple of 8", stack=False)
+def again_tables_zeroed(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return _was("tables_zeroed", s)
+    batch, tables, rows = s.pick(16384, 8), s.pick(6, 3), s.pick(800_000, 100)
+    model = fresh.ranker(s, rows, 64, tables, tower=4096, layers=3)
+    first = model.top[0]
+    model.top[0] = Padded(first.in_features, first.out_features, -first.in_features % 8).to(first.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=s.cuda)
+    numbers, clicked = torch.randn(batch, 13, device=s.device), torch.rand(batch, device=s.device).round()
+    ids = torch.randint(0, rows, (tables, batch, 4), device=s.device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(numbers, ids, clicked).backward()
+        optimizer.step()
+
+    return Program(step)
 
 
 @case("host-bound", "replay the step from a CUDA graph", stack=False)
@@ -449,6 +528,12 @@ def healthy_averaged_training(s: Setting, fixed: bool) -> Program:
     return Program(step)
 
 
+@healthy
+def healthy_committee(s: Setting, fixed: bool) -> Program:
+    """The fixed program of the fifth suite whose small softmaxes were once taken for attention."""
+    return _was("committee_one_by_one", s)
+
+
 @case("none", "nothing", **HEALTHY | {"compiles": True, "rounds": 1})
 def healthy_compiled_training(s: Setting, fixed: bool) -> Program:
     """A block compiled once, forward and backward, for every layer; norms and gates are fused."""
@@ -645,3 +730,98 @@ def logits_shifted_in_fp32(s: Setting, fixed: bool) -> Program:
         optimizer.zero_grad(set_to_none=True)
 
     return Program(step)
+
+
+# ---------------------------------------------------------------- what is found in the fixed programs above, done
+
+
+@case("pinned copy on the compute stream", "copy the next vectors on a side stream", stack=False)
+def again_vectors_pageable(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return _was("vectors_pageable", s)
+    rows, width = s.pick(24576, 8), s.pick(1024, 16)
+    sizes = [width, *([s.pick(4096, 32)] * s.pick(4, 2)), 8]
+    make = lambda: [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+    model = s.place(lambda: nn.Sequential(*make())).eval()
+    feed = iter(Prefetch(s, itertools.cycle([(s.pinned(torch.randn(rows, width)),) for _ in range(2)])))
+
+    @torch.no_grad()
+    def step() -> None:
+        model(next(feed)[0].to(torch.bfloat16))
+
+    return Program(step)
+
+
+@case("host-bound", "capture the step in a CUDA graph", stack=False)
+def again_launches_in_a_crowd(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return _was("launches_in_a_crowd", s)
+    with _capturable():
+        return _replayed("launches_in_a_crowd", s, fixed)
+
+
+@case("synchronous logging", "look at the loss a step later", stack=False)
+def again_diffusion_read_later(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return _was("again_diffusion_in_fp32", s)
+    width, layers = s.pick(1152, 32), s.pick(5, 2)
+    make = lambda: nn.ModuleList(nets.EncoderBlock(width, s.pick(16, 2), nets.fused) for _ in range(layers))
+    blocks = s.place(make, torch.float32)
+    optimizer, seen = fresh.adamw(s, blocks), [0.0]
+    noise = torch.randn(s.pick(24, 2), s.pick(256, 16), width, device=s.device)
+    there = s.pinned(torch.zeros(1))
+
+    def step() -> None:
+        x = noise
+        for block in blocks:
+            x = block(x)
+        loss = F.mse_loss(x, noise)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seen[:] = there.tolist()
+        there.copy_(loss.detach()[None], non_blocking=True)
+
+    return Program(step, lambda: precision("high"))
+
+
+@case("host-bound", "capture a batch in a CUDA graph", rounds=1, warmup=4, steps=12, stack=False)
+def again_epochs_endless(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return _was("again_workers_started_each_epoch", s)
+    model, batch = fresh.encoder(s, 768, 4, 12, 256, classes=16), s.pick(64, 4)
+    feed = iter(fourth._reviews(s, batch, s.pick(4, 1), persistent_workers=True))
+    ids, labels = (part.to(s.device) for part in next(feed))
+    once = again._whole_step(s, model, again._capturable(model), (ids, labels))
+
+    def step() -> None:
+        for new in itertools.islice(feed, 3):
+            for into, part in zip((ids, labels), new, strict=True):
+                into.copy_(part, non_blocking=True)
+            once()
+
+    return Program(step, close=lambda: end_workers(feed))
+
+
+@case("unfused pointwise chain", "torch.compile the gates", compiles=True, rounds=1, steps=12, stack=False)
+def again_norms_one_by_one(s: Setting, fixed: bool) -> Program:
+    return _gates_compiled(_was("norms_one_by_one", s), s) if fixed else _was("norms_one_by_one", s)
+
+
+def _compiled_forward(kind: type[nn.Module], s: Setting) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(kind.forward, backend=cases.compiler(s), dynamic=False)
+
+
+@case("unfused pointwise chain", "torch.compile the blocks", compiles=True, rounds=1, steps=12, stack=False)
+def again_weights_cast_for_each_piece(s: Setting, fixed: bool) -> Program:
+    program = _was("weights_cast_for_each_piece", s)
+    forward = _compiled_forward(own.GatedBlock, s)
+    return replace(program, scope=lambda: _forward(own.GatedBlock, forward)) if fixed else program
+
+
+@case("unfused pointwise chain", "torch.compile the blocks", compiles=True, rounds=1, steps=12, stack=False)
+def again_gradients_scaled_for_bf16(s: Setting, fixed: bool) -> Program:
+    program = _was("gradients_scaled_for_bf16", s)
+    forward = _compiled_forward(nets.EncoderBlock, s)
+    return replace(program, scope=lambda: _forward(nets.EncoderBlock, forward)) if fixed else program

@@ -132,6 +132,8 @@ class Ladder:
         training = self.facts.mode == "train"
         if training:  # a second's work each, and what is compiled has to beat it
             yield from self._kernels_in_place(search)
+        if training and not self.facts.groups:  # one trace, which what is compiled stands on too
+            yield from self._rewritten(search, layout)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout, whole)
             if not training and self._blocks_failed(search):  # seconds, and before compilers of the whole
@@ -179,12 +181,14 @@ class Ladder:
     def _is_short(self) -> bool:
         facts = self.facts
         single = facts.mode == "infer" and facts.cuda and not facts.groups and not facts.has_cache
-        return single and not facts.substitutable and facts.num_kernels <= MOST_SHORT_KERNELS
+        return single and not self._scans() and facts.num_kernels <= MOST_SHORT_KERNELS
 
     def _short_rungs(self, search: Climber) -> Iterator[Rung]:
-        """Few kernels: our own first, then torch.compile, then both together; recorded where the host shows.
+        """Few kernels: torch.compile first, then our own, then both together; recorded where the host shows.
 
-        A recorded call copies what lies elsewhere: large inputs of short calls are better read where they are.
+        torch.compile takes a second or two of what is this small, and the guarantee rests on it: kernels of ours are
+        compiled and raced for longer, and would use up a short budget before it. A recorded call copies what lies
+        elsewhere: large inputs of short calls are better read where they are.
         """
         facts = self.facts
         copies_little = facts.copies_s <= MOST_COPIED_FRAC * facts.eager_s
@@ -196,7 +200,7 @@ class Ladder:
         chosen = recommended(self.kind, "none", self.device)
         whole = replace(self._inductor("compiled", "keep", "model"), tries_convolutions=False, straight=True)
         rewritten = Candidate(name="rewrites", rewrites=chosen, straight=True)
-        for candidate in (rewritten, Candidate(name=STOCK, compiler="stock"), whole):
+        for candidate in (Candidate(name=STOCK, compiler="stock"), rewritten, whole):
             cost_s = self._trace_s("model") if candidate.compiler == "none" else self._compile_s("model")
             yield self._rung(candidate, cost_s, "compiled")
             entry = search.entries[candidate.name]

@@ -69,6 +69,11 @@ def num_products(model: nn.Module, found: list[Group]) -> int:
     return len({tuple(weight.shape) for weight in weights if weight is not None and weight.dim() > 1})
 
 
+def is_checkpointed(model: nn.Module) -> bool:
+    """Whether blocks are computed again in the backward, by transformers' switch: as they are, wherever they ran."""
+    return any(getattr(part, "gradient_checkpointing", False) is True for part in model.modules())
+
+
 def has_head(model: nn.Module) -> bool:
     """Whether a layer outside of repeated blocks has an output for every word of a vocabulary."""
     inside = {id(part) for group in groups(model) for block in group.blocks for part in block.modules()}

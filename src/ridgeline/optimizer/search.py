@@ -42,10 +42,19 @@ from ridgeline.optimizer.receipt import (
     Receipt,
     Step,
 )
-from ridgeline.optimizer.regions import groups, has_head, has_long_rows, num_products, regions_of, unlike_frac
+from ridgeline.optimizer.regions import (
+    groups,
+    has_head,
+    has_long_rows,
+    is_checkpointed,
+    num_products,
+    regions_of,
+    unlike_frac,
+)
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
+from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
 
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
@@ -133,8 +142,12 @@ class Search:
         return self.problem.budget_s - (time.perf_counter() - self.began)
 
     def run(self) -> Outcome:
-        """Search until everything worth trying was tried or the time is spent."""
-        with _undisturbed(self.problem.budget_s):
+        """Search until everything worth trying was tried or the time is spent.
+
+        Recordings are made without autocast's cache, and compiled code is guarded by that switch: it is off for all, or
+        every candidate would be compiled a second time to be recorded.
+        """
+        with _undisturbed(self.problem.budget_s), uncached_casts():
             return self._run()
 
     def _run(self) -> Outcome:
@@ -208,7 +221,7 @@ class Search:
             mode=self.problem.mode,
             cuda=self.problem.device.type == "cuda",
             eager_s=self.eager_s,
-            groups=() if self.track.state.rebinds else tuple(groups(model)),
+            groups=() if self.track.state.rebinds or is_checkpointed(model) else tuple(groups(model)),
             unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
@@ -374,7 +387,7 @@ class Search:
                                  "predicted": rung.predicted_s}  # fmt: skip
         if not fits:  # the rival is timed whatever it needs, so that everybody sees what was not taken
             self._note(built, LARGE, self._why_large(built), **shown)
-            return self._keep_or_drop(built)
+            return self._drop(built)
         simpler = built.candidate.complexity < self.best.candidate.complexity and not against.slower
         if against.faster or simpler:
             verdict = self._proved(built)
@@ -420,10 +433,17 @@ class Search:
         return None if extra is None else self.base_bytes + built.kept_bytes + extra
 
     def _raced(self, built: Built) -> dict[str, Timed]:
-        runners = {self.best.candidate.name: self.best, built.candidate.name: built}
+        """A race; where it cannot tell and the two seem apart, it goes on: few rounds of a busy machine say little."""
+        before, own = self.best.candidate.name, built.candidate.name
+        runners = {before: self.best, own: built}
         if self.eager_s * 3 * 7 < 2 * self._race_s():
             runners["eager"] = self.eager
-        return self.track.race(runners, self._race_s(), [(self.best.candidate.name, built.candidate.name)])
+        timed = self.track.race(runners, self._race_s(), [(before, own)])
+        against = compare(timed[before], timed[own])
+        if against.decided or not against.seems_apart or self.left_s() < self._reserve_s():
+            return timed
+        more = self.track.race(runners, 2 * self._race_s(), [(before, own)], least_rounds=LAST_ROUNDS)
+        return {name: Timed(timed[name].seconds + more[name].seconds) for name in timed}
 
     def _over_eager(self, timed: dict[str, Timed], built: Built) -> Comparison:
         if "eager" in timed:

@@ -128,7 +128,7 @@ def _listing(folder: Path) -> dict[str, Any]:
 
 
 def _case(row: dict[str, Any], folder: Path) -> Planted:
-    steps = {variant: Measured(**row[variant]) for variant in ("planted", "fixed")}
+    planted, fixed = Measured(**row["planted"]), Measured(**row["fixed"])
     files = {variant: folder / f"{row['name']}.{variant}.json.xz" for variant in VARIANTS}
     present = {variant: file for variant, file in files.items() if file.exists()}
-    return Planted(row["name"], row["cause"], row["change"], **steps, files=present)
+    return Planted(row["name"], row["cause"], row["change"], planted, fixed, files=present)

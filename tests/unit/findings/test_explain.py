@@ -332,3 +332,24 @@ def test_text_of_16_bits_is_told_as_such(tmp_path):
     (tmp_path / "wide.json").write_bytes('{"traceEvents": []}'.encode("utf-16"))
     with pytest.raises(InputError, match="UTF-16"):
         explain(tmp_path / "wide.json")
+
+
+def test_two_findings_that_free_the_same_time_are_not_won_back_twice():
+    """Two reads follow each other: without either the other still waits, so that only both bring the host ahead."""
+    stage = Stage()
+    for _ in range(3):
+        with stage.step():
+            for _ in range(10):
+                healthy(stage, 3, 60.0)
+                with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+                    stage.wait()
+                stage.work(160)
+                with stage.span("log_metrics", Kind.ANNOTATION):
+                    stage.wait()
+                stage.work(40)
+    trace = stage.trace()
+    found = explained(trace, [summary_of(trace)])
+    device_ms = 10 * 3 * 0.060
+    assert len(found.findings) >= 2
+    assert found.recoverable_ms <= found.step_ms - device_ms + 1e-9
+    assert found.recoverable_ms <= sum(finding.expected_ms for finding in found.findings) + 1e-9

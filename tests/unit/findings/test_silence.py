@@ -129,3 +129,53 @@ def test_a_pause_of_a_millisecond_in_a_short_step_is_no_launching():
 
     assert rules_of(_twice(lambda stage: play(stage, 1200.0)).findings())[0] == "host-code"
     assert rules_of(_twice(lambda stage: play(stage, 20.0)).findings()) == []
+
+
+def _losses(stage: Stage, wide_op: str, wide: int) -> None:
+    """A loss over 16,384 classes, and light kernels on tensors of some width."""
+    healthy(stage, 10)
+    for _ in range(6):
+        stage.kernel("bfloat16_copy_kernel_cuda", 150.0, op=wide_op, shapes=[[12288, wide]] * 2)
+    with stage.span("aten::cross_entropy_loss"):
+        stage.kernel("cunn_SoftMaxForward<log_softmax>", 100.0, op="aten::_log_softmax", shapes=[[12288, 16384]])
+
+
+def test_a_hidden_layer_as_wide_as_a_vocabulary_has_no_logits():
+    wide, logits = (_twice(lambda stage, n=n: _losses(stage, "aten::copy_", n)).findings() for n in (8192, 16384))
+    assert "logits" in rules_of(logits) and "logits" not in rules_of(wide)
+
+
+def test_what_happens_once_in_two_steps_is_not_the_program():
+    def play(stage: Stage, steps: tuple[int, ...]) -> Stage:
+        for number in range(4):
+            with stage.step():
+                for _ in range(20):
+                    stage.kernel("nvjet_tst_64x8", 100.0, op="aten::mm", host_us=15.0)
+                if number in steps:
+                    stage.work(6000)
+        return stage
+
+    assert "host-code" not in rules_of(play(Stage(), (1,)).findings())
+    assert rules_of(play(Stage(), (0, 1, 2, 3)).findings())[0] == "host-code"
+
+
+def test_gradients_that_are_added_to_others_are_no_chain_to_compile():
+    def play(stage: Stage, around: str) -> None:
+        for _ in range(6):
+            healthy(stage, 2)
+            for _ in range(6):
+                stage.kernel("vectorized_elementwise_kernel<Add>", 80.0, op="aten::add_", around=around)
+
+    added = _twice(lambda stage: play(stage, "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"))
+    assert "pointwise-chains" not in rules_of(added.findings())
+    assert "pointwise-chains" in rules_of(_twice(lambda stage: play(stage, "MulBackward0")).findings())
+
+
+def test_a_loop_over_tensors_has_memsets_in_it():
+    def play(stage: Stage) -> None:
+        healthy(stage, 10)
+        for _ in range(30):
+            stage.kernel("Memset (Device)", 1.0, op="aten::linalg_vector_norm", kind=Kind.MEMSET, host_us=8.0)
+            stage.kernel("reduce_kernel<NormTwoOps>", 8.0, op="aten::linalg_vector_norm", host_us=12.0)
+
+    assert rules_of(_twice(play).findings())[0] == "tensor-loop"

@@ -67,13 +67,17 @@ TARGET = torch.zeros(4096, dtype=torch.long, device="meta")
 @pytest.mark.parametrize(
     ("call", "cols", "kernel", "wide"),
     [
-        (kernels.softmax, 4097, "softmax_forward", "LDG.E.128"),
-        (kernels.softmax, 4097, "softmax_backward", "LDG.E.128"),
+        (kernels.softmax, 4097, "softmax_forward_ends", "LDG.E.128"),
+        (kernels.softmax, 4097, "softmax_backward_ends", "LDG.E.128"),
         (kernels.softmax, 50257, "softmax_forward_streamed", "LDGSTS.E.BYPASS.128"),
         (kernels.softmax, 50257, "softmax_backward_streamed", "LDGSTS.E.BYPASS.128"),
-        (lambda x: kernels.layer_norm(x), 4097, "layer_norm_forward", "LDG.E.128"),
+        (lambda x: kernels.layer_norm(x), 4097, "layer_norm_forward_ends", "LDGSTS.E.BYPASS.128"),
+        (lambda x: kernels.layer_norm(x), 4097, "layer_norm_backward_ends", "LDGSTS.E.BYPASS.128"),
+        (lambda x: kernels.layer_norm(x), 9001, "layer_norm_forward", "LDG.E.128"),
+        (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_forward_ends", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_backward", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 1001, "cross_entropy_short", "LDG.E.128"),
+        (lambda x: kernels.cross_entropy(x, TARGET), 1001, "cross_entropy_backward_ends", "LDG.E.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 50257, "cross_entropy_stretches", "LDG.E.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 50257, "cross_entropy_backward_flat", "LDG.E.128"),
     ],
@@ -123,10 +127,21 @@ def test_group_norm_of_large_images_reads_them_once():
         made = facts(found[name])
         assert made.num_spills == 0 and made.shared_bytes <= 232448
         assert made.num("LDGSTS.E.BYPASS.128") > 0 and made.num("STG.E.128") > 0
+        assert dict(found[name].constants)["CHUNKS"] == found[name].num_warps, "a warp has one piece of a share"
     fewer = variants(lambda x: kernels.group_norm(x, 32, weight, weight), (16, 320, 56, 56))["group_norm_streamed"]
     assert dict(fewer.constants)["BLOCK"] == 64, "56 x 56 positions are 49 pieces of 64"
     odd = variants(lambda x: kernels.group_norm(x, 32, weight, weight), (8, 320, 63, 65))
     assert "group_norm_streamed" not in odd, "no access of 63 x 65 positions ends where a channel does"
+
+
+def test_silu_behind_group_norm_is_computed_once_an_element_and_without_divisions():
+    weight = torch.ones(512, dtype=torch.bfloat16, device="meta")
+    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (4, 512, 128, 128))
+    for name, elements in (("group_norm_streamed", 64), ("group_norm_backward_streamed", 32)):
+        made = facts(found[name])
+        assert made.num_spills == 0
+        assert 2 * elements <= made.num("MUFU") <= 2 * elements + 12, "a power of two and an inverse an element"
+        assert made.num("FSETP") <= 16, "nothing asks whether a number is out of range"
 
 
 def test_cross_entropy_keeps_a_number_a_thread_not_a_block():

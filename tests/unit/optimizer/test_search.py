@@ -24,6 +24,7 @@ from ridgeline.optimizer.measure import Timed, compare
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.regions import Group, groups, has_head, kind_of
 from ridgeline.optimizer.search import Problem, Search
+from ridgeline.optimizer.studio import uncached_casts
 
 
 class Slow(nn.Module):
@@ -213,6 +214,16 @@ def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() ->
     assert all("forward" not in vars(block) for block in group.blocks)
 
 
+def test_blocks_that_are_computed_again_in_the_backward_are_not_compiled_alone() -> None:
+    model = nn.Sequential(*[Block() for _ in range(4)])
+    search = Search(Problem(model=model, inputs=Inputs((torch.randn(2, 8),)), mode="train",
+                            device=torch.device("cpu")))  # fmt: skip
+    search.random = False
+    assert search._facts().groups
+    model[1].gradient_checkpointing = True
+    assert not search._facts().groups
+
+
 def test_tables_do_not_keep_blocks_from_being_found() -> None:
     model = nn.ModuleDict({"table": nn.Embedding(100_000, 8), "blocks": nn.ModuleList(Block() for _ in range(3))})
     assert len(groups(model)) == 1
@@ -307,7 +318,8 @@ def test_convolutions_are_tried_channels_last() -> None:
 def test_a_short_call_is_tried_past_its_guards_and_recorded_only_where_that_copies_little() -> None:
     short = {"num_leaves": 2, "convolves": True}
     names = _names(_facts(**short))
-    assert names[:3] == ["graph", "rewrites", "rewrites + graph"] and "torch.compile" in names
+    assert names[:3] == ["graph", "torch.compile", "torch.compile + graph"] and "rewrites + graph" in names
+    assert _names(_facts(**short, substitutable=("norm",))) == names != _names(_facts(**short, substitutable=("scan",)))
     assert "compiled, convolutions timed" in names
     assert all(c.layout == "keep" for c in _climbed(_facts(**short, has_conv=True), lambda c: "slower"))
     large = _climbed(_facts(**short, input_bytes=1 << 30), lambda c: "slower")
@@ -335,9 +347,11 @@ def test_blocks_that_cannot_be_compiled_alone_lead_to_the_whole_at_once() -> Non
 
 def test_recurrent_layers_cost_a_compiler_nothing_since_it_does_not_look_into_them() -> None:
     seen = Forecast("H200", 1e-3, {}, 1e-3, 1e-3, 6000, 0.5, (), 0.0)
-    priced = {rung.candidate.name: rung.cost_s for rung in _rungs(_facts(num_leaves=2, forecast=seen))}
-    recurrent = {rung.candidate.name: rung.cost_s for rung in _rungs(_facts(num_leaves=2, forecast=seen, recurrent=True))}
-    assert recurrent["torch.compile"] < 10 < 100 < priced["torch.compile"]
+    cost_s = [
+        {rung.candidate.name: rung.cost_s for rung in _rungs(_facts(num_leaves=2, forecast=seen, recurrent=each))}
+        for each in (True, False)
+    ]
+    assert cost_s[0]["torch.compile"] < 10 < 100 < cost_s[1]["torch.compile"]
 
 
 def _rungs(facts: Facts) -> list[Rung]:
@@ -405,6 +419,21 @@ def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
     assert not search._records_best(replace(recorded, compiler="inductor"))
 
 
+def test_under_autocast_nothing_is_compiled_once_more_to_be_recorded(monkeypatch: Any) -> None:
+    compiled: list[bool] = []
+
+    def taught(model: nn.Module) -> Callable[..., Any]:
+        run = torch.compile(model.layer, backend=lambda gm, _: compiled.append(True) or gm)
+        with torch.no_grad(), uncached_casts():  # as recordings do
+            run(torch.randn(4, 8))
+        return run
+
+    with torch.autocast("cpu", torch.bfloat16):
+        receipt, _ = _searched(monkeypatch, {"ours": taught})
+        assert torch.is_autocast_cache_enabled()
+    assert _status(receipt)["ours"] == "winner" and compiled == [True]
+
+
 def test_memory_above_eager_is_refused_but_for_the_gaps_of_a_graph_and_never_above_a_given_limit() -> None:
     model = nn.Linear(4, 4)
     given = {"model": model, "inputs": Inputs((torch.randn(2, 4),), {}), "mode": "train", "device": torch.device("cpu")}
@@ -425,6 +454,7 @@ def test_training_without_blocks_is_torch_compile_first_and_compiled_only_where_
     found = _climbed(_facts(mode="train", convolves=True), lambda c: "slower")
     names = [c.name for c in found]
     assert names.index("torch.compile") < names.index("torch.compile + graph") < names.index("compiled + graph")
+    assert names.index("graph") < names.index("rewrites + graph") < names.index("torch.compile")
     (whole,) = [c for c in found if c.name == "compiled + graph"]
     assert dict(whole.options) == {"matched": True}
     assert {c.name for c in found if c.tries_convolutions} >= {"graph", "torch.compile + graph"}
@@ -562,9 +592,9 @@ def test_a_rival_that_needs_too_much_memory_is_timed_and_never_returned(monkeypa
     monkeypatch.setattr(Search, "_fits", small)
     receipt, built = _searched(monkeypatch, {"torch.compile": lambda model: model.layer})
     (entry,) = [each for each in receipt.entries if each.name == "torch.compile"]
-    assert entry.status == "too large" and entry.measured_s and receipt.stock_s
-    assert receipt.stock_s < receipt.final_s and built.candidate.name == receipt.winner == "eager"
-    assert "too large" in receipt.guarantee and "torch.compile, both measured" not in receipt.guarantee
+    assert entry.status == "too large" and entry.measured_s and receipt.stock_s is None
+    assert entry.measured_s < receipt.final_s and built.candidate.name == receipt.winner == "eager"
+    assert "but slower than torch.compile" in receipt.guarantee and "too large" in receipt.guarantee
 
 
 def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:

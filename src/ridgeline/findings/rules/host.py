@@ -228,11 +228,12 @@ def launch_bound(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-code", order=80)
+@rule("host-code", version=2, order=80)
 def host_code(scene: Scene) -> Candidate | None:
-    """Long stretches in which the host neither launches nor waits, and no other rule knows why."""
+    """Long stretches in which the host neither launches nor waits, and no other rule knows why. A program does what it
+    does in every step; once in a while is the machine."""
     time = scene.elsewhere
-    if not len(time.start):
+    if not len(time.start) or 2 * len(np.unique(scene.step_of(time.start))) <= scene.num_steps:
         return None
     per_step_s = time.total / 1e9 / scene.num_steps
     spans = scene.of_kind(Kind.OP, Kind.ANNOTATION, Kind.PYTHON)
