@@ -48,6 +48,8 @@ HOST_S = 3e-4
 HOST_FRAC = 0.3
 """Longer ones do where the host is busy for this share of them: recurrent layers start thousands of kernels."""
 KEPT_FRAC = 0.5
+MOST_GROUPED_FRAC = 0.9
+"""Where fewer layers than this are in equal blocks, compiling those leaves too much as it is."""
 STOCK = "torch.compile"
 OWED_TIMES = 2.0
 """Where the budget is so many times its compilation, torch.compile's share of it is kept from all others."""
@@ -74,6 +76,7 @@ class Facts:
     num_threads: int = 16  # that compile beside each other
     input_bytes: int = 0
     convolves: bool = False  # whether there are convolutions at all, in whatever layout
+    grouped_frac: float = 1.0  # share of the layers that are in blocks of which there are several
     long_rows: bool = False  # whether norms have longer rows than Inductor holds in registers
     groups_channels: bool = False  # whether GroupNorm stands between them, which as it is undoes channels last
     random: bool = False  # whether results depend on random numbers
@@ -136,7 +139,8 @@ class Ladder:
             yield from self._rewritten(search, layout)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout, whole)
-            if not training and self._blocks_failed(search):  # seconds, and before compilers of the whole
+            outside = self.facts.grouped_frac < MOST_GROUPED_FRAC  # Swin's large images are in blocks like no other
+            if not training and (outside or self._blocks_failed(search)):  # seconds, before compilers of the whole
                 yield from self._rewritten(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)

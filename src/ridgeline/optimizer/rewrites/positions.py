@@ -105,7 +105,7 @@ def along(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: 
 
 def _along(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int) -> Tensor:
     given = (x, weight, bias, stride, padding, dilation)
-    ways = {"library": lambda: _laid(F.conv1d(*given), last=True), "last": partial(_as_image, *given)}
+    ways: dict[str, Any] = {"library": lambda: _laid(F.conv1d(*given), last=True), "last": partial(_as_image, *given)}
     key = ("along", x.shape, x.stride(), weight.shape, *given[3:], x.dtype, x.device)
     return CONTEST.run(key, ways, x.device)
 
