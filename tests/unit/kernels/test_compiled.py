@@ -223,3 +223,16 @@ def test_the_cross_layers_product_carries_its_epilogue():
 def test_quantization_holds_its_rows():
     made = of_trial("quantize", "quantize_rows")
     assert made.num_spills == 0 and made.num("LDG.E.128") == 4 and made.num("STG.E.64") == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "tensor_cores"),
+    [("depthwise", 0, False), ("depthwise", 2, False), ("short_attention", 0, True), ("group_norm_last", 0, False),
+     ("sequence_convolution", 0, True)],
+)  # fmt: skip
+def test_kernels_of_images_and_sequences_spill_nothing_and_move_sixteen_bytes(name, case, tensor_cores):
+    found = variants_of(name, [trials()[name][1].races[case]])
+    made = facts(found[0])
+    assert made.num_spills == 0
+    assert made.num("LDG.E.128") + made.num("LDGSTS.E.BYPASS.128") + made.num("LDGSTS.E.128") > 0
+    assert (made.num("HGMMA") > 0) == tensor_cores
