@@ -34,8 +34,8 @@ def _forward(x: Tensor, w: Tensor, bias: Tensor | None, padding: int, groups: in
     outputs, size_in, taps = w.shape
     out_length = length + 2 * padding - taps + 1
     numbers = (length, out_length, groups, size_in, outputs // groups, taps, padding)
-    kind = None if bias is None else bias.dtype
-    key = (batch, *numbers, x.dtype, kind, x.get_device())
+    kind = None if bias is None else (bias.dtype, bias.shape, bias.stride())
+    key = (*numbers, x.shape, x.stride(), x.dtype, w.shape, w.dtype, kind, x.get_device())
     run = _plans.get(key)
     if run is None:
         SEQUENCE_CONVOLUTION.check(x, w, bias, padding, groups)
