@@ -68,7 +68,7 @@ def planned(
     columns = (bias, mean, var, gamma, beta)
     kinds = tuple(None if each is None else (each.dtype, each.shape, each.stride()) for each in columns)
     image = (x.shape, x.stride(), x.dtype, w.shape, w.dtype)
-    key = (*image, kinds, eps, activation, *stride, *padding, tile, x.get_device())
+    key = (*image, kinds, eps, activation, *stride, *padding, tile, x.get_device(), x.data_ptr() & 15)
     plan = _plans.get(key)
     if plan is None:
         DEPTHWISE.check(x, w, *columns, eps, activation, stride, padding)

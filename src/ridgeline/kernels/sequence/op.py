@@ -35,7 +35,7 @@ def _forward(x: Tensor, w: Tensor, bias: Tensor | None, padding: int, groups: in
     out_length = length + 2 * padding - taps + 1
     numbers = (length, out_length, groups, size_in, outputs // groups, taps, padding)
     kind = None if bias is None else (bias.dtype, bias.shape, bias.stride())
-    key = (*numbers, x.shape, x.stride(), x.dtype, w.shape, w.dtype, kind, x.get_device())
+    key = (*numbers, x.shape, x.stride(), x.dtype, w.shape, w.dtype, kind, x.get_device(), x.data_ptr() & 15)
     run = _plans.get(key)
     if run is None:
         SEQUENCE_CONVOLUTION.check(x, w, bias, padding, groups)
