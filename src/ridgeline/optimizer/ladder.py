@@ -155,9 +155,6 @@ class Ladder:
                 whole = replace(whole, options=(("matched", True),))
         if (training or not self.facts.groups) and not search.entries.keys() & {whole.name, whole.name + GRAPHED}:
             yield from self._family(search, whole, self._whole_s())
-        early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
-        if early:  # few products, each tuned once
-            yield from self._tuned(search, layout)
         if training:
             yield from self._ablations(search, "blocks")
         else:
@@ -166,8 +163,7 @@ class Ladder:
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
         if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
             yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too
-        if not early:
-            yield from self._tuned(search, layout)
+        yield from self._tuned(search, layout)  # minutes that no price foretells: after what the guarantee rests on
         for scope in ("blocks", "model"):
             yield from self._ablations(search, scope)
         yield from self._rival()
@@ -266,7 +262,8 @@ class Ladder:
             yield from self._family(search, whole, self._whole_s())
         if not self._is_measured(search, whole):
             yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
-        if self.facts.long_rows and self.facts.cuda and self.facts.mode == "infer":
+        many = self.facts.long_rows and not self.facts.has_cache  # a decoding step has few rows to read twice
+        if many and self.facts.cuda and self.facts.mode == "infer":
             yield from self._held(search, self._blocks(layout))
 
     def _held(self, search: Climber, blocks: Candidate) -> Iterator[Rung]:

@@ -367,6 +367,13 @@ def _rungs(facts: Facts) -> list[Rung]:
     return found
 
 
+def test_products_are_tuned_after_torch_compile_was_measured() -> None:
+    """Tuning takes minutes that no price foretells, and the guarantee rests on torch.compile."""
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    for names in (_names(_facts(groups=(group,))), _names(_facts())):
+        assert names.index("torch.compile") < names.index("rewrites + graph") < names.index("tuned + graph")
+
+
 def test_random_inference_keeps_eagers_dice_under_inductor() -> None:
     found = _climbed(_facts(num_leaves=2, random=True), lambda c: "slower")
     compiled = [c for c in found if c.compiler == "inductor"]
