@@ -22,7 +22,7 @@ from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Timed, compare
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.regions import Group, groups, has_head, kind_of
+from ridgeline.optimizer.regions import Group, grouped_frac, groups, has_head, kind_of
 from ridgeline.optimizer.search import Problem, Search
 from ridgeline.optimizer.studio import uncached_casts
 
@@ -362,6 +362,11 @@ def test_blocks_that_cannot_be_compiled_alone_lead_to_the_whole_at_once() -> Non
     found = _climbed(_facts(groups=(group,)), lambda c: "failed" if "blocks" in c.name else "slower")
     names = [c.name for c in found]
     assert names.index("rewrites + graph") < names.index("torch.compile")
+    names = _names(_facts(groups=(group,), grouped_frac=0.7))
+    assert names.index("blocks + graph") < names.index("rewrites + graph") < names.index("torch.compile")
+    assert names.count("rewrites + graph") == 1
+    model = nn.Sequential(*[Block() for _ in range(4)], nn.Linear(8, 8), nn.Linear(8, 8))
+    assert 0.5 < grouped_frac(model, groups(model)) < 1.0
 
 
 def test_recurrent_layers_cost_a_compiler_nothing_since_it_does_not_look_into_them() -> None:
@@ -379,6 +384,13 @@ def _rungs(facts: Facts) -> list[Rung]:
         found.append(rung)
         climber.entries[rung.candidate.name] = replace_status(rung)
     return found
+
+
+def test_products_are_tuned_after_torch_compile_was_measured() -> None:
+    """Tuning takes minutes that no price foretells, and the guarantee rests on torch.compile."""
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    for names in (_names(_facts(groups=(group,))), _names(_facts())):
+        assert names.index("torch.compile") < names.index("rewrites + graph") < names.index("tuned + graph")
 
 
 def test_random_inference_keeps_eagers_dice_under_inductor() -> None:
