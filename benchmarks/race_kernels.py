@@ -85,10 +85,12 @@ def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     yield from image_sweeps()
     yield from odd_sweeps()
     for rows, cols in ((2048, 65536), (512, 262144), (4096, 50257)):
-        yield soft("fwd", rows, cols, T(8, 2, 3, 8), T(8, 4, 3, 4, early=True))
+        yield soft("fwd", rows, cols, T(8, 2, 3, 8))
     yield soft("fwd", 4096, 32768, T(8, 4, 3, 4), T(8, 8, 3, 2), T(8, 2, 3, 8))
     yield soft("bwd", 4096, 50257, T(4, 4, 3, 4))
     yield from list_sweeps()
+    yield from early_sweeps()
+    yield soft("fwd", 2048, 65536, T(8, 4, 3, 4, early=True))
 
 
 def image_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
@@ -99,13 +101,24 @@ def image_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     for name in ("group_norm_silu", "group_norm"):
         for batch, channels, side in ((4, 512, 128), (16, 512, 128), (32, 320, 56)):
             of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
-            ahead = [Im(8, 4, 3, 4, accesses=1), Im(8, 4, 3, 4, early=True)]
-            back = [Im(4, 8, 3, 2, accesses=1), Im(4, 8, 3, 2, early=True), Im(4, 4, 3, 4)]
+            ahead = [Im(8, 4, 3, 4, accesses=1)]
+            back = [Im(4, 8, 3, 2, accesses=1), Im(4, 4, 3, 4)]
             if batch == 4:
                 ahead += [Im(8, 8, 3, 2), Im(4, 4, 3, 8)]
                 back += [Im(8, 4, 3, 2), Im(2, 8, 3, 4), Im(4, 8, 3, 2, kept=False)]
             yield "group_norm.streamed", name, "fwd", of, ahead
             yield "group_norm.backward_streamed", name, "bwd", of, back if name == "group_norm_silu" else back[:-1]
+
+
+def early_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
+    """Programs that start while their words are cleared: last, since a launch that hangs ends a run."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images as Im
+
+    for name in ("group_norm_silu", "group_norm"):
+        of = case("bfloat16", batch=4, channels=512, side=128, groups=32)
+        yield "group_norm.streamed", name, "fwd", of, [Im(8, 4, 3, 4, early=True)]
+        yield "group_norm.backward_streamed", name, "bwd", of, [Im(4, 8, 3, 2, early=True)]
 
 
 def odd_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
