@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, selection
 from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing
 from ridgeline.cost.classic import classic_timing, vector_timing
 from ridgeline.cost.gemm import gemm_timing
+from ridgeline.cost.residue import logs
 
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
 LEGACY = "ampere"
@@ -21,6 +23,7 @@ THIN_ROWS = 16
 DEFAULTS: Coef = {
     "grouped_ratio": 1.24,  # a grouped product over one batched call of the same size: groups of unequal tiles
     "grouped_s": 6.3e-6,  # laying out the groups' problems on the device
+    "residue_frac": 0.0,  # share of the factor learned from measured products that applies (cost/residue.py)
 }
 
 
@@ -127,8 +130,18 @@ def _computed(dtype: str, chip: Chip) -> str:
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dtype = _computed(call.dtype, chip)
     timing = _classic(problem, dtype, chip, coef, warm_frac) or _newest(problem, dtype, chip, coef, warm_frac)
-    bound = BOUND_NAMES[int(timing.bound[0])]
-    return Time(float(timing.expected_s[0]), float(timing.floor_s[0]), bound, int(timing.num_kernels[0]))
+    return _times(timing, [problem], dtype, chip, coef)[0]
+
+
+def _times(timing: Timing, problems: Sequence[Problem], dtype: str, chip: Chip, coef: Coef) -> list[Time]:
+    """What the structure says, times what it leaves over; all of one alignment."""
+    share = coef["residue_frac"]
+    left = logs(problems, dtype, alignment(problems[0], dtype), chip) if share else [0.0] * len(problems)
+    found = (timing.expected_s.tolist(), timing.floor_s.tolist(), timing.bound.tolist(), timing.num_kernels.tolist())
+    return [
+        Time(max(floor, expected * math.exp(share * log)), floor, BOUND_NAMES[bound], int(num))
+        for log, expected, floor, bound, num in zip(left, *found, strict=True)
+    ]
 
 
 def is_plain(call: Call) -> bool:
@@ -147,5 +160,4 @@ def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[flo
     seen = replace(chip, arch=LEGACY) if dtype == "fp32" and len(coef) > len(DEFAULTS) else chip
     b, m, n, k = (list(column) for column in zip(*(p[:4] for p in problems), strict=True))
     timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=list(warm_fracs))
-    found = (timing.expected_s.tolist(), timing.floor_s.tolist(), timing.bound.tolist(), timing.num_kernels.tolist())
-    return [Time(expected, floor, BOUND_NAMES[bound], num) for expected, floor, bound, num in zip(*found, strict=True)]
+    return _times(timing, problems, dtype, chip, coef)

@@ -23,6 +23,7 @@ from torch.compiler import is_dynamo_compiling
 from ridgeline.errors import KernelError, nearest
 from ridgeline.graph.declared import CostFn, cost_of
 from ridgeline.kernels.direct import attach, noting
+from ridgeline.kernels.launcher import launchable
 
 NAMESPACE = "ridgeline_kernels"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -34,6 +35,7 @@ _active_transforms = torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _SCALARS = frozenset({float, int, bool, str, type(None)})
+MAX_KNOWN = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ class Primitive:
     function: Any = field(default=None, repr=False)
     repeats: bool = False
     direct: Any = field(default=None, repr=False)
+    known: set[tuple[Any, ...]] = field(default_factory=set, repr=False)
 
     def __call__(self, *args: Any) -> Any:
         if is_dynamo_compiling():
@@ -148,13 +151,19 @@ class Primitive:
     def slow(self, *args: Any) -> Any:
         """The same in Python: the first calls of a shape, and whatever is unusual."""
         needs_grad = False
+        looks: list[Any] = []
         for value in args:
             kind = type(value)
             if kind is _Tensor or kind is _Parameter:
+                looks += (value.dtype, value.shape, value.get_device())
                 if value.requires_grad:
                     needs_grad = True
-            elif kind not in _SCALARS:  # a fake tensor, a distributed one, or another subclass
+            elif kind in _SCALARS:
+                looks.append(value is None)
+            else:  # a fake tensor, a distributed one, or another subclass
                 return self.traced(*args)
+        if (seen := tuple(looks)) not in self.known:
+            self._meet(seen, args)
         if _active_transforms():
             return self.composed(*args)
         if _active_modes() and not noting():
@@ -162,6 +171,30 @@ class Primitive:
         if needs_grad and _grad_enabled():
             return self._shown(self.function.apply(*args)) if self.function is not None else self.traced(*args)
         return self.infer(*args)
+
+    def _meet(self, looks: tuple[Any, ...], args: tuple[Any, ...]) -> None:
+        """Types and shapes that were not seen yet are checked; launch plans are kept by less than all of them."""
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        if any(launchable(value) for value in tensors):
+            self.check(*args)
+            if (reason := _apart(tensors)) is not None:
+                raise KernelError(f"{self.name}: {reason}")
+        if len(self.known) >= MAX_KNOWN:
+            self.known.clear()
+        self.known.add(looks)
+
+    def checked(self, *args: Any) -> Tensors:
+        """What the registered op runs: the forward function, on types and shapes that were checked."""
+        looks = tuple(
+            part
+            for value in args
+            for part in (
+                (value.dtype, value.shape, value.get_device()) if isinstance(value, torch.Tensor) else (value is None,)
+            )
+        )
+        if looks not in self.known:
+            self._meet(looks, args)
+        return self.forward(*args)
 
     def traced(self, *args: Any) -> Any:
         """The registered op: what compilers and tracers see."""
@@ -258,7 +291,7 @@ def declare(
 
 def _registered(made: Primitive) -> None:
     changed = re.findall(r"Tensor\(\w!\)\S* (\w+)", made.schema)
-    op = torch.library.custom_op(f"{NAMESPACE}::{made.name}", made.forward, mutates_args=changed, schema=made.schema)
+    op = torch.library.custom_op(f"{NAMESPACE}::{made.name}", made.checked, mutates_args=changed, schema=made.schema)
     op.register_fake(made.fake)
     if made.backward is not None:
         op.register_autograd(made.backward, setup_context=made.setup)
@@ -310,16 +343,22 @@ def _upcast(value: Any) -> Any:
 
 def _where(tensors: Iterable[torch.Tensor]) -> str | None:
     """Why tensors lie where no kernel can reach them together, or None."""
-    devices = {t.device for t in tensors}
-    if len(devices) > 1:
-        return f"its tensors are on different devices: {', '.join(sorted(map(str, devices)))}"
-    found = next(iter(devices), torch.device("cpu"))
+    tensors = list(tensors)
+    if (reason := _apart(tensors)) is not None:
+        return reason
+    found = next((t.device for t in tensors), torch.device("cpu"))
     if found.type != "cuda":
         return f"its tensors are on {found}; kernels need a CUDA device, the reference runs instead"
     major, minor = torch.cuda.get_device_capability(found)
     if (major, minor) < (8, 0):
         return f"{found} has compute capability {major}.{minor}; 8.0 is the least"
     return None
+
+
+def _apart(tensors: Iterable[torch.Tensor]) -> str | None:
+    """That tensors are on different devices, or None."""
+    devices = {t.device for t in tensors}
+    return f"its tensors are on different devices: {', '.join(sorted(map(str, devices)))}" if len(devices) > 1 else None
 
 
 def elementwise_cost(flops_per_element: float) -> CostFn:

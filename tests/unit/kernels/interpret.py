@@ -22,12 +22,16 @@ from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.cross_layer import config as cross_layer
 from ridgeline.kernels.decode_attention import config as decode
 from ridgeline.kernels.dense import config as dense
+from ridgeline.kernels.depthwise import config as depthwise
+from ridgeline.kernels.depthwise.op import SMALL as DEPTHWISE
 from ridgeline.kernels.embedding_bag import config as embedding
 from ridgeline.kernels.extremum import config as extremum
 from ridgeline.kernels.extremum.op import SMALL as EXTREMES
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
+from ridgeline.kernels.group_norm_last import config as last
+from ridgeline.kernels.group_norm_last.op import SMALL as LAST
 from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.linear_cross_entropy import config as linear
@@ -43,6 +47,10 @@ from ridgeline.kernels.scan import config as scan
 from ridgeline.kernels.scan.op import SMALL as SCANS
 from ridgeline.kernels.selective_scan import config as selective
 from ridgeline.kernels.selective_scan import reference as scans
+from ridgeline.kernels.sequence import config as sequence
+from ridgeline.kernels.sequence.op import SMALL as SEQUENCES
+from ridgeline.kernels.short_attention import config as short
+from ridgeline.kernels.short_attention.op import SMALL as SHORT
 from ridgeline.kernels.softmax import config as softmax
 
 warnings.simplefilter("ignore")  # numpy's, on the padding of blocks
@@ -198,6 +206,14 @@ CASES["dense"] = [
     case("float16", m=16, n=32, k=32, parts="n", activation="hardswish"),
 ]
 FORCED["dense"] = [{"dense": dense.Tile(16, 16, 32, 2, 1, 1)}]
+CASES["depthwise"] = list(DEPTHWISE)
+FORCED["depthwise"] = [{"depthwise": depthwise.Tile(strip, 8, 16, 1)} for strip in (3, 4)]
+CASES["short_attention"] = list(SHORT)
+FORCED["short_attention"] = [{"short_attention": short.Short(16, chunk, 1)} for chunk in (1, 2)]
+CASES["group_norm_last"] = list(LAST)
+FORCED["group_norm_last"] = [{"group_norm_last": last.Pass(4, 16, num, 1)} for num in (1, 3)]
+CASES["sequence_convolution"] = list(SEQUENCES)
+FORCED["sequence_convolution"] = [{"sequence_convolution": sequence.Tile(16, 1, 1)}]
 CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),

@@ -141,3 +141,39 @@ def test_gradients_go_through_what_a_cache_holds() -> None:
     blocks(torch.randn(1, 3, 8), cache).square().sum().backward()
     blocks.off()
     assert all(keys.grad is not None and keys.grad.abs().sum() > 0 for keys in prefix)
+
+
+class DropPath(nn.Module):
+    """Skips a block in training with a chance of its own; in evaluation the chance is read and not used."""
+
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.drop_prob == 0.0 or not self.training:
+            return x
+        return x * (torch.rand(()) > self.drop_prob)
+
+
+class Skipped(nn.Module):
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.map, self.drop = nn.Linear(8, 8), DropPath(drop_prob)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.map(x))
+
+
+def test_chances_that_are_not_taken_in_evaluation_make_no_graphs_of_their_own() -> None:
+    model = nn.Sequential(*(Skipped(0.02 * i) for i in range(5))).eval()
+    report, x = Report(), torch.randn(2, 8)
+    runner = compiled(_block_runner(Skipped), rewrites=(), report=report)
+    blocks = Blocks(model, groups(model), lambda group: runner, report)
+    with torch.no_grad():
+        blocks.on()
+        found = blocks(x)
+        blocks.off()
+        assert torch.equal(found, model(x))
+    assert report.graphs == 1
+    assert [block.drop.drop_prob for block in model] == [0.02 * i for i in range(5)]

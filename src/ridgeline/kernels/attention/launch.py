@@ -121,22 +121,24 @@ def key_of(
         pointers |= x.data_ptr()
         found.append(x.shape)
         found.append(x.stride())
-    kinds = [None if x is None else (x.dtype, x.stride()) for x in extras]
+    kinds = [None if x is None else (x.dtype, x.shape, x.stride()) for x in extras]
     first = tensors[0]
     return settings, first.dtype, first.get_device(), pointers % ALIGNMENT_BYTES, *found, *kinds
 
 
 class Empty:
-    """A [batch, heads, rows, dim] tensor to be made again and again, at half of what ``torch.empty`` costs the host."""
+    """A [batch, heads, rows, dim] tensor to be made again and again; a dense one at half of what ``torch.empty`` costs
+    the host, and any in one allocation that a repeated call can make again."""
 
     def __init__(self, like: Tensor) -> None:
-        self.turned = not like.is_contiguous()
-        shape = like.transpose(1, 2).shape if self.turned else like.shape
-        self.template = template(shape, like.dtype, like.device)
+        self.dense = like.is_contiguous()
+        self.template, self.strides = template(like.shape, like.dtype, like.device), like.stride()
 
     def __call__(self) -> Tensor:
-        made = torch.empty_like(self.template)
-        return made.transpose(1, 2) if self.turned else made
+        if self.dense:
+            return torch.empty_like(self.template)
+        like = self.template
+        return torch.empty_strided(like.shape, self.strides, dtype=like.dtype, device=like.device)
 
 
 class _Plan:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
+from ridgeline.kernels.autocast import narrowed
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.decode_attention import config, kernel, reference
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
@@ -39,6 +40,7 @@ def decode_attention(
     scores, and broadcasts to [batch, heads, 1, S]; ``lengths`` [batch] says on the device how many keys there are, and
     later ones are not even read. Safe in CUDA graphs; a sequence that sees no key gets zeros.
     """
+    query, key, value = narrowed(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return DECODE_ATTENTION(query, key, value, attn_mask, lengths, scale)
 
@@ -251,4 +253,5 @@ DECODE_ATTENTION = declare(
         phases=("fwd",),
         constants=(0, 1, 2, 3),
     ),
+    repeats=True,
 )

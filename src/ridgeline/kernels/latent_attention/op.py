@@ -46,6 +46,7 @@ def paged_latent_attention(
     gets zeros. The default ``scale`` is one over the square root of dim, which is not what a model with its own
     projections wants: give its own. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
     """
+    query = query.to(cache.dtype) if torch.is_autocast_enabled("cuda") else query
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return LATENT_ATTENTION(query, cache, block_table, seq_lens, value_dim, scale)
 
@@ -147,7 +148,7 @@ class _Plan:
             grid=(batch * groups, chosen.shares),
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "STAGES": chosen.num_stages,
-                "WHOLE": chosen.shares == 1,
+                "WHOLE": chosen.shares == 1, "KNOWS": chosen.knows,
             },
             num_warps=chosen.num_warps,
             max_registers=config.MAX_REGISTERS,
@@ -221,7 +222,7 @@ class _FewPlan:
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "COLS": config.FEW_HEADS,
                 "STAGES": chosen.num_stages, "BATCH": lined(batch), "LEAST": chosen.least,
-                "EARLY": chosen.early, "LEAVES": chosen.leaves,
+                "EARLY": chosen.early, "LEAVES": chosen.leaves, "KNOWS": chosen.knows,
             },
             num_warps=chosen.num_warps,
             max_registers=config.MAX_REGISTERS,
@@ -326,4 +327,5 @@ LATENT_ATTENTION = declare(
         constants=(0, 1),
         forward_bytes=lambda args: int(args[3].sum()) * args[1][0, 0].nbytes + 2 * args[0].nbytes,
     ),
+    repeats=True,
 )

@@ -44,6 +44,7 @@ def paged_attention(
     Caches are [pages, keys a page, key heads, head dim]; ``block_table`` [batch, pages] names each sequence's pages in
     order. A sequence of length 0 gets zeros. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
     """
+    query = query.to(key_cache.dtype) if torch.is_autocast_enabled("cuda") else query
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
 
@@ -132,10 +133,10 @@ def _fed(args: tuple[Tensor, ...]) -> bool:
     )  # fmt: skip
 
 
-def _blocks(x: Tensor, block: tuple[int, ...]) -> Blocks:
+def _blocks(x: Tensor, block: tuple[int, ...], wide: bool = False) -> Blocks:
     """Blocks of a tensor whose last dim is dense; a dim of one element may be any step apart."""
     strides = (step if size > 1 else BLOCK_VECTOR for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True))
-    return Blocks(x, tuple(x.shape), (*strides, 1), block)
+    return Blocks(x, tuple(x.shape), (*strides, 1), block, wide)
 
 
 class _Plan:
@@ -183,7 +184,7 @@ class _Plan:
         page, key_heads = keys.shape[1], keys.shape[2]
         rows = math.gcd(page, chosen.keys)
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
-        caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
+        caches = (_blocks(x, (1, rows, 1, 64), chosen.wide) for x in (keys, values))
         self.share = _COLUMNS.bind(
             (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out), scale * LOG2_E,
              *self.rest),
@@ -191,7 +192,8 @@ class _Plan:
             constants={
                 "R": heads // key_heads, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
-                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves,
+                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves, "KNOWS": chosen.knows,
+                "APART": chosen.apart,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
@@ -299,5 +301,5 @@ PAGED_ATTENTION = declare(
         constants=(0, 1, 2),
         forward_bytes=lambda args: 2 * int(args[4].sum()) * args[1][0, 0].nbytes + 2 * args[0].nbytes,
     ),
+    repeats=True,
 )
-

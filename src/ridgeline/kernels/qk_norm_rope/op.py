@@ -53,7 +53,7 @@ def _forward(
     q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k))
     cos, sin = cos.contiguous(), sin.contiguous()
     key = (q.shape, k.shape, q.stride(), k.stride(), q_weight.shape, k_weight.shape, cos.shape, sin.shape, q.dtype,
-           k.dtype, q_weight.dtype, k_weight.dtype, cos.dtype, sequence_dim, q.get_device(),
+           k.dtype, q_weight.dtype, k_weight.dtype, cos.dtype, sin.dtype, sequence_dim, q.get_device(),
            _pointers(q, k, q_weight, k_weight, cos, sin) & 15)  # fmt: skip
     plan = _forward_plans.get(key)
     if plan is None:
@@ -120,8 +120,9 @@ def _backward(
     q, k, dq, dk = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, dq, dk))
     cos, sin = cos.contiguous(), sin.contiguous()
     key = (q.shape, k.shape, dq.shape, dk.shape, q.stride(), k.stride(), dq.stride(), dk.stride(), q_weight.shape,
-           k_weight.shape, cos.shape, q.dtype, k.dtype, dq.dtype, dk.dtype, q_weight.dtype, cos.dtype, sequence_dim,
-           q.get_device(), _pointers(dq, dk, q, k, q_weight, k_weight, cos, sin) & 15)  # fmt: skip
+           k_weight.shape, cos.shape, q.dtype, k.dtype, dq.dtype, dk.dtype, q_weight.dtype, k_weight.dtype, cos.dtype,
+           sin.dtype, sequence_dim, q.get_device(),
+           _pointers(dq, dk, q, k, q_weight, k_weight, cos, sin) & 15)  # fmt: skip
     plan = _backward_plans.get(key)
     if plan is None:
         plan = _backward_plans[key] = _plan_backward(dq, dk, q, k, q_weight, k_weight, cos, sin, rstd, sequence_dim)

@@ -55,8 +55,8 @@ def _run(
     cos, sin = cos.contiguous(), sin.contiguous()
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     key = (
-        q.dtype, k.dtype, cos.dtype, q.shape, k.shape, cos.shape, q.stride(), k.stride(), interleaved, sequence_dim,
-        backward, q.get_device(), (q.data_ptr() | k.data_ptr() | cos.data_ptr() | sin.data_ptr()) & 15,
+        q.dtype, k.dtype, cos.dtype, sin.dtype, q.shape, k.shape, cos.shape, q.stride(), k.stride(), interleaved,
+        sequence_dim, backward, q.get_device(), (q.data_ptr() | k.data_ptr() | cos.data_ptr() | sin.data_ptr()) & 15,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:

@@ -1,0 +1,98 @@
+"""The factor learned for products: bounded, of measured devices alone, and what the trees in the file say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ridgeline.cost import matmul, residue
+from ridgeline.cost.call import Call
+from ridgeline.cost.chip import Chip, chip_of
+from ridgeline.cost.price import pricer_of
+from ridgeline.hardware import device
+
+PROBLEMS = [(1, 2048, 4096, 4096, "nt"), (1, 7, 333, 4099, "nn"), (64, 128, 128, 64, "nt"), (1, 1, 16, 16, "tn")]
+
+
+@pytest.fixture
+def h200() -> Chip:
+    return chip_of(device("h200"))
+
+
+def walked(trees: residue.Boosted, values: list[float]) -> float:
+    """The sum of leaves, each reached by asking one question after another."""
+    total = 0.0
+    for number, (features, limits) in enumerate(zip(trees.feature, trees.limit, strict=True)):
+        leaf = 0
+        for feature, limit in zip(features, limits, strict=True):
+            leaf = 2 * leaf + (values[feature] > limit)
+        total += float(trees.leaf[number * 2 ** len(features) + leaf])
+    return total
+
+
+def test_all_trees_at_once_give_what_walking_them_gives(h200: Chip) -> None:
+    trees = residue._pools()["h200/half"]
+    rows = [residue.features(problem, "bf16", 8, h200.num_sms) for problem in PROBLEMS]
+    assert trees.logs(np.array(rows)).tolist() == pytest.approx([walked(trees, row) for row in rows], abs=1e-6)
+
+
+def test_trees_ask_of_nothing_but_the_features(h200: Chip) -> None:
+    width = len(residue.features(PROBLEMS[0], "bf16", 8, h200.num_sms))
+    assert all(trees.feature.max() < width for trees in residue._pools().values())
+
+
+def test_the_factor_is_bounded_and_says_something(h200: Chip) -> None:
+    found = residue.logs(PROBLEMS, "bf16", 8, h200)
+    assert all(abs(log) <= residue.BOUND for log in found)
+    assert max(map(abs, found)) > 0.001
+
+
+def test_far_from_everything_measured_the_factor_is_still_bounded(h200: Chip) -> None:
+    huge = [(1, 10**7, 10**7, 10**7, "nt"), (10**6, 1, 1, 1, "nn")]
+    assert all(
+        abs(log) <= residue.BOUND
+        for dtype in ("bf16", "fp32", "tf32", "fp8")
+        for log in residue.logs(huge, dtype, 8, h200)
+    )
+
+
+def test_a_device_that_nobody_measured_has_none() -> None:
+    assert residue.logs(PROBLEMS, "bf16", 8, chip_of(device("h100-pcie"))) == [0.0] * len(PROBLEMS)
+
+
+def test_an_imagined_device_keeps_the_factor_of_the_one_it_was_made_from(h200: Chip) -> None:
+    imagined = chip_of(device("h200 hbm_bandwidth=2x"))
+    assert residue.logs(PROBLEMS, "bf16", 8, imagined) == residue.logs(PROBLEMS, "bf16", 8, h200)
+
+
+def test_the_factor_multiplies_what_the_structure_says(h200: Chip) -> None:
+    call = Call("gemm", "bf16", "fwd", "cublas", (("m", 300), ("n", 4096), ("k", 1024)))
+    coef = {**matmul.DEFAULTS, **pricer_of(device("h200")).calibration.families["gemm"]["bf16"]["coef"]}
+    bare, told = (matmul.model(call, h200, {**coef, "residue_frac": share}, 0.0).busy_s for share in (0.0, 1.0))
+    log = residue.logs([(1, 300, 4096, 1024, "nt")], "bf16", 8, h200)[0]
+    assert told == pytest.approx(bare * math.exp(log))
+
+
+def test_no_factor_takes_a_product_below_its_floor(h200: Chip) -> None:
+    starved = replace(h200, dram_bytes_per_s=1e9)
+    coef = {**matmul.DEFAULTS, **pricer_of(device("h200")).calibration.families["gemm"]["bf16"]["coef"]}
+    for m in (1, 64, 4096):
+        call = Call("gemm", "bf16", "fwd", "cublas", (("m", m), ("n", 4096), ("k", 4096)))
+        time = matmul.model(call, starved, coef, 0.0)
+        assert time.busy_s >= time.floor_s
+
+
+def test_many_products_at_once_are_priced_as_one_by_one(h200: Chip) -> None:
+    coef = {**matmul.DEFAULTS, **pricer_of(device("h200")).calibration.families["gemm"]["bf16"]["coef"]}
+    calls = [Call("gemm", "bf16", "fwd", "cublas", (("m", m), ("n", 4096), ("k", 1024))) for m in (8, 300, 5000)]
+    together = matmul.many(calls, h200, coef, [0.0, 0.5, 1.0])
+    alone = [matmul.model(call, h200, coef, warm) for call, warm in zip(calls, (0.0, 0.5, 1.0), strict=True)]
+    assert [t.busy_s for t in together] == pytest.approx([t.busy_s for t in alone])
+
+
+@pytest.mark.parametrize("name", ["l40s", "b200", "a100-sxm-80gb", "h100-sxm", "gb200"])
+def test_devices_of_the_tables_have_a_factor(name: str) -> None:
+    assert any(residue.logs(PROBLEMS, "bf16", 8, chip_of(device(name))))
