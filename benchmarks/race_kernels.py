@@ -431,6 +431,7 @@ def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
                 times[config] = seconds
                 rate = num_bytes / seconds / 1e12
                 entry = {
+                    "primitive": name,
                     "kernel": kernel,
                     "case": str(of),
                     "config": asdict(config),
