@@ -817,3 +817,46 @@ def again_gradients_scaled_for_bf16(s: Setting, fixed: bool) -> Program:
     torch._dynamo.reset()
     forward = torch.compile(nets.EncoderBlock.forward, backend=cases.compiler(s), dynamic=False)
     return replace(program, scope=lambda: _with(nets.EncoderBlock, "forward", forward))
+
+
+@case("padding", "sorted by length: each batch is padded to its own longest", rounds=2, warmup=2, steps=5, stack=False)
+def again_padded_in_order(s: Setting, fixed: bool) -> Program:
+    """Four batches of the fixed program a step; sorted, a batch holds texts of similar length, and is as large."""
+    longest, batch = s.pick(224, 8), s.pick(64, 4)
+    model = fresh.encoder(s, 1024, 6, 16, s.pick(512, 16), classes=16)
+    optimizer, mixed = fresh.adamw(s, model), torch.linspace(longest // 2, longest, batch).long()
+    lengths = mixed.repeat_interleave(4).split(batch) if fixed else [mixed] * 4
+
+    def padded(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mask = (torch.arange(-(-int(rows.max()) // 8) * 8)[None] < rows[:, None]).to(s.device)
+        ids = torch.randint(5, s.pick(30000, 100), mask.shape, device=s.device) * mask
+        return ids, torch.randint(0, 16, (len(rows),), device=s.device), mask[:, None, None]
+
+    batches = [padded(rows) for rows in lengths]
+    real = sum(int(rows.sum()) for rows in lengths) / sum(ids.numel() for ids, _, _ in batches)
+
+    def step() -> None:
+        for part in batches:
+            model(*part).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return Program(step, facts={"padding": [{"argument": "mask", "real_frac": real}]})
+
+
+@case("NCHW convolution", "patches and pictures in channels_last", stack=False)
+def again_pictures_in_graph(s: Setting, fixed: bool) -> Program:
+    """The embedding replayed from a graph in both."""
+    side = s.pick(224, 32)
+    model = s.place(lambda: firstnets.Vit(s.shape(width=1664, layers=6, heads=16, causal=False), side)).eval()
+    pictures = torch.randint(0, 255, (s.pick(12, 2), 3, side, side), dtype=torch.uint8, device=s.device)
+    if fixed:
+        model, pictures = fresh.nhwc(model, pictures)
+    labels = torch.zeros(pictures.shape[0], dtype=torch.long, device=s.device)
+
+    @torch.no_grad()
+    def run() -> None:
+        for _ in range(3):
+            model(pictures, labels)
+
+    return Program(graphed(run) if s.cuda else run)
