@@ -21,7 +21,7 @@ CHAIN = 4
 """Pointwise kernels in a row from which on a compiler pays; eager PyTorch has two or three between products by
 nature."""
 CHAIN_UNKNOWN = 6
-"""The same where ops are unknown, as in a replayed graph: a sum over a bias and three sums of gradients are no chain."""
+"""The same where ops are unknown, as in a replayed graph: a bias and the sums of gradients after it are no chain."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
