@@ -22,13 +22,14 @@ import numpy as np
 from recordings import DATA, load_operators, update_calibration
 from validate_operators import errors
 
-from ridgeline.cost import matmul, residue
+from ridgeline.cost import heuristic, host, matmul, residue
 from ridgeline.cost.chip import Chip, chip_of
 from ridgeline.cost.price import Pricer
 from ridgeline.cost.residue import BOUND, Boosted, boosted, features, pool_of
 from ridgeline.hardware import device
 
-TREES, DEPTH, RATE, CLIP, RIDGE = 150, 4, 0.1, 0.15, 10.0
+DEPTH, RATE, CLIP, RIDGE = 4, 0.1, 0.15, 10.0
+TREES, MOST_TREES = 150, 320  # of a pool; of one whose kernels are told
 BINS, ROWS_FRAC, FEATURES_FRAC = 32, 0.8, 0.5
 POOLS = ("half", "half.odd", "fp32", "tf32", "fp8")
 MOST_ROWS = 9000  # of a table
@@ -40,13 +41,6 @@ def problem_of(row: dict[str, Any]) -> matmul.Problem:
     s = row["shape"]
     layout = s.get("layout", "nn" if row["kind"] == "bmm" else "nt")
     return s.get("b", 1), s["m"], s["n"], s["k"], layout
-
-
-def described(row: dict[str, Any], num_sms: int) -> tuple[str, list[float]]:
-    """Which trees a product asks, and its features."""
-    problem = problem_of(row)
-    aligned = matmul.alignment(problem, row["dtype"])
-    return pool_of(row["dtype"], aligned), features(problem, row["dtype"], aligned, num_sms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +103,13 @@ def question(
     return found
 
 
-def grow(given: Measured, seed: int = 0) -> Boosted:
+def grow(given: Measured, trees: int, seed: int = 0) -> Boosted:
     """Trees one after another, each from most of the rows and half of the features, of what is left unexplained."""
     rng, rows, weight = np.random.default_rng(seed), given.rows, given.weight
     cuts = [cuts_of(column) for column in rows.T]
     binned = np.stack([np.searchsorted(cut, column) for cut, column in zip(cuts, rows.T, strict=True)], axis=1)
     told, parts = np.zeros(len(rows)), ([], [], [])  # type: ignore[var-annotated]
-    for _ in range(TREES):
+    for _ in range(trees):
         left = np.clip(given.logs - told, -CLIP, CLIP) * weight
         drawn = np.nonzero(rng.random(len(rows)) < ROWS_FRAC)[0]
         asked = np.nonzero(rng.random(rows.shape[1]) < FEATURES_FRAC)[0]
@@ -137,8 +131,12 @@ def sets(rows: list[dict[str, Any]], pricer: Pricer) -> dict[str, Measured]:
     """Measured products by pool."""
     found: dict[str, list[tuple[list[float], float, float, float]]] = defaultdict(list)
     for e in errors([r for r in rows if r["kind"] in ("gemm", "bmm") and r["phase"] == "fwd"], pricer):
-        pool, values = described(e["row"], pricer.chip.num_sms)
-        found[pool].append((values, e["busy_s"], math.exp(e["log"]) * e["measured_s"] - e["busy_s"], e["measured_s"]))
+        problem, dtype, busy_s = problem_of(e["row"]), e["row"]["dtype"], e["busy_s"]
+        values, num = matmul.described(problem, dtype, pricer.chip, busy_s)
+        more_s = math.exp(e["log"]) * e["measured_s"] - busy_s
+        if num:
+            more_s = host.DEFAULTS["event_s"] + host.DEFAULTS["event_gap_s"] * (num - 1)
+        found[pool_of(dtype, matmul.alignment(problem, dtype))].append((values, busy_s, more_s, e["measured_s"]))
     return {
         pool: Measured(np.array([r[0] for r in some]), *(np.array([r[i] for r in some]) for i in (1, 2, 3)))
         for pool, some in found.items()
@@ -191,11 +189,12 @@ def recorded(name: str) -> dict[str, Boosted]:
 
 def told(name: str, mine: Measured) -> Boosted:
     """Trees grown from everything; the error printed is of those grown from three quarters, on the fourth."""
+    trees = MOST_TREES if name.partition("/")[2] in heuristic.POOLS else TREES
     kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
-    held, part = mine.some(~kept), grow(mine.some(kept))
+    held, part = mine.some(~kept), grow(mine.some(kept), trees)
     after = held.missed(part.logs(held.rows))
     print(f"{name:24s} n {len(mine.rows):5d}  held out {held.missed(0.0):.2%} -> {after:.2%}", flush=True)
-    return grow(mine)
+    return grow(mine, trees)
 
 
 def tabled(name: str, folder: Path) -> dict[str, Boosted]:

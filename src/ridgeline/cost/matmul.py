@@ -10,7 +10,8 @@ from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, selection
 from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing
 from ridgeline.cost.classic import classic_timing, vector_timing
 from ridgeline.cost.gemm import gemm_timing
-from ridgeline.cost.residue import logs
+from ridgeline.cost.heuristic import taken, told
+from ridgeline.cost.residue import features, logs, trees_of
 
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
 LEGACY = "ampere"
@@ -133,14 +134,27 @@ def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: fl
     return _times(timing, [problem], dtype, chip, coef)[0]
 
 
+def described(problem: Problem, dtype: str, chip: Chip, busy_s: float) -> tuple[list[float], int]:
+    """Features that the learned factor asks for, and how many kernels run (0: as the structure says)."""
+    aligned = alignment(problem, dtype)
+    found, kernel = features(problem, dtype, aligned, chip.num_sms), taken(problem, dtype, aligned, chip)
+    if kernel is None:
+        return found, 0
+    return found + told(kernel, problem, ITEMSIZE.get(dtype, 2.0), busy_s, chip.num_sms), kernel.num_kernels
+
+
 def _times(timing: Timing, problems: Sequence[Problem], dtype: str, chip: Chip, coef: Coef) -> list[Time]:
     """What the structure says, times what it leaves over; all of one alignment."""
-    share = coef["residue_frac"]
-    left = logs(problems, dtype, alignment(problems[0], dtype), chip) if share else [0.0] * len(problems)
-    found = (timing.expected_s.tolist(), timing.floor_s.tolist(), timing.bound.tolist(), timing.num_kernels.tolist())
+    share, expected, floors = coef["residue_frac"], timing.expected_s.tolist(), timing.floor_s.tolist()
+    left, nums = [0.0] * len(problems), timing.num_kernels.tolist()
+    trees = trees_of(chip, dtype, alignment(problems[0], dtype)) if share else None
+    if trees is not None:
+        rows = [described(problem, dtype, chip, busy_s) for problem, busy_s in zip(problems, expected, strict=True)]
+        left = logs(trees, [row for row, _ in rows])
+        nums = [num or old for (_, num), old in zip(rows, nums, strict=True)]
     return [
-        Time(max(floor, expected * math.exp(share * log)), floor, BOUND_NAMES[bound], int(num))
-        for log, expected, floor, bound, num in zip(left, *found, strict=True)
+        Time(max(floor, busy_s * math.exp(share * log)), floor, BOUND_NAMES[bound], int(num))
+        for log, busy_s, floor, bound, num in zip(left, expected, floors, timing.bound.tolist(), nums, strict=True)
     ]
 
 

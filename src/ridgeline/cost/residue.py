@@ -90,20 +90,19 @@ def _pools() -> dict[str, Boosted]:
         return {name: boosted(feature[at:end], limit[at:end], leaf[at:end]) for name, (at, end) in places}
 
 
-def logs(problems: Sequence[Problem], dtype: str, aligned: int, chip: Chip) -> list[float]:
-    """Logarithm of what each product, all of one alignment, takes over what its structure says."""
-    trees = _pools().get(f"{chip.origin}/{pool_of(dtype, aligned)}")
+def trees_of(chip: Chip, dtype: str, aligned: int) -> Boosted | None:
+    """What was learned of a device's products of one alignment."""
+    return _pools().get(f"{chip.origin}/{pool_of(dtype, aligned)}")
+
+
+def logs(trees: Boosted | None, rows: Sequence[Sequence[float]]) -> list[float]:
+    """Logarithm of what each product, described by its features, takes over what its structure says."""
     if trees is None:
-        return [0.0] * len(problems)
-    return _bounded(trees, [features(problem, dtype, aligned, chip.num_sms) for problem in problems])
+        return [0.0] * len(rows)
+    found = trees.logs(np.array(rows, dtype=np.float64))
+    return [min(BOUND, max(-BOUND, log)) for log in found.tolist()]
 
 
 def attention_log(pool: str, dims: Mapping[str, int], chip: Chip) -> float:
     """The same for attention as serving frameworks run it; ``pool`` is the calibration's entry, such as ``decode``."""
-    trees = _pools().get(f"{chip.origin}/{pool}")
-    return 0.0 if trees is None else _bounded(trees, [attention_features(dims, chip.num_sms)])[0]
-
-
-def _bounded(trees: Boosted, rows: list[list[float]]) -> list[float]:
-    found = trees.logs(np.array(rows, dtype=np.float64))
-    return [min(BOUND, max(-BOUND, log)) for log in found.tolist()]
+    return logs(_pools().get(f"{chip.origin}/{pool}"), [attention_features(dims, chip.num_sms)])[0]

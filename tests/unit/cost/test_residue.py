@@ -22,6 +22,12 @@ def h200() -> Chip:
     return chip_of(device("h200"))
 
 
+def logs(problems: list[residue.Problem], dtype: str, chip: Chip) -> list[float]:
+    """What the factor says of aligned products."""
+    rows = [residue.features(problem, dtype, 8, chip.num_sms) for problem in problems]
+    return residue.logs(residue.trees_of(chip, dtype, 8), rows)
+
+
 def walked(trees: residue.Boosted, values: list[float]) -> float:
     """The sum of leaves, each reached by asking one question after another."""
     total = 0.0
@@ -40,39 +46,42 @@ def test_all_trees_at_once_give_what_walking_them_gives(h200: Chip) -> None:
 
 
 def test_trees_ask_of_nothing_but_the_features(h200: Chip) -> None:
-    width = len(residue.features(PROBLEMS[0], "bf16", 8, h200.num_sms))
-    assert all(trees.feature.max() < width for trees in residue._pools().values())
+    for name, trees in residue._pools().items():
+        pool = name.partition("/")[2]
+        dtype = {"half": "bf16", "half.odd": "bf16"}.get(pool, pool)
+        if pool.startswith(("prefill", "decode")):
+            width = len(residue.attention_features(dict.fromkeys(("b", "h", "hkv", "s", "skv", "d"), 8), h200.num_sms))
+        else:
+            problem = (1, 64, 65, 67, "nt") if pool == "half.odd" else (1, 64, 64, 64, "nt")
+            width = len(matmul.described(problem, dtype, chip_of(device(name.partition("/")[0])), 1e-5)[0])
+        assert trees.feature.max() < width, name
 
 
 def test_the_factor_is_bounded_and_says_something(h200: Chip) -> None:
-    found = residue.logs(PROBLEMS, "bf16", 8, h200)
+    found = logs(PROBLEMS, "bf16", h200)
     assert all(abs(log) <= residue.BOUND for log in found)
     assert max(map(abs, found)) > 0.001
 
 
 def test_far_from_everything_measured_the_factor_is_still_bounded(h200: Chip) -> None:
     huge = [(1, 10**7, 10**7, 10**7, "nt"), (10**6, 1, 1, 1, "nn")]
-    assert all(
-        abs(log) <= residue.BOUND
-        for dtype in ("bf16", "fp32", "tf32", "fp8")
-        for log in residue.logs(huge, dtype, 8, h200)
-    )
+    assert all(abs(log) <= residue.BOUND for dtype in ("bf16", "fp8") for log in logs(huge, dtype, h200))
 
 
 def test_a_device_that_nobody_measured_has_none() -> None:
-    assert residue.logs(PROBLEMS, "bf16", 8, chip_of(device("h100-pcie"))) == [0.0] * len(PROBLEMS)
+    assert logs(PROBLEMS, "bf16", chip_of(device("h100-pcie"))) == [0.0] * len(PROBLEMS)
 
 
 def test_an_imagined_device_keeps_the_factor_of_the_one_it_was_made_from(h200: Chip) -> None:
     imagined = chip_of(device("h200 hbm_bandwidth=2x"))
-    assert residue.logs(PROBLEMS, "bf16", 8, imagined) == residue.logs(PROBLEMS, "bf16", 8, h200)
+    assert logs(PROBLEMS, "bf16", imagined) == logs(PROBLEMS, "bf16", h200)
 
 
 def test_the_factor_multiplies_what_the_structure_says(h200: Chip) -> None:
     call = Call("gemm", "bf16", "fwd", "cublas", (("m", 300), ("n", 4096), ("k", 1024)))
     coef = {**matmul.DEFAULTS, **pricer_of(device("h200")).calibration.families["gemm"]["bf16"]["coef"]}
     bare, told = (matmul.model(call, h200, {**coef, "residue_frac": share}, 0.0).busy_s for share in (0.0, 1.0))
-    log = residue.logs([(1, 300, 4096, 1024, "nt")], "bf16", 8, h200)[0]
+    log = logs([(1, 300, 4096, 1024, "nt")], "bf16", h200)[0]
     assert told == pytest.approx(bare * math.exp(log))
 
 
@@ -95,4 +104,4 @@ def test_many_products_at_once_are_priced_as_one_by_one(h200: Chip) -> None:
 
 @pytest.mark.parametrize("name", ["l40s", "b200", "a100-sxm-80gb", "h100-sxm", "gb200"])
 def test_devices_of_the_tables_have_a_factor(name: str) -> None:
-    assert any(residue.logs(PROBLEMS, "bf16", 8, chip_of(device(name))))
+    assert any(logs(PROBLEMS, "bf16", chip_of(device(name))))
