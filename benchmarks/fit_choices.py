@@ -1,10 +1,11 @@
 """Grows the trees of ``cost/heuristic.py``: which kernel cuBLAS takes for a product of odd rows or wide elements.
 
-    python benchmarks/fit_choices.py [--share 0.9] [--write]
+    python benchmarks/fit_choices.py [--share 0.9] [--all] [--write]
 
-Reads what graphs of products launched (``products_seed*.npz``, written by ``record_products.py``); the shapes that were
-timed as well are left out, so that a factor learned from those meets choices as they are for any other shape. Prints
-how often the kernel, its family and its slices are right on the share not grown from. ``--write`` puts the trees into
+Reads what graphs of products launched (``products_seed*.npz``, written by ``record_products.py``). Shapes that were
+timed as well are left out, so that the factor that ``fit_products.py`` learns from those meets choices as they are for
+any other shape; ``--all`` takes them in, for the trees that ship, after the factor has been learned. Prints how often
+the kernel, its family and its slices are right on the share not grown from. ``--write`` puts the trees into
 ``data/selection.npz`` beside those of convolutions.
 """
 
@@ -99,10 +100,10 @@ def timed(folder: Path) -> set[tuple[str, Problem]]:
     return found
 
 
-def launched(folder: Path) -> Iterator[tuple[str, Row]]:
+def launched(folder: Path, every: bool) -> Iterator[tuple[str, Row]]:
     """Pool and row of every product that was captured."""
-    skipped = timed(folder)
-    for path in sorted(folder.glob("products_seed*.npz")):
+    skipped = set() if every else timed(folder)
+    for path in sorted(folder.glob("products_*.npz" if every else "products_seed*.npz")):
         with np.load(path, allow_pickle=False) as file:
             texts = [text_of(names) for names in json.loads(str(file["answers"]))]
             columns = [
@@ -144,10 +145,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="h200")
     parser.add_argument("--share", type=float, default=0.9, help="of the products that trees are grown from")
+    parser.add_argument("--all", action="store_true", help="take in the shapes that were timed")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     pools: dict[str, list[Row]] = defaultdict(list)
-    for pool, row in launched(DATA / "recordings" / options.device):
+    for pool, row in launched(DATA / "recordings" / options.device, options.all):
         pools[pool].append(row)
     grown = Grown()
     for pool in POOLS:

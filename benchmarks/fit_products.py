@@ -66,6 +66,15 @@ class Measured:
         told_s = self.busy_s * np.exp(np.clip(logs, -BOUND, BOUND)) + self.more_s
         return float(np.mean(np.abs(told_s / self.measured_s - 1)))
 
+    def figures(self, logs: np.ndarray) -> dict[str, Any]:
+        """How far products held out are off, as calibrations tell it."""
+        off = np.log((self.busy_s * np.exp(np.clip(logs, -BOUND, BOUND)) + self.more_s) / self.measured_s)
+        q05, q95 = (round(float(q), 4) for q in np.quantile(off, (0.05, 0.95)))
+        ratio = np.exp(off) - 1
+        share = {"mape": np.abs(ratio).mean(), "bias": ratio.mean(), "median_ape": np.median(np.abs(ratio))}
+        rounded = {name: round(float(value), 4) for name, value in share.items()}
+        return {"n": len(off), **rounded, "log_quantiles": {"q05": q05, "q95": q95}}
+
     def some(self, kept: np.ndarray) -> Measured:
         return Measured(self.rows[kept], self.busy_s[kept], self.more_s[kept], self.measured_s[kept])
 
@@ -130,9 +139,11 @@ def grow(given: Measured, trees: int, seed: int = 0) -> Boosted:
 def sets(rows: list[dict[str, Any]], pricer: Pricer) -> dict[str, Measured]:
     """Measured products by pool."""
     found: dict[str, list[tuple[list[float], float, float, float]]] = defaultdict(list)
+    known = pricer.calibration.families["gemm"]
+    coefs = {dtype: {**matmul.DEFAULTS, **entry["coef"]} for dtype, entry in known.items()}
     for e in errors([r for r in rows if r["kind"] in ("gemm", "bmm") and r["phase"] == "fwd"], pricer):
         problem, dtype, busy_s = problem_of(e["row"]), e["row"]["dtype"], e["busy_s"]
-        values, num = matmul.described(problem, dtype, pricer.chip, busy_s)
+        values, num = matmul.described(problem, dtype, pricer.chip, coefs[dtype])
         more_s = math.exp(e["log"]) * e["measured_s"] - busy_s
         if num:
             more_s = host.DEFAULTS["event_s"] + host.DEFAULTS["event_gap_s"] * (num - 1)
@@ -187,11 +198,16 @@ def recorded(name: str) -> dict[str, Boosted]:
     return pools
 
 
+FIGURES: dict[str, dict[str, Any]] = {}
+"""Of each pool, on the products held out."""
+
+
 def told(name: str, mine: Measured) -> Boosted:
     """Trees grown from everything; the error printed is of those grown from three quarters, on the fourth."""
     trees = MOST_TREES if name.partition("/")[2] in heuristic.POOLS else TREES
     kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
     held, part = mine.some(~kept), grow(mine.some(kept), trees)
+    FIGURES[name] = held.figures(part.logs(held.rows))
     after = held.missed(part.logs(held.rows))
     print(f"{name:24s} n {len(mine.rows):5d}  held out {held.missed(0.0):.2%} -> {after:.2%}", flush=True)
     return grow(mine, trees)
@@ -255,6 +271,8 @@ def write(pools: dict[str, Boosted]) -> None:
         for key, entry in (*families["gemm"].items(), *families["attention"].items()):
             if {f"{name}/{pool}" for pool in (key, pool_of(key, 8), pool_of(key, 1))} & set(pools):
                 entry["coef"]["residue_frac"] = 1.0
+                if f"{name}/{key}" in FIGURES and "protocol" in entry:
+                    entry["heldout"] = FIGURES[f"{name}/{key}"]
         update_calibration(name, families={family: families[family] for family in ("gemm", "attention")})
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, selection
-from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing
+from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing, chip_of
 from ridgeline.cost.classic import classic_timing, vector_timing
 from ridgeline.cost.gemm import gemm_timing
 from ridgeline.cost.heuristic import taken, told
 from ridgeline.cost.residue import features, logs, trees_of
+from ridgeline.hardware import device
 
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
 LEGACY = "ampere"
@@ -130,16 +132,29 @@ def _computed(dtype: str, chip: Chip) -> str:
 
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dtype = _computed(call.dtype, chip)
-    timing = _classic(problem, dtype, chip, coef, warm_frac) or _newest(problem, dtype, chip, coef, warm_frac)
-    return _times(timing, [problem], dtype, chip, coef)[0]
+    return _times(_structure(problem, dtype, chip, coef, warm_frac), [problem], dtype, chip, coef)[0]
 
 
-def described(problem: Problem, dtype: str, chip: Chip, busy_s: float) -> tuple[list[float], int]:
-    """Features that the learned factor asks for, and how many kernels run (0: as the structure says)."""
+def _structure(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: float) -> Timing:
+    return _classic(problem, dtype, chip, coef, warm_frac) or _newest(problem, dtype, chip, coef, warm_frac)
+
+
+@lru_cache(maxsize=32)
+def _origin(name: str) -> Chip:
+    return chip_of(device(name))
+
+
+def described(problem: Problem, dtype: str, chip: Chip, coef: Coef) -> tuple[list[float], int]:
+    """Features that the learned factor asks for, and how many kernels run (0: as the structure says).
+
+    They are of the shape alone, on the device as it was measured and with cold operands, so that neither an imagined
+    bandwidth nor a warmer cache moves the factor.
+    """
     aligned = alignment(problem, dtype)
     found, kernel = features(problem, dtype, aligned, chip.num_sms), taken(problem, dtype, aligned, chip)
     if kernel is None:
         return found, 0
+    busy_s = float(_structure(problem, dtype, chip, coef, 0.0).expected_s[0])
     return found + told(kernel, problem, ITEMSIZE.get(dtype, 2.0), busy_s, chip.num_sms), kernel.num_kernels
 
 
@@ -149,7 +164,8 @@ def _times(timing: Timing, problems: Sequence[Problem], dtype: str, chip: Chip, 
     left, nums = [0.0] * len(problems), timing.num_kernels.tolist()
     trees = trees_of(chip, dtype, alignment(problems[0], dtype)) if share else None
     if trees is not None:
-        rows = [described(problem, dtype, chip, busy_s) for problem, busy_s in zip(problems, expected, strict=True)]
+        measured = chip if chip.name == chip.origin else _origin(chip.origin)
+        rows = [described(problem, dtype, measured, coef) for problem in problems]
         left = logs(trees, [row for row, _ in rows])
         nums = [num or old for (_, num), old in zip(rows, nums, strict=True)]
     return [

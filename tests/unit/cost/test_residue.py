@@ -53,7 +53,10 @@ def test_trees_ask_of_nothing_but_the_features(h200: Chip) -> None:
             width = len(residue.attention_features(dict.fromkeys(("b", "h", "hkv", "s", "skv", "d"), 8), h200.num_sms))
         else:
             problem = (1, 64, 65, 67, "nt") if pool == "half.odd" else (1, 64, 64, 64, "nt")
-            width = len(matmul.described(problem, dtype, chip_of(device(name.partition("/")[0])), 1e-5)[0])
+            chip = chip_of(device(name.partition("/")[0]))
+            entry = pricer_of(device(chip.name)).calibration.entry("gemm", dtype)
+            coef = {**matmul.DEFAULTS, **(entry["coef"] if entry else {})}
+            width = len(matmul.described(problem, dtype, chip, coef)[0])
         assert trees.feature.max() < width, name
 
 
@@ -105,3 +108,13 @@ def test_many_products_at_once_are_priced_as_one_by_one(h200: Chip) -> None:
 @pytest.mark.parametrize("name", ["l40s", "b200", "a100-sxm-80gb", "h100-sxm", "gb200"])
 def test_devices_of_the_tables_have_a_factor(name: str) -> None:
     assert any(logs(PROBLEMS, "bf16", chip_of(device(name))))
+
+
+@pytest.mark.parametrize(("dtype", "n"), [("bf16", 4096), ("bf16", 4097), ("fp32", 1000), ("tf32", 1000)])
+def test_more_bandwidth_and_warmer_operands_never_slow_a_learned_product(dtype: str, n: int) -> None:
+    plain, wider = (pricer_of(device(name)) for name in ("h200", "h200 hbm_bandwidth=2x"))
+    for m, k in ((1, 4096), (8, 16384), (300, 999), (5000, 640)):
+        asked = Call("gemm", dtype, "fwd", "cublas", (("m", m), ("n", n), ("k", k)))
+        base_s = plain.price(asked).time.busy_s
+        assert wider.price(asked).time.busy_s <= base_s * (1 + 1e-9)
+        assert plain.price(asked, 0.9).time.busy_s <= base_s * (1 + 1e-9)
