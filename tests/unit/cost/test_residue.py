@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ridgeline.cost import matmul, residue
+from ridgeline.cost.calibration import SIBLINGS
 from ridgeline.cost.call import Call
 from ridgeline.cost.chip import Chip, chip_of
 from ridgeline.cost.price import pricer_of
@@ -71,8 +72,14 @@ def test_far_from_everything_measured_the_factor_is_still_bounded(h200: Chip) ->
     assert all(abs(log) <= residue.BOUND for dtype in ("bf16", "fp8") for log in logs(huge, dtype, h200))
 
 
-def test_a_device_that_nobody_measured_has_none() -> None:
-    assert logs(PROBLEMS, "bf16", chip_of(device("h100-pcie"))) == [0.0] * len(PROBLEMS)
+def test_a_device_of_an_architecture_that_nobody_measured_has_none() -> None:
+    assert logs(PROBLEMS, "bf16", chip_of(device("t4"))) == [0.0] * len(PROBLEMS)
+
+
+def test_a_device_that_nobody_measured_takes_the_factor_of_a_sibling() -> None:
+    pcie, sxm = (residue.trees_of(chip_of(device(name)), "bf16", 8) for name in ("h100-pcie", "h100-sxm"))
+    assert pcie is sxm is not None
+    assert all(SIBLINGS[arch] == donor for arch, donor in residue.DONORS.items())
 
 
 def test_an_imagined_device_keeps_the_factor_of_the_one_it_was_made_from(h200: Chip) -> None:
