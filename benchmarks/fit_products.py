@@ -1,6 +1,6 @@
 """Grows the trees of ``cost/residue.py``: what the structure of a product leaves over, on measured products.
 
-    python benchmarks/fit_products.py [--device h200] [--silicon ../shared/silicon] [--write]
+    python benchmarks/fit_products.py [--device h200] [--only half,fp8] [--silicon ../shared/silicon] [--write]
 
 Every product of ``operators_seed*`` is priced without them; trees learn the logarithm of measured over predicted time,
 boosted with a clipped loss. Prints the error on a quarter held out while growing, and of the trees grown from
@@ -28,7 +28,8 @@ from ridgeline.cost.price import Pricer
 from ridgeline.cost.residue import BOUND, Boosted, boosted, features, pool_of
 from ridgeline.hardware import device
 
-DEPTH, RATE, CLIP, RIDGE = 4, 0.1, 0.15, 10.0
+DEPTH, RATE, RIDGE = 4, 0.1, 10.0
+CLIP, NARROW_CLIP = 0.15, 0.08  # how much one row may pull; where noise is most of what is left
 TREES, MOST_TREES = 150, 320  # of a pool; of one whose kernels are told
 BINS, ROWS_FRAC, FEATURES_FRAC = 32, 0.8, 0.5
 POOLS = ("half", "half.odd", "fp32", "tf32", "fp8")
@@ -112,14 +113,14 @@ def question(
     return found
 
 
-def grow(given: Measured, trees: int, seed: int = 0) -> Boosted:
+def grow(given: Measured, trees: int, clip: float = CLIP) -> Boosted:
     """Trees one after another, each from most of the rows and half of the features, of what is left unexplained."""
-    rng, rows, weight = np.random.default_rng(seed), given.rows, given.weight
+    rng, rows, weight = np.random.default_rng(0), given.rows, given.weight
     cuts = [cuts_of(column) for column in rows.T]
     binned = np.stack([np.searchsorted(cut, column) for cut, column in zip(cuts, rows.T, strict=True)], axis=1)
     told, parts = np.zeros(len(rows)), ([], [], [])  # type: ignore[var-annotated]
     for _ in range(trees):
-        left = np.clip(given.logs - told, -CLIP, CLIP) * weight
+        left = np.clip(given.logs - told, -clip, clip) * weight
         drawn = np.nonzero(rng.random(len(rows)) < ROWS_FRAC)[0]
         asked = np.nonzero(rng.random(rows.shape[1]) < FEATURES_FRAC)[0]
         leaf, asked_of, limits = np.zeros(len(rows), np.int64), [], []
@@ -182,13 +183,13 @@ def save(path: Path, pools: dict[str, Boosted]) -> None:
     print(f"{path.name}: {path.stat().st_size} bytes, {at} trees")
 
 
-def recorded(name: str) -> dict[str, Boosted]:
+def recorded(name: str, only: str) -> dict[str, Boosted]:
     """Trees of a device whose products were recorded here."""
     pricer = without(Pricer(device(name)))
     given = sets(load_operators(name), pricer)
     judges = {judge: sets(load_operators(name, judge), pricer) for judge in JUDGES}
     pools = {}
-    for pool in POOLS:
+    for pool in (pool for pool in POOLS if not only or pool in only.split(",")):
         pools[f"{name}/{pool}"] = trees = told(f"{name}/{pool}", given[pool])
         for judge, samples in judges.items():
             if pool in samples:
@@ -205,12 +206,13 @@ FIGURES: dict[str, dict[str, Any]] = {}
 def told(name: str, mine: Measured) -> Boosted:
     """Trees grown from everything; the error printed is of those grown from three quarters, on the fourth."""
     trees = MOST_TREES if name.partition("/")[2] in heuristic.POOLS else TREES
+    clip = NARROW_CLIP if name in ("h200/half", "h200/fp8") else CLIP
     kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
-    held, part = mine.some(~kept), grow(mine.some(kept), trees)
+    held, part = mine.some(~kept), grow(mine.some(kept), trees, clip)
     FIGURES[name] = held.figures(part.logs(held.rows))
     after = held.missed(part.logs(held.rows))
     print(f"{name:24s} n {len(mine.rows):5d}  held out {held.missed(0.0):.2%} -> {after:.2%}", flush=True)
-    return grow(mine, trees)
+    return grow(mine, trees, clip)
 
 
 def tabled(name: str, folder: Path) -> dict[str, Boosted]:
@@ -279,10 +281,11 @@ def write(pools: dict[str, Boosted]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="h200", help="recorded here; none for tables alone")
+    parser.add_argument("--only", default="", help="pools of the recorded device, such as half,fp8")
     parser.add_argument("--silicon", type=Path, help="folder with one folder of tables for each device")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    pools = recorded(options.device) if options.device != "none" else {}
+    pools = recorded(options.device, options.only) if options.device != "none" else {}
     for name in ("h100-sxm", "a100-sxm-80gb", "b200", "gb200", "l40s") if options.silicon else ():
         pools |= tabled(name, options.silicon)
     if options.write:
