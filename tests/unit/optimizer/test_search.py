@@ -422,7 +422,7 @@ def test_training_is_captured_where_the_model_can_be_and_tried_both_ways_where_i
 def test_in_training_torch_compile_is_measured_before_blocks_are_refined() -> None:
     (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
     names = _names(_facts(mode="train", groups=(group,), substitutable=("loss", "norm")))
-    order = ["graph", "kernels + graph", "rewritten blocks + graph", "blocks and loss + graph",
+    order = ["graph", "rewritten blocks + graph", "blocks and loss + graph", "kernels + graph",
              "torch.compile", "torch.compile + graph", "compiled + graph"]  # fmt: skip
     assert [name for name in names if name in order] == order
 
