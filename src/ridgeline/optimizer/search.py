@@ -43,6 +43,7 @@ from ridgeline.optimizer.receipt import (
     Step,
 )
 from ridgeline.optimizer.regions import (
+    grouped_frac,
     groups,
     has_head,
     has_long_rows,
@@ -234,6 +235,7 @@ class Search:
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
             convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
+            grouped_frac=grouped_frac(model, groups(model)),
             long_rows=has_long_rows(model),
             groups_channels=any(isinstance(module, nn.GroupNorm) for module in model.modules()),
             random=self.random,

@@ -22,7 +22,7 @@ from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Timed, compare
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.regions import Group, groups, has_head, kind_of
+from ridgeline.optimizer.regions import Group, grouped_frac, groups, has_head, kind_of
 from ridgeline.optimizer.search import Problem, Search
 from ridgeline.optimizer.studio import uncached_casts
 
@@ -362,6 +362,11 @@ def test_blocks_that_cannot_be_compiled_alone_lead_to_the_whole_at_once() -> Non
     found = _climbed(_facts(groups=(group,)), lambda c: "failed" if "blocks" in c.name else "slower")
     names = [c.name for c in found]
     assert names.index("rewrites + graph") < names.index("torch.compile")
+    names = _names(_facts(groups=(group,), grouped_frac=0.7))
+    assert names.index("blocks + graph") < names.index("rewrites + graph") < names.index("torch.compile")
+    assert names.count("rewrites + graph") == 1
+    model = nn.Sequential(*[Block() for _ in range(4)], nn.Linear(8, 8), nn.Linear(8, 8))
+    assert 0.5 < grouped_frac(model, groups(model)) < 1.0
 
 
 def test_recurrent_layers_cost_a_compiler_nothing_since_it_does_not_look_into_them() -> None:
@@ -379,6 +384,13 @@ def _rungs(facts: Facts) -> list[Rung]:
         found.append(rung)
         climber.entries[rung.candidate.name] = replace_status(rung)
     return found
+
+
+def test_products_are_tuned_after_torch_compile_was_measured() -> None:
+    """Tuning takes minutes that no price foretells, and the guarantee rests on torch.compile."""
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    for names in (_names(_facts(groups=(group,))), _names(_facts())):
+        assert names.index("torch.compile") < names.index("rewrites + graph") < names.index("tuned + graph")
 
 
 def test_random_inference_keeps_eagers_dice_under_inductor() -> None:
@@ -425,6 +437,14 @@ def test_where_a_vocabulary_is_outside_of_blocks_the_whole_is_compiled_in_their_
     failed = [c.name for c in _climbed(facts, lambda c: "failed" if c.name.startswith("compiled") else "slower")]
     assert failed.index("compiled + graph") < failed.index("blocks + graph") < failed.index("torch.compile")
     assert has_head(nn.Sequential(body, nn.Linear(8, 32000))) and not has_head(nn.Sequential(body, nn.Linear(8, 1000)))
+
+
+def test_in_training_too_blocks_that_fail_are_rewritten_with_the_whole() -> None:
+    (group,) = groups(nn.Sequential(*[Block() for _ in range(4)]))
+    facts = _facts(mode="train", groups=(group,))
+    names = [c.name for c in _climbed(facts, lambda c: "failed" if "blocks" in c.name else "slower")]
+    assert names.index("blocks + graph") < names.index("rewrites + graph") < names.index("torch.compile")
+    assert "rewrites + graph" not in _names(facts)
 
 
 def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
@@ -617,11 +637,13 @@ def test_a_rival_that_needs_too_much_memory_is_timed_and_never_returned(monkeypa
 
 
 def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
+    for name, seconds in (("left_s", 20.0), ("_reserve_s", 10.0), ("_least_s", 2.0)):
+        monkeypatch.setattr(Search, name, lambda self, seconds=seconds: seconds)
+    costs = {"ours": 0.1, "others": 12.0, "torch.compile": 12.0}
     layer = lambda model: model.layer
-    costs = {"ours": 0.1, "others": 17.0, "torch.compile": 17.0}
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["others"] == "skipped" and receipt.stock_s is not None
-    costs["torch.compile"] = 19.9
+    costs["torch.compile"] = 19.0
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["torch.compile"] == "skipped" and "was not measured" in receipt.guarantee
 

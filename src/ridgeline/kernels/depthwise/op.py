@@ -66,8 +66,9 @@ def planned(
 ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     """The launch of a convolution, compiled, and the numbers it is launched with."""
     columns = (bias, mean, var, gamma, beta)
-    kinds = tuple(None if each is None else each.dtype for each in columns)
-    key = (x.shape, w.shape[2:], x.dtype, kinds, eps, activation, *stride, *padding, tile, x.get_device())
+    kinds = tuple(None if each is None else (each.dtype, each.shape, each.stride()) for each in columns)
+    image = (x.shape, x.stride(), x.dtype, w.shape, w.dtype)
+    key = (*image, kinds, eps, activation, *stride, *padding, tile, x.get_device(), x.data_ptr() & 15)
     plan = _plans.get(key)
     if plan is None:
         DEPTHWISE.check(x, w, *columns, eps, activation, stride, padding)
