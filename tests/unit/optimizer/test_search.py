@@ -283,6 +283,15 @@ def test_a_rival_that_is_ahead_in_the_last_race_and_wrong_is_not_returned_and_th
     assert receipt.winner == built.candidate.name == "ours"
     (said,) = [note for note in receipt.notes if "last race" in note]
     assert "torch.compile was 1.10× as fast" in said and "not returned: output" in said
+    assert "but slower than torch.compile (1 s, and may not be returned" in receipt.guarantee
+
+
+def test_a_receipt_says_where_torch_compile_is_faster_and_wrong(monkeypatch: Any) -> None:
+    slower = lambda model: lambda x: (time.sleep(5e-4), model.layer(x))[1]
+    calls = {"torch.compile": lambda model: lambda x: model.layer(x) + 1, "ours": slower}
+    receipt, _ = _searched(monkeypatch, calls)
+    assert receipt.winner == "ours" and _status(receipt)["torch.compile"] == "wrong"
+    assert "but slower than torch.compile" in receipt.guarantee and "not as accurate: output" in receipt.guarantee
 
 
 def _facts(**given: Any) -> Facts:
