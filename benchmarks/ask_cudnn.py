@@ -298,15 +298,15 @@ def wanted(q: Question) -> bool:
     return (q.w[2] == 1 and q.stride[0] == 1) or q.dtype in ("fp32", "tf32")
 
 
-def answers(cudnn: Cudnn, seed: int, num: int, seconds: float, narrow: bool) -> Iterator[list[Any]]:
-    """Shape and answer, one after another; ``narrow`` keeps four of five to the wanted."""
+def answers(cudnn: Cudnn, seed: int, num: int, seconds: float, narrow: bool, single: bool) -> Iterator[list[Any]]:
+    """Shape and answer, one after another; ``narrow`` keeps four of five to the wanted, ``single`` to fp32 and tf32."""
     rng, end, count = random.Random(seed), time.monotonic() + seconds, 0
     while count < num and time.monotonic() < end:
         asked = draw(rng)
         if asked is None or (narrow and not wanted(asked) and rng.random() < 0.8):
             continue
         count += 1
-        q = asked
+        q = replace(asked, dtype=rng.choices(("fp32", "tf32"), (2, 1))[0]) if single else asked
         try:
             found = cudnn.ask(q)
         except RuntimeError:
@@ -333,14 +333,14 @@ def _preload() -> Path:
     raise SystemExit("no cuDNN found beside torch: pass --lib FOLDER, the one that holds libcudnn.so.9")
 
 
-def work(job: tuple[str, int, int, float, bool, str]) -> int:
-    lib, seed, num, seconds, present, out = job
+def work(job: tuple[str, int, int, float, bool, bool, str]) -> int:
+    lib, seed, num, seconds, present, single, out = job
     cudnn = Cudnn(Path(lib) if lib else _preload(), None if present else H200)
     count = 0
     with gzip.open(out, "wt") as file:
         head = {"cudnn": cudnn.version(), "seed": seed, "present": present, "properties": cudnn.properties()}
         file.write(json.dumps(head) + "\n")
-        for row in answers(cudnn, seed, num, seconds, present):
+        for row in answers(cudnn, seed, num, seconds, present and not single, single):
             file.write(json.dumps(row) + "\n")
             count += 1
     return count
@@ -373,6 +373,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="folder of the answers")
+    parser.add_argument("--single", action="store_true", help="single precision alone, full and rounded")
     parser.add_argument("--recorded", action="store_true", help="ask for the recorded convolutions in --out instead")
     args = parser.parse_args()
     if args.recorded:
@@ -380,7 +381,8 @@ def main() -> None:
         return
     args.out.mkdir(parents=True, exist_ok=True)
     parts = [args.out / f"part{i}.jsonl.gz" for i in range(args.workers)]
-    jobs = [(args.lib, args.seed * 1000 + i, args.num, args.seconds, args.device, str(p)) for i, p in enumerate(parts)]
+    asked = (args.num, args.seconds, args.device, args.single)
+    jobs = [(args.lib, args.seed * 1000 + i, *asked, str(p)) for i, p in enumerate(parts)]
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
         counts = pool.map(work, jobs)
     with gzip.open(args.out / "answers.jsonl.gz", "wt") as whole:

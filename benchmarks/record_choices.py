@@ -28,11 +28,17 @@ SLOW_S = 0.05
 
 
 def record_choices(path: Path, seed: int, budget_s: float, device: str = "cuda") -> None:
-    from ridgeline.bench.environment import environment
     from ridgeline.bench.surveys import choice_points
 
     todo = list(choice_points(seed))
     random.Random(seed + 1).shuffle(todo)
+    record_points(path, todo, seed, budget_s, device)
+
+
+def record_points(path: Path, todo: list[Any], seed: int, budget_s: float, device: str = "cuda") -> None:
+    """Kernels and durations of these points, in this order, until the time is up."""
+    from ridgeline.bench.environment import environment
+
     began, done, kept = time.perf_counter(), 0, 0
     with gzip.open(path, "wt") as out:
         out.write(json.dumps({"environment": environment(), "seed": seed, "date": time.strftime("%Y-%m-%d")}) + "\n")
@@ -115,11 +121,11 @@ def _once_s(run: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def record_blind(path: Path, seed: int, budget_s: float) -> None:
+def record_blind(path: Path, seed: int, budget_s: float, scale: float) -> None:
     from ridgeline.bench.record import record_operators
     from ridgeline.bench.surveys import general_points
 
-    record_operators(path, seed, budget_s, 1.0, functools.partial(print, flush=True), general_points(seed))
+    record_operators(path, seed, budget_s, 1.0, functools.partial(print, flush=True), general_points(seed, scale))
 
 
 NAMES = {"choices": "operators", "blind": "blind"}
@@ -143,6 +149,7 @@ def main() -> None:
     parser.add_argument("--section", default="choices", choices=tuple(NAMES))
     parser.add_argument("--seed", type=int)
     parser.add_argument("--budget-s", type=float)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the blind sample's shapes")
     options = parser.parse_args()
     blind = options.section == "blind"
     seed = options.seed if options.seed is not None else 2001 if blind else 5
@@ -152,8 +159,11 @@ def main() -> None:
     if options.out is None:
         parser.error("--out DIR or --file DIR is needed")
     options.out.mkdir(parents=True, exist_ok=True)
-    record = record_blind if blind else record_choices
-    record(options.out / f"{options.section}.jsonl.gz", seed, options.budget_s or (55.0 if blind else 190.0))
+    path, budget_s = options.out / f"{options.section}.jsonl.gz", options.budget_s or (55.0 if blind else 190.0)
+    if blind:
+        record_blind(path, seed, budget_s, options.scale)
+    else:
+        record_choices(path, seed, budget_s)
 
 
 if __name__ == "__main__":

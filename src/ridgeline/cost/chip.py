@@ -43,6 +43,7 @@ class Chip:
     vector_flops_per_s: float
     tdp_w: float
     idle_w: float
+    origin: str = ""  # the device itself, or the one that an imagined device was made from
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """The dense matrix peak for operands of ``dtype``; fp32 means full precision on the vector units."""
@@ -108,4 +109,5 @@ def chip_of(device: Device) -> Chip:
         l2_bytes_per_s=device.l2.bandwidth_bytes_per_s, smem_bytes=device.shared.capacity_bytes,
         tensor_flops_per_s=_matrix_peaks(device),
         vector_flops_per_s=device.peak_flops_per_s("vector", "fp32"), tdp_w=device.tdp_w, idle_w=device.idle_w,
+        origin=device.parent or device.name,
     )  # fmt: skip

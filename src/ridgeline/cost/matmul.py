@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, selection
-from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing
+from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing, chip_of
 from ridgeline.cost.classic import classic_timing, vector_timing
 from ridgeline.cost.gemm import gemm_timing
+from ridgeline.cost.heuristic import taken, told
+from ridgeline.cost.residue import features, logs, trees_of
+from ridgeline.hardware import device
 
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
 LEGACY = "ampere"
@@ -21,6 +26,7 @@ THIN_ROWS = 16
 DEFAULTS: Coef = {
     "grouped_ratio": 1.24,  # a grouped product over one batched call of the same size: groups of unequal tiles
     "grouped_s": 6.3e-6,  # laying out the groups' problems on the device
+    "residue_frac": 0.0,  # share of the factor learned from measured products that applies (cost/residue.py)
 }
 
 
@@ -126,9 +132,46 @@ def _computed(dtype: str, chip: Chip) -> str:
 
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dtype = _computed(call.dtype, chip)
-    timing = _classic(problem, dtype, chip, coef, warm_frac) or _newest(problem, dtype, chip, coef, warm_frac)
-    bound = BOUND_NAMES[int(timing.bound[0])]
-    return Time(float(timing.expected_s[0]), float(timing.floor_s[0]), bound, int(timing.num_kernels[0]))
+    return _times(_structure(problem, dtype, chip, coef, warm_frac), [problem], dtype, chip, coef)[0]
+
+
+def _structure(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: float) -> Timing:
+    return _classic(problem, dtype, chip, coef, warm_frac) or _newest(problem, dtype, chip, coef, warm_frac)
+
+
+@lru_cache(maxsize=32)
+def _origin(name: str) -> Chip:
+    return chip_of(device(name))
+
+
+def described(problem: Problem, dtype: str, chip: Chip, coef: Coef) -> tuple[list[float], int]:
+    """Features that the learned factor asks for, and how many kernels run (0: as the structure says).
+
+    They are of the shape alone, on the device as it was measured and with cold operands, so that neither an imagined
+    bandwidth nor a warmer cache moves the factor.
+    """
+    aligned = alignment(problem, dtype)
+    found, kernel = features(problem, dtype, aligned, chip.num_sms), taken(problem, dtype, aligned, chip)
+    if kernel is None:
+        return found, 0
+    busy_s = float(_structure(problem, dtype, chip, coef, 0.0).expected_s[0])
+    return found + told(kernel, problem, ITEMSIZE.get(dtype, 2.0), busy_s, chip.num_sms), kernel.num_kernels
+
+
+def _times(timing: Timing, problems: Sequence[Problem], dtype: str, chip: Chip, coef: Coef) -> list[Time]:
+    """What the structure says, times what it leaves over; all of one alignment."""
+    share, expected, floors = coef["residue_frac"], timing.expected_s.tolist(), timing.floor_s.tolist()
+    left, nums = [0.0] * len(problems), timing.num_kernels.tolist()
+    trees = trees_of(chip, dtype, alignment(problems[0], dtype)) if share else None
+    if trees is not None:
+        measured = chip if chip.name == chip.origin else _origin(chip.origin)
+        rows = [described(problem, dtype, measured, coef) for problem in problems]
+        left = logs(trees, [row for row, _ in rows])
+        nums = [num or old for (_, num), old in zip(rows, nums, strict=True)]
+    return [
+        Time(max(floor, busy_s * math.exp(share * log)), floor, BOUND_NAMES[bound], int(num))
+        for log, busy_s, floor, bound, num in zip(left, expected, floors, timing.bound.tolist(), nums, strict=True)
+    ]
 
 
 def is_plain(call: Call) -> bool:
@@ -147,5 +190,4 @@ def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[flo
     seen = replace(chip, arch=LEGACY) if dtype == "fp32" and len(coef) > len(DEFAULTS) else chip
     b, m, n, k = (list(column) for column in zip(*(p[:4] for p in problems), strict=True))
     timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=list(warm_fracs))
-    found = (timing.expected_s.tolist(), timing.floor_s.tolist(), timing.bound.tolist(), timing.num_kernels.tolist())
-    return [Time(expected, floor, BOUND_NAMES[bound], num) for expected, floor, bound, num in zip(*found, strict=True)]
+    return _times(timing, problems, dtype, chip, coef)

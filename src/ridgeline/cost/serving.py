@@ -6,11 +6,13 @@ harness rather than the kernel are kept apart in the calibration, under ``protoc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from ridgeline.cost import residue
 from ridgeline.cost.attention import attention_timing
 from ridgeline.cost.call import ITEMSIZE, Call, Time
 from ridgeline.cost.chip import BOUND_NAMES, Chip
@@ -25,11 +27,14 @@ CACHE_LAUNCH_S = 2.5e-6  # the kernel that copies new keys and values into the c
 SCAN_WIDTH, SCAN_MAX_BATCH = 31, 992  # sequences a scheduler warp looks through at once, and up to how many it does
 
 
+def _entry_name(dims: Mapping[str, Any]) -> str:
+    decoding = dims["s"] <= DECODE_ROWS < dims["skv"] or dims["s"] == 1
+    return ("decode" if decoding else "prefill") + ("_window" if dims.get("window") else "")
+
+
 def entry_of(entries: Mapping[str, Entry], call: Call) -> Entry | None:
     """The calibration entry of an attention call: prefill or decode, with or without a window."""
-    dims = call.dims()
-    decoding = dims["s"] <= DECODE_ROWS < dims["skv"] or dims["s"] == 1
-    name = ("decode" if decoding else "prefill") + ("_window" if dims.get("window") else "")
+    name = _entry_name(call.dims())
     found = entries.get(name) or entries.get(name.partition("_")[0])
     return found if call.phase == "fwd" else None
 
@@ -46,7 +51,12 @@ def gemm(call: Call, chip: Chip, entry: Entry, warm_frac: float) -> Time:
         turns = -(-dims["k"] // 2048)
         row_s = protocol["quantize_row_s"] + protocol["quantize_block_s"] * (turns - 1)
         quantize_s = protocol["quantize_launch_s"] + dims["m"] * row_s
-    return Time(float(timing.expected_s[0]) + quantize_s, float(timing.floor_s[0]), BOUND_NAMES[int(timing.bound[0])])
+    floor_s, expected_s = float(timing.floor_s[0]), float(timing.expected_s[0]) + quantize_s
+    if share := entry["coef"].get("residue_frac", 0.0):
+        problem = dims.get("b", 1), dims["m"], dims["n"], dims["k"], "nt"
+        rows = [residue.features(problem, call.dtype, 8, chip.num_sms)]
+        expected_s *= math.exp(share * residue.logs(residue.trees_of(chip, call.dtype, 8), rows)[0])
+    return Time(max(floor_s, expected_s), floor_s, BOUND_NAMES[int(timing.bound[0])])
 
 
 def attention(call: Call, chip: Chip, entry: Entry, warm_frac: float) -> Time:
@@ -60,7 +70,10 @@ def attention(call: Call, chip: Chip, entry: Entry, warm_frac: float) -> Time:
         library=entry["library"], dtype=dtype, warm_frac=warm_frac,
     )  # fmt: skip
     extra_s = _decode_extra_s(dims, chip, coef) if decoding else _cache_write_s(dims, chip, coef, warm_frac, call.dtype)
-    return Time(float(timing.expected_s[0]) + extra_s, float(timing.floor_s[0]), BOUND_NAMES[int(timing.bound[0])], 2)
+    floor_s, expected_s = float(timing.floor_s[0]), float(timing.expected_s[0]) + extra_s
+    if share := coef.get("residue_frac", 0.0):
+        expected_s *= math.exp(share * residue.attention_log(_entry_name(dims), dims, chip))
+    return Time(max(floor_s, expected_s), floor_s, BOUND_NAMES[int(timing.bound[0])], 2)
 
 
 def _cache_write_s(dims: Mapping[str, Any], chip: Chip, coef: Entry, warm_frac: float, dtype: str) -> float:

@@ -1,0 +1,296 @@
+"""Grows the trees of ``cost/residue.py``: what the structure of a product leaves over, on measured products.
+
+    python benchmarks/fit_products.py [--device h200] [--only half,fp8] [--silicon ../shared/silicon] [--write]
+
+Every product of ``operators_seed*`` is priced without them; trees learn the logarithm of measured over predicted time,
+boosted with a clipped loss. Prints the error on a quarter held out while growing, and of the trees grown from
+everything on the two judging samples that were opened before (``unseen_seed*``, ``blind_seed1003``). ``--silicon`` also
+grows those of the devices known from serving frameworks' tables (``fit_silicon.py`` says where they come from).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from recordings import DATA, load_operators, update_calibration
+from validate_operators import errors
+
+from ridgeline.cost import heuristic, host, matmul, residue
+from ridgeline.cost.chip import Chip, chip_of
+from ridgeline.cost.price import Pricer
+from ridgeline.cost.residue import BOUND, Boosted, boosted, features, pool_of
+from ridgeline.hardware import device
+
+DEPTH, RATE, RIDGE = 4, 0.1, 10.0
+CLIP, NARROW_CLIP = 0.15, 0.08  # how much one row may pull; where noise is most of what is left
+TREES, MOST_TREES = 150, 320  # of a pool; of one whose kernels are told
+BINS, ROWS_FRAC, FEATURES_FRAC = 32, 0.8, 0.5
+POOLS = ("half", "half.odd", "fp32", "tf32", "fp8")
+MOST_ROWS = 9000  # of a table
+PATH = DATA / residue.FILE
+JUDGES = ("unseen_seed*", "blind_seed1003")
+
+
+def problem_of(row: dict[str, Any]) -> matmul.Problem:
+    s = row["shape"]
+    layout = s.get("layout", "nn" if row["kind"] == "bmm" else "nt")
+    return s.get("b", 1), s["m"], s["n"], s["k"], layout
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Features of products, what their structure says, what events add to that, and what was measured."""
+
+    rows: np.ndarray
+    busy_s: np.ndarray
+    more_s: np.ndarray
+    measured_s: np.ndarray
+
+    @property
+    def logs(self) -> np.ndarray:
+        """What trees learn: kernels' time over that of the structure."""
+        return np.asarray(np.log(np.maximum(self.measured_s - self.more_s, 0.3 * self.busy_s) / self.busy_s))
+
+    @property
+    def weight(self) -> np.ndarray:
+        """A call that is mostly the events' own time says little."""
+        return np.asarray(self.busy_s / (self.busy_s + self.more_s))
+
+    def missed(self, logs: np.ndarray | float) -> float:
+        told_s = self.busy_s * np.exp(np.clip(logs, -BOUND, BOUND)) + self.more_s
+        return float(np.mean(np.abs(told_s / self.measured_s - 1)))
+
+    def figures(self, logs: np.ndarray) -> dict[str, Any]:
+        """How far products held out are off, as calibrations tell it."""
+        off = np.log((self.busy_s * np.exp(np.clip(logs, -BOUND, BOUND)) + self.more_s) / self.measured_s)
+        q05, q95 = (round(float(q), 4) for q in np.quantile(off, (0.05, 0.95)))
+        ratio = np.exp(off) - 1
+        share = {"mape": np.abs(ratio).mean(), "bias": ratio.mean(), "median_ape": np.median(np.abs(ratio))}
+        rounded = {name: round(float(value), 4) for name, value in share.items()}
+        return {"n": len(off), **rounded, "log_quantiles": {"q05": q05, "q95": q95}}
+
+    def some(self, kept: np.ndarray) -> Measured:
+        return Measured(self.rows[kept], self.busy_s[kept], self.more_s[kept], self.measured_s[kept])
+
+
+def cuts_of(column: np.ndarray) -> np.ndarray:
+    seen = np.unique(column)
+    if len(seen) <= BINS:
+        return np.asarray((seen[1:] + seen[:-1]) / 2)
+    return np.unique(np.quantile(column, np.linspace(0, 1, BINS + 1)[1:-1]))
+
+
+def question(
+    binned: np.ndarray,
+    cuts: list[np.ndarray],
+    leaf: np.ndarray,
+    pulls: tuple[np.ndarray, np.ndarray],
+    asked: np.ndarray,
+) -> tuple[int, int]:
+    """The feature and cut that, asked in all branches at once, explain most."""
+    best, found, num = -1.0, (0, 0), int(leaf.max()) + 1
+    pull, weight = pulls
+    for at in asked:
+        width = len(cuts[at]) + 1
+        if width < 2:
+            continue
+        place = leaf * width + binned[:, at]
+        total = np.bincount(place, pull, num * width).reshape(num, width)
+        count = np.bincount(place, weight, num * width).reshape(num, width)
+        left, below = np.cumsum(total, 1)[:, :-1], np.cumsum(count, 1)[:, :-1]
+        right, above = total.sum(1, keepdims=True) - left, count.sum(1, keepdims=True) - below
+        score = (left**2 / (below + RIDGE) + right**2 / (above + RIDGE)).sum(0)
+        cut = int(np.argmax(score))
+        if score[cut] > best:
+            best, found = float(score[cut]), (int(at), cut)
+    return found
+
+
+def grow(given: Measured, trees: int, clip: float = CLIP) -> Boosted:
+    """Trees one after another, each from most of the rows and half of the features, of what is left unexplained."""
+    rng, rows, weight = np.random.default_rng(0), given.rows, given.weight
+    cuts = [cuts_of(column) for column in rows.T]
+    binned = np.stack([np.searchsorted(cut, column) for cut, column in zip(cuts, rows.T, strict=True)], axis=1)
+    told, parts = np.zeros(len(rows)), ([], [], [])  # type: ignore[var-annotated]
+    for _ in range(trees):
+        left = np.clip(given.logs - told, -clip, clip) * weight
+        drawn = np.nonzero(rng.random(len(rows)) < ROWS_FRAC)[0]
+        asked = np.nonzero(rng.random(rows.shape[1]) < FEATURES_FRAC)[0]
+        leaf, asked_of, limits = np.zeros(len(rows), np.int64), [], []
+        for _ in range(DEPTH):
+            at, cut = question(binned[drawn], cuts, leaf[drawn], (left[drawn], weight[drawn]), asked)
+            leaf = leaf * 2 + (binned[:, at] > cut)
+            asked_of.append(at)
+            limits.append(cuts[at][cut])
+        total = np.bincount(leaf[drawn], left[drawn], 1 << DEPTH)
+        values = RATE * total / (np.bincount(leaf[drawn], weight[drawn], 1 << DEPTH) + RIDGE)
+        told += values[leaf]
+        for part, value in zip(parts, (asked_of, limits, values), strict=True):
+            part.append(value)
+    return boosted(*(np.array(part) for part in parts))
+
+
+def sets(rows: list[dict[str, Any]], pricer: Pricer) -> dict[str, Measured]:
+    """Measured products by pool."""
+    found: dict[str, list[tuple[list[float], float, float, float]]] = defaultdict(list)
+    known = pricer.calibration.families["gemm"]
+    coefs = {dtype: {**matmul.DEFAULTS, **entry["coef"]} for dtype, entry in known.items()}
+    for e in errors([r for r in rows if r["kind"] in ("gemm", "bmm") and r["phase"] == "fwd"], pricer):
+        problem, dtype, busy_s = problem_of(e["row"]), e["row"]["dtype"], e["busy_s"]
+        values, num = matmul.described(problem, dtype, pricer.chip, coefs[dtype])
+        more_s = math.exp(e["log"]) * e["measured_s"] - busy_s
+        if num:
+            more_s = host.DEFAULTS["event_s"] + host.DEFAULTS["event_gap_s"] * (num - 1)
+        found[pool_of(dtype, matmul.alignment(problem, dtype))].append((values, busy_s, more_s, e["measured_s"]))
+    return {
+        pool: Measured(np.array([r[0] for r in some]), *(np.array([r[i] for r in some]) for i in (1, 2, 3)))
+        for pool, some in found.items()
+    }
+
+
+def without(pricer: Pricer) -> Pricer:
+    """The same prices with no trees behind them."""
+    for entry in pricer.calibration.families.get("gemm", {}).values():
+        entry["coef"].pop("residue_frac", None)
+    return pricer
+
+
+def save(path: Path, pools: dict[str, Boosted]) -> None:
+    at, index, parts = 0, [], ([], [], [])  # type: ignore[var-annotated]
+    for name, trees in pools.items():
+        num = len(trees.feature)
+        index.append([name, [at, at + num]])
+        at += num
+        for part, value in zip(
+            parts, (trees.feature.astype(np.uint8), trees.limit, trees.leaf.reshape(num, -1)), strict=True
+        ):
+            part.append(value)
+    feature, limit, leaf = (np.concatenate(part) for part in parts)
+    np.savez_compressed(
+        path,
+        feature=feature,
+        limit=limit.astype(np.float32),
+        leaf=leaf.astype(np.float16),
+        index=np.array(json.dumps(index)),
+    )
+    print(f"{path.name}: {path.stat().st_size} bytes, {at} trees")
+
+
+def recorded(name: str, only: str) -> dict[str, Boosted]:
+    """Trees of a device whose products were recorded here."""
+    pricer = without(Pricer(device(name)))
+    given = sets(load_operators(name), pricer)
+    judges = {judge: sets(load_operators(name, judge), pricer) for judge in JUDGES}
+    pools = {}
+    for pool in (pool for pool in POOLS if not only or pool in only.split(",")):
+        pools[f"{name}/{pool}"] = trees = told(f"{name}/{pool}", given[pool])
+        for judge, samples in judges.items():
+            if pool in samples:
+                mine = samples[pool]
+                after = mine.missed(trees.logs(mine.rows))
+                print(f"{'':24s} {judge} ({len(mine.rows)}) {mine.missed(0.0):.2%} -> {after:.2%}", flush=True)
+    return pools
+
+
+FIGURES: dict[str, dict[str, Any]] = {}
+"""Of each pool, on the products held out."""
+
+
+def told(name: str, mine: Measured) -> Boosted:
+    """Trees grown from everything; the error printed is of those grown from three quarters, on the fourth."""
+    trees = MOST_TREES if name.partition("/")[2] in heuristic.POOLS else TREES
+    clip = NARROW_CLIP if name in ("h200/half", "h200/fp8") else CLIP
+    kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
+    held, part = mine.some(~kept), grow(mine.some(kept), trees, clip)
+    FIGURES[name] = held.figures(part.logs(held.rows))
+    after = held.missed(part.logs(held.rows))
+    print(f"{name:24s} n {len(mine.rows):5d}  held out {held.missed(0.0):.2%} -> {after:.2%}", flush=True)
+    return grow(mine, trees, clip)
+
+
+def tabled(name: str, folder: Path) -> dict[str, Boosted]:
+    """Trees of a device known from serving frameworks' tables."""
+    import fit_silicon
+
+    chip = chip_of(device(name))
+    known = json.loads((DATA / "calibrations" / f"{name}.json").read_text())["families"]["gemm"]
+    pools = {}
+    for suite in fit_silicon.gemm_suites(name, folder / fit_silicon.FOLDERS[name], chip):
+        entry = known.get(suite.key, {})
+        if entry.get("source") != fit_silicon.SOURCE:
+            continue
+        rows = suite.rows.sample(min(MOST_ROWS, len(suite.rows)), random_state=0)
+        problems = [(1, int(m), int(n), int(k), "nt") for m, n, k in rows[["m", "n", "k"]].to_numpy()]
+        values = np.array([features(p, suite.key, matmul.alignment(p, suite.key), chip.num_sms) for p in problems])
+        busy_s = suite.predict({**entry["coef"], **entry["protocol"]}, rows)
+        measured = Measured(values, busy_s, np.zeros(len(rows)), rows["measured_s"].to_numpy())
+        pools[f"{name}/{pool_of(suite.key, 8)}"] = told(f"{name}/{suite.key}", measured)
+    return pools | tabled_attention(name, folder, chip)
+
+
+ATTENTION = ("prefill", "prefill_window", "decode", "decode_window")
+
+
+def tabled_attention(name: str, folder: Path, chip: Chip) -> dict[str, Boosted]:
+    """The same for attention with 16-bit keys and values."""
+    import fit_silicon
+
+    known = json.loads((DATA / "calibrations" / f"{name}.json").read_text())["families"]["attention"]
+    pools = {}
+    for suite in fit_silicon.attention_suites(name, folder / fit_silicon.FOLDERS[name], chip):
+        entry = known.get(suite.key, {})
+        if suite.key not in ATTENTION or entry.get("source") != fit_silicon.SOURCE:
+            continue
+        rows = suite.rows.sample(min(MOST_ROWS, len(suite.rows)), random_state=0)
+        sizes = ("batch_size", "num_heads", "hkv", "isl", "kv_length", "head_dim", "window_size")
+        values = [_attention_row(suite.key, row, chip) for row in rows[list(sizes)].astype(int).to_numpy().tolist()]
+        busy_s = suite.predict({**entry["coef"], **entry["protocol"]}, rows)
+        measured = Measured(np.array(values), busy_s, np.zeros(len(rows)), rows["measured_s"].to_numpy())
+        pools[f"{name}/{suite.key}"] = told(f"{name}/{suite.key}", measured)
+    return pools
+
+
+def _attention_row(key: str, sizes: list[int], chip: Chip) -> list[float]:
+    b, h, hkv, s, kv_length, d, window = sizes
+    s, skv = (1, kv_length) if key.startswith("decode") else (s, s)
+    dims = {"b": b, "h": h, "hkv": hkv, "s": s, "skv": skv, "d": d, "window": window}
+    return residue.attention_features(dims, chip.num_sms)
+
+
+def write(pools: dict[str, Boosted]) -> None:
+    """The trees, beside those of devices that were not grown anew; and in calibrations, that there are some."""
+    kept = {name: trees for name, trees in residue._pools().items() if name not in pools} if PATH.is_file() else {}
+    save(PATH, kept | pools)
+    for name in {pool.partition("/")[0] for pool in pools}:
+        families = json.loads((DATA / "calibrations" / f"{name}.json").read_text())["families"]
+        for key, entry in (*families["gemm"].items(), *families["attention"].items()):
+            if {f"{name}/{pool}" for pool in (key, pool_of(key, 8), pool_of(key, 1))} & set(pools):
+                entry["coef"]["residue_frac"] = 1.0
+                if f"{name}/{key}" in FIGURES and "protocol" in entry:
+                    entry["heldout"] = FIGURES[f"{name}/{key}"]
+        update_calibration(name, families={family: families[family] for family in ("gemm", "attention")})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="h200", help="recorded here; none for tables alone")
+    parser.add_argument("--only", default="", help="pools of the recorded device, such as half,fp8")
+    parser.add_argument("--silicon", type=Path, help="folder with one folder of tables for each device")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    pools = recorded(options.device, options.only) if options.device != "none" else {}
+    for name in ("h100-sxm", "a100-sxm-80gb", "b200", "gb200", "l40s") if options.silicon else ():
+        pools |= tabled(name, options.silicon)
+    if options.write:
+        write(pools)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What the structure of a product or of attention leaves over: a bounded factor, learned from thousands measured.
+
+The time model of a product knows tiles, waves, splits and memory; what it misses is no noise but regular in the shape
+(which tile the library's heuristic takes where several are near, how a short inner loop fills its pipeline, how a few
+tiles share a cache slice). Boosted trees of a few levels, each asking the same questions of every shape, learn the
+logarithm of that factor; ``benchmarks/fit_products.py`` grows them. A device whose calibration does not say
+``residue_frac`` has none, one that nobody measured has that of a measured sibling of its architecture, and the factor
+never leaves ``BOUND``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.cost.chip import Chip
+from ridgeline.resources import data_dir
+
+FILE = "residue.npz"
+BOUND = 0.45
+"""Largest logarithm of the factor."""
+DONORS = {"hopper": "h100-sxm", "blackwell": "b200", "ampere": "a100-sxm-80gb", "ada": "l40s"}
+"""Whose factor a device of the same architecture takes that was not measured itself."""
+_TILES = ((32, 32), (64, 64), (128, 64), (128, 128), (256, 128))
+_LAYOUTS = ("nt", "nn", "tn", "tt")
+
+Problem = tuple[int, int, int, int, str]
+
+
+def features(problem: Problem, dtype: str, aligned: int, num_sms: int) -> list[float]:
+    """Sizes, products of sizes, what they leave over in tiles, and how full tiles and waves are."""
+    b, m, n, k, layout = problem
+    low, high, out = min(m, n), max(m, n), m * n
+    found = [float(_LAYOUTS.index(layout)), float(aligned), float(dtype == "fp16"), b, m, n, k, low, high, out, b * out,
+             b * out * k, m * k, n * k, b * (out + (m + n) * k), n / m, k / math.sqrt(out), m % 8, n % 8, k % 8, m % 16,
+             m % 64, n % 64, k % 64, m % 128, n % 128]  # fmt: skip
+    for across, down in _TILES:
+        tiles = b * -(-m // down) * -(-n // across)
+        found += [tiles, tiles / (-(-tiles // num_sms) * num_sms), out * b / (tiles * down * across)]
+    return found
+
+
+def attention_features(dims: Mapping[str, int], num_sms: int) -> list[float]:
+    """The same for attention."""
+    b, h, hkv, s, skv, d = (dims[name] for name in ("b", "h", "hkv", "s", "skv", "d"))
+    short, long, lists = b * h * -(-s // 64) / num_sms, b * h * -(-s // 128) / num_sms, b * hkv / num_sms
+    return [b, h, hkv, h / hkv, s, skv, d, dims.get("window", 0), b * h, b * hkv, b * h * s, b * hkv * skv,
+            b * h * s * skv * d, b * hkv * skv * d, b * s * h * d, s % 64, s % 128, skv % 64, long, long % 1.0, lists,
+            lists % 1.0, short % 1.0]  # fmt: skip
+
+
+def pool_of(dtype: str, aligned: int) -> str:
+    """Trees are grown apart by the kernels that products meet."""
+    if dtype in ("bf16", "fp16"):
+        return "half" if aligned == 8 else "half.odd"
+    return dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Boosted:
+    """Trees of ``depth`` questions each: question ``i`` of a tree is the same for all of its branches."""
+
+    feature: NDArray[np.intp]  # trees x depth
+    limit: NDArray[np.float64]
+    leaf: NDArray[np.float64]  # trees x 2 ** depth, one after another
+    start: NDArray[np.intp]  # where a tree's leaves begin
+    weight: NDArray[np.intp]  # of a question's answer in the number of the leaf
+
+    def logs(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """One logarithm for each row of features."""
+        above = rows.take(self.feature, axis=1) > self.limit
+        return np.asarray(self.leaf.take(above @ self.weight + self.start).sum(axis=1))
+
+
+def boosted(feature: NDArray[np.intp], limit: NDArray[np.float64], leaf: NDArray[np.float64]) -> Boosted:
+    """From questions (trees x depth) and leaves (trees x 2 ** depth)."""
+    trees, depth = feature.shape
+    start, weight = np.arange(trees) << depth, 1 << np.arange(depth - 1, -1, -1)
+    return Boosted(feature.astype(np.intp), limit.astype(np.float64), leaf.astype(np.float64).ravel(), start, weight)
+
+
+@cache
+def _pools() -> dict[str, Boosted]:
+    with np.load(data_dir() / FILE, allow_pickle=False) as file:
+        places = json.loads(str(file["index"]))
+        feature, limit, leaf = file["feature"], file["limit"], file["leaf"]
+        return {name: boosted(feature[at:end], limit[at:end], leaf[at:end]) for name, (at, end) in places}
+
+
+@cache
+def _measured() -> frozenset[str]:
+    return frozenset(name.partition("/")[0] for name in _pools())
+
+
+def _trees(chip: Chip, pool: str) -> Boosted | None:
+    owner = chip.origin if chip.origin in _measured() else DONORS.get(chip.arch, "")
+    return _pools().get(f"{owner}/{pool}")
+
+
+def trees_of(chip: Chip, dtype: str, aligned: int) -> Boosted | None:
+    """What was learned of a device's products of one alignment."""
+    return _trees(chip, pool_of(dtype, aligned))
+
+
+def logs(trees: Boosted | None, rows: Sequence[Sequence[float]]) -> list[float]:
+    """Logarithm of what each product, described by its features, takes over what its structure says."""
+    if trees is None:
+        return [0.0] * len(rows)
+    found = trees.logs(np.array(rows, dtype=np.float64))
+    return [min(BOUND, max(-BOUND, log)) for log in found.tolist()]
+
+
+def attention_log(pool: str, dims: Mapping[str, int], chip: Chip) -> float:
+    """The same for attention as serving frameworks run it; ``pool`` is the calibration's entry, such as ``decode``."""
+    return logs(_trees(chip, pool), [attention_features(dims, chip.num_sms)])[0]
