@@ -21,11 +21,10 @@ NO_CAUSE = {"messages_indexed"}
 TRUE = {
     ("pageable_copy", "exposed-copies"),  # the batch is copied on the compute stream
     ("small_copies", "exposed-copies"),
-    ("frames_pageable", "exposed-copies"),
-    ("padded_to_limit", "padding"),  # a quarter of the tokens
+    ("frames_pageable", "exposed-copies"),  # brought 0.47 of 10.2 ms
     ("adam_tensor_by_tensor", "pointwise-chains"),  # gates over channels and SiLU in eager mode
     ("gradients_clamped_one_by_one", "pointwise-chains"),
-    ("rotary_decode", "pointwise-chains"),  # rotary positions in eager mode
+    ("rotary_decode", "pointwise-chains"),  # rotary positions in eager mode; brought 1.15 of 5.18 ms
     ("vocab_32001", "pointwise-chains"),
     ("healthy_rotary_training", "pointwise-chains"),
     ("healthy_graph_decode", "pointwise-chains"),
@@ -38,23 +37,28 @@ TRUE = {
     ("documents_one_by_one", "pointwise-chains"),
     ("denoised_eagerly", "channels-first"),  # brought 0.20 of 2.92 ms
     ("spectrograms_pageable", "channels-first"),  # brought 1.26 of 17.8 ms
-    ("clips_pageable", "exposed-copies"),  # the batch is copied on the compute stream
-    ("diffusion_in_fp32", "unfused-optimizer"),  # a foreach optimizer, left in on purpose
-    ("experts_located", "value-read"),  # counts of tokens, once a layer
+    ("clips_pageable", "exposed-copies"),  # brought 0.51 of 2.97 ms
+    ("diffusion_in_fp32", "unfused-optimizer"),  # brought 1.10 of 22.96 ms
+    ("experts_located", "value-read"),  # brought 0.37 of 7.96 ms
     ("policy_updated_in_small_steps", "tensor-cores-unused"),  # brought 0.15 of 1.55 ms
-    ("policy_updated_in_small_steps", "pointwise-chains"),  # the loss of a policy in eager mode
-    ("workers_started_each_epoch", "data-loader"),  # the first batch of an epoch is late with any workers
+    ("policy_updated_in_small_steps", "pointwise-chains"),  # brought 0.49 of 1.54 ms
+    ("workers_started_each_epoch", "data-loader"),  # an endless epoch brought 13.35 of 43.0 ms
     ("healthy_graphed_training", "channels-first"),  # brought 4.36 of 24.3 ms
-    ("vision_checkpointed", "channels-first"),
-    ("vectors_pageable", "exposed-copies"),
-    ("gradients_scaled_for_bf16", "pointwise-chains"),
-    ("norms_one_by_one", "pointwise-chains"),
-    ("weights_cast_for_each_piece", "pointwise-chains"),
+    ("vision_checkpointed", "channels-first"),  # brought 2.93 of 18.2 ms
+    ("vectors_pageable", "exposed-copies"),  # brought 1.80 of 5.61 ms
+    ("gradients_scaled_for_bf16", "pointwise-chains"),  # brought 4.61 of 24.2 ms
+    ("norms_one_by_one", "pointwise-chains"),  # gates over channels; not tried
+    ("weights_cast_for_each_piece", "pointwise-chains"),  # brought 5.85 of 34.6 ms
 }
 """What is found in programs without a planted cause and is so: `benchmarks/2026-11-15-findings.md` says how we know."""
 
-MISSED = {"again_columns_one_by_one"}
-"""Traced in one run and timed in another, whose host was half as slow again."""
+MISSED = {
+    "again_columns_one_by_one",  # traced in one run and timed in another, whose host was half as slow again
+    "again_weights_cast_for_each_piece",  # compiling brought 5.85 ms, 4.71 at most were promised
+    "again_policy_compiled",  # 0.49 where 0.39 at most were promised
+    "again_pictures_embedded_under_autocast",  # 0.28 of 8.16 from a graph, where the device decides
+}
+"""True, but for the first; the interval did not hold."""
 
 
 @pytest.fixture(scope="module", params=SUITES)

@@ -337,8 +337,17 @@ class Scene:
             return leaves, 0.0
         seconds = self.trace.duration_s[leaves]
         usual = self._usual(self.trace.name[leaves], seconds)
-        long = (seconds > 10 * usual) & (seconds > usual + 50e-6)
+        long = self._is_unusual(seconds, usual)
         return leaves[long], float((seconds - usual)[long].sum())
+
+    def unusual(self, spans: Index) -> Index:
+        """The same of all spans, those with children as well: whatever is around a stall took as long."""
+        seconds = self.trace.duration_s[spans]
+        return spans[self._is_unusual(seconds, self._usual(self.trace.name[spans], seconds))]
+
+    @staticmethod
+    def _is_unusual(seconds: Seconds, usual: Seconds) -> Mask:
+        return np.asarray((seconds > 10 * usual) & (seconds > usual + 50e-6), dtype=bool)
 
     @staticmethod
     def _usual(words: NDArray[np.int32], seconds: Seconds) -> Seconds:

@@ -181,3 +181,17 @@ def test_a_loop_over_tensors_has_memsets_in_it():
             stage.kernel("reduce_kernel<NormTwoOps>", 8.0, op="aten::linalg_vector_norm", host_us=12.0)
 
     assert rules_of(_twice(play).findings())[0] == "tensor-loop"
+
+
+def test_sums_of_gradients_in_a_replayed_graph_are_no_chain():
+    """A sum over a bias and sums of gradients after it: in a graph no op tells them from a chain."""
+
+    def play(stage: Stage, last: str) -> None:
+        for _ in range(8):
+            names = ("nvjet_tst_64x8", "reduce_kernel<Sum>", "CUDAFunctor_add<c10::BFloat16>", *[last] * 2)
+            for name in (*names, "nvjet_tst_64x8"):
+                stage._launch(name, 60.0, 7, Kind.KERNEL, "", 100, "", None, "cudaGraphLaunch")
+                stage.work(3)
+
+    assert "pointwise-chains" not in rules_of(_twice(lambda s: play(s, "vectorized<CUDAFunctor_add>")).findings())
+    assert "pointwise-chains" in rules_of(_twice(lambda s: play(s, "vectorized<TanhFunctor>")).findings())

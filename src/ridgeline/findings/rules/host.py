@@ -233,7 +233,7 @@ def launch_bound(scene: Scene) -> Candidate | None:
 def host_code(scene: Scene) -> Candidate | None:
     """Long stretches in which the host neither launches nor waits, and no other rule knows why. An op that now and then
     takes many times as long as it does is the machine's, not the program's."""
-    time = _without(scene.elsewhere, scene.time_of(_stalls(scene)[0]))
+    time = _without(scene.elsewhere, scene.time_of(scene.unusual(_of_launching(scene))))
     if not len(time.start):
         return None
     per_step_s = time.total / 1e9 / scene.num_steps
@@ -320,7 +320,7 @@ def small_batch(scene: Scene) -> Candidate | None:
 def host_contention(scene: Scene) -> Candidate | None:
     """The same op now and then takes many times its usual host time: the thread was not running. Between ops it was not
     running either: long gaps go along."""
-    stalls, excess_s = _stalls(scene)
+    stalls, excess_s = scene.stalls(_of_launching(scene))
     if not len(stalls) or scene.frac(excess_s / scene.num_steps) < 0.05:
         return None
     time = joined(scene.time_of(stalls), scene.elsewhere)
@@ -339,10 +339,10 @@ def host_contention(scene: Scene) -> Candidate | None:
     )
 
 
-def _stalls(scene: Scene) -> tuple[Index, float]:
-    """Calls of the launching threads that took many times their usual time, and by how much."""
+def _of_launching(scene: Scene) -> Index:
+    """Ops and calls of the threads that launch."""
     ops = scene.of_kind(Kind.OP, Kind.RUNTIME)
-    return scene.stalls(ops[np.isin(scene.trace.thread[ops], scene.main_threads)])
+    return ops[np.isin(scene.trace.thread[ops], scene.main_threads)]
 
 
 def _without(time: Intervals, stalled: Intervals) -> Intervals:
