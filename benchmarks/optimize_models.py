@@ -9,7 +9,9 @@ what a search finds as it finds it, to ``progress.jsonl``; a search that would r
 After the search the result is timed again by a loop that knows nothing of it (same inputs every call, synchronized at
 both ends), beside eager, and its output is compared with eager's. With
 ``--rivals`` eager, torch.compile and torch.compile(mode="max-autotune") are timed on a second model that no search has
-touched, as far as the time goes; what was found before is kept where it does not.
+touched, as far as the time goes; what was found before is kept where it does not. While others tune, their kernels are
+on the device too: ``loop`` holds the lower quartile of rounds in turns, and ``median`` the median. Networks of other
+kinds than the rewrites were written for are in ``optimize_zoo.py``, and are given by their names.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--again", action="store_true", help="Also time a second optimize of the same model.")
     parser.add_argument("--rivals", action="store_true", help="Also torch.compile and max-autotune, on a fresh model.")
+    parser.add_argument("--untuned", action="store_true", help="Of the rivals not max-autotune, which takes minutes.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
@@ -102,7 +105,7 @@ def _parent(asked: argparse.Namespace) -> None:
 def _started(name: str, asked: argparse.Namespace, lock: str, until: float) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--one", name, "--budget-s", str(asked.budget_s), "--lock", lock,
                "--device", asked.device, "--out", str(asked.out), "--until", str(until),
-               *(["--again"] if asked.again else []), *(["--rivals"] if asked.rivals else [])]  # fmt: skip
+               *(f"--{name}" for name in ("again", "rivals", "untuned") if getattr(asked, name))]  # fmt: skip
     threads = max(4, (os.cpu_count() or 8) // asked.jobs)
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
@@ -260,14 +263,14 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _contests() -> dict[str, Any]:
     """Milliseconds of every way that was raced when a shape was first run, by rewrite and problem."""
-    from ridgeline.optimizer.rewrites import chains, epilogue, pointwise, stems
+    from ridgeline.optimizer.rewrites import chains, epilogue, pointwise, positions, shifted, stems
 
     return {
         module.__name__.rpartition(".")[2]: {
             str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}
             for key, found in module.CONTEST.seconds.items()
         }
-        for module in (chains, epilogue, pointwise, stems)
+        for module in (chains, epilogue, pointwise, positions, shifted, stems)
     }
 
 
@@ -314,7 +317,8 @@ def _with_rivals(asked: argparse.Namespace, found: dict[str, Any], track: Any, f
     fresh = built(asked.one, asked.device)
     other = Track(fresh["model"], Inputs(fresh["args"], fresh["kwargs"]), fresh["mode"], None, track.device)
     contenders = {"ridgeline": (track, fast), "eager": (other, fresh["model"])}
-    modes = {"torch.compile": None} | ({"max-autotune": "max-autotune"} if fresh["mode"] == "infer" else {})
+    tunes = fresh["mode"] == "infer" and not asked.untuned
+    modes = {"torch.compile": None} | ({"max-autotune": "max-autotune"} if tunes else {})
     other.settle(fresh["model"])
     other.copies = [other.inputs]
     for who, mode in modes.items():
@@ -324,21 +328,22 @@ def _with_rivals(asked: argparse.Namespace, found: dict[str, Any], track: Any, f
             other.turn_s(call, 1)
         contenders[who] = (other, call)
         turn.take()
-        loop = _turns(contenders)
+        loop, median = _turns(contenders)
         turn.give()
-        found = found | {"loop": loop, f"{who} compile_s": time.perf_counter() - began}
+        found = found | {"loop": loop, "median": median, f"{who} compile_s": time.perf_counter() - began}
         yield found
 
 
-def _turns(contenders: dict[str, tuple[Any, Any]]) -> dict[str, float]:
-    """Seconds a call of each on its own track, median of rounds in turns."""
+def _turns(contenders: dict[str, tuple[Any, Any]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds a call of each on its own track: lower quartile and median of rounds in turns."""
     rounds: dict[str, list[float]] = {who: [] for who in contenders}
     for track, call in contenders.values():
         track.turn_s(call, 1)
-    for _ in range(9):
+    for _ in range(15):
         for who, (track, call) in contenders.items():
             rounds[who].append(track.turn_s(call, 1 if track.mutates else 5))
-    return {who: statistics.median(found) for who, found in rounds.items()}
+    low = {who: statistics.quantiles(found, n=4)[0] for who, found in rounds.items()}
+    return low, {who: statistics.median(found) for who, found in rounds.items()}
 
 
 def _loop(track: Any, contenders: dict[str, Any]) -> tuple[dict[str, float], dict[str, int | None]]:
@@ -385,6 +390,7 @@ def _distance(track: Any, eager: Any, fast: Any, inputs: Any) -> float:
 
 def built(name: str, device: str) -> dict[str, Any]:
     """The model on the device, with its inputs."""
+    import optimize_zoo
     import torch
     import workloads
 
@@ -393,6 +399,8 @@ def built(name: str, device: str) -> dict[str, Any]:
     with torch.device(device):
         if name in EXTRA:
             model, args, kwargs, mode = EXTRA[name]()
+        elif name in optimize_zoo.ZOO:
+            (model, args, kwargs), mode = optimize_zoo.ZOO[name](), "infer"
         else:
             work = workloads.WORKLOADS[name]
             model, args, kwargs = work.build()

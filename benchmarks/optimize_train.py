@@ -4,25 +4,31 @@
     python benchmarks/optimize_train.py --out OUT --only drift vit-base-train-64
 
 Each model is searched in a process of its own, while another compiles it as anyone does (``torch.compile``, default
-settings); several models go side by side, and whoever does not compile holds the device alone. When both are ready they
-take turns: whole steps in a plain loop (gradients cleared, forward, loss, backward, the optimizer's step) of eager and
-``torch.compile`` with the optimizer as it was written; of the result with the optimizer that was passed to the search,
-called in the same loop and through ``train_step``; and of the result with an optimizer that no search has seen. Memory
-is the most that a step allocates and reserves, weights and the optimizer's state included: of eager in the searching
-process before the search, of the result after it. ``--brief`` leaves ``torch.compile`` out of searches over models made
-of repeated blocks: it is measured beside them, and takes most of a short search.
+settings); several models go side by side, and whoever does not compile holds the device alone, with processors that
+nobody compiles on. When both are ready they take turns while the device is theirs: whole steps in a plain loop
+(gradients cleared, forward, loss, backward, the optimizer's step) of eager and ``torch.compile`` with the optimizer as
+it was written; of the result with the optimizer that was passed to the search, called in the same loop and through
+``train_step``; and of the result with an optimizer that no search has seen. Memory is the most that a step allocates
+and reserves, weights and the optimizer's state included: of eager in the searching process before the search, of the
+result after it. ``--brief`` leaves ``torch.compile`` out of searches over models made of repeated blocks (it is
+measured beside them, and takes most of a short search), the breakdown by kernel and part out of receipts, and of the
+two runs of fifty steps the one with an optimizer of the search's own. Models after ``--full`` are searched as anybody
+does it: 120 s, ``torch.compile`` inside, nothing compiled by another process.
 
-``steps`` are AdamW's alone. ``drift`` is that of fifty steps of GPT-2 from the same weights: eager beside eager, beside
-eager from weights one rounding away, and beside recorded steps, with PyTorch's usual kernels and with deterministic
-ones; with it come linear layers of odd sizes, plain and padded, forward and backward. Everything is written as it is
-found.
+``steps`` are AdamW's alone. ``memory`` is what recordings reserve beside eager passes, with segments as ever and with
+ranges that grow, and whether their gradients are eager's. ``drift`` is that of fifty steps of GPT-2 from the same
+weights: eager beside eager, beside eager from weights one rounding away, and beside recorded steps, with PyTorch's
+usual kernels and with deterministic ones; with it come linear layers of odd sizes, plain and padded, forward and
+backward. Everything is written as it is found.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import gzip
+import importlib
 import json
 import os
 import statistics
@@ -37,19 +43,26 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+import optimize_models
+
 MARK = "RESULT "
-DRIFT, STEPS, STOCK = "drift", "steps", "stock:"
+DRIFT, STEPS, MEMORY, STOCK = "drift", "steps", "memory", "stock:"
 DEFAULT = (STEPS, "gpt2-medium-train-8x512", "resnet50-train-64-nhwc", "bert-large-train-16x512",
            "llama1b-train-4x1024", "vit-base-train-64", "dit-xl2-train-16", "t5-base-train-8x512",
            "convnext-tiny-train-64", "qwen3moe-4l-train-2x1024", "dlrm-train-4096", "efficientnet-b0-train-64",
            "whisper-base-train-8", DRIFT)  # fmt: skip
-LEAST_S, RIVALS_S, LAST_S = 35.0, 25.0, 16.0
+LEAST_S, RIVALS_S, LAST_S = 35.0, 25.0, 12.0
 """Seconds below which no search is begun, those kept after a search, and those for the last turns."""
+LEAST_CORES, TIMING_CORES = 12, 4
+"""Of so many processors or more, those that only whoever holds the device runs on."""
 PHASES = ("_prepare", "_made", "_peak_bytes", "_raced", "_proved", "_recapture", "_stilled", "_tracked", "_last_race",
-          "_regions", "_parts", "_settle_winner")  # fmt: skip
+          "_regions", "_parts", "_settle_winner", "_price", "_facts")  # fmt: skip
 ODD = ((4096, 1024, 50257), (8192, 1024, 30522), (4096, 1280, 51866), (8192, 479, 1024))
 """Rows, inputs and outputs of linear layers of odd sizes: GPT-2's, BERT's and Whisper's heads, a DLRM's layer."""
-ROUNDS = 6
+ROUNDS = 5
+POLL_S = 0.002
+FULL_S = 120.0
+"""The budget that nobody asked for."""
 
 
 def main() -> None:
@@ -69,11 +82,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, default=95.0, help="Of each search.")
     parser.add_argument("--only", nargs="*", default=list(DEFAULT))
     parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="Of the turns in the end.")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--brief", action="store_true", help="Searches over repeated blocks leave torch.compile out.")
+    parser.add_argument("--brief", action="store_true",
+                        help="Searches over repeated blocks leave torch.compile out; no breakdowns.")  # fmt: skip
+    parser.add_argument("--full", nargs="*", default=[], help="Models searched with the default budget, not briefly.")
     parser.add_argument("--table", type=Path, default=None, help="Only print what a file of results says.")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--marks", type=Path, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -84,10 +101,10 @@ def _arguments() -> argparse.Namespace:
 def _parent(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     began, logs = time.monotonic(), Path(tempfile.mkdtemp())
-    waiting, running, done = list(asked.only), {}, {}
+    waiting, running, done = [*asked.full, *(name for name in asked.only if name not in asked.full)], {}, {}
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
-        models = {name.removeprefix(STOCK) for name in running} - {STEPS}
+        models = {name.removeprefix(STOCK) for name in running} - {STEPS, MEMORY}
         while waiting and len(models) < asked.jobs and left_s > LEAST_S + RIVALS_S:
             models.add(waiting[0])
             for name in _sides(waiting.pop(0)):
@@ -98,8 +115,9 @@ def _parent(asked: argparse.Namespace) -> None:
             if process.poll() is not None:
                 del running[name]
                 done[name] = _collected(logs / name, f"ended with {process.returncode}")
+                (logs / f"{name}.gone").touch()  # who waits for it need not
                 if name == STEPS and not done[name].get("right"):
-                    (logs / "lock.no-kernel").touch()  # a kernel that is wrong or fails must not spoil the rest
+                    (logs / "no-kernel").touch()  # a kernel that is wrong or fails must not spoil the rest
                 _write(asked, done, began)
                 print(f"{time.monotonic() - began:6.1f} s  {name}: {_line(done[name])}", flush=True)
         time.sleep(0.2)
@@ -113,16 +131,21 @@ def _parent(asked: argparse.Namespace) -> None:
 
 def _sides(name: str) -> tuple[str, ...]:
     """The processes of a part: a model is searched in one and compiled in another."""
-    return (name,) if name in (DRIFT, STEPS) else (name, f"{STOCK}{name}")
+    return (name,) if name in (DRIFT, STEPS, MEMORY) else (name, f"{STOCK}{name}")
 
 
 def _started(name: str, asked: argparse.Namespace, logs: Path, until: float) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(asked.budget_s), "--device",
-               asked.device, "--lock", str(logs / "lock"), "--until", str(until),
-               *(["--brief"] if asked.brief else [])]  # fmt: skip
+    full = name in asked.full
+    budget_s = FULL_S if full else asked.budget_s
+    lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(logs / "lock")
+    command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(budget_s), "--rounds",
+               str(asked.rounds), "--device", asked.device, "--lock", lock, "--marks", str(logs), "--until",
+               str(until), *(["--brief"] if asked.brief and not full else [])]  # fmt: skip
     threads = max(2, (os.cpu_count() or 8) // (2 * asked.jobs))
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
+    if full:
+        settings["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     if name == DRIFT:
         settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic products ask for it
     with (logs / name).open("w") as file:
@@ -149,6 +172,8 @@ def _line(found: dict[str, Any]) -> str:
     if "loop" in found:
         shown = "  ".join(f"{who} {s * 1e3:.2f} ms" for who, s in found["loop"].items())
         return f"{shown}  {found.get('winner')}  memory {found.get('peak_bytes')}"
+    if "reserved_bytes" in found:
+        return str(found["reserved_bytes"])
     if "distances" in found or "updates_s" in found:
         return str(found.get("distances") or {k: found[k] for k in ("updates_s", "apart", "right")})
     return f"{found.get('error')}: {found.get('log', '')[-600:]!r}"
@@ -159,9 +184,9 @@ def _table(path: Path) -> list[str]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         parts = json.load(file)["parts"]
     rows = {name: _joined(found, parts.get(f"{STOCK}{name}", {})) for name, found in parts.items()
-            if name not in (DRIFT, STEPS) and not name.startswith(STOCK)}  # fmt: skip
+            if name not in (DRIFT, STEPS, MEMORY) and not name.startswith(STOCK)}  # fmt: skip
     heads = ("model", "eager", "torch.compile", "result", "best of both / result", "train_step", "its optimizer not "
-             "passed", "memory: eager, torch.compile, result", "kept", "searched")  # fmt: skip
+             "passed", "memory: eager, torch.compile, result; allocated (reserved)", "kept", "searched")  # fmt: skip
     lines = [_cells(*heads), _cells(*["---"] * len(heads)), *(_row(name, found) for name, found in rows.items())]
     lines += ["", *_means(rows), ""]
     lines += [_cells("forward and backward", "eager", "torch.compile", "result", "memory by its receipt")]
@@ -187,11 +212,13 @@ def _step_table(found: dict[str, Any]) -> list[str]:
 
 
 def _joined(found: dict[str, Any], stock: dict[str, Any]) -> dict[str, Any]:
-    """A model's row: eager and torch.compile from their own process, where it got so far."""
-    if "loop" not in stock:
-        return found
-    peaks = {"torch.compile": stock["peak_bytes"].get("torch.compile"), **found.get("peak_bytes", {})}
-    return found | {"loop": {**found.get("loop", {}), **stock["loop"]}, "peak_bytes": peaks}
+    """A model's row: the memory of torch.compile from its own process, where the turns did not get so far.
+
+    In recordings made before processes took their turns together, so are its and eager's times.
+    """
+    peaks = {**stock.get("peak_bytes", {}), **found.get("peak_bytes", {})}
+    loop = {**found.get("loop", {}), **stock.get("loop", {})}
+    return found | ({"loop": loop, "peak_bytes": peaks} if loop else {})
 
 
 def _means(rows: dict[str, dict[str, Any]]) -> list[str]:
@@ -226,7 +253,7 @@ def _row(name: str, found: dict[str, Any]) -> str:
     ms = {who: f"{1e3 * seconds:.2f}" for who, seconds in loop.items()}
     both = {"eager", "torch.compile"} <= set(loop)
     over = f"{min(loop['eager'], loop['torch.compile']) / loop['result']:.2f}" if both else "–"
-    memory = ", ".join(f"{peaks[who][0] / 1e9:.2f}" if peaks.get(who) else "–" for who in
+    memory = ", ".join(f"{peaks[who][0] / 1e9:.2f} ({peaks[who][1] / 1e9:.2f})" if peaks.get(who) else "–" for who in
                        ("eager", "torch.compile", "result"))  # fmt: skip
     shown = (ms.get(who, "–") for who in ("eager", "torch.compile", "result"))
     rest = (ms.get(who, "–") for who in ("train_step", "result, its optimizer not passed"))
@@ -246,7 +273,7 @@ def _raced(name: str, receipt: dict[str, Any]) -> str:
 def _child(asked: argparse.Namespace) -> None:
     try:
         kind = STOCK if asked.one.startswith(STOCK) else asked.one
-        {DRIFT: _drifted, STEPS: _steps, STOCK: _stock}.get(kind, _searched)(asked)
+        {DRIFT: _drifted, STEPS: _steps, MEMORY: _memory, STOCK: _stock}.get(kind, _searched)(asked)
         _tell({"finished": True})
     except Exception as error:
         said = f"{type(error).__name__}: {error}"[:400]
@@ -259,12 +286,11 @@ def _tell(found: dict[str, Any]) -> None:
 
 def _steps(asked: argparse.Namespace) -> None:
     """AdamW's step as PyTorch takes it, fused and by our kernel: seconds, and how far the kernel's weights are off."""
-    import optimize_models
     import torch
 
     from ridgeline.optimizer import update
 
-    turn, on = optimize_models.Turn(asked.lock), torch.device(asked.device)
+    turn, on = Turn(asked.lock), torch.device(asked.device)
     sizes = {"GPT-2 medium": [(50257, 1024), (1024, 1024), *[(1024, 3072), (1024, 4096), (4096, 1024), (1024,)] * 24],
              "Llama 1B": [(128256, 2048), *[(2048, 8192), (8192, 2048), (2048, 8192), (2048, 2048)] * 16]}  # fmt: skip
     found: dict[str, Any] = {"updates_s": {}, "numbers": {}, "apart": {}}
@@ -310,13 +336,11 @@ def _steps_apart(params: list[Any]) -> float:
 
 
 def _searched(asked: argparse.Namespace) -> None:
-    import optimize_models
-
     import ridgeline as rl
     from ridgeline.optimizer import ladder, update
     from ridgeline.optimizer import search as searching
 
-    turn = optimize_models.Turn(asked.lock)
+    turn = Turn(asked.lock)
     work = _built(asked.one, asked.device)
     until = asked.until or time.monotonic() + 10 * asked.budget_s
     left_s = searching.Search.left_s
@@ -328,7 +352,7 @@ def _searched(asked: argparse.Namespace) -> None:
     settle = update.settle
 
     def settled(*args: Any) -> Any:
-        if Path(f"{asked.lock}.no-kernel").exists():
+        if asked.marks and (asked.marks / "no-kernel").exists():
             update.WAYS = ("fused",)
         return settle(*args)
 
@@ -337,9 +361,15 @@ def _searched(asked: argparse.Namespace) -> None:
         stock = ladder.Ladder._stock
         ladder.Ladder._stock = lambda self, search: iter(()) if self.facts.groups else stock(self, search)
         ladder.Ladder.owed_s = lambda self, rung, search: 0.0
+        searching.Search._regions = searching.Search._parts = lambda self, *given: ()
+        searching.Search._tracked = lambda self: None  # the optimizer that is passed is tracked after the search
     searching.build = turn.around(searching.build)
+    for name in ("_price", "_facts"):  # seconds of the host's alone
+        setattr(searching.Search, name, turn.given(getattr(searching.Search, name)))
     spent_s = _clocked(searching.Search)
     _overheard(searching.Search)
+    for name in searching.COMPILERS:  # seconds in which nobody else could have the device
+        importlib.import_module(name)
     turn.take()
     turn.waited_s = 0.0
     eager_bytes = _eager_bytes(work)
@@ -403,22 +433,16 @@ def _overheard(kind: Any) -> None:
 
 def _eager_bytes(work: dict[str, Any]) -> tuple[int, int] | None:
     """The most that eager steps allocate and reserve, before anything else was done in this process."""
-    import torch
-
-    kept = [p.detach().clone().cpu() for p in work["model"].parameters()]
     step = _stepping(work, work["model"], work["optimizer"](work["model"]))
     for _ in range(2):
         step()
     found = _peak(step)
     work["model"].zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for parameter, was in zip(work["model"].parameters(), kept, strict=True):
-            parameter.copy_(was)
     return found
 
 
-def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked: Any, turn: Any) -> None:
-    """Whole steps of the result's ways: told first with eager on the searched model, then in turns with the rivals."""
+def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked: Any, turn: Turn) -> None:
+    """Whole steps of the result's ways in turns with the rivals; without them, with eager on the searched model."""
     model = work["model"]
     ways = {"result": _stepping(work, fast, given)}
     ways["train_step"] = lambda: fast.train_step(*work["args"], **work["kwargs"])
@@ -427,20 +451,95 @@ def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked
     failed: dict[str, str] = {}
     _warmed(ways, peaks, failed, names=("result", "train_step"))
     _warmed(ways, {}, failed, names=("result, its optimizer not passed",))
-    alone = _in_turns({"eager": _stepping(work, model, work["optimizer"](model))} | ways, 3)
-    _tell({"loop": alone, "peak_bytes": peaks, "loop_failed": failed})
+    _tell({"peak_bytes": peaks, "loop_failed": failed, "met": False})
     _freed()
+    rivals = Rivals(asked)
+    if not rivals.ready():
+        alone = {"eager": _stepping(work, model, work["optimizer"](model))} | ways
+        _tell({"loop": _in_turns(alone, 2)})
+        del alone
+        _freed()
+        turn.give()
+        rivals.wait()
+        turn.take()
+    if rivals.ready():
+        told = rivals.ask("warm")
+        _tell({"peak_bytes": told["peak_bytes"] | peaks, "rivals_failed": told["loop_failed"]})
+        _in_turns(ways, asked.rounds, rivals, lambda loop: _tell({"loop": loop, "met": True}))
     turn.give()
-    met = _met(asked, asked.one, "result", "stock")
-    _in_turns(ways, ROUNDS, turn, lambda loop: _tell({"loop": {"eager": alone["eager"]} | loop, "met": met}))
+
+
+class Turn(optimize_models.Turn):
+    """Whoever holds the device runs on processors of its own, where nobody compiles."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        some = TIMING_CORES if len(cores) >= LEAST_CORES else 0
+        self.timing, self.others = cores[-some:], cores[: len(cores) - some]
+        _run_on(self.others)
+
+    def take(self) -> None:
+        super().take()
+        _run_on(self.timing)
+
+    def give(self) -> None:
+        _run_on(self.others)
+        super().give()
+
+    def given(self, method: Any) -> Any:
+        """A method that needs no device, with the device given to others meanwhile."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.give()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.take()
+
+        return run
+
+
+def _run_on(cores: list[int]) -> None:
+    """All threads of this process on these processors; what it starts from now on inherits them."""
+    for thread in os.listdir("/proc/self/task") if cores else ():
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(int(thread), cores)
+
+
+class Rivals:
+    """The process that has eager and ``torch.compile``, which steps when it is told to: by files, one a question."""
+
+    def __init__(self, asked: Any) -> None:
+        self.marks, self.name, self.num = asked.marks, asked.one, 0
+        self.until = (asked.until or time.monotonic() + 600) - LAST_S
+
+    def ready(self) -> bool:
+        return self.marks is not None and (self.marks / f"{STOCK}{self.name}.ready").exists() and not self.gone()
+
+    def gone(self) -> bool:
+        return (self.marks / f"{STOCK}{self.name}.gone").exists()
+
+    def wait(self) -> None:
+        while self.marks is not None and not self.ready() and not self.gone() and time.monotonic() < self.until:
+            time.sleep(0.1)
+
+    def ask(self, what: str) -> dict[str, Any]:
+        told = self.marks / f"{STOCK}{self.name}.told.{self.num}"
+        (self.marks / f"{STOCK}{self.name}.ask.{self.num}").write_text(what)
+        while not told.exists():
+            if self.gone():
+                raise RuntimeError("the process with torch.compile has ended")
+            time.sleep(POLL_S)
+        self.num += 1
+        return json.loads(told.read_text())
 
 
 def _stock(asked: argparse.Namespace) -> None:
     """The rivals: eager and ``torch.compile`` with default settings, the optimizer as it was written."""
-    import optimize_models
     import torch
 
-    turn, name = optimize_models.Turn(asked.lock), asked.one.removeprefix(STOCK)
+    turn, name = Turn(""), asked.one.removeprefix(STOCK)
     work = _built(name, asked.device)
     optimizer = work["optimizer"](work["model"])
     ways = {"eager": _stepping(work, work["model"], optimizer)}
@@ -448,25 +547,34 @@ def _stock(asked: argparse.Namespace) -> None:
     began = time.perf_counter()
     ways["torch.compile"]()
     _tell({"compile_s": time.perf_counter() - began})
-    peaks: dict[str, Any] = {}
-    failed: dict[str, str] = {}
-    turn.take()
-    _warmed(ways, peaks, failed, names=tuple(ways))
     _freed()
-    turn.give()
-    _tell({"peak_bytes": peaks, "loop_failed": failed})
-    met = _met(asked, name, "stock", "result")
-    _in_turns(ways, ROUNDS, turn, lambda loop: _tell({"loop": loop, "met": met}))
+    (asked.marks / f"{asked.one}.ready").touch()
+    for num, what in enumerate(_questions(asked, name)):
+        turn.take()
+        if what == "warm":
+            found: dict[str, Any] = {"peak_bytes": {}, "loop_failed": {}}
+            _warmed(ways, found["peak_bytes"], found["loop_failed"], names=tuple(ways))
+        else:
+            found = _round(ways)
+        _tell(found if what == "warm" else {})
+        _answer(asked.marks / f"{asked.one}.told.{num}", found)
+        turn.give()
 
 
-def _met(asked: Any, name: str, mine: str, other: str) -> bool:
-    """Wait until the other process is ready too, or there is time for the last turns only."""
-    until = (asked.until or time.monotonic() + 600) - LAST_S
-    Path(f"{asked.lock}.{name}.{mine}").touch()
-    there = Path(f"{asked.lock}.{name}.{other}")
-    while asked.lock and not there.exists() and time.monotonic() < until:
-        time.sleep(0.2)
-    return there.exists()
+def _questions(asked: argparse.Namespace, name: str) -> Any:
+    """What is asked, as it is asked, until the one who asks has ended."""
+    num = 0
+    while not (asked.marks / f"{name}.gone").exists():
+        path = asked.marks / f"{asked.one}.ask.{num}"
+        if path.exists() and (what := path.read_text()):
+            num += 1
+            yield what
+        time.sleep(POLL_S)
+
+
+def _answer(path: Path, found: dict[str, Any]) -> None:
+    path.with_name(path.name + "~").write_text(json.dumps(found))
+    path.with_name(path.name + "~").rename(path)  # there as a whole or not at all
 
 
 def _freed() -> None:
@@ -506,28 +614,30 @@ def _warmed(ways: dict[str, Any], peaks: dict[str, Any], failed: dict[str, str],
             del ways[who]
 
 
-def _in_turns(ways: dict[str, Any], rounds: int, turn: Any = None, told: Any = None) -> dict[str, float]:
-    """Seconds a step of each, the median of rounds; with ``turn`` others have the device between rounds.
+def _in_turns(ways: dict[str, Any], rounds: int, rivals: Rivals | None = None, told: Any = None) -> dict[str, float]:
+    """Seconds a step of each, the median of rounds, in turns with the rivals' where there are some.
 
     ``told`` is called with what was found so far.
     """
-    found: dict[str, list[float]] = {who: [] for who in ways}
+    found: list[dict[str, float]] = []
     for i in range(rounds + 1):
-        if turn is not None:
-            turn.take()
-        for who, step in ways.items():
-            _timed(step, 1)  # the way before had the caches
-            found[who].append(_timed(step, 3))
-        if turn is not None:
-            turn.give()
-            time.sleep(0.05)  # so that who waits gets it
+        found.append(_round(ways) | (rivals.ask("time") if rivals else {}))
         if told is not None and i >= 2:
             told(_medians(found))
     return _medians(found)
 
 
-def _medians(found: dict[str, list[float]]) -> dict[str, float]:
-    return {who: statistics.median(seconds[1:]) for who, seconds in found.items()}
+def _round(ways: dict[str, Any]) -> dict[str, float]:
+    """Seconds a step of each, over three in a row; the first of each follows another's, and is not counted."""
+    seconds = {}
+    for who, step in ways.items():
+        _timed(step, 1)
+        seconds[who] = _timed(step, 3)
+    return seconds
+
+
+def _medians(found: list[dict[str, float]]) -> dict[str, float]:
+    return {who: statistics.median(seconds[who] for seconds in found[1:]) for who in found[0]}
 
 
 # The models: those of workloads.py, and some that are trained here alone.
@@ -535,7 +645,6 @@ def _medians(found: dict[str, list[float]]) -> dict[str, float]:
 
 def _built(name: str, device: str) -> dict[str, Any]:
     """A model on the device with its inputs, its loss (none where it has its own) and its optimizer as written."""
-    import optimize_models
     import workloads
 
     from ridgeline.optimizer.loss import Loss
@@ -583,6 +692,43 @@ def _whisper() -> Any:
     return WhisperForConditionalGeneration(config), (), kwargs
 
 
+def _whisper_small() -> Any:
+    import torch
+    import workloads
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    config = WhisperConfig(d_model=768, encoder_layers=12, decoder_layers=12, encoder_attention_heads=12,
+                           decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072)  # fmt: skip
+    kwargs = {"input_features": torch.randn(8, 80, 3000), "labels": workloads._ids(51865, 8, 192), "use_cache": False}
+    return WhisperForConditionalGeneration(config), (), kwargs
+
+
+def _mixtral() -> Any:
+    import workloads
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(hidden_size=1024, intermediate_size=3584, num_hidden_layers=8, num_attention_heads=16,
+                           num_key_value_heads=4, num_local_experts=8, num_experts_per_tok=2,
+                           vocab_size=32000)  # fmt: skip
+    ids = workloads._ids(32000, 4, 1024)
+    return MixtralForCausalLM(config), (), {"input_ids": ids, "labels": ids, "use_cache": False}
+
+
+def _unet() -> Any:
+    import torch
+    from networks import UNet
+
+    return UNet(), (torch.randn(16, 4, 64, 64), torch.rand(16)), {}
+
+
+def _dcn() -> Any:
+    import torch
+    import workloads
+    from networks import CrossNetwork
+
+    return CrossNetwork(), (torch.randn(8192, 13), workloads._ids(100_000, 8192, 26)), {}
+
+
 def _masked_words() -> Any:
     """BERT with its head, called without a mask as many do."""
     import workloads
@@ -604,7 +750,8 @@ def _timm(name: str, batch: int) -> Any:
 TRAINED = {
     "t5-base-train-8x512": _t5, "whisper-base-train-8": _whisper, "convnext-tiny-train-64": _timm("convnext_tiny", 64),
     "efficientnet-b0-train-64": _timm("efficientnet_b0", 64), "bert-base-words-train-32x128": _masked_words,
-    "swin-tiny-train-32": _timm("swin_tiny_patch4_window7_224", 32),
+    "swin-tiny-train-32": _timm("swin_tiny_patch4_window7_224", 32), "whisper-small-train-8": _whisper_small,
+    "mixtral-8l-train-4x1024": _mixtral, "unet-train-16": _unet, "dcn-train-8192": _dcn,
 }  # fmt: skip
 
 
@@ -635,6 +782,59 @@ def _peak(step: Any) -> tuple[int, int] | None:
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
+# What recordings hold.
+
+
+def _memory(asked: argparse.Namespace) -> None:
+    """Bytes reserved by eager passes and by recordings of them, and how far the recordings' gradients are off."""
+    from ridgeline.optimizer import executor
+
+    found: dict[str, Any] = {}
+    for name in ("resnet50-train-64-nhwc", "gpt2-medium-train-8x512", "vit-base-train-64"):
+        work = _built(name, asked.device)
+        found[name] = {"eager": _reserved(work, work["model"])}
+        for way in (False, True):
+            executor.GROWS = way
+            found[name]["growing" if way else "segments"] = _recorded(work)
+            executor.GROWS = False
+        _tell({"reserved_bytes": found})
+        del work
+        _freed()
+
+
+def _reserved(work: dict[str, Any], call: Any) -> int:
+    """The most that the allocator holds for forward and backward, without the optimizer."""
+    import torch
+
+    step = _stepping(work, call, torch.optim.SGD(work["model"].parameters(), lr=0.0))
+    for _ in range(2):
+        step()
+    work["model"].zero_grad(set_to_none=True)
+    found = (_peak(step) or (0, 0))[1]
+    work["model"].zero_grad(set_to_none=True)
+    return found
+
+
+def _recorded(work: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from ridgeline.optimizer.training import graph_training
+
+    model, losses, norms = work["model"], [], []
+    call = graph_training(model, work["args"], work["kwargs"], model, loss=work["loss"])
+    held = _reserved(work, call)
+    for each in (model, call):
+        torch.manual_seed(1)
+        losses.append(float(_stepping(work, each, torch.optim.SGD(model.parameters(), lr=0.0))()))
+        grads = [p.grad.float().norm() for p in model.parameters() if p.grad is not None]
+        norms.append(float(torch.stack(grads).norm()))
+        model.zero_grad(set_to_none=True)
+    found = {"reserved": held, "pool": call.pool_bytes(), "losses": losses, "norms": norms, "misses": call.misses}
+    del call
+    _freed()
+    return found
+
+
 # The drift.
 
 
@@ -661,11 +861,10 @@ def _odd(rows: int, inputs: int, outputs: int, device: str) -> dict[str, Any]:
 
 
 def _drifted(asked: argparse.Namespace) -> None:
-    import optimize_models
     import torch
 
     small = asked.device == "cpu"
-    turn = optimize_models.Turn(asked.lock)
+    turn = Turn(asked.lock)
     turn.take()
     _tell({"odd": [_odd(*(size // 16 if small else size for size in sizes), asked.device) for sizes in ODD]})
     turn.give()

@@ -1,9 +1,11 @@
 """Findings against planted causes: every case, where its cause stands, the promised gain and the realized one.
 
     python benchmarks/planted_findings.py [--folder FOLDER]
+    python benchmarks/planted_findings.py --trials
 
 Reads data/recordings/h200/planted, or another folder of the same form; what it has of healthy programs and of second
-fixes is judged as well.
+fixes is judged as well. With ``--trials`` everything that is found over 2 % of the step in fixed and healthy programs
+of all suites, and whether it turned out to be true when its advice was taken.
 """
 
 from __future__ import annotations
@@ -13,14 +15,21 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from ridgeline.findings.score import GENERAL, Score, found_in, score
+from ridgeline.findings.score import GENERAL, NAMES, Score, found_in, score
 from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
+
+SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=None)
-    folder = parser.parse_args().folder or planted_folder()
+    parser.add_argument("--trials", action="store_true")
+    args = parser.parse_args()
+    if args.trials:
+        trials()
+        return
+    folder = args.folder or planted_folder()
     scores = [score(case) for case in planted_cases(folder)]
     _table(scores)
     specific = [(found.case, rule) for found in scores for rule, _ in found.others if rule not in GENERAL]
@@ -30,10 +39,41 @@ def main() -> None:
     for program in healthy_programs(folder):
         found = ", ".join(f"{rule} {share:.0%}" for rule, share in found_in(program)) or "nothing over 2 %"
         print(f"{program.name} ({program.measured.median_s * 1e3:.2f} ms): {found}")
-    again = second_fixes(folder, *(planted_folder(suite=name) for name in ("planted", "fresh", "third", "fourth")))
+    again = second_fixes(folder, *map(_folder, SUITES))
     if again:
         print("\nWhat is found in fixed and healthy programs, done:\n")
         _table([score(case) for case in again])
+
+
+def trials() -> None:
+    """Findings of fixed and healthy programs, each with what came of its advice."""
+    tried = [(fix.of, score(fix)) for suite in SUITES for fix in second_fixes(_folder(suite), *map(_folder, SUITES))]
+    rows = [(*place, _tried(tried, *place[:2])) for suite in SUITES for place in _weighty(_folder(suite))]
+    print("| program | finding | of the step | tried |\n|---|---|---|---|")
+    for program, rule, share, word in rows:
+        print(f"| {program} | {rule} | {share:.0%} | {word} |")
+    words = [word.split(":")[0] for *_, word in rows]
+    print(f"\n{len(rows)} findings: " + ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words))))
+
+
+def _weighty(folder: Path) -> list[tuple[str, str, float]]:
+    fixed = [(found.case, *other) for found in map(score, planted_cases(folder)) for other in found.others]
+    return fixed + [(program.name, *other) for program in healthy_programs(folder) for other in found_in(program)]
+
+
+def _tried(tried: Sequence[tuple[str, Score]], program: str, rule: str) -> str:
+    """``true``, ``false`` or ``untried``, with what was promised and realized."""
+    trial = next((made for of, made in tried if of == program and rule in NAMES[made.cause]), None)
+    if trial is None:
+        return "untried"
+    if trial.finding is None:
+        return f"not found again: {trial.gain_ms:.2f} ± {trial.noise_ms:.2f} ms"
+    promised = f"{trial.finding.low_ms:.2f} to {trial.finding.high_ms:.2f} ms"
+    return f"{'true' if trial.confirmed else 'false'}: {trial.gain_ms:.2f} ± {trial.noise_ms:.2f}, promised {promised}"
+
+
+def _folder(suite: str) -> Path:
+    return planted_folder(suite=suite)
 
 
 def _table(scores: Sequence[Score]) -> None:

@@ -13,6 +13,7 @@ import argparse
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,52 +76,87 @@ class Book:
 def sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
     """(kernel, function, phase, case, configurations): what the defaults are chosen from."""
     from ridgeline.kernels.contract import case
-    from ridgeline.kernels.cross_entropy import config as ce
-    from ridgeline.kernels.rms_norm import config as rms
     from ridgeline.kernels.shares import Streamed as T
+
+    def soft(phase: str, rows: int, cols: int, *given: Any) -> Any:
+        kernel = {"fwd": "forward", "bwd": "backward"}[phase]
+        return f"softmax.{kernel}", "softmax", phase, case("bfloat16", rows=rows, cols=cols), list(given)
+
+    yield from image_sweeps()
+    for rows, cols in ((2048, 65536), (512, 262144), (4096, 50257)):
+        yield soft("fwd", rows, cols, T(8, 2, 3, 8))
+    yield soft("fwd", 4096, 32768, T(8, 4, 3, 4), T(8, 2, 3, 8))
+    yield soft("bwd", 4096, 50257, T(4, 4, 3, 4))
+    yield soft("bwd", 2048, 65536)
+    yield from odd_sweeps()
+    yield from list_sweeps()
+    yield from early_sweeps()
+    yield soft("fwd", 2048, 65536, T(8, 4, 3, 4, early=True))
+
+
+def image_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
+    """GroupNorm: long and short pieces, SiLU's slope kept or computed twice, fewer and more programs."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images as Im
+
+    for name in ("group_norm_silu", "group_norm"):
+        for batch, channels, side in ((4, 512, 128), (16, 512, 128), (32, 320, 56)):
+            of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+            first = batch == 4
+            ahead = [Im(4, 4, 3, 8), Im(8, 4, 3, 4, accesses=1)] if first else []
+            back = [Im(4, 4, 3, 4), Im(4, 8, 3, 2, accesses=1)] if first else [Im(4, 4, 3, 4)]
+            if first and name == "group_norm_silu":
+                back += [Im(4, 8, 3, 2, kept=False), Im(8, 4, 3, 2)]
+            yield "group_norm.streamed", name, "fwd", of, ahead
+            yield "group_norm.backward_streamed", name, "bwd", of, back
+
+
+def early_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
+    """Programs that start while their words are cleared: last, since a launch that hangs ends a run."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images as Im
+
+    for name in ("group_norm_silu", "group_norm"):
+        of = case("bfloat16", batch=4, channels=512, side=128, groups=32)
+        yield "group_norm.streamed", name, "fwd", of, [Im(8, 4, 3, 4, early=True)]
+        yield "group_norm.backward_streamed", name, "bwd", of, [Im(4, 8, 3, 2, early=True)]
+
+
+def odd_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
+    """Rows that start inside accesses, their ends apart (the default) and not; heads fetched ahead."""
+    from ridgeline.kernels.contract import case, trials
+    from ridgeline.kernels.cross_entropy.config import Rows
+    from ridgeline.kernels.qk_norm_rope.config import Heads
+    from ridgeline.kernels.rms_norm.config import Backward, Forward
     from ridgeline.kernels.softmax.config import Softmax as S
 
     def bf16(rows: int, cols: int) -> Any:
         return case("bfloat16", rows=rows, cols=cols)
 
-    def fwd(op: str, rows: int, cols: int, *given: tuple[int, ...]) -> Any:
-        return f"{op}.forward", op, "fwd", bf16(rows, cols), [rms.Forward(*values) for values in given]
-
-    def bwd(op: str, rows: int, cols: int, *given: tuple[Any, ...]) -> Any:
-        return f"{op}.backward", op, "bwd", bf16(rows, cols), [rms.Backward(*values) for values in given]
-
-    def short(rows: int, cols: int, *given: tuple[int, ...]) -> Any:
-        return "cross_entropy.short", "cross_entropy", "fwd", bf16(rows, cols), [ce.Short(*values) for values in given]
-
-    def long(phase: str, rows: int, cols: int, *given: Any) -> Any:
-        kernel = {"fwd": "forward", "bwd": "backward"}[phase]
-        return f"cross_entropy.{kernel}", "cross_entropy", phase, bf16(rows, cols), list(given)
-
-    def soft(phase: str, rows: int, cols: int, *given: Any) -> Any:
-        kernel = {"fwd": "forward", "bwd": "backward"}[phase]
-        return f"softmax.{kernel}", "softmax", phase, bf16(rows, cols), list(given)
-
-    yield short(65536, 1000, (2, 8, 128, 1, 1, 20), (4, 16, 64, 1, 1, 12))
-    yield long("fwd", 8192, 50257, ce.Forward(1024, 2, 1, 1), ce.Forward(2048, 8, 1, 1))
-    yield "cross_entropy.forward", "cross_entropy", "fwd", case("float32", rows=4096, cols=50257), [
-        ce.Forward(4096, 8, 1, 1), ce.Forward(8192, 8, 1, 1)
-    ]  # fmt: skip
-    for rows, cols, tile in ((262144, 256, ce.Rows(8, 256, 4)), (131072, 1001, ce.Rows(2, 1024, 2))):
-        yield "cross_entropy.backward_rows", "cross_entropy", "bwd", bf16(rows, cols), [tile]
-    yield soft("fwd", 4096, 32768, T(8, 4, 3, 4), S(1, 8, 4096, 16))
-    yield soft("fwd", 8192, 24576, S(1, 6, 4096, 16), S(1, 3, 8192, 32))
-    yield soft("fwd", 4096, 50257, T(4, 8, 3, 4))
-    yield soft("bwd", 4096, 65536, T(4, 8, 3, 2), T(4, 4, 3, 4))
-    yield soft("bwd", 4096, 50257, T(4, 4, 3, 4))
-    yield soft("bwd", 16384, 4096, S(1, 2, 2048, 8), S(1, 1, 4096, 8), S(1, 1, 4096, 16))
-    yield soft("bwd", 8192, 16384, S(1, 2, 8192, 32), S(1, 4, 4096, 16))
-    yield soft("fwd", 32768, 4097, S(1, 3, 2048, 8), S(1, 9, 512, 2))
-    wide = case("bfloat16", batch=4, channels=512, side=128, groups=32)
-    yield "group_norm.streamed", "group_norm", "fwd", wide, [T(4, 4, 6, 4), T(8, 4, 2, 6)]
-    yield "group_norm.backward_streamed", "group_norm", "bwd", wide, [T(2, 8, 6, 2), T(2, 4, 6, 4)]
-    yield fwd("layer_norm", 32768, 4099, (1, 9, 512, 2))
-    yield bwd("layer_norm", 32768, 4099, (1, 5, 1024, 4, 3, 1, True))
-    yield from list_sweeps()
+    odd, short, long = bf16(32768, 4099), bf16(131072, 1001), bf16(16384, 7001)
+    yield "softmax.forward", "softmax", "fwd", bf16(32768, 4097), [S(1, 5, 1024, 4), S(1, 2, 2048, 8, ends=True)]
+    yield "softmax.backward", "softmax", "bwd", bf16(32768, 4097), [S(1, 5, 1024, 4)]
+    for name in ("layer_norm", "rms_norm"):
+        walks = [Forward(1, 4, 1024, 4, 3, 3), Forward(1, 2, 2048, 8, 3, 2)]
+        yield f"{name}.forward", name, "fwd", odd, [Forward(1, 5, 1024, 4), *walks]
+    held = [Backward(1, 5, 1024, 4, 3, 2, False), Backward(1, 2, 2048, 8, 3, 1, True, True)]
+    yield "layer_norm.backward", "layer_norm", "bwd", odd, held
+    for of in trials()["qk_norm_rope"][1].races:
+        yield "qk_norm_rope.backward", "qk_norm_rope", "bwd", of, [Heads(8, 2, 1), Heads(8, 2, 2)]
+    yield "cross_entropy.backward_rows", "cross_entropy", "bwd", short, [Rows(4, 1024, 4), Rows(1, 1024, 2, True)]
+    for phase, kernel in (("fwd", "softmax.forward"), ("bwd", "softmax.backward")):
+        yield kernel, "softmax", phase, short, [S(4, 4, 256, 4)]
+    for name in ("layer_norm", "rms_norm"):
+        yield f"{name}.forward", name, "fwd", short, [Forward(4, 4, 256, 4)]
+    yield "layer_norm.backward", "layer_norm", "bwd", short, [Backward(1, 4, 256, 1, 3, 8, True)]
+    yield "layer_norm.forward", "layer_norm", "fwd", long, [Forward(1, 4, 2048, 8)]
+    held = [Backward(1, 4, 2048, 8, 3, 1, True, True), Backward(1, 2, 4096, 16, 3, 1, True, True)]
+    yield "layer_norm.backward", "layer_norm", "bwd", long, held
+    wide = case("float32", rows=16384, cols=4099)
+    for name in ("layer_norm", "rms_norm"):
+        yield f"{name}.forward", name, "fwd", wide, [Forward(1, 8, 512, 4, 3, 3), Forward(1, 8, 512, 4, 3, 2)]
+    yield "layer_norm.backward", "layer_norm", "bwd", wide, [Backward(1, 8, 512, 4, 3, 2, True, True)]
+    yield "softmax.forward", "softmax", "fwd", case("float32", rows=2048, cols=50257), [S(1, 0, 4096, 16)]
 
 
 def list_sweeps() -> Iterator[tuple[str, str, str, Any, list[Any]]]:
@@ -350,11 +386,12 @@ def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
 
     import torch
 
-    from ridgeline.bench.race import Course, moved_bytes, runner
+    from ridgeline.bench.race import Course, copy_bandwidth, moved_bytes, runner
     from ridgeline.kernels import tuning
     from ridgeline.kernels.contract import trials
 
     course = Course(torch.device("cuda"), rounds=12, budget_s=0.15)
+    book.found["copy_bytes_per_s"] = copy_bandwidth(course)
     generator = torch.Generator("cuda").manual_seed(0)
     stop_s = time.perf_counter() + limit_s
     for kernel, name, phase, of, configs in sweeps():
@@ -394,6 +431,7 @@ def part_sweep(book: Book, names: list[str], limit_s: float) -> None:
                 times[config] = seconds
                 rate = num_bytes / seconds / 1e12
                 entry = {
+                    "primitive": name,
                     "kernel": kernel,
                     "case": str(of),
                     "config": asdict(config),
@@ -478,8 +516,9 @@ def part_split(book: Book, names: list[str], limit_s: float) -> None:
 
 
 def part_race(
-    book: Book, names: list[str], compiled_cases: int, limit_s: float, part: str = "race", alone: tuple[str, ...] = ()
-) -> None:
+    book: Book, names: list[str], compiled_cases: int, limit_s: float, part: str = "race", alone: tuple[str, ...] = (),
+    cases: str = "",
+) -> None:  # fmt: skip
     import torch
 
     from ridgeline.bench.race import Course, copy_bandwidth, race
@@ -491,9 +530,9 @@ def part_race(
     stop_s = time.perf_counter() + limit_s
     for name in names:
         trial = trials()[name][1]
-        races = trial.races[: 1 if part == "compiled" else None]
+        races = [of for of in trial.races if re.search(cases, str(of))][: 1 if part == "compiled" else None]
         work = [(of, trial.phases, i < compiled_cases) for i, of in enumerate(races)]
-        work += [(of, ("call",), False) for of in trial.small if part == "race"]
+        work += [(of, ("call",), False) for of in trial.small if part == "race" and not cases]
         for of, which, timely in work:
             if time.perf_counter() > stop_s:
                 print("race ran out of time at", name, of, flush=True)
@@ -620,6 +659,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=200.0)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--names", default="")
+    parser.add_argument("--cases", default="", help="only races whose sizes match this regular expression")
     parser.add_argument("--special", default="", help="only situations that have this word in their name")
     parser.add_argument("--stages", default="", help="parts in processes of their own: 'pack=70;host,check=60;race'")
     parser.add_argument("--pack", type=Path, help="a pack made elsewhere, with part 'build' instead of 'pack'")
@@ -682,7 +722,8 @@ def main() -> None:
         ("sweep", lambda: part_sweep(book, names, share("sweep", 0.75))),
         ("memory", lambda: part_memory(book)),
         ("ladder", lambda: part_ladder(book)),
-        ("race", lambda: part_race(book, names, asked.compiled, share("race", 0.9), alone=alone)),
+        ("race", lambda: part_race(book, names, asked.compiled, share("race", 0.9), alone=alone,
+                                   cases=asked.cases)),
         ("split", lambda: part_split(book, names, book.left_s() - 3)),
         ("compiled", lambda: part_race(book, compiling, 1, book.left_s() - 15, "compiled")),
     ]

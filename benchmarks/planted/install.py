@@ -21,6 +21,14 @@ from ridgeline.trace.pickled import plain_data
 
 KEPT = ("median_s", "low_s", "high_s", "num")
 AGAIN = "again_"
+OF = {
+    "again_policy_compiled": "policy_updated_in_small_steps",
+    "again_diffusion_read_later": "again_diffusion_in_fp32",
+    "again_epochs_endless": "again_workers_started_each_epoch",
+    "again_padded_in_order": "padded_to_limit",
+    "again_pictures_in_graph": "again_pictures_embedded_under_autocast",
+}
+"""Second fixes that are not called after the program they mend."""
 
 
 def main() -> None:
@@ -47,7 +55,7 @@ def _sorted(rows: dict[str, Any]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"cases": [], "healthy": [], "again": []}
     for name, row in sorted(rows.items()):
         kind = "healthy" if "planted" not in row else "again" if name.startswith(AGAIN) else "cases"
-        found[kind].append(row | ({"of": name.removeprefix(AGAIN)} if kind == "again" else {}))
+        found[kind].append(row | ({"of": OF.get(name, name.removeprefix(AGAIN))} if kind == "again" else {}))
     return {kind: listed for kind, listed in found.items() if listed}
 
 

@@ -7,7 +7,8 @@ import fifth
 import fourth
 import fresh
 import healthy
+import sixth
 import third
 from cases import CASES
 
-__all__ = ["CASES", "again", "fifth", "fourth", "fresh", "healthy", "third"]
+__all__ = ["CASES", "again", "fifth", "fourth", "fresh", "healthy", "sixth", "third"]

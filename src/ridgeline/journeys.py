@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from os import PathLike as PathLikeType
 from pathlib import Path
@@ -243,11 +244,12 @@ def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | No
     from ridgeline.trace import Trace, read_ranks
 
     device = device_named(on) if on is not None else None
-    files = [] if isinstance(source, Trace) else _trace_files(source)
+    aside: list[str] = []
 
     def ranks() -> Iterator[Trace]:
         """One rank after another, read again each time: only one is held."""
-        for trace in [source] if isinstance(source, Trace) else read_ranks(files):
+        aside.clear()
+        for trace in [source] if isinstance(source, Trace) else read_ranks(_paths(source), aside=aside):
             own = trace.ranks()
             yield from (trace.of_rank(rank) for rank in own) if len(own) > 1 else (trace,)
 
@@ -257,10 +259,11 @@ def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | No
     for alone in ranks():
         summaries.append(summary_of(alone))
         collectives.append(communication_of(alone))
+    lost = tuple(aside)
     if len(summaries) == 1 and alone is not None:
-        return explained(alone, summaries, device=device)
+        return explained(_beside(alone, lost), summaries, device=device)
     chosen = _typical(summaries)
-    trace = next(islice(ranks(), chosen, None))
+    trace = _beside(next(islice(ranks(), chosen, None)), lost)
     return explained(trace, summaries, [c for i, c in enumerate(collectives) if i != chosen], device=device)
 
 
@@ -286,11 +289,13 @@ def annotated(found: Explanation) -> Trace:
     return annotate(found.scene, found.findings)
 
 
-def _trace_files(source: PathLike | Sequence[PathLike]) -> list[Path]:
-    from ridgeline.trace.read import trace_files
+def _paths(source: PathLike | Sequence[PathLike]) -> list[PathLike]:
+    return [source] if isinstance(source, (str, PathLikeType)) else list(source)
 
-    given = [source] if isinstance(source, (str, PathLikeType)) else list(source)
-    return [file for path in given for file in trace_files(path)]
+
+def _beside(trace: Trace, lost: Sequence[str]) -> Trace:
+    """The trace, with a note of files beside it that are none."""
+    return replace(trace, meta={**trace.meta, "set_aside": lost}) if lost else trace
 
 
 def _typical(summaries: Sequence[Summary]) -> int:
@@ -311,7 +316,7 @@ def diff(a: Trace | PathLike, b: Trace | PathLike) -> Difference:
 def _one_trace(source: Trace | PathLike) -> Trace:
     from ridgeline.trace import Trace, read_ranks
 
-    return source if isinstance(source, Trace) else next(read_ranks(_trace_files(source)))
+    return source if isinstance(source, Trace) else next(read_ranks(_paths(source)))
 
 
 def gate(baseline: PathLike, runs: PathLike, max_regression: float = 0.03) -> Gate:

@@ -74,3 +74,17 @@ def test_a_matrix_times_a_vector_is_as_accurate_as_the_library(shape):
     a, b = torch.rand(shape, device="cuda"), torch.rand(shape[1], 1, device="cuda")
     meant = a.double() @ b.double()
     assert error(vectors._ours(a, b), meant) <= 2 * error(a @ b, meant) + 5e-7
+
+
+def test_wide_attention_is_found_and_laid_as_the_librarys_on_the_device():
+    from ridgeline.optimizer.backend import Report, compiled
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 256, 512, device="cuda") for _ in range(3))
+    report = Report()
+    with torch.no_grad():
+        own = F.scaled_dot_product_attention(q, k, v)
+        found = compiled(F.scaled_dot_product_attention, rewrites=["wide-attention"], report=report)(q, k, v)
+        meant = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    assert report.counts() == {"wide-attention": 1} and found.stride() == own.stride()
+    assert error(found, meant) <= 2 * error(own, meant) + 1e-6

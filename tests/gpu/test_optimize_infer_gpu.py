@@ -42,6 +42,89 @@ def test_convolutions_with_their_ends_are_as_right_as_eager(compiler: str, act: 
     assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
 
 
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+@pytest.mark.parametrize(("channels", "side", "stride"), [(128, 7, 1), (144, 3, 2), (240, 5, 1)])
+def test_convolutions_that_keep_channels_apart_are_as_right_as_eager(
+    compiler: str, channels: int, side: int, stride: int
+) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(channels, channels, side, stride, padding=side // 2, groups=channels)]
+    layers += [nn.BatchNorm2d(channels), nn.SiLU()] if side < 7 else []
+    model = settled(nn.Sequential(*layers)).cuda()
+    x = torch.randn(8, channels, 56, 56, device="cuda").bfloat16().to(memory_format=torch.channels_last)
+    report = Report()
+    with torch.no_grad():
+        found = compiled(model, rewrites=("in-place", "depthwise"), compiler=compiler, report=report)(x)
+        own = model(x)
+        meant = model.double()(x.double())
+    assert report.counts()["depthwise"] == 1, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+@pytest.mark.parametrize("kind", ["plain", "shifted", "called"])
+def test_windows_with_biases_are_as_right_as_eager(compiler: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import test_shifted
+
+    for name, size in (("BATCH", 96), ("WINDOWS", 16), ("ROWS", 49), ("DIM", 32)):
+        monkeypatch.setattr(test_shifted, name, size)
+    torch.manual_seed(0)
+    model, report = test_shifted.Windows(kind).cuda().bfloat16(), Report()
+    x = torch.randn(96, 49, 4 * 32, device="cuda").bfloat16()
+    with torch.no_grad():
+        found = compiled(model, rewrites=("window-attention",), compiler=compiler, report=report)(x)
+        own, meant = model(x), model.double()(x.double())
+    assert report.counts()["window-attention"] == 1, report.refusals
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_group_norms_between_convolutions_are_as_right_as_eager_and_leave_channels_last(compiler: str) -> None:
+    from test_patches import Residual
+
+    torch.manual_seed(0)
+    model, report = Residual(320).cuda().bfloat16().eval().to(memory_format=torch.channels_last), Report()
+    x = torch.randn(2, 320, 64, 64, device="cuda").bfloat16().to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        found = compiled(model, rewrites=("group-norm-last",), compiler=compiler, report=report)(x)
+        own, meant = model(x), model.double()(x.double())
+    assert report.counts()["group-norm-last"] == 2, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_positions_along_sequences_are_as_right_as_eager(compiler: str) -> None:
+    from test_positions import Positions
+
+    torch.manual_seed(0)
+    model, report = Positions(1024, 128, 16).cuda().bfloat16().eval(), Report()
+    x = torch.randn(4, 499, 1024, device="cuda").bfloat16()
+    with torch.no_grad():
+        names = ("sequence-convolution", "weight-norm")
+        found = compiled(model, rewrites=names, compiler=compiler, report=report)(x)
+        own, meant = model(x), model.double()(x.double())
+    assert report.counts() == dict.fromkeys(names, 1), report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+@pytest.mark.parametrize("norms", [False, True])
+def test_convolutions_along_sequences_are_as_right_as_eager(compiler: str, norms: bool) -> None:
+    from test_positions import Front
+
+    torch.manual_seed(0)
+    model, report = Front(norms=norms, viewed=False).cuda().bfloat16().eval(), Report()
+    x = torch.randn(8, 64, 4001, device="cuda").bfloat16()
+    with torch.no_grad():
+        found = compiled(model, rewrites=("sequence-last",), compiler=compiler, report=report)(x)
+        own, meant = model(x), model.double()(x.double())
+    assert report.counts()["sequence-last"] == 3, report.refusals
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
 def test_every_way_of_a_pointwise_convolution_agrees() -> None:
     torch.manual_seed(0)
     rows, filters = (torch.randn(*s, device="cuda").bfloat16() for s in ((4001, 192), (384, 192)))

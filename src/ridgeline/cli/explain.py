@@ -53,24 +53,33 @@ class Wish:
 
 
 def explain_and_show(wish: Wish) -> None:
-    """Print JSON or the summary, and write the files that were asked for."""
+    """Write the files that were asked for, and print JSON or the summary; whoever reads may stop after a few lines."""
     found = explain(list(wish.sources), on=wish.device)
     tried = what_if(found.scene, wish.what_if) if wish.what_if and found.scene else []
+    written = _written(found, wish)
     if wish.json:
         print_json({**found.to_dict(), **({"what_if": [one.to_dict() for one in tried]} if tried else {})})
     else:
         show(found, wish.top)
         _tried(tried)
+    for line in written:
+        print(line, file=sys.stderr)
+
+
+def _written(found: Explanation, wish: Wish) -> list[str]:
+    """A line for each file that was written."""
+    lines = []
     if wish.html:
         from ridgeline.web.explain import write_explanation
 
-        print(f"report: {write_explanation(found, wish.html)}", file=sys.stderr)
+        lines.append(f"report: {write_explanation(found, wish.html)}")
     if wish.trace:
         from ridgeline.journeys import annotated
         from ridgeline.trace import write_chrome
 
         path = write_chrome(annotated(found), wish.trace)
-        print(f"trace: {path}, open it at https://ui.perfetto.dev", file=sys.stderr)
+        lines.append(f"trace: {path}, open it at https://ui.perfetto.dev")
+    return lines
 
 
 def show(found: Explanation, top: int) -> None:

@@ -15,6 +15,7 @@ from ridgeline.errors import InputError, KernelError, nearest
 from ridgeline.units import show_bytes, show_seconds
 
 ACTIONS = ("list", "race", "pack", "check", "tune")
+SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def run_action(action: str, names: list[str], out: Path | None, jobs: int, compiled: bool, as_json: bool) -> None:
@@ -49,16 +50,24 @@ def _list(names: list[str], as_json: bool) -> None:
 
     known = trials()
     if as_json:
-        found = {name: {"primitive": known[name][0].name, "does": known[name][0].summary} for name in names}
+        found = {name: _described(*known[name]) for name in names}
         return draw.print_json({"functions": found, "primitives": sorted(primitives())})
-    made = draw.table("Kernels", ("function", "left"), ("does", "left"))
+    made = draw.table("Kernels", ("function", "left"), ("types", "left"), ("gradient", "left"), ("does", "left"))
     made.columns[0].min_width = max(map(len, names))
-    made.columns[1].no_wrap = False
+    made.columns[3].no_wrap = False
     for name in names:
-        made.add_row(Text(name, style="bold"), known[name][0].summary)
+        facts = _described(*known[name])
+        types = " ".join(SHORT.get(kind, kind) for kind in facts["types"])
+        made.add_row(Text(name, style="bold"), types, "yes" if facts["gradient"] else "", facts["does"])
     screen = draw.console()
     screen.print(made)
     screen.print(Text("`ridgeline.kernels.supports` says which arguments have one. Here they run as ") + _here())
+
+
+def _described(made: Any, trial: Any) -> dict[str, Any]:
+    """What a function is, the types its kernels are checked in, and whether they have a gradient."""
+    types = sorted({of.dtype for of in trial.checks}, reverse=True)
+    return {"primitive": made.name, "does": made.summary, "types": types, "gradient": made.backward is not None}
 
 
 def _here() -> Text:

@@ -345,7 +345,8 @@ def _why(a: Part, b: Part) -> str:
     if abs(b.num / a.num - 1) > SAME:
         reasons.append(f"{'more' if b.num > a.num else 'fewer'} kernels ({a.num:.3g} → {b.num:.3g} a step)")
     if not set(a.names) & set(b.names):
-        reasons.append(f"other kernels ({_short(a.names[0])} → {_short(b.names[0])})")
+        names = list(dict.fromkeys((_short(a.names[0]), _short(b.names[0]))))
+        reasons.append(f"other kernels ({' → '.join(names)})" if len(names) > 1 else f"another variant of {names[0]}")
     if a.mean_s > 0 and abs(b.mean_s / a.mean_s - 1) > SAME / 2:
         pace = "slower" if b.mean_s > a.mean_s else "faster"
         reasons.append(f"{pace} kernels ({_micros(a.mean_s)} → {_micros(b.mean_s)})")

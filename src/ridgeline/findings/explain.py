@@ -63,7 +63,7 @@ def _claimed(scene: Scene, chosen: Iterable[Rule] | None) -> list[tuple[Rule, Ca
 def _weighed(scene: Scene, rule: Rule, candidate: Candidate) -> _Weighed:
     best, worst = scene.edit(candidate.cure, best=True), scene.edit(candidate.cure, best=False)
     gains_s = (*scene.gains_s(best), *scene.gains_s(worst))
-    most_s = scene.usual_gain_s(best) if candidate.cure.elastic else 0.0
+    most_s = scene.usual_gain_s(best) if candidate.cure.elastic and scene.is_timed else 0.0
     return _Weighed(rule, candidate, best, worst, max(*gains_s, most_s), min(gains_s))
 
 
@@ -128,6 +128,7 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
         high_ms=high_s * 1e3,
         expected_ms=min(high_s, (worst_s + best_s) / 2) * 1e3,
         later_ms=max(high_s, in_turn_s * scene.pace) * 1e3,
+        in_turn_ms=in_turn_s * scene.pace * 1e3,
         step_frac=best_s / step_s if step_s > 0 else 0.0,
         evidence=candidate.evidence,
         rows=candidate.spans,

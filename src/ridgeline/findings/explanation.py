@@ -10,7 +10,7 @@ import numpy as np
 
 from ridgeline.findings.critical import path_ms
 from ridgeline.findings.explain import findings_of
-from ridgeline.findings.finding import Finding
+from ridgeline.findings.finding import Finding, together_ms
 from ridgeline.findings.floors import Gap, gaps_of
 from ridgeline.findings.scene import Scene
 from ridgeline.hardware import Device
@@ -79,7 +79,7 @@ class Explanation:
     @property
     def recoverable_ms(self) -> float:
         """What the findings bring together, by their best estimates; never more than the step."""
-        return min(self.step_ms, sum(finding.expected_ms for finding in self.findings))
+        return min(self.step_ms, together_ms(self.findings))
 
     @property
     def busy_frac(self) -> float:
@@ -244,7 +244,7 @@ def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Ma
         least_ms = NAMED_FRAC * scene.unrecorded_step_s * 1e3
         weighty = [finding for finding in findings[:2] if finding.later_ms >= least_ms] or findings[:1]
         named = [finding.cause.split(":")[0].split(" (")[0] for finding in weighty]
-        share = min(1.0, sum(finding.expected_ms for finding in findings) / 1e3 / scene.unrecorded_step_s)
+        share = min(1.0, together_ms(findings) / 1e3 / scene.unrecorded_step_s)
         causes = _capitalized(", and ".join(named))
         return f"{causes}: {share:.0%} of the step can be won back."
     busy = busy_ms / total_ms if total_ms else 0.0

@@ -19,8 +19,10 @@ class KernelName(NamedTuple):
         return self.family in ("gemm", "conv")
 
 
-# The first that matches decides, so the narrow ones come first.
+# The first that matches decides, so the narrow ones come first. What a compiler made of light ops is called after all
+# of them, and after products beside them (triton_poi_fused_add_mm_relu): it is no product, and it is fused already.
 _FAMILIES: tuple[tuple[str, str], ...] = (
+    ("fused", r"triton_(poi|red|per|for|spl)_fused_(?!.*(softmax|loss|cross_entropy|norm|embedding|index_put))"),
     ("communication", r"nccl|rccl|msccl|all_?reduce_kernel|one_shot_all_reduce|nvshmem"),
     ("conv", r"xmma_(fprop|dgrad|wgrad)|implicit_gemm|implicitgemm|s\d+(fprop|dgrad|wgrad)"),
     ("index", r"fbgemm_gpu|bounds_check"),

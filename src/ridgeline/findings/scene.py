@@ -40,9 +40,17 @@ FORWARD_OPS = (
 )
 """Ops that only a forward pass calls: in a backward pass they are a second time."""
 BACKWARD = r"evaluate_function|Backward\d*$"
+LOSS_BACKWARD = (
+    r"^autograd::engine::evaluate_function: (NllLoss|CrossEntropy|MseLoss|L1Loss|SmoothL1|HuberLoss|BinaryCross|KlDiv)"
+)
+PASS_WORKS = 10
+"""Launches between the gradients of two losses from which on they are of two passes."""
 LONG_GAP_S = 2e-3
 """No op, and no fused optimizer over hundreds of tensors, needs this long between two launches: the host does
 something else."""
+SILENT_S, SILENT_TIMES, SILENT_FRAC = 300e-6, 20.0, 0.25
+"""Nor does a host that launches stay without an op for this long, and this many times as long as it usually does: of
+such a gap ops cover less than a quarter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +253,25 @@ class Scene:
     @cached_property
     def _away(self) -> Mask:
         """Calls before which the host did something else for long; preparing an optimizer's step is launching."""
-        clock, long = self.clock, self.wiring.program.gap_s >= LONG_GAP_S
+        clock, gap_s = self.clock, self.wiring.program.gap_s
+        usual_s = float(np.median(gap_s[gap_s > 0])) if (gap_s > 0).any() else 0.0
+        ops = covered_within(self.time_of(self.of_kind(Kind.OP)), clock.gap_start_ns, clock.start_ns) / 1e9
+        silent = (gap_s >= max(SILENT_S, SILENT_TIMES * usual_s)) & (ops < SILENT_FRAC * gap_s) & ~self._handed_over
+        long = (gap_s >= LONG_GAP_S) | silent
         optimizer = self.time_of(self.host_spans(r"^Optimizer\.step"))
         held = covered_within(optimizer, clock.gap_start_ns, clock.start_ns) > 0.5 * (
             clock.start_ns - clock.gap_start_ns
         )
         return np.asarray(long & ~held, dtype=bool)
+
+    @cached_property
+    def _handed_over(self) -> Mask:
+        """Calls that follow one of another thread: waking a thread takes its time."""
+        rows, after = self.wiring.call_rows, self.wiring.program.after
+        before = np.where(after >= 0, rows[np.maximum(after, 0)], -1)
+        threads = self.trace.thread
+        known = (rows >= 0) & (before >= 0)
+        return np.asarray(known & (threads[np.maximum(rows, 0)] != threads[np.maximum(before, 0)]), dtype=bool)
 
     @cached_property
     def loading(self) -> Index:
@@ -273,6 +294,11 @@ class Scene:
             starts, ends = starts[:0], ends[:0]
         quiet = self._is_quiet(launches, ends, starts)
         return union(ends[quiet], starts[quiet])
+
+    @cached_property
+    def first_fetches(self) -> Index:
+        """Fetches with which an epoch begins."""
+        return self.loading[np.isin(self.start_ns[self.loading], self.between_epochs.end)]
 
     @staticmethod
     def _is_quiet(launches: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Mask:
@@ -585,6 +611,16 @@ class Scene:
     def trains(self) -> bool:
         """Whether there is a backward pass or an optimizer in the trace."""
         return len(self.host_spans(r"Backward\d*$|^Optimizer\.step")) > 0
+
+    @cached_property
+    def num_passes(self) -> int:
+        """Backward passes of the window: losses of several tasks follow each other at once, those of several batches do
+        not."""
+        starts = np.sort(self.start_ns[self.host_spans(LOSS_BACKWARD, Kind.OP)])
+        if len(starts) < 2:
+            return len(starts)
+        between = np.diff(np.searchsorted(np.sort(self.launch_ns), starts))
+        return 1 + int((between >= PASS_WORKS).sum())
 
     @cached_property
     def recomputed(self) -> Mask:

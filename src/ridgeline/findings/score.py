@@ -42,6 +42,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "weights cast every step": ("weight-casts",),
     "weights streamed from the host": ("weight-streaming",),
     "host code": ("host-code",),
+    "cpu contention": ("host-contention",),
 }
 """The rules that name a planted cause."""
 GENERAL = ("launch-bound", "host-code")
@@ -61,6 +62,7 @@ class Score:
     finding: Finding | None
     still_named: bool  # the cause is named in the fixed run as well
     others: tuple[tuple[str, float], ...]  # findings of the fixed run over 2 % of its step, with their share
+    noise_ms: float = 0.0  # what the medians of both programs vary by
 
     @property
     def named(self) -> bool:
@@ -76,6 +78,12 @@ class Score:
     @property
     def held(self) -> bool:
         return self.finding is not None and self.finding.low_ms <= self.gain_ms <= self.finding.high_ms
+
+    @property
+    def confirmed(self) -> bool:
+        """What was advised was done, and brought at least the low end of what was promised and more than noise: of a
+        program that was thought to be well, the finding was true."""
+        return self.finding is not None and self.gain_ms >= max(self.finding.low_ms, self.noise_ms)
 
 
 def score(case: Planted) -> Score:
@@ -93,6 +101,7 @@ def score(case: Planted) -> Score:
         planted[place] if place is not None else None,
         any(finding.rule in rules and finding.step_frac > WEIGHTY_FRAC for finding in fixed),
         _weighty(fixed),
+        case.uncertainty_s * 1e3,
     )
 
 

@@ -25,6 +25,7 @@ from ridgeline.kernels.cross_entropy.op import cross_entropy
 from ridgeline.kernels.cross_layer.op import cross_layer
 from ridgeline.kernels.decode_attention.op import decode_attention
 from ridgeline.kernels.dense.op import dense
+from ridgeline.kernels.depthwise.op import depthwise
 from ridgeline.kernels.dot_interaction.op import dot_interaction
 from ridgeline.kernels.dropout_add.op import dropout_add
 from ridgeline.kernels.embedding_bag.module import EmbeddingBags
@@ -34,6 +35,7 @@ from ridgeline.kernels.gated.op import geglu, swiglu
 from ridgeline.kernels.gelu.op import gelu
 from ridgeline.kernels.grad_norm.op import clip_grad_norm_, grad_norm
 from ridgeline.kernels.group_norm.op import group_norm
+from ridgeline.kernels.group_norm_last.op import group_norm_last
 from ridgeline.kernels.latent_attention.op import paged_latent_attention
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
 from ridgeline.kernels.layer_norm_quant.op import layer_norm_quant
@@ -53,6 +55,8 @@ from ridgeline.kernels.rope.op import rope
 from ridgeline.kernels.rope.tables import rope_tables
 from ridgeline.kernels.scan.op import scan
 from ridgeline.kernels.selective_scan.op import selective_scan
+from ridgeline.kernels.sequence.op import sequence_convolution
+from ridgeline.kernels.short_attention.op import short_attention
 from ridgeline.kernels.softmax.op import softmax
 from ridgeline.kernels.unshuffle.op import unshuffle
 
@@ -69,6 +73,7 @@ __all__ = [
     "convolution",
     "cross_entropy",
     "cross_layer",
+    "depthwise",
     "dequantize",
     "dot_interaction",
     "decode_attention",
@@ -81,6 +86,7 @@ __all__ = [
     "gelu",
     "grad_norm",
     "group_norm",
+    "group_norm_last",
     "layer_norm",
     "layer_norm_quant",
     "linear",
@@ -103,6 +109,8 @@ __all__ = [
     "rope_tables",
     "scan",
     "selective_scan",
+    "sequence_convolution",
+    "short_attention",
     "softmax",
     "supports",
     "swiglu",

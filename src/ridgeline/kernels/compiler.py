@@ -23,6 +23,10 @@ POINTER_ALIGNMENT_BYTES = 16
 LEAVES = "LEAVES"
 """The constant by which a kernel says that what the copy engine reads leaves the L2 first."""
 
+KNOWS = "KNOWS"
+"""The constant by which a kernel says that the copy engine fetches its descriptors before anything else happens."""
+
+_DESCRIPTOR = re.compile(r"\.param \.align 64 \.b8 (\w+)\[128\]")
 _COPY = re.compile(r"(cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global[\w.:]*) (\[[^;]*);")
 
 
@@ -87,12 +91,13 @@ def _version_of(program: str) -> str:
 
 @cache
 def source_hash() -> str:
-    """A hash of every kernel source of this room: an edit anywhere makes stored cubins stale."""
+    """A hash of every kernel source of this room, and of what edits them: a change makes stored cubins stale."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
     names = ("kernel", "gradient", "streamed", "links")
     for path in sorted(
-        [*(path for name in names for path in here.glob(f"*/{name}.py")), here / "device.py", here / "stream.py"]
+        [*(path for name in names for path in here.glob(f"*/{name}.py")),
+         *(here / name for name in ("compiler.py", "device.py", "stream.py"))]
     ):
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -103,9 +108,10 @@ def compile_variant(function: Any, variant: Variant) -> Compiled:
     made = triton_kernel(function, variant)
     if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
         raise KernelError(f"kernel {variant.kernel} asks for scratch memory, which the launcher does not provide")
-    cubin = made.asm["cubin"]
-    if dict(variant.constants).get(LEAVES):
-        cubin = _assembled(hinted(made.asm["ptx"]), variant.arch)
+    constants, ptx = dict(variant.constants), made.asm["ptx"]
+    edited = hinted(ptx) if constants.get(LEAVES) else ptx
+    edited = knowing(edited) if constants.get(KNOWS) else edited
+    cubin = made.asm["cubin"] if edited is ptx else _assembled(edited, variant.arch)
     return Compiled(made.metadata.name, cubin, made.metadata.num_warps, made.metadata.shared)
 
 
@@ -114,11 +120,23 @@ def hinted(ptx: str) -> str:
 
     Not those of threads (``cp.async``): ptxas 12.8 and 12.9 make an instruction of them that Hopper calls illegal.
     """
+    ptx = _begun(ptx, ".reg .b64 %leaves;", "createpolicy.fractional.L2::evict_first.b64 %leaves, 1.0;")
+    return _COPY.sub(r"\1.L2::cache_hint \2, %leaves;", ptx)
+
+
+def knowing(ptx: str) -> str:
+    """A kernel whose first thread has the copy engine fetch the descriptors of all its tensors."""
+    lines = ["mov.u32 %thread, %tid.x;", "setp.eq.u32 %first, %thread, 0;"]
+    for name in _DESCRIPTOR.findall(ptx):
+        lines += [f"mov.b64 %map, {name};", "cvta.param.u64 %map, %map;", "@%first prefetch.tensormap [%map];"]
+    return _begun(ptx, ".reg .b64 %map; .reg .b32 %thread; .reg .pred %first;", "\n\t".join(lines))
+
+
+def _begun(ptx: str, registers: str, lines: str) -> str:
+    """A kernel with some registers of its own and some lines before its first."""
     body = ptx.index("{", ptx.index(".visible .entry"))
     first = ptx.index("ld.param", body)
-    policy = "createpolicy.fractional.L2::evict_first.b64 %leaves, 1.0;\n\t"
-    ptx = f"{ptx[: body + 1]}\n\t.reg .b64 %leaves;{ptx[body + 1 : first]}{policy}{ptx[first:]}"
-    return _COPY.sub(r"\1.L2::cache_hint \2, %leaves;", ptx)
+    return f"{ptx[: body + 1]}\n\t{registers}{ptx[body + 1 : first]}{lines}\n\t{ptx[first:]}"
 
 
 def _assembled(ptx: str, arch: int) -> bytes:

@@ -87,6 +87,38 @@ def store_part(
 
 
 @triton.jit
+def whole_part(start, cols, VECTOR: tl.constexpr):
+    """Of a row that starts inside an access: elements before its first whole access, and those in whole accesses."""
+    lead = ((VECTOR - start % VECTOR) % VECTOR).to(tl.int32)
+    return lead, (cols - lead) // VECTOR * VECTOR
+
+
+@triton.jit
+def ends_of(lead, whole, cols, VECTOR: tl.constexpr):
+    """Columns of such a row that lie in no whole access, at most VECTOR − 1 at either end, and which of them there are.
+
+    They are loaded and stored one by one, a lane each, and what is between them needs no mask but at its end.
+    """
+    k = tl.arange(0, 2 * VECTOR)
+    at = tl.where(k < VECTOR, k, lead + whole + k - VECTOR)
+    return at, tl.where(k < VECTOR, k < lead, at < cols)
+
+
+@triton.jit
+def load_whole(at, c, whole, I: tl.constexpr, CHUNKS: tl.constexpr, OTHER: tl.constexpr = 0.0):
+    """Piece I of a row's whole accesses: only the last one may end early."""
+    return tl.load(at, mask=c < whole, other=OTHER) if I == CHUNKS - 1 else tl.load(at)
+
+
+@triton.jit
+def store_whole(to, value, c, whole, I: tl.constexpr, CHUNKS: tl.constexpr):
+    if I == CHUNKS - 1:
+        tl.store(to, value, mask=c < whole)
+    else:
+        tl.store(to, value)
+
+
+@triton.jit
 def reduce_partials(
     partial_ptr,  # [1 or 2, P, C] fp32
     out_ptr,  # [C]
@@ -119,8 +151,9 @@ def reduce_partials(
 
 
 @triton.jit
-def clear_words(word_ptr, num, BLOCK: tl.constexpr):
-    """Zeros, which say that nobody has written yet."""
+def clear_words(word_ptr, num, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """Zeros, which say that nobody has written yet. Who writes may begin to read meanwhile."""
+    let_next_start(EARLY)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(word_ptr + at, tl.zeros([BLOCK], tl.int64), mask=at < num)
 

@@ -56,6 +56,7 @@ int (*context_push)(void *);
 int (*context_pop)(void **);
 int (*error_text)(int, const char **);
 int (*stream_of)(int32_t, void **); /* PyTorch's own C function; none in a build without CUDA */
+int (*start_plan)(void *, const uint64_t *, int, void *); /* launcher.c's: tensor maps, and launches that start early */
 
 void open_driver() {
   if (launch_kernel) return;
@@ -131,10 +132,11 @@ struct Param {
   uint64_t value; /* or the offset into that tensor in bytes */
 };
 struct Step {
-  Handle *handle;
+  Handle *handle; /* or launcher.c's own plan, where x is THROUGH */
   unsigned x, y;
   std::vector<Param> params;
 };
+constexpr unsigned THROUGH = ~0u;
 struct Allocation {
   std::vector<int64_t> sizes, strides;
   at::ScalarType type;
@@ -181,6 +183,13 @@ struct Table {
   }
 };
 
+void refuse(int code) {
+  if (!code) return;
+  const char *text = nullptr;
+  error_text(code, &text);
+  throw std::runtime_error(std::string("cuLaunchKernel: ") + (text ? text : "unknown error"));
+}
+
 /* Allocate and launch; tensors holds the arguments and is filled up with what was allocated. */
 void repeat(const Plan &plan, Tensor *tensors, int num_arguments) {
   auto options = tensors[plan.first].options().requires_grad(false);
@@ -199,6 +208,10 @@ void repeat(const Plan &plan, Tensor *tensors, int num_arguments) {
       if (param.source >= 0) slots[i] += reinterpret_cast<uint64_t>(tensors[param.source].const_data_ptr());
       params[i] = &slots[i];
     }
+    if (step.x == THROUGH) {
+      refuse(start_plan(step.handle, slots, int(count), stream));
+      continue;
+    }
     slots[count] = slots[count + 1] = 0; /* Triton's two scratch pointers, which our kernels do not use */
     params[count] = &slots[count];
     params[count + 1] = &slots[count + 1];
@@ -211,11 +224,7 @@ void repeat(const Plan &plan, Tensor *tensors, int num_arguments) {
                                    : launch_kernel(handle->function, step.x, step.y, 1, handle->threads, 1, 1,
                                                    handle->shared, stream, params, nullptr);
     if (current != handle->context) context_pop(&popped);
-    if (code) {
-      const char *text = nullptr;
-      error_text(code, &text);
-      throw std::runtime_error(std::string("cuLaunchKernel: ") + (text ? text : "unknown error"));
-    }
+    refuse(code);
   }
 }
 
@@ -508,7 +517,8 @@ std::vector<std::vector<int64_t>> rows(PyObject *sequence) {
 }
 
 /* (id, device, first, shown, single, keeps, fills, allocations, steps, outputs, saved): an allocation is (type, number of
-   sizes, *sizes, *strides), strides only where it is not contiguous; a step (handle, x, y, source, value, source, value, …) */
+   sizes, *sizes, *strides), strides only where it is not contiguous; a step (handle, x, y, source, value, source, value, …),
+   or (launcher.c's plan, -1, -1, source, value, …) */
 std::shared_ptr<Plan> plan_from(PyObject *spec) {
   long long id;
   int device, first, num_shown, single, keeps, fills;
@@ -612,7 +622,14 @@ PyObject *types(PyObject *, PyObject *args) {
   Py_RETURN_NONE;
 }
 
+PyObject *starts(PyObject *, PyObject *address) {
+  start_plan = reinterpret_cast<int (*)(void *, const uint64_t *, int, void *)>(PyLong_AsVoidPtr(address));
+  if (PyErr_Occurred()) return nullptr;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef module_methods[] = {{"types", types, METH_VARARGS, "types(Tensor, Parameter)"},
+                                {"starts", starts, METH_O, "starts(the address of what starts launcher.c's plans)"},
                                 {nullptr, nullptr, 0, nullptr}};
 struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ridgeline_direct", nullptr, -1, module_methods};
 

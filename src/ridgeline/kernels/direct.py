@@ -1,10 +1,11 @@
 """Calls that repeat themselves leave Python: what one call allocates and launches is noted, and repeated in C++.
 
 An op is written once, in Python. Where it says that its calls only allocate and launch (``repeats=True`` in its
-declaration), the second call of a shape is noted as a plan: tensors to allocate, kernels to start, which of the
-tensors go where, and what the backward pass keeps. Further calls with the same description (shapes, types, alignment,
-numbers) run direct.cpp alone, gradients included. That file needs PyTorch's headers and half a minute of a C++
-compiler, so it is built with a pack and never behind the user's back; without it every call takes the Python path.
+declaration), the second call of a shape is noted as a plan: tensors to allocate, kernels to start (through the launcher
+where they take tensor maps or start early), which of the tensors go where, and what the backward pass keeps. Further
+calls with the same description (shapes, types, alignment, numbers) run direct.cpp alone, gradients included. That file
+needs PyTorch's headers and half a minute of a C++ compiler, so it is built with a pack and never behind the user's
+back; without it every call takes the Python path.
 """
 
 from __future__ import annotations
@@ -91,9 +92,8 @@ class Notes(TorchDispatchMode):
             return
         handle, device, grid_x, grid_y, plain = launcher.native().parts(plan)
         self.device = device
-        if not plain:
-            self.strange = "a launch with tensor maps, or one that may start before what is ahead of it has ended"
-            return
+        if not plain:  # tensor maps, or a start before what is ahead has ended: the launcher's own plan does that
+            handle, grid_x, grid_y = plan, -1, -1
         try:
             params = [number for value in args for number in self.param(value)]
         except Unrepeatable as error:
@@ -250,6 +250,7 @@ class Repeater:
 
     def _noted(self, args: tuple[Any, ...]) -> Any:
         made = self.primitive
+        _connect()
         recorded = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
         try:
             with noted(args) as notes:
@@ -269,12 +270,19 @@ class Repeater:
         return plan
 
     def _noted_back(self, context: Context, saved: tuple[Any, ...], grads: tuple[Any, ...]) -> Any:
+        _connect()
         try:
             with noted((*saved, *grads)) as notes:
                 found = _tuple(self.primitive.backward(context, *grads))
             return notes.plan(found, len(found), False)
         except Unrepeatable:
             return None
+
+
+@cache
+def _connect() -> None:
+    """Tell the extension how the launcher starts what is no plain launch."""
+    module().starts(launcher.native().starter())
 
 
 def _tuple(value: Any) -> tuple[Any, ...]:

@@ -4,11 +4,13 @@
    opened at run time, so nothing is linked and it builds on machines without a GPU. Every kernel argument takes an
    eight-byte slot: the driver reads as many bytes of it as the kernel declares, which on a little-endian host is right
    for pointers, 64-bit and 32-bit integers; floats are stored as 32-bit. A tensor that a kernel reads in blocks through
-   the copy engine becomes a tensor map: encoded when its address is first seen, then found again in a small cache. */
+   the copy engine becomes a tensor map: encoded when its address is first seen, then found again in a small cache.
+   direct.cpp starts plans through ridgeline_start, without Python and from any thread. */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <dlfcn.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +22,7 @@
 #define CACHED_MAPS 32 /* a power of two */
 #define MAX_PARAMS (MAX_ARGS + MAX_MAPS * 2 * MAX_RANK + 2)
 #define DEPENDENT_LAUNCH 6   /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+#define COOPERATIVE_LAUNCH 2 /* CU_LAUNCH_ATTRIBUTE_COOPERATIVE */
 #define L2_PROMOTION_128B 2  /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
 #define MAX_DYNAMIC_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 #define NUM_REGS 4           /* CU_FUNC_ATTRIBUTE_NUM_REGS */
@@ -34,6 +37,7 @@ typedef struct {
 /* How a tensor is cut into blocks, and the maps of the addresses seen so far. */
 typedef struct {
   unsigned type, swizzle;
+  int wide; /* a miss brings 256 bytes into the L2, which is the next value of the driver's enumeration */
   int rank;
   uint64_t sizes[MAX_RANK], step_bytes[MAX_RANK]; /* innermost first */
   unsigned box[MAX_RANK];
@@ -180,12 +184,13 @@ static int fill(uint64_t *slot, PyObject *value) {
   return !PyErr_Occurred();
 }
 
-/* blocks(type, item bytes, swizzle, shape, strides, box) -> blocks: lists from the outermost dim to the innermost */
+/* blocks(type, item bytes, swizzle, wide, shape, strides, box) -> blocks: lists from the outermost dim to the innermost */
 static PyObject *blocks(PyObject *self, PyObject *args) {
   unsigned type, item, swizzle;
+  int wide;
   PyObject *shape, *strides, *box;
-  if (!PyArg_ParseTuple(args, "IIIO!O!O!", &type, &item, &swizzle, &PyTuple_Type, &shape, &PyTuple_Type, &strides,
-                        &PyTuple_Type, &box))
+  if (!PyArg_ParseTuple(args, "IIIpO!O!O!", &type, &item, &swizzle, &wide, &PyTuple_Type, &shape, &PyTuple_Type,
+                        &strides, &PyTuple_Type, &box))
     return NULL;
   Py_ssize_t rank = PyTuple_Size(shape);
   if (rank < 1 || rank > MAX_RANK || PyTuple_Size(strides) != rank || PyTuple_Size(box) != rank) {
@@ -197,6 +202,7 @@ static PyObject *blocks(PyObject *self, PyObject *args) {
   memset(made, 0, sizeof(Blocks));
   made->type = type;
   made->swizzle = swizzle;
+  made->wide = wide;
   made->rank = (int)rank;
   for (Py_ssize_t i = 0; i < rank; i++) {
     Py_ssize_t inner = rank - 1 - i;
@@ -214,22 +220,21 @@ static PyObject *blocks(PyObject *self, PyObject *args) {
 }
 
 /* The map of a tensor at this address, copied to where the launch reads it: another thread may reuse the cache. */
-static int put_map(Blocks *of, void *context, uint64_t address, unsigned char *to) {
+static Result put_map(Blocks *of, uint64_t address, unsigned char *to) {
+  static const unsigned ones[MAX_RANK] = {1, 1, 1, 1, 1};
+  static char busy;
   unsigned at = (unsigned)((address >> 9) ^ (address >> 14) ^ (address >> 21)) & (CACHED_MAPS - 1);
+  Result code = 0;
+  while (__atomic_test_and_set(&busy, __ATOMIC_ACQUIRE)) sched_yield();
   if (of->cached[at].address != address || !address) {
-    static const unsigned ones[MAX_RANK] = {1, 1, 1, 1, 1};
-    void *current = NULL, *popped;
-    cuCtxGetCurrent(&current);
-    if (current != context) cuCtxPushCurrent(context);
     of->cached[at].address = 0;
-    Result code = cuTensorMapEncodeTiled(of->cached[at].map, of->type, (unsigned)of->rank, (void *)address, of->sizes,
-                                         of->step_bytes, of->box, ones, 0, of->swizzle, L2_PROMOTION_128B, 0);
-    if (current != context) cuCtxPopCurrent(&popped);
-    if (failed(code, "cuTensorMapEncodeTiled")) return 0;
-    of->cached[at].address = address;
+    code = cuTensorMapEncodeTiled(of->cached[at].map, of->type, (unsigned)of->rank, (void *)address, of->sizes,
+                                  of->step_bytes, of->box, ones, 0, of->swizzle, L2_PROMOTION_128B + of->wide, 0);
+    if (!code) of->cached[at].address = address;
   }
   memcpy(to, of->cached[at].map, MAP_BYTES);
-  return 1;
+  __atomic_clear(&busy, __ATOMIC_RELEASE);
+  return code;
 }
 
 /* plan(handle, device, grid_x, grid_y, stream_of, dependent, maps) -> plan: everything of a launch but its arguments and
@@ -279,18 +284,61 @@ static PyObject *tell(PyObject *const *args, Py_ssize_t num) {
 }
 
 static Result start(Handle *handle, Plan *made, void *stream, void **params) {
+  if (made->dependent) {
+    Attribute attributes[2] = {{DEPENDENT_LAUNCH, 0, {{0}}}, {COOPERATIVE_LAUNCH, 0, {{0}}}};
+    attributes[0].value.number = attributes[1].value.number = 1;
+    Config config = {{made->x, made->y, 1}, {handle->threads, 1, 1}, handle->shared, stream, attributes,
+                     handle->cooperative ? 2 : 1};
+    return cuLaunchKernelEx(&config, handle->function, params, NULL);
+  }
   if (handle->cooperative)
     return cuLaunchCooperativeKernel(handle->function, made->x, made->y, 1, handle->threads, 1, 1, handle->shared,
                                      stream, params);
-  if (made->dependent) {
-    Attribute attribute = {DEPENDENT_LAUNCH, 0, {{0}}};
-    attribute.value.number = 1;
-    Config config = {{made->x, made->y, 1}, {handle->threads, 1, 1}, handle->shared, stream, &attribute, 1};
-    return cuLaunchKernelEx(&config, handle->function, params, NULL);
-  }
   return cuLaunchKernel(handle->function, made->x, made->y, 1, handle->threads, 1, 1, handle->shared, stream, params,
                         NULL);
 }
+
+/* Tensor maps, parameters in the order the kernel takes them, and the launch. `slots` has room for two more. */
+static Result begin(Plan *made, uint64_t *slots, Py_ssize_t given, void *stream, const char **what) {
+  Handle *handle = made->handle;
+  void *params[MAX_PARAMS], *current = NULL, *popped;
+  _Alignas(64) unsigned char maps[MAX_MAPS][MAP_BYTES];
+  int filled = 0, next = 0;
+  Result code = 0;
+  *what = "cuTensorMapEncodeTiled";
+  cuCtxGetCurrent(&current);
+  if (current != handle->context) cuCtxPushCurrent(handle->context);
+  for (Py_ssize_t i = 0; i < given && !code; i++) {
+    if (next == made->num_maps || made->map_at[next] != i) {
+      params[filled++] = &slots[i];
+      continue;
+    }
+    Blocks *of = made->maps[next];
+    code = put_map(of, slots[i], maps[next]);
+    params[filled++] = maps[next++];
+    for (int j = 0; j < 2 * of->rank; j++) params[filled++] = &of->params[j];
+  }
+  slots[given] = slots[given + 1] = 0; /* Triton's two scratch pointers, which our kernels do not use */
+  params[filled++] = &slots[given];
+  params[filled++] = &slots[given + 1];
+  if (!code && made->x && made->y) {
+    *what = "cuLaunchKernel";
+    code = start(handle, made, stream, params);
+  }
+  if (current != handle->context) cuCtxPopCurrent(&popped);
+  return code;
+}
+
+/* What direct.cpp calls: the driver's error, 0 for none. */
+static int ridgeline_start(void *made, const uint64_t *values, int num, void *stream) {
+  uint64_t slots[MAX_ARGS + 2];
+  const char *what;
+  memcpy(slots, values, sizeof(uint64_t) * (size_t)num);
+  return begin(made, slots, num, stream, &what);
+}
+
+/* starter() -> the address of ridgeline_start */
+static PyObject *starter(PyObject *self, PyObject *none) { return PyLong_FromVoidPtr((void *)ridgeline_start); }
 
 /* launch(plan, *arguments) on the current stream: arguments are tensors, None, integers and floats, in order */
 static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t num) {
@@ -300,44 +348,20 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t num) {
   }
   Plan *made = PyLong_AsVoidPtr(args[0]);
   if (!made) return NULL;
-  Handle *handle = made->handle;
   PyObject *number = PyObject_CallFunctionObjArgs(made->stream_of, made->device, NULL);
   if (!number) return NULL;
   void *stream = PyLong_AsVoidPtr(number);
   Py_DECREF(number);
   if (PyErr_Occurred()) return NULL;
   uint64_t slots[MAX_ARGS + 2];
-  void *params[MAX_PARAMS];
-  _Alignas(64) unsigned char maps[MAX_MAPS][MAP_BYTES];
-  Py_ssize_t given = num - 1;
-  int filled = 0, next = 0;
-  for (Py_ssize_t i = 0; i < given; i++) {
+  for (Py_ssize_t i = 0; i < num - 1; i++)
     if (!fill(&slots[i], args[1 + i])) return NULL;
-    if (next == made->num_maps || made->map_at[next] != i) {
-      params[filled++] = &slots[i];
-      continue;
-    }
-    Blocks *of = made->maps[next];
-    if (!put_map(of, handle->context, slots[i], maps[next])) return NULL;
-    params[filled++] = maps[next++];
-    for (int j = 0; j < 2 * of->rank; j++) params[filled++] = &of->params[j];
-  }
-  slots[given] = slots[given + 1] = 0; /* Triton's two scratch pointers, which our kernels do not use */
-  params[filled++] = &slots[given];
-  params[filled++] = &slots[given + 1];
-  if (!made->x || !made->y) {
-    if (watcher) return tell(args, num);
-    Py_RETURN_NONE;
-  }
-  void *current = NULL, *popped;
+  const char *what;
   Result code;
   Py_BEGIN_ALLOW_THREADS;
-  cuCtxGetCurrent(&current);
-  if (current != handle->context) cuCtxPushCurrent(handle->context);
-  code = start(handle, made, stream, params);
-  if (current != handle->context) cuCtxPopCurrent(&popped);
+  code = begin(made, slots, num - 1, stream, &what);
   Py_END_ALLOW_THREADS;
-  if (failed(code, "cuLaunchKernel")) return NULL;
+  if (failed(code, what)) return NULL;
   if (watcher) return tell(args, num);
   Py_RETURN_NONE;
 }
@@ -361,10 +385,11 @@ static PyObject *parts(PyObject *self, PyObject *number) {
 
 static PyMethodDef methods[] = {
     {"load", load, METH_VARARGS, "load(device, cubin, name, threads, shared, cooperative) -> (handle, registers, local)"},
-    {"blocks", blocks, METH_VARARGS, "blocks(type, item bytes, swizzle, shape, strides, box) -> blocks"},
+    {"blocks", blocks, METH_VARARGS, "blocks(type, item bytes, swizzle, wide, shape, strides, box) -> blocks"},
     {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, stream_of, dependent, maps) -> plan"},
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(plan, *arguments)"},
     {"watch", watch, METH_O, "watch(callable or None)"},
+    {"starter", starter, METH_NOARGS, "starter() -> the address of what starts a plan without Python"},
     {"parts", parts, METH_O, "parts(plan) -> (handle, device, grid_x, grid_y, plain)"},
     {NULL, NULL, 0, NULL}};
 

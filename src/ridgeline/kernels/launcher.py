@@ -126,8 +126,8 @@ def launchable(x: torch.Tensor) -> bool:
 
 
 def overlaps(num_bytes: int) -> bool:
-    """Whether a kernel that finishes what another began is worth starting early: not where the host is what takes time,
-    since a repeated call without Python knows plain launches only."""
+    """Whether a kernel that finishes what another began is worth starting early: measured from 32 MB on; below, it is
+    the host that takes time."""
     return num_bytes >= OVERLAPPED_BYTES and not INTERPRETING
 
 
@@ -150,13 +150,14 @@ def _num_sms(device: int) -> int:
 class Blocks:
     """A tensor that a kernel reads or writes in blocks through the copy engine; its last dim is dense.
 
-    Only binding needs this: a launch is given the tensor itself.
+    Only binding needs this: a launch is given the tensor itself. ``wide``: a miss brings 256 bytes into the L2.
     """
 
     tensor: torch.Tensor
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     block: tuple[int, ...]
+    wide: bool = False
 
     @property
     def swizzle_bytes(self) -> int:
@@ -181,7 +182,8 @@ class Blocks:
     def described(self) -> int:
         """The launcher's own form of this."""
         code, swizzle = MAP_TYPE_OF[self.tensor.dtype], {0: 0, 32: 1, 64: 2, 128: 3}[self.swizzle_bytes]
-        found: int = native().blocks(code, self.tensor.element_size(), swizzle, self.shape, self.strides, self.box)
+        size = self.tensor.element_size()
+        found: int = native().blocks(code, size, swizzle, self.wide, self.shape, self.strides, self.box)
         return found
 
 

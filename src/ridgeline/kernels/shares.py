@@ -19,17 +19,24 @@ REGISTERS, MOST_REGISTERS = 65536, 255
 """Of a multiprocessor, and of a thread."""
 
 
+def registers_of(num_warps: int, programs_per_sm: int) -> int:
+    """Registers a thread may have where so many programs are to be on a multiprocessor at once."""
+    return min(MOST_REGISTERS, REGISTERS // (32 * num_warps * programs_per_sm))
+
+
 @dataclass(frozen=True, slots=True)
 class Streamed:
     """Rows pass through shared memory: a share of a row is at most ``chunks`` accesses of every lane, and ``slots``
     shares have their place there. All programs are on the device at once. A row with several shares is finished ``lag``
-    turns later: by then the others' words have arrived; at once, what was computed is still in registers."""
+    turns later: by then the others' words have arrived; at once, what was computed is still in registers. ``early``:
+    programs start, and ask for their first rows, while words are still being cleared."""
 
     chunks: int
     num_warps: int
     slots: int
     programs_per_sm: int
     lag: int = 1
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,7 @@ def bind(
     sizes = (rows, cols, found.length, found.shares, found.groups)
     words = template((rows, found.shares), torch.int64, tensors[0].device)
     chunks = power_of_two(cdiv(found.length, found.block))
+    early = chosen.early and found.shares > 1
     even = {"EVEN": found.length == chunks * found.block and found.length * found.shares == cols}
     run = kind.bind(
         (*tensors, words, *sizes, *numbers),
@@ -93,6 +101,7 @@ def bind(
             **constants,
             **(even if "EVEN" in kind.names else {}),
             "MEET": found.shares > 1,
+            "DEPENDENT": early,
             "LAG": chosen.lag if found.shares > 1 else 0,
             "SHARES": max(32, power_of_two(found.shares)),
             "CHUNKS": chunks,
@@ -101,7 +110,7 @@ def bind(
             "VECTOR": found.vector,
         },
         num_warps=chosen.num_warps,
-        max_registers=min(MOST_REGISTERS, REGISTERS // (32 * chosen.num_warps * chosen.programs_per_sm)),
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
         **common,
     )
     num = len(tensors)
@@ -109,7 +118,11 @@ def bind(
         return lambda *args: run(*args[:num], args[0], *sizes, *args[num:])
     count = rows * found.shares
     clear = _CLEAR.bind(
-        (words, count), grid=(cdiv(count, CLEARED),), constants={"BLOCK": CLEARED}, num_warps=4, device=on
+        (words, count),
+        grid=(cdiv(count, CLEARED),),
+        constants={"BLOCK": CLEARED, "EARLY": early},
+        num_warps=4,
+        device=on,
     )
 
     def launch(*args: Any) -> None:

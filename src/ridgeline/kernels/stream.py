@@ -10,6 +10,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+MINUS_LOG2_E = gl.constexpr(-1.4426950408889634)
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
@@ -33,6 +34,23 @@ def sum_of(x, SIZE: gl.constexpr):
 
 
 @gluon.jit
+def widened(x):
+    """16-bit numbers as float32; two of bfloat16 at a time, an instruction each, where the compiler takes three."""
+    halves: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    if x.dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(halves, "=r,=r,r", [x], gl.float32, True, 2)
+    else:
+        return x.to(gl.float32)
+
+
+@gluon.jit
+def sigmoid(x):
+    """1 / (1 + exp(−x)) in a product, a power of two, a sum and an inverse, each of them one instruction."""
+    inverse: gl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+    return gl.inline_asm_elementwise(inverse, "=f,f", [1.0 + gl.exp2(x * MINUS_LOG2_E)], gl.float32, True, 1)
+
+
+@gluon.jit
 def columns(CHUNKS: gl.constexpr, BLOCK: gl.constexpr, L: gl.constexpr):
     """Where in a share the elements of a tile [CHUNKS, BLOCK] lie."""
     piece = gl.arange(0, CHUNKS, gl.SliceLayout(1, L))[:, None]
@@ -41,9 +59,28 @@ def columns(CHUNKS: gl.constexpr, BLOCK: gl.constexpr, L: gl.constexpr):
 
 @gluon.jit
 def word_of(high, low):
-    """Two float32 in one word, which is written and read whole; its lowest bit says that it is there."""
-    low = low.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF
+    """Two float32 in one word, which is written and read whole; its lowest bit says that it is there.
+
+    The second number is rounded to make room for it, to even: what is rounded alike for all shares adds up.
+    """
+    bits = low.to(gl.int32, bitcast=True)
+    bits += gl.where(low == low, (bits >> 1) & 1, 0)  # a NaN of nothing but ones would become zero
+    low = bits.to(gl.int64) & 0xFFFFFFFE
     return (high.to(gl.int32, bitcast=True).to(gl.int64) << 32) | low | 1
+
+
+@gluon.jit
+def wait_for_last(DEPENDENT: gl.constexpr):
+    """Until the kernel launched before this one is done and its results can be read."""
+    if DEPENDENT:
+        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], gl.int32, False, 1)
+
+
+@gluon.jit
+def let_next_start(EARLY: gl.constexpr):
+    """Lets the kernel launched after this one start while this one ends; that one waits for results itself."""
+    if EARLY:
+        gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit

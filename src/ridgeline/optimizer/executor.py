@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import traceback
@@ -17,6 +18,10 @@ from ridgeline.errors import NotGraphable
 
 _CAPTURING = threading.Lock()
 """One capture at a time in a process."""
+GROWS = False
+"""Whether a recording's memory is one range that grows page by page (PyTorch's expandable segments), without gaps
+between segments of different sizes. Off: not compared on a device yet (``benchmarks/optimize_train.py --only memory``).
+"""
 
 
 class Recording(Protocol):
@@ -94,8 +99,8 @@ class CudaExecutor:
         with _CAPTURING, torch.cuda.device(self.device), _uncollected(), self._recoverable(), _answering(told):
             graph = torch.cuda.CUDAGraph()
             torch._C._cuda_clearCublasWorkspaces()  # the graph's workspace then lies in its own pool, where it stays
-            with torch.cuda.graph(graph, pool=self.pool, stream=_side_stream(self.device),
-                                  capture_error_mode="thread_local"):  # fmt: skip
+            with _growing(), torch.cuda.graph(graph, pool=self.pool, stream=_side_stream(self.device),
+                                              capture_error_mode="thread_local"):  # fmt: skip
                 result = run()
             torch._C._cuda_clearCublasWorkspaces()
         return graph, result
@@ -139,6 +144,21 @@ class CudaExecutor:
         if self._last is not None:
             stream.wait_stream(self._last)
         self._last, self._raw = stream, raw
+
+
+@contextmanager
+def _growing() -> Iterator[None]:
+    """What is allocated meanwhile lies in ranges that grow, where nobody has said how the allocator has to do it."""
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    given = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    if not GROWS or change is None or given:
+        yield
+        return
+    change("expandable_segments:True")
+    try:
+        yield
+    finally:
+        change("expandable_segments:False")
 
 
 @contextmanager

@@ -21,6 +21,10 @@ GENERATED_TUNED = (("coordinate_descent_tuning", True), ("max_autotune_pointwise
 """Inductor tries more launch configurations of the kernels it generates."""
 PRODUCTS_TUNED = (("coordinate_descent_tuning", False), ("triton.enable_persistent_tma_matmul", True))
 """Products alone, in parallel processes: walking from one launch configuration to the next compiles one at a time."""
+ROWS_HELD = (("triton.multi_kernel", 1),)
+"""Inductor makes a second form of its reductions, which holds a row in registers, and takes the faster when first run.
+By itself it does so up to 1,024 elements; DiT's norms (1,152) and Whisper's (1,280) read their rows twice: 1.8 of 15
+ms, and 3.9 ms where our kernels take 1.9 (H200)."""
 CONVOLUTIONS_TIMED = (("timed_convolutions", True),)
 OWN_CONVOLUTIONS = ("convolution-chain", "conv-activation")
 """Rewrites that take convolutions away from Inductor, which lays out what surrounds cuDNN's as they want it."""
@@ -44,8 +48,11 @@ HOST_S = 3e-4
 HOST_FRAC = 0.3
 """Longer ones do where the host is busy for this share of them: recurrent layers start thousands of kernels."""
 KEPT_FRAC = 0.5
+MOST_GROUPED_FRAC = 0.9
+"""Where fewer layers than this are in equal blocks, compiling those leaves too much as it is."""
 STOCK = "torch.compile"
-OWED_TIMES = 2.5
+OWED_TIMES = 2.0
+"""Where the budget is so many times its compilation, torch.compile's share of it is kept from all others."""
 PLAIN, GRAPHED = "graph", " + graph"
 
 
@@ -69,8 +76,13 @@ class Facts:
     num_threads: int = 16  # that compile beside each other
     input_bytes: int = 0
     convolves: bool = False  # whether there are convolutions at all, in whatever layout
+    grouped_frac: float = 1.0  # share of the layers that are in blocks of which there are several
+    long_rows: bool = False  # whether norms have longer rows than Inductor holds in registers
+    groups_channels: bool = False  # whether GroupNorm stands between them, which as it is undoes channels last
     random: bool = False  # whether results depend on random numbers
+    headed: bool = False  # whether a vocabulary's head is outside of blocks, and no part of ours takes over its loss
     host_s: float = 0.0  # until an eager call returns
+    recurrent: bool = False  # whether there are recurrent layers, which no compiler looks into
 
     @property
     def copies_s(self) -> float:
@@ -79,8 +91,9 @@ class Facts:
 
     @property
     def num_kernels(self) -> float:
+        """Kernels that a compiler would see: of recurrent layers it sees none of the thousands of their steps."""
         per_leaf = KERNELS_A_LEAF * (3 if self.mode == "train" else 1)
-        return self.forecast.num_kernels if self.forecast else per_leaf * self.num_leaves
+        return self.forecast.num_kernels if self.forecast and not self.recurrent else per_leaf * self.num_leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,7 @@ class Ladder:
             yield from self._short_rungs(search)
             return
         yield from self._captured(search)
-        layout = search.best.candidate.layout
+        layout = self._layout(search)
         convnet = self.facts.has_conv and self.facts.mode == "infer" and not self.facts.groups
         if convnet:  # seconds, and most of what a compiler would bring to a network of convolutions
             yield from self._rewritten(search, layout)
@@ -122,47 +135,60 @@ class Ladder:
         training = self.facts.mode == "train"
         if training:  # a second's work each, and what is compiled has to beat it
             yield from self._kernels_in_place(search)
+        if training and not self.facts.groups:  # one trace, which what is compiled stands on too
+            yield from self._rewritten(search, layout)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
-            yield from self._block_rungs(search, layout)
+            yield from self._block_rungs(search, layout, whole)
+            outside = not training and self.facts.grouped_frac < MOST_GROUPED_FRAC  # Swin's large images are like no other
+            if outside or self._blocks_failed(search):  # seconds, and before compilers of the whole
+                yield from self._rewritten(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)
         if not training and not self._scans():
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
+            yield from self._stock(search)
             return
-        alone = training and not self.facts.groups  # compiled whole or not at all: torch.compile, but for what matches
-        if alone:
+        if training:  # the backward doubles what compilers take: torch.compile is measured before all else they make
             yield from self._stock(search)
-            if search.entries[STOCK].status in MEASURED:
+            if not self.facts.groups and search.entries[STOCK].status in MEASURED:  # the same, but for what matches
                 whole = replace(whole, options=(("matched", True),))
-        if training or not self.facts.groups:
+        if (training or not self.facts.groups) and not search.entries.keys() & {whole.name, whole.name + GRAPHED}:
             yield from self._family(search, whole, self._whole_s())
-        early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
-        if early:  # few products, each tuned once
-            yield from self._tuned(search, layout)
-        if not alone:
-            yield from self._stock(search)
-        if training:  # the backward doubles what compilers take: torch.compile is measured before anything is refined
+        if training:
             yield from self._ablations(search, "blocks")
-        elif self.facts.groups and not self._at_the_floor(search):
+        else:
+            yield from self._stock(search)
+        if not training and self.facts.groups and not self._at_the_floor(search):
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
         if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
             yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too
-        if not early:
-            yield from self._tuned(search, layout)
+        yield from self._tuned(search, layout)  # minutes that no price foretells: after what the guarantee rests on
         for scope in ("blocks", "model"):
             yield from self._ablations(search, scope)
         yield from self._rival()
 
+    def _layout(self, search: Climber) -> str:
+        """The layout that was faster; channels last where only rewrites make it so."""
+        wanted = self.facts.groups_channels and self.facts.has_conv and self.facts.mode == "infer" and self.facts.cuda
+        return "channels_last" if wanted else search.best.candidate.layout
+
+    def _blocks_failed(self, search: Climber) -> bool:
+        """Whether blocks that look alike could not be compiled as such."""
+        tried = [entry for name, entry in search.entries.items() if "blocks" in name]
+        return bool(tried) and all(entry.status == FAILED for entry in tried)
+
     def _is_short(self) -> bool:
         facts = self.facts
         single = facts.mode == "infer" and facts.cuda and not facts.groups and not facts.has_cache
-        return single and not facts.substitutable and facts.num_kernels <= MOST_SHORT_KERNELS
+        return single and not self._scans() and facts.num_kernels <= MOST_SHORT_KERNELS
 
     def _short_rungs(self, search: Climber) -> Iterator[Rung]:
-        """Few kernels: our own first, then torch.compile, then both together; recorded where the host shows.
+        """Few kernels: torch.compile first, then our own, then both together; recorded where the host shows.
 
-        A recorded call copies what lies elsewhere: large inputs of short calls are better read where they are.
+        torch.compile takes a second or two of what is this small, and the guarantee rests on it: kernels of ours are
+        compiled and raced for longer, and would use up a short budget before it. A recorded call copies what lies
+        elsewhere: large inputs of short calls are better read where they are.
         """
         facts = self.facts
         copies_little = facts.copies_s <= MOST_COPIED_FRAC * facts.eager_s
@@ -174,7 +200,7 @@ class Ladder:
         chosen = recommended(self.kind, "none", self.device)
         whole = replace(self._inductor("compiled", "keep", "model"), tries_convolutions=False, straight=True)
         rewritten = Candidate(name="rewrites", rewrites=chosen, straight=True)
-        for candidate in (rewritten, Candidate(name=STOCK, compiler="stock"), whole):
+        for candidate in (Candidate(name=STOCK, compiler="stock"), rewritten, whole):
             cost_s = self._trace_s("model") if candidate.compiler == "none" else self._compile_s("model")
             yield self._rung(candidate, cost_s, "compiled")
             entry = search.entries[candidate.name]
@@ -225,12 +251,30 @@ class Ladder:
             whole = Candidate(name="rewrites", rewrites=chosen, layout=layout, tries_convolutions=self._tries())
             yield from self._family(search, whole, self._trace_s("model"))
 
-    def _block_rungs(self, search: Climber, layout: str) -> Iterator[Rung]:
+    def _block_rungs(self, search: Climber, layout: str, whole: Candidate) -> Iterator[Rung]:
+        """Blocks rewritten, then compiled; with all that surrounds them where a training step spends much of it there.
+        """
         chosen = recommended(self.kind, "none", self.device)
         if chosen:
             rewritten = replace(self._blocks(layout), name="rewritten blocks", rewrites=chosen, compiler="none")
             yield from self._family(search, rewritten, self._trace_s("blocks"))
-        yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
+        if self.facts.headed and self.facts.mode == "train":
+            yield from self._family(search, whole, self._whole_s())
+        if not self._is_measured(search, whole):
+            yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
+        many = self.facts.long_rows and not self.facts.has_cache  # a decoding step has few rows to read twice
+        if many and self.facts.cuda and self.facts.mode == "infer":
+            yield from self._held(search, self._blocks(layout))
+
+    def _held(self, search: Climber, blocks: Candidate) -> Iterator[Rung]:
+        """The same with rows of norms in registers."""
+        held = replace(blocks, name=f"{blocks.name}, rows held", options=(*blocks.options, *_known(ROWS_HELD)))
+        yield from self._family(search, held, self._compile_s("blocks"))
+
+    def _is_measured(self, search: Climber, candidate: Candidate) -> bool:
+        """Whether a candidate was timed, recorded or not."""
+        entries = [search.entries.get(name) for name in (candidate.name, candidate.name + GRAPHED)]
+        return any(entry is not None and entry.status in MEASURED for entry in entries)
 
     def _kernels_in_place(self, search: Climber) -> Iterator[Rung]:
         kernels = Candidate(name="kernels", substituted=self.facts.substitutable)

@@ -132,9 +132,13 @@ class Receipt:
     @property
     def guarantee(self) -> str:
         """What the result is known not to be slower than."""
+        stock = next((entry for entry in self.entries if entry.name == "torch.compile"), None)
         if self.stock_s is not None:
             return "not slower than eager or torch.compile, both measured beside it"
-        stock = next((entry for entry in self.entries if entry.name == "torch.compile"), None)
+        if stock is not None and stock.status == LARGE and stock.measured_s is not None:
+            word = "or" if stock.measured_s >= self.final_s else "but slower than"
+            took = f"{show_seconds(stock.measured_s)}, too large: {stock.reason}"
+            return f"not slower than eager {word} torch.compile ({took})"
         why = stock.reason if stock is not None and stock.reason else "the search ended before"
         return f"not slower than eager; none against torch.compile, which was not measured: {why}"
 

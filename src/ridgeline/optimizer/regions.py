@@ -15,6 +15,9 @@ from ridgeline.optimizer.measure import Contender, Track
 from ridgeline.optimizer.receipt import Region
 
 LEAST_REPEATS = 3
+HELD, MOST_HELD = 1024, 16384
+"""Elements of a row that Inductor holds in registers by itself, and those it can."""
+VOCABULARY = 16384
 LEAST_SHARE = 0.5
 """Blocks are worth compiling alone where they hold at least this share of the parameters outside of tables."""
 
@@ -46,11 +49,45 @@ def unlike_frac(found: list[Group]) -> float:
     return min(1.0, sum(1 / len(group.blocks) for group in found) + 0.05) if found else 1.0
 
 
+def grouped_frac(model: nn.Module, found: list[Group]) -> float:
+    """The share of layers that are in blocks of which there are several."""
+    return sum(map(_num_leaves, (block for group in found for block in group.blocks))) / max(1, _num_leaves(model))
+
+
+def _num_leaves(module: nn.Module) -> int:
+    return sum(1 for part in module.modules() if next(part.children(), None) is None)
+
+
+def has_long_rows(model: nn.Module) -> bool:
+    """Whether a norm has rows that a compiler would read twice."""
+    others = (nn.GroupNorm, nn.modules.batchnorm._NormBase)
+    for part in model.modules():
+        if "norm" not in type(part).__name__.lower() or isinstance(part, others):
+            continue
+        weight = vars(part).get("_parameters", {}).get("weight")
+        shape = getattr(part, "normalized_shape", None) or (() if weight is None else weight.shape)
+        if isinstance(shape, tuple) and len(shape) == 1 and HELD < shape[0] <= MOST_HELD:
+            return True
+    return False
+
+
 def num_products(model: nn.Module, found: list[Group]) -> int:
     """Matrix products and convolutions of different sizes, in blocks where a model is made of them: what is tuned."""
     parts = [part for group in found for part in group.blocks[0].modules()] if found else list(model.modules())
     weights = [vars(part).get("_parameters", {}).get("weight") for part in parts if not isinstance(part, nn.Embedding)]
     return len({tuple(weight.shape) for weight in weights if weight is not None and weight.dim() > 1})
+
+
+def is_checkpointed(model: nn.Module) -> bool:
+    """Whether blocks are computed again in the backward, by transformers' switch: as they are, wherever they ran."""
+    return any(getattr(part, "gradient_checkpointing", False) is True for part in model.modules())
+
+
+def has_head(model: nn.Module) -> bool:
+    """Whether a layer outside of repeated blocks has an output for every word of a vocabulary."""
+    inside = {id(part) for group in groups(model) for block in group.blocks for part in block.modules()}
+    return any(isinstance(part, nn.Linear) and part.out_features >= VOCABULARY for part in model.modules()
+               if id(part) not in inside)  # fmt: skip
 
 
 def _groups(module: nn.Module, path: str) -> Iterator[Group]:
@@ -76,9 +113,8 @@ def _shape(block: nn.Module) -> tuple[Any, ...]:
 def _eligible(block: nn.Module) -> bool:
     """Compound modules whose forward is their class's own, or a fork of ours before it."""
     own = vars(block).get("forward")
-    leaves = sum(1 for part in block.modules() if next(part.children(), None) is None)
     callable_ = not isinstance(block, (nn.ModuleList, nn.ModuleDict))
-    return leaves > 1 and callable_ and (own is None or getattr(own, "is_fork", False))
+    return _num_leaves(block) > 1 and callable_ and (own is None or getattr(own, "is_fork", False))
 
 
 PRODUCTS, ATTENTION, CONVOLUTIONS = "products", "attention", "convolutions"

@@ -18,11 +18,12 @@ from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, forget_compiled
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.later import Later
-from ridgeline.optimizer.measure import Track, compare
+from ridgeline.optimizer.measure import Track, compare, reserved_bytes
 from ridgeline.optimizer.optimized import Optimized, RunsEagerly, with_receipt
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
+from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.units import parse_quantity
 
 OPTIMIZER_FRAC = 0.15
@@ -62,6 +63,8 @@ def optimize(
     for plan in made.plans:
         if isinstance(plan.call, Later):
             plan.call.plan = plan
+    if not known:
+        reserved_bytes(problem.device)  # what a search and its proofs held is the caller's again
     if key:
         _alive[id(problem.model), key] = made
         if not known and outcome.receipt.entries:
@@ -213,7 +216,8 @@ def _deferred(problem: Problem, key: str, candidate: Candidate, receipt: Receipt
 def _rebuilt(problem: Problem, candidate: Candidate, receipt: Receipt) -> Outcome | None:
     track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device)
     try:
-        return _checked(problem, candidate, receipt, track)
+        with uncached_casts():  # as in the search: what is recorded is compiled once
+            return _checked(problem, candidate, receipt, track)
     finally:
         track.hand_back()
 

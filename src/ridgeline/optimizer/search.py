@@ -21,8 +21,8 @@ from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, buil
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import CAPTURE_S, PLAIN, Facts, Ladder, Rung
-from ridgeline.optimizer.measure import Comparison, Timed, Track, compare, held_bytes, reserved_bytes
+from ridgeline.optimizer.ladder import CAPTURE_S, PLAIN, STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.measure import LAST_ROUNDS, Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.parts import parts_of
@@ -42,10 +42,20 @@ from ridgeline.optimizer.receipt import (
     Receipt,
     Step,
 )
-from ridgeline.optimizer.regions import groups, num_products, regions_of, unlike_frac
+from ridgeline.optimizer.regions import (
+    grouped_frac,
+    groups,
+    has_head,
+    has_long_rows,
+    is_checkpointed,
+    num_products,
+    regions_of,
+    unlike_frac,
+)
 from ridgeline.optimizer.sensitivity import Choice
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
+from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
 
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
@@ -133,8 +143,12 @@ class Search:
         return self.problem.budget_s - (time.perf_counter() - self.began)
 
     def run(self) -> Outcome:
-        """Search until everything worth trying was tried or the time is spent."""
-        with _undisturbed(self.problem.budget_s):
+        """Search until everything worth trying was tried or the time is spent.
+
+        Recordings are made without autocast's cache, and compiled code is guarded by that switch: it is off for all, or
+        every candidate would be compiled a second time to be recorded.
+        """
+        with _undisturbed(self.problem.budget_s), uncached_casts():
             return self._run()
 
     def _run(self) -> Outcome:
@@ -203,15 +217,16 @@ class Search:
 
     def _facts(self) -> Facts:
         model = self.problem.model
+        parts = () if self.track.state.rebinds else substitutable(model, self.problem.device)
         return Facts(
             mode=self.problem.mode,
             cuda=self.problem.device.type == "cuda",
             eager_s=self.eager_s,
-            groups=() if self.track.state.rebinds else tuple(groups(model)),
+            groups=() if self.track.state.rebinds or is_checkpointed(model) else tuple(groups(model)),
             unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
             has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
-            substitutable=() if self.track.state.rebinds else substitutable(model, self.problem.device),
+            substitutable=parts,
             has_cache=self.problem.inputs.has_cache,
             unmasked=simplified(model, self.problem.inputs.args, self.problem.inputs.kwargs) is not None,
             forecast=self.forecast,
@@ -220,8 +235,13 @@ class Search:
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
             convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
+            grouped_frac=grouped_frac(model, groups(model)),
+            long_rows=has_long_rows(model),
+            groups_channels=any(isinstance(module, nn.GroupNorm) for module in model.modules()),
             random=self.random,
+            headed="loss" not in parts and has_head(model),
             host_s=self.track.host_s(model) if self.problem.mode == "infer" else 0.0,
+            recurrent=any(isinstance(module, nn.RNNBase) for module in model.modules()),
         )
 
     @property
@@ -285,7 +305,11 @@ class Search:
         compiled = any(built.candidate.compiler != "none" for built in self.families.values())
         first = rung.candidate.compiler != "none" and not compiled  # estimates are rough: the first gets its chance
         first = first or (rung.candidate.name == PLAIN and self.left_s() > 0)  # what takes the host out takes a second
-        if rung.cost_s > (max(spare_s, LENIENCY * self.left_s()) if first else spare_s):
+        if first:
+            spare_s = max(spare_s, LENIENCY * self.left_s())
+        elif rung.candidate.name == STOCK:  # the guarantee rests on it: all but the last race and a few steps may wait
+            spare_s = max(spare_s, self.left_s() - self._least_s())
+        if rung.cost_s > spare_s and not self._records_best(rung.candidate):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
             return
@@ -302,6 +326,11 @@ class Search:
         if built.candidate.holds_places and built.moved(self.problem.model):
             self._capture_again(built)
         self._judge(built, rung)
+
+    def _records_best(self, candidate: Candidate) -> bool:
+        """Whether it is the best so far, recorded: a second's work that takes the host out, whatever time is left."""
+        bare = replace(candidate, name=self.best.candidate.name, graphed=False, tries_convolutions=False)
+        return candidate.graphed and bare == replace(self.best.candidate, tries_convolutions=False)
 
     def _capture_again(self, built: Built) -> None:
         problem = self.problem
@@ -345,7 +374,8 @@ class Search:
             return self._drop(built)
         try:
             peak = self._peak_bytes(built)
-            if not self._fits(built, peak):
+            fits = self._fits(built, peak)
+            if not fits and built.candidate.name != STOCK:
                 self._note(built, LARGE, self._why_large(built), peak=peak)
                 return self._drop(built)
             timed = self._raced(built)
@@ -357,6 +387,9 @@ class Search:
         comparison = self._over_eager(timed, built)
         shown: dict[str, Any] = {"timed": timed[built.candidate.name], "comparison": comparison, "peak": peak,
                                  "predicted": rung.predicted_s}  # fmt: skip
+        if not fits:  # the rival is timed whatever it needs, so that everybody sees what was not taken
+            self._note(built, LARGE, self._why_large(built), **shown)
+            return self._drop(built)
         simpler = built.candidate.complexity < self.best.candidate.complexity and not against.slower
         if against.faster or simpler:
             verdict = self._proved(built)
@@ -402,10 +435,17 @@ class Search:
         return None if extra is None else self.base_bytes + built.kept_bytes + extra
 
     def _raced(self, built: Built) -> dict[str, Timed]:
-        runners = {self.best.candidate.name: self.best, built.candidate.name: built}
+        """A race; where it cannot tell and the two seem apart, it goes on: few rounds of a busy machine say little."""
+        before, own = self.best.candidate.name, built.candidate.name
+        runners = {before: self.best, own: built}
         if self.eager_s * 3 * 7 < 2 * self._race_s():
             runners["eager"] = self.eager
-        return self.track.race(runners, self._race_s(), [(self.best.candidate.name, built.candidate.name)])
+        timed = self.track.race(runners, self._race_s(), [(before, own)])
+        against = compare(timed[before], timed[own])
+        if against.decided or not against.seems_apart or self.left_s() < self._reserve_s():
+            return timed
+        more = self.track.race(runners, 2 * self._race_s(), [(before, own)], least_rounds=LAST_ROUNDS)
+        return {name: Timed(timed[name].seconds + more[name].seconds) for name in timed}
 
     def _over_eager(self, timed: dict[str, Timed], built: Built) -> Comparison:
         if "eager" in timed:
@@ -457,6 +497,11 @@ class Search:
         narrow_s = NARROW_FRAC * budget_s if self.problem.error_budget and not self.narrowing else 0.0
         return LAST_RACE_FRAC * budget_s + 20 * self.eager_s + kept_s + narrow_s
 
+    def _least_s(self) -> float:
+        """Seconds without which nothing could be returned that was compared in the end."""
+        steps = LEAST_STEPS if self.problem.mode == "train" else 0
+        return LAST_RACE_FRAC * self.problem.budget_s + (20 + TRACK_TIMES * steps) * self.eager_s
+
     def _note(
         self,
         built: Built,
@@ -507,19 +552,27 @@ class Search:
         if self.best is not self.eager:
             runners[self.best.candidate.name] = handed(self.problem, self.best)
         budget_s = max(LEAST_RACE_S, min(2 * MOST_RACE_S, LAST_RACE_FRAC * self.problem.budget_s))
-        timed = self.track.race(runners, budget_s)
-        for built in [self.stock, self.eager]:
-            if built is None or built is self.best:
-                continue
-            against = compare(timed[self.best.candidate.name], timed[built.candidate.name])
-            if against.ahead and self._may_win(built):  # rivals are simpler: where the race cannot tell, they win
-                entry = self.entries[self.best.candidate.name]
-                why = f"in the last race {built.candidate.name} was {against.speedup:.2f}× as fast"
-                self.entries[self.best.candidate.name] = replace(entry, status=BEATEN, reason=why)
+        timed = self.track.race(runners, budget_s, least_rounds=LAST_ROUNDS)
+        self._give_way(timed)
+        return timed, self.stock
+
+    def _give_way(self, timed: dict[str, Timed]) -> None:
+        """A rival that is ahead of the winner takes its place: rivals are simpler, and win where a race cannot tell."""
+        before, own = self.best.candidate.name, timed[self.best.candidate.name]
+        rivals = [built for built in (self.stock, self.eager) if built is not None and built is not self.best]
+        found = [(compare(own, timed[built.candidate.name]), built) for built in rivals]
+        for against, built in sorted(found, key=lambda pair: -pair[0].speedup):
+            barred = self._barred(built) if against.ahead else ""
+            if barred:
+                said = f"{built.candidate.name} was {_ahead_by(against)} in the last race and is not returned"
+                self.notes.append(f"{said}: {barred}")
+            elif against.ahead:
+                why = f"in the last race {built.candidate.name} was {_ahead_by(against)}"
+                self.entries[before] = replace(self.entries[before], status=BEATEN, reason=why)
                 self.best = built
                 kept = self.entries[built.candidate.name]
                 self.entries[built.candidate.name] = replace(kept, status=WINNER, reason="")
-        return timed, self.stock
+                return
 
     def _stilled(self) -> None:
         """A random winner once more without dropout, number by number, if the time allows; whoever is wrong goes."""
@@ -588,11 +641,14 @@ class Search:
         if not found.ok:
             self._strike(f"strays in training: {found}")
 
-    def _may_win(self, built: Built) -> bool:
-        """Eager always; another within the limits and proved."""
+    def _barred(self, built: Built) -> str:
+        """Why a rival cannot be returned: beyond the limits, or not proved; eager always can."""
         if built is self.eager:
-            return True
-        return self._fits(built, self.entries[built.candidate.name].peak_bytes) and bool(self._proved(built))
+            return ""
+        if not self._fits(built, self.entries[built.candidate.name].peak_bytes):
+            return f"it needs too much memory: {self._why_large(built)}"
+        verdict = self._proved(built)
+        return "" if verdict else verdict.reason or "it could not be proved"
 
     def _fits(self, built: Built, peak: int | None) -> bool:
         """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to."""
@@ -605,9 +661,10 @@ class Search:
     def _tell_memory(self) -> None:
         """A pool is compared with what eager's allocator holds, not with what eager uses of that: say so."""
         peak = self.entries[self.best.candidate.name].peak_bytes
-        if self.best.candidate.graphed and peak is not None and self.limit_bytes and peak > self.limit_bytes:
+        if self.best.candidate.graphed and peak is not None and self.problem.mode == "train":
             held, eager = self.best.reserved_bytes / 1e9, self.eager_reserved / 1e9
-            self.notes.append(f"memory: {held:.2f} GB reserved with its graphs, gaps included, {eager:.2f} GB by eager")
+            self.notes.append(f"memory: {held:.2f} GB reserved with its graphs, gaps included, {eager:.2f} GB by eager;"
+                              " peak memory is what is allocated, and of graphs all that they reserve")  # fmt: skip
 
     def _why_large(self, built: Built) -> str:
         limit = f"{(self.limit_bytes or 0) / 1e9:.2f} GB"
@@ -694,6 +751,12 @@ class Search:
             error_budget=problem.error_budget, narrowed=self._narrow_rows(),
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
+
+
+def _ahead_by(against: Comparison) -> str:
+    if against.speedup >= against.undisturbed:
+        return f"{against.speedup:.2f}× as fast"
+    return f"{against.speedup:.2f}× as fast, and {against.undisturbed:.2f}× in its fastest rounds"
 
 
 def explained(receipt: Receipt, inputs: Inputs) -> Receipt:

@@ -2,7 +2,8 @@
 
 While a block runs compiled, it is told that it is the first, and is handed a cache of one layer, its own. So all blocks
 look alike to the tracer. Tensors of the layer are the same memory as other objects: those that a cache has marked as
-staying where they are would be compared by identity.
+staying where they are would be compared by identity. Likewise for the chance with which a block is skipped in training,
+which differs from block to block and is read, and then not used, in evaluation too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from ridgeline.optimizer.tree import empty_like, slots_of
 
 NUMBER = "layer_idx"
 """What transformers' blocks call their place."""
+CHANCES, CHANCE = ("DropPath", "StochasticDepth"), ("drop_prob", "p")
+"""What modules that skip a block in training are called, and what they call the chance of it."""
 _GONE = object()
 
 
@@ -28,8 +31,26 @@ class Place:
         numbers = {names[NUMBER] for names in held}
         self.number = numbers.pop() if len(numbers) == 1 else None
         self._held = held
+        self._chances = [
+            (part, name, vars(part)[name])
+            for part in block.modules() for name in CHANCE
+            if type(part).__name__.endswith(CHANCES) and type(vars(part).get(name)) is float
+        ]  # fmt: skip
 
     def call(self, run: Callable[..., Any], block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The block compiled, as the first of its kind."""
+        chances = [each for each in self._chances if not each[0].training]
+        for part, name, _ in chances:
+            vars(part)[name] = 0.0
+        try:
+            return self._numbered(run, block, args, kwargs)
+        finally:
+            for part, name, value in chances:
+                vars(part)[name] = value
+
+    def _numbered(
+        self, run: Callable[..., Any], block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
         """The block compiled, as the first of a cache of one where it is given a cache."""
         caches = {id(value): value for value in (*args, *kwargs.values()) if is_cache(value)}
         if self.number is None or len(caches) != 1:

@@ -49,6 +49,8 @@ _RUNTIME = frozenset("logging threading _thread weakref torch re functools concu
 _MOST = 20_000
 _HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.utils.generic")
 """Hooks that only collect what the same call returns."""
+_FLAGGING_HOOKS = (("transformers.modeling_utils", "make_inputs_require_grads"),)
+"""Hooks that only say of a result that gradients flow through it, which a recording has done once for all."""
 
 _bulk: Callable[[list[Tensor], list[int], list[int]], bool] | None = getattr(
     torch._C, "_tensors_data_ptrs_at_indices_equal", None)  # fmt: skip
@@ -429,7 +431,9 @@ def _differences(entry: _Held) -> list[str]:
 
 
 def _harmless(hooks: dict[Any, Any]) -> bool:
-    return all(callable(hook) and getattr(hook, "__module__", "") in _HARMLESS_HOOKS for hook in hooks.values())
+    named = [(getattr(hook, "__module__", ""), getattr(hook, "__name__", "")) for hook in hooks.values()]
+    known = all(name[0] in _HARMLESS_HOOKS or name in _FLAGGING_HOOKS for name in named)
+    return known and all(map(callable, hooks.values()))
 
 
 def _hook(hooks: dict[Any, Any]) -> str:

@@ -41,6 +41,7 @@ class Planted:
     planted: Measured
     fixed: Measured
     files: Mapping[str, Path]
+    of: str = ""  # a second fix: the program in which its cause was still found
 
     @property
     def gain_s(self) -> float:
@@ -107,7 +108,7 @@ def second_fixes(folder: Path, *traced: Path) -> tuple[Planted, ...]:
 
 
 def _second(row: dict[str, Any], folder: Path, traced: tuple[Path, ...]) -> Planted:
-    case = _case(row, folder)
+    case = replace(_case(row, folder), of=row["of"])
     return case if case.files else replace(case, files={"planted": _first_with(f"{row['of']}.fixed.json.xz", traced)})
 
 
@@ -127,7 +128,7 @@ def _listing(folder: Path) -> dict[str, Any]:
 
 
 def _case(row: dict[str, Any], folder: Path) -> Planted:
-    steps = {variant: Measured(**row[variant]) for variant in ("planted", "fixed")}
+    planted, fixed = Measured(**row["planted"]), Measured(**row["fixed"])
     files = {variant: folder / f"{row['name']}.{variant}.json.xz" for variant in VARIANTS}
     present = {variant: file for variant, file in files.items() if file.exists()}
-    return Planted(row["name"], row["cause"], row["change"], **steps, files=present)
+    return Planted(row["name"], row["cause"], row["change"], planted, fixed, files=present)

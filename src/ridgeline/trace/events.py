@@ -104,6 +104,8 @@ def _head(text: bytes, document: Document) -> dict[str, Any]:
 def _hint(buffer: bytes) -> str:
     if not buffer.strip():
         return ": the file is empty"
+    if buffer.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return ": it is UTF-16 text; a trace is UTF-8 (iconv -f UTF-16 -t UTF-8)"
     try:
         found = json.loads(buffer)
     except (ValueError, RecursionError):

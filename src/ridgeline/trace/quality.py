@@ -73,6 +73,13 @@ def _damage(trace: Trace) -> Iterator[Issue]:
                     "their time is missing from every answer", share, lost)  # fmt: skip
 
 
+def _set_aside(trace: Trace) -> Iterator[Issue]:
+    aside = trace.meta.get("set_aside", ())
+    if aside:
+        yield Issue("set_aside", WARNING, f"{len(aside)} files of the folder could not be read as traces: {aside[0]}",
+                    "they are in no answer; a rank that is among them is missing", 0.0, len(aside))  # fmt: skip
+
+
 def _no_device(trace: Trace) -> Iterator[Issue]:
     if not len(trace):
         yield Issue("empty", SEVERE, "the trace holds no spans", "there is nothing to analyze")
@@ -253,5 +260,5 @@ def _ranks(trace: Trace) -> Iterator[Issue]:
 
 
 _CHECKS: tuple[Callable[[Trace], Iterator[Issue]], ...] = (
-    _damage, _no_device, _unlinked, _early, _graphs, _missing, _steps, _clock, _overhead, _order, _ranks,
+    _set_aside, _damage, _no_device, _unlinked, _early, _graphs, _missing, _steps, _clock, _overhead, _order, _ranks,
 )  # fmt: skip

@@ -22,7 +22,10 @@ from ridgeline.trace.snapshot import is_snapshot, read_snapshot
 from ridgeline.trace.table import Trace, concat
 from ridgeline.trace.torchlog import is_compile_log
 
-_SUFFIXES = (".json", ".json.gz", ".json.zip", ".zip", ".sqlite", ".trace", ".pt.trace.json", ".pt.trace.json.gz")
+_SUFFIXES = (
+    *(".json", ".json.gz", ".json.xz", ".json.zip", ".zip", ".sqlite"),
+    *(".trace", ".pt.trace.json", ".pt.trace.json.gz"),
+)
 
 
 def read(path: str | os.PathLike[str], *, cache: bool = True, rank: int | None = None) -> Trace:
@@ -64,7 +67,7 @@ def trace_files(path: str | os.PathLike[str]) -> list[Path]:
         return [given]
     found = [file for file in given.iterdir() if file.is_file() and file.name.endswith(_SUFFIXES)]
     if not found:
-        raise InputError(f"no trace in {given}: looked for {', '.join(_SUFFIXES[:5])}")
+        raise InputError(f"no trace in {given}: looked for {', '.join(_SUFFIXES[:6])}")
     return sorted(found, key=_natural)
 
 
@@ -75,16 +78,19 @@ def _natural(path: Path) -> list[tuple[int, int | str]]:
 
 
 def read_ranks(
-    paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str], *, cache: bool = True
+    paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
+    *,
+    cache: bool = True,
+    aside: list[str] | None = None,
 ) -> Iterator[Trace]:
     """One trace after another, each with a rank of its own; no more than one is held here at a time.
 
-    Ranks are those the files state; where two state the same, later ones get the next free number.
+    Ranks are those the files state; where two state the same, later ones get the next free number. What lies in a
+    folder beside traces and is none ends the reading, unless a list ``aside`` is given: then its error goes there.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     taken: set[int] = set()
-    for file in (file for path in given for file in trace_files(path)):
-        trace = read(file, cache=cache)
+    for trace in _read_all(given, cache, aside):
         ranks = trace.ranks()
         if len(ranks) == 1 and ranks[0] in taken:
             free = max(taken) + 1
@@ -93,6 +99,19 @@ def read_ranks(
         taken.update(ranks)
         yield trace
         del trace  # before the next is read
+    if aside and not taken:
+        raise InputError(aside[0])
+
+
+def _read_all(given: Iterable[str | os.PathLike[str]], cache: bool, aside: list[str] | None) -> Iterator[Trace]:
+    for path in given:
+        for file in trace_files(path):
+            try:
+                yield read(file, cache=cache)
+            except InputError as error:
+                if aside is None or not Path(path).is_dir():
+                    raise
+                aside.append(str(error))
 
 
 def read_job(paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str], *, cache: bool = True) -> Trace:

@@ -24,9 +24,11 @@ def test_the_list_names_every_function(capsys):
     assert "rms_norm" in shown and "cross_entropy" in shown
 
 
-def test_the_list_is_json_when_asked(capsys):
-    assert run(["kernels", "list", "softmax", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)["functions"]) == {"softmax"}
+def test_the_list_is_json_when_asked_and_says_what_is_supported(capsys):
+    assert run(["kernels", "list", "softmax", "pool", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["functions"]
+    assert set(found) == {"softmax", "pool"} and found["softmax"]["types"] == ["float32", "float16", "bfloat16"]
+    assert found["softmax"]["gradient"] and not found["pool"]["gradient"] and found["pool"]["types"] == ["float32"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -313,3 +313,43 @@ def test_what_exceeds_the_step_is_taken_from_all_but_the_first_alike():
 def test_the_first_gives_way_where_others_would_keep_less_than_a_quarter():
     made = _fitted([_promise("first", 40.0, 99.0, 0.85), _promise("a", 0.0, 20.0, 0.1)], 100.0)
     assert [round(finding.high_ms, 6) for finding in made] == [95.0, 5.0]
+
+
+def test_what_lies_beside_traces_in_a_folder_is_set_aside_and_said(tmp_path):
+    write_chrome(_troubled().trace(), tmp_path / "rank0.json")
+    (tmp_path / "settings.json").write_text('{"batch": 8}')
+    found = explain(tmp_path)
+    (issue,) = [issue for issue in found.quality["issues"] if issue["code"] == "set_aside"]
+    assert "settings.json" in issue["what"] and found.quality["verdict"] != "good" and len(found.ranks) == 1
+    with pytest.raises(InputError, match="no list of trace events"):
+        explain(tmp_path / "settings.json")
+    (tmp_path / "rank0.json").unlink()
+    with pytest.raises(InputError, match="no list of trace events"):
+        explain(tmp_path)
+
+
+def test_text_of_16_bits_is_told_as_such(tmp_path):
+    (tmp_path / "wide.json").write_bytes('{"traceEvents": []}'.encode("utf-16"))
+    with pytest.raises(InputError, match="UTF-16"):
+        explain(tmp_path / "wide.json")
+
+
+def test_two_findings_that_free_the_same_time_are_not_won_back_twice():
+    """Two reads follow each other: without either the other still waits, so that only both bring the host ahead."""
+    stage = Stage()
+    for _ in range(3):
+        with stage.step():
+            for _ in range(10):
+                healthy(stage, 3, 60.0)
+                with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+                    stage.wait()
+                stage.work(160)
+                with stage.span("log_metrics", Kind.ANNOTATION):
+                    stage.wait()
+                stage.work(40)
+    trace = stage.trace()
+    found = explained(trace, [summary_of(trace)])
+    device_ms = 10 * 3 * 0.060
+    assert len(found.findings) >= 2
+    assert found.recoverable_ms <= found.step_ms - device_ms + 1e-9
+    assert found.recoverable_ms <= sum(finding.expected_ms for finding in found.findings) + 1e-9

@@ -342,7 +342,7 @@ def _zero_grad(stage: Stage, wrong: bool) -> None:
 @plays("throttling")
 def _throttle(stage: Stage, wrong: bool) -> None:
     stage.build.count("sm_clock_hz", stage.now_s, 1.1e9 if wrong else 1.95e9)
-    stage.build.count("power_w", stage.now_s, 690.0)
+    stage.build.count("power_w", stage.now_s, 450.0)
     healthy(stage)
 
 

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 import ridgeline.kernels as rk
+from ridgeline.errors import KernelError
 from ridgeline.kernels import contract, direct, files, launcher
 
 fake = ctypes.CDLL(sys.argv[1])
 fake.fake_arg_of.restype = ctypes.c_uint64
+fake.fake_map.restype = ctypes.c_uint64
 fake.fake_set_num_args(6)
 direct.build(files.cache_folder())
 launcher._raw_stream = lambda device: 0
@@ -203,15 +205,59 @@ with pytest.raises(RuntimeError, match="no words"):
     contract.primitive("rms_norm").direct.add(b"short", None)
 assert Path(direct.build(files.cache_folder())).exists()
 
-# A backward pass that cannot be repeated, since its second kernel starts early, is noted once and never again: it runs
-# in Python, and it runs once.
+# A second kernel that starts early is started by the launcher, which knows how.
 launcher.OVERLAPPED_BYTES = 0
 launcher.forget_plans()
 for _ in range(5):
     torch.autograd.grad(rk.rms_norm(xg, wg, 1e-6), (xg, wg), dy)
 y = rk.rms_norm(xg, wg, 1e-6)
-before = fake.fake_num_launches()
-torch.autograd.grad(y, (xg, wg), dy)
-assert fake.fake_num_launches() - before == 2, "the gradient and the column sum"
+early = fake.fake_dependent()
+_, seen = launches(lambda: torch.autograd.grad(y, (xg, wg), dy), python=False)
+assert len(seen) == 2 and fake.fake_dependent() == early + 1, "the gradient and the column sum"
+
+# So is one that reads through tensor maps: attention, its gradient, and decoding over pages.
+from ridgeline.kernels.compiler import Compiled
+
+launcher.compile_variant = lambda function, variant: Compiled("kernel", b"cubin", variant.num_warps, 1000)
+sys.modules["ridgeline.kernels.attention.op"].on_device = lambda q: True
+sys.modules["ridgeline.kernels.paged_attention.op"].launchable = lambda x: True
+
+def attention_is_repeated(turned):
+    q, k, v = (torch.randn(2, 100, n, 64).bfloat16().transpose(1, 2) for n in (4, 2, 2))
+    q, k, v = (x if turned else x.contiguous() for x in (q, k, v))
+    with torch.no_grad():
+        settle(lambda: rk.attention(q, k, v, True))
+        encoded, others = fake.fake_encoded(), torch.randn_like(q)
+        o, seen = launches(lambda: rk.attention(q, k, v, True), python=False)
+        assert len(seen) == 1 and fake.fake_encoded() == encoded, "maps of known addresses are kept"
+        assert o.shape == q.shape and o.stride() == q.stride()
+        fake.fake_set_num_args(9)
+        launches(lambda: rk.attention(others, k, v, True), python=False)
+        assert fake.fake_map(2) == others.data_ptr()
+        fake.fake_set_num_args(6)
+        launches(lambda: rk.attention(q, k, v, False), python=True)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    do = torch.randn_like(q)
+    for _ in range(4):
+        torch.autograd.grad(rk.attention(*leaves, True), leaves, do)
+    o, seen = launches(lambda: rk.attention(*leaves, True), python=False)
+    early = fake.fake_dependent()
+    grads, seen = launches(lambda: torch.autograd.grad(o, leaves, do), python=False)
+    assert len(seen) == 3 and fake.fake_dependent() == early + 1, "row sums, dQ, then dK and dV, which start early"
+    assert all(g.shape == x.shape and g.stride() == x.stride() for g, x in zip(grads, leaves, strict=True))
+
+
+attention_is_repeated(turned=False)
+attention_is_repeated(turned=True)
+cache, lens = torch.randn(2, 40, 16, 2, 64).bfloat16(), torch.tensor([300, 7], dtype=torch.int32)
+table, row = torch.arange(40, dtype=torch.int32).view(2, 20), torch.randn(2, 8, 64).bfloat16()
+with torch.no_grad():
+    settle(lambda: rk.paged_attention(row, cache[0], cache[1], table, lens))
+    early = fake.fake_dependent()
+    out, seen = launches(lambda: rk.paged_attention(row, cache[0], cache[1], table, lens), python=False)
+    assert out.shape == row.shape and len(seen) == 2 and fake.fake_dependent() == early + 1
+    contract.launchable = lambda x: True
+    with pytest.raises(KernelError, match="int32"):
+        rk.paged_attention(row, cache[0], cache[1], table.long(), lens)
 
 print("repeated")

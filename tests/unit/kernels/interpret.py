@@ -22,12 +22,16 @@ from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.cross_layer import config as cross_layer
 from ridgeline.kernels.decode_attention import config as decode
 from ridgeline.kernels.dense import config as dense
+from ridgeline.kernels.depthwise import config as depthwise
+from ridgeline.kernels.depthwise.op import SMALL as DEPTHWISE
 from ridgeline.kernels.embedding_bag import config as embedding
 from ridgeline.kernels.extremum import config as extremum
 from ridgeline.kernels.extremum.op import SMALL as EXTREMES
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
+from ridgeline.kernels.group_norm_last import config as last
+from ridgeline.kernels.group_norm_last.op import SMALL as LAST
 from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.linear_cross_entropy import config as linear
@@ -43,6 +47,10 @@ from ridgeline.kernels.scan import config as scan
 from ridgeline.kernels.scan.op import SMALL as SCANS
 from ridgeline.kernels.selective_scan import config as selective
 from ridgeline.kernels.selective_scan import reference as scans
+from ridgeline.kernels.sequence import config as sequence
+from ridgeline.kernels.sequence.op import SMALL as SEQUENCES
+from ridgeline.kernels.short_attention import config as short
+from ridgeline.kernels.short_attention.op import SMALL as SHORT
 from ridgeline.kernels.softmax import config as softmax
 
 warnings.simplefilter("ignore")  # numpy's, on the padding of blocks
@@ -68,10 +76,12 @@ held = {"forward": norm.Forward(2, 3, 16, 1), "backward": norm.Backward(2, 3, 16
 reloaded = {"forward": norm.Forward(1, 1, 64, 1), "backward": norm.Backward(1, 1, 64, 1, 1, 2, False)}
 long = {"forward": norm.Forward(1, 0, 0, 1), "backward": norm.Backward(1, 0, 0, 1, 1, 1, False)}
 apart = {"forward": norm.Forward(1, 3, 16, 1), "backward": norm.Backward(1, 3, 16, 1, 2, 8, True)}
+ends = {"forward": norm.Forward(1, 3, 16, 1, 2, 8), "backward": norm.Backward(1, 3, 16, 1, 2, 8, True, True)}
 FORCED = {
     **{
         f"{op}_norm": [
-            {f"{op}_norm.{phase}": config for phase, config in given.items()} for given in (held, reloaded, long, apart)
+            {f"{op}_norm.{phase}": config for phase, config in given.items()}
+            for given in (held, reloaded, long, apart, ends)
         ]
         for op in ("rms", "layer")
     },
@@ -81,6 +91,7 @@ FORCED = {
             (("forward", "backward"), softmax.Softmax(2, 3, 16, 1, 2, 1)),
             (("forward", "backward"), softmax.Softmax(1, 1, 64, 1)),
             (("forward", "backward"), softmax.Softmax(1, 0, 16, 1, 2)),
+            (("forward", "backward"), softmax.Softmax(1, 3, 16, 1, ends=True)),
         )
     ],
     "cross_entropy": [
@@ -96,7 +107,12 @@ FORCED = {
 }
 cross_entropy.SHORTEST_STRETCHED = 64
 cross_entropy.LONGEST_TILED, cross_entropy.LONGEST_TILED_SHIFTED = 16, 64
-FORCED["cross_entropy"].append({"cross_entropy.short": cross_entropy.Short(2, 4, 16, 1, 1, 1)})
+FORCED["cross_entropy"].append(
+    {
+        "cross_entropy.short": cross_entropy.Short(2, 4, 16, 1, 1, 1),
+        "cross_entropy.backward_rows": cross_entropy.Rows(2, 128, 1),
+    }
+)
 PRODUCTS = [case("float32", rows=9, cols=33, hidden=16)]
 FORCED["linear_cross_entropy"] = [FORCED["cross_entropy"][0] | {"linear_cross_entropy": linear.Chunks(4)}]
 IMAGES = [
@@ -190,6 +206,14 @@ CASES["dense"] = [
     case("float16", m=16, n=32, k=32, parts="n", activation="hardswish"),
 ]
 FORCED["dense"] = [{"dense": dense.Tile(16, 16, 32, 2, 1, 1)}]
+CASES["depthwise"] = list(DEPTHWISE)
+FORCED["depthwise"] = [{"depthwise": depthwise.Tile(strip, 8, 16, 1)} for strip in (3, 4)]
+CASES["short_attention"] = list(SHORT)
+FORCED["short_attention"] = [{"short_attention": short.Short(16, chunk, 1)} for chunk in (1, 2)]
+CASES["group_norm_last"] = list(LAST)
+FORCED["group_norm_last"] = [{"group_norm_last": last.Pass(4, 16, num, 1)} for num in (1, 3)]
+CASES["sequence_convolution"] = list(SEQUENCES)
+FORCED["sequence_convolution"] = [{"sequence_convolution": sequence.Tile(16, 1, 1)}]
 CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),
@@ -355,3 +379,23 @@ if len(sys.argv) == 1 or "softmax" in sys.argv[1:]:
                 for kernel, config in given.items():
                     stack.enter_context(tuning.forced(kernel, config))
                 torch.testing.assert_close(shared_alike(x), torch.softmax(x, -1), equal_nan=True)
+
+if len(sys.argv) == 1 or "rows apart" in sys.argv[1:]:
+    # Rows that start inside accesses and are some accesses apart: what is read and what is written starts elsewhere.
+    from torch.nn import functional
+
+    x = torch.randn(13, 53).half()[:, :45]
+    weight, bias = torch.randn(2, 45).half()
+    leaf, exact = x.detach().requires_grad_(), x.float().requires_grad_()
+    with ExitStack() as stack:
+        for name in ("softmax", "layer_norm", "rms_norm"):
+            for kernel, config in FORCED[name][-1].items():
+                stack.enter_context(tuning.forced(kernel, config))
+        found = ridgeline.kernels.softmax(x), ridgeline.kernels.rms_norm(x, weight, 1e-6)
+        y = ridgeline.kernels.layer_norm(leaf, weight, bias, 1e-5)
+        (dx,) = torch.autograd.grad(y, leaf, x)
+    y_exact = functional.layer_norm(exact, (45,), weight.float(), bias.float())
+    (dx_exact,) = torch.autograd.grad(y_exact, exact, x.float())
+    rms = functional.rms_norm(x.float(), (45,), weight.float(), 1e-6)
+    for ours, meant in zip((*found, y, dx), (torch.softmax(x.float(), -1), rms, y_exact, dx_exact), strict=True):
+        torch.testing.assert_close(ours.float(), meant, rtol=2e-3, atol=2e-3 * float(meant.abs().max()))

@@ -6,7 +6,7 @@ import torch
 from ridgeline import kernels
 from ridgeline.kernels import launcher
 from ridgeline.kernels.compiler import facts_of, triton_kernel
-from ridgeline.kernels.contract import trials
+from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.variants import variants_of
 
 
@@ -67,13 +67,17 @@ TARGET = torch.zeros(4096, dtype=torch.long, device="meta")
 @pytest.mark.parametrize(
     ("call", "cols", "kernel", "wide"),
     [
-        (kernels.softmax, 4097, "softmax_forward", "LDG.E.128"),
-        (kernels.softmax, 4097, "softmax_backward", "LDG.E.128"),
+        (kernels.softmax, 4097, "softmax_forward_ends", "LDG.E.128"),
+        (kernels.softmax, 4097, "softmax_backward_ends", "LDG.E.128"),
         (kernels.softmax, 50257, "softmax_forward_streamed", "LDGSTS.E.BYPASS.128"),
         (kernels.softmax, 50257, "softmax_backward_streamed", "LDGSTS.E.BYPASS.128"),
-        (lambda x: kernels.layer_norm(x), 4097, "layer_norm_forward", "LDG.E.128"),
+        (lambda x: kernels.layer_norm(x), 4097, "layer_norm_forward_ends", "LDGSTS.E.BYPASS.128"),
+        (lambda x: kernels.layer_norm(x), 4097, "layer_norm_backward_ends", "LDGSTS.E.BYPASS.128"),
+        (lambda x: kernels.layer_norm(x), 9001, "layer_norm_forward", "LDG.E.128"),
+        (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_forward_ends", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_backward", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 1001, "cross_entropy_short", "LDG.E.128"),
+        (lambda x: kernels.cross_entropy(x, TARGET), 1001, "cross_entropy_backward_ends", "LDG.E.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 50257, "cross_entropy_stretches", "LDG.E.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 50257, "cross_entropy_backward_flat", "LDG.E.128"),
     ],
@@ -123,10 +127,21 @@ def test_group_norm_of_large_images_reads_them_once():
         made = facts(found[name])
         assert made.num_spills == 0 and made.shared_bytes <= 232448
         assert made.num("LDGSTS.E.BYPASS.128") > 0 and made.num("STG.E.128") > 0
+        assert dict(found[name].constants)["CHUNKS"] == found[name].num_warps, "a warp has one piece of a share"
     fewer = variants(lambda x: kernels.group_norm(x, 32, weight, weight), (16, 320, 56, 56))["group_norm_streamed"]
     assert dict(fewer.constants)["BLOCK"] == 64, "56 x 56 positions are 49 pieces of 64"
     odd = variants(lambda x: kernels.group_norm(x, 32, weight, weight), (8, 320, 63, 65))
     assert "group_norm_streamed" not in odd, "no access of 63 x 65 positions ends where a channel does"
+
+
+def test_silu_behind_group_norm_is_computed_once_an_element_and_without_divisions():
+    weight = torch.ones(512, dtype=torch.bfloat16, device="meta")
+    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (4, 512, 128, 128))
+    for name, elements in (("group_norm_streamed", 64), ("group_norm_backward_streamed", 32)):
+        made = facts(found[name])
+        assert made.num_spills == 0
+        assert 2 * elements <= made.num("MUFU") <= 2 * elements + 12, "a power of two and an inverse an element"
+        assert made.num("FSETP") <= 16, "nothing asks whether a number is out of range"
 
 
 def test_cross_entropy_keeps_a_number_a_thread_not_a_block():
@@ -208,3 +223,33 @@ def test_the_cross_layers_product_carries_its_epilogue():
 def test_quantization_holds_its_rows():
     made = of_trial("quantize", "quantize_rows")
     assert made.num_spills == 0 and made.num("LDG.E.128") == 4 and made.num("STG.E.64") == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "tensor_cores"),
+    [("depthwise", 0, False), ("depthwise", 2, False), ("short_attention", 0, True), ("group_norm_last", 0, False),
+     ("sequence_convolution", 0, True)],
+)  # fmt: skip
+def test_kernels_of_images_and_sequences_spill_nothing_and_move_sixteen_bytes(name, case, tensor_cores):
+    found = variants_of(name, [trials()[name][1].races[case]])
+    made = facts(found[0])
+    assert made.num_spills == 0
+    assert made.num("LDG.E.128") + made.num("LDGSTS.E.BYPASS.128") + made.num("LDGSTS.E.128") > 0
+    assert (made.num("HGMMA") > 0) == tensor_cores
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        ("sequence_convolution", {"t": 70, "size_in": 128, "size_out": 128}),
+        ("sequence_convolution", {"t": 499, "size_in": 96, "size_out": 64}),
+        ("short_attention", {"b": 4, "h": 2, "n": 128, "d": 128, "period": 1}),
+        ("short_attention", {"b": 64, "h": 2, "n": 65, "d": 96, "period": 2}),
+    ],
+    ids=str,
+)
+def test_the_widest_problems_fit_into_shared_memory(name, of):
+    sequence = {"b": 1, "groups": 2, "taps": 9, "padding": 4} if name == "sequence_convolution" else {}
+    for variant in variants_of(name, [case("bfloat16", **of, **sequence)]):
+        made = facts(variant)
+        assert made.shared_bytes <= 227 * 1024 and made.num_spills == 0

@@ -95,3 +95,15 @@ def test_three_products_make_a_convolution_as_accurate_as_float32():
         planned(*args, tile=tile)(*args[:4])
     facts = facts_of(launcher.kernel("convolution_tile").function, found[-1])
     assert facts.num_spills == 0 and facts.num("HGMMA") % 3 == 0 and facts.num("HGMMA") > 0
+
+
+def test_short_sums_are_tried_with_several_tiles_on_a_processor():
+    args = (meta(4, 8, 256, 256), meta(64, 8, 3, 3), None, None, [1, 1], [0, 0], [1, 1], [0, 0], 1, False, "gelu")
+    for tile in tiles(64, 1 << 16, terms=72)[1:]:
+        with launcher.collecting() as found:
+            planned(*args, tile=replace(tile, rounding="exact"))(*args[:4])
+        facts = facts_of(launcher.kernel("convolution_tile").function, found[-1])
+        assert facts.num_spills == 0
+        assert facts.num_registers * tile.num_warps * 32 <= 65536 // 2 and facts.shared_bytes <= 227 * 1024 // 2
+    assert all(tile.channels >= 100 for tile in tiles(100, 1 << 16, pooled=True, terms=72))
+    assert tiles(64, 1 << 16) == tiles(64, 1 << 16, terms=1000) != tiles(64, 1 << 16, terms=72)

@@ -110,6 +110,51 @@ def test_norm_sum_and_activation_go_into_convolutions(act: nn.Module, monkeypatc
     assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
 
 
+@pytest.mark.parametrize(("side", "stride"), [(7, 1), (3, 2), ((1, 5), 1)])
+def test_convolutions_that_keep_channels_apart_take_their_norm_and_activation(
+    side: Any, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(16, 16, side, stride, padding=2, groups=16), nn.BatchNorm2d(16), nn.SiLU()]
+    bare = nn.Conv2d(16, 16, side, padding=3, groups=16, bias=False)
+    model, x = settled(nn.Sequential(*layers, bare)), _image(2, 16, 11, 9)
+    report = Report()
+    with torch.no_grad():
+        found, own = compiled(model, rewrites=("in-place", "depthwise"), report=report)(x), model(x)
+        meant = model.float()(x.float())
+    assert report.counts()["depthwise"] == 2, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
+
+
+class Residual(nn.Module):
+    """As diffusion networks have it: GroupNorm and SiLU before every convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(4, channels) for _ in range(2))
+        self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        h = self.convs[0](nn.functional.silu(self.norms[0](x)))
+        return x + self.convs[1](nn.functional.silu(self.norms[1](h)))
+
+
+@pytest.mark.parametrize(("last", "num"), [(True, 2), (False, 0)])
+def test_group_norms_between_convolutions_leave_channels_last(last: bool, num: int) -> None:
+    torch.manual_seed(0)
+    model, x, report = settled(Residual(16)), _image(2, 16, 8, 9), Report()
+    model = model.to(memory_format=torch.channels_last if last else torch.contiguous_format)
+    x = x if last else x.contiguous()
+    with torch.no_grad():
+        found, own = compiled(model, rewrites=("group-norm-last",), report=report)(x), model(x)
+        meant = model.float()(x.float())
+    assert report.counts().get("group-norm-last", 0) == num, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
+
+
 def test_channels_that_lie_first_and_norms_in_training_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
     model = settled(nn.Sequential(nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8), nn.ReLU()))

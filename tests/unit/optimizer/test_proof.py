@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F
 from torch import nn
 
+from ridgeline.optimizer import proof
 from ridgeline.optimizer.inputs import Inputs, State
 from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.proof import Prover, Subject
@@ -207,3 +208,18 @@ def test_gradients_that_are_noise_may_be_other_noise_but_not_much_more(times: fl
 
     verdict = prover.judge(call)
     assert verdict.ok == right and (right or "k.bias" in verdict.reason), str(verdict)
+
+
+def test_an_input_without_the_reference_of_the_others_is_left_out(monkeypatch: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).to(torch.bfloat16)
+    inputs = Inputs((torch.randn(16, 32, dtype=torch.bfloat16),))
+    subject = Subject(model, inputs, "infer", Loss(None), State(model))
+    answers = iter([False, True, True])  # memory is short when the second input is to be widened
+    monkeypatch.setattr(proof, "_too_large", lambda model, dtype: next(answers))
+    prover = Prover(subject, num_inputs=2)
+    assert prover.reference == "float64" and len(prover.cases) == 1
+    assert any("one input fewer" in note for note in prover.notes)
+    rounded = lambda x: model[2](model[1](model[0](x).float()).to(torch.bfloat16))  # as right, with other roundings
+    verdict = prover.judge(rounded)
+    assert verdict and verdict.eager_rms_frac > 0

@@ -22,8 +22,9 @@ from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Timed, compare
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.regions import Group, groups, kind_of
+from ridgeline.optimizer.regions import Group, grouped_frac, groups, has_head, kind_of
 from ridgeline.optimizer.search import Problem, Search
+from ridgeline.optimizer.studio import uncached_casts
 
 
 class Slow(nn.Module):
@@ -213,6 +214,16 @@ def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() ->
     assert all("forward" not in vars(block) for block in group.blocks)
 
 
+def test_blocks_that_are_computed_again_in_the_backward_are_not_compiled_alone() -> None:
+    model = nn.Sequential(*[Block() for _ in range(4)])
+    search = Search(Problem(model=model, inputs=Inputs((torch.randn(2, 8),)), mode="train",
+                            device=torch.device("cpu")))  # fmt: skip
+    search.random = False
+    assert search._facts().groups
+    model[1].gradient_checkpointing = True
+    assert not search._facts().groups
+
+
 def test_tables_do_not_keep_blocks_from_being_found() -> None:
     model = nn.ModuleDict({"table": nn.Embedding(100_000, 8), "blocks": nn.ModuleList(Block() for _ in range(3))})
     assert len(groups(model)) == 1
@@ -238,10 +249,10 @@ def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch:
     race = searching.Track.race
     last = {"eager": (9.0,) * 6, "torch.compile": (1.0, 1.2, 1.0, 1.2, 1.0, 1.0), "ours": (1.1,) * 6}
 
-    def raced(self: Any, runners: Any, *given: Any) -> Any:
+    def raced(self: Any, runners: Any, *given: Any, **limits: Any) -> Any:
         if set(runners) == set(last):
             return {name: Timed(last[name]) for name in runners}
-        return race(self, runners, *given)
+        return race(self, runners, *given, **limits)
 
     monkeypatch.setattr(searching.Track, "race", raced)
     monkeypatch.setattr(Search, "_raced", lambda self, built: race(
@@ -253,6 +264,25 @@ def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch:
     assert receipt.winner == built.candidate.name == "torch.compile"
     (entry,) = [each for each in receipt.entries if each.name == "ours"]
     assert entry.status == "beaten" and "last race" in entry.reason
+
+
+def test_a_rival_that_is_ahead_in_the_last_race_and_wrong_is_not_returned_and_that_is_said(monkeypatch: Any) -> None:
+    race = searching.Track.race
+    last = {"eager": 9.0, "torch.compile": 1.0, "ours": 1.1}
+
+    def raced(self: Any, runners: Any, *given: Any, **limits: Any) -> Any:
+        if set(runners) == set(last):
+            return {name: Timed((last[name],) * 6) for name in runners}
+        return race(self, runners, *given, **limits)
+
+    monkeypatch.setattr(searching.Track, "race", raced)
+    monkeypatch.setattr(Search, "_raced", lambda self, built: race(
+        self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
+    wrong = lambda model: lambda x: (time.sleep(1e-3), model.layer(x) + 1)[1]
+    receipt, built = _searched(monkeypatch, {"ours": lambda model: model.layer, "torch.compile": wrong})
+    assert receipt.winner == built.candidate.name == "ours"
+    (said,) = [note for note in receipt.notes if "last race" in note]
+    assert "torch.compile was 1.10× as fast" in said and "not returned: output" in said
 
 
 def _facts(**given: Any) -> Facts:
@@ -307,7 +337,8 @@ def test_convolutions_are_tried_channels_last() -> None:
 def test_a_short_call_is_tried_past_its_guards_and_recorded_only_where_that_copies_little() -> None:
     short = {"num_leaves": 2, "convolves": True}
     names = _names(_facts(**short))
-    assert names[:3] == ["graph", "rewrites", "rewrites + graph"] and "torch.compile" in names
+    assert names[:3] == ["graph", "torch.compile", "torch.compile + graph"] and "rewrites + graph" in names
+    assert _names(_facts(**short, substitutable=("norm",))) == names != _names(_facts(**short, substitutable=("scan",)))
     assert "compiled, convolutions timed" in names
     assert all(c.layout == "keep" for c in _climbed(_facts(**short, has_conv=True), lambda c: "slower"))
     large = _climbed(_facts(**short, input_bytes=1 << 30), lambda c: "slower")
@@ -315,6 +346,51 @@ def test_a_short_call_is_tried_past_its_guards_and_recorded_only_where_that_copi
     assert not any(c.graphed for c in _climbed(_facts(**short, eager_s=0.05), lambda c: "slower"))
     busy = _climbed(_facts(**short, eager_s=0.05, host_s=0.04), lambda c: "slower")
     assert busy[0].name == "graph" and busy[0].graphed
+
+
+def test_what_only_rewrites_make_fast_is_tried_whatever_was_faster_without_them() -> None:
+    """GroupNorm undoes channels last as it is; norms of long rows are read twice by a compiler left to itself."""
+    last = [c for c in _climbed(_facts(has_conv=True, groups_channels=True), lambda c: "slower") if c.rewrites]
+    assert last and all(c.layout == "channels_last" for c in last)
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    held = [c for c in _climbed(_facts(groups=(group,), long_rows=True), lambda c: "slower") if "held" in c.name]
+    assert held and all(dict(c.options)["triton.multi_kernel"] == 1 for c in held)
+
+
+def test_blocks_that_cannot_be_compiled_alone_lead_to_the_whole_at_once() -> None:
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    found = _climbed(_facts(groups=(group,)), lambda c: "failed" if "blocks" in c.name else "slower")
+    names = [c.name for c in found]
+    assert names.index("rewrites + graph") < names.index("torch.compile")
+    names = _names(_facts(groups=(group,), grouped_frac=0.7))
+    assert names.index("blocks + graph") < names.index("rewrites + graph") < names.index("torch.compile")
+    assert names.count("rewrites + graph") == 1
+    model = nn.Sequential(*[Block() for _ in range(4)], nn.Linear(8, 8), nn.Linear(8, 8))
+    assert 0.5 < grouped_frac(model, groups(model)) < 1.0
+
+
+def test_recurrent_layers_cost_a_compiler_nothing_since_it_does_not_look_into_them() -> None:
+    seen = Forecast("H200", 1e-3, {}, 1e-3, 1e-3, 6000, 0.5, (), 0.0)
+    cost_s = [
+        {rung.candidate.name: rung.cost_s for rung in _rungs(_facts(num_leaves=2, forecast=seen, recurrent=each))}
+        for each in (True, False)
+    ]
+    assert cost_s[0]["torch.compile"] < 10 < 100 < cost_s[1]["torch.compile"]
+
+
+def _rungs(facts: Facts) -> list[Rung]:
+    climber, found = Climbing(), []
+    for rung in Ladder(facts).rungs(climber):
+        found.append(rung)
+        climber.entries[rung.candidate.name] = replace_status(rung)
+    return found
+
+
+def test_products_are_tuned_after_torch_compile_was_measured() -> None:
+    """Tuning takes minutes that no price foretells, and the guarantee rests on torch.compile."""
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    for names in (_names(_facts(groups=(group,))), _names(_facts())):
+        assert names.index("torch.compile") < names.index("rewrites + graph") < names.index("tuned + graph")
 
 
 def test_random_inference_keeps_eagers_dice_under_inductor() -> None:
@@ -347,8 +423,54 @@ def test_in_training_torch_compile_is_measured_before_blocks_are_refined() -> No
     (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
     names = _names(_facts(mode="train", groups=(group,), substitutable=("loss", "norm")))
     order = ["graph", "kernels + graph", "rewritten blocks + graph", "blocks and loss + graph",
-             "compiled + graph", "torch.compile"]  # fmt: skip
+             "torch.compile", "torch.compile + graph", "compiled + graph"]  # fmt: skip
     assert [name for name in names if name in order] == order
+
+
+def test_where_a_vocabulary_is_outside_of_blocks_the_whole_is_compiled_in_their_place() -> None:
+    body = nn.Sequential(*[Block() for _ in range(4)])
+    (group,) = groups(body)
+    facts = _facts(mode="train", groups=(group,), headed=True)
+    names = _names(facts)
+    assert names.count("compiled + graph") == 1 and "blocks + graph" not in names
+    assert names.index("rewritten blocks + graph") < names.index("compiled + graph") < names.index("torch.compile")
+    failed = [c.name for c in _climbed(facts, lambda c: "failed" if c.name.startswith("compiled") else "slower")]
+    assert failed.index("compiled + graph") < failed.index("blocks + graph") < failed.index("torch.compile")
+    assert has_head(nn.Sequential(body, nn.Linear(8, 32000))) and not has_head(nn.Sequential(body, nn.Linear(8, 1000)))
+
+
+def test_in_training_too_blocks_that_fail_are_rewritten_with_the_whole() -> None:
+    (group,) = groups(nn.Sequential(*[Block() for _ in range(4)]))
+    facts = _facts(mode="train", groups=(group,))
+    names = [c.name for c in _climbed(facts, lambda c: "failed" if "blocks" in c.name else "slower")]
+    assert names.index("blocks + graph") < names.index("rewrites + graph") < names.index("torch.compile")
+    assert "rewrites + graph" not in _names(facts)
+
+
+def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
+    search = Search(Problem(model=Slow(), inputs=Inputs((torch.randn(4, 8),)), mode="train",
+                            device=torch.device("cpu")))  # fmt: skip
+    stock = Candidate(name="torch.compile", compiler="stock")
+    recorded = replace(stock, name="torch.compile + graph", graphed=True, tries_convolutions=True)
+    assert not search._records_best(recorded)
+    search.best = Built(stock, search.problem.model, Report())
+    assert search._records_best(recorded) and not search._records_best(stock)
+    assert not search._records_best(replace(recorded, compiler="inductor"))
+
+
+def test_under_autocast_nothing_is_compiled_once_more_to_be_recorded(monkeypatch: Any) -> None:
+    compiled: list[bool] = []
+
+    def taught(model: nn.Module) -> Callable[..., Any]:
+        run = torch.compile(model.layer, backend=lambda gm, _: compiled.append(True) or gm)
+        with torch.no_grad(), uncached_casts():  # as recordings do
+            run(torch.randn(4, 8))
+        return run
+
+    with torch.autocast("cpu", torch.bfloat16):
+        receipt, _ = _searched(monkeypatch, {"ours": taught})
+        assert torch.is_autocast_cache_enabled()
+    assert _status(receipt)["ours"] == "winner" and compiled == [True]
 
 
 def test_memory_above_eager_is_refused_but_for_the_gaps_of_a_graph_and_never_above_a_given_limit() -> None:
@@ -371,6 +493,7 @@ def test_training_without_blocks_is_torch_compile_first_and_compiled_only_where_
     found = _climbed(_facts(mode="train", convolves=True), lambda c: "slower")
     names = [c.name for c in found]
     assert names.index("torch.compile") < names.index("torch.compile + graph") < names.index("compiled + graph")
+    assert names.index("graph") < names.index("rewrites + graph") < names.index("torch.compile")
     (whole,) = [c for c in found if c.name == "compiled + graph"]
     assert dict(whole.options) == {"matched": True}
     assert {c.name for c in found if c.tries_convolutions} >= {"graph", "torch.compile + graph"}
@@ -489,6 +612,40 @@ def test_a_search_ends_at_the_floor_and_not_below_it_where_the_floor_is_of_other
     for measured_s in (12e-3, 7e-3):
         Entry.measured_s = measured_s
         assert not ladder._at_the_floor(climber)
+
+
+def test_torch_compile_is_measured_even_where_the_floor_is_reached() -> None:
+    found: list[str] = []
+    climber = Climbing()
+    ladder = Ladder(_facts(forecast=Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)))
+    climber.entries["eager"] = type("Entry", (), {"status": "winner", "measured_s": 10.2e-3})()
+    for rung in ladder.rungs(climber):
+        found.append(rung.candidate.name)
+        climber.entries[rung.candidate.name] = replace_status(rung)
+    assert "torch.compile" in found and "compiled + graph" not in found
+
+
+def test_a_rival_that_needs_too_much_memory_is_timed_and_never_returned(monkeypatch: Any) -> None:
+    fits = Search._fits
+    small = lambda self, built, peak: built.candidate.name != "torch.compile" and fits(self, built, peak)
+    monkeypatch.setattr(Search, "_fits", small)
+    receipt, built = _searched(monkeypatch, {"torch.compile": lambda model: model.layer})
+    (entry,) = [each for each in receipt.entries if each.name == "torch.compile"]
+    assert entry.status == "too large" and entry.measured_s and receipt.stock_s is None
+    assert entry.measured_s < receipt.final_s and built.candidate.name == receipt.winner == "eager"
+    assert "but slower than torch.compile" in receipt.guarantee and "too large" in receipt.guarantee
+
+
+def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
+    for name, seconds in (("left_s", 20.0), ("_reserve_s", 10.0), ("_least_s", 2.0)):
+        monkeypatch.setattr(Search, name, lambda self, seconds=seconds: seconds)
+    costs = {"ours": 0.1, "others": 12.0, "torch.compile": 12.0}
+    layer = lambda model: model.layer
+    receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
+    assert _status(receipt)["others"] == "skipped" and receipt.stock_s is not None
+    costs["torch.compile"] = 19.0
+    receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
+    assert _status(receipt)["torch.compile"] == "skipped" and "was not measured" in receipt.guarantee
 
 
 def test_no_floor_is_told_where_the_result_does_less_work() -> None:

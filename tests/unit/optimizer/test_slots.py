@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from recorder import TapeExecutor
+
 from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.candidate import Blocks, _block_runner
+from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.regions import groups
 from ridgeline.optimizer.slots import Place, is_cache
 
@@ -141,3 +148,46 @@ def test_gradients_go_through_what_a_cache_holds() -> None:
     blocks(torch.randn(1, 3, 8), cache).square().sum().backward()
     blocks.off()
     assert all(keys.grad is not None and keys.grad.abs().sum() > 0 for keys in prefix)
+
+
+class DropPath(nn.Module):
+    """Skips a block in training with a chance of its own; in evaluation the chance is read and not used."""
+
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.drop_prob == 0.0 or not self.training:
+            return x
+        return x * (torch.rand(()) > self.drop_prob)
+
+
+class Skipped(nn.Module):
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.map, self.drop = nn.Linear(8, 8), DropPath(drop_prob)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.map(x))
+
+
+def test_chances_that_are_not_taken_in_evaluation_make_no_graphs_of_their_own() -> None:
+    model = nn.Sequential(*(Skipped(0.02 * i) for i in range(5))).eval()
+    report, x = Report(), torch.randn(2, 8)
+    runner = compiled(_block_runner(Skipped), rewrites=(), report=report)
+    blocks = Blocks(model, groups(model), lambda group: runner, report)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        blocks.on()
+        try:
+            return blocks(x)
+        finally:
+            blocks.off()
+
+    with torch.no_grad():
+        assert torch.equal(run(x), model(x))
+        recorded, y = graph_inference(run, (x,), {}, model, executor=TapeExecutor()), torch.randn(2, 8)
+        assert torch.equal(recorded(y), model(y)) and recorded.replays == 1, recorded.misses
+    assert report.graphs == 1
+    assert [block.drop.drop_prob for block in model] == [0.02 * i for i in range(5)]

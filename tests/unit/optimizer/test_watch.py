@@ -158,3 +158,16 @@ def test_a_table_that_makes_things_when_asked_has_not_changed() -> None:
     assert not watch.same()
     watch.restore()
     assert watch.same()
+
+
+def test_a_hook_that_only_lets_gradients_through_is_no_hook_to_a_recording() -> None:
+    def make_inputs_require_grads(module: Any, given: Any, output: torch.Tensor) -> None:
+        output.requires_grad_(True)
+
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].register_forward_hook(make_inputs_require_grads)
+    assert Watch(model).hooks()
+    make_inputs_require_grads.__module__ = "transformers.modeling_utils"
+    assert not Watch(model).hooks()
+    model[0].register_forward_hook(lambda module, given, output: output * 2)
+    assert Watch(model).hooks()

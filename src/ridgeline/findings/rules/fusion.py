@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ridgeline.findings.cure import Cure
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
-from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, parsed, shaped_ops
+from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, shaped_ops
+from ridgeline.trace.kind import Kind
 
 AROUND = 8
 """Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
@@ -17,6 +20,8 @@ OPERANDS = 3
 CHAIN = 4
 """Pointwise kernels in a row from which on a compiler pays; eager PyTorch has two or three between products by
 nature."""
+CHAIN_UNKNOWN = 6
+"""The same where ops are unknown, as in a replayed graph: a bias and the sums of gradients after it are no chain."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
@@ -109,7 +114,7 @@ def _is_batched(scene: Scene, works: Index) -> bool:
     return bool(names & {"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum"})
 
 
-@rule("masked-attention", order=45)
+@rule("masked-attention", version=2, order=45)
 def masked_attention(scene: Scene) -> Candidate | None:
     """Fused attention that reads a dense mask where a causal flag would do."""
     attention = np.flatnonzero(scene.family("attention"))
@@ -133,37 +138,51 @@ def masked_attention(scene: Scene) -> Candidate | None:
 
 
 def _dense_mask(shapes: str) -> bool:
-    """Beside q, k and v there is a tensor of query length by key length."""
-    from ridgeline.findings.shapes import is_shape, parsed
-
+    """Beside q, k and v there is a tensor of query length by key length, the same for all heads: one for each head is a
+    bias that no flag replaces."""
     given = [shape for shape in parsed(shapes) if is_shape(shape) and len(shape) == 4]
     if len(given) < 4:
         return False
     q, k = given[0], given[1]
-    return any(shape[-2:] == [q[-2], k[-2]] and shape[-2] > 1 and shape not in (q, k) for shape in given[3:])
+    return any(
+        shape[-2:] == [q[-2], k[-2]] and shape[-2] > 1 and shape[-3] == 1 and shape not in (q, k) for shape in given[3:]
+    )
 
 
-@rule("weight-casts", version=2, order=46)
+@rule("weight-casts", version=3, order=46)
 def weight_casts(scene: Scene) -> Candidate | None:
     """The same tensors are converted to another dtype again and again."""
+    works = _weight_casts(scene)
+    if len(works) < 4 or scene.frac(scene.per_step_s(works)) < 0.02:
+        return None
+    passes = scene.num_passes / scene.num_steps
+    if scene.trains and passes < 2:  # an optimizer wants them in fp32, and once a step they must be cast
+        return None
+    change = "one autocast region around all passes of a step: within it a weight is cast once"
+    return Candidate(
+        what=f"{len(works) / scene.num_steps:.3g} casts of weights a step",
+        cause="autocast converts fp32 weights to the compute dtype in every pass",
+        change=change if scene.trains else "keep the weights in bf16 for inference (model.bfloat16())",
+        where=scene.where(works),
+        cure=_cast_once(scene, works, 1.0 / passes) if scene.trains else _weights_kept(scene, works),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )
+
+
+def _weight_casts(scene: Scene) -> Index:
+    """Kernels that convert weights."""
     casts = scene.family("copy") & scene.named(r"bfloat16_copy|float16_copy|direct_copy|copy_kernel")
     works = np.flatnonzero(casts & scene.named(r"_to_copy|aten::to\b|aten::copy_|aten::_to", "op"))
     ops = shaped_ops(scene.trace, scene.rows[works])
     shapes, dtypes = scene.trace.optional("shapes"), scene.trace.optional("dtypes")
     weights = np.array([op >= 0 and _is_weight_cast(scene, int(op), shapes, dtypes) for op in ops.tolist()], dtype=bool)
-    works = works[weights] if len(works) else works
-    if len(works) < 4 or scene.frac(scene.per_step_s(works)) < 0.02:
-        return None
-    return Candidate(
-        what=f"{len(works) / scene.num_steps:.3g} casts of weights a step",
-        cause="autocast converts fp32 weights to the compute dtype in every pass",
-        change="keep the weights in bf16 for inference (model.bfloat16()); in training cast once a step, under one "
-        "autocast region",
-        where=scene.where(works),
-        cure=_weights_kept(scene, works),
-        evidence=scene.evidence(works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
-    )
+    return works[weights] if len(works) else works
+
+
+def _cast_once(scene: Scene, casts: Index, share: float) -> Cure:
+    """The casts of one pass remain."""
+    return Cure(works=casts, keep_best=share, keep_worst=share, host=scene.op_time(casts), host_best=share)
 
 
 def _weights_kept(scene: Scene, casts: Index) -> Cure:
@@ -200,17 +219,19 @@ def _is_weight_cast(scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarra
     return len(shape) in (1, 2, 4) and converted and under_autocast
 
 
-@rule("tensor-loop", order=18)
+@rule("tensor-loop", version=2, order=18)
 def tensor_loop(scene: Scene) -> Candidate | None:
     """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
-    small = scene.family("pointwise", "reduce", "copy", "fill")[order] & (scene.work_s[order] < SMALL_S)
+    light = scene.family("pointwise", "reduce", "copy", "fill") | (scene.work_kind == int(Kind.MEMSET))
+    small = light[order] & (scene.work_s[order] < SMALL_S)
     outside = ~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[order]
     starts, ends = _runs(small & outside, scene.program.stream[order])
     long = np.flatnonzero(ends - starts >= LOOP)
     if not len(long):
         return None
-    works = np.concatenate([order[starts[i] : ends[i]] for i in long.tolist()])
+    pieces = [order[starts[i] : ends[i]] for i in long.tolist()]
+    works = np.concatenate(pieces)
     return Candidate(
         what=f"A loop over tensors launches {len(works) / scene.num_steps:,.0f} small kernels a step",
         cause="host-bound loop over tensors: one launch and a few microseconds for every tensor",
@@ -218,23 +239,33 @@ def tensor_loop(scene: Scene) -> Candidate | None:
         "torch.optim.swa_utils for averages",
         where=scene.where(works),
         cure=Cure(
-            works=works, keep_best=0.2, keep_worst=0.7, host=scene.op_time(works), host_best=0.02, host_worst=0.15
+            works=works, keep_best=0.05, keep_worst=0.5, host=scene.op_time(works), host_best=0.02, host_worst=0.15,
+            closed=np.concatenate([piece[1:] for piece in pieces]),
         ),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
-    )
+    )  # fmt: skip
 
 
-@rule("pointwise-chains", version=2, order=50)
+def _compilable(scene: Scene) -> Mask:
+    """What compiling a module reaches: not its optimizer, not gradients added to others, and weights are cast all the
+    same."""
+    outside = scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\."))) | scene.under(r"AccumulateGrad")
+    outside[_weight_casts(scene)] = True
+    return ~outside
+
+
+@rule("pointwise-chains", version=4, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
-    light = scene.family("pointwise", "reduce", "dropout", "copy", "random")[order]
-    outside = ~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[order]
-    starts, ends = _runs(light & outside, scene.program.stream[order])
-    long = np.flatnonzero(ends - starts >= CHAIN)
-    if not len(long):
+    light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
+    starts, ends = _runs(light[order], scene.program.stream[order])
+    pieces = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
+    unknown = scene.trace.op[scene.rows] == 0
+    pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or not unknown[piece].all()]
+    pieces = [piece for piece in pieces if len(piece) < LOOP or np.median(scene.work_s[piece]) > SMALL_S]
+    if not pieces:
         return None
-    pieces = [order[starts[i] : ends[i]] for i in long.tolist()]
     works = np.concatenate(pieces)
     lengths = np.concatenate([np.full(len(piece), len(piece)) for piece in pieces])
     if scene.frac(scene.per_step_s(works)) < 0.1:
@@ -246,7 +277,10 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         change="torch.compile the module (or just these functions); use the fused op (F.layer_norm, F.rms_norm, "
         "F.gelu) where one exists",
         where=scene.where(works),
-        cure=_fused(scene, works, np.maximum(0.06, 1.2 / lengths), np.maximum(0.35, 2.5 / lengths)),
+        cure=replace(
+            _fused(scene, works, np.maximum(0.06, 1.2 / lengths), np.maximum(0.35, 2.5 / lengths)),
+            closed=np.concatenate([piece[1:] for piece in pieces]),  # one kernel has no gaps inside
+        ),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )

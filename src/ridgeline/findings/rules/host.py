@@ -8,17 +8,18 @@ import numpy as np
 from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.finding import Where
 from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
+from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
-from ridgeline.trace.intervals import covered_within
+from ridgeline.trace.intervals import Intervals, covered_within
 from ridgeline.trace.kind import Kind
 
 TINY_S = 10e-6
-LOSS_BACKWARD = (
-    r"^autograd::engine::evaluate_function: (NllLoss|CrossEntropy|MseLoss|L1Loss|SmoothL1|HuberLoss|BinaryCross|KlDiv)"
-)
-MANY_PASSES, PASS_WORKS = 6, 10
+MANY_PASSES = 6
 RECORDED = ("the recording itself slows the host: the share without it may be smaller",)
+MORE_WORKERS = (
+    "raise num_workers and prefetch_factor, move decoding or augmentation to the GPU, or cache decoded samples"
+)
 GENERAL_FRAC = 0.05
 """Of the step: what no specific rule explains is worth a sentence from here on."""
 GRAPH_HOST_FRAC = 0.1
@@ -49,34 +50,43 @@ def cpu_affinity(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("data-loader", version=3, order=10)
+@rule("data-loader", version=4, order=10)
 def data_loader(scene: Scene) -> Candidate | None:
     spans = scene.loading
     if not len(spans):
         return None
-    anew = scene.between_epochs
-    time = joined(scene.time_of(spans), anew)
+    time = joined(scene.time_of(spans), scene.between_epochs)
     per_step_s = time.total / 1e9 / scene.num_steps
-    single = scene.loads_itself
-    cause = "the batch is made in the training process itself" if single else "the workers do not keep up"
-    if 2 * anew.total > time.total:
-        cause = "workers are started anew for every epoch"
-    change = (
-        "DataLoader(…, num_workers=4 or more, persistent_workers=True, pin_memory=True, prefetch_factor=4)"
-        if single
-        else "raise num_workers and prefetch_factor, move decoding or augmentation to the GPU, or cache decoded samples"
-    )
-    change = f"DataLoader(…, persistent_workers=True); {change}" if anew.total and not single else change
+    cause, change = _starved(scene, time.total)
     return Candidate(
         what=f"The step waits {per_step_s * 1e3:.3g} ms ({scene.frac(per_step_s):.0%}) for the data loader",
         cause=f"data loader: {cause}",
         change=change,
         where=scene.where_host(spans),
-        cure=Cure(host=scene.stretched(time), host_best=0.0, host_worst=0.1, elastic=not single),
+        cure=Cure(host=scene.stretched(time), host_best=0.0, host_worst=0.1, elastic=not scene.loads_itself),
         evidence=scene.host_evidence(spans),
         spans=tuple(spans.tolist()),
         unchecked=("whether the host has free cores for more workers",),
     )
+
+
+def _starved(scene: Scene, waited_ns: int) -> tuple[str, str]:
+    """Why batches come late, and what brings them in time."""
+    if scene.loads_itself:
+        return (
+            "the batch is made in the training process itself",
+            "DataLoader(…, num_workers=4 or more, persistent_workers=True, pin_memory=True, prefetch_factor=4)",
+        )
+    anew_ns, first_ns = scene.between_epochs.total, scene.time_of(scene.first_fetches).total
+    if 2 * anew_ns > waited_ns:
+        return ("workers are started anew for every epoch", f"DataLoader(…, persistent_workers=True); {MORE_WORKERS}")
+    if 2 * (anew_ns + first_ns) > waited_ns:
+        return (
+            "the first batches of an epoch are made after it has begun",
+            "one endless epoch (a sampler that repeats, or a dataset as long as the run): workers then go on while an "
+            "epoch ends",
+        )
+    return ("the workers do not keep up", MORE_WORKERS)
 
 
 @rule("garbage-collection", order=11)
@@ -219,10 +229,11 @@ def launch_bound(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-code", order=80)
+@rule("host-code", version=2, order=80)
 def host_code(scene: Scene) -> Candidate | None:
-    """Long stretches in which the host neither launches nor waits, and no other rule knows why."""
-    time = scene.elsewhere
+    """Long stretches in which the host neither launches nor waits, and no other rule knows why. An op that now and then
+    takes many times as long as it does is the machine's, not the program's."""
+    time = _without(scene.elsewhere, scene.time_of(_stalls(scene)[0]))
     if not len(time.start):
         return None
     per_step_s = time.total / 1e9 / scene.num_steps
@@ -244,21 +255,10 @@ def host_code(scene: Scene) -> Candidate | None:
     )
 
 
-def _passes(scene: Scene) -> int:
-    """Backward passes of the window: losses of several tasks follow each other at once, those of several batches do
-    not."""
-    starts = np.sort(scene.start_ns[scene.host_spans(LOSS_BACKWARD, Kind.OP)])
-    if len(starts) < 2:
-        return len(starts)
-    launches = np.sort(scene.launch_ns)
-    between = np.diff(np.searchsorted(launches, starts))
-    return 1 + int((between >= PASS_WORKS).sum())
-
-
 @rule("micro-batches", order=17)
 def micro_batches(scene: Scene) -> Candidate | None:
     """Gradients accumulated over batches too small for the device: the same few kernels, many times a step."""
-    passes = _passes(scene) / scene.num_steps
+    passes = scene.num_passes / scene.num_steps
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     if passes < MANY_PASSES or not len(kernels):
         return None
@@ -316,16 +316,15 @@ def small_batch(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-contention", order=70)
+@rule("host-contention", version=2, order=70)
 def host_contention(scene: Scene) -> Candidate | None:
-    """The same op now and then takes many times its usual host time: the thread was not running."""
-    ops = scene.of_kind(Kind.OP, Kind.RUNTIME)
-    ops = ops[np.isin(scene.trace.thread[ops], scene.main_threads)]
-    stalls, excess_s = scene.stalls(ops)
+    """The same op now and then takes many times its usual host time: the thread was not running. Between ops it was not
+    running either: long gaps go along."""
+    stalls, excess_s = _stalls(scene)
     if not len(stalls) or scene.frac(excess_s / scene.num_steps) < 0.05:
         return None
-    time = scene.time_of(stalls)
-    kept = 1.0 - min(0.95, excess_s / max(1e-12, time.total / 1e9))
+    time = joined(scene.time_of(stalls), scene.elsewhere)
+    kept = 1.0 - min(0.95, (excess_s + scene.elsewhere.total / 1e9) / max(1e-12, time.total / 1e9))
     return Candidate(
         what=f"{len(stalls) / scene.num_steps:.3g} host calls a step take over ten times their usual time",
         cause="CPU contention: the launching thread is descheduled (too few cores, oversubscribed threads, wrong "
@@ -338,3 +337,15 @@ def host_contention(scene: Scene) -> Candidate | None:
         spans=tuple(stalls[:200].tolist()),
         unchecked=("which process took the cores: a trace holds one process",),
     )
+
+
+def _stalls(scene: Scene) -> tuple[Index, float]:
+    """Calls of the launching threads that took many times their usual time, and by how much."""
+    ops = scene.of_kind(Kind.OP, Kind.RUNTIME)
+    return scene.stalls(ops[np.isin(scene.trace.thread[ops], scene.main_threads)])
+
+
+def _without(time: Intervals, stalled: Intervals) -> Intervals:
+    """The stretches that stalls do not fill by half."""
+    kept = covered_within(stalled, time.start, time.end) < 0.5 * (time.end - time.start)
+    return Intervals(time.start[kept], time.end[kept])

@@ -18,16 +18,17 @@ FREE_FRAC = 0.5
 """Recomputation is needless while the peak leaves this share of the device's memory free."""
 
 
-@rule("logits", order=47)
+@rule("logits", version=2, order=47)
 def logits(scene: Scene) -> Candidate | None:
     """The loss reads and writes tensors of tokens by vocabulary several times."""
     light = np.flatnonzero(scene.family("loss", "softmax", "copy", "pointwise", "reduce", "fill", "index"))
     ops = shaped_ops(scene.trace, scene.rows[light])
-    shapes = scene.trace.optional("shapes")
-    wide = np.array([op >= 0 and _is_logits(scene.trace.words[int(shapes[op])]) for op in ops.tolist()], dtype=bool)
+    shapes, sizes = scene.trace.optional("shapes"), _class_counts(scene)
+    wide = np.array(
+        [op >= 0 and _is_logits(scene.trace.words[int(shapes[op])], sizes) for op in ops.tolist()], dtype=bool
+    )
     works = light[wide] if len(light) else light
-    loss = scene.family("loss")
-    if not loss.any() or len(works) < 3:
+    if not sizes or len(works) < 3:
         return None
     casts = works[scene.family("copy")[works]]
     fp32 = len(casts) > 0 and scene.per_step_s(casts) > 0.1 * scene.per_step_s(works)
@@ -47,9 +48,17 @@ def logits(scene: Scene) -> Candidate | None:
     )
 
 
-def _is_logits(shapes: str) -> bool:
+def _class_counts(scene: Scene) -> set[int]:
+    """Widths of what losses read: so many classes there are. Hidden layers can be as wide, and are no logits."""
+    shapes = scene.trace.optional("shapes")
+    ops = shaped_ops(scene.trace, scene.rows[scene.family("loss")])
+    found = (first_shape(scene.trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist())
+    return {shape[-1] for shape in found if len(shape) >= 2 and shape[-1] >= LARGE_VOCAB}
+
+
+def _is_logits(shapes: str, sizes: set[int]) -> bool:
     shape = first_shape(shapes)
-    return len(shape) >= 2 and shape[-1] >= LARGE_VOCAB and int(np.prod(shape[:-1])) >= 256
+    return len(shape) >= 2 and shape[-1] in sizes and int(np.prod(shape[:-1])) >= 256
 
 
 @rule("index-backward", version=2, order=48)

@@ -5,20 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from ridgeline.findings.cure import Cure, joined
+from ridgeline.findings.replay import Index, Mask
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
 from ridgeline.trace.kind import Kind
 
 MANY = 32
 """Kernels of one optimizer step from which on it is not fused: a fused one needs a few for any number of tensors."""
+HAS_FUSED = r"^Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step|^Optimizer\.step$"
+FUSED = "torch.optim.AdamW(…, fused=True) (SGD and Adam have it too); foreach=True where fused is missing"
+SPARSE = r"^aten::(_?coalesce|sparse_mask|_nnz|sparse_dim)$"
+COMPILED = "torch.compile(optimizer.step): this optimizer has no fused form"
 
 
-@rule("unfused-optimizer", version=2, order=15)
+@rule("unfused-optimizer", version=3, order=15)
 def unfused_optimizer(scene: Scene) -> Candidate | None:
+    """Updates tensor by tensor, or pass by pass over all of them."""
     spans = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
+    spans = spans[~_has_no_fused_form(scene, spans)]
     time = scene.time_of(spans)
-    works = np.flatnonzero(scene.launched_in(time) & ~scene.family("optimizer", "communication"))
-    if not len(works) or len(works) / scene.num_steps < MANY or _is_sparse(scene):
+    works = np.flatnonzero(scene.launched_in(time) & ~scene.family("optimizer", "communication", "fused"))
+    if not len(works) or len(works) / scene.num_steps < MANY:
         return None
     foreach = scene.per_step_s(works[scene.family("foreach")[works]]) > 0.5 * scene.per_step_s(works)
     how = "foreach: several passes over all weights" if foreach else "one tensor after another"
@@ -26,7 +33,7 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
         what=f"The optimizer runs {len(works) / scene.num_steps:,.0f} kernels a step, "
         f"{scene.per_step_s(works) * 1e3:.3g} ms",
         cause=f"unfused optimizer: {how}",
-        change="torch.optim.AdamW(…, fused=True) (SGD and Adam have it too); foreach=True where fused is missing",
+        change=FUSED if scene.words_like(HAS_FUSED)[scene.trace.name[spans]].any() else COMPILED,
         where=scene.where_host(spans),
         cure=Cure(
             works=works,
@@ -41,10 +48,13 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
     )
 
 
-def _is_sparse(scene: Scene) -> bool:
-    """Gradients of rows alone: no fused optimizer takes them."""
-    spans = scene.host_spans(r"^aten::(_?coalesce|sparse_mask)$", Kind.OP)
-    return bool(scene.spans_under(spans, r"^Optimizer\.step").any())
+def _has_no_fused_form(scene: Scene, spans: Index) -> Mask:
+    """Which steps have products of their own, as Muon and Shampoo have, or gradients of rows alone."""
+    products = scene.launch_ns[scene.family("gemm") & scene.linked]
+    sparse = scene.start_ns[scene.host_spans(SPARSE, Kind.OP)]
+    inside = np.sort(np.concatenate((products, sparse)))
+    starts, ends = scene.start_ns[spans], scene.end_ns[spans]
+    return np.asarray(np.searchsorted(inside, ends) > np.searchsorted(inside, starts), dtype=bool)
 
 
 @rule("zero-grad", order=16)

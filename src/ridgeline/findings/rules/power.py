@@ -14,11 +14,15 @@ CLOCK = re.compile(r"(sm|graphics|core|gpu).*clock|clock.*(hz|mhz)|clock_hz", re
 POWER = re.compile(r"power", re.IGNORECASE)
 HEAT = re.compile(r"temp|therm", re.IGNORECASE)
 LEAST_FRAC = 0.85
+CAPPED_FRAC, HOT_C = 0.93, 82
+AT_POWER_FRAC = 0.55
+"""Of the boost clock, what the designed power leaves to the heaviest load (0.65 on an H200 that trains at 700 W)."""
 
 
-@rule("throttling", order=56)
+@rule("throttling", version=2, order=56)
 def throttling(scene: Scene) -> Candidate | None:
-    """The clock under load is far below what the device's boost clock allows."""
+    """The clock under load is far below what the device's boost clock allows, and not because the device draws the
+    power it is built for: no setting raises that."""
     clock_hz = _under_load(scene, CLOCK)
     if scene.device is None or clock_hz is None:
         return None
@@ -27,8 +31,10 @@ def throttling(scene: Scene) -> Candidate | None:
     if share > LEAST_FRAC:
         return None
     power_w, heat_c = _under_load(scene, POWER), _under_load(scene, HEAT)
-    capped = power_w is not None and power_w > 0.93 * scene.device.tdp_w
-    hot = heat_c is not None and heat_c > 82
+    capped = power_w is not None and power_w > CAPPED_FRAC * scene.device.tdp_w
+    hot = heat_c is not None and heat_c > HOT_C
+    if capped and not hot and share > AT_POWER_FRAC:
+        return None
     cause = (
         "thermal throttling"
         if hot

@@ -19,7 +19,13 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 LN_2 = gl.constexpr(0.6931471805599453)
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -99,6 +105,17 @@ def _barriers(NUM: gl.constexpr, ARRIVALS: gl.constexpr):
     for i in gl.static_range(NUM):
         mbarrier.init(bars.index(i), count=ARRIVALS)
     return bars
+
+
+@gluon.jit
+def _without_the_rest(values, num, KEYS: gl.constexpr, WIDTH: gl.constexpr):
+    """Zeros in the rows past a sequence's end: what lies there may be no number, and nothing times that is not 0."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, L)), 1)
+    for j in gl.static_range(WIDTH // 64):
+        part = values.slice(j * 64, 64, dim=1)
+        found = part.load(L)
+        part.store(gl.where(row < num, found, 0.0).to(found.dtype))
 
 
 @gluon.jit
@@ -343,6 +360,11 @@ def _attend_tile(
                              CAPPED, S_L)
     p_op = gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, O_L, 2))
     o = gl.zeros([64, DV], gl.float32, O_L)
+    if VARLEN:  # what lies past this sequence's last value is another's, and may be no number
+        if keys < stop * BN:
+            mbarrier.wait(v_full.index(slot), (it // STAGES) & 1)
+            _without_the_rest(v_smem.index(slot).reshape([BN, DV]), keys - (stop - 1) * BN, BN, DV)
+            fence_async_shared()
     mbarrier.wait(k_full.index((it + 1) % STAGES), ((it + 1) // STAGES) & 1, pred=stop > first + 1)
     begin, end = _plain_blocks(row0, first, stop - 1, keys, lo, hi, BN, BAND, False)
     if BAND >= 1:

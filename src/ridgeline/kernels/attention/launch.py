@@ -116,27 +116,28 @@ def key_of(
     settings: tuple[Any, ...], tensors: tuple[Tensor, ...], extras: tuple[Tensor | None, ...]
 ) -> tuple[Any, ...]:
     """Everything a plan depends on; whether rows start on 16 bytes is asked of all addresses at once."""
-    pointers, found = 0, []
+    pointers = 0
+    found: list[Any] = []
     for x in tensors:
         pointers |= x.data_ptr()
-        found.append(x.shape)
-        found.append(x.stride())
-    kinds = [None if x is None else (x.dtype, x.stride()) for x in extras]
-    first = tensors[0]
-    return settings, first.dtype, first.get_device(), pointers % ALIGNMENT_BYTES, *found, *kinds
+        found += (x.dtype, x.shape, x.stride())
+    kinds = [None if x is None else (x.dtype, x.shape, x.stride()) for x in extras]
+    return settings, tensors[0].get_device(), pointers % ALIGNMENT_BYTES, *found, *kinds
 
 
 class Empty:
-    """A [batch, heads, rows, dim] tensor to be made again and again, at half of what ``torch.empty`` costs the host."""
+    """A [batch, heads, rows, dim] tensor to be made again and again; a dense one at half of what ``torch.empty`` costs
+    the host, and any in one allocation that a repeated call can make again."""
 
     def __init__(self, like: Tensor) -> None:
-        self.turned = not like.is_contiguous()
-        shape = like.transpose(1, 2).shape if self.turned else like.shape
-        self.template = template(shape, like.dtype, like.device)
+        self.dense = like.is_contiguous()
+        self.template, self.strides = template(like.shape, like.dtype, like.device), like.stride()
 
     def __call__(self) -> Tensor:
-        made = torch.empty_like(self.template)
-        return made.transpose(1, 2) if self.turned else made
+        if self.dense:
+            return torch.empty_like(self.template)
+        like = self.template
+        return torch.empty_strided(like.shape, self.strides, dtype=like.dtype, device=like.device)
 
 
 class _Plan:
@@ -225,7 +226,7 @@ class Forward(_Plan):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Output and log-sum-exp, by the plan of these shapes or a new one."""
         mask = _dense_mask(mask)
-        key = key_of(settings, (q, k, v), (mask, sinks, q_starts))
+        key = key_of(settings, (q, k, v), (mask, sinks, q_starts, k_starts))
         plan = _plans.get(key)
         if plan is not None:
             return plan.run(q, k, v, mask, sinks, q_starts, k_starts)  # type: ignore[no-any-return]
@@ -442,7 +443,7 @@ class Backward(_Plan):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         """Gradients of q, k, v and the sinks, by the plan of these shapes or a new one."""
         mask = _dense_mask(mask)
-        key = key_of(settings, (q, k, v, do, o), (mask, sinks, q_starts))
+        key = key_of(settings, (q, k, v, do, o), (mask, sinks, q_starts, k_starts))
         plan = _plans.get(key)
         if plan is not None:
             return plan.run(do, q, k, v, o, lse, mask, sinks, q_starts, k_starts)  # type: ignore[no-any-return]

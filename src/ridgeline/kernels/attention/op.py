@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ridgeline.kernels.attention import reference
 from ridgeline.kernels.attention.launch import Backward, Forward, arranged, on_device
+from ridgeline.kernels.autocast import narrowed
 from ridgeline.kernels.contract import Case, Trial, case, declare
 
 MAX_HEAD_DIM = 256
@@ -42,6 +43,7 @@ def attention(
     [heads] are logits that take a share of every row's probability. A row that sees no key gets zeros. Gradients are
     the same bits every time unless ``deterministic`` is given up for speed.
     """
+    query, key, value = narrowed(query, key, value)
     shift = key.shape[-2] - query.shape[-2] if lower_right else 0
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     left, right = window or (-1, -1)
@@ -70,6 +72,7 @@ def varlen_attention(
     ``cu_seqlens_q`` and ``cu_seqlens_k`` (int32, one more than there are sequences) say where each starts, the last
     where all end. Bands are aligned to the last row and key of a sequence, as flash_attn's function of this kind does.
     """
+    query, key, value = narrowed(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     left, right = window or (-1, -1)
     return VARLEN_ATTENTION(
@@ -196,7 +199,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     ctx.rest = (is_causal, scale, shift), tuple(rest)
 
 
-def _grads(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+def _grads(ctx: Any, do: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
     if do is None:
         return (None,) * 12
     q, k, v, o, lse, key_mask, sinks = ctx.saved_tensors
@@ -379,6 +382,8 @@ VARLEN_CHECKS = tuple(
         (6, 2, 128, (10, 128, 256), (400, 128, 300), True, (100, 0), 0.0),
         (2, 1, 64, (300, 0, 5), (300, 20, 5), True, None, 20.0),
     )
+) + (
+    case("float16", h=4, k=2, d=128, q=(130, 77), kv=(200, 1), causal=True, window=None, cap=0.0),
 )  # fmt: skip
 _OPTIONS = "Tensor? sinks=None, int left=-1, int right=-1, float softcap=0.0, bool deterministic=True"
 _SETTINGS = f"bool is_causal, float scale, int shift, Tensor? key_mask=None, {_OPTIONS}"
@@ -420,6 +425,8 @@ ATTENTION = declare(
         small=ENCODERS,
         packs=FUSED,
     ),
+    repeats=True,
+    keyed=True,
 )
 VARLEN_ATTENTION_BACKWARD = declare(
     name="varlen_attention_backward",

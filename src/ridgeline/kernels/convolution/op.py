@@ -67,12 +67,16 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | N
     return planned(x, weight, bias, vectors, *rest)(x, weight, bias, vectors)
 
 
+def _looks(x: Tensor | None) -> tuple[Any, ...]:
+    return () if x is None else (x.dtype, x.shape)
+
+
 def planned(
     x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, *rest: Any, tile: config.Tile | None = None
 ) -> Any:
     """The launches of a problem, with the tile given or the likely one: called with the four tensors."""
     settings: tuple[Any, ...] = tuple(tuple(each) if isinstance(each, (list, tuple)) else each for each in rest)
-    key = (x.shape, weight.shape, bias is None, settings, x.get_device(), tile)
+    key = (x.shape, weight.shape, x.dtype, weight.dtype, _looks(bias), _looks(vectors), settings, x.get_device(), tile)
     plan = _plans.get(key)
     if plan is None:
         CONVOLUTION.check(x, weight, bias, vectors, *rest)
@@ -116,6 +120,12 @@ class Sizes:
     @property
     def num_taps(self) -> int:
         return math.prod(self.taps)
+
+    @property
+    def num_terms(self) -> int:
+        """Products that an output is the sum of, in the phase with most."""
+        steps = self.stride if self.transposed else (1, 1, 1)
+        return self.inputs * math.prod(cdiv(size, step) for size, step in zip(self.taps, steps, strict=True))
 
     @property
     def num_phases(self) -> int:

@@ -46,11 +46,13 @@ SHORTEST_STRETCHED = 2048
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows and columns of a tile that a program turns into gradients, and its warps."""
+    """Rows and columns of a tile that a program turns into gradients, and its warps; ``ends``: of a row that starts
+    inside an access, the few elements outside whole accesses are handled apart."""
 
     rows: int
     block: int
     num_warps: int
+    ends: bool = False
 
 
 def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False) -> Forward:
@@ -94,5 +96,8 @@ def backward_rows(cols: int, vector: int, shifted: bool) -> Rows | None:
     """
     if cols > (LONGEST_TILED_SHIFTED if shifted else LONGEST_TILED):
         return None
+    if shifted and cols // vector * vector > LONGEST_TILED:
+        block = power_of_two(cols // vector * vector)
+        return Rows(1, block, clamp(block // 1024, 1, 4), True)
     block = power_of_two(cols + vector - 1 if shifted else cols)
     return Rows(max(1, 4096 // block), block, 4)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.device import let_next_start, row_lead, row_start, wait_for_last
+from ridgeline.kernels.device import ends_of, let_next_start, row_lead, row_start, wait_for_last, whole_part
 
 LOWEST = tl.constexpr(-2.0e38)  # still a number when multiplied by LOG2E
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -418,6 +418,41 @@ def cross_entropy_backward_rows(
         rest = gradient_of(rest, at - lead, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
         tl.store(dx_at + at, rest.to(dx_ptr.dtype.element_ty), mask=own)
     tl.store(dx_at + col, dx.to(dx_ptr.dtype.element_ty), mask=whole)
+
+
+@triton.jit
+def cross_entropy_backward_ends(
+    x_ptr,  # [N, V], rows x_stride apart
+    target_ptr,  # [N]
+    lse_ptr,  # [2, N] fp32
+    grad_ptr,  # [] or [N]: gradient of the loss
+    weight_ptr,  # [] fp32
+    dx_ptr,  # [N, V], dense; may be x itself
+    rows,
+    cols,
+    x_stride,
+    ignore_index,
+    smoothing,
+    z_weight,
+    PER_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least a row's whole accesses
+    VECTOR: tl.constexpr,
+):
+    """The same for short rows that start inside accesses, a program each: whole accesses, a few elements apart."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    lead, whole = whole_part(row * cols, cols, VECTOR)
+    end_at, own = ends_of(lead, whole, cols, VECTOR)
+    ends = tl.load(x_ptr + row * x_stride + end_at, mask=own, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + (row * x_stride + lead) // VECTOR * VECTOR + c, mask=c < whole, other=0.0).to(tl.float32)
+    top, log_sum, hit, scale, counts = row_numbers(
+        target_ptr, lse_ptr, grad_ptr, weight_ptr, row, rows, cols, ignore_index, PER_ROW
+    )
+    dx = gradient_of(x, c, top, log_sum, hit - lead, scale, counts, cols, smoothing, z_weight, x_ptr)
+    to = dx_ptr + (row * cols + lead) // VECTOR * VECTOR + c
+    tl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=c < whole)
+    dx = gradient_of(ends, end_at, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
+    tl.store(dx_ptr + row * cols + end_at, dx.to(dx_ptr.dtype.element_ty), mask=own)
 
 
 @triton.jit

@@ -27,6 +27,7 @@ _BACKWARD_ROWS = Kernel(
     vectors=("cols", "x_stride"),
     loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"),
 )
+_BACKWARD_ENDS = Kernel(kernel.cross_entropy_backward_ends, loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"))
 _forward_plans, _row_plans, _backward_plans = Plans(), Plans(), Plans()
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -279,11 +280,12 @@ def _plan_backward(
     short = config.backward_rows(cols, vector, shifted)
     if short is not None:
         tile = tuning.choose("cross_entropy.backward_rows", sizes, short)
-        several = _BACKWARD_ROWS.bind(
+        apart = shifted and tile.ends
+        shape = {} if apart else {"ROWS": tile.rows, "SHIFTED": shifted}
+        several = (_BACKWARD_ENDS if apart else _BACKWARD_ROWS).bind(
             (x, target, lse, grad, weight, dx, rows, cols, stride, -100, 0.0, 0.0),
             grid=(cdiv(rows, tile.rows),),
-            constants={"PER_ROW": grad.dim() > 0, "ROWS": tile.rows, "BLOCK": tile.block, "SHIFTED": shifted,
-                       "VECTOR": vector},
+            constants={"PER_ROW": grad.dim() > 0, **shape, "BLOCK": tile.block, "VECTOR": vector},
             num_warps=tile.num_warps,
             device=x.get_device(),
             vector=vector,
@@ -385,6 +387,7 @@ SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((8, 4096
 CROSS_ENTROPY_BACKWARD = declare(
     name="cross_entropy_backward",
     repeats=True,
+    keyed=True,
     summary="gradient of cross_entropy",
     schema="(Tensor grad, Tensor x, Tensor target, Tensor lse, Tensor weight, int ignore_index, float smoothing,"
     " float z_weight) -> Tensor",
@@ -397,6 +400,7 @@ CROSS_ENTROPY_BACKWARD = declare(
 CROSS_ENTROPY = declare(
     name="cross_entropy",
     repeats=True,
+    keyed=True,
     summary="log-softmax and the negative log-likelihood as one",
     schema="(Tensor x, Tensor target, int ignore_index, float smoothing, float z_weight, str reduction, bool wide)"
     " -> (Tensor, Tensor, Tensor)",

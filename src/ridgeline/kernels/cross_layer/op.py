@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
+from ridgeline.kernels.autocast import narrowed
 from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_layer import config, kernel, reference
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
@@ -28,6 +29,8 @@ def cross_layer(
 
     The first layer of a cross network has ``x0`` for both; gradients of the two add up as autograd adds them.
     """
+    x0, x, weight = narrowed(x0, x, weight)
+    bias, down = (None if each is None else narrowed(each)[0] for each in (bias, down))
     return CROSS_LAYER(x0, x, weight, bias, down)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
+from ridgeline.kernels.autocast import narrowed
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare
 from ridgeline.kernels.dot_interaction import config, kernel, reference
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
@@ -25,7 +26,7 @@ def dot_interaction(dense: Tensor, sparse: Tensor) -> Tensor:
     The dense vector comes first, then the products of features i and j < i, row by row of the lower triangle, the dense
     vector being feature 0.
     """
-    return DOT_INTERACTION(dense, sparse)
+    return DOT_INTERACTION(*narrowed(dense, sparse))
 
 
 def _precision(x: Tensor) -> str:

@@ -104,8 +104,8 @@ def _forward(
     indices, offsets = indices.contiguous(), offsets.contiguous()
     factors = None if factors is None else factors.contiguous()
     key = (weight.shape, weight.dtype, indices.shape, indices.dtype, offsets.shape, offsets.dtype, starts is None,
-           None if factors is None else factors.dtype, scale_shift is None, num_tables, mean, padding, kind,
-           weight.get_device(), weight.data_ptr() & 15)  # fmt: skip
+           None if factors is None else factors.dtype, num_tables, mean, padding, kind, weight.get_device(),
+           None if scale_shift is None else (scale_shift.shape, scale_shift.dtype), weight.data_ptr() & 15)  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
         EMBEDDING_BAG.check(weight, indices, offsets, starts, factors, scale_shift, num_tables, mean, padding, kind)
@@ -196,8 +196,8 @@ def reason(
         return "indices and offsets are no vectors with one offset a bag, and one more at the end"
     if any(t.dtype not in (torch.int32, torch.int64) for t in (indices, offsets)):
         return f"indices are {indices.dtype} and offsets {offsets.dtype}; int32 and int64 are known"
-    if starts is not None and (starts.dtype != torch.int64 or starts.dim() != 1):
-        return "starts is no vector of int64"
+    if starts is not None and (starts.dtype != torch.int64 or starts.dim() != 1 or starts.numel() < num_tables):
+        return "starts is no vector of int64 with a first row for each table"
     if factors is not None and (factors.shape != indices.shape or factors.dtype not in FLOATS):
         return "weights of samples are no floating-point vector as long as indices"
     if (weight.dtype == torch.uint8) != (scale_shift is not None):

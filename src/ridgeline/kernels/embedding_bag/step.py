@@ -25,7 +25,7 @@ def update_bags(
     rule = Rule(optimizer, lr, eps, decay, beta1, beta2)
     step.add_(1.0)
     if launchable(weight):
-        UPDATE.check(weight, first, second, step, grad, indices, offsets, starts, factors, num_tables)
+        UPDATE.check(weight, first, second, step, grad, indices, offsets, starts, factors, num_tables, mean, optimizer)
         found = Sorted(weight, indices, offsets, starts, factors, num_tables, mean, -1)
         apply_rows(found, grad, weight, first, second, step, rule)
         return
@@ -41,13 +41,18 @@ def update_bags(
 
 def _update_support(
     weight: Tensor, first: Tensor, second: Tensor, step: Tensor, grad: Tensor, indices: Tensor, offsets: Tensor,
-    starts: Tensor | None = None, factors: Tensor | None = None, num_tables: int = 1, *_: Any,
+    starts: Tensor | None = None, factors: Tensor | None = None, num_tables: int = 1, mean: bool = False,
+    optimizer: str = "", *_: Any,
 ) -> str | None:  # fmt: skip
     if weight.dtype == torch.uint8 or grad.dtype not in FLOATS:
         return f"tables of {weight.dtype} with gradients of {grad.dtype} are not trained"
     if step.dtype != torch.float32 or first.dtype != torch.float32 or second.dtype != torch.float32:
         return "steps and states are float32"
-    return reason(weight, indices, offsets, starts, factors, None, num_tables)
+    if optimizer and (first.shape, second.shape) != state_shapes(optimizer, *weight.shape):
+        return f"states {tuple(first.shape)} and {tuple(second.shape)} are not those of {optimizer} for these rows"
+    refused = reason(weight, indices, offsets, starts, factors, None, num_tables)
+    meant = ((offsets.numel() - 1) // max(1, num_tables), num_tables * weight.shape[-1])
+    return refused or (None if grad.shape == meant else f"the gradient is {tuple(grad.shape)}, the bags are {meant}")
 
 
 def _update_cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **_: Any) -> dict[str, float]:

@@ -31,7 +31,7 @@ def _forward(x: Tensor, dim: int, largest: bool, place: bool) -> Tensor:
     if not launchable(x):
         return EXTREME.on_host(x, dim, largest, place)  # type: ignore[return-value]
     x = x.contiguous()
-    key = (x.shape, dim, largest, place, x.get_device())
+    key = (x.shape, x.dtype, dim, largest, place, x.get_device())
     plan = _plans.get(key)
     if plan is None:
         EXTREME.check(x, dim, largest, place)

@@ -30,7 +30,16 @@ def default(groups: int, length: int, positions: int, sms: int) -> Groups:
     return Groups(block, clamp(block // 512, 1, 4), min(stretches, 64), out_block, clamp(out_block // 512, 1, 4))
 
 
-def streamed(num_bytes: int, num_inputs: int) -> Streamed | None:
+@dataclass(frozen=True, slots=True)
+class Images(Streamed):
+    """A piece of a channel is at most so many accesses of a lane long, and sums are made a piece; whether the gradient
+    before the activation is kept in shared memory or computed twice."""
+
+    accesses: int = 8
+    kept: bool = True
+
+
+def streamed(num_bytes: int, num_inputs: int) -> Images | None:
     """Three shares of 64 KB a multiprocessor; None where the image is small.
 
     4×512×128×128: 43 µs with four programs of four warps, 45 with two of eight, 49 with one of sixteen, 60 in two
@@ -38,9 +47,9 @@ def streamed(num_bytes: int, num_inputs: int) -> Streamed | None:
     """
     if num_bytes < STREAMED_BYTES:
         return None
-    return Streamed(8, 4, 3, 4) if num_inputs == 1 else Streamed(4, 8, 3, 2)
+    return Images(8, 4, 3, 4) if num_inputs == 1 else Images(4, 8, 3, 2)
 
 
-def piece(positions: int, vector: int) -> int:
-    """Elements of a piece, which lies in one channel: as many as divide a channel, of one access of a warp at most."""
-    return min(32 * vector, positions & -positions)
+def piece(positions: int, vector: int, accesses: int = 1) -> int:
+    """Elements of a piece, which lies in one channel: as many as divide it, of so many accesses of a warp at most."""
+    return min(32 * vector * accesses, positions & -positions)

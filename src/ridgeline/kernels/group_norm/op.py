@@ -133,7 +133,13 @@ def _streaming(
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
     chosen = tuning.choose(kernel, sizes, default)
     on, vector = tensors[0].get_device(), POINTER_ALIGNMENT_BYTES // wide
-    return chosen, shares.cut(chosen, rows, length, on, vector=vector, piece=config.piece(positions, vector))
+    accesses = power_of_two(min(chosen.accesses, chosen.chunks))
+    while True:  # pieces as long as leave every warp one
+        piece = config.piece(positions, vector, accesses)
+        found = shares.cut(chosen, rows, length, on, vector=vector, piece=piece)
+        if accesses == 1 or found is None or cdiv(found.length, piece) >= chosen.num_warps:
+            return chosen, found
+        accesses //= 2
 
 
 def _plan_streamed(
@@ -180,10 +186,11 @@ def _plan_backward_streamed(
     numbers = (groups, channels // groups, positions)
     run = shares.bind(
         _BACKWARD_STREAMED, chosen, found, (dy, x, w, b, stats, stats, x, sums), samples * groups, length, numbers,
-        {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu},
+        {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu, "KEPT": silu and chosen.kept,
+         "EARLY": chosen.early},
         {"device": on, "vector": found.vector},
     )  # fmt: skip
-    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column)
+    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column, early=chosen.early)
 
     def plan(dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         both = torch.empty_like(sums, memory_format=torch.contiguous_format)
@@ -349,6 +356,7 @@ def _trial(call: Any, eager: Any, meant: Any, mistakes: dict[str, Any]) -> Trial
 GROUP_NORM_BACKWARD = declare(
     name="group_norm_backward",
     repeats=True,
+    keyed=True,
     summary="gradients of group_norm",
     schema="(Tensor dy, Tensor x, int groups, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, bool silu)"
     " -> (Tensor, Tensor, Tensor)",
@@ -362,6 +370,7 @@ GROUP_NORM_BACKWARD = declare(
 GROUP_NORM = declare(
     name="group_norm",
     repeats=True,
+    keyed=True,
     summary="channels normalized in groups, with SiLU behind it where asked",
     schema="(Tensor x, int groups, Tensor? weight, Tensor? bias, float eps, bool silu) -> (Tensor, Tensor, Tensor)",
     forward=_forward,

@@ -1,7 +1,10 @@
 """GroupNorm of large images on Hopper, in Gluon: groups pass through shared memory and are read once.
 
 Shapes as in kernel.py; a group is a row of (C/G)·H elements, cut into S shares as softmax cuts its rows (see there).
-H is a multiple of BLOCK, so that a piece of BLOCK elements lies in one channel.
+H is a multiple of BLOCK, so that a piece of BLOCK elements lies in one channel. What bounds these kernels is
+instructions (a multiprocessor issues 41 a lane while memory moves a 16-bit element of both inputs of the backward pass
+and of its result): pieces are as long as a warp has of a share, groups are counted along and not divided, SiLU's slope
+is computed once and waits in shared memory.
 """
 
 from __future__ import annotations
@@ -10,7 +13,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import PLAIN, by_piece, columns, sum_of, word_of, words_when_there
+from ridgeline.kernels.stream import (
+    PLAIN,
+    by_piece,
+    columns,
+    let_next_start,
+    sigmoid,
+    sum_of,
+    wait_for_last,
+    widened,
+    word_of,
+    words_when_there,
+)
 
 
 @gluon.jit
@@ -28,13 +42,18 @@ def channel_numbers(pointer, channel, GIVEN: gl.constexpr, OTHER: gl.constexpr):
 
 
 @gluon.jit
-def through_silu(dy, normed, w, b, SILU: gl.constexpr):
-    """The gradient before the activation."""
-    if SILU:
-        z = normed * w + b
-        s = 1.0 / (1.0 + gl.exp(-z))
-        dy *= s * (1.0 + z * (1.0 - s))
-    return dy
+def through_silu(dy, z):
+    """The gradient before the activation: its slope is s + zs·(1 − s)."""
+    s = sigmoid(z)
+    t = z * s
+    return dy * (s + (t - t * s))
+
+
+@gluon.jit
+def further(member, hop, groups):
+    """The group of a sample that is ``hop`` groups further: in the next sample where this one ends."""
+    at = member + hop
+    return gl.where(at >= groups, at - groups, at)
 
 
 @gluon.jit
@@ -60,6 +79,7 @@ def group_norm_streamed(
     SILU: gl.constexpr,
     EVEN: gl.constexpr,  # every share fills its place
     MEET: gl.constexpr,
+    DEPENDENT: gl.constexpr,  # words are being cleared while this starts
     LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -82,18 +102,22 @@ def group_norm_streamed(
     word_row = word_ptr + start.to(gl.int64) * num_shares
     word_step = num_groups.to(gl.int64) * num_shares
     inside = gl.minimum(piece_starts(first, CHUNKS, BLOCK, L), cols - 1) // positions
+    member = start % groups
+    hop = num_groups % groups
     for turn in gl.static_range(SLOTS - LAG):
         there = c < gl.where(turn < num_turns, left, 0)
         async_copy.async_copy_global_to_shared(smem.index(turn), x_ptr + at + turn * step, mask=there)
         async_copy.commit_group()
+    wait_for_last(DEPENDENT)
     for turn in range(num_turns + LAG):
         done = turn - LAG
         row = start + done * num_groups
-        channel = gl.maximum(row, 0) % groups * per_group + inside
+        channel = member * per_group + inside
+        member = gl.where(done >= 0, further(member, hop, groups), member)
         w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)  # long before they are needed
         b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
         async_copy.wait_group(SLOTS - LAG - 1)
-        x = smem.index(turn % SLOTS).load(L).to(gl.float32)  # what is past the end was copied as zeros
+        x = widened(smem.index(turn % SLOTS).load(L))  # what is past the end was copied as zeros
         mean = sum_of(x, CHUNKS * BLOCK) / left
         off = x - mean
         if not EVEN:
@@ -109,7 +133,7 @@ def group_norm_streamed(
                 parts = gl.where(k < num_shares, parts + counts * (means - mean) * (means - mean), 0.0)
                 spreads = gl.sum(parts, axis=0)
         if LAG:
-            x = smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
+            x = widened(smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
         rstd = gl.rsqrt(spreads / cols + eps)
         if done >= 0:
             if share == 0:
@@ -119,7 +143,7 @@ def group_norm_streamed(
         shift = b - mean * scale
         y = x * scale[:, None] + shift[:, None]
         if SILU:
-            y = y / (1.0 + gl.exp(-y))
+            y *= sigmoid(y)
         gl.store(y_ptr + at + done * step, y.to(y_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
         ahead = done + SLOTS
         there = c < gl.where(ahead < num_turns, left, 0)
@@ -149,7 +173,10 @@ def group_norm_backward_streamed(
     HAS_WEIGHT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
+    EARLY: gl.constexpr,  # what sums the pieces' sums may start while this ends
+    KEPT: gl.constexpr,  # the gradient before the activation takes dy's place, in dy's type, as PyTorch has it
     MEET: gl.constexpr,
+    DEPENDENT: gl.constexpr,  # words are being cleared while this starts
     LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -183,7 +210,11 @@ def group_norm_backward_streamed(
         async_copy.async_copy_global_to_shared(x_smem.index(turn), x_ptr + at + turn * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(turn), dy_ptr + at + turn * step, mask=there)
         async_copy.commit_group()
-    channel = start % groups * per_group + inside
+    member = start % groups
+    sample = start // groups
+    hop = num_groups % groups
+    leap = num_groups // groups
+    channel = member * per_group + inside
     w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)
     b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
     mean = gl.load(mean_ptr + start)
@@ -192,25 +223,29 @@ def group_norm_backward_streamed(
     b_done = b + 0.0
     mean_done = mean + 0.0
     rstd_done = rstd + 0.0
+    wait_for_last(DEPENDENT)
     for turn in range(num_turns + LAG):
-        row = start + gl.minimum(turn, num_turns - 1) * num_groups
-        channel = row % groups * per_group + inside
+        channel = member * per_group + inside
         following = start + gl.minimum(turn + 1, num_turns - 1) * num_groups  # its numbers are asked for a turn ahead
-        channel_next = following % groups * per_group + inside
+        member_next = further(member, hop, groups)
+        channel_next = member_next * per_group + inside
         w_next = channel_numbers(weight_ptr, channel_next, HAS_WEIGHT, 1.0)
         b_next = channel_numbers(bias_ptr, channel_next, HAS_BIAS, 0.0)
         mean_next = gl.load(mean_ptr + following)
         rstd_next = gl.load(rstd_ptr + following)
         async_copy.wait_group(SLOTS - LAG - 1)
-        normed = (x_smem.index(turn % SLOTS).load(L).to(gl.float32) - mean) * rstd
-        dy = dy_smem.index(turn % SLOTS).load(L).to(gl.float32)
-        dy = through_silu(dy, normed, w[:, None], b[:, None], SILU)
+        x = widened(x_smem.index(turn % SLOTS).load(L))
+        dy = widened(dy_smem.index(turn % SLOTS).load(L))
+        normed = x * rstd - mean * rstd
+        if SILU:
+            dy = through_silu(dy, normed * w[:, None] + b[:, None])
         along = gl.sum(dy * normed, axis=1)
         level = gl.sum(dy, axis=1)
         if turn < num_turns:
-            to = sums_ptr + ((row // groups).to(gl.int64) * pieces + piece) * (groups * per_group) + channel
+            to = sums_ptr + (sample.to(gl.int64) * pieces + piece) * (groups * per_group) + channel
             gl.store(to, along, mask=real)
             gl.store(to + all_sums, level, mask=real)
+        sample += leap + (member_next < member).to(gl.int32)
         slope = gl.sum(along * w, axis=0)
         shift = gl.sum(level * w, axis=0)
         done = turn - LAG
@@ -222,13 +257,21 @@ def group_norm_backward_streamed(
                 slope = gl.sum(gl.where(k < num_shares, slopes, 0.0), axis=0)
                 shift = gl.sum(gl.where(k < num_shares, shifts, 0.0), axis=0)
         if LAG:
-            normed = (x_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32) - mean_done) * rstd_done
-            dy = dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
-            dy = through_silu(dy, normed, w_done[:, None], b_done[:, None], SILU)
+            if KEPT:
+                dy_smem.index(turn % SLOTS).store(dy.to(dy_ptr.dtype.element_ty))
+            x = widened(x_smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
+            dy = widened(dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
+            if SILU and not KEPT:
+                scale = w_done * rstd_done
+                offset = b_done - mean_done * scale
+                dy = through_silu(dy, x * scale[:, None] + offset[:, None])
         else:
             w_done = w
+            mean_done = mean
             rstd_done = rstd
-        dx = (dy * w_done[:, None] - normed * (slope / cols) - shift / cols) * rstd_done
+        by_x = slope / cols * (rstd_done * rstd_done)
+        offset = mean_done * by_x - shift / cols * rstd_done
+        dx = dy * (w_done * rstd_done)[:, None] + (offset - x * by_x)
         w_done = w
         b_done = b
         mean_done = mean
@@ -237,9 +280,11 @@ def group_norm_backward_streamed(
         b = b_next
         mean = mean_next
         rstd = rstd_next
+        member = member_next
         gl.store(dx_ptr + at + done * step, dx.to(dx_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
         ahead = done + SLOTS
         there = c < gl.where(ahead < num_turns, left, 0)
         async_copy.async_copy_global_to_shared(x_smem.index(ahead % SLOTS), x_ptr + at + ahead * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(ahead % SLOTS), dy_ptr + at + ahead * step, mask=there)
         async_copy.commit_group()
+    let_next_start(EARLY)

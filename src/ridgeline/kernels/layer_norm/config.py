@@ -8,7 +8,7 @@ from ridgeline.kernels.rms_norm import config as rms
 from ridgeline.kernels.rms_norm.config import LONG_BLOCK, Backward, Forward
 from ridgeline.kernels.rows import cdiv
 
-__all__ = ["LONG_BLOCK", "Backward", "Forward", "backward", "forward"]
+__all__ = ["LONG_BLOCK", "Backward", "Forward", "backward", "backward_ends", "forward", "walking"]
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Forward:
@@ -16,6 +16,21 @@ def forward(rows: int, cols: int, itemsize: int) -> Forward:
     if 8192 < cols <= 12288 and itemsize == 2:
         return Forward(1, cdiv(cols, 2048), 2048, 8)
     return rms.forward(rows, cols, itemsize)
+
+
+def walking(rows: int, whole: int, itemsize: int) -> Forward | None:
+    """As RMSNorm's, with fewer programs where a warp has a row: the bias is kept as well."""
+    found = rms.walking(rows, whole, itemsize)
+    return replace(found, programs_per_sm=12) if found is not None and found.num_warps == 1 else found
+
+
+def backward_ends(rows: int, whole: int, itemsize: int) -> Backward | None:
+    """Rows that start inside accesses, ``whole`` columns of them in whole accesses: a thread has 32 of each vector."""
+    if itemsize != 2 or rows < rms.LEAST_WALKED or not 512 <= whole <= 4096:
+        return None
+    if whole <= 1024:
+        return Backward(1, cdiv(whole, 256), 256, 1, 3, 8, True, True)
+    return Backward(1, cdiv(whole, 1024), 1024, 4, 3, 2, True, True)
 
 
 def backward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Backward:

@@ -8,7 +8,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.device import let_next_start, load_part, row_lead, row_start, store_part
+from ridgeline.kernels.device import (
+    ends_of,
+    let_next_start,
+    load_part,
+    load_whole,
+    row_lead,
+    row_start,
+    store_part,
+    store_whole,
+    whole_part,
+)
 
 
 @triton.jit
@@ -77,6 +87,104 @@ def layer_norm_forward(
             y += tl.load(bias_ptr + c - lead, mask=in_cols, other=0.0).to(tl.float32)
         y = y.to(y_ptr.dtype.element_ty)
         store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+
+
+@triton.jit
+def layer_norm_forward_ends(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    h_ptr,
+    mean_ptr,
+    rstd_ptr,
+    rows,
+    cols,
+    x_stride,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SAVE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Rows that start inside accesses of VECTOR elements: a program takes every P-th, P a multiple of VECTOR, so that
+    all of them start at the same place and weights, which could only be read one by one, are read once."""
+    first = tl.program_id(0).to(tl.int64)
+    step = tl.num_programs(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    lead, whole = whole_part(first * cols, cols, VECTOR)
+    end_at, own = ends_of(lead, whole, cols, VECTOR)
+    weights = ()
+    biases = ()
+    for i in tl.static_range(CHUNKS):
+        c = i * BLOCK + col
+        if HAS_WEIGHT:
+            weights = weights + (tl.load(weight_ptr + lead + c, mask=c < whole, other=0.0).to(tl.float32),)
+        if HAS_BIAS:
+            biases = biases + (tl.load(bias_ptr + lead + c, mask=c < whole, other=0.0).to(tl.float32),)
+    if HAS_WEIGHT:
+        w_ends = tl.load(weight_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        b_ends = tl.load(bias_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    ends = tl.load(x_ptr + first * x_stride + end_at, mask=own & (first < rows), other=0.0)
+    if HAS_RESIDUAL:
+        more_ends = tl.load(residual_ptr + first * cols + end_at, mask=own & (first < rows), other=0.0)
+    for turn in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
+        row = first + (turn - tl.program_id(0))
+        following = own & (row + step < rows)
+        ends_next = tl.load(x_ptr + (row + step) * x_stride + end_at, mask=following, other=0.0)
+        at = (row * cols + lead) // VECTOR * VECTOR + col
+        x_at = x_ptr + (row * x_stride + lead) // VECTOR * VECTOR + col
+        tail = ends.to(tl.float32)
+        if HAS_RESIDUAL:
+            more_next = tl.load(residual_ptr + (row + step) * cols + end_at, mask=following, other=0.0)
+            h_ends = (tail + more_ends.to(tl.float32)).to(h_ptr.dtype.element_ty)
+            tl.store(h_ptr + row * cols + end_at, h_ends, mask=own)
+            tail = h_ends.to(tl.float32)
+            more_ends = more_next
+        ends = ends_next
+        held = ()
+        total = tl.zeros([BLOCK], tl.float32)
+        for i in tl.static_range(CHUNKS):
+            c = i * BLOCK + col
+            x = load_whole(x_at + i * BLOCK, c, whole, i, CHUNKS).to(tl.float32)
+            if HAS_RESIDUAL:
+                more = load_whole(residual_ptr + at + i * BLOCK, c, whole, i, CHUNKS)
+                h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
+                store_whole(h_ptr + at + i * BLOCK, h, c, whole, i, CHUNKS)
+                x = h.to(tl.float32)
+            total += x
+            held = held + (x,)
+        mean = (tl.sum(total, axis=0) + tl.sum(tail, axis=0)) / cols
+        squares = tl.zeros([BLOCK], tl.float32)
+        for i in tl.static_range(CHUNKS):
+            off = held[i] - mean
+            if i == CHUNKS - 1:
+                off = tl.where(i * BLOCK + col < whole, off, 0.0)
+            squares += off * off
+        off = tl.where(own, tail - mean, 0.0)
+        rstd = tl.rsqrt((tl.sum(squares, axis=0) + tl.sum(off * off, axis=0)) / cols + eps)
+        if SAVE:
+            tl.store(mean_ptr + row, mean)
+            tl.store(rstd_ptr + row, rstd)
+        for i in tl.static_range(CHUNKS):
+            y = (held[i] - mean) * rstd
+            if HAS_WEIGHT:
+                y *= weights[i]
+            if HAS_BIAS:
+                y += biases[i]
+            store_whole(y_ptr + at + i * BLOCK, y.to(y_ptr.dtype.element_ty), i * BLOCK + col, whole, i, CHUNKS)
+        y = off * rstd
+        if HAS_WEIGHT:
+            y *= w_ends
+        if HAS_BIAS:
+            y += b_ends
+        tl.store(y_ptr + row * cols + end_at, y.to(y_ptr.dtype.element_ty), mask=own)
 
 
 @triton.jit
@@ -245,6 +353,127 @@ def layer_norm_backward(
         if WANT_DB:
             share = tl.sum(b_shares[i], axis=0)[None, :]
             tl.store(to + tl.num_programs(0).to(tl.int64) * cols + i * BLOCK, share, mask=in_cols)
+
+
+@triton.jit
+def layer_norm_backward_ends(
+    dy_ptr,
+    x_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dh_ptr,
+    dx_ptr,
+    shares_ptr,  # [2, P, C] fp32
+    rows,
+    cols,
+    x_stride,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_DH: tl.constexpr,
+    WANT_DW: tl.constexpr,
+    WANT_DB: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """As forward: every P-th row, the weight and the sums of columns in registers, the ends of rows apart."""
+    first = tl.program_id(0).to(tl.int64)
+    step = tl.num_programs(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    lead, whole = whole_part(first * cols, cols, VECTOR)
+    end_at, own = ends_of(lead, whole, cols, VECTOR)
+    weights = ()
+    w_shares = ()
+    b_shares = ()
+    for i in tl.static_range(CHUNKS):
+        w_shares = w_shares + (tl.zeros([BLOCK], tl.float32),)
+        b_shares = b_shares + (tl.zeros([BLOCK], tl.float32),)
+        if HAS_WEIGHT:
+            c = i * BLOCK + col
+            weights = weights + (tl.load(weight_ptr + lead + c, mask=c < whole, other=0.0).to(tl.float32),)
+    if HAS_WEIGHT:
+        w_ends = tl.load(weight_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    dw_ends = tl.zeros([2 * VECTOR], tl.float32)
+    db_ends = tl.zeros([2 * VECTOR], tl.float32)
+    here = own & (first < rows)
+    x_now = tl.load(x_ptr + first * x_stride + end_at, mask=here, other=0.0)
+    dy_now = tl.load(dy_ptr + first * cols + end_at, mask=here, other=0.0)
+    mean_now = tl.load(mean_ptr + first, mask=first < rows, other=0.0)
+    rstd_now = tl.load(rstd_ptr + first, mask=first < rows, other=0.0)
+    for turn in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
+        row = first + (turn - tl.program_id(0))
+        further = row + step
+        x_next = tl.load(x_ptr + further * x_stride + end_at, mask=own & (further < rows), other=0.0)
+        dy_next = tl.load(dy_ptr + further * cols + end_at, mask=own & (further < rows), other=0.0)
+        mean_next = tl.load(mean_ptr + further, mask=further < rows, other=0.0)
+        rstd_next = tl.load(rstd_ptr + further, mask=further < rows, other=0.0)
+        if HAS_DH:
+            dh_ends = tl.load(dh_ptr + row * cols + end_at, mask=own, other=0.0).to(tl.float32)
+        mean = mean_now
+        rstd = rstd_now
+        at = (row * cols + lead) // VECTOR * VECTOR + col
+        x_at = x_ptr + (row * x_stride + lead) // VECTOR * VECTOR + col
+        n_ends = tl.where(own, (x_now.to(tl.float32) - mean) * rstd, 0.0)
+        g_ends = dy_now.to(tl.float32)
+        dw_ends += g_ends * n_ends
+        db_ends += g_ends
+        if HAS_WEIGHT:
+            g_ends *= w_ends
+        grads = ()
+        normed = ()
+        w_updated = ()
+        b_updated = ()
+        along = tl.zeros([BLOCK], tl.float32)
+        level = tl.zeros([BLOCK], tl.float32)
+        for i in tl.static_range(CHUNKS):
+            c = i * BLOCK + col
+            n = (load_whole(x_at + i * BLOCK, c, whole, i, CHUNKS).to(tl.float32) - mean) * rstd
+            g = load_whole(dy_ptr + at + i * BLOCK, c, whole, i, CHUNKS).to(tl.float32)
+            if WANT_DW:
+                w_updated = w_updated + (w_shares[i] + g * n,)
+            if WANT_DB:
+                b_updated = b_updated + (b_shares[i] + g,)
+            if HAS_WEIGHT:
+                g *= weights[i]
+            along += g * n  # g is zero outside the row, so the sums need no mask
+            level += g
+            grads = grads + (g,)
+            normed = normed + (n,)
+        if WANT_DW:
+            w_shares = w_updated
+        if WANT_DB:
+            b_shares = b_updated
+        slope = (tl.sum(along, axis=0) + tl.sum(g_ends * n_ends, axis=0)) / cols
+        shift = (tl.sum(level, axis=0) + tl.sum(g_ends, axis=0)) / cols
+        for i in tl.static_range(CHUNKS):
+            c = i * BLOCK + col
+            dx = (grads[i] - normed[i] * slope - shift) * rstd
+            if HAS_DH:
+                dx += load_whole(dh_ptr + at + i * BLOCK, c, whole, i, CHUNKS).to(tl.float32)
+            store_whole(dx_ptr + at + i * BLOCK, dx.to(dx_ptr.dtype.element_ty), c, whole, i, CHUNKS)
+        dx = (g_ends - n_ends * slope - shift) * rstd
+        if HAS_DH:
+            dx += dh_ends
+        tl.store(dx_ptr + row * cols + end_at, dx.to(dx_ptr.dtype.element_ty), mask=own)
+        x_now = x_next
+        dy_now = dy_next
+        mean_now = mean_next
+        rstd_now = rstd_next
+    let_next_start(EARLY)
+    to = shares_ptr + first * cols
+    second = step * cols
+    for i in tl.static_range(CHUNKS):
+        c = i * BLOCK + col
+        if WANT_DW:
+            tl.store(to + lead + c, w_shares[i], mask=c < whole)
+        if WANT_DB:
+            tl.store(to + second + lead + c, b_shares[i], mask=c < whole)
+    if WANT_DW:
+        tl.store(to + end_at, dw_ends, mask=own)
+    if WANT_DB:
+        tl.store(to + second + end_at, db_ends, mask=own)
 
 
 @triton.jit

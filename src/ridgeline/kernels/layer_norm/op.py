@@ -12,13 +12,16 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
 from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
-from ridgeline.kernels.rms_norm.op import pieces_of, plan_reduce
+from ridgeline.kernels.rms_norm.op import ends_access, pieces_of, plan_reduce, walkers
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
+from ridgeline.kernels.shares import registers_of
 
 _FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.layer_norm_forward_long, vectors=("cols", "x_stride"))
+_FORWARD_ENDS = Kernel(kernel.layer_norm_forward_ends)
 _BACKWARD = Kernel(kernel.layer_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.layer_norm_backward_long, vectors=("cols", "x_stride"))
+_BACKWARD_ENDS = Kernel(kernel.layer_norm_backward_ends)
 _SHARES = Kernel(kernel.layer_norm_column_shares, vectors=("cols", "x_stride"))
 
 _infer_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
@@ -159,9 +162,6 @@ def _plan_forward(
     cols = y.shape[-1]
     rows = y.numel() // cols
     size = y.element_size()
-    chosen = tuning.choose(
-        "layer_norm.forward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.forward(rows, cols, size)
-    )
     w, b = x if weight is None else weight, x if bias is None else bias
     stats = template(y.shape[:-1], torch.float32, y.device)
     if save:
@@ -172,7 +172,20 @@ def _plan_forward(
     }  # fmt: skip
     kind = _FORWARD_LONG
     vector = vector_of(size, pointers, cols, stride)
-    if chosen.chunks:
+    ends = ends_access(size, pointers, cols, stride)
+    walked = config.walking(rows, cols // ends * ends, size) if ends else None
+    chosen = tuning.choose(
+        "layer_norm.forward",
+        {"rows": rows, "cols": cols, "dtype": y.dtype},
+        walked or config.forward(rows, cols, size),
+    )
+    grid, registers = cdiv(rows, chosen.rows), 0
+    if ends and chosen.programs_per_sm:
+        kind, vector, grid = _FORWARD_ENDS, ends, walkers(rows, chosen, ends, x.get_device())
+        registers = registers_of(chosen.num_warps, chosen.programs_per_sm)
+        constants |= {"CHUNKS": cdiv(cols // ends * ends, chosen.block), "BLOCK": chosen.block,
+                      "STAGES": chosen.num_stages, "VECTOR": ends}  # fmt: skip
+    elif chosen.chunks:
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
@@ -181,11 +194,13 @@ def _plan_forward(
         constants |= {"BLOCK": config.LONG_BLOCK}
     run = kind.bind(
         (x, residual, w, b, y, h, mean, rstd, rows, cols, stride, 0.0),
-        grid=(cdiv(rows, chosen.rows),),
+        grid=(grid,),
         constants=constants,
         num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector,
+        max_registers=registers,
     )
     return run, rows, cols, stats
 
@@ -229,10 +244,12 @@ def _plan_backward(
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
     shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
+    ends = ends_access(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
     chosen = tuning.choose(
         "layer_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
-        config.backward(rows, cols, size, shifts),
+        (config.backward_ends(rows, cols // ends * ends, size) if ends else None)
+        or config.backward(rows, cols, size, shifts),
     )
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
@@ -243,19 +260,25 @@ def _plan_backward(
         narrow = min(dx.element_size(), dy.element_size())
         vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
         programs = max(1, programs // vector) * vector if shifted else programs
+    apart = ends and chosen.ends
+    tile = {"KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows, "CHUNKS": chunks, "SHIFTED": shifted}
+    if apart:
+        vector, programs = ends, walkers(rows, chosen, ends, on)
+        tile = {"CHUNKS": cdiv(cols // ends * ends, chosen.block)}
     partial = template((2, programs, cols), torch.float32, x.device)
     early = overlaps(dx.nbytes)
-    run = _BACKWARD.bind(
+    run = (_BACKWARD_ENDS if apart else _BACKWARD).bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
         grid=(programs,),
         constants=flags
-        | {"WANT_DW": bool(want & WANT_WEIGHT), "WANT_DB": bool(want & WANT_BIAS), "KEEP_WEIGHT": chosen.keep_weight,
-           "ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
-           "EARLY": bool(want) and early, "SHIFTED": shifted, "VECTOR": vector},
+        | tile
+        | {"WANT_DW": bool(want & WANT_WEIGHT), "WANT_DB": bool(want & WANT_BIAS), "BLOCK": chosen.block,
+           "STAGES": chosen.num_stages, "EARLY": bool(want) and early, "VECTOR": vector},
         num_stages=chosen.num_stages,
         num_warps=chosen.num_warps,
         device=on,
         vector=vector,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm) if apart else 0,
     )  # fmt: skip
     reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=early)
 
@@ -408,7 +431,7 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
-                       (900, 4099), (3000, 1001))
+                       (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
@@ -423,6 +446,7 @@ SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096
 LAYER_NORM_BACKWARD = declare(
     name="layer_norm_backward",
     repeats=True,
+    keyed=True,
     summary="gradients of layer_norm, and of add_layer_norm with the gradient of its sum",
     schema="(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, Tensor? dh, int want)"
     " -> (Tensor, Tensor, Tensor)",
@@ -438,6 +462,7 @@ LAYER_NORM_BACKWARD = declare(
 LAYER_NORM = declare(
     name="layer_norm",
     repeats=True,
+    keyed=True,
     summary="(x − mean) / deviation · weight + bias",
     schema="(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
     forward=_forward,
@@ -467,6 +492,7 @@ LAYER_NORM = declare(
 ADD_LAYER_NORM = declare(
     name="add_layer_norm",
     repeats=True,
+    keyed=True,
     summary="h = x + residual and layer_norm(h), in one pass",
     schema="(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
     forward=_add_forward,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
+from ridgeline.kernels.autocast import narrowed, widens
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare
 from ridgeline.kernels.cross_entropy.op import row_losses, write_gradient
 from ridgeline.kernels.launcher import launchable
@@ -36,18 +37,20 @@ def linear_cross_entropy(
     if reduction not in REDUCTIONS:
         raise KernelError(f"linear_cross_entropy: reduction is one of {', '.join(REDUCTIONS)}, not {reduction!r}")
     recorded = torch.is_grad_enabled()
+    input, weight = narrowed(input, weight)
     x = input.reshape(-1, input.shape[-1])
     flat = target.reshape(-1)
     want = recorded and x.requires_grad, recorded and weight.requires_grad
-    return LINEAR_CROSS_ENTROPY(x, weight, flat, ignore_index, label_smoothing, z_loss, reduction, *want)
+    wide = widens(x)
+    return LINEAR_CROSS_ENTROPY(x, weight, flat, ignore_index, label_smoothing, z_loss, reduction, *want, wide)
 
 
 def _forward(
     x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float, reduction: str,
-    want_x: bool, want_w: bool,
+    want_x: bool, want_w: bool, wide: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     if not launchable(x):
-        args = (x, weight, target, ignore_index, smoothing, z_weight, reduction, want_x, want_w)
+        args = (x, weight, target, ignore_index, smoothing, z_weight, reduction, want_x, want_w, wide)
         return LINEAR_CROSS_ENTROPY.on_host(*args)
     LINEAR_CROSS_ENTROPY.check(x, weight, target)
     rows, cols = x.shape[0], weight.shape[0]
@@ -74,7 +77,8 @@ def _forward(
             torch.mm(logits.t(), x[part], out=dw)
         elif want_w:
             torch.addmm(dw, logits.t(), x[part], out=dw)
-    return (losses.sum() * share).to(x.dtype), dx, dw
+    loss = losses.sum() * share
+    return (loss if wide else loss.to(x.dtype)), dx, dw
 
 
 def _share(target: Tensor, ignore_index: int, reduction: str) -> Tensor:
@@ -89,10 +93,10 @@ def _infer(*args: Any) -> Tensor:
 
 
 def _fake(x: Tensor, weight: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    want_x, want_w = rest[-2:]
+    want_x, want_w, wide = (*rest, False)[4:7]
     dx = torch.empty_like(x, memory_format=torch.contiguous_format) if want_x else x.new_empty(0)
     dw = torch.empty_like(weight, memory_format=torch.contiguous_format) if want_w else weight.new_empty(0)
-    return x.new_empty(()), dx, dw
+    return x.new_empty((), dtype=torch.float32 if wide else x.dtype), dx, dw
 
 
 def _support(x: Tensor, weight: Tensor, target: Tensor, *_: Any) -> str | None:
@@ -124,18 +128,19 @@ def _cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **options: Any) -> 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.want = inputs[-2:]
+    ctx.want, ctx.num = inputs[7:9], len(inputs)
     ctx.save_for_backward(*output[1:])
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _grads(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if grad is None:
-        return (None,) * 9
+        return (None,) * ctx.num
     dx, dw = ctx.saved_tensors
     want_x, want_w = ctx.want
     scaled = Tensor.mul_ if _asked_once() else Tensor.mul
-    return (scaled(dx, grad) if want_x else None), (scaled(dw, grad) if want_w else None), *(None,) * 7
+    none = (None,) * (ctx.num - 2)
+    return (scaled(dx, grad) if want_x else None), (scaled(dw, grad) if want_w else None), *none
 
 
 def _asked_once() -> bool:
@@ -163,7 +168,7 @@ LINEAR_CROSS_ENTROPY = declare(
     name="linear_cross_entropy",
     summary="cross-entropy of a linear layer that never holds all its logits",
     schema="(Tensor x, Tensor weight, Tensor target, int ignore_index, float smoothing, float z_weight, str reduction,"
-    " bool want_x, bool want_w) -> (Tensor, Tensor, Tensor)",
+    " bool want_x, bool want_w, bool wide=False) -> (Tensor, Tensor, Tensor)",
     forward=_forward,
     infer=_infer,
     fake=_fake,

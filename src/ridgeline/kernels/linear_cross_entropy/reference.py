@@ -11,7 +11,7 @@ from ridgeline.kernels.cross_entropy import reference as cross_entropy
 
 def forward(
     x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float, reduction: str,
-    want_x: bool, want_w: bool,
+    want_x: bool, want_w: bool, wide: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     logits = x @ weight.t()
     loss, lse, share = cross_entropy.forward(logits, target, ignore_index, smoothing, z_weight, reduction, False)

@@ -44,8 +44,9 @@ LEAST_BLOCKS = 2
 @dataclass(frozen=True, slots=True)
 class Paged:
     """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
-    fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
-    start with so many registers."""
+    fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first, threads start
+    with so many registers, descriptors may be fetched first of all, keys and values may arrive apart, and a miss may
+    bring 256 bytes into the L2 instead of 128."""
 
     keys: int
     programs: int
@@ -56,6 +57,9 @@ class Paged:
     fed: bool = False
     leaves: bool = False
     max_registers: int = 0
+    knows: bool = False
+    apart: bool = False
+    wide: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -102,9 +106,10 @@ MANY_HEADS = 2048
 finding that out takes a microsecond."""
 
 
-def joined_columns(heads: int) -> int:
-    """Columns of a head that a joining program takes: few where there are few heads, so that more programs join."""
-    return 32 if heads <= 64 else 128
+def joined(heads: int) -> tuple[int, int]:
+    """Columns of a head that a joining program takes, and its warps: few where there are few heads, so that more
+    programs join."""
+    return (32, 4) if heads <= 64 else (128, 4)
 
 
 def shares_of(sequences: int, longest: int, keys: int, slots: int) -> int:

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.attention.kernel import _barriers
+from ridgeline.kernels.attention.kernel import _barriers, _without_the_rest
 
 
 @triton.jit
@@ -337,17 +337,6 @@ def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
 
 
 @gluon.jit
-def _without_the_rest(values, num, KEYS: gl.constexpr, WIDTH: gl.constexpr):
-    """Zeros in the rows past a sequence's end: what lies there may be no number, and nothing times that is not 0."""
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, L)), 1)
-    for j in gl.static_range(WIDTH // 64):
-        part = values.slice(j * 64, 64, dim=1)
-        found = part.load(L)
-        part.store(gl.where(row < num, found, 0.0).to(found.dtype))
-
-
-@gluon.jit
 def _page_of(table, key, end, P: gl.constexpr, WANTED: gl.constexpr):
     """The page of a key; page 0 past the end."""
     page = key * 0
@@ -384,10 +373,10 @@ def _feed_columns(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
     length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, APART: gl.constexpr,
 ):
     """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead."""
-    q_full, q_empty, full, empty = bars
+    q_full, q_empty, full, empty, v_full, v_empty = bars
     turn, num = left * 0, left * 0
     while left > 0:
         last = min(first + left, (length + KEYS - 1) // KEYS)
@@ -403,9 +392,12 @@ def _feed_columns(
                 here = after
                 after = _pages_of(table, key + KEYS, end, P, ROWS, KEYS // ROWS)
                 mbarrier.wait(empty.index(slot), parity)
-                mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)
+                mbarrier.expect(full.index(slot), (1 if APART else 2) * KEYS * D * 2)
                 _fill(k_desc, k_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
-                _fill(v_desc, v_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
+                if APART:
+                    mbarrier.wait(v_empty.index(slot), parity)
+                    mbarrier.expect(v_full.index(slot), KEYS * D * 2)
+                _fill(v_desc, v_smem, v_full, here, key, kh, slot, P, D, KEYS, ROWS)
                 num += 1
             turn += 1
         left -= last - first
@@ -422,10 +414,10 @@ def _columns(
     q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
     first, left, length,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, APART: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
-    q_full, q_empty, full, empty = bars
+    q_full, q_empty, full, empty, v_full, v_empty = bars
     TILES: gl.constexpr = D // 64 * (KEYS // ROWS)
     BLOCK_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], DTYPE)
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
@@ -445,12 +437,17 @@ def _columns(
             o = gl.zeros([D, COLS], gl.float32, L)
             mbarrier.wait(q_full.index(half), (turn // 2) & 1)
             for block in range(first, last):
+                if EARLY == 3:
+                    if block + 2 >= first + left:  # the last two blocks of this stretch
+                        _let_join_start(True)
                 slot, parity = num % STAGES, (num // STAGES) & 1
                 keys = k_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
                 values = v_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
                 mbarrier.wait(full.index(slot), parity)
                 s = warpgroup_mma(keys, q, none, use_acc=False, is_async=True)
                 s = warpgroup_mma_wait(0, [s])
+                if APART:
+                    mbarrier.arrive(empty.index(slot), count=1)
                 rest = length - block * KEYS
                 s = gl.where(gl.expand_dims(row < rest, 1), s, float("-inf"))
                 raised = gl.maximum(top, gl.max(s, 0))
@@ -459,16 +456,21 @@ def _columns(
                 sums = sums * gl.expand_dims(alpha, 0) + p
                 top = raised
                 p_smem.store(p.to(DTYPE))
+                if APART:
+                    mbarrier.wait(v_full.index(slot), parity)
                 if rest < KEYS:
                     _without_the_rest(values, rest, KEYS, D)
                 fence_async_shared()
                 o = o * gl.expand_dims(alpha, 0)
                 o = warpgroup_mma(values.permute((1, 0)), p_smem, o, is_async=True)
                 o = warpgroup_mma_wait(0, [o])
-                mbarrier.arrive(empty.index(slot), count=1)
+                mbarrier.arrive(v_empty.index(slot), count=1)
                 num += 1
             mbarrier.arrive(q_empty.index(half), count=1)
             turn += 1
+            if EARLY == 4:
+                if left == last - first:  # only its results are left to be written
+                    _let_join_start(True)
             total = gl.sum(sums, 0)
             inside = gl.expand_dims(head < R, 0) & gl.expand_dims(col < d, 1)
             if (first == 0) & (last == blocks):
@@ -488,7 +490,7 @@ def _columns(
             kh = kh * 0
             b += 1
             length = gl.load(lens_ptr + b, mask=left > 0, other=0)
-    _let_join_start(EARLY == 2)
+    _let_join_start(EARLY >= 2)
 
 
 @gluon.jit
@@ -497,11 +499,16 @@ def paged_columns(
     d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
+    KNOWS: gl.constexpr, APART: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
 
-    LEAVES: what is read leaves the L2 first, so that nothing else has to.
+    EARLY lets the joining kernel start with this one (1), when a program has nothing left to do (2), before its last
+    two blocks (3), or before it writes its last results (4).
+    LEAVES: what is read leaves the L2 first, so that nothing else has to. KNOWS: the copy engine fetches its
+    descriptors while the lengths are on their way. APART: keys and values of a block arrive, and make room, each for
+    themselves.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
@@ -514,14 +521,18 @@ def paged_columns(
     k_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
-    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
+    full, empty = _barriers(STAGES, 1), _barriers(STAGES, 1)
+    v_full, v_empty = full, empty
+    if APART:
+        v_full, v_empty = _barriers(STAGES, 1), _barriers(STAGES, 1)
+    bars = (_barriers(2, 1), _barriers(2, 1), full, empty, v_full, v_empty)
     b, within, left = _first_of(lens, batch, key_heads, KEYS, LEAST)
     length = gl.load(lens_ptr + b)
     of_head = max((length + KEYS - 1) // KEYS, 1)
     kh, first = within // of_head, within % of_head
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads,
-                    d, b, kh, first, left, length, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE)),
+                    d, b, kh, first, left, length, R, D, KEYS, ROWS, COLS, STAGES, EARLY, APART, DTYPE)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
-                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES)),
+                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, APART)),
     ], [1], [40])  # fmt: skip

@@ -38,29 +38,40 @@ def paged_attention(
     block_table: Tensor,
     seq_lens: Tensor,
     scale: float | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """One step of decoding: ``query`` [batch, heads, head dim] over the first ``seq_lens`` keys of each sequence.
 
     Caches are [pages, keys a page, key heads, head dim]; ``block_table`` [batch, pages] names each sequence's pages in
     order. A sequence of length 0 gets zeros. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
+    ``out`` takes the result.
     """
+    query = query.to(key_cache.dtype) if torch.is_autocast_enabled("cuda") else query
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
+    if out is None or not launchable(query):
+        found: Tensor = PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
+        return found if out is None else out.copy_(found)
+    PAGED_ATTENTION.check_out(out, query, key_cache, value_cache, block_table, seq_lens, scale)
+    return _forward(query, key_cache, value_cache, block_table, seq_lens, scale, out)
 
 
 def _forward(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
-) -> Tensor:
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     query, key_cache, value_cache = (dense(x) for x in (query, key_cache, value_cache))
     args = (query, key_cache, value_cache, block_table, seq_lens)
     if not launchable(query):
         return PAGED_ATTENTION.on_host(*args, scale)  # type: ignore[return-value]
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if out is None:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if out.numel() == 0:
         return out
     key = (
-        query.dtype, query.shape, query.stride(), key_cache.shape, key_cache.stride(), value_cache.stride(),
-        block_table.shape[1], block_table.stride(0), query.get_device(),
+        query.dtype, key_cache.dtype, value_cache.dtype, block_table.dtype, seq_lens.dtype, query.shape, query.stride(),
+        key_cache.shape, key_cache.stride(), value_cache.shape, value_cache.stride(), block_table.shape,
+        block_table.stride(), seq_lens.shape, seq_lens.stride(), query.get_device(),
         (query.data_ptr() | key_cache.data_ptr() | value_cache.data_ptr()) & 15,
     )  # fmt: skip
     plan = _plans.get(key)
@@ -97,7 +108,8 @@ class Parts:
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.sizes = (batch, key_heads, dim, keys, programs)
-        wide = min(config.joined_columns(batch * heads), max(16, power_of_two(dim)))
+        columns, warps = config.joined(batch * heads)
+        wide = min(columns, max(16, power_of_two(dim)))
         together = ratio if batch * heads > config.MANY_HEADS else 1
         self.launch = _JOIN.bind(
             (*self.room(out), lens, out, *self.sizes),
@@ -106,7 +118,7 @@ class Parts:
                 "R": ratio, "HEADS": together, "BATCH": config.lined(batch), "LEAST": least,
                 "PARTS": config.parts_of(programs, batch * key_heads), "D": wide, "EARLY": not INTERPRETING,
             },
-            num_warps=4,
+            num_warps=warps,
             device=out.get_device(),
             vector=vector_of(out.element_size(), 0, dim),
         )  # fmt: skip
@@ -132,10 +144,10 @@ def _fed(args: tuple[Tensor, ...]) -> bool:
     )  # fmt: skip
 
 
-def _blocks(x: Tensor, block: tuple[int, ...]) -> Blocks:
+def _blocks(x: Tensor, block: tuple[int, ...], wide: bool = False) -> Blocks:
     """Blocks of a tensor whose last dim is dense; a dim of one element may be any step apart."""
     strides = (step if size > 1 else BLOCK_VECTOR for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True))
-    return Blocks(x, tuple(x.shape), (*strides, 1), block)
+    return Blocks(x, tuple(x.shape), (*strides, 1), block, wide)
 
 
 class _Plan:
@@ -183,7 +195,7 @@ class _Plan:
         page, key_heads = keys.shape[1], keys.shape[2]
         rows = math.gcd(page, chosen.keys)
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
-        caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
+        caches = (_blocks(x, (1, rows, 1, 64), chosen.wide) for x in (keys, values))
         self.share = _COLUMNS.bind(
             (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out), scale * LOG2_E,
              *self.rest),
@@ -191,7 +203,8 @@ class _Plan:
             constants={
                 "R": heads // key_heads, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
-                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves,
+                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves, "KNOWS": chosen.knows,
+                "APART": chosen.apart,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
@@ -299,5 +312,6 @@ PAGED_ATTENTION = declare(
         constants=(0, 1, 2),
         forward_bytes=lambda args: 2 * int(args[4].sum()) * args[1][0, 0].nbytes + 2 * args[0].nbytes,
     ),
+    repeats=True,
+    keyed=True,
 )
-

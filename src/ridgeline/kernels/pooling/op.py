@@ -39,7 +39,7 @@ def _forward(x: Tensor, window: Ints, stride: Ints, padding: Ints, dilation: Int
     if not launchable(x):
         return POOL.on_host(x, window, stride, padding, dilation, mean)  # type: ignore[return-value]
     x = x.contiguous()
-    key = (x.shape, tuple(window), tuple(stride), tuple(padding), tuple(dilation), mean, x.get_device())
+    key = (x.shape, x.dtype, tuple(window), tuple(stride), tuple(padding), tuple(dilation), mean, x.get_device())
     plan = _plans.get(key)
     if plan is None:
         POOL.check(x, window, stride, padding, dilation, mean)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.qk_norm_rope import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rope.op import ROPE
@@ -21,6 +21,7 @@ _GRADIENTS = tuple("dq_batch dq_seq dq_head dk_batch dk_seq dk_head".split())
 _FORWARD = Kernel(kernel.qk_norm_rope_forward, vectors=_STRIDES)
 _BACKWARD = Kernel(kernel.qk_norm_rope_backward, vectors=_STRIDES + _GRADIENTS)
 _forward_plans, _backward_plans = Plans(), Plans()
+CACHE_LINE_BYTES = 128
 
 
 def qk_norm_rope(
@@ -52,7 +53,7 @@ def _forward(
     q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k))
     cos, sin = cos.contiguous(), sin.contiguous()
     key = (q.shape, k.shape, q.stride(), k.stride(), q_weight.shape, k_weight.shape, cos.shape, sin.shape, q.dtype,
-           k.dtype, q_weight.dtype, k_weight.dtype, cos.dtype, sequence_dim, q.get_device(),
+           k.dtype, q_weight.dtype, k_weight.dtype, cos.dtype, sin.dtype, sequence_dim, q.get_device(),
            _pointers(q, k, q_weight, k_weight, cos, sin) & 15)  # fmt: skip
     plan = _forward_plans.get(key)
     if plan is None:
@@ -119,8 +120,9 @@ def _backward(
     q, k, dq, dk = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, dq, dk))
     cos, sin = cos.contiguous(), sin.contiguous()
     key = (q.shape, k.shape, dq.shape, dk.shape, q.stride(), k.stride(), dq.stride(), dk.stride(), q_weight.shape,
-           k_weight.shape, cos.shape, q.dtype, k.dtype, dq.dtype, dk.dtype, q_weight.dtype, cos.dtype, sequence_dim,
-           q.get_device(), _pointers(dq, dk, q, k, q_weight, k_weight, cos, sin) & 15)  # fmt: skip
+           k_weight.shape, cos.shape, q.dtype, k.dtype, dq.dtype, dk.dtype, q_weight.dtype, k_weight.dtype, cos.dtype,
+           sin.dtype, sequence_dim, q.get_device(),
+           _pointers(dq, dk, q, k, q_weight, k_weight, cos, sin) & 15)  # fmt: skip
     plan = _backward_plans.get(key)
     if plan is None:
         plan = _backward_plans[key] = _plan_backward(dq, dk, q, k, q_weight, k_weight, cos, sin, rstd, sequence_dim)
@@ -144,10 +146,12 @@ def _plan_backward(
     chosen = tuning.choose("qk_norm_rope.backward", sizes, config.backward(numbers[2], dim))
     programs = max(1, min(numbers[0], chosen.programs_per_sm * num_sms(on)))
     shares = template((2, programs, dim), torch.float32, q.device)
+    lines = min(t.element_size() for t in (q, k, dq, dk)) * dim % CACHE_LINE_BYTES == 0 and not INTERPRETING
     run = _BACKWARD.bind(
         (dq, dk, q, k, q_weight, k_weight, cos, sin, rstd, q, k, shares, *numbers, 0.0),
         grid=(programs,),
-        constants={"Q_HEADS": power_of_two(q.shape[heads]), "K_HEADS": power_of_two(k.shape[heads]), "HALF": dim // 2},
+        constants={"Q_HEADS": power_of_two(q.shape[heads]), "K_HEADS": power_of_two(k.shape[heads]), "HALF": dim // 2,
+                   "AHEAD": chosen.ahead if lines else 0},
         num_warps=chosen.num_warps,
         device=on,
         vector=vector_of(q.element_size(), _pointers(dq, dk, q, k, q_weight, k_weight, cos, sin), *numbers[4:]),
@@ -218,6 +222,7 @@ def _problem(dtype: str, batch: int, seq: int, heads: int, keys: int, dim: int) 
 QK_NORM_ROPE_BACKWARD = declare(
     name="qk_norm_rope_backward",
     repeats=True,
+    keyed=True,
     summary="gradients of qk_norm_rope",
     schema="(Tensor dq, Tensor dk, Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin,"
     " Tensor rstd, float offset, int sequence_dim) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -231,6 +236,7 @@ QK_NORM_ROPE_BACKWARD = declare(
 QK_NORM_ROPE = declare(
     name="qk_norm_rope",
     repeats=True,
+    keyed=True,
     summary="RMSNorm of query and key heads and their rotary embedding",
     schema="(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin, float eps, float offset,"
     " int sequence_dim) -> (Tensor, Tensor, Tensor)",

@@ -14,12 +14,17 @@ from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Rows a program holds, in how many pieces of how many columns, and its warps; no pieces: rows are too long."""
+    """Rows a program holds, in how many pieces of how many columns, and its warps; no pieces: rows are too long.
+
+    ``programs_per_sm`` programs walk over rows that start inside accesses, the few elements at their ends apart,
+    ``num_stages`` − 1 rows on their way."""
 
     rows: int
     chunks: int
     block: int
     num_warps: int
+    num_stages: int = 1
+    programs_per_sm: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ class Backward:
     num_stages: int
     programs_per_sm: int
     keep_weight: bool
+    ends: bool = False
+    """Of rows that start inside accesses, the few elements outside whole accesses are handled apart."""
 
 
 LONG_BLOCK = 8192
@@ -53,6 +60,21 @@ def short_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[int
     per_warp = lanes(itemsize) // block
     num_warps = clamp(power_of_two(cdiv(rows, 132 * per_warp)), 1, num_warps)
     return num_warps * per_warp, chunks, block, num_warps
+
+
+LEAST_WALKED, LONGEST_WALKED = 4096, 8192
+"""Rows that start inside accesses are walked over where there are so many, of so many columns at most."""
+
+
+def walking(rows: int, whole: int, itemsize: int) -> Forward | None:
+    """Rows that start inside accesses and have ``whole`` columns in whole accesses; None where they are few or long."""
+    if itemsize != 2 or rows < LEAST_WALKED or not 512 <= whole <= LONGEST_WALKED:
+        return None
+    if whole <= 1024:
+        return Forward(1, cdiv(whole, 256), 256, 1, 3, 16)
+    if whole <= 5120:
+        return Forward(1, cdiv(whole, 1024), 1024, 4, 3, 4 if whole <= 4096 else 3)
+    return Forward(1, cdiv(whole, 2048), 2048, 8, 3, 2)
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Forward:

@@ -13,9 +13,11 @@ from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, d
 from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.rms_norm import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
+from ridgeline.kernels.shares import registers_of
 
 _FORWARD = Kernel(kernel.rms_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"))
+_FORWARD_ENDS = Kernel(kernel.rms_norm_forward_ends)
 _BACKWARD = Kernel(kernel.rms_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.rms_norm_backward_long, vectors=("cols", "x_stride"))
 _WEIGHT_SHARE = Kernel(kernel.rms_norm_weight_share, vectors=("cols", "x_stride"))
@@ -143,16 +145,26 @@ def _plan_forward(
     cols = y.shape[-1]
     rows = y.numel() // cols
     size = y.element_size()
-    chosen = tuning.choose(
-        "rms_norm.forward", {"rows": rows, "cols": cols, "dtype": y.dtype}, config.forward(rows, cols, size)
-    )
     w = x if weight is None else weight
     stats = template(y.shape[:-1], torch.float32, y.device)
     pointers = x.data_ptr() | residual.data_ptr() | y.data_ptr() | h.data_ptr() | w.data_ptr()
     constants: dict[str, Any] = {"HAS_WEIGHT": weight is not None, "HAS_RESIDUAL": has_residual, "SAVE": save}
     kind = _FORWARD_LONG
     vector = vector_of(size, pointers, cols, stride)
-    if chosen.chunks:
+    ends = ends_access(size, pointers, cols, stride)
+    walked = config.walking(rows, cols // ends * ends, size) if ends else None
+    chosen = tuning.choose(
+        "rms_norm.forward",
+        {"rows": rows, "cols": cols, "dtype": y.dtype},
+        walked or config.forward(rows, cols, size),
+    )
+    grid, registers = cdiv(rows, chosen.rows), 0
+    if ends and chosen.programs_per_sm:
+        kind, vector, grid = _FORWARD_ENDS, ends, walkers(rows, chosen, ends, x.get_device())
+        registers = registers_of(chosen.num_warps, chosen.programs_per_sm)
+        constants |= {"CHUNKS": cdiv(cols // ends * ends, chosen.block), "BLOCK": chosen.block,
+                      "STAGES": chosen.num_stages, "VECTOR": ends}  # fmt: skip
+    elif chosen.chunks:
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
@@ -161,11 +173,13 @@ def _plan_forward(
         constants |= {"BLOCK": config.LONG_BLOCK}
     run = kind.bind(
         (x, residual, w, y, h, stats if save else rstd, rows, cols, stride, 0.0, 0.0),
-        grid=(cdiv(rows, chosen.rows),),
+        grid=(grid,),
         constants=constants,
         num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector,
+        max_registers=registers,
     )
     return run, rows, cols, stats
 
@@ -248,6 +262,18 @@ def _plan_backward(
             reduce(shares, dw, dw, programs, cols)
 
     return plan
+
+
+def ends_access(itemsize: int, pointers: int, cols: int, stride: int) -> int:
+    """Elements of an access where rows start inside accesses, read and written ones at the same place; else 0."""
+    vector, shifted = access_of(itemsize, pointers, cols, stride)
+    return vector if shifted and not (stride - cols) % vector else 0
+
+
+def walkers(rows: int, chosen: Any, vector: int, device: int) -> int:
+    """Programs that walk over rows, a multiple of what an access holds: all rows of one start at the same place."""
+    programs = min(rows, chosen.programs_per_sm * num_sms(device))
+    return max(1, programs // vector) * vector
 
 
 def pieces_of(chosen: Any, itemsize: int, pointers: int, cols: int, stride: int) -> tuple[int, bool, int]:
@@ -397,7 +423,7 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols in ((1, 2), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
-                       (900, 4099), (3000, 1001))
+                       (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
@@ -413,6 +439,7 @@ SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096
 RMS_NORM_BACKWARD = declare(
     name="rms_norm_backward",
     repeats=True,
+    keyed=True,
     summary="gradients of rms_norm, and of add_rms_norm with the gradient of its sum",
     schema="(Tensor dy, Tensor x, Tensor? weight, Tensor rstd, Tensor? dh, float offset, bool want_dw)"
     " -> (Tensor, Tensor)",
@@ -426,6 +453,7 @@ RMS_NORM_BACKWARD = declare(
 RMS_NORM = declare(
     name="rms_norm",
     repeats=True,
+    keyed=True,
     summary="x / rms(x) · weight",
     schema="(Tensor x, Tensor? weight, float eps, float offset) -> (Tensor, Tensor)",
     forward=_forward,
@@ -455,6 +483,7 @@ RMS_NORM = declare(
 ADD_RMS_NORM = declare(
     name="add_rms_norm",
     repeats=True,
+    keyed=True,
     summary="h = x + residual and rms_norm(h), in one pass",
     schema="(Tensor x, Tensor residual, Tensor? weight, float eps, float offset) -> (Tensor, Tensor, Tensor)",
     forward=_add_forward,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.kernels.rms_norm.config import short_tile
 from ridgeline.kernels.rows import cdiv, power_of_two
@@ -11,7 +11,9 @@ from ridgeline.kernels.shares import Streamed
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile."""
+    """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile.
+
+    ``ends``: of rows that start inside accesses, the few elements outside whole accesses are handled apart."""
 
     rows: int
     chunks: int
@@ -19,6 +21,7 @@ class Softmax:
     num_warps: int
     num_stages: int = 1
     programs_per_sm: int = 0
+    ends: bool = False
 
 
 TWICE_FORWARD = 32768
@@ -53,6 +56,11 @@ def backward(rows: int, cols: int, itemsize: int) -> Softmax:
         if chunks <= most:
             return Softmax(1, chunks, 256 * num_warps, num_warps)
     return Softmax(1, 0, 32768 // itemsize, 32, 1)
+
+
+def with_ends(held: Softmax) -> Softmax:
+    """Rows that start inside accesses, a program each, chosen for the length of their whole accesses."""
+    return replace(held, rows=1, num_warps=held.num_warps // held.rows, ends=True, num_stages=1, programs_per_sm=0)
 
 
 def twice(itemsize: int) -> Softmax:

@@ -9,7 +9,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.device import load_part, row_lead, row_start, store_part
+from ridgeline.kernels.device import (
+    ends_of,
+    load_part,
+    load_whole,
+    row_lead,
+    row_start,
+    store_part,
+    store_whole,
+    whole_part,
+)
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32: rows that a mask fills with it share alike
 FAR = tl.constexpr(20.0)
@@ -72,6 +81,46 @@ def softmax_forward(
         for i in tl.static_range(CHUNKS):
             y = part_of(powers[i], all_powers, NARROW).to(y_ptr.dtype.element_ty)
             store_part(y_at + i * BLOCK, y, i * BLOCK + col, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+
+
+@triton.jit
+def softmax_forward_ends(
+    x_ptr,
+    y_ptr,
+    cols,
+    x_stride,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """A row that starts inside an access of VECTOR elements: whole accesses in CHUNKS pieces, a few elements apart."""
+    NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    lead, whole = whole_part(row * cols, cols, VECTOR)
+    end_at, own = ends_of(lead, whole, cols, VECTOR)
+    ends = tl.load(x_ptr + row * x_stride + end_at, mask=own, other=float("-inf")).to(tl.float32)
+    x_at = x_ptr + (row * x_stride + lead) // VECTOR * VECTOR + col
+    y_at = y_ptr + (row * cols + lead) // VECTOR * VECTOR + col
+    held = ()
+    top = tl.full([BLOCK], LOWEST, tl.float32)
+    for i in tl.static_range(CHUNKS):
+        x = load_whole(x_at + i * BLOCK, i * BLOCK + col, whole, i, CHUNKS, float("-inf")).to(tl.float32)
+        top = tl.maximum(top, x)
+        held = held + (x,)
+    best = tl.maximum(tl.max(top, axis=0), tl.max(ends, axis=0))
+    powers = ()
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        e = power(held[i], best, NARROW)
+        total += e
+        powers = powers + (e,)
+    end_powers = power(ends, best, NARROW)
+    all_powers = tl.sum(total, axis=0) + tl.sum(end_powers, axis=0)
+    for i in tl.static_range(CHUNKS):
+        y = part_of(powers[i], all_powers, NARROW).to(y_ptr.dtype.element_ty)
+        store_whole(y_at + i * BLOCK, y, i * BLOCK + col, whole, i, CHUNKS)
+    tl.store(y_ptr + row * cols + end_at, part_of(end_powers, all_powers, NARROW).to(y_ptr.dtype.element_ty), mask=own)
 
 
 @triton.jit
@@ -147,6 +196,40 @@ def softmax_backward(
         dx = (outputs[i] * (grads[i] - level)).to(dx_ptr.dtype.element_ty)
         c = i * BLOCK + col
         store_part(dx_ptr + at + i * BLOCK, dx, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+
+
+@triton.jit
+def softmax_backward_ends(
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    cols,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    lead, whole = whole_part(row * cols, cols, VECTOR)
+    end_at, own = ends_of(lead, whole, cols, VECTOR)
+    end_at = row * cols + end_at
+    y_ends = tl.load(y_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    dy_ends = tl.load(dy_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    at = (row * cols + lead) // VECTOR * VECTOR + col
+    outputs = ()
+    grads = ()
+    along = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        y = load_whole(y_ptr + at + i * BLOCK, i * BLOCK + col, whole, i, CHUNKS).to(tl.float32)
+        dy = load_whole(dy_ptr + at + i * BLOCK, i * BLOCK + col, whole, i, CHUNKS).to(tl.float32)
+        along += y * dy
+        outputs = outputs + (y,)
+        grads = grads + (dy,)
+    level = tl.sum(along, axis=0) + tl.sum(y_ends * dy_ends, axis=0)
+    for i in tl.static_range(CHUNKS):
+        dx = (outputs[i] * (grads[i] - level)).to(dx_ptr.dtype.element_ty)
+        store_whole(dx_ptr + at + i * BLOCK, dx, i * BLOCK + col, whole, i, CHUNKS)
+    tl.store(dx_ptr + end_at, (y_ends * (dy_ends - level)).to(dx_ptr.dtype.element_ty), mask=own)
 
 
 @triton.jit

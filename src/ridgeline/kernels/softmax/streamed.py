@@ -12,28 +12,34 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import PLAIN, columns, spread, word_of, words_when_there
+from ridgeline.kernels.stream import PLAIN, columns, spread, wait_for_last, widened, word_of, words_when_there
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32: rows that a mask fills with it share alike
 LOG2_E = gl.constexpr(1.4426950408889634)
+HUGE = gl.constexpr(1e38)  # 16-bit numbers as large as this are equal, or so far apart that a power is zero
 
 
 @gluon.jit
-def power(x, top, NARROW: gl.constexpr):
-    """exp(x − top); for 16-bit numbers the power of two, which is as right as they are."""
-    return gl.exp2((x - top) * LOG2_E) if NARROW else gl.exp(x - top)
+def base_of(top, NARROW: gl.constexpr):
+    """What powers of two are taken of, a·x − b: a, b, and what powers are multiplied by to be those of e, exp(x − top).
+
+    One product and sum an element; b is rounded, and what that changes for all of a row alike is put right once.
+    """
+    scale = gl.where((top > HUGE) | (top < -HUGE), 1.0, LOG2_E)
+    base = top * scale
+    return scale, base, gl.exp2(gl.fma(-top, scale, base)) if NARROW else 1.0
+
+
+@gluon.jit
+def power(x, top, scale, base, NARROW: gl.constexpr):
+    """exp(x − top), but for a factor; for 16-bit numbers the power of two, which is as right as they are."""
+    return gl.exp2(x * scale - base) if NARROW else gl.exp(x - top)
 
 
 @gluon.jit
 def inside(access, low, left, SHIFTED: gl.constexpr):
     """Which accesses belong to the row as a whole."""
     return (access >= low) & (access < left) if SHIFTED else access < left
-
-
-@gluon.jit
-def part_of(e, total, NARROW: gl.constexpr):
-    """e / total, rounded once where it shows."""
-    return e / total if NARROW else gl.div_rn(e, total)
 
 
 @gluon.jit
@@ -63,6 +69,7 @@ def softmax_forward_streamed(
     x_stride,
     EVEN: gl.constexpr,  # every share fills its place
     MEET: gl.constexpr,
+    DEPENDENT: gl.constexpr,  # words are being cleared while this starts
     LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -117,21 +124,24 @@ def softmax_forward_streamed(
     if SHIFTED:
         edge_now = gl.load(x_edge, mask=own, other=float("-inf")).to(gl.float32)
         edge_before = edge_now + 0.0  # not the same value: see stream.py
+    wait_for_last(DEPENDENT)
     for turn in range(num_turns + LAG):
         if SHIFTED:
             edge_next = x_edge + (turn + 1) * x_step
             edge_next = gl.load(edge_next, mask=own & (turn + 1 < num_turns), other=float("-inf")).to(gl.float32)
         async_copy.wait_group(SLOTS - LAG - 1)
-        x = smem.index(turn % SLOTS).load(L).to(gl.float32)
+        x = widened(smem.index(turn % SLOTS).load(L))
         if not EVEN:
             x = gl.where(inside(access, low, left, SHIFTED), x, float("-inf"))
         top = gl.maximum(gl.max(gl.max(x, axis=0), axis=0), LOWEST)
         if SHIFTED:
             top = gl.maximum(top, gl.max(edge_now, axis=0))
-        e = power(x, top, NARROW)
+        scale, base, factor = base_of(top, NARROW)
+        e = power(x, top, scale, base, NARROW)
         total = gl.sum(gl.sum(e, axis=0), axis=0)
         if SHIFTED:
-            total += gl.sum(power(edge_now, top, NARROW), axis=0)
+            total += gl.sum(power(edge_now, top, scale, base, NARROW), axis=0)
+        total *= factor
         done = turn - LAG
         mine = top
         if MEET:
@@ -143,16 +153,19 @@ def softmax_forward_streamed(
                 total = gl.sum(gl.where(k < num_shares, totals * gl.exp(tops - top), 0.0), axis=0)
                 total = gl.where(total < 0.5, 0.0, total)  # nothing but −inf: what is left is the words' lowest bits
             if LAG or not NARROW:
-                e = power(smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32), top, NARROW)
+                scale, base, factor = base_of(top, NARROW)
+                before = widened(smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
+                e = power(before, top, scale, base, NARROW)
                 mine = top
         if NARROW:
-            y = e * (gl.exp(mine - top) / total)
+            factor *= gl.exp(mine - top) / total
+            y = e * factor
         else:
-            y = part_of(e, total + gl.zeros_like(e), NARROW)  # a product with the inverse would round twice
+            y = gl.div_rn(e, total + gl.zeros_like(e))  # a product with the inverse would round twice
         there = inside(access, low, gl.where(done >= 0, left, 0), SHIFTED)
         if SHIFTED:
-            at_edge = power(edge_before if LAG else edge_now, top, NARROW)
-            at_edge = part_of(at_edge, total + gl.zeros_like(at_edge), NARROW)
+            at_edge = power(edge_before if LAG else edge_now, top, scale, base, NARROW)
+            at_edge = at_edge * factor if NARROW else gl.div_rn(at_edge, total + gl.zeros_like(at_edge))
             gl.store(y_edge + done * y_step, at_edge.to(y_ptr.dtype.element_ty), mask=own & (done >= 0))
             edge_before = edge_now
             edge_now = edge_next
@@ -175,6 +188,7 @@ def softmax_backward_streamed(
     num_shares,
     num_groups,
     MEET: gl.constexpr,
+    DEPENDENT: gl.constexpr,  # words are being cleared while this starts
     LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -226,14 +240,15 @@ def softmax_backward_streamed(
         dy_now = gl.load(dy_ptr + edge, mask=own, other=0.0).to(gl.float32)
         y_before = y_now + 0.0
         dy_before = dy_now + 0.0
+    wait_for_last(DEPENDENT)
     for turn in range(num_turns + LAG):
         if SHIFTED:
             more = own & (turn + 1 < num_turns)
             y_next = gl.load(y_ptr + edge + (turn + 1) * step, mask=more, other=0.0).to(gl.float32)
             dy_next = gl.load(dy_ptr + edge + (turn + 1) * step, mask=more, other=0.0).to(gl.float32)
         async_copy.wait_group(SLOTS - LAG - 1)
-        y = y_smem.index(turn % SLOTS).load(L).to(gl.float32)
-        dy = dy_smem.index(turn % SLOTS).load(L).to(gl.float32)
+        y = widened(y_smem.index(turn % SLOTS).load(L))
+        dy = widened(dy_smem.index(turn % SLOTS).load(L))
         level = gl.sum(gl.sum(y * dy, axis=0), axis=0)
         if SHIFTED:
             level += gl.sum(y_now * dy_now, axis=0)
@@ -245,8 +260,8 @@ def softmax_backward_streamed(
                 k, parts, _ = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
                 level = gl.sum(gl.where(k < num_shares, parts, 0.0), axis=0)
         if LAG:
-            y = y_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
-            dy = dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L).to(gl.float32)
+            y = widened(y_smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
+            dy = widened(dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
         there = inside(access, low, gl.where(done >= 0, left, 0), SHIFTED)
         if SHIFTED:
             dx_edge = (y_before if LAG else y_now) * ((dy_before if LAG else dy_now) - level)

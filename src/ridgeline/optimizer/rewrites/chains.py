@@ -92,10 +92,10 @@ def _ways(
     if x.dim() in _LAST and sizes.groups == 1 and min(sizes.inputs, sizes.outputs) >= LEAST_LAST:
         others["channels last"] = partial(_channels_last, settings, chain)
     depthwise, given = sizes.is_depthwise, (x, weight, bias, vectors)
-    tiles = () if depthwise else config.tiles(sizes.outputs, sizes.phase_pixels, pooled="|" in chain)
+    tiles = () if depthwise else config.tiles(sizes.outputs, sizes.phase_pixels, "|" in chain, sizes.num_terms)
     unknown = bool(tiles) and key not in CONTEST.won and may_time(key[-1])
     if unknown:
-        _prepare(given, settings, chain, [replace(tiles[0], rounding="exact"), *tiles])
+        _prepare(given, settings, chain, _expected(sizes, tiles))
     accuracy = _accuracy_of(key, given, settings, chain, tiles[0] if tiles else None, others)
     found |= {name: way for name, way in others.items() if name in accuracy.agreeing}
     if depthwise:
@@ -105,6 +105,14 @@ def _ways(
     if unknown:
         _prepare(given, settings, chain, rounded.values())
     return found | {name: partial(_ours, settings, chain, tile) for name, tile in rounded.items()}
+
+
+def _expected(sizes: Sizes, tiles: Iterable[config.Tile]) -> list[config.Tile]:
+    """Tiles as they will be wanted: cuDNN of an H200 has been seen to convolve thin and grouped images in float32."""
+    first, *rest = tiles
+    exact = not sizes.transposed and (sizes.inputs < LEAST_LAST or sizes.groups > 1)
+    wanted = [replace(tile, rounding="exact" if exact else "nearest") for tile in rest]
+    return [first, replace(first, rounding="exact"), *wanted]
 
 
 @dataclass(frozen=True, slots=True)

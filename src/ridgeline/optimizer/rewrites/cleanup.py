@@ -102,13 +102,13 @@ def identity(scene: Scene) -> list[Match]:
 
 def _same_as(scene: Scene, read: Call) -> fx.Node | None:
     """The argument a call returns unchanged in value, type and layout; None where it does something."""
-    source = read.given.get("input")
+    source = _only_part(scene, read) if read.op == "cat" else read.given.get("input")
     if not isinstance(source, fx.Node) or scene.tensor(source) is None or not scene.alike(source, read.node):
         return None
     if read.op == "dropout":
         off = read.get("training", True) is False or read.get("p", 0.5) == 0
         return source if off else None
-    if read.op in ("view", "reshape", "contiguous", "expand", "flatten"):
+    if read.op in ("view", "reshape", "contiguous", "expand", "flatten", "cat", "pad"):  # padding by nothing is a copy
         return source
     if read.op in ("add", "sub") and _is_number(read["other"], 0):  # floating: -0.0 + 0 is +0.0
         return source if not scene.tensor(source).is_floating_point() else None  # type: ignore[union-attr]
@@ -117,6 +117,15 @@ def _same_as(scene: Scene, read: Call) -> fx.Node | None:
     if read.op == "transpose":
         return None
     return source if _plain_cast(read) else None
+
+
+def _only_part(scene: Scene, read: Call) -> Any:
+    """The one tensor of several put side by side that has any elements: rotary embeddings of whole heads have such."""
+    parts = read.given.get("tensors")
+    if not isinstance(parts, (list, tuple)) or any(scene.shape(part) is None for part in parts):
+        return None
+    filled = [part for part in parts if 0 not in (scene.shape(part) or ())]
+    return filled[0] if len(filled) == 1 else None
 
 
 def _plain_cast(read: Call) -> bool:

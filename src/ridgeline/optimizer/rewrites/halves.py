@@ -195,7 +195,9 @@ def wide_attention(scene: Scene) -> list[Match]:
         if read is None or read.op != "attention" or not _is_wide(scene, read):
             continue
         scale = read.get("scale") or (scene.shape(read["query"]) or (1,))[-1] ** -0.5
-        new = scene.emit(node, attention_by_products, read["query"], read["key"], read["value"], scale)
+        out = scene.tensor(node)
+        turned = out is not None and not out.is_contiguous()
+        new = scene.emit(node, attention_by_products, read["query"], read["key"], read["value"], scale, turned)
         if scene.replace(node, new):
             scene.discard(node)
             found.append(scene.match(new, f"attention {scene.shape(read['query'])}"))
@@ -213,9 +215,10 @@ def _is_wide(scene: Scene, read: Call) -> bool:
     return dense and q[:2] == k[:2] == v[:2] and q[-1] > WIDEST_FUSED and min(q[2], k[2]) >= 128
 
 
-def attention_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """softmax(q kᵀ · scale) v, head by head."""
+def attention_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, turned: bool = False) -> Tensor:
+    """softmax(q kᵀ · scale) v, head by head; ``turned`` lays the heads of a position side by side."""
     heads = [each.flatten(0, 1) for each in (q, k, v)]
     scores = raced_product(heads[0], heads[1].transpose(1, 2), None)
     weights = torch.softmax(scores * scale, -1)
-    return raced_product(weights, heads[2], None).view(*q.shape[:-1], v.shape[-1])
+    found = raced_product(weights, heads[2], None).view(*q.shape[:-1], v.shape[-1])
+    return found.transpose(1, 2).contiguous().transpose(1, 2) if turned else found

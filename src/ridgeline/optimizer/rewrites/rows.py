@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import fx
 
 from ridgeline.kernels import group_norm, softmax
 from ridgeline.kernels.group_norm.op import GROUP_NORM
+from ridgeline.kernels.group_norm_last.op import GROUP_NORM_LAST, group_norm_last
 from ridgeline.kernels.softmax.op import SOFTMAX
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
@@ -48,6 +50,48 @@ def softmax_rows(scene: Scene) -> list[Match]:
             scene.discard(node)
             found.append(scene.match(new, f"softmax {shape}"))
     return found
+
+
+@rewrite(
+    "group-norm-last",
+    summary="GroupNorm between convolutions that want channels last leaves them there, SiLU included",
+    modes=(INFERENCE,),
+    worth=Worth(eager=2.0, compiled=1.3, basis="three passes over memory, not seven; compilers read across groups"),
+    needs_kernels=True,
+)
+def group_norm_in_place(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = call(node)
+        image = None if read is None or read.op != "group_norm" or scene.autocast else scene.tensor(read["input"])
+        if read is None or image is None or scene.shape(read["input"]) is None or image.is_contiguous():
+            continue
+        weight, bias = read.get("weight"), read.get("bias")
+        args = (read["num_groups"], weight, bias, float(read.get("eps", 1e-5)))
+        if GROUP_NORM_LAST.support(image, args[0], scene.value(weight), scene.value(bias)) is not None:
+            continue
+        out = _silu_behind(node)
+        if scene.is_small(node) or not scene.unchanged((read["input"], weight, bias), (node,), out):
+            continue
+        new = scene.emit(out, group_norm_last, read["input"], *args, silu=out is not node)
+        if not scene.alike_sizes(out, new) and not _feeds_convolutions(scene, out):
+            scene.discard(new)
+            continue
+        scene.relaid(out, new)
+        scene.discard(out)
+        found.append(scene.match(new, f"GroupNorm {scene.shape(read['input'])}{' SiLU' if out is not node else ''}"))
+    return found
+
+
+def _feeds_convolutions(scene: Scene, node: fx.Node) -> bool:
+    """Whether a value is read by convolutions alone that return channels last, whatever it is laid like."""
+    for user in node.users:
+        read, made = call(user), scene.tensor(user)
+        if read is None or read.op != "conv2d" or made is None or read["input"] is not node:
+            return False
+        if not made.is_contiguous(memory_format=torch.channels_last):
+            return False
+    return bool(node.users)
 
 
 @rewrite(

@@ -386,6 +386,8 @@ def _sglang(run: Launch, layout: Layout, draft: Speculation | None) -> tuple[str
     if new and not run.disaggregated and not (name.startswith("glm") and run.form != "nvfp4"):
         short = run.concurrency < 16 or name.startswith("glm") or chunk == 8192
         settings["poll_steps"] = 10 if short else 30
+    if draft and name.startswith("qwen3.5"):
+        settings["ahead"] = False  # drafts without SGLANG_ENABLE_SPEC_V2
     return kv, settings
 
 

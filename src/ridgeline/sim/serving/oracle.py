@@ -122,11 +122,16 @@ class Oracle:
         if not sequences:  # the pipeline fills and drains; where it is full of decoding, parts follow without a gap
             busy *= 1 + (parts - 1) / self.stages
         if not self._is_replayed(mine * tokens_each + largest):
-            busy = max(busy, self.host_floor_s)
+            busy = busy + self.host_floor_s if self._is_recurrent else max(busy, self.host_floor_s)
         more_s = coef["mixed_s"] * self.rank.anatomy.num_layers / USUAL_LAYERS
         hosted = -(-(sequences + len(prompts)) // groups)
         drafts_s = coef["draft_s"] * mine if tokens_each > 1 else 0.0
         return busy + self.host_s + more_s + coef["sequence_s"] * hosted + drafts_s
+
+    @property
+    def _is_recurrent(self) -> bool:
+        """Recurrences are cut into chunks by what the device knows: host and device wait for each other."""
+        return self.rank.anatomy.attention == "recurrent"
 
     def _is_replayed(self, tokens: int) -> bool:
         """Whether an iteration with prompts, so many tokens in all, comes from a graph."""

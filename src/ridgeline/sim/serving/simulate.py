@@ -116,7 +116,7 @@ def oracle_of(deployment: Deployment, pool: Pool, workload: Workload) -> Oracle:
     check(deployment.anatomy, pool.layout)
     rank = rank_of(
         deployment.anatomy, deployment.device, pool.layout, deployment.precision,
-        reads_peers=deployment.engine.reads_peers,
+        reads_peers=deployment.engine.reads_peers, ragged=deployment.engine.ragged,
     )  # fmt: skip
     groups = pool.layout.attention_dp
     longest = int((workload.isl + workload.osl).max())

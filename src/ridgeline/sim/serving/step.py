@@ -32,10 +32,14 @@ LATENT_DRAM_FRAC, LATENT_TENSOR_FRAC, LATENT_S = 0.75, 0.55, 8e-6
 """Decoding over a latent cache, as FlashMLA and its kin do: published 660 TFLOP/s and 3,000 GB/s on an H800."""
 LATENT_TILE = 64
 SCORE_TENSOR_FRAC = 0.4  # share of the fp8 peak at which an index scores keys
-LATENT_VIEWS, RECURRENT_VIEWS = 60, 90
+LATENT_VIEWS, RECURRENT_VIEWS = 60, 60
 """Splits, views, small copies and checks around latent attention, and slow launches of a recurrence's chunk kernels:
 only a host without compiled graphs notices them. With 20 a layer, a prompt of DeepSeek took the hosts of two engines
 2.5 times as long an operator as one of gpt-oss. Set on published runs of DeepSeek, GLM-5 and Qwen3.5."""
+RAGGED_KERNELS, RAGGED_VIEWS = 12, 60
+"""Sorts, histograms and scans by which the first ragged products of Triton route four-bit experts where the hardware
+has no such format, and what an eager host does for them. Set on published runs of gpt-oss on Hopper, one device to
+eight: 12 µs short a layer and step, 60 ms a prompt."""
 GATHERED_RANKS = 8  # up to so many, engines gather all tokens everywhere; wider groups send each where it is needed
 NORM_KERNELS = 4  # squares, their sum over ranks, and the scaling of queries and keys that are normed over all heads
 SCAN_HEAD_S, SCAN_TOKEN_S = 1.6e-9, 25e-9
@@ -56,6 +60,7 @@ class Rank:
     chip: Chip
     inner: Fabric  # ranks that share a layer's attention
     outer: Fabric  # ranks that share its experts
+    ragged: bool = False  # four-bit experts by the first ragged products of Triton
 
     @property
     def basis(self) -> Basis:
@@ -63,10 +68,12 @@ class Rank:
 
 
 def rank_of(
-    anatomy: Anatomy, device: Device, layout: Layout, precision: Precision, *, reads_peers: bool = True
-) -> Rank:
+    anatomy: Anatomy, device: Device, layout: Layout, precision: Precision, *, reads_peers: bool = True,
+    ragged: bool = False,
+) -> Rank:  # fmt: skip
     inner, outer = (fabric(device, num, reads_peers=reads_peers) for num in (layout.tp, layout.width))
-    return Rank(anatomy, device, layout, precision, chip_of(device), inner, outer)
+    unpacked = precision.experts.name == "mxfp4" and device.arch != "blackwell"
+    return Rank(anatomy, device, layout, precision, chip_of(device), inner, outer, ragged and unpacked)
 
 
 def _dtype_of(rank: Rank, form: Format) -> str:
@@ -225,6 +232,9 @@ def _experts(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
     mine = tokens / layout.attention_dp
     total.add("gemm", product_s(rank, router, mine, e.num, h), group.count)
     short = ROUTED_KERNELS if rank.chip.arch == "blackwell" else SHORT_KERNELS
+    if rank.ragged:
+        short += RAGGED_KERNELS
+        total.views += group.count * (RAGGED_VIEWS - RAGGED_KERNELS)
     _stream(rank, total, mine * e.num * 4.0, 2 + short, group.count)
     if e.shared:
         _feed_forward(rank, group, tokens, total, width=e.shared)

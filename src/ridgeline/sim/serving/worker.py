@@ -50,7 +50,8 @@ class Worker:
     context: float = 0  # tokens in the cache of running requests
     held: float = 0  # tokens reserved in the cache
     tick: int = 0
-    polled: int = 0  # tick of the last look at the queue
+    polled: int = 0  # tick of a look at the queue
+    since_s: float = 0.0  # when the last step began, of which the next was planned at the latest
     queued: int = 0  # tick at which the queue began to fill
     prefixes: OrderedDict[int, int] = field(default_factory=OrderedDict)
     prefix_held: int = 0
@@ -114,7 +115,8 @@ class Worker:
             room = self.capacity - self.held - self.prefix_held
             limit = min(limit, max(1, int(room / (self.running * self._rate()))))
         if self.waiting:
-            limit = min(limit, self._must_wait() or limit)
+            late = 1 if self._is_late(self.waiting[0]) else limit
+            limit = min(limit, self._must_wait() or late)
         self.steps = max(1, limit)
         self.ends_s = now_s + self._steps_s(self.steps)
 
@@ -159,6 +161,8 @@ class Worker:
             budget -= take
         while self.waiting and budget > 0 and self.running + len(self.partial) < engine.max_sequences * groups:
             request = self.waiting[0]
+            if self._is_late(request):
+                break
             if chunks and not engine.chunked and self._new_tokens(request) > budget:
                 break
             if not self._enter(request, alone=not chunks and not self.running and not self.partial):
@@ -189,7 +193,16 @@ class Worker:
             return 0
         if engine.hold_steps and not self._is_worth_it():
             return max(0, self.queued + engine.hold_steps - self.tick)
-        return max(0, self.polled + engine.poll_steps - self.tick) if engine.poll_steps > 1 else 0
+        return self._look(0)
+
+    def _look(self, steps: int) -> int:
+        """Steps to the first look at the queue after ``steps``: looks go on whether or not anyone has come."""
+        return steps + (self.polled - self.tick - steps) % self.oracle.engine.poll_steps
+
+    def _is_late(self, request: int) -> bool:
+        """Whether the next iteration was already on its way to the device when the request came."""
+        busy = self.running or self.partial
+        return bool(self.oracle.engine.ahead and busy and self.requests.seen_s[request] > self.since_s)
 
     def _is_worth_it(self) -> bool:
         """Enough prompts wait to start without the rest."""
@@ -250,6 +263,7 @@ class Worker:
 
     def complete(self) -> tuple[list[int], list[int]]:
         """Apply the iteration that just ended: (requests that got their first token, requests that are done)."""
+        self.since_s = self.ends_s - (self.ends_s - self.began_s) / max(self.steps, 1)
         if self.is_jump:
             self._spend_jump(self.steps)
             self._advance(self.steps)
@@ -372,13 +386,21 @@ class Worker:
         self.waiting.append(request)
 
     def _steps_past(self, now_s: float) -> int:
-        return int((now_s - self.began_s) * self.steps / (self.ends_s - self.began_s)) + 1
+        """Steps of this run that have ended by the first boundary after ``now_s``; later steps take longer."""
+        low, high = 1, self.steps
+        guess = min(high, int((now_s - self.began_s) * self.steps / (self.ends_s - self.began_s)) + 1)
+        while low < high:
+            short_s = now_s - self.began_s - self._steps_s(guess)
+            low, high = (guess + 1, high) if short_s > 0 else (low, guess)
+            mean_s = (now_s - self.began_s) / max(guess, 1)
+            guess = min(max(guess + math.ceil(short_s / mean_s), low), max(high - 1, low)) if mean_s > 0 else low
+        return low
 
     def interrupt(self, now_s: float) -> bool:
         """A new request looks in: a run of steps ends at the next boundary at which the engine polls its queue."""
         if not self.is_busy or not self.is_jump or self.steps <= 1:
             return False
-        due = max(self._steps_past(now_s), self._must_wait())
+        due = max(self._look(self._steps_past(now_s) + self.oracle.engine.ahead), self._must_wait())
         if due >= self.steps:
             return False
         self.steps = due

@@ -1,0 +1,513 @@
+"""Many problems of KernelBench searched at the same time, each then timed with everything else at a standstill.
+
+Workers import once and search one problem after another. One lock is held by whoever uses the device; while a candidate
+is traced and compiled it is given away, except for the races of single ops on the way. What decides is measured at the
+end of each search and after it: eager, ``torch.compile`` and what ``ridgeline.optimize`` returned, in turns, while all
+other workers are stopped (SIGSTOP), so that nobody else's kernels and nobody else's Python are in it. The same
+standstill is around the last race of the search itself. Budgets are seconds of a worker that is neither waiting for the
+lock nor stopped.
+
+Results are compared with eager PyTorch's on two other draws of the inputs: wrong where they are both more than 1e-3 of
+the largest value apart and not *close*, that is elementwise within 1e-4, absolute and relative (the benchmark's own
+rule for float32, which eager PyTorch itself need not keep against float64: it convolves in TensorFloat-32). The
+search's own proof is against float64.
+
+``--folder`` is a checkout of the public benchmark (``level1`` to ``level3``); without it the problems of
+``kernelbench_like.py`` are taken. ``--problems`` are names in order; without them every n-th of each level.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import gzip
+import importlib
+import json
+import math
+import mmap
+import os
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kernelbench_like as like
+import torch
+from torch import Tensor, nn
+
+MARK = like.MARK
+EACH_S = {1: 9.0, 2: 12.0, 3: 30.0}
+LAST_S, ROUNDS = 0.25, 40
+"""Seconds of the last three-way comparison, and the most rounds of it."""
+SLICE_S = 4e-3
+LONGEST_STOP_S = 8.0
+DEVICE_BYTES, AHEAD = 125e9, 60
+"""What is given out together, and how many of those that wait are looked at for one that fits."""
+RIGHT, CLOSE = 1e-3, 1e-4
+COMPILE_S = {1: 6.0, 2: 12.0, 3: 30.0}
+"""What is left for torch.compile after a search that had no time for it."""
+
+
+class Still(like.Turn):
+    """The lock, and a standstill of all other workers; the seconds that somebody was stopped are shared."""
+
+    def __init__(self, lock: str, shared: str) -> None:
+        super().__init__(lock)
+        self.others = Path(shared + ".pids")
+        with open(shared, "r+b") as file:
+            self.memory = mmap.mmap(file.fileno(), 16)
+
+    @property
+    def stopped_s(self) -> float:
+        return float(struct.unpack("d", self.memory[:8])[0])
+
+    def take(self) -> None:
+        before = self.stopped_s
+        super().take()
+        self.waited_s -= self.stopped_s - before  # counted where the stops are
+
+    def beside(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call while others may use the device."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            held = self.held
+            self.give()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if held:
+                    self.take()
+
+        return run
+
+    @contextlib.contextmanager
+    def apart(self, compiles: bool = True) -> Iterator[None]:
+        """The device and the host for this process alone."""
+        held = self.held
+        self.take()
+        began = time.time()
+        self.memory[8:] = struct.pack("d", began)
+        signal_all(self.others, signal.SIGSTOP, but=os.getpid())
+        try:
+            time.sleep(0.002)
+            yield
+        finally:
+            signal_all(self.others, signal.SIGCONT, but=os.getpid())
+            self.memory[:] = struct.pack("dd", self.stopped_s + time.time() - began, 0.0)
+            if not held:
+                self.give()
+
+
+def signal_all(pids: Path, sent: signal.Signals, but: int = 0) -> None:
+    """To the workers of this run, by their numbers."""
+    for pid in json.loads(pids.read_text()) if pids.exists() else []:
+        if pid != but:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sent)
+
+
+def share_the_device(turn: Still) -> None:
+    """Last races are alone, building is beside others, and a search's clock stands while others have the device."""
+    from ridgeline.optimizer import contest, search
+
+    for name in search.COMPILERS:
+        importlib.import_module(name)
+    left_s, race, last_race = search.Search.left_s, search.Track.race, search.Search._last_race
+
+    def outside_s() -> float:
+        return turn.waited_s + turn.stopped_s
+
+    def left(self: Any) -> float:
+        return left_s(self) + outside_s() - self.__dict__.setdefault("outside_before_s", outside_s())
+
+    def last(self: Any) -> Any:
+        self.track.is_last = True
+        return last_race(self)
+
+    def raced(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "is_last", False):
+            with turn.apart():
+                return race(self, *args, **kwargs)
+        return race(self, *args, **kwargs)
+
+    search.Search.left_s, search.Search._last_race, search.Track.race = left, last, raced
+    search.Search._regions = lambda self, stock: ()  # breakdowns are for people to read
+    search.Search._parts = lambda self, eager, best: ()
+    search.LEAST_RACE_S, search.RACE_FRAC, search.LAST_RACE_FRAC = 0.1, 0.01, 0.02
+    contest.raced, search.build = turn.here(contest.raced), turn.beside(search.build)
+
+
+@dataclass(slots=True)
+class Row:
+    """What came of one problem."""
+
+    level: int
+    name: str
+    verdict: str = "failed"
+    winner: str = ""
+    note: str = ""
+    eager_s: float = math.nan
+    compiled_s: float = math.nan
+    ours_s: float = math.nan
+    over_eager: float = math.nan
+    over_compiled: float = math.nan
+    errors: list[float] = field(default_factory=list)
+    right: bool = False
+    close: bool = False
+    search: dict[str, Any] = field(default_factory=dict)
+    spent_s: float = 0.0
+    waited_s: float = 0.0
+    stopped_s: float = 0.0
+
+
+class Case:
+    """A model on the device, its inputs, other inputs, and its state as it was."""
+
+    def __init__(self, problem: like.Problem, device: torch.device, scale: float) -> None:
+        self.device = device
+        self.model, self.args = self._made(problem, scale, 0)
+        self.state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.problem, self.scale = problem, scale
+
+    def _made(self, problem: like.Problem, scale: float, seed: int) -> tuple[nn.Module, tuple[Any, ...]]:
+        torch.manual_seed(seed)
+        with torch.device(self.device):
+            model, args = problem.make(like.Scale(scale))
+        return model.to(self.device), tuple(x.to(self.device) if isinstance(x, Tensor) else x for x in args)
+
+    def others(self, seed: int) -> tuple[Any, ...]:
+        return self._made(self.problem, self.scale, seed)[1]
+
+    def run(self, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """A call from the same state and the same random numbers as every other."""
+        self.model.load_state_dict(self.state)
+        torch.manual_seed(7)
+        return call(*args)
+
+
+def looked_at(problem: like.Problem, device: torch.device, asked: argparse.Namespace, turn: Still) -> Row:
+    """One problem: searched, compared and timed."""
+    import ridgeline
+
+    row, began = Row(problem.level, problem.name), time.perf_counter()
+    waited_s, stopped_s = turn.waited_s, turn.stopped_s
+    turn.take()
+    case = Case(problem, device, asked.scale)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fast = ridgeline.optimize(case.model, case.args, budget_s=asked.each_s[problem.level], use_cache=False)
+        row.winner, row.search = fast.receipt.winner, told(fast.receipt)
+        row.right, row.close, row.errors = compared(case, fast)
+        calls = {"eager": case.model, "ours": fast}
+        stock = turn.beside(compiled)(case, fast.receipt, asked.until)
+        calls |= {"compiled": stock} if callable(stock) else {}
+        row.note = stock if isinstance(stock, str) else ""
+        judged(row, timed(case, calls, turn))
+    row.spent_s, row.waited_s = time.perf_counter() - began, turn.waited_s - waited_s
+    row.stopped_s = turn.stopped_s - stopped_s
+    row.search["fallbacks"] = dict(fast.fallbacks)
+    return row
+
+
+def told(receipt: Any) -> dict[str, Any]:
+    tried = [{"name": e.name, "status": e.status, "reason": e.reason[:160], "s": e.measured_s, "build_s": e.build_s,
+              "rewrites": dict(e.rewrites)} for e in receipt.entries]  # fmt: skip
+    return {"tried": tried, "notes": list(receipt.notes)[:6], "contests": like.contests(), "spent_s": receipt.spent_s,
+            "verdict": receipt.verdict, "eager_s": receipt.eager_s, "stock_s": receipt.stock_s,
+            "final_s": receipt.final_s}  # fmt: skip
+
+
+def compared(case: Case, fast: Callable[..., Any]) -> tuple[bool, bool, list[float]]:
+    """Whether results agree with eager's on other inputs, are close, and the largest differences over the largest."""
+    found = []
+    for seed in (11, 12):
+        args = case.others(seed)
+        meant = detached(case.run(case.model, args))
+        got = detached(case.run(fast, args))
+        found.append(agreed(got, meant))
+        del args, meant, got
+    return all(each[0] for each in found), all(each[1] for each in found), [each[2] for each in found]
+
+
+def detached(result: Any) -> list[Tensor]:
+    return [x.detach().clone() for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, Tensor)]
+
+
+def agreed(got: list[Tensor], meant: list[Tensor]) -> tuple[bool, bool, float]:
+    if len(got) != len(meant):
+        return False, False, math.inf
+    pairs = list(zip(got, meant, strict=True))
+    judged = [like._alike(a, b, RIGHT) for a, b in pairs]
+    near = [a.shape == b.shape and a.dtype == b.dtype and close(a, b) for a, b in pairs]
+    right = all(each or is_near for (each, _), is_near in zip(judged, near, strict=True))  # zero but for rounding
+    return right, all(near), max((error for _, error in judged), default=0.0)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, CLOSE, CLOSE, equal_nan=True) if b.is_floating_point() else torch.equal(a, b)
+
+
+def compiled(case: Case, receipt: Any, until: float) -> Any:
+    """The model behind torch.compile as anybody would do it, called once; or why there is none."""
+    level = case.problem.level
+    if receipt.stock_s is None and until - time.time() < COMPILE_S[level]:
+        return "no time for torch.compile"
+    try:
+        stock = torch.compile(case.model)
+        case.run(stock, case.args)
+        return stock
+    except Exception as error:
+        return f"torch.compile: {repr(error)[:160]}"
+
+
+def timed(case: Case, calls: dict[str, Any], turn: Still) -> dict[str, list[float]]:
+    """Seconds a call of each, a number for every round, in turns, alone on the device; each call is waited for."""
+    from ridgeline.optimizer.measure import in_turn
+
+    sync = torch.cuda.synchronize if case.device.type == "cuda" else (lambda: None)
+
+    def visit(call: Callable[..., Any], num: int) -> float:
+        sync()
+        began = time.perf_counter()
+        for _ in range(num):
+            call(*case.args)
+            sync()
+        return (time.perf_counter() - began) / num
+
+    for call in calls.values():  # whatever is made at a first call is made
+        visit(call, 2)
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls.items())
+    with turn.apart():
+        num = {name: max(1, min(50, math.ceil(SLICE_S / visit(call, 2)))) for name, call in order}
+        began = time.perf_counter()
+        for i in range(ROUNDS):
+            for name, call in in_turn(order, i):
+                found[name].append(visit(call, num[name]))
+            if i >= 4 and time.perf_counter() - began > LAST_S:
+                break
+    return found
+
+
+def judged(row: Row, found: dict[str, list[float]]) -> None:
+    """Faster, even or slower: the median of the rounds' ratios against the better of the two others."""
+
+    def ratio(rival: str) -> float:
+        return statistics.median(a / b for a, b in zip(found[rival], found["ours"], strict=True))
+
+    row.eager_s, row.ours_s = statistics.median(found["eager"]), statistics.median(found["ours"])
+    row.over_eager = ratio("eager")
+    if "compiled" in found:
+        row.compiled_s, row.over_compiled = statistics.median(found["compiled"]), ratio("compiled")
+    row.search["rounds"] = found
+    over = min(each for each in (row.over_eager, row.over_compiled) if not math.isnan(each))
+    noise = like.NOISE_FRAC
+    row.verdict = "faster" if over > 1 + noise else "slower" if over < 1 - noise else "even"
+    if "compiled" not in found:
+        row.verdict = "no rival"
+    if not row.right:
+        row.verdict = "WRONG"
+
+
+def work(asked: argparse.Namespace) -> None:
+    """Problems as they are named on standard input, a line each; a line of JSON for every one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    turn = Still(asked.lock, asked.shared)
+    share_the_device(turn)
+    if device.type == "cuda":
+        torch.zeros(1, device=device)
+    print(MARK + json.dumps({"ready": os.getpid()}), flush=True)
+    problems = {problem.name: problem for problem in like.PROBLEMS}
+    for line in sys.stdin:
+        name = line.strip()
+        try:
+            row = looked_at(problems[name], device, asked, turn)
+        except Exception as error:  # what fails is a result too
+            row = Row(problems[name].level, name, note=repr(error)[:400])
+        finally:
+            turn.give()
+        made = {name: getattr(row, name) for name in row.__slots__}
+        print(MARK + json.dumps(made, default=str), flush=True)
+        torch._dynamo.reset()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+# the parent ---------------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A process that is told one problem at a time."""
+
+    def __init__(self, asked: argparse.Namespace, place: Path, num: int, lock: str, shared: str) -> None:
+        passed = ["--scale", str(asked.scale), "--out", str(asked.out), "--worker", "--lock", lock, "--shared", shared]
+        passed += ["--folder", str(asked.folder)] if asked.folder else []
+        passed += ["--until", str(asked.until), "--each-s", json.dumps(asked.each_s)]
+        settings = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
+        self.log, self.seen, self.doing, self.since = place / f"{num}.log", 0, "", 0.0
+        self.ready = False
+        with self.log.open("w") as file:
+            self.process = subprocess.Popen([sys.executable, __file__, *passed], stdin=subprocess.PIPE, stdout=file,
+                                            stderr=subprocess.STDOUT, env={**os.environ, **settings})  # fmt: skip
+
+    def tell(self, name: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{name}\n".encode())
+        self.process.stdin.flush()
+        self.doing, self.since = name, time.time()
+
+    def news(self) -> list[dict[str, Any]]:
+        """Rows since the last look."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith(MARK)]
+        found = [json.loads(line.removeprefix(MARK)) for line in lines[self.seen :]]
+        self.seen = len(lines)
+        self.ready = self.ready or bool(found)
+        rows = [each for each in found if "ready" not in each]
+        if rows:
+            self.doing = ""
+        return rows
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+
+def needed_bytes(problem: like.Problem) -> float:
+    """Memory a search of it may need at the same time: copies of the inputs, results, and all of it in float64."""
+    try:
+        with torch.device("meta"), torch.no_grad():
+            model, args = problem.make(like.Scale(1.0))
+            model, args = model.to("meta"), [x.to("meta") if isinstance(x, Tensor) else x for x in args]
+            recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())  # step by step, for seconds
+            outs = [] if recurrent else torch.utils._pytree.tree_leaves(model(*args))
+        held = sum(p.nbytes for p in model.parameters())
+        through = sum(x.nbytes for x in (*args, *outs) if isinstance(x, Tensor))
+        return 2e9 + 3.0 * held + 4.0 * through
+    except Exception:  # what cannot be made without memory is taken as middling
+        return 1e10
+
+
+def lead(asked: argparse.Namespace) -> None:
+    """Start workers, hand out problems as there is room, gather what they say."""
+    asked.out.mkdir(parents=True, exist_ok=True)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(f"{device}, torch {torch.__version__}, searches of {asked.each_s} s by level, {asked.jobs} workers")
+    place = Path(tempfile.mkdtemp())
+    lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(place / "device.lock")
+    shared = place / "stopped"
+    shared.write_bytes(bytes(16))
+    workers = [Worker(asked, place, i, lock, str(shared)) for i in range(asked.jobs)]
+    Path(f"{shared}.pids").write_text(json.dumps([worker.process.pid for worker in workers]))
+    waiting = [(problem.name, needed_bytes(problem)) for problem in chosen(asked)]
+    total, rows = len(waiting), []
+    needs = dict(waiting)
+    while time.time() < asked.until and any(worker.alive for worker in workers):
+        news = [row for worker in workers for row in worker.news()]
+        rows += news
+        hand_out(workers, waiting, needs, asked)
+        revive(workers, shared)
+        if news:
+            write(asked.out, rows)
+            print(f"{time.strftime('%H:%M:%S')} {len(rows)} of {total}", flush=True)
+        if not waiting and not any(worker.doing for worker in workers if worker.alive):
+            break
+        time.sleep(0.1)
+    end(workers, shared)
+    rows += [row for worker in workers for row in worker.news()]
+    write(asked.out, rows)
+    for worker in workers:
+        if worker.seen <= 1 or worker.process.returncode not in (0, -9):
+            print(f"{worker.log.name} ({worker.process.returncode}): {worker.log.read_text()[-1500:]}")
+    summed_up(rows)
+
+
+def hand_out(
+    workers: list[Worker], waiting: list[tuple[str, float]], needs: dict[str, float], asked: argparse.Namespace
+) -> None:
+    used = sum(needs[worker.doing] for worker in workers if worker.doing and worker.alive)
+    for worker in workers:
+        if not (worker.ready and worker.alive and not worker.doing):
+            continue
+        fitting = [each for each in waiting[:AHEAD] if used == 0 or used + each[1] < DEVICE_BYTES]
+        if fitting:
+            waiting.remove(fitting[0])
+            worker.tell(fitting[0][0])
+            used += fitting[0][1]
+
+
+def revive(workers: list[Worker], shared: Path) -> None:
+    """Nobody is left standing by a worker that ended or waits for one of them."""
+    began = struct.unpack("dd", shared.read_bytes())[1]
+    if (began and time.time() - began > LONGEST_STOP_S) or any(not worker.alive for worker in workers):
+        signal_all(Path(f"{shared}.pids"), signal.SIGCONT)
+
+
+def end(workers: list[Worker], shared: Path) -> None:
+    for worker in workers:
+        if worker.alive:
+            worker.process.kill()
+    for worker in workers:
+        worker.process.wait()
+
+
+def write(out: Path, rows: list[dict[str, Any]]) -> None:
+    with gzip.open(out / "kernelbench_apart.json.gz", "wt") as file:
+        json.dump(rows, file)
+
+
+def summed_up(rows: list[dict[str, Any]]) -> None:
+    for r in sorted(rows, key=lambda r: (r["level"], len(r["name"]), r["name"])):
+        errors = max(r["errors"], default=math.nan)
+        print(f"{r['name']:24} eager {r['eager_s'] * 1e3:8.3f} ms  compiled {r['compiled_s'] * 1e3:8.3f}  ours "
+              f"{r['ours_s'] * 1e3:8.3f}  {r['verdict']:8} {r['over_eager']:6.2f} {r['over_compiled']:6.2f}  "
+              f"{r['winner']:28} {errors:.1e}{' ' if r['close'] else '!'} {r['spent_s']:4.0f} s "
+              f"({r['waited_s']:.0f}, {r['stopped_s']:.0f}) {r['note'][:90]}")  # fmt: skip
+    words = ("faster", "even", "slower", "WRONG", "no rival", "failed")
+    print(f"{len(rows)} problems: " + ", ".join(f"{sum(r['verdict'] == word for r in rows)} {word}" for word in words))
+
+
+def chosen(asked: argparse.Namespace) -> list[like.Problem]:
+    named = {problem.name: problem for problem in like.PROBLEMS}
+    if asked.problems:
+        return [named[name.strip()] for name in asked.problems.split(";")]
+    left_out = set(asked.without.split(";"))
+    kept = [problem for problem in like.PROBLEMS if problem.name not in left_out]
+    return [problem for start in range(asked.sample) for problem in kept[start :: asked.sample]][: asked.most]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, help="a checkout of the public benchmark")
+    parser.add_argument("--problems", default="", help="names in order, with semicolons between")
+    parser.add_argument("--without", default="", help="names to leave out, with semicolons between")
+    parser.add_argument("--sample", type=int, default=1)
+    parser.add_argument("--most", type=int, default=1000)
+    parser.add_argument("--budget-s", type=float, default=200.0)
+    parser.add_argument("--jobs", type=int, default=12)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the sizes of our own problems")
+    parser.add_argument("--each-s", default=json.dumps(EACH_S), help="seconds of a search by level, as JSON")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
+    for name in ("--lock", "--shared"):
+        parser.add_argument(name, default="", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    asked.each_s = {int(level): float(seconds) for level, seconds in json.loads(asked.each_s).items()}
+    asked.until = asked.until or time.time() + asked.budget_s
+    if asked.folder:
+        like.read_folder(asked.folder)
+    work(asked) if asked.worker else lead(asked)
+
+
+if __name__ == "__main__":
+    main()

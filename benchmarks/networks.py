@@ -1,0 +1,109 @@
+"""Networks that no package on a bare GPU host has: a diffusion U-Net and a recommender with cross layers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Residual(nn.Module):
+    """Two convolutions behind group norms, the time added between them."""
+
+    def __init__(self, given: int, made: int, time: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.GroupNorm(32, given), nn.Conv2d(given, made, 3, padding=1)
+        self.time = nn.Linear(time, made)
+        self.norm2, self.conv2 = nn.GroupNorm(32, made), nn.Conv2d(made, made, 3, padding=1)
+        self.skip = nn.Conv2d(given, made, 1) if given != made else nn.Identity()
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        h = self.conv1(F.silu(self.norm1(x))) + self.time(F.silu(time))[:, :, None, None]
+        return self.skip(x) + self.conv2(F.silu(self.norm2(h)))
+
+
+class Attention(nn.Module):
+    """Every place of an image looks at every other."""
+
+    def __init__(self, width: int, head: int = 64) -> None:
+        super().__init__()
+        self.head, self.norm = head, nn.GroupNorm(32, width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        flat = self.norm(x).flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(flat).view(b, h * w, 3, c // self.head, self.head).permute(2, 0, 3, 1, 4)
+        found = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, h * w, c)
+        return x + self.out(found).transpose(1, 2).view(b, c, h, w)
+
+
+class UNet(nn.Module):
+    """Down and up again, two residual blocks a level, attention on all levels but the widest."""
+
+    def __init__(self, channels: int = 4, widths: tuple[int, ...] = (192, 384, 576)) -> None:
+        super().__init__()
+        time = 4 * widths[0]
+        self.width, self.time = widths[0], nn.Sequential(nn.Linear(widths[0], time), nn.SiLU(), nn.Linear(time, time))
+        self.stem = nn.Conv2d(channels, widths[0], 3, padding=1)
+        self.down, self.up, self.shrink, self.grow = (nn.ModuleList() for _ in range(4))
+        before, skips = widths[0], [widths[0]]
+        for level, width in enumerate(widths):
+            for _ in range(2):
+                self.down.append(nn.ModuleList([Residual(before, width, time), self._looked(level, width)]))
+                before = width
+                skips.append(width)
+            self.shrink.append(nn.Conv2d(width, width, 3, stride=2, padding=1) if level + 1 < len(widths) else
+                               nn.Identity())  # fmt: skip
+        self.middle = nn.ModuleList([Residual(before, before, time), Attention(before), Residual(before, before, time)])
+        for level, width in reversed(list(enumerate(widths))):
+            for _ in range(2):
+                self.up.append(nn.ModuleList([Residual(before + skips.pop(), width, time), self._looked(level, width)]))
+                before = width
+            self.grow.append(nn.Conv2d(width, width, 3, padding=1) if level else nn.Identity())
+        self.norm, self.out = nn.GroupNorm(32, before), nn.Conv2d(before, channels, 3, padding=1)
+
+    def _looked(self, level: int, width: int) -> nn.Module:
+        return Attention(width) if level else nn.Identity()
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        time, x = self.time(self._waves(t)), self.stem(x)
+        kept = []
+        for i, (residual, look) in enumerate(self.down):
+            x = look(residual(x, time))
+            kept.append(x)
+            x = self.shrink[i // 2](x) if i % 2 else x
+        first, look, second = self.middle
+        x = second(look(first(x, time)), time)
+        for i, (residual, look) in enumerate(self.up):
+            x = look(residual(torch.cat([x, kept.pop()], 1), time))
+            if i % 2 and i + 1 < len(self.up):
+                x = self.grow[i // 2](F.interpolate(x, scale_factor=2.0))
+        return self.out(F.silu(self.norm(x)))
+
+    def _waves(self, t: Tensor) -> Tensor:
+        half = self.width // 2
+        rates = torch.exp(-math.log(1e4) * torch.arange(half, device=t.device) / half)
+        angles = 1000.0 * t[:, None].float() * rates
+        return torch.cat([angles.cos(), angles.sin()], -1).to(t.dtype)
+
+
+class CrossNetwork(nn.Module):
+    """Embeddings and dense features through cross layers, then a plain network (DCN, second version)."""
+
+    def __init__(self, tables: int = 26, rows: int = 100_000, dim: int = 32, num_crosses: int = 3) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, dim) for _ in range(tables))
+        width = tables * dim + 32
+        self.dense = nn.Linear(13, 32)
+        self.crosses = nn.ModuleList(nn.Linear(width, width) for _ in range(num_crosses))
+        self.top = nn.Sequential(nn.Linear(width, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 1))
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        first = torch.cat([self.dense(dense), *(table(ids[:, i]) for i, table in enumerate(self.tables))], 1)
+        x = first
+        for cross in self.crosses:
+            x = first * cross(x) + x
+        return self.top(x)

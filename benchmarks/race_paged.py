@@ -1,0 +1,449 @@
+"""Paged decoding from 64 to 512 MB of cache: every configuration in turns with a bare read of as many bytes.
+
+    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases latent graphs pieces]
+
+Every case is checked first, against PyTorch in its own precision and for the same bits three times over. Rows are
+written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU; ``--show FILE`` prints a
+recording as tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gzip
+import json
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from race_attention import clean_course, instead, timed
+
+PARTS = ("cases", "host", "graphs", "latent", "pieces")
+SHARES = {"cases": 0.6, "graphs": 0.8}
+"""Of the time there is, by when a part ends; the others may take the rest."""
+
+OVER: dict[str, dict[str, Any]] = {
+    "as before": {"early": 2, "knows": False, "apart": False, "wide": False},
+    "two blocks before": {"early": 3, "knows": False, "apart": False, "wide": False},
+    "before writing": {"early": 4, "knows": False, "apart": False, "wide": False},
+    "knows": {"early": 4, "knows": True, "apart": False, "wide": False},
+    "apart": {"early": 2, "knows": False, "apart": True, "wide": False},
+    "wide": {"early": 2, "knows": False, "apart": False, "wide": True},
+}
+"""What is changed of the analytical default, by name: first when the joining kernel may start. At once (1) is 1 µs
+slower than at the end (2), measured at 8 to 134 MB of cache."""
+
+CASES = (
+    (1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (16, 32, 8, 3000, 128, 16, False),
+    (64, 32, 8, 1000, 128, 16, False), (3, 32, 8, 7813, 128, 16, False), (2, 64, 8, 8200, 128, 16, False),
+    (64, 16, 1, 2050, 128, 64, False), (12, 32, 8, 7900, 128, 16, False), (32, 32, 8, 4000, 128, 64, False),
+    (24, 32, 8, 2700, 128, 16, True), (100, 64, 8, 1200, 128, 16, True), (300, 32, 8, 300, 128, 16, True),
+    (5, 64, 8, 4800, 128, 16, False), (7, 32, 8, 5001, 128, 64, False), (1, 64, 8, 48000, 128, 16, False),
+    (8, 32, 8, 8192, 128, 64, False), (9, 32, 8, 7400, 64, 16, False), (5, 16, 4, 6500, 256, 64, False),
+    (4, 32, 32, 2100, 128, 16, False), (256, 32, 8, 500, 128, 16, False),
+)  # fmt: skip
+"""Batch, heads, key heads, keys, head dim, page, uneven lengths."""
+
+LATENT = (
+    (16, 16, 3700, 64, False), (64, 16, 1800, 64, False), (128, 16, 1300, 64, False), (64, 128, 1800, 64, False),
+    (32, 128, 7000, 64, False),
+)  # fmt: skip
+"""Batch, heads, keys, page, uneven lengths."""
+
+GRAPHS = ((1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (16, 32, 8, 3000, 128, 16, False))
+IN_A_GRAPH = 8
+
+
+def changed(over: dict[str, Any]) -> Any:
+    """Inside, what the copy engine feeds is configured otherwise; the rest as it is."""
+    from ridgeline.kernels.paged_attention import config
+
+    before = config.choose
+
+    def choose(*sizes: Any, **named: Any) -> Any:
+        found = before(*sizes, **named)
+        return dataclasses.replace(found, **over) if found.fed else found
+
+    return instead(config, "choose", choose)
+
+
+def latent_changed(knows: bool) -> Any:
+    """Inside, latent decoding fetches its descriptors first, or does not."""
+    from ridgeline.kernels.latent_attention import config
+
+    both = contextlib.ExitStack()
+    for name in ("choose_few", "choose_blocks"):
+        before = getattr(config, name)
+        both.enter_context(instead(config, name, partial(_known, before, knows)))
+    return both
+
+
+def _known(choose: Callable[..., Any], knows: bool, *sizes: Any, **named: Any) -> Any:
+    return dataclasses.replace(choose(*sizes, **named), knows=knows)
+
+
+def joined_by(columns: int, warps: int) -> Any:
+    """Inside, a joining program takes so many columns of a head, and joins start before results are written."""
+    from ridgeline.kernels.paged_attention import config
+
+    both = contextlib.ExitStack()
+    both.enter_context(instead(config, "joined", lambda heads: (columns, warps)))
+    both.enter_context(changed(OVER["before writing"]))
+    return both
+
+
+def in_one_line(over: dict[str, Any]) -> Any:
+    """Inside, more than 128 sequences stand in one line, too."""
+    from ridgeline.kernels.paged_attention import config
+
+    both = contextlib.ExitStack()
+    both.enter_context(instead(config, "LINED", (32, 128, 1024)))
+    both.enter_context(instead(config, "MAX_LINED", 1024))
+    both.enter_context(changed(over))
+    return both
+
+
+def ways(of: tuple[Any, ...]) -> dict[str, Any]:
+    """Configurations of a case by name."""
+    if of[0] <= 128:
+        found = {name: partial(changed, over) for name, over in OVER.items()}
+        return found | ({"small joins": partial(joined_by, 8, 1)} if of[0] * of[1] <= 256 else {})
+    lined = {f"{name}, in one line": partial(in_one_line, OVER[name]) for name in ("as before", "knows")}
+    return {"a program a sequence and head": contextlib.nullcontext} | lined
+
+
+def paged_case(b: int, h: int, k: int, s: int, d: int, page: int, uneven: bool) -> Any:
+    from ridgeline.kernels.contract import case
+
+    return case("bfloat16", b=b, h=h, k=k, s=s, d=d, page=page, uneven=uneven)
+
+
+def latent_case(b: int, h: int, s: int, page: int, uneven: bool) -> Any:
+    from ridgeline.kernels.contract import case
+
+    return case("bfloat16", b=b, h=h, s=s, d=512, e=64, page=page, uneven=uneven)
+
+
+def wanted_variants() -> list[Any]:
+    """Everything that is launched, all configurations included."""
+    import host_calls
+
+    from ridgeline.kernels.variants import variants_of
+
+    found: list[Any] = []
+    for of in CASES:
+        for way in ways(of).values():
+            with way():
+                found += variants_of("paged_attention", [paged_case(*of)])
+    for knows in (False, True):
+        with latent_changed(knows):
+            found += variants_of("paged_latent_attention", [latent_case(*of) for of in LATENT])
+    return list(dict.fromkeys([*found, *host_calls.wanted_variants()]))
+
+
+def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
+    """A call of paged attention as it is configured now, whatever is configured later."""
+    import torch
+
+    from ridgeline.kernels.paged_attention import op
+
+    scale, out = args[0].shape[-1] ** -0.5, torch.empty_like(args[0])
+    plan = op._Plan(args, out, scale)
+
+    def run() -> Any:
+        plan.run(args, out, scale)
+        return out
+
+    return run
+
+
+def right(run: Callable[[], Any], meant: Any, **facts: Any) -> dict[str, Any]:
+    """Whether a run agrees with PyTorch, and with itself."""
+    import torch
+
+    found = [run().clone() for _ in range(3)]
+    off = float((found[0].float() - meant).norm() / meant.norm())
+    same = all(torch.equal(found[0], x) for x in found[1:])
+    return {**facts, "ok": off < 0.01 and same, "note": f"off by {off:.2e}, same bits {same}"}
+
+
+class Track:
+    """Both kinds of a cold L2, and what a copy reaches."""
+
+    def __init__(self, rounds: int) -> None:
+        import torch
+
+        from ridgeline.bench.race import Course, copy_bandwidth
+
+        self.courses = {"clean": clean_course(rounds), "dirty": Course(torch.device("cuda"), rounds=rounds)}
+        for on in self.courses.values():
+            on.budget_s = 3.0
+        self.copied = copy_bandwidth(self.courses["dirty"])
+
+    def rows(self, runs: dict[str, Callable[[], Any]], num_bytes: int, **facts: Any) -> Iterator[dict[str, Any]]:
+        for lines, on in self.courses.items():
+            for row in timed(on, runs, num_bytes=num_bytes, lines=lines, **facts):
+                yield {**row, "num_bytes": num_bytes, "share_frac": row.get("bytes_per_s", 0.0) / self.copied}
+
+
+def bare(num_bytes: int) -> Callable[[], None]:
+    """A read of so many bytes that does nothing with them."""
+    import reading
+    import torch
+
+    data = torch.randint(0, 99, (num_bytes // 4,), dtype=torch.int32, device="cuda")
+    return reading.run(data, 8, 4096, 1, "evict_first")
+
+
+def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()["paged_attention"][1]
+    for of in CASES:
+        if time.perf_counter() > end:
+            return
+        args = trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
+        num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
+        runs: dict[str, Callable[[], Any]] = {}
+        for name, way in ways(of).items():
+            with way():
+                runs[name] = planned(args)
+        for name, run in list(runs.items()):
+            found = right(run, meant, what=name, case=str(of))
+            if not found["ok"]:
+                del runs[name]
+            yield found
+        runs["bare read"] = bare(num_bytes)
+        yield from track.rows(runs, num_bytes, case=str(of))
+
+
+def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    import torch
+
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.latent_attention import config, op
+
+    trial = trials()["paged_latent_attention"][1]
+    for of in LATENT:
+        if time.perf_counter() > end:
+            return
+        args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
+        num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
+        runs: dict[str, Callable[[], Any]] = {}
+        query, cache, table = args[:3]
+        fed = op._fed(query, cache, 512, config.columns_fit)
+        few = config.takes_few(query.shape[0], query.shape[1], table.shape[1] * cache.shape[1], fed)
+        for knows in (False, True):
+            with latent_changed(knows):
+                out = query.new_empty((*query.shape[:2], 512))
+                plan = (op._FewPlan if few else op._Plan)(args[:4], out, 576**-0.5)
+                runs["knows" if knows else "as before"] = partial(_run_latent, plan, args[:4], out)
+        for name, run in list(runs.items()):
+            found = right(run, meant, what=name, case=f"latent {of}")
+            if not found["ok"]:
+                del runs[name]
+            yield found
+        runs["bare read"] = bare(num_bytes)
+        yield from track.rows(runs, num_bytes, case=f"latent {of}")
+
+
+def _run_latent(plan: Any, args: tuple[Any, ...], out: Any) -> Any:
+    plan.run(args, out, 576**-0.5)
+    return out
+
+
+def recorded(runs: list[Callable[[], Any]]) -> Callable[[], None]:
+    """These calls as one CUDA graph."""
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for run in runs:
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for run in runs:
+            run()
+    return graph.replay
+
+
+def part_graphs(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Calls over caches of their own, one after the other in a graph, as the layers of a model are: time of one."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()["paged_attention"][1]
+    for of in GRAPHS:
+        if time.perf_counter() > end:
+            return
+        sets = [trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(i))
+                for i in range(IN_A_GRAPH)]  # fmt: skip
+        num_bytes = trial.forward_bytes(sets[0])
+        runs = {}
+        for name, way in ways(of).items():
+            with way():
+                runs[name] = recorded([planned(args) for args in sets])
+        runs["bare read"] = recorded([bare(num_bytes) for _ in sets])
+        yield from track.rows(runs, num_bytes * IN_A_GRAPH, case=f"{IN_A_GRAPH} in a graph: {of}")
+        del sets, runs
+        torch.cuda.empty_cache()
+
+
+def part_host(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """What calls cost the host, repeated in C++ where the extension is there, and in Python."""
+    import host_calls
+
+    for row in host_calls.rows():
+        yield row
+        if time.perf_counter() > end:
+            return
+
+
+def part_pieces(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Where the microseconds go: the reading kernel alone, the joining one alone, no key at all, a block a program."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.paged_attention import op
+
+    trial = trials()["paged_attention"][1]
+    args = trial.make(paged_case(1, 32, 8, 32768, 128, 16, False), torch.device("cuda"), torch.Generator("cuda"))
+    out, scale, runs = torch.empty_like(args[0]), 128**-0.5, {}
+    lengths = {keys: torch.full_like(args[4], keys) for keys in (0, 2112, 16384, 32768)}
+    named = ways((1, 32))
+    for name in ("as before", "before writing", "small joins"):
+        with named[name]():
+            plan = op._Plan(args, out, scale)
+        room = plan._room(out)
+        for keys, lens in lengths.items():
+            given = (*args[:4], lens)
+            runs[f"{name}: reading {keys}"] = partial(plan.share, *given, out, *room, scale * op.LOG2_E, *plan.rest)
+            runs[f"{name}: whole {keys}"] = partial(plan.run, given, out, scale)
+        runs[f"{name}: joining"] = partial(plan.parts.join, *room, args[4], out)
+    word = torch.zeros(1, device="cuda")
+    runs["a kernel of PyTorch's"] = lambda: word.fill_(1.0)
+    yield from track.rows(runs, 0, case="pieces")
+
+
+def write_pack(folder: Path, jobs: int) -> None:
+    from ridgeline.kernels import pack
+
+    wanted = wanted_variants()
+    pack.write(folder, wanted, jobs=jobs, progress=lambda done, total: print(done, "of", total, flush=True))
+    print(f"{len(wanted)} variants in {folder}")
+
+
+def compile_missing(jobs: int) -> int:
+    """Compile what no pack holds."""
+    from ridgeline.kernels import pack
+
+    wanted = [variant for variant in wanted_variants() if pack.find(variant) is None]
+    return sum(1 for _ in pack.compiled_all(wanted, jobs)) if wanted else 0
+
+
+def shown(recording: dict[str, Any]) -> Iterator[str]:
+    """A recording in tables: a case a row, microseconds and share of the copy bandwidth by configuration."""
+    yield f"{recording['device']}, torch {recording['torch']}, copy {recording['copy_bytes_per_s'] / 1e12:.2f} TB/s"
+    for part, rows in recording["parts"].items():
+        wrong = [row for row in rows if not row.get("ok", True)]
+        yield f"\n## {part}: {sum('ok' in row for row in rows)} checks, {len(wrong)} wrong"
+        yield from (f"WRONG {row}" for row in wrong)
+        yield from (f"- {json.dumps(row)}" for row in rows if "call" in row)
+        timed_rows = [row for row in rows if "median_s" in row]
+        for lines in dict.fromkeys(row["lines"] for row in timed_rows):
+            yield from _table(lines, [row for row in timed_rows if row["lines"] == lines])
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Iterator[str]:
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    if len({row["case"] for row in rows}) == 1 and len(names) > 9:
+        yield f"\n{title}\n"
+        yield from (f"- {row['contender']}: {row['median_s'] * 1e6:.2f} µs" for row in rows)
+        return
+    yield f"\n| {title} | MB | {' | '.join(names)} |\n|{'---|' * (len(names) + 2)}"
+    for case in dict.fromkeys(row["case"] for row in rows):
+        mine = {row["contender"]: row for row in rows if row["case"] == case}
+        cells = [f"{mine[n]['median_s'] * 1e6:.1f} ({mine[n]['share_frac']:.2f})" if n in mine else "–" for n in names]
+        yield f"| {case} | {next(iter(mine.values()))['num_bytes'] / 1e6:.0f} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--budget-s", type=float, default=90.0)
+    parser.add_argument("--jobs", type=int, default=14)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--write-pack", type=Path)
+    parser.add_argument("--show", type=Path)
+    options = parser.parse_args()
+    if options.show:
+        with gzip.open(options.show, "rt") as file:
+            print("\n".join(shown(json.load(file))))
+        return
+    if options.write_pack:
+        write_pack(options.write_pack, options.jobs)
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    found: dict[str, Any] = {"over": OVER, "parts": {}}
+
+    def write() -> None:
+        with gzip.open(options.out / "paged.json.gz", "wt") as file:
+            json.dump(found, file)
+
+    def give_up() -> None:
+        found["note"] = "stopped: something never ended"
+        print(found["note"], flush=True)
+        write()
+        os._exit(3)
+
+    watch = threading.Timer(options.budget_s + 10, give_up)
+    watch.daemon = True
+    watch.start()
+    found["num_compiled"] = compile_missing(options.jobs)
+    import torch
+
+    track = Track(options.rounds)
+    found |= {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "copy_bytes_per_s": track.copied}
+    ready, end = time.perf_counter(), began + options.budget_s - 2
+    print(f"compiled {found['num_compiled']}, copy {track.copied / 1e12:.3f} TB/s", flush=True)
+    for name in options.parts:
+        rows = found["parts"][name] = []
+        try:
+            for row in globals()[f"part_{name}"](ready + (end - ready) * SHARES.get(name, 1.0), track):
+                rows.append(row)
+                print(name, line_of(row), flush=True)
+                write()
+        except Exception:
+            rows.append({"note": traceback.format_exc()[-2000:]})
+            print(name, "stopped:", traceback.format_exc()[-2000:], flush=True)
+        print(f"{name}: {len(rows)} rows, {sum(not r.get('ok', True) for r in rows)} wrong, "
+              f"{time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
+        write()
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A row in a line."""
+    if "call" in row:
+        return json.dumps(row)
+    if "median_s" not in row:
+        return " ".join(str(row.get(key, "")) for key in ("case", "what", "contender", "ok", "note"))
+    return (f"{row['case']} {row['lines']} {row['contender']}: {row['median_s'] * 1e6:.2f} µs "
+            f"({row['low_s'] * 1e6:.1f}), {row['num_bytes'] / 1e6:.0f} MB, {row['share_frac']:.3f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""What PyTorch's own products do with their factors under autocast."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def narrowed(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast, tensors in its type, as PyTorch's products take them; elsewhere as they are."""
+    kind = "cuda" if tensors[0].is_cuda else "cpu"
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    to = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 or not x.is_floating_point() else x.to(to) for x in tensors)
+
+
+def widens(x: Tensor) -> bool:
+    """Whether a loss is float32 whatever its logits are: under autocast."""
+    return torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")

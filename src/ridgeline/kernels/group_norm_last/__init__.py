@@ -1,0 +1,1 @@
+"""GroupNorm of images whose channels lie last, with SiLU behind it."""

@@ -1,0 +1,27 @@
+"""Tiles of short attention: rows of a program, batch elements it goes through, warps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.kernels.rows import cdiv, power_of_two
+
+PROGRAMS = 1056
+"""Eight programs to each of an H200's multiprocessors, so that they hide each other's waiting."""
+MOST_CHUNK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Rows of a tile, batch elements of a program, warps."""
+
+    rows: int
+    chunk: int
+    num_warps: int
+
+
+def default(rows: int, keys: int, programs: int, groups: int) -> Short:
+    """``programs`` there are for one batch element of each bias, and ``groups`` of such elements."""
+    tall = min(64, max(16, power_of_two(rows)))
+    chunk = max(1, min(MOST_CHUNK, groups, groups * cdiv(rows, tall) * programs // PROGRAMS))
+    return Short(tall, chunk, 4 if keys <= 64 else 8)

@@ -1,0 +1,183 @@
+"""What looks like a mistake and is none: rules are silent where nobody could take their advice."""
+
+from __future__ import annotations
+
+import pytest
+from stage import Stage, healthy, rules_of
+
+from ridgeline.findings.kernelname import kernel_name
+from ridgeline.trace import Kind
+
+
+def _twice(play) -> Stage:
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            play(stage)
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("triton_poi_fused_add_mm_relu_3", "fused"),
+        ("triton_poi_fused_convolution_native_dropout_1", "fused"),
+        ("triton_red_fused__to_copy_bernoulli_mul_sum_7", "fused"),
+        ("triton_per_fused__softmax_div_2", "softmax"),
+        ("triton_red_fused_native_layer_norm_backward_4", "norm"),
+        ("triton_tem_fused_mm_0", "gemm"),
+    ],
+)
+def test_generated_kernels_are_no_products_and_are_fused_already(name, family):
+    assert kernel_name(name).family == family
+
+
+def test_what_a_compiler_made_is_not_told_to_be_compiled():
+    def play(stage: Stage, name: str) -> None:
+        for _ in range(6):
+            healthy(stage, 2)
+            for _ in range(6):
+                stage.kernel(name, 80.0, op="aten::op")
+
+    assert rules_of(_twice(lambda stage: play(stage, "triton_poi_fused_add_bernoulli_mul_0")).findings()) == []
+    assert rules_of(_twice(lambda stage: play(stage, "vectorized_elementwise_kernel<Mul>")).findings()) == [
+        "pointwise-chains"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("power_w", "clock_hz", "named"),
+    [(742.0, 1.29e9, False), (690.0, 1.45e9, False), (500.0, 1.29e9, True), (690.0, 0.9e9, True)],
+)
+def test_a_device_that_draws_the_power_it_is_built_for_is_not_throttled(power_w, clock_hz, named):
+    def play(stage: Stage) -> None:
+        stage.build.count("sm_clock_hz", stage.now_s, clock_hz)
+        stage.build.count("power_w", stage.now_s, power_w)
+        healthy(stage)
+
+    assert ("throttling" in rules_of(_twice(play).findings())) is named
+
+
+def test_an_optimizer_with_products_of_its_own_has_no_fused_form():
+    def play(stage: Stage, name: str, product: bool) -> None:
+        healthy(stage, 10)
+        with stage.span(f"Optimizer.step#{name}.step", Kind.ANNOTATION):
+            for _ in range(80):
+                stage.kernel("vectorized_elementwise_kernel<Mul>", 8.0, op="aten::mul", host_us=12.0)
+            if product:
+                healthy(stage, 4)
+
+    assert rules_of(_twice(lambda stage: play(stage, "Muon", True)).findings()) == []
+    plain = _twice(lambda stage: play(stage, "RMSprop", False)).findings()[0]
+    assert plain.rule == "unfused-optimizer" and plain.change.startswith("torch.compile(optimizer.step)")
+    assert "fused=True" in _twice(lambda stage: play(stage, "AdamW", False)).findings()[0].change
+
+
+def _trained(stage: Stage, passes: int) -> None:
+    """Passes under autocast, every weight cast in each of them."""
+    for _ in range(passes):
+        for _ in range(6):
+            with stage.span("aten::linear"):
+                shapes, dtypes = [[4096, 4096]] * 2, ["c10::BFloat16", "float"]
+                stage.kernel("bfloat16_copy_kernel_cuda", 60.0, op="aten::copy_", shapes=shapes, dtypes=dtypes)
+            healthy(stage, 2)
+        with stage.span("autograd::engine::evaluate_function: MseLossBackward0"):
+            healthy(stage, 1)
+        healthy(stage, 10)
+
+
+def test_in_training_weights_are_cast_once_a_step_by_nature():
+    once, four = (_twice(lambda stage, n=n: _trained(stage, n)).findings() for n in (1, 4))
+    assert "weight-casts" not in rules_of(once)
+    found = next(finding for finding in four if finding.rule == "weight-casts")
+    assert "one autocast region" in found.change
+    assert found.low_ms <= 3 * 6 * 0.060 <= found.high_ms < 4 * 6 * 0.060 * 1.25
+
+
+@pytest.mark.parametrize(("heads", "named"), [(1, True), (16, False)])
+def test_a_bias_for_every_head_is_no_causal_mask(heads, named):
+    def play(stage: Stage) -> None:
+        qkv, mask = [2, 16, 4096, 64], [1, heads, 4096, 4096]
+        for _ in range(4):
+            healthy(stage, 1)
+            stage.kernel("fmha_fprop", 900.0, op="aten::_cudnn_attention_forward", shapes=[qkv, qkv, qkv, mask])
+
+    assert ("masked-attention" in rules_of(_twice(play).findings())) is named
+
+
+def test_the_first_batch_of_an_epoch_is_late_although_workers_are_kept():
+    name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+    def play(stage: Stage, first_us: float, others_us: float) -> None:
+        stage.work(300)
+        for us in (first_us, others_us, others_us):
+            stage.host(name, us, Kind.DATALOADER)
+            healthy(stage, 10, 100.0)
+        stage.host(name, 100.0, Kind.DATALOADER)
+
+    late = _twice(lambda stage: play(stage, 6000.0, 50.0)).findings()[0]
+    slow = _twice(lambda stage: play(stage, 3000.0, 3000.0)).findings()[0]
+    assert late.rule == slow.rule == "data-loader"
+    assert "endless epoch" in late.change and "num_workers" in slow.change
+
+
+def test_a_pause_of_a_millisecond_in_a_short_step_is_no_launching():
+    def play(stage: Stage, pause_us: float) -> None:
+        for _ in range(12):
+            stage.kernel("nvjet_tst_64x8", 50.0, op="aten::mm", host_us=15.0)
+        stage.work(pause_us)
+
+    assert rules_of(_twice(lambda stage: play(stage, 1200.0)).findings())[0] == "host-code"
+    assert rules_of(_twice(lambda stage: play(stage, 20.0)).findings()) == []
+
+
+def _losses(stage: Stage, wide_op: str, wide: int) -> None:
+    """A loss over 16,384 classes, and light kernels on tensors of some width."""
+    healthy(stage, 10)
+    for _ in range(6):
+        stage.kernel("bfloat16_copy_kernel_cuda", 150.0, op=wide_op, shapes=[[12288, wide]] * 2)
+    with stage.span("aten::cross_entropy_loss"):
+        stage.kernel("cunn_SoftMaxForward<log_softmax>", 100.0, op="aten::_log_softmax", shapes=[[12288, 16384]])
+
+
+def test_a_hidden_layer_as_wide_as_a_vocabulary_has_no_logits():
+    wide, logits = (_twice(lambda stage, n=n: _losses(stage, "aten::copy_", n)).findings() for n in (8192, 16384))
+    assert "logits" in rules_of(logits) and "logits" not in rules_of(wide)
+
+
+def test_an_op_that_stalls_once_is_no_host_code():
+    def play(stage: Stage, name: str) -> Stage:
+        for number in range(4):
+            with stage.step():
+                for _ in range(20):
+                    stage.host("aten::t", 3.0)
+                    stage.kernel("nvjet_tst_64x8", 20.0, op="aten::mm", host_us=15.0)
+                if number == 2:
+                    stage.host(name, 6000.0)
+                stage.kernel("nvjet_tst_64x8", 20.0, op="aten::mm", host_us=15.0)
+        return stage
+
+    assert "host-code" not in rules_of(play(Stage(), "aten::t").findings())
+    assert rules_of(play(Stage(), "aten::bucketize").findings())[0] == "host-code"
+
+
+def test_gradients_that_are_added_to_others_are_no_chain_to_compile():
+    def play(stage: Stage, around: str) -> None:
+        for _ in range(6):
+            healthy(stage, 2)
+            for _ in range(6):
+                stage.kernel("vectorized_elementwise_kernel<Add>", 80.0, op="aten::add_", around=around)
+
+    added = _twice(lambda stage: play(stage, "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"))
+    assert "pointwise-chains" not in rules_of(added.findings())
+    assert "pointwise-chains" in rules_of(_twice(lambda stage: play(stage, "MulBackward0")).findings())
+
+
+def test_a_loop_over_tensors_has_memsets_in_it():
+    def play(stage: Stage) -> None:
+        healthy(stage, 10)
+        for _ in range(30):
+            stage.kernel("Memset (Device)", 1.0, op="aten::linalg_vector_norm", kind=Kind.MEMSET, host_us=8.0)
+            stage.kernel("reduce_kernel<NormTwoOps>", 8.0, op="aten::linalg_vector_norm", host_us=12.0)
+
+    assert rules_of(_twice(play).findings())[0] == "tensor-loop"

@@ -1,0 +1,169 @@
+"""What is returned is not slower than a rival, however the clock behaves while it is chosen.
+
+Searches run on a made-up clock: a turn of a contender takes its true time, times what the machine does to it in that
+round. What is chosen is judged by true times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from ridgeline.optimizer import measure
+from ridgeline.optimizer import search as searching
+from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.candidate import Built, Candidate
+from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.ladder import Ladder, Rung
+from ridgeline.optimizer.measure import LAST_ROUNDS, MAX_ROUNDS, Timed, compare
+from ridgeline.optimizer.search import Problem, Search
+
+Noise = Iterator[float]
+BEYOND_NOISE = 1.02
+
+
+def _quiet(dice: random.Random) -> Noise:
+    while True:
+        yield dice.gauss(1.0, 0.004)
+
+
+def _noisy(dice: random.Random) -> Noise:
+    while True:
+        yield dice.lognormvariate(0.0, 0.05)
+
+
+def _drifting(dice: random.Random) -> Noise:
+    """Clocks fall by half while a race is run, and come back."""
+    for i in itertools.count():
+        yield dice.gauss(1.0, 0.01) * (1.0 + 0.5 * abs((i % 240) / 120 - 1))
+
+
+def _bimodal(dice: random.Random) -> Noise:
+    """Somebody else uses the machine half of the time."""
+    while True:
+        yield dice.gauss(1.0, 0.01) * dice.choice((1.0, 1.4))
+
+
+def _interrupted(dice: random.Random) -> Noise:
+    while True:
+        yield dice.gauss(1.0, 0.01) * (5.0 if dice.random() < 0.15 else 1.0)
+
+
+def _every_third(dice: random.Random) -> Noise:
+    """As many turns as there are contenders in the last race: without changing their order it would be one's alone."""
+    for i in itertools.count():
+        yield dice.gauss(1.0, 0.005) * (1.3 if i % 3 == 0 else 1.0)
+
+
+NOISES: dict[str, Callable[[random.Random], Noise]] = {
+    "quiet": _quiet, "noisy": _noisy, "drifting": _drifting, "bimodal": _bimodal, "interrupted": _interrupted,
+    "every third turn": _every_third,
+}  # fmt: skip
+
+
+class Contestant:
+    """A call with a true time; it computes what the model does."""
+
+    def __init__(self, model: nn.Module, true_s: float) -> None:
+        self.model, self.true_s = model, true_s
+
+    def __call__(self, *args: Any) -> Any:
+        return self.model(*args)
+
+
+def _chosen(monkeypatch: Any, noise: Noise, true_s: dict[str, float], budget_s: float) -> str:
+    """The winner's name of a search over candidates of these true times."""
+    clock, model = [0.0], nn.Linear(4, 4).eval()
+
+    def turn_s(self: Any, call: Any, num: int) -> float:
+        found = true_s["eager"] if call is model else _true_s(call, true_s)
+        spent_s = found * next(noise)
+        clock[0] += spent_s * num
+        return spent_s
+
+    def built(candidate: Candidate, *_: Any, **__: Any) -> Built:
+        return Built(candidate, Contestant(model, true_s[candidate.name]), Report(), build_s=0.01)
+
+    names = [name for name in true_s if name != "eager"]
+    rungs = [Rung(Candidate(name=name, options=(("n", i),)), 0.1) for i, name in enumerate(names)]
+    monkeypatch.setattr(measure.Track, "turn_s", turn_s)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(searching, "build", built)
+    monkeypatch.setattr(searching, "environment", dict)
+    monkeypatch.setattr(searching, "_undisturbed", lambda budget_s: contextlib.nullcontext())
+    monkeypatch.setattr(searching, "handed", lambda problem, built: built)
+    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter(rungs))
+    monkeypatch.setattr(Search, "_parts", lambda self, eager, best: ())
+    problem = Problem(model=model, inputs=Inputs((torch.randn(2, 4),)), mode="infer", device=torch.device("cpu"),
+                      budget_s=budget_s)  # fmt: skip
+    return Search(problem).run().built.candidate.name
+
+
+def _true_s(call: Any, true_s: dict[str, float]) -> float:
+    return call.true_s if isinstance(call, Contestant) else true_s["eager"]
+
+
+def _regret(true_s: dict[str, float], chosen: str) -> float:
+    return true_s[chosen] / min(true_s["eager"], true_s["torch.compile"])
+
+
+CASES = {
+    "torch.compile ahead of ours": {"eager": 8e-3, "ours": 5.4e-3, "torch.compile": 5e-3},
+    "torch.compile first, ours behind": {"eager": 8e-3, "torch.compile": 5e-3, "ours": 5.4e-3},
+    "eager ahead of all": {"eager": 3e-3, "ours": 3.3e-3, "torch.compile": 3.6e-3},
+    "short calls": {"eager": 3e-4, "ours": 2.2e-4, "torch.compile": 2e-4},
+}
+LONG = {"long calls": {"eager": 0.3, "ours": 0.27, "torch.compile": 0.25}}
+"""Ten seconds do not hold enough of them to try two candidates."""
+
+
+@pytest.mark.parametrize("budget_s", [10.0, 120.0])
+@pytest.mark.parametrize("noise", NOISES)
+def test_what_is_returned_is_not_slower_than_the_better_rival(monkeypatch: Any, noise: str, budget_s: float) -> None:
+    cases = CASES if budget_s < 60 else CASES | LONG
+    for (name, case), seed in itertools.product(cases.items(), range(2)):
+        with monkeypatch.context() as patched:
+            chosen = _chosen(patched, NOISES[noise](random.Random(seed)), case, budget_s)
+        assert _regret(case, chosen) <= BEYOND_NOISE, f"{name}, seed {seed}: {chosen}"
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_what_is_a_tenth_faster_than_both_is_returned_by_a_search_that_has_time(monkeypatch: Any, noise: str) -> None:
+    case = {"eager": 8e-3, "ours": 4.5e-3, "torch.compile": 5e-3}
+    with monkeypatch.context() as patched:
+        assert _chosen(patched, NOISES[noise](random.Random(3)), case, 120.0) == "ours"
+
+
+def _overlooked(rounds: int, frac: float, slowed: Callable[[random.Random], Noise]) -> float:
+    """How often a rival that is ahead by a share is not seen to be."""
+    missed = 0
+    for seed in range(200):
+        noise = slowed(random.Random(seed))
+        ours, rival = [], []
+        for _ in range(rounds):
+            ours.append((1 + frac) * next(noise))
+            rival.append(next(noise))
+        missed += not compare(Timed(tuple(ours)), Timed(tuple(rival))).ahead
+    return missed / 200
+
+
+def test_the_last_race_is_long_enough_to_see_a_rival_through_a_machine_that_is_slowed_at_random() -> None:
+    assert _overlooked(LAST_ROUNDS, 0.05, _bimodal) <= 0.01 < _overlooked(5, 0.05, _bimodal)
+    assert _overlooked(MAX_ROUNDS, 0.02, _bimodal) <= 0.01
+
+
+def test_the_fastest_rounds_show_what_medians_of_few_rounds_do_not() -> None:
+    """Ours was lucky in the rounds in which the rival was slowed."""
+    rival, ours = Timed((1.0, 1.4, 1.4, 1.0, 1.4, 1.4)), Timed((1.1, 1.1, 1.1, 1.54, 1.1, 1.1))
+    found = compare(ours, rival)
+    assert found.speedup < 1.0 and found.undisturbed == pytest.approx(1.1) and found.ahead
+    assert not compare(rival, rival).ahead
