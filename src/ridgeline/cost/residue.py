@@ -27,6 +27,8 @@ BOUND = 0.45
 """Largest logarithm of the factor."""
 DONORS = {"hopper": "h100-sxm", "blackwell": "b200", "ampere": "a100-sxm-80gb", "ada": "l40s"}
 """Whose factor a device of the same architecture takes that was not measured itself."""
+KERNELS = "h200 kernels"
+"""Under which name the factors of single convolution kernels are kept."""
 _TILES = ((32, 32), (64, 64), (128, 64), (128, 128), (256, 128))
 _LAYOUTS = ("nt", "nn", "tn", "tt")
 
@@ -114,6 +116,11 @@ def logs(trees: Boosted | None, rows: Sequence[Sequence[float]]) -> list[float]:
         return [0.0] * len(rows)
     found = trees.logs(np.array(rows, dtype=np.float64))
     return [min(BOUND, max(-BOUND, log)) for log in found.tolist()]
+
+
+def kernel_trees(name: str) -> Boosted | None:
+    """What was learned of a convolution's kernel, such as ``tma.fwd``, on the device where they were timed."""
+    return _pools().get(f"{KERNELS}/{name}")
 
 
 def attention_log(pool: str, dims: Mapping[str, int], chip: Chip) -> float:

@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ridgeline.cost import matmul, residue
+from ridgeline.cost import conv, matmul, residue
 from ridgeline.cost.calibration import SIBLINGS
 from ridgeline.cost.call import Call
 from ridgeline.cost.chip import Chip, chip_of
+from ridgeline.cost.implicit import Choice, Problem
 from ridgeline.cost.price import pricer_of
 from ridgeline.hardware import device
 
@@ -48,17 +49,37 @@ def test_all_trees_at_once_give_what_walking_them_gives(h200: Chip) -> None:
 
 def test_trees_ask_of_nothing_but_the_features(h200: Chip) -> None:
     for name, trees in residue._pools().items():
-        pool = name.partition("/")[2]
+        owner, _, pool = name.partition("/")
+        if owner == residue.KERNELS:
+            continue
         dtype = {"half": "bf16", "half.odd": "bf16"}.get(pool, pool)
         if pool.startswith(("prefill", "decode")):
             width = len(residue.attention_features(dict.fromkeys(("b", "h", "hkv", "s", "skv", "d"), 8), h200.num_sms))
         else:
             problem = (1, 64, 65, 67, "nt") if pool == "half.odd" else (1, 64, 64, 64, "nt")
-            chip = chip_of(device(name.partition("/")[0]))
+            chip = chip_of(device(owner))
             entry = pricer_of(device(chip.name)).calibration.entry("gemm", dtype)
             coef = {**matmul.DEFAULTS, **(entry["coef"] if entry else {})}
             width = len(matmul.described(problem, dtype, chip, coef)[0])
         assert trees.feature.max() < width, name
+
+
+def test_trees_of_convolution_kernels_ask_of_nothing_but_their_features() -> None:
+    shape = {"n": 8, "c": 64, "h": 28, "w": 28, "o": 64, "k": 3, "stride": 1, "groups": 1}
+    given = conv._conv(Call("conv2d", "bf16", "fwd", "cudnn", tuple(shape.items())), shape)
+    width = len(conv.kernel_features(given, Choice("tma", 128, 128, 64), Problem(6272, 64, 64, 9.0, 1e6, 1e6, 2.0)))
+    names = [name for name in residue._pools() if name.startswith(residue.KERNELS)]
+    assert len(names) > 10
+    assert all(residue._pools()[name].feature.max() < width for name in names)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_factor_of_a_convolution_kernel_can_be_left_out(share: float, h200: Chip) -> None:
+    shape = (("n", 64), ("c", 512), ("h", 14), ("w", 14), ("o", 512), ("k", 3), ("stride", 1), ("nhwc", 1))
+    asked = Call("conv2d", "fp32", "fwd", "cudnn", shape)
+    told = conv.model(asked, h200, {**conv.DEFAULTS, "residue_frac": share}, 0.0).busy_s
+    bare = conv.model(asked, h200, {**conv.DEFAULTS, "residue_frac": 0.0}, 0.0).busy_s
+    assert (told == bare) is (share == 0.0)
 
 
 def test_the_factor_is_bounded_and_says_something(h200: Chip) -> None:
