@@ -11,7 +11,8 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ridgeline.kernels.files import cache_folder
 from ridgeline.kernels.launcher import collecting
 
 
-def seconds(run: Callable[[], Any], calls: int = 200, repeats: int = 9) -> tuple[float, float]:
+def seconds(run: Callable[[], Any], calls: int = 100, repeats: int = 7) -> tuple[float, float]:
     """Seconds of a call, the device's part included, and the host's part alone, medians."""
     whole, host = [], []
     for _ in range(30):
@@ -97,33 +98,49 @@ def no_grad(run: Callable[[], Any]) -> Callable[[], Any]:
     return inner
 
 
+def rows() -> Iterator[dict[str, Any]]:
+    """Seconds of every call and of its host's part: as it is, without what C++ repeats, and PyTorch's."""
+    for name, (ours, theirs) in calls("cuda").items():
+        row: dict[str, Any] = {"call": name, "has_direct": direct.module() is not None}
+        try:
+            found = ours()
+            row["repeated_s"] = seconds(ours)
+            with in_python():
+                again = ours()
+                row["python_s"] = seconds(ours)
+            pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (found, again, ours())), strict=True)
+            row["ok"] = all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in pairs)
+            row["pytorch_s"] = None if theirs is None else seconds(theirs)
+        except Exception as error:
+            row["note"] = f"{type(error).__name__}: {str(error)[:300]}"
+        yield row
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Inside, no call is repeated in C++."""
+    made = list(contract.primitives().values())
+    saved = [each.direct for each in made]
+    for each in made:
+        each.direct = None
+    try:
+        yield
+    finally:
+        for each, before in zip(made, saved, strict=True):
+            each.direct = before
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     direct.build(cache_folder())
-    rows: list[dict[str, Any]] = []
-    for name, (ours, theirs) in calls("cuda").items():
-        row: dict[str, Any] = {"call": name}
-        try:
-            found = ours()
-            row["repeated_s"] = seconds(ours)
-            saved = {made.name: made.direct for made in contract.primitives().values()}
-            for made in contract.primitives().values():
-                made.direct = None
-            again = ours()
-            row["python_s"] = seconds(ours)
-            for made in contract.primitives().values():
-                made.direct = saved[made.name]
-            pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (found, again, ours())), strict=True)
-            row["ok"] = all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in pairs)
-            row["pytorch_s"] = None if theirs is None else seconds(theirs)
-        except Exception as error:
-            row["note"] = f"{type(error).__name__}: {str(error)[:300]}"
-        rows.append(row)
+    found = []
+    for row in rows():
+        found.append(row)
         print(json.dumps(row), flush=True)
-    (options.out / "host.json").write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
+    (options.out / "host.json").write_text(json.dumps({"torch": torch.__version__, "rows": found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases latent graphs pieces]
 
 Every case is checked first, against PyTorch in its own precision and for the same bits three times over. Rows are
-written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU.
+written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU; ``--show FILE`` prints a
+recording as tables.
 """
 
 from __future__ import annotations
@@ -24,27 +25,29 @@ from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("cases", "latent", "graphs", "pieces")
+PARTS = ("cases", "host", "graphs", "latent", "pieces")
+SHARES = {"cases": 0.6, "graphs": 0.8}
+"""Of the time there is, by when a part ends; the others may take the rest."""
+
 OVER: dict[str, dict[str, Any]] = {
     "as before": {"early": 2, "knows": False, "apart": False, "wide": False},
-    "joins at once": {"early": 1, "knows": False, "apart": False, "wide": False},
-    "knows": {"early": 1, "knows": True, "apart": False, "wide": False},
-    "apart": {"early": 1, "knows": True, "apart": True, "wide": False},
-    "wide": {"early": 1, "knows": True, "apart": False, "wide": True},
-    "all": {"early": 1, "knows": True, "apart": True, "wide": True},
-    "three": {"early": 2, "knows": True, "apart": True, "wide": False, "max_registers": 80, "num_stages": 2},
+    "two blocks before": {"early": 3, "knows": False, "apart": False, "wide": False},
+    "before writing": {"early": 4, "knows": False, "apart": False, "wide": False},
+    "knows": {"early": 4, "knows": True, "apart": False, "wide": False},
+    "apart": {"early": 2, "knows": False, "apart": True, "wide": False},
+    "wide": {"early": 2, "knows": False, "apart": False, "wide": True},
 }
-"""What is changed of the analytical default, by name."""
+"""What is changed of the analytical default, by name: first when the joining kernel may start. At once (1) is 1 µs
+slower than at the end (2), measured at 8 to 134 MB of cache."""
 
 CASES = (
-    (1, 32, 8, 16400, 128, 16, False), (2, 64, 8, 8200, 128, 16, False), (64, 16, 1, 2050, 128, 64, False),
-    (3, 32, 8, 7813, 128, 16, False), (5, 64, 8, 4800, 128, 16, False),
-    (4, 32, 8, 8000, 128, 16, False), (7, 32, 8, 5001, 128, 64, False), (24, 32, 8, 2700, 128, 16, True),
-    (16, 32, 8, 3000, 128, 16, False), (1, 64, 8, 48000, 128, 16, False),
-    (64, 32, 8, 1000, 128, 16, False), (8, 32, 8, 8192, 128, 64, False), (100, 64, 8, 1200, 128, 16, True),
-    (12, 32, 8, 7900, 128, 16, False), (32, 32, 8, 4000, 128, 64, False),
-    (9, 32, 8, 7400, 64, 16, False), (5, 16, 4, 6500, 256, 64, False), (4, 32, 32, 2100, 128, 16, False),
-    (300, 32, 8, 300, 128, 16, True), (256, 32, 8, 500, 128, 16, False),
+    (1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (16, 32, 8, 3000, 128, 16, False),
+    (64, 32, 8, 1000, 128, 16, False), (3, 32, 8, 7813, 128, 16, False), (2, 64, 8, 8200, 128, 16, False),
+    (64, 16, 1, 2050, 128, 64, False), (12, 32, 8, 7900, 128, 16, False), (32, 32, 8, 4000, 128, 64, False),
+    (24, 32, 8, 2700, 128, 16, True), (100, 64, 8, 1200, 128, 16, True), (300, 32, 8, 300, 128, 16, True),
+    (5, 64, 8, 4800, 128, 16, False), (7, 32, 8, 5001, 128, 64, False), (1, 64, 8, 48000, 128, 16, False),
+    (8, 32, 8, 8192, 128, 64, False), (9, 32, 8, 7400, 64, 16, False), (5, 16, 4, 6500, 256, 64, False),
+    (4, 32, 32, 2100, 128, 16, False), (256, 32, 8, 500, 128, 16, False),
 )  # fmt: skip
 """Batch, heads, key heads, keys, head dim, page, uneven lengths."""
 
@@ -66,10 +69,7 @@ def changed(over: dict[str, Any]) -> Any:
 
     def choose(*sizes: Any, **named: Any) -> Any:
         found = before(*sizes, **named)
-        if not found.fed or ("num_stages" in over and found.num_stages != 3):
-            return found
-        programs = found.programs * found.num_stages // over.get("num_stages", found.num_stages)
-        return dataclasses.replace(found, **over, programs=programs)
+        return dataclasses.replace(found, **over) if found.fed else found
 
     return instead(config, "choose", choose)
 
@@ -89,6 +89,16 @@ def _known(choose: Callable[..., Any], knows: bool, *sizes: Any, **named: Any) -
     return dataclasses.replace(choose(*sizes, **named), knows=knows)
 
 
+def joined_by(columns: int, warps: int) -> Any:
+    """Inside, a joining program takes so many columns of a head, and joins start before results are written."""
+    from ridgeline.kernels.paged_attention import config
+
+    both = contextlib.ExitStack()
+    both.enter_context(instead(config, "joined", lambda heads: (columns, warps)))
+    both.enter_context(changed(OVER["before writing"]))
+    return both
+
+
 def in_one_line(over: dict[str, Any]) -> Any:
     """Inside, more than 128 sequences stand in one line, too."""
     from ridgeline.kernels.paged_attention import config
@@ -103,7 +113,8 @@ def in_one_line(over: dict[str, Any]) -> Any:
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     """Configurations of a case by name."""
     if of[0] <= 128:
-        return {name: partial(changed, over) for name, over in OVER.items()}
+        found = {name: partial(changed, over) for name, over in OVER.items()}
+        return found | ({"small joins": partial(joined_by, 8, 1)} if of[0] * of[1] <= 256 else {})
     lined = {f"{name}, in one line": partial(in_one_line, OVER[name]) for name in ("as before", "knows")}
     return {"a program a sequence and head": contextlib.nullcontext} | lined
 
@@ -122,6 +133,8 @@ def latent_case(b: int, h: int, s: int, page: int, uneven: bool) -> Any:
 
 def wanted_variants() -> list[Any]:
     """Everything that is launched, all configurations included."""
+    import host_calls
+
     from ridgeline.kernels.variants import variants_of
 
     found: list[Any] = []
@@ -132,7 +145,7 @@ def wanted_variants() -> list[Any]:
     for knows in (False, True):
         with latent_changed(knows):
             found += variants_of("paged_latent_attention", [latent_case(*of) for of in LATENT])
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*found, *host_calls.wanted_variants()]))
 
 
 def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -279,13 +292,23 @@ def part_graphs(end: float, track: Track) -> Iterator[dict[str, Any]]:
                 for i in range(IN_A_GRAPH)]  # fmt: skip
         num_bytes = trial.forward_bytes(sets[0])
         runs = {}
-        for name, over in OVER.items():
-            with changed(over):
+        for name, way in ways(of).items():
+            with way():
                 runs[name] = recorded([planned(args) for args in sets])
         runs["bare read"] = recorded([bare(num_bytes) for _ in sets])
         yield from track.rows(runs, num_bytes * IN_A_GRAPH, case=f"{IN_A_GRAPH} in a graph: {of}")
         del sets, runs
         torch.cuda.empty_cache()
+
+
+def part_host(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """What calls cost the host, repeated in C++ where the extension is there, and in Python."""
+    import host_calls
+
+    for row in host_calls.rows():
+        yield row
+        if time.perf_counter() > end:
+            return
 
 
 def part_pieces(end: float, track: Track) -> Iterator[dict[str, Any]]:
@@ -299,8 +322,9 @@ def part_pieces(end: float, track: Track) -> Iterator[dict[str, Any]]:
     args = trial.make(paged_case(1, 32, 8, 32768, 128, 16, False), torch.device("cuda"), torch.Generator("cuda"))
     out, scale, runs = torch.empty_like(args[0]), 128**-0.5, {}
     lengths = {keys: torch.full_like(args[4], keys) for keys in (0, 2112, 16384, 32768)}
-    for name in ("as before", "knows", "all"):
-        with changed(OVER[name]):
+    named = ways((1, 32))
+    for name in ("as before", "before writing", "small joins"):
+        with named[name]():
             plan = op._Plan(args, out, scale)
         room = plan._room(out)
         for keys, lens in lengths.items():
@@ -329,6 +353,32 @@ def compile_missing(jobs: int) -> int:
     return sum(1 for _ in pack.compiled_all(wanted, jobs)) if wanted else 0
 
 
+def shown(recording: dict[str, Any]) -> Iterator[str]:
+    """A recording in tables: a case a row, microseconds and share of the copy bandwidth by configuration."""
+    yield f"{recording['device']}, torch {recording['torch']}, copy {recording['copy_bytes_per_s'] / 1e12:.2f} TB/s"
+    for part, rows in recording["parts"].items():
+        wrong = [row for row in rows if not row.get("ok", True)]
+        yield f"\n## {part}: {sum('ok' in row for row in rows)} checks, {len(wrong)} wrong"
+        yield from (f"WRONG {row}" for row in wrong)
+        yield from (f"- {json.dumps(row)}" for row in rows if "call" in row)
+        timed_rows = [row for row in rows if "median_s" in row]
+        for lines in dict.fromkeys(row["lines"] for row in timed_rows):
+            yield from _table(lines, [row for row in timed_rows if row["lines"] == lines])
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Iterator[str]:
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    if len({row["case"] for row in rows}) == 1 and len(names) > 9:
+        yield f"\n{title}\n"
+        yield from (f"- {row['contender']}: {row['median_s'] * 1e6:.2f} µs" for row in rows)
+        return
+    yield f"\n| {title} | MB | {' | '.join(names)} |\n|{'---|' * (len(names) + 2)}"
+    for case in dict.fromkeys(row["case"] for row in rows):
+        mine = {row["contender"]: row for row in rows if row["case"] == case}
+        cells = [f"{mine[n]['median_s'] * 1e6:.1f} ({mine[n]['share_frac']:.2f})" if n in mine else "–" for n in names]
+        yield f"| {case} | {next(iter(mine.values()))['num_bytes'] / 1e6:.0f} | {' | '.join(cells)} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
@@ -337,7 +387,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--write-pack", type=Path)
+    parser.add_argument("--show", type=Path)
     options = parser.parse_args()
+    if options.show:
+        with gzip.open(options.show, "rt") as file:
+            print("\n".join(shown(json.load(file))))
+        return
     if options.write_pack:
         write_pack(options.write_pack, options.jobs)
         return
@@ -363,11 +418,12 @@ def main() -> None:
 
     track = Track(options.rounds)
     found |= {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "copy_bytes_per_s": track.copied}
+    ready, end = time.perf_counter(), began + options.budget_s - 2
     print(f"compiled {found['num_compiled']}, copy {track.copied / 1e12:.3f} TB/s", flush=True)
     for name in options.parts:
         rows = found["parts"][name] = []
         try:
-            for row in globals()[f"part_{name}"](began + options.budget_s - 5, track):
+            for row in globals()[f"part_{name}"](ready + (end - ready) * SHARES.get(name, 1.0), track):
                 rows.append(row)
                 print(name, line_of(row), flush=True)
                 write()
@@ -381,6 +437,8 @@ def main() -> None:
 
 def line_of(row: dict[str, Any]) -> str:
     """A row in a line."""
+    if "call" in row:
+        return json.dumps(row)
     if "median_s" not in row:
         return " ".join(str(row.get(key, "")) for key in ("case", "what", "contender", "ok", "note"))
     return (f"{row['case']} {row['lines']} {row['contender']}: {row['median_s'] * 1e6:.2f} µs "

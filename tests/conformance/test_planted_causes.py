@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ridgeline.errors import InputError
 from ridgeline.findings.calibration import DEVICE_SLACK, HOST_SLACK
-from ridgeline.findings.score import GENERAL, NAMES, Score, found_in, score
+from ridgeline.findings.score import GENERAL, NAMES, WEIGHTY_FRAC, Score, found_in, score
 from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
 
-SUITES = ("planted", "fresh", "third", "fourth", "fifth")
+SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth")
 NO_CAUSE = {"messages_indexed"}
 """Planted, but the fix made it slower (few indices are the same): rules must stay silent."""
 TRUE = {
@@ -44,11 +45,16 @@ TRUE = {
     ("policy_updated_in_small_steps", "pointwise-chains"),  # the loss of a policy in eager mode
     ("workers_started_each_epoch", "data-loader"),  # the first batch of an epoch is late with any workers
     ("healthy_graphed_training", "channels-first"),  # brought 4.36 of 24.3 ms
+    ("vision_checkpointed", "channels-first"),
+    ("vectors_pageable", "exposed-copies"),
+    ("gradients_scaled_for_bf16", "pointwise-chains"),
+    ("norms_one_by_one", "pointwise-chains"),
+    ("weights_cast_for_each_piece", "pointwise-chains"),
 }
 """What is found in programs without a planted cause and is so: `benchmarks/2026-11-15-findings.md` says how we know."""
 
-MISSED = {"again_columns_one_by_one", "again_spectrograms_pageable", "again_healthy_graphed_training"}
-"""Two were traced in one run and timed in another; the last brought five times what was promised."""
+MISSED = {"again_columns_one_by_one"}
+"""Traced in one run and timed in another, whose host was half as slow again."""
 
 
 @pytest.fixture(scope="module", params=SUITES)
@@ -62,7 +68,7 @@ def scores(request) -> list[Score]:
 
 def test_nine_of_ten_causes_are_named_first_or_second(scores):
     missed = [found.case for found in scores if not found.named]
-    assert len(scores) >= 12 and len(missed) <= len(scores) // 10, missed
+    assert len(scores) >= 8 and len(missed) <= len(scores) // 10, missed
 
 
 def test_four_of_five_intervals_hold_the_realized_gain(scores):
@@ -90,7 +96,7 @@ def test_every_planted_cause_has_a_rule(scores):
 
 
 HEALTHY = [
-    program for suite in ("fresh", "fourth", "fifth") for program in healthy_programs(planted_folder(suite=suite))
+    program for suite in SUITES[1:] for program in healthy_programs(planted_folder(suite=suite))
 ]
 
 
@@ -100,13 +106,27 @@ def test_healthy_programs_are_told_nothing_that_is_not_so(program):
     assert found <= TRUE, found - TRUE
 
 
-def test_second_fixes_bring_what_was_promised_of_the_fixed_programs():
+@pytest.fixture(scope="module")
+def tried() -> list[Score]:
+    """Second fixes; what is found after them is not asked here."""
     folders = [planted_folder(suite=suite) for suite in SUITES]
-    found = [score(case) for folder in folders[2:] for case in second_fixes(folder, *folders)]
+    cases = [case for folder in folders[2:] for case in second_fixes(folder, *folders)]
+    return [score(replace(case, files={"planted": case.files["planted"]})) for case in cases]
+
+
+def test_second_fixes_bring_what_was_promised_of_the_fixed_programs(tried):
+    found = tried
     named = [one for one in found if one.finding is not None and one.case not in MISSED]
     assert len(named) >= 9 and all(one.held for one in named), [one.case for one in named if not one.held]
     silent = [one for one in found if one.finding is None and one.case not in MISSED]
     assert all(one.gain_ms < 0.05 * one.step_ms for one in silent), [one.case for one in silent]
+
+
+def test_what_was_tried_of_fixed_and_healthy_programs_was_true(tried):
+    """The advice was taken, and brought at least the low end and more than noise."""
+    named = [one for one in tried if one.finding is not None and one.finding.step_frac > WEIGHTY_FRAC]
+    false = {one.case for one in named if not one.confirmed}
+    assert len(named) >= 15 and false <= {"again_columns_one_by_one", "again_healthy_ranker"}, false
 
 
 def test_intervals_would_have_held_nine_of_ten_of_what_was_promised_blind():

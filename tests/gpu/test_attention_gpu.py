@@ -28,17 +28,17 @@ DENSE = (
     heads(14, 2, 128, 300, 77, causal=True, lower_right=True), heads(14, 2, 192, 300, 77, causal=True),
     heads(6, 1, 256, 33, 500, causal=True, lower_right=True), heads(10, 2, 72, 500, 33),
     *(heads(6, 2, d, 200, 200, causal=causal, window=window, lower_right=True)
-      for d, causal, window in ((64, True, (3, 0)), (128, False, (0, 0)), (96, False, (5, 7)), (128, True, (17, 0)))),
+      for d, causal, window in ((64, True, (3, 0)), (128, False, (1, 0)), (96, False, (5, 7)), (128, True, (17, 0)))),
     heads(6, 2, 64, 130, 400, causal=True, window=(9, 0), lower_right=True, sinks=True, b=4),
     heads(12, 2, 128, 260, 260, causal=True, window=(40, 0), sinks=True, cap=12.0),
     heads(10, 2, 160, 150, 150, causal=True, cap=8.0), heads(6, 6, 192, 140, 140, dv=128, causal=True, mask=0.5),
-    heads(7, 7, 104, 129, 1, dtype="float16"), heads(3, 3, 248, 65, 66, dtype="float16", causal=True),
+    heads(7, 7, 104, 129, 3, dtype="float16"), heads(3, 3, 248, 65, 66, dtype="float16", causal=True),
 )  # fmt: skip
 VARLEN = tuple(
     case("bfloat16", h=h, k=k, d=d, q=q, kv=kv, causal=causal, window=window, cap=cap)
     for h, k, d, q, kv, causal, window, cap in (
-        (6, 2, 80, (0, 5, 0, 129, 1), (7, 5, 0, 300, 64), True, None, 0.0),
-        (5, 1, 128, (64, 0, 0), (1, 0, 200), False, None, 0.0),
+        (6, 2, 80, (0, 5, 0, 129, 1), (7, 0, 0, 300, 64), True, None, 0.0),
+        (5, 1, 128, (64, 0, 0), (3, 0, 200), False, None, 0.0),
         (7, 7, 256, (130, 3), (40, 190), True, (6, 0), 0.0), (6, 2, 64, (1,) * 40, (33,) * 40, True, None, 9.0),
     )
 )  # fmt: skip
@@ -144,6 +144,21 @@ def test_autocast_takes_float32_as_pytorchs_function_does(narrow):
     assert ours.dtype == theirs.dtype == flat.dtype == narrow and close(ours, theirs)
     ours.float().sum().backward()
     assert q.grad.dtype == torch.float32 and q.grad.shape == q.shape
+
+
+def test_decoding_writes_where_it_is_told():
+    for of in (PAGED[0], PAGED[4]):
+        args = trials()["paged_attention"][1].make(of, torch.device("cuda"), torch.Generator("cuda"))
+        out = torch.full_like(args[0], float("nan"))
+        found = paged_attention(*args, out=out)
+        assert found is out and torch.equal(out, paged_attention(*args))
+        with pytest.raises(KernelError, match="contiguous"):
+            paged_attention(*args, out=out.float())
+        with pytest.raises(KernelError, match="16 bytes"):
+            paged_attention(*args, out=torch.empty(out.numel() + 1, device="cuda", dtype=out.dtype)[1:].view(out.shape))
+    row, cache = drawn(2, 8, 1, 64), drawn(2, 2, 90, 64)
+    out = torch.full_like(row, float("nan"))
+    assert decode_attention(row, cache, cache, out=out) is out and torch.equal(out, decode_attention(row, cache, cache))
 
 
 def test_the_registered_ops_pass_opcheck():

@@ -311,10 +311,6 @@ class Scene:
         """Whether batches are made by the thread that fetches them."""
         return bool(self.words_like("SingleProcess")[self.trace.name[self.loading]].any())
 
-    def step_of(self, at_ns: NDArray[np.int64]) -> Index:
-        """In which of the recorded steps each moment lies."""
-        return np.searchsorted(np.array(self.window.marks_ns), at_ns, side="right")
-
     def between(self, spans: Index) -> Intervals:
         """Time of the steps outside the spans, from the first span of a step to its last."""
         inner = self.time_of(spans)

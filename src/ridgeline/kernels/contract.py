@@ -22,6 +22,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ridgeline.errors import KernelError, nearest
 from ridgeline.graph.declared import CostFn, cost_of
+from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.direct import attach, noting
 from ridgeline.kernels.launcher import launchable
 
@@ -140,6 +141,7 @@ class Primitive:
     op: Any = None
     function: Any = field(default=None, repr=False)
     repeats: bool = False
+    keyed: bool = False
     direct: Any = field(default=None, repr=False)
     known: set[tuple[Any, ...]] = field(default_factory=set, repr=False)
 
@@ -150,20 +152,20 @@ class Primitive:
 
     def slow(self, *args: Any) -> Any:
         """The same in Python: the first calls of a shape, and whatever is unusual."""
-        needs_grad = False
-        looks: list[Any] = []
+        needs_grad = here = elsewhere = False
         for value in args:
             kind = type(value)
             if kind is _Tensor or kind is _Parameter:
-                looks += (value.dtype, value.shape, value.get_device())
                 if value.requires_grad:
                     needs_grad = True
-            elif kind in _SCALARS:
-                looks.append(value is None)
-            else:  # a fake tensor, a distributed one, or another subclass
+                if value.is_cuda:
+                    here = True
+                else:
+                    elsewhere = True
+            elif kind not in _SCALARS:  # a fake tensor, a distributed one, or another subclass
                 return self.traced(*args)
-        if (seen := tuple(looks)) not in self.known:
-            self._meet(seen, args)
+        if not self.keyed or (here and elsewhere):
+            self._meet(args)
         if _active_transforms():
             return self.composed(*args)
         if _active_modes() and not noting():
@@ -172,8 +174,16 @@ class Primitive:
             return self._shown(self.function.apply(*args)) if self.function is not None else self.traced(*args)
         return self.infer(*args)
 
-    def _meet(self, looks: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-        """Types and shapes that were not seen yet are checked; launch plans are kept by less than all of them."""
+    def _meet(self, args: tuple[Any, ...]) -> None:
+        """Types, shapes and devices that were not seen yet are checked: launch plans are kept by less than all."""
+        looks: list[Any] = []
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                looks += (value.dtype, value.shape, value.get_device())
+            elif value is None:
+                looks.append(None)
+        if (seen := tuple(looks)) in self.known:
+            return
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
         if any(launchable(value) for value in tensors):
             self.check(*args)
@@ -181,19 +191,11 @@ class Primitive:
                 raise KernelError(f"{self.name}: {reason}")
         if len(self.known) >= MAX_KNOWN:
             self.known.clear()
-        self.known.add(looks)
+        self.known.add(seen)
 
     def checked(self, *args: Any) -> Tensors:
         """What the registered op runs: the forward function, on types and shapes that were checked."""
-        looks = tuple(
-            part
-            for value in args
-            for part in (
-                (value.dtype, value.shape, value.get_device()) if isinstance(value, torch.Tensor) else (value is None,)
-            )
-        )
-        if looks not in self.known:
-            self._meet(looks, args)
+        self._meet(args)
         return self.forward(*args)
 
     def traced(self, *args: Any) -> Any:
@@ -225,6 +227,17 @@ class Primitive:
         if reason is not None:
             raise KernelError(f"{self.name}: {reason}")
 
+    def check_out(self, out: torch.Tensor, *args: Any) -> None:
+        """Refuse a tensor for the result that is not exactly as the result would be, or where a gradient is wanted."""
+        self._meet(args)
+        meant, tensors = self.fake(*args), [value for value in args if isinstance(value, torch.Tensor)]
+        alike = (out.shape, out.dtype, out.device) == (meant.shape, meant.dtype, meant.device)
+        if not alike or not out.is_contiguous() or out.data_ptr() % POINTER_ALIGNMENT_BYTES:
+            kind = f"{meant.dtype} {tuple(meant.shape)} on {meant.device}, contiguous from a multiple of 16 bytes on"
+            raise KernelError(f"{self.name}: out must be {kind}, and is {out.dtype} {tuple(out.shape)} on {out.device}")
+        if _grad_enabled() and any(value.requires_grad for value in (out, *tensors)):
+            raise KernelError(f"{self.name}: out= does not record gradients; call it under torch.no_grad()")
+
     def on_host(self, *args: Any) -> Tensors:
         """The reference on CPU tensors, in float32 or better, with the types and layouts the kernel would return."""
         meant = self.fake(*args)
@@ -255,6 +268,7 @@ def declare(
     trial: Trial | None = None,
     trials: Mapping[str, Trial] | None = None,
     repeats: bool = False,
+    keyed: bool = False,
 ) -> Primitive:
     """Declare a primitive under ``ridgeline_kernels::name``; a second declaration of a name is an error.
 
@@ -262,6 +276,7 @@ def declare(
     ``setup`` and ``backward`` are those of ``torch.library.register_autograd``. One trial is named as the primitive;
     an op with several public functions gives ``trials`` by their names. ``repeats`` says that ``forward``, ``infer``
     and ``backward`` only allocate and launch through ``Kernel.bind``, so that calls may be repeated without Python.
+    ``keyed`` says that its plans are kept by the type and shape of every argument, so that nobody else has to look.
     """
     if name in _primitives:
         raise KernelError(f"primitive {name!r} is declared twice")
@@ -279,6 +294,7 @@ def declare(
         backward=backward,
         trials=({name: trial} if trial else {}) | dict(trials or {}),
         repeats=repeats,
+        keyed=keyed,
     )
     _registered(made)
     made.op = getattr(getattr(torch.ops, NAMESPACE), name).default

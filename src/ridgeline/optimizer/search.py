@@ -562,7 +562,11 @@ class Search:
         rivals = [built for built in (self.stock, self.eager) if built is not None and built is not self.best]
         found = [(compare(own, timed[built.candidate.name]), built) for built in rivals]
         for against, built in sorted(found, key=lambda pair: -pair[0].speedup):
-            if against.ahead and self._may_win(built):
+            barred = self._barred(built) if against.ahead else ""
+            if barred:
+                said = f"{built.candidate.name} was {_ahead_by(against)} in the last race and is not returned"
+                self.notes.append(f"{said}: {barred}")
+            elif against.ahead:
                 why = f"in the last race {built.candidate.name} was {_ahead_by(against)}"
                 self.entries[before] = replace(self.entries[before], status=BEATEN, reason=why)
                 self.best = built
@@ -637,11 +641,14 @@ class Search:
         if not found.ok:
             self._strike(f"strays in training: {found}")
 
-    def _may_win(self, built: Built) -> bool:
-        """Eager always; another within the limits and proved."""
+    def _barred(self, built: Built) -> str:
+        """Why a rival cannot be returned: beyond the limits, or not proved; eager always can."""
         if built is self.eager:
-            return True
-        return self._fits(built, self.entries[built.candidate.name].peak_bytes) and bool(self._proved(built))
+            return ""
+        if not self._fits(built, self.entries[built.candidate.name].peak_bytes):
+            return f"it needs too much memory: {self._why_large(built)}"
+        verdict = self._proved(built)
+        return "" if verdict else verdict.reason or "it could not be proved"
 
     def _fits(self, built: Built, peak: int | None) -> bool:
         """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to."""

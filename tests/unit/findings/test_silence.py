@@ -145,18 +145,20 @@ def test_a_hidden_layer_as_wide_as_a_vocabulary_has_no_logits():
     assert "logits" in rules_of(logits) and "logits" not in rules_of(wide)
 
 
-def test_what_happens_once_in_two_steps_is_not_the_program():
-    def play(stage: Stage, steps: tuple[int, ...]) -> Stage:
+def test_an_op_that_stalls_once_is_no_host_code():
+    def play(stage: Stage, name: str) -> Stage:
         for number in range(4):
             with stage.step():
                 for _ in range(20):
-                    stage.kernel("nvjet_tst_64x8", 100.0, op="aten::mm", host_us=15.0)
-                if number in steps:
-                    stage.work(6000)
+                    stage.host("aten::t", 3.0)
+                    stage.kernel("nvjet_tst_64x8", 20.0, op="aten::mm", host_us=15.0)
+                if number == 2:
+                    stage.host(name, 6000.0)
+                stage.kernel("nvjet_tst_64x8", 20.0, op="aten::mm", host_us=15.0)
         return stage
 
-    assert "host-code" not in rules_of(play(Stage(), (1,)).findings())
-    assert rules_of(play(Stage(), (0, 1, 2, 3)).findings())[0] == "host-code"
+    assert "host-code" not in rules_of(play(Stage(), "aten::t").findings())
+    assert rules_of(play(Stage(), "aten::bucketize").findings())[0] == "host-code"
 
 
 def test_gradients_that_are_added_to_others_are_no_chain_to_compile():

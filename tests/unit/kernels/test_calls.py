@@ -92,6 +92,31 @@ def test_a_loss_under_autocast_takes_weights_of_float32_and_is_float32():
 
 
 def test_tensors_on_different_devices_are_refused_before_a_kernel_looks_at_them():
-    q, k, v = (torch.empty(1, 2, 64, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    q, k, v = (torch.empty(64, 2, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    starts = torch.tensor([0, 64], dtype=torch.int32)
     with collecting(), torch.no_grad(), pytest.raises(KernelError, match="different devices"):
-        kernels.attention(q, k, v, key_mask=torch.ones(1, 64, dtype=torch.bool))
+        kernels.varlen_attention(q, k, v, starts, starts, 64, 64)
+
+
+def test_decoding_takes_a_tensor_for_its_result():
+    for name in ("paged_attention", "paged_latent_attention", "decode_attention"):
+        trial = trials()[name][1]
+        of = trial.checks[0]
+        args = trial.make(of, torch.device("cpu"), torch.Generator().manual_seed(0))
+        meant = trial.call(*args)
+        out = torch.full_like(meant, float("nan"))
+        assert trial.call(*args, out=out) is out and torch.equal(out, meant)
+        with collecting(), torch.no_grad():
+            there = trial.make(of, torch.device("meta"), None)
+            with pytest.raises(KernelError, match="out must be"):
+                trial.call(*there, out=torch.empty(1, device="meta"))
+            assert trial.call(*there, out=torch.empty_like(meant, device="meta")).shape == meant.shape
+
+
+def test_rows_of_a_sequence_without_keys_have_zeros_and_gradients():
+    q, k, v = (torch.randn(n, heads, 16).bfloat16().requires_grad_() for n, heads in ((9, 4), (6, 2), (6, 2)))
+    q_starts, k_starts = (torch.tensor(x, dtype=torch.int32) for x in ([0, 5, 9], [0, 0, 6]))
+    out = kernels.varlen_attention(q, k, v, q_starts, k_starts, 5, 6, True)
+    out.float().sum().backward()
+    assert torch.equal(out[:5], torch.zeros(5, 4, 16, dtype=torch.bfloat16)) and bool((q.grad[:5] == 0).all())
+    assert all(bool(x.grad.isfinite().all()) and x.grad.count_nonzero() for x in (q, k, v))

@@ -266,6 +266,25 @@ def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch:
     assert entry.status == "beaten" and "last race" in entry.reason
 
 
+def test_a_rival_that_is_ahead_in_the_last_race_and_wrong_is_not_returned_and_that_is_said(monkeypatch: Any) -> None:
+    race = searching.Track.race
+    last = {"eager": 9.0, "torch.compile": 1.0, "ours": 1.1}
+
+    def raced(self: Any, runners: Any, *given: Any, **limits: Any) -> Any:
+        if set(runners) == set(last):
+            return {name: Timed((last[name],) * 6) for name in runners}
+        return race(self, runners, *given, **limits)
+
+    monkeypatch.setattr(searching.Track, "race", raced)
+    monkeypatch.setattr(Search, "_raced", lambda self, built: race(
+        self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
+    wrong = lambda model: lambda x: (time.sleep(1e-3), model.layer(x) + 1)[1]
+    receipt, built = _searched(monkeypatch, {"ours": lambda model: model.layer, "torch.compile": wrong})
+    assert receipt.winner == built.candidate.name == "ours"
+    (said,) = [note for note in receipt.notes if "last race" in note]
+    assert "torch.compile was 1.10× as fast" in said and "not returned: output" in said
+
+
 def _facts(**given: Any) -> Facts:
     plain = {"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "unlike_frac": 1.0,
              "has_conv": False, "substitutable": (), "unmasked": False, "has_cache": False, "forecast": None,
@@ -418,6 +437,14 @@ def test_where_a_vocabulary_is_outside_of_blocks_the_whole_is_compiled_in_their_
     failed = [c.name for c in _climbed(facts, lambda c: "failed" if c.name.startswith("compiled") else "slower")]
     assert failed.index("compiled + graph") < failed.index("blocks + graph") < failed.index("torch.compile")
     assert has_head(nn.Sequential(body, nn.Linear(8, 32000))) and not has_head(nn.Sequential(body, nn.Linear(8, 1000)))
+
+
+def test_in_training_too_blocks_that_fail_are_rewritten_with_the_whole() -> None:
+    (group,) = groups(nn.Sequential(*[Block() for _ in range(4)]))
+    facts = _facts(mode="train", groups=(group,))
+    names = [c.name for c in _climbed(facts, lambda c: "failed" if "blocks" in c.name else "slower")]
+    assert names.index("blocks + graph") < names.index("rewrites + graph") < names.index("torch.compile")
+    assert "rewrites + graph" not in _names(facts)
 
 
 def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
@@ -610,11 +637,13 @@ def test_a_rival_that_needs_too_much_memory_is_timed_and_never_returned(monkeypa
 
 
 def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
+    for name, seconds in (("left_s", 20.0), ("_reserve_s", 10.0), ("_least_s", 2.0)):
+        monkeypatch.setattr(Search, name, lambda self, seconds=seconds: seconds)
+    costs = {"ours": 0.1, "others": 12.0, "torch.compile": 12.0}
     layer = lambda model: model.layer
-    costs = {"ours": 0.1, "others": 17.0, "torch.compile": 17.0}
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["others"] == "skipped" and receipt.stock_s is not None
-    costs["torch.compile"] = 19.9
+    costs["torch.compile"] = 19.0
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["torch.compile"] == "skipped" and "was not measured" in receipt.guarantee
 

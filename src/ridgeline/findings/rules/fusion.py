@@ -20,6 +20,8 @@ OPERANDS = 3
 CHAIN = 4
 """Pointwise kernels in a row from which on a compiler pays; eager PyTorch has two or three between products by
 nature."""
+CHAIN_UNKNOWN = 6
+"""The same where ops are unknown, as in a replayed graph: a bias and the sums of gradients after it are no chain."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
@@ -259,6 +261,8 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
     starts, ends = _runs(light[order], scene.program.stream[order])
     pieces = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
+    unknown = scene.trace.op[scene.rows] == 0
+    pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or not unknown[piece].all()]
     pieces = [piece for piece in pieces if len(piece) < LOOP or np.median(scene.work_s[piece]) > SMALL_S]
     if not pieces:
         return None

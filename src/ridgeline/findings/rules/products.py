@@ -258,8 +258,8 @@ def padding(scene: Scene) -> Candidate | None:
     return Candidate(
         what=f"{1 - real:.0%} of the tokens are padding",
         cause="padding: every sequence is padded to the longest of the batch and computed in full",
-        change="sort or bucket by length, pad each bucket to its own longest, or pack sequences (FlashAttention "
-        "varlen, nested tensors)",
+        change="sort the data by length, so that a whole batch is of similar ones and padded to its own longest "
+        "(pieces of one batch leave the device idle), or pack sequences (FlashAttention varlen, nested tensors)",
         where=scene.where(works),
         cure=Cure(works=works, keep_best=real, keep_worst=min(1.0, real + 0.75 * (1 - real))),
         evidence=({"real_tokens_frac": round(real, 4)},),

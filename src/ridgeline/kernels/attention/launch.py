@@ -116,14 +116,13 @@ def key_of(
     settings: tuple[Any, ...], tensors: tuple[Tensor, ...], extras: tuple[Tensor | None, ...]
 ) -> tuple[Any, ...]:
     """Everything a plan depends on; whether rows start on 16 bytes is asked of all addresses at once."""
-    pointers, found = 0, []
+    pointers = 0
+    found: list[Any] = []
     for x in tensors:
         pointers |= x.data_ptr()
-        found.append(x.shape)
-        found.append(x.stride())
+        found += (x.dtype, x.shape, x.stride())
     kinds = [None if x is None else (x.dtype, x.shape, x.stride()) for x in extras]
-    first = tensors[0]
-    return settings, first.dtype, first.get_device(), pointers % ALIGNMENT_BYTES, *found, *kinds
+    return settings, tensors[0].get_device(), pointers % ALIGNMENT_BYTES, *found, *kinds
 
 
 class Empty:
@@ -227,7 +226,7 @@ class Forward(_Plan):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Output and log-sum-exp, by the plan of these shapes or a new one."""
         mask = _dense_mask(mask)
-        key = key_of(settings, (q, k, v), (mask, sinks, q_starts))
+        key = key_of(settings, (q, k, v), (mask, sinks, q_starts, k_starts))
         plan = _plans.get(key)
         if plan is not None:
             return plan.run(q, k, v, mask, sinks, q_starts, k_starts)  # type: ignore[no-any-return]
@@ -444,7 +443,7 @@ class Backward(_Plan):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         """Gradients of q, k, v and the sinks, by the plan of these shapes or a new one."""
         mask = _dense_mask(mask)
-        key = key_of(settings, (q, k, v, do, o), (mask, sinks, q_starts))
+        key = key_of(settings, (q, k, v, do, o), (mask, sinks, q_starts, k_starts))
         plan = _plans.get(key)
         if plan is not None:
             return plan.run(do, q, k, v, o, lse, mask, sinks, q_starts, k_starts)  # type: ignore[no-any-return]

@@ -426,6 +426,7 @@ ATTENTION = declare(
         packs=FUSED,
     ),
     repeats=True,
+    keyed=True,
 )
 VARLEN_ATTENTION_BACKWARD = declare(
     name="varlen_attention_backward",

@@ -32,7 +32,7 @@ def backward(
     dp = do @ _shared(v, q).transpose(-1, -2)
     delta = (do * o).sum(-1, keepdim=True)
     ds = p * (dp - delta) * slope * scale
-    group = (q.shape[0], k.shape[1], -1)
+    group = (q.shape[0], k.shape[1], q.shape[1] // k.shape[1])
     dk = (ds.transpose(-1, -2) @ q).reshape(*group, *k.shape[2:]).sum(2)
     dv = (p.transpose(-1, -2) @ do).reshape(*group, *v.shape[2:]).sum(2)
     return ds @ _shared(k, q), dk, dv, sink_gradient(delta.squeeze(-1), lse, sinks)

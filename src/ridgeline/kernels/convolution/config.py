@@ -40,7 +40,8 @@ def tiles(channels: int, pixels: int, pooled: bool = False, terms: int = SHORT_S
     while wide < min(channels, 128):
         wide *= 2
     if terms <= SHORT_SUM:
-        several = Tile(128, min(wide, 64), 16, 8, 2), Tile(64, wide, 16, 4, 2)
+        narrow = min(wide, 64)
+        several = Tile(128, narrow, 16, 4, 2), Tile(128, narrow, 16, 8, 2) if wide < 128 else Tile(64, wide, 16, 4, 2)
         found: tuple[Tile, ...] = (Tile(128 if wide == 128 else 256, wide), *several)
     elif wide == 128:
         found = (Tile(128, 128), Tile(256, 128), Tile(128, 64, num_warps=4))

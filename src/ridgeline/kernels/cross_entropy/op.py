@@ -387,6 +387,7 @@ SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((8, 4096
 CROSS_ENTROPY_BACKWARD = declare(
     name="cross_entropy_backward",
     repeats=True,
+    keyed=True,
     summary="gradient of cross_entropy",
     schema="(Tensor grad, Tensor x, Tensor target, Tensor lse, Tensor weight, int ignore_index, float smoothing,"
     " float z_weight) -> Tensor",
@@ -399,6 +400,7 @@ CROSS_ENTROPY_BACKWARD = declare(
 CROSS_ENTROPY = declare(
     name="cross_entropy",
     repeats=True,
+    keyed=True,
     summary="log-softmax and the negative log-likelihood as one",
     schema="(Tensor x, Tensor target, int ignore_index, float smoothing, float z_weight, str reduction, bool wide)"
     " -> (Tensor, Tensor, Tensor)",

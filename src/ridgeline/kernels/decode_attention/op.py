@@ -33,32 +33,41 @@ def decode_attention(
     attn_mask: Tensor | None = None,
     lengths: Tensor | None = None,
     scale: float | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """``F.scaled_dot_product_attention`` of one query position, [batch, heads, 1, D] over [batch, key heads, S, D].
 
     Fewer key heads than heads are shared, not repeated. ``attn_mask`` is boolean (true where seen) or added to the
     scores, and broadcasts to [batch, heads, 1, S]; ``lengths`` [batch] says on the device how many keys there are, and
-    later ones are not even read. Safe in CUDA graphs; a sequence that sees no key gets zeros.
+    later ones are not even read. Safe in CUDA graphs; a sequence that sees no key gets zeros. ``out`` takes the result.
     """
     query, key, value = narrowed(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return DECODE_ATTENTION(query, key, value, attn_mask, lengths, scale)
+    if out is None or not launchable(query):
+        found: Tensor = DECODE_ATTENTION(query, key, value, attn_mask, lengths, scale)
+        return found if out is None else out.copy_(found)
+    DECODE_ATTENTION.check_out(out, query, key, value, attn_mask, lengths, scale)
+    return _forward(query, key, value, attn_mask, lengths, scale, out)
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, lengths: Tensor | None, scale: float
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, lengths: Tensor | None, scale: float,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     query, key, value = (_dense(x) for x in (query, key, value))
     args = (query, key, value, mask, lengths)
     if not launchable(query):
         return DECODE_ATTENTION.on_host(*args, scale)  # type: ignore[return-value]
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if out is None:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if out.numel() == 0:
         return out
     known = (
-        query.dtype, query.shape, query.stride(), key.shape, key.stride(), value.stride(), query.get_device(),
+        query.dtype, key.dtype, value.dtype, query.shape, query.stride(), key.shape, key.stride(), value.shape,
+        value.stride(), query.get_device(),
         None if mask is None else (mask.dtype, mask.shape, mask.stride()),
-        None if lengths is None else (lengths.dtype, lengths.stride()),
+        None if lengths is None else (lengths.dtype, lengths.shape, lengths.stride()),
         (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15,
     )  # fmt: skip
     plan = _plans.get(known)
@@ -254,4 +263,5 @@ DECODE_ATTENTION = declare(
         constants=(0, 1, 2, 3),
     ),
     repeats=True,
+    keyed=True,
 )

@@ -356,6 +356,7 @@ def _trial(call: Any, eager: Any, meant: Any, mistakes: dict[str, Any]) -> Trial
 GROUP_NORM_BACKWARD = declare(
     name="group_norm_backward",
     repeats=True,
+    keyed=True,
     summary="gradients of group_norm",
     schema="(Tensor dy, Tensor x, int groups, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, bool silu)"
     " -> (Tensor, Tensor, Tensor)",
@@ -369,6 +370,7 @@ GROUP_NORM_BACKWARD = declare(
 GROUP_NORM = declare(
     name="group_norm",
     repeats=True,
+    keyed=True,
     summary="channels normalized in groups, with SiLU behind it where asked",
     schema="(Tensor x, int groups, Tensor? weight, Tensor? bias, float eps, bool silu) -> (Tensor, Tensor, Tensor)",
     forward=_forward,

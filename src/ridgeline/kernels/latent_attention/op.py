@@ -38,32 +38,42 @@ def paged_latent_attention(
     seq_lens: Tensor,
     value_dim: int = 512,
     scale: float | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """One step of decoding over latent vectors: ``query`` [batch, heads, dim] over the first ``seq_lens`` of each.
 
     ``cache`` is [pages, keys a page, dim]: a key is a whole vector, its value the first ``value_dim`` of it, and every
     head reads the same. ``block_table`` [batch, pages] names each sequence's pages in order. A sequence of length 0
     gets zeros. The default ``scale`` is one over the square root of dim, which is not what a model with its own
-    projections wants: give its own. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
+    projections wants: give its own. Reads the lengths on the device: no synchronization, safe in CUDA graphs. ``out``
+    takes the result.
     """
     query = query.to(cache.dtype) if torch.is_autocast_enabled("cuda") else query
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return LATENT_ATTENTION(query, cache, block_table, seq_lens, value_dim, scale)
+    if out is None or not launchable(query):
+        found: Tensor = LATENT_ATTENTION(query, cache, block_table, seq_lens, value_dim, scale)
+        return found if out is None else out.copy_(found)
+    LATENT_ATTENTION.check_out(out, query, cache, block_table, seq_lens, value_dim, scale)
+    return _forward(query, cache, block_table, seq_lens, value_dim, scale, out)
 
 
 def _forward(
-    query: Tensor, cache: Tensor, block_table: Tensor, seq_lens: Tensor, value_dim: int, scale: float
-) -> Tensor:
+    query: Tensor, cache: Tensor, block_table: Tensor, seq_lens: Tensor, value_dim: int, scale: float,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     query, cache = dense(query), dense(cache)
     args = (query, cache, block_table, seq_lens)
     if not launchable(query):
         return LATENT_ATTENTION.on_host(*args, value_dim, scale)  # type: ignore[return-value]
-    out = query.new_empty((*query.shape[:2], value_dim))
+    if out is None:
+        out = query.new_empty((*query.shape[:2], value_dim))
     if out.numel() == 0:
         return out
     key = (
-        query.dtype, query.shape, query.stride(), cache.shape, cache.stride(), block_table.shape[1],
-        block_table.stride(0), query.get_device(), value_dim, (query.data_ptr() | cache.data_ptr()) & 15,
+        query.dtype, cache.dtype, block_table.dtype, seq_lens.dtype, query.shape, query.stride(), cache.shape,
+        cache.stride(), block_table.shape, block_table.stride(), seq_lens.shape, seq_lens.stride(), query.get_device(),
+        value_dim, (query.data_ptr() | cache.data_ptr()) & 15,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
@@ -328,4 +338,5 @@ LATENT_ATTENTION = declare(
         forward_bytes=lambda args: int(args[3].sum()) * args[1][0, 0].nbytes + 2 * args[0].nbytes,
     ),
     repeats=True,
+    keyed=True,
 )

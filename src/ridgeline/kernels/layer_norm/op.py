@@ -446,6 +446,7 @@ SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096
 LAYER_NORM_BACKWARD = declare(
     name="layer_norm_backward",
     repeats=True,
+    keyed=True,
     summary="gradients of layer_norm, and of add_layer_norm with the gradient of its sum",
     schema="(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, Tensor? dh, int want)"
     " -> (Tensor, Tensor, Tensor)",
@@ -461,6 +462,7 @@ LAYER_NORM_BACKWARD = declare(
 LAYER_NORM = declare(
     name="layer_norm",
     repeats=True,
+    keyed=True,
     summary="(x − mean) / deviation · weight + bias",
     schema="(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
     forward=_forward,
@@ -490,6 +492,7 @@ LAYER_NORM = declare(
 ADD_LAYER_NORM = declare(
     name="add_layer_norm",
     repeats=True,
+    keyed=True,
     summary="h = x + residual and layer_norm(h), in one pass",
     schema="(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
     forward=_add_forward,

@@ -142,6 +142,7 @@ def _restored(x: Tensor, weight: Tensor, bias: Tensor, kind: str, group: int) ->
 LAYER_NORM_QUANT = declare(
     name="layer_norm_quant",
     repeats=True,
+    keyed=True,
     summary="layer_norm with fp8 or int8 output and a scale a row or a block",
     schema="(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, str kind, int group)"
     " -> (Tensor, Tensor, Tensor)",

@@ -106,9 +106,10 @@ MANY_HEADS = 2048
 finding that out takes a microsecond."""
 
 
-def joined_columns(heads: int) -> int:
-    """Columns of a head that a joining program takes: few where there are few heads, so that more programs join."""
-    return 32 if heads <= 64 else 128
+def joined(heads: int) -> tuple[int, int]:
+    """Columns of a head that a joining program takes, and its warps: few where there are few heads, so that more
+    programs join."""
+    return (32, 4) if heads <= 64 else (128, 4)
 
 
 def shares_of(sequences: int, longest: int, keys: int, slots: int) -> int:

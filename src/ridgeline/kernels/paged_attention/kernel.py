@@ -437,6 +437,9 @@ def _columns(
             o = gl.zeros([D, COLS], gl.float32, L)
             mbarrier.wait(q_full.index(half), (turn // 2) & 1)
             for block in range(first, last):
+                if EARLY == 3:
+                    if block + 2 >= first + left:  # the last two blocks of this stretch
+                        _let_join_start(True)
                 slot, parity = num % STAGES, (num // STAGES) & 1
                 keys = k_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
                 values = v_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
@@ -465,6 +468,9 @@ def _columns(
                 num += 1
             mbarrier.arrive(q_empty.index(half), count=1)
             turn += 1
+            if EARLY == 4:
+                if left == last - first:  # only its results are left to be written
+                    _let_join_start(True)
             total = gl.sum(sums, 0)
             inside = gl.expand_dims(head < R, 0) & gl.expand_dims(col < d, 1)
             if (first == 0) & (last == blocks):
@@ -484,7 +490,7 @@ def _columns(
             kh = kh * 0
             b += 1
             length = gl.load(lens_ptr + b, mask=left > 0, other=0)
-    _let_join_start(EARLY == 2)
+    _let_join_start(EARLY >= 2)
 
 
 @gluon.jit
@@ -498,6 +504,8 @@ def paged_columns(
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
 
+    EARLY lets the joining kernel start with this one (1), when a program has nothing left to do (2), before its last
+    two blocks (3), or before it writes its last results (4).
     LEAVES: what is read leaves the L2 first, so that nothing else has to. KNOWS: the copy engine fetches its
     descriptors while the lengths are on their way. APART: keys and values of a block arrive, and make room, each for
     themselves.

@@ -38,30 +38,40 @@ def paged_attention(
     block_table: Tensor,
     seq_lens: Tensor,
     scale: float | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """One step of decoding: ``query`` [batch, heads, head dim] over the first ``seq_lens`` keys of each sequence.
 
     Caches are [pages, keys a page, key heads, head dim]; ``block_table`` [batch, pages] names each sequence's pages in
     order. A sequence of length 0 gets zeros. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
+    ``out`` takes the result.
     """
     query = query.to(key_cache.dtype) if torch.is_autocast_enabled("cuda") else query
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
+    if out is None or not launchable(query):
+        found: Tensor = PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
+        return found if out is None else out.copy_(found)
+    PAGED_ATTENTION.check_out(out, query, key_cache, value_cache, block_table, seq_lens, scale)
+    return _forward(query, key_cache, value_cache, block_table, seq_lens, scale, out)
 
 
 def _forward(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
-) -> Tensor:
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     query, key_cache, value_cache = (dense(x) for x in (query, key_cache, value_cache))
     args = (query, key_cache, value_cache, block_table, seq_lens)
     if not launchable(query):
         return PAGED_ATTENTION.on_host(*args, scale)  # type: ignore[return-value]
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if out is None:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if out.numel() == 0:
         return out
     key = (
-        query.dtype, query.shape, query.stride(), key_cache.shape, key_cache.stride(), value_cache.stride(),
-        block_table.shape[1], block_table.stride(0), query.get_device(),
+        query.dtype, key_cache.dtype, value_cache.dtype, block_table.dtype, seq_lens.dtype, query.shape, query.stride(),
+        key_cache.shape, key_cache.stride(), value_cache.shape, value_cache.stride(), block_table.shape,
+        block_table.stride(), seq_lens.shape, seq_lens.stride(), query.get_device(),
         (query.data_ptr() | key_cache.data_ptr() | value_cache.data_ptr()) & 15,
     )  # fmt: skip
     plan = _plans.get(key)
@@ -98,7 +108,8 @@ class Parts:
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.sizes = (batch, key_heads, dim, keys, programs)
-        wide = min(config.joined_columns(batch * heads), max(16, power_of_two(dim)))
+        columns, warps = config.joined(batch * heads)
+        wide = min(columns, max(16, power_of_two(dim)))
         together = ratio if batch * heads > config.MANY_HEADS else 1
         self.launch = _JOIN.bind(
             (*self.room(out), lens, out, *self.sizes),
@@ -107,7 +118,7 @@ class Parts:
                 "R": ratio, "HEADS": together, "BATCH": config.lined(batch), "LEAST": least,
                 "PARTS": config.parts_of(programs, batch * key_heads), "D": wide, "EARLY": not INTERPRETING,
             },
-            num_warps=4,
+            num_warps=warps,
             device=out.get_device(),
             vector=vector_of(out.element_size(), 0, dim),
         )  # fmt: skip
@@ -302,4 +313,5 @@ PAGED_ATTENTION = declare(
         forward_bytes=lambda args: 2 * int(args[4].sum()) * args[1][0, 0].nbytes + 2 * args[0].nbytes,
     ),
     repeats=True,
+    keyed=True,
 )

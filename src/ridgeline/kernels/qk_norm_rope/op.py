@@ -222,6 +222,7 @@ def _problem(dtype: str, batch: int, seq: int, heads: int, keys: int, dim: int) 
 QK_NORM_ROPE_BACKWARD = declare(
     name="qk_norm_rope_backward",
     repeats=True,
+    keyed=True,
     summary="gradients of qk_norm_rope",
     schema="(Tensor dq, Tensor dk, Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin,"
     " Tensor rstd, float offset, int sequence_dim) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -235,6 +236,7 @@ QK_NORM_ROPE_BACKWARD = declare(
 QK_NORM_ROPE = declare(
     name="qk_norm_rope",
     repeats=True,
+    keyed=True,
     summary="RMSNorm of query and key heads and their rotary embedding",
     schema="(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin, float eps, float offset,"
     " int sequence_dim) -> (Tensor, Tensor, Tensor)",

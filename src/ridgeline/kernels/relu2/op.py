@@ -87,6 +87,7 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
 RELU2_BACKWARD = declare(
     name="relu2_backward",
     repeats=True,
+    keyed=True,
     summary="gradient of relu2",
     schema="(Tensor dy, Tensor x) -> Tensor",
     forward=_backward,
@@ -98,6 +99,7 @@ RELU2_BACKWARD = declare(
 RELU2 = declare(
     name="relu2",
     repeats=True,
+    keyed=True,
     summary="max(x, 0)²",
     schema="(Tensor x) -> Tensor",
     forward=_forward,

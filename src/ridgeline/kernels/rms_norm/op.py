@@ -439,6 +439,7 @@ SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096
 RMS_NORM_BACKWARD = declare(
     name="rms_norm_backward",
     repeats=True,
+    keyed=True,
     summary="gradients of rms_norm, and of add_rms_norm with the gradient of its sum",
     schema="(Tensor dy, Tensor x, Tensor? weight, Tensor rstd, Tensor? dh, float offset, bool want_dw)"
     " -> (Tensor, Tensor)",
@@ -452,6 +453,7 @@ RMS_NORM_BACKWARD = declare(
 RMS_NORM = declare(
     name="rms_norm",
     repeats=True,
+    keyed=True,
     summary="x / rms(x) · weight",
     schema="(Tensor x, Tensor? weight, float eps, float offset) -> (Tensor, Tensor)",
     forward=_forward,
@@ -481,6 +483,7 @@ RMS_NORM = declare(
 ADD_RMS_NORM = declare(
     name="add_rms_norm",
     repeats=True,
+    keyed=True,
     summary="h = x + residual and rms_norm(h), in one pass",
     schema="(Tensor x, Tensor residual, Tensor? weight, float eps, float offset) -> (Tensor, Tensor, Tensor)",
     forward=_add_forward,

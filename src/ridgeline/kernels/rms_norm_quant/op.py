@@ -133,6 +133,7 @@ def _timed(x: Tensor, weight: Tensor, kind: str, group: int) -> tuple[Tensor, ..
 RMS_NORM_QUANT = declare(
     name="rms_norm_quant",
     repeats=True,
+    keyed=True,
     summary="rms_norm with fp8 or int8 output and a scale a row or a block",
     schema="(Tensor x, Tensor? residual, Tensor weight, float eps, float offset, str kind, int group)"
     " -> (Tensor, Tensor, Tensor)",

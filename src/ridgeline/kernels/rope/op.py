@@ -55,8 +55,9 @@ def _run(
     cos, sin = cos.contiguous(), sin.contiguous()
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     key = (
-        q.dtype, k.dtype, cos.dtype, sin.dtype, q.shape, k.shape, cos.shape, q.stride(), k.stride(), interleaved,
-        sequence_dim, backward, q.get_device(), (q.data_ptr() | k.data_ptr() | cos.data_ptr() | sin.data_ptr()) & 15,
+        q.dtype, k.dtype, cos.dtype, sin.dtype, q.shape, k.shape, cos.shape, sin.shape, q.stride(), k.stride(),
+        interleaved, sequence_dim, backward, q.get_device(),
+        (q.data_ptr() | k.data_ptr() | cos.data_ptr() | sin.data_ptr()) & 15,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
@@ -151,6 +152,7 @@ def _problem(dtype: str, batch: int, seq: int, heads: int, keys: int, dim: int) 
 ROPE_BACKWARD = declare(
     name="rope_backward",
     repeats=True,
+    keyed=True,
     summary="gradient of rope: the rotation back",
     schema="(Tensor dq, Tensor dk, Tensor cos, Tensor sin, bool interleaved, int sequence_dim) -> (Tensor, Tensor)",
     forward=_backward,
@@ -163,6 +165,7 @@ ROPE_BACKWARD = declare(
 ROPE = declare(
     name="rope",
     repeats=True,
+    keyed=True,
     summary="rotary position embedding of queries and keys",
     schema="(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved, int sequence_dim) -> (Tensor, Tensor)",
     forward=_forward,

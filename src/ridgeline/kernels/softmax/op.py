@@ -249,6 +249,7 @@ SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((1, 4096
 SOFTMAX_BACKWARD = declare(
     name="softmax_backward",
     repeats=True,
+    keyed=True,
     summary="gradient of softmax",
     schema="(Tensor dy, Tensor y) -> Tensor",
     forward=_backward,
@@ -262,6 +263,7 @@ SOFTMAX_BACKWARD = declare(
 SOFTMAX = declare(
     name="softmax",
     repeats=True,
+    keyed=True,
     summary="exp(x) / sum(exp(x)) along the last dim",
     schema="(Tensor x) -> Tensor",
     forward=_forward,
