@@ -1,1 +1,0 @@
-"""Convolutions in groups of channels, channels last, with norm and activation in their end."""
