@@ -133,22 +133,31 @@ def test_a_whole_model_compiled_in_pieces_has_gradients_as_right_as_eagers() -> 
     assert verdict, verdict.reason
 
 
+def _cast_step(call: Any, optimizer: Any, kwargs: dict[str, Any]) -> float:
+    """Autocast around the forward alone: in one that spans steps, PyTorch goes on with the casts of the first."""
+    optimizer.zero_grad()
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = call(**kwargs).loss
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
 def test_blocks_under_autocast_are_compiled_once_and_take_eager_steps() -> None:
     model, kwargs = _gpt(**_still())
     model.float()
     eager, chosen = copy.deepcopy(model), recommended("training", "none", "cuda")
     candidate = Candidate(name="rewritten blocks + graph", rewrites=chosen, scope="blocks", graphed=True)
-    with torch.autocast("cuda", torch.bfloat16):
-        with uncached_casts():  # as a search does
-            built = build(candidate, model, Inputs((), kwargs), "train")
-        graphs = built.report.graphs
-        fast, losses = Optimized(model, [Plan(built.call.signature, built.call)], mode="train"), []
-        for each, call in ((eager, eager), (model, fast)):
-            optimizer = torch.optim.AdamW(each.parameters(), lr=1e-4, fused=True)
-            losses.append([float(plain_step(call, optimizer, None, (), kwargs)) for _ in range(8)])
+    with torch.autocast("cuda", torch.bfloat16), uncached_casts():  # as a search does
+        built = build(candidate, model, Inputs((), kwargs), "train")
+    graphs, losses = built.report.graphs, []
+    fast = Optimized(model, [Plan(built.call.signature, built.call)], mode="train")
+    for each, call in ((eager, eager), (model, fast)):
+        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-4, fused=True)
+        losses.append([_cast_step(call, optimizer, kwargs) for _ in range(8)])
     assert built.call.replays >= 8 and built.report.graphs == graphs == 1, built.report.counts()
     assert losses[0][-1] < losses[0][0]
-    assert losses[1] == pytest.approx(losses[0], rel=2e-3)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)  # the casts of the first step, kept, would be 8 % off
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

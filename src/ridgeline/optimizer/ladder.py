@@ -133,9 +133,8 @@ class Ladder:
             yield from self._rewritten(search, layout)
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
         training = self.facts.mode == "train"
-        if training:  # a second's work each, and what is compiled has to beat it
+        if training and not self.facts.groups:  # seconds, and one trace, which what is compiled stands on too
             yield from self._kernels_in_place(search)
-        if training and not self.facts.groups:  # one trace, which what is compiled stands on too
             yield from self._rewritten(search, layout)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout, whole)
@@ -144,7 +143,7 @@ class Ladder:
                 yield from self._rewritten(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)
-        if not training and not self._scans():
+        if self.facts.groups if training else not self._scans():  # rewritten blocks beat them in all steps measured
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
             yield from self._stock(search)

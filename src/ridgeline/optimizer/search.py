@@ -68,7 +68,7 @@ MOST_TWICE_BYTES = 2 << 30
 TRACK_TIMES = 3.0
 """Steps of the optimizer and both runs, in eager calls."""
 TRACK_FRAC = 0.15
-"""Share of the budget that is kept for them."""
+"""Share of the budget that is kept for them, and taken where nothing is left of it."""
 DRAWS_FRAC = 0.008
 """Share of the budget for the runs of one random contender; the winner is compared without its dice besides."""
 RESERVE_FRAC = 0.5
@@ -624,11 +624,11 @@ class Search:
         """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""
         if self.problem.mode != "train" or self.best is self.eager:
             return
-        left_s = max(0.0, self.left_s())
+        left_s = max(self.left_s(), TRACK_FRAC * self.problem.budget_s)  # a proof may take its share late
         steps = min(STEPS, int(left_s / (TRACK_TIMES * self.eager_s)))
         if steps < LEAST_STEPS:
             needed_s = TRACK_TIMES * LEAST_STEPS * self.eager_s
-            self.notes.append(f"no run of steps: {LEAST_STEPS} take about {needed_s:.0f} s, {left_s:.0f} s are left")
+            self.notes.append(f"no run of steps: {LEAST_STEPS} take about {needed_s:.0f} s, {left_s:.0f} s are kept")
             return
         problem, track_ = self.problem, self.track
         try:

@@ -283,6 +283,15 @@ def test_a_rival_that_is_ahead_in_the_last_race_and_wrong_is_not_returned_and_th
     assert receipt.winner == built.candidate.name == "ours"
     (said,) = [note for note in receipt.notes if "last race" in note]
     assert "torch.compile was 1.10× as fast" in said and "not returned: output" in said
+    assert "but slower than torch.compile (1 s, and may not be returned" in receipt.guarantee
+
+
+def test_a_receipt_says_where_torch_compile_is_faster_and_wrong(monkeypatch: Any) -> None:
+    slower = lambda model: lambda x: (time.sleep(5e-4), model.layer(x))[1]
+    calls = {"torch.compile": lambda model: lambda x: model.layer(x) + 1, "ours": slower}
+    receipt, _ = _searched(monkeypatch, calls)
+    assert receipt.winner == "ours" and _status(receipt)["torch.compile"] == "wrong"
+    assert "but slower than torch.compile" in receipt.guarantee and "not as accurate: output" in receipt.guarantee
 
 
 def _facts(**given: Any) -> Facts:
@@ -422,7 +431,7 @@ def test_training_is_captured_where_the_model_can_be_and_tried_both_ways_where_i
 def test_in_training_torch_compile_is_measured_before_blocks_are_refined() -> None:
     (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
     names = _names(_facts(mode="train", groups=(group,), substitutable=("loss", "norm")))
-    order = ["graph", "kernels + graph", "rewritten blocks + graph", "blocks and loss + graph",
+    order = ["graph", "rewritten blocks + graph", "blocks and loss + graph", "kernels + graph",
              "torch.compile", "torch.compile + graph", "compiled + graph"]  # fmt: skip
     assert [name for name in names if name in order] == order
 
@@ -646,6 +655,18 @@ def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
     costs["torch.compile"] = 19.0
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["torch.compile"] == "skipped" and "was not measured" in receipt.guarantee
+
+
+def test_a_run_of_steps_is_made_even_where_candidates_took_all_the_time(monkeypatch: Any) -> None:
+    finish = Search._finish
+
+    def late(self: Search) -> Any:
+        monkeypatch.setattr(Search, "left_s", lambda search: -5.0)
+        return finish(self)
+
+    monkeypatch.setattr(Search, "_finish", late)
+    receipt, _ = _searched(monkeypatch, {"ours": lambda model: model.layer}, mode="train", budget_s=60.0)
+    assert receipt.winner == "ours" and any("steps of AdamW" in note for note in receipt.notes), receipt.notes
 
 
 def test_no_floor_is_told_where_the_result_does_less_work() -> None:
