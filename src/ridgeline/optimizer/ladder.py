@@ -138,7 +138,7 @@ class Ladder:
             yield from self._rewritten(search, layout)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout, whole)
-            outside = not training and self.facts.grouped_frac < MOST_GROUPED_FRAC  # Swin's large images are like no other
+            outside = not training and self.facts.grouped_frac < MOST_GROUPED_FRAC  # Swin's large images, say
             if outside or self._blocks_failed(search):  # seconds, and before compilers of the whole
                 yield from self._rewritten(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together

@@ -70,7 +70,8 @@ def _support(x: Tensor, w: Tensor, bias: Tensor | None, padding: int, groups: in
     sizes = w.shape[1], w.shape[0] // groups
     if any(size % VECTOR or size > MOST_OF_GROUP for size in sizes):
         return f"groups of {sizes} channels: multiples of {VECTOR}, {MOST_OF_GROUP} at most"
-    if x.numel() == 0 or x.shape[2] + 2 * padding < w.shape[2] or max(x.numel(), w.numel()) >= 2**31:
+    results = x.shape[0] * (x.shape[2] + 2 * padding + 128) * w.shape[0]
+    if x.numel() == 0 or x.shape[2] + 2 * padding < w.shape[2] or max(x.numel(), w.numel(), results) >= 2**31:
         return "no steps, or 2³¹ elements"
     if x.stride() != (x.shape[1] * x.shape[2], 1, x.shape[1]):
         return "channels do not lie last"
