@@ -114,31 +114,52 @@ def network_points(path: Path) -> dict[str, list[tuple[Row, published.Question, 
     return found
 
 
-def fit_network(kind: str, points: Sequence[tuple[Row, published.Question, float, float]]) -> None:
-    """Share, chunk cost, chunk size and the latency of each system's hops."""
-    systems = sorted({asked.cluster.system for _, asked, _, _ in points})
+Points = Sequence[tuple[Row, published.Question, float, float]]
+
+
+def network_times(points: Points, x: np.ndarray, systems: Sequence[str]) -> np.ndarray:
+    """Seconds of all-reduces between hosts; ``x`` are logarithms of share, chunk cost, chunk size and systems' hops."""
+    frac, pipeline_s, chunk_bytes, *latencies = np.exp(x)
+    out = []
+    for row, asked, size, _ in points:
+        start = coefficients(asked.cluster).network
+        network = replace(start, frac=min(frac, 0.985), pipeline_s=pipeline_s, chunk_bytes=chunk_bytes)
+        hop_s = latencies[systems.index(asked.cluster.system)]
+        place = replace(asked.cluster, scale_out=replace(asked.cluster.scale_out, latency_s=hop_s))
+        coef = Coefficients(link=coefficients(place).link, network=network)
+        way = published.algorithm(row, "all_reduce")
+        out.append(collectives.timed("all_reduce", size, asked.group, place, coef, way).expected_s)
+    return np.array(out)
+
+
+def systems_of(points: Points) -> list[str]:
+    return sorted({asked.cluster.system for _, asked, _, _ in points})
+
+
+def solve_network(points: Points, everyone: Points = ()) -> tuple[np.ndarray, list[str]]:
+    """Share, chunk cost, chunk size and the latency of each system's hops; systems of ``everyone`` that are not among
+    the points keep the latency they have."""
+    systems = systems_of(everyone or points)
     start = coefficients(points[0][1].cluster).network
-    hops = {asked.cluster.system: asked.cluster.scale_out.latency_s for _, asked, _, _ in points}
+    hops = {asked.cluster.system: asked.cluster.scale_out.latency_s for _, asked, _, _ in everyone or points}
     x0 = np.log([start.frac, start.pipeline_s, start.chunk_bytes, *(hops[name] for name in systems)])
     measured = np.log([point[3] for point in points])
 
-    def times(x: np.ndarray) -> np.ndarray:
-        frac, pipeline_s, chunk_bytes, *latencies = np.exp(x)
-        network = replace(start, frac=min(frac, 0.985), pipeline_s=pipeline_s, chunk_bytes=chunk_bytes)
-        out = []
-        for row, asked, size, _ in points:
-            hop_s = latencies[systems.index(asked.cluster.system)]
-            place = replace(asked.cluster, scale_out=replace(asked.cluster.scale_out, latency_s=hop_s))
-            coef = Coefficients(link=coefficients(place).link, network=network)
-            way = published.algorithm(row, "all_reduce")
-            out.append(collectives.timed("all_reduce", size, asked.group, place, coef, way).expected_s)
-        return np.array(out)
+    def residual(x: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.log(network_times(points, x, systems)) - measured, 0.05 * (x - x0)])
 
-    found = least_squares(lambda x: np.concatenate([np.log(times(x)) - measured, 0.05 * (x - x0)]), x0, loss="soft_l1",
-                          f_scale=0.1, x_scale=0.3, max_nfev=80)
-    error = times(found.x) / np.exp(measured) - 1
+    return least_squares(residual, x0, loss="soft_l1", f_scale=0.1, x_scale=0.3, max_nfev=80).x, systems
+
+
+def network_errors(points: Points, found: tuple[np.ndarray, list[str]]) -> np.ndarray:
+    return network_times(points, *found) / np.array([point[3] for point in points]) - 1
+
+
+def fit_network(kind: str, points: Points) -> None:
+    x, systems = solve_network(points)
+    error = network_errors(points, (x, systems))
     names = ["frac", "pipeline_s", "chunk_bytes", *systems]
-    values = {name: float(f"{value:.3g}") for name, value in zip(names, np.exp(found.x))}
+    values = {name: float(f"{value:.3g}") for name, value in zip(names, np.exp(x))}
     print(f"{kind}: n={len(points)}  mean {np.abs(error).mean():.1%}  bias {error.mean():+.1%}  {values}")
 
 

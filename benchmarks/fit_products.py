@@ -1,6 +1,6 @@
 """Grows the trees of ``cost/residue.py``: what the structure of a product leaves over, on measured products.
 
-    python benchmarks/fit_products.py [--device h200] [--silicon ../shared/silicon] [--write]
+    python benchmarks/fit_products.py [--device h200] [--only half,fp8] [--silicon ../shared/silicon] [--write]
 
 Every product of ``operators_seed*`` is priced without them; trees learn the logarithm of measured over predicted time,
 boosted with a clipped loss. Prints the error on a quarter held out while growing, and of the trees grown from
@@ -22,13 +22,15 @@ import numpy as np
 from recordings import DATA, load_operators, update_calibration
 from validate_operators import errors
 
-from ridgeline.cost import matmul, residue
+from ridgeline.cost import heuristic, host, matmul, residue
 from ridgeline.cost.chip import Chip, chip_of
 from ridgeline.cost.price import Pricer
 from ridgeline.cost.residue import BOUND, Boosted, boosted, features, pool_of
 from ridgeline.hardware import device
 
-TREES, DEPTH, RATE, CLIP, RIDGE = 150, 4, 0.1, 0.15, 10.0
+DEPTH, RATE, RIDGE = 4, 0.1, 10.0
+CLIP, NARROW_CLIP = 0.15, 0.08  # how much one row may pull; where noise is most of what is left
+TREES, MOST_TREES = 150, 320  # of a pool; of one whose kernels are told
 BINS, ROWS_FRAC, FEATURES_FRAC = 32, 0.8, 0.5
 POOLS = ("half", "half.odd", "fp32", "tf32", "fp8")
 MOST_ROWS = 9000  # of a table
@@ -40,13 +42,6 @@ def problem_of(row: dict[str, Any]) -> matmul.Problem:
     s = row["shape"]
     layout = s.get("layout", "nn" if row["kind"] == "bmm" else "nt")
     return s.get("b", 1), s["m"], s["n"], s["k"], layout
-
-
-def described(row: dict[str, Any], num_sms: int) -> tuple[str, list[float]]:
-    """Which trees a product asks, and its features."""
-    problem = problem_of(row)
-    aligned = matmul.alignment(problem, row["dtype"])
-    return pool_of(row["dtype"], aligned), features(problem, row["dtype"], aligned, num_sms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +66,15 @@ class Measured:
     def missed(self, logs: np.ndarray | float) -> float:
         told_s = self.busy_s * np.exp(np.clip(logs, -BOUND, BOUND)) + self.more_s
         return float(np.mean(np.abs(told_s / self.measured_s - 1)))
+
+    def figures(self, logs: np.ndarray) -> dict[str, Any]:
+        """How far products held out are off, as calibrations tell it."""
+        off = np.log((self.busy_s * np.exp(np.clip(logs, -BOUND, BOUND)) + self.more_s) / self.measured_s)
+        q05, q95 = (round(float(q), 4) for q in np.quantile(off, (0.05, 0.95)))
+        ratio = np.exp(off) - 1
+        share = {"mape": np.abs(ratio).mean(), "bias": ratio.mean(), "median_ape": np.median(np.abs(ratio))}
+        rounded = {name: round(float(value), 4) for name, value in share.items()}
+        return {"n": len(off), **rounded, "log_quantiles": {"q05": q05, "q95": q95}}
 
     def some(self, kept: np.ndarray) -> Measured:
         return Measured(self.rows[kept], self.busy_s[kept], self.more_s[kept], self.measured_s[kept])
@@ -109,14 +113,14 @@ def question(
     return found
 
 
-def grow(given: Measured, seed: int = 0) -> Boosted:
+def grow(given: Measured, trees: int, clip: float = CLIP) -> Boosted:
     """Trees one after another, each from most of the rows and half of the features, of what is left unexplained."""
-    rng, rows, weight = np.random.default_rng(seed), given.rows, given.weight
+    rng, rows, weight = np.random.default_rng(0), given.rows, given.weight
     cuts = [cuts_of(column) for column in rows.T]
     binned = np.stack([np.searchsorted(cut, column) for cut, column in zip(cuts, rows.T, strict=True)], axis=1)
     told, parts = np.zeros(len(rows)), ([], [], [])  # type: ignore[var-annotated]
-    for _ in range(TREES):
-        left = np.clip(given.logs - told, -CLIP, CLIP) * weight
+    for _ in range(trees):
+        left = np.clip(given.logs - told, -clip, clip) * weight
         drawn = np.nonzero(rng.random(len(rows)) < ROWS_FRAC)[0]
         asked = np.nonzero(rng.random(rows.shape[1]) < FEATURES_FRAC)[0]
         leaf, asked_of, limits = np.zeros(len(rows), np.int64), [], []
@@ -136,9 +140,15 @@ def grow(given: Measured, seed: int = 0) -> Boosted:
 def sets(rows: list[dict[str, Any]], pricer: Pricer) -> dict[str, Measured]:
     """Measured products by pool."""
     found: dict[str, list[tuple[list[float], float, float, float]]] = defaultdict(list)
+    known = pricer.calibration.families["gemm"]
+    coefs = {dtype: {**matmul.DEFAULTS, **entry["coef"]} for dtype, entry in known.items()}
     for e in errors([r for r in rows if r["kind"] in ("gemm", "bmm") and r["phase"] == "fwd"], pricer):
-        pool, values = described(e["row"], pricer.chip.num_sms)
-        found[pool].append((values, e["busy_s"], math.exp(e["log"]) * e["measured_s"] - e["busy_s"], e["measured_s"]))
+        problem, dtype, busy_s = problem_of(e["row"]), e["row"]["dtype"], e["busy_s"]
+        values, num = matmul.described(problem, dtype, pricer.chip, coefs[dtype])
+        more_s = math.exp(e["log"]) * e["measured_s"] - busy_s
+        if num:
+            more_s = host.DEFAULTS["event_s"] + host.DEFAULTS["event_gap_s"] * (num - 1)
+        found[pool_of(dtype, matmul.alignment(problem, dtype))].append((values, busy_s, more_s, e["measured_s"]))
     return {
         pool: Measured(np.array([r[0] for r in some]), *(np.array([r[i] for r in some]) for i in (1, 2, 3)))
         for pool, some in found.items()
@@ -173,13 +183,13 @@ def save(path: Path, pools: dict[str, Boosted]) -> None:
     print(f"{path.name}: {path.stat().st_size} bytes, {at} trees")
 
 
-def recorded(name: str) -> dict[str, Boosted]:
+def recorded(name: str, only: str) -> dict[str, Boosted]:
     """Trees of a device whose products were recorded here."""
     pricer = without(Pricer(device(name)))
     given = sets(load_operators(name), pricer)
     judges = {judge: sets(load_operators(name, judge), pricer) for judge in JUDGES}
     pools = {}
-    for pool in POOLS:
+    for pool in (pool for pool in POOLS if not only or pool in only.split(",")):
         pools[f"{name}/{pool}"] = trees = told(f"{name}/{pool}", given[pool])
         for judge, samples in judges.items():
             if pool in samples:
@@ -189,13 +199,20 @@ def recorded(name: str) -> dict[str, Boosted]:
     return pools
 
 
+FIGURES: dict[str, dict[str, Any]] = {}
+"""Of each pool, on the products held out."""
+
+
 def told(name: str, mine: Measured) -> Boosted:
     """Trees grown from everything; the error printed is of those grown from three quarters, on the fourth."""
+    trees = MOST_TREES if name.partition("/")[2] in heuristic.POOLS else TREES
+    clip = NARROW_CLIP if name in ("h200/half", "h200/fp8") else CLIP
     kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
-    held, part = mine.some(~kept), grow(mine.some(kept))
+    held, part = mine.some(~kept), grow(mine.some(kept), trees, clip)
+    FIGURES[name] = held.figures(part.logs(held.rows))
     after = held.missed(part.logs(held.rows))
     print(f"{name:24s} n {len(mine.rows):5d}  held out {held.missed(0.0):.2%} -> {after:.2%}", flush=True)
-    return grow(mine)
+    return grow(mine, trees, clip)
 
 
 def tabled(name: str, folder: Path) -> dict[str, Boosted]:
@@ -256,16 +273,19 @@ def write(pools: dict[str, Boosted]) -> None:
         for key, entry in (*families["gemm"].items(), *families["attention"].items()):
             if {f"{name}/{pool}" for pool in (key, pool_of(key, 8), pool_of(key, 1))} & set(pools):
                 entry["coef"]["residue_frac"] = 1.0
+                if f"{name}/{key}" in FIGURES and "protocol" in entry:
+                    entry["heldout"] = FIGURES[f"{name}/{key}"]
         update_calibration(name, families={family: families[family] for family in ("gemm", "attention")})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="h200", help="recorded here; none for tables alone")
+    parser.add_argument("--only", default="", help="pools of the recorded device, such as half,fp8")
     parser.add_argument("--silicon", type=Path, help="folder with one folder of tables for each device")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    pools = recorded(options.device) if options.device != "none" else {}
+    pools = recorded(options.device, options.only) if options.device != "none" else {}
     for name in ("h100-sxm", "a100-sxm-80gb", "b200", "gb200", "l40s") if options.silicon else ():
         pools |= tabled(name, options.silicon)
     if options.write:

@@ -174,6 +174,16 @@ class Grown:
         self.value.append(flat["value"])
         self.limits.append(flat["limits"])
 
+    def keep(self, path: Path) -> None:
+        """Take over the trees of a file that were not grown anew."""
+        with np.load(path, allow_pickle=False) as file:
+            index, grown = json.loads(str(file["index"])), set(self.choices)
+            for name, (first, last, first_limit, last_limit) in index["places"].items():
+                if name.removesuffix(".slices") not in grown:
+                    self.put(name, {"feature": file["feature"][first:last], "value": file["value"][first:last],
+                                    "limits": file["limits"][first_limit:last_limit]})  # fmt: skip
+            self.choices |= {name: known for name, known in index["choices"].items() if name not in self.choices}
+
     def write(self, path: Path) -> None:
         index = json.dumps({"places": self.places, "choices": self.choices}, separators=(",", ":"))
         np.savez_compressed(path, feature=np.concatenate(self.feature), value=np.concatenate(self.value),
@@ -232,7 +242,7 @@ def main() -> None:
     parser.add_argument("answers", type=Path, nargs="+")
     parser.add_argument("--share", type=float, default=0.9)
     parser.add_argument("--most", type=int, default=12000, help="leaves of a tree at most")
-    parser.add_argument("--only", default="", help="pools whose names contain this")
+    parser.add_argument("--only", default="", help="pools whose names contain one of these; the file keeps the others")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     pools: dict[str, list[tuple[Shape, Choice]]] = defaultdict(list)
@@ -245,9 +255,11 @@ def main() -> None:
     print(Counter({pool: len(rows) for pool, rows in pools.items()}))
     grown = Grown()
     for pool in sorted(pools):
-        if args.only in pool:
+        if any(part in pool for part in args.only.split(",")):
             _pool(grown, pool, pools[pool], args.share, args.most)
     if args.write:
+        if args.only:
+            grown.keep(data_dir() / FILE)
         grown.write(data_dir() / FILE)
         print(f"{(data_dir() / FILE).stat().st_size / 1e3:.0f} kB in {FILE}")
 

@@ -150,6 +150,8 @@ def fit(group: str, samples: list[Sample], rounds: int) -> Fit:
         print(f"  {told(state.rest)}", flush=True)
         if before - state.cost(state.rest.ravel(), state.x) < 0.003 * before:
             break
+    if not rounds:
+        state.slope = _slope(state)
     return state
 
 
@@ -162,21 +164,29 @@ def _slope(state: Fit) -> Floats:
     return np.stack(columns, axis=1)
 
 
-def left_out(state: Fit) -> Floats:
-    """Errors of every model under coefficients that were moved to fit all the others, by the last derivatives."""
+def kept(group: str, samples: list[Sample]) -> Fit:
+    """The coefficients that ship, with the derivatives of all rows around them."""
+    return fit(group, samples, 0)
+
+
+def left_out(state: Fit, names: Sequence[str] = ()) -> Floats:
+    """Errors of every model (or whatever ``names`` says a row belongs to) under coefficients that were moved to fit
+    all the others, by the last derivatives; with no others, the coefficients go back to where they began."""
     width = state.rest.shape[1]
-    models = np.array([sample.model for sample in state.samples])
+    names_of = np.array(names or [sample.model for sample in state.samples])
     rest = state.rest.copy()
-    for model in sorted(set(models)):
-        kept = np.repeat(models != model, width)
-        if kept.all() or not kept.any():
+    for name in sorted(set(names_of)):
+        others = np.repeat(names_of != name, width)
+        if not others.any():
+            begun = errors(state.samples, state.names, state.start, state.base)
+            rest[:] = np.where(np.isfinite(begun), begun, rest)
             continue
         x, flat = state.x.copy(), state.rest.ravel().copy()
         for _ in range(6):
-            tried = state.step(flat[kept], state.slope[kept], x, 0.0)
+            tried = state.step(flat[others], state.slope[others], x, 0.0)
             flat = state.rest.ravel() + state.slope @ (tried - state.x)
             x = tried
-        rest[models == model] = flat.reshape(-1, width)[models == model]
+        rest[names_of == name] = flat.reshape(-1, width)[names_of == name]
     return rest
 
 

@@ -53,6 +53,9 @@ LONGEST_STOP_S = 8.0
 DEVICE_BYTES, AHEAD = 125e9, 60
 """What is given out together, and how many of those that wait are looked at for one that fits."""
 RIGHT, CLOSE = 1e-3, 1e-4
+SHARED_BYTES = 24
+"""Three numbers all processes see: seconds that somebody was stopped, since when somebody is, and when all ends."""
+LONGEST_WAIT_S = 540.0
 COMPILE_S = {1: 6.0, 2: 12.0, 3: 30.0}
 """What is left for torch.compile after a search that had no time for it."""
 
@@ -64,11 +67,15 @@ class Still(like.Turn):
         super().__init__(lock)
         self.others = Path(shared + ".pids")
         with open(shared, "r+b") as file:
-            self.memory = mmap.mmap(file.fileno(), 16)
+            self.memory = mmap.mmap(file.fileno(), SHARED_BYTES)
 
     @property
     def stopped_s(self) -> float:
         return float(struct.unpack("d", self.memory[:8])[0])
+
+    @property
+    def until(self) -> float:
+        return float(struct.unpack("d", self.memory[16:])[0])
 
     def take(self) -> None:
         before = self.stopped_s
@@ -95,14 +102,14 @@ class Still(like.Turn):
         held = self.held
         self.take()
         began = time.time()
-        self.memory[8:] = struct.pack("d", began)
+        self.memory[8:16] = struct.pack("d", began)
         signal_all(self.others, signal.SIGSTOP, but=os.getpid())
         try:
             time.sleep(0.002)
             yield
         finally:
             signal_all(self.others, signal.SIGCONT, but=os.getpid())
-            self.memory[:] = struct.pack("dd", self.stopped_s + time.time() - began, 0.0)
+            self.memory[:16] = struct.pack("dd", self.stopped_s + time.time() - began, 0.0)
             if not held:
                 self.give()
 
@@ -208,7 +215,7 @@ def looked_at(problem: like.Problem, device: torch.device, asked: argparse.Names
         row.winner, row.search = fast.receipt.winner, told(fast.receipt)
         row.right, row.close, row.errors = compared(case, fast)
         calls = {"eager": case.model, "ours": fast}
-        stock = turn.beside(compiled)(case, fast.receipt, asked.until)
+        stock = turn.beside(compiled)(case, fast.receipt, turn.until)
         calls |= {"compiled": stock} if callable(stock) else {}
         row.note = stock if isinstance(stock, str) else ""
         judged(row, timed(case, calls, turn))
@@ -318,13 +325,22 @@ def judged(row: Row, found: dict[str, list[float]]) -> None:
         row.verdict = "WRONG"
 
 
+def warm_up(device: torch.device) -> None:
+    """A search of next to nothing: whatever is imported or made at first use is there."""
+    import ridgeline
+
+    with torch.no_grad(), contextlib.suppress(Exception):
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh()).to(device)
+        ridgeline.optimize(model, (torch.rand(8, 64, device=device),), budget_s=4.0, use_cache=False)
+    torch._dynamo.reset()
+
+
 def work(asked: argparse.Namespace) -> None:
     """Problems as they are named on standard input, a line each; a line of JSON for every one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     turn = Still(asked.lock, asked.shared)
     share_the_device(turn)
-    if device.type == "cuda":
-        torch.zeros(1, device=device)
+    warm_up(device)
     print(MARK + json.dumps({"ready": os.getpid()}), flush=True)
     problems = {problem.name: problem for problem in like.PROBLEMS}
     for line in sys.stdin:
@@ -352,7 +368,7 @@ class Worker:
     def __init__(self, asked: argparse.Namespace, place: Path, num: int, lock: str, shared: str) -> None:
         passed = ["--scale", str(asked.scale), "--out", str(asked.out), "--worker", "--lock", lock, "--shared", shared]
         passed += ["--folder", str(asked.folder)] if asked.folder else []
-        passed += ["--until", str(asked.until), "--each-s", json.dumps(asked.each_s)]
+        passed += ["--each-s", json.dumps(asked.each_s)]
         settings = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
         self.log, self.seen, self.doing, self.since = place / f"{num}.log", 0, "", 0.0
         self.ready = False
@@ -400,18 +416,18 @@ def needed_bytes(problem: like.Problem) -> float:
 def lead(asked: argparse.Namespace) -> None:
     """Start workers, hand out problems as there is room, gather what they say."""
     asked.out.mkdir(parents=True, exist_ok=True)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"{device}, torch {torch.__version__}, searches of {asked.each_s} s by level, {asked.jobs} workers")
+    print(f"torch {torch.__version__}, searches of {asked.each_s} s by level, {asked.jobs} workers", flush=True)
     place = Path(tempfile.mkdtemp())
     lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(place / "device.lock")
     shared = place / "stopped"
-    shared.write_bytes(bytes(16))
+    shared.write_bytes(bytes(SHARED_BYTES))
     workers = [Worker(asked, place, i, lock, str(shared)) for i in range(asked.jobs)]
     Path(f"{shared}.pids").write_text(json.dumps([worker.process.pid for worker in workers]))
     waiting = [(problem.name, needed_bytes(problem)) for problem in chosen(asked)]
     total, rows = len(waiting), []
     needs = dict(waiting)
-    while time.time() < asked.until and any(worker.alive for worker in workers):
+    until = begin(asked, workers, shared)
+    while time.time() < until and any(worker.alive for worker in workers):
         news = [row for worker in workers for row in worker.news()]
         rows += news
         hand_out(workers, waiting, needs, asked)
@@ -431,6 +447,22 @@ def lead(asked: argparse.Namespace) -> None:
     summed_up(rows)
 
 
+def begin(asked: argparse.Namespace, workers: list[Worker], shared: Path) -> float:
+    """When all ends. With ``--go`` the clock starts when that file is there, and imports are over before."""
+    waited_from = time.time()
+    while asked.go and not asked.go.exists() and time.time() - waited_from < LONGEST_WAIT_S:
+        time.sleep(0.05)
+    until = time.time() + asked.budget_s
+    with shared.open("r+b") as file:
+        file.seek(16)
+        file.write(struct.pack("d", until))
+    for worker in workers:
+        worker.news()
+    ready = sum(worker.ready for worker in workers)
+    print(f"{time.strftime('%H:%M:%S')} {ready} workers ready after {time.time() - waited_from:.0f} s", flush=True)
+    return until
+
+
 def hand_out(
     workers: list[Worker], waiting: list[tuple[str, float]], needs: dict[str, float], asked: argparse.Namespace
 ) -> None:
@@ -447,7 +479,7 @@ def hand_out(
 
 def revive(workers: list[Worker], shared: Path) -> None:
     """Nobody is left standing by a worker that ended or waits for one of them."""
-    began = struct.unpack("dd", shared.read_bytes())[1]
+    began = struct.unpack("ddd", shared.read_bytes())[1]
     if (began and time.time() - began > LONGEST_STOP_S) or any(not worker.alive for worker in workers):
         signal_all(Path(f"{shared}.pids"), signal.SIGCONT)
 
@@ -498,12 +530,11 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of the sizes of our own problems")
     parser.add_argument("--each-s", default=json.dumps(EACH_S), help="seconds of a search by level, as JSON")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--go", type=Path, help="a file: workers import, and begin when it is there")
     for name in ("--lock", "--shared"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     asked.each_s = {int(level): float(seconds) for level, seconds in json.loads(asked.each_s).items()}
-    asked.until = asked.until or time.time() + asked.budget_s
     if asked.folder:
         like.read_folder(asked.folder)
     work(asked) if asked.worker else lead(asked)

@@ -195,7 +195,9 @@ def rest(found: dict[str, Any]) -> Iterator[str]:
         config = " ".join(f"{name}={value}" for name, value in entry["config"].items())
         mark = " (default)" if entry.get("default") else ""
         case = entry["case"].replace("bfloat16", "bf16")
-        yield f"| {entry['kernel']} | {case} | {config}{mark} | {1e6 * entry['s']:.1f} | {entry['tb_s']:.2f} |"
+        of = entry.get("primitive", entry["kernel"])
+        kernel = entry["kernel"] if entry["kernel"].startswith(of) else f"{entry['kernel']} of {of}"
+        yield f"| {kernel} | {case} | {config}{mark} | {1e6 * entry['s']:.1f} | {entry['tb_s']:.2f} |"
     if found.get("errors"):
         yield "\n### What failed in the run\n"
     for entry in found.get("errors", []):

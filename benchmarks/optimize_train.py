@@ -11,8 +11,9 @@ it was written; of the result with the optimizer that was passed to the search, 
 ``train_step``; and of the result with an optimizer that no search has seen. Memory is the most that a step allocates
 and reserves, weights and the optimizer's state included: of eager in the searching process before the search, of the
 result after it. ``--brief`` leaves ``torch.compile`` out of searches over models made of repeated blocks (it is
-measured beside them, and takes most of a short search), and the breakdown by kernel and part out of receipts. Models
-after ``--full`` are searched as anybody does it: 120 s, ``torch.compile`` inside, nothing compiled by another process.
+measured beside them, and takes most of a short search), the breakdown by kernel and part out of receipts, and of the
+two runs of fifty steps the one with an optimizer of the search's own. Models after ``--full`` are searched as anybody
+does it: 120 s, ``torch.compile`` inside, nothing compiled by another process.
 
 ``steps`` are AdamW's alone. ``memory`` is what recordings reserve beside eager passes, with segments as ever and with
 ranges that grow, and whether their gradients are eager's. ``drift`` is that of fifty steps of GPT-2 from the same
@@ -81,6 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, default=95.0, help="Of each search.")
     parser.add_argument("--only", nargs="*", default=list(DEFAULT))
     parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="Of the turns in the end.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--brief", action="store_true",
                         help="Searches over repeated blocks leave torch.compile out; no breakdowns.")  # fmt: skip
@@ -135,9 +137,10 @@ def _sides(name: str) -> tuple[str, ...]:
 def _started(name: str, asked: argparse.Namespace, logs: Path, until: float) -> subprocess.Popen[bytes]:
     full = name in asked.full
     budget_s = FULL_S if full else asked.budget_s
-    command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(budget_s), "--device",
-               asked.device, "--lock", os.environ.get("RIDGELINE_DEVICE_LOCK") or str(logs / "lock"), "--marks",
-               str(logs), "--until", str(until), *(["--brief"] if asked.brief and not full else [])]  # fmt: skip
+    lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(logs / "lock")
+    command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(budget_s), "--rounds",
+               str(asked.rounds), "--device", asked.device, "--lock", lock, "--marks", str(logs), "--until",
+               str(until), *(["--brief"] if asked.brief and not full else [])]  # fmt: skip
     threads = max(2, (os.cpu_count() or 8) // (2 * asked.jobs))
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
@@ -359,6 +362,7 @@ def _searched(asked: argparse.Namespace) -> None:
         ladder.Ladder._stock = lambda self, search: iter(()) if self.facts.groups else stock(self, search)
         ladder.Ladder.owed_s = lambda self, rung, search: 0.0
         searching.Search._regions = searching.Search._parts = lambda self, *given: ()
+        searching.Search._tracked = lambda self: None  # the optimizer that is passed is tracked after the search
     searching.build = turn.around(searching.build)
     for name in ("_price", "_facts"):  # seconds of the host's alone
         setattr(searching.Search, name, turn.given(getattr(searching.Search, name)))
@@ -461,7 +465,7 @@ def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked
     if rivals.ready():
         told = rivals.ask("warm")
         _tell({"peak_bytes": told["peak_bytes"] | peaks, "rivals_failed": told["loop_failed"]})
-        _in_turns(ways, ROUNDS, rivals, lambda loop: _tell({"loop": loop, "met": True}))
+        _in_turns(ways, asked.rounds, rivals, lambda loop: _tell({"loop": loop, "met": True}))
     turn.give()
 
 

@@ -63,7 +63,7 @@ def _weighty(folder: Path) -> list[tuple[str, str, float]]:
 
 def _tried(tried: Sequence[tuple[str, Score]], program: str, rule: str) -> str:
     """``true``, ``false`` or ``untried``, with what was promised and realized."""
-    trial = next((made for of, made in tried if of == program and rule in NAMES[made.cause]), None)
+    trial = next((made for of, made in reversed(tried) if of == program and rule in NAMES[made.cause]), None)
     if trial is None:
         return "untried"
     if trial.finding is None:

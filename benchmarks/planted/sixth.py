@@ -187,12 +187,8 @@ def again_policy_compiled(s: Setting, fixed: bool) -> Program:
     if not fixed:
         return _was("policy_updated_in_small_steps", s)
     torch._dynamo.reset()
-    before = own.Policy.forward
-    own.Policy.forward = torch.compile(before, backend=cases.compiler(s), dynamic=False)
-    try:
+    with _with(own.Policy, "forward", torch.compile(own.Policy.forward, backend=cases.compiler(s), dynamic=False)):
         return _was("policy_updated_in_small_steps", s)
-    finally:
-        own.Policy.forward = before
 
 
 @case("unfused pointwise chain", "torch.compile the rotation", compiles=True, rounds=1, steps=12, stack=False)
@@ -214,14 +210,14 @@ def _gate_out(y: Tensor, gate: Tensor) -> Tensor:
 
 
 @contextmanager
-def _forward(kind: type[nn.Module], forward: Any) -> Iterator[None]:
-    """Modules of a kind with another forward pass."""
-    before = kind.forward
-    kind.forward = forward
+def _with(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """A module or class with another function of that name."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        kind.forward = before
+        setattr(owner, name, before)
 
 
 @case("unfused pointwise chain", "torch.compile the gates", compiles=True, rounds=1, steps=12, stack=False)
@@ -238,7 +234,7 @@ def _gates_compiled(program: Program, s: Setting) -> Program:
         y = self.bn3(self.narrow(leave(y, self.excite(F.silu(self.squeeze(mean))))))
         return x + y if self.keeps else y
 
-    return replace(program, scope=lambda: _forward(nets.Inverted, forward))
+    return replace(program, scope=lambda: _with(nets.Inverted, "forward", forward))
 
 
 @case("misaligned sizes", "pad the tower's input to a multiple of 8", stack=False)
@@ -300,19 +296,13 @@ def again_pictures_embedded_under_autocast(s: Setting, fixed: bool) -> Program:
 def again_answers_attend_by_hand(s: Setting, fixed: bool) -> Program:
     if not fixed:
         return _was("answers_attend_by_hand", s)
-    with _capturable():
+    with _with(fresh, "adamw", _capturable):
         return _replayed("answers_attend_by_hand", s, fixed)
 
 
-@contextmanager
-def _capturable() -> Iterator[None]:
+def _capturable(s: Setting, model: nn.Module) -> torch.optim.Optimizer:
     """Fused AdamW that a graph may capture."""
-    before = fresh.adamw
-    fresh.adamw = lambda s, model: again._capturable(model)
-    try:
-        yield
-    finally:
-        fresh.adamw = before
+    return again._capturable(model)
 
 
 @case("host-bound", "capture the step in a CUDA graph", rounds=1, warmup=12, steps=16, stack=False)
@@ -756,7 +746,7 @@ def again_vectors_pageable(s: Setting, fixed: bool) -> Program:
 def again_launches_in_a_crowd(s: Setting, fixed: bool) -> Program:
     if not fixed:
         return _was("launches_in_a_crowd", s)
-    with _capturable():
+    with _with(fresh, "adamw", _capturable):
         return _replayed("launches_in_a_crowd", s, fixed)
 
 
@@ -808,20 +798,65 @@ def again_norms_one_by_one(s: Setting, fixed: bool) -> Program:
     return _gates_compiled(_was("norms_one_by_one", s), s) if fixed else _was("norms_one_by_one", s)
 
 
-def _compiled_forward(kind: type[nn.Module], s: Setting) -> Any:
-    torch._dynamo.reset()
-    return torch.compile(kind.forward, backend=cases.compiler(s), dynamic=False)
-
-
-@case("unfused pointwise chain", "torch.compile the blocks", compiles=True, rounds=1, steps=12, stack=False)
+@case("unfused pointwise chain", "torch.compile the norms", compiles=True, rounds=1, steps=12, stack=False)
 def again_weights_cast_for_each_piece(s: Setting, fixed: bool) -> Program:
-    program = _was("weights_cast_for_each_piece", s)
-    forward = _compiled_forward(own.GatedBlock, s)
-    return replace(program, scope=lambda: _forward(own.GatedBlock, forward)) if fixed else program
+    """Norms of queries in bf16 with weights in fp32, which no fused kernel takes."""
+    if not fixed:
+        return _was("weights_cast_for_each_piece", s)
+    torch._dynamo.reset()
+    norm = torch.compile(own.norm_fused, backend=cases.compiler(s), dynamic=False)
+    with _with(own, "norm_fused", norm):
+        return _was("weights_cast_for_each_piece", s)
 
 
 @case("unfused pointwise chain", "torch.compile the blocks", compiles=True, rounds=1, steps=12, stack=False)
 def again_gradients_scaled_for_bf16(s: Setting, fixed: bool) -> Program:
     program = _was("gradients_scaled_for_bf16", s)
-    forward = _compiled_forward(nets.EncoderBlock, s)
-    return replace(program, scope=lambda: _forward(nets.EncoderBlock, forward)) if fixed else program
+    if not fixed:
+        return program
+    torch._dynamo.reset()
+    forward = torch.compile(nets.EncoderBlock.forward, backend=cases.compiler(s), dynamic=False)
+    return replace(program, scope=lambda: _with(nets.EncoderBlock, "forward", forward))
+
+
+@case("padding", "sorted by length: each batch is padded to its own longest", rounds=2, warmup=2, steps=5, stack=False)
+def again_padded_in_order(s: Setting, fixed: bool) -> Program:
+    """Four batches of the fixed program a step; sorted, a batch holds texts of similar length, and is as large."""
+    longest, batch = s.pick(224, 8), s.pick(64, 4)
+    model = fresh.encoder(s, 1024, 6, 16, s.pick(512, 16), classes=16)
+    optimizer, mixed = fresh.adamw(s, model), torch.linspace(longest // 2, longest, batch).long()
+    lengths = mixed.repeat_interleave(4).split(batch) if fixed else [mixed] * 4
+
+    def padded(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mask = (torch.arange(-(-int(rows.max()) // 8) * 8)[None] < rows[:, None]).to(s.device)
+        ids = torch.randint(5, s.pick(30000, 100), mask.shape, device=s.device) * mask
+        return ids, torch.randint(0, 16, (len(rows),), device=s.device), mask[:, None, None]
+
+    batches = [padded(rows) for rows in lengths]
+    real = sum(int(rows.sum()) for rows in lengths) / sum(ids.numel() for ids, _, _ in batches)
+
+    def step() -> None:
+        for part in batches:
+            model(*part).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return Program(step, facts={"padding": [{"argument": "mask", "real_frac": real}]})
+
+
+@case("NCHW convolution", "patches and pictures in channels_last", stack=False)
+def again_pictures_in_graph(s: Setting, fixed: bool) -> Program:
+    """The embedding replayed from a graph in both."""
+    side = s.pick(224, 32)
+    model = s.place(lambda: firstnets.Vit(s.shape(width=1664, layers=6, heads=16, causal=False), side)).eval()
+    pictures = torch.randint(0, 255, (s.pick(12, 2), 3, side, side), dtype=torch.uint8, device=s.device)
+    if fixed:
+        model, pictures = fresh.nhwc(model, pictures)
+    labels = torch.zeros(pictures.shape[0], dtype=torch.long, device=s.device)
+
+    @torch.no_grad()
+    def run() -> None:
+        for _ in range(3):
+            model(pictures, labels)
+
+    return Program(graphed(run) if s.cuda else run)

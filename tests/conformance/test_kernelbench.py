@@ -57,3 +57,40 @@ def test_the_note_counts_what_searches_came_to():
 
 def test_no_result_of_a_search_is_slower_than_eager():
     assert all(found["ours_s"] <= 1.02 * found["eager_s"] for found in SEARCH)
+
+
+APART, AGAIN = results("kernelbench_apart1.json.gz"), results("kernelbench_apart2.json.gz")
+
+
+@pytest.mark.parametrize("found", [*APART, *AGAIN], ids=lambda found: found["name"])
+def test_a_problem_timed_apart_stands_in_the_note_and_was_right(found):
+    times = ["" if found[key] is None else f"{1e3 * found[key]:.2f}" for key in ("eager_s", "compiled_s", "ours_s")]
+    assert f"| {found['name']} | {' | '.join(times)} |" in NOTE
+    assert found["right"]
+
+
+@pytest.mark.parametrize("run", [APART, AGAIN], ids=["first", "again"])
+def test_the_note_counts_what_was_timed_apart(run):
+    words = ("faster", "even", "slower", "no rival")
+    num = {word: sum(found["verdict"] == word for found in run) for word in words}
+    told = f"{len(run)} problems: {num['faster']} faster, {num['even']} even, {num['slower']} slower"
+    assert f"{told}, {num['no rival']} without a rival, none wrong." in NOTE
+    assert sum(num.values()) == len(run)
+
+
+def test_half_of_what_was_timed_apart_is_faster_than_both():
+    rivaled = [found for found in APART if found["verdict"] != "no rival"]
+    assert sum(found["verdict"] == "faster" for found in rivaled) >= len(rivaled) / 2
+
+
+def test_where_torch_compile_is_faster_than_the_result_it_was_measured_and_is_not_as_accurate():
+    for found in AGAIN:
+        (stock,) = [each for each in found["search"]["tried"] if each["name"] == "torch.compile"]
+        assert stock["s"] is not None
+        assert found["verdict"] != "slower" or stock["status"] == "wrong"
+
+
+def test_nothing_timed_apart_is_slower_than_eager_and_what_is_slower_is_named():
+    assert all(found["over_eager"] > 0.98 for found in APART)
+    causes = NOTE[NOTE.index("The causes:") : NOTE.index("- 2/23 was called wrong")]
+    assert all(found["name"] in causes for found in APART if found["verdict"] == "slower")

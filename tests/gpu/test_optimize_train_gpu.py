@@ -17,9 +17,11 @@ from torch import nn
 import ridgeline as rl
 from ridgeline.optimizer import stepping
 from ridgeline.optimizer.candidate import Candidate, build
-from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.inputs import Inputs, State
+from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly, plain_step
 from ridgeline.optimizer.padding import padded_linear
+from ridgeline.optimizer.proof import Prover, Subject
 from ridgeline.optimizer.rewrites import recommended
 from ridgeline.optimizer.search import GRAPH_SLACK, WORKSPACE_BYTES
 from ridgeline.optimizer.steps import GraphedUpdate
@@ -121,22 +123,41 @@ def test_nothing_of_a_search_stays_in_the_allocator() -> None:
     assert torch.cuda.max_memory_reserved() <= GRAPH_SLACK * eager_bytes + 2 * WORKSPACE_BYTES, str(fast.receipt)
 
 
+def test_a_whole_model_compiled_in_pieces_has_gradients_as_right_as_eagers() -> None:
+    model, kwargs = _gpt(**_still())
+    chosen = recommended("training", "inductor", "cuda")
+    built = build(Candidate(name="compiled", rewrites=chosen, compiler="inductor"), model, Inputs((), kwargs), "train")
+    assert built.report.counts()["norm-residual"] > 4, built.report.counts()  # they reach over the seams
+    subject = Subject(model, Inputs((), kwargs), "train", Loss(None), State(model))
+    verdict = Prover(subject, num_inputs=1).judge(built.call)
+    assert verdict, verdict.reason
+
+
+def _cast_step(call: Any, optimizer: Any, kwargs: dict[str, Any]) -> float:
+    """Autocast around the forward alone: in one that spans steps, PyTorch goes on with the casts of the first."""
+    optimizer.zero_grad()
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = call(**kwargs).loss
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
 def test_blocks_under_autocast_are_compiled_once_and_take_eager_steps() -> None:
     model, kwargs = _gpt(**_still())
     model.float()
     eager, chosen = copy.deepcopy(model), recommended("training", "none", "cuda")
     candidate = Candidate(name="rewritten blocks + graph", rewrites=chosen, scope="blocks", graphed=True)
-    with torch.autocast("cuda", torch.bfloat16):
-        with uncached_casts():  # as a search does
-            built = build(candidate, model, Inputs((), kwargs), "train")
-        graphs = built.report.graphs
-        losses = []
-        for each, call in ((eager, eager), (model, Optimized(model, [Plan(built.call.signature, built.call)]))):
-            optimizer = torch.optim.AdamW(each.parameters(), lr=1e-4, fused=True)
-            losses.append([float(plain_step(call, optimizer, None, (), kwargs)) for _ in range(8)])
+    with torch.autocast("cuda", torch.bfloat16), uncached_casts():  # as a search does
+        built = build(candidate, model, Inputs((), kwargs), "train")
+    graphs, losses = built.report.graphs, []
+    fast = Optimized(model, [Plan(built.call.signature, built.call)], mode="train")
+    for each, call in ((eager, eager), (model, fast)):
+        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-4, fused=True)
+        losses.append([_cast_step(call, optimizer, kwargs) for _ in range(8)])
     assert built.call.replays >= 8 and built.report.graphs == graphs == 1, built.report.counts()
     assert losses[0][-1] < losses[0][0]
-    assert losses[1] == pytest.approx(losses[0], rel=2e-3)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)  # the casts of the first step, kept, would be 8 % off
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -405,7 +405,7 @@ def serve(
     engine: Annotated[
         str,
         typer.Option(
-            help="vllm, vllm-0.17, sglang, sglang-0.5.6, trtllm, trtllm-1.1, trtllm-engine or fastertransformer."
+            help="vllm, vllm-0.17, vllm-0.11, sglang, sglang-0.5.6, trtllm, trtllm-1.1, trtllm-engine, fastertransformer."
         ),
     ] = "vllm",
     setting: Annotated[

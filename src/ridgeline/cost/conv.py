@@ -10,8 +10,9 @@ groups that no kernel takes whole are run one after another.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, exp
 
+from ridgeline.cost import residue
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s, selection
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.classic import COEFFICIENTS, classic_timing
@@ -81,6 +82,7 @@ DEFAULTS: Coef = {
     "simt_grad_frac": 0.666,  # share of the vector peak, input gradient with at least simt_grad_channels channels
     "simt_grad_channels": 253.0,  # output channels that fill its inner tile
     "simt_grad_step_cycles": 130.0,  # and its time for one output channel in a lone block
+    "residue_frac": 1.0,  # share of the factor learned for single kernels that applies (cost/residue.py)
     "simt_atomic_frac": 0.107,  # share of the vector peak, weight gradient by atomics, one tap
     "simt_atomic_taps": 0.201,  # the same with more taps, whose input is reused
     "fourier_bytes": 8.35,  # bytes moved by the transforms over the tensors' own
@@ -684,6 +686,7 @@ def _weight_tile(conv: Conv, tma: bool) -> Tile:
 
 
 _LEARNED_ARCH = "hopper"
+_SMS = 132
 _TILED = ("tma", "tma_strided", "copy", "copy_strided", "analytic", "warp", "warp_strided", "plain")
 _SKIPPING = ("tma_strided", "copy", "copy_strided", "warp_strided")
 """Input gradients that visit, under a stride, only the taps which meet a pixel."""
@@ -717,10 +720,32 @@ def _problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
     return Problem(conv.o, columns, conv.n * conv.out_px, 1.0, x + y, conv.weight_bytes, size, repeat)
 
 
+def kernel_features(conv: Conv, choice: Choice, problem: Problem) -> list[float]:
+    """A kernel's problem and choice, as the factor learned for it asks for them; nothing of what is warm."""
+    high, wide, pixels, inner = max(1, choice.rows), max(1, choice.columns), conv.n * conv.out_px, conv.c * conv.taps
+    tiles = -(-problem.rows // high) * -(-problem.columns // wide) * problem.repeat * choice.split
+    work = problem.rows * problem.columns * problem.channels * problem.taps * problem.repeat
+    return [float(conv.dtype == "tf32"), float(conv.channels_last), conv.n, conv.c, conv.o, conv.taps, conv.side,
+            conv.stride, conv.out_px, conv.in_px, pixels, conv.n * conv.in_px, inner, conv.o * conv.taps,
+            pixels * inner, pixels * conv.o, problem.rows, problem.columns, problem.channels,
+            problem.channels * problem.taps, work, choice.rows, choice.columns, choice.depth,
+            choice.cluster_rows * choice.cluster_columns, choice.split, tiles, tiles / _SMS, tiles / _SMS % 1.0,
+            problem.rows % high, problem.columns % wide, problem.channels % 64]  # fmt: skip
+
+
+def _left_over(site: Site, conv: Conv, choice: Choice, op: str, problem: Problem) -> float:
+    """What a kernel takes over what its structure says, where that was learned: on the measured architecture."""
+    share = site.coef["residue_frac"]
+    if not share or conv.groups > 1 or site.chip.arch != _LEARNED_ARCH:
+        return 1.0
+    trees = residue.kernel_trees(f"{choice.way}.{op}")
+    return exp(share * residue.logs(trees, [kernel_features(conv, choice, problem)])[0]) if trees else 1.0
+
+
 def _kernel(site: Site, conv: Conv, choice: Choice, op: str, problem: Problem) -> Cost:
     """The kernel itself with what it needs cleared before and added up after."""
     coef = _pass(site.coef, f"{choice.way}.{op}")
-    main = implicit_s(site.chip, coef, problem, choice, conv.dtype), 1
+    main = implicit_s(site.chip, coef, problem, choice, conv.dtype) * _left_over(site, conv, choice, op, problem), 1
     if choice.way in CLUSTERED:
         waves, steps = waves_of(site.chip, problem, choice), problem.taps * -(-problem.channels // choice.depth)
         if is_shared(choice, waves, steps):
@@ -782,7 +807,8 @@ def _vector_choice(site: Site, conv: Conv, choice: Choice, op: str) -> tuple[Cho
 
 def _vector_kernel(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
     taken, problem = _vector_choice(site, conv, choice, op)
-    main = implicit_s(site.chip, _pass(site.coef, f"{choice.way}.{op}"), problem, taken, conv.dtype), 1
+    alone_s = implicit_s(site.chip, _pass(site.coef, f"{choice.way}.{op}"), problem, taken, conv.dtype)
+    main = alone_s * _left_over(site, conv, taken, op, problem), 1
     if choice.way == "scatter":
         return _sum(_memset(site, conv.input_bytes), main)
     return _sum(_memset(site), main) if taken.split > 1 else main

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, selection
-from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing
+from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing, chip_of
 from ridgeline.cost.classic import classic_timing, vector_timing
 from ridgeline.cost.gemm import gemm_timing
-from ridgeline.cost.residue import logs
+from ridgeline.cost.heuristic import taken, told
+from ridgeline.cost.residue import features, logs, trees_of
+from ridgeline.hardware import device
 
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
 LEGACY = "ampere"
@@ -129,18 +132,45 @@ def _computed(dtype: str, chip: Chip) -> str:
 
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dtype = _computed(call.dtype, chip)
-    timing = _classic(problem, dtype, chip, coef, warm_frac) or _newest(problem, dtype, chip, coef, warm_frac)
-    return _times(timing, [problem], dtype, chip, coef)[0]
+    return _times(_structure(problem, dtype, chip, coef, warm_frac), [problem], dtype, chip, coef)[0]
+
+
+def _structure(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: float) -> Timing:
+    return _classic(problem, dtype, chip, coef, warm_frac) or _newest(problem, dtype, chip, coef, warm_frac)
+
+
+@lru_cache(maxsize=32)
+def _origin(name: str) -> Chip:
+    return chip_of(device(name))
+
+
+def described(problem: Problem, dtype: str, chip: Chip, coef: Coef) -> tuple[list[float], int]:
+    """Features that the learned factor asks for, and how many kernels run (0: as the structure says).
+
+    They are of the shape alone, on the device as it was measured and with cold operands, so that neither an imagined
+    bandwidth nor a warmer cache moves the factor.
+    """
+    aligned = alignment(problem, dtype)
+    found, kernel = features(problem, dtype, aligned, chip.num_sms), taken(problem, dtype, aligned, chip)
+    if kernel is None:
+        return found, 0
+    busy_s = float(_structure(problem, dtype, chip, coef, 0.0).expected_s[0])
+    return found + told(kernel, problem, ITEMSIZE.get(dtype, 2.0), busy_s, chip.num_sms), kernel.num_kernels
 
 
 def _times(timing: Timing, problems: Sequence[Problem], dtype: str, chip: Chip, coef: Coef) -> list[Time]:
     """What the structure says, times what it leaves over; all of one alignment."""
-    share = coef["residue_frac"]
-    left = logs(problems, dtype, alignment(problems[0], dtype), chip) if share else [0.0] * len(problems)
-    found = (timing.expected_s.tolist(), timing.floor_s.tolist(), timing.bound.tolist(), timing.num_kernels.tolist())
+    share, expected, floors = coef["residue_frac"], timing.expected_s.tolist(), timing.floor_s.tolist()
+    left, nums = [0.0] * len(problems), timing.num_kernels.tolist()
+    trees = trees_of(chip, dtype, alignment(problems[0], dtype)) if share else None
+    if trees is not None:
+        measured = chip if chip.name == chip.origin else _origin(chip.origin)
+        rows = [described(problem, dtype, measured, coef) for problem in problems]
+        left = logs(trees, [row for row, _ in rows])
+        nums = [num or old for (_, num), old in zip(rows, nums, strict=True)]
     return [
-        Time(max(floor, expected * math.exp(share * log)), floor, BOUND_NAMES[bound], int(num))
-        for log, expected, floor, bound, num in zip(left, *found, strict=True)
+        Time(max(floor, busy_s * math.exp(share * log)), floor, BOUND_NAMES[bound], int(num))
+        for log, busy_s, floor, bound, num in zip(left, expected, floors, timing.bound.tolist(), nums, strict=True)
     ]
 
 

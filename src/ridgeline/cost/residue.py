@@ -4,7 +4,8 @@ The time model of a product knows tiles, waves, splits and memory; what it misse
 (which tile the library's heuristic takes where several are near, how a short inner loop fills its pipeline, how a few
 tiles share a cache slice). Boosted trees of a few levels, each asking the same questions of every shape, learn the
 logarithm of that factor; ``benchmarks/fit_products.py`` grows them. A device whose calibration does not say
-``residue_frac`` has none, and the factor never leaves ``BOUND``.
+``residue_frac`` has none, one that nobody measured has that of a measured sibling of its architecture, and the factor
+never leaves ``BOUND``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from ridgeline.resources import data_dir
 FILE = "residue.npz"
 BOUND = 0.45
 """Largest logarithm of the factor."""
+DONORS = {"hopper": "h100-sxm", "blackwell": "b200", "ampere": "a100-sxm-80gb", "ada": "l40s"}
+"""Whose factor a device of the same architecture takes that was not measured itself."""
+KERNELS = "h200 kernels"
+"""Under which name the factors of single convolution kernels are kept."""
 _TILES = ((32, 32), (64, 64), (128, 64), (128, 128), (256, 128))
 _LAYOUTS = ("nt", "nn", "tn", "tt")
 
@@ -90,20 +95,34 @@ def _pools() -> dict[str, Boosted]:
         return {name: boosted(feature[at:end], limit[at:end], leaf[at:end]) for name, (at, end) in places}
 
 
-def logs(problems: Sequence[Problem], dtype: str, aligned: int, chip: Chip) -> list[float]:
-    """Logarithm of what each product, all of one alignment, takes over what its structure says."""
-    trees = _pools().get(f"{chip.origin}/{pool_of(dtype, aligned)}")
+@cache
+def _measured() -> frozenset[str]:
+    return frozenset(name.partition("/")[0] for name in _pools())
+
+
+def _trees(chip: Chip, pool: str) -> Boosted | None:
+    owner = chip.origin if chip.origin in _measured() else DONORS.get(chip.arch, "")
+    return _pools().get(f"{owner}/{pool}")
+
+
+def trees_of(chip: Chip, dtype: str, aligned: int) -> Boosted | None:
+    """What was learned of a device's products of one alignment."""
+    return _trees(chip, pool_of(dtype, aligned))
+
+
+def logs(trees: Boosted | None, rows: Sequence[Sequence[float]]) -> list[float]:
+    """Logarithm of what each product, described by its features, takes over what its structure says."""
     if trees is None:
-        return [0.0] * len(problems)
-    return _bounded(trees, [features(problem, dtype, aligned, chip.num_sms) for problem in problems])
+        return [0.0] * len(rows)
+    found = trees.logs(np.array(rows, dtype=np.float64))
+    return [min(BOUND, max(-BOUND, log)) for log in found.tolist()]
+
+
+def kernel_trees(name: str) -> Boosted | None:
+    """What was learned of a convolution's kernel, such as ``tma.fwd``, on the device where they were timed."""
+    return _pools().get(f"{KERNELS}/{name}")
 
 
 def attention_log(pool: str, dims: Mapping[str, int], chip: Chip) -> float:
     """The same for attention as serving frameworks run it; ``pool`` is the calibration's entry, such as ``decode``."""
-    trees = _pools().get(f"{chip.origin}/{pool}")
-    return 0.0 if trees is None else _bounded(trees, [attention_features(dims, chip.num_sms)])[0]
-
-
-def _bounded(trees: Boosted, rows: list[list[float]]) -> list[float]:
-    found = trees.logs(np.array(rows, dtype=np.float64))
-    return [min(BOUND, max(-BOUND, log)) for log in found.tolist()]
+    return logs(_trees(chip, pool), [attention_features(dims, chip.num_sms)])[0]

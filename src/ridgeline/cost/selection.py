@@ -119,7 +119,8 @@ class Forest:
 
 
 @cache
-def _forest() -> Forest:
+def forest() -> Forest:
+    """All trees of libraries' choices."""
     with np.load(data_dir() / FILE, allow_pickle=False) as file:
         index = json.loads(str(file["index"]))
         return Forest(file["feature"], file["value"], file["limits"], index["places"], index["choices"])
@@ -135,11 +136,11 @@ def pool_of(s: Shape) -> str:
 
 @cache
 def _selector(pool: str) -> Selector | None:
-    forest = _forest()
-    tree = forest.tree(pool)
+    known = forest()
+    tree = known.tree(pool)
     if tree is None:
         return None
-    return Selector(tree, tuple(choice_of(text) for text in forest.choices[pool]), forest.tree(f"{pool}.slices"))
+    return Selector(tree, tuple(choice_of(text) for text in known.choices[pool]), known.tree(f"{pool}.slices"))
 
 
 def choice_of(text: str) -> Choice:

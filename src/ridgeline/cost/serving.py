@@ -54,7 +54,8 @@ def gemm(call: Call, chip: Chip, entry: Entry, warm_frac: float) -> Time:
     floor_s, expected_s = float(timing.floor_s[0]), float(timing.expected_s[0]) + quantize_s
     if share := entry["coef"].get("residue_frac", 0.0):
         problem = dims.get("b", 1), dims["m"], dims["n"], dims["k"], "nt"
-        expected_s *= math.exp(share * residue.logs([problem], call.dtype, 8, chip)[0])
+        rows = [residue.features(problem, call.dtype, 8, chip.num_sms)]
+        expected_s *= math.exp(share * residue.logs(residue.trees_of(chip, call.dtype, 8), rows)[0])
     return Time(max(floor_s, expected_s), floor_s, BOUND_NAMES[int(timing.bound[0])])
 
 

@@ -311,10 +311,6 @@ class Scene:
         """Whether batches are made by the thread that fetches them."""
         return bool(self.words_like("SingleProcess")[self.trace.name[self.loading]].any())
 
-    def step_of(self, at_ns: NDArray[np.int64]) -> Index:
-        """In which of the recorded steps each moment lies."""
-        return np.searchsorted(np.array(self.window.marks_ns), at_ns, side="right")
-
     def between(self, spans: Index) -> Intervals:
         """Time of the steps outside the spans, from the first span of a step to its last."""
         inner = self.time_of(spans)
@@ -341,8 +337,17 @@ class Scene:
             return leaves, 0.0
         seconds = self.trace.duration_s[leaves]
         usual = self._usual(self.trace.name[leaves], seconds)
-        long = (seconds > 10 * usual) & (seconds > usual + 50e-6)
+        long = self._is_unusual(seconds, usual)
         return leaves[long], float((seconds - usual)[long].sum())
+
+    def unusual(self, spans: Index) -> Index:
+        """The same of all spans, those with children as well: whatever is around a stall took as long."""
+        seconds = self.trace.duration_s[spans]
+        return spans[self._is_unusual(seconds, self._usual(self.trace.name[spans], seconds))]
+
+    @staticmethod
+    def _is_unusual(seconds: Seconds, usual: Seconds) -> Mask:
+        return np.asarray((seconds > 10 * usual) & (seconds > usual + 50e-6), dtype=bool)
 
     @staticmethod
     def _usual(words: NDArray[np.int32], seconds: Seconds) -> Seconds:

@@ -151,9 +151,8 @@ def reduce_partials(
 
 
 @triton.jit
-def clear_words(word_ptr, num, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """Zeros, which say that nobody has written yet. Who writes may begin to read meanwhile."""
-    let_next_start(EARLY)
+def clear_words(word_ptr, num, BLOCK: tl.constexpr):
+    """Zeros, which say that nobody has written yet."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(word_ptr + at, tl.zeros([BLOCK], tl.int64), mask=at < num)
 

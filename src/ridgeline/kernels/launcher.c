@@ -22,7 +22,6 @@
 #define CACHED_MAPS 32 /* a power of two */
 #define MAX_PARAMS (MAX_ARGS + MAX_MAPS * 2 * MAX_RANK + 2)
 #define DEPENDENT_LAUNCH 6   /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
-#define COOPERATIVE_LAUNCH 2 /* CU_LAUNCH_ATTRIBUTE_COOPERATIVE */
 #define L2_PROMOTION_128B 2  /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
 #define MAX_DYNAMIC_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 #define NUM_REGS 4           /* CU_FUNC_ATTRIBUTE_NUM_REGS */
@@ -284,16 +283,15 @@ static PyObject *tell(PyObject *const *args, Py_ssize_t num) {
 }
 
 static Result start(Handle *handle, Plan *made, void *stream, void **params) {
-  if (made->dependent) {
-    Attribute attributes[2] = {{DEPENDENT_LAUNCH, 0, {{0}}}, {COOPERATIVE_LAUNCH, 0, {{0}}}};
-    attributes[0].value.number = attributes[1].value.number = 1;
-    Config config = {{made->x, made->y, 1}, {handle->threads, 1, 1}, handle->shared, stream, attributes,
-                     handle->cooperative ? 2 : 1};
-    return cuLaunchKernelEx(&config, handle->function, params, NULL);
-  }
   if (handle->cooperative)
     return cuLaunchCooperativeKernel(handle->function, made->x, made->y, 1, handle->threads, 1, 1, handle->shared,
                                      stream, params);
+  if (made->dependent) {
+    Attribute attribute = {DEPENDENT_LAUNCH, 0, {{0}}};
+    attribute.value.number = 1;
+    Config config = {{made->x, made->y, 1}, {handle->threads, 1, 1}, handle->shared, stream, &attribute, 1};
+    return cuLaunchKernelEx(&config, handle->function, params, NULL);
+  }
   return cuLaunchKernel(handle->function, made->x, made->y, 1, handle->threads, 1, 1, handle->shared, stream, params,
                         NULL);
 }

@@ -28,15 +28,13 @@ def registers_of(num_warps: int, programs_per_sm: int) -> int:
 class Streamed:
     """Rows pass through shared memory: a share of a row is at most ``chunks`` accesses of every lane, and ``slots``
     shares have their place there. All programs are on the device at once. A row with several shares is finished ``lag``
-    turns later: by then the others' words have arrived; at once, what was computed is still in registers. ``early``:
-    programs start, and ask for their first rows, while words are still being cleared."""
+    turns later: by then the others' words have arrived; at once, what was computed is still in registers."""
 
     chunks: int
     num_warps: int
     slots: int
     programs_per_sm: int
     lag: int = 1
-    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,6 @@ def bind(
     sizes = (rows, cols, found.length, found.shares, found.groups)
     words = template((rows, found.shares), torch.int64, tensors[0].device)
     chunks = power_of_two(cdiv(found.length, found.block))
-    early = chosen.early and found.shares > 1
     even = {"EVEN": found.length == chunks * found.block and found.length * found.shares == cols}
     run = kind.bind(
         (*tensors, words, *sizes, *numbers),
@@ -101,7 +98,6 @@ def bind(
             **constants,
             **(even if "EVEN" in kind.names else {}),
             "MEET": found.shares > 1,
-            "DEPENDENT": early,
             "LAG": chosen.lag if found.shares > 1 else 0,
             "SHARES": max(32, power_of_two(found.shares)),
             "CHUNKS": chunks,
@@ -118,11 +114,7 @@ def bind(
         return lambda *args: run(*args[:num], args[0], *sizes, *args[num:])
     count = rows * found.shares
     clear = _CLEAR.bind(
-        (words, count),
-        grid=(cdiv(count, CLEARED),),
-        constants={"BLOCK": CLEARED, "EARLY": early},
-        num_warps=4,
-        device=on,
+        (words, count), grid=(cdiv(count, CLEARED),), constants={"BLOCK": CLEARED}, num_warps=4, device=on
     )
 
     def launch(*args: Any) -> None:

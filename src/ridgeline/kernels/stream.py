@@ -70,20 +70,6 @@ def word_of(high, low):
 
 
 @gluon.jit
-def wait_for_last(DEPENDENT: gl.constexpr):
-    """Until the kernel launched before this one is done and its results can be read."""
-    if DEPENDENT:
-        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], gl.int32, False, 1)
-
-
-@gluon.jit
-def let_next_start(EARLY: gl.constexpr):
-    """Lets the kernel launched after this one start while this one ends; that one waits for results itself."""
-    if EARLY:
-        gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], gl.int32, False, 1)
-
-
-@gluon.jit
 def words_when_there(word_ptr, num, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
     """The words of all shares of a row, once the last of them is written: (which share, first numbers, second).
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.dice import draw
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import Values, restored_random
@@ -178,6 +179,8 @@ class Graphed:
                 if self._pure and not self.watch.same():
                     return self._stale()
                 result = variant.finish(take, flat)
+                if self._studio.host_draws:
+                    draw(self._studio.host_draws)
             finally:
                 torch._C._set_grad_enabled(recorded)
             self.replays += 1
@@ -272,7 +275,9 @@ class InferenceStudio(Studio):
         self.refuse(flat)
         self.group(flat)
         statics = Statics(flat.tensors, self.groups)
-        self.judge(self.observe(flat, statics), statics)
+        seen = self.observe(flat, statics)
+        self.throw(seen, flat, statics)
+        self.judge(seen, statics)
         self.must_pin = [i for g in self.groups if self.in_place(g) for i in g.indices]
         self._warm(flat, statics)
         del statics  # copies of what is used in place; the recordings are made without them

@@ -48,6 +48,8 @@ HOST_S = 3e-4
 HOST_FRAC = 0.3
 """Longer ones do where the host is busy for this share of them: recurrent layers start thousands of kernels."""
 KEPT_FRAC = 0.5
+MOST_GROUPED_FRAC = 0.9
+"""Where fewer layers than this are in equal blocks, compiling those leaves too much as it is."""
 STOCK = "torch.compile"
 OWED_TIMES = 2.0
 """Where the budget is so many times its compilation, torch.compile's share of it is kept from all others."""
@@ -74,6 +76,7 @@ class Facts:
     num_threads: int = 16  # that compile beside each other
     input_bytes: int = 0
     convolves: bool = False  # whether there are convolutions at all, in whatever layout
+    grouped_frac: float = 1.0  # share of the layers that are in blocks of which there are several
     long_rows: bool = False  # whether norms have longer rows than Inductor holds in registers
     groups_channels: bool = False  # whether GroupNorm stands between them, which as it is undoes channels last
     random: bool = False  # whether results depend on random numbers
@@ -130,17 +133,17 @@ class Ladder:
             yield from self._rewritten(search, layout)
         whole = self._inductor("compiled" if layout == "keep" else "compiled channels last", layout, "model")
         training = self.facts.mode == "train"
-        if training:  # a second's work each, and what is compiled has to beat it
+        if training and not self.facts.groups:  # seconds, and one trace, which what is compiled stands on too
             yield from self._kernels_in_place(search)
-        if training and not self.facts.groups:  # one trace, which what is compiled stands on too
             yield from self._rewritten(search, layout)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout, whole)
-            if not training and self._blocks_failed(search):  # seconds, and before compilers of the whole
+            outside = not training and self.facts.grouped_frac < MOST_GROUPED_FRAC  # Swin's large images, say
+            if outside or self._blocks_failed(search):  # seconds, and before compilers of the whole
                 yield from self._rewritten(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)
-        if not training and not self._scans():
+        if self.facts.groups if training else not self._scans():  # rewritten blocks beat them in all steps measured
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
             yield from self._stock(search)
@@ -151,9 +154,6 @@ class Ladder:
                 whole = replace(whole, options=(("matched", True),))
         if (training or not self.facts.groups) and not search.entries.keys() & {whole.name, whole.name + GRAPHED}:
             yield from self._family(search, whole, self._whole_s())
-        early = bool(self.facts.groups) and self.facts.mode == "infer" and not self.facts.has_cache
-        if early:  # few products, each tuned once
-            yield from self._tuned(search, layout)
         if training:
             yield from self._ablations(search, "blocks")
         else:
@@ -162,8 +162,7 @@ class Ladder:
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
         if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
             yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too
-        if not early:
-            yield from self._tuned(search, layout)
+        yield from self._tuned(search, layout)  # minutes that no price foretells: after what the guarantee rests on
         for scope in ("blocks", "model"):
             yield from self._ablations(search, scope)
         yield from self._rival()
@@ -262,7 +261,8 @@ class Ladder:
             yield from self._family(search, whole, self._whole_s())
         if not self._is_measured(search, whole):
             yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
-        if self.facts.long_rows and self.facts.cuda and self.facts.mode == "infer":
+        many = self.facts.long_rows and not self.facts.has_cache  # a decoding step has few rows to read twice
+        if many and self.facts.cuda and self.facts.mode == "infer":
             yield from self._held(search, self._blocks(layout))
 
     def _held(self, search: Climber, blocks: Candidate) -> Iterator[Rung]:

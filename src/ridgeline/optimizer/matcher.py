@@ -22,6 +22,12 @@ class Matcher:
         self._signature, self._wanted, self._num, self._names = signature, wanted, num, names
         self._grad = bool(signature.ambient[0])
 
+    @property
+    def tensors_alone(self) -> list[Any] | None:
+        """Shape, stride, type and device of every argument, where all are tensors and none is named."""
+        plain = not self._names and all(kind is Tensor for kind, _ in self._wanted)
+        return [want for _, want in self._wanted] if plain else None
+
     @classmethod
     def of(cls, signature: Signature) -> Matcher | None:
         """A matcher for a signature that still holds its call; None where only a walk can tell."""

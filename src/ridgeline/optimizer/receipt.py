@@ -14,6 +14,10 @@ WINNER, BEATEN, SLOWER, EQUAL, WRONG, LARGE, FAILED, SKIPPED = (
     "winner", "beaten", "slower", "equal", "wrong", "too large", "failed", "skipped",
 )  # fmt: skip
 MEASURED = (WINNER, BEATEN, SLOWER, EQUAL)
+BARRED = {LARGE: "too large", WRONG: "not as accurate"}
+"""Why what was measured may not be returned."""
+EVEN = 1.02
+"""Times that are this close are called the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +137,14 @@ class Receipt:
     def guarantee(self) -> str:
         """What the result is known not to be slower than."""
         stock = next((entry for entry in self.entries if entry.name == "torch.compile"), None)
-        if self.stock_s is not None:
+        if self.stock_s is not None and self.final_s <= EVEN * self.stock_s:
             return "not slower than eager or torch.compile, both measured beside it"
-        if stock is not None and stock.status == LARGE and stock.measured_s is not None:
+        if self.stock_s is not None:
+            took = f"{show_seconds(self.stock_s)}, and may not be returned: see the notes"
+            return f"not slower than eager but slower than torch.compile ({took})"
+        if stock is not None and stock.status in BARRED and stock.measured_s is not None:
             word = "or" if stock.measured_s >= self.final_s else "but slower than"
-            took = f"{show_seconds(stock.measured_s)}, too large: {stock.reason}"
+            took = f"{show_seconds(stock.measured_s)}, {BARRED[stock.status]}: {stock.reason}"
             return f"not slower than eager {word} torch.compile ({took})"
         why = stock.reason if stock is not None and stock.reason else "the search ended before"
         return f"not slower than eager; none against torch.compile, which was not measured: {why}"

@@ -49,6 +49,15 @@ def unlike_frac(found: list[Group]) -> float:
     return min(1.0, sum(1 / len(group.blocks) for group in found) + 0.05) if found else 1.0
 
 
+def grouped_frac(model: nn.Module, found: list[Group]) -> float:
+    """The share of layers that are in blocks of which there are several."""
+    return sum(map(_num_leaves, (block for group in found for block in group.blocks))) / max(1, _num_leaves(model))
+
+
+def _num_leaves(module: nn.Module) -> int:
+    return sum(1 for part in module.modules() if next(part.children(), None) is None)
+
+
 def has_long_rows(model: nn.Module) -> bool:
     """Whether a norm has rows that a compiler would read twice."""
     others = (nn.GroupNorm, nn.modules.batchnorm._NormBase)
@@ -104,9 +113,8 @@ def _shape(block: nn.Module) -> tuple[Any, ...]:
 def _eligible(block: nn.Module) -> bool:
     """Compound modules whose forward is their class's own, or a fork of ours before it."""
     own = vars(block).get("forward")
-    leaves = sum(1 for part in block.modules() if next(part.children(), None) is None)
     callable_ = not isinstance(block, (nn.ModuleList, nn.ModuleDict))
-    return leaves > 1 and callable_ and (own is None or getattr(own, "is_fork", False))
+    return _num_leaves(block) > 1 and callable_ and (own is None or getattr(own, "is_fork", False))
 
 
 PRODUCTS, ATTENTION, CONVOLUTIONS = "products", "attention", "convolutions"

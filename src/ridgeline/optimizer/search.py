@@ -43,6 +43,7 @@ from ridgeline.optimizer.receipt import (
     Step,
 )
 from ridgeline.optimizer.regions import (
+    grouped_frac,
     groups,
     has_head,
     has_long_rows,
@@ -67,7 +68,7 @@ MOST_TWICE_BYTES = 2 << 30
 TRACK_TIMES = 3.0
 """Steps of the optimizer and both runs, in eager calls."""
 TRACK_FRAC = 0.15
-"""Share of the budget that is kept for them."""
+"""Share of the budget that is kept for them, and taken where nothing is left of it."""
 DRAWS_FRAC = 0.008
 """Share of the budget for the runs of one random contender; the winner is compared without its dice besides."""
 RESERVE_FRAC = 0.5
@@ -234,6 +235,7 @@ class Search:
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
             convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
+            grouped_frac=grouped_frac(model, groups(model)),
             long_rows=has_long_rows(model),
             groups_channels=any(isinstance(module, nn.GroupNorm) for module in model.modules()),
             random=self.random,
@@ -560,7 +562,11 @@ class Search:
         rivals = [built for built in (self.stock, self.eager) if built is not None and built is not self.best]
         found = [(compare(own, timed[built.candidate.name]), built) for built in rivals]
         for against, built in sorted(found, key=lambda pair: -pair[0].speedup):
-            if against.ahead and self._may_win(built):
+            barred = self._barred(built) if against.ahead else ""
+            if barred:
+                said = f"{built.candidate.name} was {_ahead_by(against)} in the last race and is not returned"
+                self.notes.append(f"{said}: {barred}")
+            elif against.ahead:
                 why = f"in the last race {built.candidate.name} was {_ahead_by(against)}"
                 self.entries[before] = replace(self.entries[before], status=BEATEN, reason=why)
                 self.best = built
@@ -618,11 +624,11 @@ class Search:
         """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""
         if self.problem.mode != "train" or self.best is self.eager:
             return
-        left_s = max(0.0, self.left_s())
+        left_s = max(self.left_s(), TRACK_FRAC * self.problem.budget_s)  # a proof may take its share late
         steps = min(STEPS, int(left_s / (TRACK_TIMES * self.eager_s)))
         if steps < LEAST_STEPS:
             needed_s = TRACK_TIMES * LEAST_STEPS * self.eager_s
-            self.notes.append(f"no run of steps: {LEAST_STEPS} take about {needed_s:.0f} s, {left_s:.0f} s are left")
+            self.notes.append(f"no run of steps: {LEAST_STEPS} take about {needed_s:.0f} s, {left_s:.0f} s are kept")
             return
         problem, track_ = self.problem, self.track
         try:
@@ -635,11 +641,14 @@ class Search:
         if not found.ok:
             self._strike(f"strays in training: {found}")
 
-    def _may_win(self, built: Built) -> bool:
-        """Eager always; another within the limits and proved."""
+    def _barred(self, built: Built) -> str:
+        """Why a rival cannot be returned: beyond the limits, or not proved; eager always can."""
         if built is self.eager:
-            return True
-        return self._fits(built, self.entries[built.candidate.name].peak_bytes) and bool(self._proved(built))
+            return ""
+        if not self._fits(built, self.entries[built.candidate.name].peak_bytes):
+            return f"it needs too much memory: {self._why_large(built)}"
+        verdict = self._proved(built)
+        return "" if verdict else verdict.reason or "it could not be proved"
 
     def _fits(self, built: Built, peak: int | None) -> bool:
         """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to."""

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.constants import Constants
+from ridgeline.optimizer.dice import indifferent, served
 from ridgeline.optimizer.executor import Executor, Recording, reason_of
-from ridgeline.optimizer.observe import Observation, observe, restored_random
+from ridgeline.optimizer.observe import Observation, Values, observe, restored_random
 from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
 from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, all_tokens, twin
@@ -42,6 +43,7 @@ class Studio:
         self.groups: list[Group] = []
         self.written_model: list[Tensor] = []
         self.drawn: frozenset[str] = frozenset()
+        self.host_draws = 0
         self._codes: dict[Any, Any] = {}
         self._constants: Constants | None = None
         self._told = False
@@ -107,6 +109,25 @@ class Studio:
         arguments, _ = self.twin(flat, statics.tensors)
         return observe(lambda: self.model(*arguments[0], **arguments[1]), given, self.watch, profiled=profiled,
                        journaled=False)  # fmt: skip
+
+    def throw(self, seen: Observation, flat: Flat, statics: Statics) -> None:
+        """Numbers drawn on the host that decide nothing are answered while recording, and drawn by every replay."""
+        if seen.drawn - {self.executor.generator} != {"cpu"}:
+            return
+        kept = Values(self.watch.buffers())
+
+        def run() -> None:
+            with torch.no_grad():
+                statics.fill(flat.tensors)
+            arguments, _ = self.twin(flat, statics.tensors)
+            self.model(*arguments[0], **arguments[1])
+
+        with restored_random() as drawn:
+            num = indifferent(run, lambda: "cpu" in drawn())
+        kept.put_back()
+        if num:
+            self.host_draws, self.call = num, served(self.call)
+            seen.drawn -= {"cpu"}
 
     def judge(self, seen: Observation, statics: Statics) -> None:
         if seen.acts:

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
-from ridgeline.optimizer.dice import draw, indifferent, served
+from ridgeline.optimizer.dice import draw
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
 from ridgeline.optimizer.inputs import leaves
 from ridgeline.optimizer.matcher import Matcher
-from ridgeline.optimizer.observe import Observation, Values, restored_random
+from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Statics
@@ -278,7 +278,6 @@ class TrainingStudio(Studio):
                  loss: Callable[[Any], Tensor] | None) -> None:  # fmt: skip
         super().__init__(call, model, watch, executor)
         self.loss = loss
-        self.host_draws = 0
         self._adopt()
 
     def _adopt(self) -> None:
@@ -310,31 +309,13 @@ class TrainingStudio(Studio):
             raise NotGraphable("inputs that require gradients share memory")
         statics = Statics(flat.tensors, self.groups)
         seen = self.observe(flat, statics)
-        if seen.drawn - {self.executor.generator} == {"cpu"}:
-            self._throw(seen, flat, statics)
+        self.throw(seen, flat, statics)
         self.judge(seen, statics)
         self._adopt_after()
         if any(self.is_written(g) for g in self.groups if any(i in self.asking for i in g.indices)):
             raise NotGraphable("an input that requires gradients is written to")
         self.written = [g for g in self.groups if self.is_written(g)]
         return statics
-
-    def _throw(self, seen: Observation, flat: Flat, statics: Statics) -> None:
-        """Numbers drawn on the host that decide nothing are answered while recording, and drawn by every replay."""
-        kept = Values(self.watch.buffers())
-
-        def run() -> None:
-            with torch.no_grad():
-                statics.fill(flat.tensors)
-            arguments, _ = self.twin(flat, statics.tensors)
-            self.model(*arguments[0], **arguments[1])
-
-        with restored_random() as drawn:
-            num = indifferent(run, lambda: "cpu" in drawn())
-        kept.put_back()
-        if num:
-            self.host_draws, self.call = num, served(self.call)
-            seen.drawn -= {"cpu"}
 
     def _adopt_after(self) -> None:
         """The watch was made anew by observing; parameters may have been made in the first call."""

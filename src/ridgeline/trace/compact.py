@@ -106,8 +106,7 @@ def _events(document: dict[str, Any]) -> list[Event]:
     words = [json.loads(word) for word in document["words"]]
     found = []
     for table in document["tables"]:
-        columns = {field: _values(field, column, words) for field, column in table.items()}
-        found += [_nested(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+        found += _nested({field: _values(field, column, words) for field, column in table.items()})
     return sorted(found, key=_order)
 
 
@@ -117,7 +116,12 @@ def _values(field: str, column: list[Any], words: list[Any]) -> list[Any]:
     return list(_sums(column[1:])) if column[0] == "d" else [words[number] for number in column[1:]]
 
 
-def _nested(flat: Event) -> Event:
-    event = {k: v for k, v in flat.items() if not k.startswith("args.")}
-    args = {k[5:]: v for k, v in flat.items() if k.startswith("args.")}
-    return event | ({"args": args} if args else {})
+def _nested(columns: dict[str, list[Any]]) -> list[Event]:
+    """A row for each event, its arguments one level down."""
+    outer = {field: values for field, values in columns.items() if not field.startswith("args.")}
+    inner = {field[5:]: values for field, values in columns.items() if field.startswith("args.")}
+    events = [dict(zip(outer, row, strict=True)) for row in zip(*outer.values(), strict=True)]
+    if inner:
+        for event, row in zip(events, zip(*inner.values(), strict=True), strict=True):
+            event["args"] = dict(zip(inner, row, strict=True))
+    return events

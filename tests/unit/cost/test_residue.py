@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ridgeline.cost import matmul, residue
+from ridgeline.cost import conv, matmul, residue
+from ridgeline.cost.calibration import SIBLINGS
 from ridgeline.cost.call import Call
 from ridgeline.cost.chip import Chip, chip_of
+from ridgeline.cost.implicit import Choice, Problem
 from ridgeline.cost.price import pricer_of
 from ridgeline.hardware import device
 
@@ -20,6 +22,12 @@ PROBLEMS = [(1, 2048, 4096, 4096, "nt"), (1, 7, 333, 4099, "nn"), (64, 128, 128,
 @pytest.fixture
 def h200() -> Chip:
     return chip_of(device("h200"))
+
+
+def logs(problems: list[residue.Problem], dtype: str, chip: Chip) -> list[float]:
+    """What the factor says of aligned products."""
+    rows = [residue.features(problem, dtype, 8, chip.num_sms) for problem in problems]
+    return residue.logs(residue.trees_of(chip, dtype, 8), rows)
 
 
 def walked(trees: residue.Boosted, values: list[float]) -> float:
@@ -40,39 +48,71 @@ def test_all_trees_at_once_give_what_walking_them_gives(h200: Chip) -> None:
 
 
 def test_trees_ask_of_nothing_but_the_features(h200: Chip) -> None:
-    width = len(residue.features(PROBLEMS[0], "bf16", 8, h200.num_sms))
-    assert all(trees.feature.max() < width for trees in residue._pools().values())
+    for name, trees in residue._pools().items():
+        owner, _, pool = name.partition("/")
+        if owner == residue.KERNELS:
+            continue
+        dtype = {"half": "bf16", "half.odd": "bf16"}.get(pool, pool)
+        if pool.startswith(("prefill", "decode")):
+            width = len(residue.attention_features(dict.fromkeys(("b", "h", "hkv", "s", "skv", "d"), 8), h200.num_sms))
+        else:
+            problem = (1, 64, 65, 67, "nt") if pool == "half.odd" else (1, 64, 64, 64, "nt")
+            chip = chip_of(device(owner))
+            entry = pricer_of(device(chip.name)).calibration.entry("gemm", dtype)
+            coef = {**matmul.DEFAULTS, **(entry["coef"] if entry else {})}
+            width = len(matmul.described(problem, dtype, chip, coef)[0])
+        assert trees.feature.max() < width, name
+
+
+def test_trees_of_convolution_kernels_ask_of_nothing_but_their_features() -> None:
+    shape = {"n": 8, "c": 64, "h": 28, "w": 28, "o": 64, "k": 3, "stride": 1, "groups": 1}
+    given = conv._conv(Call("conv2d", "bf16", "fwd", "cudnn", tuple(shape.items())), shape)
+    width = len(conv.kernel_features(given, Choice("tma", 128, 128, 64), Problem(6272, 64, 64, 9.0, 1e6, 1e6, 2.0)))
+    names = [name for name in residue._pools() if name.startswith(residue.KERNELS)]
+    assert len(names) > 10
+    assert all(residue._pools()[name].feature.max() < width for name in names)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_factor_of_a_convolution_kernel_can_be_left_out(share: float, h200: Chip) -> None:
+    shape = (("n", 64), ("c", 512), ("h", 14), ("w", 14), ("o", 512), ("k", 3), ("stride", 1), ("nhwc", 1))
+    asked = Call("conv2d", "fp32", "fwd", "cudnn", shape)
+    told = conv.model(asked, h200, {**conv.DEFAULTS, "residue_frac": share}, 0.0).busy_s
+    bare = conv.model(asked, h200, {**conv.DEFAULTS, "residue_frac": 0.0}, 0.0).busy_s
+    assert (told == bare) is (share == 0.0)
 
 
 def test_the_factor_is_bounded_and_says_something(h200: Chip) -> None:
-    found = residue.logs(PROBLEMS, "bf16", 8, h200)
+    found = logs(PROBLEMS, "bf16", h200)
     assert all(abs(log) <= residue.BOUND for log in found)
     assert max(map(abs, found)) > 0.001
 
 
 def test_far_from_everything_measured_the_factor_is_still_bounded(h200: Chip) -> None:
     huge = [(1, 10**7, 10**7, 10**7, "nt"), (10**6, 1, 1, 1, "nn")]
-    assert all(
-        abs(log) <= residue.BOUND
-        for dtype in ("bf16", "fp32", "tf32", "fp8")
-        for log in residue.logs(huge, dtype, 8, h200)
-    )
+    assert all(abs(log) <= residue.BOUND for dtype in ("bf16", "fp8") for log in logs(huge, dtype, h200))
 
 
-def test_a_device_that_nobody_measured_has_none() -> None:
-    assert residue.logs(PROBLEMS, "bf16", 8, chip_of(device("h100-pcie"))) == [0.0] * len(PROBLEMS)
+def test_a_device_of_an_architecture_that_nobody_measured_has_none() -> None:
+    assert logs(PROBLEMS, "bf16", chip_of(device("t4"))) == [0.0] * len(PROBLEMS)
+
+
+def test_a_device_that_nobody_measured_takes_the_factor_of_a_sibling() -> None:
+    pcie, sxm = (residue.trees_of(chip_of(device(name)), "bf16", 8) for name in ("h100-pcie", "h100-sxm"))
+    assert pcie is sxm is not None
+    assert all(SIBLINGS[arch] == donor for arch, donor in residue.DONORS.items())
 
 
 def test_an_imagined_device_keeps_the_factor_of_the_one_it_was_made_from(h200: Chip) -> None:
     imagined = chip_of(device("h200 hbm_bandwidth=2x"))
-    assert residue.logs(PROBLEMS, "bf16", 8, imagined) == residue.logs(PROBLEMS, "bf16", 8, h200)
+    assert logs(PROBLEMS, "bf16", imagined) == logs(PROBLEMS, "bf16", h200)
 
 
 def test_the_factor_multiplies_what_the_structure_says(h200: Chip) -> None:
     call = Call("gemm", "bf16", "fwd", "cublas", (("m", 300), ("n", 4096), ("k", 1024)))
     coef = {**matmul.DEFAULTS, **pricer_of(device("h200")).calibration.families["gemm"]["bf16"]["coef"]}
     bare, told = (matmul.model(call, h200, {**coef, "residue_frac": share}, 0.0).busy_s for share in (0.0, 1.0))
-    log = residue.logs([(1, 300, 4096, 1024, "nt")], "bf16", 8, h200)[0]
+    log = logs([(1, 300, 4096, 1024, "nt")], "bf16", h200)[0]
     assert told == pytest.approx(bare * math.exp(log))
 
 
@@ -95,4 +135,14 @@ def test_many_products_at_once_are_priced_as_one_by_one(h200: Chip) -> None:
 
 @pytest.mark.parametrize("name", ["l40s", "b200", "a100-sxm-80gb", "h100-sxm", "gb200"])
 def test_devices_of_the_tables_have_a_factor(name: str) -> None:
-    assert any(residue.logs(PROBLEMS, "bf16", 8, chip_of(device(name))))
+    assert any(logs(PROBLEMS, "bf16", chip_of(device(name))))
+
+
+@pytest.mark.parametrize(("dtype", "n"), [("bf16", 4096), ("bf16", 4097), ("fp32", 1000), ("tf32", 1000)])
+def test_more_bandwidth_and_warmer_operands_never_slow_a_learned_product(dtype: str, n: int) -> None:
+    plain, wider = (pricer_of(device(name)) for name in ("h200", "h200 hbm_bandwidth=2x"))
+    for m, k in ((1, 4096), (8, 16384), (300, 999), (5000, 640)):
+        asked = Call("gemm", dtype, "fwd", "cublas", (("m", m), ("n", n), ("k", k)))
+        base_s = plain.price(asked).time.busy_s
+        assert wider.price(asked).time.busy_s <= base_s * (1 + 1e-9)
+        assert plain.price(asked, 0.9).time.busy_s <= base_s * (1 + 1e-9)

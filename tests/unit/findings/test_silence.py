@@ -145,18 +145,20 @@ def test_a_hidden_layer_as_wide_as_a_vocabulary_has_no_logits():
     assert "logits" in rules_of(logits) and "logits" not in rules_of(wide)
 
 
-def test_what_happens_once_in_two_steps_is_not_the_program():
-    def play(stage: Stage, steps: tuple[int, ...]) -> Stage:
+def test_an_op_that_stalls_once_is_no_host_code():
+    def play(stage: Stage, name: str) -> Stage:
         for number in range(4):
             with stage.step():
                 for _ in range(20):
-                    stage.kernel("nvjet_tst_64x8", 100.0, op="aten::mm", host_us=15.0)
-                if number in steps:
-                    stage.work(6000)
+                    stage.host("aten::t", 3.0)
+                    stage.kernel("nvjet_tst_64x8", 20.0, op="aten::mm", host_us=15.0)
+                if number == 2:
+                    stage.host(name, 6000.0)
+                stage.kernel("nvjet_tst_64x8", 20.0, op="aten::mm", host_us=15.0)
         return stage
 
-    assert "host-code" not in rules_of(play(Stage(), (1,)).findings())
-    assert rules_of(play(Stage(), (0, 1, 2, 3)).findings())[0] == "host-code"
+    assert "host-code" not in rules_of(play(Stage(), "aten::t").findings())
+    assert rules_of(play(Stage(), "aten::bucketize").findings())[0] == "host-code"
 
 
 def test_gradients_that_are_added_to_others_are_no_chain_to_compile():
@@ -179,3 +181,17 @@ def test_a_loop_over_tensors_has_memsets_in_it():
             stage.kernel("reduce_kernel<NormTwoOps>", 8.0, op="aten::linalg_vector_norm", host_us=12.0)
 
     assert rules_of(_twice(play).findings())[0] == "tensor-loop"
+
+
+def test_sums_of_gradients_in_a_replayed_graph_are_no_chain():
+    """A sum over a bias and sums of gradients after it: in a graph no op tells them from a chain."""
+
+    def play(stage: Stage, last: str) -> None:
+        for _ in range(8):
+            names = ("nvjet_tst_64x8", "reduce_kernel<Sum>", "CUDAFunctor_add<c10::BFloat16>", *[last] * 2)
+            for name in (*names, "nvjet_tst_64x8"):
+                stage._launch(name, 60.0, 7, Kind.KERNEL, "", 100, "", None, "cudaGraphLaunch")
+                stage.work(3)
+
+    assert "pointwise-chains" not in rules_of(_twice(lambda s: play(s, "vectorized<CUDAFunctor_add>")).findings())
+    assert "pointwise-chains" in rules_of(_twice(lambda s: play(s, "vectorized<TanhFunctor>")).findings())

@@ -43,10 +43,6 @@ assert fake.fake_arg(0) == 5
 dependent = native.plan(handle, 0, 4, 3, lambda device: 9, True, ())
 native.launch(dependent, 7)
 assert fake.fake_dependent() == 1 and [fake.fake_last(i) for i in range(6)] == [4, 3, 1, 128, 1000, 9]
-assert fake.fake_together() == 0
-together = launcher._load(0, Compiled("kernel", b"cubin", 4, 1000), True)
-native.launch(native.plan(together, 0, 4, 3, lambda device: 9, True, ()), 7)
-assert fake.fake_dependent() == 2 and fake.fake_together() == 1, "all programs at once, and while the last kernel ends"
 
 # A tensor that is read in blocks: its map, shape and strides take the place of one argument.
 halves = torch.zeros(4, 64, 128, dtype=torch.bfloat16)

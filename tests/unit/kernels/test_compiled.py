@@ -6,7 +6,7 @@ import torch
 from ridgeline import kernels
 from ridgeline.kernels import launcher
 from ridgeline.kernels.compiler import facts_of, triton_kernel
-from ridgeline.kernels.contract import trials
+from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.variants import variants_of
 
 
@@ -223,3 +223,31 @@ def test_the_cross_layers_product_carries_its_epilogue():
 def test_quantization_holds_its_rows():
     made = of_trial("quantize", "quantize_rows")
     assert made.num_spills == 0 and made.num("LDG.E.128") == 4 and made.num("STG.E.64") == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "tensor_cores"),
+    [("depthwise", 0, False), ("short_attention", 0, True), ("group_norm_last", 0, False),
+     ("sequence_convolution", 0, True)],
+)  # fmt: skip
+def test_kernels_of_images_and_sequences_spill_nothing_and_move_sixteen_bytes(name, case, tensor_cores):
+    found = variants_of(name, [trials()[name][1].races[case]])
+    made = facts(found[0])
+    assert made.num_spills == 0
+    assert made.num("LDG.E.128") + made.num("LDGSTS.E.BYPASS.128") + made.num("LDGSTS.E.128") > 0
+    assert (made.num("HGMMA") > 0) == tensor_cores
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        ("sequence_convolution", {"t": 70, "size_in": 128, "size_out": 128}),
+        ("short_attention", {"b": 4, "h": 2, "n": 128, "d": 128, "period": 1}),
+    ],
+    ids=str,
+)
+def test_the_widest_problems_fit_into_shared_memory(name, of):
+    sequence = {"b": 1, "groups": 2, "taps": 9, "padding": 4} if name == "sequence_convolution" else {}
+    for variant in variants_of(name, [case("bfloat16", **of, **sequence)]):
+        made = facts(variant)
+        assert made.shared_bytes <= 227 * 1024 and made.num_spills == 0

@@ -99,7 +99,7 @@ def test_three_products_make_a_convolution_as_accurate_as_float32():
 
 def test_short_sums_are_tried_with_several_tiles_on_a_processor():
     args = (meta(4, 8, 256, 256), meta(64, 8, 3, 3), None, None, [1, 1], [0, 0], [1, 1], [0, 0], 1, False, "gelu")
-    for tile in tiles(64, 1 << 16, terms=72)[1:]:
+    for tile in tiles(64, 1 << 16, terms=72)[:-1]:
         with launcher.collecting() as found:
             planned(*args, tile=replace(tile, rounding="exact"))(*args[:4])
         facts = facts_of(launcher.kernel("convolution_tile").function, found[-1])

@@ -753,6 +753,18 @@ def group_norm_and_silu() -> Any:
     return nn.Sequential(norm, nn.SiLU()), (_x(2, 8, 10, 12),)
 
 
+@spelled("group-norm-last", training=False)
+def group_norm_and_silu_between_convolutions_with_channels_last() -> Any:
+    layers = nn.Sequential(nn.Conv2d(8, 8, 3), nn.GroupNorm(4, 8), nn.SiLU(), nn.Conv2d(8, 8, 3)).eval()
+    last = torch.channels_last
+    return layers.to(memory_format=last), (_x(2, 8, 10, 12).to(memory_format=last),)
+
+
+@missed("group-norm-last")
+def group_norm_of_channels_that_lie_first() -> Any:
+    return nn.Sequential(nn.GroupNorm(4, 8), nn.Conv2d(8, 8, 3)).eval(), (_x(2, 8, 10, 12),)
+
+
 @spelled("fold-norm", training=False)
 def convolution_and_batch_norm() -> Any:
     norm = nn.BatchNorm2d(6)

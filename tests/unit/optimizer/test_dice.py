@@ -15,6 +15,7 @@ from recorder import TapeExecutor
 from torch import nn
 
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.training import graph_training
 
 
@@ -63,6 +64,22 @@ def test_layers_dropped_with_probability_zero_are_recorded_and_the_host_draws_on
     assert torch.equal(found, expected) and torch.equal(torch.get_rng_state(), after) and graphed.replays == 1
     found.sum().backward()
     assert all(torch.equal(p.grad, was) for p, was in zip(model.parameters(), grads, strict=True))
+
+
+def test_draws_of_a_model_in_evaluation_that_nobody_looks_at_are_recorded() -> None:
+    """As wav2vec2 draws a number for every layer whether it trains or not."""
+    model, x = Dropping(0.1).eval(), torch.randn(4, 8)
+    graphed = graph_inference(model, (x,), {}, model, executor=Elsewhere())
+    other = torch.randn(4, 8)
+    with torch.no_grad():
+        torch.manual_seed(5)
+        expected, after = model(other), torch.get_rng_state()
+        torch.manual_seed(5)
+        assert torch.equal(graphed(other), expected) and torch.equal(torch.get_rng_state(), after)
+    assert graphed.replays == 1
+    scaling = Dropping(0.1, "scales").eval()
+    with pytest.raises(NotGraphable, match="on the host"):
+        graph_inference(scaling, (x,), {}, scaling, executor=Elsewhere())
 
 
 @pytest.mark.parametrize(("probability", "how"), [(0.1, ""), (0.99, ""), (0.0, "scales"), (0.0, "more")])

@@ -220,3 +220,43 @@ def test_compiling_it_compiles_the_model() -> None:
     with torch.no_grad():
         assert torch.equal(compiled(X), fast.original(X))
     assert graphed.replays == 0
+
+
+def _behind_the_compiler() -> tuple[Any, Any, list[int]]:
+    """A model whose plan is torch.compile with a backend that counts its runs."""
+    model, ran = Net(), []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            ran.append(1)
+            return graph.forward(*args)
+
+        return run
+
+    with torch.no_grad():
+        plan = Plan(Signature.of((X,), {}, model, grad=False), torch.compile(model, backend=counting), "torch.compile")
+        return model, Optimized(model, [plan]), ran
+
+
+def test_torch_compile_is_taken_at_a_glance_for_calls_that_were_verified_and_for_no_others() -> None:
+    model, fast, ran = _behind_the_compiler()
+    with torch.no_grad():
+        torch.testing.assert_close(fast(X), model(X))
+        assert len(ran) == 1 and not fast.fallbacks
+        for other in (torch.randn(5, 4), torch.randn(4, 3).t(), X.double().float()[:, :]):
+            seen, same = len(ran), other.shape == X.shape and other.stride() == X.stride()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.testing.assert_close(fast(other), model(other))
+            assert len(ran) == seen + same
+    assert not fast(X).requires_grad and len(ran) >= 3, "with gradients on, by the longer way"
+
+
+def test_torch_compile_taken_at_a_glance_sees_hooks_that_come_later() -> None:
+    model, fast, ran = _behind_the_compiler()
+    with torch.no_grad():
+        fast(X)
+        model.model.register_forward_hook(lambda module, args, output: output + 1)
+        with pytest.warns(RunsEagerly):
+            torch.testing.assert_close(fast(X), model(X))
+    assert len(ran) == 1

@@ -17,7 +17,7 @@ from torch import nn
 
 from ridgeline.optimizer import hooks, patches
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import pointwise, stems
+from ridgeline.optimizer.rewrites import pointwise, recommended, stems
 from ridgeline.optimizer.substitution import apply, revert
 
 SHAPES = [((2, 3, 37, 32), (8, 3, 16, 16)), ((3, 4, 10), (5, 4, 5)), ((2, 2, 4, 6, 6), (6, 2, 2, 3, 3))]
@@ -126,6 +126,17 @@ def test_convolutions_that_keep_channels_apart_take_their_norm_and_activation(
     assert report.counts()["depthwise"] == 2, report.refusals
     assert found.stride() == own.stride()
     assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
+
+
+def test_a_first_convolution_takes_its_norm_and_activation_where_no_compiler_follows() -> None:
+    layers = [nn.Conv2d(3, 16, 3, 2, padding=1, bias=False), nn.BatchNorm2d(16), nn.SiLU()]
+    model, x = settled(nn.Sequential(*layers)), torch.randn(8, 3, 130, 128).bfloat16()
+    with torch.no_grad():
+        for compiler, name in (("none", "convolution-end"), ("inductor", "stem")):
+            scene_report = Report()
+            names = [each for each in recommended("inference", compiler, "cuda") if each in ("convolution-end", "stem")]
+            compiled(model, rewrites=names, report=scene_report)(x)
+            assert scene_report.counts() == {name: 1}
 
 
 class Residual(nn.Module):

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
 from ridgeline.optimizer import backend, pieces
 from ridgeline.optimizer.backend import Report, Traced, rewritten
@@ -87,6 +88,32 @@ def test_gradients_pass_through_the_pieces() -> None:
     found = torch.autograd.grad(fast(x).square().sum(), [x, *model.parameters()])
     assert len(counting.seen) == 3
     assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+
+
+def test_gradients_pass_where_a_rewrite_reaches_over_a_seam() -> None:
+    """The sum of a layer and the norm of the next are one kernel: what it made was thought to need no gradient."""
+    seen = []
+
+    def compiler(gm: Any, examples: list[Any]) -> Callable[..., Any]:
+        seen.append([tuple(each.shape) for each in examples if each.requires_grad and each.dim() == 2])
+        return aot_module_simplified(gm, examples, fw_compiler=lambda graph, _: make_boxed_func(graph))
+
+    def backend(gm: Any, examples: Any) -> Callable[..., Any]:
+        report = Report()
+        scene = rewritten(gm, examples, rewrites=("norm-call", "norm-residual"), report=report)
+        assert report.counts()["norm-residual"] == NUM_LAYERS - 1
+        chain = pieces.compiled_in_pieces(scene, compiler)
+        assert chain is not None
+        return chain
+
+    torch.manual_seed(0)
+    model, x = Tower(), torch.randn(4, WIDTH)
+    fast = torch.compile(model, backend=backend, dynamic=False)
+    wanted = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    found = torch.autograd.grad(fast(x).square().sum(), list(model.parameters()))
+    assert len(seen) < NUM_LAYERS
+    apart = [float((a - b).norm() / a.norm()) for a, b in zip(wanted, found, strict=True)]
+    assert max(apart) < 1e-4, apart
 
 
 def test_layers_that_differ_in_a_number_are_compiled_apart() -> None:

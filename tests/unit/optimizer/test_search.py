@@ -22,7 +22,7 @@ from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Timed, compare
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.regions import Group, groups, has_head, kind_of
+from ridgeline.optimizer.regions import Group, grouped_frac, groups, has_head, kind_of
 from ridgeline.optimizer.search import Problem, Search
 from ridgeline.optimizer.studio import uncached_casts
 
@@ -266,6 +266,34 @@ def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch:
     assert entry.status == "beaten" and "last race" in entry.reason
 
 
+def test_a_rival_that_is_ahead_in_the_last_race_and_wrong_is_not_returned_and_that_is_said(monkeypatch: Any) -> None:
+    race = searching.Track.race
+    last = {"eager": 9.0, "torch.compile": 1.0, "ours": 1.1}
+
+    def raced(self: Any, runners: Any, *given: Any, **limits: Any) -> Any:
+        if set(runners) == set(last):
+            return {name: Timed((last[name],) * 6) for name in runners}
+        return race(self, runners, *given, **limits)
+
+    monkeypatch.setattr(searching.Track, "race", raced)
+    monkeypatch.setattr(Search, "_raced", lambda self, built: race(
+        self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
+    wrong = lambda model: lambda x: (time.sleep(1e-3), model.layer(x) + 1)[1]
+    receipt, built = _searched(monkeypatch, {"ours": lambda model: model.layer, "torch.compile": wrong})
+    assert receipt.winner == built.candidate.name == "ours"
+    (said,) = [note for note in receipt.notes if "last race" in note]
+    assert "torch.compile was 1.10× as fast" in said and "not returned: output" in said
+    assert "but slower than torch.compile (1 s, and may not be returned" in receipt.guarantee
+
+
+def test_a_receipt_says_where_torch_compile_is_faster_and_wrong(monkeypatch: Any) -> None:
+    slower = lambda model: lambda x: (time.sleep(5e-4), model.layer(x))[1]
+    calls = {"torch.compile": lambda model: lambda x: model.layer(x) + 1, "ours": slower}
+    receipt, _ = _searched(monkeypatch, calls)
+    assert receipt.winner == "ours" and _status(receipt)["torch.compile"] == "wrong"
+    assert "but slower than torch.compile" in receipt.guarantee and "not as accurate: output" in receipt.guarantee
+
+
 def _facts(**given: Any) -> Facts:
     plain = {"mode": "infer", "cuda": True, "eager_s": 1e-3, "groups": (), "num_leaves": 100, "unlike_frac": 1.0,
              "has_conv": False, "substitutable": (), "unmasked": False, "has_cache": False, "forecast": None,
@@ -343,6 +371,11 @@ def test_blocks_that_cannot_be_compiled_alone_lead_to_the_whole_at_once() -> Non
     found = _climbed(_facts(groups=(group,)), lambda c: "failed" if "blocks" in c.name else "slower")
     names = [c.name for c in found]
     assert names.index("rewrites + graph") < names.index("torch.compile")
+    names = _names(_facts(groups=(group,), grouped_frac=0.7))
+    assert names.index("blocks + graph") < names.index("rewrites + graph") < names.index("torch.compile")
+    assert names.count("rewrites + graph") == 1
+    model = nn.Sequential(*[Block() for _ in range(4)], nn.Linear(8, 8), nn.Linear(8, 8))
+    assert 0.5 < grouped_frac(model, groups(model)) < 1.0
 
 
 def test_recurrent_layers_cost_a_compiler_nothing_since_it_does_not_look_into_them() -> None:
@@ -360,6 +393,13 @@ def _rungs(facts: Facts) -> list[Rung]:
         found.append(rung)
         climber.entries[rung.candidate.name] = replace_status(rung)
     return found
+
+
+def test_products_are_tuned_after_torch_compile_was_measured() -> None:
+    """Tuning takes minutes that no price foretells, and the guarantee rests on torch.compile."""
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    for names in (_names(_facts(groups=(group,))), _names(_facts())):
+        assert names.index("torch.compile") < names.index("rewrites + graph") < names.index("tuned + graph")
 
 
 def test_random_inference_keeps_eagers_dice_under_inductor() -> None:
@@ -391,7 +431,7 @@ def test_training_is_captured_where_the_model_can_be_and_tried_both_ways_where_i
 def test_in_training_torch_compile_is_measured_before_blocks_are_refined() -> None:
     (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
     names = _names(_facts(mode="train", groups=(group,), substitutable=("loss", "norm")))
-    order = ["graph", "kernels + graph", "rewritten blocks + graph", "blocks and loss + graph",
+    order = ["graph", "rewritten blocks + graph", "blocks and loss + graph", "kernels + graph",
              "torch.compile", "torch.compile + graph", "compiled + graph"]  # fmt: skip
     assert [name for name in names if name in order] == order
 
@@ -406,6 +446,14 @@ def test_where_a_vocabulary_is_outside_of_blocks_the_whole_is_compiled_in_their_
     failed = [c.name for c in _climbed(facts, lambda c: "failed" if c.name.startswith("compiled") else "slower")]
     assert failed.index("compiled + graph") < failed.index("blocks + graph") < failed.index("torch.compile")
     assert has_head(nn.Sequential(body, nn.Linear(8, 32000))) and not has_head(nn.Sequential(body, nn.Linear(8, 1000)))
+
+
+def test_in_training_too_blocks_that_fail_are_rewritten_with_the_whole() -> None:
+    (group,) = groups(nn.Sequential(*[Block() for _ in range(4)]))
+    facts = _facts(mode="train", groups=(group,))
+    names = [c.name for c in _climbed(facts, lambda c: "failed" if "blocks" in c.name else "slower")]
+    assert names.index("blocks + graph") < names.index("rewrites + graph") < names.index("torch.compile")
+    assert "rewrites + graph" not in _names(facts)
 
 
 def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
@@ -598,13 +646,27 @@ def test_a_rival_that_needs_too_much_memory_is_timed_and_never_returned(monkeypa
 
 
 def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
+    for name, seconds in (("left_s", 20.0), ("_reserve_s", 10.0), ("_least_s", 2.0)):
+        monkeypatch.setattr(Search, name, lambda self, seconds=seconds: seconds)
+    costs = {"ours": 0.1, "others": 12.0, "torch.compile": 12.0}
     layer = lambda model: model.layer
-    costs = {"ours": 0.1, "others": 17.0, "torch.compile": 17.0}
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["others"] == "skipped" and receipt.stock_s is not None
-    costs["torch.compile"] = 19.9
+    costs["torch.compile"] = 19.0
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["torch.compile"] == "skipped" and "was not measured" in receipt.guarantee
+
+
+def test_a_run_of_steps_is_made_even_where_candidates_took_all_the_time(monkeypatch: Any) -> None:
+    finish = Search._finish
+
+    def late(self: Search) -> Any:
+        monkeypatch.setattr(Search, "left_s", lambda search: -5.0)
+        return finish(self)
+
+    monkeypatch.setattr(Search, "_finish", late)
+    receipt, _ = _searched(monkeypatch, {"ours": lambda model: model.layer}, mode="train", budget_s=60.0)
+    assert receipt.winner == "ours" and any("steps of AdamW" in note for note in receipt.notes), receipt.notes
 
 
 def test_no_floor_is_told_where_the_result_does_less_work() -> None:

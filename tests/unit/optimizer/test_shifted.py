@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.rewrites import shifted
 
+total = shifted.total_bias
 BATCH, WINDOWS, HEADS, ROWS, DIM = 6, 3, 4, 9, 8
 
 
@@ -42,6 +43,8 @@ class Windows(nn.Module):
             return self._out(scores.softmax(-1) @ v) + scores.mean()
         else:
             scores = scores + self.bias
+        if self.kind == "padded":  # as MPNet has it: a bias of heads and a mask of keys
+            scores = scores + self.mask[:1, :1].repeat(BATCH, 1, 1).unsqueeze(1)
         if self.kind == "shifted":
             scores = scores.view(-1, WINDOWS, HEADS, ROWS, ROWS) + self.mask.unsqueeze(1).unsqueeze(0)
             scores = scores.view(-1, HEADS, ROWS, ROWS)
@@ -52,7 +55,8 @@ class Windows(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "num"), [("plain", 1), ("shifted", 1), ("called", 1), ("cosine", 1), ("scaled late", 0), ("kept", 0)]
+    ("kind", "num"),
+    [("plain", 1), ("shifted", 1), ("called", 1), ("cosine", 1), ("padded", 1), ("scaled late", 0), ("kept", 0)],
 )
 def test_biases_go_into_one_call_where_they_are_added_to_scores_alone(
     kind: str, num: int, monkeypatch: pytest.MonkeyPatch
@@ -78,6 +82,20 @@ def test_windows_of_other_images_do_not_share_a_mask(monkeypatch: pytest.MonkeyP
         model.mask[1] += torch.eye(ROWS) * 100
         changed = (fast(x) - before).abs().amax((1, 2)) > 0
     assert changed.tolist() == [False, True, False, False, True, False]
+
+
+def test_layers_that_add_the_same_share_one_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shifted, "LEAST_PROBLEMS", 1)
+    first, second = Windows("plain").bfloat16(), Windows("plain").bfloat16()
+    second.bias = first.bias
+    model, x, report = nn.Sequential(first, second), torch.randn(BATCH, ROWS, HEADS * DIM).bfloat16(), Report()
+    seen = []
+    monkeypatch.setattr(shifted, "total_bias", lambda *args: seen.append(1) or total(*args))
+    with torch.no_grad():
+        found = compiled(model, rewrites=("window-attention",), report=report)(x)
+        torch.testing.assert_close(found, model(x), rtol=0.1, atol=0.1)
+    assert report.counts() == {"window-attention": 2}
+    assert len(seen) == 2  # once on stand-ins, once in the call
 
 
 def test_few_problems_and_many_keys_are_left_to_the_library() -> None:

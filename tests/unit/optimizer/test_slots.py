@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from recorder import TapeExecutor
+
 from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.candidate import Blocks, _block_runner
+from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.regions import groups
 from ridgeline.optimizer.slots import Place, is_cache
 
@@ -170,10 +177,17 @@ def test_chances_that_are_not_taken_in_evaluation_make_no_graphs_of_their_own() 
     report, x = Report(), torch.randn(2, 8)
     runner = compiled(_block_runner(Skipped), rewrites=(), report=report)
     blocks = Blocks(model, groups(model), lambda group: runner, report)
-    with torch.no_grad():
+
+    def run(x: torch.Tensor) -> torch.Tensor:
         blocks.on()
-        found = blocks(x)
-        blocks.off()
-        assert torch.equal(found, model(x))
+        try:
+            return blocks(x)
+        finally:
+            blocks.off()
+
+    with torch.no_grad():
+        assert torch.equal(run(x), model(x))
+        recorded, y = graph_inference(run, (x,), {}, model, executor=TapeExecutor()), torch.randn(2, 8)
+        assert torch.equal(recorded(y), model(y)) and recorded.replays == 1, recorded.misses
     assert report.graphs == 1
     assert [block.drop.drop_prob for block in model] == [0.02 * i for i in range(5)]

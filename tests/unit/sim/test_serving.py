@@ -282,6 +282,54 @@ def test_compiling_at_the_first_full_iteration_delays_the_first_wave_alone():
     assert metrics(simulate(cold, small)).ttft_s.mean == metrics(simulate(made, small)).ttft_s.mean
 
 
+def first_s(made, **settings):
+    """The mean first token of a few requests that come one after the other while others decode, and a step's time."""
+    changed = replace(made, engine=replace(made.engine, **settings))
+    arrival = np.concatenate([np.zeros(8), 5.0 + 0.9137 * np.arange(40)])
+    long, short = np.full(8, 6000), np.full(40, 8)
+    work = Workload(np.full(48, 64), np.concatenate([long, short]), arrival)
+    served = simulate(changed, work)
+    late = (served.first_s - served.arrival_s)[8:]
+    assert served.arrival_s[-1] < served.done_s[:8].min()  # somebody decodes all the time
+    return float(late.mean()), float((served.done_s - served.first_s)[:8].mean() / 6000)
+
+
+def test_a_queue_that_is_looked_at_every_thirty_steps_is_so_whether_or_not_anyone_came_before():
+    made = deployed(engine="sglang", tp=1)
+    soon, step_s = first_s(made, poll_steps=1, ahead=False)
+    late, _ = first_s(made, poll_steps=30, ahead=False)
+    assert 12 * step_s < late - soon < 18 * step_s  # half of thirty on average
+
+
+def test_an_engine_that_plans_ahead_lets_newcomers_wait_for_one_more_step():
+    made = deployed(engine="vllm", tp=1)
+    at_once, step_s = first_s(made, ahead=False)
+    later, _ = first_s(made, ahead=True)
+    assert later - at_once == pytest.approx(step_s, rel=0.25)
+    alone = [metrics(simulate(replace(made, engine=replace(made.engine, ahead=ahead)), static(1, 512, 8)))
+             for ahead in (False, True)]  # fmt: skip
+    assert alone[0].ttft_s.mean == alone[1].ttft_s.mean  # nothing is under way
+
+
+def test_ragged_experts_cost_the_host_where_the_hardware_has_no_four_bit_format():
+    def sums(on, ragged):
+        made = precision("mxfp4", "bf16", sparse=True)
+        return expert_side(rank_of(anatomy("gpt-oss-120b"), device(on), Layout(), made, ragged=ragged), np.array([8.0]))
+
+    assert sums("h200", True).kernels > 2 * sums("h200", False).kernels and sums("h200", True).views > 0
+    assert sums("b200", True).kernels == sums("b200", False).kernels and sums("b200", True).views == 0
+
+
+def test_host_and_device_wait_for_each_other_in_a_recurrence():
+    made = deployed("Qwen/Qwen3.5-397B-A17B", "b200*8", tp=8, engine="sglang", precision="fp8_block")
+    slow = replace(made, engine=replace(made.engine, coef={**made.engine.coef, "call_s": 1e-9}))
+    prompt_s, device_s = (
+        oracle_of(d, d.pool, closed(4, 8192, 64)).mixed_s(0, 1, 0.0, [(8192, 0)], 8192, 1) for d in (made, slow)
+    )
+    floor_s = oracle_of(made, made.pool, closed(4, 8192, 64)).host_floor_s
+    assert prompt_s == pytest.approx(device_s + floor_s, rel=1e-3)
+
+
 def test_goodput_counts_what_keeps_the_slo():
     served, found = serve("llama3-8b", "h200*1", closed(32, 512, 128), Slo(ttft_s=1e-6))
     assert found.good_frac == 0 and found.goodput_per_s == 0

@@ -20,6 +20,9 @@ OPERANDS = 3
 CHAIN = 4
 """Pointwise kernels in a row from which on a compiler pays; eager PyTorch has two or three between products by
 nature."""
+CHAIN_UNKNOWN = 6
+"""The same where ops are unknown, as in a replayed graph, and all but one are sums: a bias and the sums of gradients
+after it are no chain."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
@@ -259,6 +262,8 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
     starts, ends = _runs(light[order], scene.program.stream[order])
     pieces = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
+    sums = (scene.trace.op[scene.rows] == 0) & (scene.family("reduce") | scene.named(r"CUDAFunctor_add"))
+    pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
     pieces = [piece for piece in pieces if len(piece) < LOOP or np.median(scene.work_s[piece]) > SMALL_S]
     if not pieces:
         return None

@@ -8,9 +8,10 @@ import numpy as np
 from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.finding import Where
 from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
+from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
-from ridgeline.trace.intervals import covered_within
+from ridgeline.trace.intervals import Intervals, covered_within
 from ridgeline.trace.kind import Kind
 
 TINY_S = 10e-6
@@ -230,10 +231,10 @@ def launch_bound(scene: Scene) -> Candidate | None:
 
 @rule("host-code", version=2, order=80)
 def host_code(scene: Scene) -> Candidate | None:
-    """Long stretches in which the host neither launches nor waits, and no other rule knows why. A program does what it
-    does in every step; once in a while is the machine."""
-    time = scene.elsewhere
-    if not len(time.start) or 2 * len(np.unique(scene.step_of(time.start))) <= scene.num_steps:
+    """Long stretches in which the host neither launches nor waits, and no other rule knows why. An op that now and then
+    takes many times as long as it does is the machine's, not the program's."""
+    time = _without(scene.elsewhere, scene.time_of(scene.unusual(_of_launching(scene))))
+    if not len(time.start):
         return None
     per_step_s = time.total / 1e9 / scene.num_steps
     spans = scene.of_kind(Kind.OP, Kind.ANNOTATION, Kind.PYTHON)
@@ -319,9 +320,7 @@ def small_batch(scene: Scene) -> Candidate | None:
 def host_contention(scene: Scene) -> Candidate | None:
     """The same op now and then takes many times its usual host time: the thread was not running. Between ops it was not
     running either: long gaps go along."""
-    ops = scene.of_kind(Kind.OP, Kind.RUNTIME)
-    ops = ops[np.isin(scene.trace.thread[ops], scene.main_threads)]
-    stalls, excess_s = scene.stalls(ops)
+    stalls, excess_s = scene.stalls(_of_launching(scene))
     if not len(stalls) or scene.frac(excess_s / scene.num_steps) < 0.05:
         return None
     time = joined(scene.time_of(stalls), scene.elsewhere)
@@ -338,3 +337,15 @@ def host_contention(scene: Scene) -> Candidate | None:
         spans=tuple(stalls[:200].tolist()),
         unchecked=("which process took the cores: a trace holds one process",),
     )
+
+
+def _of_launching(scene: Scene) -> Index:
+    """Ops and calls of the threads that launch."""
+    ops = scene.of_kind(Kind.OP, Kind.RUNTIME)
+    return ops[np.isin(scene.trace.thread[ops], scene.main_threads)]
+
+
+def _without(time: Intervals, stalled: Intervals) -> Intervals:
+    """The stretches that stalls do not fill by half."""
+    kept = covered_within(stalled, time.start, time.end) < 0.5 * (time.end - time.start)
+    return Intervals(time.start[kept], time.end[kept])

@@ -27,6 +27,9 @@ NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct"
 SHORTEST_S, SHORT_S = 2.5e-6, 12e-6
 """No product takes less than the first, on Tensor Cores or not; below the second they may gain nothing (0.15 of 0.35 ms
 in products of 4 to 11 µs on an H200)."""
+REAL_FRAC = 0.7
+"""Of tokens: texts of different lengths, padded to the longest of their batch, are three quarters real. Cutting such a
+batch into pieces doubled its step (37 against 17 ms on an H200): the host could not launch them fast enough."""
 MOST = 0.5
 """A share of kernel time that deserves a word even when something else holds the step."""
 RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
@@ -247,19 +250,19 @@ def _around_convs(scene: Scene) -> Mask:
     )
 
 
-@rule("padding", order=43)
+@rule("padding", version=2, order=43)
 def padding(scene: Scene) -> Candidate | None:
     """Tokens that are padding: from sequences joined by pad_sequence, or from what the recorder noted of masks."""
     real = _real_frac(scene)
-    if real is None or real > 0.9:
+    if real is None or real > REAL_FRAC:
         return None
     works = np.flatnonzero(scene.work_kind == 1)
     works = works[~scene.family("optimizer", "foreach", "communication")[works]]
     return Candidate(
         what=f"{1 - real:.0%} of the tokens are padding",
         cause="padding: every sequence is padded to the longest of the batch and computed in full",
-        change="sort or bucket by length, pad each bucket to its own longest, or pack sequences (FlashAttention "
-        "varlen, nested tensors)",
+        change="sort the data by length, so that a whole batch is of similar ones and padded to its own longest "
+        "(pieces of one batch leave the device idle), or pack sequences (FlashAttention varlen, nested tensors)",
         where=scene.where(works),
         cure=Cure(works=works, keep_best=real, keep_worst=min(1.0, real + 0.75 * (1 - real))),
         evidence=({"real_tokens_frac": round(real, 4)},),

@@ -92,7 +92,8 @@ def backward(cols: int, itemsize: int) -> Backward:
 def backward_rows(cols: int, vector: int, shifted: bool) -> Rows | None:
     """Several short rows a program, 4096 elements for four warps; None where a row is enough for a program.
 
-    262144×256: one row a program takes 162 µs, a bare copy 70; 131072×1001 as one stream 160.
+    262144×256: one row a program takes 162 µs, a bare copy 70; 131072×1001 130 with its ends apart, 154 with masks,
+    160 as one stream.
     """
     if cols > (LONGEST_TILED_SHIFTED if shifted else LONGEST_TILED):
         return None

@@ -42,8 +42,8 @@ class Images(Streamed):
 def streamed(num_bytes: int, num_inputs: int) -> Images | None:
     """Three shares of 64 KB a multiprocessor; None where the image is small.
 
-    4×512×128×128: 43 µs with four programs of four warps, 45 with two of eight, 49 with one of sixteen, 60 in two
-    reads; backward 71, 71, 84, 91.
+    4×512×128×128: 42 µs with four programs of four warps, 45 with two of eight, 49 with one of sixteen, 60 in two
+    reads; backward 63. With SiLU 49 and 72; in pieces of one access 56 and 78, with its slope computed twice 81.
     """
     if num_bytes < STREAMED_BYTES:
         return None

@@ -186,11 +186,10 @@ def _plan_backward_streamed(
     numbers = (groups, channels // groups, positions)
     run = shares.bind(
         _BACKWARD_STREAMED, chosen, found, (dy, x, w, b, stats, stats, x, sums), samples * groups, length, numbers,
-        {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu, "KEPT": silu and chosen.kept,
-         "EARLY": chosen.early},
+        {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu, "KEPT": silu and chosen.kept},
         {"device": on, "vector": found.vector},
     )  # fmt: skip
-    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column, early=chosen.early)
+    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column)
 
     def plan(dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         both = torch.empty_like(sums, memory_format=torch.contiguous_format)

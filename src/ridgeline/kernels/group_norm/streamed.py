@@ -13,18 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import (
-    PLAIN,
-    by_piece,
-    columns,
-    let_next_start,
-    sigmoid,
-    sum_of,
-    wait_for_last,
-    widened,
-    word_of,
-    words_when_there,
-)
+from ridgeline.kernels.stream import PLAIN, by_piece, columns, sigmoid, sum_of, widened, word_of, words_when_there
 
 
 @gluon.jit
@@ -79,7 +68,6 @@ def group_norm_streamed(
     SILU: gl.constexpr,
     EVEN: gl.constexpr,  # every share fills its place
     MEET: gl.constexpr,
-    DEPENDENT: gl.constexpr,  # words are being cleared while this starts
     LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -108,7 +96,6 @@ def group_norm_streamed(
         there = c < gl.where(turn < num_turns, left, 0)
         async_copy.async_copy_global_to_shared(smem.index(turn), x_ptr + at + turn * step, mask=there)
         async_copy.commit_group()
-    wait_for_last(DEPENDENT)
     for turn in range(num_turns + LAG):
         done = turn - LAG
         row = start + done * num_groups
@@ -173,10 +160,8 @@ def group_norm_backward_streamed(
     HAS_WEIGHT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
-    EARLY: gl.constexpr,  # what sums the pieces' sums may start while this ends
     KEPT: gl.constexpr,  # the gradient before the activation takes dy's place, in dy's type, as PyTorch has it
     MEET: gl.constexpr,
-    DEPENDENT: gl.constexpr,  # words are being cleared while this starts
     LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -223,7 +208,6 @@ def group_norm_backward_streamed(
     b_done = b + 0.0
     mean_done = mean + 0.0
     rstd_done = rstd + 0.0
-    wait_for_last(DEPENDENT)
     for turn in range(num_turns + LAG):
         channel = member * per_group + inside
         following = start + gl.minimum(turn + 1, num_turns - 1) * num_groups  # its numbers are asked for a turn ahead
@@ -287,4 +271,3 @@ def group_norm_backward_streamed(
         async_copy.async_copy_global_to_shared(x_smem.index(ahead % SLOTS), x_ptr + at + ahead * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(ahead % SLOTS), dy_ptr + at + ahead * step, mask=there)
         async_copy.commit_group()
-    let_next_start(EARLY)

@@ -32,9 +32,10 @@ def group_norm_last(
 def _forward(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, silu: bool) -> Tensor:
     if not launchable(x):
         return GROUP_NORM_LAST.on_host(x, num_groups, weight, bias, eps, silu)
+    x = x.clone() if x.data_ptr() & 15 else x
     images, channels, h, w = x.shape
-    kinds = tuple(None if each is None else each.dtype for each in (weight, bias))
-    key = (x.shape, num_groups, x.dtype, kinds, silu, x.get_device())
+    kinds = tuple(None if each is None else (each.dtype, each.shape, each.stride()) for each in (weight, bias))
+    key = (x.shape, x.stride(), num_groups, x.dtype, kinds, silu, x.get_device())
     plan = _plans.get(key)
     if plan is None:
         GROUP_NORM_LAST.check(x, num_groups, weight, bias, eps, silu)

@@ -25,7 +25,10 @@ def walking(rows: int, whole: int, itemsize: int) -> Forward | None:
 
 
 def backward_ends(rows: int, whole: int, itemsize: int) -> Backward | None:
-    """Rows that start inside accesses, ``whole`` columns of them in whole accesses: a thread has 32 of each vector."""
+    """Rows that start inside accesses, ``whole`` columns of them in whole accesses: a thread has 32 of each vector.
+
+    32768×4099: 276 µs, 307 with masks; 131072×1001 218 and 220; 16384×7001 319 on eight warps, 251 with masks.
+    """
     if itemsize != 2 or rows < rms.LEAST_WALKED or not 512 <= whole <= 4096:
         return None
     if whole <= 1024:

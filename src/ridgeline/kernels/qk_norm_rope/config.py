@@ -9,12 +9,10 @@ from ridgeline.kernels.rows import clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Warps that work on one token's heads, and programs a multiprocessor holds of the backward pass; how many of its
-    tokens ahead a program has the L2 fetch, heads of whole cache lines given."""
+    """Warps that work on one token's heads, and programs a multiprocessor holds of the backward pass."""
 
     num_warps: int
     programs_per_sm: int
-    ahead: int = 0
 
 
 def forward(heads: int, head_dim: int) -> Heads:

@@ -115,17 +115,6 @@ def heads_gradient(
 
 
 @triton.jit
-def fetch_heads(x_ptr, heads, x_head, HEADS: tl.constexpr, HALF: tl.constexpr):
-    """Asks the L2 for all heads of a token, a cache line of 128 bytes at a time: nobody waits for them."""
-    LINES: tl.constexpr = 2 * HALF * x_ptr.dtype.element_ty.primitive_bitwidth // 1024
-    head = tl.minimum(tl.arange(0, HEADS), heads - 1)[:, None]
-    at = x_ptr + head * x_head + tl.arange(0, LINES)[None, :] * (2 * HALF // LINES)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def qk_norm_rope_backward(
     dq_ptr,  # gradients of the outputs, in any order of their first three dims
     dk_ptr,
@@ -161,7 +150,6 @@ def qk_norm_rope_backward(
     Q_HEADS: tl.constexpr,
     K_HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    AHEAD: tl.constexpr,  # how many of its tokens ahead a program asks the L2 for
 ):
     """A program takes every P-th token and adds up its share of the weights' gradients."""
     q_low = tl.zeros([Q_HEADS, HALF], tl.float32)
@@ -171,14 +159,6 @@ def qk_norm_rope_backward(
     wide_zero = tl.program_id(0).to(tl.int64) * 0
     for at in tl.range(tl.program_id(0), tokens, tl.num_programs(0)):
         token = at + wide_zero
-        if AHEAD:
-            later = tl.minimum(token + AHEAD * tl.num_programs(0), tokens - 1)
-            b = later // seq
-            s = later % seq
-            fetch_heads(q_ptr + b * q_batch + s * q_seq, q_heads, q_head, Q_HEADS, HALF)
-            fetch_heads(dq_ptr + b * dq_batch + s * dq_seq, q_heads, dq_head, Q_HEADS, HALF)
-            fetch_heads(k_ptr + b * k_batch + s * k_seq, k_heads, k_head, K_HEADS, HALF)
-            fetch_heads(dk_ptr + b * dk_batch + s * dk_seq, k_heads, dk_head, K_HEADS, HALF)
         b = token // seq
         s = token % seq
         cos = cos_ptr + b * cos_batch + s * cos_seq

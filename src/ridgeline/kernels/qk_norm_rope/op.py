@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.qk_norm_rope import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rope.op import ROPE
@@ -21,7 +21,6 @@ _GRADIENTS = tuple("dq_batch dq_seq dq_head dk_batch dk_seq dk_head".split())
 _FORWARD = Kernel(kernel.qk_norm_rope_forward, vectors=_STRIDES)
 _BACKWARD = Kernel(kernel.qk_norm_rope_backward, vectors=_STRIDES + _GRADIENTS)
 _forward_plans, _backward_plans = Plans(), Plans()
-CACHE_LINE_BYTES = 128
 
 
 def qk_norm_rope(
@@ -146,12 +145,10 @@ def _plan_backward(
     chosen = tuning.choose("qk_norm_rope.backward", sizes, config.backward(numbers[2], dim))
     programs = max(1, min(numbers[0], chosen.programs_per_sm * num_sms(on)))
     shares = template((2, programs, dim), torch.float32, q.device)
-    lines = min(t.element_size() for t in (q, k, dq, dk)) * dim % CACHE_LINE_BYTES == 0 and not INTERPRETING
     run = _BACKWARD.bind(
         (dq, dk, q, k, q_weight, k_weight, cos, sin, rstd, q, k, shares, *numbers, 0.0),
         grid=(programs,),
-        constants={"Q_HEADS": power_of_two(q.shape[heads]), "K_HEADS": power_of_two(k.shape[heads]), "HALF": dim // 2,
-                   "AHEAD": chosen.ahead if lines else 0},
+        constants={"Q_HEADS": power_of_two(q.shape[heads]), "K_HEADS": power_of_two(k.shape[heads]), "HALF": dim // 2},
         num_warps=chosen.num_warps,
         device=on,
         vector=vector_of(q.element_size(), _pointers(dq, dk, q, k, q_weight, k_weight, cos, sin), *numbers[4:]),

@@ -67,7 +67,11 @@ LEAST_WALKED, LONGEST_WALKED = 4096, 8192
 
 
 def walking(rows: int, whole: int, itemsize: int) -> Forward | None:
-    """Rows that start inside accesses and have ``whole`` columns in whole accesses; None where they are few or long."""
+    """Rows that start inside accesses and have ``whole`` columns in whole accesses; None where they are few or long.
+
+    LayerNorm 32768×4099 153 µs, 225 with a program a row, 173 on eight warps; 16384×7001 129 and 227; 131072×1001 147
+    and 210. RMSNorm 151 and 153, 146 and 145. Float32 rows are faster a program each: 136 and 148.
+    """
     if itemsize != 2 or rows < LEAST_WALKED or not 512 <= whole <= LONGEST_WALKED:
         return None
     if whole <= 1024:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.kernels.rows import clamp
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -14,6 +16,13 @@ class Tile:
     num_stages: int = 4
 
 
-def default(out_length: int) -> Tile:
+SHARED_BYTES = 112 << 10
+"""Half of what a multiprocessor has for two programs."""
+
+
+def default(out_length: int, size_in: int, size_out: int) -> Tile:
     """Two programs to a multiprocessor; few steps leave less of a tile empty in small ones."""
-    return Tile(128 if out_length > 64 else 64)
+    rows = 128 if out_length > 64 else 64
+    stage_bytes = 2 * size_in * (rows + size_out)
+    num_warps = 8 if rows * size_out > 128 * 64 else 4  # 64 sums a thread
+    return Tile(rows, num_warps, clamp(SHARED_BYTES // stage_bytes, 1, 4))

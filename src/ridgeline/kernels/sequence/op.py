@@ -34,8 +34,8 @@ def _forward(x: Tensor, w: Tensor, bias: Tensor | None, padding: int, groups: in
     outputs, size_in, taps = w.shape
     out_length = length + 2 * padding - taps + 1
     numbers = (length, out_length, groups, size_in, outputs // groups, taps, padding)
-    kind = None if bias is None else bias.dtype
-    key = (batch, *numbers, x.dtype, kind, x.get_device())
+    kind = None if bias is None else (bias.dtype, bias.shape, bias.stride())
+    key = (*numbers, x.shape, x.stride(), x.dtype, w.shape, w.dtype, kind, x.get_device(), x.data_ptr() & 15)
     run = _plans.get(key)
     if run is None:
         SEQUENCE_CONVOLUTION.check(x, w, bias, padding, groups)
@@ -48,12 +48,13 @@ def _forward(x: Tensor, w: Tensor, bias: Tensor | None, padding: int, groups: in
 
 def _plan(x: Tensor, bias: Tensor | None, batch: int, numbers: tuple[int, ...]) -> Any:
     _, out_length, groups, size_in, size_out, _, _ = numbers
-    chosen = tuning.choose("sequence_convolution", {"steps": out_length}, config.default(out_length))
+    wide_in, wide_out = (max(16, power_of_two(size)) for size in (size_in, size_out))
+    sizes = {"steps": out_length, "inputs": size_in, "outputs": size_out}
+    chosen = tuning.choose("sequence_convolution", sizes, config.default(out_length, wide_in, wide_out))
     return _FORWARD.bind(
         (x, x, x if bias is None else bias, x, *numbers),
         grid=(cdiv(out_length, chosen.rows), batch * groups),
-        constants={"BM": chosen.rows, "BN": max(16, power_of_two(size_out)), "BK": max(16, power_of_two(size_in)),
-                   "BIAS": bias is not None},
+        constants={"BM": chosen.rows, "BN": wide_out, "BK": wide_in, "BIAS": bias is not None},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),
@@ -69,7 +70,8 @@ def _support(x: Tensor, w: Tensor, bias: Tensor | None, padding: int, groups: in
     sizes = w.shape[1], w.shape[0] // groups
     if any(size % VECTOR or size > MOST_OF_GROUP for size in sizes):
         return f"groups of {sizes} channels: multiples of {VECTOR}, {MOST_OF_GROUP} at most"
-    if x.numel() == 0 or x.shape[2] + 2 * padding < w.shape[2] or max(x.numel(), w.numel()) >= 2**31:
+    results = x.shape[0] * (x.shape[2] + 2 * padding + 128) * w.shape[0]
+    if x.numel() == 0 or x.shape[2] + 2 * padding < w.shape[2] or max(x.numel(), w.numel(), results) >= 2**31:
         return "no steps, or 2³¹ elements"
     if x.stride() != (x.shape[1] * x.shape[2], 1, x.shape[1]):
         return "channels do not lie last"

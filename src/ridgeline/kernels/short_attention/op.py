@@ -35,7 +35,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Ten
     batch, heads, n, d = q.shape
     steps = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     numbers = (batch, bias.shape[0], heads, n, k.shape[2], d, scale, *steps)
-    key = (*numbers, q.dtype, bias.dtype, q.get_device())
+    kinds = tuple((each.dtype, each.shape) for each in (q, k, v, bias))
+    steps_of_one = (q.stride(3), k.stride(3), v.stride(3), bias.stride())
+    key = (*numbers, kinds, *steps_of_one, q.get_device(), (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15)
     run = _plans.get(key)
     if run is None:
         SHORT_ATTENTION.check(q, k, v, bias, scale)

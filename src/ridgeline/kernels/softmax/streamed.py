@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import PLAIN, columns, spread, wait_for_last, widened, word_of, words_when_there
+from ridgeline.kernels.stream import PLAIN, columns, spread, widened, word_of, words_when_there
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32: rows that a mask fills with it share alike
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -69,7 +69,6 @@ def softmax_forward_streamed(
     x_stride,
     EVEN: gl.constexpr,  # every share fills its place
     MEET: gl.constexpr,
-    DEPENDENT: gl.constexpr,  # words are being cleared while this starts
     LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -124,7 +123,6 @@ def softmax_forward_streamed(
     if SHIFTED:
         edge_now = gl.load(x_edge, mask=own, other=float("-inf")).to(gl.float32)
         edge_before = edge_now + 0.0  # not the same value: see stream.py
-    wait_for_last(DEPENDENT)
     for turn in range(num_turns + LAG):
         if SHIFTED:
             edge_next = x_edge + (turn + 1) * x_step
@@ -188,7 +186,6 @@ def softmax_backward_streamed(
     num_shares,
     num_groups,
     MEET: gl.constexpr,
-    DEPENDENT: gl.constexpr,  # words are being cleared while this starts
     LAG: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -240,7 +237,6 @@ def softmax_backward_streamed(
         dy_now = gl.load(dy_ptr + edge, mask=own, other=0.0).to(gl.float32)
         y_before = y_now + 0.0
         dy_before = dy_now + 0.0
-    wait_for_last(DEPENDENT)
     for turn in range(num_turns + LAG):
         if SHIFTED:
             more = own & (turn + 1 < num_turns)

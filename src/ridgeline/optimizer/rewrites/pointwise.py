@@ -25,7 +25,7 @@ from ridgeline.optimizer.contest import Contest, prepared
 from ridgeline.optimizer.rewrites.layers import Ints, settings_of
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
-from ridgeline.optimizer.rewrites.stems import MOST_CHANNELS, is_stem, stem
+from ridgeline.optimizer.rewrites.stems import MOST_CHANNELS, is_stem, stem, stems
 from ridgeline.optimizer.rewrites.words import Call, call
 
 LEAST_NUMBERS = 1 << 18
@@ -313,3 +313,13 @@ def _activation(read: Call) -> str | None:
     if read.op == "hardtanh" and read.get("min_val", -1.0) == 0 and read.get("max_val", 1.0) == 6:
         return "relu6"
     return None
+
+
+rewrite(
+    "stem",
+    summary="a first convolution that halves images of three channels works on squares of four pixels, where faster",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.5, compiled=1.5, basis="ResNet-50's 0.96 → 0.38 ms, EfficientNet's 0.15 → 0.12, H200; raced"),
+    needs_kernels=True,
+    exact="reordered",
+)(stems)

@@ -20,9 +20,10 @@ from ridgeline.optimizer.rewrites.scene import SMALL, Scene
 from ridgeline.optimizer.rewrites.words import Call, call
 
 LEAST_TAPS, LEAST_OF_GROUP, LEAST_CHANNELS = 8, 16, 64
-_PASSED = ("gelu", "relu", "silu", "transpose", "permute")
-_INDIFFERENT = ("conv1d", "layer_norm", "linear", "contiguous", "reshape")
+_PASSED = ("gelu", "relu", "silu")
+_INDIFFERENT = ("conv1d", "contiguous", "reshape")
 """What returns its own layout, whatever it is given."""
+_TURNS = ("transpose", "permute", "mT")
 CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 
@@ -104,7 +105,7 @@ def along(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: 
 
 def _along(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int) -> Tensor:
     given = (x, weight, bias, stride, padding, dilation)
-    ways = {"library": lambda: _laid(F.conv1d(*given), last=True), "last": partial(_as_image, *given)}
+    ways: dict[str, Any] = {"library": lambda: _laid(F.conv1d(*given), last=True), "last": partial(_as_image, *given)}
     key = ("along", x.shape, x.stride(), weight.shape, *given[3:], x.dtype, x.device)
     return CONTEST.run(key, ways, x.device)
 
@@ -162,12 +163,15 @@ def _turned(scene: Scene, read: Call) -> Match | None:
 
 
 def _is_indifferent(node: fx.Node, depth: int = 8) -> bool:
-    """Whether nothing that reads a value asks how it is laid: functions of elements and turns pass the question on."""
+    """Whether nothing that reads a value asks how it is laid: functions of elements pass the question on.
+
+    Turned over, a sequence with channels last lies as if it had been made that way, which nothing inside a graph minds.
+    """
     for user in node.users:
         read = call(user)
         if read is None or depth == 0 or user.op == "output":
             return False
-        if read.op in _INDIFFERENT:
+        if read.op in _INDIFFERENT or (read.op in _TURNS and all(each.op != "output" for each in user.users)):
             continue
         if read.op not in _PASSED or not _is_indifferent(user, depth - 1):
             return False

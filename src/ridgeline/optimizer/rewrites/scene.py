@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -206,11 +207,11 @@ class Scene:
         """The value a call would have, computed on stand-ins."""
         given, named = fx.node.map_arg((args, kwargs), lambda node: self.value(node))
         mode = _mode_among(_leaves((given, named)))
-        with torch.no_grad():
-            if mode is None:
-                return target(*given, **named)
-            with mode:
-                return target(*given, **named)
+        with torch.no_grad(), contextlib.nullcontext() if mode is None else mode:
+            made = target(*given, **named)
+        if self.training:
+            _ask_gradients(_leaves(made), _leaves((given, named)))
+        return made
 
     def refresh(self) -> None:
         """Work out again what lies behind a change of layout; raises where a node can no longer be computed."""
@@ -359,6 +360,16 @@ def _mode_among(values: Sequence[Any]) -> Any:
 
 def _leaves(tree: Any) -> list[Any]:
     return torch.utils._pytree.tree_leaves(tree)
+
+
+def _ask_gradients(made: list[Any], given: list[Any]) -> None:
+    """Results of what asks for gradients ask for them too: a compiler of the piece behind would leave them out."""
+    if not any(isinstance(each, Tensor) and each.requires_grad for each in given):
+        return
+    known = set(map(id, given))
+    for each in made:
+        if isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex()) and id(each) not in known:
+            each.requires_grad_()
 
 
 def _same_layouts(a: Any, b: Any) -> bool:

@@ -18,7 +18,15 @@ from torch import Tensor, fx
 from ridgeline.kernels.short_attention.op import MOST_DIM, MOST_KEYS, NARROW, SHORT_ATTENTION, short_attention
 from ridgeline.kernels.short_attention.reference import library
 from ridgeline.optimizer.contest import Contest
-from ridgeline.optimizer.rewrites.attention import Attention, _product, _scaled, _untransposed, _weights, attention_call
+from ridgeline.optimizer.rewrites.attention import (
+    Attention,
+    _leads_to_product,
+    _product,
+    _scaled,
+    _untransposed,
+    _weights,
+    attention_call,
+)
 from ridgeline.optimizer.rewrites.attention import _factor as factor_of
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
@@ -61,13 +69,13 @@ def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], q.shape[3])).transpose(1, 2)
 
 
-def total_bias(heads: int, dtype: torch.dtype, *terms: Tensor) -> Tensor:
+def total_bias(heads: int, rows: int, keys: int, dtype: torch.dtype, *terms: Tensor) -> Tensor:
     """Everything that is added to scores as one dense bias, [period, heads, rows, keys]."""
     whole = terms[0]
     for term in terms[1:]:
         whole = whole + term
     whole = whole if whole.dim() == 4 else whole.view((1,) * (4 - whole.dim()) + whole.shape)
-    return whole.to(dtype).expand(-1, heads, -1, -1).contiguous()
+    return whole.to(dtype).expand(-1, heads, rows, keys).contiguous()
 
 
 @rewrite(
@@ -107,10 +115,7 @@ def _put(scene: Scene, node: fx.Node) -> Match | None:
     leaves = (found.query, found.key, found.value, found.gain, *terms)
     if not scene.unchanged(leaves, (*found.inside, found.out), found.out):
         return None
-    heads, dtype = (scene.shape(found.query) or (0, 0))[1], scene.dtype(found.query)
-    seen = [term if scene.shape(term) == shape else scene.emit(found.out, torch.reshape, term, shape)
-            for term, shape in found.terms]  # fmt: skip
-    bias = scene.emit(found.out, total_bias, heads, dtype, *seen)
+    bias = _shared_bias(scene, found)
     query = found.query if found.gain is None else scene.emit(found.out, torch.mul, found.query, found.gain)
     new = scene.emit(found.out, windowed, query, found.key, found.value, bias, found.scale)
     if not scene.alike_sizes(found.out, new):
@@ -120,6 +125,17 @@ def _put(scene: Scene, node: fx.Node) -> Match | None:
     scene.discard(found.out)
     shape = scene.shape(bias) or (0,)
     return scene.match(new, f"attention {tuple(scene.shape(found.query) or ())} with a bias of period {shape[0]}")
+
+
+def _shared_bias(scene: Scene, found: Found) -> fx.Node:
+    """The bias of all that is added, made once for layers that add the same."""
+    q, k = scene.shape(found.query) or (0, 0, 0, 0), scene.shape(found.key) or (0, 0, 0, 0)
+    key = ("bias", q[1], q[2], k[2], scene.dtype(found.query), *found.terms)
+    if key not in scene.notes or scene.notes[key]._erased:
+        seen = [term if scene.shape(term) == shape else scene.emit(found.out, torch.reshape, term, shape)
+                for term, shape in found.terms]  # fmt: skip
+        scene.notes[key] = scene.emit(found.out, total_bias, q[1], q[2], k[2], scene.dtype(found.query), *seen)
+    return scene.notes[key]
 
 
 def _fits(scene: Scene, found: Found) -> bool:
@@ -132,16 +148,17 @@ def _fits(scene: Scene, found: Found) -> bool:
     if max(q.shape[2], k.shape[2]) > MOST_KEYS or q.shape[3] > MOST_DIM or q.shape[0] * q.shape[1] < LEAST_PROBLEMS:
         return False
     sizes = {1: q.shape[1], 2: q.shape[2], 3: k.shape[2]}
-    periods = {1}
+    periods, full = {1}, False
     for term, shape in found.terms:
         kind = scene.dtype(term)
         if kind is None or not kind.is_floating_point or len(shape) > 4:
             return False
         whole = (1,) * (4 - len(shape)) + tuple(shape)
-        if any(whole[dim] not in (1, size) for dim, size in sizes.items()) or whole[2:] != (q.shape[2], k.shape[2]):
+        if any(whole[dim] not in (1, size) for dim, size in sizes.items()):
             return False
+        full = full or whole[2:] == (q.shape[2], k.shape[2])
         periods.add(whole[0])
-    return len(periods) <= 2 and q.shape[0] % max(periods) == 0
+    return full and len(periods) <= 2 and q.shape[0] % max(periods) == 0  # masks of keys alone are other kernels'
 
 
 def _called(scene: Scene, read: Attention) -> Found | None:
@@ -233,7 +250,7 @@ def _added(scene: Scene, read: Call, found: Found, whole: tuple[int, ...]) -> fx
         seen, shape = scene.shape(scores), scene.shape(term)
         if seen is None or shape is None or seen[-3:] != whole[-3:] or scene.shape(read.node) != seen:
             continue
-        if seen == shape or len(shape) > len(seen):  # both may be scores: which of them is not known
+        if len(shape) > len(seen) or (seen == shape and not _leads_to_product(scores)):  # both may be the scores
             continue
         if len(seen) == 5 and len(shape) == 5:
             if shape[0] != 1:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ridgeline.kernels.unshuffle.op import CHANNELS, MOST_CHANNELS, unshuffle
 from ridgeline.optimizer.contest import Contest
 from ridgeline.optimizer.rewrites.layers import Ints, Settings, settings_of
-from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+from ridgeline.optimizer.rewrites.registry import Match
 from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import Call, call
 
@@ -87,15 +87,8 @@ def is_stem(x: Tensor, weight: Tensor, settings: Settings) -> bool:
     ) and weight.dtype == x.dtype and min(weight.shape[2:]) >= LEAST_SIDE and x.dim() == 4  # fmt: skip
 
 
-@rewrite(
-    "stem",
-    summary="a first convolution that halves images of three channels works on squares of four pixels, where faster",
-    modes=(INFERENCE,),
-    worth=Worth(eager=1.5, compiled=1.5, basis="ResNet-50's 0.96 → 0.38 ms, EfficientNet's 0.15 → 0.12, H200; raced"),
-    needs_kernels=True,
-    exact="reordered",
-)
 def stems(scene: Scene) -> list[Match]:
+    """Every such convolution of a graph by itself; registered in ``pointwise``, behind those that take more with it."""
     if scene.autocast:
         return []
     found = [_put(scene, read) for node in scene.nodes if (read := call(node)) is not None and read.op == "conv2d"]

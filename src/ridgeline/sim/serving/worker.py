@@ -386,7 +386,15 @@ class Worker:
         self.waiting.append(request)
 
     def _steps_past(self, now_s: float) -> int:
-        return int((now_s - self.began_s) * self.steps / (self.ends_s - self.began_s)) + 1
+        """Steps of this run that have ended by the first boundary after ``now_s``; later steps take longer."""
+        low, high = 1, self.steps
+        guess = min(high, int((now_s - self.began_s) * self.steps / (self.ends_s - self.began_s)) + 1)
+        while low < high:
+            short_s = now_s - self.began_s - self._steps_s(guess)
+            low, high = (guess + 1, high) if short_s > 0 else (low, guess)
+            mean_s = (now_s - self.began_s) / max(guess, 1)
+            guess = min(max(guess + math.ceil(short_s / mean_s), low), max(high - 1, low)) if mean_s > 0 else low
+        return low
 
     def interrupt(self, now_s: float) -> bool:
         """A new request looks in: a run of steps ends at the next boundary at which the engine polls its queue."""

@@ -1,0 +1,170 @@
+"""Leave rows and whole sources out of every line of published results, and say how well the rest predicts them.
+
+    python benchmarks/left_out.py ../shared/published [--only training static collectives other serving]
+                                  [--derivatives d.npz] [--linear]
+
+Every line is fitted again without the rows it is then judged on: language-model training and compiled engines by rows
+linearized around the fit that ships, networks other than language models and serving from scratch, collectives by
+fitting each network without the source. Serving simulates what was left out; ``--linear`` takes its times by
+derivatives instead, which is a hundred times faster and within half a point. Sources are those `ridgeline validate`
+groups by, or finer. Prints one table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import fit_collectives
+import fit_engines
+import fit_serving
+import fit_stacks
+import fit_training
+
+from ridgeline.cost.measurements import read_table
+from ridgeline.sim.published import inference_llm
+from ridgeline.sim.published.verdict import Row
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+DRAWS = 3  # random thirds leave every row out once
+
+
+@dataclass(frozen=True)
+class Found:
+    """One row of the table: relative errors of what was left out."""
+
+    line: str
+    asked: str
+    out: str
+    errors: Floats
+
+    def words(self) -> str:
+        used = self.errors[np.isfinite(self.errors)]
+        mean, median = np.abs(used).mean(), np.median(np.abs(used))
+        told = (f"{len(used)}", f"{mean:.1%}", f"{median:.1%}", f"{used.mean():+.1%}")
+        return f"| {' | '.join((self.line, self.asked, self.out, *told))} |"
+
+
+def masks(names: Sequence[str]) -> Iterator[Mask]:
+    """The rows of each name, name by name."""
+    given = np.array(names)
+    yield from (given == name for name in sorted(set(names)))
+
+
+def thirds(num: int, seed: int = 0) -> list[str]:
+    return [str(part) for part in np.random.default_rng(seed).permutation(num) % DRAWS]
+
+
+def training(options: argparse.Namespace) -> Iterator[Found]:
+    """Steps of language models: thirds, configurations and sources of every generation."""
+    data = fit_training.Data(options.published / "training_llm.csv")
+    fits, errors = fit_training.kept_fits(), {name: [] for name in ("nothing", "thirds", "sources")}
+    for stack, devices in fit_training.groups(data).items():
+        linear = fit_training.Linear(data, devices, fits[stack])
+        sources = [data.cases[at][0].text("source") for at, _ in linear.rows]
+        errors["nothing"].append(np.expm1(linear.residuals))
+        for title, names in (("thirds", thirds(len(linear.rows))), ("sources", sources)):
+            if len(set(names)) > 1:  # the only source of its software has no relatives to be predicted by
+                errors[title] += [np.array(linear.errors(out)) for out in masks(names)]
+    for title, found in errors.items():
+        yield Found("training, step time", "10 %, median 6 %", title, np.concatenate(found))
+
+
+def static(options: argparse.Namespace) -> Iterator[Found]:
+    """Compiled engines: batches of FasterTransformer and TensorRT-LLM, MLPerf offline and server."""
+    engines = {row.text("config_id"): _publisher(row) for row in _rows(options.published / "inference_llm.csv")}
+    errors: dict[str, list[Floats]] = {name: [] for name in ("nothing", "thirds", "models", "sources")}
+    for group in fit_serving.COMPILED:
+        state = fit_serving.kept(group, fit_serving.compiled_samples(options.published, group))
+        errors["nothing"].append(np.expm1(state.rest[:, 0]))
+        keys = {
+            "thirds": thirds(len(state.samples)), "models": [sample.model for sample in state.samples],
+            "sources": [engines[sample.key] for sample in state.samples],
+        }  # fmt: skip
+        for title, names in keys.items():
+            errors[title].append(np.expm1(fit_serving.left_out(state, names)[:, 0]))
+    for title, found in errors.items():
+        yield Found("static inference", "12 %", title, np.concatenate(found))
+
+
+def _rows(path: Path) -> list[Row]:
+    return [Row(line, record) for line, record in read_table(path)[1]]
+
+
+def _publisher(row: Row) -> str:
+    """A source of static inference; MLPerf by its round."""
+    name = inference_llm.source_of(row)
+    return row.text("config_id").partition("-")[0] if name == "MLPerf" else name
+
+
+def collectives(options: argparse.Namespace) -> Iterator[Found]:
+    """All-reduces between hosts, each network fitted without the source that is then judged."""
+    kept, fresh = [], []
+    for points in fit_collectives.network_points(options.published / "collectives.csv").values():
+        sources = [row.text("source") for row, *_ in points]
+        kept.append(fit_collectives.network_errors(points, fit_collectives.solve_network(points)))
+        if len(set(sources)) < 2:
+            continue
+        for out in masks(sources):
+            rest = [point for point, left in zip(points, out, strict=True) if not left]
+            mine = [point for point, left in zip(points, out, strict=True) if left]
+            fresh.append(fit_collectives.network_errors(mine, fit_collectives.solve_network(rest, points)))
+    yield Found("collectives between hosts", "12 %", "nothing", np.concatenate(kept))
+    yield Found("collectives between hosts", "12 %", "sources", np.concatenate(fresh))
+
+
+def other(options: argparse.Namespace) -> Iterator[Found]:
+    """Networks other than language models: thirds, fifths of the sources, whole documents."""
+    folder = options.published
+    points = fit_stacks.read(folder / "training_other.csv", folder / "inference_other.csv")
+    fit = fit_stacks.Fit(points)
+    yield Found("other networks", "15 %", "nothing", fit.errors(fit.solve(np.ones(len(points), bool))))
+    for title, folds in (
+        ("thirds", fit_stacks.thirds(points)), ("sources", fit_stacks.groups(points, str, 5, 1)),
+        ("documents", fit_stacks.groups(points, fit_stacks.document, 10, 3)),
+    ):  # fmt: skip
+        yield Found("other networks", "15 %", title, fit_stacks.held_out(fit, folds))
+
+
+def serving(options: argparse.Namespace) -> Iterator[Found]:
+    """Aggregated serving: thirds, models, sources (an engine on a system), architectures."""
+    rows = fit_engines.samples(options.published)
+    joint = fit_engines.Joint.of(rows, fit_engines.slopes(rows, options.derivatives))
+    rest, _ = fit_engines.search(rows, joint, options.rounds)
+    leave = fit_engines.left_out_linear if options.linear else fit_engines.left_out
+    for title, how in (("nothing", ""), ("thirds", "third"), ("models", "model"), ("sources", "source")):
+        found = np.expm1(leave(rows, joint, rest, how) if how else rest)
+        yield Found("serving, first token", "20 %", title, found[:, 0])
+        yield Found("serving, each token", "12 %", title, found[:, 1])
+
+
+LINES: dict[str, Callable[[argparse.Namespace], Iterator[Found]]] = {
+    "training": training, "static": static, "collectives": collectives, "other": other, "serving": serving,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("published", type=Path)
+    parser.add_argument("--only", nargs="+", choices=LINES, default=list(LINES))
+    parser.add_argument("--derivatives", type=Path, help="those of serving, kept by fit_engines.py")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--linear", action="store_true", help="serving by derivatives, without simulations")
+    options = parser.parse_args()
+    print("| line | asked | left out | rows | mean | median | bias |\n|---|---|---|---|---|---|---|")
+    for name in options.only:
+        for found in LINES[name](options):
+            print(found.words(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Where the seconds of a search of training go: on a made-up clock, with what candidates took on a device.
+
+``torch.compile`` has to be measured within the default budget wherever its compilation fits into it at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.candidate import Built, Candidate
+from ridgeline.optimizer.forecast import Forecast
+from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.ladder import STOCK, Facts, Ladder
+from ridgeline.optimizer.receipt import SKIPPED, SLOWER
+from ridgeline.optimizer.regions import groups
+from ridgeline.optimizer.search import Problem, Search
+
+PREPARED_S, JUDGED_S, FIRST_PROOF_S = 7.0, 3.0, 4.0
+"""Before the first candidate; memory, race and proof of one; the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Seconds as measured (H200, other jobs on its host; benchmarks/2026-11-15-optimize-train.md)."""
+
+    eager_s: float
+    num_kernels: int
+    num_blocks: int  # 0: none repeat
+    traced_s: float  # one block, or the model
+    blocks_s: float
+    stock_s: float
+
+
+NETWORKS = {
+    "gpt2-medium": Network(0.055, 1749, 24, 2.4, 6.8, 57.0), "llama1b": Network(0.079, 2199, 16, 2.3, 5.6, 42.0),
+    "bert-large": Network(0.049, 1595, 24, 2.5, 6.0, 63.0), "vit-base": Network(0.025, 627, 12, 2.1, 4.3, 25.0),
+    "convnext-tiny": Network(0.026, 900, 4, 1.7, 11.2, 52.0), "resnet50": Network(0.019, 813, 0, 2.9, 0.0, 44.0),
+    "dlrm": Network(0.011, 993, 0, 0.5, 0.0, 12.0),
+}  # fmt: skip
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x).relu())
+
+
+class Run:
+    """A search whose candidates take the seconds of a network, and are all slower than the one before."""
+
+    def __init__(self, monkeypatch: Any, network: Network, budget_s: float) -> None:
+        self.network, self.now_s, self.order = network, PREPARED_S, list[str]()
+        monkeypatch.setattr(Search, "left_s", lambda search: budget_s - self.now_s)
+        monkeypatch.setattr(Search, "_built", self.built)
+        monkeypatch.setattr(Search, "_judge", self.judged)
+        model = nn.Sequential(*[Block() for _ in range(network.num_blocks)])
+        self.search = Search(Problem(model=model, inputs=Inputs((torch.zeros(1, 4),)), mode="train",
+                                     device=torch.device("cpu"), budget_s=budget_s))  # fmt: skip
+        self.search.eager_s, self.search._prover = network.eager_s, None
+        found = tuple(groups(model)) if network.num_blocks else ()
+        unlike = min(1.0, 1 / network.num_blocks + 0.05) if found else 1.0
+        forecast = Forecast("h200", 0.2 * network.eager_s, {}, network.eager_s, 1e-3, network.num_kernels, 0.5, (), 0.0)
+        facts = Facts(mode="train", cuda=True, eager_s=network.eager_s, groups=found, num_leaves=100,
+                      unlike_frac=unlike, has_conv=False, substitutable=("norm",), unmasked=False, has_cache=False,
+                      forecast=forecast, budget_s=budget_s)  # fmt: skip
+        ladder = Ladder(facts)
+        for rung in ladder.rungs(self.search):
+            self.search._climb(rung, ladder)
+
+    def seconds(self, candidate: Candidate) -> float:
+        network = self.network
+        if candidate.compiler == "stock":
+            return network.stock_s if not candidate.graphed else 1.0
+        if candidate.compiler == "none":
+            return network.traced_s if candidate.rewrites else 1.5
+        if dict(candidate.options).get("matched"):  # nothing does, and that is known after the trace
+            return network.traced_s
+        return network.blocks_s + (0.0 if candidate.scope == "blocks" else 9.0)  # a trace, equal blocks once
+
+    def built(self, candidate: Candidate) -> Built:
+        spent_s = self.seconds(candidate)
+        self.now_s += spent_s
+        return Built(candidate, self.search.problem.model, Report(), build_s=spent_s)
+
+    def judged(self, built: Built, rung: Any) -> None:
+        self.now_s += JUDGED_S + (FIRST_PROOF_S if not self.order else 0.0)
+        self.search._prover = object()  # type: ignore[assignment]
+        self.order.append(built.candidate.name)
+        self.search._note(built, SLOWER, "")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_torch_compile_is_measured_within_the_default_budget(monkeypatch: Any, name: str) -> None:
+    run = Run(monkeypatch, NETWORKS[name], 120.0)
+    assert run.search.entries[STOCK].status == SLOWER, run.order
+    assert run.order[0] == "graph" and run.now_s < 120.0
+    before = run.order[: run.order.index(STOCK)]
+    assert any(each.startswith(("rewritten blocks", "rewrites")) for each in before), "what needs no compiler is first"
+
+
+def test_where_it_does_not_fit_the_receipt_says_so(monkeypatch: Any) -> None:
+    run = Run(monkeypatch, NETWORKS["bert-large"], 40.0)
+    entry = run.search.entries[STOCK]
+    assert entry.status == SKIPPED and "needs about" in entry.reason and run.now_s < 40.0
+    assert {"graph", "rewritten blocks + graph"} <= set(run.order)
