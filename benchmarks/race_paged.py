@@ -1,6 +1,6 @@
 """Paged decoding from 64 to 512 MB of cache: every configuration in turns with a bare read of as many bytes.
 
-    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases host rehearsal graphs latent pieces]
+    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases host graphs latent pieces]
 
 Every case is checked first, against PyTorch in its own precision and for the same bits three times over. Rows are
 written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU; ``--show FILE`` prints a
@@ -10,7 +10,6 @@ recording as tables.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import gzip
 import json
@@ -18,34 +17,23 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("cases", "host", "rehearsal", "graphs", "latent", "pieces")
-SHARES = {"cases": 0.45, "rehearsal": 0.8, "graphs": 0.95}
+PARTS = ("cases", "host", "graphs", "latent", "pieces")
+SHARES = {"cases": 0.6, "graphs": 0.8}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
 OVER: dict[str, dict[str, Any]] = {
-    "as before": {"early": 2},
-    "two blocks before": {"early": 3},
-    "before writing": {"early": 4},
-    "knows": {"early": 4, "knows": True},
-    "unchanged": {"early": 2, "leaves": 2},
+    "default": {},
+    "joins at once": {"early": 1},
+    "stays in the L2": {"leaves": False},
 }
-"""What is changed of the analytical default, by name: first when the joining kernel may start. At once (1) is 1 µs
-slower than at the end (2), measured at 8 to 134 MB of cache."""
-
-REHEARSED: dict[str, dict[str, Any]] = {
-    "as before": {"early": 2},
-    "rehearsed, at once": {"early": 1, "rehearsed": True},
-    "rehearsed, two blocks before": {"early": 3, "rehearsed": True},
-    "rehearsed, at the end": {"early": 2, "rehearsed": True},
-}
-"""The same with ends that are gone through once at the beginning."""
+"""What is changed of the analytical default, by name."""
 
 CASES = (
     (1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (16, 32, 8, 3000, 128, 16, False),
@@ -81,56 +69,17 @@ def changed(over: dict[str, Any]) -> Any:
     return instead(config, "choose", choose)
 
 
-def latent_changed(knows: bool) -> Any:
-    """Inside, latent decoding fetches its descriptors first, or does not."""
-    from ridgeline.kernels.latent_attention import config
-
-    both = contextlib.ExitStack()
-    for name in ("choose_few", "choose_blocks"):
-        before = getattr(config, name)
-        both.enter_context(instead(config, name, partial(_known, before, knows)))
-    return both
-
-
-def _known(choose: Callable[..., Any], knows: bool, *sizes: Any, **named: Any) -> Any:
-    return dataclasses.replace(choose(*sizes, **named), knows=knows)
-
-
-def joined_by(over: dict[str, Any]) -> Any:
-    """Inside, a joining program is a warp that takes eight columns of a head."""
+def by_sequence() -> Any:
+    """Inside, more than 128 sequences do not stand in one line."""
     from ridgeline.kernels.paged_attention import config
 
-    both = contextlib.ExitStack()
-    both.enter_context(instead(config, "joined", lambda heads: (8, 1)))
-    both.enter_context(changed(over))
-    return both
-
-
-def rehearsed_ways(of: tuple[Any, ...]) -> dict[str, Any]:
-    """Configurations of a case whose ends are rehearsed, by name."""
-    found = {name: partial(changed, over) for name, over in REHEARSED.items()}
-    small = {f"{name}, small joins": partial(joined_by, REHEARSED[name]) for name in list(REHEARSED)[1:3]}
-    return found | (small if of[0] * of[1] <= 256 else {})
-
-
-def in_one_line(over: dict[str, Any]) -> Any:
-    """Inside, more than 128 sequences stand in one line, too."""
-    from ridgeline.kernels.paged_attention import config
-
-    both = contextlib.ExitStack()
-    both.enter_context(instead(config, "LINED", (32, 128, 1024)))
-    both.enter_context(instead(config, "MAX_LINED", 1024))
-    both.enter_context(changed(over))
-    return both
+    return instead(config, "MAX_FED_LINED", 128)
 
 
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     """Configurations of a case by name."""
-    if of[0] <= 128:
-        found = {name: partial(changed, over) for name, over in OVER.items()}
-        return found | ({"small joins": partial(joined_by, OVER["before writing"])} if of[0] * of[1] <= 256 else {})
-    lined = {f"{name}, in one line": partial(in_one_line, OVER[name]) for name in ("as before", "knows")}
-    return {"a program a sequence and head": contextlib.nullcontext} | lined
+    found = {name: partial(changed, over) for name, over in OVER.items()}
+    return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
 
 
 def paged_case(b: int, h: int, k: int, s: int, d: int, page: int, uneven: bool) -> Any:
@@ -153,12 +102,10 @@ def wanted_variants() -> list[Any]:
 
     found: list[Any] = []
     for of in CASES:
-        for way in (*ways(of).values(), *(rehearsed_ways(of).values() if of in CASES[:7] else ())):
+        for way in ways(of).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(*of)])
-    for knows in (False, True):
-        with latent_changed(knows):
-            found += variants_of("paged_latent_attention", [latent_case(*of) for of in LATENT])
+    found += variants_of("paged_latent_attention", [latent_case(*of) for of in LATENT])
     return list(dict.fromkeys([*found, *host_calls.wanted_variants()]))
 
 
@@ -217,27 +164,19 @@ def bare(num_bytes: int) -> Callable[[], None]:
 
 
 def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
-    yield from raced(CASES, ways, end, track)
-
-
-def part_rehearsal(end: float, track: Track) -> Iterator[dict[str, Any]]:
-    yield from raced(CASES[:7], rehearsed_ways, end, track)
-
-
-def raced(cases: Sequence[Any], ways_of: Callable[..., Any], end: float, track: Track) -> Iterator[dict[str, Any]]:
     """Every configuration of every case, checked, then in turns with a bare read."""
     import torch
 
     from ridgeline.kernels.contract import trials
 
     trial = trials()["paged_attention"][1]
-    for of in cases:
+    for of in CASES:
         if time.perf_counter() > end:
             return
         args = trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
         runs: dict[str, Callable[[], Any]] = {}
-        for name, way in ways_of(of).items():
+        for name, way in ways(of).items():
             with way():
                 runs[name] = planned(args)
         for name, run in list(runs.items()):
@@ -253,7 +192,6 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
     import torch
 
     from ridgeline.kernels.contract import trials
-    from ridgeline.kernels.latent_attention import config, op
 
     trial = trials()["paged_latent_attention"][1]
     for of in LATENT:
@@ -261,15 +199,7 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
             return
         args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
-        runs: dict[str, Callable[[], Any]] = {}
-        query, cache, table = args[:3]
-        fed = op._fed(query, cache, 512, config.columns_fit)
-        few = config.takes_few(query.shape[0], query.shape[1], table.shape[1] * cache.shape[1], fed)
-        for knows in (False, True):
-            with latent_changed(knows):
-                out = query.new_empty((*query.shape[:2], 512))
-                plan = (op._FewPlan if few else op._Plan)(args[:4], out, 576**-0.5)
-                runs["knows" if knows else "as before"] = partial(_run_latent, plan, args[:4], out)
+        runs: dict[str, Callable[[], Any]] = {"default": partial(trial.call, *args)}
         for name, run in list(runs.items()):
             found = right(run, meant, what=name, case=f"latent {of}")
             if not found["ok"]:
@@ -279,13 +209,9 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
         yield from track.rows(runs, num_bytes, case=f"latent {of}")
 
 
-def _run_latent(plan: Any, args: tuple[Any, ...], out: Any) -> Any:
-    plan.run(args, out, 576**-0.5)
-    return out
-
-
 def recorded(runs: list[Callable[[], Any]]) -> Callable[[], None]:
-    """These calls as one CUDA graph."""
+    """These calls as one CUDA graph, and what they read and write kept: recording another graph gives back to the
+    driver what nobody holds."""
     import torch
 
     side = torch.cuda.Stream()
@@ -298,7 +224,11 @@ def recorded(runs: list[Callable[[], Any]]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         for run in runs:
             run()
-    return graph.replay
+
+    def replay(held: list[Callable[[], Any]] = runs) -> None:
+        graph.replay()
+
+    return replay
 
 
 def part_graphs(end: float, track: Track) -> Iterator[dict[str, Any]]:
@@ -315,7 +245,7 @@ def part_graphs(end: float, track: Track) -> Iterator[dict[str, Any]]:
                 for i in range(IN_A_GRAPH)]  # fmt: skip
         num_bytes = trial.forward_bytes(sets[0])
         runs = {}
-        for name, way in (rehearsed_ways(of) | ways(of)).items():
+        for name, way in ways(of).items():
             with way():
                 runs[name] = recorded([planned(args) for args in sets])
         runs["bare read"] = recorded([bare(num_bytes) for _ in sets])
@@ -345,9 +275,8 @@ def part_pieces(end: float, track: Track) -> Iterator[dict[str, Any]]:
     args = trial.make(paged_case(1, 32, 8, 32768, 128, 16, False), torch.device("cuda"), torch.Generator("cuda"))
     out, scale, runs = torch.empty_like(args[0]), 128**-0.5, {}
     lengths = {keys: torch.full_like(args[4], keys) for keys in (0, 2112, 16384, 32768)}
-    named = ways((1, 32)) | rehearsed_ways((1, 32))
-    for name in ("as before", "before writing", "rehearsed, two blocks before"):
-        with named[name]():
+    for name, way in ways((1, 32)).items():
+        with way():
             plan = op._Plan(args, out, scale)
         room = plan._room(out)
         for keys, lens in lengths.items():

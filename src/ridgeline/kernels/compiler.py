@@ -21,15 +21,8 @@ from ridgeline.errors import KernelError
 SM_90 = 90
 POINTER_ALIGNMENT_BYTES = 16
 LEAVES = "LEAVES"
-"""The constant by which a kernel says that what the copy engine reads leaves the L2 first (1), or comes and goes
-without changing the order in which the rest leaves (2)."""
+"""The constant by which a kernel says that what the copy engine reads leaves the L2 first."""
 
-POLICIES = {1: "evict_first", 2: "evict_unchanged"}
-
-KNOWS = "KNOWS"
-"""The constant by which a kernel says that the copy engine fetches its descriptors before anything else happens."""
-
-_DESCRIPTOR = re.compile(r"\.param \.align 64 \.b8 (\w+)\[128\]")
 _COPY = re.compile(r"(cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global[\w.:]*) (\[[^;]*);")
 
 
@@ -111,36 +104,22 @@ def compile_variant(function: Any, variant: Variant) -> Compiled:
     made = triton_kernel(function, variant)
     if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
         raise KernelError(f"kernel {variant.kernel} asks for scratch memory, which the launcher does not provide")
-    constants, ptx = dict(variant.constants), made.asm["ptx"]
-    edited = hinted(ptx, int(constants[LEAVES])) if constants.get(LEAVES) else ptx
-    edited = knowing(edited) if constants.get(KNOWS) else edited
-    cubin = made.asm["cubin"] if edited is ptx else _assembled(edited, variant.arch)
+    cubin = made.asm["cubin"]
+    if dict(variant.constants).get(LEAVES):
+        cubin = _assembled(hinted(made.asm["ptx"]), variant.arch)
     return Compiled(made.metadata.name, cubin, made.metadata.num_warps, made.metadata.shared)
 
 
-def hinted(ptx: str, leaves: int = 1) -> str:
-    """The copy engine's copies with the policy "evict first" or another, which Triton has for loads only.
+def hinted(ptx: str) -> str:
+    """The copy engine's copies with the policy "evict first", which Triton has for loads only.
 
     Not those of threads (``cp.async``): ptxas 12.8 and 12.9 make an instruction of them that Hopper calls illegal.
     """
-    policy = f"createpolicy.fractional.L2::{POLICIES[leaves]}.b64 %leaves, 1.0;"
-    ptx = _begun(ptx, ".reg .b64 %leaves;", policy)
-    return _COPY.sub(r"\1.L2::cache_hint \2, %leaves;", ptx)
-
-
-def knowing(ptx: str) -> str:
-    """A kernel whose first thread has the copy engine fetch the descriptors of all its tensors."""
-    lines = ["mov.u32 %thread, %tid.x;", "setp.eq.u32 %first, %thread, 0;"]
-    for name in _DESCRIPTOR.findall(ptx):
-        lines += [f"mov.b64 %map, {name};", "cvta.param.u64 %map, %map;", "@%first prefetch.tensormap [%map];"]
-    return _begun(ptx, ".reg .b64 %map; .reg .b32 %thread; .reg .pred %first;", "\n\t".join(lines))
-
-
-def _begun(ptx: str, registers: str, lines: str) -> str:
-    """A kernel with some registers of its own and some lines before its first."""
     body = ptx.index("{", ptx.index(".visible .entry"))
     first = ptx.index("ld.param", body)
-    return f"{ptx[: body + 1]}\n\t{registers}{ptx[body + 1 : first]}{lines}\n\t{ptx[first:]}"
+    policy = "createpolicy.fractional.L2::evict_first.b64 %leaves, 1.0;\n\t"
+    ptx = f"{ptx[: body + 1]}\n\t.reg .b64 %leaves;{ptx[body + 1 : first]}{policy}{ptx[first:]}"
+    return _COPY.sub(r"\1.L2::cache_hint \2, %leaves;", ptx)
 
 
 def _assembled(ptx: str, arch: int) -> bytes:

@@ -36,7 +36,6 @@ typedef struct {
 /* How a tensor is cut into blocks, and the maps of the addresses seen so far. */
 typedef struct {
   unsigned type, swizzle;
-  int wide; /* a miss brings 256 bytes into the L2, which is the next value of the driver's enumeration */
   int rank;
   uint64_t sizes[MAX_RANK], step_bytes[MAX_RANK]; /* innermost first */
   unsigned box[MAX_RANK];
@@ -183,13 +182,12 @@ static int fill(uint64_t *slot, PyObject *value) {
   return !PyErr_Occurred();
 }
 
-/* blocks(type, item bytes, swizzle, wide, shape, strides, box) -> blocks: lists from the outermost dim to the innermost */
+/* blocks(type, item bytes, swizzle, shape, strides, box) -> blocks: lists from the outermost dim to the innermost */
 static PyObject *blocks(PyObject *self, PyObject *args) {
   unsigned type, item, swizzle;
-  int wide;
   PyObject *shape, *strides, *box;
-  if (!PyArg_ParseTuple(args, "IIIpO!O!O!", &type, &item, &swizzle, &wide, &PyTuple_Type, &shape, &PyTuple_Type,
-                        &strides, &PyTuple_Type, &box))
+  if (!PyArg_ParseTuple(args, "IIIO!O!O!", &type, &item, &swizzle, &PyTuple_Type, &shape, &PyTuple_Type, &strides,
+                        &PyTuple_Type, &box))
     return NULL;
   Py_ssize_t rank = PyTuple_Size(shape);
   if (rank < 1 || rank > MAX_RANK || PyTuple_Size(strides) != rank || PyTuple_Size(box) != rank) {
@@ -201,7 +199,6 @@ static PyObject *blocks(PyObject *self, PyObject *args) {
   memset(made, 0, sizeof(Blocks));
   made->type = type;
   made->swizzle = swizzle;
-  made->wide = wide;
   made->rank = (int)rank;
   for (Py_ssize_t i = 0; i < rank; i++) {
     Py_ssize_t inner = rank - 1 - i;
@@ -228,7 +225,7 @@ static Result put_map(Blocks *of, uint64_t address, unsigned char *to) {
   if (of->cached[at].address != address || !address) {
     of->cached[at].address = 0;
     code = cuTensorMapEncodeTiled(of->cached[at].map, of->type, (unsigned)of->rank, (void *)address, of->sizes,
-                                  of->step_bytes, of->box, ones, 0, of->swizzle, L2_PROMOTION_128B + of->wide, 0);
+                                  of->step_bytes, of->box, ones, 0, of->swizzle, L2_PROMOTION_128B, 0);
     if (!code) of->cached[at].address = address;
   }
   memcpy(to, of->cached[at].map, MAP_BYTES);
@@ -383,7 +380,7 @@ static PyObject *parts(PyObject *self, PyObject *number) {
 
 static PyMethodDef methods[] = {
     {"load", load, METH_VARARGS, "load(device, cubin, name, threads, shared, cooperative) -> (handle, registers, local)"},
-    {"blocks", blocks, METH_VARARGS, "blocks(type, item bytes, swizzle, wide, shape, strides, box) -> blocks"},
+    {"blocks", blocks, METH_VARARGS, "blocks(type, item bytes, swizzle, shape, strides, box) -> blocks"},
     {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, stream_of, dependent, maps) -> plan"},
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(plan, *arguments)"},
     {"watch", watch, METH_O, "watch(callable or None)"},

@@ -150,14 +150,13 @@ def _num_sms(device: int) -> int:
 class Blocks:
     """A tensor that a kernel reads or writes in blocks through the copy engine; its last dim is dense.
 
-    Only binding needs this: a launch is given the tensor itself. ``wide``: a miss brings 256 bytes into the L2.
+    Only binding needs this: a launch is given the tensor itself.
     """
 
     tensor: torch.Tensor
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     block: tuple[int, ...]
-    wide: bool = False
 
     @property
     def swizzle_bytes(self) -> int:
@@ -182,8 +181,7 @@ class Blocks:
     def described(self) -> int:
         """The launcher's own form of this."""
         code, swizzle = MAP_TYPE_OF[self.tensor.dtype], {0: 0, 32: 1, 64: 2, 128: 3}[self.swizzle_bytes]
-        size = self.tensor.element_size()
-        found: int = native().blocks(code, size, swizzle, self.wide, self.shape, self.strides, self.box)
+        found: int = native().blocks(code, self.tensor.element_size(), swizzle, self.shape, self.strides, self.box)
         return found
 
 

@@ -104,8 +104,9 @@ def test_odd_heads_float32_and_many_heads_a_key_are_read_by_threads_and_fit(dtyp
 def test_the_line_is_cut_for_every_multiprocessor_and_long_batches_by_sequence():
     assert config.choose(1, 8, 32768, 128, 132).programs == config.choose(128, 8, 300, 128, 132).programs == 396
     assert config.choose(1, 8, 32768, 128, 132, fed=True).programs == 264
-    assert config.choose(129, 8, 300, 128, 132).programs == 0 and not config.takes_columns(129, 4, 128, 16)
-    assert [config.lined(batch) for batch in (1, 32, 33, 128)] == [32, 32, 128, 128]
+    assert config.choose(129, 8, 300, 128, 132).programs == 0 and config.takes_columns(1024, 4, 128, 16)
+    assert not config.takes_columns(1025, 4, 128, 16)
+    assert [config.lined(batch) for batch in (1, 32, 33, 128, 129)] == [32, 32, 128, 128, 1024]
     assert [config.parts_of(264, n) for n in (1, 8, 9, 64)] == [64, 64, 32, 8]
 
 

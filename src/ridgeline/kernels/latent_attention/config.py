@@ -13,8 +13,7 @@ MAX_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Heads of a program, keys of a block, shares of a sequence, warps and stages; ``fed`` through the copy engine,
-    which may fetch its descriptors first of all."""
+    """Heads of a program, keys of a block, shares of a sequence, warps and stages; ``fed`` through the copy engine."""
 
     rows: int
     keys: int
@@ -23,7 +22,6 @@ class Latent:
     num_stages: int = 5
     early: int = 2
     fed: bool = False
-    knows: bool = False
 
 
 LEAVING_KEYS = 350_000
@@ -36,7 +34,7 @@ FEW_HEADS = 16
 @dataclass(frozen=True, slots=True)
 class Few:
     """Keys of a block, programs, warps, stages, when the joining kernel starts, the fewest blocks of a program; ``fed``
-    through the copy engine, where the cache may leave the L2 first, and descriptors may be fetched first of all."""
+    through the copy engine, where the cache may leave the L2 first."""
 
     keys: int
     programs: int
@@ -46,7 +44,6 @@ class Few:
     least: int = LEAST_BLOCKS
     fed: bool = False
     leaves: bool = False
-    knows: bool = False
 
 
 MOST_COLUMNS_KEYS = 220_000

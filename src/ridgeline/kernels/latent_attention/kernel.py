@@ -299,9 +299,8 @@ def _latent_rows(
 def latent_blocks(
     q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, lse_ptr, scale, heads, groups, table_b, d, shares,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WHOLE: gl.constexpr,
-    KNOWS: gl.constexpr,
 ):
-    """64 heads of one sequence over a share of its keys. KNOWS: descriptors are fetched first of all."""
+    """64 heads of one sequence over a share of its keys."""
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % KEYS == 0)
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
@@ -435,7 +434,7 @@ def latent_columns(
     q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b,
     pages, d,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
-    BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr, KNOWS: gl.constexpr,
+    BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
 ):
     """``latent_few`` for 512 + 64 dims and pages of whole blocks: one warp feeds two groups through the copy engine."""
     DTYPE: gl.constexpr = q_desc.dtype

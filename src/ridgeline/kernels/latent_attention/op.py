@@ -158,7 +158,7 @@ class _Plan:
             grid=(batch * groups, chosen.shares),
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "STAGES": chosen.num_stages,
-                "WHOLE": chosen.shares == 1, "KNOWS": chosen.knows,
+                "WHOLE": chosen.shares == 1,
             },
             num_warps=chosen.num_warps,
             max_registers=config.MAX_REGISTERS,
@@ -232,7 +232,7 @@ class _FewPlan:
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "COLS": config.FEW_HEADS,
                 "STAGES": chosen.num_stages, "BATCH": lined(batch), "LEAST": chosen.least,
-                "EARLY": chosen.early, "LEAVES": chosen.leaves, "KNOWS": chosen.knows,
+                "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=config.MAX_REGISTERS,

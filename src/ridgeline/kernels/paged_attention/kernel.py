@@ -223,14 +223,10 @@ def paged_share(
 def paged_join(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
     R: tl.constexpr, HEADS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
-    D: tl.constexpr, EARLY: tl.constexpr, REHEARSED: tl.constexpr,
+    D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The parts of HEADS heads that share keys, one or all R, in the order of their keys and weighted by what each saw;
-    zeros where there is no key, and nothing where a sequence lies in one stretch.
-
-    REHEARSED: once without reading or writing anything, before there is anything to read, so that the instructions are
-    at hand when it counts.
-    """
+    zeros where there is no key, and nothing where a sequence lies in one stretch."""
     col = tl.program_id(1) * D + tl.arange(0, D)
     b = tl.program_id(0) * HEADS // (key_heads * R)
     head = tl.program_id(0) * HEADS % (key_heads * R)
@@ -240,34 +236,31 @@ def paged_join(
     start = tl.sum(tl.where(i < b, blocks, 0), 0) + head // R * of_head
     first = _program_of(start, each, longer)
     last = _program_of(start + of_head - 1, each, longer)
-    for turn in range(1 - (programs > 0).to(tl.int32) if REHEARSED else 1, 2):  # the compiler must not know how often
-        real = turn == 1
-        if EARLY:
-            if real:
-                gdc_wait()
-        if (of_head == 0) | (first < last):
-            for h in range(head, head + HEADS):
-                row = h % R
-                top = tl.full([], float("-inf"), tl.float32)
-                whole = tl.zeros([], tl.float32)
-                acc = tl.zeros([D], tl.float32)
-                for one in range(first, tl.where(of_head == 0, first, last + 1), PARTS):
-                    part = one + tl.arange(0, PARTS)
-                    there = (part <= last) & real
-                    at = part * 2 + (part == first).to(tl.int32)
-                    m = tl.load(seen_ptr + at * 2 * R + row, mask=there, other=float("-inf"))
-                    total = tl.load(seen_ptr + (at * 2 + 1) * R + row, mask=there, other=0.0)
-                    sums = tl.load(part_ptr + (at * R + row)[:, None] * d + col[None, :],
-                                   mask=there[:, None] & (col < d)[None, :], other=0.0)  # fmt: skip
-                    raised = tl.maximum(top, tl.max(m, 0))
-                    weight = tl.exp2(m - raised)
-                    alpha = tl.exp2(top - raised)
-                    acc = acc * alpha + tl.sum(sums * weight[:, None], 0)
-                    whole = whole * alpha + tl.sum(total * weight, 0)
-                    top = raised
-                out = acc / tl.where(whole == 0.0, 1.0, whole)
-                place = b.to(tl.int64) * key_heads * R + h
-                tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=(col < d) & real)
+    if EARLY:
+        gdc_wait()
+    if (of_head == 0) | (first < last):
+        for h in range(head, head + HEADS):
+            row = h % R
+            top = tl.full([], float("-inf"), tl.float32)
+            whole = tl.zeros([], tl.float32)
+            acc = tl.zeros([D], tl.float32)
+            for one in range(first, tl.where(of_head == 0, first, last + 1), PARTS):
+                part = one + tl.arange(0, PARTS)
+                there = part <= last
+                at = part * 2 + (part == first).to(tl.int32)
+                m = tl.load(seen_ptr + at * 2 * R + row, mask=there, other=float("-inf"))
+                total = tl.load(seen_ptr + (at * 2 + 1) * R + row, mask=there, other=0.0)
+                sums = tl.load(part_ptr + (at * R + row)[:, None] * d + col[None, :],
+                               mask=there[:, None] & (col < d)[None, :], other=0.0)  # fmt: skip
+                raised = tl.maximum(top, tl.max(m, 0))
+                weight = tl.exp2(m - raised)
+                alpha = tl.exp2(top - raised)
+                acc = acc * alpha + tl.sum(sums * weight[:, None], 0)
+                whole = whole * alpha + tl.sum(total * weight, 0)
+                top = raised
+            out = acc / tl.where(whole == 0.0, 1.0, whole)
+            place = b.to(tl.int64) * key_heads * R + h
+            tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)
 
 
 @triton.jit
@@ -380,10 +373,10 @@ def _feed_columns(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
     length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, APART: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
     """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead."""
-    q_full, q_empty, full, empty, v_full, v_empty = bars
+    q_full, q_empty, full, empty = bars
     turn, num = left * 0, left * 0
     while left > 0:
         last = min(first + left, (length + KEYS - 1) // KEYS)
@@ -399,12 +392,9 @@ def _feed_columns(
                 here = after
                 after = _pages_of(table, key + KEYS, end, P, ROWS, KEYS // ROWS)
                 mbarrier.wait(empty.index(slot), parity)
-                mbarrier.expect(full.index(slot), (1 if APART else 2) * KEYS * D * 2)
+                mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)
                 _fill(k_desc, k_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
-                if APART:
-                    mbarrier.wait(v_empty.index(slot), parity)
-                    mbarrier.expect(v_full.index(slot), KEYS * D * 2)
-                _fill(v_desc, v_smem, v_full, here, key, kh, slot, P, D, KEYS, ROWS)
+                _fill(v_desc, v_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
                 num += 1
             turn += 1
         left -= last - first
@@ -421,10 +411,10 @@ def _columns(
     q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
     first, left, length,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, EARLY: gl.constexpr, APART: gl.constexpr, REHEARSED: gl.constexpr, DTYPE: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
-    q_full, q_empty, full, empty, v_full, v_empty = bars
+    q_full, q_empty, full, empty = bars
     TILES: gl.constexpr = D // 64 * (KEYS // ROWS)
     BLOCK_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], DTYPE)
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
@@ -433,31 +423,23 @@ def _columns(
     col = gl.arange(0, D, gl.SliceLayout(1, L))
     none = gl.zeros([KEYS, COLS], gl.float32, L)
     turn, num = left * 0, left * 0
-    trial = left * 0  # 1: once without anything to read or to write
-    if REHEARSED:
-        trial = min(left, 1)
     while left > 0:
         blocks = (length + KEYS - 1) // KEYS
-        last = min(first + left, blocks) * (1 - trial) + first * trial
-        if last - first + trial > 0:
+        last = min(first + left, blocks)
+        if last > first:
             half = turn % 2
             q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
             top = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
             sums = gl.zeros([KEYS, COLS], gl.float32, L)
             o = gl.zeros([D, COLS], gl.float32, L)
-            mbarrier.wait(q_full.index(half), (turn // 2) & 1, pred=trial == 0)
+            mbarrier.wait(q_full.index(half), (turn // 2) & 1)
             for block in range(first, last):
-                if EARLY == 3:
-                    if block + 2 >= first + left:  # the last two blocks of this stretch
-                        _let_join_start(True)
                 slot, parity = num % STAGES, (num // STAGES) & 1
                 keys = k_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
                 values = v_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
                 mbarrier.wait(full.index(slot), parity)
                 s = warpgroup_mma(keys, q, none, use_acc=False, is_async=True)
                 s = warpgroup_mma_wait(0, [s])
-                if APART:
-                    mbarrier.arrive(empty.index(slot), count=1)
                 rest = length - block * KEYS
                 s = gl.where(gl.expand_dims(row < rest, 1), s, float("-inf"))
                 raised = gl.maximum(top, gl.max(s, 0))
@@ -466,24 +448,18 @@ def _columns(
                 sums = sums * gl.expand_dims(alpha, 0) + p
                 top = raised
                 p_smem.store(p.to(DTYPE))
-                if APART:
-                    mbarrier.wait(v_full.index(slot), parity)
                 if rest < KEYS:
                     _without_the_rest(values, rest, KEYS, D)
                 fence_async_shared()
                 o = o * gl.expand_dims(alpha, 0)
                 o = warpgroup_mma(values.permute((1, 0)), p_smem, o, is_async=True)
                 o = warpgroup_mma_wait(0, [o])
-                mbarrier.arrive(v_empty.index(slot), count=1)
+                mbarrier.arrive(empty.index(slot), count=1)
                 num += 1
-            mbarrier.arrive(q_empty.index(half), count=1, pred=trial == 0)
-            turn += 1 - trial
-            if EARLY == 4:
-                if left == last - first:  # only its results are left to be written
-                    _let_join_start(True)
+            mbarrier.arrive(q_empty.index(half), count=1)
+            turn += 1
             total = gl.sum(sums, 0)
-            mine = head < R * (1 - trial)
-            inside = gl.expand_dims(mine, 0) & gl.expand_dims(col < d, 1)
+            inside = gl.expand_dims(head < R, 0) & gl.expand_dims(col < d, 1)
             if (first == 0) & (last == blocks):
                 whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
                 at = gl.expand_dims(((b.to(gl.int64) * key_heads + kh) * R + head) * d, 0) + gl.expand_dims(col, 1)
@@ -492,17 +468,16 @@ def _columns(
                 place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
                 at = gl.expand_dims((place.to(gl.int64) * R + head) * d, 0) + gl.expand_dims(col, 1)
                 gl.store(part_ptr + at, o, mask=inside)
-                gl.store(seen_ptr + place * 2 * R + head, top * scale, mask=mine)
-                gl.store(seen_ptr + (place * 2 + 1) * R + head, total, mask=mine)
+                gl.store(seen_ptr + place * 2 * R + head, top * scale, mask=head < R)
+                gl.store(seen_ptr + (place * 2 + 1) * R + head, total, mask=head < R)
         left -= last - first
-        first = first * trial
-        kh += 1 - trial
-        trial = trial * 0
+        first = first * 0
+        kh += 1
         if kh == key_heads:
             kh = kh * 0
             b += 1
             length = gl.load(lens_ptr + b, mask=left > 0, other=0)
-    _let_join_start(EARLY >= 2)
+    _let_join_start(EARLY == 2)
 
 
 @gluon.jit
@@ -511,17 +486,11 @@ def paged_columns(
     d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
-    KNOWS: gl.constexpr, APART: gl.constexpr, REHEARSED: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
 
-    EARLY lets the joining kernel start with this one (1), when a program has nothing left to do (2), before its last
-    two blocks (3), or before it writes its last results (4).
-    LEAVES: what is read leaves the L2 first, so that nothing else has to. KNOWS: the copy engine fetches its
-    descriptors while the lengths are on their way. APART: keys and values of a block arrive, and make room, each for
-    themselves. REHEARSED: the end is gone through once before there is anything to do, so that its instructions are at
-    hand when everybody comes to it.
+    LEAVES: what is read leaves the L2 first, so that nothing else has to.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
@@ -534,18 +503,14 @@ def paged_columns(
     k_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
-    full, empty = _barriers(STAGES, 1), _barriers(STAGES, 1)
-    v_full, v_empty = full, empty
-    if APART:
-        v_full, v_empty = _barriers(STAGES, 1), _barriers(STAGES, 1)
-    bars = (_barriers(2, 1), _barriers(2, 1), full, empty, v_full, v_empty)
+    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
     b, within, left = _first_of(lens, batch, key_heads, KEYS, LEAST)
     length = gl.load(lens_ptr + b)
     of_head = max((length + KEYS - 1) // KEYS, 1)
     kh, first = within // of_head, within % of_head
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads,
-                    d, b, kh, first, left, length, R, D, KEYS, ROWS, COLS, STAGES, EARLY, APART, REHEARSED, DTYPE)),
+                    d, b, kh, first, left, length, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
-                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, APART)),
+                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES)),
     ], [1], [40])  # fmt: skip

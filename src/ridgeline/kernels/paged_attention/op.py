@@ -103,15 +103,12 @@ def dense(x: Tensor) -> Tensor:
 class Parts:
     """Room for the parts of sequences that lie in several programs' stretches, and the launch that joins them."""
 
-    def __init__(
-        self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, rehearsed: bool = False
-    ) -> None:
+    def __init__(self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor) -> None:
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.sizes = (batch, key_heads, dim, keys, programs)
-        columns, warps = config.joined(batch * heads)
-        wide = min(columns, max(16, power_of_two(dim)))
+        wide = min(config.joined_columns(batch * heads), max(16, power_of_two(dim)))
         together = ratio if batch * heads > config.MANY_HEADS else 1
         self.launch = _JOIN.bind(
             (*self.room(out), lens, out, *self.sizes),
@@ -119,9 +116,8 @@ class Parts:
             constants={
                 "R": ratio, "HEADS": together, "BATCH": config.lined(batch), "LEAST": least,
                 "PARTS": config.parts_of(programs, batch * key_heads), "D": wide, "EARLY": not INTERPRETING,
-                "REHEARSED": rehearsed,
             },
-            num_warps=warps,
+            num_warps=4,
             device=out.get_device(),
             vector=vector_of(out.element_size(), 0, dim),
         )  # fmt: skip
@@ -147,10 +143,10 @@ def _fed(args: tuple[Tensor, ...]) -> bool:
     )  # fmt: skip
 
 
-def _blocks(x: Tensor, block: tuple[int, ...], wide: bool = False) -> Blocks:
+def _blocks(x: Tensor, block: tuple[int, ...]) -> Blocks:
     """Blocks of a tensor whose last dim is dense; a dim of one element may be any step apart."""
     strides = (step if size > 1 else BLOCK_VECTOR for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True))
-    return Blocks(x, tuple(x.shape), (*strides, 1), block, wide)
+    return Blocks(x, tuple(x.shape), (*strides, 1), block)
 
 
 class _Plan:
@@ -166,8 +162,7 @@ class _Plan:
         default = config.choose(**sizes, num_sms=num_sms(query.get_device()), **rest)
         chosen = tuning.choose("paged_attention", sizes, default)
         num = chosen.programs
-        rest_of = (chosen.least, key_heads, out, lens, chosen.rehearsed)
-        self.parts = Parts(chosen.keys, num, *rest_of) if num else None
+        self.parts = Parts(chosen.keys, num, chosen.least, key_heads, out, lens) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
@@ -199,7 +194,7 @@ class _Plan:
         page, key_heads = keys.shape[1], keys.shape[2]
         rows = math.gcd(page, chosen.keys)
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
-        caches = (_blocks(x, (1, rows, 1, 64), chosen.wide) for x in (keys, values))
+        caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
         self.share = _COLUMNS.bind(
             (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out), scale * LOG2_E,
              *self.rest),
@@ -207,8 +202,7 @@ class _Plan:
             constants={
                 "R": heads // key_heads, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
-                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves, "KNOWS": chosen.knows,
-                "APART": chosen.apart, "REHEARSED": chosen.rehearsed,
+                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
