@@ -32,9 +32,9 @@ from ridgeline.sim.serving.workload import closed
 Floats = NDArray[np.float64]
 Labels = Mapping[str, str]
 SPREAD = {
-    "gemm": 0.7, "experts": 0.18, "decode": 1.6, "prefill": 0.4, "link": 0.2, "kernel_s": 0.6, "iteration_s": 0.5,
+    "gemm": 0.35, "experts": 0.35, "decode": 0.4, "prefill": 0.4, "link": 0.2, "kernel_s": 0.6, "iteration_s": 0.5,
     "sequence_s": 1.5, "mixed_s": 1.5, "call_s": 2.0, "request_s": 1.0, "token_s": 3.0, "rank_s": 1.5,
-    "draft_s": 1.5, "gemm_many": 0.3, "experts_many": 0.15, "link_many": 0.3,
+    "draft_s": 1.5, "gemm_many": 0.3, "experts_many": 0.3, "link_many": 0.3,
 }  # fmt: skip
 """How far each coefficient may stray, in logarithms, before the prior costs as much as a miss does. Like the shares
 below, doubled or halved one after the other where that helped models, sources and thirds that were left out."""
