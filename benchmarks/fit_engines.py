@@ -311,7 +311,7 @@ def curve(
 def told(rest: Floats) -> str:
     missed = np.abs(np.expm1(rest))
     parts = [f"{name} mean {np.nanmean(missed[:, i]):.1%} median {np.nanmedian(missed[:, i]):.1%}"
-             for i, name in enumerate(("ttft", "tpot"))]  # fmt: skip
+             for i, name in enumerate(("ttft", "tpot")) if np.isfinite(missed[:, i]).any()]  # fmt: skip
     return f"{len(rest)} rows, " + ", ".join(parts)
 
 
