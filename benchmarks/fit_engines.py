@@ -1,4 +1,4 @@
-"""Fit what serving engines and their kernels cost, all of them together, to published serving runs.
+"""Fit what serving engines and their kernels cost, all of them together, to published serving runs and maximum load.
 
     python benchmarks/fit_engines.py ../shared/published [--derivatives d.npz] [--rounds 2] [--left-out] [--write]
 
@@ -24,17 +24,18 @@ from numpy.typing import NDArray
 from ridgeline.cost.measurements import read_table
 from ridgeline.errors import RidgelineError
 from ridgeline.resources import data_dir
-from ridgeline.sim.published import serving_ttft_tpot
+from ridgeline.sim.published import inference_llm, serving_ttft_tpot
+from ridgeline.sim.published.verdict import Row
 from ridgeline.sim.serving.metrics import metrics
-from ridgeline.sim.serving.simulate import simulate
+from ridgeline.sim.serving.simulate import Deployment, simulate
 from ridgeline.sim.serving.workload import closed
 
 Floats = NDArray[np.float64]
 Labels = Mapping[str, str]
 SPREAD = {
-    "gemm": 0.7, "experts": 0.18, "decode": 1.6, "prefill": 0.4, "link": 0.2, "kernel_s": 0.6, "iteration_s": 0.5,
+    "gemm": 0.35, "experts": 0.35, "decode": 0.4, "prefill": 0.4, "link": 0.2, "kernel_s": 0.6, "iteration_s": 0.5,
     "sequence_s": 1.5, "mixed_s": 1.5, "call_s": 2.0, "request_s": 1.0, "token_s": 3.0, "rank_s": 1.5,
-    "draft_s": 1.5, "gemm_many": 0.3, "experts_many": 0.15, "link_many": 0.3,
+    "draft_s": 1.5, "gemm_many": 0.3, "experts_many": 0.3, "link_many": 0.3,
 }  # fmt: skip
 """How far each coefficient may stray, in logarithms, before the prior costs as much as a miss does. Like the shares
 below, doubled or halved one after the other where that helped models, sources and thirds that were left out."""
@@ -82,6 +83,38 @@ class Sample:
                 work.concurrency, int(work.isl.max()), int(work.osl.max()))  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """One published rate of an engine at maximum load: no first token, and seconds an output token of all requests."""
+
+    case: inference_llm.Case
+    of: Labels
+
+    @property
+    def measured(self) -> tuple[float, float]:
+        return np.nan, float(np.log(self.case.measured_s))
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        d, work = self.case.deployment, self.case.workload
+        return (d.anatomy.layers, d.device.name, d.precision, d.pool, replace(d.engine, coef={}), len(work),
+                int(work.isl.max()), int(work.osl.max()))  # fmt: skip
+
+
+def loaded(folder: Path) -> list[Loaded]:
+    """Maximum load of engines that are also served, on architectures they are fitted for."""
+    found = []
+    for line, record in read_table(folder / "inference_llm.csv")[1]:
+        try:
+            case = inference_llm.case_of(Row(line, record))
+        except (RidgelineError, ValueError):
+            continue
+        d = case.deployment
+        if d.engine.name == "trtllm" and case.metric == "token" and d.device.arch in ("hopper", "blackwell"):
+            found.append(Loaded(case, {**labels_of(d), "source": "trtllm/maximum load"}))
+    return found
+
+
 def samples(folder: Path) -> list[Sample]:
     """Aggregated runs that can be simulated, each measured one once."""
     records = [record for _, record in read_table(folder / "serving_ttft_tpot.csv")[1]]
@@ -99,17 +132,31 @@ def samples(folder: Path) -> list[Sample]:
 
 
 def labels(run: serving_ttft_tpot.Run) -> Labels:
-    d, name = run.deployment, run.deployment.engine.name
-    same = d.anatomy.name.replace("deepseek-r1", "deepseek-v3")  # two names of one model
+    return {**labels_of(run.deployment), "source": f"{run.row['backend']}/{run.row['system']}"}
+
+
+def labels_of(d: Deployment) -> dict[str, str]:
+    name, same = d.engine.name, d.anatomy.name.replace("deepseek-r1", "deepseek-v3")  # two names of one model
     return {
         "engine": name.partition("-")[0], "generation": name, "arch": d.device.arch, "dense": d.precision.dense.name,
         "experts": d.precision.experts.name, "attention": d.anatomy.attention, "model": same,
-        "source": f"{run.row['backend']}/{run.row['system']}",
     }  # fmt: skip
 
 
-def seen(sample: Sample, coef: Mapping[str, float], rounds: int = 0) -> tuple[float, float]:
+def rate_seen(sample: Loaded, coef: Mapping[str, float]) -> tuple[float, float]:
+    base, without = sample.case.deployment, {"request_s": 0.0, "token_s": 0.0}  # nobody waits at a front end
+    made = replace(base, engine=replace(base.engine, coef={**coef, **without}, own_kernels=True))
+    try:
+        found = inference_llm.seconds_of(sample.case, metrics(simulate(made, sample.case.workload)))
+    except RidgelineError:
+        return (np.nan, np.nan)
+    return np.nan, float(np.log(found))
+
+
+def seen(sample: Sample | Loaded, coef: Mapping[str, float], rounds: int = 0) -> tuple[float, float]:
     """Logarithms of the simulated times to the first token and per other token."""
+    if isinstance(sample, Loaded):
+        return rate_seen(sample, coef)
     run, base = sample.run, sample.run.deployment
     made = replace(base, engine=replace(base.engine, coef=coef, own_kernels=True))
     work = run.workload
@@ -123,7 +170,7 @@ def seen(sample: Sample, coef: Mapping[str, float], rounds: int = 0) -> tuple[fl
     return float(np.log(found.ttft_s.mean)), float(np.log(found.tpot_s.mean))
 
 
-def simulated(of: Sequence[Sample], coefs: Sequence[Mapping[str, float]]) -> Floats:
+def simulated(of: Sequence[Sample | Loaded], coefs: Sequence[Mapping[str, float]]) -> Floats:
     known: dict[object, tuple[float, float]] = {}
     rows = []
     for sample, coef in zip(of, coefs, strict=True):
@@ -134,7 +181,7 @@ def simulated(of: Sequence[Sample], coefs: Sequence[Mapping[str, float]]) -> Flo
     return np.array(rows)
 
 
-def derivatives(of: Sequence[Sample], coefs: Sequence[Mapping[str, float]]) -> Floats:
+def derivatives(of: Sequence[Sample | Loaded], coefs: Sequence[Mapping[str, float]]) -> Floats:
     """Of both times by every local coefficient, all in logarithms: (row, time, coefficient)."""
     known: dict[object, Floats] = {}
     for at, (sample, coef) in enumerate(zip(of, coefs, strict=True)):
@@ -179,7 +226,7 @@ class Joint:
     prior: float = PRIOR
 
     @classmethod
-    def of(cls, rows: Sequence[Sample], slope: Floats, prior: float = PRIOR) -> Joint:
+    def of(cls, rows: Sequence[Sample | Loaded], slope: Floats, prior: float = PRIOR) -> Joint:
         place: dict[Effect, int] = {}
         for row in rows:
             for name in NAMES:
@@ -217,7 +264,7 @@ class Joint:
         return {n: START[n] * float(np.exp(sum(value.get(e, 0.0) for e in effects_of(n, of)))) for n in NAMES}
 
 
-def folds(rows: Sequence[Sample], how: str, seed: int = 0) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def folds(rows: Sequence[Sample | Loaded], how: str, seed: int = 0) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """(name, rows left out): every model, every source, or three random thirds."""
     if how == "third":
         part = np.random.default_rng(seed).permutation(len(rows)) % 3
@@ -227,7 +274,7 @@ def folds(rows: Sequence[Sample], how: str, seed: int = 0) -> Iterator[tuple[str
     yield from ((str(name), named == name) for name in sorted(set(named)))
 
 
-def left_out(rows: Sequence[Sample], joint: Joint, rest: Floats, how: str, seed: int = 0) -> Floats:
+def left_out(rows: Sequence[Sample | Loaded], joint: Joint, rest: Floats, how: str, seed: int = 0) -> Floats:
     """Log errors of every row, simulated under coefficients that were fitted without it and its like."""
     found = np.full((len(rows), 2), np.nan)
     measured = np.array([row.measured for row in rows])
@@ -239,7 +286,7 @@ def left_out(rows: Sequence[Sample], joint: Joint, rest: Floats, how: str, seed:
     return found
 
 
-def left_out_linear(rows: Sequence[Sample], joint: Joint, rest: Floats, how: str, seed: int = 0) -> Floats:
+def left_out_linear(rows: Sequence[Sample | Loaded], joint: Joint, rest: Floats, how: str, seed: int = 0) -> Floats:
     """The same by derivatives, without a simulation."""
     found = np.full((len(rows), 2), np.nan)
     for _, out in folds(rows, how, seed):
@@ -248,7 +295,9 @@ def left_out_linear(rows: Sequence[Sample], joint: Joint, rest: Floats, how: str
     return found
 
 
-def curve(rows: Sequence[Sample], joint: Joint, rest: Floats, draws: int = 5) -> Iterator[tuple[float, Floats]]:
+def curve(
+    rows: Sequence[Sample | Loaded], joint: Joint, rest: Floats, draws: int = 5
+) -> Iterator[tuple[float, Floats]]:
     """(share of rows fitted, log errors of the others), the times by derivatives instead of simulations."""
     for share in (0.03, 0.1, 0.3, 0.67, 0.9):
         found = []
@@ -262,7 +311,7 @@ def curve(rows: Sequence[Sample], joint: Joint, rest: Floats, draws: int = 5) ->
 def told(rest: Floats) -> str:
     missed = np.abs(np.expm1(rest))
     parts = [f"{name} mean {np.nanmean(missed[:, i]):.1%} median {np.nanmedian(missed[:, i]):.1%}"
-             for i, name in enumerate(("ttft", "tpot"))]  # fmt: skip
+             for i, name in enumerate(("ttft", "tpot")) if np.isfinite(missed[:, i]).any()]  # fmt: skip
     return f"{len(rest)} rows, " + ", ".join(parts)
 
 
@@ -272,7 +321,7 @@ def width(rest: Floats) -> tuple[float, float]:
     return float(first), float(other)
 
 
-def write(joint: Joint, x: Floats, rows: Sequence[Sample], rest: Floats) -> None:
+def write(joint: Joint, x: Floats, rows: Sequence[Sample | Loaded], rest: Floats) -> None:
     """Every generation's sets, for both architectures, into data/engines.toml; kernels' into data/kernels.toml."""
     value = dict(zip(joint.effects, x.tolist(), strict=True))
     path = data_dir() / "engines.toml"
@@ -313,7 +362,7 @@ def _write_kernels(found: Mapping[Effect, float]) -> None:
     (data_dir() / "kernels.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def slopes(rows: Sequence[Sample], kept: Path | None) -> Floats:
+def slopes(rows: Sequence[Sample | Loaded], kept: Path | None) -> Floats:
     """Derivatives where every engine is alike: those kept, or new ones."""
     if kept and kept.exists():
         found: Floats = np.load(kept)["slope"]
@@ -326,7 +375,7 @@ def slopes(rows: Sequence[Sample], kept: Path | None) -> Floats:
     return made
 
 
-def search(rows: Sequence[Sample], joint: Joint, rounds: int) -> tuple[Floats, Floats]:
+def search(rows: Sequence[Sample | Loaded], joint: Joint, rounds: int) -> tuple[Floats, Floats]:
     """(log errors where the effects stand after all rounds but the last, the effects after it)."""
     measured = np.array([row.measured for row in rows])
     x = joint.origin
@@ -348,7 +397,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=2, help="how often random thirds are drawn")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    rows = samples(options.published)
+    rows: list[Sample | Loaded] = [*samples(options.published), *loaded(options.published)]
     joint = Joint.of(rows, slopes(rows, options.derivatives), options.prior)
     rest, x = search(rows, joint, options.rounds)
     measured = np.array([row.measured for row in rows])

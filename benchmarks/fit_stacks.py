@@ -67,7 +67,8 @@ SOURCE, SOURCE_HOST = 0.08, 0.3
 PARENTS = {  # a stack with few rows takes after its nearest relative
     "ngc-mxnet-train": "ngc-pytorch-train", "ngc-tensorflow-train": "ngc-pytorch-train",
     "ngc-xla-train": "ngc-pytorch-train", "ngc-fused-train": "ngc-pytorch-train",
-    "tensorflow-1-infer": "torchscript-infer", "pytorch-2.1": "torchscript-infer",
+    "torchscript-infer": "ngc-pytorch-infer", "tensorflow-1-infer": "torchscript-infer",
+    "pytorch-2.1": "torchscript-infer",
     "pytorch-2.1-fused": "pytorch-2.1",
     "tensorrt-dlrm": "tensorrt", "tensorrt-dlrm-v2": "tensorrt-dlrm", "fastertransformer": "tensorrt",
     "fastertransformer-int8-v1": "fastertransformer", "fastertransformer-int8-v2": "fastertransformer",

@@ -137,12 +137,13 @@ def other(options: argparse.Namespace) -> Iterator[Found]:
 
 def serving(options: argparse.Namespace) -> Iterator[Found]:
     """Aggregated serving: thirds, models, sources (an engine on a system), architectures."""
-    rows = fit_engines.samples(options.published)
+    served = fit_engines.samples(options.published)
+    rows = [*served, *fit_engines.loaded(options.published)]
     joint = fit_engines.Joint.of(rows, fit_engines.slopes(rows, options.derivatives))
     rest, _ = fit_engines.search(rows, joint, options.rounds)
     leave = fit_engines.left_out_linear if options.linear else fit_engines.left_out
     for title, how in (("nothing", ""), ("thirds", "third"), ("models", "model"), ("sources", "source")):
-        found = np.expm1(leave(rows, joint, rest, how) if how else rest)
+        found = np.expm1(leave(rows, joint, rest, how) if how else rest)[: len(served)]
         yield Found("serving, first token", "20 %", title, found[:, 0])
         yield Found("serving, each token", "12 %", title, found[:, 1])
 

@@ -405,7 +405,8 @@ def serve(
     engine: Annotated[
         str,
         typer.Option(
-            help="vllm, vllm-0.17, vllm-0.11, sglang, sglang-0.5.6, trtllm, trtllm-1.1, trtllm-engine, fastertransformer."
+            help="vllm, vllm-0.17, vllm-0.11, sglang, sglang-0.5.6, trtllm, trtllm-1.1, trtllm-engine or "
+            "fastertransformer."
         ),
     ] = "vllm",
     setting: Annotated[

@@ -286,12 +286,12 @@ def first_s(made, **settings):
     """The mean first token of a few requests that come one after the other while others decode, and a step's time."""
     changed = replace(made, engine=replace(made.engine, **settings))
     arrival = np.concatenate([np.zeros(8), 5.0 + 0.9137 * np.arange(40)])
-    long, short = np.full(8, 6000), np.full(40, 8)
+    long, short = np.full(8, 9000), np.full(40, 8)
     work = Workload(np.full(48, 64), np.concatenate([long, short]), arrival)
     served = simulate(changed, work)
     late = (served.first_s - served.arrival_s)[8:]
     assert served.arrival_s[-1] < served.done_s[:8].min()  # somebody decodes all the time
-    return float(late.mean()), float((served.done_s - served.first_s)[:8].mean() / 6000)
+    return float(late.mean()), float((served.done_s - served.first_s)[:8].mean() / 9000)
 
 
 def test_a_queue_that_is_looked_at_every_thirty_steps_is_so_whether_or_not_anyone_came_before():

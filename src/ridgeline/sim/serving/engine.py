@@ -53,7 +53,7 @@ class Engine:
     reads_peers: bool  # sums small messages through peers' memory instead of the communication library
     block_tokens: int
     graph_tokens: int = 0  # the most tokens an iteration that is replayed may hold; 0 is any number
-    ragged: bool = False  # four-bit experts by the first ragged products of Triton, where the hardware has no such format
+    ragged: bool = False  # four-bit experts by the first ragged products of Triton, on hardware without the format
     ahead: bool = False  # plans an iteration while the one before it runs: who comes then waits for both
     poll_steps: int = 1  # decoding steps between looks at the queue
     hold_steps: int = 0  # decoding steps a lone prompt is held back for others to join it
