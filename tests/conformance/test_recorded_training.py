@@ -19,6 +19,12 @@ from optimize_train import _table
 NOTE = (ROOT / "benchmarks" / "2026-11-15-optimize-train.md").read_text(encoding="utf-8")
 RECORDINGS = sorted((ROOT / "data" / "recordings" / "h200").glob("optimize_train_*.json.gz"))
 
+LOST = {
+    ("optimize_train_4.json.gz", "llama1b-train-4x1024"),  # every candidate called wrong by a proof without a reference
+    ("optimize_train_5.json.gz", "llama1b-train-4x1024"),  # 13 s of search: torch.compile takes 35 s to make
+}
+"""Results that were slower than `torch.compile`, or allocated more than eager; the note says why."""
+
 
 def _parts(path: Path) -> dict[str, Any]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -33,10 +39,10 @@ def test_the_note_holds_every_row_of_a_recording(path: Path) -> None:
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
 def test_what_was_kept_was_proved_and_its_step_allocates_no_more_than_eager(path: Path) -> None:
-    for found in _parts(path).values():
+    for name, found in _parts(path).items():
         assert "receipt" not in found or found["receipt"]["winner"] == "eager" or found["receipt"]["verdict"]["ok"]
         peaks = found.get("peak_bytes") or {}
-        assert "result" not in peaks or peaks["result"][0] <= peaks["eager"][0]
+        assert "result" not in peaks or (path.name, name) in LOST or peaks["result"][0] <= peaks["eager"][0]
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
@@ -45,7 +51,8 @@ def test_a_result_is_not_slower_than_eager_or_torch_compile_in_the_same_turns(pa
     for name, found in parts.items():
         loop = {**found.get("loop", {}), **parts.get(f"stock:{name}", {}).get("loop", {})}
         if "result" in loop:
-            assert loop["result"] <= min(loop["eager"], loop.get("torch.compile", loop["eager"])) / 0.98, name
+            best = min(loop["eager"], loop.get("torch.compile", loop["eager"]))
+            assert (loop["result"] > best / 0.98) == ((path.name, name) in LOST), name
 
 
 def test_fifty_steps_followed_eager_wherever_they_were_taken() -> None:
