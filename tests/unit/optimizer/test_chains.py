@@ -15,6 +15,12 @@ from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.rewrites import chains, extremes, halves, lengths, windows
 from ridgeline.optimizer.rewrites.algebra import mean_convolved
 
+@pytest.fixture(autouse=True)
+def _code_to_compile() -> None:
+    """Calling compiled code under a dispatch mode, as recording does, keeps that very code from being compiled again."""
+    torch._dynamo.reset()
+
+
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:

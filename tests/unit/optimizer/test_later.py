@@ -21,7 +21,7 @@ from ridgeline.optimizer.optimized import RunsEagerly
 
 
 class Slow(nn.Module):
-    """Sleeps unless it is traced: the rewritten graph wins beyond doubt."""
+    """Sleeps unless it is traced: what is compiled wins beyond doubt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def _own_cache(tmp_path: Path, monkeypatch: Any) -> None:
 
 def _first(x: Tensor) -> None:
     fast = rl.optimize(Slow().eval(), (x,), budget_s=6)
-    assert fast.receipt.winner == "rewrites" and not fast.receipt.cached, fast.receipt
+    assert fast.receipt.winner in ("rewrites", "torch.compile") and not fast.receipt.cached, fast.receipt
     del fast
     gc.collect()
 
