@@ -15,11 +15,11 @@ from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.rewrites import chains, extremes, halves, lengths, windows
 from ridgeline.optimizer.rewrites.algebra import mean_convolved
 
+
 @pytest.fixture(autouse=True)
 def _code_to_compile() -> None:
-    """Calling compiled code under a dispatch mode, as recording does, keeps that very code from being compiled again."""
+    """Compiled code that is called under a dispatch mode, as recording does, is not compiled again until a reset."""
     torch._dynamo.reset()
-
 
 
 @pytest.fixture(autouse=True)
