@@ -17,15 +17,11 @@ from ridgeline.optimizer.rewrites.algebra import mean_convolved
 
 
 @pytest.fixture(autouse=True)
-def _code_to_compile() -> None:
-    """Compiled code that is called under a dispatch mode, as recording does, is not compiled again until a reset."""
-    torch._dynamo.reset()
-
-
-@pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # what PyTorch begins with
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", True)
     for module in (chains, extremes, lengths, windows):
         monkeypatch.setattr(module, "LEAST_ELEMENTS", 1)
     monkeypatch.setattr(lengths, "LEAST_COLS", 1)
