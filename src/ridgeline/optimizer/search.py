@@ -8,6 +8,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -852,7 +853,17 @@ def why_failed(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith("raised:"):
         return lines[1][:240]
-    return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
+    found = f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
+    unclear = isinstance(error, (TypeError, AttributeError, AssertionError, LookupError))
+    return found + _raised_in(error) if unclear else found
+
+
+def _raised_in(error: BaseException) -> str:
+    """The line that raised an error whose text says nothing to whoever does not see the code."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return "" if at is None else f" ({'/'.join(Path(at.tb_frame.f_code.co_filename).parts[-3:])}:{at.tb_lineno})"
 
 
 def search(problem: Problem) -> Outcome:
