@@ -40,6 +40,7 @@ class Way:
     """How a step is recorded: bytes of the next weight fetched ahead (none: nothing is), keys with it, early starts."""
 
     name: str
+    products: bool = True
     ahead_bytes: int | None = None
     keys: bool = True
     attention: bool = False
@@ -48,14 +49,15 @@ class Way:
 
 
 WAYS = (
-    Way("as before"),
+    Way("products early"),
+    Way("nothing early", products=False),
     Way("attention early", attention=True),
-    *(Way(f"ahead {mb} MB", mb << 20, attention=True) for mb in (12, 24, 32)),
-    Way("ahead 24 MB, no keys", 24 << 20, keys=False, attention=True),
-    Way("ahead 24 MB, attention late", 24 << 20),
-    Way("ahead 24 MB, products late to let go", 24 << 20, attention=True, early=2),
-    Way("ahead 24 MB, all products early", 24 << 20, attention=True, early_bytes=256 << 20),
-    Way("ahead 24 MB, all products early and late to let go", 24 << 20, attention=True, early=2, early_bytes=256 << 20),
+    *(Way(f"ahead {mb} MB", ahead_bytes=mb << 20, attention=True) for mb in (12, 24, 32)),
+    Way("ahead 24 MB, no keys", ahead_bytes=24 << 20, keys=False, attention=True),
+    Way("ahead 24 MB, attention late", ahead_bytes=24 << 20),
+    Way("ahead 24 MB, products late to let go", ahead_bytes=24 << 20, attention=True, early=2),
+    Way("ahead 24 MB, all products early", ahead_bytes=24 << 20, attention=True, early_bytes=256 << 20),
+    Way("ahead 24 MB, all early, late to let go", ahead_bytes=24 << 20, attention=True, early=2, early_bytes=256 << 20),
 )
 
 
@@ -83,16 +85,16 @@ class Step:
     def run(self, way: Way) -> Tensor:
         x = self.x
         for at, ((qkv, out, both, down, norm), (keys, values)) in enumerate(zip(self.layers, self.caches, strict=True)):
-            wide = product(x, qkv, None, norm, None, 1e-5, 0.0, "none", False, at > 0)
+            wide = product(x, qkv, None, norm, None, 1e-5, 0.0, "none", False, way.products and at > 0)
             q, k, v = wide.view(1, 1, -1, DIM).transpose(1, 2).split([HEADS, KEY_HEADS, KEY_HEADS], 1)
             ahead = None if way.ahead_bytes is None else out
             q = caches.rope_append(keys, values, self.place, q, k, v, self.cos, self.sin, False, ahead)
             attend = attended if way.attention else _attended
             seen = attend(q, keys, values, None, None, False, self.seen).transpose(1, 2).reshape(1, 1, -1)
-            x = product(seen, out, None, None, x, 0.0, 0.0, "none", False, True)
-            inner = product(x, both, None, norm, None, 1e-5, 0.0, "silu", True, True)
-            x = product(inner, down, None, None, x, 0.0, 0.0, "none", False, True)
-        return product(rms_norm(x, self.norm, 1e-5), self.head, None, None, None, 0.0, 0.0, "none", False, True)
+            x = product(seen, out, None, None, x, 0.0, 0.0, "none", False, way.products)
+            inner = product(x, both, None, norm, None, 1e-5, 0.0, "silu", True, way.products)
+            x = product(inner, down, None, None, x, 0.0, 0.0, "none", False, way.products)
+        return product(rms_norm(x, self.norm, 1e-5), self.head, None, None, None, 0.0, 0.0, "none", False, way.products)
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: Any, is_key_mask: bool, lengths: Tensor) -> Tensor:
@@ -118,7 +120,7 @@ def recorded(step: Step, way: Way) -> tuple[Any, Tensor]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with set_to(way), torch.no_grad():
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), launcher.rehearsing():
             step.run(way)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
@@ -168,15 +170,15 @@ def main() -> None:
     graphs = _checked(step, found, lambda: left_s() > 12)
     save()
     rounds: dict[str, list[float]] = {name: [] for name in graphs}
-    while left_s() > 6 and len(rounds["as before"]) < 25:
-        for name in [*graphs] if len(rounds["as before"]) % 2 else reversed([*graphs]):
+    while left_s() > 6 and len(rounds["products early"]) < 25:
+        for name in [*graphs] if len(rounds["products early"]) % 2 else reversed([*graphs]):
             rounds[name].append(replayed_s(graphs[name]))
     for name, times in rounds.items():
         found["ways"][name] |= {"s": statistics.median(times), "least_s": min(times), "num": len(times)}
-        print(f"{name:52} {statistics.median(times) * 1e3:.4f} ms  least {min(times) * 1e3:.4f}", flush=True)
+        print(f"{name:44} {statistics.median(times) * 1e3:.4f} ms  least {min(times) * 1e3:.4f}", flush=True)
     save()
     best = min(graphs, key=lambda name: statistics.median(rounds[name]))
-    for name in dict.fromkeys(("as before", "attention early", "ahead 24 MB", best)):
+    for name in dict.fromkeys(("nothing early", "products early", "ahead 24 MB", best)):
         if name in graphs:
             found["ways"][name]["timeline"] = timeline(graphs[name])
     save()
@@ -202,9 +204,11 @@ def _checked(step: Step, found: dict[str, Any], goes_on: Callable[[], bool]) -> 
             step.place.fill_(LENGTH)
             step.seen.fill_(LENGTH + 1)
             meant = meant or results
-            right = all(map(torch.equal, results, meant)) and bool(results[0].isfinite().all())
-            found["ways"][way.name] = {"right": right}
-            print(f"{way.name:52} {'right' if right else 'WRONG'}", flush=True)
+            off = max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in zip(results, meant))
+            bits = all(map(torch.equal, results, meant))
+            right = (bits if way.products else off < 0.02) and bool(results[0].isfinite().all())
+            found["ways"][way.name] = {"right": right, "bits": bits, "off": off}
+            print(f"{way.name:44} {'right' if right else 'WRONG'}  {off:.2e}", flush=True)
             if right:
                 graphs[way.name] = graph
         except Exception as error:  # one way that fails leaves the others
