@@ -13,6 +13,7 @@ from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.cache_append.op import append
 from ridgeline.kernels.contract import trials
 from ridgeline.kernels.linear.config import Linear
+from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.rewrites.products import product
 
 DEVICE = torch.device("cuda")
@@ -70,6 +71,34 @@ def test_kernels_that_start_early_compute_the_same_bits_every_time():
     for _ in range(50):
         graph.replay()
         assert torch.equal(found, before)
+
+
+class Chain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(drawn(1024, 1024) for _ in range(4))
+
+    def forward(self, x):
+        return chained(x, self.weights)
+
+
+def test_a_recorded_call_starts_its_kernels_early_whatever_the_model_is_told_of_the_capture(monkeypatch):
+    started, bound = [], launcher._bound
+
+    def noted(handle, device, grid_x, grid_y, dependent, maps):
+        started.append(dependent)
+        return bound(handle, device, grid_x, grid_y, dependent, maps)
+
+    launcher.forget_plans()
+    monkeypatch.setattr(launcher, "_bound", noted)
+    model, x = Chain(), drawn(1, 1024)
+    with torch.no_grad():
+        meant = model(x)
+        assert started and not any(started)
+        graphed = graph_inference(model, (x,), {}, model)
+        assert any(started)
+        found = graphed(x)
+    assert graphed.replays == 1 and (found - meant).abs().max() < 1e-2 * meant.abs().max()
 
 
 def test_new_keys_and_values_land_where_index_copy_puts_them():

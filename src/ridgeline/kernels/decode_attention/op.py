@@ -45,7 +45,7 @@ def decode_attention(
     query, key, value = narrowed(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if out is None or not launchable(query):
-        call = DECODE_ATTENTION.slow if overlapping() else DECODE_ATTENTION  # calls are repeated as they were first made
+        call = DECODE_ATTENTION.slow if overlapping() else DECODE_ATTENTION  # repeated calls are as they first were
         found: Tensor = call(query, key, value, attn_mask, lengths, scale)
         return found if out is None else out.copy_(found)
     DECODE_ATTENTION.check_out(out, query, key, value, attn_mask, lengths, scale)
