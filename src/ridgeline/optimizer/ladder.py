@@ -161,8 +161,10 @@ class Ladder:
         if training:
             yield from self._ablations(search, "blocks")
         else:
+            if self.facts.groups and self.facts.grouped_frac < MOST_GROUPED_FRAC:  # torch.compile's share is kept
+                yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
             yield from self._stock(search)
-        if not training and self.facts.groups and not self._at_the_floor(search):
+        if not training and self.facts.groups and not self._at_the_floor(search) and not self._is_made(search, whole):
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
         if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
             yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too
@@ -278,6 +280,11 @@ class Ladder:
         """Whether a candidate was timed, recorded or not."""
         entries = [search.entries.get(name) for name in (candidate.name, candidate.name + GRAPHED)]
         return any(entry is not None and entry.status in MEASURED for entry in entries)
+
+    def _is_made(self, search: Climber, candidate: Candidate) -> bool:
+        """Whether a candidate was built, or could not be."""
+        entries = [search.entries.get(name) for name in (candidate.name, candidate.name + GRAPHED)]
+        return any(entry is not None and entry.status != SKIPPED for entry in entries)
 
     def _kernels_in_place(self, search: Climber) -> Iterator[Rung]:
         kernels = Candidate(name="kernels", substituted=self.facts.substitutable)

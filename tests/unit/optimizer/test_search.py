@@ -402,6 +402,18 @@ def test_products_are_tuned_after_torch_compile_was_measured() -> None:
         assert max(names.index("torch.compile"), names.index("rewrites + graph")) < names.index("tuned + graph")
 
 
+def test_the_whole_is_compiled_before_torch_compile_where_much_is_outside_of_blocks_and_once() -> None:
+    """Swin's large images are in no block; where that is skipped for torch.compile's sake, it comes again behind it."""
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    names = _names(_facts(groups=(group,), grouped_frac=0.7))
+    assert names.index("compiled + graph") < names.index("torch.compile") and names.count("compiled + graph") == 1
+    skips = iter(["skipped", "slower"])
+    found = _climbed(_facts(groups=(group,), grouped_frac=0.7),
+                     lambda c: next(skips) if c.name == "compiled + graph" else "slower")  # fmt: skip
+    last = [c.name for c in reversed(found)]
+    assert last.count("compiled + graph") == 2 and last.index("compiled + graph") < last.index("torch.compile")
+
+
 def test_the_whole_is_rewritten_before_torch_compile_where_its_trace_is_a_small_part_of_the_budget() -> None:
     """Layers outside of blocks are reached by nothing else, and what a search has no time for is what comes last."""
     (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
