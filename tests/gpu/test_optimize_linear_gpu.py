@@ -14,6 +14,7 @@ from ridgeline.kernels.cache_append.op import append
 from ridgeline.kernels.contract import trials
 from ridgeline.kernels.linear.config import Linear
 from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.rewrites.decoding import attended
 from ridgeline.optimizer.rewrites.products import product
 
 DEVICE = torch.device("cuda")
@@ -71,6 +72,29 @@ def test_kernels_that_start_early_compute_the_same_bits_every_time():
     for _ in range(50):
         graph.replay()
         assert torch.equal(found, before)
+
+
+def test_kernels_that_start_early_may_follow_copies_and_fills_in_a_recording():
+    """In a graph those are no kernels, and nothing can start before they have ended."""
+    w, x, q = drawn(1024, 1024), drawn(1, 1024), drawn(1, 8, 1, 128)
+    keys, values = drawn(2, 1, 2, 300, 128).unbind(0)
+    lengths = torch.tensor([200], device=DEVICE)
+
+    def run():
+        moved = x.clone()
+        found = product(moved, w, None, None, None, 1e-6, 0.0, "none", False, True)
+        room = torch.zeros(1, 8, 1, 128, device=DEVICE, dtype=torch.bfloat16)
+        room.copy_(q)
+        return found, attended(room, keys, values, None, None, False, lengths)
+
+    meant = run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    for _ in range(20):
+        graph.replay()
+    for a, b in zip(found, meant, strict=True):
+        assert (a.double() - b.double()).norm() <= 0.01 * b.double().norm()
 
 
 class Chain(torch.nn.Module):
